@@ -1,0 +1,249 @@
+use std::time::Duration;
+
+use crate::math::{div_ceil, div_rem};
+use crate::{Algorithm, Decision, Edge, RetryAfter, Time};
+
+/// A sliding window estimated from counts per bucket.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Counter {
+    limit: u32,
+    window_ns: u64,
+    buckets: u32,
+    edge: Edge,
+}
+
+/// What a sliding window counter remembers of a key.
+///
+/// `C` is where the counts are kept: an array where the number of buckets is small, a boxed slice otherwise.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CounterState<C> {
+    /// The number of the newest bucket since the epoch.
+    pub newest: u64,
+    /// What each bucket took, newest first, at least one more than the window has buckets.
+    pub counts: C,
+}
+
+/// A state at one instant: where that is within its bucket, and what it weighs.
+#[derive(Clone, Copy)]
+struct Position {
+    /// The running bucket.
+    bucket: u64,
+    /// How much of the running bucket has passed, in 1 / buckets nanoseconds.
+    passed: u64,
+}
+
+impl Counter {
+    pub(crate) fn new(limit: u32, window_ns: u64, buckets: u32, edge: Edge) -> Counter {
+        Counter { limit, window_ns, buckets, edge }
+    }
+
+    /// The most that the estimate admits.
+    pub fn limit(&self) -> u32 {
+        self.limit
+    }
+
+    /// The window's length.
+    pub fn window(&self) -> Duration {
+        Duration::from_nanos(self.window_ns)
+    }
+
+    /// How many buckets the window is cut into.
+    pub fn buckets(&self) -> u32 {
+        self.buckets
+    }
+
+    /// What counts of the bucket at the window's edge.
+    pub fn edge(&self) -> Edge {
+        self.edge
+    }
+
+    /// The largest bucket number that a state can hold; tells a store how many bits to keep.
+    pub fn bucket_max(&self) -> u64 {
+        self.position(Time::MAX).bucket
+    }
+
+    /// Buckets need not be whole nanoseconds, so instants are compared in 1 / buckets of one. The bucket number
+    /// fits 64 bits: below 2^63 * 1024 / 10^6.
+    #[inline]
+    fn position(&self, now: Time) -> Position {
+        let (bucket, passed) = div_rem(u128::from(now.as_nanos()) * u128::from(self.buckets), self.window_ns);
+        Position { bucket: bucket as u64, passed }
+    }
+
+    /// The first instant of a bucket, in nanoseconds since the epoch.
+    fn start(&self, bucket: u64) -> u128 {
+        div_ceil(u128::from(bucket) * u128::from(self.window_ns), u64::from(self.buckets))
+    }
+
+    /// Brings the counts to `now`, and says where in the newest bucket it stands.
+    #[inline]
+    fn settle<C: AsMut<[u32]>>(&self, state: &mut CounterState<C>, now: Time) -> Position {
+        let position = self.position(now);
+        let counts = state.counts.as_mut();
+        let counts = &mut counts[..=self.buckets as usize];
+        if position.bucket >= state.newest {
+            let steps = position.bucket - state.newest;
+            if steps > 0 {
+                if steps > u64::from(self.buckets) {
+                    counts.fill(0);
+                } else {
+                    counts.copy_within(..counts.len() - steps as usize, steps as usize);
+                    counts[..steps as usize].fill(0);
+                }
+                state.newest = position.bucket;
+            }
+            position
+        } else if state.newest - position.bucket <= u64::from(self.buckets) {
+            // The clock stepped back: the key stays where it was until time has caught up.
+            Position { bucket: state.newest, passed: 0 }
+        } else {
+            // The counts come from a clock that was wrong: carry them to now.
+            state.newest = position.bucket;
+            position
+        }
+    }
+
+    /// What counts of the bucket at the edge.
+    #[inline]
+    fn edge_share(&self, count: u32, passed: u64) -> u32 {
+        match self.edge {
+            Edge::Drop => 0,
+            Edge::Keep => count,
+            Edge::Weigh if count == 0 => 0,
+            // At most `count`.
+            Edge::Weigh => {
+                div_rem(u128::from(count) * u128::from(self.window_ns - passed), self.window_ns).0 as u32
+            }
+        }
+    }
+
+    /// The estimate, rounded down.
+    #[inline]
+    fn used(&self, counts: &[u32], passed: u64) -> u64 {
+        let inside = &counts[..self.buckets as usize];
+        let sum: u64 = inside.iter().map(|&count| u64::from(count)).sum();
+        sum + u64::from(self.edge_share(counts[self.buckets as usize], passed))
+    }
+
+    /// Time until the estimate of settled counts has fallen to `used_max`, if nothing is added.
+    fn until(&self, counts: &[u32], position: Position, now: Time, used_max: u64) -> Duration {
+        if self.used(counts, position.passed) <= used_max {
+            return Duration::ZERO;
+        }
+        let buckets = self.buckets as usize;
+        let mut inside: u64 = counts[..buckets].iter().map(|&count| u64::from(count)).sum();
+        // While bucket `position.bucket + step` runs, `counts[buckets - step]` is at the edge.
+        for step in 0..=buckets {
+            let at_edge = u64::from(counts[buckets - step]);
+            if step > 0 {
+                inside -= at_edge;
+            }
+            let bucket = position.bucket + step as u64;
+            if inside > used_max {
+                continue;
+            }
+            let instant = match self.edge {
+                Edge::Drop => self.start(bucket),
+                Edge::Keep if inside + at_edge <= used_max => self.start(bucket),
+                Edge::Keep => continue,
+                Edge::Weigh => self.start_of_share(bucket, at_edge, used_max - inside),
+            };
+            return crate::math::nanos(instant.saturating_sub(u128::from(now.as_nanos())));
+        }
+        // Past the last count: the edge bucket itself has left.
+        let instant = self.start(position.bucket + buckets as u64 + 1);
+        crate::math::nanos(instant.saturating_sub(u128::from(now.as_nanos())))
+    }
+
+    /// The first instant of `bucket` at which the share of `at_edge` that counts is at most `share_max`.
+    fn start_of_share(&self, bucket: u64, at_edge: u64, share_max: u64) -> u128 {
+        if at_edge <= share_max {
+            return self.start(bucket);
+        }
+        // floor(at_edge * (window - passed) / window) <= share_max
+        //   <=>  passed * at_edge > window * (at_edge - share_max - 1)
+        // with passed = instant * buckets - bucket * window. All below 2^63 * 2^10 * 2^32.
+        let window = u128::from(self.window_ns);
+        let bound =
+            u128::from(bucket) * window * u128::from(at_edge) + window * u128::from(at_edge - share_max - 1);
+        bound / (u128::from(self.buckets) * u128::from(at_edge)) + 1
+    }
+
+    #[inline]
+    fn answer(&self, counts: &[u32], position: Position, now: Time, cost: u32) -> Decision {
+        let used = self.used(counts, position.passed);
+        let left = u64::from(self.limit).saturating_sub(used) as u32;
+        let allowed = cost <= left;
+        Decision {
+            allowed,
+            limit: self.limit,
+            remaining: left,
+            retry_after: if allowed {
+                RetryAfter::Now
+            } else if cost > self.limit {
+                RetryAfter::Never
+            } else {
+                RetryAfter::After(self.until(counts, position, now, u64::from(self.limit - cost)))
+            },
+            reset_after: self.until(counts, position, now, 0),
+            delay: Duration::ZERO,
+        }
+    }
+
+    /// [`Algorithm::decide`], wherever the counts are kept.
+    #[inline]
+    pub fn decide_on<C: AsMut<[u32]>>(&self, state: &mut CounterState<C>, now: Time, cost: u32) -> Decision {
+        let position = self.settle(state, now);
+        let counts = state.counts.as_mut();
+        let mut decision = self.answer(counts, position, now, cost);
+        if decision.allowed && cost > 0 {
+            counts[0] += cost;
+            decision.remaining -= cost;
+            decision.reset_after = self.until(counts, position, now, 0);
+        }
+        decision
+    }
+
+    /// [`Algorithm::look`], wherever the counts are kept.
+    pub fn look_on<C: AsMut<[u32]> + Clone>(
+        &self,
+        state: &CounterState<C>,
+        now: Time,
+        cost: u32,
+    ) -> Decision {
+        let mut state = state.clone();
+        let position = self.settle(&mut state, now);
+        self.answer(state.counts.as_mut(), position, now, cost)
+    }
+
+    /// [`Algorithm::is_fresh`], wherever the counts are kept.
+    pub fn is_fresh_on<C: AsMut<[u32]> + Clone>(&self, state: &CounterState<C>, now: Time) -> bool {
+        let mut state = state.clone();
+        let position = self.settle(&mut state, now);
+        self.used(state.counts.as_mut(), position.passed) == 0
+    }
+}
+
+impl Algorithm for Counter {
+    type State = CounterState<Box<[u32]>>;
+
+    fn fresh(&self) -> Self::State {
+        CounterState { newest: 0, counts: vec![0; self.buckets as usize + 1].into() }
+    }
+
+    fn is_fresh(&self, state: &Self::State, now: Time) -> bool {
+        self.is_fresh_on(state, now)
+    }
+
+    fn decide(&self, state: &mut Self::State, now: Time, cost: u32) -> Decision {
+        self.decide_on(state, now, cost)
+    }
+
+    fn look(&self, state: &Self::State, now: Time, cost: u32) -> Decision {
+        self.look_on(state, now, cost)
+    }
+
+    fn heap_bytes(&self, state: &Self::State) -> usize {
+        size_of_val(&*state.counts)
+    }
+}

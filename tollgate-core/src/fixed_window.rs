@@ -1,0 +1,140 @@
+use std::time::Duration;
+
+use crate::{Algorithm, Align, Decision, RetryAfter, Time};
+
+/// A count per window.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct FixedWindow {
+    limit: u32,
+    window_ns: u64,
+    align: Align,
+}
+
+/// What a fixed window remembers of a key.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct FixedWindowState {
+    /// Which window: its number since the epoch ([`Align::Clock`]), or the nanosecond at which it began.
+    pub window: u64,
+    /// What was taken in it; zero is a fresh key.
+    pub count: u32,
+}
+
+impl FixedWindow {
+    pub(crate) fn new(limit: u32, window_ns: u64, align: Align) -> FixedWindow {
+        FixedWindow { limit, window_ns, align }
+    }
+
+    /// The most that one window admits.
+    pub fn limit(&self) -> u32 {
+        self.limit
+    }
+
+    /// The window's length.
+    pub fn window(&self) -> Duration {
+        Duration::from_nanos(self.window_ns)
+    }
+
+    /// Where windows begin.
+    pub fn align(&self) -> Align {
+        self.align
+    }
+
+    /// The largest window number that a state can hold; tells a store how many bits to keep.
+    pub fn window_max(&self) -> u64 {
+        match self.align {
+            Align::Clock => Time::MAX.as_nanos() / self.window_ns,
+            Align::FirstRequest => Time::MAX.as_nanos(),
+        }
+    }
+
+    /// The state as it stands at `now`. A window that begins more than one window ahead comes from a clock that was
+    /// wrong: its count is carried to now.
+    #[inline]
+    fn settled(&self, state: FixedWindowState, now: Time) -> FixedWindowState {
+        let FixedWindowState { window, count } = state;
+        let now = now.as_nanos();
+        // The window of a request at `now` if there were no state, and how far ahead of it the state may be.
+        let (current, ended, too_far_ahead) = match self.align {
+            Align::Clock => {
+                let current = now / self.window_ns;
+                (current, window < current, window > current + 1)
+            }
+            Align::FirstRequest => {
+                (now, window + self.window_ns <= now, window > now.saturating_add(self.window_ns))
+            }
+        };
+        if count == 0 || ended {
+            FixedWindowState { window: current, count: 0 }
+        } else if too_far_ahead {
+            FixedWindowState { window: current, count }
+        } else {
+            state
+        }
+    }
+
+    /// Time until the settled state's window is over.
+    #[inline]
+    fn rest(&self, settled: FixedWindowState, now: Time) -> Duration {
+        let start = match self.align {
+            Align::Clock => settled.window * self.window_ns,
+            Align::FirstRequest => settled.window,
+        };
+        // Both below 2^63 + 2^55.
+        Duration::from_nanos(start + self.window_ns - now.as_nanos())
+    }
+
+    #[inline]
+    fn answer(&self, settled: FixedWindowState, now: Time, cost: u32) -> Decision {
+        let left = self.limit - settled.count;
+        let allowed = cost <= left;
+        Decision {
+            allowed,
+            limit: self.limit,
+            remaining: left,
+            retry_after: if allowed {
+                RetryAfter::Now
+            } else if cost > self.limit {
+                RetryAfter::Never
+            } else {
+                RetryAfter::After(self.rest(settled, now))
+            },
+            reset_after: if settled.count == 0 { Duration::ZERO } else { self.rest(settled, now) },
+            delay: Duration::ZERO,
+        }
+    }
+}
+
+impl Algorithm for FixedWindow {
+    type State = FixedWindowState;
+
+    #[inline]
+    fn fresh(&self) -> FixedWindowState {
+        FixedWindowState::default()
+    }
+
+    #[inline]
+    fn is_fresh(&self, state: &FixedWindowState, now: Time) -> bool {
+        self.settled(*state, now).count == 0
+    }
+
+    #[inline]
+    fn decide(&self, state: &mut FixedWindowState, now: Time, cost: u32) -> Decision {
+        let settled = self.settled(*state, now);
+        let mut decision = self.answer(settled, now, cost);
+        let mut after = settled;
+        if decision.allowed && cost > 0 {
+            after.count += cost;
+            decision.remaining = self.limit - after.count;
+            decision.reset_after = self.rest(after, now);
+        }
+        if after.count > 0 {
+            *state = after;
+        }
+        decision
+    }
+
+    #[inline]
+    fn look(&self, state: &FixedWindowState, now: Time, cost: u32) -> Decision {
+        self.answer(self.settled(*state, now), now, cost)
+    }
+}

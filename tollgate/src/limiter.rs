@@ -1,0 +1,229 @@
+use std::fmt;
+use std::hash::Hash;
+
+use tollgate_core::{Decision, Limit};
+
+use crate::clock::{Clock, SystemClock};
+use crate::memory::{Bounds, Memory, WhenFull};
+use crate::store::{Charge, ChargeError, Key, Verdict};
+
+/// Decides whether a request may pass now.
+///
+/// A limiter holds one limit or several, and the state of every key that it has seen. It is shared by reference: all
+/// methods take `&self`, and nothing is locked for longer than one decision.
+///
+/// ```
+/// use std::time::Duration;
+/// use tollgate::{Limit, Limiter, Rate, Style};
+///
+/// let limiter = Limiter::new(Limit::token_bucket(2, Rate::new(1, Duration::from_secs(1))?, Style::Smooth)?);
+/// assert!(limiter.check("alice").allowed);
+/// assert!(limiter.check("alice").allowed);
+/// assert!(!limiter.check("alice").allowed);
+/// assert!(limiter.check("bob").allowed);
+/// # Ok::<(), tollgate::LimitError>(())
+/// ```
+#[derive(Debug)]
+pub struct Limiter<S = Memory> {
+    store: S,
+}
+
+impl Limiter {
+    /// A limiter for one limit, with room for a million keys in use, on the system's clock.
+    pub fn new(limit: Limit) -> Limiter {
+        let Builder { limits, clock, bounds } = Limiter::builder(limit);
+        Limiter { store: Memory::new(&limits, clock, bounds) }
+    }
+
+    /// A limiter with settings of its own.
+    pub fn builder(limit: Limit) -> Builder {
+        Builder {
+            limits: vec![limit],
+            clock: SystemClock::new(),
+            bounds: Bounds { max_keys: 1_000_000, max_bytes: 1 << 30, when_full: WhenFull::default() },
+        }
+    }
+}
+
+/// Settings of a [`Limiter`].
+#[derive(Debug)]
+pub struct Builder<C = SystemClock> {
+    limits: Vec<Limit>,
+    clock: C,
+    bounds: Bounds,
+}
+
+impl<C: Clock> Builder<C> {
+    /// Adds another limit: a request passes if all allow it, and takes nothing from any if one denies it.
+    #[must_use]
+    pub fn and(mut self, limit: Limit) -> Self {
+        self.limits.push(limit);
+        self
+    }
+
+    /// Room for so many keys in use, for each limit; one million if nothing is said. A key that is as good as new
+    /// needs no room.
+    #[must_use]
+    pub fn max_keys(mut self, max_keys: usize) -> Self {
+        self.bounds.max_keys = max_keys;
+        self
+    }
+
+    /// The most memory that all states together may hold; 1 GiB if nothing is said. If [`max_keys`](Self::max_keys)
+    /// would need more, there is room for fewer keys.
+    #[must_use]
+    pub fn max_bytes(mut self, max_bytes: usize) -> Self {
+        self.bounds.max_bytes = max_bytes;
+        self
+    }
+
+    /// What to answer when there is room for no more keys.
+    #[must_use]
+    pub fn when_full(mut self, when_full: WhenFull) -> Self {
+        self.bounds.when_full = when_full;
+        self
+    }
+
+    /// Where time comes from.
+    #[must_use]
+    pub fn clock<D: Clock>(self, clock: D) -> Builder<D> {
+        Builder { limits: self.limits, clock, bounds: self.bounds }
+    }
+
+    /// The limiter.
+    ///
+    /// # Errors
+    /// If there is no room for any key.
+    pub fn build(self) -> Result<Limiter<Memory<C>>, BuildError> {
+        let Bounds { max_keys, max_bytes, .. } = self.bounds;
+        if max_keys == 0 {
+            return Err(BuildError::NoKeys);
+        }
+        let needed = self.limits.len() * BuildError::BYTES_MIN;
+        if max_bytes < needed {
+            return Err(BuildError::TooFewBytes { max_bytes, needed });
+        }
+        Ok(Limiter { store: Memory::new(&self.limits, self.clock, self.bounds) })
+    }
+}
+
+/// Settings that leave no room for any key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum BuildError {
+    /// `max_keys` is zero.
+    NoKeys,
+    /// `max_bytes` is less than the smallest store needs.
+    TooFewBytes {
+        /// What was given.
+        max_bytes: usize,
+        /// What is needed at least.
+        needed: usize,
+    },
+}
+
+impl BuildError {
+    /// Below this a store would be all bookkeeping.
+    const BYTES_MIN: usize = 16 << 10;
+}
+
+impl fmt::Display for BuildError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            BuildError::NoKeys => write!(f, "max_keys is 0: a limiter needs room for at least one key"),
+            BuildError::TooFewBytes { max_bytes, needed } => {
+                write!(f, "max_bytes is {max_bytes}: with these limits it must be at least {needed}")
+            }
+        }
+    }
+}
+
+impl std::error::Error for BuildError {}
+
+impl<C: Clock> Limiter<Memory<C>> {
+    /// Decides a request of cost 1.
+    #[inline]
+    pub fn check<K: Hash + ?Sized>(&self, key: &K) -> Decision {
+        self.store.check(key, 1)
+    }
+
+    /// Decides a request of any cost. A cost of 0 takes nothing.
+    #[inline]
+    pub fn check_n<K: Hash + ?Sized>(&self, key: &K, cost: u32) -> Decision {
+        self.store.check(key, cost)
+    }
+
+    /// Decides a request of cost 1 for each key, in order, and tells `each` the key's index and its decision.
+    ///
+    /// The same as so many [`check`](Self::check)s at one instant, but several times as fast where keys are many:
+    /// memory is fetched for sixteen at a time.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use tollgate::{Align, Limit, Limiter};
+    /// let limiter = Limiter::new(Limit::fixed_window(1, Duration::from_secs(3600), Align::FirstRequest)?);
+    /// let mut allowed = Vec::new();
+    /// limiter.check_many(&["a", "b", "a"], |_, decision| allowed.push(decision.allowed));
+    /// assert_eq!(allowed, [true, true, false]);
+    /// # Ok::<(), tollgate::LimitError>(())
+    /// ```
+    #[inline]
+    pub fn check_many<K: Hash>(&self, keys: &[K], each: impl FnMut(usize, Decision)) {
+        self.store.check_many(keys, 1, each);
+    }
+
+    /// Says what a request of cost 1 would be told, and takes nothing.
+    pub fn peek<K: Hash + ?Sized>(&self, key: &K) -> Decision {
+        self.store.peek(key, 1)
+    }
+
+    /// Says what a request of any cost would be told, and takes nothing.
+    pub fn peek_n<K: Hash + ?Sized>(&self, key: &K, cost: u32) -> Decision {
+        self.store.peek(key, cost)
+    }
+
+    /// Forgets a key: it is as good as new.
+    pub fn reset<K: Hash + ?Sized>(&self, key: &K) {
+        self.store.reset(key);
+    }
+
+    /// A key as [`charge`](Self::charge) takes it.
+    #[inline]
+    pub fn key<K: Hash + ?Sized>(&self, key: &K) -> Key {
+        self.store.key(key)
+    }
+
+    /// Charges limits for keys of their own: all of them, or none if any denies the request.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use tollgate::{Align, Charge, Limit, Limiter};
+    /// let per_user = Limit::fixed_window(5, Duration::from_secs(60), Align::Clock)?;
+    /// let per_address = Limit::fixed_window(100, Duration::from_secs(60), Align::Clock)?;
+    /// let limiter = Limiter::builder(per_user).and(per_address).build()?;
+    ///
+    /// let verdict = limiter.charge(&[
+    ///     Charge { limit: 0, key: limiter.key("alice"), cost: 6 },
+    ///     Charge { limit: 1, key: limiter.key("192.0.2.7"), cost: 1 },
+    /// ])?;
+    /// assert!(!verdict.allowed());
+    /// assert_eq!(verdict.decisions()[1].remaining, 100, "nothing was taken from the address");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// If a charge names a limit that there is not, or two name the same.
+    pub fn charge(&self, charges: &[Charge]) -> Result<Verdict, ChargeError> {
+        self.store.charge_all(charges)
+    }
+
+    /// How many requests have found no room for their key, and were answered by the [`WhenFull`] policy.
+    pub fn overflowed(&self) -> u64 {
+        self.store.overflowed()
+    }
+
+    /// Bytes that the states hold: for most algorithms what was reserved at the start, for a log what it holds now.
+    pub fn bytes(&self) -> usize {
+        self.store.bytes()
+    }
+}

@@ -1,0 +1,128 @@
+//! What happens when there is no room for a key.
+
+use std::time::Duration;
+
+use tollgate_core::{Algorithm, Decision, RetryAfter, Time};
+
+use crate::sync::{AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, lock};
+
+/// The answer to a request whose key finds no room, because every place is held by a key that is over its limit or
+/// part way used. Such keys are never dropped; idle ones always are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WhenFull {
+    /// All keys without room share one budget of the limit's size: a flood of new keys gets no more than one key
+    /// would.
+    #[default]
+    Share,
+    /// Denied, to be tried again a window later.
+    Deny,
+    /// Allowed, and not counted.
+    Allow,
+}
+
+/// The place of the keys that found none.
+#[derive(Debug)]
+pub(crate) struct Overflow<S> {
+    policy: WhenFull,
+    shared: Mutex<S>,
+    requests: AtomicU64,
+}
+
+impl<S> Overflow<S> {
+    pub(crate) fn new(policy: WhenFull, fresh: S) -> Overflow<S> {
+        Overflow { policy, shared: Mutex::new(fresh), requests: AtomicU64::new(0) }
+    }
+
+    /// How many requests found no room for their key.
+    pub(crate) fn requests(&self) -> u64 {
+        self.requests.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn hold(&self) -> HeldOverflow<'_, S> {
+        let shared = (self.policy == WhenFull::Share).then(|| lock(&self.shared));
+        HeldOverflow { overflow: self, shared }
+    }
+}
+
+/// The policy's answer, its state held until the request is decided.
+pub(crate) struct HeldOverflow<'a, S> {
+    overflow: &'a Overflow<S>,
+    shared: Option<MutexGuard<'a, S>>,
+}
+
+impl<S: Clone> HeldOverflow<'_, S> {
+    pub(crate) fn look<A: Algorithm<State = S>>(&self, algorithm: &A, now: Time, cost: u32) -> Decision {
+        match &self.shared {
+            Some(shared) => algorithm.look(shared, now, cost),
+            None => self.unshared(algorithm, now, cost),
+        }
+    }
+
+    pub(crate) fn decide<A: Algorithm<State = S>>(
+        &mut self,
+        algorithm: &A,
+        now: Time,
+        cost: u32,
+    ) -> Decision {
+        self.overflow.requests.fetch_add(1, Ordering::Relaxed);
+        match &mut self.shared {
+            Some(shared) => algorithm.decide(shared, now, cost),
+            None => self.unshared(algorithm, now, cost),
+        }
+    }
+
+    /// The answer that depends on nothing but the request: that of a fresh key, or a refusal.
+    fn unshared<A: Algorithm<State = S>>(&self, algorithm: &A, now: Time, cost: u32) -> Decision {
+        let mut state = algorithm.fresh();
+        let fresh = algorithm.decide(&mut state, now, cost);
+        if self.overflow.policy == WhenFull::Allow || !fresh.allowed {
+            return fresh;
+        }
+        // The whole budget, used up now, is the longest that any place stays taken.
+        let mut spent = algorithm.fresh();
+        let window = algorithm.decide(&mut spent, now, fresh.limit).reset_after;
+        Decision {
+            allowed: false,
+            remaining: 0,
+            retry_after: RetryAfter::After(window),
+            reset_after: window,
+            delay: Duration::ZERO,
+            ..fresh
+        }
+    }
+}
+
+/// A count that never exceeds its bound.
+#[derive(Debug)]
+pub(crate) struct Quota {
+    used: AtomicUsize,
+    max: usize,
+}
+
+impl Quota {
+    pub(crate) fn new(max: usize) -> Quota {
+        Quota { used: AtomicUsize::new(0), max }
+    }
+
+    pub(crate) fn max(&self) -> usize {
+        self.max
+    }
+
+    pub(crate) fn used(&self) -> usize {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn take(&self, amount: usize) -> bool {
+        if amount == 0 {
+            return true;
+        }
+        let add = |used: usize| used.checked_add(amount).filter(|&used| used <= self.max);
+        self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).is_ok()
+    }
+
+    pub(crate) fn give_back(&self, amount: usize) {
+        if amount > 0 {
+            self.used.fetch_sub(amount, Ordering::Relaxed);
+        }
+    }
+}

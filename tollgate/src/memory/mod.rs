@@ -1,0 +1,237 @@
+//! The store in this process: bounded memory, one atomic step a decision.
+
+use std::hash::{BuildHasher, Hash};
+
+use smallvec::SmallVec;
+use tollgate_core::{Bucket, Counter, Decision, FixedWindow, Limit, Log, Steps, Time};
+
+use crate::clock::{Clock, SystemClock};
+use crate::store::{Charge, ChargeError, Key, Store, Verdict};
+
+mod full;
+mod line;
+mod map;
+mod pack;
+mod table;
+
+pub use full::WhenFull;
+use map::Map;
+use pack::SmallCounter;
+use table::Table;
+
+/// The states of one limit's keys, each kind of state in the table that fits it.
+#[derive(Debug)]
+enum States {
+    Bucket(Table<Bucket, 1>),
+    WideBucket(Table<Bucket, 2>),
+    Steps(Table<Steps, 2>),
+    FixedWindow(Table<FixedWindow, 1>),
+    WideFixedWindow(Table<FixedWindow, 2>),
+    Counter(Table<SmallCounter<2>, 1>),
+    WideCounter(Table<SmallCounter<2>, 2>),
+    FineCounter(Table<SmallCounter<8>, 5>),
+    FinestCounter(Map<Counter>),
+    Log(Map<Log>),
+}
+
+/// Does the same with whichever table it is.
+macro_rules! with {
+    ($states:expr, $table:ident => $do:expr) => {
+        match $states {
+            States::Bucket($table) => $do,
+            States::WideBucket($table) => $do,
+            States::Steps($table) => $do,
+            States::FixedWindow($table) => $do,
+            States::WideFixedWindow($table) => $do,
+            States::Counter($table) => $do,
+            States::WideCounter($table) => $do,
+            States::FineCounter($table) => $do,
+            States::FinestCounter($table) => $do,
+            States::Log($table) => $do,
+        }
+    };
+}
+
+impl States {
+    fn new(limit: &Limit, max_keys: usize, max_bytes: usize, when_full: WhenFull) -> States {
+        macro_rules! table {
+            ($algorithm:expr) => {
+                Table::new($algorithm, max_keys, max_bytes, when_full)
+            };
+        }
+        match limit {
+            Limit::Bucket(it) if pack::bucket_fits_a_word(it) => States::Bucket(table!(it.clone())),
+            Limit::Bucket(it) => States::WideBucket(table!(it.clone())),
+            Limit::Steps(it) => States::Steps(table!(it.clone())),
+            Limit::FixedWindow(it) if pack::fixed_window_fits_a_word(it) => {
+                States::FixedWindow(table!(it.clone()))
+            }
+            Limit::FixedWindow(it) => States::WideFixedWindow(table!(it.clone())),
+            Limit::Counter(it) => match (SmallCounter::<2>::new(it), SmallCounter::<8>::new(it)) {
+                (Some(small), _) if small.fits_a_word() => States::Counter(table!(small)),
+                (Some(small), _) => States::WideCounter(table!(small)),
+                (None, Some(fine)) => States::FineCounter(table!(fine)),
+                (None, None) => States::FinestCounter(Map::new(it.clone(), max_keys, max_bytes, when_full)),
+            },
+            Limit::Log(it) => States::Log(Map::new(it.clone(), max_keys, max_bytes, when_full)),
+        }
+    }
+
+    #[inline]
+    fn decide(&self, hash: u64, now: Time, cost: u32) -> Decision {
+        with!(self, table => table.decide(hash, now, cost))
+    }
+}
+
+/// Keeps the state of every key in this process.
+#[derive(Debug)]
+pub struct Memory<C = SystemClock> {
+    clock: C,
+    hasher: foldhash::quality::RandomState,
+    states: Box<[States]>,
+}
+
+/// How much room a [`Memory`] has, and what happens when it is full.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bounds {
+    pub(crate) max_keys: usize,
+    pub(crate) max_bytes: usize,
+    pub(crate) when_full: WhenFull,
+}
+
+impl<C: Clock> Memory<C> {
+    pub(crate) fn new(limits: &[Limit], clock: C, bounds: Bounds) -> Memory<C> {
+        let Bounds { max_keys, max_bytes, when_full } = bounds;
+        let share = max_bytes / limits.len().max(1);
+        Memory {
+            clock,
+            hasher: foldhash::quality::RandomState::default(),
+            states: limits.iter().map(|limit| States::new(limit, max_keys, share, when_full)).collect(),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn key<K: Hash + ?Sized>(&self, key: &K) -> Key {
+        Key(self.hasher.hash_one(key))
+    }
+
+    #[inline]
+    pub(crate) fn check<K: Hash + ?Sized>(&self, key: &K, cost: u32) -> Decision {
+        let Key(hash) = self.key(key);
+        match &*self.states {
+            [only] => only.decide(hash, self.clock.now(), cost),
+            several => {
+                let mut verdict = Verdict::default();
+                let charges = (0..several.len()).map(|limit| Charge { limit, key: Key(hash), cost });
+                let charges: SmallVec<[Charge; 4]> = charges.collect();
+                self.charge_from(&charges, self.clock.now(), true, &mut verdict.decisions);
+                verdict.decision()
+            }
+        }
+    }
+
+    /// The checks of a batch share one reading of the clock, and all their lines are on the way from memory before
+    /// the first is needed.
+    #[inline]
+    pub(crate) fn check_many<K: Hash>(&self, keys: &[K], cost: u32, mut each: impl FnMut(usize, Decision)) {
+        const BATCH: usize = 16;
+        let [only] = &*self.states else {
+            return keys.iter().enumerate().for_each(|(index, key)| each(index, self.check(key, cost)));
+        };
+        with!(only, table => {
+            for (batch, keys) in keys.chunks(BATCH).enumerate() {
+                let mut hashes = [0; BATCH];
+                for (hash, key) in hashes.iter_mut().zip(keys) {
+                    *hash = self.key(key).0;
+                    std::hint::black_box(table.touch(*hash));
+                }
+                let now = self.clock.now();
+                for (index, hash) in hashes.into_iter().take(keys.len()).enumerate() {
+                    each(batch * BATCH + index, table.decide(hash, now, cost));
+                }
+            }
+        });
+    }
+
+    pub(crate) fn peek<K: Hash + ?Sized>(&self, key: &K, cost: u32) -> Decision {
+        let (Key(hash), now) = (self.key(key), self.clock.now());
+        let looks = self.states.iter().map(|states| with!(states, table => table.look(hash, now, cost)));
+        Verdict { decisions: looks.collect() }.decision()
+    }
+
+    pub(crate) fn reset<K: Hash + ?Sized>(&self, key: &K) {
+        let (Key(hash), now) = (self.key(key), self.clock.now());
+        for states in &self.states {
+            with!(states, table => table.hold(hash, now).reset());
+        }
+    }
+
+    pub(crate) fn charge_all(&self, charges: &[Charge]) -> Result<Verdict, ChargeError> {
+        // Everybody takes hold of limits in the same order, so nobody waits in a circle.
+        let mut order: SmallVec<[usize; 4]> = (0..charges.len()).collect();
+        order.sort_unstable_by_key(|&at| charges[at].limit);
+        if let Some(twice) = order.windows(2).find(|pair| charges[pair[0]].limit == charges[pair[1]].limit) {
+            return Err(ChargeError::SameLimitTwice(charges[twice[0]].limit));
+        }
+        if let Some(&last) = order.last()
+            && charges[last].limit >= self.states.len()
+        {
+            return Err(ChargeError::UnknownLimit { limit: charges[last].limit, limits: self.states.len() });
+        }
+        let ordered: SmallVec<[Charge; 4]> = order.iter().map(|&at| charges[at]).collect();
+        let mut decisions = SmallVec::new();
+        self.charge_from(&ordered, self.clock.now(), true, &mut decisions);
+        // Back into the order of the request.
+        let mut verdict = Verdict { decisions: decisions.clone() };
+        for (decision, &at) in decisions.into_iter().zip(&order) {
+            verdict.decisions[at] = decision;
+        }
+        Ok(verdict)
+    }
+
+    /// Takes hold of the first charge's key, then of the others', and once all are held and all have been asked,
+    /// charges each on the way back: all of them, or none.
+    fn charge_from(
+        &self,
+        charges: &[Charge],
+        now: Time,
+        allowed_so_far: bool,
+        decisions: &mut SmallVec<[Decision; 4]>,
+    ) -> bool {
+        let Some((&Charge { limit, key: Key(hash), cost }, rest)) = charges.split_first() else {
+            return allowed_so_far;
+        };
+        with!(&self.states[limit], table => {
+            let mut held = table.hold(hash, now);
+            let asked = held.look(cost);
+            let at = decisions.len();
+            decisions.push(asked);
+            let allowed = self.charge_from(rest, now, allowed_so_far && asked.allowed, decisions);
+            // A limit that denies decides for itself; one that counts all requests counts this one, too.
+            if allowed || !asked.allowed || held.counts_denied() {
+                decisions[at] = held.decide(cost);
+            }
+            allowed
+        })
+    }
+
+    pub(crate) fn overflowed(&self) -> u64 {
+        self.states.iter().map(|states| with!(states, table => table.overflowed())).sum()
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.states.iter().map(|states| with!(states, table => table.bytes())).sum()
+    }
+}
+
+impl<C: Clock + Send + Sync> Store for Memory<C> {
+    type Error = ChargeError;
+
+    fn key<K: Hash + ?Sized>(&self, key: &K) -> Key {
+        self.key(key)
+    }
+
+    async fn charge(&self, charges: &[Charge]) -> Result<Verdict, ChargeError> {
+        self.charge_all(charges)
+    }
+}

@@ -1,0 +1,191 @@
+//! The states of keys as 64-bit words, and how many of them a limit needs.
+
+use tollgate_core::{
+    Algorithm, Bucket, Counter, CounterState, Decision, FixedWindow, FixedWindowState, Steps, StepsState,
+    Time,
+};
+
+/// An algorithm whose states are kept in `W` words each.
+pub(crate) trait Packed<const W: usize>: Algorithm {
+    fn pack(&self, state: &Self::State) -> [u64; W];
+    fn unpack(&self, words: [u64; W]) -> Self::State;
+}
+
+/// Whether a bucket's instant fits one word at any time that can be: so for every rate whose units are whole
+/// nanoseconds apart, unless it takes a century to fill.
+pub(crate) fn bucket_fits_a_word(bucket: &Bucket) -> bool {
+    u64::try_from(bucket.state_max()).is_ok()
+}
+
+impl Packed<1> for Bucket {
+    #[inline]
+    fn pack(&self, full_at: &u128) -> [u64; 1] {
+        [*full_at as u64]
+    }
+
+    #[inline]
+    fn unpack(&self, [full_at]: [u64; 1]) -> u128 {
+        u128::from(full_at)
+    }
+}
+
+impl Packed<2> for Bucket {
+    #[inline]
+    fn pack(&self, full_at: &u128) -> [u64; 2] {
+        [*full_at as u64, (*full_at >> 64) as u64]
+    }
+
+    #[inline]
+    fn unpack(&self, [low, high]: [u64; 2]) -> u128 {
+        u128::from(low) | u128::from(high) << 64
+    }
+}
+
+impl Packed<2> for Steps {
+    #[inline]
+    fn pack(&self, state: &StepsState) -> [u64; 2] {
+        [state.period_start, u64::from(state.used)]
+    }
+
+    #[inline]
+    fn unpack(&self, [period_start, used]: [u64; 2]) -> StepsState {
+        StepsState { period_start, used: used as u32 }
+    }
+}
+
+/// Bits that hold any number up to `max`.
+#[inline]
+fn bits(max: u64) -> u32 {
+    u64::BITS - max.leading_zeros()
+}
+
+/// Bits of a count that is at most the limit.
+#[inline]
+fn count_bits(limit: u32) -> u32 {
+    bits(u64::from(limit))
+}
+
+#[inline]
+fn mask(bits: u32) -> u64 {
+    (1 << bits) - 1
+}
+
+pub(crate) fn fixed_window_fits_a_word(window: &FixedWindow) -> bool {
+    bits(window.window_max() + 1) + count_bits(window.limit()) <= u64::BITS
+}
+
+impl Packed<1> for FixedWindow {
+    #[inline]
+    fn pack(&self, state: &FixedWindowState) -> [u64; 1] {
+        [state.window << count_bits(self.limit()) | u64::from(state.count)]
+    }
+
+    #[inline]
+    fn unpack(&self, [word]: [u64; 1]) -> FixedWindowState {
+        let bits = count_bits(self.limit());
+        FixedWindowState { window: word >> bits, count: (word & mask(bits)) as u32 }
+    }
+}
+
+impl Packed<2> for FixedWindow {
+    #[inline]
+    fn pack(&self, state: &FixedWindowState) -> [u64; 2] {
+        [state.window, u64::from(state.count)]
+    }
+
+    #[inline]
+    fn unpack(&self, [window, count]: [u64; 2]) -> FixedWindowState {
+        FixedWindowState { window, count: count as u32 }
+    }
+}
+
+/// A sliding window counter with at most `N` - 1 buckets, its counts kept in place.
+#[derive(Debug)]
+pub(crate) struct SmallCounter<const N: usize>(Counter);
+
+impl<const N: usize> SmallCounter<N> {
+    /// The counter, if its counts have room.
+    pub(crate) fn new(counter: &Counter) -> Option<SmallCounter<N>> {
+        ((counter.buckets() as usize) < N).then(|| SmallCounter(counter.clone()))
+    }
+}
+
+impl<const N: usize> Algorithm for SmallCounter<N> {
+    type State = CounterState<[u32; N]>;
+
+    #[inline]
+    fn fresh(&self) -> Self::State {
+        CounterState { newest: 0, counts: [0; N] }
+    }
+
+    #[inline]
+    fn is_fresh(&self, state: &Self::State, now: Time) -> bool {
+        self.0.is_fresh_on(state, now)
+    }
+
+    #[inline]
+    fn decide(&self, state: &mut Self::State, now: Time, cost: u32) -> Decision {
+        self.0.decide_on(state, now, cost)
+    }
+
+    #[inline]
+    fn look(&self, state: &Self::State, now: Time, cost: u32) -> Decision {
+        self.0.look_on(state, now, cost)
+    }
+}
+
+impl SmallCounter<2> {
+    pub(crate) fn fits_a_word(&self) -> bool {
+        bits(self.0.bucket_max()) + 2 * count_bits(self.0.limit()) <= u64::BITS
+    }
+}
+
+impl Packed<1> for SmallCounter<2> {
+    #[inline]
+    fn pack(&self, state: &Self::State) -> [u64; 1] {
+        let bits = count_bits(self.0.limit());
+        let [current, previous] = state.counts.map(u64::from);
+        [(state.newest << bits | previous) << bits | current]
+    }
+
+    #[inline]
+    fn unpack(&self, [word]: [u64; 1]) -> Self::State {
+        let bits = count_bits(self.0.limit());
+        let count = |word: u64| (word & mask(bits)) as u32;
+        CounterState { newest: word >> bits >> bits, counts: [count(word), count(word >> bits)] }
+    }
+}
+
+impl Packed<2> for SmallCounter<2> {
+    #[inline]
+    fn pack(&self, state: &Self::State) -> [u64; 2] {
+        [state.newest, pair(state.counts)]
+    }
+
+    #[inline]
+    fn unpack(&self, [newest, counts]: [u64; 2]) -> Self::State {
+        CounterState { newest, counts: unpair(counts) }
+    }
+}
+
+impl Packed<5> for SmallCounter<8> {
+    fn pack(&self, state: &Self::State) -> [u64; 5] {
+        let [a, b, c, d, e, f, g, h] = state.counts;
+        [state.newest, pair([a, b]), pair([c, d]), pair([e, f]), pair([g, h])]
+    }
+
+    fn unpack(&self, [newest, ab, cd, ef, gh]: [u64; 5]) -> Self::State {
+        let [[a, b], [c, d], [e, f], [g, h]] = [ab, cd, ef, gh].map(unpair);
+        CounterState { newest, counts: [a, b, c, d, e, f, g, h] }
+    }
+}
+
+#[inline]
+fn pair([low, high]: [u32; 2]) -> u64 {
+    u64::from(low) | u64::from(high) << 32
+}
+
+#[inline]
+fn unpair(word: u64) -> [u32; 2] {
+    [word as u32, (word >> 32) as u32]
+}

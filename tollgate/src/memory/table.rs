@@ -1,0 +1,329 @@
+//! The table of keys whose states are a few words: one cache line is all that a decision touches.
+//!
+//! A key's home is the line that its hash names. There is no growing and no probing: the memory is reserved at once
+//! (the system hands it out as it is first used), and a key that finds its line full of keys in use is *spilled* to
+//! a small map on the side. An idle key's slot is as good as an empty one, so nothing has to be swept here.
+
+use tollgate_core::{Algorithm, Decision, Time};
+
+use super::full::{HeldOverflow, Overflow, Quota, WhenFull};
+use super::line::{self, Line, LockedLine, Tag, WORDS};
+use super::map::{Part, part_capacity, parts, scale};
+use super::pack::Packed;
+use crate::sync::{AtomicU64, Mutex, lock};
+
+/// Slots per 100 keys. More slots spill fewer keys: at 170 one key in 17.
+const SLOTS_PERCENT: usize = 170;
+/// Room on the side: one key in so many, several times what chance needs.
+const SPILL_SHARE: usize = 8;
+/// Small tables are uneven: room on the side for so many more.
+const SPILL_EXTRA: usize = 64;
+/// How many spilled keys a newly spilled one looks at for idle ones.
+const SWEEP: usize = 16;
+
+#[derive(Debug)]
+pub(crate) struct Table<A: Algorithm, const W: usize> {
+    algorithm: A,
+    words: Box<[AtomicU64]>,
+    /// The first word that begins a cache line.
+    first: usize,
+    lines: usize,
+    spill: Box<[Mutex<Part<A::State>>]>,
+    spilled: Quota,
+    overflow: Overflow<A::State>,
+}
+
+#[cfg(not(loom))]
+fn zeroed(words: usize) -> Box<[AtomicU64]> {
+    bytemuck::allocation::zeroed_slice_box(words)
+}
+
+#[cfg(loom)]
+fn zeroed(words: usize) -> Box<[AtomicU64]> {
+    (0..words).map(|_| AtomicU64::new(0)).collect()
+}
+
+impl<A: Packed<W>, const W: usize> Table<A, W> {
+    /// Bytes of a spilled key: key, hash, state and index entry.
+    const BYTES_PER_SPILLED: usize =
+        2 * size_of::<u64>() + size_of::<A::State>() + 2 * (size_of::<usize>() + 1);
+
+    /// A table with room for `max_keys` keys in use, or as many as `max_bytes` can hold.
+    pub(crate) fn new(algorithm: A, max_keys: usize, max_bytes: usize, when_full: WhenFull) -> Table<A, W> {
+        let per_1000_keys = Self::bytes_for(1000) - Self::bytes_for(0);
+        let max_keys = max_keys.min(max_bytes.saturating_sub(Self::bytes_for(0)) / per_1000_keys * 1000 + 1);
+        let lines = Self::lines_for(max_keys);
+        Table::with_lines(algorithm, lines, Self::spill_for(max_keys), when_full)
+    }
+
+    pub(crate) fn with_lines(
+        algorithm: A,
+        lines: usize,
+        spill_max: usize,
+        when_full: WhenFull,
+    ) -> Table<A, W> {
+        let words = zeroed((lines + 1) * WORDS);
+        let n = parts(spill_max);
+        Table {
+            first: words.as_ptr().align_offset(WORDS * size_of::<u64>()) % WORDS,
+            words,
+            lines,
+            spill: (0..n).map(|_| Mutex::new(Part::with_capacity(part_capacity(spill_max, n)))).collect(),
+            spilled: Quota::new(spill_max),
+            overflow: Overflow::new(when_full, algorithm.fresh()),
+            algorithm,
+        }
+    }
+
+    fn lines_for(max_keys: usize) -> usize {
+        (max_keys.saturating_mul(SLOTS_PERCENT) / 100 / line::slots::<W>()).max(1)
+    }
+
+    fn spill_for(max_keys: usize) -> usize {
+        max_keys / SPILL_SHARE + SPILL_EXTRA
+    }
+
+    fn bytes_for(max_keys: usize) -> usize {
+        (Self::lines_for(max_keys) + 1) * size_of::<Line>()
+            + Self::spill_for(max_keys) * Self::BYTES_PER_SPILLED
+    }
+
+    /// The most bytes that the table can come to hold.
+    pub(crate) fn bytes(&self) -> usize {
+        size_of_val(&*self.words) + self.spilled.max() * Self::BYTES_PER_SPILLED
+    }
+
+    pub(crate) fn overflowed(&self) -> u64 {
+        self.overflow.requests()
+    }
+
+    #[inline]
+    fn line(&self, hash: u64) -> &Line {
+        let (lines, _) = self.words[self.first..].as_chunks();
+        &lines[scale(hash, self.lines)]
+    }
+
+    /// Fetches a key's line from memory without waiting for it.
+    #[inline]
+    pub(crate) fn touch(&self, hash: u64) -> u64 {
+        self.line(hash)[0].load(crate::sync::Ordering::Relaxed)
+    }
+
+    /// Decides a request.
+    #[inline]
+    pub(crate) fn decide(&self, hash: u64, now: Time, cost: u32) -> Decision {
+        let (line, tag) = (self.line(hash), Tag::of(hash));
+        loop {
+            let control = line::control(line);
+            let Some(slot) = line::find::<W>(line, tag) else {
+                return self.hold(hash, now).decide(cost);
+            };
+            let before = line::state::<W>(line, slot);
+            // One word is always a state that was written as such; several may be of two.
+            if W > 1 && !line::is_unchanged(line, control) {
+                continue;
+            }
+            let mut state = self.algorithm.unpack(before);
+            let decision = self.algorithm.decide(&mut state, now, cost);
+            let after = self.algorithm.pack(&state);
+            if after == before {
+                if line::is_unchanged(line, control) {
+                    return decision;
+                }
+            } else if let Some(mut locked) = line::try_lock(line, control) {
+                locked.set_state(slot, after);
+                return decision;
+            }
+        }
+    }
+
+    /// Says what a request would be told.
+    pub(crate) fn look(&self, hash: u64, now: Time, cost: u32) -> Decision {
+        let (line, tag) = (self.line(hash), Tag::of(hash));
+        loop {
+            let control = line::control(line);
+            let state = match line::find::<W>(line, tag) {
+                Some(slot) => self.algorithm.unpack(line::state(line, slot)),
+                None => return self.hold(hash, now).look(cost),
+            };
+            if line::is_unchanged(line, control) {
+                return self.algorithm.look(&state, now, cost);
+            }
+        }
+    }
+
+    /// Takes hold of a key: nobody else can decide about it until the hold ends.
+    pub(crate) fn hold(&self, hash: u64, now: Time) -> HeldSlot<'_, A, W> {
+        let locked = line::lock(self.line(hash));
+        let mut held = HeldSlot { table: self, locked, hash, now, place: Place::New };
+        held.place = held.find();
+        held
+    }
+
+    fn spill_of(&self, hash: u64) -> &Mutex<Part<A::State>> {
+        &self.spill[scale(hash, self.spill.len())]
+    }
+}
+
+/// Where the state of a held key is or will be.
+enum Place<'a, S> {
+    /// In a slot of the line.
+    Slot(usize),
+    /// On the side. Its line's lock is its lock: the map's own only guards the map.
+    Spilled,
+    /// Nowhere yet, and nothing is taken for it.
+    New,
+    /// Nowhere yet; this slot is free for it.
+    NewSlot(usize),
+    /// Nowhere yet; room on the side is taken for it.
+    NewSpilled,
+    /// There is no room for the key.
+    None(HeldOverflow<'a, S>),
+}
+
+/// A key that one request has to itself.
+pub(crate) struct HeldSlot<'a, A: Packed<W>, const W: usize> {
+    table: &'a Table<A, W>,
+    locked: LockedLine<'a>,
+    hash: u64,
+    now: Time,
+    place: Place<'a, A::State>,
+}
+
+impl<'a, A: Packed<W>, const W: usize> HeldSlot<'a, A, W> {
+    fn find(&mut self) -> Place<'a, A::State> {
+        let table = self.table;
+        if let Some(slot) = line::find::<W>(self.locked.line(), Tag::of(self.hash)) {
+            return Place::Slot(slot);
+        }
+        let free = self.free_slot();
+        if self.locked.spilled() > 0 {
+            let mut spill = lock(table.spill_of(self.hash));
+            if spill.get(self.hash).is_some() {
+                // There is room at home again: fetch it back.
+                let Some(slot) = free else { return Place::Spilled };
+                if let Some(state) = spill.remove(self.hash) {
+                    table.spilled.give_back(1);
+                    self.locked.remove_spilled();
+                    self.write(slot, &state);
+                    return Place::Slot(slot);
+                }
+            }
+        }
+        match free {
+            Some(slot) => Place::NewSlot(slot),
+            None if self.take_room_on_the_side() => Place::NewSpilled,
+            None => Place::None(table.overflow.hold()),
+        }
+    }
+
+    /// A slot that is empty or whose key is idle.
+    fn free_slot(&self) -> Option<usize> {
+        let idle = |slot: &usize| {
+            let state = self.table.algorithm.unpack(line::state(self.locked.line(), *slot));
+            self.table.algorithm.is_fresh(&state, self.now)
+        };
+        self.locked.empty_slot::<W>().or_else(|| (0..line::slots::<W>()).find(idle))
+    }
+
+    fn take_room_on_the_side(&mut self) -> bool {
+        let HeldSlot { table, locked, hash, now, .. } = self;
+        let mut spill = lock(table.spill_of(*hash));
+        let is_idle = |state: &A::State| table.algorithm.is_fresh(state, *now);
+        spill.sweep(SWEEP, is_idle, |idle, _| {
+            // Its line counts it, so it can only go with that line's lock; a busy line's keys go another time.
+            let home = table.line(idle);
+            let gone = if locked.is(home) {
+                locked.remove_spilled();
+                true
+            } else {
+                line::lock_if_free(home).map(|mut home| home.remove_spilled()).is_some()
+            };
+            table.spilled.give_back(usize::from(gone));
+            gone
+        });
+        table.spilled.take(1) && {
+            let counted = locked.add_spilled();
+            table.spilled.give_back(usize::from(!counted));
+            counted
+        }
+    }
+
+    fn write(&mut self, slot: usize, state: &A::State) {
+        self.locked.set_tag::<W>(slot, Some(Tag::of(self.hash)));
+        self.locked.set_state(slot, self.table.algorithm.pack(state));
+    }
+
+    fn state(&self) -> A::State {
+        let algorithm = &self.table.algorithm;
+        match self.place {
+            Place::Slot(slot) => algorithm.unpack(line::state(self.locked.line(), slot)),
+            Place::Spilled => {
+                let spill = lock(self.table.spill_of(self.hash));
+                spill.get(self.hash).cloned().unwrap_or_else(|| algorithm.fresh())
+            }
+            _ => algorithm.fresh(),
+        }
+    }
+
+    pub(crate) fn look(&self, cost: u32) -> Decision {
+        match &self.place {
+            Place::None(overflow) => overflow.look(&self.table.algorithm, self.now, cost),
+            _ => self.table.algorithm.look(&self.state(), self.now, cost),
+        }
+    }
+
+    pub(crate) fn decide(&mut self, cost: u32) -> Decision {
+        let algorithm = &self.table.algorithm;
+        if let Place::None(overflow) = &mut self.place {
+            return overflow.decide(algorithm, self.now, cost);
+        }
+        let mut state = self.state();
+        let decision = algorithm.decide(&mut state, self.now, cost);
+        // A key that is still fresh needs no place.
+        let stays_new = algorithm.is_fresh(&state, self.now);
+        match self.place {
+            Place::Slot(slot) => self.locked.set_state(slot, algorithm.pack(&state)),
+            Place::NewSlot(slot) if !stays_new => {
+                self.write(slot, &state);
+                self.place = Place::Slot(slot);
+            }
+            Place::NewSpilled if stays_new => {}
+            Place::Spilled | Place::NewSpilled => {
+                lock(self.table.spill_of(self.hash)).insert(self.hash, state);
+                self.place = Place::Spilled;
+            }
+            _ => {}
+        }
+        decision
+    }
+
+    pub(crate) fn reset(&mut self) {
+        match self.place {
+            Place::Slot(slot) => {
+                self.locked.set_tag::<W>(slot, None);
+                self.locked.set_state(slot, [0; W]);
+            }
+            Place::Spilled => {
+                lock(self.table.spill_of(self.hash)).remove(self.hash);
+                self.locked.remove_spilled();
+                self.table.spilled.give_back(1);
+            }
+            _ => return,
+        }
+        self.place = Place::New;
+    }
+
+    pub(crate) fn counts_denied(&self) -> bool {
+        self.table.algorithm.counts_denied()
+    }
+}
+
+impl<A: Packed<W>, const W: usize> Drop for HeldSlot<'_, A, W> {
+    fn drop(&mut self) {
+        if matches!(self.place, Place::NewSpilled) {
+            self.locked.remove_spilled();
+            self.table.spilled.give_back(1);
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! The seam between a limiter and where its states are kept.
+
+use std::fmt;
+use std::future::Future;
+use std::hash::Hash;
+
+use smallvec::SmallVec;
+use tollgate_core::Decision;
+
+/// A key as a store knows it: a seeded hash, never the text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Key(pub(crate) u64);
+
+/// What a request takes from one limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Charge {
+    /// Which of the limiter's limits, in the order in which they were given.
+    pub limit: usize,
+    /// Whose budget.
+    pub key: Key,
+    /// How much.
+    pub cost: u32,
+}
+
+/// What several limits say to one request.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Verdict {
+    pub(crate) decisions: SmallVec<[Decision; 4]>,
+}
+
+impl Verdict {
+    /// Each limit's own decision, in the order of the charges. Where another limit denied the request, `remaining`
+    /// is what is left untouched.
+    pub fn decisions(&self) -> &[Decision] {
+        &self.decisions
+    }
+
+    /// Whether every limit allowed the request.
+    pub fn allowed(&self) -> bool {
+        self.decisions.iter().all(|decision| decision.allowed)
+    }
+
+    /// All of them as one: see [`Decision::and`].
+    pub fn decision(&self) -> Decision {
+        self.decisions.iter().copied().reduce(Decision::and).unwrap_or(NO_LIMIT)
+    }
+}
+
+/// The decision of no limit at all.
+const NO_LIMIT: Decision = Decision {
+    allowed: true,
+    limit: u32::MAX,
+    remaining: u32::MAX,
+    retry_after: tollgate_core::RetryAfter::Now,
+    reset_after: std::time::Duration::ZERO,
+    delay: std::time::Duration::ZERO,
+};
+
+/// Keeps the states of keys, and takes the whole decision about a request in one step.
+pub trait Store {
+    /// Why a request could not be decided.
+    type Error;
+
+    /// The key as this store knows it.
+    fn key<K: Hash + ?Sized>(&self, key: &K) -> Key;
+
+    /// Charges all of a request's limits, or none if any of them denies it.
+    fn charge(&self, charges: &[Charge]) -> impl Future<Output = Result<Verdict, Self::Error>> + Send;
+}
+
+/// A request that names its limits wrongly.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ChargeError {
+    /// There is no such limit.
+    UnknownLimit {
+        /// The limit that was named.
+        limit: usize,
+        /// How many the limiter has.
+        limits: usize,
+    },
+    /// One request charges the same limit twice.
+    SameLimitTwice(usize),
+}
+
+impl fmt::Display for ChargeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ChargeError::UnknownLimit { limit, limits } => {
+                write!(f, "there is no limit {limit}: the limiter has {limits}, counted from 0")
+            }
+            ChargeError::SameLimitTwice(limit) => {
+                write!(
+                    f,
+                    "limit {limit} is charged twice in one request: add the costs up, or use two limits"
+                )
+            }
+        }
+    }
+}
+
+impl std::error::Error for ChargeError {}

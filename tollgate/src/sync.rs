@@ -1,0 +1,50 @@
+//! The atomics and locks of the store, or loom's in their place: `--cfg loom` explores every interleaving of them.
+
+#[cfg(not(loom))]
+pub(crate) use std::sync::{
+    Mutex, MutexGuard,
+    atomic::{AtomicU64, AtomicUsize, Ordering, fence},
+};
+
+#[cfg(loom)]
+pub(crate) use loom::sync::{
+    Mutex, MutexGuard,
+    atomic::{AtomicU64, AtomicUsize, Ordering, fence},
+};
+
+/// Locks, whether or not another thread panicked while it held the lock: what the store's locks guard is whole at
+/// every step.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// Waits a moment for another thread, a longer one each time.
+#[derive(Default)]
+pub(crate) struct Backoff {
+    #[cfg(not(loom))]
+    turns: u32,
+}
+
+impl Backoff {
+    /// Beyond 2^6 spins the other thread is not running: give it the core.
+    #[cfg(not(loom))]
+    const SPINS_LOG2_MAX: u32 = 6;
+
+    #[cfg(not(loom))]
+    #[cold]
+    pub(crate) fn wait(&mut self) {
+        if self.turns < Self::SPINS_LOG2_MAX {
+            for _ in 0..1 << self.turns {
+                std::hint::spin_loop();
+            }
+            self.turns += 1;
+        } else {
+            std::thread::yield_now();
+        }
+    }
+
+    #[cfg(loom)]
+    pub(crate) fn wait(&mut self) {
+        loom::thread::yield_now();
+    }
+}
