@@ -31,25 +31,25 @@ pub struct Limiter<S = Memory> {
 impl Limiter {
     /// A limiter for one limit, with room for a million keys in use, on the system's clock.
     pub fn new(limit: Limit) -> Limiter {
-        let Builder { limits, clock, bounds } = Limiter::builder(limit);
-        Limiter { store: Memory::new(&limits, clock, bounds) }
+        Limiter::builder(limit).make()
     }
 
     /// A limiter with settings of its own.
     pub fn builder(limit: Limit) -> Builder {
         Builder {
             limits: vec![limit],
-            clock: SystemClock::new(),
+            clock: Box::new(SystemClock::new),
             bounds: Bounds { max_keys: 1_000_000, max_bytes: 1 << 30, when_full: WhenFull::default() },
         }
     }
 }
 
 /// Settings of a [`Limiter`].
-#[derive(Debug)]
 pub struct Builder<C = SystemClock> {
     limits: Vec<Limit>,
-    clock: C,
+    /// Made last: a system clock is measured against the processor's counter, which nobody should wait for who
+    /// brings another.
+    clock: Box<dyn FnOnce() -> C>,
     bounds: Bounds,
 }
 
@@ -86,8 +86,8 @@ impl<C: Clock> Builder<C> {
 
     /// Where time comes from.
     #[must_use]
-    pub fn clock<D: Clock>(self, clock: D) -> Builder<D> {
-        Builder { limits: self.limits, clock, bounds: self.bounds }
+    pub fn clock<D: Clock + 'static>(self, clock: D) -> Builder<D> {
+        Builder { limits: self.limits, clock: Box::new(|| clock), bounds: self.bounds }
     }
 
     /// The limiter.
@@ -103,7 +103,20 @@ impl<C: Clock> Builder<C> {
         if max_bytes < needed {
             return Err(BuildError::TooFewBytes { max_bytes, needed });
         }
-        Ok(Limiter { store: Memory::new(&self.limits, self.clock, self.bounds) })
+        Ok(self.make())
+    }
+
+    fn make(self) -> Limiter<Memory<C>> {
+        Limiter { store: Memory::new(&self.limits, (self.clock)(), self.bounds) }
+    }
+}
+
+impl<C> fmt::Debug for Builder<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Builder")
+            .field("limits", &self.limits)
+            .field("bounds", &self.bounds)
+            .finish_non_exhaustive()
     }
 }
 
@@ -215,6 +228,11 @@ impl<C: Clock> Limiter<Memory<C>> {
     /// If a charge names a limit that there is not, or two name the same.
     pub fn charge(&self, charges: &[Charge]) -> Result<Verdict, ChargeError> {
         self.store.charge_all(charges)
+    }
+
+    /// The store, for those who know it by its [`Store`](crate::Store) seam.
+    pub fn store(&self) -> &Memory<C> {
+        &self.store
     }
 
     /// How many requests have found no room for their key, and were answered by the [`WhenFull`] policy.

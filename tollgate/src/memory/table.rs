@@ -12,11 +12,9 @@ use super::map::{Part, part_capacity, parts, scale};
 use super::pack::Packed;
 use crate::sync::{AtomicU64, Mutex, lock};
 
-/// Slots per 100 keys. More slots spill fewer keys: at 170 one key in 17.
+/// Slots per 100 keys. More slots spill fewer keys: at 170 one key in 17, with four slots a line.
 const SLOTS_PERCENT: usize = 170;
-/// Room on the side: one key in so many, several times what chance needs.
-const SPILL_SHARE: usize = 8;
-/// Small tables are uneven: room on the side for so many more.
+/// Small tables are uneven: room on the side for so many keys more.
 const SPILL_EXTRA: usize = 64;
 /// How many spilled keys a newly spilled one looks at for idle ones.
 const SWEEP: usize = 16;
@@ -79,8 +77,9 @@ impl<A: Packed<W>, const W: usize> Table<A, W> {
         (max_keys.saturating_mul(SLOTS_PERCENT) / 100 / line::slots::<W>()).max(1)
     }
 
+    /// Room on the side, twice what chance needs: lines of four, two and one slot spill 6, 14 and 24 % of the keys.
     fn spill_for(max_keys: usize) -> usize {
-        max_keys / SPILL_SHARE + SPILL_EXTRA
+        max_keys / (2 * line::slots::<W>()) + SPILL_EXTRA
     }
 
     fn bytes_for(max_keys: usize) -> usize {

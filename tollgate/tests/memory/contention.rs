@@ -1,0 +1,69 @@
+//! Goal: threads that want the same key at the same time get exactly the limit between them.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::{Tested, every_variant, limiter};
+
+const THREADS: u64 = 8;
+const CHECKS: u64 = 10_000_000;
+
+/// How many of `CHECKS` checks from `THREADS` threads were admitted.
+fn admitted_of_all(limiter: &Tested, checks: u64, check: impl Fn(&Tested, u64) -> bool + Sync) -> u64 {
+    let admitted = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let (admitted, check) = (&admitted, &check);
+            scope.spawn(move || {
+                let mine = (0..checks / THREADS).filter(|_| check(limiter, thread)).count();
+                admitted.fetch_add(mine as u64, Ordering::Relaxed);
+            });
+        }
+    });
+    admitted.into_inner()
+}
+
+#[test]
+fn one_key_gets_exactly_its_limit() {
+    for (name, limit) in every_variant(1_000_000, 86_400) {
+        let (limiter, _clock) = limiter(limit, |it| it);
+        let admitted = admitted_of_all(&limiter, CHECKS, |it, _| it.check("hot").allowed);
+        assert_eq!(admitted, 1_000_000, "{name}");
+    }
+}
+
+/// Threads also add keys, look, and forget others' keys in the same line (room for one key is one line) or part of
+/// a map (which takes its bound at its word).
+#[test]
+fn one_key_gets_exactly_its_limit_in_a_busy_line() {
+    for (name, limit) in every_variant(10_000, 86_400) {
+        let max_keys =
+            if matches!(name, "log, admitted" | "log, all" | "counter, keep, sixty buckets") { 9 } else { 1 };
+        let (limiter, _clock) = limiter(limit, |it| it.max_keys(max_keys));
+        let admitted = admitted_of_all(&limiter, 400_000, |it, thread| {
+            it.check(&("other", thread));
+            it.peek("hot");
+            if thread % 2 == 0 {
+                it.reset(&("other", thread));
+            }
+            it.check("hot").allowed
+        });
+        assert_eq!(admitted, 10_000, "{name}");
+        assert_eq!(limiter.overflowed(), 0, "{name}");
+    }
+}
+
+/// A batch is so many checks: the same key twice in it is decided in order.
+#[test]
+fn batches_get_exactly_the_limit() {
+    for (name, limit) in every_variant(100_000, 86_400) {
+        let (limiter, _clock) = limiter(limit, |it| it);
+        let admitted = AtomicU64::new(0);
+        admitted_of_all(&limiter, 400_000, |it, _| {
+            it.check_many(&["hot"; 4], |_, decision| {
+                admitted.fetch_add(u64::from(decision.allowed), Ordering::Relaxed);
+            });
+            true
+        });
+        assert_eq!(admitted.into_inner(), 100_000, "{name}");
+    }
+}

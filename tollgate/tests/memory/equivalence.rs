@@ -1,0 +1,110 @@
+//! Goal: whatever the table does with a state, the answers are the algorithm's own. Method: random requests for a
+//! few keys at random instants, to a limiter so small that keys are moved, spilled and dropped, and to the plain
+//! algorithm with a map that forgets nothing.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use proptest::prelude::*;
+use tollgate::{Decision, Limit, Time};
+use tollgate_core::Algorithm;
+
+use crate::{START, every_variant, limiter};
+
+/// A step of a test: whose request, how long after the last, what it costs, and what is done.
+type Step = (u8, u64, u32, u8);
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let gap_ms = prop_oneof![3 => Just(0), 3 => 1..2_000u64, 1 => 2_000..40_000u64];
+    prop::collection::vec((0..40u8, gap_ms, 0..4u32, 0..10u8), 1..120)
+}
+
+fn run<A: Algorithm>(
+    algorithm: &A,
+    limit: &Limit,
+    max_keys: usize,
+    steps: &[Step],
+) -> Result<(), TestCaseError> {
+    let (limiter, clock) = limiter(limit.clone(), |it| it.max_keys(max_keys));
+    let mut states: HashMap<u8, A::State> = HashMap::new();
+    let mut now = START;
+    for &(key, gap_ms, cost, verb) in steps {
+        now = now.saturating_add(Duration::from_millis(gap_ms));
+        clock.set(now);
+        let state = states.entry(key).or_insert_with(|| algorithm.fresh());
+        let (got, expected): (Decision, Decision) = match verb {
+            0 => {
+                limiter.reset(&key);
+                *state = algorithm.fresh();
+                continue;
+            }
+            1 => (limiter.peek_n(&key, cost), algorithm.look(state, now, cost)),
+            _ => (limiter.check_n(&key, cost), algorithm.decide(state, now, cost)),
+        };
+        prop_assert_eq!(got, expected, "key {} at {:?}, cost {}", key, now, cost);
+    }
+    prop_assert_eq!(limiter.overflowed(), 0);
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2_000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn the_store_answers_as_the_algorithm(steps in steps(), max_keys in prop_oneof![Just(1usize), Just(40), Just(5_000)]) {
+        for (name, limit) in every_variant(5, 10) {
+            // A map takes its bound at its word; a table has four slots at least.
+            let many = max_keys.max(40);
+            match &limit {
+                Limit::Bucket(it) => run(it, &limit, max_keys, &steps),
+                Limit::Steps(it) => run(it, &limit, max_keys, &steps),
+                Limit::FixedWindow(it) => run(it, &limit, max_keys, &steps),
+                Limit::Log(it) => run(it, &limit, many, &steps),
+                Limit::Counter(it) => run(it, &limit, many, &steps),
+            }
+            .map_err(|error| TestCaseError::fail(format!("{name}: {error}")))?;
+        }
+    }
+}
+
+/// Packing loses nothing at the ends of the documented ranges.
+#[test]
+fn extreme_limits_answer_as_the_algorithm() {
+    let (day, year) = (Duration::from_secs(86_400), Duration::from_secs(366 * 86_400));
+    let ms = Duration::from_millis(1);
+    let limits = [
+        Limit::token_bucket(u32::MAX, tollgate::Rate::new(1, year).unwrap(), tollgate::Style::Smooth),
+        Limit::token_bucket(u32::MAX, tollgate::Rate::new(10_000, ms).unwrap(), tollgate::Style::Smooth),
+        Limit::token_bucket(u32::MAX, tollgate::Rate::new(999_983, day).unwrap(), tollgate::Style::Stepped),
+        Limit::fixed_window(u32::MAX, ms, tollgate::Align::Clock),
+        Limit::fixed_window(u32::MAX, year, tollgate::Align::Clock),
+        Limit::fixed_window(u32::MAX, year, tollgate::Align::FirstRequest),
+        Limit::sliding_window_counter(u32::MAX, ms, 1, tollgate::Edge::Weigh),
+        Limit::sliding_window_counter(u32::MAX, year, 1, tollgate::Edge::Weigh),
+        Limit::sliding_window_counter(u32::MAX, year, 7, tollgate::Edge::Weigh),
+        Limit::sliding_window_counter(u32::MAX, ms, 1024, tollgate::Edge::Keep),
+        Limit::sliding_window_log(u32::MAX, year, tollgate::Count::All),
+    ];
+    for limit in limits.map(Result::unwrap) {
+        match &limit {
+            Limit::Bucket(it) => at_the_ends_of_time(it, &limit),
+            Limit::Steps(it) => at_the_ends_of_time(it, &limit),
+            Limit::FixedWindow(it) => at_the_ends_of_time(it, &limit),
+            Limit::Log(it) => at_the_ends_of_time(it, &limit),
+            Limit::Counter(it) => at_the_ends_of_time(it, &limit),
+        }
+    }
+}
+
+fn at_the_ends_of_time<A: Algorithm>(algorithm: &A, limit: &Limit) {
+    let (limiter, clock) = limiter(limit.clone(), |it| it.max_keys(10));
+    let mut state = algorithm.fresh();
+    let last = Time::MAX.as_nanos();
+    for now in [0, 1, 999_999, START.as_nanos(), last - 1, last, 5, last] {
+        clock.set(Time::from_nanos(now));
+        for cost in [1, u32::MAX - 1, 1, 0, u32::MAX] {
+            let expected = algorithm.decide(&mut state, Time::from_nanos(now), cost);
+            assert_eq!(limiter.check_n("key", cost), expected, "{limit:?} at {now}, cost {cost}");
+        }
+    }
+}
