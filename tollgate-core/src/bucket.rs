@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use crate::math::{div_ceil, div_rem, gcd, nanos};
+use crate::math::{Ticks, gcd, nanos};
 use crate::{Algorithm, Decision, Mode, Rate, RetryAfter, Time};
 
 /// A bucket that fills or drains continuously: the smooth token bucket and both leaky buckets.
@@ -65,42 +65,55 @@ impl Bucket {
 
     /// The time from empty to full.
     pub fn window(&self) -> Duration {
-        nanos(div_ceil(self.ticks_to_fill, self.ticks_per_ns))
+        self.wait(self.ticks_to_fill)
     }
 
-    /// The largest state that a decision at any instant can leave behind; tells a store how many bits to keep.
-    pub fn state_max(&self) -> u128 {
-        self.ticks_at(Time::MAX) + self.ticks_to_fill
-    }
-
-    #[inline]
-    fn ticks_at(&self, now: Time) -> u128 {
-        u128::from(now.as_nanos()) * u128::from(self.ticks_per_ns)
+    /// The bucket with states of one word, if they fit one whatever the time: so for every rate whose units are
+    /// whole nanoseconds apart, unless it takes more than a century to fill.
+    pub fn narrow(&self) -> Option<NarrowBucket> {
+        let latest = u128::product(Time::MAX.as_nanos(), self.ticks_per_ns);
+        u64::try_from(latest + 2 * self.ticks_to_fill).is_ok().then(|| NarrowBucket(self.clone()))
     }
 
     /// Ticks until the bucket is full. A state more than two fill times ahead comes from a clock that was wrong:
     /// such a bucket counts as emptied just now.
-    #[inline]
-    fn missing(&self, full_at: u128, now: u128) -> u128 {
-        let missing = full_at.saturating_sub(now);
-        if missing > 2 * self.ticks_to_fill { self.ticks_to_fill } else { missing }
+    #[inline(always)]
+    fn missing<T: Ticks>(&self, full_at: T, now: T) -> T {
+        let (missing, to_fill) = (full_at.saturating_sub(now), T::narrow(self.ticks_to_fill));
+        if missing > to_fill + to_fill { to_fill } else { missing }
     }
 
-    #[inline]
-    fn answer(&self, missing: u128, cost: u32) -> Decision {
-        let room = self.ticks_to_fill.saturating_sub(missing);
-        let wanted = u128::from(cost) * u128::from(self.ticks_per_unit);
-        let allowed = wanted <= room;
+    #[inline(always)]
+    fn ticks_at<T: Ticks>(&self, now: Time) -> T {
+        T::product(now.as_nanos(), self.ticks_per_ns)
+    }
+
+    /// Whether `missing` leaves room for `cost`, and how much would then be missing.
+    #[inline(always)]
+    fn with_cost<T: Ticks>(&self, missing: T, cost: u32) -> Option<T> {
+        // Compared in whole units first: the cost of a request that can never pass need not fit.
+        let room = T::narrow(self.ticks_to_fill).saturating_sub(missing);
+        (cost <= self.capacity)
+            .then(|| T::product(u64::from(cost), self.ticks_per_unit))
+            .filter(|&wanted| wanted <= room)
+            .map(|wanted| missing + wanted)
+    }
+
+    #[inline(always)]
+    fn answer<T: Ticks>(&self, missing: T, cost: u32) -> Decision {
+        let to_fill = T::narrow(self.ticks_to_fill);
+        let allowed = self.with_cost(missing, cost).is_some();
         Decision {
             allowed,
             limit: self.capacity,
-            remaining: self.units(room),
+            remaining: self.remaining(missing),
             retry_after: if allowed {
                 RetryAfter::Now
             } else if cost > self.capacity {
                 RetryAfter::Never
             } else {
-                RetryAfter::After(self.wait(missing + wanted - self.ticks_to_fill))
+                let wanted = T::product(u64::from(cost), self.ticks_per_unit);
+                RetryAfter::After(self.wait(missing + wanted - to_fill))
             },
             reset_after: self.wait(missing),
             // Whoever is admitted waits until what was there before has drained.
@@ -112,15 +125,62 @@ impl Bucket {
         }
     }
 
-    /// Whole units in `room`, which is at most a full bucket, so the result fits.
+    /// Whole units that are there: at most the capacity, so they fit.
+    #[inline(always)]
+    fn remaining<T: Ticks>(&self, missing: T) -> u32 {
+        let room = T::narrow(self.ticks_to_fill).saturating_sub(missing);
+        room.div_rem(self.ticks_per_unit).0.wide() as u32
+    }
+
+    #[inline(always)]
+    fn wait<T: Ticks>(&self, ticks: T) -> Duration {
+        nanos(ticks.div_up(self.ticks_per_ns))
+    }
+
+    #[inline(always)]
+    fn decide_in<T: Ticks>(&self, full_at: &mut T, now: Time, cost: u32) -> Decision {
+        let now = self.ticks_at(now);
+        let mut missing = self.missing(*full_at, now);
+        let mut decision = self.answer(missing, cost);
+        if let Some(after) = self.with_cost(missing, cost) {
+            missing = after;
+            decision.remaining = self.remaining(missing);
+            decision.reset_after = self.wait(missing);
+        }
+        // A full bucket keeps its old instant: nothing to write for a look at a fresh key.
+        if missing > T::from(0) {
+            *full_at = now + missing;
+        }
+        decision
+    }
+}
+
+/// A [`Bucket`] whose states are known to fit one word.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct NarrowBucket(Bucket);
+
+impl Algorithm for NarrowBucket {
+    /// The tick at which the bucket is full (or drained) again.
+    type State = u64;
+
     #[inline]
-    fn units(&self, room: u128) -> u32 {
-        div_rem(room, self.ticks_per_unit).0 as u32
+    fn fresh(&self) -> u64 {
+        0
     }
 
     #[inline]
-    fn wait(&self, ticks: u128) -> Duration {
-        nanos(div_ceil(ticks, self.ticks_per_ns))
+    fn is_fresh(&self, full_at: &u64, now: Time) -> bool {
+        *full_at <= self.0.ticks_at(now)
+    }
+
+    #[inline(always)]
+    fn decide(&self, full_at: &mut u64, now: Time, cost: u32) -> Decision {
+        self.0.decide_in(full_at, now, cost)
+    }
+
+    #[inline]
+    fn look(&self, full_at: &u64, now: Time, cost: u32) -> Decision {
+        self.0.answer(self.0.missing(*full_at, self.0.ticks_at(now)), cost)
     }
 }
 
@@ -138,21 +198,9 @@ impl Algorithm for Bucket {
         *full_at <= self.ticks_at(now)
     }
 
-    #[inline]
+    #[inline(always)]
     fn decide(&self, full_at: &mut u128, now: Time, cost: u32) -> Decision {
-        let now = self.ticks_at(now);
-        let mut missing = self.missing(*full_at, now);
-        let mut decision = self.answer(missing, cost);
-        if decision.allowed {
-            missing += u128::from(cost) * u128::from(self.ticks_per_unit);
-            decision.remaining = self.units(self.ticks_to_fill.saturating_sub(missing));
-            decision.reset_after = self.wait(missing);
-        }
-        // A full bucket keeps its old instant: nothing to write for a look at a fresh key.
-        if missing > 0 {
-            *full_at = now + missing;
-        }
-        decision
+        self.decide_in(full_at, now, cost)
     }
 
     #[inline]

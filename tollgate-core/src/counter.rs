@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use crate::math::{div_ceil, div_rem};
+use crate::math::Ticks;
 use crate::{Algorithm, Decision, Edge, RetryAfter, Time};
 
 /// A sliding window estimated from counts per bucket.
@@ -66,13 +66,13 @@ impl Counter {
     /// fits 64 bits: below 2^63 * 1024 / 10^6.
     #[inline]
     fn position(&self, now: Time) -> Position {
-        let (bucket, passed) = div_rem(u128::from(now.as_nanos()) * u128::from(self.buckets), self.window_ns);
+        let (bucket, passed) = u128::product(now.as_nanos(), u64::from(self.buckets)).div_rem(self.window_ns);
         Position { bucket: bucket as u64, passed }
     }
 
     /// The first instant of a bucket, in nanoseconds since the epoch.
     fn start(&self, bucket: u64) -> u128 {
-        div_ceil(u128::from(bucket) * u128::from(self.window_ns), u64::from(self.buckets))
+        u128::product(bucket, self.window_ns).div_up(u64::from(self.buckets))
     }
 
     /// Brings the counts to `now`, and says where in the newest bucket it stands.
@@ -112,7 +112,7 @@ impl Counter {
             Edge::Weigh if count == 0 => 0,
             // At most `count`.
             Edge::Weigh => {
-                div_rem(u128::from(count) * u128::from(self.window_ns - passed), self.window_ns).0 as u32
+                u128::product(u64::from(count), self.window_ns - passed).div_rem(self.window_ns).0 as u32
             }
         }
     }
@@ -169,7 +169,7 @@ impl Counter {
         bound / (u128::from(self.buckets) * u128::from(at_edge)) + 1
     }
 
-    #[inline]
+    #[inline(always)]
     fn answer(&self, counts: &[u32], position: Position, now: Time, cost: u32) -> Decision {
         let used = self.used(counts, position.passed);
         let left = u64::from(self.limit).saturating_sub(used) as u32;
@@ -191,7 +191,7 @@ impl Counter {
     }
 
     /// [`Algorithm::decide`], wherever the counts are kept.
-    #[inline]
+    #[inline(always)]
     pub fn decide_on<C: AsMut<[u32]>>(&self, state: &mut CounterState<C>, now: Time, cost: u32) -> Decision {
         let position = self.settle(state, now);
         let counts = state.counts.as_mut();

@@ -83,7 +83,7 @@ impl FixedWindow {
         Duration::from_nanos(start + self.window_ns - now.as_nanos())
     }
 
-    #[inline]
+    #[inline(always)]
     fn answer(&self, settled: FixedWindowState, now: Time, cost: u32) -> Decision {
         let left = self.limit - settled.count;
         let allowed = cost <= left;
@@ -117,7 +117,7 @@ impl Algorithm for FixedWindow {
         self.settled(*state, now).count == 0
     }
 
-    #[inline]
+    #[inline(always)]
     fn decide(&self, state: &mut FixedWindowState, now: Time, cost: u32) -> Decision {
         let settled = self.settled(*state, now);
         let mut decision = self.answer(settled, now, cost);

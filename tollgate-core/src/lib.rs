@@ -49,7 +49,7 @@ mod steps;
 mod time;
 
 pub use algorithm::Algorithm;
-pub use bucket::Bucket;
+pub use bucket::{Bucket, NarrowBucket};
 pub use counter::{Counter, CounterState};
 pub use decision::{Decision, RetryAfter};
 pub use fixed_window::{FixedWindow, FixedWindowState};

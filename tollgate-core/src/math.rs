@@ -1,25 +1,87 @@
 //! The few arithmetic helpers that several algorithms share.
 
+use std::ops::{Add, Sub};
 use std::time::Duration;
 
-/// `(a / b, a % b)`, by the 64-bit instruction whenever `a` fits it: 128-bit division is a slow library call.
-#[inline]
-pub(crate) fn div_rem(a: u128, b: u64) -> (u128, u64) {
-    match u64::try_from(a) {
-        Ok(a) => (u128::from(a / b), a % b),
-        // The remainder is below `b`, so it fits.
-        Err(_) => (a / u128::from(b), (a % u128::from(b)) as u64),
+/// A number of ticks: 128 bits wide, or 64 where that is known to be enough.
+pub(crate) trait Ticks: Copy + Ord + From<u64> + Add<Output = Self> + Sub<Output = Self> {
+    /// The number, which is known to fit.
+    fn narrow(wide: u128) -> Self;
+    /// `a` times `b`, which is known to fit.
+    fn product(a: u64, b: u64) -> Self;
+    fn saturating_sub(self, other: Self) -> Self;
+    /// `(self / b, self % b)`.
+    fn div_rem(self, b: u64) -> (Self, u64);
+    fn wide(self) -> u128;
+
+    /// `self / b`, rounded up.
+    #[inline]
+    fn div_up(self, b: u64) -> u128 {
+        if b == 1 {
+            return self.wide();
+        }
+        let (quotient, rest) = self.div_rem(b);
+        quotient.wide() + u128::from(rest != 0)
     }
 }
 
-/// `a / b`, rounded up.
-#[inline]
-pub(crate) fn div_ceil(a: u128, b: u64) -> u128 {
-    if b == 1 {
-        return a;
+impl Ticks for u64 {
+    #[inline]
+    fn narrow(wide: u128) -> u64 {
+        wide as u64
     }
-    let (quotient, rest) = div_rem(a, b);
-    quotient + u128::from(rest != 0)
+
+    #[inline]
+    fn product(a: u64, b: u64) -> u64 {
+        a * b
+    }
+
+    #[inline]
+    fn saturating_sub(self, other: u64) -> u64 {
+        self.saturating_sub(other)
+    }
+
+    #[inline]
+    fn div_rem(self, b: u64) -> (u64, u64) {
+        (self / b, self % b)
+    }
+
+    #[inline]
+    fn wide(self) -> u128 {
+        u128::from(self)
+    }
+}
+
+impl Ticks for u128 {
+    #[inline]
+    fn narrow(wide: u128) -> u128 {
+        wide
+    }
+
+    #[inline]
+    fn product(a: u64, b: u64) -> u128 {
+        u128::from(a) * u128::from(b)
+    }
+
+    #[inline]
+    fn saturating_sub(self, other: u128) -> u128 {
+        self.saturating_sub(other)
+    }
+
+    /// By the 64-bit instruction whenever that is enough: 128-bit division is a slow library call.
+    #[inline]
+    fn div_rem(self, b: u64) -> (u128, u64) {
+        match u64::try_from(self) {
+            Ok(a) => (u128::from(a / b), a % b),
+            // The remainder is below `b`, so it fits.
+            Err(_) => (self / u128::from(b), (self % u128::from(b)) as u64),
+        }
+    }
+
+    #[inline]
+    fn wide(self) -> u128 {
+        self
+    }
 }
 
 /// A wait of so many nanoseconds. Every wait that a limit can name is far below what a `Duration` holds.

@@ -1,7 +1,7 @@
 //! Where time comes from: the one module that reads the system's clocks.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use tollgate_core::Time;
@@ -21,10 +21,13 @@ pub trait Clock {
 pub struct SystemClock {
     counter: quanta::Clock,
     counter_start: u64,
+    /// The counter's speed, as nanoseconds in 2^32 of its ticks.
+    ns_per_2_32_ticks: u64,
     monotonic_start: Instant,
     wall_start_ns: u64,
-    /// What to add to the counter's time to get the monotonic clock's.
-    correction_ns: AtomicI64,
+    /// What to add to the counter's time since the start to get the time since the epoch. Wraps: it may be less
+    /// than nothing.
+    offset_ns: AtomicU64,
     /// The counter's time from which on it is to be compared again.
     next_comparison_ns: AtomicU64,
 }
@@ -37,12 +40,14 @@ impl SystemClock {
     pub fn new() -> SystemClock {
         let counter = quanta::Clock::new();
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let wall_start_ns = u64::try_from(wall.as_nanos()).unwrap_or(u64::MAX);
         SystemClock {
             counter_start: counter.raw(),
+            ns_per_2_32_ticks: counter.delta_as_nanos(0, 1 << 32),
             counter,
             monotonic_start: Instant::now(),
-            wall_start_ns: u64::try_from(wall.as_nanos()).unwrap_or(u64::MAX),
-            correction_ns: AtomicI64::new(0),
+            wall_start_ns,
+            offset_ns: AtomicU64::new(wall_start_ns),
             next_comparison_ns: AtomicU64::new(SystemClock::COMPARE_EVERY_NS),
         }
     }
@@ -50,9 +55,11 @@ impl SystemClock {
     #[cold]
     fn compare(&self, counted_ns: u64) {
         // Threads that come here together write the same values, give or take the moment between their readings.
-        let elapsed_ns = i64::try_from(self.monotonic_start.elapsed().as_nanos()).unwrap_or(i64::MAX);
-        self.correction_ns.store(elapsed_ns.saturating_sub_unsigned(counted_ns), Ordering::Relaxed);
-        self.next_comparison_ns.store(counted_ns + SystemClock::COMPARE_EVERY_NS, Ordering::Relaxed);
+        let elapsed_ns = self.monotonic_start.elapsed().as_nanos() as u64;
+        let offset_ns = self.wall_start_ns.wrapping_add(elapsed_ns).wrapping_sub(counted_ns);
+        self.offset_ns.store(offset_ns, Ordering::Relaxed);
+        self.next_comparison_ns
+            .store(counted_ns.saturating_add(SystemClock::COMPARE_EVERY_NS), Ordering::Relaxed);
     }
 }
 
@@ -65,12 +72,12 @@ impl Default for SystemClock {
 impl Clock for SystemClock {
     #[inline]
     fn now(&self) -> Time {
-        let counted_ns = self.counter.delta_as_nanos(self.counter_start, self.counter.raw());
+        let ticks = self.counter.raw().wrapping_sub(self.counter_start);
+        let counted_ns = ((u128::from(ticks) * u128::from(self.ns_per_2_32_ticks)) >> 32) as u64;
         if counted_ns >= self.next_comparison_ns.load(Ordering::Relaxed) {
             self.compare(counted_ns);
         }
-        let correction_ns = self.correction_ns.load(Ordering::Relaxed);
-        Time::from_nanos((self.wall_start_ns + counted_ns).saturating_add_signed(correction_ns))
+        Time::from_nanos(counted_ns.wrapping_add(self.offset_ns.load(Ordering::Relaxed)))
     }
 }
 
@@ -114,7 +121,7 @@ mod tests {
         let clock = SystemClock::new();
         let (start, monotonic) = (clock.now(), Instant::now());
         // Pretend that the counter ran ahead by an hour: the next comparison takes it back.
-        clock.correction_ns.store(3_600_000_000_000, Ordering::Relaxed);
+        clock.offset_ns.fetch_add(3_600_000_000_000, Ordering::Relaxed);
         clock.next_comparison_ns.store(0, Ordering::Relaxed);
         let gone = clock.now().saturating_since(start);
         assert!(gone <= monotonic.elapsed() + std::time::Duration::from_millis(1), "{gone:?}");

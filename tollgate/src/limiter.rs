@@ -157,13 +157,19 @@ impl<C: Clock> Limiter<Memory<C>> {
     /// Decides a request of cost 1.
     #[inline]
     pub fn check<K: Hash + ?Sized>(&self, key: &K) -> Decision {
-        self.store.check(key, 1)
+        self.store.check(key, 1, |decision| decision)
+    }
+
+    /// Decides a request of cost 1, and says only yes or no: the waits are not worked out.
+    #[inline]
+    pub fn allows<K: Hash + ?Sized>(&self, key: &K) -> bool {
+        self.store.check(key, 1, |decision| decision.allowed)
     }
 
     /// Decides a request of any cost. A cost of 0 takes nothing.
     #[inline]
     pub fn check_n<K: Hash + ?Sized>(&self, key: &K, cost: u32) -> Decision {
-        self.store.check(key, cost)
+        self.store.check(key, cost, |decision| decision)
     }
 
     /// Decides a request of cost 1 for each key, in order, and tells `each` the key's index and its decision.

@@ -1,21 +1,19 @@
 //! One cache line of the table: a few keys with their states, under one lock that readers need not take.
 //!
-//! A line is eight words. The first is its *control*: a lock bit, how many keys of this line had to go elsewhere,
-//! and a version that every change moves on. The others hold the slots: 48 bits of each key's hash, and its state
-//! of `W` words. With one word of state a line has four slots:
+//! A line is eight words: a *control*, the *tags* of its keys, and their states of `W` words each. Control and tags
+//! are half a word wide; a tag is 32 bits of the key's hash, and 0 in an empty slot. With one word of state a line
+//! has five slots:
 //!
 //! ```text
-//! word     0        1          2          3              4 ... 7
-//!       control  low 32 bits of hash   high 16 bits   state of slot
-//!                0 and 1    2 and 3    of 0 1 2 3     0  1  2  3
+//! word    0               1            2            3 ... 7
+//!         control, tag 0  tags 1, 2    tags 3, 4    states 0 ... 4
 //! ```
 //!
-//! With more words a slot's hash has a word of its own. A hash of 0 is an empty slot.
-//!
-//! A reader takes the control, reads what it needs, decides, and only if the state changes does it write: it
-//! exchanges the control it saw for the same one with the lock bit. If that succeeds nothing has changed since, and
-//! the line is its own until it stores the control with the next version. One locked instruction a decision, none
-//! if it is denied.
+//! The control is a lock bit, how many keys of this line had to go elsewhere, and a version that every change moves
+//! on. A reader takes the control, reads what it needs, decides, and only if the state changes does it write: it
+//! exchanges the first word as it saw it for the same with the lock bit. If that succeeds nothing has changed since,
+//! and the line is its own until it stores the first word with the next version. One locked instruction a decision,
+//! none if it is denied.
 
 use crate::sync::{AtomicU64, Backoff, Ordering, fence};
 
@@ -23,53 +21,43 @@ use crate::sync::{AtomicU64, Backoff, Ordering, fence};
 pub(crate) type Line = [AtomicU64; WORDS];
 pub(crate) const WORDS: usize = 8;
 
+// The first word: the control is its lower half, the first tag its upper.
 const LOCKED: u64 = 1;
 const SPILLED_ONE: u64 = 2;
-const SPILLED_BITS: u32 = 23;
-const SPILLED_MAX: u64 = (1 << SPILLED_BITS) - 1;
-const VERSION_ONE: u64 = SPILLED_ONE << SPILLED_BITS;
+const SPILLED_MAX: u64 = (1 << 5) - 1;
+const SPILLED_MASK: u64 = SPILLED_MAX * SPILLED_ONE;
+const VERSION_ONE: u64 = SPILLED_ONE * (SPILLED_MAX + 1);
+const VERSION_MASK: u64 = HALF & !(SPILLED_MASK | LOCKED);
+const HALF: u64 = u32::MAX as u64;
 
-/// The part of a hash that a slot keeps. The line is chosen by the hash's upper bits, so together they know it
-/// almost whole.
-const TAG_BITS: u32 = 48;
-
-/// A key within its line; never zero.
+/// A key within its line: the lower half of its hash, and never zero. The line was chosen by the upper half.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Tag(u64);
+pub(crate) struct Tag(u32);
 
 impl Tag {
     #[inline]
     pub(crate) fn of(hash: u64) -> Tag {
-        let tag = hash & ((1 << TAG_BITS) - 1);
-        Tag(if tag == 0 { 1 } else { tag })
+        Tag((hash as u32).max(1))
     }
 }
 
-/// Slots in a line whose states have `W` words.
+/// Slots in a line whose states have `W` words: fifteen half words, the control's aside.
 pub(crate) const fn slots<const W: usize>() -> usize {
-    if W == 1 { 4 } else { (WORDS - 1) / (W + 1) }
+    15 / (2 * W + 1)
 }
 
-/// What a control word says.
+/// The first word of a line that nobody is changing.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Control(u64);
 
-impl Control {
-    /// How many keys of the line are elsewhere.
-    #[inline]
-    pub(crate) fn spilled(self) -> u64 {
-        (self.0 / SPILLED_ONE) & SPILLED_MAX
-    }
-}
-
-/// The control of a line that nobody is changing; waits until there is one.
+/// The control of a line; waits until nobody is changing it.
 #[inline]
 pub(crate) fn control(line: &Line) -> Control {
     let mut backoff = Backoff::default();
     loop {
-        let control = line[0].load(Ordering::Acquire);
-        if control & LOCKED == 0 {
-            return Control(control);
+        let first = line[0].load(Ordering::Acquire);
+        if first & LOCKED == 0 {
+            return Control(first);
         }
         backoff.wait();
     }
@@ -85,11 +73,11 @@ pub(crate) fn is_unchanged(line: &Line, control: Control) -> bool {
 /// Takes the lock, if the line has not changed since `control` was taken.
 #[inline]
 pub(crate) fn try_lock(line: &Line, control: Control) -> Option<LockedLine<'_>> {
-    let locked = control.0 | LOCKED;
-    line[0].compare_exchange(control.0, locked, Ordering::Acquire, Ordering::Relaxed).ok()?;
+    let Control(first) = control;
+    line[0].compare_exchange(first, first | LOCKED, Ordering::Acquire, Ordering::Relaxed).ok()?;
     // No reader may see a word that is written from here on together with the control of before.
     fence(Ordering::Release);
-    Some(LockedLine { line, control })
+    Some(LockedLine { line, first })
 }
 
 /// Takes the lock, waiting for it.
@@ -105,25 +93,30 @@ pub(crate) fn lock(line: &Line) -> LockedLine<'_> {
 
 /// Takes the lock, if nobody has it.
 pub(crate) fn lock_if_free(line: &Line) -> Option<LockedLine<'_>> {
-    let control = line[0].load(Ordering::Acquire);
-    if control & LOCKED == 0 { try_lock(line, Control(control)) } else { None }
+    let first = line[0].load(Ordering::Acquire);
+    if first & LOCKED == 0 { try_lock(line, Control(first)) } else { None }
 }
 
-/// The slot of a key.
+/// The slot of a key. All slots are compared, whichever it is: a branch at each would be mispredicted.
 #[inline]
 pub(crate) fn find<const W: usize>(line: &Line, tag: Tag) -> Option<usize> {
-    (0..slots::<W>()).find(|&slot| tag_at::<W>(line, slot) == tag.0)
+    let is_here = |slot| u32::from(tag_at(line, slot) == tag.0) << slot;
+    let found = (0..slots::<W>()).map(is_here).fold(0, |all, one| all | one);
+    (found != 0).then(|| found.trailing_zeros() as usize)
 }
 
 /// The tag in a slot; 0 if it is empty.
 #[inline]
-fn tag_at<const W: usize>(line: &Line, slot: usize) -> u64 {
-    if W > 1 {
-        return line[1 + slot].load(Ordering::Relaxed);
-    }
-    let low = line[1 + slot / 2].load(Ordering::Relaxed) >> (32 * (slot % 2)) & 0xffff_ffff;
-    let high = line[3].load(Ordering::Relaxed) >> (16 * slot) & 0xffff;
-    high << 32 | low
+fn tag_at(line: &Line, slot: usize) -> u32 {
+    let (word, shift) = tag_place(slot);
+    (line[word].load(Ordering::Relaxed) >> shift) as u32
+}
+
+/// The word and the bit at which a slot's tag begins.
+#[inline]
+const fn tag_place(slot: usize) -> (usize, usize) {
+    let half = slot + 1;
+    (half / 2, half % 2 * 32)
 }
 
 /// The state in a slot.
@@ -133,15 +126,17 @@ pub(crate) fn state<const W: usize>(line: &Line, slot: usize) -> [u64; W] {
     std::array::from_fn(|word| line[first + word].load(Ordering::Relaxed))
 }
 
+/// Where a slot's state begins: after the words that hold the control and the tags.
 #[inline]
 const fn first_word<const W: usize>(slot: usize) -> usize {
-    if W == 1 { 4 + slot } else { 1 + slots::<W>() + slot * W }
+    (1 + slots::<W>()).div_ceil(2) + slot * W
 }
 
 /// A line that one thread has to itself; readers try again once it is let go.
 pub(crate) struct LockedLine<'a> {
     line: &'a Line,
-    control: Control,
+    /// The first word as it will be, but for the version.
+    first: u64,
 }
 
 impl<'a> LockedLine<'a> {
@@ -162,42 +157,43 @@ impl<'a> LockedLine<'a> {
     }
 
     /// Gives a slot to a key, or empties it.
-    pub(crate) fn set_tag<const W: usize>(&mut self, slot: usize, tag: Option<Tag>) {
-        let tag = tag.map_or(0, |tag| tag.0);
-        if W > 1 {
-            return self.line[1 + slot].store(tag, Ordering::Relaxed);
+    pub(crate) fn set_tag(&mut self, slot: usize, tag: Option<Tag>) {
+        let tag = u64::from(tag.map_or(0, |tag| tag.0));
+        let (word, shift) = tag_place(slot);
+        let others = |word: u64| word & !(HALF << shift);
+        if word == 0 {
+            self.first = others(self.first) | tag << shift;
+            // The thread itself reads it before it lets go.
+            self.line[0].store(self.first | LOCKED, Ordering::Relaxed);
+        } else {
+            let word = &self.line[word];
+            word.store(others(word.load(Ordering::Relaxed)) | tag << shift, Ordering::Relaxed);
         }
-        self.set_bits(1 + slot / 2, 32 * (slot % 2), 0xffff_ffff, tag);
-        self.set_bits(3, 16 * slot, 0xffff, tag >> 32);
-    }
-
-    fn set_bits(&mut self, word: usize, shift: usize, mask: u64, value: u64) {
-        let others = self.line[word].load(Ordering::Relaxed) & !(mask << shift);
-        self.line[word].store(others | (value & mask) << shift, Ordering::Relaxed);
     }
 
     /// A slot that belongs to no key.
     pub(crate) fn empty_slot<const W: usize>(&self) -> Option<usize> {
-        (0..slots::<W>()).find(|&slot| tag_at::<W>(self.line, slot) == 0)
+        (0..slots::<W>()).find(|&slot| tag_at(self.line, slot) == 0)
     }
 
-    pub(crate) fn spilled(&self) -> u64 {
-        self.control.spilled()
+    /// Whether keys of the line are elsewhere.
+    pub(crate) fn has_spilled(&self) -> bool {
+        self.first & SPILLED_MASK > 0
     }
 
     /// Notes that one more key of the line is elsewhere, if so many can be counted.
     pub(crate) fn add_spilled(&mut self) -> bool {
-        let fits = self.control.spilled() < SPILLED_MAX;
+        let fits = self.first & SPILLED_MASK < SPILLED_MASK;
         if fits {
-            self.control.0 += SPILLED_ONE;
+            self.first += SPILLED_ONE;
         }
         fits
     }
 
     /// Notes that a key of the line is no longer elsewhere.
     pub(crate) fn remove_spilled(&mut self) {
-        if self.control.spilled() > 0 {
-            self.control.0 -= SPILLED_ONE;
+        if self.has_spilled() {
+            self.first -= SPILLED_ONE;
         }
     }
 }
@@ -205,6 +201,7 @@ impl<'a> LockedLine<'a> {
 impl Drop for LockedLine<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.line[0].store(self.control.0.wrapping_add(VERSION_ONE), Ordering::Release);
+        let version = self.first.wrapping_add(VERSION_ONE) & VERSION_MASK;
+        self.line[0].store(self.first & !VERSION_MASK | version, Ordering::Release);
     }
 }

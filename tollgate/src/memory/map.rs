@@ -52,6 +52,10 @@ impl<S> Part<S> {
         self.states.get(&hash)
     }
 
+    pub(crate) fn get_mut(&mut self, hash: u64) -> Option<&mut S> {
+        self.states.get_mut(&hash)
+    }
+
     pub(crate) fn insert(&mut self, hash: u64, state: S) {
         self.states.insert(hash, state);
     }
@@ -139,8 +143,13 @@ impl<A: Algorithm> Map<A> {
         0
     }
 
-    /// Decides a request.
-    pub(crate) fn decide(&self, hash: u64, now: Time, cost: u32) -> Decision {
+    /// Decides a request, and gives what `told` makes of the decision.
+    pub(crate) fn decide<R>(&self, hash: u64, now: Time, cost: u32, told: impl FnOnce(Decision) -> R) -> R {
+        told(self.decide_held(hash, now, cost))
+    }
+
+    #[inline(never)]
+    fn decide_held(&self, hash: u64, now: Time, cost: u32) -> Decision {
         self.hold(hash, now).decide(cost)
     }
 

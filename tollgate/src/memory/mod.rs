@@ -3,7 +3,7 @@
 use std::hash::{BuildHasher, Hash};
 
 use smallvec::SmallVec;
-use tollgate_core::{Bucket, Counter, Decision, FixedWindow, Limit, Log, Steps, Time};
+use tollgate_core::{Bucket, Counter, Decision, FixedWindow, Limit, Log, NarrowBucket, Steps, Time};
 
 use crate::clock::{Clock, SystemClock};
 use crate::store::{Charge, ChargeError, Key, Store, Verdict};
@@ -22,7 +22,7 @@ use table::Table;
 /// The states of one limit's keys, each kind of state in the table that fits it.
 #[derive(Debug)]
 enum States {
-    Bucket(Table<Bucket, 1>),
+    Bucket(Table<NarrowBucket, 1>),
     WideBucket(Table<Bucket, 2>),
     Steps(Table<Steps, 2>),
     FixedWindow(Table<FixedWindow, 1>),
@@ -60,8 +60,10 @@ impl States {
             };
         }
         match limit {
-            Limit::Bucket(it) if pack::bucket_fits_a_word(it) => States::Bucket(table!(it.clone())),
-            Limit::Bucket(it) => States::WideBucket(table!(it.clone())),
+            Limit::Bucket(it) => match it.narrow() {
+                Some(narrow) => States::Bucket(table!(narrow)),
+                None => States::WideBucket(table!(it.clone())),
+            },
             Limit::Steps(it) => States::Steps(table!(it.clone())),
             Limit::FixedWindow(it) if pack::fixed_window_fits_a_word(it) => {
                 States::FixedWindow(table!(it.clone()))
@@ -78,8 +80,8 @@ impl States {
     }
 
     #[inline]
-    fn decide(&self, hash: u64, now: Time, cost: u32) -> Decision {
-        with!(self, table => table.decide(hash, now, cost))
+    fn decide<R>(&self, hash: u64, now: Time, cost: u32, told: impl FnOnce(Decision) -> R) -> R {
+        with!(self, table => table.decide(hash, now, cost, told))
     }
 }
 
@@ -116,18 +118,26 @@ impl<C: Clock> Memory<C> {
     }
 
     #[inline]
-    pub(crate) fn check<K: Hash + ?Sized>(&self, key: &K, cost: u32) -> Decision {
+    pub(crate) fn check<K: Hash + ?Sized, R>(
+        &self,
+        key: &K,
+        cost: u32,
+        told: impl FnOnce(Decision) -> R,
+    ) -> R {
         let Key(hash) = self.key(key);
         match &*self.states {
-            [only] => only.decide(hash, self.clock.now(), cost),
-            several => {
-                let mut verdict = Verdict::default();
-                let charges = (0..several.len()).map(|limit| Charge { limit, key: Key(hash), cost });
-                let charges: SmallVec<[Charge; 4]> = charges.collect();
-                self.charge_from(&charges, self.clock.now(), true, &mut verdict.decisions);
-                verdict.decision()
-            }
+            [only] => only.decide(hash, self.clock.now(), cost, told),
+            _ => told(self.check_several(hash, cost)),
         }
+    }
+
+    #[inline(never)]
+    fn check_several(&self, hash: u64, cost: u32) -> Decision {
+        let charges = (0..self.states.len()).map(|limit| Charge { limit, key: Key(hash), cost });
+        let charges: SmallVec<[Charge; 4]> = charges.collect();
+        let mut verdict = Verdict::default();
+        self.charge_from(&charges, self.clock.now(), true, &mut verdict.decisions);
+        verdict.decision()
     }
 
     /// The checks of a batch share one reading of the clock, and all their lines are on the way from memory before
@@ -136,18 +146,23 @@ impl<C: Clock> Memory<C> {
     pub(crate) fn check_many<K: Hash>(&self, keys: &[K], cost: u32, mut each: impl FnMut(usize, Decision)) {
         const BATCH: usize = 16;
         let [only] = &*self.states else {
-            return keys.iter().enumerate().for_each(|(index, key)| each(index, self.check(key, cost)));
+            return keys
+                .iter()
+                .enumerate()
+                .for_each(|(index, key)| self.check(key, cost, |it| each(index, it)));
         };
         with!(only, table => {
             for (batch, keys) in keys.chunks(BATCH).enumerate() {
                 let mut hashes = [0; BATCH];
                 for (hash, key) in hashes.iter_mut().zip(keys) {
                     *hash = self.key(key).0;
-                    std::hint::black_box(table.touch(*hash));
                 }
+                // In a loop of their own, so short that the processor has all of them on the way at once.
+                let touched = hashes.iter().fold(0, |all, &hash| all ^ table.touch(hash));
+                std::hint::black_box(touched);
                 let now = self.clock.now();
                 for (index, hash) in hashes.into_iter().take(keys.len()).enumerate() {
-                    each(batch * BATCH + index, table.decide(hash, now, cost));
+                    table.decide(hash, now, cost, |decision| each(batch * BATCH + index, decision));
                 }
             }
         });

@@ -1,8 +1,8 @@
 //! The states of keys as 64-bit words, and how many of them a limit needs.
 
 use tollgate_core::{
-    Algorithm, Bucket, Counter, CounterState, Decision, FixedWindow, FixedWindowState, Steps, StepsState,
-    Time,
+    Algorithm, Bucket, Counter, CounterState, Decision, FixedWindow, FixedWindowState, NarrowBucket, Steps,
+    StepsState, Time,
 };
 
 /// An algorithm whose states are kept in `W` words each.
@@ -11,21 +11,15 @@ pub(crate) trait Packed<const W: usize>: Algorithm {
     fn unpack(&self, words: [u64; W]) -> Self::State;
 }
 
-/// Whether a bucket's instant fits one word at any time that can be: so for every rate whose units are whole
-/// nanoseconds apart, unless it takes a century to fill.
-pub(crate) fn bucket_fits_a_word(bucket: &Bucket) -> bool {
-    u64::try_from(bucket.state_max()).is_ok()
-}
-
-impl Packed<1> for Bucket {
+impl Packed<1> for NarrowBucket {
     #[inline]
-    fn pack(&self, full_at: &u128) -> [u64; 1] {
-        [*full_at as u64]
+    fn pack(&self, full_at: &u64) -> [u64; 1] {
+        [*full_at]
     }
 
     #[inline]
-    fn unpack(&self, [full_at]: [u64; 1]) -> u128 {
-        u128::from(full_at)
+    fn unpack(&self, [full_at]: [u64; 1]) -> u64 {
+        full_at
     }
 }
 
@@ -123,7 +117,7 @@ impl<const N: usize> Algorithm for SmallCounter<N> {
         self.0.is_fresh_on(state, now)
     }
 
-    #[inline]
+    #[inline(always)]
     fn decide(&self, state: &mut Self::State, now: Time, cost: u32) -> Decision {
         self.0.decide_on(state, now, cost)
     }

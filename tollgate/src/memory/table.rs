@@ -12,8 +12,8 @@ use super::map::{Part, part_capacity, parts, scale};
 use super::pack::Packed;
 use crate::sync::{AtomicU64, Mutex, lock};
 
-/// Slots per 100 keys. More slots spill fewer keys: at 170 one key in 17, with four slots a line.
-const SLOTS_PERCENT: usize = 170;
+/// Slots per 100 keys: the more, the fewer keys find their line full.
+const SLOTS_PERCENT: usize = 230;
 /// Small tables are uneven: room on the side for so many keys more.
 const SPILL_EXTRA: usize = 64;
 /// How many spilled keys a newly spilled one looks at for idle ones.
@@ -77,7 +77,8 @@ impl<A: Packed<W>, const W: usize> Table<A, W> {
         (max_keys.saturating_mul(SLOTS_PERCENT) / 100 / line::slots::<W>()).max(1)
     }
 
-    /// Room on the side, twice what chance needs: lines of four, two and one slot spill 6, 14 and 24 % of the keys.
+    /// Room on the side, several times what chance needs: of lines of five, three and one slot it fills so many that
+    /// 1.5, 5 and 19 % of the keys find no place.
     fn spill_for(max_keys: usize) -> usize {
         max_keys / (2 * line::slots::<W>()) + SPILL_EXTRA
     }
@@ -108,14 +109,14 @@ impl<A: Packed<W>, const W: usize> Table<A, W> {
         self.line(hash)[0].load(crate::sync::Ordering::Relaxed)
     }
 
-    /// Decides a request.
+    /// Decides a request, and gives what `told` makes of the decision: what it does not use is not worked out.
     #[inline]
-    pub(crate) fn decide(&self, hash: u64, now: Time, cost: u32) -> Decision {
+    pub(crate) fn decide<R>(&self, hash: u64, now: Time, cost: u32, told: impl FnOnce(Decision) -> R) -> R {
         let (line, tag) = (self.line(hash), Tag::of(hash));
         loop {
             let control = line::control(line);
             let Some(slot) = line::find::<W>(line, tag) else {
-                return self.hold(hash, now).decide(cost);
+                return told(self.decide_held(hash, now, cost));
             };
             let before = line::state::<W>(line, slot);
             // One word is always a state that was written as such; several may be of two.
@@ -127,13 +128,20 @@ impl<A: Packed<W>, const W: usize> Table<A, W> {
             let after = self.algorithm.pack(&state);
             if after == before {
                 if line::is_unchanged(line, control) {
-                    return decision;
+                    return told(decision);
                 }
             } else if let Some(mut locked) = line::try_lock(line, control) {
                 locked.set_state(slot, after);
-                return decision;
+                return told(decision);
             }
         }
+    }
+
+    /// Decides a request of a key that is not in its line: rare, and kept out of the way of those that are.
+    #[cold]
+    #[inline(never)]
+    fn decide_held(&self, hash: u64, now: Time, cost: u32) -> Decision {
+        self.hold(hash, now).decide(cost)
     }
 
     /// Says what a request would be told.
@@ -196,7 +204,7 @@ impl<'a, A: Packed<W>, const W: usize> HeldSlot<'a, A, W> {
             return Place::Slot(slot);
         }
         let free = self.free_slot();
-        if self.locked.spilled() > 0 {
+        if self.locked.has_spilled() {
             let mut spill = lock(table.spill_of(self.hash));
             if spill.get(self.hash).is_some() {
                 // There is room at home again: fetch it back.
@@ -249,7 +257,7 @@ impl<'a, A: Packed<W>, const W: usize> HeldSlot<'a, A, W> {
     }
 
     fn write(&mut self, slot: usize, state: &A::State) {
-        self.locked.set_tag::<W>(slot, Some(Tag::of(self.hash)));
+        self.locked.set_tag(slot, Some(Tag::of(self.hash)));
         self.locked.set_state(slot, self.table.algorithm.pack(state));
     }
 
@@ -277,6 +285,11 @@ impl<'a, A: Packed<W>, const W: usize> HeldSlot<'a, A, W> {
         if let Place::None(overflow) = &mut self.place {
             return overflow.decide(algorithm, self.now, cost);
         }
+        if matches!(self.place, Place::Spilled)
+            && let Some(state) = lock(self.table.spill_of(self.hash)).get_mut(self.hash)
+        {
+            return algorithm.decide(state, self.now, cost);
+        }
         let mut state = self.state();
         let decision = algorithm.decide(&mut state, self.now, cost);
         // A key that is still fresh needs no place.
@@ -287,8 +300,7 @@ impl<'a, A: Packed<W>, const W: usize> HeldSlot<'a, A, W> {
                 self.write(slot, &state);
                 self.place = Place::Slot(slot);
             }
-            Place::NewSpilled if stays_new => {}
-            Place::Spilled | Place::NewSpilled => {
+            Place::NewSpilled if !stays_new => {
                 lock(self.table.spill_of(self.hash)).insert(self.hash, state);
                 self.place = Place::Spilled;
             }
@@ -300,7 +312,7 @@ impl<'a, A: Packed<W>, const W: usize> HeldSlot<'a, A, W> {
     pub(crate) fn reset(&mut self) {
         match self.place {
             Place::Slot(slot) => {
-                self.locked.set_tag::<W>(slot, None);
+                self.locked.set_tag(slot, None);
                 self.locked.set_state(slot, [0; W]);
             }
             Place::Spilled => {

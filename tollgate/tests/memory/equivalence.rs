@@ -53,7 +53,7 @@ proptest! {
     #[test]
     fn the_store_answers_as_the_algorithm(steps in steps(), max_keys in prop_oneof![Just(1usize), Just(40), Just(5_000)]) {
         for (name, limit) in every_variant(5, 10) {
-            // A map takes its bound at its word; a table has four slots at least.
+            // A map takes its bound at its word; a table has five slots at least, and room beside them.
             let many = max_keys.max(40);
             match &limit {
                 Limit::Bucket(it) => run(it, &limit, max_keys, &steps),
