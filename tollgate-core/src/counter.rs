@@ -162,11 +162,8 @@ impl Counter {
         }
         // floor(at_edge * (window - passed) / window) <= share_max
         //   <=>  passed * at_edge > window * (at_edge - share_max - 1)
-        // with passed = instant * buckets - bucket * window. All below 2^63 * 2^10 * 2^32.
-        let window = u128::from(self.window_ns);
-        let bound =
-            u128::from(bucket) * window * u128::from(at_edge) + window * u128::from(at_edge - share_max - 1);
-        bound / (u128::from(self.buckets) * u128::from(at_edge)) + 1
+        let (passed, _) = u128::product(self.window_ns, at_edge - share_max - 1).div_rem(at_edge);
+        (u128::product(bucket, self.window_ns) + passed + 1).div_up(u64::from(self.buckets))
     }
 
     #[inline(always)]

@@ -32,6 +32,7 @@ const COST_MASK: u64 = (1 << COST_BITS) - 1;
 const INSTANT_MASK: u64 = u64::MAX >> COST_BITS;
 
 impl LogState {
+    #[inline]
     fn push(&mut self, instant_ns: u64, cost: u64) {
         let (word, more) = entry(instant_ns, cost);
         self.words.push_back(word);
@@ -40,24 +41,37 @@ impl LogState {
         self.units += cost;
     }
 
+    /// The instant of an entry, from its low bits: entries lie within a window of the newest.
+    #[inline]
+    fn instant_of(&self, word: u64) -> u64 {
+        let age = (self.newest_ns & INSTANT_MASK).wrapping_sub(word >> COST_BITS) & INSTANT_MASK;
+        self.newest_ns - age
+    }
+
     /// The entries, oldest first: instant and cost.
     fn entries(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         let mut words = self.words.iter();
         std::iter::from_fn(move || {
             let word = *words.next()?;
-            let age = (self.newest_ns & INSTANT_MASK).wrapping_sub(word >> COST_BITS) & INSTANT_MASK;
             let cost = match word & COST_MASK {
                 0 => *words.next()?,
                 cost => cost,
             };
-            Some((self.newest_ns - age, cost))
+            Some((self.instant_of(word), cost))
         })
     }
 
+    #[inline]
     fn oldest(&self) -> Option<(u64, u64)> {
-        self.entries().next()
+        let word = *self.words.front()?;
+        let cost = match word & COST_MASK {
+            0 => *self.words.get(1)?,
+            cost => cost,
+        };
+        Some((self.instant_of(word), cost))
     }
 
+    #[inline]
     fn pop_oldest(&mut self) {
         let Some((_, cost)) = self.oldest() else { return };
         if self.words.pop_front().is_some_and(|word| word & COST_MASK == 0) {
@@ -124,6 +138,7 @@ impl Log {
     }
 
     /// Time from `now` until the oldest `units` of the entries have left the window.
+    #[inline]
     fn until_gone(&self, state: &LogState, now: Time, units: u64) -> Duration {
         let mut gone = 0;
         for (at, cost) in state.entries() {
@@ -136,6 +151,7 @@ impl Log {
     }
 
     /// The answer to a request while `live` of the state's units count against it.
+    #[inline]
     fn answer(&self, state: &LogState, live: u64, now: Time, cost: u32, allowed: bool) -> Decision {
         let limit = u64::from(self.limit);
         Decision {
@@ -159,6 +175,7 @@ impl Log {
     }
 
     /// Drops what is outside the window at `now`, and moves a log of a wrong clock to now.
+    #[inline]
     fn settle(&self, state: &mut LogState, now: Time) {
         if self.is_too_far_ahead(state, now) {
             let units = std::mem::take(&mut state.units);
@@ -179,6 +196,7 @@ impl Log {
 
     /// Drops the oldest units beyond `limit` + 1: with that many in the window every request is denied, however
     /// many more there were, and they leave it first.
+    #[inline]
     fn forget_surplus(&self, state: &mut LogState) {
         let keep = u64::from(self.limit) + 1;
         while state.units > keep {
@@ -203,6 +221,7 @@ impl Algorithm for Log {
         state.words.is_empty() || state.newest_ns.saturating_add(self.window_ns) <= now.as_nanos()
     }
 
+    #[inline]
     fn decide(&self, state: &mut LogState, now: Time, cost: u32) -> Decision {
         if !state.words.is_empty() {
             self.settle(state, now);
@@ -211,7 +230,9 @@ impl Algorithm for Log {
         let fits = state.units + u64::from(cost) <= u64::from(self.limit);
         if cost > 0 && (fits || self.count == Count::All) {
             state.push(instant, u64::from(cost));
-            self.forget_surplus(state);
+            if !fits {
+                self.forget_surplus(state);
+            }
         }
         self.answer(state, state.units, now, cost, fits)
     }

@@ -97,9 +97,15 @@ pub(crate) fn lock_if_free(line: &Line) -> Option<LockedLine<'_>> {
     if first & LOCKED == 0 { try_lock(line, Control(first)) } else { None }
 }
 
-/// The slot of a key. All slots are compared, whichever it is: a branch at each would be mispredicted.
-#[inline]
+/// The slot of a key. The processor guesses which, and goes on before the line has come from memory.
+#[inline(always)]
 pub(crate) fn find<const W: usize>(line: &Line, tag: Tag) -> Option<usize> {
+    (0..slots::<W>()).find(|&slot| tag_at(line, slot) == tag.0)
+}
+
+/// The slot of a key whose line is in the cache: compares all, because a wrong guess would take longer.
+#[inline(always)]
+pub(crate) fn find_in_cache<const W: usize>(line: &Line, tag: Tag) -> Option<usize> {
     let is_here = |slot| u32::from(tag_at(line, slot) == tag.0) << slot;
     let found = (0..slots::<W>()).map(is_here).fold(0, |all, one| all | one);
     (found != 0).then(|| found.trailing_zeros() as usize)

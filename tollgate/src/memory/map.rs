@@ -144,13 +144,26 @@ impl<A: Algorithm> Map<A> {
     }
 
     /// Decides a request, and gives what `told` makes of the decision.
-    pub(crate) fn decide<R>(&self, hash: u64, now: Time, cost: u32, told: impl FnOnce(Decision) -> R) -> R {
-        told(self.decide_held(hash, now, cost))
+    pub(crate) fn decide<R>(
+        &self,
+        hash: u64,
+        now: impl FnOnce() -> Time,
+        cost: u32,
+        told: impl FnOnce(Decision) -> R,
+    ) -> R {
+        self.decide_touched(hash, now(), cost, told)
     }
 
+    /// The same: see [`touch`](Self::touch).
     #[inline(never)]
-    fn decide_held(&self, hash: u64, now: Time, cost: u32) -> Decision {
-        self.hold(hash, now).decide(cost)
+    pub(crate) fn decide_touched<R>(
+        &self,
+        hash: u64,
+        now: Time,
+        cost: u32,
+        told: impl FnOnce(Decision) -> R,
+    ) -> R {
+        told(self.hold(hash, now).decide(cost))
     }
 
     /// Says what a request would be told.
@@ -159,6 +172,7 @@ impl<A: Algorithm> Map<A> {
     }
 
     /// Takes hold of a key: nobody else can decide about it until the hold ends.
+    #[inline]
     pub(crate) fn hold(&self, hash: u64, now: Time) -> HeldState<'_, A> {
         let mut part = lock(&self.parts[scale(hash, self.parts.len())]);
         let place = match part.states.get_index_of(&hash) {
@@ -168,6 +182,7 @@ impl<A: Algorithm> Map<A> {
         HeldState { map: self, part, hash, now, place }
     }
 
+    #[inline]
     fn place_for_known(
         &self,
         part: &mut Part<A::State>,
@@ -257,6 +272,7 @@ impl<A: Algorithm> HeldState<'_, A> {
         }
     }
 
+    #[inline]
     pub(crate) fn decide(&mut self, cost: u32) -> Decision {
         if matches!(self.place, Place::Stuck(_) | Place::None(_)) {
             let own = self.look_at_own(cost);

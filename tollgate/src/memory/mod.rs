@@ -80,7 +80,13 @@ impl States {
     }
 
     #[inline]
-    fn decide<R>(&self, hash: u64, now: Time, cost: u32, told: impl FnOnce(Decision) -> R) -> R {
+    fn decide<R>(
+        &self,
+        hash: u64,
+        now: impl FnOnce() -> Time,
+        cost: u32,
+        told: impl FnOnce(Decision) -> R,
+    ) -> R {
         with!(self, table => table.decide(hash, now, cost, told))
     }
 }
@@ -126,7 +132,7 @@ impl<C: Clock> Memory<C> {
     ) -> R {
         let Key(hash) = self.key(key);
         match &*self.states {
-            [only] => only.decide(hash, self.clock.now(), cost, told),
+            [only] => only.decide(hash, || self.clock.now(), cost, told),
             _ => told(self.check_several(hash, cost)),
         }
     }
@@ -162,7 +168,7 @@ impl<C: Clock> Memory<C> {
                 std::hint::black_box(touched);
                 let now = self.clock.now();
                 for (index, hash) in hashes.into_iter().take(keys.len()).enumerate() {
-                    table.decide(hash, now, cost, |decision| each(batch * BATCH + index, decision));
+                    table.decide_touched(hash, now, cost, |decision| each(batch * BATCH + index, decision));
                 }
             }
         });

@@ -110,30 +110,63 @@ impl<A: Packed<W>, const W: usize> Table<A, W> {
     }
 
     /// Decides a request, and gives what `told` makes of the decision: what it does not use is not worked out.
+    ///
+    /// The clock is read while the line is on its way from memory: both take about as long as all the rest.
     #[inline]
-    pub(crate) fn decide<R>(&self, hash: u64, now: Time, cost: u32, told: impl FnOnce(Decision) -> R) -> R {
+    pub(crate) fn decide<R>(
+        &self,
+        hash: u64,
+        now: impl FnOnce() -> Time,
+        cost: u32,
+        told: impl FnOnce(Decision) -> R,
+    ) -> R {
+        self.decide_by(line::find::<W>, hash, now, cost, told)
+    }
+
+    /// The same for a key that was [touched](Self::touch).
+    #[inline]
+    pub(crate) fn decide_touched<R>(
+        &self,
+        hash: u64,
+        now: Time,
+        cost: u32,
+        told: impl FnOnce(Decision) -> R,
+    ) -> R {
+        self.decide_by(line::find_in_cache::<W>, hash, || now, cost, told)
+    }
+
+    #[inline(always)]
+    fn decide_by<R>(
+        &self,
+        find: impl Fn(&Line, Tag) -> Option<usize>,
+        hash: u64,
+        now: impl FnOnce() -> Time,
+        cost: u32,
+        told: impl FnOnce(Decision) -> R,
+    ) -> R {
         let (line, tag) = (self.line(hash), Tag::of(hash));
+        let mut control = line::control(line);
+        let now = now();
         loop {
-            let control = line::control(line);
-            let Some(slot) = line::find::<W>(line, tag) else {
+            let Some(slot) = find(line, tag) else {
                 return told(self.decide_held(hash, now, cost));
             };
             let before = line::state::<W>(line, slot);
             // One word is always a state that was written as such; several may be of two.
-            if W > 1 && !line::is_unchanged(line, control) {
-                continue;
-            }
-            let mut state = self.algorithm.unpack(before);
-            let decision = self.algorithm.decide(&mut state, now, cost);
-            let after = self.algorithm.pack(&state);
-            if after == before {
-                if line::is_unchanged(line, control) {
+            if W == 1 || line::is_unchanged(line, control) {
+                let mut state = self.algorithm.unpack(before);
+                let decision = self.algorithm.decide(&mut state, now, cost);
+                let after = self.algorithm.pack(&state);
+                if after == before {
+                    if line::is_unchanged(line, control) {
+                        return told(decision);
+                    }
+                } else if let Some(mut locked) = line::try_lock(line, control) {
+                    locked.set_state(slot, after);
                     return told(decision);
                 }
-            } else if let Some(mut locked) = line::try_lock(line, control) {
-                locked.set_state(slot, after);
-                return told(decision);
             }
+            control = line::control(line);
         }
     }
 

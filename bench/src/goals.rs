@@ -1,0 +1,105 @@
+//! What was promised of the in-memory limiter, and whether the figures keep it.
+
+use std::fmt;
+
+use serde::Serialize;
+
+use crate::contenders::Who;
+use crate::memory::{KeySet, Outcome, TOKEN_BUCKET};
+use crate::report::{BytesPerKey, Ratio, Scenario};
+
+/// A promise beside its figure.
+#[derive(Serialize)]
+pub(crate) struct Goal {
+    promise: String,
+    figure: String,
+    met: bool,
+}
+
+impl fmt::Display for Goal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Goal { promise, figure, met } = self;
+        write!(f, "{}  {promise}: {figure}", if *met { "met    " } else { "NOT met" })
+    }
+}
+
+/// At least so many times as fast as governor, in every scenario that fits.
+struct Faster {
+    times: f64,
+    ours: Who,
+    keys: KeySet,
+    key_types: &'static [&'static str],
+    threads: usize,
+    outcome: Outcome,
+}
+
+const TEXT: &[&str] = &["String"];
+const BOTH: &[&str] = &["String", "u64"];
+
+#[rustfmt::skip]
+const FASTER: [Faster; 6] = [
+    Faster { times: 5.0,  ours: Who::Tollgate,     keys: KeySet::Uniform, key_types: TEXT, threads: 2, outcome: Outcome::Allowed },
+    Faster { times: 4.5,  ours: Who::Tollgate,     keys: KeySet::Zipf,    key_types: TEXT, threads: 2, outcome: Outcome::Allowed },
+    Faster { times: 15.0, ours: Who::TollgateMany, keys: KeySet::Uniform, key_types: TEXT, threads: 2, outcome: Outcome::Allowed },
+    Faster { times: 10.0, ours: Who::TollgateMany, keys: KeySet::Zipf,    key_types: TEXT, threads: 2, outcome: Outcome::Allowed },
+    Faster { times: 2.5,  ours: Who::Tollgate,     keys: KeySet::Hot,     key_types: BOTH, threads: 1, outcome: Outcome::Allowed },
+    Faster { times: 6.0,  ours: Who::Tollgate,     keys: KeySet::Hot,     key_types: BOTH, threads: 2, outcome: Outcome::Denied },
+];
+
+const BYTES_PER_KEY_MAX: f64 = 34.0;
+
+/// An algorithm, and at most how many times as long as the token bucket it may take.
+const SLOWER: [(&str, f64); 4] = [
+    ("leaky_bucket", 2.0),
+    ("fixed_window", 2.0),
+    ("sliding_window_log", 4.0),
+    ("sliding_window_counter", 2.0),
+];
+
+pub(crate) fn check(contenders: &[Scenario], algorithms: &[Scenario], bytes: &[BytesPerKey]) -> Vec<Goal> {
+    let mut goals: Vec<Goal> = FASTER.iter().map(|goal| goal.check(contenders)).collect();
+    let ours = bytes.iter().find(|row| row.name == Who::Tollgate.name()).map_or(f64::NAN, |row| row.bytes);
+    goals.push(Goal {
+        promise: format!("<= {BYTES_PER_KEY_MAX} B a key"),
+        figure: format!("{ours:.1} B"),
+        met: ours <= BYTES_PER_KEY_MAX,
+    });
+    goals.extend(SLOWER.iter().map(|&(name, times)| slower(name, times, algorithms)));
+    goals
+}
+
+impl Faster {
+    fn check(&self, scenarios: &[Scenario]) -> Goal {
+        let Faster { times, ours, keys, key_types, threads, outcome } = self;
+        let ratios: Vec<(&str, Ratio)> = scenarios
+            .iter()
+            .filter(|it| (it.keys, it.threads, it.outcome) == (*keys, *threads, *outcome))
+            .filter(|it| key_types.contains(&it.key_type))
+            .filter_map(|it| Some((it.key_type, it.ratio(Who::Governor.name(), ours.name())?)))
+            .collect();
+        let call = if *ours == Who::Tollgate { "one check at a time" } else { ours.name() };
+        let s = if *threads == 1 { "" } else { "s" };
+        let (keys, outcome) = (keys.name(), outcome.name());
+        Goal {
+            promise: format!(">= {times}x governor, {call}, {keys}, {threads} thread{s}, {outcome}"),
+            figure: ratios.iter().map(|(key, ratio)| format!("{key} {ratio}")).collect::<Vec<_>>().join(", "),
+            met: ratios.len() == key_types.len() && ratios.iter().all(|(_, ratio)| ratio.median >= *times),
+        }
+    }
+}
+
+/// The algorithm against the token bucket, where it does worst.
+fn slower(name: &str, times: f64, scenarios: &[Scenario]) -> Goal {
+    let worst = scenarios
+        .iter()
+        .filter_map(|it| Some((it, it.ratio(name, TOKEN_BUCKET)?)))
+        .max_by(|(_, a), (_, b)| a.median.total_cmp(&b.median));
+    Goal {
+        promise: format!("<= {times}x the token bucket, {name}"),
+        figure: worst.as_ref().map_or_else(String::new, |(scenario, ratio)| {
+            let s = if scenario.threads == 1 { "" } else { "s" };
+            format!("{ratio} at worst, {}, {} thread{s}", scenario.keys.name(), scenario.threads)
+        }),
+        met: worst.is_some_and(|(_, ratio)| ratio.median <= times),
+    }
+}

@@ -1,0 +1,84 @@
+//! Tollgate beside its peers, on one machine, in one run.
+//!
+//! An absolute time says little on a shared machine; a ratio within one run holds. So all contenders take turns in
+//! every scenario, and the goals are ratios.
+//!
+//! | file | what it does |
+//! |---|---|
+//! | `memory` | the scenarios of the in-memory limiters, and the run |
+//! | `contenders` | who takes part, each by its natural fastest call |
+//! | `keys` | what is asked for: the keys, and the order in which requests name them |
+//! | `timing` | pinned workers that time themselves |
+//! | `resident` | bytes per key, each contender in a process of its own |
+//! | `report` | the figures, as a table and as JSON |
+//! | `goals` | what was promised, and whether the figures keep it |
+
+mod contenders;
+mod goals;
+mod keys;
+mod memory;
+mod report;
+mod resident;
+mod timing;
+
+use std::error::Error;
+use std::fs;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::contenders::Who;
+
+#[derive(Parser)]
+#[command(about = "Tollgate beside its peers, on one machine, in one run")]
+struct Args {
+    #[command(subcommand)]
+    bench: Bench,
+}
+
+#[derive(Subcommand)]
+enum Bench {
+    /// Limiters in memory: nanoseconds per decision, bytes per key
+    Memory {
+        /// A smoke test in seconds; its figures are not to be quoted
+        #[arg(long)]
+        quick: bool,
+        /// Also write every round's figure to this file
+        #[arg(long, value_name = "FILE")]
+        json: Option<PathBuf>,
+    },
+    /// One contender's bytes per key; the memory bench runs itself with this for each of them
+    #[command(hide = true)]
+    Resident {
+        #[arg(value_enum)]
+        who: Who,
+        keys: usize,
+    },
+}
+
+fn main() -> ExitCode {
+    match run(Args::parse().bench) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(bench: Bench) -> Result<(), Box<dyn Error>> {
+    match bench {
+        Bench::Memory { quick, json } => {
+            let size = if quick { memory::Size::QUICK } else { memory::Size::FULL };
+            let report = memory::run(&size)?;
+            print!("{report}");
+            if let Some(file) = json {
+                fs::write(&file, serde_json::to_string_pretty(&report)?)
+                    .map_err(|error| format!("{}: {error}", file.display()))?;
+            }
+        }
+        Bench::Resident { who, keys } => println!("{}", resident::bytes_held(who, keys)?),
+    }
+    Ok(())
+}

@@ -1,0 +1,279 @@
+//! The scenarios of the in-memory limiters, and the run.
+//!
+//! In each scenario every contender holds all keys before anything is timed. Then the contenders take turns, round
+//! after round, each beginning with a warm-up that is not timed; the figure is the median of the rounds. Every
+//! contender gets the same keys in the same order.
+
+use std::error::Error;
+use std::fs;
+use std::time::Duration;
+
+use serde::Serialize;
+use tollgate::{Align, Count, Edge, Limit, Mode, Rate};
+
+use crate::contenders::{self, Budget, Contender, Held, Who};
+use crate::goals;
+use crate::keys::{self, Key, Popularity};
+use crate::report::{BytesPerKey, Figure, Report, Scenario};
+use crate::resident;
+use crate::timing::{Cores, Share};
+
+/// How much is done. Many short rounds rather than few long ones: whoever else uses the machine then spoils some
+/// rounds, not all.
+pub(crate) struct Size {
+    pub(crate) quick: bool,
+    /// What stands for a million keys.
+    million: usize,
+    rounds: usize,
+    /// Chunks of requests that a worker times in one visit, where all keys fit the caches and where they do not.
+    chunks_cached: usize,
+    chunks_uncached: usize,
+}
+
+/// The unit in which streams are handed out: whole batches of `check_many`, and few enough to stay in the cache.
+const CHUNK: usize = 256;
+
+impl Size {
+    pub(crate) const FULL: Size =
+        Size { quick: false, million: 1_000_000, rounds: 25, chunks_cached: 400, chunks_uncached: 256 };
+    pub(crate) const QUICK: Size =
+        Size { quick: true, million: 10_000, rounds: 3, chunks_cached: 8, chunks_uncached: 8 };
+}
+
+/// Which keys are asked for, and how often each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum KeySet {
+    Hot,
+    Thousand,
+    Uniform,
+    Zipf,
+}
+
+impl KeySet {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            KeySet::Hot => "one hot key",
+            KeySet::Thousand => "1 thousand",
+            KeySet::Uniform => "1 million uniform",
+            KeySet::Zipf => "1 million Zipf",
+        }
+    }
+}
+
+/// What every request of a scenario is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Outcome {
+    /// Allowed, and written to the key's state.
+    Allowed,
+    /// Denied, since the key's budget is used up.
+    Denied,
+}
+
+impl Outcome {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Outcome::Allowed => "allowed",
+            Outcome::Denied => "denied",
+        }
+    }
+}
+
+/// Key sets that one table serves.
+struct Table {
+    keys: usize,
+    sets: &'static [KeySet],
+    /// Chunks in a worker's stream, and how many of them it times in one visit.
+    stream_chunks: usize,
+    visit_chunks: usize,
+}
+
+impl Table {
+    fn hot(size: &Size) -> Table {
+        Table { keys: 1, sets: &[KeySet::Hot], stream_chunks: 1, visit_chunks: size.chunks_cached }
+    }
+
+    fn thousand(size: &Size) -> Table {
+        Table { keys: 1000, sets: &[KeySet::Thousand], stream_chunks: 32, visit_chunks: size.chunks_cached }
+    }
+
+    fn million(size: &Size, sets: &'static [KeySet]) -> Table {
+        let visit_chunks = size.chunks_uncached;
+        Table { keys: size.million, sets, stream_chunks: visit_chunks * 16, visit_chunks }
+    }
+}
+
+const WORKERS: usize = 2;
+
+/// Runs everything. Progress goes to standard error.
+pub(crate) fn run(size: &Size) -> Result<Report, Box<dyn Error>> {
+    let run = Run { size, cores: Cores::for_workers(WORKERS)? };
+    let load_average = fs::read_to_string("/proc/loadavg")?.split(' ').next().unwrap_or_default().to_owned();
+
+    let mut contenders = Vec::new();
+    for outcome in [Outcome::Allowed, Outcome::Denied] {
+        run.all_tables::<u64>(outcome, &mut contenders)?;
+        run.all_tables::<String>(outcome, &mut contenders)?;
+    }
+    let mut algorithms = Vec::new();
+    for table in [Table::hot(size), Table::million(size, &[KeySet::Uniform])] {
+        let limiters = our_algorithms(&table)?;
+        run.table::<String>(&table, Outcome::Allowed, &limiters, &mut algorithms)?;
+    }
+    let mut bytes_per_key = Vec::new();
+    for &who in String::WHO.iter().filter(|&&who| who != Who::TollgateMany) {
+        eprintln!("bytes per key: {}", who.name());
+        bytes_per_key.push(BytesPerKey::new(who.name(), resident::measure(who, size.million)?, size.million));
+    }
+    let goals = goals::check(&contenders, &algorithms, &bytes_per_key);
+    Ok(Report {
+        quick: size.quick,
+        rounds: size.rounds,
+        load_average,
+        contenders,
+        algorithms,
+        bytes_per_key,
+        goals,
+    })
+}
+
+struct Run<'a> {
+    size: &'a Size,
+    cores: Cores,
+}
+
+/// A contender, and the name of its column.
+type Named<K> = (&'static str, Box<dyn Contender<K>>);
+
+impl Run<'_> {
+    fn all_tables<K: Key + Held>(
+        &self,
+        outcome: Outcome,
+        scenarios: &mut Vec<Scenario>,
+    ) -> Result<(), Box<dyn Error>> {
+        let size = self.size;
+        let million = Table::million(size, &[KeySet::Uniform, KeySet::Zipf]);
+        for table in [Table::hot(size), Table::thousand(size), million] {
+            let budget = match outcome {
+                Outcome::Allowed => Budget::AMPLE,
+                Outcome::Denied => Budget::SCANT,
+            };
+            let contenders = K::WHO
+                .iter()
+                .map(|&who| Ok((who.name(), K::contender(who, budget, table.keys)?)))
+                .collect::<Result<Vec<Named<K>>, Box<dyn Error>>>()?;
+            self.table(&table, outcome, &contenders, scenarios)?;
+        }
+        Ok(())
+    }
+
+    /// Every scenario of one table.
+    fn table<K: Key + Held>(
+        &self,
+        table: &Table,
+        outcome: Outcome,
+        contenders: &[Named<K>],
+        scenarios: &mut Vec<Scenario>,
+    ) -> Result<(), Box<dyn Error>> {
+        let population = keys::population::<K>(table.keys);
+        for (_, contender) in contenders {
+            let passes = if outcome == Outcome::Denied { Budget::SPENT_BY } else { 1 };
+            for _ in 0..passes {
+                contender.decide_all(&population);
+            }
+        }
+        drop(population);
+        for &set in table.sets {
+            let popularity = if set == KeySet::Zipf { Popularity::Zipf } else { Popularity::Uniform };
+            let streams: Vec<Vec<K>> = (1..=WORKERS as u64)
+                .map(|seed| {
+                    let requests = table.stream_chunks * CHUNK;
+                    keys::stream(&keys::requests(&popularity, table.keys, requests, seed))
+                })
+                .collect();
+            for threads in 1..=WORKERS {
+                let mut scenario =
+                    Scenario { keys: set, key_type: K::NAME, threads, outcome, figures: Vec::new() };
+                eprintln!("{scenario}");
+                scenario.figures = self.rounds(table, outcome, contenders, &streams[..threads])?;
+                scenarios.push(scenario);
+            }
+        }
+        Ok(())
+    }
+
+    /// One scenario: the contenders take turns.
+    fn rounds<K: Key>(
+        &self,
+        table: &Table,
+        outcome: Outcome,
+        contenders: &[Named<K>],
+        streams: &[Vec<K>],
+    ) -> Result<Vec<Figure>, Box<dyn Error>> {
+        let mut figures: Vec<Figure> =
+            contenders.iter().map(|(name, _)| Figure { name, ns_per_decision: Vec::new() }).collect();
+        for round in 0..self.size.rounds {
+            let shares: Vec<Share<'_, K>> =
+                streams.iter().map(|stream| share(stream, table, round)).collect();
+            // Whoever comes after the hungriest should not always be the same.
+            for turn in 0..contenders.len() {
+                let index = (turn + round) % contenders.len();
+                let (name, contender) = &contenders[index];
+                let visit = self.cores.visit(contender.as_ref(), &shares);
+                let expected = match outcome {
+                    Outcome::Allowed => visit.decisions,
+                    Outcome::Denied => 0,
+                };
+                if visit.allowed != expected {
+                    let (allowed, decisions) = (visit.allowed, visit.decisions);
+                    return Err(format!("{name} allowed {allowed} of {decisions}, not {expected}").into());
+                }
+                figures[index].ns_per_decision.push(visit.ns_per_decision);
+            }
+        }
+        Ok(figures)
+    }
+}
+
+/// A worker's requests in one round: the next stretch of its stream, from the start again at the end.
+fn share<'a, K>(stream: &'a [K], table: &Table, round: usize) -> Share<'a, K> {
+    let warm_up = table.visit_chunks / 4;
+    let mut chunks =
+        stream.chunks(CHUNK).cycle().skip(round * (warm_up + table.visit_chunks) % table.stream_chunks);
+    Share {
+        warm_up: chunks.by_ref().take(warm_up).collect(),
+        timed: chunks.take(table.visit_chunks).collect(),
+    }
+}
+
+/// The token bucket's column, to which the other algorithms are compared.
+pub(crate) const TOKEN_BUCKET: &str = "token_bucket";
+
+/// Our limiter with each algorithm, with budgets that nobody uses up.
+fn our_algorithms(table: &Table) -> Result<Vec<Named<String>>, Box<dyn Error>> {
+    let Budget { capacity, period } = Budget::AMPLE;
+    let month = Duration::from_secs(30 * 86_400);
+    // A log remembers every request, so a hot key cannot have an ample budget for long: its log is held at a
+    // millisecond's requests, some ten thousands. One of a million keys holds the few of this run.
+    let (log_limit, log_window) = if table.keys == 1 {
+        (10_000_000, Duration::from_millis(1))
+    } else {
+        (1000, Duration::from_secs(600))
+    };
+    let limits = [
+        Budget::AMPLE.token_bucket()?,
+        Limit::leaky_bucket(capacity, Rate::new(1, period)?, Mode::Police)?,
+        Limit::fixed_window(capacity, month, Align::Clock)?,
+        Limit::sliding_window_log(log_limit, log_window, Count::Admitted)?,
+        Limit::sliding_window_counter(capacity, month, 1, Edge::Weigh)?,
+    ];
+    limits
+        .into_iter()
+        .map(|limit| {
+            let name = limit.name();
+            let contender: Box<dyn Contender<String>> = Box::new(contenders::tollgate(limit, table.keys)?);
+            Ok((name, contender))
+        })
+        .collect()
+}

@@ -1,0 +1,217 @@
+//! The figures, as a table and as JSON.
+#![allow(clippy::float_arithmetic, reason = "figures for people; nothing is decided by them")]
+
+use std::fmt;
+
+use serde::Serialize;
+
+use crate::contenders::{Held, Who};
+use crate::goals::Goal;
+use crate::memory::{KeySet, Outcome, TOKEN_BUCKET};
+
+/// Everything that one run has measured.
+#[derive(Serialize)]
+pub(crate) struct Report {
+    pub(crate) quick: bool,
+    pub(crate) rounds: usize,
+    /// Of the minute before the run.
+    pub(crate) load_average: String,
+    pub(crate) contenders: Vec<Scenario>,
+    pub(crate) algorithms: Vec<Scenario>,
+    pub(crate) bytes_per_key: Vec<BytesPerKey>,
+    pub(crate) goals: Vec<Goal>,
+}
+
+/// One situation, and how everyone did in it.
+#[derive(Serialize)]
+pub(crate) struct Scenario {
+    pub(crate) keys: KeySet,
+    pub(crate) key_type: &'static str,
+    pub(crate) threads: usize,
+    pub(crate) outcome: Outcome,
+    pub(crate) figures: Vec<Figure>,
+}
+
+/// One contender in one scenario: a figure per round.
+#[derive(Serialize)]
+pub(crate) struct Figure {
+    pub(crate) name: &'static str,
+    pub(crate) ns_per_decision: Vec<f64>,
+}
+
+#[derive(Serialize)]
+pub(crate) struct BytesPerKey {
+    pub(crate) name: &'static str,
+    pub(crate) bytes: f64,
+}
+
+impl BytesPerKey {
+    pub(crate) fn new(name: &'static str, bytes: u64, keys: usize) -> BytesPerKey {
+        BytesPerKey { name, bytes: bytes as f64 / keys as f64 }
+    }
+}
+
+/// How many times as long one contender took as another. Rounds are compared one by one, so that what slows down
+/// a whole round falls out.
+#[derive(Clone, Copy)]
+pub(crate) struct Ratio {
+    pub(crate) median: f64,
+    pub(crate) lowest: f64,
+    pub(crate) highest: f64,
+}
+
+impl Scenario {
+    fn figure(&self, name: &str) -> Option<&Figure> {
+        self.figures.iter().find(|figure| figure.name == name)
+    }
+
+    pub(crate) fn ratio(&self, slow: &str, fast: &str) -> Option<Ratio> {
+        let (slow, fast) = (self.figure(slow)?, self.figure(fast)?);
+        let pairs = slow.ns_per_decision.iter().zip(&fast.ns_per_decision);
+        let ratios = sorted(pairs.map(|(slow, fast)| slow / fast).collect());
+        Some(Ratio { median: middle(&ratios), lowest: *ratios.first()?, highest: *ratios.last()? })
+    }
+}
+
+impl Figure {
+    fn median(&self) -> f64 {
+        middle(&sorted(self.ns_per_decision.clone()))
+    }
+
+    /// The span of the middle half of the rounds, in percent of the median.
+    fn spread_percent(&self) -> f64 {
+        let sorted = sorted(self.ns_per_decision.clone());
+        let quarter = sorted.len() / 4;
+        100.0 * (sorted[sorted.len() - 1 - quarter] - sorted[quarter]) / middle(&sorted)
+    }
+}
+
+fn sorted(mut figures: Vec<f64>) -> Vec<f64> {
+    figures.sort_unstable_by(f64::total_cmp);
+    figures
+}
+
+/// The median of sorted figures; the number of rounds is odd.
+fn middle(sorted: &[f64]) -> f64 {
+    sorted[sorted.len() / 2]
+}
+
+impl Report {
+    /// The spread of every figure, the calmest first.
+    fn spreads_percent(&self) -> Vec<f64> {
+        let scenarios = self.contenders.iter().chain(&self.algorithms);
+        sorted(scenarios.flat_map(|scenario| &scenario.figures).map(Figure::spread_percent).collect())
+    }
+}
+
+impl fmt::Display for Scenario {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Scenario { keys, key_type, threads, outcome, .. } = self;
+        let (keys, outcome) = (keys.name(), outcome.name());
+        let s = if *threads == 1 { " " } else { "s" };
+        write!(f, "{keys:<17}  {key_type:<6}  {threads} thread{s}  {outcome:<7}")
+    }
+}
+
+impl fmt::Display for Ratio {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:.2}x (rounds {:.2} to {:.2})", self.median, self.lowest, self.highest)
+    }
+}
+
+/// What a table says of each scenario.
+enum Column<'a> {
+    Median { name: &'a str },
+    Ratio { head: &'a str, slow: &'a str, fast: &'a str },
+    MedianAndRatio { name: &'a str, to: &'a str },
+}
+
+impl<'a> Column<'a> {
+    fn head(&self) -> &'a str {
+        match self {
+            Column::Median { name } | Column::MedianAndRatio { name, .. } => name,
+            Column::Ratio { head, .. } => head,
+        }
+    }
+
+    fn cell(&self, scenario: &Scenario) -> Option<String> {
+        let median = |name| Some(scenario.figure(name)?.median());
+        let ratio = |slow, fast| Some(scenario.ratio(slow, fast)?.median);
+        Some(match self {
+            Column::Median { name } => format!("{:.1}", median(name)?),
+            Column::Ratio { slow, fast, .. } => format!("{:.2}x", ratio(slow, fast)?),
+            Column::MedianAndRatio { name, to } => format!("{:.1} {:>5.2}x", median(name)?, ratio(name, to)?),
+        })
+    }
+}
+
+/// A row for each scenario.
+fn table(f: &mut fmt::Formatter<'_>, scenarios: &[Scenario], columns: &[Column<'_>]) -> fmt::Result {
+    write!(f, "{:<45}", "")?;
+    for column in columns {
+        write!(f, "  {:>13}", column.head())?;
+    }
+    writeln!(f)?;
+    for scenario in scenarios {
+        write!(f, "{:<45}", scenario.to_string())?;
+        for column in columns {
+            let width = column.head().len().max(13);
+            write!(f, "  {:>width$}", column.cell(scenario).unwrap_or_else(|| "-".to_owned()))?;
+        }
+        writeln!(f)?;
+    }
+    Ok(())
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.quick {
+            writeln!(
+                f,
+                "QUICK: a smoke test with few keys and few requests. These figures are not to be quoted.\n"
+            )?;
+        }
+        writeln!(
+            f,
+            "Nanoseconds per decision: the slowest worker's time over the decisions of all workers, each pinned to \
+             its core\nand timing itself. Medians of {} interleaved rounds; a ratio is the median of the rounds' \
+             ratios. Load average\nbefore the run: {}.\n",
+            self.rounds, self.load_average
+        )?;
+        let (ours, many, governor) = (Who::Tollgate.name(), Who::TollgateMany.name(), Who::Governor.name());
+        let ahash = Who::GovernorAhash.name();
+        let mut columns: Vec<_> = String::WHO.iter().map(|who| Column::Median { name: who.name() }).collect();
+        columns.push(Column::Ratio { head: "governor/ours", slow: governor, fast: ours });
+        columns.push(Column::Ratio { head: "governor/many", slow: governor, fast: many });
+        columns.push(Column::Ratio { head: "ahash/ours", slow: ahash, fast: ours });
+        table(f, &self.contenders, &columns)?;
+
+        writeln!(f, "\nOur algorithms, each with its ratio to the token bucket.\n")?;
+        let algorithms = self.algorithms.first().map_or(&[][..], |scenario| &scenario.figures);
+        let columns: Vec<_> =
+            algorithms.iter().map(|it| Column::MedianAndRatio { name: it.name, to: TOKEN_BUCKET }).collect();
+        table(f, &self.algorithms, &columns)?;
+
+        let spreads = self.spreads_percent();
+        writeln!(
+            f,
+            "\nNoise: the middle half of a figure's rounds spans {:.0} % of its median (the typical figure), {:.0} % \
+             (the worst of {}).",
+            middle(&spreads),
+            spreads[spreads.len() - 1],
+            spreads.len()
+        )?;
+
+        writeln!(
+            f,
+            "\nBytes per key: growth of the resident memory (VmRSS) of a fresh process per contender, while it takes \
+             in all keys\nof 16-byte text; the caller keeps none of them.\n"
+        )?;
+        for BytesPerKey { name, bytes } in &self.bytes_per_key {
+            writeln!(f, "{name:<45}  {bytes:>14.1}")?;
+        }
+
+        writeln!(f, "\nGoals\n")?;
+        self.goals.iter().try_for_each(|goal| writeln!(f, "{goal}"))
+    }
+}

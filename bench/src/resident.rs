@@ -1,0 +1,48 @@
+//! Bytes per key: how much a process grows while a contender takes in its keys.
+//!
+//! Each contender has a process of its own, so that none finds memory that another has left. The caller keeps one
+//! key at a time, in a buffer; whatever the table stores of the others is its own.
+
+use std::error::Error;
+use std::process::Command;
+use std::{env, fs, slice};
+
+use clap::ValueEnum;
+
+use crate::contenders::{Budget, Held, Who};
+use crate::keys::Key;
+
+/// Runs this program again to measure one contender.
+pub(crate) fn measure(who: Who, keys: usize) -> Result<u64, Box<dyn Error>> {
+    let argument = who.to_possible_value().ok_or("a contender without a name")?;
+    let child = Command::new(env::current_exe()?)
+        .args(["resident", argument.get_name(), &keys.to_string()])
+        .output()?;
+    if !child.status.success() {
+        return Err(format!("{}: {}", who.name(), String::from_utf8_lossy(&child.stderr)).into());
+    }
+    Ok(String::from_utf8(child.stdout)?.trim().parse()?)
+}
+
+/// How many bytes more are resident once the contender has seen `keys` keys of 16 bytes.
+pub(crate) fn bytes_held(who: Who, keys: usize) -> Result<u64, Box<dyn Error>> {
+    // Whatever a contender sets up once per process is not a matter of keys.
+    let first = String::contender(who, Budget::AMPLE, 1)?;
+    first.decide_all(slice::from_ref(&String::numbered(0)));
+
+    let before = resident_bytes()?;
+    let contender = String::contender(who, Budget::AMPLE, keys)?;
+    for number in 0..keys as u64 {
+        contender.decide_all(slice::from_ref(&String::numbered(number)));
+    }
+    Ok(resident_bytes()?.saturating_sub(before))
+}
+
+fn resident_bytes() -> Result<u64, Box<dyn Error>> {
+    let status = fs::read_to_string("/proc/self/status")?;
+    let kib = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB")?.parse::<u64>().ok())
+        .ok_or("no VmRSS in /proc/self/status")?;
+    Ok(kib * 1024)
+}

@@ -1,0 +1,39 @@
+//! The quick run says the same as the full one, in seconds.
+
+use std::process::Command;
+
+#[test]
+fn the_quick_report_has_a_row_for_every_scenario_and_a_line_for_every_goal() {
+    let run = Command::new(env!("CARGO_BIN_EXE_bench")).args(["memory", "--quick"]).output().unwrap();
+    assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
+    let report = String::from_utf8(run.stdout).unwrap();
+
+    assert!(report.contains("not to be quoted"), "{report}");
+    for keys in ["one hot key", "1 thousand", "1 million uniform", "1 million Zipf"] {
+        for key_type in ["u64", "String"] {
+            for threads in ["1 thread ", "2 threads"] {
+                for outcome in ["allowed", "denied"] {
+                    let row = format!("{keys:<17}  {key_type:<6}  {threads}  {outcome:<7} ");
+                    assert!(report.contains(&row), "no row {row:?} in\n{report}");
+                }
+            }
+        }
+    }
+    for goal in [
+        ">= 5x governor, one check at a time, 1 million uniform, 2 threads, allowed: String ",
+        ">= 4.5x governor, one check at a time, 1 million Zipf, 2 threads, allowed: String ",
+        ">= 15x governor, check_many(16), 1 million uniform, 2 threads, allowed: String ",
+        ">= 10x governor, check_many(16), 1 million Zipf, 2 threads, allowed: String ",
+        ">= 2.5x governor, one check at a time, one hot key, 1 thread, allowed: u64 ",
+        ">= 6x governor, one check at a time, one hot key, 2 threads, denied: u64 ",
+        "<= 34 B a key: ",
+        "<= 2x the token bucket, leaky_bucket: ",
+        "<= 2x the token bucket, fixed_window: ",
+        "<= 4x the token bucket, sliding_window_log: ",
+        "<= 2x the token bucket, sliding_window_counter: ",
+    ] {
+        let line = report.lines().find(|line| line.contains(goal));
+        let line = line.unwrap_or_else(|| panic!("no line {goal:?} in\n{report}"));
+        assert!(line.starts_with("met ") || line.starts_with("NOT met "), "{line}");
+    }
+}

@@ -1,0 +1,97 @@
+//! What was typed.
+
+use std::path::PathBuf;
+
+use clap::{Parser, Subcommand, ValueEnum};
+
+/// Rate limits, tried out before they are in the way.
+#[derive(Debug, Parser)]
+#[command(
+    name = "tollgate",
+    version,
+    max_term_width = 100,
+    after_help = "Without a command, the five algorithms are compared on a trace that ships with tollgate."
+)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    pub(crate) command: Option<Command>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Replay a trace of requests through a limit, on the trace's own time
+    Simulate(Simulate),
+}
+
+#[derive(Debug, clap::Args)]
+#[command(max_term_width = 100, after_help = EXAMPLES)]
+pub(crate) struct Simulate {
+    /// The limit, in YAML: an algorithm and its parameters, each of which may be left out
+    #[arg(long, value_name = "YAML", conflicts_with = "limit_file")]
+    #[arg(required_unless_present_any = ["limit_file", "compare"])]
+    pub(crate) limit: Option<String>,
+
+    /// The limit, from a file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) limit_file: Option<PathBuf>,
+
+    /// The trace: CSV with a header `time,key,cost` (key and cost may be left out); `-` is stdin
+    #[arg(long, value_name = "FILE", required_unless_present = "compare")]
+    pub(crate) trace: Option<PathBuf>,
+
+    /// A report, or every decision as a line of JSON
+    #[arg(long, value_enum, default_value_t = Format::Table)]
+    pub(crate) format: Format,
+
+    /// Put the five algorithms side by side, at settings comparable to the limit's (10 a minute if none is given)
+    #[arg(long)]
+    pub(crate) compare: bool,
+
+    /// How many keys the table lists, the most denied first
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    pub(crate) keys: usize,
+
+    /// Room for so many keys in use at once
+    #[arg(long, value_name = "N", default_value_t = 4_000_000, value_parser = at_least_one)]
+    pub(crate) max_keys: usize,
+
+    /// A progress bar, if stderr is a terminal
+    #[arg(long, value_enum, default_value_t = Progress::Auto)]
+    pub(crate) progress: Progress,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    Table,
+    Jsonl,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Progress {
+    Auto,
+    Never,
+}
+
+const EXAMPLES: &str = "\
+Limits (these are the defaults; a comment names the other choices):
+  token_bucket:           { capacity: 10, refill: 1/s, style: smooth }         # stepped
+  leaky_bucket:           { capacity: 10, leak: 1/s, mode: police }            # shape
+  fixed_window:           { limit: 10, window: 60s, align: clock }             # first_request
+  sliding_window_log:     { limit: 10, window: 60s, count: admitted }          # all
+  sliding_window_counter: { limit: 10, window: 60s, buckets: 1, edge: weigh }  # drop, keep
+
+Examples:
+  tollgate simulate --limit 'token_bucket: { capacity: 5, refill: 1/s }' --trace trace.csv
+  tollgate simulate --limit 'fixed_window: { limit: 100, window: 1h }' --trace - --format jsonl < trace.csv
+  tollgate simulate --compare --trace trace.csv
+
+Times are seconds since 1970 with up to nine decimals (1700000000.5), or RFC 3339 (2023-11-14T22:13:20.5Z).
+Exit codes: 0 done, 1 a file cannot be read or written, 2 something typed is wrong.";
+
+fn at_least_one(typed: &str) -> Result<usize, String> {
+    match typed.parse() {
+        Ok(0) => Err("there must be room for at least one key".to_owned()),
+        Ok(count) => Ok(count),
+        Err(_) => Err("write a whole number".to_owned()),
+    }
+}

@@ -1,0 +1,40 @@
+//! The command `tollgate`.
+//!
+//! argv -> what was typed (`args`) -> the command (`simulate`) -> exit code (`failure`). Data goes to stdout, talk to
+//! stderr. Exit codes: 0 done, 2 something typed is wrong, 1 something could not be read or written.
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+mod args;
+mod failure;
+mod input;
+mod screen;
+mod simulate;
+
+use args::{Args, Command};
+use failure::Failure;
+
+fn main() -> ExitCode {
+    let args = match Args::try_parse() {
+        Ok(args) => args,
+        Err(told) => {
+            // Help goes to stdout and ends with 0, a mistake to stderr and ends with 2. If nobody is there to read
+            // it, there is nobody to tell.
+            let _ = told.print();
+            return ExitCode::from(u8::try_from(told.exit_code()).unwrap_or(2));
+        }
+    };
+    match run(args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.tell(),
+    }
+}
+
+fn run(args: Args) -> Result<(), Failure> {
+    match args.command {
+        Some(Command::Simulate(simulate)) => simulate::run(&simulate),
+        None => simulate::demo(),
+    }
+}

@@ -1,0 +1,124 @@
+//! Trace -> limiter -> stdout.
+
+use std::io::{self, Write};
+
+use tollgate::Limit;
+use tollgate_sim::{Comparison, Jsonl, Simulator, Summary, Trace, replay};
+
+use crate::args::{Format, Simulate};
+use crate::failure::Failure;
+use crate::input::{self, Source};
+use crate::screen;
+
+/// Room for keys where nobody says how much.
+const MAX_KEYS_DEMO: usize = 1_000;
+
+pub(crate) fn run(args: &Simulate) -> Result<(), Failure> {
+    if args.compare && args.format == Format::Jsonl {
+        return Err(Failure::Typed(
+            "--format jsonl prints the decisions of one limit, and --compare has five\n  = leave one of the two out"
+                .to_owned(),
+        ));
+    }
+    let limit = input::limit(args)?;
+    let source = input::trace(args)?;
+    match (args.compare, args.format) {
+        (true, _) => compare(&limit, args.max_keys, source),
+        (false, Format::Table) => table(&limit, args, source),
+        (false, Format::Jsonl) => jsonl(limit, args.max_keys, source),
+    }
+}
+
+/// What the command shows when it is given nothing: everything at a glance, and where to go from there.
+pub(crate) fn demo() -> Result<(), Failure> {
+    let limit = tollgate_config::parse_limit(input::LIMIT_DEFAULT)
+        .map_err(|error| Failure::Typed(error.to_string()))?;
+    compare(&limit, MAX_KEYS_DEMO, input::demo())?;
+    let program = std::env::args().next().unwrap_or_else(|| "tollgate".to_owned());
+    eprintln!("\n  next");
+    for (command, what) in [
+        ("simulate --compare --trace FILE", "your own requests, a CSV of time,key,cost"),
+        (
+            "simulate --limit 'token_bucket: { capacity: 5, refill: 1/s }' --trace FILE",
+            "one limit, key by key",
+        ),
+        ("simulate --help", "every limit and option"),
+    ] {
+        eprintln!("    {program} {command}\n      {what}");
+    }
+    Ok(())
+}
+
+fn jsonl(limit: Limit, max_keys: usize, source: Source) -> Result<(), Failure> {
+    let simulator = simulator(limit, max_keys)?;
+    let mut trace = Trace::open(&source.name, source.input)?;
+    let mut lines = Jsonl::new(io::stdout().lock());
+    let replayed = replay(
+        &mut trace,
+        |request| simulator.decide(request),
+        |request, decision| lines.write(request, decision),
+    );
+    // What was decided before a bad line is still worth having.
+    let written = lines.finish();
+    source.bar.finish_and_clear();
+    replayed?;
+    written.map_err(Failure::Output)?;
+    tell_overflow(simulator.overflowed());
+    Ok(())
+}
+
+fn table(limit: &Limit, args: &Simulate, source: Source) -> Result<(), Failure> {
+    let simulator = simulator(limit.clone(), args.max_keys)?;
+    let mut trace = Trace::open(&source.name, source.input)?;
+    let mut summary = Summary::new(limit);
+    let replayed = replay(
+        &mut trace,
+        |request| simulator.decide(request),
+        |request, decision| {
+            summary.count(request, decision);
+            Ok(())
+        },
+    );
+    source.bar.finish_and_clear();
+    replayed?;
+    print(&summary.report(&source.name, args.keys, screen::look()))?;
+    tell_overflow(simulator.overflowed());
+    Ok(())
+}
+
+fn compare(limit: &Limit, max_keys: usize, source: Source) -> Result<(), Failure> {
+    let mut comparison =
+        Comparison::new(limit, max_keys).map_err(|error| Failure::Typed(error.to_string()))?;
+    let mut trace = Trace::open(&source.name, source.input)?;
+    loop {
+        match trace.next_request() {
+            Ok(Some(request)) => comparison.count(&request),
+            ended => {
+                source.bar.finish_and_clear();
+                ended?;
+                break;
+            }
+        }
+    }
+    print(&comparison.report(&source.name, screen::look()))?;
+    tell_overflow(comparison.overflowed());
+    Ok(())
+}
+
+fn simulator(limit: Limit, max_keys: usize) -> Result<Simulator, Failure> {
+    Simulator::new(limit, max_keys).map_err(|error| Failure::Typed(error.to_string()))
+}
+
+fn print(report: &str) -> Result<(), Failure> {
+    let mut stdout = io::stdout().lock();
+    stdout.write_all(report.as_bytes()).and_then(|()| stdout.flush()).map_err(Failure::Output)
+}
+
+fn tell_overflow(requests: u64) {
+    if requests > 0 {
+        eprintln!(
+            "warning: {requests} requests found no room for their key, so these decisions are not exact\n  = give \
+             more room with --max-keys"
+        );
+    }
+}

@@ -1,0 +1,49 @@
+//! Readers that go away, and disks that are full.
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::Stdio;
+
+use crate::{DEMO, file, tollgate};
+
+/// `tollgate ... | head -3`: the reader has seen enough, which is no failure and needs no words.
+#[test]
+fn a_closed_pipe_ends_it_quietly() {
+    let trace: String = (0..300_000).map(|n| format!("{n},a\n")).collect();
+    let trace = file("long.csv", format!("time,key\n{trace}"));
+    let mut child = tollgate(&[
+        "simulate",
+        "--limit",
+        "token_bucket:",
+        "--format",
+        "jsonl",
+        "--trace",
+        trace.to_str().unwrap(),
+    ])
+    .stdout(Stdio::piped())
+    .stderr(Stdio::piped())
+    .spawn()
+    .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    for _ in 0..3 {
+        assert!(lines.next().unwrap().unwrap().starts_with("{\"time\""));
+    }
+    drop(lines);
+    let mut told = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut told).unwrap();
+    assert_eq!((child.wait().unwrap().code(), &*told), (Some(0), ""));
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_full_disk_is_told() {
+    for options in [&["--format", "jsonl"][..], &["--format", "table"], &["--compare"]] {
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let args = [&["simulate", "--limit", "token_bucket:", "--trace", DEMO], options].concat();
+        let output = tollgate(&args).stdout(full).output().unwrap();
+        assert_eq!(output.status.code(), Some(1));
+        assert_eq!(
+            String::from_utf8(output.stderr).unwrap(),
+            "error: cannot write to stdout: No space left on device (os error 28)\n"
+        );
+    }
+}

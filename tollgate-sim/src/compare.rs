@@ -1,0 +1,237 @@
+//! What each of the five algorithms would do to the same trace, at comparable settings.
+
+use std::fmt;
+
+use tollgate::{Align, BuildError, Count, Edge, Limit, LimitError, Mode, Rate, Style};
+
+use crate::chart::{self, Bars};
+use crate::histogram::Histogram;
+use crate::look::{self, Ink, Look, count};
+use crate::peak::{Most, Peak, Room};
+use crate::summary::{SHARE_COLUMN, described, peak, peak_notes, print_notes, share, window_ns};
+use crate::table::{Table, cell};
+use crate::tally::{KEYS_MAX, Keys, Span, Tally};
+use crate::{Request, Simulator};
+
+/// Runs a trace through the five algorithms at once.
+#[derive(Debug)]
+pub struct Comparison {
+    limit: Limit,
+    window_ns: u64,
+    lanes: [Lane; ALGORITHMS],
+    keys: Keys,
+    span: Option<Span>,
+    /// Asked, and what each algorithm admitted.
+    over_time: Histogram<{ ALGORITHMS + 1 }>,
+}
+
+/// One algorithm's limiter and what it did.
+#[derive(Debug)]
+struct Lane {
+    limit: Limit,
+    simulator: Simulator,
+    tally: Tally,
+    peaks: Vec<Peak>,
+    room: Room,
+}
+
+const ALGORITHMS: usize = 5;
+/// Entries that the queues behind one algorithm's peaks may hold: 16 MB.
+const PEAK_ENTRIES_MAX: usize = 1 << 20;
+
+/// An algorithm as people choose it.
+struct Choice {
+    name: &'static str,
+    ink: Ink,
+    when: &'static str,
+}
+
+const CHOICES: [Choice; ALGORITHMS] = [
+    Choice {
+        name: "token bucket",
+        ink: Ink::Green,
+        when: "Bursts are welcome: an idle client saves up a full bucket, may spend it at once, and then gets the \
+               steady rate.",
+    },
+    Choice {
+        name: "leaky bucket",
+        ink: Ink::Cyan,
+        when: "What stands behind needs steady input. With `mode: shape` it also spaces out what it lets in, so \
+               that the outflow is never faster than the leak.",
+    },
+    Choice {
+        name: "fixed window",
+        ink: Ink::Yellow,
+        when: "The simplest to explain and to keep. But around the edge of two windows, up to twice the limit gets \
+               through.",
+    },
+    Choice {
+        name: "sliding log",
+        ink: Ink::Magenta,
+        when: "The limit must hold exactly, in every window. It remembers every request that passed, 8 bytes each.",
+    },
+    Choice {
+        name: "sliding counter",
+        ink: Ink::Blue,
+        when: "Not sure? Begin here. Two numbers a key, and close to the log where requests come evenly; with \
+               `edge: keep` never above the limit.",
+    },
+];
+
+/// The five algorithms with the same limit and window; a bucket holds the limit and refills it once a window.
+fn comparable(limit: &Limit) -> Result<[Limit; ALGORITHMS], LimitError> {
+    let (most, window) = (limit.limit(), limit.window());
+    let rate = Rate::new(u64::from(most), window)?;
+    Ok([
+        Limit::token_bucket(most, rate, Style::Smooth)?,
+        Limit::leaky_bucket(most, rate, Mode::Police)?,
+        Limit::fixed_window(most, window, Align::Clock)?,
+        Limit::sliding_window_log(most, window, Count::Admitted)?,
+        Limit::sliding_window_counter(most, window, 1, Edge::Weigh)?,
+    ])
+}
+
+impl Comparison {
+    /// The five algorithms at settings comparable to `limit`'s, each with room for `max_keys` keys in use.
+    ///
+    /// # Errors
+    /// If not every algorithm can have such a limit and window, or there is no room for any key.
+    pub fn new(limit: &Limit, max_keys: usize) -> Result<Comparison, CompareError> {
+        let mut lanes = Vec::with_capacity(ALGORITHMS);
+        for limit in comparable(limit).map_err(CompareError::Limit)? {
+            lanes.push(Lane {
+                simulator: Simulator::new(limit.clone(), max_keys).map_err(CompareError::Build)?,
+                limit,
+                tally: Tally::default(),
+                peaks: Vec::new(),
+                room: Room(PEAK_ENTRIES_MAX),
+            });
+        }
+        Ok(Comparison {
+            limit: limit.clone(),
+            window_ns: window_ns(limit),
+            lanes: lanes.try_into().map_err(|_| CompareError::Build(BuildError::NoKeys))?,
+            keys: Keys::default(),
+            span: None,
+            over_time: Histogram::default(),
+        })
+    }
+
+    /// Has every algorithm decide a request.
+    pub fn count(&mut self, request: &Request<'_>) {
+        let Request { time, key, cost, .. } = *request;
+        let number = self.keys.number(key);
+        let mut counts = [1; ALGORITHMS + 1];
+        for (lane, count) in self.lanes.iter_mut().zip(&mut counts[1..]) {
+            let decision = lane.simulator.decide(request);
+            lane.tally.count(cost, &decision);
+            *count = u64::from(decision.allowed);
+            if let Some(number) = number
+                && decision.allowed
+                && cost > 0
+            {
+                if number >= lane.peaks.len() {
+                    lane.peaks.resize_with(number + 1, Peak::default);
+                }
+                lane.peaks[number].admit(time.as_nanos(), self.window_ns, cost, &mut lane.room);
+            }
+        }
+        Span::include(&mut self.span, request);
+        self.over_time.add(time.as_nanos(), counts);
+    }
+
+    /// How many requests found no room for their key, in the algorithm where most did.
+    pub fn overflowed(&self) -> u64 {
+        self.lanes.iter().map(|lane| lane.simulator.overflowed()).max().unwrap_or(0)
+    }
+
+    /// The report: a table, a chart, and when to choose which.
+    pub fn report(&self, trace: &str, look: Look) -> String {
+        let mut out = String::new();
+        let all = self.lanes[0].tally;
+        let window = look::length(self.limit.window());
+        let limit = count(u64::from(self.limit.limit()));
+        out.push_str(&format!("  limit  {limit} in {window} for each key, by each algorithm\n"));
+        out.push_str(&format!("  trace  {}\n\n", described(trace, &all, &self.keys, self.span)));
+        self.table(&window, look, &mut out);
+        if all.asked > 0 {
+            self.chart(look, &mut out);
+        }
+        guide(look, self.lanes.each_ref().map(|lane| &lane.limit), &mut out);
+        out
+    }
+
+    fn table(&self, window: &str, look: Look, out: &mut String) {
+        let peak_header = format!("peak in any {window}");
+        let mut table =
+            Table::new(&["algorithm", "asked", "admitted", "denied", "", "worst wait", &peak_header]);
+        let mut worst = Most::default();
+        for (lane, choice) in self.lanes.iter().zip(&CHOICES) {
+            let most = lane.peaks.iter().map(Peak::most).fold(Most::default(), Most::max);
+            worst = worst.max(most);
+            table.row(vec![
+                cell(choice.name).ink(choice.ink),
+                cell(count(lane.tally.asked)),
+                cell(count(lane.tally.admitted)),
+                cell(count(lane.tally.denied())),
+                cell(share(lane.tally.admitted, lane.tally.asked)),
+                cell(look::wait(lane.tally.worst_wait)),
+                peak(most, self.limit.limit()),
+            ]);
+        }
+        table.print(look, SHARE_COLUMN, out);
+        let mut notes = peak_notes(worst, &self.limit, window);
+        if self.keys.is_full() {
+            notes.push(format!("peaks are those of the first {} keys", count(KEYS_MAX as u64)));
+        }
+        print_notes(&notes, look, out);
+    }
+
+    fn chart(&self, look: Look, out: &mut String) {
+        let mut bars = vec![Bars { row: 0, label: "asked", ink: Ink::Faint, scale: 0 }];
+        bars.extend((1..).zip(&CHOICES).map(|(row, choice)| Bars {
+            row,
+            label: choice.name,
+            ink: choice.ink,
+            scale: 1,
+        }));
+        chart::print(look, "admitted over time", &self.over_time, &bars, out);
+    }
+}
+
+/// When to choose which, each under the name that it has in a configuration.
+fn guide(look: Look, limits: [&Limit; ALGORITHMS], out: &mut String) {
+    const NAME_WIDTH: usize = 26;
+    out.push_str(&format!("\n  {}\n", look.paint(Ink::Faint, "which one?")));
+    for (limit, choice) in limits.iter().zip(&CHOICES) {
+        let text_width = look.width.saturating_sub(NAME_WIDTH).max(20);
+        let mut name = limit.name();
+        for line in look::wrapped(choice.when, text_width) {
+            let label = format!("{name:<0$}", NAME_WIDTH - 2);
+            out.push_str(&format!("  {}{line}\n", look.paint(choice.ink, &label)));
+            name = "";
+        }
+    }
+}
+
+/// Why a comparison cannot begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CompareError {
+    /// One of the algorithms cannot have this limit and window.
+    Limit(LimitError),
+    /// There is no room for keys.
+    Build(BuildError),
+}
+
+impl fmt::Display for CompareError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            CompareError::Limit(error) => {
+                write!(f, "not every algorithm can have this limit, so there is nothing to compare: {error}")
+            }
+            CompareError::Build(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for CompareError {}

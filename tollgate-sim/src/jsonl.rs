@@ -1,0 +1,207 @@
+//! Decisions as JSON, one line each, to the byte.
+
+use std::io::{self, Write};
+use std::time::Duration;
+
+use tollgate::{Decision, RetryAfter};
+
+use crate::Request;
+
+/// Writes decisions as lines of JSON.
+#[derive(Debug)]
+pub struct Jsonl<W: Write> {
+    output: W,
+    block: Vec<u8>,
+}
+
+/// Written at once; large enough that system calls do not count.
+const BLOCK_BYTES: usize = 1 << 18;
+
+impl<W: Write> Jsonl<W> {
+    /// Lines to `output`, in large blocks.
+    pub fn new(output: W) -> Jsonl<W> {
+        Jsonl { output, block: Vec::with_capacity(BLOCK_BYTES + 1024) }
+    }
+
+    /// Writes one decision.
+    ///
+    /// # Errors
+    /// If the output fails.
+    #[inline]
+    pub fn write(&mut self, request: &Request<'_>, decision: &Decision) -> io::Result<()> {
+        line(&mut self.block, request, decision);
+        if self.block.len() >= BLOCK_BYTES {
+            self.output.write_all(&self.block)?;
+            self.block.clear();
+        }
+        Ok(())
+    }
+
+    /// Writes what is left.
+    ///
+    /// # Errors
+    /// If the output fails.
+    pub fn finish(mut self) -> io::Result<()> {
+        self.output.write_all(&self.block)?;
+        self.output.flush()
+    }
+}
+
+/// Appends the line of one decision.
+#[inline]
+pub fn line(out: &mut Vec<u8>, request: &Request<'_>, decision: &Decision) {
+    out.extend_from_slice(b"{\"time\":\"");
+    // A time that was read has no character that would need an escape.
+    out.extend_from_slice(request.time_text.as_bytes());
+    out.extend_from_slice(b"\",\"key\":\"");
+    escaped(out, request.key);
+    out.extend_from_slice(b"\",\"cost\":");
+    whole(out, u64::from(request.cost));
+    out.extend_from_slice(if decision.allowed {
+        b",\"allowed\":true,\"limit\":"
+    } else {
+        b",\"allowed\":false,\"limit\":"
+    });
+    whole(out, u64::from(decision.limit));
+    out.extend_from_slice(b",\"remaining\":");
+    whole(out, u64::from(decision.remaining));
+    out.extend_from_slice(b",\"retry_after\":");
+    match decision.retry_after {
+        RetryAfter::Now => out.extend_from_slice(b"null"),
+        RetryAfter::After(wait) => seconds(out, wait),
+        RetryAfter::Never => out.extend_from_slice(b"\"never\""),
+    }
+    out.extend_from_slice(b",\"reset_after\":");
+    seconds(out, decision.reset_after);
+    out.extend_from_slice(b",\"delay\":");
+    seconds(out, decision.delay);
+    out.extend_from_slice(b"}\n");
+}
+
+#[inline]
+fn whole(out: &mut Vec<u8>, value: u64) {
+    out.extend_from_slice(itoa::Buffer::new().format(value).as_bytes());
+}
+
+/// Seconds rounded up to the microsecond, in the fewest decimals but at least one; zero is `0`.
+#[inline]
+fn seconds(out: &mut Vec<u8>, wait: Duration) {
+    if wait.is_zero() {
+        out.push(b'0');
+        return;
+    }
+    let mut micros = wait.subsec_nanos().div_ceil(1_000);
+    let mut whole_seconds = wait.as_secs();
+    if micros == 1_000_000 {
+        micros = 0;
+        whole_seconds = whole_seconds.saturating_add(1);
+    }
+    whole(out, whole_seconds);
+    let mut decimals = *b".000000";
+    let mut last = 1;
+    for place in (1..decimals.len()).rev() {
+        let digit = (micros % 10) as u8;
+        micros /= 10;
+        decimals[place] += digit;
+        if digit != 0 {
+            last = last.max(place);
+        }
+    }
+    out.extend_from_slice(&decimals[..=last]);
+}
+
+/// A string's inside, escaped as JSON demands and no more.
+#[inline]
+fn escaped(out: &mut Vec<u8>, text: &str) {
+    if text.bytes().all(|byte| byte >= b' ' && byte != b'"' && byte != b'\\') {
+        out.extend_from_slice(text.as_bytes());
+    } else {
+        escaped_slowly(out, text);
+    }
+}
+
+#[cold]
+fn escaped_slowly(out: &mut Vec<u8>, text: &str) {
+    for byte in text.bytes() {
+        match byte {
+            b'"' => out.extend_from_slice(b"\\\""),
+            b'\\' => out.extend_from_slice(b"\\\\"),
+            b'\n' => out.extend_from_slice(b"\\n"),
+            b'\r' => out.extend_from_slice(b"\\r"),
+            b'\t' => out.extend_from_slice(b"\\t"),
+            0x08 => out.extend_from_slice(b"\\b"),
+            0x0c => out.extend_from_slice(b"\\f"),
+            0..b' ' => out.extend_from_slice(format!("\\u{byte:04x}").as_bytes()),
+            _ => out.push(byte),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tollgate::Time;
+
+    fn check(request: Request<'_>, decision: Decision, expected: &str) {
+        let mut out = Vec::new();
+        line(&mut out, &request, &decision);
+        assert_eq!(String::from_utf8(out).unwrap(), format!("{expected}\n"));
+    }
+
+    const REQUEST: Request<'_> = Request { time: Time::EPOCH, time_text: "1700000000.5", key: "a", cost: 1 };
+    const ALLOWED: Decision = Decision {
+        allowed: true,
+        limit: 10,
+        remaining: 9,
+        retry_after: RetryAfter::Now,
+        reset_after: Duration::from_secs(1),
+        delay: Duration::ZERO,
+    };
+
+    #[test]
+    fn a_line_is_the_promised_one() {
+        check(
+            REQUEST,
+            ALLOWED,
+            r#"{"time":"1700000000.5","key":"a","cost":1,"allowed":true,"limit":10,"remaining":9,"retry_after":null,"reset_after":1.0,"delay":0}"#,
+        );
+        check(
+            Request { key: "quote \" back \\ line \n tab \t nul \0 é 日", cost: 0, ..REQUEST },
+            Decision {
+                allowed: false,
+                retry_after: RetryAfter::Never,
+                reset_after: Duration::ZERO,
+                delay: Duration::from_nanos(1),
+                ..ALLOWED
+            },
+            r#"{"time":"1700000000.5","key":"quote \" back \\ line \n tab \t nul \u0000 é 日","cost":0,"allowed":false,"limit":10,"remaining":9,"retry_after":"never","reset_after":0,"delay":0.000001}"#,
+        );
+    }
+
+    #[test]
+    fn waits_are_rounded_up_to_the_microsecond() {
+        for (nanos, expected) in [
+            (0, "0"),
+            (1, "0.000001"),
+            (1_000, "0.000001"),
+            (1_001, "0.000002"),
+            (333_333_334, "0.333334"),
+            (500_000_000, "0.5"),
+            (120_000_000, "0.12"),
+            (999_999_000, "0.999999"),
+            (999_999_001, "1.0"),
+            (1_000_000_000, "1.0"),
+            (59_999_999_999, "60.0"),
+            (60_000_000_001, "60.000001"),
+            (100_000_000_000, "100.0"),
+            (u64::MAX, "18446744073.709552"),
+        ] {
+            let mut out = Vec::new();
+            seconds(&mut out, Duration::from_nanos(nanos));
+            assert_eq!(String::from_utf8(out).unwrap(), expected);
+        }
+        let mut out = Vec::new();
+        seconds(&mut out, Duration::MAX);
+        assert_eq!(out, b"18446744073709551615.0");
+    }
+}

@@ -1,0 +1,235 @@
+//! What one limit does to a trace: a table of keys and a chart over time.
+
+use std::time::Duration;
+
+use tollgate::{Decision, Limit};
+
+use crate::Request;
+use crate::chart::{self, Bars};
+use crate::histogram::Histogram;
+use crate::look::{self, Ink, Look, count, counted};
+use crate::peak::{Most, Peak, Room};
+use crate::table::{Cell, Table, cell};
+use crate::tally::{KEYS_MAX, Keys, Span, Tally};
+
+/// Sums up decisions as they come, in bounded memory.
+#[derive(Debug)]
+pub struct Summary {
+    limit: Limit,
+    window_ns: u64,
+    keys: Keys,
+    rows: Vec<(Tally, Peak)>,
+    others: Tally,
+    room: Room,
+    span: Option<Span>,
+    over_time: Histogram<2>,
+    has_costs: bool,
+}
+
+/// Entries that the queues behind the peaks may hold: 64 MB.
+const PEAK_ENTRIES_MAX: usize = 4 << 20;
+/// Where the table has the bar that shows which share of the requests was admitted.
+pub(crate) const SHARE_COLUMN: usize = 4;
+/// Cells of that bar.
+const SHARE_CELLS: u64 = 8;
+
+impl Summary {
+    /// Nothing yet.
+    pub fn new(limit: &Limit) -> Summary {
+        Summary {
+            limit: limit.clone(),
+            window_ns: window_ns(limit),
+            keys: Keys::default(),
+            rows: Vec::new(),
+            others: Tally::default(),
+            room: Room(PEAK_ENTRIES_MAX),
+            span: None,
+            over_time: Histogram::default(),
+            has_costs: false,
+        }
+    }
+
+    /// Counts one decision.
+    #[inline]
+    pub fn count(&mut self, request: &Request<'_>, decision: &Decision) {
+        let Request { time, key, cost, .. } = *request;
+        match self.keys.number(key) {
+            Some(number) => {
+                if number == self.rows.len() {
+                    self.rows.push((Tally::default(), Peak::default()));
+                }
+                let (tally, peak) = &mut self.rows[number];
+                tally.count(cost, decision);
+                if decision.allowed && cost > 0 {
+                    peak.admit(time.as_nanos(), self.window_ns, cost, &mut self.room);
+                }
+            }
+            None => self.others.count(cost, decision),
+        }
+        self.has_costs |= cost != 1;
+        Span::include(&mut self.span, request);
+        self.over_time.add(time.as_nanos(), [1, u64::from(decision.allowed)]);
+    }
+
+    /// The report: `keys_shown` keys, those with the most denials first, and everything in all.
+    pub fn report(&self, trace: &str, keys_shown: usize, look: Look) -> String {
+        let mut out = String::new();
+        let all = self.rows.iter().fold(self.others, |sum, (tally, _)| sum.and(*tally));
+        out.push_str(&format!("  limit  {}\n", tollgate_config::to_yaml(&self.limit)));
+        out.push_str(&format!("  trace  {}\n\n", described(trace, &all, &self.keys, self.span)));
+        self.table(&all, keys_shown, look, &mut out);
+        if all.asked > 0 {
+            let bars = [
+                Bars { row: 0, label: "asked", ink: Ink::Faint, scale: 0 },
+                Bars { row: 1, label: "admitted", ink: Ink::Green, scale: 0 },
+            ];
+            chart::print(look, "requests over time", &self.over_time, &bars, &mut out);
+        }
+        out
+    }
+
+    fn table(&self, all: &Tally, keys_shown: usize, look: Look, out: &mut String) {
+        let window = look::length(self.limit.window());
+        let peak_header = format!("peak in any {window}");
+        let mut header = vec!["key", "asked", "admitted", "denied", "", "worst wait", &peak_header];
+        if self.has_costs {
+            header.insert(5, "units admitted");
+        }
+        let mut table = Table::new(&header);
+        let mut by_denials: Vec<usize> = (0..self.rows.len()).collect();
+        // Ties in the order in which the keys came.
+        by_denials.sort_by_key(|number| std::cmp::Reverse(self.rows[*number].0.denied()));
+        for number in by_denials.iter().take(keys_shown) {
+            let (tally, peak) = &self.rows[*number];
+            let name = cell(look::name(self.keys.name(*number), KEY_WIDTH_MAX));
+            table.row(self.row(name, tally, Some(peak.most())));
+        }
+        let hidden = &by_denials[keys_shown.min(by_denials.len())..];
+        if !hidden.is_empty() {
+            let (tally, most) = self.sum(hidden);
+            let name = format!("{} more", counted(hidden.len() as u64, "key"));
+            table.row(self.row(cell(name).ink(Ink::Faint), &tally, Some(most)));
+        }
+        if self.keys.is_full() {
+            table.row(self.row(cell("other keys").ink(Ink::Faint), &self.others, None));
+        }
+        let (_, most) = self.sum(&by_denials);
+        table.row(self.row(cell("all").ink(Ink::Bold), all, Some(most)));
+        table.print(look, SHARE_COLUMN, out);
+        self.notes(most, &window, look, out);
+    }
+
+    fn sum(&self, numbers: &[usize]) -> (Tally, Most) {
+        numbers.iter().fold((Tally::default(), Most::default()), |(tally, most), number| {
+            let (one, peak) = &self.rows[*number];
+            (tally.and(*one), most.max(peak.most()))
+        })
+    }
+
+    fn row(&self, name: Cell, tally: &Tally, most: Option<Most>) -> Vec<Cell> {
+        let mut row = vec![
+            name,
+            cell(count(tally.asked)),
+            cell(count(tally.admitted)),
+            cell(count(tally.denied())),
+            cell(share(tally.admitted, tally.asked)),
+            cell(look::wait(tally.worst_wait)),
+            most.map_or(cell("-"), |most| peak(most, self.limit.limit())),
+        ];
+        if self.has_costs {
+            let units = format!("{} of {}", count(tally.units_admitted), count(tally.units_asked));
+            row.insert(5, cell(units));
+        }
+        row
+    }
+
+    fn notes(&self, most: Most, window: &str, look: Look, out: &mut String) {
+        let mut notes = peak_notes(most, &self.limit, window);
+        if self.keys.is_full() {
+            notes.push(format!(
+                "other keys: only the first {} are followed one by one, and none of their peaks",
+                counted(self.keys.len().min(KEYS_MAX) as u64, "key")
+            ));
+        }
+        print_notes(&notes, look, out);
+    }
+}
+
+/// Cells of a terminal for a key.
+const KEY_WIDTH_MAX: usize = 32;
+
+/// A window in nanoseconds; one beyond 584 years never ends.
+pub(crate) fn window_ns(limit: &Limit) -> u64 {
+    u64::try_from(limit.window().as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// What a trace is, in two lines.
+pub(crate) fn described(name: &str, all: &Tally, keys: &Keys, span: Option<Span>) -> String {
+    let more = if keys.is_full() { " and more" } else { "" };
+    let mut text = format!(
+        "{name}\n         {} of {}{more}",
+        counted(all.asked, "request"),
+        counted(keys.len() as u64, "key")
+    );
+    if let Some(Span { first, last }) = span {
+        let length = last.saturating_since(first);
+        if length > Duration::ZERO {
+            text.push_str(&format!(" in {}", look::length(length)));
+        }
+        if !chart::is_relative(last) {
+            let at = look::civil(first);
+            text.push_str(&format!(
+                ", from {} {:02}:{:02}:{:02} UTC",
+                at.date(),
+                at.hour(),
+                at.minute(),
+                at.second()
+            ));
+        }
+    }
+    text
+}
+
+/// The admitted share as a bar.
+pub(crate) fn share(admitted: u64, asked: u64) -> String {
+    let filled = (u128::from(admitted) * u128::from(SHARE_CELLS) + u128::from(asked / 2))
+        .checked_div(u128::from(asked))
+        .map_or(0, |cells| usize::try_from(cells).unwrap_or(0));
+    let cells = SHARE_CELLS as usize;
+    format!("{}{}", "█".repeat(filled), "░".repeat(cells - filled.min(cells)))
+}
+
+/// A peak against the limit.
+pub(crate) fn peak(most: Most, limit: u32) -> Cell {
+    let at_least = if most.is_cut { "≥ " } else { "" };
+    let text = format!("{at_least}{} / {}", count(most.units), count(u64::from(limit)));
+    if most.units > u64::from(limit) { cell(text + " !").ink(Ink::Red) } else { cell(text + "  ") }
+}
+
+/// What a reader must know of the peaks.
+pub(crate) fn peak_notes(most: Most, limit: &Limit, window: &str) -> Vec<String> {
+    let mut notes = Vec::new();
+    if most.units > u64::from(limit.limit()) {
+        notes.push(format!(
+            "! more than the limit of {} passed within {window}",
+            count(u64::from(limit.limit()))
+        ));
+    }
+    if most.is_cut {
+        notes.push("≥ too many requests in one window to remember each: the peak may be higher".to_owned());
+    }
+    if most.is_late {
+        notes.push(
+            "lines are out of order: in the peaks, a late one counts at its key's newest time".to_owned(),
+        );
+    }
+    notes
+}
+
+pub(crate) fn print_notes(notes: &[String], look: Look, out: &mut String) {
+    for note in notes {
+        for line in look::wrapped(note, look.width.saturating_sub(2)) {
+            out.push_str(&format!("  {}\n", look.paint(Ink::Faint, &line)));
+        }
+    }
+}

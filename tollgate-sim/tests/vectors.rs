@@ -1,0 +1,144 @@
+//! Every worked example of `vectors/`, through every implementation of the limits, byte for byte.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot be set up has failed")]
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use serde::Deserialize;
+use tollgate_core::{Algorithm, Decision, Limit};
+use tollgate_sim::{Jsonl, Request, Simulator, Trace, replay};
+
+/// Decides the requests of one limit, one after the other.
+type Decide = Box<dyn FnMut(&Request<'_>) -> Decision>;
+
+/// Begins with no key known.
+type Begin = fn(Limit) -> Decide;
+
+/// The implementations. A new store is one more line.
+const STORES: &[(&str, Begin)] = &[("core", core), ("memory", memory)];
+
+fn core(limit: Limit) -> Decide {
+    fn states<A: Algorithm + 'static>(algorithm: A) -> Decide
+    where
+        A::State: 'static,
+    {
+        let mut states: HashMap<String, A::State> = HashMap::new();
+        Box::new(move |request| {
+            let state = states.entry(request.key.to_owned()).or_insert_with(|| algorithm.fresh());
+            algorithm.decide(state, request.time, request.cost)
+        })
+    }
+    match limit {
+        Limit::Bucket(it) => states(it),
+        Limit::Steps(it) => states(it),
+        Limit::FixedWindow(it) => states(it),
+        Limit::Log(it) => states(it),
+        Limit::Counter(it) => states(it),
+    }
+}
+
+fn memory(limit: Limit) -> Decide {
+    let simulator = Simulator::new(limit, 1_000).unwrap();
+    Box::new(move |request| simulator.decide(request))
+}
+
+/// The first line of an example.
+#[derive(Deserialize)]
+struct Head {
+    why: String,
+    limit: String,
+}
+
+/// What a line asks; the rest of it is the answer.
+#[derive(Deserialize)]
+struct Asked {
+    time: String,
+    key: String,
+    cost: u32,
+}
+
+struct Example {
+    name: String,
+    limit: Limit,
+    trace: String,
+    answers: String,
+}
+
+fn examples() -> Vec<Example> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../vectors");
+    let mut paths: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    paths.retain(|path| path.extension().is_some_and(|extension| extension == "jsonl"));
+    paths.sort();
+    paths.iter().map(|path| example(path)).collect()
+}
+
+fn example(path: &Path) -> Example {
+    let name = path.file_name().unwrap().to_string_lossy().into_owned();
+    let text = std::fs::read_to_string(path).unwrap();
+    let (head, answers) = text.split_once('\n').unwrap_or_else(|| panic!("{name} has one line"));
+    let head: Head = serde_json::from_str(head).unwrap_or_else(|error| panic!("{name}: {error}"));
+    assert!(!head.why.is_empty(), "{name} does not say why it is here");
+    let mut trace = "time,key,cost\n".to_owned();
+    for line in answers.lines() {
+        let asked: Asked =
+            serde_json::from_str(line).unwrap_or_else(|error| panic!("{name}: {error}: {line}"));
+        trace += &format!("{},\"{}\",{}\n", asked.time, asked.key.replace('"', "\"\""), asked.cost);
+    }
+    let limit = tollgate_config::parse_limit(&head.limit).unwrap_or_else(|error| panic!("{name}: {error}"));
+    Example { name, limit, trace, answers: answers.to_owned() }
+}
+
+fn simulate(trace: &str, mut decide: Decide) -> String {
+    let mut trace = Trace::open("example", trace.as_bytes()).unwrap();
+    let mut out = Vec::new();
+    let mut lines = Jsonl::new(&mut out);
+    replay(&mut trace, |request| decide(request), |request, decision| lines.write(request, decision))
+        .unwrap();
+    lines.finish().unwrap();
+    String::from_utf8(out).unwrap()
+}
+
+#[test]
+fn every_store_answers_every_example() {
+    let mut wrong = Vec::new();
+    for Example { name, limit, trace, answers } in examples() {
+        for (store, decide) in STORES {
+            let answered = simulate(&trace, decide(limit.clone()));
+            let differs =
+                answered.lines().zip(answers.lines()).enumerate().find(|(_, (got, want))| got != want);
+            match differs {
+                // The example's own first line is its limit.
+                Some((at, (got, want))) => {
+                    wrong.push(format!("{name}:{} {store}\n  want {want}\n   got {got}", at + 2));
+                }
+                None if answered != answers => {
+                    wrong.push(format!("{name} {store}: not the same number of lines, or not ended alike"));
+                }
+                None => {}
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn there_are_examples_of_every_algorithm() {
+    let mut names: Vec<&str> = examples().iter().map(|example| example.limit.name()).collect();
+    names.sort_unstable();
+    names.dedup();
+    assert_eq!(
+        names,
+        ["fixed_window", "leaky_bucket", "sliding_window_counter", "sliding_window_log", "token_bucket"]
+    );
+}
+
+/// The same instant has one text, so that a comparison of bytes is a comparison of times.
+#[test]
+fn times_are_written_with_no_digit_to_spare() {
+    for Example { name, trace, .. } in examples() {
+        let mut trace = Trace::open(&name, trace.as_bytes()).unwrap();
+        while let Some(Request { time_text, .. }) = trace.next_request().unwrap() {
+            assert!(!(time_text.contains('.') && time_text.ends_with('0')), "{name}: {time_text}");
+        }
+    }
+}

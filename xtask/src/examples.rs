@@ -1,0 +1,169 @@
+//! Runs the commands that README.md and docs/ print.
+//!
+//! | block | what happens |
+//! |---|---|
+//! | `console` | each line that starts with `$ ` is run on its own and must exit with 0; the lines below it are what it prints on stdout, and a line `...` stands for any number of lines. Nothing below it: anything may be printed |
+//! | `sh` | the block is run as one script that stops at the first failure; it must exit with 0 |
+//! | any other | nothing; `rust` blocks are doc tests of the library |
+//!
+//! Commands run at the root of the repository with the freshly built `tollgate` on the `PATH`. A line of the console
+//! that ends with a backslash goes on in the next one. Blank lines at the end of an output are layout and do not count.
+
+mod diff;
+mod transcript;
+
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use crate::markdown;
+use crate::workspace::{self, Workspace};
+use transcript::{Example, Item};
+
+/// A command of the README may build something first; a newcomer would not wait longer either.
+const COMMAND_TIME_MAX: Duration = Duration::from_secs(600);
+
+/// Above this many lines, a page should pipe the output through `head`.
+const OUTPUT_LINES_MAX: usize = 10_000;
+
+pub(crate) fn run(workspace: &Workspace) -> Result<()> {
+    let mut failures = 0_usize;
+    for path in pages(workspace)? {
+        let text =
+            std::fs::read_to_string(workspace.root.join(&path)).with_context(|| format!("reading {path}"))?;
+        let page = markdown::parse(&text).with_context(|| path.clone())?;
+        for block in &page.blocks {
+            for item in transcript::items(block).with_context(|| format!("{path}:{}", block.line))? {
+                failures += usize::from(!passes(workspace, &path, &item));
+            }
+        }
+    }
+    match failures {
+        0 => Ok(()),
+        1 => bail!("an example does not do what its page says; see above"),
+        _ => bail!("{failures} examples do not do what their page says; see above"),
+    }
+}
+
+fn pages(workspace: &Workspace) -> Result<Vec<String>> {
+    let is_page = |file: &String| file == "README.md" || (file.starts_with("docs/") && file.ends_with(".md"));
+    let pages: Vec<String> = workspace.files()?.into_iter().filter(is_page).collect();
+    if !pages.iter().any(|page| page == "README.md") {
+        bail!("README.md is missing");
+    }
+    Ok(pages)
+}
+
+fn passes(workspace: &Workspace, path: &str, item: &Item) -> bool {
+    match item {
+        Item::Skip { line, command, why } => {
+            println!("      {path}:{line}: skipped, {why}: {command}");
+            true
+        }
+        Item::Run(example) => match check(workspace, example) {
+            Ok(()) => {
+                println!("      {path}:{}: ok: {}", example.line, example.title());
+                true
+            }
+            Err(error) => {
+                println!("{path}:{}: {}\n{error:#}", example.line, example.command);
+                false
+            }
+        },
+    }
+}
+
+fn check(workspace: &Workspace, example: &Example) -> Result<()> {
+    let output = execute(shell(workspace, &example.command)?, COMMAND_TIME_MAX)?;
+    let printed = String::from_utf8_lossy(&output.stdout);
+    let printed: Vec<&str> = printed.trim_end_matches('\n').lines().collect();
+    if !output.status.success() {
+        let complaint = String::from_utf8_lossy(&output.stderr);
+        bail!("{}\nstdout:\n{}\nstderr:\n{complaint}", output.status, printed.join("\n"));
+    }
+    if example.expected.is_empty() {
+        return Ok(());
+    }
+    if printed.len() > OUTPUT_LINES_MAX {
+        bail!("prints {} lines; pipe it through `head`", printed.len());
+    }
+    let expected: Vec<&str> = example.expected.iter().map(String::as_str).collect();
+    match diff::diff(&expected, &printed) {
+        None => Ok(()),
+        Some(diff) => bail!("the output differs (- the page, + the command, | under the dots):\n{diff}"),
+    }
+}
+
+fn shell(workspace: &Workspace, command: &str) -> Result<Command> {
+    let built = workspace.target.join("release");
+    let inherited = std::env::var_os("PATH").unwrap_or_default();
+    let folders: Vec<PathBuf> = [built].into_iter().chain(std::env::split_paths(&inherited)).collect();
+    let mut shell = workspace::command("sh", &workspace.root);
+    shell.args(["-c", command]).env("PATH", std::env::join_paths(folders).context("setting PATH")?);
+    Ok(shell)
+}
+
+/// Runs a command to its end, or ends it when it takes longer than `limit`.
+fn execute(mut command: Command, limit: Duration) -> Result<Output> {
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().context("starting sh")?;
+    let id = child.id().to_string();
+    let (sender, receiver) = mpsc::channel();
+    // Only a wait in another thread can be given up, since nothing here polls.
+    thread::spawn(move || sender.send(child.wait_with_output()));
+    match receiver.recv_timeout(limit) {
+        Ok(output) => output.context("waiting for the command"),
+        Err(RecvTimeoutError::Timeout) => {
+            Command::new("kill").arg(&id).status().context("starting kill")?;
+            bail!("still running after {} s", limit.as_secs())
+        }
+        Err(RecvTimeoutError::Disconnected) => bail!("the thread that waits for the command is gone"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn workspace() -> Workspace {
+        Workspace { root: ".".into(), target: "target".into(), packages: Vec::new() }
+    }
+
+    fn check(command: &str, expected: &[&str]) -> Result<(), String> {
+        let expected = expected.iter().map(ToString::to_string).collect();
+        let example = Example { line: 1, command: command.to_string(), expected };
+        super::check(&workspace(), &example).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn an_example_that_prints_what_the_page_says_passes() {
+        assert_eq!(check("echo a; echo b", &["a", "b"]), Ok(()));
+        assert_eq!(check("echo a; echo b; echo c", &["a", "...", "c"]), Ok(()));
+    }
+
+    #[test]
+    fn an_example_without_expected_lines_only_has_to_succeed() {
+        assert_eq!(check("echo anything", &[]), Ok(()));
+        assert!(check("exit 3", &[]).unwrap_err().contains('3'));
+    }
+
+    #[test]
+    fn the_right_output_does_not_excuse_a_failure() {
+        assert!(check("echo a; echo why >&2; exit 1", &["a"]).unwrap_err().contains("why"));
+    }
+
+    #[test]
+    fn another_output_is_shown_as_a_diff() {
+        assert!(check("echo b", &["a"]).unwrap_err().ends_with("- a\n+ b\n"));
+    }
+
+    #[test]
+    fn a_command_that_does_not_end_is_ended() {
+        let endless = shell(&workspace(), "exec tail -f /dev/null").unwrap();
+        let error = execute(endless, Duration::ZERO).unwrap_err();
+        assert!(error.to_string().contains("still running"), "{error}");
+    }
+}

@@ -1,0 +1,65 @@
+//! Tollgate's chores. `cargo xtask test` is the one command that checks everything.
+//!
+//! | start here | what it is |
+//! |---|---|
+//! | [`steps`] | the steps of `cargo xtask test`, in order, and the runner |
+//! | [`tidy`] | what holds for the files themselves: words, sizes, arrows between crates, the two READMEs |
+//! | [`examples`] | runs the commands that README.md and docs/ print, and compares what they print |
+//! | [`needs`] | programs that the steps call, installed where that is possible |
+//! | [`workspace`] | where things are, and how cargo is called |
+//! | [`markdown`] | the fenced blocks and headings of a page |
+
+mod examples;
+mod markdown;
+mod needs;
+mod steps;
+mod tidy;
+mod workspace;
+
+use std::process::ExitCode;
+
+/// The command line was wrong; 1 is kept for a step that failed.
+const EXIT_USAGE: u8 = 2;
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match arguments.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
+        arguments if arguments.iter().any(|argument| matches!(*argument, "--help" | "-h" | "help")) => {
+            print!("{}", help());
+            ExitCode::SUCCESS
+        }
+        ["test", names @ ..] => match steps::select(names) {
+            Ok(chosen) => test(&chosen),
+            Err(message) => usage(&message),
+        },
+        [] => usage("a task is missing"),
+        [other, ..] => usage(&format!("there is no task `{other}`")),
+    }
+}
+
+fn test(chosen: &[&steps::Step]) -> ExitCode {
+    match steps::run(chosen) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("\nerror: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn usage(message: &str) -> ExitCode {
+    eprintln!("error: {message}; `cargo xtask --help` tells more");
+    ExitCode::from(EXIT_USAGE)
+}
+
+fn help() -> String {
+    let mut text = String::from(
+        "Usage: cargo xtask test [STEP...]\n\n\
+         Runs every step, or only the named ones, in this order; stops at the first failure.\n\n",
+    );
+    for step in steps::STEPS {
+        text.push_str(&format!("  {:<9} {}\n", step.name, step.what));
+    }
+    text.push_str("\nTOLLGATE_CASES=N raises the number of cases that each property test tries.\n");
+    text
+}

@@ -1,0 +1,209 @@
+//! The steps of `cargo xtask test`.
+//!
+//! Cheap steps stand first, so that a slip in formatting does not wait for a build.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use crate::workspace::Workspace;
+use crate::{examples, needs, tidy};
+
+/// One named check.
+pub(crate) struct Step {
+    pub(crate) name: &'static str,
+    /// One line for `--help` and for the announcement.
+    pub(crate) what: &'static str,
+    run: fn(&Workspace) -> Result<Outcome>,
+}
+
+/// How a step ended when it did not fail.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Outcome {
+    Passed,
+    /// The reason, in words that complete "skipped: ...".
+    Skipped(&'static str),
+}
+
+pub(crate) const STEPS: &[Step] = &[
+    Step { name: "fmt", what: "the formatting is rustfmt's", run: fmt },
+    Step { name: "tidy", what: "words, sizes, arrows between crates, the two READMEs", run: tidy },
+    Step { name: "clippy", what: "no warning in any target", run: clippy },
+    Step {
+        name: "tests",
+        what: "unit, integration and property tests, and the examples compile",
+        run: tests,
+    },
+    Step { name: "doctests", what: "the examples in the documentation run", run: doctests },
+    Step { name: "docs", what: "the documentation builds without a warning", run: docs },
+    Step {
+        name: "loom",
+        what: "the store under every interleaving with three preemptions or fewer",
+        run: loom,
+    },
+    Step {
+        name: "readme",
+        what: "the commands of README.md and docs/ print what the page says",
+        run: readme,
+    },
+    Step { name: "deny", what: "licences, advisories and sources of the dependencies", run: deny },
+];
+
+/// The steps with these names, in the order of [`STEPS`]; all of them when no name is given.
+pub(crate) fn select(names: &[&str]) -> Result<Vec<&'static Step>, String> {
+    if let Some(unknown) = names.iter().find(|name| STEPS.iter().all(|step| step.name != **name)) {
+        let known: Vec<_> = STEPS.iter().map(|step| step.name).collect();
+        return Err(format!("there is no step `{unknown}`; the steps are {}", known.join(", ")));
+    }
+    Ok(STEPS.iter().filter(|step| names.is_empty() || names.contains(&step.name)).collect())
+}
+
+/// Runs the steps, one after the other, up to the first that fails.
+pub(crate) fn run(chosen: &[&Step]) -> Result<()> {
+    needs::provide()?;
+    let workspace = Workspace::load()?;
+    let mut rows = Vec::new();
+    for (index, step) in chosen.iter().enumerate() {
+        println!("[{}/{}] {}: {}", index + 1, chosen.len(), step.name, step.what);
+        let (outcome, spent) = timed(|| (step.run)(&workspace));
+        let outcome = outcome.with_context(|| {
+            let name = step.name;
+            format!("step `{name}` failed after {}; repeat it with `cargo xtask test {name}`", seconds(spent))
+        })?;
+        match outcome {
+            Outcome::Passed => println!("      {} passed in {}\n", step.name, seconds(spent)),
+            Outcome::Skipped(why) => println!("      {} skipped: {why}\n", step.name),
+        }
+        rows.push((step.name, outcome, spent));
+    }
+    print!("{}", summary(&rows));
+    println!("all steps passed");
+    Ok(())
+}
+
+fn summary(rows: &[(&str, Outcome, Duration)]) -> String {
+    let mut table = format!("{:<9} {:<8} {:>9}\n", "step", "result", "time");
+    for (name, outcome, spent) in rows {
+        let result = match outcome {
+            Outcome::Passed => "passed",
+            Outcome::Skipped(_) => "skipped",
+        };
+        table.push_str(&format!("{name:<9} {result:<8} {:>9}\n", seconds(*spent)));
+    }
+    let total = rows.iter().map(|(_, _, spent)| *spent).sum();
+    table.push_str(&format!("{:<9} {:<8} {:>9}\n", "total", "", seconds(total)));
+    table
+}
+
+#[expect(clippy::disallowed_methods, reason = "a chore tells how long it took; no limit is decided here")]
+fn timed<T>(work: impl FnOnce() -> T) -> (T, Duration) {
+    let start = Instant::now();
+    let result = work();
+    (result, start.elapsed())
+}
+
+fn seconds(spent: Duration) -> String {
+    let tenths = spent.as_millis() / 100;
+    format!("{}.{} s", tenths / 10, tenths % 10)
+}
+
+fn fmt(workspace: &Workspace) -> Result<Outcome> {
+    needs::component(workspace, "fmt", "rustfmt")?;
+    workspace.cargo("fmt --all --check").run().map(|()| Outcome::Passed)
+}
+
+fn tidy(workspace: &Workspace) -> Result<Outcome> {
+    let findings = tidy::check(workspace)?;
+    for finding in &findings {
+        println!("{finding}");
+    }
+    if !findings.is_empty() {
+        bail!("the files are not tidy; findings above: {}", findings.len());
+    }
+    Ok(Outcome::Passed)
+}
+
+fn clippy(workspace: &Workspace) -> Result<Outcome> {
+    needs::component(workspace, "clippy", "clippy")?;
+    workspace.cargo("clippy --workspace --all-targets -- -D warnings").run().map(|()| Outcome::Passed)
+}
+
+// Benches stay out: they measure, and a measurement taken while everything else builds says nothing.
+fn tests(workspace: &Workspace) -> Result<Outcome> {
+    workspace.cargo("test --workspace --lib --bins --tests --examples").run().map(|()| Outcome::Passed)
+}
+
+fn doctests(workspace: &Workspace) -> Result<Outcome> {
+    workspace.cargo("test --workspace --doc").run().map(|()| Outcome::Passed)
+}
+
+fn docs(workspace: &Workspace) -> Result<Outcome> {
+    workspace.cargo("doc --workspace --no-deps").flags("RUSTDOCFLAGS", "-D warnings").run()?;
+    Ok(Outcome::Passed)
+}
+
+// `--cfg loom` changes every crate, so this build has a folder of its own: in the common one, it and the ordinary
+// build would throw each other's work away. Link-time optimisation would cost more than these tests take.
+fn loom(workspace: &Workspace) -> Result<Outcome> {
+    workspace
+        .cargo("test -p tollgate --release --test loom")
+        .flags("RUSTFLAGS", "--cfg loom")
+        .env("CARGO_TARGET_DIR", &workspace.target.join("loom").to_string_lossy())
+        .env("CARGO_PROFILE_RELEASE_LTO", "off")
+        .env("LOOM_MAX_PREEMPTIONS", "3")
+        .run()?;
+    Ok(Outcome::Passed)
+}
+
+fn readme(workspace: &Workspace) -> Result<Outcome> {
+    workspace.cargo("build --release -p tollgate-cli").run()?;
+    examples::run(workspace)?;
+    Ok(Outcome::Passed)
+}
+
+fn deny(workspace: &Workspace) -> Result<Outcome> {
+    if !workspace.cargo("deny --version").succeeds() {
+        return Ok(Outcome::Skipped("cargo-deny is not installed (`cargo install cargo-deny`); CI runs it"));
+    }
+    workspace.cargo("deny check").run().map(|()| Outcome::Passed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(chosen: &[&Step]) -> Vec<&'static str> {
+        chosen.iter().map(|step| step.name).collect()
+    }
+
+    #[test]
+    fn no_name_means_every_step() {
+        assert_eq!(select(&[]).unwrap().len(), STEPS.len());
+    }
+
+    #[test]
+    fn named_steps_run_in_the_order_of_the_list() {
+        assert_eq!(names(&select(&["docs", "fmt"]).unwrap()), ["fmt", "docs"]);
+    }
+
+    #[test]
+    fn an_unknown_step_is_refused_and_the_known_ones_are_named() {
+        let message = select(&["fmt", "lint"]).err().unwrap();
+        assert!(message.contains("`lint`") && message.contains("clippy"), "{message}");
+    }
+
+    #[test]
+    fn the_summary_has_a_row_a_step_and_a_total() {
+        let rows = [
+            ("fmt", Outcome::Passed, Duration::from_millis(449)),
+            ("deny", Outcome::Skipped("absent"), Duration::from_millis(60_051)),
+        ];
+        let expected = "\
+step      result        time
+fmt       passed       0.4 s
+deny      skipped     60.0 s
+total                 60.5 s
+";
+        assert_eq!(summary(&rows), expected);
+    }
+}

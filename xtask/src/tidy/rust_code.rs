@@ -1,0 +1,147 @@
+//! Rust source with everything blanked that is not code.
+
+/// The same text, line for line, with comments and the inside of strings and characters replaced by spaces.
+pub(super) fn code_only(text: &str) -> String {
+    let mut scanner = Scanner { source: text.chars().collect(), position: 0, code: String::new() };
+    while let Some(character) = scanner.peek(0) {
+        match (character, scanner.peek(1)) {
+            ('/', Some('/')) => scanner.line_comment(),
+            ('/', Some('*')) => scanner.block_comment(),
+            ('"', _) => scanner.quoted('"'),
+            ('\'', _) if scanner.is_character() => scanner.quoted('\''),
+            (character, _) if character.is_alphanumeric() || character == '_' => scanner.word(),
+            _ => scanner.keep(),
+        }
+    }
+    scanner.code
+}
+
+struct Scanner {
+    source: Vec<char>,
+    position: usize,
+    code: String,
+}
+
+impl Scanner {
+    fn peek(&self, ahead: usize) -> Option<char> {
+        self.source.get(self.position + ahead).copied()
+    }
+
+    fn keep(&mut self) {
+        self.code.extend(self.peek(0));
+        self.position += 1;
+    }
+
+    fn blank(&mut self) {
+        self.code.extend(self.peek(0).map(|character| if character == '\n' { '\n' } else { ' ' }));
+        self.position += 1;
+    }
+
+    fn line_comment(&mut self) {
+        while self.peek(0).is_some_and(|character| character != '\n') {
+            self.blank();
+        }
+    }
+
+    fn block_comment(&mut self) {
+        let mut depth = 0_usize;
+        loop {
+            match (self.peek(0), self.peek(1)) {
+                (Some('/'), Some('*')) => depth += 1,
+                (Some('*'), Some('/')) => depth -= 1,
+                (Some(_), _) => {
+                    self.blank();
+                    continue;
+                }
+                (None, _) => return,
+            }
+            self.blank();
+            self.blank();
+            if depth == 0 {
+                return;
+            }
+        }
+    }
+
+    /// A string or a character, from quote to quote.
+    fn quoted(&mut self, quote: char) {
+        self.keep();
+        while let Some(character) = self.peek(0).filter(|character| *character != quote) {
+            self.blank();
+            if character == '\\' {
+                self.blank();
+            }
+        }
+        self.keep();
+    }
+
+    /// Tells `'a'` from the lifetime `'a`.
+    fn is_character(&self) -> bool {
+        self.peek(1) == Some('\\') || self.peek(2) == Some('\'')
+    }
+
+    /// A name, a keyword or a number; or the prefix of a raw string, and then the string too.
+    fn word(&mut self) {
+        let start = self.position;
+        while self.peek(0).is_some_and(|character| character.is_alphanumeric() || character == '_') {
+            self.keep();
+        }
+        let is_prefix = matches!(self.source[start..self.position], ['r'] | ['b' | 'c', 'r']);
+        let hashes = self.source[self.position..].iter().take_while(|character| **character == '#').count();
+        if is_prefix && self.peek(hashes) == Some('"') {
+            self.raw_string(hashes);
+        }
+    }
+
+    fn raw_string(&mut self, hashes: usize) {
+        for _ in 0..=hashes {
+            self.keep();
+        }
+        while self.peek(0).is_some() {
+            let closes = self.peek(0) == Some('"') && (1..=hashes).all(|ahead| self.peek(ahead) == Some('#'));
+            if closes {
+                for _ in 0..=hashes {
+                    self.keep();
+                }
+                return;
+            }
+            self.blank();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn comments_and_strings_are_blanked_and_code_stays() {
+        for (source, code) in [
+            ("a // b\nc", "a     \nc"),
+            ("a /* b /* c */ d */ e", "a                   e"),
+            (r#"f("a \" b", g)"#, r#"f("      ", g)"#),
+            (r##"f(r#"a " b"#, g)"##, r##"f(r#"     "#, g)"##),
+            (r#"f(b"a", br"\", c)"#, r#"f(b" ", br" ", c)"#),
+            ("'a' + '\\'' + '\"' + x", "' ' + '  ' + ' ' + x"),
+            ("&'a str, 'b: loop", "&'a str, 'b: loop"),
+            ("r#type + number", "r#type + number"),
+            ("\"// no comment\" a", "\"             \" a"),
+        ] {
+            assert_eq!(code_only(source), code, "{source}");
+        }
+    }
+
+    #[test]
+    fn lines_keep_their_numbers() {
+        let source = "/* a\n b */\nlet x = \"c\nd\\\n e\";\nf();\n";
+        assert_eq!(code_only(source).lines().count(), source.lines().count());
+        assert_eq!(code_only(source).lines().last(), Some("f();"));
+    }
+
+    #[test]
+    fn what_is_left_open_ends_with_the_file() {
+        for source in ["/* a", "\"a", "r#\"a", "'\\", "\"\\"] {
+            assert!(!code_only(source).contains('a'), "{source}");
+        }
+    }
+}
