@@ -97,8 +97,15 @@ impl Counter {
             // The clock stepped back: the key stays where it was until time has caught up.
             Position { bucket: state.newest, passed: 0 }
         } else {
-            // The counts come from a clock that was wrong: carry them to now.
+            // The counts come from a clock that was wrong: carry them to now. How much of the bucket at the edge
+            // counted is not known any more, and none of it may be given back: it becomes part of the next bucket.
             state.newest = position.bucket;
+            if self.edge == Edge::Weigh {
+                let oldest = self.buckets as usize;
+                let both = counts[oldest - 1].saturating_add(counts[oldest]);
+                counts[oldest - 1] = both.min(self.limit);
+                counts[oldest] = 0;
+            }
             position
         }
     }
