@@ -29,8 +29,11 @@ pub(crate) trait Contender<K>: Sync {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Who {
-    Tollgate,
-    TollgateMany,
+    /// Yes or no, as governor answers.
+    Allows,
+    /// The whole verdict: what remains, and the waits.
+    Check,
+    CheckMany,
     Governor,
     GovernorAhash,
     Throttlecrab,
@@ -42,8 +45,9 @@ const BATCH: usize = 16;
 impl Who {
     pub(crate) fn name(self) -> &'static str {
         match self {
-            Who::Tollgate => "tollgate",
-            Who::TollgateMany => "check_many(16)",
+            Who::Allows => "allows",
+            Who::Check => "check",
+            Who::CheckMany => "check_many(16)",
             Who::Governor => "governor",
             Who::GovernorAhash => "governor+ahash",
             Who::Throttlecrab => "throttlecrab",
@@ -87,7 +91,7 @@ pub(crate) trait Held: Hash + Sized {
 
 impl Held for u64 {
     const NAME: &'static str = "u64";
-    const WHO: &'static [Who] = &[Who::Tollgate, Who::TollgateMany, Who::Governor, Who::GovernorAhash];
+    const WHO: &'static [Who] = &[Who::Allows, Who::Check, Who::CheckMany, Who::Governor, Who::GovernorAhash];
 
     fn contender(who: Who, budget: Budget, keys: usize) -> Result<Box<dyn Contender<u64>>, Box<dyn Error>> {
         any_key(who, budget, keys)
@@ -97,7 +101,7 @@ impl Held for u64 {
 impl Held for String {
     const NAME: &'static str = "String";
     const WHO: &'static [Who] =
-        &[Who::Tollgate, Who::TollgateMany, Who::Governor, Who::GovernorAhash, Who::Throttlecrab];
+        &[Who::Allows, Who::Check, Who::CheckMany, Who::Governor, Who::GovernorAhash, Who::Throttlecrab];
 
     fn contender(
         who: Who,
@@ -116,8 +120,9 @@ where
     K: Hash + Eq + Clone + Send + Sync + 'static,
 {
     Ok(match who {
-        Who::Tollgate => Box::new(tollgate(budget.token_bucket()?, keys)?),
-        Who::TollgateMany => Box::new(Many(tollgate(budget.token_bucket()?, keys)?)),
+        Who::Allows => Box::new(Allows(tollgate(budget.token_bucket()?, keys)?)),
+        Who::Check => Box::new(tollgate(budget.token_bucket()?, keys)?),
+        Who::CheckMany => Box::new(Many(tollgate(budget.token_bucket()?, keys)?)),
         Who::Governor => Box::new(RateLimiter::keyed(budget.quota()?)),
         Who::GovernorAhash => {
             Box::new(RateLimiter::dashmap_with_hasher(budget.quota()?, ahash::RandomState::new()))
@@ -134,6 +139,14 @@ pub(crate) fn tollgate(limit: Limit, keys: usize) -> Result<Limiter, Box<dyn Err
 impl<K: Hash> Contender<K> for Limiter {
     fn decide_all(&self, keys: &[K]) -> usize {
         keys.iter().filter(|key| black_box(self.check(*key)).allowed).count()
+    }
+}
+
+struct Allows(Limiter);
+
+impl<K: Hash> Contender<K> for Allows {
+    fn decide_all(&self, keys: &[K]) -> usize {
+        keys.iter().filter(|key| black_box(self.0.allows(*key))).count()
     }
 }
 

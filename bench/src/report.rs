@@ -175,15 +175,20 @@ impl fmt::Display for Report {
             f,
             "Nanoseconds per decision: the slowest worker's time over the decisions of all workers, each pinned to \
              its core\nand timing itself. Medians of {} interleaved rounds; a ratio is the median of the rounds' \
-             ratios. Load average\nbefore the run: {}.\n",
+             ratios. Load average\nbefore the run: {}. `allows` says yes or no, as governor does; \
+             `check` also works out what remains and\nthe waits.\n",
             self.rounds, self.load_average
         )?;
-        let (ours, many, governor) = (Who::Tollgate.name(), Who::TollgateMany.name(), Who::Governor.name());
-        let ahash = Who::GovernorAhash.name();
+        let governor = Who::Governor.name();
         let mut columns: Vec<_> = String::WHO.iter().map(|who| Column::Median { name: who.name() }).collect();
-        columns.push(Column::Ratio { head: "governor/ours", slow: governor, fast: ours });
-        columns.push(Column::Ratio { head: "governor/many", slow: governor, fast: many });
-        columns.push(Column::Ratio { head: "ahash/ours", slow: ahash, fast: ours });
+        for (head, slow, fast) in [
+            ("gov./allows", governor, Who::Allows),
+            ("gov./check", governor, Who::Check),
+            ("gov./many", governor, Who::CheckMany),
+            ("ahash/allows", Who::GovernorAhash.name(), Who::Allows),
+        ] {
+            columns.push(Column::Ratio { head, slow, fast: fast.name() });
+        }
         table(f, &self.contenders, &columns)?;
 
         writeln!(f, "\nOur algorithms, each with its ratio to the token bucket.\n")?;
