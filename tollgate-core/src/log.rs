@@ -1,4 +1,4 @@
-use std::collections::VecDeque;
+use std::fmt;
 use std::time::Duration;
 
 use crate::{Algorithm, Count, Decision, RetryAfter, Time};
@@ -14,17 +14,27 @@ pub struct Log {
     count: Count,
 }
 
-/// What a log remembers of a key.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// What a log remembers of a key: one piece of memory, of which a decision touches the head and the ends of a ring.
+#[derive(Clone, Default)]
 pub struct LogState {
-    /// The instant of the newest entry; no entry lies a window or more before it.
-    newest_ns: u64,
-    /// The cost of all entries.
-    units: u64,
-    /// Oldest first. An entry is one word, its instant's low 56 bits above its cost (1 to 255); or, if those cost
-    /// bits are 0, two words, and the second is the cost.
-    words: VecDeque<u64>,
+    /// Nothing at all, or a head of [`HEAD`] words and a ring of words, oldest first. An entry is one word, its
+    /// instant's low 56 bits above its cost (1 to 255); or, if those cost bits are 0, two words, and the second is
+    /// the cost.
+    memory: Box<[u64]>,
 }
+
+// The head.
+/// The instant of the newest entry; no entry lies a window or more before it.
+const NEWEST: usize = 0;
+/// The cost of all entries.
+const UNITS: usize = 1;
+/// Where in the ring the oldest word is.
+const FIRST: usize = 2;
+/// How many words are in the ring.
+const WORDS: usize = 3;
+const HEAD: usize = 4;
+/// Head and ring at first: a cache line's worth.
+const MEMORY_MIN: usize = 8;
 
 const COST_BITS: u32 = 8;
 const COST_MASK: u64 = (1 << COST_BITS) - 1;
@@ -33,62 +43,158 @@ const INSTANT_MASK: u64 = u64::MAX >> COST_BITS;
 
 impl LogState {
     #[inline]
+    fn head(&self, at: usize) -> u64 {
+        self.memory.get(at).copied().unwrap_or(0)
+    }
+
+    #[inline]
+    fn newest_ns(&self) -> u64 {
+        self.head(NEWEST)
+    }
+
+    #[inline]
+    fn units(&self) -> u64 {
+        self.head(UNITS)
+    }
+
+    #[inline]
+    fn words(&self) -> usize {
+        self.head(WORDS) as usize
+    }
+
+    fn is_empty(&self) -> bool {
+        self.words() == 0
+    }
+
+    /// Where the word is that has so many before it: the ring goes round.
+    #[inline]
+    fn place(&self, index: usize) -> usize {
+        let at = HEAD + self.head(FIRST) as usize + index;
+        if at < self.memory.len() { at } else { at - (self.memory.len() - HEAD) }
+    }
+
+    #[inline]
+    fn word(&self, index: usize) -> Option<u64> {
+        if index < self.words() { self.memory.get(self.place(index)).copied() } else { None }
+    }
+
+    /// Makes room for an entry.
+    #[inline]
+    fn reserve(&mut self) {
+        if self.words() + 2 > self.memory.len().saturating_sub(HEAD) {
+            self.grow();
+        }
+    }
+
+    #[cold]
+    fn grow(&mut self) {
+        let mut memory = vec![0; (2 * self.memory.len()).max(MEMORY_MIN)].into_boxed_slice();
+        for index in 0..self.words() {
+            memory[HEAD + index] = self.memory[self.place(index)];
+        }
+        for at in [NEWEST, UNITS, WORDS] {
+            memory[at] = self.head(at);
+        }
+        self.memory = memory;
+    }
+
+    #[inline]
+    fn push_word(&mut self, word: u64) {
+        let at = self.place(self.words());
+        self.memory[at] = word;
+        self.memory[WORDS] += 1;
+    }
+
+    #[inline]
     fn push(&mut self, instant_ns: u64, cost: u64) {
+        self.reserve();
         let (word, more) = entry(instant_ns, cost);
-        self.words.push_back(word);
-        self.words.extend(more);
-        self.newest_ns = instant_ns;
-        self.units += cost;
+        self.push_word(word);
+        if let Some(more) = more {
+            self.push_word(more);
+        }
+        self.memory[NEWEST] = instant_ns;
+        self.memory[UNITS] += cost;
+    }
+
+    /// Forgets all entries; the memory stays.
+    fn clear(&mut self) {
+        for word in self.memory.iter_mut().take(HEAD) {
+            *word = 0;
+        }
     }
 
     /// The instant of an entry, from its low bits: entries lie within a window of the newest.
     #[inline]
     fn instant_of(&self, word: u64) -> u64 {
-        let age = (self.newest_ns & INSTANT_MASK).wrapping_sub(word >> COST_BITS) & INSTANT_MASK;
-        self.newest_ns - age
+        let newest_ns = self.newest_ns();
+        let age = (newest_ns & INSTANT_MASK).wrapping_sub(word >> COST_BITS) & INSTANT_MASK;
+        newest_ns - age
     }
 
     /// The entries, oldest first: instant and cost.
     fn entries(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
-        let mut words = self.words.iter();
+        let mut index = 0;
         std::iter::from_fn(move || {
-            let word = *words.next()?;
-            let cost = match word & COST_MASK {
-                0 => *words.next()?,
-                cost => cost,
-            };
-            Some((self.instant_of(word), cost))
+            let (entry, words) = self.entry_at(index)?;
+            index += words;
+            Some(entry)
+        })
+    }
+
+    /// The entry that begins with this word, its instant and cost, and how many words it has.
+    #[inline]
+    fn entry_at(&self, index: usize) -> Option<((u64, u64), usize)> {
+        let word = self.word(index)?;
+        Some(match word & COST_MASK {
+            0 => ((self.instant_of(word), self.word(index + 1)?), 2),
+            cost => ((self.instant_of(word), cost), 1),
         })
     }
 
     #[inline]
     fn oldest(&self) -> Option<(u64, u64)> {
-        let word = *self.words.front()?;
-        let cost = match word & COST_MASK {
-            0 => *self.words.get(1)?,
-            cost => cost,
-        };
-        Some((self.instant_of(word), cost))
+        Some(self.entry_at(0)?.0)
     }
 
     #[inline]
     fn pop_oldest(&mut self) {
-        let Some((_, cost)) = self.oldest() else { return };
-        if self.words.pop_front().is_some_and(|word| word & COST_MASK == 0) {
-            self.words.pop_front();
-        }
-        self.units -= cost;
+        let Some(((_, cost), words)) = self.entry_at(0) else { return };
+        self.memory[FIRST] = (self.place(words) - HEAD) as u64;
+        self.memory[WORDS] -= words as u64;
+        self.memory[UNITS] -= cost;
     }
 
     /// Takes `units` off the oldest entry, which holds more.
     fn cut_oldest(&mut self, units: u64) {
-        let Some((at, cost)) = self.oldest() else { return };
-        self.pop_oldest();
+        let Some(((at, cost), words)) = self.entry_at(0) else { return };
+        // What is left needs no more words than before, and stands at their end.
         let (word, more) = entry(at, cost - units);
-        for word in more.into_iter().chain([word]) {
-            self.words.push_front(word);
+        let kept = 1 + usize::from(more.is_some());
+        let place = self.place(words - kept);
+        self.memory[place] = word;
+        if let Some(more) = more {
+            let place = self.place(words - 1);
+            self.memory[place] = more;
         }
-        self.units += cost - units;
+        self.memory[FIRST] = (place - HEAD) as u64;
+        self.memory[WORDS] -= (words - kept) as u64;
+        self.memory[UNITS] -= units;
+    }
+}
+
+/// The same entries, wherever in their rings.
+impl PartialEq for LogState {
+    fn eq(&self, other: &LogState) -> bool {
+        self.entries().eq(other.entries())
+    }
+}
+
+impl Eq for LogState {}
+
+impl fmt::Debug for LogState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.entries()).finish()
     }
 }
 
@@ -120,19 +226,19 @@ impl Log {
 
     /// Whether the whole log lies more than a window ahead: it comes from a clock that was wrong.
     fn is_too_far_ahead(&self, state: &LogState, now: Time) -> bool {
-        state.newest_ns > now.as_nanos().saturating_add(self.window_ns)
+        state.newest_ns() > now.as_nanos().saturating_add(self.window_ns)
     }
 
     /// The instant at which a key that has seen `newest_ns` takes a request: its log never runs backwards.
     fn instant(state: &LogState, now: Time) -> u64 {
-        if state.words.is_empty() { now.as_nanos() } else { now.as_nanos().max(state.newest_ns) }
+        if state.is_empty() { now.as_nanos() } else { now.as_nanos().max(state.newest_ns()) }
     }
 
     /// The cost of the entries that are outside the window at `instant`.
     fn expired(&self, state: &LogState, instant: u64) -> u64 {
         // Mostly none or all.
-        if state.newest_ns + self.window_ns <= instant {
-            return state.units;
+        if state.newest_ns() + self.window_ns <= instant {
+            return state.units();
         }
         state.entries().take_while(|(at, _)| at + self.window_ns <= instant).map(|(_, cost)| cost).sum()
     }
@@ -163,12 +269,12 @@ impl Log {
             } else if cost > self.limit {
                 RetryAfter::Never
             } else {
-                RetryAfter::After(self.until_gone(state, now, state.units + u64::from(cost) - limit))
+                RetryAfter::After(self.until_gone(state, now, state.units() + u64::from(cost) - limit))
             },
             reset_after: if live == 0 {
                 Duration::ZERO
             } else {
-                Duration::from_nanos(state.newest_ns + self.window_ns - now.as_nanos())
+                Duration::from_nanos(state.newest_ns() + self.window_ns - now.as_nanos())
             },
             delay: Duration::ZERO,
         }
@@ -178,15 +284,14 @@ impl Log {
     #[inline]
     fn settle(&self, state: &mut LogState, now: Time) {
         if self.is_too_far_ahead(state, now) {
-            let units = std::mem::take(&mut state.units);
-            state.words.clear();
+            let units = state.units();
+            state.clear();
             state.push(now.as_nanos(), units);
             return;
         }
         let instant = Log::instant(state, now);
-        if state.newest_ns + self.window_ns <= instant {
-            state.words.clear();
-            (state.newest_ns, state.units) = (0, 0);
+        if state.newest_ns() + self.window_ns <= instant {
+            state.clear();
             return;
         }
         while state.oldest().is_some_and(|(at, _)| at + self.window_ns <= instant) {
@@ -199,8 +304,8 @@ impl Log {
     #[inline]
     fn forget_surplus(&self, state: &mut LogState) {
         let keep = u64::from(self.limit) + 1;
-        while state.units > keep {
-            let surplus = state.units - keep;
+        while state.units() > keep {
+            let surplus = state.units() - keep;
             match state.oldest() {
                 Some((_, cost)) if cost > surplus => state.cut_oldest(surplus),
                 Some(_) => state.pop_oldest(),
@@ -218,23 +323,23 @@ impl Algorithm for Log {
     }
 
     fn is_fresh(&self, state: &LogState, now: Time) -> bool {
-        state.words.is_empty() || state.newest_ns.saturating_add(self.window_ns) <= now.as_nanos()
+        state.is_empty() || state.newest_ns().saturating_add(self.window_ns) <= now.as_nanos()
     }
 
     #[inline]
     fn decide(&self, state: &mut LogState, now: Time, cost: u32) -> Decision {
-        if !state.words.is_empty() {
+        if !state.is_empty() {
             self.settle(state, now);
         }
         let instant = Log::instant(state, now);
-        let fits = state.units + u64::from(cost) <= u64::from(self.limit);
+        let fits = state.units() + u64::from(cost) <= u64::from(self.limit);
         if cost > 0 && (fits || self.count == Count::All) {
             state.push(instant, u64::from(cost));
             if !fits {
                 self.forget_surplus(state);
             }
         }
-        self.answer(state, state.units, now, cost, fits)
+        self.answer(state, state.units(), now, cost, fits)
     }
 
     fn look(&self, state: &LogState, now: Time, cost: u32) -> Decision {
@@ -243,7 +348,7 @@ impl Algorithm for Log {
             self.settle(&mut moved, now);
             return self.look(&moved, now, cost);
         }
-        let live = state.units - self.expired(state, Log::instant(state, now));
+        let live = state.units() - self.expired(state, Log::instant(state, now));
         let fits = live + u64::from(cost) <= u64::from(self.limit);
         self.answer(state, live, now, cost, fits)
     }
@@ -253,13 +358,12 @@ impl Algorithm for Log {
     }
 
     fn heap_bytes(&self, state: &LogState) -> usize {
-        state.words.capacity() * size_of::<u64>()
+        size_of_val(&*state.memory)
     }
 
     fn growth_bytes(&self, state: &LogState) -> usize {
-        // An entry is two words at most; a log that is full doubles, and begins with four words.
-        if state.words.len() + 2 > state.words.capacity() {
-            self.heap_bytes(state).max(4 * size_of::<u64>())
+        if state.words() + 2 > state.memory.len().saturating_sub(HEAD) {
+            self.heap_bytes(state).max(MEMORY_MIN * size_of::<u64>())
         } else {
             0
         }

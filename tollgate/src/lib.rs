@@ -25,3 +25,8 @@ pub use store::{Charge, ChargeError, Key, Store, Verdict};
 pub use tollgate_core::{
     Align, Count, Decision, Edge, Limit, LimitError, Mode, Rate, RetryAfter, Style, Time,
 };
+
+/// The README's examples, as tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;

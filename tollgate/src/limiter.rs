@@ -191,6 +191,28 @@ impl<C: Clock> Limiter<Memory<C>> {
         self.store.check_many(keys, 1, each);
     }
 
+    /// Starts fetching what is known of a key, so that a check that soon follows need not wait for memory. Changes
+    /// nothing.
+    ///
+    /// For checks that differ in cost or in time; for others there is [`check_many`](Self::check_many).
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use tollgate::{Align, Limit, Limiter};
+    /// let limiter = Limiter::new(Limit::fixed_window(10, Duration::from_secs(3600), Align::FirstRequest)?);
+    /// let requests = [("a", 2), ("b", 7), ("a", 9)];
+    /// for (key, _) in &requests {
+    ///     limiter.prefetch(key);
+    /// }
+    /// let allowed = requests.map(|(key, cost)| limiter.check_n(key, cost).allowed);
+    /// assert_eq!(allowed, [true, true, false]);
+    /// # Ok::<(), tollgate::LimitError>(())
+    /// ```
+    #[inline]
+    pub fn prefetch<K: Hash + ?Sized>(&self, key: &K) {
+        self.store.prefetch(key);
+    }
+
     /// Says what a request of cost 1 would be told, and takes nothing.
     pub fn peek<K: Hash + ?Sized>(&self, key: &K) -> Decision {
         self.store.peek(key, 1)

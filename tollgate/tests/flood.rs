@@ -7,8 +7,9 @@ use tollgate::{Align, Count, Edge, Limit, Limiter, ManualClock, Mode, Rate, Styl
 
 /// Resident memory of this process.
 fn resident_bytes() -> usize {
-    let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
-    statm.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() * 4096
+    let statm = std::fs::read_to_string("/proc/self/statm").expect("Linux tells a process its size");
+    let pages = statm.split_whitespace().nth(1).and_then(|pages| pages.parse::<usize>().ok());
+    pages.expect("the second number is the resident size") * 4096
 }
 
 /// Ten million distinct keys come to a limiter with room for one million, while a thousand stay over their limit.

@@ -3,105 +3,16 @@
 //! It holds the logs and the counters with many buckets, whose states own memory, under a bound on keys and on
 //! bytes. Idle keys are dropped a few at a time, by whoever brings a new key.
 
-use std::hash::{BuildHasherDefault, Hasher};
-
-use indexmap::IndexMap;
 use tollgate_core::{Algorithm, Decision, Time};
 
 use super::full::{HeldOverflow, Overflow, Quota, WhenFull};
-use crate::sync::{Mutex, MutexGuard, lock};
+use super::part::{Part, parts, scale};
+use crate::sync::{AtomicUsize, Mutex, MutexGuard, Ordering, lock, lock_if_free};
 
-/// How many keys a new key looks at for idle ones, so that they go as fast as new ones come.
-const SWEEP: usize = 2;
-/// How many it looks at when there is no room: about a microsecond's worth.
+/// How many slots a new key looks at for idle keys, so that they go as fast as new ones come.
+const SWEEP: usize = 4;
+/// How many it looks at, in its own part and in another, when there is no room: about a microsecond's worth.
 const SWEEP_WHEN_FULL: usize = 64;
-
-/// Keys are hashed already; the parts are chosen by the upper bits, so the map is given the lower ones on top.
-#[derive(Default)]
-pub(crate) struct Rehash(u64);
-
-impl Hasher for Rehash {
-    fn finish(&self) -> u64 {
-        self.0.rotate_left(32)
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for &byte in bytes {
-            self.0 = self.0 << 8 | u64::from(byte);
-        }
-    }
-
-    fn write_u64(&mut self, hash: u64) {
-        self.0 = hash;
-    }
-}
-
-/// Part of a map: states by key, and where the next look for idle ones begins.
-#[derive(Debug)]
-pub(crate) struct Part<S> {
-    states: IndexMap<u64, S, BuildHasherDefault<Rehash>>,
-    cursor: usize,
-}
-
-impl<S> Part<S> {
-    pub(crate) fn with_capacity(keys: usize) -> Part<S> {
-        Part { states: IndexMap::with_capacity_and_hasher(keys, BuildHasherDefault::default()), cursor: 0 }
-    }
-
-    pub(crate) fn get(&self, hash: u64) -> Option<&S> {
-        self.states.get(&hash)
-    }
-
-    pub(crate) fn get_mut(&mut self, hash: u64) -> Option<&mut S> {
-        self.states.get_mut(&hash)
-    }
-
-    pub(crate) fn insert(&mut self, hash: u64, state: S) {
-        self.states.insert(hash, state);
-    }
-
-    pub(crate) fn remove(&mut self, hash: u64) -> Option<S> {
-        self.states.swap_remove(&hash)
-    }
-
-    /// Looks at the next `n` keys, and removes those that `is_idle` and that `may_go`.
-    pub(crate) fn sweep(
-        &mut self,
-        n: usize,
-        is_idle: impl Fn(&S) -> bool,
-        mut may_go: impl FnMut(u64, &S) -> bool,
-    ) {
-        for _ in 0..n.min(self.states.len()) {
-            if self.cursor >= self.states.len() {
-                self.cursor = 0;
-            }
-            match self.states.get_index(self.cursor) {
-                // The last key takes the place of the removed one, and is the next to be looked at.
-                Some((&hash, state)) if is_idle(state) && may_go(hash, state) => {
-                    self.states.swap_remove_index(self.cursor);
-                }
-                _ => self.cursor += 1,
-            }
-        }
-    }
-}
-
-/// A part index for a hash: by its upper bits.
-#[inline]
-pub(crate) fn scale(hash: u64, parts: usize) -> usize {
-    ((u128::from(hash) * parts as u128) >> 64) as usize
-}
-
-/// How many parts a map of so many keys has: enough that threads rarely meet, few enough that small maps are one.
-pub(crate) fn parts(max_keys: usize) -> usize {
-    (max_keys / 4096).next_power_of_two().clamp(1, 64)
-}
-
-/// Room in each part for its share of the keys and the unevenness of chance, so that none has to grow.
-pub(crate) fn part_capacity(max_keys: usize, parts: usize) -> usize {
-    let share = max_keys / parts;
-    if parts == 1 { share } else { share + share / 16 + 64 }
-}
 
 #[derive(Debug)]
 pub(crate) struct Map<A: Algorithm> {
@@ -109,27 +20,28 @@ pub(crate) struct Map<A: Algorithm> {
     parts: Box<[Mutex<Part<A::State>>]>,
     keys: Quota,
     bytes: Quota,
+    /// The part that is searched next for idle keys when there is no room.
+    searched: AtomicUsize,
     overflow: Overflow<A::State>,
 }
 
 impl<A: Algorithm> Map<A> {
-    /// What a key costs beside the memory that its state owns: key, hash, state, and its index entry at half load.
-    pub(crate) const BYTES_PER_KEY: usize =
-        2 * size_of::<u64>() + size_of::<A::State>() + 2 * (size_of::<usize>() + 1);
-
     pub(crate) fn new(algorithm: A, max_keys: usize, max_bytes: usize, when_full: WhenFull) -> Map<A> {
-        let max_keys = max_keys.min(max_bytes / Self::BYTES_PER_KEY).max(1);
-        let n = parts(max_keys);
+        let most_keys = max_keys.min(max_bytes / Part::<A::State>::BYTES_PER_KEY_MAX);
+        let parts: Box<[_]> = (0..parts(most_keys)).map(|_| Mutex::new(Part::default())).collect();
+        let bytes = Quota::new(max_bytes);
+        bytes.take(size_of_val(&*parts));
         Map {
-            parts: (0..n).map(|_| Mutex::new(Part::with_capacity(part_capacity(max_keys, n)))).collect(),
+            parts,
             keys: Quota::new(max_keys),
-            bytes: Quota::new(max_bytes),
+            bytes,
+            searched: AtomicUsize::new(0),
             overflow: Overflow::new(when_full, algorithm.fresh()),
             algorithm,
         }
     }
 
-    /// Bytes held by the keys that are here now.
+    /// Bytes held now.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes.used()
     }
@@ -175,8 +87,8 @@ impl<A: Algorithm> Map<A> {
     #[inline]
     pub(crate) fn hold(&self, hash: u64, now: Time) -> HeldState<'_, A> {
         let mut part = lock(&self.parts[scale(hash, self.parts.len())]);
-        let place = match part.states.get_index_of(&hash) {
-            Some(index) => self.place_for_known(&mut part, hash, index, now),
+        let place = match part.find(hash) {
+            Some(at) => self.place_for_known(&mut part, hash, at, now),
             None => self.place_for_new(&mut part, now),
         };
         HeldState { map: self, part, hash, now, place }
@@ -187,55 +99,70 @@ impl<A: Algorithm> Map<A> {
         &self,
         part: &mut Part<A::State>,
         hash: u64,
-        mut index: usize,
+        mut at: usize,
         now: Time,
     ) -> Place<'_, A> {
-        let growth = self.algorithm.growth_bytes(&part.states[index]);
+        let growth = part.at(at).map_or(0, |state| self.algorithm.growth_bytes(state));
         if !self.bytes.take(growth) {
-            let may_go = |at: u64, state: &A::State| at != hash && self.let_go(state);
-            part.sweep(SWEEP_WHEN_FULL, |state| self.algorithm.is_fresh(state, now), may_go);
-            // The sweep moves keys.
-            index = part.states.get_index_of(&hash).unwrap_or(index);
+            self.make_room(part, now, |idle| idle != hash);
             if !self.bytes.take(growth) {
                 return Place::Stuck(self.overflow.hold());
             }
+            // Keys have moved.
+            at = part.find(hash).unwrap_or(at);
         }
-        Place::Known { index, growth }
+        Place::Known { at, growth }
     }
 
     fn place_for_new(&self, part: &mut Part<A::State>, now: Time) -> Place<'_, A> {
-        let is_idle = |state: &A::State| self.algorithm.is_fresh(state, now);
-        part.sweep(SWEEP, is_idle, |_, state| self.let_go(state));
-        let fresh = self.algorithm.fresh();
-        let growth =
-            Self::BYTES_PER_KEY + self.algorithm.heap_bytes(&fresh) + self.algorithm.growth_bytes(&fresh);
-        let take = || {
-            self.keys.take(1) && {
+        self.sweep(part, SWEEP, now, |_| true);
+        let take = |part: &Part<A::State>| {
+            let fresh = self.algorithm.fresh();
+            let growth =
+                part.growth_bytes() + self.algorithm.heap_bytes(&fresh) + self.algorithm.growth_bytes(&fresh);
+            let taken = self.keys.take(1) && {
                 let taken = self.bytes.take(growth);
-                if !taken {
-                    self.keys.give_back(1);
-                }
+                self.keys.give_back(usize::from(!taken));
                 taken
-            }
+            };
+            taken.then_some(Place::New { growth })
         };
-        if take() {
-            return Place::New { growth };
+        if let Some(place) = take(part) {
+            return place;
         }
-        part.sweep(SWEEP_WHEN_FULL, is_idle, |_, state| self.let_go(state));
-        if take() { Place::New { growth } } else { Place::None(self.overflow.hold()) }
+        self.make_room(part, now, |_| true);
+        take(part).unwrap_or_else(|| Place::None(self.overflow.hold()))
+    }
+
+    /// Looks for idle keys in this part and in the next of the others in turn.
+    #[cold]
+    fn make_room(&self, part: &mut Part<A::State>, now: Time, may_go: impl Fn(u64) -> bool) {
+        self.sweep(part, SWEEP_WHEN_FULL, now, may_go);
+        let other = self.searched.fetch_add(1, Ordering::Relaxed) % self.parts.len();
+        // It may be this very part, or one that another request holds: then it is another's turn.
+        if let Some(mut other) = lock_if_free(&self.parts[other]) {
+            self.sweep(&mut other, SWEEP_WHEN_FULL, now, |_| true);
+        }
+    }
+
+    /// Drops idle keys, and gives back the room of their states.
+    fn sweep(&self, part: &mut Part<A::State>, slots: usize, now: Time, may_go: impl Fn(u64) -> bool) {
+        let may_go = |hash: u64, state: &A::State| may_go(hash) && self.let_go(state);
+        part.sweep(slots, |state| self.algorithm.is_fresh(state, now), may_go);
+        self.bytes.give_back(part.shrink());
     }
 
     /// Gives back the room of a state that is about to be dropped.
     fn let_go(&self, state: &A::State) -> bool {
         self.keys.give_back(1);
-        self.bytes.give_back(Self::BYTES_PER_KEY + self.algorithm.heap_bytes(state));
+        self.bytes.give_back(self.algorithm.heap_bytes(state));
         true
     }
 }
 
 enum Place<'a, A: Algorithm> {
     /// The key is here, and room is taken for what its state may grow by.
-    Known { index: usize, growth: usize },
+    Known { at: usize, growth: usize },
     /// The key is not here, and room is taken for it.
     New { growth: usize },
     /// The key is here, but there is no room for its state to grow.
@@ -256,7 +183,7 @@ pub(crate) struct HeldState<'a, A: Algorithm> {
 impl<A: Algorithm> HeldState<'_, A> {
     fn look_at_own(&self, cost: u32) -> Decision {
         let algorithm = &self.map.algorithm;
-        match self.part.states.get(&self.hash) {
+        match self.part.get(self.hash) {
             Some(state) => algorithm.look(state, self.now, cost),
             None => algorithm.look(&algorithm.fresh(), self.now, cost),
         }
@@ -283,8 +210,10 @@ impl<A: Algorithm> HeldState<'_, A> {
         let HeldState { map, part, hash, now, place } = self;
         let algorithm = &map.algorithm;
         match place {
-            Place::Known { index, growth } => {
-                let state = &mut part.states[*index];
+            Place::Known { at, growth } => {
+                let Some(state) = part.at_mut(*at) else {
+                    return algorithm.look(&algorithm.fresh(), *now, cost);
+                };
                 let before = algorithm.heap_bytes(state);
                 let decision = algorithm.decide(state, *now, cost);
                 // The rest of what was taken for growth goes back at the end of the hold.
@@ -295,9 +224,8 @@ impl<A: Algorithm> HeldState<'_, A> {
                 let mut state = algorithm.fresh();
                 let decision = algorithm.decide(&mut state, *now, cost);
                 if !algorithm.is_fresh(&state, *now) {
-                    let spare = *growth - Map::<A>::BYTES_PER_KEY - algorithm.heap_bytes(&state);
-                    let (index, _) = part.states.insert_full(*hash, state);
-                    *place = Place::Known { index, growth: spare };
+                    let spare = *growth - part.growth_bytes() - algorithm.heap_bytes(&state);
+                    *place = Place::Known { at: part.insert(*hash, state), growth: spare };
                 }
                 decision
             }

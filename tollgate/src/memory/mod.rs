@@ -12,6 +12,7 @@ mod full;
 mod line;
 mod map;
 mod pack;
+mod part;
 mod table;
 
 pub use full::WhenFull;
@@ -172,6 +173,15 @@ impl<C: Clock> Memory<C> {
                 }
             }
         });
+    }
+
+    /// All that is asked for comes while the caller does something else: nothing waits for what was touched.
+    #[inline]
+    pub(crate) fn prefetch<K: Hash + ?Sized>(&self, key: &K) {
+        let Key(hash) = self.key(key);
+        let touched =
+            self.states.iter().fold(0, |all, states| all ^ with!(states, table => table.touch(hash)));
+        std::hint::black_box(touched);
     }
 
     pub(crate) fn peek<K: Hash + ?Sized>(&self, key: &K, cost: u32) -> Decision {

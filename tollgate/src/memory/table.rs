@@ -8,8 +8,8 @@ use tollgate_core::{Algorithm, Decision, Time};
 
 use super::full::{HeldOverflow, Overflow, Quota, WhenFull};
 use super::line::{self, Line, LockedLine, Tag, WORDS};
-use super::map::{Part, part_capacity, parts, scale};
 use super::pack::Packed;
+use super::part::{Part, parts, scale};
 use crate::sync::{AtomicU64, Mutex, lock};
 
 /// Slots per 100 keys: the more, the fewer keys find their line full.
@@ -42,9 +42,8 @@ fn zeroed(words: usize) -> Box<[AtomicU64]> {
 }
 
 impl<A: Packed<W>, const W: usize> Table<A, W> {
-    /// Bytes of a spilled key: key, hash, state and index entry.
-    const BYTES_PER_SPILLED: usize =
-        2 * size_of::<u64>() + size_of::<A::State>() + 2 * (size_of::<usize>() + 1);
+    /// Bytes of a spilled key, and of its share of the parts.
+    const BYTES_PER_SPILLED: usize = Part::<A::State>::BYTES_PER_KEY_MAX + 1;
 
     /// A table with room for `max_keys` keys in use, or as many as `max_bytes` can hold.
     pub(crate) fn new(algorithm: A, max_keys: usize, max_bytes: usize, when_full: WhenFull) -> Table<A, W> {
@@ -66,7 +65,7 @@ impl<A: Packed<W>, const W: usize> Table<A, W> {
             first: words.as_ptr().align_offset(WORDS * size_of::<u64>()) % WORDS,
             words,
             lines,
-            spill: (0..n).map(|_| Mutex::new(Part::with_capacity(part_capacity(spill_max, n)))).collect(),
+            spill: (0..n).map(|_| Mutex::new(Part::default())).collect(),
             spilled: Quota::new(spill_max),
             overflow: Overflow::new(when_full, algorithm.fresh()),
             algorithm,
