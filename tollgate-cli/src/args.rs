@@ -52,7 +52,7 @@ pub(crate) struct Simulate {
     pub(crate) keys: usize,
 
     /// Room for so many keys in use at once
-    #[arg(long, value_name = "N", default_value_t = 4_000_000, value_parser = at_least_one)]
+    #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = at_least_one)]
     pub(crate) max_keys: usize,
 
     /// A progress bar, if stderr is a terminal

@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 
 use tollgate::Limit;
-use tollgate_sim::{Comparison, Jsonl, Simulator, Summary, Trace, replay};
+use tollgate_sim::{Comparison, Jsonl, Simulator, Summary, Trace, replay_batches};
 
 use crate::args::{Format, Simulate};
 use crate::failure::Failure;
@@ -53,11 +53,11 @@ fn jsonl(limit: Limit, max_keys: usize, source: Source) -> Result<(), Failure> {
     let simulator = simulator(limit, max_keys)?;
     let mut trace = Trace::open(&source.name, source.input)?;
     let mut lines = Jsonl::new(io::stdout().lock());
-    let replayed = replay(
-        &mut trace,
-        |request| simulator.decide(request),
-        |request, decision| lines.write(request, decision),
-    );
+    let mut decisions = Vec::new();
+    let replayed = replay_batches(&mut trace, |batch| {
+        simulator.decide_batch(batch, &mut decisions);
+        batch.requests().zip(&decisions).try_for_each(|(request, decision)| lines.write(&request, decision))
+    });
     // What was decided before a bad line is still worth having.
     let written = lines.finish();
     source.bar.finish_and_clear();
@@ -71,14 +71,12 @@ fn table(limit: &Limit, args: &Simulate, source: Source) -> Result<(), Failure> 
     let simulator = simulator(limit.clone(), args.max_keys)?;
     let mut trace = Trace::open(&source.name, source.input)?;
     let mut summary = Summary::new(limit);
-    let replayed = replay(
-        &mut trace,
-        |request| simulator.decide(request),
-        |request, decision| {
-            summary.count(request, decision);
-            Ok(())
-        },
-    );
+    let mut decisions = Vec::new();
+    let replayed = replay_batches(&mut trace, |batch| {
+        simulator.decide_batch(batch, &mut decisions);
+        summary.count(batch, &decisions);
+        Ok(())
+    });
     source.bar.finish_and_clear();
     replayed?;
     print(&summary.report(&source.name, args.keys, screen::look()))?;
@@ -90,16 +88,12 @@ fn compare(limit: &Limit, max_keys: usize, source: Source) -> Result<(), Failure
     let mut comparison =
         Comparison::new(limit, max_keys).map_err(|error| Failure::Typed(error.to_string()))?;
     let mut trace = Trace::open(&source.name, source.input)?;
-    loop {
-        match trace.next_request() {
-            Ok(Some(request)) => comparison.count(&request),
-            ended => {
-                source.bar.finish_and_clear();
-                ended?;
-                break;
-            }
-        }
-    }
+    let replayed = replay_batches(&mut trace, |batch| {
+        comparison.count(batch);
+        Ok(())
+    });
+    source.bar.finish_and_clear();
+    replayed?;
     print(&comparison.report(&source.name, screen::look()))?;
     tell_overflow(comparison.overflowed());
     Ok(())

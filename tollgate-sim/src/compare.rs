@@ -2,16 +2,18 @@
 
 use std::fmt;
 
-use tollgate::{Align, BuildError, Count, Edge, Limit, LimitError, Mode, Rate, Style};
+use tollgate::{Align, BuildError, Count, Decision, Edge, Limit, LimitError, Mode, Rate, Style};
 
 use crate::chart::{self, Bars};
 use crate::histogram::Histogram;
 use crate::look::{self, Ink, Look, count};
 use crate::peak::{Most, Peak, Room};
-use crate::summary::{SHARE_COLUMN, described, peak, peak_notes, print_notes, share, window_ns};
+use crate::summary::{
+    PEAK_ENTRIES_MAX, SHARE_COLUMN, described, peak, peak_notes, print_notes, share, window_ns,
+};
 use crate::table::{Table, cell};
-use crate::tally::{KEYS_MAX, Keys, Span, Tally};
-use crate::{Request, Simulator};
+use crate::tally::{KEYS_MAX, Keys, Span, Tally, fetch};
+use crate::{Batch, Simulator};
 
 /// Runs a trace through the five algorithms at once.
 #[derive(Debug)]
@@ -20,9 +22,14 @@ pub struct Comparison {
     window_ns: u64,
     lanes: [Lane; ALGORITHMS],
     keys: Keys,
+    /// Of each key, what every algorithm admitted.
+    peaks: Vec<Peak<ALGORITHMS>>,
+    room: Room,
     span: Option<Span>,
     /// Asked, and what each algorithm admitted.
     over_time: Histogram<{ ALGORITHMS + 1 }>,
+    /// The keys' numbers of the batch that is being decided.
+    numbers: Vec<Option<u32>>,
 }
 
 /// One algorithm's limiter and what it did.
@@ -31,13 +38,11 @@ struct Lane {
     limit: Limit,
     simulator: Simulator,
     tally: Tally,
-    peaks: Vec<Peak>,
-    room: Room,
+    /// Of the batch that is being decided.
+    decisions: Vec<Decision>,
 }
 
 const ALGORITHMS: usize = 5;
-/// Entries that the queues behind one algorithm's peaks may hold: 16 MB.
-const PEAK_ENTRIES_MAX: usize = 1 << 20;
 
 /// An algorithm as people choose it.
 struct Choice {
@@ -103,8 +108,7 @@ impl Comparison {
                 simulator: Simulator::new(limit.clone(), max_keys).map_err(CompareError::Build)?,
                 limit,
                 tally: Tally::default(),
-                peaks: Vec::new(),
-                room: Room(PEAK_ENTRIES_MAX),
+                decisions: Vec::new(),
             });
         }
         Ok(Comparison {
@@ -112,32 +116,41 @@ impl Comparison {
             window_ns: window_ns(limit),
             lanes: lanes.try_into().map_err(|_| CompareError::Build(BuildError::NoKeys))?,
             keys: Keys::default(),
+            peaks: Vec::new(),
+            room: Room(PEAK_ENTRIES_MAX),
             span: None,
             over_time: Histogram::default(),
+            numbers: Vec::new(),
         })
     }
 
-    /// Has every algorithm decide a request.
-    pub fn count(&mut self, request: &Request<'_>) {
-        let Request { time, key, cost, .. } = *request;
-        let number = self.keys.number(key);
-        let mut counts = [1; ALGORITHMS + 1];
-        for (lane, count) in self.lanes.iter_mut().zip(&mut counts[1..]) {
-            let decision = lane.simulator.decide(request);
-            lane.tally.count(cost, &decision);
-            *count = u64::from(decision.allowed);
-            if let Some(number) = number
-                && decision.allowed
-                && cost > 0
-            {
-                if number >= lane.peaks.len() {
-                    lane.peaks.resize_with(number + 1, Peak::default);
-                }
-                lane.peaks[number].admit(time.as_nanos(), self.window_ns, cost, &mut lane.room);
-            }
+    /// Has every algorithm decide the requests of a batch.
+    pub fn count(&mut self, batch: &Batch) {
+        for lane in &mut self.lanes {
+            lane.simulator.decide_batch(batch, &mut lane.decisions);
         }
-        Span::include(&mut self.span, request);
-        self.over_time.add(time.as_nanos(), counts);
+        self.keys.numbers(batch, &mut self.numbers);
+        self.peaks.resize_with(self.keys.len(), Peak::default);
+        fetch(&self.peaks, &self.numbers, Peak::touch);
+        fetch(&self.peaks, &self.numbers, Peak::touch_entries);
+        for (at, (line, number)) in batch.lines().iter().zip(&self.numbers).enumerate() {
+            let (at_ns, cost) = (line.time.as_nanos(), line.cost);
+            let mut counts = [1; ALGORITHMS + 1];
+            let admitted = self.lanes.each_mut().map(|lane| {
+                let decision = &lane.decisions[at];
+                lane.tally.count(cost, decision);
+                decision.allowed
+            });
+            counts[1..].copy_from_slice(&admitted.map(u64::from));
+            if let Some(number) = number
+                && cost > 0
+                && admitted.contains(&true)
+            {
+                self.peaks[*number as usize].admit(at_ns, self.window_ns, cost, admitted, &mut self.room);
+            }
+            Span::include(&mut self.span, line.time);
+            self.over_time.add(at_ns, counts);
+        }
     }
 
     /// How many requests found no room for their key, in the algorithm where most did.
@@ -166,8 +179,8 @@ impl Comparison {
         let mut table =
             Table::new(&["algorithm", "asked", "admitted", "denied", "", "worst wait", &peak_header]);
         let mut worst = Most::default();
-        for (lane, choice) in self.lanes.iter().zip(&CHOICES) {
-            let most = lane.peaks.iter().map(Peak::most).fold(Most::default(), Most::max);
+        for (at, (lane, choice)) in self.lanes.iter().zip(&CHOICES).enumerate() {
+            let most = self.peaks.iter().map(|peak| peak.most(at)).fold(Most::default(), Most::max);
             worst = worst.max(most);
             table.row(vec![
                 cell(choice.name).ink(choice.ink),

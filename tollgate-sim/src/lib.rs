@@ -4,7 +4,7 @@
 //!
 //! | a file of this crate | its step |
 //! |---|---|
-//! | `trace`, `instant` | CSV -> [`Request`]s, one at a time |
+//! | `trace`, `instant`, `batch` | CSV -> [`Request`]s, a few at a time |
 //! | `replay` | request -> the limiter's decision, by a [`Simulator`] |
 //! | `jsonl` | decision -> a line of JSON, to the byte |
 //! | `summary` | decisions of one limit -> a report by key |
@@ -30,6 +30,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod batch;
 mod chart;
 mod compare;
 mod histogram;
@@ -43,10 +44,11 @@ mod table;
 mod tally;
 mod trace;
 
+pub use batch::Batch;
 pub use compare::{CompareError, Comparison};
 pub use jsonl::{Jsonl, line};
 pub use look::Look;
-pub use replay::{ReplayError, Simulator, replay};
+pub use replay::{ReplayError, Simulator, replay, replay_batches};
 pub use summary::Summary;
 pub use trace::{Request, Trace, TraceError};
 

@@ -2,20 +2,29 @@
 
 use std::collections::VecDeque;
 
-/// One key's admitted units of the last window.
+/// One key's admitted units of the last window, by `LANES` limits that are asked about the same requests.
 ///
 /// Windows are `(t - window, t]`. A line whose time lies before the key's newest one counts at the newest: a stream
 /// cannot be sorted.
-#[derive(Debug, Default)]
-pub(crate) struct Peak {
-    /// Instant and units, oldest first; what passed at one instant is one entry.
-    entries: VecDeque<(u64, u64)>,
-    units: u64,
-    most: u64,
-    /// There was no room for an entry: the peak is at least what is shown.
-    is_cut: bool,
+#[derive(Debug)]
+pub(crate) struct Peak<const LANES: usize> {
+    /// Oldest first; what passed the same lanes at one instant is one entry.
+    entries: VecDeque<Entry>,
+    units: [u64; LANES],
+    most: [u64; LANES],
+    /// There was no room for an entry of these lanes: their peak is at least what is shown.
+    cut: u32,
     /// A line came whose time lies before the newest.
     is_late: bool,
+}
+
+/// What passed at one instant.
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    at_ns: u64,
+    units: u32,
+    /// One bit for each.
+    lanes: u32,
 }
 
 /// How many entries all queues together may still reserve, beyond a few that each has for free.
@@ -26,43 +35,101 @@ const ENTRIES_FREE: usize = 4;
 /// A queue this long gives its memory back when it has run empty.
 const ENTRIES_KEPT: usize = 64;
 
-impl Peak {
+impl<const LANES: usize> Default for Peak<LANES> {
+    fn default() -> Self {
+        Peak { entries: VecDeque::new(), units: [0; LANES], most: [0; LANES], cut: 0, is_late: false }
+    }
+}
+
+impl<const LANES: usize> Peak<LANES> {
+    /// Counts units that some of the lanes admitted.
     #[inline]
-    pub(crate) fn admit(&mut self, now_ns: u64, window_ns: u64, units: u32, room: &mut Room) {
-        let newest = self.entries.back().map_or(0, |(at, _)| *at);
+    pub(crate) fn admit(
+        &mut self,
+        now_ns: u64,
+        window_ns: u64,
+        units: u32,
+        admitted: [bool; LANES],
+        room: &mut Room,
+    ) {
+        let lanes = (0..LANES).fold(0, |lanes, lane| lanes | u32::from(admitted[lane]) << lane);
+        let newest = self.entries.back().map_or(0, |entry| entry.at_ns);
         self.is_late |= now_ns < newest;
         let now_ns = now_ns.max(newest);
-        while let Some((at, gone)) = self.entries.front().copied() {
-            if now_ns - at < window_ns {
+        while let Some(oldest) = self.entries.front().copied() {
+            if now_ns - oldest.at_ns < window_ns {
                 break;
             }
-            self.units -= gone;
+            self.forget(oldest);
             self.entries.pop_front();
         }
         if self.entries.is_empty() && self.entries.capacity() > ENTRIES_KEPT {
             room.give_back(&mut self.entries);
         }
-        self.units += u64::from(units);
-        self.most = self.most.max(self.units);
+        let entry = Entry { at_ns: now_ns, units, lanes };
+        for lane in 0..LANES {
+            self.units[lane] += entry.units_of(lane);
+            self.most[lane] = self.most[lane].max(self.units[lane]);
+        }
         let has_room = self.entries.len() < self.entries.capacity() || room.extend(&mut self.entries);
-        match self.entries.back_mut() {
-            Some((at, there)) if *at == now_ns => *there += u64::from(units),
-            Some((_, there)) if !has_room => {
-                // They leave the window together with older ones, which is too early.
-                *there += u64::from(units);
-                self.is_cut = true;
+        match self.entries.back_mut().and_then(|newest| Some((newest.joined(entry)?, newest))) {
+            Some((joined, newest)) if newest.at_ns == now_ns => *newest = joined,
+            _ if has_room => self.entries.push_back(entry),
+            // It leaves the window together with older ones, or at once, which is too early.
+            Some((joined, newest)) => {
+                *newest = joined;
+                self.cut |= lanes;
             }
-            _ => self.entries.push_back((now_ns, u64::from(units))),
+            None => {
+                self.forget(entry);
+                self.cut |= lanes;
+            }
         }
     }
 
-    pub(crate) fn most(&self) -> Most {
-        Most { units: self.most, is_cut: self.is_cut, is_late: self.is_late }
+    #[inline]
+    fn forget(&mut self, entry: Entry) {
+        for lane in 0..LANES {
+            self.units[lane] -= entry.units_of(lane);
+        }
+    }
+
+    /// Reads what [`admit`](Self::admit) will need first, to have it fetched; the value says nothing.
+    #[inline]
+    pub(crate) fn touch(&self) -> u64 {
+        self.most[LANES - 1] ^ self.entries.len() as u64
+    }
+
+    /// The same for what it will need next.
+    #[inline]
+    pub(crate) fn touch_entries(&self) -> u64 {
+        match (self.entries.front(), self.entries.back()) {
+            (Some(oldest), Some(newest)) => oldest.at_ns ^ newest.at_ns,
+            _ => 0,
+        }
+    }
+
+    pub(crate) fn most(&self, lane: usize) -> Most {
+        Most { units: self.most[lane], is_cut: self.cut >> lane & 1 == 1, is_late: self.is_late }
+    }
+}
+
+impl Entry {
+    #[inline]
+    fn units_of(self, lane: usize) -> u64 {
+        u64::from(self.units) * u64::from(self.lanes >> lane & 1)
+    }
+
+    /// Both at this one's time, if they passed the same lanes.
+    #[inline]
+    fn joined(self, other: Entry) -> Option<Entry> {
+        let units = self.units.checked_add(other.units)?;
+        (self.lanes == other.lanes).then_some(Entry { units, ..self })
     }
 }
 
 impl Room {
-    fn extend(&mut self, entries: &mut VecDeque<(u64, u64)>) -> bool {
+    fn extend(&mut self, entries: &mut VecDeque<Entry>) -> bool {
         if entries.capacity() == 0 {
             entries.reserve_exact(ENTRIES_FREE);
             return true;
@@ -76,7 +143,7 @@ impl Room {
         is_granted
     }
 
-    fn give_back(&mut self, entries: &mut VecDeque<(u64, u64)>) {
+    fn give_back(&mut self, entries: &mut VecDeque<Entry>) {
         let before = entries.capacity();
         entries.shrink_to(ENTRIES_FREE);
         self.0 += before - entries.capacity();
@@ -110,9 +177,9 @@ mod tests {
     fn peak_of(requests: &[(u64, u32)], window: u64, room: usize) -> Most {
         let (mut peak, mut room) = (Peak::default(), Room(room));
         for (at, units) in requests {
-            peak.admit(*at, window, *units, &mut room);
+            peak.admit(*at, window, *units, [true], &mut room);
         }
-        peak.most()
+        peak.most(0)
     }
 
     #[test]
@@ -137,6 +204,27 @@ mod tests {
     }
 
     proptest! {
+        /// Lanes that share a queue are told what each would find out alone.
+        #[test]
+        fn lanes_do_not_mix(
+            mut requests in prop::collection::vec((0_u64..300, 1_u32..4, prop::array::uniform3(any::<bool>())), 1..300),
+            window in 1_u64..100,
+            room in prop_oneof![Just(usize::MAX), 0_usize..32],
+        ) {
+            requests.sort_unstable();
+            let (mut peak, mut left) = (Peak::<3>::default(), Room(room));
+            for (at, units, admitted) in &requests {
+                peak.admit(*at, window, *units, *admitted, &mut left);
+            }
+            for lane in 0..3 {
+                let own: Vec<_> =
+                    requests.iter().filter(|(.., admitted)| admitted[lane]).map(|(at, units, _)| (*at, *units)).collect();
+                let (alone, shared) = (peak_of(&own, window, usize::MAX), peak.most(lane));
+                prop_assert!(shared == alone || (shared.is_cut && shared.units <= alone.units), "{shared:?} {alone:?}");
+                prop_assert!(!shared.is_cut || room < usize::MAX);
+            }
+        }
+
         #[test]
         fn it_is_the_largest_of_all_windows(
             mut requests in prop::collection::vec((0_u64..300, 0_u32..4), 1..300),

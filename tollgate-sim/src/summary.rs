@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use tollgate::{Decision, Limit};
 
-use crate::Request;
+use crate::Batch;
 use crate::chart::{self, Bars};
 use crate::histogram::Histogram;
 use crate::look::{self, Ink, Look, count, counted};
 use crate::peak::{Most, Peak, Room};
 use crate::table::{Cell, Table, cell};
-use crate::tally::{KEYS_MAX, Keys, Span, Tally};
+use crate::tally::{KEYS_MAX, Keys, Span, Tally, fetch};
 
 /// Sums up decisions as they come, in bounded memory.
 #[derive(Debug)]
@@ -18,16 +18,21 @@ pub struct Summary {
     limit: Limit,
     window_ns: u64,
     keys: Keys,
-    rows: Vec<(Tally, Peak)>,
+    rows: Vec<Row>,
     others: Tally,
     room: Room,
     span: Option<Span>,
     over_time: Histogram<2>,
     has_costs: bool,
+    /// The keys' numbers of the batch that is being counted.
+    numbers: Vec<Option<u32>>,
 }
 
+/// What is known of one key.
+type Row = (Tally, Peak<1>);
+
 /// Entries that the queues behind the peaks may hold: 64 MB.
-const PEAK_ENTRIES_MAX: usize = 4 << 20;
+pub(crate) const PEAK_ENTRIES_MAX: usize = 4 << 20;
 /// Where the table has the bar that shows which share of the requests was admitted.
 pub(crate) const SHARE_COLUMN: usize = 4;
 /// Cells of that bar.
@@ -46,29 +51,32 @@ impl Summary {
             span: None,
             over_time: Histogram::default(),
             has_costs: false,
+            numbers: Vec::new(),
         }
     }
 
-    /// Counts one decision.
+    /// Counts what was decided of a batch.
     #[inline]
-    pub fn count(&mut self, request: &Request<'_>, decision: &Decision) {
-        let Request { time, key, cost, .. } = *request;
-        match self.keys.number(key) {
-            Some(number) => {
-                if number == self.rows.len() {
-                    self.rows.push((Tally::default(), Peak::default()));
+    pub fn count(&mut self, batch: &Batch, decisions: &[Decision]) {
+        self.keys.numbers(batch, &mut self.numbers);
+        self.rows.resize_with(self.keys.len(), Row::default);
+        fetch(&self.rows, &self.numbers, |(tally, peak)| tally.asked ^ peak.touch());
+        fetch(&self.rows, &self.numbers, |(_, peak)| peak.touch_entries());
+        for ((line, decision), number) in batch.lines().iter().zip(decisions).zip(&self.numbers) {
+            let (at_ns, cost) = (line.time.as_nanos(), line.cost);
+            match number.and_then(|number| self.rows.get_mut(number as usize)) {
+                Some((tally, peak)) => {
+                    tally.count(cost, decision);
+                    if decision.allowed && cost > 0 {
+                        peak.admit(at_ns, self.window_ns, cost, [true], &mut self.room);
+                    }
                 }
-                let (tally, peak) = &mut self.rows[number];
-                tally.count(cost, decision);
-                if decision.allowed && cost > 0 {
-                    peak.admit(time.as_nanos(), self.window_ns, cost, &mut self.room);
-                }
+                None => self.others.count(cost, decision),
             }
-            None => self.others.count(cost, decision),
+            self.has_costs |= cost != 1;
+            Span::include(&mut self.span, line.time);
+            self.over_time.add(at_ns, [1, u64::from(decision.allowed)]);
         }
-        self.has_costs |= cost != 1;
-        Span::include(&mut self.span, request);
-        self.over_time.add(time.as_nanos(), [1, u64::from(decision.allowed)]);
     }
 
     /// The report: `keys_shown` keys, those with the most denials first, and everything in all.
@@ -102,7 +110,7 @@ impl Summary {
         for number in by_denials.iter().take(keys_shown) {
             let (tally, peak) = &self.rows[*number];
             let name = cell(look::name(self.keys.name(*number), KEY_WIDTH_MAX));
-            table.row(self.row(name, tally, Some(peak.most())));
+            table.row(self.row(name, tally, Some(peak.most(0))));
         }
         let hidden = &by_denials[keys_shown.min(by_denials.len())..];
         if !hidden.is_empty() {
@@ -122,7 +130,7 @@ impl Summary {
     fn sum(&self, numbers: &[usize]) -> (Tally, Most) {
         numbers.iter().fold((Tally::default(), Most::default()), |(tally, most), number| {
             let (one, peak) = &self.rows[*number];
-            (tally.and(*one), most.max(peak.most()))
+            (tally.and(*one), most.max(peak.most(0)))
         })
     }
 

@@ -1,10 +1,12 @@
 //! What is counted of requests: how many, how costly, and how long the denied would have to wait.
 
-use foldhash::fast::RandomState;
-use indexmap::IndexSet;
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+
 use tollgate::{Decision, RetryAfter, Time};
 
-use crate::Request;
+use crate::Batch;
+use crate::batch::{KeyHash, Line};
 
 /// Counts of requests and of their cost.
 #[derive(Clone, Copy, Debug)]
@@ -50,12 +52,38 @@ impl Tally {
     }
 }
 
-/// The keys that are followed one by one, in the order in which they came.
+/// The keys that are followed one by one, numbered in the order in which they came.
+///
+/// They are found by their hash: names are only kept for the report, as comparing them would be one more trip to
+/// memory for each request.
 #[derive(Debug, Default)]
 pub(crate) struct Keys {
-    names: IndexSet<Box<str>, RandomState>,
+    numbers: HashMap<KeyHash, u32, BuildHasherDefault<Hashed>>,
+    names: Vec<Box<str>>,
     bytes: usize,
     is_full: bool,
+}
+
+/// The hash of what is a hash already.
+#[derive(Debug, Default)]
+struct Hashed(u64);
+
+impl Hasher for Hashed {
+    #[inline]
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.0 = self.0 << 8 | u64::from(byte);
+        }
+    }
+
+    #[inline]
+    fn write_u64(&mut self, hash: u64) {
+        self.0 = hash;
+    }
 }
 
 /// So many keys are followed one by one.
@@ -64,22 +92,28 @@ pub(crate) const KEYS_MAX: usize = 100_000;
 const KEY_BYTES_MAX: usize = 64 << 20;
 
 impl Keys {
-    /// The key's number; none if it came when there was room for no more.
+    /// The numbers of a batch's keys; none for those that came when there was room for no more.
     #[inline]
-    pub(crate) fn number(&mut self, key: &str) -> Option<usize> {
-        match self.names.get_index_of(key) {
-            Some(number) => Some(number),
-            None => self.enter(key),
-        }
+    pub(crate) fn numbers(&mut self, batch: &Batch, numbers: &mut Vec<Option<u32>>) {
+        numbers.clear();
+        numbers.extend(batch.lines().iter().map(|line| match self.numbers.get(&line.key) {
+            Some(number) => Some(*number),
+            None => self.enter(batch, line),
+        }));
     }
 
-    fn enter(&mut self, key: &str) -> Option<usize> {
+    #[cold]
+    fn enter(&mut self, batch: &Batch, line: &Line) -> Option<u32> {
+        let key = batch.key(line);
         if self.names.len() >= KEYS_MAX || self.bytes + key.len() > KEY_BYTES_MAX {
             self.is_full = true;
             return None;
         }
+        let number = u32::try_from(self.names.len()).ok()?;
         self.bytes += key.len();
-        Some(self.names.insert_full(key.into()).0)
+        self.names.push(key.into());
+        self.numbers.insert(line.key, number);
+        Some(number)
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -87,13 +121,20 @@ impl Keys {
     }
 
     pub(crate) fn name(&self, number: usize) -> &str {
-        self.names.get_index(number).map_or("", |name| name)
+        self.names.get(number).map_or("", |name| name)
     }
 
     /// Whether some keys came too late to be followed.
     pub(crate) fn is_full(&self) -> bool {
         self.is_full
     }
+}
+
+/// Has the memory of all rows of a batch on its way before the first is needed: reading one does not wait for another.
+#[inline]
+pub(crate) fn fetch<T>(rows: &[T], numbers: &[Option<u32>], touch: impl Fn(&T) -> u64) {
+    let rows = numbers.iter().filter_map(|number| rows.get((*number)? as usize));
+    std::hint::black_box(rows.fold(0, |all, row| all ^ touch(row)));
 }
 
 /// The first and last instant of a trace.
@@ -105,8 +146,7 @@ pub(crate) struct Span {
 
 impl Span {
     #[inline]
-    pub(crate) fn include(span: &mut Option<Span>, request: &Request<'_>) {
-        let at = request.time;
+    pub(crate) fn include(span: &mut Option<Span>, at: Time) {
         let span = span.get_or_insert(Span { first: at, last: at });
         span.first = span.first.min(at);
         span.last = span.last.max(at);

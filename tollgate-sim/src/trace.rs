@@ -1,4 +1,4 @@
-//! CSV -> requests, one at a time, in constant memory.
+//! CSV -> requests, one or a few at a time, in constant memory.
 
 use std::fmt;
 use std::io::{self, Read};
@@ -7,7 +7,7 @@ use tollgate::Time;
 use tollgate_config::nearest;
 
 use crate::instant::{Fault, instant};
-use crate::quoted;
+use crate::{Batch, quoted};
 
 /// One line of a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,7 +53,7 @@ impl<R: Read> Trace<R> {
         let mut reader = csv::ReaderBuilder::new()
             .has_headers(false)
             .buffer_capacity(BLOCK_BYTES)
-            .from_reader(Bounded { input, since_line: 0, has_ended: false });
+            .from_reader(Bounded { input, since_line: 0, bytes: 0, lines_end: 0, has_ended: false });
         let mut record = csv::ByteRecord::new();
         let found = reader.read_byte_record(&mut record).map_err(|error| trace_error(name, 1, error))?;
         let [time_at, key_at, cost_at] =
@@ -91,6 +91,30 @@ impl<R: Read> Trace<R> {
             Ok(request) => Ok(Some(request)),
             Err((column, fault)) => Err(TraceError::bad(&self.name, self.line(), Some(column), fault)),
         }
+    }
+
+    /// Fills a batch with the next requests; with none at the end.
+    ///
+    /// A batch ends early where the next request has yet to arrive: what is known is not held back for it.
+    ///
+    /// # Errors
+    /// As [`next_request`](Self::next_request). What was read before the error is in the batch.
+    pub fn next_batch(&mut self, batch: &mut Batch) -> Result<(), TraceError> {
+        batch.clear();
+        while let Some(request) = self.next_request()? {
+            batch.push(&request);
+            if batch.is_full() || self.must_wait() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether all whole lines that have arrived are read.
+    #[inline]
+    fn must_wait(&self) -> bool {
+        self.reader.position().byte() + u64::from(self.has_carriage_returns)
+            >= self.reader.get_ref().lines_end
     }
 
     /// The line on which the record that was just read begins. The reader knows where it stands now, and where it
@@ -275,6 +299,9 @@ fn trace_error(name: &str, line: u64, error: csv::Error) -> TraceError {
 struct Bounded<R> {
     input: R,
     since_line: usize,
+    /// What was read so far, and how much of it is whole lines.
+    bytes: u64,
+    lines_end: u64,
     has_ended: bool,
 }
 
@@ -285,6 +312,10 @@ impl<R: Read> Read for Bounded<R> {
         }
         let count = self.input.read(buffer)?;
         self.since_line += count;
+        if let Some(at) = buffer[..count].iter().rposition(|byte| *byte == b'\n') {
+            self.lines_end = self.bytes + at as u64 + 1;
+        }
+        self.bytes += count as u64;
         self.has_ended = count == 0;
         Ok(count)
     }

@@ -1,18 +1,23 @@
 //! What a trace may look like, and what is said of one that is wrong.
 #![allow(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
+use std::cell::Cell;
 use std::io::{self, Read};
 
-use tollgate_sim::{Trace, TraceError};
+use tollgate_sim::{Batch, Request, Trace, TraceError};
 
 /// The requests as `nanoseconds|time as typed|key|cost`, or what is told.
 fn read(csv: impl AsRef<[u8]>) -> Result<Vec<String>, String> {
     let mut trace = Trace::open("t.csv", csv.as_ref()).map_err(|error| error.to_string())?;
     let mut requests = Vec::new();
     while let Some(it) = trace.next_request().map_err(|error| error.to_string())? {
-        requests.push(format!("{}|{}|{}|{}", it.time.as_nanos(), it.time_text, it.key, it.cost));
+        requests.push(shown(it));
     }
     Ok(requests)
+}
+
+fn shown(it: Request<'_>) -> String {
+    format!("{}|{}|{}|{}", it.time.as_nanos(), it.time_text, it.key, it.cost)
 }
 
 #[test]
@@ -165,4 +170,65 @@ fn a_failing_input_is_not_the_traces_fault() {
     let error = trace.next_request().unwrap_err();
     assert!(matches!(error, TraceError::Io { .. }));
     assert_eq!(error.to_string(), "t.csv: the disk is gone");
+}
+
+/// An input that arrives in pieces, and that must not be asked for more than the test allows.
+struct Pieces<'a> {
+    pieces: &'a [&'a str],
+    allowed: &'a Cell<usize>,
+}
+
+impl Read for Pieces<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        assert!(self.allowed.get() > 0, "it waits for what it does not need");
+        self.allowed.set(self.allowed.get() - 1);
+        let Some((piece, rest)) = self.pieces.split_first() else { return Ok(0) };
+        self.pieces = rest;
+        buffer[..piece.len()].copy_from_slice(piece.as_bytes());
+        Ok(piece.len())
+    }
+}
+
+fn keys(batch: &Batch) -> Vec<String> {
+    batch.requests().map(|request| request.key.to_owned()).collect()
+}
+
+/// A slow pipe: what is there is not held back for what is yet to come.
+#[test]
+fn a_batch_does_not_wait_for_lines_that_have_not_arrived() {
+    for pieces in [
+        ["time,key\n", "1,a\n2,b\n", "3,c\n4,", "d\n5,e\n"],
+        ["time,key\r\n", "1,a\r\n2,b\r\n", "3,c\r\n4,", "d\r\n5,e\r\n"],
+    ] {
+        let allowed = Cell::new(1);
+        let mut trace = Trace::open("t.csv", Pieces { pieces: &pieces, allowed: &allowed }).unwrap();
+        let mut batch = Batch::default();
+        for expected in [&["a", "b"][..], &["c"], &["d", "e"], &[]] {
+            allowed.set(1);
+            trace.next_batch(&mut batch).unwrap();
+            assert_eq!(keys(&batch), expected);
+        }
+    }
+}
+
+#[test]
+fn batches_are_the_requests_one_by_one() {
+    let csv: String = (0..1_000).map(|n| format!("{n}.5,{},{n}\n", "k".repeat(n * n % 1_999))).collect();
+    let csv = format!("time,key,cost\n{csv}");
+    let mut trace = Trace::open("t.csv", csv.as_bytes()).unwrap();
+    let (mut batch, mut requests) = (Batch::default(), Vec::new());
+    while requests.is_empty() || !batch.is_empty() {
+        trace.next_batch(&mut batch).unwrap();
+        requests.extend(batch.requests().map(shown));
+    }
+    assert_eq!(Ok(requests), read(csv));
+}
+
+#[test]
+fn what_comes_before_a_bad_line_is_in_the_batch() {
+    let mut trace = Trace::open("t.csv", "time,key\n1,a\n2,b\nthree,c\n4,d\n".as_bytes()).unwrap();
+    let mut batch = Batch::default();
+    let told = trace.next_batch(&mut batch).unwrap_err().to_string();
+    assert!(told.starts_with("t.csv:4: in column time, `three` is not a time"), "{told}");
+    assert_eq!(keys(&batch), ["a", "b"]);
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde::Deserialize;
 use tollgate_core::{Algorithm, Decision, Limit};
-use tollgate_sim::{Jsonl, Request, Simulator, Trace, replay};
+use tollgate_sim::{Jsonl, Request, Simulator, Trace, replay, replay_batches};
 
 /// Decides the requests of one limit, one after the other.
 type Decide = Box<dyn FnMut(&Request<'_>) -> Decision>;
@@ -119,6 +119,27 @@ fn every_store_answers_every_example() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// The command decides what it reads ahead; that must not change an answer.
+#[test]
+fn batches_are_answered_like_single_requests() {
+    for Example { name, limit, trace, answers } in examples() {
+        let simulator = Simulator::new(limit, 1_000).unwrap();
+        let mut trace = Trace::open("example", trace.as_bytes()).unwrap();
+        let (mut out, mut decisions) = (Vec::new(), Vec::new());
+        let mut lines = Jsonl::new(&mut out);
+        replay_batches(&mut trace, |batch| {
+            simulator.decide_batch(batch, &mut decisions);
+            batch
+                .requests()
+                .zip(&decisions)
+                .try_for_each(|(request, decision)| lines.write(&request, decision))
+        })
+        .unwrap();
+        lines.finish().unwrap();
+        assert_eq!(String::from_utf8(out).unwrap(), answers, "{name}");
+    }
 }
 
 #[test]

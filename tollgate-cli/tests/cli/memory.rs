@@ -39,7 +39,8 @@ fn check(lines: u64, options: &[&str]) {
     drop(input);
     assert!(child.wait().unwrap().success());
     assert!(settled_kb > 0 && end_kb < 100_000, "{end_kb} kB at the end");
-    assert!(end_kb - settled_kb < 4_000, "it grew from {settled_kb} kB to {end_kb} kB");
+    // The system counts pages a few at a time, so that even the most so far can be less than before.
+    assert!(end_kb.saturating_sub(settled_kb) < 4_000, "it grew from {settled_kb} kB to {end_kb} kB");
 }
 
 #[test]
