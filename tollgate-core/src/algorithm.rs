@@ -1,3 +1,5 @@
+use std::time::Duration;
+
 use crate::{Decision, Time};
 
 /// One limit's arithmetic: pure functions over the state of one key.
@@ -27,6 +29,22 @@ pub trait Algorithm {
     /// Whether denied requests count against the key, too (a log with [`Count::All`](crate::Count::All)).
     fn counts_denied(&self) -> bool {
         false
+    }
+
+    /// The time over which a key is judged. A clock may step back by so much without giving anything back: a store
+    /// that wants to keep that promise forgets no state that was not fresh so long ago.
+    fn window(&self) -> Duration;
+
+    /// [`decide`](Algorithm::decide) for a state that must not grow. Where there is no room to remember a request
+    /// exactly, it is remembered as a later one: nothing is ever given back too early.
+    fn decide_in_place(&self, state: &mut Self::State, now: Time, cost: u32) -> Decision {
+        self.decide(state, now, cost)
+    }
+
+    /// A [`fresh`](Algorithm::fresh) state with the least memory that [`decide_in_place`](Algorithm::decide_in_place)
+    /// needs.
+    fn fresh_in_place(&self) -> Self::State {
+        self.fresh()
     }
 
     /// Bytes that the state holds outside of itself, so that a store can keep its bound.

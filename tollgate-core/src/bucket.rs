@@ -58,9 +58,27 @@ impl Bucket {
         self.rate
     }
 
+    /// Ticks are so fine that both a nanosecond and a unit are whole numbers of them: how many a nanosecond is.
+    pub fn ticks_per_ns(&self) -> u64 {
+        self.ticks_per_ns
+    }
+
+    /// How many ticks a unit takes to refill or leak.
+    pub fn ticks_per_unit(&self) -> u64 {
+        self.ticks_per_unit
+    }
+
     /// Whether this is a leaky bucket.
     pub fn is_leaky(&self) -> bool {
-        matches!(self.kind, Kind::Leaky(_))
+        self.mode().is_some()
+    }
+
+    /// What a leaky bucket does with those that it lets in.
+    pub fn mode(&self) -> Option<Mode> {
+        match self.kind {
+            Kind::Token => None,
+            Kind::Leaky(mode) => Some(mode),
+        }
     }
 
     /// The time from empty to full.
@@ -178,6 +196,10 @@ impl Algorithm for NarrowBucket {
         self.0.decide_in(full_at, now, cost)
     }
 
+    fn window(&self) -> Duration {
+        self.0.window()
+    }
+
     #[inline]
     fn look(&self, full_at: &u64, now: Time, cost: u32) -> Decision {
         self.0.answer(self.0.missing(*full_at, self.0.ticks_at(now)), cost)
@@ -201,6 +223,10 @@ impl Algorithm for Bucket {
     #[inline(always)]
     fn decide(&self, full_at: &mut u128, now: Time, cost: u32) -> Decision {
         self.decide_in(full_at, now, cost)
+    }
+
+    fn window(&self) -> Duration {
+        Bucket::window(self)
     }
 
     #[inline]

@@ -93,6 +93,10 @@ impl Counter {
                 state.newest = position.bucket;
             }
             position
+        } else if self.used(counts, 0) == 0 {
+            // Nothing counts there.
+            state.newest = position.bucket;
+            position
         } else if state.newest - position.bucket <= u64::from(self.buckets) {
             // The clock stepped back: the key stays where it was until time has caught up.
             Position { bucket: state.newest, passed: 0 }
@@ -241,6 +245,10 @@ impl Algorithm for Counter {
 
     fn decide(&self, state: &mut Self::State, now: Time, cost: u32) -> Decision {
         self.decide_on(state, now, cost)
+    }
+
+    fn window(&self) -> Duration {
+        Counter::window(self)
     }
 
     fn look(&self, state: &Self::State, now: Time, cost: u32) -> Decision {

@@ -133,6 +133,10 @@ impl Algorithm for FixedWindow {
         decision
     }
 
+    fn window(&self) -> Duration {
+        FixedWindow::window(self)
+    }
+
     #[inline]
     fn look(&self, state: &FixedWindowState, now: Time, cost: u32) -> Decision {
         self.answer(self.settled(*state, now), now, cost)

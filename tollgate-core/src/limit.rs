@@ -165,6 +165,37 @@ impl Limit {
         }
     }
 
+    /// One of `nodes` equal shares of the limit: together they admit no more than the whole. None if there is not at
+    /// least one for each.
+    pub fn share(&self, nodes: u32) -> Option<Limit> {
+        let nodes = nodes.max(1);
+        let size = self.limit() / nodes;
+        let rate = |rate: Rate| {
+            let longer =
+                rate.period().checked_mul(nodes).and_then(|period| Rate::new(rate.count(), period).ok());
+            // Where that is longer than a period may be, the share is rounded down.
+            longer.or_else(|| Rate::new(rate.count() / u64::from(nodes), rate.period()).ok())
+        };
+        match self {
+            Limit::Bucket(it) => {
+                let rate = rate(it.rate())?;
+                match it.mode() {
+                    Some(mode) => Limit::leaky_bucket(size, rate, mode),
+                    None => Limit::token_bucket(size, rate, Style::Smooth),
+                }
+            }
+            // So many tokens arrive together, and a share of them must be whole.
+            Limit::Steps(it) => {
+                let rate = Rate::new(it.rate().count() / u64::from(nodes), it.rate().period()).ok()?;
+                Limit::token_bucket(size, rate, Style::Stepped)
+            }
+            Limit::FixedWindow(it) => Limit::fixed_window(size, it.window(), it.align()),
+            Limit::Log(it) => Limit::sliding_window_log(size, it.window(), it.count()),
+            Limit::Counter(it) => Limit::sliding_window_counter(size, it.window(), it.buckets(), it.edge()),
+        }
+        .ok()
+    }
+
     /// The window, or the time in which an empty bucket becomes full: no ordinary wait is longer.
     pub fn window(&self) -> Duration {
         match self {

@@ -35,6 +35,8 @@ const WORDS: usize = 3;
 const HEAD: usize = 4;
 /// Head and ring at first: a cache line's worth.
 const MEMORY_MIN: usize = 8;
+/// A log that must not grow remembers a few dozen requests apart.
+const IN_PLACE_WORDS: usize = 64;
 
 const COST_BITS: u32 = 8;
 const COST_MASK: u64 = (1 << COST_BITS) - 1;
@@ -108,13 +110,47 @@ impl LogState {
     #[inline]
     fn push(&mut self, instant_ns: u64, cost: u64) {
         self.reserve();
+        self.push_in_place(instant_ns, cost);
+    }
+
+    #[inline]
+    fn push_in_place(&mut self, instant_ns: u64, cost: u64) {
         let (word, more) = entry(instant_ns, cost);
+        let words = 1 + usize::from(more.is_some());
+        if self.words() + words > self.memory.len() - HEAD {
+            self.make_room(words);
+        }
         self.push_word(word);
         if let Some(more) = more {
             self.push_word(more);
         }
         self.memory[NEWEST] = instant_ns;
         self.memory[UNITS] += cost;
+    }
+
+    /// Makes room for an entry of so many words without growing: the oldest entries become one, at the instant of the
+    /// youngest of them.
+    #[cold]
+    fn make_room(&mut self, words: usize) {
+        while self.memory.len() - HEAD - self.words() < words {
+            let Some(((_, cost), first)) = self.entry_at(0) else { return };
+            let Some(((at, more), second)) = self.entry_at(first) else { return };
+            self.replace_oldest(first + second, at, cost + more);
+        }
+    }
+
+    /// Puts one entry in the place of the oldest words, which are no fewer than it needs, and stands at their end.
+    fn replace_oldest(&mut self, words: usize, at: u64, cost: u64) {
+        let (word, more) = entry(at, cost);
+        let kept = 1 + usize::from(more.is_some());
+        let place = self.place(words - kept);
+        self.memory[place] = word;
+        if let Some(more) = more {
+            let place = self.place(words - 1);
+            self.memory[place] = more;
+        }
+        self.memory[FIRST] = (place - HEAD) as u64;
+        self.memory[WORDS] -= (words - kept) as u64;
     }
 
     /// Forgets all entries; the memory stays.
@@ -168,17 +204,7 @@ impl LogState {
     /// Takes `units` off the oldest entry, which holds more.
     fn cut_oldest(&mut self, units: u64) {
         let Some(((at, cost), words)) = self.entry_at(0) else { return };
-        // What is left needs no more words than before, and stands at their end.
-        let (word, more) = entry(at, cost - units);
-        let kept = 1 + usize::from(more.is_some());
-        let place = self.place(words - kept);
-        self.memory[place] = word;
-        if let Some(more) = more {
-            let place = self.place(words - 1);
-            self.memory[place] = more;
-        }
-        self.memory[FIRST] = (place - HEAD) as u64;
-        self.memory[WORDS] -= (words - kept) as u64;
+        self.replace_oldest(words, at, cost - units);
         self.memory[UNITS] -= units;
     }
 }
@@ -259,22 +285,37 @@ impl Log {
     /// The answer to a request while `live` of the state's units count against it.
     #[inline]
     fn answer(&self, state: &LogState, live: u64, now: Time, cost: u32, allowed: bool) -> Decision {
-        let limit = u64::from(self.limit);
+        let surplus = || state.units() + u64::from(cost) - u64::from(self.limit);
+        self.tell(live, state.newest_ns(), now, cost, allowed, || self.until_gone(state, now, surplus()))
+    }
+
+    /// What a request is told, wherever the log is kept: while `live` units are in the window, the newest of them
+    /// since `newest_ns`. `wait` works out how long it would have to wait.
+    #[inline]
+    pub fn tell(
+        &self,
+        live: u64,
+        newest_ns: u64,
+        now: Time,
+        cost: u32,
+        allowed: bool,
+        wait: impl FnOnce() -> Duration,
+    ) -> Decision {
         Decision {
             allowed,
             limit: self.limit,
-            remaining: limit.saturating_sub(live) as u32,
+            remaining: u64::from(self.limit).saturating_sub(live) as u32,
             retry_after: if allowed {
                 RetryAfter::Now
             } else if cost > self.limit {
                 RetryAfter::Never
             } else {
-                RetryAfter::After(self.until_gone(state, now, state.units() + u64::from(cost) - limit))
+                RetryAfter::After(wait())
             },
             reset_after: if live == 0 {
                 Duration::ZERO
             } else {
-                Duration::from_nanos(state.newest_ns() + self.window_ns - now.as_nanos())
+                Duration::from_nanos((newest_ns + self.window_ns).saturating_sub(now.as_nanos()))
             },
             delay: Duration::ZERO,
         }
@@ -286,7 +327,8 @@ impl Log {
         if self.is_too_far_ahead(state, now) {
             let units = state.units();
             state.clear();
-            state.push(now.as_nanos(), units);
+            // It has had room for more than one entry.
+            state.push_in_place(now.as_nanos(), units);
             return;
         }
         let instant = Log::instant(state, now);
@@ -315,6 +357,30 @@ impl Log {
     }
 }
 
+impl Log {
+    #[inline(always)]
+    fn decide_by(
+        &self,
+        push: impl Fn(&mut LogState, u64, u64),
+        state: &mut LogState,
+        now: Time,
+        cost: u32,
+    ) -> Decision {
+        if !state.is_empty() {
+            self.settle(state, now);
+        }
+        let instant = Log::instant(state, now);
+        let fits = state.units() + u64::from(cost) <= u64::from(self.limit);
+        if cost > 0 && (fits || self.count == Count::All) {
+            push(state, instant, u64::from(cost));
+            if !fits {
+                self.forget_surplus(state);
+            }
+        }
+        self.answer(state, state.units(), now, cost, fits)
+    }
+}
+
 impl Algorithm for Log {
     type State = LogState;
 
@@ -328,18 +394,19 @@ impl Algorithm for Log {
 
     #[inline]
     fn decide(&self, state: &mut LogState, now: Time, cost: u32) -> Decision {
-        if !state.is_empty() {
-            self.settle(state, now);
-        }
-        let instant = Log::instant(state, now);
-        let fits = state.units() + u64::from(cost) <= u64::from(self.limit);
-        if cost > 0 && (fits || self.count == Count::All) {
-            state.push(instant, u64::from(cost));
-            if !fits {
-                self.forget_surplus(state);
-            }
-        }
-        self.answer(state, state.units(), now, cost, fits)
+        self.decide_by(LogState::push, state, now, cost)
+    }
+
+    fn decide_in_place(&self, state: &mut LogState, now: Time, cost: u32) -> Decision {
+        self.decide_by(LogState::push_in_place, state, now, cost)
+    }
+
+    fn fresh_in_place(&self) -> LogState {
+        LogState { memory: vec![0; IN_PLACE_WORDS].into() }
+    }
+
+    fn window(&self) -> Duration {
+        Log::window(self)
     }
 
     fn look(&self, state: &LogState, now: Time, cost: u32) -> Decision {

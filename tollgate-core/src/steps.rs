@@ -133,6 +133,10 @@ impl Algorithm for Steps {
         decision
     }
 
+    fn window(&self) -> Duration {
+        Steps::window(self)
+    }
+
     fn look(&self, state: &StepsState, now: Time, cost: u32) -> Decision {
         self.answer(self.settled(*state, now), now, cost)
     }

@@ -34,6 +34,12 @@ impl Time {
         Time::from_nanos(self.0.saturating_add(nanos))
     }
 
+    /// The instant so long before, the epoch at the earliest.
+    #[must_use]
+    pub fn saturating_sub(self, wait: Duration) -> Time {
+        Time(self.0.saturating_sub(u64::try_from(wait.as_nanos()).unwrap_or(u64::MAX)))
+    }
+
     /// How long after `earlier` this instant is; zero if it is not.
     pub fn saturating_since(self, earlier: Time) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))

@@ -8,6 +8,9 @@ use tollgate::{BuildError, Decision, Limit, Limiter, ManualClock, Memory, Time};
 use crate::batch::KeyHash;
 use crate::{Batch, Request, Trace, TraceError};
 
+/// The most memory for logs and keys. A simulation is exact, or says that it is not.
+const BYTES_MAX: usize = 16 << 30;
+
 /// The production limiter on a clock that the trace cranks.
 #[derive(Debug)]
 pub struct Simulator {
@@ -22,7 +25,8 @@ impl Simulator {
     /// If that is no room at all.
     pub fn new(limit: Limit, max_keys: usize) -> Result<Simulator, BuildError> {
         let clock = ManualClock::new(Time::EPOCH);
-        let limiter = Limiter::builder(limit).clock(clock.clone()).max_keys(max_keys).build()?;
+        let limiter =
+            Limiter::builder(limit).clock(clock.clone()).max_keys(max_keys).max_bytes(BYTES_MAX).build()?;
         Ok(Simulator { clock, limiter })
     }
 

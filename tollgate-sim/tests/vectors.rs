@@ -3,8 +3,14 @@
 
 use std::collections::HashMap;
 use std::path::Path;
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use serde::Deserialize;
+use testbed::RedisServer;
+use tollgate::Limiter;
+use tollgate::redis::Settings;
 use tollgate_core::{Algorithm, Decision, Limit};
 use tollgate_sim::{Jsonl, Request, Simulator, Trace, replay, replay_batches};
 
@@ -15,7 +21,7 @@ type Decide = Box<dyn FnMut(&Request<'_>) -> Decision>;
 type Begin = fn(Limit) -> Decide;
 
 /// The implementations. A new store is one more line.
-const STORES: &[(&str, Begin)] = &[("core", core), ("memory", memory)];
+const STORES: &[(&str, Begin)] = &[("core", core), ("memory", memory), ("redis", redis)];
 
 fn core(limit: Limit) -> Decide {
     fn states<A: Algorithm + 'static>(algorithm: A) -> Decide
@@ -40,6 +46,20 @@ fn core(limit: Limit) -> Decide {
 fn memory(limit: Limit) -> Decide {
     let simulator = Simulator::new(limit, 1_000).unwrap();
     Box::new(move |request| simulator.decide(request))
+}
+
+/// A real server, with the examples' own time.
+fn redis(limit: Limit) -> Decide {
+    static SERVER: LazyLock<RedisServer> = LazyLock::new(|| RedisServer::start().unwrap());
+    static BEGUN: AtomicU32 = AtomicU32::new(0);
+    let namespace = BEGUN.fetch_add(1, Ordering::Relaxed).to_string();
+    let settings = Settings::new(&SERVER.url()).namespace(&namespace).deadline(Duration::from_secs(10));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let limiter = runtime.block_on(async { Limiter::builder(limit).redis(&settings) }).unwrap();
+    Box::new(move |request| {
+        let decided = runtime.block_on(limiter.check_at(request.time, request.key, request.cost));
+        decided.unwrap().decision()
+    })
 }
 
 /// The first line of an example.

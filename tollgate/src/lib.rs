@@ -7,7 +7,7 @@
 //! | [`Decision`] | the answer: allowed, remaining, how long to wait |
 //! | [`Memory`] | the store in this process; [`WhenFull`] says what happens when it is |
 //! | [`Clock`], [`ManualClock`] | where time comes from, and one to crank by hand |
-//! | [`Store`] | the seam for other stores |
+//! | [`Store`] | the seam for other stores; with the feature `redis`, the module of that name |
 //!
 //! The path of a check: key -> seeded hash -> the clock -> one cache line of the table -> the algorithm decides ->
 //! one compare-and-swap. The key's text is never kept.
@@ -15,6 +15,8 @@
 mod clock;
 mod limiter;
 mod memory;
+#[cfg(feature = "redis")]
+pub mod redis;
 mod store;
 mod sync;
 

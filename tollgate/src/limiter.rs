@@ -84,6 +84,19 @@ impl<C: Clock> Builder<C> {
         self
     }
 
+    /// The limiter, with its states in Redis instead of in memory: room and clock are the server's.
+    ///
+    /// # Errors
+    /// If the address cannot be understood, or there is no tokio runtime. A server that does not answer is no error:
+    /// until it does, each limit's policy decides.
+    #[cfg(feature = "redis")]
+    pub fn redis(
+        self,
+        settings: &crate::redis::Settings,
+    ) -> Result<Limiter<crate::redis::Redis>, crate::redis::SettingsError> {
+        Ok(Limiter { store: crate::redis::Redis::new(&self.limits, settings)? })
+    }
+
     /// Where time comes from.
     #[must_use]
     pub fn clock<D: Clock + 'static>(self, clock: D) -> Builder<D> {
@@ -98,6 +111,9 @@ impl<C: Clock> Builder<C> {
         let Bounds { max_keys, max_bytes, .. } = self.bounds;
         if max_keys == 0 {
             return Err(BuildError::NoKeys);
+        }
+        if max_bytes.min(max_keys.saturating_mul(BuildError::BYTES_PER_KEY)) > BuildError::BYTES_MAX {
+            return Err(BuildError::TooLarge);
         }
         let needed = self.limits.len() * BuildError::BYTES_MIN;
         if max_bytes < needed {
@@ -126,6 +142,8 @@ impl<C> fmt::Debug for Builder<C> {
 pub enum BuildError {
     /// `max_keys` is zero.
     NoKeys,
+    /// `max_keys` and `max_bytes` ask for more memory than any machine has.
+    TooLarge,
     /// `max_bytes` is less than the smallest store needs.
     TooFewBytes {
         /// What was given.
@@ -138,12 +156,19 @@ pub enum BuildError {
 impl BuildError {
     /// Below this a store would be all bookkeeping.
     const BYTES_MIN: usize = 16 << 10;
+    /// Above this there is no machine: 64 TiB.
+    const BYTES_MAX: usize = 1 << 46;
+    /// What a key takes at least.
+    const BYTES_PER_KEY: usize = 32;
 }
 
 impl fmt::Display for BuildError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             BuildError::NoKeys => write!(f, "max_keys is 0: a limiter needs room for at least one key"),
+            BuildError::TooLarge => {
+                write!(f, "max_keys and max_bytes are too large: give one of them a bound")
+            }
             BuildError::TooFewBytes { max_bytes, needed } => {
                 write!(f, "max_bytes is {max_bytes}: with these limits it must be at least {needed}")
             }
@@ -152,6 +177,13 @@ impl fmt::Display for BuildError {
 }
 
 impl std::error::Error for BuildError {}
+
+impl<S> Limiter<S> {
+    /// The store, for those who know it by its [`Store`](crate::Store) seam.
+    pub fn store(&self) -> &S {
+        &self.store
+    }
+}
 
 impl<C: Clock> Limiter<Memory<C>> {
     /// Decides a request of cost 1.
@@ -256,11 +288,6 @@ impl<C: Clock> Limiter<Memory<C>> {
     /// If a charge names a limit that there is not, or two name the same.
     pub fn charge(&self, charges: &[Charge]) -> Result<Verdict, ChargeError> {
         self.store.charge_all(charges)
-    }
-
-    /// The store, for those who know it by its [`Store`](crate::Store) seam.
-    pub fn store(&self) -> &Memory<C> {
-        &self.store
     }
 
     /// How many requests have found no room for their key, and were answered by the [`WhenFull`] policy.

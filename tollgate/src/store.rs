@@ -9,7 +9,7 @@ use tollgate_core::Decision;
 
 /// A key as a store knows it: a seeded hash, never the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Key(pub(crate) u64);
+pub struct Key(pub(crate) u128);
 
 /// What a request takes from one limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +26,8 @@ pub struct Charge {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Verdict {
     pub(crate) decisions: SmallVec<[Decision; 4]>,
+    /// The store did not answer, and each limit's policy did.
+    pub(crate) is_degraded: bool,
 }
 
 impl Verdict {
@@ -40,6 +42,12 @@ impl Verdict {
         self.decisions.iter().all(|decision| decision.allowed)
     }
 
+    /// Whether the store did not answer in time, so that each limit's policy for that case has decided. Never so with
+    /// the store in memory.
+    pub fn is_degraded(&self) -> bool {
+        self.is_degraded
+    }
+
     /// All of them as one: see [`Decision::and`].
     pub fn decision(&self) -> Decision {
         self.decisions.iter().copied().reduce(Decision::and).unwrap_or(NO_LIMIT)
@@ -47,7 +55,7 @@ impl Verdict {
 }
 
 /// The decision of no limit at all.
-const NO_LIMIT: Decision = Decision {
+pub(crate) const NO_LIMIT: Decision = Decision {
     allowed: true,
     limit: u32::MAX,
     remaining: u32::MAX,

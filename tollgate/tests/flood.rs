@@ -13,7 +13,6 @@ fn resident_bytes() -> usize {
 }
 
 /// Ten million distinct keys come to a limiter with room for one million, while a thousand stay over their limit.
-/// Time goes on: each flooding key is in use for a while, then idle.
 #[test]
 fn a_flood_of_keys_stays_within_the_bound_and_resets_nobody() {
     const KEYS: u64 = 10_000_000;

@@ -17,7 +17,11 @@ struct Need {
 }
 
 // A C linker is not in the list: without one, this program would not have been built.
-const NEEDS: &[Need] = &[Need { program: "git", package: "git" }];
+const NEEDS: &[Need] = &[
+    Need { program: "git", package: "git" },
+    Need { program: "redis-server", package: "redis-server" },
+    Need { program: "redis-cli", package: "redis-tools" },
+];
 
 /// What to do about the missing programs.
 #[derive(Debug, PartialEq, Eq)]

@@ -125,20 +125,26 @@ fn tidy(workspace: &Workspace) -> Result<Outcome> {
 
 fn clippy(workspace: &Workspace) -> Result<Outcome> {
     needs::component(workspace, "clippy", "clippy")?;
-    workspace.cargo("clippy --workspace --all-targets -- -D warnings").run().map(|()| Outcome::Passed)
+    workspace
+        .cargo("clippy --workspace --all-targets --all-features -- -D warnings")
+        .run()
+        .map(|()| Outcome::Passed)
 }
 
 // Benches stay out: they measure, and a measurement taken while everything else builds says nothing.
 fn tests(workspace: &Workspace) -> Result<Outcome> {
-    workspace.cargo("test --workspace --lib --bins --tests --examples").run().map(|()| Outcome::Passed)
+    workspace
+        .cargo("test --workspace --all-features --lib --bins --tests --examples")
+        .run()
+        .map(|()| Outcome::Passed)
 }
 
 fn doctests(workspace: &Workspace) -> Result<Outcome> {
-    workspace.cargo("test --workspace --doc").run().map(|()| Outcome::Passed)
+    workspace.cargo("test --workspace --all-features --doc").run().map(|()| Outcome::Passed)
 }
 
 fn docs(workspace: &Workspace) -> Result<Outcome> {
-    workspace.cargo("doc --workspace --no-deps").flags("RUSTDOCFLAGS", "-D warnings").run()?;
+    workspace.cargo("doc --workspace --all-features --no-deps").flags("RUSTDOCFLAGS", "-D warnings").run()?;
     Ok(Outcome::Passed)
 }
 

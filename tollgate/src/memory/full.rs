@@ -6,8 +6,9 @@ use tollgate_core::{Algorithm, Decision, RetryAfter, Time};
 
 use crate::sync::{AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, lock};
 
-/// The answer to a request whose key finds no room, because every place is held by a key that is over its limit or
-/// part way used. Such keys are never dropped; idle ones always are.
+/// The answer to a request whose key finds no room, because the places are held by keys that are over their limit or
+/// part way used. Such keys are never dropped. Idle ones are: where there is no room, a new key looks at some of the
+/// others, about a thousand at most, before it gives up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WhenFull {
     /// All keys without room share one budget of the limit's size: a flood of new keys gets no more than one key
@@ -66,7 +67,7 @@ impl<S: Clone> HeldOverflow<'_, S> {
     ) -> Decision {
         self.overflow.requests.fetch_add(1, Ordering::Relaxed);
         match &mut self.shared {
-            Some(shared) => algorithm.decide(shared, now, cost),
+            Some(shared) => algorithm.decide_in_place(shared, now, cost),
             None => self.unshared(algorithm, now, cost),
         }
     }

@@ -3,16 +3,21 @@
 //! It holds the logs and the counters with many buckets, whose states own memory, under a bound on keys and on
 //! bytes. Idle keys are dropped a few at a time, by whoever brings a new key.
 
+use std::time::Duration;
+
 use tollgate_core::{Algorithm, Decision, Time};
 
 use super::full::{HeldOverflow, Overflow, Quota, WhenFull};
 use super::part::{Part, parts, scale};
-use crate::sync::{AtomicUsize, Mutex, MutexGuard, Ordering, lock, lock_if_free};
+use crate::sync::{AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, lock, lock_if_free};
 
 /// How many slots a new key looks at for idle keys, so that they go as fast as new ones come.
 const SWEEP: usize = 4;
-/// How many it looks at, in its own part and in another, when there is no room: about a microsecond's worth.
+/// How many it looks at in a part when there is no room, and in how many parts beside its own.
 const SWEEP_WHEN_FULL: usize = 64;
+const PARTS_SEARCHED: usize = 15;
+/// A full map is not searched on and on: after a search in vain it takes some time until keys are idle again.
+const SEARCHES_PER_WINDOW: u32 = 10_000;
 
 #[derive(Debug)]
 pub(crate) struct Map<A: Algorithm> {
@@ -22,21 +27,27 @@ pub(crate) struct Map<A: Algorithm> {
     bytes: Quota,
     /// The part that is searched next for idle keys when there is no room.
     searched: AtomicUsize,
+    /// A search through the parts was in vain: until then, in nanoseconds since the epoch, nobody repeats it.
+    in_vain_until_ns: AtomicU64,
     overflow: Overflow<A::State>,
+    window: Duration,
 }
 
 impl<A: Algorithm> Map<A> {
     pub(crate) fn new(algorithm: A, max_keys: usize, max_bytes: usize, when_full: WhenFull) -> Map<A> {
         let most_keys = max_keys.min(max_bytes / Part::<A::State>::BYTES_PER_KEY_MAX);
         let parts: Box<[_]> = (0..parts(most_keys)).map(|_| Mutex::new(Part::default())).collect();
+        let overflow = algorithm.fresh_in_place();
         let bytes = Quota::new(max_bytes);
-        bytes.take(size_of_val(&*parts));
+        bytes.take(size_of_val(&*parts) + algorithm.heap_bytes(&overflow));
         Map {
             parts,
             keys: Quota::new(max_keys),
             bytes,
             searched: AtomicUsize::new(0),
-            overflow: Overflow::new(when_full, algorithm.fresh()),
+            in_vain_until_ns: AtomicU64::new(0),
+            overflow: Overflow::new(when_full, overflow),
+            window: algorithm.window(),
             algorithm,
         }
     }
@@ -75,7 +86,9 @@ impl<A: Algorithm> Map<A> {
         cost: u32,
         told: impl FnOnce(Decision) -> R,
     ) -> R {
-        told(self.hold(hash, now).decide(cost))
+        let decision = self.hold(hash, now).decide(cost);
+        // Whoever is told may ask about a key of the same part.
+        told(decision)
     }
 
     /// Says what a request would be told.
@@ -88,35 +101,16 @@ impl<A: Algorithm> Map<A> {
     pub(crate) fn hold(&self, hash: u64, now: Time) -> HeldState<'_, A> {
         let mut part = lock(&self.parts[scale(hash, self.parts.len())]);
         let place = match part.find(hash) {
-            Some(at) => self.place_for_known(&mut part, hash, at, now),
+            Some(at) => Place::Known { at },
             None => self.place_for_new(&mut part, now),
         };
         HeldState { map: self, part, hash, now, place }
     }
 
-    #[inline]
-    fn place_for_known(
-        &self,
-        part: &mut Part<A::State>,
-        hash: u64,
-        mut at: usize,
-        now: Time,
-    ) -> Place<'_, A> {
-        let growth = part.at(at).map_or(0, |state| self.algorithm.growth_bytes(state));
-        if !self.bytes.take(growth) {
-            self.make_room(part, now, |idle| idle != hash);
-            if !self.bytes.take(growth) {
-                return Place::Stuck(self.overflow.hold());
-            }
-            // Keys have moved.
-            at = part.find(hash).unwrap_or(at);
-        }
-        Place::Known { at, growth }
-    }
-
     fn place_for_new(&self, part: &mut Part<A::State>, now: Time) -> Place<'_, A> {
-        self.sweep(part, SWEEP, now, |_| true);
-        let take = |part: &Part<A::State>| {
+        // Keys that are idle now, but would not be if the clock stepped back, stay while there is room.
+        self.sweep(part, SWEEP, now.saturating_sub(self.window), |_| true);
+        let take = |part: &mut Part<A::State>| {
             let fresh = self.algorithm.fresh();
             let growth =
                 part.growth_bytes() + self.algorithm.heap_bytes(&fresh) + self.algorithm.growth_bytes(&fresh);
@@ -127,28 +121,47 @@ impl<A: Algorithm> Map<A> {
             };
             taken.then_some(Place::New { growth })
         };
-        if let Some(place) = take(part) {
-            return place;
-        }
-        self.make_room(part, now, |_| true);
-        take(part).unwrap_or_else(|| Place::None(self.overflow.hold()))
+        take(part)
+            .or_else(|| self.make_room(part, now, |_| true, take))
+            .unwrap_or_else(|| Place::None(self.overflow.hold()))
     }
 
-    /// Looks for idle keys in this part and in the next of the others in turn.
+    /// Looks for idle keys in this part and in the next of the others in turn, until there is enough room.
     #[cold]
-    fn make_room(&self, part: &mut Part<A::State>, now: Time, may_go: impl Fn(u64) -> bool) {
+    fn make_room<T>(
+        &self,
+        part: &mut Part<A::State>,
+        now: Time,
+        may_go: impl Fn(u64) -> bool,
+        take: impl Fn(&mut Part<A::State>) -> Option<T>,
+    ) -> Option<T> {
         self.sweep(part, SWEEP_WHEN_FULL, now, may_go);
-        let other = self.searched.fetch_add(1, Ordering::Relaxed) % self.parts.len();
-        // It may be this very part, or one that another request holds: then it is another's turn.
-        if let Some(mut other) = lock_if_free(&self.parts[other]) {
-            self.sweep(&mut other, SWEEP_WHEN_FULL, now, |_| true);
+        let mut taken = take(part);
+        if now.as_nanos() < self.in_vain_until_ns.load(Ordering::Relaxed) {
+            return taken;
         }
+        for _ in 0..PARTS_SEARCHED.min(self.parts.len() - 1) {
+            if taken.is_some() {
+                return taken;
+            }
+            let other = self.searched.fetch_add(1, Ordering::Relaxed) % self.parts.len();
+            // It may be this very part, or one that another request holds: then it is another's turn.
+            if let Some(mut other) = lock_if_free(&self.parts[other]) {
+                self.sweep(&mut other, SWEEP_WHEN_FULL, now, |_| true);
+                taken = take(part);
+            }
+        }
+        if taken.is_none() {
+            let again = now.saturating_add(self.window / SEARCHES_PER_WINDOW);
+            self.in_vain_until_ns.store(again.as_nanos(), Ordering::Relaxed);
+        }
+        taken
     }
 
-    /// Drops idle keys, and gives back the room of their states.
-    fn sweep(&self, part: &mut Part<A::State>, slots: usize, now: Time, may_go: impl Fn(u64) -> bool) {
+    /// Drops keys that have been idle since `then`, and gives back the room of their states.
+    fn sweep(&self, part: &mut Part<A::State>, slots: usize, then: Time, may_go: impl Fn(u64) -> bool) {
         let may_go = |hash: u64, state: &A::State| may_go(hash) && self.let_go(state);
-        part.sweep(slots, |state| self.algorithm.is_fresh(state, now), may_go);
+        part.sweep(slots, |state| self.algorithm.is_fresh(state, then), may_go);
         self.bytes.give_back(part.shrink());
     }
 
@@ -161,12 +174,10 @@ impl<A: Algorithm> Map<A> {
 }
 
 enum Place<'a, A: Algorithm> {
-    /// The key is here, and room is taken for what its state may grow by.
-    Known { at: usize, growth: usize },
+    /// The key is here.
+    Known { at: usize },
     /// The key is not here, and room is taken for it.
     New { growth: usize },
-    /// The key is here, but there is no room for its state to grow.
-    Stuck(HeldOverflow<'a, A::State>),
     /// There is no room for the key.
     None(HeldOverflow<'a, A::State>),
 }
@@ -181,56 +192,77 @@ pub(crate) struct HeldState<'a, A: Algorithm> {
 }
 
 impl<A: Algorithm> HeldState<'_, A> {
-    fn look_at_own(&self, cost: u32) -> Decision {
+    pub(crate) fn look(&self, cost: u32) -> Decision {
         let algorithm = &self.map.algorithm;
-        match self.part.get(self.hash) {
-            Some(state) => algorithm.look(state, self.now, cost),
-            None => algorithm.look(&algorithm.fresh(), self.now, cost),
+        match &self.place {
+            Place::Known { at } => self
+                .part
+                .at(*at)
+                .map_or_else(|| self.look_fresh(cost), |it| algorithm.look(it, self.now, cost)),
+            Place::New { .. } => self.look_fresh(cost),
+            Place::None(overflow) => overflow.look(algorithm, self.now, cost),
         }
     }
 
-    pub(crate) fn look(&self, cost: u32) -> Decision {
-        let own = self.look_at_own(cost);
-        match &self.place {
-            Place::Stuck(overflow) | Place::None(overflow) if own.allowed => {
-                overflow.look(&self.map.algorithm, self.now, cost)
-            }
-            _ => own,
-        }
+    fn look_fresh(&self, cost: u32) -> Decision {
+        self.map.algorithm.look(&self.map.algorithm.fresh(), self.now, cost)
     }
 
     #[inline]
     pub(crate) fn decide(&mut self, cost: u32) -> Decision {
-        if matches!(self.place, Place::Stuck(_) | Place::None(_)) {
-            let own = self.look_at_own(cost);
-            if !own.allowed {
-                return own;
-            }
-        }
-        let HeldState { map, part, hash, now, place } = self;
-        let algorithm = &map.algorithm;
-        match place {
-            Place::Known { at, growth } => {
-                let Some(state) = part.at_mut(*at) else {
-                    return algorithm.look(&algorithm.fresh(), *now, cost);
-                };
-                let before = algorithm.heap_bytes(state);
-                let decision = algorithm.decide(state, *now, cost);
-                // The rest of what was taken for growth goes back at the end of the hold.
-                *growth -= algorithm.heap_bytes(state) - before;
-                decision
+        let algorithm = &self.map.algorithm;
+        match &mut self.place {
+            Place::Known { at } => {
+                let at = *at;
+                self.decide_known(at, cost)
             }
             Place::New { growth } => {
                 let mut state = algorithm.fresh();
-                let decision = algorithm.decide(&mut state, *now, cost);
-                if !algorithm.is_fresh(&state, *now) {
-                    let spare = *growth - part.growth_bytes() - algorithm.heap_bytes(&state);
-                    *place = Place::Known { at: part.insert(*hash, state), growth: spare };
+                let decision = algorithm.decide(&mut state, self.now, cost);
+                if !algorithm.is_fresh(&state, self.now) {
+                    let used = self.part.growth_bytes() + algorithm.heap_bytes(&state);
+                    self.map.bytes.give_back(*growth - used);
+                    self.place = Place::Known { at: self.part.insert(self.hash, state) };
                 }
                 decision
             }
-            Place::Stuck(overflow) | Place::None(overflow) => overflow.decide(algorithm, *now, cost),
+            Place::None(overflow) => overflow.decide(algorithm, self.now, cost),
         }
+    }
+
+    #[inline]
+    fn decide_known(&mut self, at: usize, cost: u32) -> Decision {
+        let HeldState { map, part, now, .. } = self;
+        let (algorithm, bytes) = (&map.algorithm, &map.bytes);
+        let Some(state) = part.at_mut(at) else { return self.look_fresh(cost) };
+        let growth = algorithm.growth_bytes(state);
+        if growth == 0 {
+            return algorithm.decide(state, *now, cost);
+        }
+        let at = if bytes.take(growth) { Some(at) } else { self.make_room_to_grow(growth) };
+        let HeldState { map, part, hash, now, .. } = self;
+        match at {
+            Some(at) => {
+                let Some(state) = part.at_mut(at) else { return self.look_fresh(cost) };
+                let before = algorithm.heap_bytes(state);
+                let decision = algorithm.decide(state, *now, cost);
+                map.bytes.give_back(growth - (algorithm.heap_bytes(state) - before));
+                decision
+            }
+            None => match part.get_mut(*hash) {
+                Some(state) => algorithm.decide_in_place(state, *now, cost),
+                None => self.look_fresh(cost),
+            },
+        }
+    }
+
+    /// Where the key is once there is room for its state to grow.
+    #[cold]
+    fn make_room_to_grow(&mut self, growth: usize) -> Option<usize> {
+        let HeldState { map, part, hash, now, .. } = self;
+        map.make_room(part, *now, |idle| idle != *hash, |_| map.bytes.take(growth).then_some(()))?;
+        // Keys have moved.
+        part.find(*hash)
     }
 
     pub(crate) fn reset(&mut self) {
@@ -246,13 +278,9 @@ impl<A: Algorithm> HeldState<'_, A> {
 
 impl<A: Algorithm> Drop for HeldState<'_, A> {
     fn drop(&mut self) {
-        match self.place {
-            Place::Known { growth, .. } => self.map.bytes.give_back(growth),
-            Place::New { growth } => {
-                self.map.keys.give_back(1);
-                self.map.bytes.give_back(growth);
-            }
-            Place::Stuck(_) | Place::None(_) => {}
+        if let Place::New { growth } = self.place {
+            self.map.keys.give_back(1);
+            self.map.bytes.give_back(growth);
         }
     }
 }

@@ -120,8 +120,12 @@ impl<C: Clock> Memory<C> {
     }
 
     #[inline]
+    fn hash<K: Hash + ?Sized>(&self, key: &K) -> u64 {
+        self.hasher.hash_one(key)
+    }
+
     pub(crate) fn key<K: Hash + ?Sized>(&self, key: &K) -> Key {
-        Key(self.hasher.hash_one(key))
+        Key(u128::from(self.hash(key)))
     }
 
     #[inline]
@@ -131,7 +135,7 @@ impl<C: Clock> Memory<C> {
         cost: u32,
         told: impl FnOnce(Decision) -> R,
     ) -> R {
-        let Key(hash) = self.key(key);
+        let hash = self.hash(key);
         match &*self.states {
             [only] => only.decide(hash, || self.clock.now(), cost, told),
             _ => told(self.check_several(hash, cost)),
@@ -140,7 +144,7 @@ impl<C: Clock> Memory<C> {
 
     #[inline(never)]
     fn check_several(&self, hash: u64, cost: u32) -> Decision {
-        let charges = (0..self.states.len()).map(|limit| Charge { limit, key: Key(hash), cost });
+        let charges = (0..self.states.len()).map(|limit| Charge { limit, key: Key(u128::from(hash)), cost });
         let charges: SmallVec<[Charge; 4]> = charges.collect();
         let mut verdict = Verdict::default();
         self.charge_from(&charges, self.clock.now(), true, &mut verdict.decisions);
@@ -162,7 +166,7 @@ impl<C: Clock> Memory<C> {
             for (batch, keys) in keys.chunks(BATCH).enumerate() {
                 let mut hashes = [0; BATCH];
                 for (hash, key) in hashes.iter_mut().zip(keys) {
-                    *hash = self.key(key).0;
+                    *hash = self.hash(key);
                 }
                 // In a loop of their own, so short that the processor has all of them on the way at once.
                 let touched = hashes.iter().fold(0, |all, &hash| all ^ table.touch(hash));
@@ -178,23 +182,36 @@ impl<C: Clock> Memory<C> {
     /// All that is asked for comes while the caller does something else: nothing waits for what was touched.
     #[inline]
     pub(crate) fn prefetch<K: Hash + ?Sized>(&self, key: &K) {
-        let Key(hash) = self.key(key);
+        let hash = self.hash(key);
         let touched =
             self.states.iter().fold(0, |all, states| all ^ with!(states, table => table.touch(hash)));
         std::hint::black_box(touched);
     }
 
     pub(crate) fn peek<K: Hash + ?Sized>(&self, key: &K, cost: u32) -> Decision {
-        let (Key(hash), now) = (self.key(key), self.clock.now());
+        let (hash, now) = (self.hash(key), self.clock.now());
         let looks = self.states.iter().map(|states| with!(states, table => table.look(hash, now, cost)));
-        Verdict { decisions: looks.collect() }.decision()
+        Verdict { decisions: looks.collect(), ..Verdict::default() }.decision()
     }
 
     pub(crate) fn reset<K: Hash + ?Sized>(&self, key: &K) {
-        let (Key(hash), now) = (self.key(key), self.clock.now());
+        let (hash, now) = (self.hash(key), self.clock.now());
         for states in &self.states {
             with!(states, table => table.hold(hash, now).reset());
         }
+    }
+
+    /// Charges all or none, or says what would be decided.
+    #[cfg(feature = "redis")]
+    pub(crate) fn charge_or_look(&self, charges: &[Charge], is_look: bool) -> Result<Verdict, ChargeError> {
+        if !is_look {
+            return self.charge_all(charges);
+        }
+        let now = self.clock.now();
+        let looks = charges.iter().map(|charge| {
+            with!(&self.states[charge.limit], table => table.look(charge.key.0 as u64, now, charge.cost))
+        });
+        Ok(Verdict { decisions: looks.collect(), ..Verdict::default() })
     }
 
     pub(crate) fn charge_all(&self, charges: &[Charge]) -> Result<Verdict, ChargeError> {
@@ -213,7 +230,7 @@ impl<C: Clock> Memory<C> {
         let mut decisions = SmallVec::new();
         self.charge_from(&ordered, self.clock.now(), true, &mut decisions);
         // Back into the order of the request.
-        let mut verdict = Verdict { decisions: decisions.clone() };
+        let mut verdict = Verdict { decisions: decisions.clone(), ..Verdict::default() };
         for (decision, &at) in decisions.into_iter().zip(&order) {
             verdict.decisions[at] = decision;
         }
@@ -229,9 +246,11 @@ impl<C: Clock> Memory<C> {
         allowed_so_far: bool,
         decisions: &mut SmallVec<[Decision; 4]>,
     ) -> bool {
-        let Some((&Charge { limit, key: Key(hash), cost }, rest)) = charges.split_first() else {
+        let Some((&Charge { limit, key, cost }, rest)) = charges.split_first() else {
             return allowed_so_far;
         };
+        // A key of this store is 64 bits wide.
+        let hash = key.0 as u64;
         with!(&self.states[limit], table => {
             let mut held = table.hold(hash, now);
             let asked = held.look(cost);

@@ -1,5 +1,7 @@
 //! The states of keys as 64-bit words, and how many of them a limit needs.
 
+use std::time::Duration;
+
 use tollgate_core::{
     Algorithm, Bucket, Counter, CounterState, Decision, FixedWindow, FixedWindowState, NarrowBucket, Steps,
     StepsState, Time,
@@ -125,6 +127,10 @@ impl<const N: usize> Algorithm for SmallCounter<N> {
     #[inline]
     fn look(&self, state: &Self::State, now: Time, cost: u32) -> Decision {
         self.0.look_on(state, now, cost)
+    }
+
+    fn window(&self) -> Duration {
+        self.0.window()
     }
 }
 

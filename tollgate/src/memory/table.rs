@@ -4,6 +4,8 @@
 //! (the system hands it out as it is first used), and a key that finds its line full of keys in use is *spilled* to
 //! a small map on the side. An idle key's slot is as good as an empty one, so nothing has to be swept here.
 
+use std::time::Duration;
+
 use tollgate_core::{Algorithm, Decision, Time};
 
 use super::full::{HeldOverflow, Overflow, Quota, WhenFull};
@@ -29,6 +31,7 @@ pub(crate) struct Table<A: Algorithm, const W: usize> {
     spill: Box<[Mutex<Part<A::State>>]>,
     spilled: Quota,
     overflow: Overflow<A::State>,
+    window: Duration,
 }
 
 #[cfg(not(loom))]
@@ -48,7 +51,12 @@ impl<A: Packed<W>, const W: usize> Table<A, W> {
     /// A table with room for `max_keys` keys in use, or as many as `max_bytes` can hold.
     pub(crate) fn new(algorithm: A, max_keys: usize, max_bytes: usize, when_full: WhenFull) -> Table<A, W> {
         let per_1000_keys = Self::bytes_for(1000) - Self::bytes_for(0);
-        let max_keys = max_keys.min(max_bytes.saturating_sub(Self::bytes_for(0)) / per_1000_keys * 1000 + 1);
+        let room = max_bytes.saturating_sub(Self::bytes_for(0)) as u128 * 1000 / per_1000_keys as u128;
+        let mut max_keys = max_keys.min(usize::try_from(room).unwrap_or(usize::MAX)).max(1);
+        // Lines and places on the side are whole.
+        while max_keys > 1 && Self::bytes_for(max_keys) > max_bytes {
+            max_keys -= max_keys / 1000 + 1;
+        }
         let lines = Self::lines_for(max_keys);
         Table::with_lines(algorithm, lines, Self::spill_for(max_keys), when_full)
     }
@@ -67,7 +75,8 @@ impl<A: Packed<W>, const W: usize> Table<A, W> {
             lines,
             spill: (0..n).map(|_| Mutex::new(Part::default())).collect(),
             spilled: Quota::new(spill_max),
-            overflow: Overflow::new(when_full, algorithm.fresh()),
+            overflow: Overflow::new(when_full, algorithm.fresh_in_place()),
+            window: algorithm.window(),
             algorithm,
         }
     }
@@ -162,6 +171,8 @@ impl<A: Packed<W>, const W: usize> Table<A, W> {
                     }
                 } else if let Some(mut locked) = line::try_lock(line, control) {
                     locked.set_state(slot, after);
+                    // Whoever is told may ask about this very line.
+                    drop(locked);
                     return told(decision);
                 }
             }
@@ -235,7 +246,7 @@ impl<'a, A: Packed<W>, const W: usize> HeldSlot<'a, A, W> {
         if let Some(slot) = line::find::<W>(self.locked.line(), Tag::of(self.hash)) {
             return Place::Slot(slot);
         }
-        let free = self.free_slot();
+        let free = self.free_slot(self.now.saturating_sub(table.window));
         if self.locked.has_spilled() {
             let mut spill = lock(table.spill_of(self.hash));
             if spill.get(self.hash).is_some() {
@@ -252,23 +263,43 @@ impl<'a, A: Packed<W>, const W: usize> HeldSlot<'a, A, W> {
         match free {
             Some(slot) => Place::NewSlot(slot),
             None if self.take_room_on_the_side() => Place::NewSpilled,
-            None => Place::None(table.overflow.hold()),
+            // Idle now, but not if the clock stepped back: better one of those than none.
+            None => match self.free_slot(self.now) {
+                Some(slot) => Place::NewSlot(slot),
+                None => Place::None(table.overflow.hold()),
+            },
         }
     }
 
-    /// A slot that is empty or whose key is idle.
-    fn free_slot(&self) -> Option<usize> {
+    /// A slot that is empty or whose key has been idle since `then`.
+    fn free_slot(&self, then: Time) -> Option<usize> {
         let idle = |slot: &usize| {
             let state = self.table.algorithm.unpack(line::state(self.locked.line(), *slot));
-            self.table.algorithm.is_fresh(&state, self.now)
+            self.table.algorithm.is_fresh(&state, then)
         };
         self.locked.empty_slot::<W>().or_else(|| (0..line::slots::<W>()).find(idle))
     }
 
     fn take_room_on_the_side(&mut self) -> bool {
-        let HeldSlot { table, locked, hash, now, .. } = self;
+        // Keys that are idle now, but would not be if the clock stepped back, only go where there is no room without.
+        let long_ago = self.now.saturating_sub(self.table.window);
+        self.sweep_side(long_ago);
+        let taken = self.table.spilled.take(1) || {
+            self.sweep_side(self.now);
+            self.table.spilled.take(1)
+        };
+        taken && {
+            let counted = self.locked.add_spilled();
+            self.table.spilled.give_back(usize::from(!counted));
+            counted
+        }
+    }
+
+    /// Drops spilled keys that have been idle since `then`.
+    fn sweep_side(&mut self, then: Time) {
+        let HeldSlot { table, locked, hash, .. } = self;
         let mut spill = lock(table.spill_of(*hash));
-        let is_idle = |state: &A::State| table.algorithm.is_fresh(state, *now);
+        let is_idle = |state: &A::State| table.algorithm.is_fresh(state, then);
         spill.sweep(SWEEP, is_idle, |idle, _| {
             // Its line counts it, so it can only go with that line's lock; a busy line's keys go another time.
             let home = table.line(idle);
@@ -281,11 +312,7 @@ impl<'a, A: Packed<W>, const W: usize> HeldSlot<'a, A, W> {
             table.spilled.give_back(usize::from(gone));
             gone
         });
-        table.spilled.take(1) && {
-            let counted = locked.add_spilled();
-            table.spilled.give_back(usize::from(!counted));
-            counted
-        }
+        spill.shrink();
     }
 
     fn write(&mut self, slot: usize, state: &A::State) {

@@ -103,3 +103,84 @@ fn a_log_without_room_still_denies_whom_it_knows() {
     assert!(!limiter.check("over").allowed);
     assert!((0..5_000u32).all(|n| limiter.check(&("more", n)).allowed), "and policy speaks for the others");
 }
+
+/// A log that cannot grow counts on, less finely: its key still gets no more than its limit, and its budget comes back.
+#[test]
+fn a_log_without_room_admits_no_more_than_its_limit() {
+    for when_full in [WhenFull::Share, WhenFull::Deny, WhenFull::Allow] {
+        for limit in [100, 100_000] {
+            let hour = Duration::from_secs(3_600);
+            let log = Limit::sliding_window_log(limit, hour, Count::Admitted).unwrap();
+            let (limiter, clock) = limiter(log, |it| it.max_bytes(16 << 10).when_full(when_full));
+            limiter.check("known");
+            for n in 0..10_000u32 {
+                limiter.check(&n);
+            }
+            let mut admitted = 1;
+            for _ in 0..2 * limit {
+                clock.advance(Duration::from_nanos(1));
+                admitted += u32::from(limiter.check("known").allowed);
+            }
+            assert_eq!(admitted, limit, "{when_full:?}");
+            clock.advance(hour);
+            assert!(limiter.check("known").allowed, "{when_full:?}: an hour later all of it is back");
+        }
+    }
+}
+
+/// The budget that keys without room share is one key's, and its log takes no more memory than the bound.
+#[test]
+fn the_shared_log_has_a_bound_too() {
+    let limit = Limit::sliding_window_log(1_000_000, Duration::from_secs(3_600), Count::Admitted).unwrap();
+    let (limiter, clock) = limiter(limit, |it| it.max_keys(1).max_bytes(16 << 10));
+    limiter.check("first");
+    let mut admitted = 0;
+    for n in 0..1_100_000u32 {
+        clock.advance(Duration::from_nanos(1));
+        admitted += u32::from(limiter.check(&n).allowed);
+    }
+    assert_eq!(admitted, 1_000_000);
+    assert!(limiter.bytes() <= 16 << 10);
+}
+
+/// A key whose log has left the window needs no more room than it has.
+#[test]
+fn an_idle_log_is_as_good_as_new_where_there_is_no_room() {
+    let limit = Limit::sliding_window_log(3, Duration::from_secs(60), Count::Admitted).unwrap();
+    let (limiter, clock) = limiter(limit, |it| it.max_bytes(16 << 10).when_full(WhenFull::Deny));
+    assert!(
+        limiter.check_n("idle", 1).allowed && limiter.check("idle").allowed && limiter.check("idle").allowed
+    );
+    clock.advance(Duration::from_secs(59));
+    for n in 0..10_000u32 {
+        limiter.check(&n);
+    }
+    clock.advance(Duration::from_secs(2));
+    assert!(limiter.peek_n("idle", 0).allowed);
+    assert_eq!((0..5).filter(|_| limiter.check("idle").allowed).count(), 3);
+}
+
+/// A few idle keys among many in use are found, wherever they are.
+#[test]
+fn idle_keys_are_found_among_many_in_use() {
+    for (name, limit) in every_variant(3, 60) {
+        let (limiter, clock) = limiter(limit, |it| it.max_keys(20_000).when_full(WhenFull::Deny));
+        for n in 0..2_000u32 {
+            limiter.check_n(&("idle", n), 3);
+        }
+        clock.advance(Duration::from_secs(3 * 86_400));
+        for n in 0..18_000u32 {
+            limiter.check_n(&("used", n), 3);
+        }
+        let refused = (0..2_000u32).filter(|n| !limiter.check(&("new", n)).allowed).count();
+        assert!(refused <= 20, "{name}: {refused} of 2000 found none of the 2000 places of idle keys");
+    }
+}
+
+#[test]
+fn settings_that_no_machine_can_hold_are_an_error() {
+    for (name, limit) in every_variant(3, 60) {
+        let built = tollgate::Limiter::builder(limit).max_keys(usize::MAX).max_bytes(usize::MAX).build();
+        assert_eq!(built.map(|_| ()), Err(tollgate::BuildError::TooLarge), "{name}");
+    }
+}

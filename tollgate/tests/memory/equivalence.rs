@@ -11,11 +11,11 @@ use tollgate_core::Algorithm;
 
 use crate::{START, every_variant, limiter};
 
-/// A step of a test: whose request, how long after the last, what it costs, and what is done.
-type Step = (u8, u64, u32, u8);
+/// A step of a test: whose request, how long after the last or before it, what it costs, and what is done.
+type Step = (u8, i64, u32, u8);
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
-    let gap_ms = prop_oneof![3 => Just(0), 3 => 1..2_000u64, 1 => 2_000..40_000u64];
+    let gap_ms = prop_oneof![3 => Just(0), 3 => 1..2_000i64, 1 => 2_000..40_000i64, 2 => -10_000..0i64];
     prop::collection::vec((0..40u8, gap_ms, 0..4u32, 0..10u8), 1..120)
 }
 
@@ -27,9 +27,13 @@ fn run<A: Algorithm>(
 ) -> Result<(), TestCaseError> {
     let (limiter, clock) = limiter(limit.clone(), |it| it.max_keys(max_keys));
     let mut states: HashMap<u8, A::State> = HashMap::new();
-    let mut now = START;
+    let (mut now, mut latest) = (START, START);
     for &(key, gap_ms, cost, verb) in steps {
-        now = now.saturating_add(Duration::from_millis(gap_ms));
+        let gap = Duration::from_millis(gap_ms.unsigned_abs());
+        now = if gap_ms < 0 { now.saturating_sub(gap) } else { now.saturating_add(gap) };
+        // The clock steps back by no more than a window from the latest instant that it showed.
+        now = now.max(latest.saturating_sub(limit.window()));
+        latest = latest.max(now);
         clock.set(now);
         let state = states.entry(key).or_insert_with(|| algorithm.fresh());
         let (got, expected): (Decision, Decision) = match verb {

@@ -80,3 +80,22 @@ fn limiters_are_shared_between_threads() {
     );
     shared(&SystemClock::new());
 }
+
+/// Whoever is told a decision may ask the limiter again, about the same key, too: nothing is held meanwhile.
+#[test]
+fn who_is_told_may_ask_again() {
+    for (name, limit) in every_variant(3, 60) {
+        let (limiter, _clock) = limiter(limit, |it| it.max_keys(100));
+        let keys = ["a", "b", "a", "c", "a"];
+        for _ in 0..2 {
+            let mut told = 0;
+            limiter.check_many(&keys, |index, _| {
+                limiter.prefetch(keys[index]);
+                limiter.peek(keys[index]);
+                limiter.check_n(keys[index], 0);
+                told += 1;
+            });
+            assert_eq!(told, keys.len(), "{name}");
+        }
+    }
+}

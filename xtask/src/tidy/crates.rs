@@ -22,6 +22,7 @@ const ARROWS: &[(&str, Uses)] = &[
     ("tollgate-config", Uses::Only(&["tollgate-core"])),
     ("tollgate-sim", Uses::Only(&["tollgate", "tollgate-config", "tollgate-core"])),
     ("tollgate-cli", Uses::Any),
+    ("testbed", Uses::Only(&[])),
     ("bench", Uses::Any),
     ("xtask", Uses::Only(&[])),
 ];

@@ -1,0 +1,119 @@
+//! What is decided while Redis does not answer: the one place where a store's failure becomes a verdict.
+
+use std::time::Duration;
+
+use smallvec::SmallVec;
+use tollgate_core::{Decision, Limit, RetryAfter};
+
+use super::breaker::TRY_EVERY;
+use crate::clock::SystemClock;
+use crate::memory::{Bounds, Memory, WhenFull};
+use crate::store::{Charge, ChargeError, Verdict};
+
+/// What a limit does while its store does not answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// Everything passes.
+    Open,
+    /// Nothing passes.
+    Closed,
+    /// Each process enforces its share of the limit by itself, in memory: the limit divided by the number of
+    /// processes. Counting begins anew with each failure.
+    Local {
+        /// How many processes share the limit.
+        nodes: u32,
+    },
+}
+
+impl Default for Failure {
+    /// [`Local`](Failure::Local), alone.
+    fn default() -> Failure {
+        Failure::Local { nodes: 1 }
+    }
+}
+
+/// How many keys are remembered while Redis is away.
+const LOCAL_KEYS_MAX: usize = 100_000;
+
+/// The limits' policies, and the store of those that are local.
+#[derive(Debug)]
+pub(crate) struct Fallback {
+    limits: Box<[Away]>,
+    memory: Memory<SystemClock>,
+}
+
+/// A limit while Redis is away.
+#[derive(Debug)]
+enum Away {
+    Open(Limit),
+    Closed(Limit),
+    /// Its share is so numbered in the memory store.
+    Local(usize),
+}
+
+impl Fallback {
+    pub(crate) fn new(limits: &[(Limit, Failure)]) -> Fallback {
+        let mut shares = Vec::new();
+        let limits = limits.iter().map(|(limit, failure)| match *failure {
+            Failure::Open => Away::Open(limit.clone()),
+            Failure::Closed => Away::Closed(limit.clone()),
+            Failure::Local { nodes } => match limit.share(nodes) {
+                Some(share) => {
+                    shares.push(share);
+                    Away::Local(shares.len() - 1)
+                }
+                // Less than one request for each: none may pass.
+                None => Away::Closed(limit.clone()),
+            },
+        });
+        let limits = limits.collect();
+        let bounds = Bounds { max_keys: LOCAL_KEYS_MAX, max_bytes: 64 << 20, when_full: WhenFull::default() };
+        Fallback { limits, memory: Memory::new(&shares, SystemClock::new(), bounds) }
+    }
+
+    /// Decides without Redis. The charges name limits that there are.
+    pub(crate) fn verdict(&self, charges: &[Charge], is_look: bool) -> Result<Verdict, ChargeError> {
+        let mut local = SmallVec::<[Charge; 4]>::new();
+        let mut is_closed = false;
+        for charge in charges {
+            match self.limits[charge.limit] {
+                Away::Open(_) => {}
+                Away::Closed(_) => is_closed = true,
+                Away::Local(share) => local.push(Charge { limit: share, ..*charge }),
+            }
+        }
+        // Denied by another limit: nothing is taken here.
+        let local = self.memory.charge_or_look(&local, is_closed || is_look)?;
+        let mut local = local.decisions.into_iter();
+        let decisions = charges.iter().map(|charge| match &self.limits[charge.limit] {
+            Away::Open(limit) => unlimited(limit),
+            Away::Closed(limit) => closed(limit),
+            Away::Local(_) => local.next().unwrap_or(crate::store::NO_LIMIT),
+        });
+        Ok(Verdict { decisions: decisions.collect(), is_degraded: true })
+    }
+}
+
+/// As a fresh key would be told, whatever the cost.
+fn unlimited(limit: &Limit) -> Decision {
+    Decision {
+        allowed: true,
+        limit: limit.limit(),
+        remaining: limit.limit(),
+        retry_after: RetryAfter::Now,
+        reset_after: Duration::ZERO,
+        delay: Duration::ZERO,
+    }
+}
+
+fn closed(limit: &Limit) -> Decision {
+    Decision {
+        allowed: false,
+        limit: limit.limit(),
+        remaining: 0,
+        // When Redis is asked again.
+        retry_after: RetryAfter::After(TRY_EVERY),
+        reset_after: TRY_EVERY,
+        delay: Duration::ZERO,
+    }
+}

@@ -1,0 +1,681 @@
+-- Tollgate's decisions inside Redis: one call decides any number of requests, each over one limit or several.
+--
+-- FCALL charge n KEYS[1..n] time ARGV[1..n]
+--
+-- KEYS     the states, one key for each charge.
+-- time     empty: the server's own clock, which is the clock of production. Otherwise an instant, '<dI4', as below:
+--          for tests and the simulator.
+-- ARGV     for each key its charge, packed: kind (B), flags (B), cost (I4), limit (I4), and what the kind needs.
+--          Flags: 1, the next charge belongs to the same request; 2, only look.
+-- Reply    one string: the instant of the decisions ('<dI4'), then for each charge a byte (1 allowed, 2 decided, 4 a
+--          state follows) and the state as it was before, from which the caller works out what to tell: its arithmetic
+--          is that of the other stores. A log is too long for that; see `log` below.
+--
+-- Instants are seconds and nanoseconds since the epoch. Lua counts in doubles, so every whole number here stays below
+-- 2^53; where a product would not, it is worked out in parts. Nothing is rounded.
+--
+-- Why one call: Redis runs it alone, so what it reads is still true when it writes. The charges of a request are all
+-- asked first, and then all made or none. Requests are decided one after the other, so two of one key in one call do
+-- not both get its last unit. A key expires when its state is as good as none, never before, and never has no expiry.
+
+-- Redis lends its functions to a library when it is called, not while it is loaded.
+local call, pack, unpack, floor, ceil, max, byte, char, sub, rep, concat
+
+local function bind()
+  call, pack, unpack, concat = redis.call, struct.pack, struct.unpack, table.concat
+  floor, ceil, max = math.floor, math.ceil, math.max
+  byte, char, sub, rep = string.byte, string.char, string.sub, string.rep
+end
+
+local SECOND = 1e9
+local DAY, DAY_NS = 86400, 86400 * 1e9
+local EXACT = 2 ^ 53
+-- The longest expiry, in milliseconds: 285 thousand years.
+local EXPIRY_MAX = 2 ^ 53
+-- With an injected time keys live this much longer: the trace's time is not the server's.
+local EXPIRY_EXTRA = DAY * 1000
+
+local LOOK = 2
+local ALLOWED, DECIDED, STATE = 1, 2, 4
+
+-- Is instant a before instant b?
+local function before(a_s, a_n, b_s, b_n)
+  return a_s < b_s or (a_s == b_s and a_n < b_n)
+end
+
+local function add(a_s, a_n, b_s, b_n)
+  local n = a_n + b_n
+  if n >= SECOND then
+    return a_s + b_s + 1, n - SECOND
+  end
+  return a_s + b_s, n
+end
+
+local function subtract(a_s, a_n, b_s, b_n)
+  local n = a_n - b_n
+  if n < 0 then
+    return a_s - b_s - 1, n + SECOND
+  end
+  return a_s - b_s, n
+end
+
+-- k times a length, k below 2^44.
+local function times(k, s, n)
+  local k_high = floor(k / 4194304)
+  local k_low = k - k_high * 4194304
+  local high = n * k_high
+  local carry = floor(high / SECOND)
+  local low = (high - carry * SECOND) * 4194304 + n * k_low
+  local low_s = floor(low / SECOND)
+  return s * k + carry * 4194304 + low_s, low - low_s * SECOND
+end
+
+-- How many whole lengths w fit into a, and what is left.
+local function divide(a_s, a_n, w_s, w_n)
+  if w_n == 0 then
+    local q = floor(a_s / w_s)
+    return q, a_s - q * w_s, a_n
+  end
+  local q = floor((a_s * SECOND + a_n) / (w_s * SECOND + w_n))
+  local r_s, r_n = subtract(a_s, a_n, times(q, w_s, w_n))
+  while r_s < 0 do
+    q = q - 1
+    r_s, r_n = add(r_s, r_n, w_s, w_n)
+  end
+  while not before(r_s, r_n, w_s, w_n) do
+    q = q + 1
+    r_s, r_n = subtract(r_s, r_n, w_s, w_n)
+  end
+  return q, r_s, r_n
+end
+
+-- k (32 bits) times a length (up to 366 days) in three parts of base 10^9.
+local function product(k, s, n)
+  local k_high = floor(k / 65536)
+  local k_low = k - k_high * 65536
+  local a = n * k_high
+  local a1 = floor(a / SECOND)
+  local b = (a - a1 * SECOND) * 65536 + n * k_low
+  local b1 = floor(b / SECOND)
+  local c = s * k_high
+  local c1 = floor(c / SECOND)
+  local d = (c - c1 * SECOND) * 65536 + s * k_low + a1 * 65536 + b1
+  local d1 = floor(d / SECOND)
+  return c1 * 65536 + d1, d - d1 * SECOND, b - b1 * SECOND
+end
+
+-- Is j times a at most k times b?
+local function product_at_most(j, a_s, a_n, k, b_s, b_n)
+  local x2, x1, x0 = product(j, a_s, a_n)
+  local y2, y1, y0 = product(k, b_s, b_n)
+  if x2 ~= y2 then
+    return x2 < y2
+  end
+  if x1 ~= y1 then
+    return x1 < y1
+  end
+  return x0 <= y0
+end
+
+-- The share u / w of k, rounded down.
+local function share(k, u_s, u_n, w_s, w_n)
+  local u, w = u_s * SECOND + u_n, w_s * SECOND + w_n
+  if k * w < EXACT then
+    return floor(k * u / w)
+  end
+  local e = floor(k * (u / w))
+  if not product_at_most(e, w_s, w_n, k, u_s, u_n) then
+    return e - 1
+  end
+  if product_at_most(e + 1, w_s, w_n, k, u_s, u_n) then
+    return e + 1
+  end
+  return e
+end
+
+-- How long a state lives that is as good as none after so long: whole milliseconds, rounded up.
+local function expiry(ms, now)
+  ms = max(ceil(ms), 0) + 1 + now.extra
+  return ms < EXPIRY_MAX and ms or EXPIRY_MAX
+end
+
+-- Each kind of limit has a function
+--
+--   kind(now, key, cost, limit, charge, at, is_look) -> allowed, state, write, value, ms, is_changed
+--
+-- that reads the state and decides, but writes nothing. `at` is where in the charge the kind's own part begins, `state`
+-- is what the reply tells. `write(now, key, is_charged, value, ms, is_changed)` then makes the change, and is nil where
+-- there is none. A state that is changed has been brought to now, and is written even if the request is denied.
+
+local function set(now, key, is_charged, value, ms, is_changed)
+  if not value then
+    call('UNLINK', key)
+  elseif is_charged or is_changed then
+    call('SET', key, value, 'PX', expiry(ms, now))
+  end
+end
+
+-- Smooth token bucket and both leaky buckets.
+-- Own part: capacity and cost as times, ticks per nanosecond: '<ddd ddd d'; a time is days, nanoseconds of the day and
+-- ticks of the nanosecond, because the slowest bucket takes longer to fill than 2^53 s.
+-- State: the instant at which the bucket is full again, '<ddd'.
+local function bucket(now, key, cost, limit, charge, at)
+  local f_d, f_t, f_f, c_d, c_t, c_f, ticks = unpack('<ddddddd', charge, at)
+  local now_d = floor(now.s / DAY)
+  local now_t = (now.s - now_d * DAY) * SECOND + now.n
+  local state = call('GET', key)
+  -- What is missing.
+  local d, t, f = 0, 0, 0
+  local is_moved = false
+  if state then
+    d, t, f = unpack('<ddd', state)
+    d, t = d - now_d, t - now_t
+    if t < 0 then
+      d, t = d - 1, t + DAY_NS
+    end
+    if d < 0 then
+      d, t, f = 0, 0, 0
+    else
+      -- More than twice a full bucket comes from a clock that was wrong: it counts as emptied just now.
+      local two_f = f_f + f_f
+      local carry = two_f >= ticks and 1 or 0
+      local two_t = f_t + f_t + carry
+      two_f = two_f - carry * ticks
+      carry = two_t >= DAY_NS and 1 or 0
+      local two_d = f_d + f_d + carry
+      two_t = two_t - carry * DAY_NS
+      if d > two_d or (d == two_d and (t > two_t or (t == two_t and f > two_f))) then
+        d, t, f = f_d, f_t, f_f
+        is_moved = true
+      end
+    end
+  end
+  local after_d, after_t, after_f = d + c_d, t + c_t, f + c_f
+  if after_f >= ticks then
+    after_f, after_t = after_f - ticks, after_t + 1
+  end
+  if after_t >= DAY_NS then
+    after_t, after_d = after_t - DAY_NS, after_d + 1
+  end
+  local allowed = cost == 0
+  if not allowed and cost <= limit then
+    allowed = after_d < f_d or (after_d == f_d and (after_t < f_t or (after_t == f_t and after_f <= f_f)))
+  end
+  if allowed and cost > 0 then
+    d, t, f = after_d, after_t, after_f
+  elseif not is_moved then
+    return allowed, state
+  end
+  local full_d, full_t = now_d + d, now_t + t
+  if full_t >= DAY_NS then
+    full_d, full_t = full_d + 1, full_t - DAY_NS
+  end
+  return allowed, state, set, pack('<ddd', full_d, full_t, f), d * DAY * 1000 + t / 1e6, is_moved
+end
+
+-- Stepped token bucket.
+-- Own part: tokens per period, the period: '<d dI4'. State: where the running period began, tokens missing: '<dI4I4'.
+local function steps(now, key, cost, limit, charge, at)
+  local count, p_s, p_n = unpack('<ddI4', charge, at)
+  local state = call('GET', key)
+  local s, n, used = now.s, now.n, 0
+  local is_changed = false
+  if state then
+    s, n, used = unpack('<dI4I4', state)
+    if before(now.s, now.n, s, n) then
+      local w_s, w_n = times(ceil(limit / count), p_s, p_n)
+      local behind_s, behind_n = subtract(s, n, now.s, now.n)
+      if before(w_s, w_n, behind_s, behind_n) then
+        s, n = now.s, now.n
+        is_changed = true
+      end
+    else
+      local e_s, e_n = subtract(now.s, now.n, s, n)
+      local periods = divide(e_s, e_n, p_s, p_n)
+      if periods >= ceil(used / count) then
+        s, n, used = now.s, now.n, 0
+      elseif periods > 0 then
+        used = used - periods * count
+        s, n = add(s, n, times(periods, p_s, p_n))
+        is_changed = true
+      end
+    end
+  end
+  local allowed = cost <= limit - used
+  if allowed and cost > 0 then
+    used = used + cost
+  elseif not is_changed then
+    return allowed, state
+  end
+  local f_s, f_n = add(s, n, times(ceil(used / count), p_s, p_n))
+  local left_s, left_n = subtract(f_s, f_n, now.s, now.n)
+  return allowed, state, set, pack('<dI4I4', s, n, used), left_s * 1000 + left_n / 1e6, is_changed
+end
+
+-- Fixed window.
+-- Own part: the window, whether windows begin with the first request: '<dI4B'. State: where the window began, what was
+-- taken in it: '<dI4I4'.
+local function fixed_window(now, key, cost, limit, charge, at)
+  local w_s, w_n, from_first = unpack('<dI4B', charge, at)
+  local cur_s, cur_n = now.s, now.n
+  if from_first == 0 then
+    local _, r_s, r_n = divide(now.s, now.n, w_s, w_n)
+    cur_s, cur_n = subtract(now.s, now.n, r_s, r_n)
+  end
+  local state = call('GET', key)
+  local s, n, count = cur_s, cur_n, 0
+  local is_moved = false
+  if state then
+    s, n, count = unpack('<dI4I4', state)
+    local end_s, end_n = add(s, n, w_s, w_n)
+    if not before(cur_s, cur_n, end_s, end_n) then
+      s, n, count = cur_s, cur_n, 0
+    else
+      local far_s, far_n = add(cur_s, cur_n, w_s, w_n)
+      if before(far_s, far_n, s, n) then
+        s, n = cur_s, cur_n
+        is_moved = true
+      end
+    end
+  end
+  local allowed = cost <= limit - count
+  if allowed and cost > 0 then
+    count = count + cost
+  elseif not is_moved then
+    return allowed, state
+  end
+  local end_s, end_n = add(s, n, w_s, w_n)
+  local left_s, left_n = subtract(end_s, end_n, now.s, now.n)
+  return allowed, state, set, pack('<dI4I4', s, n, count), left_s * 1000 + left_n / 1e6, is_moved
+end
+
+-- Sliding window counter.
+-- Own part: the window, how many buckets, the edge (0 weigh, 1 drop, 2 keep): '<dI4 I4 B'. State: the newest bucket,
+-- as the number of its window and its number in that; what each bucket took, newest first, one more than the window
+-- has: '<dI4' and '<I4' each.
+local function counter(now, key, cost, limit, charge, at)
+  local w_s, w_n, buckets, edge = unpack('<dI4I4B', charge, at)
+  local q, r_s, r_n = divide(now.s, now.n, w_s, w_n)
+  local b, p_s, p_n = 0, r_s, r_n
+  if buckets > 1 then
+    local carry = floor(r_n * buckets / SECOND)
+    b, p_s, p_n = divide(r_s * buckets + carry, r_n * buckets - carry * SECOND, w_s, w_n)
+  end
+  local state = call('GET', key)
+  local counts = {}
+  local is_changed = false
+  if state then
+    local q0, b0 = unpack('<dI4', state)
+    local shift = (q - q0) * buckets + (b - b0)
+    if shift <= 0 then
+      for i = 0, buckets do
+        counts[i] = unpack('<I4', state, 13 + i * 4)
+      end
+      if shift < -buckets then
+        -- From a clock that was wrong: carried to now. How much of the bucket at the edge counted is not known any
+        -- more, and none of it may be given back.
+        is_changed = true
+        if edge == 0 then
+          local both = counts[buckets - 1] + counts[buckets]
+          counts[buckets - 1] = both < limit and both or limit
+          counts[buckets] = 0
+        end
+      elseif shift < 0 then
+        -- The clock stepped back: the key stays where it was until time has caught up.
+        q, b, p_s, p_n = q0, b0, 0, 0
+      end
+    elseif shift <= buckets then
+      is_changed = true
+      for i = 0, shift - 1 do
+        counts[i] = 0
+      end
+      for i = shift, buckets do
+        counts[i] = unpack('<I4', state, 13 + (i - shift) * 4)
+      end
+    else
+      is_changed = true
+    end
+  end
+  if not counts[0] then
+    for i = 0, buckets do
+      counts[i] = 0
+    end
+  end
+  local used = 0
+  for i = 0, buckets - 1 do
+    used = used + counts[i]
+  end
+  local at_edge = counts[buckets]
+  -- Nothing is left that could count, not even if the clock stepped back.
+  local is_gone = used == 0 and (at_edge == 0 or edge == 1)
+  if edge == 2 then
+    used = used + at_edge
+  elseif edge == 0 and at_edge > 0 then
+    local u_s, u_n = subtract(w_s, w_n, p_s, p_n)
+    used = used + share(at_edge, u_s, u_n, w_s, w_n)
+  end
+  local allowed = cost == 0 or used + cost <= limit
+  if allowed and cost > 0 then
+    counts[0] = counts[0] + cost
+  elseif not is_changed then
+    return allowed, state
+  elseif is_gone then
+    return allowed, state, set
+  end
+  local value
+  if buckets == 1 then
+    value = pack('<dI4I4I4', q, b, counts[0], counts[1])
+  else
+    local parts = { pack('<dI4', q, b) }
+    for i = 0, buckets do
+      parts[i + 2] = pack('<I4', counts[i])
+    end
+    value = concat(parts)
+  end
+  -- Until the newest bucket has left the window. Doubles of milliseconds are good to a microsecond here.
+  local leaves = q + 1 + (edge == 1 and b or b + 1) / buckets
+  local ms = leaves * (w_s * 1000 + w_n / 1e6) - (now.s * 1000 + now.n / 1e6)
+  return allowed, state, set, value, ms, is_changed
+end
+
+-- Sliding window log.
+-- Own part: the window, whether denied requests are logged, too: '<dI4B'.
+-- State: a head of 32 bytes, '<dI4 d I4I4I4': the newest instant, the cost of all entries, where in the ring the
+-- oldest slot is, how many slots are used, how many there are; then the ring, 8 bytes a slot. An entry is a slot: its
+-- nanoseconds and the low 32 bits of its second, '<I4I4'. If it costs more than 1, bit 30 of the nanoseconds is set and
+-- a second slot holds the cost.
+-- Reply: the newest instant, the cost of all entries, and if denied the instant at which it would pass: '<dI4 d dI4'.
+-- O(1) a decision: each entry is written once and dropped once, whatever the limit.
+local HEAD = 32
+local HEAD_FORMAT = '<dI4dI4I4I4'
+-- Slots that are read at once.
+local CHUNK = 128
+local RING_MIN = 8
+local IS_LONG = 2 ^ 30
+local WORD = 2 ^ 32
+
+local function slots(s, n, cost)
+  if cost == 1 then
+    return pack('<I4I4', n, s % WORD), 1
+  end
+  local high = floor(cost / WORD)
+  return pack('<I4I4I4I4', n + IS_LONG, s % WORD, cost - high * WORD, high), 2
+end
+
+-- Both halves of a slot, from what has been read or from the next chunk.
+local function slot(log, place)
+  local at = HEAD + place * 8
+  if at + 8 <= #log.text then
+    return unpack('<I4I4', log.text, at + 1)
+  end
+  local from = log.chunk_at
+  if not from or at < from or at + 8 > from + #log.chunk then
+    from = at
+    log.chunk_at, log.chunk = at, call('GETRANGE', log.key, at, at + CHUNK * 8 - 1)
+  end
+  return unpack('<I4I4', log.chunk, at - from + 1)
+end
+
+local function place(log, index)
+  local at = log.first + index
+  return at < log.ring and at or at - log.ring
+end
+
+-- The entry that begins with the slot of this index: its instant, its cost, and how many slots it has.
+local function entry(log, index)
+  local n, s = slot(log, place(log, index))
+  s = log.s - (log.s - s) % WORD
+  if n < IS_LONG then
+    return s, n, 1, 1
+  end
+  local low, high = slot(log, place(log, index + 1))
+  return s, n - IS_LONG, low + high * WORD, 2
+end
+
+-- The instant at which the oldest `units` have left the window, or that of an entry that comes after all of them.
+local function leaves(log, units, s, n)
+  local index = 0
+  while index < log.slots do
+    local e_s, e_n, cost, count = entry(log, index)
+    units = units - cost
+    if units <= 0 then
+      return add(e_s, e_n, log.w_s, log.w_n)
+    end
+    index = index + count
+  end
+  return add(s, n, log.w_s, log.w_n)
+end
+
+-- Forgets the oldest units: with one more than the limit in the window every request is denied, however many more
+-- there were, and they leave it first.
+local function forget(log, surplus)
+  while surplus > 0 and log.slots > 0 do
+    local s, n, cost, count = entry(log, 0)
+    if cost > surplus then
+      -- What is left of the entry stands in the last of its slots.
+      local text, kept = slots(s, n, cost - surplus)
+      local at = place(log, count - kept)
+      log.cuts = { { at, sub(text, 1, 8) } }
+      if kept == 2 then
+        log.cuts[2] = { place(log, 1), sub(text, 9) }
+      end
+      log.first, log.slots, log.units = at, log.slots - (count - kept), log.units - surplus
+      return
+    end
+    log.first = place(log, count)
+    log.slots, log.units, surplus = log.slots - count, log.units - cost, surplus - cost
+  end
+end
+
+-- Puts 8 bytes into a slot of the whole text.
+local function splice(text, place, bytes)
+  local at = HEAD + place * 8
+  return sub(text, 1, at) .. bytes .. sub(text, at + 9)
+end
+
+local function write_log(now, key, is_charged, log)
+  local is_moved = log.moved ~= nil
+  local added, count = '', 0
+  if log.cost > 0 and (is_charged or log.counts_all) then
+    local cost = log.cost
+    if log.counts_all then
+      cost = cost < log.limit + 1 and cost or log.limit + 1
+      local surplus = log.units + cost - (log.limit + 1)
+      if is_moved and surplus > 0 then
+        log.moved, log.units = log.moved - surplus, log.units - surplus
+      else
+        forget(log, surplus)
+      end
+    end
+    added, count = slots(log.at_s, log.at_n, cost)
+    log.s, log.n, log.units = log.at_s, log.at_n, log.units + cost
+  elseif log.is_cleared then
+    call('UNLINK', key)
+    return
+  elseif not is_moved then
+    if log.is_changed then
+      call('SETRANGE', key, 0, pack(HEAD_FORMAT, log.s, log.n, log.units, log.first, log.slots, log.ring))
+    end
+    return
+  end
+  if is_moved and log.moved > 0 then
+    -- One entry of all units, at now.
+    local moved, moved_count = slots(now.s, now.n, log.moved)
+    added, count = moved .. added, moved_count + count
+  end
+  local w_s, w_n = add(log.s, log.n, log.w_s, log.w_n)
+  w_s, w_n = subtract(w_s, w_n, now.s, now.n)
+  local ms = expiry(w_s * 1000 + w_n / 1e6, now)
+  local used = log.slots + count
+  local is_small = HEAD + log.ring * 8 == #log.text
+  if used > log.ring then
+    -- A larger ring, the oldest first.
+    local ring = max(used, log.ring * 2, RING_MIN)
+    local old = ''
+    if log.slots > 0 then
+      local text = is_small and log.text or call('GET', key)
+      for _, cut in ipairs(log.cuts) do
+        text = splice(text, cut[1], cut[2])
+      end
+      local from = HEAD + log.first * 8
+      old = sub(text, from + 1, from + log.slots * 8)
+      if #old < log.slots * 8 then
+        old = old .. sub(text, HEAD + 1, HEAD + log.slots * 8 - #old)
+      end
+    end
+    local head = pack(HEAD_FORMAT, log.s, log.n, log.units, 0, used, ring)
+    call('SET', key, head .. old .. added .. rep('\0', (ring - used) * 8), 'PX', ms)
+    return
+  end
+  local head = pack(HEAD_FORMAT, log.s, log.n, log.units, log.first, used, log.ring)
+  if is_small then
+    local text = log.text
+    for _, cut in ipairs(log.cuts) do
+      text = splice(text, cut[1], cut[2])
+    end
+    for i = 0, count - 1 do
+      text = splice(text, place(log, log.slots + i), sub(added, i * 8 + 1, i * 8 + 8))
+    end
+    call('SET', key, head .. sub(text, HEAD + 1), 'PX', ms)
+    return
+  end
+  for _, cut in ipairs(log.cuts) do
+    call('SETRANGE', key, HEAD + cut[1] * 8, cut[2])
+  end
+  for i = 0, count - 1 do
+    call('SETRANGE', key, HEAD + place(log, log.slots + i) * 8, sub(added, i * 8 + 1, i * 8 + 8))
+  end
+  call('SETRANGE', key, 0, head)
+  call('PEXPIRE', key, ms)
+end
+
+local function log(now, key, cost, limit, charge, at, is_look)
+  local w_s, w_n, counts_all = unpack('<dI4B', charge, at)
+  local text = call('GETRANGE', key, 0, HEAD + CHUNK * 8 - 1)
+  local log = {
+    key = key, text = text, w_s = w_s, w_n = w_n, cost = cost, limit = limit,
+    counts_all = counts_all == 1 and not is_look,
+    s = 0, n = 0, units = 0, first = 0, slots = 0, ring = 0, cuts = {},
+  }
+  local at_s, at_n = now.s, now.n
+  if text ~= '' then
+    log.s, log.n, log.units, log.first, log.slots, log.ring = unpack(HEAD_FORMAT, text)
+    local far_s, far_n = add(now.s, now.n, w_s, w_n)
+    if before(far_s, far_n, log.s, log.n) then
+      log.moved = log.units
+      log.s, log.n, log.first, log.slots, log.ring, log.text = now.s, now.n, 0, 0, 0, ''
+    else
+      if before(at_s, at_n, log.s, log.n) then
+        at_s, at_n = log.s, log.n
+      end
+      local gone_s, gone_n = subtract(at_s, at_n, w_s, w_n)
+      if not before(gone_s, gone_n, log.s, log.n) then
+        log.s, log.n, log.units, log.first, log.slots, log.ring, log.text = 0, 0, 0, 0, 0, 0, ''
+        log.is_cleared = true
+      else
+        while log.slots > 0 do
+          local s, n, entry_cost, count = entry(log, 0)
+          if before(gone_s, gone_n, s, n) then
+            break
+          end
+          log.first = place(log, count)
+          log.slots, log.units = log.slots - count, log.units - entry_cost
+          log.is_changed = true
+        end
+      end
+    end
+  end
+  log.at_s, log.at_n = at_s, at_n
+  local allowed = log.units + cost <= limit
+  if not allowed and cost <= limit then
+    local units = log.units + cost - limit
+    if log.counts_all then
+      units = units + cost
+    end
+    log.pass_s, log.pass_n = leaves(log, units, at_s, at_n)
+  end
+  return allowed, log, write_log, log
+end
+
+local function told_log(log)
+  return pack('<dI4ddI4', log.s, log.n, log.units, log.pass_s or 0, log.pass_n or 0)
+end
+
+local KINDS = { bucket, steps, fixed_window, counter, log }
+local LOG = 5
+
+-- What the reply says of a charge. A charge is decided if the limit has had its say, also if that was no.
+local function told(kind, allowed, is_decided, state)
+  local flags = (allowed and ALLOWED or 0) + (is_decided and DECIDED or 0)
+  if kind == LOG then
+    state = told_log(state)
+  end
+  return state and char(flags + STATE) .. state or char(flags)
+end
+
+-- The most requests have one charge.
+local function decide_one(now, key, charge)
+  local kind, flags, cost, limit = unpack('<BBI4I4', charge)
+  local is_look = flags >= LOOK
+  local allowed, state, write, value, ms, is_changed = KINDS[kind](now, key, cost, limit, charge, 11, is_look)
+  if write and not is_look then
+    write(now, key, allowed, value, ms, is_changed)
+  end
+  return told(kind, allowed, not is_look, state)
+end
+
+-- Decides the charges first to last of one request: all are asked, then all are made or none.
+local function decide_several(now, keys, charges, first, last, replies)
+  local asked = {}
+  local all = true
+  for i = first, last do
+    local charge = charges[i + 1]
+    local kind, flags, cost, limit = unpack('<BBI4I4', charge)
+    local is_look = flags >= LOOK
+    asked[i] = { kind, is_look, KINDS[kind](now, keys[i], cost, limit, charge, 11, is_look) }
+    all = all and asked[i][3]
+  end
+  for i = first, last do
+    local it = asked[i]
+    local kind, is_look, allowed, state, write = it[1], it[2], it[3], it[4], it[5]
+    -- A limit that denies decides for itself, and a log of all requests counts this one, too.
+    local is_decided = not is_look and (all or not allowed or (kind == LOG and state.counts_all))
+    if is_decided and write then
+      write(now, keys[i], all, it[6], it[7], it[8])
+    end
+    replies[i + 1] = told(kind, allowed, is_decided, state)
+  end
+end
+
+local function charge(keys, arguments)
+  if not call then
+    bind()
+  end
+  local now = { extra = 0 }
+  if arguments[1] == '' then
+    local time = call('TIME')
+    now.s, now.n = tonumber(time[1]), tonumber(time[2]) * 1000
+  else
+    now.s, now.n = unpack('<dI4', arguments[1])
+    now.extra = EXPIRY_EXTRA
+  end
+  local replies = { pack('<dI4', now.s, now.n) }
+  local count = #keys
+  local i = 1
+  while i <= count do
+    if byte(arguments[i + 1], 2) % 2 == 0 then
+      replies[i + 1] = decide_one(now, keys[i], arguments[i + 1])
+      i = i + 1
+    else
+      local last = i + 1
+      while last < count and byte(arguments[last + 1], 2) % 2 == 1 do
+        last = last + 1
+      end
+      decide_several(now, keys, arguments, i, last, replies)
+      i = last + 1
+    end
+  end
+  return concat(replies)
+end
+
+redis.register_function('@charge@', charge)

@@ -1,0 +1,205 @@
+//! What is said to the library in Redis, and what its answers mean: the two ends of `library.lua`.
+//!
+//! The library tells the state as it was, and the algorithms of the core say what that means for the request: there is
+//! one arithmetic for what people are told, whatever the store.
+
+use tollgate_core::{
+    Algorithm, Align, Bucket, Count, Counter, CounterState, Decision, Edge, FixedWindow, FixedWindowState,
+    Limit, Log, StepsState, Time,
+};
+
+use std::time::Duration;
+
+const SECOND: u64 = 1_000_000_000;
+const DAY_NS: u64 = 86_400 * SECOND;
+
+const MORE: u8 = 1;
+const LOOK: u8 = 2;
+
+const ALLOWED: u8 = 1;
+const DECIDED: u8 = 2;
+const STATE: u8 = 4;
+
+/// A charge as the library takes it, up to the cost: the same for every request.
+#[derive(Clone, Debug)]
+pub(crate) struct Packed {
+    limit: Limit,
+    kind: u8,
+    /// What the kind needs, and where in it the cost goes once more, as a time.
+    own: Vec<u8>,
+}
+
+impl Packed {
+    pub(crate) fn new(limit: &Limit) -> Packed {
+        let mut own = Vec::new();
+        let kind = match limit {
+            Limit::Bucket(it) => {
+                push_span(&mut own, ticks(it, it.capacity()), it);
+                1
+            }
+            Limit::Steps(it) => {
+                push_f64(&mut own, it.rate().count());
+                push_instant(&mut own, nanos(it.rate().period()));
+                2
+            }
+            Limit::FixedWindow(it) => {
+                push_instant(&mut own, nanos(it.window()));
+                own.push(u8::from(it.align() == Align::FirstRequest));
+                3
+            }
+            Limit::Counter(it) => {
+                push_instant(&mut own, nanos(it.window()));
+                own.extend(it.buckets().to_le_bytes());
+                own.push(match it.edge() {
+                    Edge::Weigh => 0,
+                    Edge::Drop => 1,
+                    Edge::Keep => 2,
+                });
+                4
+            }
+            Limit::Log(it) => {
+                push_instant(&mut own, nanos(it.window()));
+                own.push(u8::from(it.count() == Count::All));
+                5
+            }
+        };
+        Packed { limit: limit.clone(), kind, own }
+    }
+
+    /// The charge of a request. `more` says that the next belongs to the same request.
+    pub(crate) fn charge(&self, cost: u32, is_look: bool, more: bool) -> Vec<u8> {
+        let mut text = Vec::with_capacity(10 + self.own.len() + 32);
+        text.push(self.kind);
+        text.push(u8::from(more) * MORE + u8::from(is_look) * LOOK);
+        text.extend(cost.to_le_bytes());
+        text.extend(self.limit.limit().to_le_bytes());
+        text.extend(&self.own);
+        if let Limit::Bucket(it) = &self.limit {
+            push_span(&mut text, ticks(it, cost.min(it.capacity())), it);
+            push_f64(&mut text, it.ticks_per_ns());
+        }
+        text
+    }
+
+    /// Reads the answer to a charge from the front of `reply`, and takes it off.
+    pub(crate) fn decision(&self, reply: &mut &[u8], now: Time, cost: u32) -> Option<Decision> {
+        let flags = take::<1>(reply)?[0];
+        let (allowed, is_decided) = (flags & ALLOWED != 0, flags & DECIDED != 0);
+        let has_state = flags & STATE != 0;
+        let decision = match &self.limit {
+            Limit::Bucket(it) => {
+                let state = if has_state { take_span(reply, it)? } else { it.fresh() };
+                decide(it, state, now, cost, is_decided)
+            }
+            Limit::Steps(it) => {
+                let state = if has_state { steps_state(reply)? } else { it.fresh() };
+                decide(it, state, now, cost, is_decided)
+            }
+            Limit::FixedWindow(it) => {
+                let state = if has_state { window_state(reply, it)? } else { it.fresh() };
+                decide(it, state, now, cost, is_decided)
+            }
+            Limit::Counter(it) => {
+                let state = if has_state { counter_state(reply, it)? } else { it.fresh() };
+                decide(it, state, now, cost, is_decided)
+            }
+            Limit::Log(it) => return log_decision(reply, it, now, cost, allowed),
+        };
+        // The library and the core have the same rules, so this is always so; if it were not, what was charged counts.
+        debug_assert_eq!(decision.allowed, allowed, "{:?} at {now:?}, cost {cost}", self.limit);
+        Some(Decision { allowed, ..decision })
+    }
+}
+
+fn decide<A: Algorithm>(
+    algorithm: &A,
+    mut state: A::State,
+    now: Time,
+    cost: u32,
+    is_decided: bool,
+) -> Decision {
+    if is_decided { algorithm.decide(&mut state, now, cost) } else { algorithm.look(&state, now, cost) }
+}
+
+fn steps_state(reply: &mut &[u8]) -> Option<StepsState> {
+    Some(StepsState { period_start: take_instant(reply)?, used: take_u32(reply)? })
+}
+
+fn window_state(reply: &mut &[u8], it: &FixedWindow) -> Option<FixedWindowState> {
+    let (start, count) = (take_instant(reply)?, take_u32(reply)?);
+    let window = match it.align() {
+        Align::Clock => start / nanos(it.window()),
+        Align::FirstRequest => start,
+    };
+    Some(FixedWindowState { window, count })
+}
+
+fn counter_state(reply: &mut &[u8], it: &Counter) -> Option<CounterState<Box<[u32]>>> {
+    let (window, bucket) = (take_u64(reply)?, take_u32(reply)?);
+    let newest = window * u64::from(it.buckets()) + u64::from(bucket);
+    let counts: Option<Box<[u32]>> = (0..=it.buckets()).map(|_| take_u32(reply)).collect();
+    Some(CounterState { newest, counts: counts? })
+}
+
+fn log_decision(reply: &mut &[u8], it: &Log, now: Time, cost: u32, allowed: bool) -> Option<Decision> {
+    let (newest_ns, units, passes_ns) = (take_instant(reply)?, take_u64(reply)?, take_instant(reply)?);
+    let wait = || Duration::from_nanos(passes_ns.saturating_sub(now.as_nanos()));
+    Some(it.tell(units, newest_ns, now, cost, allowed, wait))
+}
+
+/// An instant or a length of time in nanoseconds.
+pub(crate) fn push_instant(text: &mut Vec<u8>, nanos: u64) {
+    push_f64(text, nanos / SECOND);
+    // Below 10^9, so it fits.
+    text.extend(((nanos % SECOND) as u32).to_le_bytes());
+}
+
+pub(crate) fn take_instant(reply: &mut &[u8]) -> Option<u64> {
+    let seconds = take_u64(reply)?;
+    seconds.checked_mul(SECOND)?.checked_add(u64::from(take_u32(reply)?))
+}
+
+fn nanos(length: Duration) -> u64 {
+    // Windows and periods are at most 366 days.
+    u64::try_from(length.as_nanos()).unwrap_or(u64::MAX)
+}
+
+fn ticks(bucket: &Bucket, units: u32) -> u128 {
+    u128::from(units) * u128::from(bucket.ticks_per_unit())
+}
+
+/// A number of a bucket's ticks as days, nanoseconds and ticks.
+fn push_span(text: &mut Vec<u8>, ticks: u128, bucket: &Bucket) {
+    let per_ns = u128::from(bucket.ticks_per_ns());
+    let (nanos, rest) = (ticks / per_ns, ticks % per_ns);
+    for part in [nanos / u128::from(DAY_NS), nanos % u128::from(DAY_NS), rest] {
+        // Days of the slowest bucket are below 2^41, nanoseconds of a day below 2^47, ticks below 2^49.
+        push_f64(text, part as u64);
+    }
+}
+
+fn take_span(reply: &mut &[u8], bucket: &Bucket) -> Option<u128> {
+    let [days, nanos, rest] = [take_u64(reply)?, take_u64(reply)?, take_u64(reply)?].map(u128::from);
+    Some((days * u128::from(DAY_NS) + nanos) * u128::from(bucket.ticks_per_ns()) + rest)
+}
+
+/// A whole number below 2^53, as Lua counts.
+fn push_f64(text: &mut Vec<u8>, value: u64) {
+    text.extend((value as f64).to_le_bytes());
+}
+
+fn take_u64(reply: &mut &[u8]) -> Option<u64> {
+    let value = f64::from_le_bytes(take(reply)?);
+    // Not a number, or one that no count can be: a key that somebody else has written to.
+    (0.0..=9e18).contains(&value).then_some(value as u64)
+}
+
+fn take_u32(reply: &mut &[u8]) -> Option<u32> {
+    Some(u32::from_le_bytes(take(reply)?))
+}
+
+fn take<const N: usize>(reply: &mut &[u8]) -> Option<[u8; N]> {
+    let (front, rest) = reply.split_first_chunk()?;
+    *reply = rest;
+    Some(*front)
+}

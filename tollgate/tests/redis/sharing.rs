@@ -1,0 +1,111 @@
+//! Goal: processes that share a server share the limit, exactly.
+
+use std::time::Duration;
+
+use testbed::RedisServer;
+use tollgate::redis::Settings;
+use tollgate::{Align, Charge, Limit, RetryAfter};
+
+use crate::{PATIENT, every_variant, limiter};
+
+/// Many at once, over many connections and in calls that they share: exactly the limit is admitted. The windows are so
+/// long that nothing comes back meanwhile.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn exactly_the_limit_is_admitted() {
+    let server = RedisServer::start().unwrap();
+    for (number, limit) in every_variant(200, 300 * 86_400).into_iter().enumerate() {
+        // The odd rate refills within seconds.
+        if limit.window() < Duration::from_secs(86_400) {
+            continue;
+        }
+        let tasks = (0..8).map(|_| {
+            let settings =
+                Settings::new(&server.url()).namespace(&number.to_string()).deadline(PATIENT).connections(2);
+            let limiter = std::sync::Arc::new(limiter(std::slice::from_ref(&limit), &settings));
+            let many = (0..8).map(move |_| {
+                let limiter = limiter.clone();
+                tokio::spawn(async move {
+                    let mut admitted = 0;
+                    for _ in 0..20 {
+                        let verdict = limiter.check("key").await;
+                        assert!(!verdict.is_degraded());
+                        admitted += u32::from(verdict.allowed());
+                    }
+                    admitted
+                })
+            });
+            many.collect::<Vec<_>>()
+        });
+        let mut admitted = 0;
+        for task in tasks.flatten().collect::<Vec<_>>() {
+            admitted += task.await.unwrap();
+        }
+        assert_eq!(admitted, 200, "{limit:?}");
+    }
+    assert_eq!(server.keys_without_expiry().unwrap(), Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn a_denied_request_takes_nothing_from_the_other_limits() {
+    let server = RedisServer::start().unwrap();
+    let minute = Duration::from_secs(60);
+    let limits = [
+        Limit::fixed_window(5, minute, Align::FirstRequest).unwrap(),
+        Limit::fixed_window(100, minute, Align::FirstRequest).unwrap(),
+    ];
+    let limiter = limiter(&limits, &Settings::new(&server.url()).deadline(PATIENT));
+    let charge = |cost| {
+        [
+            Charge { limit: 1, key: limiter.key("192.0.2.7"), cost: 1 },
+            Charge { limit: 0, key: limiter.key("alice"), cost },
+        ]
+    };
+    let verdict = limiter.charge(&charge(6)).await.unwrap();
+    assert!(!verdict.allowed());
+    assert_eq!(verdict.decisions()[0].remaining, 100);
+    assert_eq!(verdict.decisions()[1].retry_after, RetryAfter::Never);
+    let verdict = limiter.charge(&charge(5)).await.unwrap();
+    assert!(verdict.allowed());
+    assert_eq!((verdict.decisions()[0].remaining, verdict.decisions()[1].remaining), (99, 0));
+    let verdict = limiter.charge(&charge(1)).await.unwrap();
+    assert_eq!((verdict.allowed(), verdict.decisions()[0].remaining), (false, 99));
+}
+
+/// Looking takes nothing, and what is forgotten is forgotten for all.
+#[tokio::test]
+async fn peek_and_reset() {
+    let server = RedisServer::start().unwrap();
+    for (number, limit) in every_variant(3, 3_600).into_iter().enumerate() {
+        let settings = Settings::new(&server.url()).namespace(&number.to_string()).deadline(PATIENT);
+        let (one, other) =
+            (limiter(std::slice::from_ref(&limit), &settings), limiter(&[limit.clone()], &settings));
+        for _ in 0..3 {
+            assert_eq!(one.peek_n("key", 3).await.decision().remaining, 3, "{limit:?}");
+        }
+        assert!(one.check_n("key", 3).await.allowed());
+        assert!(!other.peek_n("key", 3).await.allowed(), "{limit:?}");
+        other.reset("key").await.unwrap();
+        assert!(one.peek_n("key", 3).await.allowed(), "{limit:?}");
+    }
+}
+
+/// No text of a key reaches the server, and its keys are named as documented.
+#[tokio::test]
+async fn no_text_of_a_key_reaches_redis() {
+    let server = RedisServer::start().unwrap();
+    for (number, limit) in every_variant(3, 3_600).into_iter().enumerate() {
+        let settings = Settings::new(&server.url()).namespace(&number.to_string()).deadline(PATIENT);
+        assert!(limiter(&[limit], &settings).check("alice@example.org").await.allowed());
+    }
+    let keys = server.cli(&["--scan"]).unwrap();
+    for key in keys.lines() {
+        let (prefix, hash) = key.split_once('{').unwrap();
+        let algorithm = prefix.strip_prefix("rate_limit:").unwrap().strip_suffix(':').unwrap();
+        assert!(
+            ["token_bucket", "leaky_bucket", "fixed_window", "sliding_window_log", "sliding_window_counter"]
+                .contains(&algorithm),
+            "{key}"
+        );
+        assert!(hash.len() == 33 && hash.ends_with('}') && !key.contains("alice"), "{key}");
+    }
+}
