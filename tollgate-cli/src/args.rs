@@ -55,6 +55,11 @@ pub(crate) struct Simulate {
     #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = at_least_one)]
     pub(crate) max_keys: usize,
 
+    /// Where states are kept: `memory`, or a Redis server as in redis://127.0.0.1:6379, which then decides by the
+    /// trace's time; its keys go by themselves
+    #[arg(long, value_name = "STORE", default_value = "memory")]
+    pub(crate) store: String,
+
     /// A progress bar, if stderr is a terminal
     #[arg(long, value_enum, default_value_t = Progress::Auto)]
     pub(crate) progress: Progress,
@@ -86,7 +91,7 @@ Examples:
   tollgate simulate --compare --trace trace.csv
 
 Times are seconds since 1970 with up to nine decimals (1700000000.5), or RFC 3339 (2023-11-14T22:13:20.5Z).
-Exit codes: 0 done, 1 a file cannot be read or written, 2 something typed is wrong.";
+Exit codes: 0 done, 1 something cannot be read, written or reached, 2 something typed is wrong.";
 
 fn at_least_one(typed: &str) -> Result<usize, String> {
     match typed.parse() {

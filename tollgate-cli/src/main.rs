@@ -12,6 +12,7 @@ mod failure;
 mod input;
 mod screen;
 mod simulate;
+mod store;
 
 use args::{Args, Command};
 use failure::Failure;

@@ -3,12 +3,13 @@
 use std::io::{self, Write};
 
 use tollgate::Limit;
-use tollgate_sim::{Comparison, Jsonl, Simulator, Summary, Trace, replay_batches};
+use tollgate_sim::{Comparison, Jsonl, Summary, Trace, replay_batches};
 
 use crate::args::{Format, Simulate};
 use crate::failure::Failure;
 use crate::input::{self, Source};
 use crate::screen;
+use crate::store::Store;
 
 /// Room for keys where nobody says how much.
 const MAX_KEYS_DEMO: usize = 1_000;
@@ -20,12 +21,18 @@ pub(crate) fn run(args: &Simulate) -> Result<(), Failure> {
                 .to_owned(),
         ));
     }
+    if args.compare && args.store != "memory" {
+        return Err(Failure::Typed(
+            "--compare keeps the states of five limits in memory\n  = leave --store out, or compare one by one"
+                .to_owned(),
+        ));
+    }
     let limit = input::limit(args)?;
     let source = input::trace(args)?;
     match (args.compare, args.format) {
         (true, _) => compare(&limit, args.max_keys, source),
         (false, Format::Table) => table(&limit, args, source),
-        (false, Format::Jsonl) => jsonl(limit, args.max_keys, source),
+        (false, Format::Jsonl) => jsonl(limit, args, source),
     }
 }
 
@@ -49,38 +56,44 @@ pub(crate) fn demo() -> Result<(), Failure> {
     Ok(())
 }
 
-fn jsonl(limit: Limit, max_keys: usize, source: Source) -> Result<(), Failure> {
-    let simulator = simulator(limit, max_keys)?;
+fn jsonl(limit: Limit, args: &Simulate, source: Source) -> Result<(), Failure> {
+    let mut store = Store::new(&args.store, limit, args.max_keys)?;
     let mut trace = Trace::open(&source.name, source.input)?;
     let mut lines = Jsonl::new(io::stdout().lock());
     let mut decisions = Vec::new();
     let replayed = replay_batches(&mut trace, |batch| {
-        simulator.decide_batch(batch, &mut decisions);
-        batch.requests().zip(&decisions).try_for_each(|(request, decision)| lines.write(&request, decision))
+        let decided = store.decide_batch(batch, &mut decisions);
+        batch
+            .requests()
+            .zip(&decisions)
+            .try_for_each(|(request, decision)| lines.write(&request, decision))?;
+        decided
     });
     // What was decided before a bad line is still worth having.
     let written = lines.finish();
     source.bar.finish_and_clear();
+    store.end()?;
     replayed?;
     written.map_err(Failure::Output)?;
-    tell_overflow(simulator.overflowed());
+    tell_overflow(store.overflowed());
     Ok(())
 }
 
 fn table(limit: &Limit, args: &Simulate, source: Source) -> Result<(), Failure> {
-    let simulator = simulator(limit.clone(), args.max_keys)?;
+    let mut store = Store::new(&args.store, limit.clone(), args.max_keys)?;
     let mut trace = Trace::open(&source.name, source.input)?;
     let mut summary = Summary::new(limit);
     let mut decisions = Vec::new();
     let replayed = replay_batches(&mut trace, |batch| {
-        simulator.decide_batch(batch, &mut decisions);
+        store.decide_batch(batch, &mut decisions)?;
         summary.count(batch, &decisions);
         Ok(())
     });
     source.bar.finish_and_clear();
+    store.end()?;
     replayed?;
     print(&summary.report(&source.name, args.keys, screen::look()))?;
-    tell_overflow(simulator.overflowed());
+    tell_overflow(store.overflowed());
     Ok(())
 }
 
@@ -97,10 +110,6 @@ fn compare(limit: &Limit, max_keys: usize, source: Source) -> Result<(), Failure
     print(&comparison.report(&source.name, screen::look()))?;
     tell_overflow(comparison.overflowed());
     Ok(())
-}
-
-fn simulator(limit: Limit, max_keys: usize) -> Result<Simulator, Failure> {
-    Simulator::new(limit, max_keys).map_err(|error| Failure::Typed(error.to_string()))
 }
 
 fn print(report: &str) -> Result<(), Failure> {

@@ -11,6 +11,7 @@ mod decisions;
 mod memory;
 mod mistakes;
 mod pipes;
+mod store;
 mod table;
 
 const DEMO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../traces/demo.csv");
