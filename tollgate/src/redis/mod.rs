@@ -6,6 +6,7 @@
 //! | `protocol` | limit and cost -> what the library is told; its answer -> a decision, by the core's arithmetic |
 //! | `key` | a key's name in Redis: a hash with the deployment's secret |
 //! | `link` | a connection, and the task that puts requests together into calls |
+//! | `denied` | denials that are known, and need no asking |
 //! | `breaker` | stops waiting for a server that does not answer |
 //! | `failure` | what is decided then |
 //!
@@ -13,6 +14,7 @@
 //! inside -> decision. Or, if that fails or takes too long: the limit's policy decides.
 
 mod breaker;
+mod denied;
 mod failure;
 mod key;
 mod link;
@@ -29,6 +31,7 @@ use tokio::sync::oneshot;
 use tollgate_core::{Limit, Time};
 
 use self::breaker::Breaker;
+use self::denied::Denials;
 pub use self::failure::Failure;
 use self::failure::Fallback;
 use self::key::Names;
@@ -48,11 +51,18 @@ pub struct Settings {
     deadline: Duration,
     failure: Failure,
     links: usize,
+    authority: Option<Vec<u8>>,
+    certificate: Option<(Vec<u8>, Vec<u8>)>,
 }
 
 impl Settings {
-    /// A server by its address: `redis://127.0.0.1:6379`, `redis://user:password@host:6379/0`, or
-    /// `unix:///run/redis.sock`.
+    /// A server by its address: `redis://127.0.0.1:6379`, `redis://user:password@host:6379/0`, `rediss://host:6379`
+    /// with TLS, or `unix:///run/redis.sock`. A user of its own needs these rights:
+    ///
+    /// ```text
+    /// ACL SETUSER tollgate on >password ~rate_limit:* +fcall +function|load +time +get +set +getrange +setrange
+    ///     +pexpire +unlink
+    /// ```
     pub fn new(url: &str) -> Settings {
         Settings {
             url: url.to_owned(),
@@ -61,7 +71,38 @@ impl Settings {
             deadline: Duration::from_millis(20),
             failure: Failure::default(),
             links: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+            authority: None,
+            certificate: None,
         }
+    }
+
+    /// The authority that signs the server's certificate, in PEM; those of the system if none is given.
+    #[must_use]
+    pub fn tls_authority(mut self, pem: &[u8]) -> Settings {
+        self.authority = Some(pem.to_vec());
+        self
+    }
+
+    /// A certificate of our own with its key, both in PEM, for a server that asks for one.
+    #[must_use]
+    pub fn tls_certificate(mut self, certificate_pem: &[u8], key_pem: &[u8]) -> Settings {
+        self.certificate = Some((certificate_pem.to_vec(), key_pem.to_vec()));
+        self
+    }
+
+    fn client(&self) -> Result<::redis::Client, SettingsError> {
+        let wrong = |error: ::redis::RedisError| SettingsError::Address(error.to_string());
+        if !self.url.starts_with("rediss:") {
+            return ::redis::Client::open(self.url.as_str()).map_err(wrong);
+        }
+        // Of two that install one, the second finds it there.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let client_tls = self
+            .certificate
+            .clone()
+            .map(|(client_cert, client_key)| ::redis::ClientTlsConfig { client_cert, client_key });
+        let certificates = ::redis::TlsCertificates { client_tls, root_cert: self.authority.clone() };
+        ::redis::Client::build_with_tls(self.url.as_str(), certificates).map_err(wrong)
     }
 
     /// The secret with which keys are hashed before they reach Redis, the same in all processes. Without one, whoever
@@ -148,6 +189,7 @@ pub struct Redis {
     next_link: AtomicUsize,
     deadline: Duration,
     breaker: Breaker,
+    denials: Denials,
     fallback: Fallback,
     clock: SystemClock,
 }
@@ -157,8 +199,7 @@ impl Redis {
         if tokio::runtime::Handle::try_current().is_err() {
             return Err(SettingsError::NoRuntime);
         }
-        let client = ::redis::Client::open(settings.url.as_str())
-            .map_err(|error| SettingsError::Address(error.to_string()))?;
+        let client = settings.client()?;
         let packed: Arc<[Packed]> = limits.iter().map(Packed::new).collect();
         let library = Arc::new(Library::new());
         let link = |_| Link::new(client.clone(), library.clone(), packed.clone(), settings.deadline);
@@ -175,6 +216,7 @@ impl Redis {
             next_link: AtomicUsize::new(0),
             deadline: settings.deadline,
             breaker: Breaker::default(),
+            denials: Denials::new(limits.iter()),
             fallback: Fallback::new(&policies),
             clock: SystemClock::new(),
         })
@@ -214,8 +256,19 @@ impl Redis {
 
     async fn decide(&self, charges: &[Charge], is_look: bool) -> Result<Verdict, ChargeError> {
         check_charges(charges, self.limits.len())?;
+        // Of several limits one alone is not known: what the others would say is part of the answer.
+        let alone = if let ([only], false) = (charges, is_look) { Some(only) } else { None };
+        let asked_at = self.clock.now();
+        if let Some(decision) = alone.and_then(|charge| self.denials.known(charge, asked_at)) {
+            return Ok(Verdict { decisions: SmallVec::from_slice(&[decision]), ..Verdict::default() });
+        }
         match self.ask(charges, is_look, None).await {
-            Ok(verdict) => Ok(verdict),
+            Ok(verdict) => {
+                if let (Some(charge), [decision]) = (alone, verdict.decisions()) {
+                    self.denials.learn(charge, decision, asked_at);
+                }
+                Ok(verdict)
+            }
             Err(_) => self.fallback.verdict(charges, is_look),
         }
     }
@@ -277,13 +330,14 @@ impl Limiter<Redis> {
         self.store().charge(charges).await
     }
 
-    /// Forgets a key: it is as good as new, in all processes.
+    /// Forgets a key: it is as good as new, in all processes; in those that know that it is denied, within a second.
     ///
     /// # Errors
     /// If Redis does not answer.
     pub async fn reset<K: Hash + ?Sized>(&self, key: &K) -> Result<(), StoreError> {
         let (store, key) = (self.store(), self.key(key));
         let keys = (0..store.limits.len()).map(|limit| store.names.name(limit, key)).collect();
+        (0..store.limits.len()).for_each(|limit| store.denials.forget(limit, key));
         store.send(|tell| Ask::Forget { keys, tell }).await
     }
 

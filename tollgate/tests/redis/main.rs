@@ -4,7 +4,9 @@
 
 mod equivalence;
 mod faults;
+mod known_denials;
 mod sharing;
+mod ways_in;
 
 use std::time::Duration;
 

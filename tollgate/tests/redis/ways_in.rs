@@ -1,0 +1,144 @@
+//! The ways to reach a server: a user with a password and no more rights than needed, a Unix socket, TLS.
+
+use std::fs;
+use std::net::TcpListener;
+use std::path::Path;
+use std::time::Duration;
+
+use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
+use testbed::RedisServer;
+use tollgate::redis::{Failure, Settings};
+use tollgate::{Align, Limit};
+
+use crate::{PATIENT, every_variant, limiter};
+
+fn five_an_hour() -> Limit {
+    Limit::fixed_window(5, Duration::from_secs(3_600), Align::FirstRequest).unwrap()
+}
+
+/// Whether the server decides.
+async fn is_decided_by(settings: &Settings) -> bool {
+    let settings = settings.clone().deadline(PATIENT).failure(Failure::Closed);
+    let limiter = limiter(&[five_an_hour()], &settings);
+    let verdict = limiter.check("key").await;
+    verdict.allowed() && !verdict.is_degraded()
+}
+
+/// The rights that the documentation names are enough for everything that there is to do.
+#[tokio::test]
+async fn a_user_with_the_documented_rights() {
+    let server = RedisServer::start().unwrap();
+    let rights = "on >secret ~rate_limit:* +fcall +function|load +time +get +set +getrange +setrange +pexpire \
+                  +unlink";
+    let mut command = vec!["ACL", "SETUSER", "tollgate"];
+    command.extend(rights.split_whitespace());
+    assert_eq!(server.cli(&command).unwrap(), "OK");
+    let address = |user: &str| format!("redis://{user}@127.0.0.1:{}", server.port());
+    for (number, limit) in every_variant(300, 3_600).into_iter().enumerate() {
+        let settings =
+            Settings::new(&address("tollgate:secret")).deadline(PATIENT).namespace(&number.to_string());
+        let limiter = limiter(&[limit], &settings);
+        for _ in 0..150 {
+            let verdict = limiter.check("key").await;
+            assert!(verdict.allowed() && !verdict.is_degraded(), "{verdict:?}");
+        }
+        assert!(limiter.peek("key").await.allowed());
+        limiter.reset("key").await.unwrap();
+    }
+    assert!(!is_decided_by(&Settings::new(&address("tollgate:wrong"))).await, "a wrong password");
+}
+
+#[tokio::test]
+async fn a_unix_socket() {
+    let socket = std::env::temp_dir().join(format!("tollgate-{}.sock", std::process::id()));
+    let socket = socket.to_string_lossy();
+    let _server = RedisServer::start_with(&["--unixsocket", &socket]).unwrap();
+    assert!(is_decided_by(&Settings::new(&format!("unix://{socket}"))).await);
+}
+
+/// An authority, and what it signs for 127.0.0.1: certificate and key, in PEM.
+struct Authority {
+    issuer: Issuer<'static, KeyPair>,
+    pem: String,
+}
+
+impl Authority {
+    fn new() -> Authority {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let pem = params.self_signed(&key).unwrap().pem();
+        Authority { issuer: Issuer::new(params, key), pem }
+    }
+
+    fn sign(&self) -> (String, String) {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
+        // Not the authority's own name, or the server takes it for a second authority.
+        params.distinguished_name.push(DnType::CommonName, "somebody");
+        (params.signed_by(&key, &self.issuer).unwrap().pem(), key.serialize_pem())
+    }
+}
+
+fn tls_server(folder: &Path, authority: &Authority, asks_clients: &str) -> (RedisServer, String) {
+    let (certificate, key) = authority.sign();
+    let file = |name: &str, text: &str| {
+        let path = folder.join(name);
+        fs::write(&path, text).unwrap();
+        path.to_string_lossy().into_owned()
+    };
+    let (certificate, key) = (file("server.pem", &certificate), file("server.key", &key));
+    let authority = file("authority.pem", &authority.pem);
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    let server = RedisServer::start_with(&[
+        "--tls-port",
+        &port,
+        "--tls-cert-file",
+        &certificate,
+        "--tls-key-file",
+        &key,
+        "--tls-ca-cert-file",
+        &authority,
+        "--tls-auth-clients",
+        asks_clients,
+    ]);
+    (server.unwrap(), format!("rediss://127.0.0.1:{port}"))
+}
+
+#[tokio::test]
+async fn tls_with_an_authority_of_ones_own() {
+    let folder = std::env::temp_dir().join(format!("tollgate-tls-{}", std::process::id()));
+    fs::create_dir_all(&folder).unwrap();
+    let (authority, stranger) = (Authority::new(), Authority::new());
+
+    let (_server, address) = tls_server(&folder, &authority, "no");
+    let settings = Settings::new(&address);
+    assert!(is_decided_by(&settings.clone().tls_authority(authority.pem.as_bytes())).await);
+    assert!(
+        !is_decided_by(&settings.clone().tls_authority(stranger.pem.as_bytes())).await,
+        "not whom we trust"
+    );
+    assert!(!is_decided_by(&settings).await, "the system does not know the authority");
+
+    let (_server, address) = tls_server(&folder, &authority, "yes");
+    let settings = Settings::new(&address).tls_authority(authority.pem.as_bytes());
+    assert!(!is_decided_by(&settings).await, "it asks for a certificate");
+    let (certificate, key) = authority.sign();
+    assert!(is_decided_by(&settings.tls_certificate(certificate.as_bytes(), key.as_bytes())).await);
+    fs::remove_dir_all(&folder).unwrap();
+}
+
+#[tokio::test]
+async fn an_address_that_is_none_is_an_error() {
+    for address in ["", "disk", "http://127.0.0.1", "redis://"] {
+        let made = tollgate::Limiter::builder(five_an_hour()).redis(&Settings::new(address));
+        let message = made.map(|_| ()).unwrap_err().to_string();
+        assert!(message.contains("redis://127.0.0.1:6379"), "{address}: {message}");
+    }
+}
+
+#[test]
+fn without_a_runtime_there_is_an_error() {
+    let made = tollgate::Limiter::builder(five_an_hour()).redis(&Settings::new("redis://127.0.0.1:1"));
+    assert!(made.map(|_| ()).unwrap_err().to_string().contains("tokio runtime"));
+}
