@@ -29,6 +29,6 @@ pub use tollgate_core::{
 };
 
 /// The README's examples, as tests.
-#[cfg(doctest)]
+#[cfg(all(doctest, feature = "redis"))]
 #[doc = include_str!("../../README.md")]
 struct Readme;
