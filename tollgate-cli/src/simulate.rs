@@ -67,6 +67,9 @@ fn jsonl(limit: Limit, args: &Simulate, source: Source) -> Result<(), Failure> {
             .requests()
             .zip(&decisions)
             .try_for_each(|(request, decision)| lines.write(&request, decision))?;
+        if batch.is_all_for_now() {
+            lines.flush()?;
+        }
         decided
     });
     // What was decided before a bad line is still worth having.

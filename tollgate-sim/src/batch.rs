@@ -17,6 +17,8 @@ pub struct Batch {
     /// What was typed of all of them: time, key, time, key...
     text: String,
     lines: Vec<Line>,
+    /// Whether the next request has yet to arrive.
+    pub(crate) is_all_for_now: bool,
 }
 
 /// A request whose text is elsewhere.
@@ -57,6 +59,11 @@ impl Batch {
             start = line.key_end;
             Request { time: line.time, time_text, key: self.key(line), cost: line.cost }
         })
+    }
+
+    /// Whether the next request has yet to arrive: a good moment to hand on what is known.
+    pub fn is_all_for_now(&self) -> bool {
+        self.is_all_for_now
     }
 
     /// Whether there are none.

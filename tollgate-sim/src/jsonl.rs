@@ -37,13 +37,22 @@ impl<W: Write> Jsonl<W> {
         Ok(())
     }
 
+    /// Writes what is there so far.
+    ///
+    /// # Errors
+    /// If the output fails.
+    pub fn flush(&mut self) -> io::Result<()> {
+        self.output.write_all(&self.block)?;
+        self.block.clear();
+        self.output.flush()
+    }
+
     /// Writes what is left.
     ///
     /// # Errors
     /// If the output fails.
     pub fn finish(mut self) -> io::Result<()> {
-        self.output.write_all(&self.block)?;
-        self.output.flush()
+        self.flush()
     }
 }
 

@@ -50,10 +50,15 @@ impl<R: Read> Trace<R> {
     /// # Errors
     /// If the trace cannot be read, or does not begin with a header.
     pub fn open(name: &str, input: R) -> Result<Trace<R>, TraceError> {
-        let mut reader = csv::ReaderBuilder::new()
-            .has_headers(false)
-            .buffer_capacity(BLOCK_BYTES)
-            .from_reader(Bounded { input, since_line: 0, bytes: 0, lines_end: 0, has_ended: false });
+        let mut reader =
+            csv::ReaderBuilder::new().has_headers(false).buffer_capacity(BLOCK_BYTES).from_reader(Bounded {
+                input,
+                since_line: 0,
+                bytes: 0,
+                lines_end: 0,
+                has_ended: false,
+                quotes: Quotes::default(),
+            });
         let mut record = csv::ByteRecord::new();
         let found = reader.read_byte_record(&mut record).map_err(|error| trace_error(name, 1, error))?;
         let [time_at, key_at, cost_at] =
@@ -78,6 +83,11 @@ impl<R: Read> Trace<R> {
         self.reader.get_mut().since_line = 0;
         let next_line = self.reader.position().line();
         match self.reader.read_byte_record(&mut self.record) {
+            Ok(true) if self.reader.get_ref().is_cut_off() => {
+                let what = "a quote is opened and not closed".to_owned();
+                let instead = "close it; a quote within a key is written twice".to_owned();
+                return Err(TraceError::bad(&self.name, self.line(), None, Fault { what, instead }));
+            }
             Ok(true) => {}
             Ok(false) => return Ok(None),
             Err(error) => {
@@ -103,7 +113,8 @@ impl<R: Read> Trace<R> {
         batch.clear();
         while let Some(request) = self.next_request()? {
             batch.push(&request);
-            if batch.is_full() || self.must_wait() {
+            batch.is_all_for_now = self.must_wait();
+            if batch.is_full() || batch.is_all_for_now {
                 break;
             }
         }
@@ -303,6 +314,34 @@ struct Bounded<R> {
     bytes: u64,
     lines_end: u64,
     has_ended: bool,
+    quotes: Quotes,
+}
+
+/// Whether the text that was read ends within quotes. The reader itself takes the end of the input for a quote's.
+#[derive(Debug, Default)]
+struct Quotes {
+    is_open: bool,
+    /// The last byte so far: a quote opens a cell only at its beginning.
+    last: u8,
+}
+
+impl Quotes {
+    fn read(&mut self, text: &[u8]) {
+        let mut from = 0;
+        while let Some(at) = memchr::memchr(b'"', &text[from..]).map(|at| from + at) {
+            let before = if at == 0 { self.last } else { text[at - 1] };
+            // Behind a closing quote, a second one opens it again.
+            self.is_open = !self.is_open && matches!(before, b',' | b'\n' | b'\r' | b'"');
+            from = at + 1;
+        }
+        self.last = text.last().copied().unwrap_or(self.last);
+    }
+}
+
+impl<R> Bounded<R> {
+    fn is_cut_off(&self) -> bool {
+        self.has_ended && self.quotes.is_open
+    }
 }
 
 impl<R: Read> Read for Bounded<R> {
@@ -312,6 +351,7 @@ impl<R: Read> Read for Bounded<R> {
         }
         let count = self.input.read(buffer)?;
         self.since_line += count;
+        self.quotes.read(&buffer[..count]);
         if let Some(at) = buffer[..count].iter().rposition(|byte| *byte == b'\n') {
             self.lines_end = self.bytes + at as u64 + 1;
         }

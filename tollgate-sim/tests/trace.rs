@@ -145,6 +145,33 @@ fn what_is_repeated_cannot_command_the_terminal() {
     assert!(told.len() < 300 && !told.contains('\x1b'), "{told:?}");
 }
 
+/// The end of a trace does not close a quote: whatever came after it would be taken for a key.
+#[test]
+fn a_quote_that_is_not_closed_is_told() {
+    for (csv, line) in [
+        ("time,key\n1,a\n2,\"b\n3,c\n", 3),
+        ("time,key\n1,\"a\"\"\n", 2),
+        ("time,key\r\n1,\"a\r\n2,b\r\n", 2),
+    ] {
+        assert_eq!(
+            read(csv).unwrap_err(),
+            format!(
+                "t.csv:{line}: a quote is opened and not closed\n  = close it; a quote within a key is written twice"
+            ),
+            "{csv:?}"
+        );
+    }
+    // These are closed, or none to begin with.
+    for csv in [
+        "time,key\n1,\"a\"\"b\"\n",
+        "time,key\n1,5\" disk\n2,a\n",
+        "time,key\n1,\"a,\nb\"\n",
+        "time,key\n1,\"\"\n",
+    ] {
+        assert!(read(csv).is_ok(), "{csv:?}");
+    }
+}
+
 /// An endless trace with one quote left open: it must not be collected until memory ends.
 #[test]
 fn an_open_quote_does_not_swallow_the_trace() {

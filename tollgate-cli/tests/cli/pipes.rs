@@ -1,6 +1,6 @@
 //! Readers that go away, and disks that are full.
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write as _};
 use std::process::Stdio;
 
 use crate::{DEMO, file, tollgate};
@@ -31,6 +31,26 @@ fn a_closed_pipe_ends_it_quietly() {
     let mut told = String::new();
     child.stderr.take().unwrap().read_to_string(&mut told).unwrap();
     assert_eq!((child.wait().unwrap().code(), &*told), (Some(0), ""));
+}
+
+/// Decisions of a trace that is still being written come out as its lines come in.
+#[test]
+fn a_slow_pipe_is_answered_line_by_line() {
+    let mut child = tollgate(&["simulate", "--limit", "token_bucket:", "--format", "jsonl", "--trace", "-"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut input = child.stdin.take().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    input.write_all(b"time,key\n").unwrap();
+    for n in 1..=3 {
+        input.write_all(format!("{n},a\n").as_bytes()).unwrap();
+        let line = lines.next().unwrap().unwrap();
+        assert!(line.starts_with(&format!("{{\"time\":\"{n}\",")), "{line}");
+    }
+    drop(input);
+    assert!(lines.next().is_none() && child.wait().unwrap().success());
 }
 
 #[test]
