@@ -8,12 +8,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ::redis::aio::MultiplexedConnection;
-use ::redis::{AsyncConnectionConfig, Client, Cmd, ErrorKind, RedisError, ServerErrorKind};
+use ::redis::{Cmd, ErrorKind, RedisError, ServerErrorKind};
 use smallvec::SmallVec;
 use tokio::sync::{mpsc, oneshot};
 use tollgate_core::Time;
 
 use super::protocol::{self, Packed};
+use super::server::Server;
 use crate::store::Verdict;
 
 /// Requests that may wait for one connection. When Redis is slow, more are turned away than memory is spent.
@@ -110,13 +111,13 @@ pub(crate) struct Link {
 impl Link {
     /// Starts a driver on the current runtime. It ends when the link is dropped.
     pub(crate) fn new(
-        client: Client,
+        server: Server,
         library: Arc<Library>,
         limits: Arc<[Packed]>,
         patience: Duration,
     ) -> Link {
         let (queue, asks) = mpsc::channel(QUEUE_MAX);
-        tokio::spawn(Driver { client, library, limits, patience, connection: None }.run(asks));
+        tokio::spawn(Driver { server, library, limits, patience, connection: None }.run(asks));
         Link { queue }
     }
 
@@ -131,7 +132,7 @@ impl Link {
 }
 
 struct Driver {
-    client: Client,
+    server: Server,
     library: Arc<Library>,
     limits: Arc<[Packed]>,
     patience: Duration,
@@ -151,6 +152,7 @@ impl Driver {
     async fn serve(&mut self, group: Group) {
         match group {
             Group::Charges { at, requests } => {
+                let connected = self.connect().await;
                 // Whoever has given up is not charged.
                 let requests: Vec<_> =
                     requests.into_iter().filter(|request| !request.tell.is_closed()).collect();
@@ -158,7 +160,11 @@ impl Driver {
                     return;
                 }
                 let command = self.charge(at, &requests);
-                match self.call::<Vec<u8>>(&command).await {
+                let reply = match connected {
+                    Ok(()) => self.call::<Vec<u8>>(&command).await,
+                    Err(error) => Err(error),
+                };
+                match reply {
                     Ok(reply) => self.tell(&reply, requests),
                     Err(error) => {
                         for request in requests {
@@ -171,7 +177,11 @@ impl Driver {
             Group::Forget { keys, tell } => {
                 let mut command = ::redis::cmd("UNLINK");
                 command.arg(keys);
-                let _ = tell.send(self.call::<i64>(&command).await.map(|_| ()));
+                let forgotten = match self.connect().await {
+                    Ok(()) => self.call::<i64>(&command).await.map(|_| ()),
+                    Err(error) => Err(error),
+                };
+                let _ = tell.send(forgotten);
             }
         }
     }
@@ -211,10 +221,21 @@ impl Driver {
         }
     }
 
+    /// Makes a connection if there is none.
+    async fn connect(&mut self) -> Result<(), StoreError> {
+        if self.connection.is_none() {
+            let made = self.server.connect().await.map_err(|error| unreachable(&error))?;
+            self.connection = Some(made);
+        }
+        Ok(())
+    }
+
     /// Sends a command. After an answer that did not come in time the connection is dropped: the command may have been
     /// carried out, so it is never sent again.
     async fn call<T: ::redis::FromRedisValue>(&mut self, command: &Cmd) -> Result<T, StoreError> {
-        let answer = match tokio::time::timeout(self.patience, self.try_call(command)).await {
+        let Some(connection) = &mut self.connection else { return Err(StoreError::TimedOut) };
+        let calling = try_call(connection, &self.library, command);
+        let error = match tokio::time::timeout(self.patience, calling).await {
             Ok(Ok(reply)) => return Ok(reply),
             Ok(Err(error)) => error,
             Err(_) => {
@@ -222,39 +243,32 @@ impl Driver {
                 return Err(StoreError::TimedOut);
             }
         };
-        let is_answer = matches!(answer.kind(), ErrorKind::Server(_) | ErrorKind::Extension);
-        if !is_answer || is_not_in_charge(&answer) {
+        let is_answer = matches!(error.kind(), ErrorKind::Server(_) | ErrorKind::Extension);
+        if !is_answer || is_not_in_charge(&error) {
             self.connection = None;
         }
-        let why = answer.to_string();
-        Err(if is_answer { StoreError::Refused(why) } else { StoreError::Unreachable(why) })
+        Err(if is_answer { StoreError::Refused(error.to_string()) } else { unreachable(&error) })
     }
+}
 
-    async fn try_call<T: ::redis::FromRedisValue>(&mut self, command: &Cmd) -> Result<T, RedisError> {
-        let connection = match &mut self.connection {
-            Some(connection) => connection,
-            None => {
-                let config = AsyncConnectionConfig::new()
-                    .set_connection_timeout(Some(self.patience))
-                    .set_response_timeout(None);
-                let made = self.client.get_multiplexed_async_connection_with_config(&config).await?;
-                self.connection.insert(made)
-            }
-        };
-        match command.query_async(connection).await {
-            // A restarted server has forgotten the functions. It has not run anything, so this may be said again.
-            Err(error) if error.to_string().contains("Function not found") => {
-                ::redis::cmd("FUNCTION")
-                    .arg("LOAD")
-                    .arg("REPLACE")
-                    .arg(&self.library.text)
-                    .query_async::<String>(connection)
-                    .await?;
-                command.query_async(connection).await
-            }
-            answer => answer,
+async fn try_call<T: ::redis::FromRedisValue>(
+    connection: &mut MultiplexedConnection,
+    library: &Library,
+    command: &Cmd,
+) -> Result<T, RedisError> {
+    match command.query_async(connection).await {
+        // A restarted server has forgotten the functions. It has not run anything, so this may be said again.
+        Err(error) if error.to_string().contains("Function not found") => {
+            let load = ["LOAD", "REPLACE", &library.text];
+            ::redis::cmd("FUNCTION").arg(&load).query_async::<String>(connection).await?;
+            command.query_async(connection).await
         }
+        answer => answer,
     }
+}
+
+fn unreachable(error: &RedisError) -> StoreError {
+    StoreError::Unreachable(error.to_string())
 }
 
 /// A server that is a replica now, or that is loading, or has lost its master: another connection may reach another.

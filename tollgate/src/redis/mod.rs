@@ -5,6 +5,7 @@
 //! | `library.lua` | the decisions, inside Redis: one call is one atomic step |
 //! | `protocol` | limit and cost -> what the library is told; its answer -> a decision, by the core's arithmetic |
 //! | `key` | a key's name in Redis: a hash with the deployment's secret |
+//! | `server` | where the server is, and how a connection is made |
 //! | `link` | a connection, and the task that puts requests together into calls |
 //! | `denied` | denials that are known, and need no asking |
 //! | `breaker` | stops waiting for a server that does not answer |
@@ -19,6 +20,7 @@ mod failure;
 mod key;
 mod link;
 mod protocol;
+mod server;
 
 use std::fmt;
 use std::hash::Hash;
@@ -38,6 +40,7 @@ use self::key::Names;
 pub use self::link::StoreError;
 use self::link::{Ask, Item, Library, Link};
 use self::protocol::Packed;
+use self::server::Server;
 use crate::Limiter;
 use crate::clock::{Clock, SystemClock};
 use crate::store::{Charge, ChargeError, Key, Store, Verdict};
@@ -57,7 +60,8 @@ pub struct Settings {
 
 impl Settings {
     /// A server by its address: `redis://127.0.0.1:6379`, `redis://user:password@host:6379/0`, `rediss://host:6379`
-    /// with TLS, or `unix:///run/redis.sock`. A user of its own needs these rights:
+    /// with TLS, `unix:///run/redis.sock`, or the master that sentinels name,
+    /// `redis+sentinel://user:password@host:26379,other:26379/master`. A user of its own needs these rights:
     ///
     /// ```text
     /// ACL SETUSER tollgate on >password ~rate_limit:* +fcall +function|load +time +get +set +getrange +setrange
@@ -88,21 +92,6 @@ impl Settings {
     pub fn tls_certificate(mut self, certificate_pem: &[u8], key_pem: &[u8]) -> Settings {
         self.certificate = Some((certificate_pem.to_vec(), key_pem.to_vec()));
         self
-    }
-
-    fn client(&self) -> Result<::redis::Client, SettingsError> {
-        let wrong = |error: ::redis::RedisError| SettingsError::Address(error.to_string());
-        if !self.url.starts_with("rediss:") {
-            return ::redis::Client::open(self.url.as_str()).map_err(wrong);
-        }
-        // Of two that install one, the second finds it there.
-        let _ = rustls::crypto::ring::default_provider().install_default();
-        let client_tls = self
-            .certificate
-            .clone()
-            .map(|(client_cert, client_key)| ::redis::ClientTlsConfig { client_cert, client_key });
-        let certificates = ::redis::TlsCertificates { client_tls, root_cert: self.authority.clone() };
-        ::redis::Client::build_with_tls(self.url.as_str(), certificates).map_err(wrong)
     }
 
     /// The secret with which keys are hashed before they reach Redis, the same in all processes. Without one, whoever
@@ -199,10 +188,10 @@ impl Redis {
         if tokio::runtime::Handle::try_current().is_err() {
             return Err(SettingsError::NoRuntime);
         }
-        let client = settings.client()?;
+        let server = Server::new(settings)?;
         let packed: Arc<[Packed]> = limits.iter().map(Packed::new).collect();
         let library = Arc::new(Library::new());
-        let link = |_| Link::new(client.clone(), library.clone(), packed.clone(), settings.deadline);
+        let link = |_| Link::new(server.clone(), library.clone(), packed.clone(), settings.deadline);
         let numbered: Vec<String> =
             (0..limits.len()).map(|number| format!("{}/{number}", settings.namespace)).collect();
         let policies: Vec<_> = limits.iter().map(|limit| (limit.clone(), settings.failure)).collect();

@@ -13,7 +13,7 @@ fn ten_an_hour() -> Limit {
 }
 
 /// Asks until an answer fits: the breaker lets one ask every tenth of a second.
-async fn until(
+pub(crate) async fn until(
     limiter: &tollgate::Limiter<tollgate::redis::Redis>,
     fits: impl Fn(&Verdict) -> bool,
 ) -> Verdict {

@@ -142,3 +142,93 @@ fn without_a_runtime_there_is_an_error() {
     let made = tollgate::Limiter::builder(five_an_hour()).redis(&Settings::new("redis://127.0.0.1:1"));
     assert!(made.map(|_| ()).unwrap_err().to_string().contains("tokio runtime"));
 }
+
+/// A sentinel that watches a master, and ends with this value.
+struct Sentinel {
+    keeper: std::process::Child,
+    port: u16,
+}
+
+impl Sentinel {
+    fn start(folder: &Path, master: &RedisServer) -> Sentinel {
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let file = folder.join(format!("sentinel-{port}.conf"));
+        let config = format!(
+            "port {port}\nbind 127.0.0.1\ndir {}\nsentinel monitor primary 127.0.0.1 {} 1\n\
+             sentinel down-after-milliseconds primary 500\nsentinel failover-timeout primary 2000\n",
+            folder.display(),
+            master.port()
+        );
+        fs::write(&file, config).unwrap();
+        // As the servers of the testbed: the shell kills it when our end of its input closes.
+        let keeper = std::process::Command::new("sh")
+            .args(["-c", "redis-server \"$1\" --sentinel >/dev/null 2>&1 & cat; kill -9 $!", "sentinel"])
+            .arg(&file)
+            .stdin(std::process::Stdio::piped())
+            .spawn();
+        Sentinel { keeper: keeper.unwrap(), port }
+    }
+}
+
+impl Drop for Sentinel {
+    fn drop(&mut self) {
+        drop(self.keeper.stdin.take());
+        let _ = self.keeper.wait();
+    }
+}
+
+/// The sentinels name the master; when it dies they name another, and that one is used from then on.
+#[tokio::test]
+async fn the_master_that_sentinels_name() {
+    let folder = std::env::temp_dir().join(format!("tollgate-sentinel-{}", std::process::id()));
+    fs::create_dir_all(&folder).unwrap();
+    let mut master = RedisServer::start().unwrap();
+    let master_port = master.port().to_string();
+    let replica = RedisServer::start_with(&["--replicaof", "127.0.0.1", &master_port]).unwrap();
+    let sentinel = Sentinel::start(&folder, &master);
+
+    let settings = Settings::new(&format!("redis+sentinel://127.0.0.1:{}/primary", sentinel.port))
+        .deadline(Duration::from_millis(500))
+        .failure(Failure::Closed);
+    let limiter = limiter(&[five_an_hour()], &settings);
+    let decided = crate::faults::until(&limiter, |verdict| !verdict.is_degraded()).await;
+    assert!(decided.allowed());
+    assert_eq!(master.cli(&["DBSIZE"]).unwrap(), "1");
+    // The sentinel must know the replica, and the replica the functions and the key, before there is anyone to take over.
+    let told = |what: &'static str, port: u16| {
+        let asked = std::process::Command::new("redis-cli")
+            .args(["-p", &port.to_string()])
+            .args(what.split(' '))
+            .output()
+            .unwrap();
+        String::from_utf8_lossy(&asked.stdout).into_owned()
+    };
+    let is_ready = || {
+        told("SENTINEL REPLICAS primary", sentinel.port).contains(&replica.port().to_string())
+            && told("DBSIZE", replica.port()).contains('1')
+    };
+    tokio::time::timeout(Duration::from_secs(30), async {
+        while !is_ready() {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    })
+    .await
+    .unwrap();
+
+    master.kill().unwrap();
+    crate::faults::until(&limiter, tollgate::Verdict::is_degraded).await;
+    let decided = tokio::time::timeout(Duration::from_secs(30), async {
+        loop {
+            let verdict = limiter.check("until").await;
+            if !verdict.is_degraded() {
+                return verdict;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    })
+    .await
+    .unwrap();
+    assert!(decided.decision().remaining < 4, "the replica knew what the master had counted");
+    assert!(replica.cli(&["ROLE"]).unwrap().starts_with("master"));
+    fs::remove_dir_all(&folder).unwrap();
+}
