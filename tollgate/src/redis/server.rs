@@ -17,7 +17,7 @@ const CONNECT_MAX: Duration = Duration::from_secs(1);
 
 #[derive(Clone)]
 pub(crate) enum Server {
-    One(Client),
+    One(Box<Client>),
     /// The master, as the sentinels name it at the time.
     Watched(Arc<Mutex<SentinelClient>>),
 }
@@ -38,7 +38,7 @@ impl Server {
             return Ok(Server::Watched(Arc::new(Mutex::new(client))));
         }
         if !url.starts_with("rediss:") {
-            return Client::open(url).map(Server::One).map_err(wrong);
+            return Client::open(url).map(Server::one).map_err(wrong);
         }
         // Of two that install one, the second finds it there.
         let _ = rustls::crypto::ring::default_provider().install_default();
@@ -47,7 +47,11 @@ impl Server {
             .clone()
             .map(|(client_cert, client_key)| ClientTlsConfig { client_cert, client_key });
         let certificates = TlsCertificates { client_tls, root_cert: settings.authority.clone() };
-        Client::build_with_tls(url, certificates).map(Server::One).map_err(wrong)
+        Client::build_with_tls(url, certificates).map(Server::one).map_err(wrong)
+    }
+
+    fn one(client: Client) -> Server {
+        Server::One(Box::new(client))
     }
 
     /// Makes a connection, within [`CONNECT_MAX`].

@@ -54,6 +54,7 @@ async fn a_unix_socket() {
     let socket = socket.to_string_lossy();
     let _server = RedisServer::start_with(&["--unixsocket", &socket]).unwrap();
     assert!(is_decided_by(&Settings::new(&format!("unix://{socket}"))).await);
+    fs::remove_file(&*socket).unwrap();
 }
 
 /// An authority, and what it signs for 127.0.0.1: certificate and key, in PEM.
