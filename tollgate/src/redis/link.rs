@@ -25,8 +25,8 @@ const BATCH_MAX: usize = 64;
 /// The functions in Redis, under a name that changes with their text: versions do not get in each other's way.
 #[derive(Debug)]
 pub(crate) struct Library {
-    text: String,
-    charge: String,
+    pub(crate) text: String,
+    pub(crate) charge: String,
 }
 
 impl Library {

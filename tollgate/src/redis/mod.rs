@@ -45,6 +45,23 @@ use crate::Limiter;
 use crate::clock::{Clock, SystemClock};
 use crate::store::{Charge, ChargeError, Key, Store, Verdict};
 
+/// What goes over the wire, for the benchmark that sends it by hand.
+#[doc(hidden)]
+pub mod wire {
+    use tollgate_core::Limit;
+
+    /// The text of the library, and the name of its function.
+    pub fn library() -> (String, String) {
+        let super::Library { text, charge } = super::Library::new();
+        (text, charge)
+    }
+
+    /// A charge as the function takes it.
+    pub fn charge(limit: &Limit, cost: u32) -> Vec<u8> {
+        super::Packed::new(limit).charge(cost, false, false)
+    }
+}
+
 /// Where Redis is, and how it is used.
 #[derive(Clone)]
 pub struct Settings {
