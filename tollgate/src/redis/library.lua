@@ -19,11 +19,11 @@
 -- not both get its last unit. A key expires when its state is as good as none, never before, and never has no expiry.
 
 -- Redis lends its functions to a library when it is called, not while it is loaded.
-local call, pack, unpack, floor, ceil, max, byte, char, sub, rep, concat
+local call, pack, unpack, floor, ceil, max, min, byte, char, sub, rep, concat
 
 local function bind()
   call, pack, unpack, concat = redis.call, struct.pack, struct.unpack, table.concat
-  floor, ceil, max = math.floor, math.ceil, math.max
+  floor, ceil, max, min = math.floor, math.ceil, math.max, math.min
   byte, char, sub, rep = string.byte, string.char, string.sub, string.rep
 end
 
@@ -34,6 +34,9 @@ local EXACT = 2 ^ 53
 local EXPIRY_MAX = 2 ^ 53
 -- With an injected time keys live this much longer: the trace's time is not the server's.
 local EXPIRY_EXTRA = DAY * 1000
+
+-- The instant of the decisions, set by each call, and by how many milliseconds keys outlive their states.
+local now_s, now_n, extra
 
 local LOOK = 2
 local ALLOWED, DECIDED, STATE = 1, 2, 4
@@ -134,24 +137,24 @@ local function share(k, u_s, u_n, w_s, w_n)
 end
 
 -- How long a state lives that is as good as none after so long: whole milliseconds, rounded up.
-local function expiry(ms, now)
-  ms = max(ceil(ms), 0) + 1 + now.extra
+local function expiry(ms)
+  ms = max(ceil(ms), 0) + 1 + extra
   return ms < EXPIRY_MAX and ms or EXPIRY_MAX
 end
 
 -- Each kind of limit has a function
 --
---   kind(now, key, cost, limit, charge, at, is_look) -> allowed, state, write, value, ms, is_changed
+--   kind(key, charge, is_look) -> allowed, state, write, value, ms, is_changed
 --
--- that reads the state and decides, but writes nothing. `at` is where in the charge the kind's own part begins, `state`
--- is what the reply tells. `write(now, key, is_charged, value, ms, is_changed)` then makes the change, and is nil where
--- there is none. A state that is changed has been brought to now, and is written even if the request is denied.
+-- that reads the state and decides, but writes nothing. `state` is what the reply tells. `write(key, is_charged, value,
+-- ms, is_changed)` then makes the change, and is nil where there is none. A state that is changed has been brought to
+-- now, and is written even if the request is denied.
 
-local function set(now, key, is_charged, value, ms, is_changed)
+local function set(key, is_charged, value, ms, is_changed)
   if not value then
     call('UNLINK', key)
   elseif is_charged or is_changed then
-    call('SET', key, value, 'PX', expiry(ms, now))
+    call('SET', key, value, 'PX', expiry(ms))
   end
 end
 
@@ -159,10 +162,10 @@ end
 -- Own part: capacity and cost as times, ticks per nanosecond: '<ddd ddd d'; a time is days, nanoseconds of the day and
 -- ticks of the nanosecond, because the slowest bucket takes longer to fill than 2^53 s.
 -- State: the instant at which the bucket is full again, '<ddd'.
-local function bucket(now, key, cost, limit, charge, at)
-  local f_d, f_t, f_f, c_d, c_t, c_f, ticks = unpack('<ddddddd', charge, at)
-  local now_d = floor(now.s / DAY)
-  local now_t = (now.s - now_d * DAY) * SECOND + now.n
+local function bucket(key, charge)
+  local _, _, cost, limit, f_d, f_t, f_f, c_d, c_t, c_f, ticks = unpack('<BBI4I4ddddddd', charge)
+  local now_d = floor(now_s / DAY)
+  local now_t = (now_s - now_d * DAY) * SECOND + now_n
   local state = call('GET', key)
   -- What is missing.
   local d, t, f = 0, 0, 0
@@ -213,27 +216,57 @@ local function bucket(now, key, cost, limit, charge, at)
   return allowed, state, set, pack('<ddd', full_d, full_t, f), d * DAY * 1000 + t / 1e6, is_moved
 end
 
+-- The same where a nanosecond is a tick and the bucket fills within 52 days, so that one number is enough for a time.
+-- Own part: capacity and cost in nanoseconds: '<dd'. State: as above.
+local function simple_bucket(key, charge)
+  local _, _, cost, limit, fill, wanted = unpack('<BBI4I4dd', charge)
+  local now_d = floor(now_s / DAY)
+  local now_t = (now_s - now_d * DAY) * SECOND + now_n
+  local state = call('GET', key)
+  local missing = 0
+  local is_moved = false
+  if state then
+    local d, t = unpack('<dd', state)
+    -- Exact up to a hundred days, and beyond that far more than any full bucket.
+    missing = (d - now_d) * DAY_NS + (t - now_t)
+    if missing < 0 then
+      missing = 0
+    elseif missing > 2 * fill then
+      missing, is_moved = fill, true
+    end
+  end
+  local allowed = cost == 0 or (cost <= limit and missing + wanted <= fill)
+  if allowed and cost > 0 then
+    missing = missing + wanted
+  elseif not is_moved then
+    return allowed, state
+  end
+  local full_t = now_t + missing
+  local days = floor(full_t / DAY_NS)
+  return allowed, state, set, pack('<ddd', now_d + days, full_t - days * DAY_NS, 0), missing / 1e6, is_moved
+end
+
 -- Stepped token bucket.
 -- Own part: tokens per period, the period: '<d dI4'. State: where the running period began, tokens missing: '<dI4I4'.
-local function steps(now, key, cost, limit, charge, at)
-  local count, p_s, p_n = unpack('<ddI4', charge, at)
+local function steps(key, charge)
+  local _, _, cost, limit, count, p_s, p_n = unpack('<BBI4I4ddI4', charge)
   local state = call('GET', key)
-  local s, n, used = now.s, now.n, 0
+  local s, n, used = now_s, now_n, 0
   local is_changed = false
   if state then
     s, n, used = unpack('<dI4I4', state)
-    if before(now.s, now.n, s, n) then
+    if before(now_s, now_n, s, n) then
       local w_s, w_n = times(ceil(limit / count), p_s, p_n)
-      local behind_s, behind_n = subtract(s, n, now.s, now.n)
+      local behind_s, behind_n = subtract(s, n, now_s, now_n)
       if before(w_s, w_n, behind_s, behind_n) then
-        s, n = now.s, now.n
+        s, n = now_s, now_n
         is_changed = true
       end
     else
-      local e_s, e_n = subtract(now.s, now.n, s, n)
+      local e_s, e_n = subtract(now_s, now_n, s, n)
       local periods = divide(e_s, e_n, p_s, p_n)
       if periods >= ceil(used / count) then
-        s, n, used = now.s, now.n, 0
+        s, n, used = now_s, now_n, 0
       elseif periods > 0 then
         used = used - periods * count
         s, n = add(s, n, times(periods, p_s, p_n))
@@ -248,33 +281,39 @@ local function steps(now, key, cost, limit, charge, at)
     return allowed, state
   end
   local f_s, f_n = add(s, n, times(ceil(used / count), p_s, p_n))
-  local left_s, left_n = subtract(f_s, f_n, now.s, now.n)
-  return allowed, state, set, pack('<dI4I4', s, n, used), left_s * 1000 + left_n / 1e6, is_changed
+  local ms = (f_s - now_s) * 1000 + (f_n - now_n) / 1e6
+  return allowed, state, set, pack('<dI4I4', s, n, used), ms, is_changed
 end
 
 -- Fixed window.
 -- Own part: the window, whether windows begin with the first request: '<dI4B'. State: where the window began, what was
 -- taken in it: '<dI4I4'.
-local function fixed_window(now, key, cost, limit, charge, at)
-  local w_s, w_n, from_first = unpack('<dI4B', charge, at)
-  local cur_s, cur_n = now.s, now.n
+local function fixed_window(key, charge)
+  local _, _, cost, limit, w_s, w_n, from_first = unpack('<BBI4I4dI4B', charge)
+  local cur_s, cur_n = now_s, now_n
   if from_first == 0 then
-    local _, r_s, r_n = divide(now.s, now.n, w_s, w_n)
-    cur_s, cur_n = subtract(now.s, now.n, r_s, r_n)
+    if w_n == 0 then
+      cur_s, cur_n = now_s - now_s % w_s, 0
+    else
+      local _, r_s, r_n = divide(now_s, now_n, w_s, w_n)
+      cur_s, cur_n = subtract(now_s, now_n, r_s, r_n)
+    end
   end
   local state = call('GET', key)
   local s, n, count = cur_s, cur_n, 0
   local is_moved = false
   if state then
     s, n, count = unpack('<dI4I4', state)
-    local end_s, end_n = add(s, n, w_s, w_n)
-    if not before(cur_s, cur_n, end_s, end_n) then
-      s, n, count = cur_s, cur_n, 0
-    else
-      local far_s, far_n = add(cur_s, cur_n, w_s, w_n)
-      if before(far_s, far_n, s, n) then
-        s, n = cur_s, cur_n
-        is_moved = true
+    if s ~= cur_s or n ~= cur_n then
+      local end_s, end_n = add(s, n, w_s, w_n)
+      if not before(cur_s, cur_n, end_s, end_n) then
+        s, n, count = cur_s, cur_n, 0
+      else
+        local far_s, far_n = add(cur_s, cur_n, w_s, w_n)
+        if before(far_s, far_n, s, n) then
+          s, n = cur_s, cur_n
+          is_moved = true
+        end
       end
     end
   end
@@ -284,18 +323,64 @@ local function fixed_window(now, key, cost, limit, charge, at)
   elseif not is_moved then
     return allowed, state
   end
-  local end_s, end_n = add(s, n, w_s, w_n)
-  local left_s, left_n = subtract(end_s, end_n, now.s, now.n)
-  return allowed, state, set, pack('<dI4I4', s, n, count), left_s * 1000 + left_n / 1e6, is_moved
+  local ms = (s - now_s + w_s) * 1000 + (n - now_n + w_n) / 1e6
+  return allowed, state, set, pack('<dI4I4', s, n, count), ms, is_moved
 end
 
 -- Sliding window counter.
 -- Own part: the window, how many buckets, the edge (0 weigh, 1 drop, 2 keep): '<dI4 I4 B'. State: the newest bucket,
 -- as the number of its window and its number in that; what each bucket took, newest first, one more than the window
 -- has: '<dI4' and '<I4' each.
-local function counter(now, key, cost, limit, charge, at)
-  local w_s, w_n, buckets, edge = unpack('<dI4I4B', charge, at)
-  local q, r_s, r_n = divide(now.s, now.n, w_s, w_n)
+local counter_of_many
+
+local function counter(key, charge)
+  local _, _, cost, limit, w_s, w_n, buckets, edge = unpack('<BBI4I4dI4I4B', charge)
+  if buckets > 1 then
+    return counter_of_many(key, charge)
+  end
+  -- The usual case, one bucket a window, with two numbers instead of a list.
+  local q, r_s, r_n = divide(now_s, now_n, w_s, w_n)
+  local state = call('GET', key)
+  local newest, previous = 0, 0
+  local is_changed = false
+  if state then
+    local q0, _, count, older = unpack('<dI4I4I4', state)
+    if q0 == q then
+      newest, previous = count, older
+    elseif q0 == q - 1 then
+      newest, previous, is_changed = 0, count, true
+    elseif q0 < q then
+      is_changed = true
+    else
+      -- The clock stepped back.
+      return counter_of_many(key, charge)
+    end
+  end
+  local used = newest
+  if previous > 0 then
+    if edge == 2 then
+      used = used + previous
+    elseif edge == 0 then
+      local u_s, u_n = subtract(w_s, w_n, r_s, r_n)
+      used = used + share(previous, u_s, u_n, w_s, w_n)
+    end
+  end
+  local allowed = cost == 0 or used + cost <= limit
+  if allowed and cost > 0 then
+    newest = newest + cost
+  elseif not is_changed then
+    return allowed, state
+  elseif newest == 0 and (previous == 0 or edge == 1) then
+    return allowed, state, set
+  end
+  local leaves = q + (edge == 1 and 1 or 2)
+  local ms = leaves * (w_s * 1000 + w_n / 1e6) - (now_s * 1000 + now_n / 1e6)
+  return allowed, state, set, pack('<dI4I4I4', q, 0, newest, previous), ms, is_changed
+end
+
+counter_of_many = function(key, charge)
+  local _, _, cost, limit, w_s, w_n, buckets, edge = unpack('<BBI4I4dI4I4B', charge)
+  local q, r_s, r_n = divide(now_s, now_n, w_s, w_n)
   local b, p_s, p_n = 0, r_s, r_n
   if buckets > 1 then
     local carry = floor(r_n * buckets / SECOND)
@@ -374,7 +459,7 @@ local function counter(now, key, cost, limit, charge, at)
   end
   -- Until the newest bucket has left the window. Doubles of milliseconds are good to a microsecond here.
   local leaves = q + 1 + (edge == 1 and b or b + 1) / buckets
-  local ms = leaves * (w_s * 1000 + w_n / 1e6) - (now.s * 1000 + now.n / 1e6)
+  local ms = leaves * (w_s * 1000 + w_n / 1e6) - (now_s * 1000 + now_n / 1e6)
   return allowed, state, set, value, ms, is_changed
 end
 
@@ -473,7 +558,7 @@ local function splice(text, place, bytes)
   return sub(text, 1, at) .. bytes .. sub(text, at + 9)
 end
 
-local function write_log(now, key, is_charged, log)
+local function write_log(key, is_charged, log)
   local is_moved = log.moved ~= nil
   local added, count = '', 0
   if log.cost > 0 and (is_charged or log.counts_all) then
@@ -500,17 +585,17 @@ local function write_log(now, key, is_charged, log)
   end
   if is_moved and log.moved > 0 then
     -- One entry of all units, at now.
-    local moved, moved_count = slots(now.s, now.n, log.moved)
+    local moved, moved_count = slots(now_s, now_n, log.moved)
     added, count = moved .. added, moved_count + count
   end
   local w_s, w_n = add(log.s, log.n, log.w_s, log.w_n)
-  w_s, w_n = subtract(w_s, w_n, now.s, now.n)
-  local ms = expiry(w_s * 1000 + w_n / 1e6, now)
+  w_s, w_n = subtract(w_s, w_n, now_s, now_n)
+  local ms = expiry(w_s * 1000 + w_n / 1e6)
   local used = log.slots + count
   local is_small = HEAD + log.ring * 8 == #log.text
   if used > log.ring then
     -- A larger ring, the oldest first.
-    local ring = max(used, log.ring * 2, RING_MIN)
+    local ring = max(used, min(max(log.ring * 2, RING_MIN), log.limit + 1))
     local old = ''
     if log.slots > 0 then
       local text = is_small and log.text or call('GET', key)
@@ -549,21 +634,45 @@ local function write_log(now, key, is_charged, log)
   call('PEXPIRE', key, ms)
 end
 
-local function log(now, key, cost, limit, charge, at, is_look)
-  local w_s, w_n, counts_all = unpack('<dI4B', charge, at)
+-- The usual denial: the log is full, its oldest entry is still in the window, and when that leaves there is room.
+local function quick_denial(text, cost, limit, w_s, w_n)
+  local s, n, units, first = unpack(HEAD_FORMAT, text)
+  local at = HEAD + first * 8
+  local surplus = units + cost - limit
+  if surplus <= 0 or cost > limit or at + 8 > #text or before(now_s, now_n, s, n) then
+    return nil
+  end
+  local e_n, e_s = unpack('<I4I4', text, at + 1)
+  if e_n >= IS_LONG or surplus > 1 then
+    return nil
+  end
+  local pass_s, pass_n = add(s - (s - e_s) % WORD, e_n, w_s, w_n)
+  if before(now_s, now_n, pass_s, pass_n) then
+    return pack('<dI4ddI4', s, n, units, pass_s, pass_n)
+  end
+end
+
+local function log(key, charge, is_look)
+  local _, _, cost, limit, w_s, w_n, counts_all = unpack('<BBI4I4dI4B', charge)
   local text = call('GETRANGE', key, 0, HEAD + CHUNK * 8 - 1)
+  if counts_all == 0 and text ~= '' then
+    local denied = quick_denial(text, cost, limit, w_s, w_n)
+    if denied then
+      return false, denied
+    end
+  end
   local log = {
     key = key, text = text, w_s = w_s, w_n = w_n, cost = cost, limit = limit,
     counts_all = counts_all == 1 and not is_look,
     s = 0, n = 0, units = 0, first = 0, slots = 0, ring = 0, cuts = {},
   }
-  local at_s, at_n = now.s, now.n
+  local at_s, at_n = now_s, now_n
   if text ~= '' then
     log.s, log.n, log.units, log.first, log.slots, log.ring = unpack(HEAD_FORMAT, text)
-    local far_s, far_n = add(now.s, now.n, w_s, w_n)
+    local far_s, far_n = add(now_s, now_n, w_s, w_n)
     if before(far_s, far_n, log.s, log.n) then
       log.moved = log.units
-      log.s, log.n, log.first, log.slots, log.ring, log.text = now.s, now.n, 0, 0, 0, ''
+      log.s, log.n, log.first, log.slots, log.ring, log.text = now_s, now_n, 0, 0, 0, ''
     else
       if before(at_s, at_n, log.s, log.n) then
         at_s, at_n = log.s, log.n
@@ -601,47 +710,51 @@ local function told_log(log)
   return pack('<dI4ddI4', log.s, log.n, log.units, log.pass_s or 0, log.pass_n or 0)
 end
 
-local KINDS = { bucket, steps, fixed_window, counter, log }
+local KINDS = { bucket, steps, fixed_window, counter, log, simple_bucket }
 local LOG = 5
 
 -- What the reply says of a charge. A charge is decided if the limit has had its say, also if that was no.
 local function told(kind, allowed, is_decided, state)
   local flags = (allowed and ALLOWED or 0) + (is_decided and DECIDED or 0)
-  if kind == LOG then
+  if not state then
+    return char(flags)
+  end
+  if kind == LOG and state.s then
     state = told_log(state)
   end
-  return state and char(flags + STATE) .. state or char(flags)
+  return char(flags + STATE) .. state
 end
 
 -- The most requests have one charge.
-local function decide_one(now, key, charge)
-  local kind, flags, cost, limit = unpack('<BBI4I4', charge)
+local function decide_one(key, charge)
+  local kind, flags = byte(charge, 1, 2)
   local is_look = flags >= LOOK
-  local allowed, state, write, value, ms, is_changed = KINDS[kind](now, key, cost, limit, charge, 11, is_look)
+  local allowed, state, write, value, ms, is_changed = KINDS[kind](key, charge, is_look)
   if write and not is_look then
-    write(now, key, allowed, value, ms, is_changed)
+    write(key, allowed, value, ms, is_changed)
   end
   return told(kind, allowed, not is_look, state)
 end
 
 -- Decides the charges first to last of one request: all are asked, then all are made or none.
-local function decide_several(now, keys, charges, first, last, replies)
+local function decide_several(keys, charges, first, last, replies)
   local asked = {}
   local all = true
   for i = first, last do
     local charge = charges[i + 1]
-    local kind, flags, cost, limit = unpack('<BBI4I4', charge)
+    local kind, flags = byte(charge, 1, 2)
     local is_look = flags >= LOOK
-    asked[i] = { kind, is_look, KINDS[kind](now, keys[i], cost, limit, charge, 11, is_look) }
+    asked[i] = { kind, is_look, KINDS[kind](keys[i], charge, is_look) }
     all = all and asked[i][3]
   end
   for i = first, last do
     local it = asked[i]
     local kind, is_look, allowed, state, write = it[1], it[2], it[3], it[4], it[5]
     -- A limit that denies decides for itself, and a log of all requests counts this one, too.
-    local is_decided = not is_look and (all or not allowed or (kind == LOG and state.counts_all))
+    local counts_all = kind == LOG and state.counts_all
+    local is_decided = not is_look and (all or not allowed or counts_all)
     if is_decided and write then
-      write(now, keys[i], all, it[6], it[7], it[8])
+      write(keys[i], all, it[6], it[7], it[8])
     end
     replies[i + 1] = told(kind, allowed, is_decided, state)
   end
@@ -651,27 +764,30 @@ local function charge(keys, arguments)
   if not call then
     bind()
   end
-  local now = { extra = 0 }
   if arguments[1] == '' then
     local time = call('TIME')
-    now.s, now.n = tonumber(time[1]), tonumber(time[2]) * 1000
+    now_s, now_n, extra = time[1] + 0, time[2] * 1000, 0
   else
-    now.s, now.n = unpack('<dI4', arguments[1])
-    now.extra = EXPIRY_EXTRA
+    now_s, now_n = unpack('<dI4', arguments[1])
+    extra = EXPIRY_EXTRA
   end
-  local replies = { pack('<dI4', now.s, now.n) }
+  local at = pack('<dI4', now_s, now_n)
   local count = #keys
+  if count == 1 then
+    return at .. decide_one(keys[1], arguments[2])
+  end
+  local replies = { at }
   local i = 1
   while i <= count do
     if byte(arguments[i + 1], 2) % 2 == 0 then
-      replies[i + 1] = decide_one(now, keys[i], arguments[i + 1])
+      replies[i + 1] = decide_one(keys[i], arguments[i + 1])
       i = i + 1
     else
       local last = i + 1
       while last < count and byte(arguments[last + 1], 2) % 2 == 1 do
         last = last + 1
       end
-      decide_several(now, keys, arguments, i, last, replies)
+      decide_several(keys, arguments, i, last, replies)
       i = last + 1
     end
   end

@@ -33,6 +33,10 @@ impl Packed {
     pub(crate) fn new(limit: &Limit) -> Packed {
         let mut own = Vec::new();
         let kind = match limit {
+            Limit::Bucket(it) if is_simple(it) => {
+                push_f64(&mut own, ticks(it, it.capacity()) as u64);
+                6
+            }
             Limit::Bucket(it) => {
                 push_span(&mut own, ticks(it, it.capacity()), it);
                 1
@@ -75,8 +79,13 @@ impl Packed {
         text.extend(self.limit.limit().to_le_bytes());
         text.extend(&self.own);
         if let Limit::Bucket(it) = &self.limit {
-            push_span(&mut text, ticks(it, cost.min(it.capacity())), it);
-            push_f64(&mut text, it.ticks_per_ns());
+            let wanted = ticks(it, cost.min(it.capacity()));
+            if is_simple(it) {
+                push_f64(&mut text, wanted as u64);
+            } else {
+                push_span(&mut text, wanted, it);
+                push_f64(&mut text, it.ticks_per_ns());
+            }
         }
         text
     }
@@ -162,6 +171,12 @@ pub(crate) fn take_instant(reply: &mut &[u8]) -> Option<u64> {
 fn nanos(length: Duration) -> u64 {
     // Windows and periods are at most 366 days.
     u64::try_from(length.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Whether one number below 2^53 is enough for any time of the bucket: a tick is a nanosecond, and twice the time to
+/// fill is below.
+fn is_simple(bucket: &Bucket) -> bool {
+    bucket.ticks_per_ns() == 1 && ticks(bucket, bucket.capacity()) < 1 << 52
 }
 
 fn ticks(bucket: &Bucket, units: u32) -> u128 {
