@@ -16,6 +16,12 @@ pub(crate) struct Goal {
     met: bool,
 }
 
+impl Goal {
+    pub(crate) fn new(promise: String, figure: String, met: bool) -> Goal {
+        Goal { promise, figure, met }
+    }
+}
+
 impl fmt::Display for Goal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Goal { promise, figure, met } = self;

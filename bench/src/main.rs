@@ -6,6 +6,7 @@
 //! | file | what it does |
 //! |---|---|
 //! | `memory` | the scenarios of the in-memory limiters, and the run |
+//! | `redis` | decisions inside Redis |
 //! | `contenders` | who takes part, each by its natural fastest call |
 //! | `keys` | what is asked for: the keys, and the order in which requests name them |
 //! | `timing` | pinned workers that time themselves |
@@ -17,16 +18,19 @@ mod contenders;
 mod goals;
 mod keys;
 mod memory;
+mod redis;
 mod report;
 mod resident;
 mod timing;
 
 use std::error::Error;
+use std::fmt::Display;
 use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use serde::Serialize;
 
 use crate::contenders::Who;
 
@@ -41,6 +45,15 @@ struct Args {
 enum Bench {
     /// Limiters in memory: nanoseconds per decision, bytes per key
     Memory {
+        /// A smoke test in seconds; its figures are not to be quoted
+        #[arg(long)]
+        quick: bool,
+        /// Also write every round's figure to this file
+        #[arg(long, value_name = "FILE")]
+        json: Option<PathBuf>,
+    },
+    /// Decisions inside Redis: server time per decision beside the usual scripts, bytes of a log, whole programs
+    Redis {
         /// A smoke test in seconds; its figures are not to be quoted
         #[arg(long)]
         quick: bool,
@@ -71,14 +84,23 @@ fn run(bench: Bench) -> Result<(), Box<dyn Error>> {
     match bench {
         Bench::Memory { quick, json } => {
             let size = if quick { memory::Size::QUICK } else { memory::Size::FULL };
-            let report = memory::run(&size)?;
-            print!("{report}");
-            if let Some(file) = json {
-                fs::write(&file, serde_json::to_string_pretty(&report)?)
-                    .map_err(|error| format!("{}: {error}", file.display()))?;
-            }
+            tell(&memory::run(&size)?, json)?;
+        }
+        Bench::Redis { quick, json } => {
+            let size = if quick { redis::Size::QUICK } else { redis::Size::FULL };
+            tell(&redis::run(&size)?, json)?;
         }
         Bench::Resident { who, keys } => println!("{}", resident::bytes_held(who, keys)?),
+    }
+    Ok(())
+}
+
+/// Prints a report, and keeps it as JSON if that is wanted.
+fn tell(report: &(impl Display + Serialize), json: Option<PathBuf>) -> Result<(), Box<dyn Error>> {
+    print!("{report}");
+    if let Some(file) = json {
+        fs::write(&file, serde_json::to_string_pretty(report)?)
+            .map_err(|error| format!("{}: {error}", file.display()))?;
     }
     Ok(())
 }

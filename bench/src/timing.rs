@@ -89,3 +89,23 @@ fn decide_chunks<K>(contender: &dyn Contender<K>, chunks: &[&[K]]) -> usize {
 pub(crate) fn now() -> SystemTime {
     SystemTime::now()
 }
+
+/// How long something took.
+pub(crate) fn timed<T>(work: impl FnOnce() -> T) -> (T, Duration) {
+    let start = Instant::now();
+    let result = work();
+    (result, start.elapsed())
+}
+
+/// The same where the work is not one function.
+pub(crate) struct Watch(Instant);
+
+impl Watch {
+    pub(crate) fn start() -> Watch {
+        Watch(Instant::now())
+    }
+
+    pub(crate) fn seconds(&self) -> f64 {
+        self.0.elapsed().as_secs_f64()
+    }
+}

@@ -37,3 +37,32 @@ fn the_quick_report_has_a_row_for_every_scenario_and_a_line_for_every_goal() {
         assert!(line.starts_with("met ") || line.starts_with("NOT met "), "{line}");
     }
 }
+
+#[test]
+fn the_quick_report_on_redis_has_every_row_and_goal() {
+    let run = Command::new(env!("CARGO_BIN_EXE_bench")).args(["redis", "--quick"]).output().unwrap();
+    assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
+    let report = String::from_utf8(run.stdout).unwrap();
+
+    assert!(report.contains("not to be quoted"), "{report}");
+    for algorithm in ["token bucket", "leaky bucket", "fixed window", "counter", "log", "hot log"] {
+        for row in [format!("\n{algorithm}, baseline "), format!("\n{algorithm}, ours ")] {
+            assert!(report.contains(&row), "no row {row:?} in\n{report}");
+        }
+    }
+    for goal in [
+        "<= 1/2.5 of the baseline's server time, token bucket: ",
+        "<= 1/2.5 of the baseline's server time, leaky bucket: ",
+        "<= 1/2 of the baseline's server time, fixed window: ",
+        "<= 2/3 of the baseline's server time, counter: ",
+        "<= 1/3 of the baseline's server time, hot log: ",
+        "<= 1/4 of the baseline's server time, token bucket, 16 a call: ",
+        "<= 9 bytes a slot, a full log of 100: 8.40",
+        "denied keys inside their wait cost Redis nothing: ",
+        ">= 20x the exact mode's decisions per second, leased: not built",
+    ] {
+        let line = report.lines().find(|line| line.contains(goal));
+        let line = line.unwrap_or_else(|| panic!("no line {goal:?} in\n{report}"));
+        assert!(line.starts_with("met ") || line.starts_with("NOT met "), "{line}");
+    }
+}

@@ -1,0 +1,116 @@
+//! Whole programs: tasks that ask at the same time, through our client and through the usual one.
+
+use std::error::Error;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Serialize;
+use testbed::RedisServer;
+use tollgate::redis::Settings;
+use tollgate::{Align, Limit, Limiter, Rate, Style};
+
+use super::Size;
+use super::wire::Wire;
+use crate::timing;
+
+#[derive(Serialize)]
+pub(crate) struct Row {
+    pub(super) tasks: usize,
+    pub(super) baseline: f64,
+    pub(super) ours: f64,
+}
+
+/// A key that is denied, checked over and over.
+#[derive(Serialize)]
+pub(crate) struct Denials {
+    pub(super) checks: u64,
+    pub(super) calls: u64,
+    pub(super) per_second: f64,
+}
+
+pub(super) fn run(server: &RedisServer, size: &Size) -> Result<(Vec<Row>, Denials), Box<dyn Error>> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let mut rows = Vec::new();
+    for tasks in [1, 16, 64] {
+        let checks = size.checks_per_task;
+        let baseline = runtime.block_on(baseline(server, tasks, checks))?;
+        let ours = runtime.block_on(ours(server, tasks, checks))?;
+        rows.push(Row { tasks, baseline, ours });
+    }
+    Ok((rows, runtime.block_on(denials(server, size))?))
+}
+
+/// Runs so many of the same task at once, and gives decisions per second.
+async fn rate<T>(tasks: usize, checks: usize, task: impl Fn(usize) -> T) -> Result<f64, Box<dyn Error>>
+where
+    T: Future<Output = Result<(), String>> + Send + 'static,
+{
+    let watch = timing::Watch::start();
+    let running: Vec<_> = (0..tasks).map(|number| tokio::spawn(task(number))).collect();
+    for task in running {
+        task.await??;
+    }
+    Ok((tasks * checks) as f64 / watch.seconds())
+}
+
+async fn ours(server: &RedisServer, tasks: usize, checks: usize) -> Result<f64, Box<dyn Error>> {
+    let limit = Limit::token_bucket(1_000_000, Rate::new(1, Duration::from_secs(1))?, Style::Smooth)?;
+    let settings = Settings::new(&server.url()).deadline(Duration::from_secs(10)).connections(1);
+    let limiter = Arc::new(Limiter::builder(limit).redis(&settings)?);
+    rate(tasks, checks, |task| {
+        let limiter = limiter.clone();
+        async move {
+            for number in 0..checks {
+                let verdict = limiter.check(&(task, number % 100)).await;
+                if !verdict.allowed() || verdict.is_degraded() {
+                    return Err(format!("not decided: {verdict:?}"));
+                }
+            }
+            Ok(())
+        }
+    })
+    .await
+}
+
+async fn baseline(server: &RedisServer, tasks: usize, checks: usize) -> Result<f64, Box<dyn Error>> {
+    let sha = Wire::connect(server.port())?.text(&["SCRIPT", "LOAD", include_str!("token_bucket.lua")])?;
+    let connection = redis::Client::open(server.url())?.get_multiplexed_async_connection().await?;
+    rate(tasks, checks, |task| {
+        let (mut connection, sha) = (connection.clone(), sha.clone());
+        async move {
+            for number in 0..checks {
+                let mut command = redis::cmd("EVALSHA");
+                command.arg(&sha).arg(1).arg(format!("together:{task}:{}", number % 100));
+                command.arg(&["1000000", "1", "1", "3600"]);
+                let asked = command.query_async::<(i64, String, i64)>(&mut connection).await;
+                asked.map_err(|error| error.to_string())?;
+            }
+            Ok(())
+        }
+    })
+    .await
+}
+
+async fn denials(server: &RedisServer, size: &Size) -> Result<Denials, Box<dyn Error>> {
+    let limit = Limit::fixed_window(1, Duration::from_secs(86_400), Align::FirstRequest)?;
+    let settings = Settings::new(&server.url()).namespace("denied").deadline(Duration::from_secs(10));
+    let limiter = Limiter::builder(limit).redis(&settings)?;
+    limiter.check("key").await;
+    let before = calls(server)?;
+    let checks = size.checks_per_task * 100;
+    let watch = timing::Watch::start();
+    for _ in 0..checks {
+        if limiter.check("key").await.allowed() {
+            return Err("a denied key was allowed".into());
+        }
+    }
+    let per_second = checks as f64 / watch.seconds();
+    Ok(Denials { checks: checks as u64, calls: calls(server)? - before, per_second })
+}
+
+/// How often functions were called.
+fn calls(server: &RedisServer) -> Result<u64, Box<dyn Error>> {
+    let stats = Wire::connect(server.port())?.text(&["INFO", "commandstats"])?;
+    let calls = stats.lines().find_map(|line| line.strip_prefix("cmdstat_fcall:calls=")?.split(',').next());
+    Ok(calls.ok_or("no statistics of FCALL")?.parse()?)
+}
