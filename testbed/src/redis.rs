@@ -128,6 +128,10 @@ impl RedisServer {
     pub fn cli(&self, arguments: &[&str]) -> io::Result<String> {
         let output =
             Command::new("redis-cli").args(["-p", &self.port.to_string()]).args(arguments).output()?;
+        if !output.status.success() {
+            let why = String::from_utf8_lossy(&output.stderr).trim_end().to_owned();
+            return Err(io::Error::other(format!("redis-cli failed: {why}")));
+        }
         Ok(String::from_utf8_lossy(&output.stdout).trim_end().to_owned())
     }
 
@@ -136,14 +140,18 @@ impl RedisServer {
     /// # Errors
     /// If the server does not answer.
     pub fn keys_without_expiry(&self) -> io::Result<Vec<String>> {
-        let keys = self.cli(&["--scan"])?;
-        let mut without = Vec::new();
-        for key in keys.lines().filter(|key| !key.is_empty()) {
-            if self.cli(&["PTTL", key])? == "-1" {
-                without.push(key.to_owned());
-            }
-        }
-        Ok(without)
+        // One call, however many keys there are.
+        let script = "local cursor, without = '0', {} \
+            repeat \
+              local page = redis.call('SCAN', cursor, 'COUNT', 1000) \
+              cursor = page[1] \
+              for _, key in ipairs(page[2]) do \
+                if redis.call('PTTL', key) == -1 then without[#without + 1] = key end \
+              end \
+            until cursor == '0' \
+            return table.concat(without, '\\n')";
+        let without = self.cli(&["-e", "EVAL", script, "0"])?;
+        Ok(without.lines().map(str::to_owned).collect())
     }
 }
 
@@ -152,5 +160,26 @@ impl Drop for RedisServer {
         // A paused process dies of this, too.
         let _ = self.kill();
         let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_without_expiry_are_found_among_many() {
+        let mut server = RedisServer::start().unwrap();
+        let fill = "for i = 1, 5000 do redis.call('SET', 'key' .. i, i, 'EX', 1000) end";
+        server.cli(&["-e", "EVAL", fill, "0"]).unwrap();
+        assert_eq!(server.keys_without_expiry().unwrap(), Vec::<String>::new());
+        for key in ["key7", "another"] {
+            server.cli(&["SET", key, "for ever"]).unwrap();
+        }
+        let mut found = server.keys_without_expiry().unwrap();
+        found.sort();
+        assert_eq!(found, ["another", "key7"]);
+        server.kill().unwrap();
+        assert!(server.keys_without_expiry().is_err(), "no answer is not the answer `none`");
     }
 }

@@ -1,22 +1,21 @@
 //! Goal: a decision in time whatever the server does, and the exact limit again as soon as it is back.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use testbed::RedisServer;
-use tollgate::redis::{Failure, Settings};
-use tollgate::{Align, Limit, RetryAfter, Verdict};
+use tollgate::redis::{Failure, Redis, Settings};
+use tollgate::{Align, Clock as _, Limit, Limiter, RetryAfter, SystemClock, Verdict};
 
-use crate::{PATIENT, limiter};
+use crate::{PATIENT, all_expire, limiter};
 
-fn ten_an_hour() -> Limit {
+pub(crate) fn ten_an_hour() -> Limit {
     Limit::fixed_window(10, Duration::from_secs(3_600), Align::FirstRequest).unwrap()
 }
 
 /// Asks until an answer fits: the breaker lets one ask every tenth of a second.
-pub(crate) async fn until(
-    limiter: &tollgate::Limiter<tollgate::redis::Redis>,
-    fits: impl Fn(&Verdict) -> bool,
-) -> Verdict {
+pub(crate) async fn until(limiter: &Limiter<Redis>, fits: impl Fn(&Verdict) -> bool) -> Verdict {
     let asking = async {
         loop {
             let verdict = limiter.check("until").await;
@@ -27,6 +26,25 @@ pub(crate) async fn until(
         }
     };
     tokio::time::timeout(PATIENT, asking).await.unwrap()
+}
+
+/// A key that nobody has used before, so that nothing is known about it.
+fn fresh() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+/// Asks until the server decides, and says how long that took.
+pub(crate) async fn healthy(limiter: &Limiter<Redis>) -> Duration {
+    let clock = SystemClock::new();
+    let start = clock.now();
+    let asking = async {
+        while limiter.check(&fresh()).await.is_degraded() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(PATIENT, asking).await.unwrap();
+    clock.now().saturating_since(start)
 }
 
 /// Nobody listens: each policy gives its own answer, and says so.
@@ -76,6 +94,99 @@ async fn a_killed_server_is_used_again_when_it_is_back() {
         until(&limiter, Verdict::is_degraded).await;
         server.restart().unwrap();
     }
+    all_expire(&server);
+}
+
+/// What the tasks of one limiter were told, by the server and without it.
+#[derive(Debug, Default)]
+struct Told {
+    admitted: AtomicU64,
+    degraded: AtomicU64,
+    degraded_admitted: AtomicU64,
+    slowest_ns: AtomicU64,
+}
+
+impl Told {
+    /// Asks until told to stop: about a key that all share, and about one that nobody knows.
+    async fn ask(&self, limiter: &Limiter<Redis>, is_over: &AtomicBool) {
+        let clock = SystemClock::new();
+        while !is_over.load(Ordering::Relaxed) {
+            let start = clock.now();
+            let verdict = limiter.check("shared").await;
+            let took = clock.now().saturating_since(start);
+            self.slowest_ns.fetch_max(took.as_nanos() as u64, Ordering::Relaxed);
+            let (admitted, degraded) = (u64::from(verdict.allowed()), u64::from(verdict.is_degraded()));
+            self.admitted.fetch_add(admitted & !degraded, Ordering::Relaxed);
+            self.degraded.fetch_add(degraded, Ordering::Relaxed);
+            self.degraded_admitted.fetch_add(admitted & degraded, Ordering::Relaxed);
+            // Asked each time: nobody knows that it is denied.
+            limiter.check(&fresh()).await;
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+}
+
+/// Killed and started again twenty times while 32 tasks ask: nobody hangs, each policy keeps its word, and a server that
+/// has forgotten everything gives no more than one limit anew.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn twenty_kills_under_load() {
+    const KILLS: u64 = 20;
+    const NODES: u32 = 2;
+
+    let mut server = RedisServer::start().unwrap();
+    let is_over = Arc::new(AtomicBool::new(false));
+    let policies = [Failure::Open, Failure::Closed, Failure::Local { nodes: NODES }];
+    let limiters = policies.map(|policy| {
+        let settings = Settings::new(&server.url()).namespace(&format!("{policy:?}")).failure(policy);
+        (policy, Arc::new(limiter(&[ten_an_hour()], &settings)), Arc::new(Told::default()))
+    });
+    for (_, limiter, _) in &limiters {
+        healthy(limiter).await;
+    }
+    let tasks = limiters.iter().cycle().take(32).map(|(_, limiter, told)| {
+        let (limiter, told, is_over) = (limiter.clone(), told.clone(), is_over.clone());
+        tokio::spawn(async move { told.ask(&limiter, &is_over).await })
+    });
+    let tasks: Vec<_> = tasks.collect();
+
+    let mut slowest = Duration::ZERO;
+    for _ in 0..KILLS {
+        server.kill().unwrap();
+        for (_, limiter, _) in &limiters {
+            let noticing = async {
+                while !limiter.is_degraded() {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+            };
+            tokio::time::timeout(PATIENT, noticing).await.unwrap();
+        }
+        server.restart().unwrap();
+        for (_, limiter, _) in &limiters {
+            slowest = slowest.max(healthy(limiter).await);
+        }
+    }
+    is_over.store(true, Ordering::Relaxed);
+    for task in tasks {
+        tokio::time::timeout(PATIENT, task).await.unwrap().unwrap();
+    }
+    println!("{KILLS} kills: healthy after {slowest:.1?} at most");
+
+    let limit = u64::from(ten_an_hour().limit());
+    for (policy, _, told) in &limiters {
+        let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        println!("{policy:?}: {told:?}");
+        assert!(read(&told.admitted) <= limit * (KILLS + 1), "{policy:?}: {told:?}");
+        let passed = read(&told.degraded_admitted);
+        match policy {
+            Failure::Open => assert_eq!(passed, read(&told.degraded)),
+            Failure::Closed => assert_eq!(passed, 0),
+            Failure::Local { .. } => assert!(passed <= limit / u64::from(NODES), "{told:?}"),
+        }
+        let slowest = Duration::from_nanos(read(&told.slowest_ns));
+        assert!(slowest <= Duration::from_millis(20 + 250), "{policy:?}: a decision after {slowest:?}");
+    }
+    assert!(slowest <= Duration::from_secs(5), "healthy after {slowest:?}");
+    all_expire(&server);
 }
 
 /// The server stands still: nobody waits much longer than the deadline, and soon nobody waits at all.
@@ -83,7 +194,7 @@ async fn a_killed_server_is_used_again_when_it_is_back() {
 async fn a_server_that_stands_still_holds_nobody_up() {
     let server = RedisServer::start().unwrap();
     let settings = Settings::new(&server.url()).failure(Failure::Local { nodes: 1 });
-    let limiter = std::sync::Arc::new(limiter(&[ten_an_hour()], &settings));
+    let limiter = Arc::new(limiter(&[ten_an_hour()], &settings));
     until(&limiter, |verdict| !verdict.is_degraded()).await;
     server.pause().unwrap();
     let tasks: Vec<_> = (0..64)
@@ -103,6 +214,7 @@ async fn a_server_that_stands_still_holds_nobody_up() {
     assert!(limiter.is_degraded());
     server.resume().unwrap();
     until(&limiter, |verdict| !verdict.is_degraded()).await;
+    all_expire(&server);
 }
 
 /// Functions that somebody has flushed are loaded again, and the request is decided all the same.
@@ -115,6 +227,7 @@ async fn flushed_functions_are_loaded_again() {
         assert_eq!((verdict.is_degraded(), verdict.decision().remaining), (false, remaining));
         assert_eq!(server.cli(&["FUNCTION", "FLUSH"]).unwrap(), "OK");
     }
+    all_expire(&server);
 }
 
 /// A server that becomes a replica refuses to write: the connection is made anew, and works once it is a master again.
@@ -128,6 +241,7 @@ async fn a_demoted_server_is_left_and_found_again() {
     until(&limiter, Verdict::is_degraded).await;
     server.cli(&["REPLICAOF", "NO", "ONE"]).unwrap();
     until(&limiter, |verdict| !verdict.is_degraded()).await;
+    all_expire(&server);
 }
 
 /// A key that another program has written to is an error, not a decision.
@@ -144,4 +258,5 @@ async fn a_foreign_value_is_not_decided_about() {
         assert!(verdict.is_degraded() || verdict.allowed(), "{value:?}");
     }
     assert_eq!(server.cli(&["PING"]).unwrap(), "PONG");
+    all_expire(&server);
 }

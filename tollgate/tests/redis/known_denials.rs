@@ -6,7 +6,7 @@ use testbed::RedisServer;
 use tollgate::redis::Settings;
 use tollgate::{Align, Count, Limit, RetryAfter};
 
-use crate::{PATIENT, limiter};
+use crate::{PATIENT, all_expire, limiter};
 
 /// How many calls the server has had.
 fn calls(server: &RedisServer) -> u64 {
@@ -41,6 +41,7 @@ async fn a_denied_key_is_denied_without_asking() {
     assert!(limiter.check("key").await.allowed(), "one is left for a request that costs no more");
     limiter.reset("key").await.unwrap();
     assert!(limiter.check_n("key", 5).await.allowed(), "and a reset is seen at once by whoever asked for it");
+    all_expire(&server);
 }
 
 /// A log that counts denied requests counts them: each must be asked.
@@ -54,4 +55,5 @@ async fn a_log_of_all_requests_is_asked_each_time() {
     }
     // Once more than there were requests: the functions had to be loaded first.
     assert_eq!(calls(&server), 11);
+    all_expire(&server);
 }

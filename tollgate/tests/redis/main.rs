@@ -2,14 +2,18 @@
 //! processes, and an answer in time whatever the server does.
 #![allow(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
+mod child;
 mod equivalence;
 mod faults;
 mod known_denials;
+mod network;
+mod processes;
 mod sharing;
 mod ways_in;
 
 use std::time::Duration;
 
+use testbed::RedisServer;
 use tollgate::redis::{Redis, Settings};
 use tollgate::{Align, Count, Edge, Limit, Limiter, Mode, Rate, Style};
 
@@ -21,6 +25,11 @@ fn limiter(limits: &[Limit], settings: &Settings) -> Limiter<Redis> {
     let (first, others) = limits.split_first().unwrap();
     let builder = others.iter().cloned().fold(Limiter::builder(first.clone()), |it, limit| it.and(limit));
     builder.redis(settings).unwrap()
+}
+
+/// Nothing stays in a server for ever: every test ends with this.
+fn all_expire(server: &RedisServer) {
+    assert_eq!(server.keys_without_expiry().unwrap(), Vec::<String>::new());
 }
 
 /// Every algorithm and variant with `n` per `secs` seconds.

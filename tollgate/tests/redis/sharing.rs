@@ -6,7 +6,7 @@ use testbed::RedisServer;
 use tollgate::redis::Settings;
 use tollgate::{Align, Charge, Limit, RetryAfter};
 
-use crate::{PATIENT, every_variant, limiter};
+use crate::{PATIENT, all_expire, every_variant, limiter};
 
 /// Many at once, over many connections and in calls that they share: exactly the limit is admitted. The windows are so
 /// long that nothing comes back meanwhile.
@@ -42,7 +42,7 @@ async fn exactly_the_limit_is_admitted() {
         }
         assert_eq!(admitted, 200, "{limit:?}");
     }
-    assert_eq!(server.keys_without_expiry().unwrap(), Vec::<String>::new());
+    all_expire(&server);
 }
 
 #[tokio::test]
@@ -69,6 +69,7 @@ async fn a_denied_request_takes_nothing_from_the_other_limits() {
     assert_eq!((verdict.decisions()[0].remaining, verdict.decisions()[1].remaining), (99, 0));
     let verdict = limiter.charge(&charge(1)).await.unwrap();
     assert_eq!((verdict.allowed(), verdict.decisions()[0].remaining), (false, 99));
+    all_expire(&server);
 }
 
 /// Looking takes nothing, and what is forgotten is forgotten for all.
@@ -89,6 +90,7 @@ async fn peek_and_reset() {
         other.reset("key").await.unwrap();
         assert!(one.peek_n("key", 3).await.allowed(), "{limit:?}");
     }
+    all_expire(&server);
 }
 
 /// No text of a key reaches the server, and its keys are named as documented.
@@ -110,4 +112,5 @@ async fn no_text_of_a_key_reaches_redis() {
         );
         assert!(hash.len() == 33 && hash.ends_with('}') && !key.contains("alice"), "{key}");
     }
+    all_expire(&server);
 }

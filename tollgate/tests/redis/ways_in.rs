@@ -10,7 +10,7 @@ use testbed::RedisServer;
 use tollgate::redis::{Failure, Settings};
 use tollgate::{Align, Limit};
 
-use crate::{PATIENT, every_variant, limiter};
+use crate::{PATIENT, all_expire, every_variant, limiter};
 
 fn five_an_hour() -> Limit {
     Limit::fixed_window(5, Duration::from_secs(3_600), Align::FirstRequest).unwrap()
@@ -46,6 +46,7 @@ async fn a_user_with_the_documented_rights() {
         limiter.reset("key").await.unwrap();
     }
     assert!(!is_decided_by(&Settings::new(&address("tollgate:wrong"))).await, "a wrong password");
+    all_expire(&server);
 }
 
 #[tokio::test]

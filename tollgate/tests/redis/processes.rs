@@ -1,0 +1,122 @@
+//! Goal: four processes with 64 connections share a limit, and not one request too many or too few passes.
+//!
+//! Each process is this program once more. They prepare a round, say so, and begin it together.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use testbed::RedisServer;
+use tollgate::redis::{Redis, Settings};
+use tollgate::{Align, Count, Edge, Limit, Limiter, Mode, Rate, Style};
+
+use crate::child::{self, Worker};
+use crate::{PATIENT, all_expire, limiter};
+
+const PROCESSES: usize = 4;
+const CONNECTIONS: usize = 16;
+const REQUESTS: usize = 100_000;
+/// Requests of a process at a time: several for each connection, so that they share calls.
+const TASKS: usize = 128;
+
+const LIMIT: u32 = 1_000;
+const OTHER_LIMIT: u32 = 5_000;
+
+/// One of each algorithm, so slow that nothing comes back during the test.
+fn every_algorithm(n: u32) -> [Limit; 5] {
+    let window = Duration::from_secs(300 * 86_400);
+    let rate = Rate::new(u64::from(n), window).unwrap();
+    [
+        Limit::token_bucket(n, rate, Style::Smooth),
+        Limit::leaky_bucket(n, rate, Mode::Police),
+        Limit::fixed_window(n, window, Align::FirstRequest),
+        Limit::sliding_window_log(n, window, Count::Admitted),
+        Limit::sliding_window_counter(n, window, 1, Edge::Weigh),
+    ]
+    .map(Result::unwrap)
+}
+
+/// The limits of each round, the same in every process. First each algorithm alone: once a process has been denied, it
+/// knows that for a while, and asks no more. Then each as the first of two limits, which denies most, with another as
+/// the second: with two, every request is asked.
+fn rounds() -> Vec<Vec<Limit>> {
+    let alone = every_algorithm(LIMIT).map(|limit| vec![limit]);
+    let mut others = every_algorithm(OTHER_LIMIT);
+    others.rotate_left(2);
+    let pairs = every_algorithm(LIMIT).into_iter().zip(others).map(|(first, second)| vec![first, second]);
+    alone.into_iter().chain(pairs).collect()
+}
+
+fn connect(url: &str, round: usize, limits: &[Limit], connections: usize) -> Limiter<Redis> {
+    let settings = Settings::new(url).namespace(&round.to_string()).deadline(PATIENT);
+    limiter(limits, &settings.connections(connections))
+}
+
+#[tokio::test]
+async fn four_processes_admit_exactly_the_limit() {
+    let server = RedisServer::start().unwrap();
+    let mut workers: Vec<Worker> =
+        (0..PROCESSES).map(|_| Worker::start("processes::one_of_four", &server.url())).collect();
+    for (round, limits) in rounds().iter().enumerate() {
+        for worker in &mut workers {
+            assert_eq!(worker.says(), "ready");
+        }
+        let clients = server.cli(&["CLIENT", "LIST", "TYPE", "normal"]).unwrap();
+        let clients = clients.lines().filter(|line| !line.contains("cmd=client")).count();
+        assert!(clients >= PROCESSES * CONNECTIONS, "only {clients} connections");
+        workers.iter_mut().for_each(Worker::go);
+        let admitted: Vec<u32> = workers.iter_mut().map(|worker| worker.says().parse().unwrap()).collect();
+        let names: Vec<_> = limits.iter().map(Limit::name).collect();
+        println!("{names:?}: {admitted:?} admitted");
+        assert_eq!(admitted.iter().sum::<u32>(), LIMIT, "{limits:?}: {admitted:?}");
+
+        // A denied request took nothing from the limit that would have let it pass.
+        let left = connect(&server.url(), round, limits, 1).peek("key").await;
+        let left: Vec<u32> = left.decisions().iter().map(|decision| decision.remaining).collect();
+        assert_eq!(left, [0, OTHER_LIMIT - LIMIT][..left.len()], "{limits:?}");
+    }
+    all_expire(&server);
+}
+
+/// The worker. Does nothing when it is run with the other tests.
+#[test]
+fn one_of_four() {
+    let Some(url) = child::task() else { return };
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    for (round, limits) in rounds().iter().enumerate() {
+        let limiter = {
+            let _inside = runtime.enter();
+            Arc::new(connect(&url, round, limits, CONNECTIONS))
+        };
+        // Connections take turns, so these make every one of them.
+        for _ in 0..CONNECTIONS {
+            assert!(!runtime.block_on(limiter.peek("nobody")).is_degraded());
+        }
+        child::say("ready");
+        child::wait();
+        let admitted = runtime.block_on(run(&limiter, REQUESTS / PROCESSES));
+        child::say(&admitted.to_string());
+    }
+}
+
+/// Makes so many requests, and says how many passed.
+async fn run(limiter: &Arc<Limiter<Redis>>, requests: usize) -> u32 {
+    let tasks = (0..TASKS).map(|task| {
+        let limiter = limiter.clone();
+        // The first take one more where it does not come out even.
+        let requests = requests / TASKS + usize::from(task < requests % TASKS);
+        tokio::spawn(async move {
+            let mut admitted = 0;
+            for _ in 0..requests {
+                let verdict = limiter.check("key").await;
+                assert!(!verdict.is_degraded());
+                admitted += u32::from(verdict.allowed());
+            }
+            admitted
+        })
+    });
+    let mut admitted = 0;
+    for task in tasks.collect::<Vec<_>>() {
+        admitted += task.await.unwrap();
+    }
+    admitted
+}
