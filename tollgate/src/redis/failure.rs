@@ -18,7 +18,7 @@ pub enum Failure {
     /// Nothing passes.
     Closed,
     /// Each process enforces its share of the limit by itself, in memory: the limit divided by the number of
-    /// processes. Counting begins anew with each failure.
+    /// processes. Counting begins at zero with the first failure.
     Local {
         /// How many processes share the limit.
         nodes: u32,
