@@ -108,3 +108,16 @@ impl fmt::Display for ChargeError {
 }
 
 impl std::error::Error for ChargeError {}
+
+/// Whether every charge names a limit that there is, and none twice.
+pub(crate) fn check_charges(charges: &[Charge], limits: usize) -> Result<(), ChargeError> {
+    for (index, charge) in charges.iter().enumerate() {
+        if charge.limit >= limits {
+            return Err(ChargeError::UnknownLimit { limit: charge.limit, limits });
+        }
+        if charges[..index].iter().any(|other| other.limit == charge.limit) {
+            return Err(ChargeError::SameLimitTwice(charge.limit));
+        }
+    }
+    Ok(())
+}

@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 use tollgate_core::{Bucket, Counter, Decision, FixedWindow, Limit, Log, NarrowBucket, Steps, Time};
 
 use crate::clock::{Clock, SystemClock};
-use crate::store::{Charge, ChargeError, Key, Store, Verdict};
+use crate::store::{Charge, ChargeError, Key, Store, Verdict, check_charges};
 
 mod full;
 mod line;
@@ -215,17 +215,10 @@ impl<C: Clock> Memory<C> {
     }
 
     pub(crate) fn charge_all(&self, charges: &[Charge]) -> Result<Verdict, ChargeError> {
+        check_charges(charges, self.states.len())?;
         // Everybody takes hold of limits in the same order, so nobody waits in a circle.
         let mut order: SmallVec<[usize; 4]> = (0..charges.len()).collect();
         order.sort_unstable_by_key(|&at| charges[at].limit);
-        if let Some(twice) = order.windows(2).find(|pair| charges[pair[0]].limit == charges[pair[1]].limit) {
-            return Err(ChargeError::SameLimitTwice(charges[twice[0]].limit));
-        }
-        if let Some(&last) = order.last()
-            && charges[last].limit >= self.states.len()
-        {
-            return Err(ChargeError::UnknownLimit { limit: charges[last].limit, limits: self.states.len() });
-        }
         let ordered: SmallVec<[Charge; 4]> = order.iter().map(|&at| charges[at]).collect();
         let mut decisions = SmallVec::new();
         self.charge_from(&ordered, self.clock.now(), true, &mut decisions);

@@ -719,6 +719,7 @@ local function told(kind, allowed, is_decided, state)
   if not state then
     return char(flags)
   end
+  -- A log's quick denial is told already: a text has no field `s`.
   if kind == LOG and state.s then
     state = told_log(state)
   end

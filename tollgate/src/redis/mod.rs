@@ -43,7 +43,7 @@ use self::protocol::Packed;
 use self::server::Server;
 use crate::Limiter;
 use crate::clock::{Clock, SystemClock};
-use crate::store::{Charge, ChargeError, Key, Store, Verdict};
+use crate::store::{Charge, ChargeError, Key, Store, Verdict, check_charges};
 
 /// What goes over the wire, for the benchmark that sends it by hand.
 #[doc(hidden)]
@@ -367,17 +367,4 @@ impl Limiter<Redis> {
         let charges = self.store().of_all_limits(self.key(key), cost);
         self.store().ask(&charges, false, Some(at)).await
     }
-}
-
-/// Whether every charge names a limit that there is, and none twice.
-fn check_charges(charges: &[Charge], limits: usize) -> Result<(), ChargeError> {
-    for (index, charge) in charges.iter().enumerate() {
-        if charge.limit >= limits {
-            return Err(ChargeError::UnknownLimit { limit: charge.limit, limits });
-        }
-        if charges[..index].iter().any(|other| other.limit == charge.limit) {
-            return Err(ChargeError::SameLimitTwice(charge.limit));
-        }
-    }
-    Ok(())
 }
