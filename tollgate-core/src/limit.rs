@@ -1,7 +1,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::{Bucket, Counter, FixedWindow, Log, Rate, Steps};
+use crate::{Bucket, Counter, Decision, FixedWindow, Log, Rate, Steps, Time};
 
 /// The shortest window or refill period.
 pub const WINDOW_MIN: Duration = Duration::from_millis(1);
@@ -87,6 +87,11 @@ pub enum Limit {
     Log(Log),
     /// A sliding window counter.
     Counter(Counter),
+}
+
+/// What is left of a size, if anything.
+fn less(size: u32, by: u128) -> Option<u32> {
+    size.checked_sub(u32::try_from(by).ok()?).filter(|left| *left > 0)
 }
 
 impl Limit {
@@ -194,6 +199,53 @@ impl Limit {
             Limit::Counter(it) => Limit::sliding_window_counter(size, it.window(), it.buckets(), it.edge()),
         }
         .ok()
+    }
+
+    /// The limit by which units must be taken so that this one holds although they are spent up to `hold` later, and
+    /// within [`spend_within`](Self::spend_within). None if that leaves nothing, or if every single request must be
+    /// asked about: to tell its delay, or to count it although it is denied.
+    pub fn taken_ahead(&self, hold: Duration) -> Option<Limit> {
+        match self {
+            // Whatever is spent in some time was taken in that time and the hold before it. A bucket lets pass what it
+            // holds and what refills: it must hold less by what refills during the hold.
+            Limit::Bucket(it) => {
+                let refill = u128::from(it.rate().count()) * hold.as_nanos();
+                let size = less(it.capacity(), refill.div_ceil(it.rate().period().as_nanos()))?;
+                match it.mode() {
+                    Some(Mode::Shape) => return None,
+                    Some(Mode::Police) => Limit::leaky_bucket(size, it.rate(), Mode::Police),
+                    None => Limit::token_bucket(size, it.rate(), Style::Smooth),
+                }
+            }
+            Limit::Steps(it) => {
+                let periods = hold.as_nanos().div_ceil(it.rate().period().as_nanos());
+                let size = less(it.capacity(), periods * u128::from(it.rate().count()))?;
+                Limit::token_bucket(size, it.rate(), Style::Stepped)
+            }
+            Limit::Log(it) if it.count() == Count::All => return None,
+            Limit::Log(it) => {
+                Limit::sliding_window_log(it.limit(), it.window().checked_add(hold)?, it.count())
+            }
+            // Spent in the window, or its part, in which they were taken.
+            Limit::FixedWindow(_) | Limit::Counter(_) => return Some(self.clone()),
+        }
+        .ok()
+    }
+
+    /// How long after `at` units may be spent that were taken then with this decision: where windows have fixed places,
+    /// until the end of the window, or of its part, in which they count.
+    pub fn spend_within(&self, at: Time, decision: &Decision) -> Duration {
+        match self {
+            Limit::FixedWindow(_) => decision.reset_after,
+            Limit::Counter(it) => {
+                let (window, buckets) = (it.window().as_nanos(), u128::from(it.buckets()));
+                let at = u128::from(at.as_nanos());
+                let end = (at * buckets / window + 1) * window / buckets;
+                // At most a window.
+                Duration::from_nanos(u64::try_from(end.saturating_sub(at)).unwrap_or(0))
+            }
+            Limit::Bucket(_) | Limit::Steps(_) | Limit::Log(_) => Duration::MAX,
+        }
     }
 
     /// The window, or the time in which an empty bucket becomes full: no ordinary wait is longer.

@@ -1,18 +1,21 @@
-//! Denials that are known: until its wait is over, a key is denied without asking Redis.
+//! Denials that are known: until its wait is over, a request is denied without asking Redis.
 //!
 //! That is exact: nobody else's request makes a wait shorter, and a request that costs no less waits no less. Only a
-//! reset does, so a denial is known for [`KNOWN_MAX`] at most. A log that counts denied requests must be asked.
+//! reset does, so a denial is known for [`KNOWN_MAX`] at most. A log that counts denied requests must be asked. Where
+//! several limits are charged, the others say what they said then.
 
-use std::sync::{Mutex, PoisonError};
+use std::hash::{BuildHasher as _, Hash as _, Hasher as _};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use smallvec::SmallVec;
 use tollgate_core::{Count, Decision, Limit, RetryAfter, Time};
 
-use crate::store::{Charge, Key};
+use crate::store::{Charge, Key, Verdict};
 
 /// How long a denial is known before Redis is asked again: after so long a reset by another process is seen.
 const KNOWN_MAX: Duration = Duration::from_secs(1);
-/// How many denials are known. Where two keys meet, the newer takes the place.
+/// How many denials are known. Where two requests meet, the newer takes the place.
 const PLACES: usize = 4096;
 
 #[derive(Debug)]
@@ -20,16 +23,16 @@ pub(crate) struct Denials {
     places: Box<[Mutex<Option<Denial>>]>,
     /// Whether each limit's denials may be known.
     limits: Box<[bool]>,
+    hasher: foldhash::fast::FixedState,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Denial {
-    limit: usize,
-    key: Key,
-    cost: u32,
-    decision: Decision,
+    charges: SmallVec<[Charge; 4]>,
+    decisions: SmallVec<[Decision; 4]>,
     /// When Redis was asked, by our own clock: a little before it decided, so that nothing is denied too long.
     asked_at: Time,
+    /// The longest of all that deny.
     wait: Duration,
 }
 
@@ -39,43 +42,68 @@ impl Denials {
         Denials {
             places: (0..PLACES).map(|_| Mutex::new(None)).collect(),
             limits: limits.map(may_be_known).collect(),
+            hasher: foldhash::fast::FixedState::default(),
         }
     }
 
-    fn place(&self, limit: usize, key: Key) -> &Mutex<Option<Denial>> {
-        // Keys are hashed already.
-        &self.places[(key.0 as usize).wrapping_add(limit) % PLACES]
+    fn place(&self, charges: &[Charge]) -> MutexGuard<'_, Option<Denial>> {
+        let mut hasher = self.hasher.build_hasher();
+        for charge in charges {
+            (charge.limit, charge.key.0).hash(&mut hasher);
+        }
+        lock(&self.places[hasher.finish() as usize % PLACES])
     }
 
     /// What a request is told if it is known to be denied at `now`.
-    pub(crate) fn known(&self, charge: &Charge, now: Time) -> Option<Decision> {
-        let place = self.place(charge.limit, charge.key).lock().unwrap_or_else(PoisonError::into_inner);
-        let denial = (*place)?;
+    pub(crate) fn known(&self, charges: &[Charge], now: Time) -> Option<Verdict> {
+        let place = self.place(charges);
+        let denial = place.as_ref()?;
         let gone = now.saturating_since(denial.asked_at);
-        let is_same = denial.limit == charge.limit && denial.key == charge.key;
-        let is_known = is_same && charge.cost >= denial.cost && gone < denial.wait.min(KNOWN_MAX);
-        is_known.then(|| Decision {
-            retry_after: RetryAfter::After(denial.wait - gone),
-            reset_after: denial.decision.reset_after.saturating_sub(gone),
-            ..denial.decision
-        })
+        let is_as_much = |(now, then): (&Charge, &Charge)| {
+            now.limit == then.limit && now.key == then.key && now.cost >= then.cost
+        };
+        let is_known = denial.charges.len() == charges.len()
+            && charges.iter().zip(&denial.charges).all(is_as_much)
+            && gone < denial.wait.min(KNOWN_MAX);
+        let decisions = denial.decisions.iter().map(|decision| Decision {
+            retry_after: match decision.retry_after {
+                // One that waits less than another may have nothing against it any more; together they do.
+                RetryAfter::After(wait) => RetryAfter::After(wait.saturating_sub(gone)),
+                other => other,
+            },
+            reset_after: decision.reset_after.saturating_sub(gone),
+            ..*decision
+        });
+        is_known.then(|| Verdict { decisions: decisions.collect(), ..Verdict::default() })
     }
 
     /// Remembers what Redis said to a request that asked at `asked_at`.
-    pub(crate) fn learn(&self, charge: &Charge, decision: &Decision, asked_at: Time) {
-        let RetryAfter::After(wait) = decision.retry_after else { return };
-        if !self.limits[charge.limit] {
+    pub(crate) fn learn(&self, charges: &[Charge], verdict: &Verdict, asked_at: Time) {
+        let waits = verdict.decisions().iter().filter_map(|decision| match decision.retry_after {
+            RetryAfter::After(wait) => Some(wait),
+            _ => None,
+        });
+        let Some(wait) = waits.max() else { return };
+        if charges.iter().any(|charge| !self.limits[charge.limit]) {
             return;
         }
-        let (limit, key, cost) = (charge.limit, charge.key, charge.cost);
-        let denial = Denial { limit, key, cost, decision: *decision, asked_at, wait };
-        *self.place(limit, key).lock().unwrap_or_else(PoisonError::into_inner) = Some(denial);
+        let (charges_, decisions) = (SmallVec::from_slice(charges), verdict.decisions.clone());
+        *self.place(charges) = Some(Denial { charges: charges_, decisions, asked_at, wait });
     }
 
     /// Forgets a key.
-    pub(crate) fn forget(&self, limit: usize, key: Key) {
-        *self.place(limit, key).lock().unwrap_or_else(PoisonError::into_inner) = None;
+    pub(crate) fn forget(&self, key: Key) {
+        for place in &self.places {
+            let mut place = lock(place);
+            if place.as_ref().is_some_and(|denial| denial.charges.iter().any(|charge| charge.key == key)) {
+                *place = None;
+            }
+        }
     }
+}
+
+fn lock(place: &Mutex<Option<Denial>>) -> MutexGuard<'_, Option<Denial>> {
+    place.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -100,39 +128,60 @@ mod tests {
         Limit::fixed_window(5, Duration::from_secs(60), Align::Clock).unwrap()
     }
 
+    fn verdict(decisions: &[Decision]) -> Verdict {
+        Verdict { decisions: SmallVec::from_slice(decisions), ..Verdict::default() }
+    }
+
     #[test]
     fn a_denial_is_known_until_its_wait_is_over() {
         let denials = Denials::new([window()].iter());
         let charge = Charge { limit: 0, key: Key(7), cost: 2 };
         let ms = Duration::from_millis;
-        denials.learn(&charge, &denied(ms(300)), NOW);
+        denials.learn(&[charge], &verdict(&[denied(ms(300))]), NOW);
 
-        let later = denials.known(&charge, NOW.saturating_add(ms(299))).unwrap();
+        let later = denials.known(&[charge], NOW.saturating_add(ms(299))).unwrap().decision();
         assert_eq!((later.allowed, later.retry_after), (false, RetryAfter::After(ms(1))));
         assert_eq!(later.reset_after, ms(301));
-        assert_eq!(denials.known(&charge, NOW.saturating_add(ms(300))), None);
-        assert!(denials.known(&Charge { cost: 3, ..charge }, NOW).is_some());
-        assert_eq!(denials.known(&Charge { cost: 1, ..charge }, NOW), None, "a smaller one may pass");
-        assert_eq!(denials.known(&Charge { key: Key(8), ..charge }, NOW), None);
-        denials.forget(0, Key(7));
-        assert_eq!(denials.known(&charge, NOW), None);
+        assert_eq!(denials.known(&[charge], NOW.saturating_add(ms(300))), None);
+        assert!(denials.known(&[Charge { cost: 3, ..charge }], NOW).is_some());
+        assert_eq!(denials.known(&[Charge { cost: 1, ..charge }], NOW), None, "a smaller one may pass");
+        assert_eq!(denials.known(&[Charge { key: Key(8), ..charge }], NOW), None);
+        denials.forget(Key(7));
+        assert_eq!(denials.known(&[charge], NOW), None);
+    }
+
+    #[test]
+    fn of_several_limits_the_longest_wait_counts() {
+        let denials = Denials::new([window(), window(), window()].iter());
+        let charges = [0, 1, 2].map(|limit| Charge { limit, key: Key(limit as u128), cost: 1 });
+        let ms = Duration::from_millis;
+        let allowed = Decision { allowed: true, retry_after: RetryAfter::Now, ..denied(ms(0)) };
+        denials.learn(&charges, &verdict(&[denied(ms(100)), allowed, denied(ms(300))]), NOW);
+
+        let later = denials.known(&charges, NOW.saturating_add(ms(200))).unwrap();
+        assert!(!later.allowed() && later.decisions()[1].allowed);
+        assert_eq!(later.decision().retry_after, RetryAfter::After(ms(100)));
+        assert_eq!(denials.known(&charges, NOW.saturating_add(ms(300))), None);
+        assert_eq!(denials.known(&charges[..2], NOW), None, "another request");
+        denials.forget(Key(1));
+        assert_eq!(denials.known(&charges, NOW), None);
     }
 
     #[test]
     fn a_long_denial_is_asked_about_again() {
         let denials = Denials::new([window()].iter());
         let charge = Charge { limit: 0, key: Key(7), cost: 1 };
-        denials.learn(&charge, &denied(Duration::from_secs(60)), NOW);
-        assert!(denials.known(&charge, NOW).is_some());
-        assert_eq!(denials.known(&charge, NOW.saturating_add(KNOWN_MAX)), None);
+        denials.learn(&[charge], &verdict(&[denied(Duration::from_secs(60))]), NOW);
+        assert!(denials.known(&[charge], NOW).is_some());
+        assert_eq!(denials.known(&[charge], NOW.saturating_add(KNOWN_MAX)), None);
     }
 
     #[test]
     fn a_log_of_all_requests_is_always_asked() {
         let log = Limit::sliding_window_log(5, Duration::from_secs(60), Count::All).unwrap();
-        let denials = Denials::new([log].iter());
-        let charge = Charge { limit: 0, key: Key(7), cost: 1 };
-        denials.learn(&charge, &denied(Duration::from_secs(60)), NOW);
-        assert_eq!(denials.known(&charge, NOW), None);
+        let denials = Denials::new([window(), log].iter());
+        let charges = [0, 1].map(|limit| Charge { limit, key: Key(7), cost: 1 });
+        denials.learn(&charges, &verdict(&[denied(Duration::from_secs(60)); 2]), NOW);
+        assert_eq!(denials.known(&charges, NOW), None);
     }
 }

@@ -11,17 +11,24 @@ use crate::store::Key;
 #[derive(Clone, Debug)]
 pub(crate) struct Names {
     hasher: SipHasher24,
-    /// `rate_limit:<algorithm>:{` and the name of the limit, for each limit.
-    limits: Box<[(String, u128)]>,
+    namespace: u128,
+    /// What stands before and behind the hash, for each limit.
+    limits: Box<[(String, String)]>,
 }
 
 impl Names {
-    /// The names of these limits' keys: each with its algorithm and its own name.
-    pub(crate) fn new<'a>(secret: &[u8], limits: impl Iterator<Item = (&'static str, &'a str)>) -> Names {
+    /// The names of the keys of limits with these algorithms.
+    pub(crate) fn new(
+        secret: &[u8],
+        namespace: &str,
+        algorithms: impl Iterator<Item = &'static str>,
+    ) -> Names {
         let hasher = SipHasher24::new_with_key(&hash(&SipHasher24::new(), secret).to_le_bytes());
-        let limits = limits
-            .map(|(algorithm, name)| (format!("rate_limit:{algorithm}:{{"), hash(&hasher, name.as_bytes())));
-        Names { limits: limits.collect(), hasher }
+        let limits = algorithms.enumerate().map(|(index, algorithm)| {
+            let behind = if index == 0 { "}".to_owned() } else { format!("}}:{}", index + 1) };
+            (format!("rate_limit:{algorithm}:{{"), behind)
+        });
+        Names { limits: limits.collect(), namespace: hash(&hasher, namespace.as_bytes()), hasher }
     }
 
     pub(crate) fn key<K: Hash + ?Sized>(&self, key: &K) -> Key {
@@ -30,16 +37,17 @@ impl Names {
         Key(hasher.0.finish128().as_u128())
     }
 
-    /// `rate_limit:<algorithm>:{<hash>}`. The braces are Redis Cluster's: what is in them names the slot.
+    /// `rate_limit:<algorithm>:{<hash>}`, and behind that `:2` for the second limit and so on. The braces are Redis
+    /// Cluster's: what is in them names the slot, so that all limits of a key can be charged in one step.
     pub(crate) fn name(&self, limit: usize, key: Key) -> String {
-        let (prefix, limit) = &self.limits[limit];
+        let (before, behind) = &self.limits[limit];
         let mut hasher = self.hasher;
-        hasher.write(&limit.to_le_bytes());
+        hasher.write(&self.namespace.to_le_bytes());
         hasher.write(&key.0.to_le_bytes());
-        let mut name = String::with_capacity(prefix.len() + 33);
-        name.push_str(prefix);
+        let mut name = String::with_capacity(before.len() + 32 + behind.len());
+        name.push_str(before);
         // Writing to a string cannot fail.
-        let _ = write!(name, "{:032x}}}", hasher.finish128().as_u128());
+        let _ = write!(name, "{:032x}{behind}", hasher.finish128().as_u128());
         name
     }
 }
@@ -86,33 +94,35 @@ impl Hasher for Portable {
 mod tests {
     use super::*;
 
-    fn names(secret: &str) -> Names {
-        Names::new(secret.as_bytes(), [("fixed_window", "per-user"), ("fixed_window", "other")].into_iter())
+    fn names(secret: &str, namespace: &str) -> Names {
+        Names::new(secret.as_bytes(), namespace, ["fixed_window", "fixed_window"].into_iter())
     }
 
     /// These names must not change: a running deployment's counters are behind them.
     #[test]
     fn a_name_is_the_same_in_every_process() {
-        let names = names("secret");
-        let name = names.name(0, names.key("alice"));
-        assert_eq!(name, "rate_limit:fixed_window:{6f59e0215111bf89da84465d79c59617}");
+        let names = names("secret", "");
+        let key = names.key("alice");
+        assert_eq!(names.name(0, key), "rate_limit:fixed_window:{b3f4638a237b05602c1560722b71d66b}");
+        assert_eq!(names.name(1, key), "rate_limit:fixed_window:{b3f4638a237b05602c1560722b71d66b}:2");
     }
 
     #[test]
-    fn names_differ_by_secret_limit_and_key() {
-        let (a, b) = (names("a"), names("b"));
+    fn names_differ_by_secret_namespace_limit_and_key() {
+        let (a, b, c) = (names("a", ""), names("b", ""), names("a", "c"));
         let all = [
             a.name(0, a.key("alice")),
             a.name(1, a.key("alice")),
             a.name(0, a.key("bob")),
             b.name(0, b.key("alice")),
+            c.name(0, c.key("alice")),
             a.name(0, a.key(&("al", "ice"))),
             a.name(0, a.key(&7_u32)),
             a.name(0, a.key(&7_u64)),
         ];
         for (i, name) in all.iter().enumerate() {
             assert!(!all[..i].contains(name), "{name} twice");
-            assert!(name.ends_with('}') && !name.contains("alice"), "{name}");
+            assert!(name.starts_with("rate_limit:fixed_window:{") && !name.contains("alice"), "{name}");
         }
     }
 }

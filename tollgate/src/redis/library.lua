@@ -6,7 +6,8 @@
 -- time     empty: the server's own clock, which is the clock of production. Otherwise an instant, '<dI4', as below:
 --          for tests and the simulator.
 -- ARGV     for each key its charge, packed: kind (B), flags (B), cost (I4), limit (I4), and what the kind needs.
---          Flags: 1, the next charge belongs to the same request; 2, only look.
+--          Flags: 1, the next charge belongs to the same request; 2, only look; 4, give back: the undoing of a charge
+--          of this cost, made at an instant that is appended, '<dI4'. It is a request of its own. See `give back` below.
 -- Reply    one string: the instant of the decisions ('<dI4'), then for each charge a byte (1 allowed, 2 decided, 4 a
 --          state follows) and the state as it was before, from which the caller works out what to tell: its arithmetic
 --          is that of the other stores. A log is too long for that; see `log` below.
@@ -19,12 +20,12 @@
 -- not both get its last unit. A key expires when its state is as good as none, never before, and never has no expiry.
 
 -- Redis lends its functions to a library when it is called, not while it is loaded.
-local call, pack, unpack, floor, ceil, max, min, byte, char, sub, rep, concat
+local call, pack, unpack, floor, ceil, max, min, byte, char, sub, rep, find, concat
 
 local function bind()
   call, pack, unpack, concat = redis.call, struct.pack, struct.unpack, table.concat
   floor, ceil, max, min = math.floor, math.ceil, math.max, math.min
-  byte, char, sub, rep = string.byte, string.char, string.sub, string.rep
+  byte, char, sub, rep, find = string.byte, string.char, string.sub, string.rep, string.find
 end
 
 local SECOND = 1e9
@@ -38,7 +39,7 @@ local EXPIRY_EXTRA = DAY * 1000
 -- The instant of the decisions, set by each call, and by how many milliseconds keys outlive their states.
 local now_s, now_n, extra
 
-local LOOK = 2
+local LOOK, GIVE_BACK = 2, 4
 local ALLOWED, DECIDED, STATE = 1, 2, 4
 
 -- Is instant a before instant b?
@@ -327,6 +328,17 @@ local function fixed_window(key, charge)
   return allowed, state, set, pack('<dI4I4', s, n, count), ms, is_moved
 end
 
+-- The number of the window that an instant is in, that of its bucket in the window, and how much of the bucket has
+-- passed, as a part of the window.
+local function position(s, n, w_s, w_n, buckets)
+  local q, r_s, r_n = divide(s, n, w_s, w_n)
+  if buckets == 1 then
+    return q, 0, r_s, r_n
+  end
+  local carry = floor(r_n * buckets / SECOND)
+  return q, divide(r_s * buckets + carry, r_n * buckets - carry * SECOND, w_s, w_n)
+end
+
 -- Sliding window counter.
 -- Own part: the window, how many buckets, the edge (0 weigh, 1 drop, 2 keep): '<dI4 I4 B'. State: the newest bucket,
 -- as the number of its window and its number in that; what each bucket took, newest first, one more than the window
@@ -380,12 +392,7 @@ end
 
 counter_of_many = function(key, charge)
   local _, _, cost, limit, w_s, w_n, buckets, edge = unpack('<BBI4I4dI4I4B', charge)
-  local q, r_s, r_n = divide(now_s, now_n, w_s, w_n)
-  local b, p_s, p_n = 0, r_s, r_n
-  if buckets > 1 then
-    local carry = floor(r_n * buckets / SECOND)
-    b, p_s, p_n = divide(r_s * buckets + carry, r_n * buckets - carry * SECOND, w_s, w_n)
-  end
+  local q, b, p_s, p_n = position(now_s, now_n, w_s, w_n, buckets)
   local state = call('GET', key)
   local counts = {}
   local is_changed = false
@@ -468,7 +475,7 @@ end
 -- State: a head of 32 bytes, '<dI4 d I4I4I4': the newest instant, the cost of all entries, where in the ring the
 -- oldest slot is, how many slots are used, how many there are; then the ring, 8 bytes a slot. An entry is a slot: its
 -- nanoseconds and the low 32 bits of its second, '<I4I4'. If it costs more than 1, bit 30 of the nanoseconds is set and
--- a second slot holds the cost.
+-- a second slot holds the cost: its low 31 bits, with bit 31 set to tell it from an instant, and the rest.
 -- Reply: the newest instant, the cost of all entries, and if denied the instant at which it would pass: '<dI4 d dI4'.
 -- O(1) a decision: each entry is written once and dropped once, whatever the limit.
 local HEAD = 32
@@ -477,14 +484,15 @@ local HEAD_FORMAT = '<dI4dI4I4I4'
 local CHUNK = 128
 local RING_MIN = 8
 local IS_LONG = 2 ^ 30
+local IS_COST = 2 ^ 31
 local WORD = 2 ^ 32
 
 local function slots(s, n, cost)
   if cost == 1 then
     return pack('<I4I4', n, s % WORD), 1
   end
-  local high = floor(cost / WORD)
-  return pack('<I4I4I4I4', n + IS_LONG, s % WORD, cost - high * WORD, high), 2
+  local high = floor(cost / IS_COST)
+  return pack('<I4I4I4I4', n + IS_LONG, s % WORD, cost - high * IS_COST + IS_COST, high), 2
 end
 
 -- Both halves of a slot, from what has been read or from the next chunk.
@@ -514,7 +522,7 @@ local function entry(log, index)
     return s, n, 1, 1
   end
   local low, high = slot(log, place(log, index + 1))
-  return s, n - IS_LONG, low + high * WORD, 2
+  return s, n - IS_LONG, low - IS_COST + high * IS_COST, 2
 end
 
 -- The instant at which the oldest `units` have left the window, or that of an entry that comes after all of them.
@@ -710,8 +718,275 @@ local function told_log(log)
   return pack('<dI4ddI4', log.s, log.n, log.units, log.pass_s or 0, log.pass_n or 0)
 end
 
+-- Give back: a charge is undone, because the request was denied elsewhere.
+--
+--   give_back(key, charge, t_s, t_n), where t is the instant of the charge
+--
+-- The rule: never more than if the charge had not been made, on a clock that did not step back in between. Where that
+-- is not known, too little is given back. A state that lies so far ahead that its clock was wrong gives nothing back,
+-- and one that is gone has nothing to. Writing in place keeps the expiry, which may then be late but is not early.
+
+-- A bucket with the charge lacks more than the same one without it would, at first by the cost. That comes down only
+-- while the other is full, and then by a nanosecond in a nanosecond: the cost less the time since is still there.
+local function give_back_to_bucket(key, charge, t_s, t_n)
+  local _, _, _, _, f_d, f_t, f_f, c_d, c_t, c_f, ticks = unpack('<BBI4I4ddddddd', charge)
+  local state = call('GET', key)
+  if not state then
+    return
+  end
+  local now_d = floor(now_s / DAY)
+  local now_t = (now_s - now_d * DAY) * SECOND + now_n
+  if before(t_s, t_n, now_s, now_n) then
+    local e_s, e_n = subtract(now_s, now_n, t_s, t_n)
+    local e_d = floor(e_s / DAY)
+    c_d, c_t = c_d - e_d, c_t - ((e_s - e_d * DAY) * SECOND + e_n)
+    if c_t < 0 then
+      c_d, c_t = c_d - 1, c_t + DAY_NS
+    end
+    if c_d < 0 then
+      return
+    end
+  end
+  local full_d, full_t, full_f = unpack('<ddd', state)
+  -- Twice a full bucket, as in `bucket`; a day more or less does not matter here.
+  if full_d - now_d > 2 * f_d + 2 then
+    return
+  end
+  full_d, full_t, full_f = full_d - c_d, full_t - c_t, full_f - c_f
+  if full_f < 0 then
+    full_t, full_f = full_t - 1, full_f + ticks
+  end
+  if full_t < 0 then
+    full_d, full_t = full_d - 1, full_t + DAY_NS
+  end
+  if full_d < now_d or (full_d == now_d and (full_t < now_t or (full_t == now_t and full_f == 0))) then
+    call('UNLINK', key)
+  else
+    call('SETRANGE', key, 0, pack('<ddd', full_d, full_t, full_f))
+  end
+end
+
+local function give_back_to_simple_bucket(key, charge, t_s, t_n)
+  local _, _, _, _, fill, cost = unpack('<BBI4I4dd', charge)
+  local state = call('GET', key)
+  if not state then
+    return
+  end
+  local now_d = floor(now_s / DAY)
+  local now_t = (now_s - now_d * DAY) * SECOND + now_n
+  local d, t = unpack('<dd', state)
+  local missing = (d - now_d) * DAY_NS + (t - now_t)
+  local given = cost - max((now_s - t_s) * SECOND + (now_n - t_n), 0)
+  if given <= 0 or missing > 2 * fill then
+    return
+  end
+  missing = missing - given
+  if missing <= 0 then
+    call('UNLINK', key)
+    return
+  end
+  local full_t = now_t + missing
+  local days = floor(full_t / DAY_NS)
+  call('SETRANGE', key, 0, pack('<ddd', now_d + days, full_t - days * DAY_NS, 0))
+end
+
+-- Within the period of the charge no token has arrived, so the cost is still missing. If the charge began the period,
+-- whoever came after it would have begun a later one: then the period begins now.
+local function give_back_to_steps(key, charge, t_s, t_n)
+  local _, _, cost, limit, count, p_s, p_n = unpack('<BBI4I4ddI4', charge)
+  local state = call('GET', key)
+  if not state then
+    return
+  end
+  local s, n, used = unpack('<dI4I4', state)
+  if before(now_s, now_n, s, n) then
+    local w_s, w_n = times(ceil(limit / count), p_s, p_n)
+    local behind_s, behind_n = subtract(s, n, now_s, now_n)
+    if before(w_s, w_n, behind_s, behind_n) then
+      return
+    end
+  else
+    local e_s, e_n = subtract(now_s, now_n, s, n)
+    local periods = divide(e_s, e_n, p_s, p_n)
+    if periods >= ceil(used / count) then
+      return
+    end
+    used = used - periods * count
+    s, n = add(s, n, times(periods, p_s, p_n))
+  end
+  if before(t_s, t_n, s, n) then
+    return
+  end
+  used = used - cost
+  if used <= 0 then
+    call('UNLINK', key)
+    return
+  end
+  if s == t_s and n == t_n and before(s, n, now_s, now_n) then
+    s, n = now_s, now_n
+  end
+  local f_s, f_n = add(s, n, times(ceil(used / count), p_s, p_n))
+  set(key, true, pack('<dI4I4', s, n, used), (f_s - now_s) * 1000 + (f_n - now_n) / 1e6)
+end
+
+-- Within the window of the charge its cost is part of the count. If the charge began the window, whoever came after it
+-- would have begun a later one: then the window begins now.
+local function give_back_to_fixed_window(key, charge, t_s, t_n)
+  local _, _, cost, _, w_s, w_n, from_first = unpack('<BBI4I4dI4B', charge)
+  local state = call('GET', key)
+  if not state then
+    return
+  end
+  local s, n, count = unpack('<dI4I4', state)
+  local end_s, end_n = add(s, n, w_s, w_n)
+  if before(t_s, t_n, s, n) or not before(t_s, t_n, end_s, end_n) or not before(now_s, now_n, end_s, end_n) then
+    return
+  end
+  local far_s, far_n = add(now_s, now_n, w_s, w_n)
+  if before(far_s, far_n, s, n) then
+    return
+  end
+  count = count - cost
+  if count <= 0 then
+    call('UNLINK', key)
+  elseif from_first == 1 and s == t_s and n == t_n and before(s, n, now_s, now_n) then
+    set(key, true, pack('<dI4I4', now_s, now_n, count), w_s * 1000 + w_n / 1e6)
+  else
+    call('SETRANGE', key, 12, pack('<I4', count))
+  end
+end
+
+-- The cost is part of what the bucket of its instant took, for as long as that bucket is held. (If the clock had
+-- stepped back the cost went to a newer bucket, which leaves later: then this gives back less.)
+local function give_back_to_counter(key, charge, t_s, t_n)
+  local _, _, cost, _, w_s, w_n, buckets, edge = unpack('<BBI4I4dI4I4B', charge)
+  local state = call('GET', key)
+  if not state then
+    return
+  end
+  local newest_q, newest_b = unpack('<dI4', state)
+  local t_q, t_b = position(t_s, t_n, w_s, w_n, buckets)
+  local index = (newest_q - t_q) * buckets + (newest_b - t_b)
+  if index < 0 or index > buckets then
+    return
+  end
+  local now_q, now_b = position(now_s, now_n, w_s, w_n, buckets)
+  if (newest_q - now_q) * buckets + (newest_b - now_b) > buckets then
+    return
+  end
+  local at = 12 + index * 4
+  local count = pack('<I4', max(unpack('<I4', state, at + 1) - cost, 0))
+  local left = find(sub(state, 1, at) .. count .. sub(state, at + 5), '[^%z]', 13)
+  if not left or (edge == 1 and left > 12 + buckets * 4) then
+    call('UNLINK', key)
+  else
+    call('SETRANGE', key, at, count)
+  end
+end
+
+-- Slots of the ring from this index on, which may go round its end.
+local function read_slots(log, index, count)
+  local from = place(log, index)
+  local text = call('GETRANGE', log.key, HEAD + from * 8, HEAD + min(from + count, log.ring) * 8 - 1)
+  local rest = from + count - log.ring
+  return rest > 0 and text .. call('GETRANGE', log.key, HEAD, HEAD + rest * 8 - 1) or text
+end
+
+local function write_slots(log, index, text)
+  local from = place(log, index)
+  local fits = (log.ring - from) * 8
+  call('SETRANGE', log.key, HEAD + from * 8, sub(text, 1, fits))
+  if fits < #text then
+    call('SETRANGE', log.key, HEAD, sub(text, fits + 1))
+  end
+end
+
+-- Entries, from the newest, among which a charge is looked for: it was made a moment ago.
+local GIVE_BACK_ENTRIES = 64
+
+-- The entry that ends before a slot of the tail: the slot that it begins with, its instant and its cost; nothing if the
+-- tail does not hold it.
+local function entry_before(log, tail, at)
+  if at == 0 then
+    return nil
+  end
+  local n, s = unpack('<I4I4', tail, at * 8 - 7)
+  if n < IS_COST then
+    return at - 1, log.s - (log.s - s) % WORD, n, 1
+  end
+  if at == 1 then
+    return nil
+  end
+  local cost = n - IS_COST + s * IS_COST
+  n, s = unpack('<I4I4', tail, at * 8 - 15)
+  return at - 2, log.s - (log.s - s) % WORD, n - IS_LONG, cost
+end
+
+-- Takes the cost off an entry of that instant, and out of the log if nothing is left of it. If the clock had stepped
+-- back before, and is still behind, the charge stands at the newest instant. A log that counts all keeps it.
+local function give_back_to_log(key, charge, t_s, t_n)
+  local _, _, cost, _, w_s, w_n, counts_all = unpack('<BBI4I4dI4B', charge)
+  local head = call('GETRANGE', key, 0, HEAD - 1)
+  if counts_all == 1 or head == '' then
+    return
+  end
+  local log = { key = key }
+  log.s, log.n, log.units, log.first, log.slots, log.ring = unpack(HEAD_FORMAT, head)
+  local far_s, far_n = add(now_s, now_n, w_s, w_n)
+  if before(far_s, far_n, log.s, log.n) then
+    return
+  end
+  local is_behind = before(now_s, now_n, log.s, log.n) and not before(now_s, now_n, t_s, t_n)
+  -- One more than is looked at: if the newest is taken out, that before it is the newest.
+  local count = min(log.slots, 2 * (GIVE_BACK_ENTRIES + 1))
+  local tail = read_slots(log, log.slots - count, count)
+  local first, last, first_s, first_n, first_cost
+  local at = count
+  for _ = 1, GIVE_BACK_ENTRIES do
+    local from, s, n, entry_cost = entry_before(log, tail, at)
+    if not from or before(s, n, t_s, t_n) then
+      break
+    end
+    if entry_cost >= cost then
+      local is_it = s == t_s and n == t_n
+      if is_it or (is_behind and not first and s == log.s and n == log.n) then
+        first, last, first_s, first_n, first_cost = from, at, s, n, entry_cost
+      end
+      if is_it then
+        break
+      end
+    end
+    at = from
+  end
+  if not first then
+    return
+  end
+  local kept, kept_count = '', 0
+  if first_cost > cost then
+    kept, kept_count = slots(first_s, first_n, first_cost - cost)
+  elseif last == count then
+    local _, s, n = entry_before(log, tail, first)
+    log.s, log.n = s or 0, n or 0
+  end
+  local left = log.slots - (last - first) + kept_count
+  local leaves_s, leaves_n = add(log.s, log.n, w_s, w_n)
+  if left == 0 or not before(now_s, now_n, leaves_s, leaves_n) then
+    call('UNLINK', key)
+    return
+  end
+  local moved = kept .. sub(tail, last * 8 + 1)
+  if moved ~= '' then
+    write_slots(log, log.slots - count + first, moved)
+  end
+  call('SETRANGE', key, 0, pack(HEAD_FORMAT, log.s, log.n, log.units - cost, log.first, left, log.ring))
+end
+
 local KINDS = { bucket, steps, fixed_window, counter, log, simple_bucket }
 local LOG = 5
+local GIVE_BACKS = {
+  give_back_to_bucket, give_back_to_steps, give_back_to_fixed_window, give_back_to_counter, give_back_to_log,
+  give_back_to_simple_bucket,
+}
 
 -- What the reply says of a charge. A charge is decided if the limit has had its say, also if that was no.
 local function told(kind, allowed, is_decided, state)
@@ -729,6 +1004,10 @@ end
 -- The most requests have one charge.
 local function decide_one(key, charge)
   local kind, flags = byte(charge, 1, 2)
+  if flags >= GIVE_BACK then
+    GIVE_BACKS[kind](key, charge, unpack('<dI4', charge, #charge - 11))
+    return char(DECIDED)
+  end
   local is_look = flags >= LOOK
   local allowed, state, write, value, ms, is_changed = KINDS[kind](key, charge, is_look)
   if write and not is_look then

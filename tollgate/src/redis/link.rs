@@ -1,14 +1,15 @@
 //! A connection to Redis, and the task that drives it.
 //!
 //! Requests that wait at the same time share one call: while a call is on its way, whoever comes queues up, and all of
-//! them go with the next. When nobody waits, a request goes at once.
+//! them go with the next. When nobody waits, a request goes at once. In a cluster a call has the keys of one slot, and
+//! the calls of several slots go together.
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use ::redis::aio::MultiplexedConnection;
-use ::redis::{Cmd, ErrorKind, RedisError, ServerErrorKind};
+use ::redis::{Cmd, ErrorKind, Pipeline, RedisError, RedisResult, ServerErrorKind, Value};
 use smallvec::SmallVec;
 use tokio::sync::{mpsc, oneshot};
 use tollgate_core::Time;
@@ -79,27 +80,67 @@ impl fmt::Display for StoreError {
 impl std::error::Error for StoreError {}
 
 /// A charge on its way.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Item {
     pub(crate) limit: usize,
     pub(crate) key: String,
     pub(crate) cost: u32,
 }
 
+/// What was decided about a request, and when by the server's clock.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Told {
+    pub(crate) verdict: Verdict,
+    pub(crate) at: Time,
+}
+
+/// Why a request was not carried out.
+#[derive(Clone, Debug)]
+pub(crate) enum NotDone {
+    Failed(StoreError),
+    /// The keys are with another node of the cluster, or this time only: they are on their way there.
+    Elsewhere {
+        address: String,
+        this_time: bool,
+    },
+    /// Some of the keys are on their way to another node.
+    Between,
+}
+
+pub(crate) type Tell = oneshot::Sender<Result<Told, NotDone>>;
+
 /// What one request asks.
 #[derive(Debug)]
-pub(crate) enum Ask {
+pub(crate) struct Ask {
+    /// The slot of all of its keys. Without a cluster it is always the same.
+    pub(crate) slot: u16,
+    /// The node is asked although the slot is not its own yet.
+    pub(crate) is_guest: bool,
+    pub(crate) task: Task,
+    pub(crate) tell: Tell,
+}
+
+/// What is done with a charge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum What {
+    Make,
+    /// Only says what it would do.
+    Look,
+    /// Undoes one that was made at that time by the server's clock.
+    GiveBack(Time),
+}
+
+pub(crate) type Items = SmallVec<[Item; 2]>;
+
+#[derive(Clone, Debug)]
+pub(crate) enum Task {
     Charge {
-        items: SmallVec<[Item; 2]>,
-        is_look: bool,
+        items: Items,
+        what: What,
         /// The server's own time unless given.
         at: Option<Time>,
-        tell: oneshot::Sender<Result<Verdict, StoreError>>,
     },
-    Forget {
-        keys: Vec<String>,
-        tell: oneshot::Sender<Result<(), StoreError>>,
-    },
+    Forget(Vec<String>),
 }
 
 /// One connection's queue.
@@ -108,34 +149,40 @@ pub(crate) struct Link {
     queue: mpsc::Sender<Ask>,
 }
 
+/// What all links have in common.
+#[derive(Clone, Debug)]
+pub(crate) struct Common {
+    pub(crate) library: Arc<Library>,
+    pub(crate) limits: Arc<[Packed]>,
+    /// How long a call may take.
+    pub(crate) patience: Duration,
+}
+
 impl Link {
     /// Starts a driver on the current runtime. It ends when the link is dropped.
-    pub(crate) fn new(
-        server: Server,
-        library: Arc<Library>,
-        limits: Arc<[Packed]>,
-        patience: Duration,
-    ) -> Link {
+    pub(crate) fn new(server: Server, common: Common) -> Link {
         let (queue, asks) = mpsc::channel(QUEUE_MAX);
-        tokio::spawn(Driver { server, library, limits, patience, connection: None }.run(asks));
+        tokio::spawn(Driver { server, common, connection: None }.run(asks));
         Link { queue }
     }
 
     pub(crate) fn ask(&self, ask: Ask) -> Result<(), StoreError> {
         self.queue.try_send(ask).map_err(|error| match error {
             mpsc::error::TrySendError::Full(_) => StoreError::Busy,
-            mpsc::error::TrySendError::Closed(_) => {
-                StoreError::Unreachable("its driver has ended".to_owned())
-            }
+            mpsc::error::TrySendError::Closed(_) => StoreError::driver_has_ended(),
         })
+    }
+}
+
+impl StoreError {
+    pub(crate) fn driver_has_ended() -> StoreError {
+        StoreError::Unreachable("its driver has ended".to_owned())
     }
 }
 
 struct Driver {
     server: Server,
-    library: Arc<Library>,
-    limits: Arc<[Packed]>,
-    patience: Duration,
+    common: Common,
     connection: Option<MultiplexedConnection>,
 }
 
@@ -143,85 +190,23 @@ impl Driver {
     async fn run(mut self, mut asks: mpsc::Receiver<Ask>) {
         let mut batch = Vec::new();
         while asks.recv_many(&mut batch, BATCH_MAX).await > 0 {
-            for group in groups(std::mem::take(&mut batch)) {
-                self.serve(group).await;
-            }
+            self.serve(std::mem::take(&mut batch)).await;
         }
     }
 
-    async fn serve(&mut self, group: Group) {
-        match group {
-            Group::Charges { at, requests } => {
-                // Nobody waits any more: no connection is made for them.
-                if requests.iter().all(|request| request.tell.is_closed()) {
-                    return;
-                }
-                let connected = self.connect().await;
-                // Whoever has given up is not charged.
-                let requests: Vec<_> =
-                    requests.into_iter().filter(|request| !request.tell.is_closed()).collect();
-                if requests.is_empty() {
-                    return;
-                }
-                let command = self.charge(at, &requests);
-                let reply = match connected {
-                    Ok(()) => self.call::<Vec<u8>>(&command).await,
-                    Err(error) => Err(error),
-                };
-                match reply {
-                    Ok(reply) => self.tell(&reply, requests),
-                    Err(error) => {
-                        for request in requests {
-                            // If nobody is there to be told, nobody needs to know.
-                            let _ = request.tell.send(Err(error.clone()));
-                        }
-                    }
-                }
-            }
-            Group::Forget { keys, tell } => {
-                let mut command = ::redis::cmd("UNLINK");
-                command.arg(keys);
-                let forgotten = match self.connect().await {
-                    Ok(()) => self.call::<i64>(&command).await.map(|_| ()),
-                    Err(error) => Err(error),
-                };
-                let _ = tell.send(forgotten);
-            }
+    async fn serve(&mut self, mut asks: Vec<Ask>) {
+        // If nobody waits any more, no connection is made for them; and whoever has given up is not charged.
+        asks.retain(|ask| !ask.tell.is_closed());
+        if asks.is_empty() {
+            return;
         }
-    }
-
-    fn charge(&self, at: Option<Time>, requests: &[Request]) -> Cmd {
-        let mut command = ::redis::cmd("FCALL");
-        command.arg(&self.library.charge).arg(requests.iter().map(|it| it.items.len()).sum::<usize>());
-        for item in requests.iter().flat_map(|request| &request.items) {
-            command.arg(&item.key);
-        }
-        let mut time = Vec::new();
-        if let Some(at) = at {
-            protocol::push_instant(&mut time, at.as_nanos());
-        }
-        command.arg(time);
-        for Request { items, is_look, .. } in requests {
-            for (index, item) in items.iter().enumerate() {
-                let more = index + 1 < items.len();
-                command.arg(self.limits[item.limit].charge(item.cost, *is_look, more));
-            }
-        }
-        command
-    }
-
-    /// Hands each request its part of the reply.
-    fn tell(&self, reply: &[u8], requests: Vec<Request>) {
-        let mut rest = reply;
-        let now = protocol::take_instant(&mut rest).map(Time::from_nanos);
-        for request in requests {
-            let decisions: Option<SmallVec<_>> = request
-                .items
-                .iter()
-                .map(|item| self.limits[item.limit].decision(&mut rest, now?, item.cost))
-                .collect();
-            let verdict = decisions.map(|decisions| Verdict { decisions, ..Verdict::default() });
-            let _ = request.tell.send(verdict.ok_or(StoreError::Garbled));
+        let connected = self.connect().await;
+        asks.retain(|ask| !ask.tell.is_closed());
+        let calls = calls(asks);
+        match connected {
+            Ok(()) if calls.is_empty() => {}
+            Ok(()) => self.call(calls).await,
+            Err(error) => calls.into_iter().for_each(|call| call.tell_all(&NotDone::Failed(error.clone()))),
         }
     }
 
@@ -234,41 +219,74 @@ impl Driver {
         Ok(())
     }
 
-    /// Sends a command. After an answer that did not come in time the connection is dropped: the command may have been
-    /// carried out, so it is never sent again.
-    async fn call<T: ::redis::FromRedisValue>(&mut self, command: &Cmd) -> Result<T, StoreError> {
-        let Some(connection) = &mut self.connection else { return Err(StoreError::TimedOut) };
-        let calling = try_call(connection, &self.library, command);
-        let error = match tokio::time::timeout(self.patience, calling).await {
-            Ok(Ok(reply)) => return Ok(reply),
-            Ok(Err(error)) => error,
-            Err(_) => {
+    /// Sends calls, and tells everybody. After an answer that did not come in time the connection is dropped: the calls
+    /// may have been carried out, so they are never sent again.
+    async fn call(&mut self, calls: Vec<Call>) {
+        let Some(connection) = &mut self.connection else { return };
+        let calling = send(connection, &self.common, &calls);
+        let replies = match tokio::time::timeout(self.common.patience, calling).await {
+            Ok(Ok(replies)) => replies,
+            failed => {
                 self.connection = None;
-                return Err(StoreError::TimedOut);
+                let error = match failed {
+                    Ok(Err(error)) => unreachable(&error),
+                    _ => StoreError::TimedOut,
+                };
+                calls.into_iter().for_each(|call| call.tell_all(&NotDone::Failed(error.clone())));
+                return;
             }
         };
-        let is_answer = matches!(error.kind(), ErrorKind::Server(_) | ErrorKind::Extension);
-        if !is_answer || is_not_in_charge(&error) {
-            self.connection = None;
+        for (call, reply) in calls.into_iter().zip(replies) {
+            match reply {
+                Ok(reply) => call.tell(&reply, &self.common.limits),
+                Err(error) => {
+                    if is_not_in_charge(&error) {
+                        self.connection = None;
+                    }
+                    call.tell_all(&not_done(&error));
+                }
+            }
         }
-        Err(if is_answer { StoreError::Refused(error.to_string()) } else { unreachable(&error) })
     }
 }
 
-async fn try_call<T: ::redis::FromRedisValue>(
+/// Sends all calls at once. One that finds no functions is sent again once they are loaded.
+async fn send(
     connection: &mut MultiplexedConnection,
-    library: &Library,
-    command: &Cmd,
-) -> Result<T, RedisError> {
-    match command.query_async(connection).await {
-        // A restarted server has forgotten the functions. It has not run anything, so this may be said again.
-        Err(error) if error.to_string().contains("Function not found") => {
-            let load = ["LOAD", "REPLACE", &library.text];
-            ::redis::cmd("FUNCTION").arg(&load).query_async::<String>(connection).await?;
-            command.query_async(connection).await
+    common: &Common,
+    calls: &[Call],
+) -> RedisResult<Vec<RedisResult<Value>>> {
+    let mut replies = send_once(connection, common, calls.iter()).await?;
+    // A restarted server has forgotten the functions. It has not run anything, so this may be said again.
+    let is_unknown = |reply: &RedisResult<Value>| {
+        reply.as_ref().is_err_and(|error| error.to_string().contains("Function not found"))
+    };
+    let unknown: Vec<usize> = (0..replies.len()).filter(|&index| is_unknown(&replies[index])).collect();
+    if !unknown.is_empty() {
+        let load = ["LOAD", "REPLACE", &common.library.text];
+        ::redis::cmd("FUNCTION").arg(&load).query_async::<String>(connection).await?;
+        let again = unknown.iter().map(|&index| &calls[index]);
+        for (index, reply) in unknown.iter().zip(send_once(connection, common, again).await?) {
+            replies[*index] = reply;
         }
-        answer => answer,
     }
+    Ok(replies)
+}
+
+async fn send_once<'a>(
+    connection: &mut MultiplexedConnection,
+    common: &Common,
+    calls: impl Iterator<Item = &'a Call>,
+) -> RedisResult<Vec<RedisResult<Value>>> {
+    let mut pipeline = Pipeline::new();
+    pipeline.ignore_errors();
+    for call in calls {
+        if call.is_guest {
+            pipeline.cmd("ASKING").ignore();
+        }
+        pipeline.add_command(call.command(common));
+    }
+    pipeline.query_async(connection).await
 }
 
 fn unreachable(error: &RedisError) -> StoreError {
@@ -285,33 +303,140 @@ fn is_not_in_charge(error: &RedisError) -> bool {
     )
 }
 
-/// One request's part of a call.
-struct Request {
-    items: SmallVec<[Item; 2]>,
-    is_look: bool,
-    tell: oneshot::Sender<Result<Verdict, StoreError>>,
+fn not_done(error: &RedisError) -> NotDone {
+    match (error.kind(), error.redirect_node()) {
+        (ErrorKind::Server(kind), Some((address, _))) => {
+            NotDone::Elsewhere { address: address.to_owned(), this_time: kind == ServerErrorKind::Ask }
+        }
+        (ErrorKind::Server(ServerErrorKind::TryAgain), _) => NotDone::Between,
+        _ => NotDone::Failed(StoreError::Refused(error.to_string())),
+    }
 }
 
-/// What goes in one call.
-enum Group {
+/// Requests that go in one call.
+struct Call {
+    slot: u16,
+    is_guest: bool,
+    work: Work,
+}
+
+enum Work {
     Charges { at: Option<Time>, requests: Vec<Request> },
-    Forget { keys: Vec<String>, tell: oneshot::Sender<Result<(), StoreError>> },
+    Forget { keys: Vec<String>, tell: Tell },
+}
+
+/// One request's part of a call.
+struct Request {
+    items: Items,
+    what: What,
+    tell: Tell,
 }
 
 /// Puts requests together that are decided at the same time, in order.
-fn groups(asks: Vec<Ask>) -> Vec<Group> {
-    let mut groups = Vec::with_capacity(1);
-    for ask in asks {
-        match ask {
-            Ask::Charge { items, is_look, at, tell } => {
-                let request = Request { items, is_look, tell };
-                match groups.last_mut() {
-                    Some(Group::Charges { at: same, requests }) if *same == at => requests.push(request),
-                    _ => groups.push(Group::Charges { at, requests: vec![request] }),
+fn calls(asks: Vec<Ask>) -> Vec<Call> {
+    let mut calls: Vec<Call> = Vec::with_capacity(1);
+    for Ask { slot, is_guest, task, tell } in asks {
+        let work = match task {
+            Task::Forget(keys) => Work::Forget { keys, tell },
+            Task::Charge { items, what, at } => {
+                let request = Request { items, what, tell };
+                let same = calls.iter_mut().find_map(|call| match &mut call.work {
+                    Work::Charges { at: its, requests }
+                        if *its == at && call.slot == slot && call.is_guest == is_guest =>
+                    {
+                        Some(requests)
+                    }
+                    _ => None,
+                });
+                if let Some(requests) = same {
+                    requests.push(request);
+                    continue;
                 }
+                Work::Charges { at, requests: vec![request] }
             }
-            Ask::Forget { keys, tell } => groups.push(Group::Forget { keys, tell }),
+        };
+        calls.push(Call { slot, is_guest, work });
+    }
+    calls
+}
+
+impl Call {
+    fn command(&self, common: &Common) -> Cmd {
+        match &self.work {
+            Work::Forget { keys, .. } => {
+                let mut command = ::redis::cmd("UNLINK");
+                command.arg(keys);
+                command
+            }
+            Work::Charges { at, requests } => {
+                let mut command = ::redis::cmd("FCALL");
+                let items = || requests.iter().flat_map(|request| &request.items);
+                command.arg(&common.library.charge).arg(items().count());
+                for item in items() {
+                    command.arg(&item.key);
+                }
+                let mut time = Vec::new();
+                if let Some(at) = at {
+                    protocol::push_instant(&mut time, at.as_nanos());
+                }
+                command.arg(time);
+                for Request { items, what, .. } in requests {
+                    for (index, item) in items.iter().enumerate() {
+                        let limit = &common.limits[item.limit];
+                        command.arg(match what {
+                            What::GiveBack(at) => limit.give_back(item.cost, *at),
+                            _ => limit.charge(item.cost, *what == What::Look, index + 1 < items.len()),
+                        });
+                    }
+                }
+                command
+            }
         }
     }
-    groups
+
+    /// Hands each request its part of the reply.
+    fn tell(self, reply: &Value, limits: &[Packed]) {
+        // If nobody is there to be told, nobody needs to know.
+        match (self.work, reply) {
+            (Work::Forget { tell, .. }, _) => {
+                let _ = tell.send(Ok(Told::default()));
+            }
+            (Work::Charges { requests, .. }, Value::BulkString(reply)) => {
+                let mut rest = reply.as_slice();
+                let now = protocol::take_instant(&mut rest).map(Time::from_nanos);
+                for request in requests {
+                    let told = now.and_then(|now| request.told(&mut rest, now, limits));
+                    let _ = request.tell.send(told.ok_or(NotDone::Failed(StoreError::Garbled)));
+                }
+            }
+            (work, _) => {
+                Call { work, ..self }.tell_all(&NotDone::Failed(StoreError::Garbled));
+            }
+        }
+    }
+
+    fn tell_all(self, why: &NotDone) {
+        match self.work {
+            Work::Forget { tell, .. } => {
+                let _ = tell.send(Err(why.clone()));
+            }
+            Work::Charges { requests, .. } => {
+                for request in requests {
+                    let _ = request.tell.send(Err(why.clone()));
+                }
+            }
+        }
+    }
+}
+
+impl Request {
+    fn told(&self, rest: &mut &[u8], at: Time, limits: &[Packed]) -> Option<Told> {
+        if matches!(self.what, What::GiveBack(_)) {
+            self.items.iter().try_for_each(|_| Packed::given_back(rest))?;
+            return Some(Told { at, ..Told::default() });
+        }
+        let decisions: Option<SmallVec<_>> =
+            self.items.iter().map(|item| limits[item.limit].decision(rest, at, item.cost)).collect();
+        Some(Told { verdict: Verdict { decisions: decisions?, ..Verdict::default() }, at })
+    }
 }

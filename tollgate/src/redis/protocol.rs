@@ -15,6 +15,7 @@ const DAY_NS: u64 = 86_400 * SECOND;
 
 const MORE: u8 = 1;
 const LOOK: u8 = 2;
+const GIVE_BACK: u8 = 4;
 
 const ALLOWED: u8 = 1;
 const DECIDED: u8 = 2;
@@ -24,13 +25,15 @@ const STATE: u8 = 4;
 #[derive(Clone, Debug)]
 pub(crate) struct Packed {
     limit: Limit,
+    /// What people are told of its size.
+    told_limit: u32,
     kind: u8,
     /// What the kind needs, and where in it the cost goes once more, as a time.
     own: Vec<u8>,
 }
 
 impl Packed {
-    pub(crate) fn new(limit: &Limit) -> Packed {
+    pub(crate) fn new(limit: &Limit, told_limit: u32) -> Packed {
         let mut own = Vec::new();
         let kind = match limit {
             Limit::Bucket(it) if is_simple(it) => {
@@ -67,7 +70,7 @@ impl Packed {
                 5
             }
         };
-        Packed { limit: limit.clone(), kind, own }
+        Packed { limit: limit.clone(), told_limit, kind, own }
     }
 
     /// The charge of a request. `more` says that the next belongs to the same request.
@@ -88,6 +91,24 @@ impl Packed {
             }
         }
         text
+    }
+
+    /// Whether denied requests count, too.
+    pub(crate) fn counts_all(&self) -> bool {
+        matches!(&self.limit, Limit::Log(log) if log.count() == Count::All)
+    }
+
+    /// The undoing of a charge that was made at an instant, as its reply told it: a request of its own.
+    pub(crate) fn give_back(&self, cost: u32, at: Time) -> Vec<u8> {
+        let mut text = self.charge(cost, false, false);
+        text[1] = GIVE_BACK;
+        push_instant(&mut text, at.as_nanos());
+        text
+    }
+
+    /// Takes the answer to a [`give_back`](Self::give_back) off the front of `reply`.
+    pub(crate) fn given_back(reply: &mut &[u8]) -> Option<()> {
+        (take::<1>(reply)? == [DECIDED]).then_some(())
     }
 
     /// Reads the answer to a charge from the front of `reply`, and takes it off.
@@ -112,11 +133,11 @@ impl Packed {
                 let state = if has_state { counter_state(reply, it)? } else { it.fresh() };
                 decide(it, state, now, cost, is_decided)
             }
-            Limit::Log(it) => return log_decision(reply, it, now, cost, allowed),
+            Limit::Log(it) => log_decision(reply, it, now, cost, allowed)?,
         };
         // The library and the core have the same rules, so this is always so; if it were not, what was charged counts.
         debug_assert_eq!(decision.allowed, allowed, "{:?} at {now:?}, cost {cost}", self.limit);
-        Some(Decision { allowed, ..decision })
+        Some(Decision { allowed, limit: self.told_limit, ..decision })
     }
 }
 

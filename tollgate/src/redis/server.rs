@@ -5,8 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ::redis::aio::MultiplexedConnection;
+use ::redis::io::tcp::TcpSettings;
 use ::redis::sentinel::{SentinelClient, SentinelClientBuilder, SentinelServerType};
-use ::redis::{AsyncConnectionConfig, Client, ClientTlsConfig, ConnectionAddr, RedisError, TlsCertificates};
+use ::redis::{
+    AsyncConnectionConfig, Client, ClientTlsConfig, ConnectionAddr, IntoConnectionInfo, RedisConnectionInfo,
+    RedisError, TlsCertificates,
+};
 use tokio::sync::Mutex;
 
 use super::{Settings, SettingsError};
@@ -14,6 +18,116 @@ use super::{Settings, SettingsError};
 /// A connection takes longer to make than a decision may take, above all with TLS. Whoever asks meanwhile does not wait
 /// for it.
 const CONNECT_MAX: Duration = Duration::from_secs(1);
+
+/// What an address says.
+#[derive(Debug)]
+pub(crate) enum Place {
+    One(Server),
+    Cluster { seeds: Vec<Address>, way: Way },
+}
+
+impl Place {
+    pub(crate) fn new(settings: &Settings) -> Result<Place, SettingsError> {
+        let wrong = |error: RedisError| SettingsError::Address(error.to_string());
+        let url = settings.url.as_str();
+        let (scheme, rest) = url.split_once("://").unwrap_or((url, ""));
+        let is_tls = scheme.starts_with("rediss");
+        let tls = is_tls.then(|| {
+            // Of two that install one, the second finds it there.
+            let _ = rustls::crypto::ring::default_provider().install_default();
+            let client_tls = settings
+                .certificate
+                .clone()
+                .map(|(client_cert, client_key)| ClientTlsConfig { client_cert, client_key });
+            TlsCertificates { client_tls, root_cert: settings.authority.clone() }
+        });
+        match scheme {
+            "redis+sentinel" => {
+                let several = Several::parse(rest, SENTINEL_FORM, SENTINEL_PORT)?;
+                if several.path.is_empty() {
+                    return Err(several.wrong("the name of the master is missing"));
+                }
+                let client = several.sentinels().map_err(wrong)?;
+                Ok(Place::One(Server::Watched(Arc::new(Mutex::new(client)))))
+            }
+            "redis+cluster" | "rediss+cluster" => {
+                let several = Several::parse(rest, CLUSTER_FORM, REDIS_PORT)?;
+                if !several.path.is_empty() {
+                    return Err(several.wrong("a cluster has no numbered databases"));
+                }
+                let user = several.user.map(|(name, password)| (name.to_owned(), password.to_owned()));
+                let way = Way { user, tls };
+                // What cannot be used is found now.
+                way.to(&several.hosts[0]).map_err(wrong)?;
+                Ok(Place::Cluster { seeds: several.hosts, way })
+            }
+            _ => {
+                let info = url.into_connection_info().map_err(wrong)?.set_tcp_settings(tcp());
+                let client = match tls {
+                    Some(certificates) => Client::build_with_tls(info, certificates),
+                    None => Client::open(info),
+                };
+                client.map(Server::one).map(Place::One).map_err(wrong)
+            }
+        }
+    }
+}
+
+/// A call that is larger than a packet must not wait for an acknowledgement of its first part.
+fn tcp() -> TcpSettings {
+    TcpSettings::default().set_nodelay(true)
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Address {
+    pub(crate) host: String,
+    pub(crate) port: u16,
+}
+
+impl Address {
+    /// `host:port`.
+    pub(crate) fn parse(text: &str) -> Option<Address> {
+        let (host, port) = text.rsplit_once(':')?;
+        Some(Address { host: host.to_owned(), port: port.parse().ok()? })
+    }
+}
+
+/// How any node of a cluster is reached.
+#[derive(Clone)]
+pub(crate) struct Way {
+    user: Option<(String, String)>,
+    tls: Option<TlsCertificates>,
+}
+
+impl fmt::Debug for Way {
+    /// Without the password.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Way")
+    }
+}
+
+impl Way {
+    pub(crate) fn to(&self, address: &Address) -> Result<Server, RedisError> {
+        let (host, port) = (address.host.clone(), address.port);
+        let address = match &self.tls {
+            Some(_) => ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: None },
+            None => ConnectionAddr::Tcp(host, port),
+        };
+        let mut user = RedisConnectionInfo::default();
+        if let Some((name, password)) = &self.user {
+            user = user.set_password(password);
+            if !name.is_empty() {
+                user = user.set_username(name);
+            }
+        }
+        let info = address.into_connection_info()?.set_redis_settings(user).set_tcp_settings(tcp());
+        let client = match &self.tls {
+            Some(certificates) => Client::build_with_tls(info, certificates.clone())?,
+            None => Client::open(info)?,
+        };
+        Ok(Server::one(client))
+    }
+}
 
 #[derive(Clone)]
 pub(crate) enum Server {
@@ -30,26 +144,6 @@ impl fmt::Debug for Server {
 }
 
 impl Server {
-    pub(crate) fn new(settings: &Settings) -> Result<Server, SettingsError> {
-        let wrong = |error: RedisError| SettingsError::Address(error.to_string());
-        let url = settings.url.as_str();
-        if let Some(sentinels) = url.strip_prefix("redis+sentinel://") {
-            let client = Sentinels::parse(sentinels)?.client().map_err(wrong)?;
-            return Ok(Server::Watched(Arc::new(Mutex::new(client))));
-        }
-        if !url.starts_with("rediss:") {
-            return Client::open(url).map(Server::one).map_err(wrong);
-        }
-        // Of two that install one, the second finds it there.
-        let _ = rustls::crypto::ring::default_provider().install_default();
-        let client_tls = settings
-            .certificate
-            .clone()
-            .map(|(client_cert, client_key)| ClientTlsConfig { client_cert, client_key });
-        let certificates = TlsCertificates { client_tls, root_cert: settings.authority.clone() };
-        Client::build_with_tls(url, certificates).map(Server::one).map_err(wrong)
-    }
-
     fn one(client: Client) -> Server {
         Server::One(Box::new(client))
     }
@@ -73,45 +167,49 @@ impl Server {
     }
 }
 
-/// `[user:password@]host:port[,host:port...]/master`.
+/// `[user:password@]host[:port][,host[:port]...][/path]`.
 #[derive(Debug, PartialEq, Eq)]
-struct Sentinels<'a> {
+struct Several<'a> {
     user: Option<(&'a str, &'a str)>,
-    hosts: Vec<(&'a str, u16)>,
-    master: &'a str,
+    hosts: Vec<Address>,
+    path: &'a str,
+    /// How such an address is written.
+    form: &'static str,
 }
 
+const REDIS_PORT: u16 = 6_379;
 const SENTINEL_PORT: u16 = 26_379;
+const SENTINEL_FORM: &str =
+    "write sentinels as in redis+sentinel://user:password@host:26379,other:26379/master";
+const CLUSTER_FORM: &str = "write a cluster as in redis+cluster://user:password@host:6379,other:6379";
 
-impl<'a> Sentinels<'a> {
-    fn parse(text: &'a str) -> Result<Sentinels<'a>, SettingsError> {
-        let wrong = |why: &str| {
-            SettingsError::Address(format!(
-                "{why}; write sentinels as in redis+sentinel://user:password@host:26379,other:26379/master"
-            ))
-        };
+impl<'a> Several<'a> {
+    fn parse(text: &'a str, form: &'static str, port: u16) -> Result<Several<'a>, SettingsError> {
+        let wrong = |why: &str| SettingsError::Address(format!("{why}; {form}"));
         let (user, rest) = match text.rsplit_once('@') {
             Some((user, rest)) => {
                 (Some(user.split_once(':').ok_or_else(|| wrong("a user needs a password"))?), rest)
             }
             None => (None, text),
         };
-        let (hosts, master) = rest.split_once('/').unwrap_or((rest, ""));
-        if master.is_empty() {
-            return Err(wrong("the name of the master is missing"));
-        }
-        let host = |host: &'a str| match host.rsplit_once(':') {
-            Some((host, port)) => port.parse().ok().map(|port| (host, port)),
-            None => Some((host, SENTINEL_PORT)),
+        let (hosts, path) = rest.split_once('/').unwrap_or((rest, ""));
+        let address = |text: &str| match text.contains(':') {
+            true => Address::parse(text),
+            false => Some(Address { host: text.to_owned(), port }),
         };
-        let hosts: Option<Vec<_>> = hosts.split(',').map(host).collect();
-        let hosts = hosts.filter(|hosts| hosts.iter().all(|(host, _)| !host.is_empty()));
-        Ok(Sentinels { user, hosts: hosts.ok_or_else(|| wrong("a sentinel's address is wrong"))?, master })
+        let hosts: Option<Vec<_>> = hosts.split(',').map(address).collect();
+        let hosts = hosts.filter(|hosts| hosts.iter().all(|address| !address.host.is_empty()));
+        Ok(Several { user, hosts: hosts.ok_or_else(|| wrong("the address of a host is wrong"))?, path, form })
     }
 
-    fn client(&self) -> Result<SentinelClient, RedisError> {
-        let hosts = self.hosts.iter().map(|(host, port)| ConnectionAddr::Tcp((*host).to_owned(), *port));
-        let mut builder = SentinelClientBuilder::new(hosts, self.master, SentinelServerType::Master)?;
+    fn wrong(&self, why: &str) -> SettingsError {
+        SettingsError::Address(format!("{why}; {}", self.form))
+    }
+
+    fn sentinels(&self) -> Result<SentinelClient, RedisError> {
+        let hosts = self.hosts.iter().map(|it| ConnectionAddr::Tcp(it.host.clone(), it.port));
+        let mut builder = SentinelClientBuilder::new(hosts, self.path, SentinelServerType::Master)?
+            .set_client_to_redis_tcp_settings(tcp());
         if let Some((name, password)) = self.user {
             if !name.is_empty() {
                 builder = builder.set_client_to_redis_username(name);
@@ -126,19 +224,33 @@ impl<'a> Sentinels<'a> {
 mod tests {
     use super::*;
 
+    fn address(host: &str, port: u16) -> Address {
+        Address { host: host.to_owned(), port }
+    }
+
     #[test]
-    fn sentinels_are_read() {
+    fn several_hosts_are_read() {
         assert_eq!(
-            Sentinels::parse("me:a@b@one:1,two/primary").unwrap(),
-            Sentinels {
+            Several::parse("me:a@b@one:1,two/primary", SENTINEL_FORM, 26_379).unwrap(),
+            Several {
                 user: Some(("me", "a@b")),
-                hosts: vec![("one", 1), ("two", 26_379)],
-                master: "primary"
+                hosts: vec![address("one", 1), address("two", 26_379)],
+                path: "primary",
+                form: SENTINEL_FORM,
             }
         );
-        for wrong in ["", "host:1", "host:1/", "host:x/master", "user@host/master", "one,,two/master"] {
-            let told = Sentinels::parse(wrong).unwrap_err().to_string();
-            assert!(told.contains("redis+sentinel://"), "{wrong}: {told}");
+    }
+
+    #[test]
+    fn a_wrong_address_is_told_with_the_right_form() {
+        let sentinels = ["", "host:1", "host:1/", "host:x/master", "user@host/master", "one,,two/master"];
+        let clusters = ["", "host:x", "user@host", "one,,two", "one:1,two:2/1"];
+        for (form, rests) in [("redis+sentinel://", &sentinels[..]), ("redis+cluster://", &clusters[..])] {
+            for rest in rests {
+                let url = format!("{form}{rest}");
+                let told = Place::new(&Settings::new(&url)).unwrap_err().to_string();
+                assert!(told.contains(form), "{url}: {told}");
+            }
         }
     }
 }

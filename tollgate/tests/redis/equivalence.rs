@@ -10,10 +10,10 @@ use tollgate::{Decision, Limit, Limiter, ManualClock, Memory, Time};
 use crate::{PATIENT, every_variant, limiter};
 
 /// The same numbers in every run.
-struct Dice(u64);
+pub(crate) struct Dice(pub(crate) u64);
 
 impl Dice {
-    fn below(&mut self, sides: u64) -> u64 {
+    pub(crate) fn below(&mut self, sides: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -22,7 +22,7 @@ impl Dice {
 }
 
 /// How far the clock goes with a step, in nanoseconds.
-fn step(dice: &mut Dice, window_ns: u64) -> i64 {
+pub(crate) fn step(dice: &mut Dice, window_ns: u64) -> i64 {
     let far = match dice.below(20) {
         0..6 => 0,
         6..12 => dice.below(window_ns / 10 + 1),

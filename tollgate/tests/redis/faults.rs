@@ -8,6 +8,7 @@ use testbed::RedisServer;
 use tollgate::redis::{Failure, Redis, Settings};
 use tollgate::{Align, Clock as _, Limit, Limiter, RetryAfter, SystemClock, Verdict};
 
+use crate::network::percentile_99;
 use crate::{PATIENT, all_expire, limiter};
 
 pub(crate) fn ten_an_hour() -> Limit {
@@ -78,6 +79,24 @@ async fn without_a_server_the_policy_decides() {
 
     let too_many = limiter(&[ten_an_hour()], &nobody.failure(Failure::Local { nodes: 11 }));
     assert!(!too_many.check("key").await.allowed(), "a share of less than one is none");
+}
+
+/// Each limit has a policy of its own.
+#[tokio::test]
+async fn limits_of_one_request_have_their_own_policies() {
+    let nobody = Settings::new("redis://127.0.0.1:1").failure(Failure::Open);
+    let both = [ten_an_hour(), ten_an_hour()];
+    let local = limiter(&both, &nobody.clone().failure_of(1, Failure::Local { nodes: 5 }));
+    for remaining in [1, 0] {
+        let verdict = local.check("key").await;
+        assert!(verdict.allowed() && verdict.is_degraded());
+        let left: Vec<_> = verdict.decisions().iter().map(|decision| decision.remaining).collect();
+        assert_eq!(left, [10, remaining]);
+    }
+    assert!(!local.check("key").await.allowed());
+    let closed = limiter(&both, &nobody.failure_of(0, Failure::Closed));
+    let verdict = closed.check("key").await;
+    assert_eq!(verdict.decisions().iter().map(|it| it.allowed).collect::<Vec<_>>(), [false, true]);
 }
 
 /// The server is killed and started again, empty and without our functions: decisions go on, and are exact again.
@@ -189,9 +208,12 @@ async fn twenty_kills_under_load() {
     all_expire(&server);
 }
 
-/// The server stands still: nobody waits much longer than the deadline, and soon nobody waits at all.
+/// The server stands still for ten seconds: nobody waits much longer than the deadline, and soon nobody waits at all.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_stands_still_holds_nobody_up() {
+    const STANDSTILL: Duration = Duration::from_secs(10);
+    const LATEST: Duration = Duration::from_millis(20 + 5);
+
     let server = RedisServer::start().unwrap();
     let settings = Settings::new(&server.url()).failure(Failure::Local { nodes: 1 });
     let limiter = Arc::new(limiter(&[ten_an_hour()], &settings));
@@ -201,19 +223,34 @@ async fn a_server_that_stands_still_holds_nobody_up() {
         .map(|_| {
             let limiter = limiter.clone();
             tokio::spawn(async move {
-                for _ in 0..200 {
-                    let asked = tokio::time::timeout(Duration::from_millis(500), limiter.check("key"));
-                    assert!(asked.await.unwrap().is_degraded());
+                let clock = SystemClock::new();
+                let (start, mut took) = (clock.now(), Vec::new());
+                while clock.now().saturating_since(start) < STANDSTILL {
+                    let asked_at = clock.now();
+                    assert!(limiter.check(&fresh()).await.is_degraded());
+                    took.push(clock.now().saturating_since(asked_at));
+                    tokio::time::sleep(Duration::from_millis(2)).await;
                 }
+                took
             })
         })
         .collect();
+    let mut took = Vec::new();
     for task in tasks {
-        task.await.unwrap();
+        took.extend(task.await.unwrap());
     }
     assert!(limiter.is_degraded());
     server.resume().unwrap();
-    until(&limiter, |verdict| !verdict.is_degraded()).await;
+    let back = healthy(&limiter).await;
+    let (count, waited) = (took.len(), took.iter().filter(|took| **took >= LATEST / 2).count());
+    let last = took.iter().max().copied().unwrap_or_default();
+    let p99 = percentile_99(took);
+    println!(
+        "ten seconds of standstill: p99 of {count} decisions {p99:.1?}, {waited} waited, the last {last:.1?}; healthy \
+         after {back:.1?}"
+    );
+    assert!(p99 <= LATEST, "p99 {p99:?}");
+    assert!(last <= Duration::from_millis(20 + 250), "a decision after {last:?}");
     all_expire(&server);
 }
 

@@ -9,7 +9,7 @@ use tollgate::{Align, Count, Limit, RetryAfter};
 use crate::{PATIENT, all_expire, limiter};
 
 /// How many calls the server has had.
-fn calls(server: &RedisServer) -> u64 {
+pub(crate) fn calls(server: &RedisServer) -> u64 {
     let stats = server.cli(&["INFO", "commandstats"]).unwrap();
     let fcall = stats.lines().find_map(|line| line.strip_prefix("cmdstat_fcall:calls="));
     fcall.map_or(0, |rest| rest.split(',').next().unwrap().parse().unwrap())

@@ -5,7 +5,9 @@
 mod child;
 mod equivalence;
 mod faults;
+mod give_back;
 mod known_denials;
+mod leases;
 mod network;
 mod processes;
 mod sharing;

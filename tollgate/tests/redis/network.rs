@@ -52,7 +52,7 @@ async fn ask_in_vain(limiter: &Limiter<Redis>, policy: Failure, fault: Fault) ->
     told
 }
 
-fn percentile_99(mut lengths: Vec<Duration>) -> Duration {
+pub(crate) fn percentile_99(mut lengths: Vec<Duration>) -> Duration {
     lengths.sort_unstable();
     lengths.get(lengths.len() * 99 / 100).or(lengths.last()).copied().unwrap_or_default()
 }

@@ -20,6 +20,8 @@ const TASKS: usize = 128;
 
 const LIMIT: u32 = 1_000;
 const OTHER_LIMIT: u32 = 5_000;
+/// More than there are requests.
+const LOG_LIMIT: u32 = 1_000_000;
 
 /// One of each algorithm, so slow that nothing comes back during the test.
 fn every_algorithm(n: u32) -> [Limit; 5] {
@@ -37,13 +39,15 @@ fn every_algorithm(n: u32) -> [Limit; 5] {
 
 /// The limits of each round, the same in every process. First each algorithm alone: once a process has been denied, it
 /// knows that for a while, and asks no more. Then each as the first of two limits, which denies most, with another as
-/// the second: with two, every request is asked.
+/// the second, and a log that counts every request, also the denied: so that each must be asked.
 fn rounds() -> Vec<Vec<Limit>> {
     let alone = every_algorithm(LIMIT).map(|limit| vec![limit]);
     let mut others = every_algorithm(OTHER_LIMIT);
     others.rotate_left(2);
-    let pairs = every_algorithm(LIMIT).into_iter().zip(others).map(|(first, second)| vec![first, second]);
-    alone.into_iter().chain(pairs).collect()
+    let log = Limit::sliding_window_log(LOG_LIMIT, Duration::from_secs(300 * 86_400), Count::All).unwrap();
+    let several = every_algorithm(LIMIT).into_iter().zip(others);
+    let several = several.map(|(first, second)| vec![first, second, log.clone()]);
+    alone.into_iter().chain(several).collect()
 }
 
 fn connect(url: &str, round: usize, limits: &[Limit], connections: usize) -> Limiter<Redis> {
@@ -69,10 +73,10 @@ async fn four_processes_admit_exactly_the_limit() {
         println!("{names:?}: {admitted:?} admitted");
         assert_eq!(admitted.iter().sum::<u32>(), LIMIT, "{limits:?}: {admitted:?}");
 
-        // A denied request took nothing from the limit that would have let it pass.
+        // A denied request took nothing from the limit that would have let it pass, and the log has counted them all.
         let left = connect(&server.url(), round, limits, 1).peek("key").await;
         let left: Vec<u32> = left.decisions().iter().map(|decision| decision.remaining).collect();
-        assert_eq!(left, [0, OTHER_LIMIT - LIMIT][..left.len()], "{limits:?}");
+        assert_eq!(left, [0, OTHER_LIMIT - LIMIT, LOG_LIMIT - REQUESTS as u32][..left.len()], "{limits:?}");
     }
     all_expire(&server);
 }

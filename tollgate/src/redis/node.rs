@@ -1,0 +1,39 @@
+//! A server, with its connections and whether it answers.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use tokio::sync::oneshot;
+
+use super::breaker::Breaker;
+use super::link::{Ask, Common, Link, NotDone, StoreError, Task, Told};
+use super::server::{Address, Server};
+
+#[derive(Debug, Default)]
+pub(crate) struct Node {
+    /// Of a node of a cluster.
+    pub(crate) address: Option<Address>,
+    links: Box<[Link]>,
+    next_link: AtomicUsize,
+    pub(crate) breaker: Breaker,
+}
+
+impl Node {
+    pub(crate) fn new(address: Option<Address>, server: &Server, links: usize, common: &Common) -> Node {
+        let links = (0..links).map(|_| Link::new(server.clone(), common.clone())).collect();
+        Node { address, links, ..Node::default() }
+    }
+
+    /// Nobody: what stands in until a cluster is known.
+    pub(crate) fn is_nobody(&self) -> bool {
+        self.links.is_empty()
+    }
+
+    pub(crate) async fn ask(&self, slot: u16, is_guest: bool, task: Task) -> Result<Told, NotDone> {
+        let (tell, told) = oneshot::channel();
+        let next = self.next_link.fetch_add(1, Ordering::Relaxed);
+        let ended = || NotDone::Failed(StoreError::driver_has_ended());
+        let link = self.links.get(next % self.links.len().max(1)).ok_or_else(ended)?;
+        link.ask(Ask { slot, is_guest, task, tell }).map_err(NotDone::Failed)?;
+        told.await.unwrap_or_else(|_| Err(ended()))
+    }
+}

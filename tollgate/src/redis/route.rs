@@ -1,0 +1,145 @@
+//! To which server a request goes, and what happens until it is carried out.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::cluster::{self, Cluster};
+use super::link::{Common, Item, NotDone, StoreError, Task, Told};
+use super::node::Node;
+use super::server::Place;
+use crate::clock::{Clock, SystemClock};
+
+/// How often a request is sent on from node to node.
+const SENT_ON_MAX: usize = 5;
+/// How long a request waits whose keys are on their way to another node.
+const BETWEEN: Duration = Duration::from_millis(2);
+
+#[derive(Debug)]
+pub(crate) struct Servers {
+    all: All,
+    clock: SystemClock,
+}
+
+#[derive(Debug)]
+enum All {
+    One(Arc<Node>),
+    Cluster(Cluster),
+}
+
+impl Servers {
+    /// Must be called on a runtime.
+    pub(crate) fn new(place: Place, links: usize, common: Common) -> Servers {
+        let all = match place {
+            Place::One(server) => All::One(Arc::new(Node::new(None, &server, links, &common))),
+            Place::Cluster { seeds, way } => All::Cluster(Cluster::new(seeds, way, links, common)),
+        };
+        Servers { all, clock: SystemClock::new() }
+    }
+
+    /// The slot of a key; all keys of one server are as if in one slot.
+    pub(crate) fn slot(&self, name: &str) -> u16 {
+        match &self.all {
+            All::One(_) => 0,
+            All::Cluster(_) => cluster::slot(name),
+        }
+    }
+
+    /// The slot of all keys of a request, if it is the same.
+    pub(crate) fn slot_of_all(&self, items: &[Item]) -> Option<u16> {
+        let mut slots = items.iter().map(|item| self.slot(&item.key));
+        let first = slots.next().unwrap_or(0);
+        slots.all(|slot| slot == first).then_some(first)
+    }
+
+    /// Has a task carried out by the node that has its slot, within the time given.
+    pub(crate) async fn carry_out(
+        &self,
+        slot: u16,
+        task: Task,
+        patience: Duration,
+    ) -> Result<Told, StoreError> {
+        let mut node = self.node(slot);
+        if !node.breaker.lets_ask(self.clock.now()) {
+            self.look_again();
+            return Err(StoreError::Away);
+        }
+        let told = tokio::time::timeout(patience, self.follow(&mut node, slot, task)).await;
+        let told = told.unwrap_or(Err(StoreError::TimedOut));
+        match &told {
+            Ok(_) => node.breaker.answered(),
+            Err(_) => {
+                node.breaker.failed(self.clock.now());
+                self.look_again();
+            }
+        }
+        told
+    }
+
+    /// Asks the node, and those that it sends to. `node` is the one that is being asked.
+    async fn follow(&self, node: &mut Arc<Node>, slot: u16, task: Task) -> Result<Told, StoreError> {
+        let All::Cluster(cluster) = &self.all else {
+            return node.ask(slot, false, task).await.map_err(StoreError::from);
+        };
+        if node.is_nobody() {
+            let known = cluster.wait_for(slot).await?;
+            cluster.nobody_answered();
+            *node = known;
+        }
+        let mut is_guest = false;
+        for _ in 0..SENT_ON_MAX {
+            let (address, this_time) = match node.ask(slot, is_guest, task.clone()).await {
+                Err(NotDone::Elsewhere { address, this_time }) => (address, this_time),
+                Err(NotDone::Between) => {
+                    tokio::time::sleep(BETWEEN).await;
+                    (*node, is_guest) = (cluster.node(slot), false);
+                    continue;
+                }
+                told => return told.map_err(StoreError::from),
+            };
+            // It answered; and it has not carried out anything, so another may be asked.
+            node.breaker.answered();
+            if !this_time {
+                cluster.look_again();
+            }
+            (*node, is_guest) = (cluster.node_at(&address, node)?, this_time);
+            if !node.breaker.lets_ask(self.clock.now()) {
+                return Err(StoreError::Away);
+            }
+        }
+        Err(StoreError::Refused(format!("slot {slot} is sent from node to node")))
+    }
+
+    fn node(&self, slot: u16) -> Arc<Node> {
+        match &self.all {
+            All::One(node) => node.clone(),
+            All::Cluster(cluster) => cluster.node(slot),
+        }
+    }
+
+    fn look_again(&self) {
+        if let All::Cluster(cluster) = &self.all {
+            cluster.look_again();
+        }
+    }
+
+    pub(crate) fn is_degraded(&self) -> bool {
+        match &self.all {
+            All::One(node) => node.breaker.is_open(),
+            All::Cluster(cluster) => cluster.is_degraded(),
+        }
+    }
+}
+
+impl From<NotDone> for StoreError {
+    fn from(not_done: NotDone) -> StoreError {
+        match not_done {
+            NotDone::Failed(error) => error,
+            NotDone::Elsewhere { address, .. } => StoreError::Refused(format!(
+                "it is a node of a cluster and sends to {address}; write its address as redis+cluster://"
+            )),
+            NotDone::Between => {
+                StoreError::Refused("it is a node of a cluster that is being changed".to_owned())
+            }
+        }
+    }
+}

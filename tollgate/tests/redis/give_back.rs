@@ -1,0 +1,414 @@
+//! Goal: a charge that is given back never was. Method: calls by hand, with a time of the test's choosing, beside the
+//! same limit without the charges that are undone.
+
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use testbed::RedisServer;
+use tollgate::redis::wire;
+use tollgate::{Align, Count, Decision, Limit, Limiter, ManualClock, Mode, Rate, Style, Time};
+
+use crate::equivalence::{Dice, step};
+use crate::{all_expire, every_variant};
+
+/// One part of a call.
+#[derive(Clone, Copy)]
+enum Ask {
+    Charge { key: u64, cost: u32 },
+    GiveBack { key: u64, cost: u32, at: Time },
+}
+
+/// A connection over which one limit is charged.
+struct Raw<'a> {
+    connection: MultiplexedConnection,
+    function: String,
+    limit: &'a Limit,
+    /// Keeps the keys of one test apart from those of the next.
+    name: String,
+}
+
+impl<'a> Raw<'a> {
+    async fn new(server: &RedisServer, limit: &'a Limit, name: impl ToString) -> Raw<'a> {
+        let client = redis::Client::open(server.url()).unwrap();
+        let mut connection = client.get_multiplexed_async_connection().await.unwrap();
+        let (library, function) = wire::library();
+        let load = redis::cmd("FUNCTION").arg(&["LOAD", "REPLACE", &library]).to_owned();
+        load.query_async::<String>(&mut connection).await.unwrap();
+        Raw { connection, function, limit, name: name.to_string() }
+    }
+
+    fn key(&self, key: u64) -> String {
+        format!("{}:{key}", self.name)
+    }
+
+    /// One call, at the server's time if none is given: when it was, and what the charges were told, in order.
+    async fn call(&mut self, at: Option<Time>, asks: &[Ask]) -> (Time, Vec<Decision>) {
+        let mut command = redis::cmd("FCALL");
+        command.arg(&self.function).arg(asks.len());
+        for Ask::Charge { key, .. } | Ask::GiveBack { key, .. } in asks {
+            command.arg(self.key(*key));
+        }
+        command.arg(at.map_or(Vec::new(), wire::time));
+        for ask in asks {
+            command.arg(match *ask {
+                Ask::Charge { cost, .. } => wire::charge(self.limit, cost),
+                Ask::GiveBack { cost, at, .. } => wire::give_back(self.limit, cost, at),
+            });
+        }
+        let reply: Vec<u8> = command.query_async(&mut self.connection).await.unwrap();
+        let mut rest = reply.as_slice();
+        let now = wire::take_time(&mut rest).unwrap();
+        let mut decisions = Vec::new();
+        for ask in asks {
+            match ask {
+                Ask::Charge { cost, .. } => {
+                    decisions.push(wire::take_decision(&mut rest, self.limit, *cost, now).unwrap());
+                }
+                Ask::GiveBack { .. } => wire::take_given_back(&mut rest).unwrap(),
+            }
+        }
+        assert!(rest.is_empty(), "{rest:?} is left of the reply");
+        (now, decisions)
+    }
+
+    async fn charge(&mut self, at: Time, key: u64, cost: u32) -> Decision {
+        self.call(Some(at), &[Ask::Charge { key, cost }]).await.1.remove(0)
+    }
+
+    async fn give_back(&mut self, now: Time, key: u64, cost: u32, at: Time) {
+        self.call(Some(now), &[Ask::GiveBack { key, cost, at }]).await;
+    }
+
+    async fn expires_after(&mut self, key: u64) -> Option<Duration> {
+        let left = redis::cmd("PTTL").arg(self.key(key)).to_owned();
+        let left: i64 = left.query_async(&mut self.connection).await.unwrap();
+        u64::try_from(left).ok().map(Duration::from_millis)
+    }
+}
+
+/// Two requests come to each of three keys at the same time, and the first is undone again, before or after the second
+/// is asked: from then on the key says what one in memory says that has never seen it.
+async fn undone_at_once(limit: &Limit, server: &RedisServer, name: u64, is_forward: bool) {
+    let mut raw = Raw::new(server, limit, name).await;
+    let clock = ManualClock::new(Time::EPOCH);
+    let memory = Limiter::builder(limit.clone()).clock(clock.clone()).max_keys(10_000).build().unwrap();
+    let counts_all = matches!(limit, Limit::Log(log) if log.count() == Count::All);
+    let mut dice = Dice(88_172_645_463_325_252 + name);
+    let most = u64::from(limit.limit());
+    let mut now = 1_700_000_000_000_000_000_u64;
+    let mut undone = 0;
+    for number in 0..300 {
+        let far = step(&mut dice, limit.window().as_nanos() as u64);
+        now = now.saturating_add_signed(if is_forward { far.max(0) } else { far });
+        let at = Time::from_nanos(now);
+        clock.set(at);
+        let what = |key: u64| format!("{limit:?}: step {number} at {now}, key {key}");
+
+        let costs = [(); 3].map(|()| (dice.below(most / 2 + 3) as u32, dice.below(most / 2 + 3) as u32));
+        let first: Vec<_> = (0..3).zip(costs).map(|(key, (cost, _))| Ask::Charge { key, cost }).collect();
+        let (_, firsts) = raw.call(Some(at), &first).await;
+        let undo = [(); 3].map(|()| dice.below(2) == 0);
+        let undo_first = [(); 3].map(|()| dice.below(2) == 0);
+        let mut second = Vec::new();
+        for key in 0..3 {
+            let (cost, other) = costs[key as usize];
+            let charge = Ask::Charge { key, cost: other };
+            match (undo[key as usize] && firsts[key as usize].allowed, undo_first[key as usize]) {
+                (false, _) => second.push(charge),
+                (true, true) => second.extend([Ask::GiveBack { key, cost, at }, charge]),
+                (true, false) => second.extend([charge, Ask::GiveBack { key, cost, at }]),
+            }
+        }
+        let (_, seconds) = raw.call(Some(at), &second).await;
+        for key in 0..3 {
+            let (cost, other) = costs[key as usize];
+            let (told_first, told_second) = (firsts[key as usize], seconds[key as usize]);
+            let is_undone = undo[key as usize] && told_first.allowed && !counts_all;
+            if is_undone {
+                undone += 1;
+                // The key was asked at this time; it has been given nothing.
+                memory.check_n(&key, 0);
+            } else {
+                assert_eq!(told_first, memory.check_n(&key, cost), "{}, the first", what(key));
+            }
+            if !is_undone || undo_first[key as usize] {
+                assert_eq!(told_second, memory.check_n(&key, other), "{}, the second", what(key));
+            } else if told_second.allowed {
+                assert!(memory.check_n(&key, other).allowed, "{}, the second", what(key));
+            }
+            assert_eq!(raw.charge(at, key, 0).await, memory.check_n(&key, 0), "{}, after", what(key));
+        }
+    }
+    assert!(undone > 30 || counts_all, "{limit:?}: {undone} of the charges were undone");
+}
+
+#[tokio::test]
+async fn undone_at_once_it_never_was() {
+    let server = RedisServer::start().unwrap();
+    let mut name = 0;
+    for size in [1, 5, 300, 70_000] {
+        for limit in every_variant(size, 10) {
+            name += 1;
+            undone_at_once(&limit, &server, name, true).await;
+        }
+    }
+    all_expire(&server);
+}
+
+/// Buckets and logs do so even where the clock steps back. The others give too little back then, never too much.
+#[tokio::test]
+async fn undone_at_once_on_a_clock_that_steps_back() {
+    let server = RedisServer::start().unwrap();
+    let mut name = 0;
+    for size in [5, 300] {
+        let limits = every_variant(size, 10);
+        for limit in limits.iter().filter(|limit| matches!(limit, Limit::Bucket(_) | Limit::Log(_))) {
+            name += 1;
+            undone_at_once(limit, &server, name, false).await;
+        }
+    }
+    all_expire(&server);
+}
+
+/// How long after the first charge of a key a comparison holds. Where windows or periods begin with a key's first
+/// request, one that was charged, even if it is undone later, makes them begin at another time.
+fn comparable(limit: &Limit) -> Option<Duration> {
+    match limit {
+        Limit::Steps(steps) => Some(steps.rate().period()),
+        Limit::FixedWindow(window) if window.align() == Align::FirstRequest => Some(window.window()),
+        _ => None,
+    }
+}
+
+/// Requests, some of them undone a while later, on one key; on another the same without those that are undone. The
+/// first never has more left than the second.
+async fn undone_later(limit: &Limit, server: &RedisServer, name: u64, steps: usize) {
+    let mut raw = Raw::new(server, limit, format!("later{name}")).await;
+    let mut dice = Dice(7_046_029_254_386_353_131 + name);
+    let (most, window_ns) = (u64::from(limit.limit()), limit.window().as_nanos() as u64);
+    let mut now = 1_700_000_000_000_000_000_u64;
+    let (mut begun, mut pair) = (now, 0);
+    let mut pending: Vec<(Time, u32)> = Vec::new();
+    let (mut compared, mut given) = (0, 0);
+    for number in 0..steps {
+        now += match comparable(limit) {
+            Some(length) => dice.below(length.as_nanos() as u64 / 20),
+            None => step(&mut dice, window_ns).max(0) as u64,
+        };
+        if comparable(limit).is_some_and(|length| now - begun >= length.as_nanos() as u64) {
+            // A new pair of keys.
+            pending.clear();
+            (begun, pair) = (now, pair + 1);
+        }
+        let (with, without) = (pair * 2, pair * 2 + 1);
+        let at = Time::from_nanos(now);
+        let what = format!("{limit:?}: step {number} at {now}");
+        let cost = dice.below(most / 4 + 2) as u32 + 1;
+        match dice.below(4) {
+            0 if !pending.is_empty() => {
+                let (charged_at, cost) = pending.swap_remove(dice.below(pending.len() as u64) as usize);
+                let before = raw.charge(at, with, 0).await.remaining;
+                raw.give_back(at, with, cost, charged_at).await;
+                let after = raw.charge(at, with, 0).await.remaining;
+                assert!(before <= after && after - before <= cost, "{what}: {before} -> {after}, {cost}");
+                given += after - before;
+            }
+            0 | 1 => {
+                if raw.charge(at, with, cost).await.allowed {
+                    pending.push((at, cost));
+                }
+            }
+            _ => {
+                if raw.charge(at, with, cost).await.allowed {
+                    assert!(raw.charge(at, without, cost).await.allowed, "{what}");
+                }
+            }
+        }
+        let both = [with, without].map(|key| Ask::Charge { key, cost: 0 });
+        let (_, told) = raw.call(Some(at), &both).await;
+        assert!(told[0].remaining <= told[1].remaining, "{what}: {told:?}");
+        compared += usize::from(told[1].remaining < limit.limit());
+    }
+    assert!(compared > steps / 10, "{limit:?}: {compared} of {steps} steps say something");
+    let counts_all = matches!(limit, Limit::Log(log) if log.count() == Count::All);
+    assert_eq!(given > 0, !counts_all, "{limit:?}: {given} given back");
+}
+
+#[tokio::test]
+async fn undone_later_it_gives_no_more_than_had_it_never_been() {
+    let server = RedisServer::start().unwrap();
+    let mut name = 0;
+    for size in [5, 300, 70_000] {
+        for limit in every_variant(size, 10) {
+            name += 1;
+            undone_later(&limit, &server, name, 500).await;
+        }
+    }
+    all_expire(&server);
+}
+
+/// Where a window or a period begins with a request and that is undone, those that came after it do not get theirs
+/// back any sooner.
+#[tokio::test]
+async fn a_window_that_an_undone_request_began_ends_no_sooner() {
+    let server = RedisServer::start().unwrap();
+    let window = Duration::from_secs(10);
+    let limits = [
+        Limit::fixed_window(5, window, Align::FirstRequest).unwrap(),
+        Limit::token_bucket(5, Rate::new(5, window).unwrap(), Style::Stepped).unwrap(),
+    ];
+    for limit in &limits {
+        let mut raw = Raw::new(&server, limit, limit.name()).await;
+        let start = Time::from_secs(1_700_000_000);
+        let after = |length: Duration| start.saturating_add(length);
+        let second = Duration::from_secs(1);
+        assert!(raw.charge(start, 0, 1).await.allowed);
+        assert!(raw.charge(after(second), 0, 4).await.allowed);
+        raw.give_back(after(2 * second), 0, 1, start).await;
+        let told = raw.charge(after(2 * second), 0, 1).await;
+        assert!(told.allowed && told.remaining == 0, "{limit:?}: it is given back, {told:?}");
+        // Four units of the second 1 are in the way until the second 11.
+        let told = raw.charge(after(11 * second - Duration::from_nanos(1)), 0, 2).await;
+        assert!(!told.allowed, "{limit:?}: {told:?}");
+        assert!(raw.charge(after(12 * second), 0, 5).await.allowed, "{limit:?}");
+    }
+    all_expire(&server);
+}
+
+/// A window later there is nothing to give back.
+#[tokio::test]
+async fn undone_too_late_gives_nothing() {
+    let server = RedisServer::start().unwrap();
+    for (number, limit) in every_variant(5, 10).iter().enumerate() {
+        let mut raw = Raw::new(&server, limit, number).await;
+        let start = Time::from_secs(1_700_000_000);
+        assert!(raw.charge(start, 0, 3).await.allowed);
+        let later = start.saturating_add(3 * limit.window());
+        assert!(raw.charge(later, 0, 3).await.allowed);
+        raw.give_back(later, 0, 3, start).await;
+        assert_eq!(raw.charge(later, 0, 0).await.remaining, 2, "{limit:?}");
+    }
+    all_expire(&server);
+}
+
+/// On the server's own clock: no state is made out of nothing, one that is as good as new goes, and what is left lives
+/// as long as it counts.
+#[tokio::test]
+async fn what_is_left_lives_as_long_as_it_counts() {
+    let server = RedisServer::start().unwrap();
+    for (number, limit) in every_variant(50, 3_600).iter().enumerate() {
+        let mut raw = Raw::new(&server, limit, number).await;
+        let (now, _) = raw.call(None, &[Ask::Charge { key: 9, cost: 0 }]).await;
+        raw.call(None, &[Ask::GiveBack { key: 0, cost: 1, at: now }]).await;
+        assert_eq!(raw.expires_after(0).await, None, "{limit:?}: out of nothing");
+
+        let (at, told) = raw.call(None, &[Ask::Charge { key: 0, cost: 40 }]).await;
+        assert!(told[0].allowed);
+        raw.call(None, &[Ask::Charge { key: 0, cost: 2 }]).await;
+        raw.call(None, &[Ask::GiveBack { key: 0, cost: 40, at }]).await;
+        let left = raw.expires_after(0).await;
+        let (_, told) = raw.call(None, &[Ask::Charge { key: 0, cost: 0 }]).await;
+        assert!(left.is_some_and(|left| left >= told[0].reset_after), "{limit:?}: {left:?}, {told:?}");
+
+        let counts_all = matches!(limit, Limit::Log(log) if log.count() == Count::All);
+        let (at, told) = raw.call(None, &[Ask::Charge { key: 1, cost: 1 }]).await;
+        assert!(told[0].allowed);
+        raw.call(None, &[Ask::GiveBack { key: 1, cost: 1, at }]).await;
+        assert_eq!(raw.expires_after(1).await.is_some(), counts_all, "{limit:?}");
+    }
+    all_expire(&server);
+}
+
+/// In a long log the charge is found among those that came after it, across the end of the ring.
+#[tokio::test]
+async fn a_log_closes_the_gap() {
+    let server = RedisServer::start().unwrap();
+    let limit = Limit::sliding_window_log(1_000, Duration::from_secs(10), Count::Admitted).unwrap();
+    let mut raw = Raw::new(&server, &limit, "log").await;
+    let clock = ManualClock::new(Time::EPOCH);
+    let memory = Limiter::builder(limit.clone()).clock(clock.clone()).build().unwrap();
+    let mut dice = Dice(4_101_842_887_655_102_017);
+    let mut at = Time::from_secs(1_700_000_000);
+    for round in 0..60 {
+        // Undone after up to 70 others; the last few of that are too many to look through.
+        let others = dice.below(70);
+        let cost = 1 + dice.below(3) as u32;
+        let charged_at = at;
+        assert!(raw.charge(at, 0, cost).await.allowed);
+        let mut kept = Vec::new();
+        for _ in 0..others {
+            at = at.saturating_add(Duration::from_micros(1 + dice.below(20_000)));
+            let cost = 1 + dice.below(3) as u32;
+            assert!(raw.charge(at, 0, cost).await.allowed, "round {round}");
+            kept.push((at, cost));
+        }
+        raw.give_back(at, 0, cost, charged_at).await;
+        if others >= 64 {
+            kept.insert(0, (charged_at, cost));
+        }
+        for (at, cost) in kept {
+            clock.set(at);
+            assert!(memory.check_n(&0, cost).allowed);
+        }
+        clock.set(at);
+        assert_eq!(raw.charge(at, 0, 0).await, memory.check_n(&0, 0), "round {round}, {others} after it");
+        at = at.saturating_add(Duration::from_millis(dice.below(2_000)));
+    }
+    all_expire(&server);
+}
+
+/// A leaky bucket that is given back lets the next one out sooner.
+#[tokio::test]
+async fn a_queue_gets_shorter() {
+    let server = RedisServer::start().unwrap();
+    let rate = Rate::new(1, Duration::from_secs(1)).unwrap();
+    let limit = Limit::leaky_bucket(5, rate, Mode::Shape).unwrap();
+    let mut raw = Raw::new(&server, &limit, "queue").await;
+    let at = Time::from_secs(1_700_000_000);
+    raw.charge(at, 0, 1).await;
+    raw.charge(at, 0, 2).await;
+    raw.give_back(at, 0, 2, at).await;
+    assert_eq!(raw.charge(at, 0, 1).await.delay, Duration::from_secs(1));
+}
+
+/// Part of a charge is given back, among others of the same time: as if only the rest had been charged.
+#[tokio::test]
+async fn a_part_is_given_back() {
+    let server = RedisServer::start().unwrap();
+    for (number, limit) in every_variant(300, 10).iter().enumerate() {
+        if matches!(limit, Limit::Log(log) if log.count() == Count::All) {
+            continue;
+        }
+        let mut raw = Raw::new(&server, limit, format!("part{number}")).await;
+        let clock = ManualClock::new(Time::EPOCH);
+        let memory = Limiter::builder(limit.clone()).clock(clock.clone()).build().unwrap();
+        let mut dice = Dice(2_862_933_555_777_941_757 + number as u64);
+        let mut now = 1_700_000_000_000_000_000_u64;
+        let mut parts = 0;
+        for number in 0..300 {
+            now += step(&mut dice, 10_000_000_000).max(0) as u64;
+            let at = Time::from_nanos(now);
+            clock.set(at);
+            let (cost, other) = (dice.below(40) as u32 + 2, dice.below(3) as u32);
+            let part = 1 + dice.below(u64::from(cost) - 1) as u32;
+            let (_, told) = raw
+                .call(Some(at), &[Ask::Charge { key: 0, cost }, Ask::Charge { key: 0, cost: other }])
+                .await;
+            if told[0].allowed {
+                raw.give_back(at, 0, part, at).await;
+                assert!(memory.check_n(&0, cost - part).allowed);
+                parts += 1;
+            }
+            if told[1].allowed {
+                assert!(memory.check_n(&0, other).allowed);
+            }
+            assert_eq!(
+                raw.charge(at, 0, 0).await,
+                memory.check_n(&0, 0),
+                "{limit:?}: step {number} at {now}"
+            );
+        }
+        assert!(parts > 30, "{limit:?}: {parts}");
+    }
+    all_expire(&server);
+}
