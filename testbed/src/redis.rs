@@ -1,7 +1,15 @@
-use std::io::{self, BufRead, BufReader};
+use std::io::{self, BufRead, BufReader, Write};
 use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use crate::conversation::Conversation;
+
+/// How long an answer may take that is waited for at all.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
+/// The same for a walk over all keys.
+const SCAN_PATIENCE: Duration = Duration::from_secs(120);
 
 /// A Redis server that keeps nothing on disk.
 #[derive(Debug)]
@@ -27,9 +35,10 @@ impl RedisServer {
     /// # Errors
     /// If `redis-server` is not installed or does not start.
     pub fn start_with(options: &[&str]) -> io::Result<RedisServer> {
-        // Bound and let go: the system does not hand the same port out again for a while.
-        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let port = free_port()?;
         let folder = std::env::temp_dir().join(format!("tollgate-redis-{}-{port}", std::process::id()));
+        // A test that was killed may have left one of this name, and a node of a cluster would believe what is in it.
+        let _ = std::fs::remove_dir_all(&folder);
         std::fs::create_dir_all(&folder)?;
         let options = options.iter().map(|&option| option.to_owned()).collect();
         let mut server = RedisServer { port, folder, options, keeper: None, pid: 0 };
@@ -44,9 +53,13 @@ impl RedisServer {
     pub fn restart(&mut self) -> io::Result<()> {
         self.kill()?;
         // A shell between us and the server outlives neither: when our end of its input closes, however we ended, it
-        // kills the server.
+        // kills the server. If we did not say before that we want the folder, nobody else will clear it away.
+        // It closes its own output, so that the output ends when the server does.
+        let keeper = "folder=$1; shift; redis-server \"$@\" & echo pid $!; exec >&-; \
+            read -r wanted; kill -9 $!; wait $!; [ \"$wanted\" ] || rm -rf \"$folder\"";
         let mut keeper = Command::new("sh")
-            .args(["-c", "redis-server \"$@\" & echo pid $!; cat; kill -9 $!", "redis-server"])
+            .args(["-c", keeper, "keeper"])
+            .arg(&self.folder)
             .args([
                 "--port",
                 &self.port.to_string(),
@@ -78,13 +91,16 @@ impl RedisServer {
         Err(io::Error::other("redis-server ended before it was ready; is it installed?"))
     }
 
-    /// `kill -9`.
+    /// `kill -9`. When this returns, its process is gone, and its port and its folder are free.
     ///
     /// # Errors
     /// If the system refuses.
     pub fn kill(&mut self) -> io::Result<()> {
         if let Some(mut keeper) = self.keeper.take() {
-            drop(keeper.stdin.take());
+            if let Some(mut input) = keeper.stdin.take() {
+                // If it cannot be told, it is gone already.
+                let _ = input.write_all(b"wanted\n");
+            }
             keeper.wait()?;
         }
         Ok(())
@@ -116,6 +132,11 @@ impl RedisServer {
         self.port
     }
 
+    /// The number of its process.
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
     /// Its address as clients take it.
     pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port)
@@ -135,6 +156,20 @@ impl RedisServer {
         Ok(String::from_utf8_lossy(&output.stdout).trim_end().to_owned())
     }
 
+    /// Sends a command, and gives its answer, a line for each text or number in it. Unlike [`cli`](Self::cli), this
+    /// waits ten seconds at most.
+    ///
+    /// # Errors
+    /// If the server does not answer, or answers with an error: then the message is what it says, `ASK` and `MOVED`
+    /// included.
+    pub fn ask(&self, words: &[&str]) -> io::Result<String> {
+        self.conversation()?.ask_text(words)
+    }
+
+    fn conversation(&self) -> io::Result<Conversation> {
+        Conversation::open(self.port, ANSWER_PATIENCE)
+    }
+
     /// Every key without an expiry: there must be none.
     ///
     /// # Errors
@@ -150,9 +185,18 @@ impl RedisServer {
               end \
             until cursor == '0' \
             return table.concat(without, '\\n')";
-        let without = self.cli(&["-e", "EVAL", script, "0"])?;
+        let mut server = Conversation::open(self.port, SCAN_PATIENCE)?;
+        // In a cluster, the keys of a slot that is just moving here are shown only to those who ask so. Any other server
+        // does not know the word, and need not.
+        let _ = server.ask(&["ASKING"]);
+        let without = server.ask_text(&["EVAL", script, "0"])?;
         Ok(without.lines().map(str::to_owned).collect())
     }
+}
+
+fn free_port() -> io::Result<u16> {
+    // Bound and let go: the system does not hand the same port out again for a while.
+    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }
 
 impl Drop for RedisServer {
@@ -163,9 +207,17 @@ impl Drop for RedisServer {
     }
 }
 
+/// Whether there is a process of this number.
+#[cfg(test)]
+fn is_running(pid: u32) -> bool {
+    let asked = Command::new("kill").args(["-s", "0", &pid.to_string()]).stderr(Stdio::null()).status();
+    asked.unwrap().success()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::patience::wait_until;
 
     #[test]
     fn keys_without_expiry_are_found_among_many() {
@@ -181,5 +233,70 @@ mod tests {
         assert_eq!(found, ["another", "key7"]);
         server.kill().unwrap();
         assert!(server.keys_without_expiry().is_err(), "no answer is not the answer `none`");
+    }
+    #[test]
+    fn answers_are_lines_and_errors_are_errors() {
+        let server = RedisServer::start().unwrap();
+        assert_eq!(server.ask(&["ECHO", "a\r\nb"]).unwrap(), "a\r\nb");
+        let nested = "return {1, {'two', {'three'}}, false, {}, redis.status_reply('four')}";
+        assert_eq!(server.ask(&["EVAL", nested, "0"]).unwrap(), "1\ntwo\nthree\nfour");
+        assert_eq!(server.ask(&["GET", "nothing"]).unwrap(), "");
+        let error = server.ask(&["EVAL", "return redis.error_reply('ASK 7 there')", "0"]).unwrap_err();
+        assert_eq!(error.to_string(), "ASK 7 there");
+    }
+
+    #[test]
+    fn a_server_that_does_not_start_is_an_error() {
+        let server = RedisServer::start().unwrap();
+        let taken = server.port().to_string();
+        assert!(RedisServer::start_with(&["--port", &taken]).is_err());
+        assert!(RedisServer::start_with(&["--no-such-option", "1"]).is_err());
+        assert_eq!(server.ask(&["PING"]).unwrap(), "PONG");
+    }
+
+    #[test]
+    fn a_killed_server_is_gone_at_once_and_starts_again() {
+        let mut server = RedisServer::start().unwrap();
+        for _ in 0..10 {
+            let pid = server.pid();
+            assert!(is_running(pid));
+            server.kill().unwrap();
+            assert!(!is_running(pid));
+            assert!(server.ask(&["PING"]).is_err());
+            server.restart().unwrap();
+            assert_eq!(server.ask(&["PING"]).unwrap(), "PONG");
+        }
+    }
+
+    /// Set in the process that the next test starts and kills.
+    const VICTIM: &str = "TESTBED_VICTIM";
+
+    #[test]
+    fn nothing_outlives_a_process_that_is_killed() {
+        if std::env::var_os(VICTIM).is_some() {
+            let server = RedisServer::start().unwrap();
+            println!("\nserver {} {}", server.pid(), server.folder.display());
+            // Nothing comes: it is killed while it waits. If the other process fails first, this ends as well.
+            io::stdin().read_line(&mut String::new()).unwrap();
+            return;
+        }
+        let mut victim = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "redis::tests::nothing_outlives_a_process_that_is_killed"])
+            .arg("--nocapture")
+            .env(VICTIM, "")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let said = BufReader::new(victim.stdout.take().unwrap());
+        let server = said.lines().find_map(|line| Some(line.unwrap().strip_prefix("server ")?.to_owned()));
+        let server = server.unwrap();
+        let (pid, folder) = server.split_once(' ').unwrap();
+        let (pid, folder) = (pid.parse().unwrap(), PathBuf::from(folder));
+        assert!(is_running(pid) && folder.exists());
+        victim.kill().unwrap();
+        victim.wait().unwrap();
+        assert!(wait_until(ANSWER_PATIENCE, || !is_running(pid)));
+        assert!(wait_until(ANSWER_PATIENCE, || !folder.exists()));
     }
 }

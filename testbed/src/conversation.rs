@@ -1,0 +1,86 @@
+use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::time::Duration;
+
+/// A connection to a Redis server.
+///
+/// Beside `redis-cli` for two reasons: a server that stands still ends the wait after a while, and asking often costs no
+/// process each time.
+#[derive(Debug)]
+pub(crate) struct Conversation {
+    stream: BufReader<TcpStream>,
+}
+
+impl Conversation {
+    /// Connects; this and each answer may take so long.
+    pub(crate) fn open(port: u16, patience: Duration) -> io::Result<Conversation> {
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+        let stream = TcpStream::connect_timeout(&address, patience)?;
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(patience))?;
+        stream.set_write_timeout(Some(patience))?;
+        Ok(Conversation { stream: BufReader::new(stream) })
+    }
+
+    /// Sends a command, and gives the texts and numbers in its answer from the first to the last, however they are
+    /// nested. An error that the server answers is an error here, in the server's words.
+    pub(crate) fn ask(&mut self, words: &[impl AsRef<[u8]>]) -> io::Result<Vec<Vec<u8>>> {
+        let mut command = format!("*{}\r\n", words.len()).into_bytes();
+        for word in words.iter().map(AsRef::as_ref) {
+            command.extend_from_slice(format!("${}\r\n", word.len()).as_bytes());
+            command.extend_from_slice(word);
+            command.extend_from_slice(b"\r\n");
+        }
+        self.stream.get_mut().write_all(&command)?;
+        self.answer()
+    }
+
+    /// The same, if the answer is one text or number.
+    pub(crate) fn ask_text(&mut self, words: &[impl AsRef<[u8]>]) -> io::Result<String> {
+        let answer = self.ask(words)?;
+        let texts: Vec<_> = answer.iter().map(|text| String::from_utf8_lossy(text)).collect();
+        Ok(texts.join("\n"))
+    }
+
+    fn answer(&mut self) -> io::Result<Vec<Vec<u8>>> {
+        let mut values = Vec::new();
+        // Of this answer, how many parts are still to come. A list is one part, and announces more.
+        let mut to_come = 1_usize;
+        while to_come > 0 {
+            to_come -= 1;
+            let line = self.line()?;
+            match line.split_at_checked(1) {
+                Some(("+" | ":", text)) => values.push(text.as_bytes().to_vec()),
+                Some(("-", error)) => return Err(io::Error::other(error)),
+                // No value.
+                Some(("$" | "*", "-1")) => {}
+                Some(("$", length)) => {
+                    let mut value = vec![0; number(length)? + 2];
+                    self.stream.read_exact(&mut value)?;
+                    value.truncate(value.len() - 2);
+                    values.push(value);
+                }
+                Some(("*", length)) => to_come += number(length)?,
+                _ => return Err(not_redis(&line)),
+            }
+        }
+        Ok(values)
+    }
+
+    fn line(&mut self) -> io::Result<String> {
+        let mut line = String::new();
+        self.stream.read_line(&mut line)?;
+        match line.strip_suffix("\r\n") {
+            Some(line) => Ok(line.to_owned()),
+            None => Err(ErrorKind::UnexpectedEof.into()),
+        }
+    }
+}
+
+fn number(text: &str) -> io::Result<usize> {
+    text.parse().map_err(|_| not_redis(text))
+}
+
+fn not_redis(text: &str) -> io::Error {
+    io::Error::new(ErrorKind::InvalidData, format!("not an answer of Redis: {text:?}"))
+}
