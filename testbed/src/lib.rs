@@ -1,11 +1,12 @@
 //! Real servers for tests and benchmarks: each on a free port of the loopback, in a folder of its own, and gone when its
 //! value is dropped. And what goes wrong on the way to them: a proxy with faults that a test switches on and off.
 
+mod cluster;
 mod conversation;
-#[cfg(test)]
 mod patience;
 mod proxy;
 mod redis;
 
+pub use cluster::{RedisCluster, SlotMove};
 pub use proxy::{Fault, FaultProxy};
 pub use redis::RedisServer;

@@ -166,7 +166,7 @@ impl RedisServer {
         self.conversation()?.ask_text(words)
     }
 
-    fn conversation(&self) -> io::Result<Conversation> {
+    pub(crate) fn conversation(&self) -> io::Result<Conversation> {
         Conversation::open(self.port, ANSWER_PATIENCE)
     }
 
@@ -194,7 +194,7 @@ impl RedisServer {
     }
 }
 
-fn free_port() -> io::Result<u16> {
+pub(crate) fn free_port() -> io::Result<u16> {
     // Bound and let go: the system does not hand the same port out again for a while.
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }
@@ -209,7 +209,7 @@ impl Drop for RedisServer {
 
 /// Whether there is a process of this number.
 #[cfg(test)]
-fn is_running(pid: u32) -> bool {
+pub(crate) fn is_running(pid: u32) -> bool {
     let asked = Command::new("kill").args(["-s", "0", &pid.to_string()]).stderr(Stdio::null()).status();
     asked.unwrap().success()
 }

@@ -1,0 +1,204 @@
+use super::*;
+use crate::redis::is_running;
+
+/// For what has no promise of its own: far more than it takes.
+const LONG: Duration = Duration::from_secs(30);
+
+/// How long it may take until a dead master is replaced.
+const TAKEOVER: Duration = RedisCluster::NODE_TIMEOUT.saturating_add(Duration::from_secs(2));
+
+/// A key, its slot, and the master of it.
+fn place(cluster: &RedisCluster, key: &str) -> (u16, usize) {
+    let slot = cluster.slot_of(key).unwrap();
+    (slot, cluster.master_of(slot).unwrap())
+}
+
+/// Writes a key on its master, and waits until the replica has it.
+fn write(cluster: &RedisCluster, key: &str) {
+    let (_, master) = place(cluster, key);
+    let mut master = cluster.nodes()[master].conversation().unwrap();
+    assert_eq!(master.ask_text(&["SET", key, "here", "EX", "1000"]).unwrap(), "OK");
+    assert_eq!(master.ask_text(&["WAIT", "1", "5000"]).unwrap(), "1");
+}
+
+fn read(cluster: &RedisCluster, index: usize, key: &str) -> Result<String, String> {
+    cluster.nodes()[index].ask(&["GET", key]).map_err(|error| error.to_string())
+}
+
+fn another_master(cluster: &RedisCluster, than: usize) -> usize {
+    [0, SLOTS / 2, SLOTS - 1]
+        .into_iter()
+        .map(|slot| cluster.master_of(slot).unwrap())
+        .find(|&master| master != than)
+        .unwrap()
+}
+
+#[test]
+fn every_node_knows_the_whole_cluster_from_the_start_and_none_is_left_at_the_end() {
+    let cluster = RedisCluster::start().unwrap();
+    let ports: Vec<_> = cluster.nodes().iter().map(RedisServer::port).collect();
+    for node in cluster.nodes() {
+        let info = node.ask(&["CLUSTER", "INFO"]).unwrap();
+        for line in ["cluster_state:ok", "cluster_slots_ok:16384", "cluster_known_nodes:6", "cluster_size:3"]
+        {
+            assert!(info.lines().any(|said| said == line), "{line}: {info}");
+        }
+        let slots = node.cli(&["CLUSTER", "SLOTS"]).unwrap();
+        for port in &ports {
+            assert!(slots.lines().any(|line| line == port.to_string()), "{port}: {slots}");
+        }
+        assert_eq!(slots.lines().filter(|&line| line == "127.0.0.1").count(), 6, "{slots}");
+    }
+    for (slot, master) in [(0, 0), (5460, 0), (5461, 1), (10_921, 1), (10_922, 2), (SLOTS - 1, 2)] {
+        assert_eq!(cluster.master_of(slot).unwrap(), master, "{slot}");
+    }
+    assert!(cluster.master_of(SLOTS).is_err());
+    for master in 0..3 {
+        assert_eq!(cluster.replica_of(master).unwrap(), master + 3);
+        assert!(cluster.replica_of(master + 3).is_err());
+    }
+    assert_eq!(
+        cluster.slot_of("123456789").unwrap(),
+        12739,
+        "the example in the specification of Redis Cluster"
+    );
+    assert_eq!(cluster.slot_of("a{123456789}b").unwrap(), 12739);
+    let url = format!("redis+cluster://127.0.0.1:{},127.0.0.1:{},127.0.0.1:{}", ports[0], ports[1], ports[2]);
+    assert_eq!(cluster.url(), url);
+
+    let pids: Vec<_> = cluster.nodes().iter().map(RedisServer::pid).collect();
+    assert!(pids.iter().all(|&pid| is_running(pid)));
+    cluster.nodes()[1].pause().unwrap();
+    drop(cluster);
+    assert!(!pids.iter().any(|&pid| is_running(pid)));
+}
+
+#[test]
+fn a_replica_takes_over_from_a_dead_master_which_comes_back_as_a_replica() {
+    let mut cluster = RedisCluster::start().unwrap();
+    write(&cluster, "key");
+    let (slot, master) = place(&cluster, "key");
+    let replica = cluster.replica_of(master).unwrap();
+    cluster.kill(master).unwrap();
+    assert_eq!(cluster.master_of(slot).unwrap(), master, "nobody has noticed yet");
+    assert!(cluster.wait_until_ok(Duration::ZERO).is_err());
+    assert!(cluster.keys_without_expiry().is_err(), "no answer is not the answer `none`");
+    cluster.wait_until_ok(TAKEOVER).unwrap();
+    assert_eq!(cluster.master_of(slot).unwrap(), replica);
+    assert_eq!(read(&cluster, replica, "key").unwrap(), "here");
+    assert_eq!(cluster.keys_without_expiry().unwrap(), Vec::<String>::new());
+
+    assert!(cluster.wait_until_whole(Duration::ZERO).is_err());
+    cluster.restart(master).unwrap();
+    cluster.wait_until_whole(LONG).unwrap();
+    assert_eq!(cluster.master_of(slot).unwrap(), replica);
+    assert_eq!(cluster.replica_of(replica).unwrap(), master);
+    // The second of them has become master on its own a moment ago, and must be asked again.
+    cluster.failover(master).unwrap();
+    cluster.failover(replica).unwrap();
+}
+
+#[test]
+fn a_master_that_stands_still_is_replaced_and_steps_back_when_it_goes_on() {
+    let cluster = RedisCluster::start().unwrap();
+    let (slot, master) = place(&cluster, "key");
+    let replica = cluster.replica_of(master).unwrap();
+    cluster.nodes()[master].pause().unwrap();
+    cluster.wait_until_ok(LONG).unwrap();
+    assert_eq!(cluster.master_of(slot).unwrap(), replica);
+    cluster.nodes()[master].resume().unwrap();
+    assert_eq!(cluster.master_of(slot).unwrap(), replica, "its own word is out of date");
+    cluster.wait_until_whole(LONG).unwrap();
+    assert_eq!(cluster.replica_of(replica).unwrap(), master);
+}
+
+#[test]
+fn a_failover_swaps_a_master_and_its_replica_as_often_as_one_likes() {
+    let cluster = RedisCluster::start().unwrap();
+    write(&cluster, "key");
+    let (slot, mut master) = place(&cluster, "key");
+    assert!(cluster.failover(master).is_err(), "it is no replica");
+    for _ in 0..4 {
+        let replica = cluster.replica_of(master).unwrap();
+        cluster.failover(replica).unwrap();
+        assert_eq!(cluster.master_of(slot).unwrap(), replica);
+        assert_eq!(read(&cluster, replica, "key").unwrap(), "here");
+        let moved = format!("MOVED {slot} 127.0.0.1:{}", cluster.nodes()[replica].port());
+        assert_eq!(read(&cluster, master, "key").unwrap_err(), moved);
+        cluster.wait_until_whole(LONG).unwrap();
+        master = replica;
+    }
+}
+
+#[test]
+fn a_moved_slot_answers_from_its_new_master() {
+    let cluster = RedisCluster::start().unwrap();
+    let (slot, from) = place(&cluster, "{tag}");
+    let to = another_master(&cluster, from);
+    let keys: Vec<_> = (0..250).map(|number| format!("{{tag}} {number}\n")).collect();
+    for key in &keys {
+        cluster.nodes()[from].ask(&["SET", key, "here", "EX", "1000"]).unwrap();
+    }
+    assert!(cluster.move_slot(slot, to, from).is_err(), "it is not that one's");
+    cluster.move_slot(slot, from, to).unwrap();
+    assert_eq!(cluster.master_of(slot).unwrap(), to);
+    let moved = format!("MOVED {slot} 127.0.0.1:{}", cluster.nodes()[to].port());
+    for key in &keys {
+        assert_eq!(read(&cluster, to, key).unwrap(), "here");
+        assert_eq!(read(&cluster, from, key).unwrap_err(), moved);
+    }
+    // A key that may stay for ever is found wherever it is.
+    assert_eq!(cluster.keys_without_expiry().unwrap(), Vec::<String>::new());
+    cluster.nodes()[to].ask(&["SET", "{tag}", "for ever"]).unwrap();
+    assert_eq!(cluster.keys_without_expiry().unwrap(), ["{tag}"]);
+    cluster.wait_until_whole(LONG).unwrap();
+    cluster.move_slot(slot, to, from).unwrap();
+    assert_eq!(read(&cluster, from, &keys[249]).unwrap(), "here");
+}
+
+/// Once a new master died before its replica had heard of the slot: the replica took over all others, and this one was
+/// nobody's until the dead node came back.
+#[test]
+fn all_nodes_know_of_a_move_when_it_ends() {
+    let cluster = RedisCluster::start().unwrap();
+    for slot in 0..100 {
+        let from = cluster.master_of(slot).unwrap();
+        cluster.move_slot(slot, from, another_master(&cluster, from)).unwrap();
+        cluster.wait_until_ok(Duration::ZERO).unwrap();
+    }
+}
+
+#[test]
+fn a_half_moved_slot_answers_with_ask() {
+    let cluster = RedisCluster::start().unwrap();
+    let (slot, from) = place(&cluster, "{tag}");
+    let to = another_master(&cluster, from);
+    let keys = ["{tag}1", "{tag}2", "{tag}3"];
+    for key in keys {
+        cluster.nodes()[from].ask(&["SET", key, "here"]).unwrap();
+    }
+    let ask = Err(format!("ASK {slot} 127.0.0.1:{}", cluster.nodes()[to].port()));
+    let moved = Err(format!("MOVED {slot} 127.0.0.1:{}", cluster.nodes()[from].port()));
+    let here = || keys.iter().filter(|key| read(&cluster, from, key) == Ok("here".into())).count();
+    let asked = || keys.iter().filter(|key| read(&cluster, from, key) == ask).count();
+
+    let slot_move = cluster.begin_move(slot, from, to).unwrap();
+    assert_eq!((here(), asked()), (3, 0));
+    assert_eq!(read(&cluster, from, "{tag}new"), ask);
+    assert_eq!(cluster.move_keys(slot_move, 0).unwrap(), 0);
+    assert_eq!(cluster.move_keys(slot_move, 1).unwrap(), 1);
+    assert_eq!((here(), asked()), (2, 1));
+    assert_eq!(cluster.keys_without_expiry().unwrap().len(), 3, "on either side");
+    assert!(cluster.end_move(slot_move).is_err(), "there are keys left");
+    assert_eq!(cluster.move_keys(slot_move, usize::MAX).unwrap(), 2);
+    assert_eq!((here(), asked()), (0, 3));
+    // The new master answers only those whom the old one has sent.
+    assert_eq!(read(&cluster, to, keys[0]), moved);
+    let mut new = cluster.nodes()[to].conversation().unwrap();
+    new.ask(&["ASKING"]).unwrap();
+    assert_eq!(new.ask_text(&["GET", keys[0]]).unwrap(), "here");
+    assert_eq!(cluster.master_of(slot).unwrap(), from);
+    cluster.end_move(slot_move).unwrap();
+    assert_eq!(cluster.master_of(slot).unwrap(), to);
+    assert_eq!(read(&cluster, to, keys[0]).unwrap(), "here");
+}
