@@ -85,8 +85,8 @@ impl Servers {
             cluster.nobody_answered();
             *node = known;
         }
-        let mut is_guest = false;
-        for _ in 0..SENT_ON_MAX {
+        let (mut is_guest, mut sent_on) = (false, 0);
+        while sent_on < SENT_ON_MAX {
             let (address, this_time) = match node.ask(slot, is_guest, task.clone()).await {
                 Err(NotDone::Elsewhere { address, this_time }) => (address, this_time),
                 Err(NotDone::Between) => {
@@ -105,6 +105,7 @@ impl Servers {
             if !node.breaker.lets_ask(self.clock.now()) {
                 return Err(StoreError::Away);
             }
+            sent_on += 1;
         }
         Err(StoreError::Refused(format!("slot {slot} is sent from node to node")))
     }

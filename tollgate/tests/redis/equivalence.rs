@@ -43,8 +43,8 @@ struct Pair {
 }
 
 impl Pair {
-    fn new(limits: &[Limit], server: &RedisServer, namespace: &str) -> Pair {
-        let settings = Settings::new(&server.url()).namespace(namespace).deadline(PATIENT);
+    fn new(limits: &[Limit], url: &str, namespace: &str) -> Pair {
+        let settings = Settings::new(url).namespace(namespace).deadline(PATIENT);
         let clock = ManualClock::new(Time::EPOCH);
         let (first, others) = limits.split_first().unwrap();
         let builder = others.iter().cloned().fold(Limiter::builder(first.clone()), |it, limit| it.and(limit));
@@ -59,8 +59,8 @@ impl Pair {
     }
 }
 
-async fn agree(limits: &[Limit], server: &RedisServer, namespace: &str, steps: usize, seed: u64) {
-    let pair = Pair::new(limits, server, namespace);
+pub(crate) async fn agree(limits: &[Limit], url: &str, namespace: &str, steps: usize, seed: u64) {
+    let pair = Pair::new(limits, url, namespace);
     let mut dice = Dice(seed);
     let window_ns = limits.iter().map(|limit| limit.window().as_nanos()).min().unwrap() as u64;
     let most = u64::from(limits[0].limit());
@@ -81,7 +81,7 @@ async fn memory_and_redis_agree_on_every_field() {
     for size in [1, 5, 300, 70_000] {
         for limit in every_variant(size, 10) {
             number += 1;
-            agree(&[limit], &server, &number.to_string(), 1_600, 88_172_645_463_325_252 + number).await;
+            agree(&[limit], &server.url(), &number.to_string(), 1_600, 88_172_645_463_325_252 + number).await;
         }
     }
     assert!(number * 1_600 >= 100_000, "{number} traces");
@@ -97,7 +97,7 @@ async fn memory_and_redis_agree_on_several_limits() {
         let other = &variants[(number + 5) % variants.len()];
         let third = &variants[(number * 7 + 3) % variants.len()];
         let limits = [limit.clone(), other.clone(), third.clone()];
-        agree(&limits, &server, &number.to_string(), 1_000, 7_777_777 + number as u64).await;
+        agree(&limits, &server.url(), &number.to_string(), 1_000, 7_777_777 + number as u64).await;
     }
 }
 

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
 mod child;
+mod cluster;
 mod equivalence;
 mod faults;
 mod give_back;

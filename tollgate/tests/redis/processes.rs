@@ -24,7 +24,7 @@ const OTHER_LIMIT: u32 = 5_000;
 const LOG_LIMIT: u32 = 1_000_000;
 
 /// One of each algorithm, so slow that nothing comes back during the test.
-fn every_algorithm(n: u32) -> [Limit; 5] {
+pub(crate) fn every_algorithm(n: u32) -> [Limit; 5] {
     let window = Duration::from_secs(300 * 86_400);
     let rate = Rate::new(u64::from(n), window).unwrap();
     [
@@ -50,7 +50,7 @@ fn rounds() -> Vec<Vec<Limit>> {
     alone.into_iter().chain(several).collect()
 }
 
-fn connect(url: &str, round: usize, limits: &[Limit], connections: usize) -> Limiter<Redis> {
+pub(crate) fn connect(url: &str, round: usize, limits: &[Limit], connections: usize) -> Limiter<Redis> {
     let settings = Settings::new(url).namespace(&round.to_string()).deadline(PATIENT);
     limiter(limits, &settings.connections(connections))
 }
