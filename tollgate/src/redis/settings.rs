@@ -26,12 +26,14 @@ pub struct Settings {
 
 impl Settings {
     /// A server by its address: `redis://127.0.0.1:6379`, `redis://user:password@host:6379/0`, `rediss://host:6379`
-    /// with TLS, `unix:///run/redis.sock`, or the master that sentinels name,
-    /// `redis+sentinel://user:password@host:26379,other:26379/master`. A user of its own needs these rights:
+    /// with TLS, `unix:///run/redis.sock`; the master that sentinels name,
+    /// `redis+sentinel://user:password@host:26379,other:26379/master`; or a cluster by some of its nodes,
+    /// `redis+cluster://user:password@host:6379,other:6379`, with TLS `rediss+cluster://`. A user of its own needs these
+    /// rights, the last two for a cluster only:
     ///
     /// ```text
     /// ACL SETUSER tollgate on >password ~rate_limit:* +fcall +function|load +time +get +set +getrange +setrange
-    ///     +pexpire +unlink
+    ///     +pexpire +unlink +cluster|slots +asking
     /// ```
     pub fn new(url: &str) -> Settings {
         Settings {

@@ -406,6 +406,32 @@ async fn a_master_stands_still() {
     a_master_goes(Fate::Freeze).await;
 }
 
+/// The rights that the documentation names for a cluster are enough for what there is to do on one.
+#[tokio::test]
+async fn a_user_with_the_documented_rights() {
+    let cluster = RedisCluster::start().unwrap();
+    let rights = "on >secret ~rate_limit:* +fcall +function|load +time +get +set +getrange +setrange +pexpire \
+                  +unlink +cluster|slots +asking";
+    for node in cluster.nodes() {
+        let mut command = vec!["ACL", "SETUSER", "tollgate"];
+        command.extend(rights.split_whitespace());
+        assert_eq!(node.cli(&command).unwrap(), "OK");
+    }
+    let url = cluster.url().replace("://", "://tollgate:secret@");
+    let limiter = limiter(&[a_day(10)], &Settings::new(&url).deadline(PATIENT));
+    assert!(!limiter.check("key").await.is_degraded());
+    // Half way to another node: asked there as a guest.
+    let slot = slot_of_the_key(&cluster);
+    let from = cluster.master_of(slot).unwrap();
+    let slot_move = cluster.begin_move(slot, from, (from + 1) % 3).unwrap();
+    cluster.move_keys(slot_move, 10).unwrap();
+    let verdict = limiter.check("key").await;
+    assert_eq!((verdict.is_degraded(), verdict.decision().remaining), (false, 8));
+    cluster.end_move(slot_move).unwrap();
+    assert_eq!(limiter.check("key").await.decision().remaining, 7);
+    all_expire(&cluster);
+}
+
 /// A node of a cluster that is written like a single server is told from one, and how it should be written.
 #[tokio::test]
 async fn a_node_is_not_a_server() {

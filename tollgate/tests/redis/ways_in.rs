@@ -82,7 +82,7 @@ impl Authority {
     }
 }
 
-fn tls_server(folder: &Path, authority: &Authority, asks_clients: &str) -> (RedisServer, String) {
+fn tls_server(folder: &Path, authority: &Authority, options: &[&str]) -> (RedisServer, String) {
     let (certificate, key) = authority.sign();
     let file = |name: &str, text: &str| {
         let path = folder.join(name);
@@ -92,19 +92,9 @@ fn tls_server(folder: &Path, authority: &Authority, asks_clients: &str) -> (Redi
     let (certificate, key) = (file("server.pem", &certificate), file("server.key", &key));
     let authority = file("authority.pem", &authority.pem);
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
-    let server = RedisServer::start_with(&[
-        "--tls-port",
-        &port,
-        "--tls-cert-file",
-        &certificate,
-        "--tls-key-file",
-        &key,
-        "--tls-ca-cert-file",
-        &authority,
-        "--tls-auth-clients",
-        asks_clients,
-    ]);
-    (server.unwrap(), format!("rediss://127.0.0.1:{port}"))
+    let files = ["--tls-cert-file", &certificate, "--tls-key-file", &key, "--tls-ca-cert-file", &authority];
+    let all: Vec<_> = ["--tls-port", &port].into_iter().chain(files).chain(options.iter().copied()).collect();
+    (RedisServer::start_with(&all).unwrap(), format!("127.0.0.1:{port}"))
 }
 
 #[tokio::test]
@@ -113,8 +103,8 @@ async fn tls_with_an_authority_of_ones_own() {
     fs::create_dir_all(&folder).unwrap();
     let (authority, stranger) = (Authority::new(), Authority::new());
 
-    let (_server, address) = tls_server(&folder, &authority, "no");
-    let settings = Settings::new(&address);
+    let (_server, address) = tls_server(&folder, &authority, &["--tls-auth-clients", "no"]);
+    let settings = Settings::new(&format!("rediss://{address}"));
     assert!(is_decided_by(&settings.clone().tls_authority(authority.pem.as_bytes())).await);
     assert!(
         !is_decided_by(&settings.clone().tls_authority(stranger.pem.as_bytes())).await,
@@ -122,11 +112,35 @@ async fn tls_with_an_authority_of_ones_own() {
     );
     assert!(!is_decided_by(&settings).await, "the system does not know the authority");
 
-    let (_server, address) = tls_server(&folder, &authority, "yes");
-    let settings = Settings::new(&address).tls_authority(authority.pem.as_bytes());
+    let (_server, address) = tls_server(&folder, &authority, &["--tls-auth-clients", "yes"]);
+    let settings = Settings::new(&format!("rediss://{address}")).tls_authority(authority.pem.as_bytes());
     assert!(!is_decided_by(&settings).await, "it asks for a certificate");
     let (certificate, key) = authority.sign();
     assert!(is_decided_by(&settings.tls_certificate(certificate.as_bytes(), key.as_bytes())).await);
+    fs::remove_dir_all(&folder).unwrap();
+}
+
+/// A cluster of one node, all of whose connections are encrypted.
+#[tokio::test]
+async fn a_cluster_with_tls() {
+    let folder = std::env::temp_dir().join(format!("tollgate-tls-cluster-{}", std::process::id()));
+    fs::create_dir_all(&folder).unwrap();
+    let (authority, stranger) = (Authority::new(), Authority::new());
+    let bus = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    let options = ["--cluster-enabled", "yes", "--cluster-port", &bus, "--tls-cluster", "yes"];
+    let options: Vec<_> = ["--tls-auth-clients", "no"].into_iter().chain(options).collect();
+    let (server, address) = tls_server(&folder, &authority, &options);
+    assert_eq!(server.cli(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]).unwrap(), "OK");
+    let settings = Settings::new(&format!("rediss+cluster://{address}"));
+    let trusting = limiter(
+        &[five_an_hour()],
+        &settings.clone().tls_authority(authority.pem.as_bytes()).deadline(PATIENT).failure(Failure::Closed),
+    );
+    // It takes a moment to find itself whole.
+    assert!(crate::faults::until(&trusting, |verdict| !verdict.is_degraded()).await.allowed());
+    let brief = settings.deadline(Duration::from_millis(500)).failure(Failure::Closed);
+    let stranger = limiter(&[five_an_hour()], &brief.tls_authority(stranger.pem.as_bytes()));
+    assert!(stranger.check("key").await.is_degraded(), "not whom we trust");
     fs::remove_dir_all(&folder).unwrap();
 }
 
