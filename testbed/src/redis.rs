@@ -1,10 +1,11 @@
 use std::io::{self, BufRead, BufReader, Write};
-use std::net::TcpListener;
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use crate::conversation::Conversation;
+use crate::patience::wait_until;
 
 /// How long an answer may take that is waited for at all.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
@@ -80,11 +81,16 @@ impl RedisServer {
             .map_err(|error| io::Error::other(format!("cannot start a shell: {error}")))?;
         let said = keeper.stdout.take().map(BufReader::new);
         self.keeper = Some(keeper);
+        // Both, in whichever order: on a busy machine the server is ready before the shell says its number. If we were
+        // gone by then, the shell would die of saying so, and the server would stay.
+        let (mut pid, mut is_ready) = (None, false);
         for line in said.into_iter().flat_map(BufRead::lines).map_while(Result::ok) {
-            if let Some(pid) = line.strip_prefix("pid ") {
-                self.pid = pid.parse().unwrap_or(0);
+            if let Some(number) = line.strip_prefix("pid ") {
+                pid = number.parse().ok();
             }
-            if line.contains("Ready to accept connections") {
+            is_ready |= line.contains("Ready to accept connections");
+            if let (Some(pid), true) = (pid, is_ready) {
+                self.pid = pid;
                 return Ok(());
             }
         }
@@ -98,12 +104,26 @@ impl RedisServer {
     pub fn kill(&mut self) -> io::Result<()> {
         if let Some(mut keeper) = self.keeper.take() {
             if let Some(mut input) = keeper.stdin.take() {
-                // If it cannot be told, it is gone already.
+                // If it cannot be told, somebody has killed it.
                 let _ = input.write_all(b"wanted\n");
             }
-            keeper.wait()?;
+            if !keeper.wait()?.success() {
+                return self.kill_orphan();
+            }
         }
         Ok(())
+    }
+
+    /// Ends the server after somebody has killed the shell that would have done so.
+    fn kill_orphan(&self) -> io::Result<()> {
+        // Nobody holds the number for us any more: it may belong to another process by now. The server tells.
+        let own = format!("process_id:{}", self.pid);
+        if !self.ask(&["INFO", "server"]).is_ok_and(|info| info.lines().any(|line| line.trim_end() == own)) {
+            return Ok(());
+        }
+        self.signal("KILL")?;
+        let is_gone = || TcpStream::connect((Ipv4Addr::LOCALHOST, self.port)).is_err();
+        if wait_until(ANSWER_PATIENCE, is_gone) { Ok(()) } else { Err(io::ErrorKind::TimedOut.into()) }
     }
 
     /// Stops it in its tracks, as a machine does that swaps or loses its network.
@@ -217,7 +237,6 @@ pub(crate) fn is_running(pid: u32) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::patience::wait_until;
 
     #[test]
     fn keys_without_expiry_are_found_among_many() {
@@ -266,6 +285,17 @@ mod tests {
             server.restart().unwrap();
             assert_eq!(server.ask(&["PING"]).unwrap(), "PONG");
         }
+    }
+
+    #[test]
+    fn a_server_whose_keeper_was_killed_does_not_stay() {
+        let mut server = RedisServer::start().unwrap();
+        let (pid, keeper) = (server.pid(), server.keeper.as_ref().unwrap().id());
+        assert!(Command::new("kill").args(["-s", "KILL", &keeper.to_string()]).status().unwrap().success());
+        server.kill().unwrap();
+        assert!(server.ask(&["PING"]).is_err(), "{pid} still answers");
+        server.restart().unwrap();
+        assert_eq!(server.ask(&["PING"]).unwrap(), "PONG");
     }
 
     /// Set in the process that the next test starts and kills.
