@@ -45,6 +45,7 @@ mod limit;
 mod log;
 mod math;
 mod rate;
+mod sharing;
 mod steps;
 mod time;
 
@@ -56,5 +57,6 @@ pub use fixed_window::{FixedWindow, FixedWindowState};
 pub use limit::{Align, BUCKETS_MAX, Count, Edge, Limit, LimitError, Mode, Style, WINDOW_MAX, WINDOW_MIN};
 pub use log::{Log, LogState};
 pub use rate::Rate;
+pub use sharing::{Failure, Lease};
 pub use steps::{Steps, StepsState};
 pub use time::Time;

@@ -3,34 +3,12 @@
 use std::time::Duration;
 
 use smallvec::SmallVec;
-use tollgate_core::{Decision, Limit, RetryAfter};
+use tollgate_core::{Decision, Failure, Limit, RetryAfter};
 
 use super::breaker::TRY_EVERY;
 use crate::clock::SystemClock;
 use crate::memory::{Bounds, Memory, WhenFull};
 use crate::store::{Charge, ChargeError, Verdict};
-
-/// What a limit does while its store does not answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Failure {
-    /// Everything passes.
-    Open,
-    /// Nothing passes.
-    Closed,
-    /// Each process enforces its share of the limit by itself, in memory: the limit divided by the number of
-    /// processes. Counting begins at zero with the first failure.
-    Local {
-        /// How many processes share the limit.
-        nodes: u32,
-    },
-}
-
-impl Default for Failure {
-    /// [`Local`](Failure::Local), alone.
-    fn default() -> Failure {
-        Failure::Local { nodes: 1 }
-    }
-}
 
 /// How many keys are remembered while Redis is away.
 const LOCAL_KEYS_MAX: usize = 100_000;

@@ -10,29 +10,9 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tollgate_core::{Decision, Limit, RetryAfter, Time};
+use tollgate_core::{Decision, Lease, Limit, RetryAfter, Time};
 
 use crate::store::{Charge, Key};
-
-/// How a process takes a limit's budget ahead, to spend it without asking Redis: see
-/// [`Settings::lease`](super::Settings::lease).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Lease {
-    /// The most units that are taken at once, for one key.
-    pub most: u32,
-    /// How long they are kept.
-    pub hold: Duration,
-}
-
-impl Lease {
-    /// So many units at most, kept for a tenth of a second.
-    pub fn of(most: u32) -> Lease {
-        Lease { most, hold: Duration::from_millis(100) }
-    }
-
-    /// The longest that units may be kept.
-    pub const HOLD_MAX: Duration = Duration::from_secs(1);
-}
 
 /// How many keys have slices at a time. Where two meet, one goes without.
 const PLACES: usize = 4_096;

@@ -38,13 +38,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use smallvec::SmallVec;
+pub use tollgate_core::{Failure, Lease};
 use tollgate_core::{Limit, Time};
 
 use self::denied::Denials;
-pub use self::failure::Failure;
 use self::failure::Fallback;
 use self::key::Names;
-pub use self::lease::Lease;
 use self::lease::Leases;
 pub use self::link::StoreError;
 use self::link::{Common, Item, Items, Library, Task, What};

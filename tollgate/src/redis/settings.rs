@@ -3,10 +3,9 @@
 use std::fmt;
 use std::time::Duration;
 
-use tollgate_core::Limit;
+use tollgate_core::{Failure, Lease, Limit};
 
-use super::failure::Failure;
-use super::lease::{Lease, Terms};
+use super::lease::Terms;
 
 /// Where Redis is, and how it is used.
 #[derive(Clone)]
