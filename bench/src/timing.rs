@@ -105,6 +105,11 @@ impl Watch {
         Watch(Instant::now())
     }
 
+    /// Waits until so much time has passed since the start.
+    pub(crate) fn wait_until(&self, passed: Duration) {
+        thread::sleep(passed.saturating_sub(self.0.elapsed()));
+    }
+
     pub(crate) fn seconds(&self) -> f64 {
         self.0.elapsed().as_secs_f64()
     }

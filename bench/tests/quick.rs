@@ -45,7 +45,17 @@ fn the_quick_report_on_redis_has_every_row_and_goal() {
     let report = String::from_utf8(run.stdout).unwrap();
 
     assert!(report.contains("not to be quoted"), "{report}");
-    for algorithm in ["token bucket", "leaky bucket", "fixed window", "counter", "log", "hot log"] {
+    for algorithm in [
+        "token bucket",
+        "token bucket, rested keys",
+        "leaky bucket",
+        "fixed window",
+        "counter",
+        "log, growing",
+        "hot log, admitted",
+        "hot log, admitted, by the clock",
+        "hot log, denied",
+    ] {
         for row in [format!("\n{algorithm}, baseline "), format!("\n{algorithm}, ours ")] {
             assert!(report.contains(&row), "no row {row:?} in\n{report}");
         }
@@ -55,9 +65,10 @@ fn the_quick_report_on_redis_has_every_row_and_goal() {
         "<= 1/2.5 of the baseline's server time, leaky bucket: ",
         "<= 1/2 of the baseline's server time, fixed window: ",
         "<= 2/3 of the baseline's server time, counter: ",
-        "<= 1/3 of the baseline's server time, hot log: ",
+        "<= 1/3 of the baseline's server time, hot log, admitted: ",
+        "<= 1/3 of the baseline's server time, hot log, denied: ",
         "<= 1/4 of the baseline's server time, token bucket, 16 a call: ",
-        "<= 9 bytes a slot, a full log of 100: 8.40",
+        "<= 9 bytes a slot, a full log of 100: 8.98",
         "denied keys inside their wait cost Redis nothing: ",
         ">= 20x the exact mode's decisions per second, leased: not built",
     ] {

@@ -85,7 +85,8 @@ impl FixedWindow {
 
     #[inline(always)]
     fn answer(&self, settled: FixedWindowState, now: Time, cost: u32) -> Decision {
-        let left = self.limit - settled.count;
+        // More than all may be taken if the limit has been lowered.
+        let left = self.limit.saturating_sub(settled.count);
         let allowed = cost <= left;
         Decision {
             allowed,

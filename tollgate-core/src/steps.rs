@@ -88,7 +88,8 @@ impl Steps {
     }
 
     fn answer(&self, settled: StepsState, now: Time, cost: u32) -> Decision {
-        let left = self.capacity - settled.used;
+        // More than all may be taken if the limit has been lowered.
+        let left = self.capacity.saturating_sub(settled.used);
         let allowed = cost <= left;
         Decision {
             allowed,
@@ -122,7 +123,7 @@ impl Algorithm for Steps {
         let settled = self.settled(*state, now);
         let mut decision = self.answer(settled, now, cost);
         let mut after = settled;
-        if decision.allowed {
+        if decision.allowed && cost > 0 {
             after.used += cost;
             decision.remaining = self.capacity - after.used;
             decision.reset_after = self.until(after, now, 0);

@@ -1,27 +1,32 @@
 //! Decisions inside Redis: ours beside the scripts that people write, on one server in one run.
 //!
 //! A contender's figure is the server's own processor time (`INFO cpu`) over the decisions, since that is what is
-//! shared; the commands are pipelined, so that neither side waits for the network. The contenders take turns.
+//! shared; the commands are pipelined, so that neither side waits for the network, and once one by one. The contenders
+//! take turns, and a ratio is that of one round's figures.
 //!
 //! | file | what it does |
 //! |---|---|
 //! | `*.lua` | the baseline: the usual script for each algorithm |
+//! | `scenarios` | what is asked, and how |
+//! | `report` | the figures, and what was promised |
 //! | `wire` | the protocol by hand |
 //! | `together` | whole programs: many tasks that ask at the same time |
 #![allow(clippy::float_arithmetic, reason = "figures for people; nothing is decided by them")]
 
+mod report;
+mod scenarios;
 mod together;
 mod wire;
 
 use std::error::Error;
-use std::fmt;
 use std::time::Duration;
 
 use serde::Serialize;
 use testbed::RedisServer;
-use tollgate::{Align, Count, Edge, Limit, Mode, Rate, Style};
+use tollgate::{Count, Limit};
 
-use self::wire::{Wire, pack};
+use self::scenarios::{By, Contender, Loaded, is_admitted, scenarios};
+use self::wire::{Reply, Wire, pack};
 use crate::goals::Goal;
 use crate::timing;
 
@@ -29,28 +34,30 @@ use crate::timing;
 pub(crate) struct Size {
     quick: bool,
     rounds: usize,
-    /// Pipelines a contender sends in one round.
-    pipelines: usize,
+    /// Decisions of a contender in one round, with one in a pipeline and with more.
+    alone: usize,
+    piped: usize,
     pub(super) checks_per_task: usize,
 }
 
 impl Size {
-    pub(crate) const FULL: Size = Size { quick: false, rounds: 9, pipelines: 300, checks_per_task: 2_000 };
-    pub(crate) const QUICK: Size = Size { quick: true, rounds: 3, pipelines: 4, checks_per_task: 20 };
+    pub(crate) const FULL: Size =
+        Size { quick: false, rounds: 11, alone: 4_096, piped: 16_384, checks_per_task: 2_000 };
+    pub(crate) const QUICK: Size = Size { quick: true, rounds: 1, alone: 64, piped: 64, checks_per_task: 20 };
 }
 
-/// Decisions in one pipeline.
-const DEPTH: usize = 64;
-const KEYS: usize = 10_000;
-/// Decisions in one call, where calls are shared.
-const SHARED: usize = 16;
+/// Decisions in one pipeline. With one, most of the server's time is the network's.
+const DEPTHS: [usize; 3] = [64, 16, 1];
 
 /// One contender: what it is called, and its figure in each round.
 #[derive(Serialize)]
 pub(crate) struct Row {
     name: String,
+    depth: usize,
     server_us_per_decision: Vec<f64>,
     decisions_per_second: Vec<f64>,
+    /// Of those measured, in percent; nothing where a reply does not say.
+    admitted_percent: Option<f64>,
 }
 
 /// A log that is full.
@@ -72,73 +79,18 @@ pub(crate) struct Report {
     goals: Vec<Goal>,
 }
 
-/// Commands that are packed and ready.
-struct Contender {
-    name: String,
-    pipelines: Vec<Vec<u8>>,
-    replies: usize,
-    decisions: usize,
-}
-
-/// An algorithm with both its forms: our limit, and the baseline's script and arguments.
-struct Algorithm {
-    name: &'static str,
-    limit: Limit,
-    script: &'static str,
-    arguments: [&'static str; 4],
-}
-
-fn algorithms() -> Result<Vec<Algorithm>, Box<dyn Error>> {
-    let (hour, second) = (Duration::from_secs(3_600), Duration::from_secs(1));
-    let rate = Rate::new(1, second)?;
-    Ok(vec![
-        Algorithm {
-            name: "token bucket",
-            limit: Limit::token_bucket(1_000_000, rate, Style::Smooth)?,
-            script: include_str!("token_bucket.lua"),
-            arguments: ["1000000", "1", "1", "3600"],
-        },
-        Algorithm {
-            name: "leaky bucket",
-            limit: Limit::leaky_bucket(1_000_000, rate, Mode::Police)?,
-            script: include_str!("leaky_bucket.lua"),
-            arguments: ["1000000", "1", "1", "3600"],
-        },
-        Algorithm {
-            name: "fixed window",
-            limit: Limit::fixed_window(1_000_000, hour, Align::Clock)?,
-            script: include_str!("fixed_window.lua"),
-            arguments: ["1000000", "3600", "", ""],
-        },
-        Algorithm {
-            name: "counter",
-            limit: Limit::sliding_window_counter(1_000_000, hour, 1, Edge::Weigh)?,
-            script: include_str!("sliding_window_counter.lua"),
-            arguments: ["1000000", "3600", "", ""],
-        },
-        Algorithm {
-            name: "log",
-            limit: Limit::sliding_window_log(1_000, hour, Count::Admitted)?,
-            script: include_str!("sliding_window_log.lua"),
-            arguments: ["1000", "3600", "", ""],
-        },
-        Algorithm {
-            name: HOT_LOG,
-            limit: Limit::sliding_window_log(100, second, Count::Admitted)?,
-            script: include_str!("sliding_window_log.lua"),
-            arguments: ["100", "1", "", ""],
-        },
-    ])
-}
-
-/// One key that is over its limit of 100 a second, all the time.
-const HOT_LOG: &str = "hot log";
-
 /// The server with everything loaded.
 struct Bench {
     server: RedisServer,
     wire: Wire,
     function: String,
+}
+
+/// How many of those that say so were admitted.
+#[derive(Default)]
+struct Admitted {
+    yes: u64,
+    of: u64,
 }
 
 impl Bench {
@@ -150,69 +102,22 @@ impl Bench {
         Ok(Bench { server, wire, function })
     }
 
-    /// `make` packs one command, given the number of its first key.
-    fn contender(
-        &self,
-        name: String,
-        decisions_per_command: usize,
-        pipelines: usize,
-        mut make: impl FnMut(&mut Vec<u8>, usize),
-    ) -> Contender {
-        let commands = DEPTH / decisions_per_command;
-        let mut number = 0;
-        let pipelines = (0..pipelines)
-            .map(|_| {
-                let mut packed = Vec::new();
-                for _ in 0..commands {
-                    make(&mut packed, number);
-                    number += decisions_per_command;
-                }
-                packed
-            })
-            .collect();
-        Contender { name, pipelines, replies: commands, decisions: DEPTH }
-    }
-
-    fn contenders(&mut self, pipelines: usize) -> Result<Vec<Contender>, Box<dyn Error>> {
+    fn contenders(&mut self, size: &Size, depth: usize) -> Result<Vec<Contender>, Box<dyn Error>> {
+        let requests = if depth == 1 { size.alone } else { size.piped };
         let mut all = Vec::new();
-        for Algorithm { name, limit, script, arguments } in algorithms()? {
-            let sha = self.wire.text(&["SCRIPT", "LOAD", script])?;
-            // Keys in an order that no cache likes, the same for both.
-            let key = |number: usize| if name == HOT_LOG { 0 } else { number * 7_919 % KEYS };
-            all.push(self.contender(format!("{name}, baseline"), 1, pipelines, |packed, number| {
-                let key = format!("rate_limit:{name}:user{}", key(number));
-                let mut parts: Vec<&[u8]> = vec![b"EVALSHA", sha.as_bytes(), b"1", key.as_bytes()];
-                parts.extend(arguments.iter().map(|part| part.as_bytes()));
-                pack(packed, &parts);
-            }));
-            let charge = tollgate::redis::wire::charge(&limit, 1);
-            let function = self.function.clone();
-            for (name, together) in
-                [(format!("{name}, ours"), 1), (format!("{name}, ours, {SHARED} a call"), SHARED)]
-            {
-                if together > 1 && !matches!(limit, Limit::Bucket(_)) {
-                    continue;
-                }
-                let kind = limit.name();
-                all.push(self.contender(name.clone(), together, pipelines, |packed, number| {
-                    let keys: Vec<String> = (number..number + together)
-                        .map(|number| format!("rate_limit:{kind}:{{{:032x}}}{together}", key(number)))
-                        .collect();
-                    let count = together.to_string();
-                    let mut parts: Vec<&[u8]> = vec![b"FCALL", function.as_bytes(), count.as_bytes()];
-                    parts.extend(keys.iter().map(|key| key.as_bytes()));
-                    parts.push(b"");
-                    parts.extend(std::iter::repeat_n(charge.as_slice(), together));
-                    pack(packed, &parts);
-                }));
-            }
+        for scenario in scenarios()? {
+            let sha = self.wire.text(&["SCRIPT", "LOAD", &scenario.script()])?;
+            let (function, sha) = (self.function.as_str(), sha.as_str());
+            let loaded = Loaded { function, sha, depth, requests, rounds: size.rounds };
+            all.extend(scenario.contenders(&loaded));
         }
         let empty = self.wire.text(&["SCRIPT", "LOAD", "return 1"])?;
-        all.push(self.contender("an empty script".to_owned(), 1, pipelines, |packed, _| {
+        let name = "an empty script".to_owned();
+        all.push(Contender::new(name, By::Nothing, depth, requests, |packed, _| {
             pack(packed, &[b"EVALSHA", empty.as_bytes(), b"1", b"k"]);
         }));
-        all.push(self.contender("INCR".to_owned(), 1, pipelines, |packed, number| {
-            pack(packed, &[b"INCR", format!("count:{}", number * 7_919 % KEYS).as_bytes()]);
+        all.push(Contender::new("INCR".to_owned(), By::Nothing, depth, requests, |packed, number| {
+            pack(packed, &[b"INCR", format!("count:{}", number * 7_919 % 10_000).as_bytes()]);
         }));
         Ok(all)
     }
@@ -228,19 +133,79 @@ impl Bench {
             .ok_or("no INFO cpu".into())
     }
 
-    fn round(&mut self, contender: &Contender, row: &mut Row) -> Result<(), Box<dyn Error>> {
+    fn send(
+        &mut self,
+        contender: &Contender,
+        pipelines: &[Vec<u8>],
+        admitted: &mut Admitted,
+    ) -> Result<(), Box<dyn Error>> {
+        let mut count = |reply: Reply| {
+            if let Some(is_admitted) = is_admitted(contender.by, &reply) {
+                admitted.yes += u64::from(is_admitted);
+                admitted.of += 1;
+            }
+        };
+        let Some((tick, pipelines_a_tick)) = contender.tick else {
+            for packed in pipelines {
+                self.wire.send(packed, contender.replies, &mut count)?;
+            }
+            return Ok(());
+        };
+        let watch = timing::Watch::start();
+        for (number, pipelines) in (0_u32..).zip(pipelines.chunks(pipelines_a_tick)) {
+            watch.wait_until(tick * number);
+            for packed in pipelines {
+                self.wire.send(packed, contender.replies, &mut count)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn round(
+        &mut self,
+        contender: &Contender,
+        round: usize,
+        row: &mut Row,
+        admitted: &mut Admitted,
+    ) -> Result<(), Box<dyn Error>> {
+        let pipelines = &contender.rounds[round % contender.rounds.len()];
+        let (warm_up, measured) = pipelines.split_at(contender.warm_up);
+        self.send(contender, warm_up, &mut Admitted::default())?;
         let before = self.cpu_seconds()?;
-        let (sent, spent) = timing::timed(|| {
-            contender
-                .pipelines
-                .iter()
-                .try_for_each(|packed| self.wire.send(packed, contender.replies).map(|_| ()))
-        });
+        let (sent, spent) = timing::timed(|| self.send(contender, measured, admitted));
         sent?;
-        let decisions = (contender.pipelines.len() * contender.decisions) as f64;
+        let decisions = (measured.len() * contender.decisions) as f64;
         row.server_us_per_decision.push((self.cpu_seconds()? - before) * 1e6 / decisions);
         row.decisions_per_second.push(decisions / spent.as_secs_f64());
         Ok(())
+    }
+
+    /// All contenders, in turns.
+    fn rows(&mut self, size: &Size, depth: usize) -> Result<Vec<Row>, Box<dyn Error>> {
+        let contenders = self.contenders(size, depth)?;
+        let mut rows = Vec::new();
+        for contender in &contenders {
+            self.send(contender, &contender.before, &mut Admitted::default())?;
+            rows.push(Row {
+                name: contender.name.clone(),
+                depth,
+                server_us_per_decision: Vec::new(),
+                decisions_per_second: Vec::new(),
+                admitted_percent: None,
+            });
+        }
+        let mut admitted: Vec<Admitted> = rows.iter().map(|_| Admitted::default()).collect();
+        for round in 0..size.rounds {
+            eprintln!("{depth} in a pipeline: round {} of {}", round + 1, size.rounds);
+            for turn in 0..contenders.len() {
+                let index = (turn + round) % contenders.len();
+                self.round(&contenders[index], round, &mut rows[index], &mut admitted[index])?;
+            }
+        }
+        for (row, Admitted { yes, of }) in rows.iter_mut().zip(admitted) {
+            row.admitted_percent = (of > 0).then(|| yes as f64 * 100.0 / of as f64);
+        }
+        Ok(rows)
     }
 
     /// Bytes of a full log, ours and the baseline's.
@@ -251,7 +216,7 @@ impl Bench {
         let sha = self.wire.text(&["SCRIPT", "LOAD", include_str!("sliding_window_log.lua")])?;
         let (function, text) = (self.function.clone(), limit.to_string());
         for _ in 0..limit {
-            self.wire.ask(&[b"FCALL", function.as_bytes(), b"1", b"full", b"", &charge])?;
+            self.wire.ask(&[b"FCALL", function.as_bytes(), b"1", b"full", &charge])?;
             self.wire.ask(&[b"EVALSHA", sha.as_bytes(), b"1", b"set", text.as_bytes(), b"86400"])?;
         }
         let mut usage = |key: &str| -> Result<u64, Box<dyn Error>> {
@@ -267,107 +232,15 @@ impl Bench {
 /// Runs everything. Progress goes to standard error.
 pub(crate) fn run(size: &Size) -> Result<Report, Box<dyn Error>> {
     let mut bench = Bench::start()?;
-    let contenders = bench.contenders(size.pipelines)?;
-    let mut rows: Vec<Row> = contenders
-        .iter()
-        .map(|it| Row {
-            name: it.name.clone(),
-            server_us_per_decision: Vec::new(),
-            decisions_per_second: Vec::new(),
-        })
-        .collect();
-    for round in 0..size.rounds {
-        eprintln!("round {} of {}", round + 1, size.rounds);
-        for turn in 0..contenders.len() {
-            let index = (turn + round) % contenders.len();
-            bench.round(&contenders[index], &mut rows[index])?;
-        }
+    let mut rows = Vec::new();
+    for depth in DEPTHS {
+        rows.extend(bench.rows(size, depth)?);
     }
     eprintln!("full logs");
     let limits: &[u32] = if size.quick { &[10, 100] } else { &[10, 100, 1_000, 10_000] };
     let logs = limits.iter().map(|&limit| bench.log_bytes(limit)).collect::<Result<Vec<_>, _>>()?;
     eprintln!("whole programs");
     let (together, known_denials) = together::run(&bench.server, size)?;
-    let goals = goals(&rows, &logs, &known_denials);
+    let goals = report::goals(&rows, &logs, &known_denials);
     Ok(Report { quick: size.quick, rows, logs, together, known_denials, goals })
-}
-
-fn median(figures: &[f64]) -> f64 {
-    let mut sorted = figures.to_vec();
-    sorted.sort_unstable_by(f64::total_cmp);
-    sorted[sorted.len() / 2]
-}
-
-/// Ours over the baseline, round by round.
-fn ratio(rows: &[Row], ours: &str, baseline: &str) -> f64 {
-    let find = |name: &str| rows.iter().find(|row| row.name == name);
-    let Some((ours, baseline)) = find(ours).zip(find(baseline)) else { return f64::NAN };
-    let pairs = ours.server_us_per_decision.iter().zip(&baseline.server_us_per_decision);
-    median(&pairs.map(|(ours, baseline)| ours / baseline).collect::<Vec<_>>())
-}
-
-fn goals(rows: &[Row], logs: &[LogBytes], denials: &together::Denials) -> Vec<Goal> {
-    let mut goals = Vec::new();
-    for (name, how, most, words) in [
-        ("token bucket", "", 0.4, "1/2.5"),
-        ("leaky bucket", "", 0.4, "1/2.5"),
-        ("fixed window", "", 0.5, "1/2"),
-        ("counter", "", 2.0 / 3.0, "2/3"),
-        (HOT_LOG, "", 1.0 / 3.0, "1/3"),
-        ("token bucket", ", 16 a call", 0.25, "1/4"),
-        ("leaky bucket", ", 16 a call", 0.25, "1/4"),
-    ] {
-        let figure = ratio(rows, &format!("{name}, ours{how}"), &format!("{name}, baseline"));
-        let promise = format!("<= {words} of the baseline's server time, {name}{how}");
-        goals.push(Goal::new(promise, format!("{figure:.2}"), figure <= most));
-    }
-    for log in logs.iter().filter(|log| log.limit >= 100) {
-        let figure = log.ours_value as f64 / f64::from(log.limit);
-        let promise = format!("<= 9 bytes a slot, a full log of {}", log.limit);
-        goals.push(Goal::new(promise, format!("{figure:.2}"), figure <= 9.0));
-    }
-    let promise = "denied keys inside their wait cost Redis nothing".to_owned();
-    let figure =
-        format!("{} calls for {} checks (it asks again once a second)", denials.calls, denials.checks);
-    goals.push(Goal::new(promise, figure, denials.calls * 1_000 <= denials.checks));
-    let promise = ">= 20x the exact mode's decisions per second, leased".to_owned();
-    goals.push(Goal::new(promise, "not built".to_owned(), false));
-    goals
-}
-
-impl fmt::Display for Report {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.quick {
-            writeln!(f, "QUICK: a smoke test with few requests. These figures are not to be quoted.\n")?;
-        }
-        writeln!(
-            f,
-            "The server's processor time per decision, {DEPTH} in a pipeline, {KEYS} keys; medians of interleaved rounds.\n"
-        )?;
-        writeln!(f, "{:<34}  {:>12}  {:>12}", "", "server us", "decisions/s")?;
-        for row in &self.rows {
-            let (us, per_second) = (median(&row.server_us_per_decision), median(&row.decisions_per_second));
-            writeln!(f, "{:<34}  {us:>12.2}  {per_second:>12.0}", row.name)?;
-        }
-        writeln!(f, "\nBytes of a full log (MEMORY USAGE), and of its value.\n")?;
-        writeln!(f, "{:<34}  {:>12}  {:>12}  {:>12}", "limit", "sorted set", "ours", "our value")?;
-        for log in &self.logs {
-            writeln!(
-                f,
-                "{:<34}  {:>12}  {:>12}  {:>12}",
-                log.limit, log.sorted_set, log.ours, log.ours_value
-            )?;
-        }
-        writeln!(
-            f,
-            "\nWhole programs, decisions per second: tasks that ask one after the other, all at the same time.\n"
-        )?;
-        writeln!(f, "{:<34}  {:>12}  {:>12}", "tasks", "baseline", "ours")?;
-        for row in &self.together {
-            writeln!(f, "{:<34}  {:>12.0}  {:>12.0}", row.tasks, row.baseline, row.ours)?;
-        }
-        writeln!(f, "{:<34}  {:>12}  {:>12.0}", "1, denied and known", "-", self.known_denials.per_second)?;
-        writeln!(f, "\nGoals\n")?;
-        self.goals.iter().try_for_each(|goal| writeln!(f, "{goal}"))
-    }
 }

@@ -25,20 +25,22 @@ impl Wire {
         Ok(Wire { write, read })
     }
 
-    /// Sends packed commands, and reads so many replies. Gives the last.
-    pub(super) fn send(&mut self, packed: &[u8], replies: usize) -> io::Result<Reply> {
+    /// Sends packed commands, and reads so many replies.
+    pub(super) fn send(
+        &mut self,
+        packed: &[u8],
+        replies: usize,
+        mut hear: impl FnMut(Reply),
+    ) -> io::Result<()> {
         self.write.write_all(packed)?;
-        let mut last = Reply::Number(0);
-        for _ in 0..replies {
-            last = self.reply()?;
-        }
-        Ok(last)
+        (0..replies).try_for_each(|_| self.reply().map(&mut hear))
     }
 
     pub(super) fn ask(&mut self, parts: &[&[u8]]) -> io::Result<Reply> {
         let mut packed = Vec::new();
         pack(&mut packed, parts);
-        self.send(&packed, 1)
+        self.write.write_all(&packed)?;
+        self.reply()
     }
 
     pub(super) fn text(&mut self, parts: &[&str]) -> io::Result<String> {

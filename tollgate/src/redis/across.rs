@@ -27,7 +27,19 @@ struct Part {
 }
 
 impl Inner {
+    /// Goes on even if nobody waits for it any more: what was charged is not to be left behind.
     pub(super) async fn ask_across(
+        self: &Arc<Self>,
+        items: Items,
+        is_look: bool,
+        at: Option<Time>,
+    ) -> Result<Verdict, StoreError> {
+        let inner = self.clone();
+        let asking = tokio::spawn(async move { inner.ask_parts(items, is_look, at).await });
+        asking.await.unwrap_or_else(|_| Err(StoreError::driver_has_ended()))
+    }
+
+    async fn ask_parts(
         self: &Arc<Self>,
         items: Items,
         is_look: bool,

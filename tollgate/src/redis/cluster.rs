@@ -106,17 +106,11 @@ impl Cluster {
     pub(crate) fn node_at(&self, address: &str, teller: &Node) -> Result<Arc<Node>, StoreError> {
         let wrong = || StoreError::Refused(format!("it sends to {address:?}, which is no address"));
         let mut address = Address::parse(address).ok_or_else(wrong)?;
-        if address.host.is_empty() {
-            // As it says where it does not know its own.
+        if is_nameless(&address.host) {
             address.host = teller.address.as_ref().map(|it| it.host.clone()).unwrap_or_default();
         }
         let known = self.map.borrow().nodes.iter().find(|it| it.address.as_ref() == Some(&address)).cloned();
         known.map_or_else(|| self.maker.stray(&address), Ok)
-    }
-
-    /// The cluster has been found.
-    pub(crate) fn nobody_answered(&self) {
-        self.nobody.breaker.answered();
     }
 
     /// Has the nodes asked again which of them has what.
@@ -126,7 +120,9 @@ impl Cluster {
     }
 
     pub(crate) fn is_degraded(&self) -> bool {
-        self.map.borrow().nodes.iter().any(|node| node.breaker.is_open()) || self.nobody.breaker.is_open()
+        let map = self.map.borrow();
+        map.nodes.iter().any(|node| node.breaker.is_open())
+            || (map.nodes.is_empty() && self.nobody.breaker.is_open())
     }
 }
 
@@ -236,6 +232,11 @@ impl Explorer {
     }
 }
 
+/// What a node says that does not know its own name.
+fn is_nameless(host: &str) -> bool {
+    host.is_empty() || host == "?"
+}
+
 /// Slots that are with one node.
 #[derive(Debug, PartialEq, Eq)]
 struct Range {
@@ -252,7 +253,7 @@ fn ranges(told: &Value, teller: &Address) -> Option<Vec<Range>> {
         let [host, port, ..] = master.as_sequence()? else { return None };
         let host: Option<String> = ::redis::from_redis_value_ref(host).ok()?;
         // No host: the one that was asked.
-        let host = host.filter(|host| !host.is_empty()).unwrap_or_else(|| teller.host.clone());
+        let host = host.filter(|host| !is_nameless(host)).unwrap_or_else(|| teller.host.clone());
         let port = ::redis::from_redis_value_ref(port).ok()?;
         Some(Range {
             first: ::redis::from_redis_value_ref(first).ok()?,

@@ -1,10 +1,11 @@
 //! Denials that are known: until its wait is over, a request is denied without asking Redis.
 //!
-//! That is exact: nobody else's request makes a wait shorter, and a request that costs no less waits no less. Only a
-//! reset does, so a denial is known for [`KNOWN_MAX`] at most. A log that counts denied requests must be asked. Where
-//! several limits are charged, the others say what they said then.
+//! That is exact: nobody else's request makes a wait shorter. A reset does, and units that another process had taken
+//! ahead and gives back: so a denial is known for [`KNOWN_MAX`] at most, or for as long as such units are held. A log that
+//! counts denied requests must be asked. Where several limits are charged, the others say what they said then.
 
 use std::hash::{BuildHasher as _, Hash as _, Hasher as _};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -21,8 +22,10 @@ const PLACES: usize = 4096;
 #[derive(Debug)]
 pub(crate) struct Denials {
     places: Box<[Mutex<Option<Denial>>]>,
-    /// Whether each limit's denials may be known.
-    limits: Box<[bool]>,
+    /// How long each limit's denials may be known.
+    limits: Box<[Duration]>,
+    /// When a key was last reset, in nanoseconds: what was asked before that says nothing any more.
+    reset_ns: AtomicU64,
     hasher: foldhash::fast::FixedState,
 }
 
@@ -32,16 +35,20 @@ struct Denial {
     decisions: SmallVec<[Decision; 4]>,
     /// When Redis was asked, by our own clock: a little before it decided, so that nothing is denied too long.
     asked_at: Time,
-    /// The longest of all that deny.
-    wait: Duration,
+    known_for: Duration,
 }
 
 impl Denials {
-    pub(crate) fn new<'a>(limits: impl Iterator<Item = &'a Limit>) -> Denials {
-        let may_be_known = |limit: &Limit| !matches!(limit, Limit::Log(log) if log.count() == Count::All);
+    /// For limits, and how long their units may be held ahead.
+    pub(crate) fn new<'a>(limits: impl Iterator<Item = (&'a Limit, Option<Duration>)>) -> Denials {
+        let known_for = |(limit, hold): (&Limit, Option<Duration>)| match limit {
+            Limit::Log(log) if log.count() == Count::All => Duration::ZERO,
+            _ => hold.map_or(KNOWN_MAX, |hold| hold.min(KNOWN_MAX)),
+        };
         Denials {
             places: (0..PLACES).map(|_| Mutex::new(None)).collect(),
-            limits: limits.map(may_be_known).collect(),
+            limits: limits.map(known_for).collect(),
+            reset_ns: AtomicU64::new(0),
             hasher: foldhash::fast::FixedState::default(),
         }
     }
@@ -59,12 +66,7 @@ impl Denials {
         let place = self.place(charges);
         let denial = place.as_ref()?;
         let gone = now.saturating_since(denial.asked_at);
-        let is_as_much = |(now, then): (&Charge, &Charge)| {
-            now.limit == then.limit && now.key == then.key && now.cost >= then.cost
-        };
-        let is_known = denial.charges.len() == charges.len()
-            && charges.iter().zip(&denial.charges).all(is_as_much)
-            && gone < denial.wait.min(KNOWN_MAX);
+        let is_known = denial.charges.as_slice() == charges && gone < denial.known_for;
         let decisions = denial.decisions.iter().map(|decision| Decision {
             retry_after: match decision.retry_after {
                 // One that waits less than another may have nothing against it any more; together they do.
@@ -83,16 +85,23 @@ impl Denials {
             RetryAfter::After(wait) => Some(wait),
             _ => None,
         });
+        // It is denied until the last of them allows it.
         let Some(wait) = waits.max() else { return };
-        if charges.iter().any(|charge| !self.limits[charge.limit]) {
+        let known_for = charges.iter().map(|charge| self.limits[charge.limit]).fold(wait, Duration::min);
+        if known_for.is_zero() {
             return;
         }
-        let (charges_, decisions) = (SmallVec::from_slice(charges), verdict.decisions.clone());
-        *self.place(charges) = Some(Denial { charges: charges_, decisions, asked_at, wait });
+        let decisions = verdict.decisions.clone();
+        let denial = Denial { charges: SmallVec::from_slice(charges), decisions, asked_at, known_for };
+        let mut place = self.place(charges);
+        if asked_at.as_nanos() > self.reset_ns.load(Ordering::Acquire) {
+            *place = Some(denial);
+        }
     }
 
-    /// Forgets a key.
-    pub(crate) fn forget(&self, key: Key) {
+    /// Forgets a key, which was reset at `now`.
+    pub(crate) fn forget(&self, key: Key, now: Time) {
+        self.reset_ns.fetch_max(now.as_nanos(), Ordering::AcqRel);
         for place in &self.places {
             let mut place = lock(place);
             if place.as_ref().is_some_and(|denial| denial.charges.iter().any(|charge| charge.key == key)) {
@@ -134,7 +143,7 @@ mod tests {
 
     #[test]
     fn a_denial_is_known_until_its_wait_is_over() {
-        let denials = Denials::new([window()].iter());
+        let denials = Denials::new([(&window(), None)].into_iter());
         let charge = Charge { limit: 0, key: Key(7), cost: 2 };
         let ms = Duration::from_millis;
         denials.learn(&[charge], &verdict(&[denied(ms(300))]), NOW);
@@ -143,16 +152,29 @@ mod tests {
         assert_eq!((later.allowed, later.retry_after), (false, RetryAfter::After(ms(1))));
         assert_eq!(later.reset_after, ms(301));
         assert_eq!(denials.known(&[charge], NOW.saturating_add(ms(300))), None);
-        assert!(denials.known(&[Charge { cost: 3, ..charge }], NOW).is_some());
-        assert_eq!(denials.known(&[Charge { cost: 1, ..charge }], NOW), None, "a smaller one may pass");
+        for cost in [1, 3] {
+            assert_eq!(denials.known(&[Charge { cost, ..charge }], NOW), None, "another wait, or none");
+        }
         assert_eq!(denials.known(&[Charge { key: Key(8), ..charge }], NOW), None);
-        denials.forget(Key(7));
+        denials.forget(Key(7), NOW);
         assert_eq!(denials.known(&[charge], NOW), None);
+        denials.learn(&[charge], &verdict(&[denied(ms(300))]), NOW);
+        assert_eq!(denials.known(&[charge], NOW), None, "it was asked before the reset");
+    }
+
+    #[test]
+    fn a_denial_is_known_no_longer_than_units_are_held() {
+        let ms = Duration::from_millis;
+        let denials = Denials::new([(&window(), Some(ms(100)))].into_iter());
+        let charge = Charge { limit: 0, key: Key(7), cost: 1 };
+        denials.learn(&[charge], &verdict(&[denied(ms(300))]), NOW);
+        assert!(denials.known(&[charge], NOW.saturating_add(ms(99))).is_some());
+        assert_eq!(denials.known(&[charge], NOW.saturating_add(ms(100))), None);
     }
 
     #[test]
     fn of_several_limits_the_longest_wait_counts() {
-        let denials = Denials::new([window(), window(), window()].iter());
+        let denials = Denials::new([(&window(), None); 3].into_iter());
         let charges = [0, 1, 2].map(|limit| Charge { limit, key: Key(limit as u128), cost: 1 });
         let ms = Duration::from_millis;
         let allowed = Decision { allowed: true, retry_after: RetryAfter::Now, ..denied(ms(0)) };
@@ -163,13 +185,13 @@ mod tests {
         assert_eq!(later.decision().retry_after, RetryAfter::After(ms(100)));
         assert_eq!(denials.known(&charges, NOW.saturating_add(ms(300))), None);
         assert_eq!(denials.known(&charges[..2], NOW), None, "another request");
-        denials.forget(Key(1));
+        denials.forget(Key(1), NOW);
         assert_eq!(denials.known(&charges, NOW), None);
     }
 
     #[test]
     fn a_long_denial_is_asked_about_again() {
-        let denials = Denials::new([window()].iter());
+        let denials = Denials::new([(&window(), None)].into_iter());
         let charge = Charge { limit: 0, key: Key(7), cost: 1 };
         denials.learn(&[charge], &verdict(&[denied(Duration::from_secs(60))]), NOW);
         assert!(denials.known(&[charge], NOW).is_some());
@@ -179,7 +201,7 @@ mod tests {
     #[test]
     fn a_log_of_all_requests_is_always_asked() {
         let log = Limit::sliding_window_log(5, Duration::from_secs(60), Count::All).unwrap();
-        let denials = Denials::new([window(), log].iter());
+        let denials = Denials::new([(&window(), None), (&log, None)].into_iter());
         let charges = [0, 1].map(|limit| Charge { limit, key: Key(7), cost: 1 });
         denials.learn(&charges, &verdict(&[denied(Duration::from_secs(60)); 2]), NOW);
         assert_eq!(denials.known(&charges, NOW), None);

@@ -1,6 +1,6 @@
 //! Keys as Redis knows them: a name that says nothing about its owner.
 
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 use std::hash::{Hash, Hasher};
 
 use siphasher::sip128::{Hasher128, SipHasher24};
@@ -8,7 +8,7 @@ use siphasher::sip128::{Hasher128, SipHasher24};
 use crate::store::Key;
 
 /// Hashes keys with the deployment's secret. Every process with the same secret gives a key the same name.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Names {
     hasher: SipHasher24,
     namespace: u128,
@@ -16,16 +16,27 @@ pub(crate) struct Names {
     limits: Box<[(String, String)]>,
 }
 
+impl fmt::Debug for Names {
+    /// Without what keys are hashed with.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Names").field("limits", &self.limits).finish_non_exhaustive()
+    }
+}
+
 impl Names {
-    /// The names of the keys of limits with these algorithms.
-    pub(crate) fn new(
+    /// The names of the keys of limits: each with its algorithm and its own name, if it has one.
+    pub(crate) fn new<'a>(
         secret: &[u8],
         namespace: &str,
-        algorithms: impl Iterator<Item = &'static str>,
+        limits: impl Iterator<Item = (&'static str, Option<&'a str>)>,
     ) -> Names {
         let hasher = SipHasher24::new_with_key(&hash(&SipHasher24::new(), secret).to_le_bytes());
-        let limits = algorithms.enumerate().map(|(index, algorithm)| {
-            let behind = if index == 0 { "}".to_owned() } else { format!("}}:{}", index + 1) };
+        let limits = limits.enumerate().map(|(index, (algorithm, name))| {
+            let behind = match (name, index) {
+                (Some(name), _) => format!("}}:{:016x}", hash(&hasher, name.as_bytes()) as u64),
+                (None, 0) => "}".to_owned(),
+                (None, _) => format!("}}:{}", index + 1),
+            };
             (format!("rate_limit:{algorithm}:{{"), behind)
         });
         Names { limits: limits.collect(), namespace: hash(&hasher, namespace.as_bytes()), hasher }
@@ -37,8 +48,9 @@ impl Names {
         Key(hasher.0.finish128().as_u128())
     }
 
-    /// `rate_limit:<algorithm>:{<hash>}`, and behind that `:2` for the second limit and so on. The braces are Redis
-    /// Cluster's: what is in them names the slot, so that all limits of a key can be charged in one step.
+    /// `rate_limit:<algorithm>:{<hash>}`, and behind that `:2` for the second limit and so on, or a hash of the limit's
+    /// own name. The braces are Redis Cluster's: what is in them names the slot, so that all limits of a key can be
+    /// charged in one step.
     pub(crate) fn name(&self, limit: usize, key: Key) -> String {
         let (before, behind) = &self.limits[limit];
         let mut hasher = self.hasher;
@@ -95,7 +107,8 @@ mod tests {
     use super::*;
 
     fn names(secret: &str, namespace: &str) -> Names {
-        Names::new(secret.as_bytes(), namespace, ["fixed_window", "fixed_window"].into_iter())
+        let limits = [None, None, Some("per-user")].map(|name| ("fixed_window", name));
+        Names::new(secret.as_bytes(), namespace, limits.into_iter())
     }
 
     /// These names must not change: a running deployment's counters are behind them.
@@ -113,6 +126,7 @@ mod tests {
         let all = [
             a.name(0, a.key("alice")),
             a.name(1, a.key("alice")),
+            a.name(2, a.key("alice")),
             a.name(0, a.key("bob")),
             b.name(0, b.key("alice")),
             c.name(0, c.key("alice")),

@@ -7,6 +7,7 @@
 //! Never more is admitted than the limit allows: units are taken by [`Limit::taken_ahead`], which leaves room for their
 //! being spent later, and are not spent after the window in which they count.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -23,6 +24,10 @@ const FIRST_SIZE: u32 = 8;
 pub(crate) struct Leases {
     terms: Box<[Option<Terms>]>,
     places: Box<[Mutex<Place>]>,
+    /// What could not be given back yet.
+    unreturned: Mutex<Vec<Unspent>>,
+    /// Nothing is held any more.
+    is_closed: AtomicBool,
 }
 
 /// What is leased of a limit.
@@ -95,7 +100,13 @@ pub(crate) struct Chores {
 impl Leases {
     pub(crate) fn new(terms: Vec<Option<Terms>>) -> Leases {
         let places = if terms.iter().any(Option::is_some) { PLACES } else { 0 };
-        Leases { terms: terms.into(), places: (0..places).map(|_| Mutex::default()).collect() }
+        let places = (0..places).map(|_| Mutex::default()).collect();
+        Leases {
+            terms: terms.into(),
+            places,
+            unreturned: Mutex::default(),
+            is_closed: AtomicBool::new(false),
+        }
     }
 
     /// How often [`sweep`](Self::sweep) is due, if ever.
@@ -173,7 +184,7 @@ impl Leases {
                 return None;
             }
         };
-        if !is_owner || place.next.is_some() {
+        if !is_owner || place.next.is_some() || self.is_closed.load(Ordering::Acquire) {
             return Some(Unspent { charge, taken_at });
         }
         let within = terms.limit.spend_within(taken_at, &told).min(terms.lease.hold);
@@ -197,18 +208,38 @@ impl Leases {
         }
     }
 
-    /// What nobody has spent in time.
+    /// What nobody has spent in time, and what could not be given back before.
     pub(crate) fn sweep(&self, now: Time) -> Vec<Unspent> {
-        let mut unspent = Vec::new();
+        let mut unspent = std::mem::take(&mut *lock(&self.unreturned));
         for place in &self.places {
             lock(place).roll(now, &mut unspent);
         }
         unspent
     }
+
+    /// Everything that is held, spent in time or not.
+    pub(crate) fn take_all(&self) -> Vec<Unspent> {
+        self.sweep(Time::from_nanos(u64::MAX))
+    }
+
+    /// The same, and nothing is held from now on: what is on its way comes back, too.
+    pub(crate) fn close(&self) -> Vec<Unspent> {
+        // Whoever enters a slice later sees this; what was entered before is taken.
+        self.is_closed.store(true, Ordering::Release);
+        self.take_all()
+    }
+
+    /// Keeps what could not be given back until the next sweep, as far as there is room.
+    pub(crate) fn keep(&self, unspent: Unspent) {
+        let mut unreturned = lock(&self.unreturned);
+        if unreturned.len() < PLACES {
+            unreturned.push(unspent);
+        }
+    }
 }
 
-fn lock(place: &Mutex<Place>) -> MutexGuard<'_, Place> {
-    place.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Place {

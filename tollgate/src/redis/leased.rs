@@ -3,6 +3,7 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use smallvec::{SmallVec, smallvec};
 use tollgate_core::{Decision, Time};
 
@@ -11,6 +12,11 @@ use super::lease::{Chores, Spent, Unspent};
 use super::link::{StoreError, Task, Told, What};
 use crate::clock::Clock as _;
 use crate::store::{Charge, NO_LIMIT, Verdict};
+
+/// How long what happens in the background may take.
+const UNHURRIED: Duration = Duration::from_secs(1);
+/// How many slices are given back at the same time.
+const GIVEN_BACK_AT_ONCE: usize = 64;
 
 impl Inner {
     /// Spends what was taken ahead for the charges, and asks Redis for the others unless it is known what it says.
@@ -28,24 +34,22 @@ impl Inner {
                 return Ok(verdict);
             }
             let verdict = self.ask(charges, false, None).await?;
-            self.denials.learn(charges, &verdict, now);
+            // With several nodes another request may have been charged for a moment, and is given back.
+            if !self.servers.is_cluster() || charges.iter().all(|charge| charge.key == charges[0].key) {
+                self.denials.learn(charges, &verdict, now);
+            }
             return Ok(verdict);
         }
-        let each = || charges.iter().zip(&spent);
+        let spending = Spending { inner: self, charges, spent };
         let others: SmallVec<[Charge; 4]> =
-            each().filter(|(_, spent)| spent.is_none()).map(|(charge, _)| *charge).collect();
-        let asked = match others.is_empty() {
-            true => Ok(Verdict::default()),
-            false => self.ask(&others, false, None).await,
+            spending.each().filter(|(_, spent)| spent.is_none()).map(|(charge, _)| *charge).collect();
+        let told = match others.is_empty() {
+            true => Verdict::default(),
+            false => self.ask(&others, false, None).await?,
         };
-        let is_allowed = asked.as_ref().is_ok_and(Verdict::allowed);
-        if !is_allowed {
-            let taken_back =
-                each().filter_map(|(charge, spent)| self.leases.unspend(charge, spent.as_ref()?));
-            self.start(Chores { give_back: taken_back.collect(), ..Chores::default() });
-        }
-        let mut told = asked?.decisions.into_iter();
-        let decisions = each().map(|(charge, spent)| match spent {
+        let is_allowed = told.allowed();
+        let mut told = told.decisions.into_iter();
+        let decisions = spending.each().map(|(charge, spent)| match spent {
             Some(Spent { decision, .. }) if is_allowed => *decision,
             // Nothing was taken after all.
             Some(Spent { decision, .. }) => Decision {
@@ -54,7 +58,11 @@ impl Inner {
             },
             None => told.next().unwrap_or(NO_LIMIT),
         });
-        Ok(Verdict { decisions: decisions.collect(), ..Verdict::default() })
+        let decisions = decisions.collect();
+        if is_allowed {
+            spending.keep();
+        }
+        Ok(Verdict { decisions, ..Verdict::default() })
     }
 
     /// Nobody waits for these.
@@ -79,10 +87,18 @@ impl Inner {
         }
     }
 
-    async fn give_back_all(&self, unspent: Vec<Unspent>) {
-        for Unspent { charge, taken_at } in unspent {
-            // What cannot be given back expires.
-            let _ = self.carry_out(&charge, What::GiveBack(taken_at)).await;
+    pub(super) async fn give_back_all(&self, unspent: Vec<Unspent>) {
+        // So many at once, which then share calls.
+        for unspent in unspent.chunks(GIVEN_BACK_AT_ONCE) {
+            join_all(unspent.iter().map(|unspent| self.give_back_one(*unspent))).await;
+        }
+    }
+
+    async fn give_back_one(&self, unspent: Unspent) {
+        let given_back = self.carry_out(&unspent.charge, What::GiveBack(unspent.taken_at)).await;
+        // What was not sent is tried again. What may have been is not: it would be given back twice.
+        if let Err(StoreError::Away | StoreError::Busy | StoreError::Unreachable(_)) = given_back {
+            self.leases.keep(unspent);
         }
     }
 
@@ -90,7 +106,34 @@ impl Inner {
         let item = self.item(charge);
         let slot = self.servers.slot(&item.key);
         let task = Task::Charge { items: smallvec![item], what, at: None };
-        self.servers.carry_out(slot, task, self.deadline).await
+        self.servers.carry_out(slot, task, UNHURRIED).await
+    }
+}
+
+/// What a request has spent, until it is known whether it passes. If it does not, or nobody waits for it any more, that
+/// is taken back.
+struct Spending<'a> {
+    inner: &'a Arc<Inner>,
+    charges: &'a [Charge],
+    spent: SmallVec<[Option<Spent>; 4]>,
+}
+
+impl Spending<'_> {
+    fn each(&self) -> impl Iterator<Item = (&Charge, &Option<Spent>)> {
+        self.charges.iter().zip(&self.spent)
+    }
+
+    /// The request passes.
+    fn keep(mut self) {
+        self.spent.clear();
+    }
+}
+
+impl Drop for Spending<'_> {
+    fn drop(&mut self) {
+        let leases = &self.inner.leases;
+        let too_late = self.each().filter_map(|(charge, spent)| leases.unspend(charge, spent.as_ref()?));
+        too_late.for_each(|unspent| leases.keep(unspent));
     }
 }
 

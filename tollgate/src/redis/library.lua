@@ -1,36 +1,39 @@
 -- Tollgate's decisions inside Redis: one call decides any number of requests, each over one limit or several.
 --
--- FCALL charge n KEYS[1..n] time ARGV[1..n]
+-- FCALL charge n KEYS[1..n] ARGV[1..n] [time]
 --
 -- KEYS     the states, one key for each charge.
--- time     empty: the server's own clock, which is the clock of production. Otherwise an instant, '<dI4', as below:
---          for tests and the simulator.
 -- ARGV     for each key its charge, packed: kind (B), flags (B), cost (I4), limit (I4), and what the kind needs.
 --          Flags: 1, the next charge belongs to the same request; 2, only look; 4, give back: the undoing of a charge
 --          of this cost, made at an instant that is appended, '<dI4'. It is a request of its own. See `give back` below.
--- Reply    one string: the instant of the decisions ('<dI4'), then for each charge a byte (1 allowed, 2 decided, 4 a
---          state follows) and the state as it was before, from which the caller works out what to tell: its arithmetic
---          is that of the other stores. A log is too long for that; see `log` below.
+-- time     none: the server's own clock, which is the clock of production. Otherwise an instant, '<dI4', as below: for
+--          tests and the simulator.
+-- Reply    one string: the instant of the decisions, in microseconds, '<d', or if it is no whole number of them, -1 and
+--          '<dI4'; then for each charge a byte (1 allowed, 2 decided, 4 a state follows, 8 a state that is one number,
+--          '<d'; 64 it could not be decided) and the state as it was before, from which the caller works out what to tell: its arithmetic is that of
+--          the other stores. A log is too long for that; see `log` below.
 --
 -- Instants are seconds and nanoseconds since the epoch. Lua counts in doubles, so every whole number here stays below
 -- 2^53; where a product would not, it is worked out in parts. Nothing is rounded.
 --
 -- Why one call: Redis runs it alone, so what it reads is still true when it writes. The charges of a request are all
 -- asked first, and then all made or none. Requests are decided one after the other, so two of one key in one call do
--- not both get its last unit. A key expires when its state is as good as none, never before, and never has no expiry.
+-- not both get its last unit. A key expires some time after its state is as good as none, never before, and never has
+-- no expiry.
 
 -- Redis lends its functions to a library when it is called, not while it is loaded.
-local call, pack, unpack, floor, ceil, max, min, byte, char, sub, rep, find, concat
+local call, try, pack, unpack, floor, ceil, max, min, byte, char, sub, rep, find, format, concat
 
 local function bind()
-  call, pack, unpack, concat = redis.call, struct.pack, struct.unpack, table.concat
+  call, try, pack, unpack, concat = redis.call, redis.pcall, struct.pack, struct.unpack, table.concat
   floor, ceil, max, min = math.floor, math.ceil, math.max, math.min
-  byte, char, sub, rep, find = string.byte, string.char, string.sub, string.rep, string.find
+  byte, char, sub, rep, find, format = string.byte, string.char, string.sub, string.rep, string.find, string.format
 end
 
 local SECOND = 1e9
 local DAY, DAY_NS = 86400, 86400 * 1e9
 local EXACT = 2 ^ 53
+local WORD = 2 ^ 32
 -- The longest expiry, in milliseconds: 285 thousand years.
 local EXPIRY_MAX = 2 ^ 53
 -- With an injected time keys live this much longer: the trace's time is not the server's.
@@ -38,9 +41,13 @@ local EXPIRY_EXTRA = DAY * 1000
 
 -- The instant of the decisions, set by each call, and by how many milliseconds keys outlive their states.
 local now_s, now_n, extra
+-- The same in microseconds, if it is a whole number of them before the year 2106, as the server's own time is.
+local now_us
 
 local LOOK, GIVE_BACK = 2, 4
-local ALLOWED, DECIDED, STATE = 1, 2, 4
+local ALLOWED, DECIDED, STATE, NUMBER = 1, 2, 4, 8
+-- What is said of a charge that could not be decided: its key is not what was written to it.
+local GARBLED = '\64'
 
 -- Is instant a before instant b?
 local function before(a_s, a_n, b_s, b_n)
@@ -145,34 +152,108 @@ end
 
 -- Each kind of limit has a function
 --
---   kind(key, charge, is_look) -> allowed, state, write, value, ms, is_changed
+--   kind(key, it) -> allowed, state, write, value, ms
 --
--- that reads the state and decides, but writes nothing. `state` is what the reply tells. `write(key, is_charged, value,
--- ms, is_changed)` then makes the change, and is nil where there is none. A state that is changed has been brought to
--- now, and is written even if the request is denied.
+-- that reads the state of a key and decides a charge, but writes nothing. `it` is the charge as `read` makes it of its
+-- packed form. `state` is what the reply tells. `write(key, value, ms, is_charged)` then makes the change, and is nil
+-- where there is none. A state that is changed has been brought to now, and is written even if the request is denied.
+--
+-- Some have a shortcut for requests of one charge, which are most, at a time of whole microseconds, as the server's is:
+--
+--   quick(key, it) -> flags, state
+--
+-- decides the usual case and writes. No flags: it was another, and nothing is done.
+--
+-- Two keep their states as one whole number below 2^53, in the way of Redis' own counters: INCRBY reads and charges at
+-- once, and if that was wrong it is put right.
 
-local function set(key, is_charged, value, ms, is_changed)
-  if not value then
-    call('UNLINK', key)
-  elseif is_charged or is_changed then
-    call('SET', key, value, 'PX', expiry(ms))
-  end
+-- Writes a state, which lives for as long as it counts.
+local function put(key, value, ms)
+  call('SET', key, value, 'PX', expiry(ms))
+end
+
+-- Writes the beginning of a state. Its expiry stays, which is late enough.
+local function patch(key, value)
+  call('SETRANGE', key, '0', value)
+end
+
+-- Writes the one count of a state behind its instant. Its expiry stays, as it depends on the instant alone.
+local function patch_count(key, count)
+  call('SETRANGE', key, '12', pack('<I4', count))
+end
+
+local function drop(key)
+  call('UNLINK', key)
+end
+
+-- A state of so many bytes, or none. Another limit may have had the key before: of the same name, but of another shape.
+local function of_size(state, size)
+  return state and #state == size and byte(state) == 0 and state or nil
+end
+
+-- Whether a state is a number as INCRBY keeps it. The others begin with the low byte of a whole double, which is 0.
+local function is_number(state)
+  return byte(state) ~= 0
+end
+
+-- The same where a number will do.
+local function number_or_of_size(state, size)
+  return state and (is_number(state) or #state == size) and state or nil
 end
 
 -- Smooth token bucket and both leaky buckets.
 -- Own part: capacity and cost as times, ticks per nanosecond: '<ddd ddd d'; a time is days, nanoseconds of the day and
--- ticks of the nanosecond, because the slowest bucket takes longer to fill than 2^53 s.
--- State: the instant at which the bucket is full again, '<ddd'.
-local function bucket(key, charge)
-  local _, _, cost, limit, f_d, f_t, f_f, c_d, c_t, c_f, ticks = unpack('<BBI4I4ddddddd', charge)
+-- ticks of the nanosecond, because the slowest bucket takes longer to fill than 2^53 s. Or, where a unit is a whole
+-- number of microseconds, capacity and cost in those: '<dd'.
+-- State: the instant at which the bucket is full again, '<ddd'. Or, if it is one of those and the instant is, too, a
+-- whole number of microseconds: that number.
+--
+-- That instant moves with every charge, and with it the expiry would. So a key lives up to a grain longer than it
+-- counts: time is cut into grains, and only when the instant moves to another of them is the expiry written.
+local MICROS, DAY_US = 1e6, 86400 * 1e6
+-- A grain is 10 seconds or, if that is longer, this part of the time to fill; never longer than all of it, or a day.
+local GRAIN, GRAIN_US = 64, 10 * 1e6
+
+local function grain_us(fill_us)
+  return max(floor(min(max(fill_us / GRAIN, GRAIN_US), fill_us, DAY_US)), 1)
+end
+
+-- The state of a bucket, whichever way it is kept.
+local function read_bucket(state)
+  if is_number(state) then
+    local us = state + 0
+    local d = floor(us / DAY_US)
+    return d, (us - d * DAY_US) * 1000, 0
+  end
+  return unpack('<ddd', state)
+end
+
+local function bucket_value(it, d, t, f)
+  local us = d * DAY_US + t / 1000
+  if it.wanted and t % 1000 == 0 and us < EXACT then
+    return us
+  end
+  return pack('<ddd', d, t, f)
+end
+
+local function bucket(key, it)
+  local cost, limit, ticks = it.cost, it.limit, it.ticks
+  local f_d, f_t, f_f = it.f_d, it.f_t, it.f_f
   local now_d = floor(now_s / DAY)
   local now_t = (now_s - now_d * DAY) * SECOND + now_n
-  local state = call('GET', key)
+  local state = number_or_of_size(call('GET', key), 24)
   -- What is missing.
   local d, t, f = 0, 0, 0
   local is_moved = false
+  -- The grain that the expiry covers, where the state can be written in its place.
+  local grain_d, grain
   if state then
-    d, t, f = unpack('<ddd', state)
+    d, t, f = read_bucket(state)
+    if is_number(state) then
+      state = pack('<ddd', d, t, f)
+    else
+      grain_d, grain = d, t - t % it.grain
+    end
     d, t = d - now_d, t - now_t
     if t < 0 then
       d, t = d - 1, t + DAY_NS
@@ -194,7 +275,7 @@ local function bucket(key, charge)
       end
     end
   end
-  local after_d, after_t, after_f = d + c_d, t + c_t, f + c_f
+  local after_d, after_t, after_f = d + it.c_d, t + it.c_t, f + it.c_f
   if after_f >= ticks then
     after_f, after_t = after_f - ticks, after_t + 1
   end
@@ -214,45 +295,65 @@ local function bucket(key, charge)
   if full_t >= DAY_NS then
     full_d, full_t = full_d + 1, full_t - DAY_NS
   end
-  return allowed, state, set, pack('<ddd', full_d, full_t, f), d * DAY * 1000 + t / 1e6, is_moved
+  local value = bucket_value(it, full_d, full_t, f)
+  if grain_d == full_d and grain == full_t - full_t % it.grain and type(value) == 'string' then
+    return allowed, state, patch, value
+  end
+  return allowed, state, put, value, d * DAY * 1000 + (t + it.grain) / 1e6
 end
 
--- The same where a nanosecond is a tick and the bucket fills within 52 days, so that one number is enough for a time.
--- Own part: capacity and cost in nanoseconds: '<dd'. State: as above.
-local function simple_bucket(key, charge)
-  local _, _, cost, limit, fill, wanted = unpack('<BBI4I4dd', charge)
-  local now_d = floor(now_s / DAY)
-  local now_t = (now_s - now_d * DAY) * SECOND + now_n
-  local state = call('GET', key)
-  local missing = 0
-  local is_moved = false
-  if state then
-    local d, t = unpack('<dd', state)
-    -- Exact up to a hundred days, and beyond that far more than any full bucket.
-    missing = (d - now_d) * DAY_NS + (t - now_t)
-    if missing < 0 then
-      missing = 0
-    elseif missing > 2 * fill then
-      missing, is_moved = fill, true
+-- Anything but a key in use with room in its bucket: it has been charged, and that is put right.
+local function put_bucket_right(key, it, before)
+  local wanted, fill, grain = it.wanted, it.fill, it.grain_us
+  if before == 0 then
+    -- There was none.
+    put(key, now_us + wanted, (wanted + grain) / 1000)
+    return ALLOWED + DECIDED
+  elseif before < now_us then
+    -- It was full.
+    local full = now_us + wanted
+    if full - full % grain == before - before % grain then
+      call('INCRBY', key, now_us - before)
+    else
+      put(key, full, (wanted + grain) / 1000)
     end
+    return ALLOWED + DECIDED + NUMBER, before
   end
-  local allowed = cost == 0 or (cost <= limit and missing + wanted <= fill)
-  if allowed and cost > 0 then
-    missing = missing + wanted
-  elseif not is_moved then
-    return allowed, state
+  if before - now_us > 2 * fill then
+    -- From a clock that was wrong: it counts as emptied just now.
+    put(key, now_us + fill, (fill + grain) / 1000)
+  else
+    call('INCRBY', key, it.back_text)
   end
-  local full_t = now_t + missing
-  local days = floor(full_t / DAY_NS)
-  return allowed, state, set, pack('<ddd', now_d + days, full_t - days * DAY_NS, 0), missing / 1e6, is_moved
+  return DECIDED + NUMBER, before
+end
+
+local function quick_bucket(key, it)
+  local full = try('INCRBY', key, it.wanted_text)
+  if type(full) ~= 'number' then
+    -- Kept the other way, from a request at another time than the server's.
+    return nil
+  end
+  local wanted = it.wanted
+  local before = full - wanted
+  if before < now_us or full > now_us + it.fill then
+    return put_bucket_right(key, it, before)
+  end
+  local grain = it.grain_us
+  if full % grain < wanted then
+    call('PEXPIRE', key, expiry((full - now_us + grain) / 1000))
+  end
+  return ALLOWED + DECIDED + NUMBER, before
 end
 
 -- Stepped token bucket.
 -- Own part: tokens per period, the period: '<d dI4'. State: where the running period began, tokens missing: '<dI4I4'.
-local function steps(key, charge)
-  local _, _, cost, limit, count, p_s, p_n = unpack('<BBI4I4ddI4', charge)
-  local state = call('GET', key)
+local function steps(key, it)
+  local cost, limit, count, p_s, p_n = it.cost, it.limit, it.count, it.p_s, it.p_n
+  local state = of_size(call('GET', key), 16)
   local s, n, used = now_s, now_n, 0
+  -- How many periods the expiry of the state covers, if the state stays where it is.
+  local covered = 0
   local is_changed = false
   if state then
     s, n, used = unpack('<dI4I4', state)
@@ -266,8 +367,9 @@ local function steps(key, charge)
     else
       local e_s, e_n = subtract(now_s, now_n, s, n)
       local periods = divide(e_s, e_n, p_s, p_n)
-      if periods >= ceil(used / count) then
-        s, n, used = now_s, now_n, 0
+      covered = ceil(used / count)
+      if periods >= covered then
+        s, n, used, covered = now_s, now_n, 0, 0
       elseif periods > 0 then
         used = used - periods * count
         s, n = add(s, n, times(periods, p_s, p_n))
@@ -275,24 +377,46 @@ local function steps(key, charge)
       end
     end
   end
-  local allowed = cost <= limit - used
+  local allowed = cost == 0 or cost <= limit - used
   if allowed and cost > 0 then
     used = used + cost
   elseif not is_changed then
     return allowed, state
   end
-  local f_s, f_n = add(s, n, times(ceil(used / count), p_s, p_n))
-  local ms = (f_s - now_s) * 1000 + (f_n - now_n) / 1e6
-  return allowed, state, set, pack('<dI4I4', s, n, used), ms, is_changed
+  local periods = ceil(used / count)
+  if not is_changed and periods <= covered then
+    return allowed, state, patch_count, used
+  end
+  local f_s, f_n = add(s, n, times(periods, p_s, p_n))
+  return allowed, state, put, pack('<dI4I4', s, n, used), (f_s - now_s) * 1000 + (f_n - now_n) / 1e6
 end
 
 -- Fixed window.
 -- Own part: the window, whether windows begin with the first request: '<dI4B'. State: where the window began, what was
--- taken in it: '<dI4I4'.
-local function fixed_window(key, charge)
-  local _, _, cost, limit, w_s, w_n, from_first = unpack('<BBI4I4dI4B', charge)
+-- taken in it: '<dI4I4'. Or, if it is kept as a number: the second at which the window began times COUNTS, and what was
+-- taken. That is so for limits below half of COUNTS and windows of whole seconds by the clock, before the year 2106.
+local COUNTS = 2 ^ 21
+
+-- The state of a window, whichever way it is kept.
+local function read_window(state)
+  if is_number(state) then
+    local count = state % COUNTS
+    return (state - count) / COUNTS, 0, count
+  end
+  return unpack('<dI4I4', state)
+end
+
+local function window_value(it, s, n, count)
+  if it.cost_text and s < WORD then
+    return s * COUNTS + count
+  end
+  return pack('<dI4I4', s, n, count)
+end
+
+local function fixed_window(key, it)
+  local cost, w_s, w_n = it.cost, it.w_s, it.w_n
   local cur_s, cur_n = now_s, now_n
-  if from_first == 0 then
+  if not it.from_first then
     if w_n == 0 then
       cur_s, cur_n = now_s - now_s % w_s, 0
     else
@@ -300,32 +424,65 @@ local function fixed_window(key, charge)
       cur_s, cur_n = subtract(now_s, now_n, r_s, r_n)
     end
   end
-  local state = call('GET', key)
+  local state = number_or_of_size(call('GET', key), 16)
   local s, n, count = cur_s, cur_n, 0
-  local is_moved = false
+  local is_moved, is_same = false, false
   if state then
-    s, n, count = unpack('<dI4I4', state)
+    s, n, count = read_window(state)
+    is_same = not is_number(state)
+    if not is_same then
+      state = pack('<dI4I4', s, n, count)
+    end
     if s ~= cur_s or n ~= cur_n then
       local end_s, end_n = add(s, n, w_s, w_n)
       if not before(cur_s, cur_n, end_s, end_n) then
-        s, n, count = cur_s, cur_n, 0
+        s, n, count, is_same = cur_s, cur_n, 0, false
       else
         local far_s, far_n = add(cur_s, cur_n, w_s, w_n)
         if before(far_s, far_n, s, n) then
           s, n = cur_s, cur_n
-          is_moved = true
+          is_moved, is_same = true, false
         end
       end
     end
   end
-  local allowed = cost <= limit - count
+  local allowed = cost == 0 or cost <= it.limit - count
   if allowed and cost > 0 then
     count = count + cost
   elseif not is_moved then
     return allowed, state
   end
-  local ms = (s - now_s + w_s) * 1000 + (n - now_n + w_n) / 1e6
-  return allowed, state, set, pack('<dI4I4', s, n, count), ms, is_moved
+  if is_same then
+    return allowed, state, patch_count, count
+  end
+  return allowed, state, put, window_value(it, s, n, count), (s - now_s + w_s) * 1000 + (n - now_n + w_n) / 1e6
+end
+
+local function quick_window(key, it)
+  local after = try('INCRBY', key, it.cost_text)
+  if type(after) ~= 'number' then
+    return nil
+  end
+  local cost, w_s = it.cost, it.w_s
+  local start = now_s - now_s % w_s
+  local count = after - start * COUNTS
+  if count > cost and count <= it.limit then
+    return ALLOWED + DECIDED + NUMBER, after - cost
+  end
+  local state = after - cost
+  if state < start * COUNTS and state - state % COUNTS + w_s * COUNTS <= start * COUNTS then
+    -- There was none, or its window is over.
+    put(key, start * COUNTS + cost, (start - now_s + w_s) * 1000 - now_n / 1e6)
+    if state == 0 then
+      return ALLOWED + DECIDED
+    end
+    return ALLOWED + DECIDED + NUMBER, state
+  end
+  call('INCRBY', key, it.back_text)
+  if count > cost and count - cost < COUNTS then
+    return DECIDED + NUMBER, state
+  end
+  return nil
 end
 
 -- The number of the window that an instant is in, that of its bucket in the window, and how much of the bucket has
@@ -343,59 +500,12 @@ end
 -- Own part: the window, how many buckets, the edge (0 weigh, 1 drop, 2 keep): '<dI4 I4 B'. State: the newest bucket,
 -- as the number of its window and its number in that; what each bucket took, newest first, one more than the window
 -- has: '<dI4' and '<I4' each.
-local counter_of_many
-
-local function counter(key, charge)
-  local _, _, cost, limit, w_s, w_n, buckets, edge = unpack('<BBI4I4dI4I4B', charge)
-  if buckets > 1 then
-    return counter_of_many(key, charge)
-  end
-  -- The usual case, one bucket a window, with two numbers instead of a list.
-  local q, r_s, r_n = divide(now_s, now_n, w_s, w_n)
-  local state = call('GET', key)
-  local newest, previous = 0, 0
-  local is_changed = false
-  if state then
-    local q0, _, count, older = unpack('<dI4I4I4', state)
-    if q0 == q then
-      newest, previous = count, older
-    elseif q0 == q - 1 then
-      newest, previous, is_changed = 0, count, true
-    elseif q0 < q then
-      is_changed = true
-    else
-      -- The clock stepped back.
-      return counter_of_many(key, charge)
-    end
-  end
-  local used = newest
-  if previous > 0 then
-    if edge == 2 then
-      used = used + previous
-    elseif edge == 0 then
-      local u_s, u_n = subtract(w_s, w_n, r_s, r_n)
-      used = used + share(previous, u_s, u_n, w_s, w_n)
-    end
-  end
-  local allowed = cost == 0 or used + cost <= limit
-  if allowed and cost > 0 then
-    newest = newest + cost
-  elseif not is_changed then
-    return allowed, state
-  elseif newest == 0 and (previous == 0 or edge == 1) then
-    return allowed, state, set
-  end
-  local leaves = q + (edge == 1 and 1 or 2)
-  local ms = leaves * (w_s * 1000 + w_n / 1e6) - (now_s * 1000 + now_n / 1e6)
-  return allowed, state, set, pack('<dI4I4I4', q, 0, newest, previous), ms, is_changed
-end
-
-counter_of_many = function(key, charge)
-  local _, _, cost, limit, w_s, w_n, buckets, edge = unpack('<BBI4I4dI4I4B', charge)
+local function counter(key, it)
+  local cost, limit, w_s, w_n, buckets, edge = it.cost, it.limit, it.w_s, it.w_n, it.buckets, it.edge
   local q, b, p_s, p_n = position(now_s, now_n, w_s, w_n, buckets)
-  local state = call('GET', key)
+  local state = of_size(call('GET', key), 16 + buckets * 4)
   local counts = {}
-  local is_changed = false
+  local is_same, is_changed = false, false
   if state then
     local q0, b0 = unpack('<dI4', state)
     local shift = (q - q0) * buckets + (b - b0)
@@ -412,9 +522,12 @@ counter_of_many = function(key, charge)
           counts[buckets - 1] = both < limit and both or limit
           counts[buckets] = 0
         end
-      elseif shift < 0 then
-        -- The clock stepped back: the key stays where it was until time has caught up.
-        q, b, p_s, p_n = q0, b0, 0, 0
+      else
+        is_same = true
+        if shift < 0 then
+          -- The clock stepped back: the key stays where it was until time has caught up.
+          q, b, p_s, p_n = q0, b0, 0, 0
+        end
       end
     elseif shift <= buckets then
       is_changed = true
@@ -449,43 +562,101 @@ counter_of_many = function(key, charge)
   local allowed = cost == 0 or used + cost <= limit
   if allowed and cost > 0 then
     counts[0] = counts[0] + cost
+    if is_same then
+      return allowed, state, patch_count, counts[0]
+    end
   elseif not is_changed then
     return allowed, state
   elseif is_gone then
-    return allowed, state, set
+    return allowed, state, drop
   end
-  local value
-  if buckets == 1 then
-    value = pack('<dI4I4I4', q, b, counts[0], counts[1])
-  else
-    local parts = { pack('<dI4', q, b) }
-    for i = 0, buckets do
-      parts[i + 2] = pack('<I4', counts[i])
-    end
-    value = concat(parts)
+  local parts = { pack('<dI4', q, b) }
+  for i = 0, buckets do
+    parts[i + 2] = pack('<I4', counts[i])
   end
   -- Until the newest bucket has left the window. Doubles of milliseconds are good to a microsecond here.
   local leaves = q + 1 + (edge == 1 and b or b + 1) / buckets
   local ms = leaves * (w_s * 1000 + w_n / 1e6) - (now_s * 1000 + now_n / 1e6)
-  return allowed, state, set, value, ms, is_changed
+  return allowed, state, put, concat(parts), ms
+end
+
+-- One bucket a window, with two numbers instead of a list.
+local function quick_counter(key, it)
+  local w_s, w_n = it.w_s, it.w_n
+  local q, r_s, r_n
+  if w_n == 0 then
+    r_s, r_n = now_s % w_s, now_n
+    q = (now_s - r_s) / w_s
+  else
+    q, r_s, r_n = divide(now_s, now_n, w_s, w_n)
+  end
+  local state = of_size(call('GET', key), 20)
+  local newest, previous, is_same = 0, 0, false
+  if state then
+    local q0, _, count, older = unpack('<dI4I4I4', state)
+    if q0 == q then
+      newest, previous, is_same = count, older, true
+    elseif q0 == q - 1 then
+      previous = count
+    elseif q0 > q then
+      -- The clock stepped back.
+      return nil
+    end
+  end
+  local cost, edge = it.cost, it.edge
+  local used = newest + cost
+  if previous > 0 then
+    if edge == 2 then
+      used = used + previous
+    elseif edge == 0 then
+      local u_s, u_n = subtract(w_s, w_n, r_s, r_n)
+      used = used + share(previous, u_s, u_n, w_s, w_n)
+    end
+  end
+  if used > it.limit then
+    if is_same then
+      return DECIDED + STATE, state
+    end
+    return nil
+  end
+  if is_same then
+    patch_count(key, newest + cost)
+  else
+    local leaves = q + (edge == 1 and 1 or 2)
+    local ms = leaves * (w_s * 1000 + w_n / 1e6) - (now_s * 1000 + now_n / 1e6)
+    put(key, pack('<dI4I4I4', q, 0, cost, previous), ms)
+  end
+  return ALLOWED + DECIDED + (state and STATE or 0), state
 end
 
 -- Sliding window log.
 -- Own part: the window, whether denied requests are logged, too: '<dI4B'.
--- State: a head of 32 bytes, '<dI4 d I4I4I4': the newest instant, the cost of all entries, where in the ring the
--- oldest slot is, how many slots are used, how many there are; then the ring, 8 bytes a slot. An entry is a slot: its
--- nanoseconds and the low 32 bits of its second, '<I4I4'. If it costs more than 1, bit 30 of the nanoseconds is set and
--- a second slot holds the cost: its low 31 bits, with bit 31 set to tell it from an instant, and the rest.
--- Reply: the newest instant, the cost of all entries, and if denied the instant at which it would pass: '<dI4 d dI4'.
+-- State: a head, then a ring of slots, 8 bytes each. An entry is a slot: its nanoseconds and the low 32 bits of its
+-- second, '<I4I4'. If it costs more than 1, bit 30 of the nanoseconds is set and a second slot holds the cost: its low 31
+-- bits, with bit 31 set to tell it from an instant, and the rest.
+-- The head: the newest instant, the cost of all entries, where in the ring the oldest slot is, how many slots are used,
+-- how many there are, '<dI4 d I4I4I4'; how many slots stand in the back and in the front, 'BB'; those slots. The back is
+-- the newest slots that have not been written to the ring yet, where they have their places. The front is a copy of the
+-- oldest. So the usual request reads the head and writes it, and goes to the ring for one in a few.
+-- Reply: the newest instant, the cost of all entries, and if denied the instant at which it would pass: '<dI4 d dI4'. Or
+-- one number: the cost of all entries, if it was admitted and is the newest.
 -- O(1) a decision: each entry is written once and dropped once, whatever the limit.
-local HEAD = 32
-local HEAD_FORMAT = '<dI4dI4I4I4'
+local HEAD_FORMAT = '<dI4dI4I4I4BB'
+local HEAD_AND_ENDS = HEAD_FORMAT .. 'c0c0'
+-- The head without the slots in it.
+local FIXED = 34
+-- Where it says how many those are.
+local ENDS_AT = 32
+local BACK, FRONT = 4, 4
+local HEAD = FIXED + (BACK + FRONT) * 8
+local HEAD_LAST = '' .. HEAD - 1
 -- Slots that are read at once.
-local CHUNK = 128
+local CHUNK = 32
 local RING_MIN = 8
 local IS_LONG = 2 ^ 30
 local IS_COST = 2 ^ 31
-local WORD = 2 ^ 32
+-- A key lives up to this part of a window longer than it counts: only so often is its expiry written.
+local LOG_GRAIN = 8
 
 local function slots(s, n, cost)
   if cost == 1 then
@@ -560,13 +731,52 @@ local function forget(log, surplus)
   end
 end
 
--- Puts 8 bytes into a slot of the whole text.
-local function splice(text, place, bytes)
-  local at = HEAD + place * 8
-  return sub(text, 1, at) .. bytes .. sub(text, at + 9)
+-- Slots of the ring from this index on, which may go round its end.
+local function read_slots(log, index, count)
+  local from = place(log, index)
+  local text = call('GETRANGE', log.key, HEAD + from * 8, HEAD + min(from + count, log.ring) * 8 - 1)
+  local rest = from + count - log.ring
+  return rest > 0 and text .. call('GETRANGE', log.key, HEAD, HEAD + rest * 8 - 1) or text
 end
 
-local function write_log(key, is_charged, log)
+local function write_slots(log, index, text)
+  local from = place(log, index)
+  local fits = (log.ring - from) * 8
+  call('SETRANGE', log.key, HEAD + from * 8, fits < #text and sub(text, 1, fits) or text)
+  if fits < #text then
+    call('SETRANGE', log.key, HEAD, sub(text, fits + 1))
+  end
+end
+
+-- The beginning of a log, with nothing in its back or front that is not in the ring.
+local function open_log(key, last)
+  local text = call('GETRANGE', key, 0, last)
+  if text == '' then
+    return text
+  end
+  local _, _, _, first, slots, ring, back = unpack(HEAD_FORMAT, text)
+  if back == 0 then
+    return text
+  end
+  write_slots({ key = key, first = first, ring = ring }, slots - back, sub(text, FIXED + 1, FIXED + back * 8))
+  call('SETRANGE', key, ENDS_AT, '\0\0')
+  return call('GETRANGE', key, 0, last)
+end
+
+-- Milliseconds until a log has left the window and its grain is over.
+local function log_ms(it, s, n)
+  return (s - now_s + it.w_s) * 1000 + (n - now_n + it.w_n) / 1e6 + it.grain_ms
+end
+
+-- Writes the expiry again, if the newest instant has moved to another grain.
+local function extend_log(key, it, old_s, old_n, s, n)
+  local old_ms, ms = old_s * 1000 + old_n / 1e6, s * 1000 + n / 1e6
+  if ms - ms % it.grain_ms ~= old_ms - old_ms % it.grain_ms then
+    call('PEXPIRE', key, expiry(log_ms(it, s, n)))
+  end
+end
+
+local function write_log(key, log, _, is_charged)
   local is_moved = log.moved ~= nil
   local added, count = '', 0
   if log.cost > 0 and (is_charged or log.counts_all) then
@@ -587,7 +797,7 @@ local function write_log(key, is_charged, log)
     return
   elseif not is_moved then
     if log.is_changed then
-      call('SETRANGE', key, 0, pack(HEAD_FORMAT, log.s, log.n, log.units, log.first, log.slots, log.ring))
+      call('SETRANGE', key, 0, pack(HEAD_FORMAT, log.s, log.n, log.units, log.first, log.slots, log.ring, 0, 0))
     end
     return
   end
@@ -596,87 +806,44 @@ local function write_log(key, is_charged, log)
     local moved, moved_count = slots(now_s, now_n, log.moved)
     added, count = moved .. added, moved_count + count
   end
-  local w_s, w_n = add(log.s, log.n, log.w_s, log.w_n)
-  w_s, w_n = subtract(w_s, w_n, now_s, now_n)
-  local ms = expiry(w_s * 1000 + w_n / 1e6)
   local used = log.slots + count
-  local is_small = HEAD + log.ring * 8 == #log.text
   if used > log.ring then
     -- A larger ring, the oldest first.
-    local ring = max(used, min(max(log.ring * 2, RING_MIN), log.limit + 1))
+    local ring = max(used, min(max(log.ring * 2, RING_MIN), log.it.slots_max))
     local old = ''
     if log.slots > 0 then
-      local text = is_small and log.text or call('GET', key)
+      -- What is cut is written first, to be read with the rest.
       for _, cut in ipairs(log.cuts) do
-        text = splice(text, cut[1], cut[2])
+        call('SETRANGE', key, HEAD + cut[1] * 8, cut[2])
       end
-      local from = HEAD + log.first * 8
-      old = sub(text, from + 1, from + log.slots * 8)
-      if #old < log.slots * 8 then
-        old = old .. sub(text, HEAD + 1, HEAD + log.slots * 8 - #old)
-      end
+      old = read_slots(log, 0, log.slots)
     end
-    local head = pack(HEAD_FORMAT, log.s, log.n, log.units, 0, used, ring)
-    call('SET', key, head .. old .. added .. rep('\0', (ring - used) * 8), 'PX', ms)
-    return
-  end
-  local head = pack(HEAD_FORMAT, log.s, log.n, log.units, log.first, used, log.ring)
-  if is_small then
-    local text = log.text
-    for _, cut in ipairs(log.cuts) do
-      text = splice(text, cut[1], cut[2])
-    end
-    for i = 0, count - 1 do
-      text = splice(text, place(log, log.slots + i), sub(added, i * 8 + 1, i * 8 + 8))
-    end
-    call('SET', key, head .. sub(text, HEAD + 1), 'PX', ms)
+    local head = pack(HEAD_FORMAT, log.s, log.n, log.units, 0, used, ring, 0, 0) .. rep('\0', HEAD - FIXED)
+    put(key, head .. old .. added .. rep('\0', (ring - used) * 8), log_ms(log.it, log.s, log.n))
     return
   end
   for _, cut in ipairs(log.cuts) do
     call('SETRANGE', key, HEAD + cut[1] * 8, cut[2])
   end
-  for i = 0, count - 1 do
-    call('SETRANGE', key, HEAD + place(log, log.slots + i) * 8, sub(added, i * 8 + 1, i * 8 + 8))
+  if count > 0 then
+    write_slots(log, log.slots, added)
   end
-  call('SETRANGE', key, 0, head)
-  call('PEXPIRE', key, ms)
+  call('SETRANGE', key, 0, pack(HEAD_FORMAT, log.s, log.n, log.units, log.first, used, log.ring, 0, 0))
+  extend_log(key, log.it, log.old_s, log.old_n, log.s, log.n)
 end
 
--- The usual denial: the log is full, its oldest entry is still in the window, and when that leaves there is room.
-local function quick_denial(text, cost, limit, w_s, w_n)
-  local s, n, units, first = unpack(HEAD_FORMAT, text)
-  local at = HEAD + first * 8
-  local surplus = units + cost - limit
-  if surplus <= 0 or cost > limit or at + 8 > #text or before(now_s, now_n, s, n) then
-    return nil
-  end
-  local e_n, e_s = unpack('<I4I4', text, at + 1)
-  if e_n >= IS_LONG or surplus > 1 then
-    return nil
-  end
-  local pass_s, pass_n = add(s - (s - e_s) % WORD, e_n, w_s, w_n)
-  if before(now_s, now_n, pass_s, pass_n) then
-    return pack('<dI4ddI4', s, n, units, pass_s, pass_n)
-  end
-end
-
-local function log(key, charge, is_look)
-  local _, _, cost, limit, w_s, w_n, counts_all = unpack('<BBI4I4dI4B', charge)
-  local text = call('GETRANGE', key, 0, HEAD + CHUNK * 8 - 1)
-  if counts_all == 0 and text ~= '' then
-    local denied = quick_denial(text, cost, limit, w_s, w_n)
-    if denied then
-      return false, denied
-    end
-  end
+local function log(key, it)
+  local cost, limit, w_s, w_n = it.cost, it.limit, it.w_s, it.w_n
+  local text = open_log(key, HEAD + CHUNK * 8 - 1)
   local log = {
-    key = key, text = text, w_s = w_s, w_n = w_n, cost = cost, limit = limit,
-    counts_all = counts_all == 1 and not is_look,
+    it = it, key = key, text = text, w_s = w_s, w_n = w_n, cost = cost, limit = limit,
+    counts_all = it.counts_all and not it.is_look,
     s = 0, n = 0, units = 0, first = 0, slots = 0, ring = 0, cuts = {},
   }
   local at_s, at_n = now_s, now_n
   if text ~= '' then
     log.s, log.n, log.units, log.first, log.slots, log.ring = unpack(HEAD_FORMAT, text)
+    log.old_s, log.old_n = log.s, log.n
     local far_s, far_n = add(now_s, now_n, w_s, w_n)
     if before(far_s, far_n, log.s, log.n) then
       log.moved = log.units
@@ -718,19 +885,105 @@ local function told_log(log)
   return pack('<dI4ddI4', log.s, log.n, log.units, log.pass_s or 0, log.pass_n or 0)
 end
 
+-- A log of one entry.
+local function begin_log(key, it)
+  local head = pack(HEAD_FORMAT, now_s, now_n, 1, 0, 1, it.ring_min, 1, 0)
+  put(key, head .. pack('<I4I4', now_n, now_s % WORD) .. it.padding, log_ms(it, now_s, now_n))
+  return ALLOWED + DECIDED + NUMBER, 1
+end
+
+-- The usual request: it costs 1, as all entries do that it meets.
+local function quick_log(key, it)
+  local text = call('GETRANGE', key, '0', HEAD_LAST)
+  if text == '' then
+    return begin_log(key, it)
+  end
+  local s, n, units, first, slots, ring, back, front = unpack(HEAD_FORMAT, text)
+  if now_s < s or (now_s == s and now_n < n) then
+    return nil
+  end
+  local w_s, w_n = it.w_s, it.w_n
+  local gone_s, gone_n = now_s - w_s, now_n - w_n
+  if gone_n < 0 then
+    gone_s, gone_n = gone_s - 1, gone_n + SECOND
+  end
+  if gone_s > s or (gone_s == s and gone_n >= n) then
+    return begin_log(key, it)
+  end
+  -- Drops what has left the window; the newest has not. The oldest slots are those of `from` between `at` and `last`.
+  local from, at, last = text, FIXED + back * 8, FIXED + (back + front) * 8
+  local in_ring = slots - back
+  local dropped = 0
+  local e_s, e_n
+  while true do
+    if at == last then
+      if dropped < in_ring then
+        local oldest = (first + dropped) % ring
+        local count = min(FRONT, in_ring - dropped, ring - oldest)
+        from = call('GETRANGE', key, HEAD + oldest * 8, HEAD + (oldest + count) * 8 - 1)
+        at, last = 0, count * 8
+      else
+        from, at, last = text, FIXED + (dropped - in_ring) * 8, FIXED + back * 8
+      end
+    end
+    e_n, e_s = unpack('<I4I4', from, at + 1)
+    if e_n >= IS_LONG then
+      return nil
+    end
+    e_s = s - (s - e_s) % WORD
+    if gone_s < e_s or (gone_s == e_s and gone_n < e_n) then
+      break
+    end
+    at, dropped = at + 8, dropped + 1
+  end
+  local limit = it.limit
+  if units - dropped >= limit then
+    if units > limit or dropped > 0 then
+      return nil
+    end
+    if from ~= text then
+      -- The next one need not go to the ring for it.
+      local ends = sub(text, FIXED + 1, FIXED + back * 8) .. from
+      call('SETRANGE', key, ENDS_AT, pack('<BBc0', back, #from / 8, ends))
+    end
+    e_s, e_n = add(e_s, e_n, w_s, w_n)
+    return DECIDED + STATE, pack('<dI4ddI4', s, n, units, e_s, e_n)
+  end
+  slots = slots - dropped + 1
+  if slots > ring then
+    return nil
+  end
+  first = (first + dropped) % ring
+  units = units - dropped + 1
+  local oldest = sub(from, at + 1, last)
+  local gone_of_back = dropped > in_ring and dropped - in_ring or 0
+  local newest = sub(text, FIXED + 1 + gone_of_back * 8, FIXED + back * 8) .. pack('<I4I4', now_n, now_s % WORD)
+  back = back - gone_of_back + 1
+  if back == BACK then
+    write_slots({ key = key, first = first, ring = ring }, slots - back, newest)
+    back, newest = 0, ''
+  end
+  local front_count = (last - at) / 8
+  call('SETRANGE', key, '0', pack(
+    HEAD_AND_ENDS, now_s, now_n, units, first, slots, ring, back, front_count, newest, oldest
+  ))
+  extend_log(key, it, s, n, now_s, now_n)
+  return ALLOWED + DECIDED + NUMBER, units
+end
+
 -- Give back: a charge is undone, because the request was denied elsewhere.
 --
---   give_back(key, charge, t_s, t_n), where t is the instant of the charge
+--   give_back(key, it, t_s, t_n), where t is the instant of the charge
 --
--- The rule: never more than if the charge had not been made, on a clock that did not step back in between. Where that
--- is not known, too little is given back. A state that lies so far ahead that its clock was wrong gives nothing back,
+-- The rule: never more than if the charge had not been made, on a clock that did not step back in between, but that a
+-- window or period which it began stays where it is. Where that is not known, too little is given back. A state that lies so far ahead that its clock was wrong gives nothing back,
 -- and one that is gone has nothing to. Writing in place keeps the expiry, which may then be late but is not early.
 
 -- A bucket with the charge lacks more than the same one without it would, at first by the cost. That comes down only
 -- while the other is full, and then by a nanosecond in a nanosecond: the cost less the time since is still there.
-local function give_back_to_bucket(key, charge, t_s, t_n)
-  local _, _, _, _, f_d, f_t, f_f, c_d, c_t, c_f, ticks = unpack('<BBI4I4ddddddd', charge)
-  local state = call('GET', key)
+local function give_back_to_bucket(key, it, t_s, t_n)
+  local c_d, c_t, c_f = it.c_d, it.c_t, it.c_f
+  local state = number_or_of_size(call('GET', key), 24)
   if not state then
     return
   end
@@ -747,14 +1000,14 @@ local function give_back_to_bucket(key, charge, t_s, t_n)
       return
     end
   end
-  local full_d, full_t, full_f = unpack('<ddd', state)
+  local full_d, full_t, full_f = read_bucket(state)
   -- Twice a full bucket, as in `bucket`; a day more or less does not matter here.
-  if full_d - now_d > 2 * f_d + 2 then
+  if full_d - now_d > 2 * it.f_d + 2 then
     return
   end
   full_d, full_t, full_f = full_d - c_d, full_t - c_t, full_f - c_f
   if full_f < 0 then
-    full_t, full_f = full_t - 1, full_f + ticks
+    full_t, full_f = full_t - 1, full_f + it.ticks
   end
   if full_t < 0 then
     full_d, full_t = full_d - 1, full_t + DAY_NS
@@ -762,39 +1015,15 @@ local function give_back_to_bucket(key, charge, t_s, t_n)
   if full_d < now_d or (full_d == now_d and (full_t < now_t or (full_t == now_t and full_f == 0))) then
     call('UNLINK', key)
   else
-    call('SETRANGE', key, 0, pack('<ddd', full_d, full_t, full_f))
+    call('SET', key, bucket_value(it, full_d, full_t, full_f), 'KEEPTTL')
   end
 end
 
-local function give_back_to_simple_bucket(key, charge, t_s, t_n)
-  local _, _, _, _, fill, cost = unpack('<BBI4I4dd', charge)
-  local state = call('GET', key)
-  if not state then
-    return
-  end
-  local now_d = floor(now_s / DAY)
-  local now_t = (now_s - now_d * DAY) * SECOND + now_n
-  local d, t = unpack('<dd', state)
-  local missing = (d - now_d) * DAY_NS + (t - now_t)
-  local given = cost - max((now_s - t_s) * SECOND + (now_n - t_n), 0)
-  if given <= 0 or missing > 2 * fill then
-    return
-  end
-  missing = missing - given
-  if missing <= 0 then
-    call('UNLINK', key)
-    return
-  end
-  local full_t = now_t + missing
-  local days = floor(full_t / DAY_NS)
-  call('SETRANGE', key, 0, pack('<ddd', now_d + days, full_t - days * DAY_NS, 0))
-end
-
--- Within the period of the charge no token has arrived, so the cost is still missing. If the charge began the period,
--- whoever came after it would have begun a later one: then the period begins now.
-local function give_back_to_steps(key, charge, t_s, t_n)
-  local _, _, cost, limit, count, p_s, p_n = unpack('<BBI4I4ddI4', charge)
-  local state = call('GET', key)
+-- Within the period of the charge no token has arrived, so the cost is still missing. The period stays where it began,
+-- even if it was that charge that began it.
+local function give_back_to_steps(key, it, t_s, t_n)
+  local cost, limit, count, p_s, p_n = it.cost, it.limit, it.count, it.p_s, it.p_n
+  local state = of_size(call('GET', key), 16)
   if not state then
     return
   end
@@ -822,22 +1051,19 @@ local function give_back_to_steps(key, charge, t_s, t_n)
     call('UNLINK', key)
     return
   end
-  if s == t_s and n == t_n and before(s, n, now_s, now_n) then
-    s, n = now_s, now_n
-  end
   local f_s, f_n = add(s, n, times(ceil(used / count), p_s, p_n))
-  set(key, true, pack('<dI4I4', s, n, used), (f_s - now_s) * 1000 + (f_n - now_n) / 1e6)
+  put(key, pack('<dI4I4', s, n, used), (f_s - now_s) * 1000 + (f_n - now_n) / 1e6)
 end
 
--- Within the window of the charge its cost is part of the count. If the charge began the window, whoever came after it
--- would have begun a later one: then the window begins now.
-local function give_back_to_fixed_window(key, charge, t_s, t_n)
-  local _, _, cost, _, w_s, w_n, from_first = unpack('<BBI4I4dI4B', charge)
-  local state = call('GET', key)
+-- Within the window of the charge its cost is part of the count. The window stays where it began, even if it was that
+-- charge that began it.
+local function give_back_to_fixed_window(key, it, t_s, t_n)
+  local w_s, w_n = it.w_s, it.w_n
+  local state = number_or_of_size(call('GET', key), 16)
   if not state then
     return
   end
-  local s, n, count = unpack('<dI4I4', state)
+  local s, n, count = read_window(state)
   local end_s, end_n = add(s, n, w_s, w_n)
   if before(t_s, t_n, s, n) or not before(t_s, t_n, end_s, end_n) or not before(now_s, now_n, end_s, end_n) then
     return
@@ -846,21 +1072,19 @@ local function give_back_to_fixed_window(key, charge, t_s, t_n)
   if before(far_s, far_n, s, n) then
     return
   end
-  count = count - cost
+  count = count - it.cost
   if count <= 0 then
     call('UNLINK', key)
-  elseif from_first == 1 and s == t_s and n == t_n and before(s, n, now_s, now_n) then
-    set(key, true, pack('<dI4I4', now_s, now_n, count), w_s * 1000 + w_n / 1e6)
   else
-    call('SETRANGE', key, 12, pack('<I4', count))
+    call('SET', key, window_value(it, s, n, count), 'KEEPTTL')
   end
 end
 
 -- The cost is part of what the bucket of its instant took, for as long as that bucket is held. (If the clock had
 -- stepped back the cost went to a newer bucket, which leaves later: then this gives back less.)
-local function give_back_to_counter(key, charge, t_s, t_n)
-  local _, _, cost, _, w_s, w_n, buckets, edge = unpack('<BBI4I4dI4I4B', charge)
-  local state = call('GET', key)
+local function give_back_to_counter(key, it, t_s, t_n)
+  local w_s, w_n, buckets = it.w_s, it.w_n, it.buckets
+  local state = of_size(call('GET', key), 16 + buckets * 4)
   if not state then
     return
   end
@@ -875,29 +1099,12 @@ local function give_back_to_counter(key, charge, t_s, t_n)
     return
   end
   local at = 12 + index * 4
-  local count = pack('<I4', max(unpack('<I4', state, at + 1) - cost, 0))
+  local count = pack('<I4', max(unpack('<I4', state, at + 1) - it.cost, 0))
   local left = find(sub(state, 1, at) .. count .. sub(state, at + 5), '[^%z]', 13)
-  if not left or (edge == 1 and left > 12 + buckets * 4) then
+  if not left or (it.edge == 1 and left > 12 + buckets * 4) then
     call('UNLINK', key)
   else
     call('SETRANGE', key, at, count)
-  end
-end
-
--- Slots of the ring from this index on, which may go round its end.
-local function read_slots(log, index, count)
-  local from = place(log, index)
-  local text = call('GETRANGE', log.key, HEAD + from * 8, HEAD + min(from + count, log.ring) * 8 - 1)
-  local rest = from + count - log.ring
-  return rest > 0 and text .. call('GETRANGE', log.key, HEAD, HEAD + rest * 8 - 1) or text
-end
-
-local function write_slots(log, index, text)
-  local from = place(log, index)
-  local fits = (log.ring - from) * 8
-  call('SETRANGE', log.key, HEAD + from * 8, sub(text, 1, fits))
-  if fits < #text then
-    call('SETRANGE', log.key, HEAD, sub(text, fits + 1))
   end
 end
 
@@ -924,10 +1131,10 @@ end
 
 -- Takes the cost off an entry of that instant, and out of the log if nothing is left of it. If the clock had stepped
 -- back before, and is still behind, the charge stands at the newest instant. A log that counts all keeps it.
-local function give_back_to_log(key, charge, t_s, t_n)
-  local _, _, cost, _, w_s, w_n, counts_all = unpack('<BBI4I4dI4B', charge)
-  local head = call('GETRANGE', key, 0, HEAD - 1)
-  if counts_all == 1 or head == '' then
+local function give_back_to_log(key, it, t_s, t_n)
+  local cost, w_s, w_n = it.cost, it.w_s, it.w_n
+  local head = it.counts_all and '' or open_log(key, HEAD - 1)
+  if head == '' then
     return
   end
   local log = { key = key }
@@ -978,100 +1185,221 @@ local function give_back_to_log(key, charge, t_s, t_n)
   if moved ~= '' then
     write_slots(log, log.slots - count + first, moved)
   end
-  call('SETRANGE', key, 0, pack(HEAD_FORMAT, log.s, log.n, log.units - cost, log.first, left, log.ring))
+  call('SETRANGE', key, 0, pack(HEAD_FORMAT, log.s, log.n, log.units - cost, log.first, left, log.ring, 0, 0))
 end
 
-local KINDS = { bucket, steps, fixed_window, counter, log, simple_bucket }
-local LOG = 5
-local GIVE_BACKS = {
-  give_back_to_bucket, give_back_to_steps, give_back_to_fixed_window, give_back_to_counter, give_back_to_log,
-  give_back_to_simple_bucket,
+-- A packed charge as the kinds take it. All fields of a table are named where it is made: one that grows is slow.
+local READ = {
+  -- Bucket.
+  function(charge)
+    local _, flags, cost, limit, f_d, f_t, f_f, c_d, c_t, c_f, ticks = unpack('<BBI4I4ddddddd', charge)
+    return {
+      flags = flags, more = flags % 2 == 1, is_look = flags % 4 >= LOOK,
+      cost = cost, limit = limit, kind = bucket, give_back = give_back_to_bucket,
+      f_d = f_d, f_t = f_t, f_f = f_f, c_d = c_d, c_t = c_t, c_f = c_f, ticks = ticks,
+      grain = grain_us(f_d * DAY_US + f_t / 1000) * 1000,
+    }
+  end,
+  function(charge)
+    local _, flags, cost, limit, count, p_s, p_n = unpack('<BBI4I4ddI4', charge)
+    return {
+      flags = flags, more = flags % 2 == 1, is_look = flags % 4 >= LOOK,
+      cost = cost, limit = limit, kind = steps, give_back = give_back_to_steps,
+      count = count, p_s = p_s, p_n = p_n,
+    }
+  end,
+  function(charge)
+    local _, flags, cost, limit, w_s, w_n, from_first = unpack('<BBI4I4dI4B', charge)
+    local is_number = from_first == 0 and w_n == 0 and limit < COUNTS / 2
+    return {
+      flags = flags, more = flags % 2 == 1, is_look = flags % 4 >= LOOK,
+      cost = cost, limit = limit, kind = fixed_window, give_back = give_back_to_fixed_window,
+      quick = is_number and quick_window or nil, cost_text = is_number and '' .. cost or nil, back_text = '-' .. cost,
+      w_s = w_s, w_n = w_n, from_first = from_first == 1,
+    }
+  end,
+  function(charge)
+    local _, flags, cost, limit, w_s, w_n, buckets, edge = unpack('<BBI4I4dI4I4B', charge)
+    return {
+      flags = flags, more = flags % 2 == 1, is_look = flags % 4 >= LOOK,
+      cost = cost, limit = limit, give_back = give_back_to_counter,
+      kind = counter, quick = buckets == 1 and quick_counter or nil,
+      w_s = w_s, w_n = w_n, buckets = buckets, edge = edge,
+    }
+  end,
+  function(charge)
+    local _, flags, cost, limit, w_s, w_n, counts_all = unpack('<BBI4I4dI4B', charge)
+    local ring_min = min(RING_MIN, limit)
+    return {
+      flags = flags, more = flags % 2 == 1, is_look = flags % 4 >= LOOK,
+      cost = cost, limit = limit, kind = log, give_back = give_back_to_log,
+      quick = cost == 1 and counts_all == 0 and quick_log or nil,
+      w_s = w_s, w_n = w_n, counts_all = counts_all == 1,
+      -- Each unit takes a slot at most, and a log of all requests keeps one more than the limit.
+      slots_max = limit + counts_all, ring_min = ring_min,
+      padding = rep('\0', HEAD - FIXED - 8 + ring_min * 8),
+      grain_ms = (w_s * 1000 + w_n / 1e6) / LOG_GRAIN,
+    }
+  end,
+  -- Bucket of whole microseconds.
+  function(charge)
+    local _, flags, cost, limit, fill, wanted = unpack('<BBI4I4dd', charge)
+    local f_d, c_d = floor(fill / DAY_US), floor(wanted / DAY_US)
+    local wanted_text, grain = format('%d', wanted), grain_us(fill)
+    return {
+      flags = flags, more = flags % 2 == 1, is_look = flags % 4 >= LOOK,
+      cost = cost, limit = limit, kind = bucket, give_back = give_back_to_bucket,
+      quick = quick_bucket, fill = fill, wanted = wanted, wanted_text = wanted_text, back_text = '-' .. wanted_text,
+      f_d = f_d, f_t = (fill - f_d * DAY_US) * 1000, f_f = 0,
+      c_d = c_d, c_t = (wanted - c_d * DAY_US) * 1000, c_f = 0, ticks = 1,
+      grain_us = grain, grain = grain * 1000,
+    }
+  end,
 }
 
--- What the reply says of a charge. A charge is decided if the limit has had its say, also if that was no.
-local function told(kind, allowed, is_decided, state)
+-- Charges that have been read. There are few of them, as many as limits times costs: the same text is the same charge.
+local known, known_count = {}, 0
+local KNOWN_MAX = 1024
+
+local function read(charge)
+  local it = READ[byte(charge)](charge)
+  local flags, cost = it.flags, it.cost
+  if flags >= GIVE_BACK then
+    -- Each has an instant of its own, so it will not come again.
+    it.quick = nil
+    it.t_s, it.t_n = unpack('<dI4', charge, #charge - 11)
+    return it
+  end
+  if it.is_look or cost == 0 or cost > it.limit then
+    it.quick = nil
+  end
+  if known_count == KNOWN_MAX then
+    known, known_count = {}, 0
+  end
+  known[charge], known_count = it, known_count + 1
+  return it
+end
+
+-- What the reply says of a charge that was not decided by a shortcut: flags, and the state if there was one. A charge
+-- is decided if the limit has had its say, also if that was no.
+local function told(allowed, is_decided, state)
   local flags = (allowed and ALLOWED or 0) + (is_decided and DECIDED or 0)
   if not state then
-    return char(flags)
+    return flags
   end
-  -- A log's quick denial is told already: a text has no field `s`.
-  if kind == LOG and state.s then
-    state = told_log(state)
-  end
-  return char(flags + STATE) .. state
+  -- A log that is told already is a text, which has no field `s`.
+  return flags + STATE, state.s and told_log(state) or state
 end
 
 -- The most requests have one charge.
-local function decide_one(key, charge)
-  local kind, flags = byte(charge, 1, 2)
-  if flags >= GIVE_BACK then
-    GIVE_BACKS[kind](key, charge, unpack('<dI4', charge, #charge - 11))
-    return char(DECIDED)
+local function decide_one(key, it)
+  if it.quick and now_us then
+    local flags, number = it.quick(key, it)
+    if flags then
+      return flags, number
+    end
+  elseif it.flags >= GIVE_BACK then
+    it.give_back(key, it, it.t_s, it.t_n)
+    return DECIDED
   end
-  local is_look = flags >= LOOK
-  local allowed, state, write, value, ms, is_changed = KINDS[kind](key, charge, is_look)
-  if write and not is_look then
-    write(key, allowed, value, ms, is_changed)
+  local allowed, state, write, value, ms = it.kind(key, it)
+  if write and not it.is_look then
+    write(key, value, ms, allowed)
   end
-  return told(kind, allowed, not is_look, state)
+  return told(allowed, not it.is_look, state)
+end
+
+local function packed(flags, state)
+  if flags >= NUMBER then
+    return pack('<Bd', flags, state)
+  elseif state then
+    return pack('<Bc0', flags, state)
+  end
+  return char(flags)
 end
 
 -- Decides the charges first to last of one request: all are asked, then all are made or none.
-local function decide_several(keys, charges, first, last, replies)
+local function decide_several(keys, its, first, last, replies)
   local asked = {}
   local all = true
   for i = first, last do
-    local charge = charges[i + 1]
-    local kind, flags = byte(charge, 1, 2)
-    local is_look = flags >= LOOK
-    asked[i] = { kind, is_look, KINDS[kind](keys[i], charge, is_look) }
-    all = all and asked[i][3]
+    asked[i] = { its[i].kind(keys[i], its[i]) }
+    all = all and asked[i][1]
   end
   for i = first, last do
-    local it = asked[i]
-    local kind, is_look, allowed, state, write = it[1], it[2], it[3], it[4], it[5]
+    local it, answer = its[i], asked[i]
+    local allowed, state, write = answer[1], answer[2], answer[3]
     -- A limit that denies decides for itself, and a log of all requests counts this one, too.
-    local counts_all = kind == LOG and state.counts_all
-    local is_decided = not is_look and (all or not allowed or counts_all)
+    local is_decided = not it.is_look and (all or not allowed or it.counts_all)
     if is_decided and write then
-      write(keys[i], all, it[6], it[7], it[8])
+      write(keys[i], answer[4], answer[5], all)
     end
-    replies[i + 1] = told(kind, allowed, is_decided, state)
+    replies[i + 1] = packed(told(allowed, is_decided, state))
   end
 end
 
-local function charge(keys, arguments)
+-- The second that the clock last showed, as text and as a number: it stays for many calls.
+local second_text, second
+
+local function decide(keys, arguments)
   if not call then
     bind()
   end
-  if arguments[1] == '' then
-    local time = call('TIME')
-    now_s, now_n, extra = time[1] + 0, time[2] * 1000, 0
-  else
-    now_s, now_n = unpack('<dI4', arguments[1])
-    extra = EXPIRY_EXTRA
-  end
-  local at = pack('<dI4', now_s, now_n)
   local count = #keys
-  if count == 1 then
-    return at .. decide_one(keys[1], arguments[2])
+  local at = arguments[count + 1]
+  if not at then
+    local time = call('TIME')
+    if time[1] ~= second_text then
+      second_text, second = time[1], time[1] + 0
+    end
+    local us = time[2] + 0
+    now_s, now_n, now_us, extra = second, us * 1000, second * MICROS + us, 0
+  else
+    now_s, now_n = unpack('<dI4', at)
+    extra = EXPIRY_EXTRA
+    now_us = now_n % 1000 == 0 and now_s > 0 and now_s < WORD and now_s * MICROS + now_n / 1000 or nil
   end
-  local replies = { at }
+  local charge = arguments[1]
+  local it = known[charge] or read(charge)
+  if count == 1 and now_us then
+    local flags, state = decide_one(keys[1], it)
+    if flags >= NUMBER then
+      return pack('<dBd', now_us, flags, state)
+    elseif state then
+      return pack('<dBc0', now_us, flags, state)
+    end
+    return pack('<dB', now_us, flags)
+  end
+  local replies = { now_us and pack('<d', now_us) or pack('<ddI4', -1, now_s, now_n) }
   local i = 1
   while i <= count do
-    if byte(arguments[i + 1], 2) % 2 == 0 then
-      replies[i + 1] = decide_one(keys[i], arguments[i + 1])
+    if i > 1 then
+      charge = arguments[i]
+      it = known[charge] or read(charge)
+    end
+    if not it.more then
+      -- A key that another program has written to is nobody else's concern.
+      local is_right, flags, state = pcall(decide_one, keys[i], it)
+      replies[i + 1] = is_right and packed(flags, state) or GARBLED
       i = i + 1
     else
-      local last = i + 1
-      while last < count and byte(arguments[last + 1], 2) % 2 == 1 do
+      local its = { [i] = it }
+      local last = i
+      while last < count and its[last].more do
         last = last + 1
+        charge = arguments[last]
+        its[last] = known[charge] or read(charge)
       end
-      decide_several(keys, arguments, i, last, replies)
+      if not pcall(decide_several, keys, its, i, last, replies) then
+        -- It was asked about before anything was written.
+        for j = i, last do
+          replies[j + 1] = GARBLED
+        end
+      end
       i = last + 1
     end
   end
   return concat(replies)
 end
 
-redis.register_function('@charge@', charge)
+redis.register_function('@charge@', decide)

@@ -6,6 +6,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use ::redis::aio::MultiplexedConnection;
@@ -20,6 +21,11 @@ use crate::store::Verdict;
 
 /// Requests that may wait for one connection. When Redis is slow, more are turned away than memory is spent.
 const QUEUE_MAX: usize = 1024;
+/// How long an answer is waited for before its connection is given up, however soon those who ask give up: a server that
+/// pauses for a moment need not be connected to anew.
+const PATIENCE_MIN: Duration = Duration::from_millis(100);
+/// How often a connection is tried for that nobody asks for.
+const CONNECT_EVERY: Duration = Duration::from_millis(500);
 /// Requests that share one call: a call of so many takes Redis about a quarter of a millisecond.
 const BATCH_MAX: usize = 64;
 
@@ -52,8 +58,10 @@ pub enum StoreError {
     Away,
     /// Too many requests wait for it.
     Busy,
-    /// The connection failed, or could not be made.
+    /// A connection could not be made.
     Unreachable(String),
+    /// The connection failed before the answer came.
+    Lost(String),
     /// It answered with an error.
     Refused(String),
     /// It answered something else than a decision: another program has written to the key.
@@ -67,6 +75,7 @@ impl fmt::Display for StoreError {
             StoreError::Away => write!(f, "Redis has not answered for a while and is not asked just now"),
             StoreError::Busy => write!(f, "too many requests wait for Redis"),
             StoreError::Unreachable(why) => write!(f, "cannot reach Redis: {why}"),
+            StoreError::Lost(why) => write!(f, "the connection to Redis failed: {why}"),
             StoreError::Refused(why) => write!(f, "Redis answered with an error: {why}"),
             StoreError::Garbled => write!(
                 f,
@@ -147,6 +156,7 @@ pub(crate) enum Task {
 #[derive(Debug)]
 pub(crate) struct Link {
     queue: mpsc::Sender<Ask>,
+    is_connected: Arc<AtomicBool>,
 }
 
 /// What all links have in common.
@@ -154,16 +164,22 @@ pub(crate) struct Link {
 pub(crate) struct Common {
     pub(crate) library: Arc<Library>,
     pub(crate) limits: Arc<[Packed]>,
-    /// How long a call may take.
-    pub(crate) patience: Duration,
+    /// How long those who ask wait.
+    pub(crate) deadline: Duration,
 }
 
 impl Link {
     /// Starts a driver on the current runtime. It ends when the link is dropped.
     pub(crate) fn new(server: Server, common: Common) -> Link {
         let (queue, asks) = mpsc::channel(QUEUE_MAX);
-        tokio::spawn(Driver { server, common, connection: None }.run(asks));
-        Link { queue }
+        let is_connected = Arc::new(AtomicBool::new(false));
+        let driver = Driver { server, common, connection: None, is_connected: is_connected.clone() };
+        tokio::spawn(driver.run(asks));
+        Link { queue, is_connected }
+    }
+
+    pub(crate) fn is_connected(&self) -> bool {
+        self.is_connected.load(Ordering::Relaxed)
     }
 
     pub(crate) fn ask(&self, ask: Ask) -> Result<(), StoreError> {
@@ -184,13 +200,28 @@ struct Driver {
     server: Server,
     common: Common,
     connection: Option<MultiplexedConnection>,
+    is_connected: Arc<AtomicBool>,
 }
 
 impl Driver {
     async fn run(mut self, mut asks: mpsc::Receiver<Ask>) {
         let mut batch = Vec::new();
-        while asks.recv_many(&mut batch, BATCH_MAX).await > 0 {
-            self.serve(std::mem::take(&mut batch)).await;
+        // A connection takes longer to make than a request may wait, so it is there before one comes.
+        let _ = self.connect().await;
+        loop {
+            let receiving = asks.recv_many(&mut batch, BATCH_MAX);
+            let received = match self.connection {
+                Some(_) => Ok(receiving.await),
+                None => tokio::time::timeout(CONNECT_EVERY, receiving).await,
+            };
+            match received {
+                Ok(0) => return,
+                Ok(_) => self.serve(std::mem::take(&mut batch)).await,
+                Err(_) => {
+                    let _ = self.connect().await;
+                }
+            }
+            self.is_connected.store(self.connection.is_some(), Ordering::Relaxed);
         }
     }
 
@@ -213,8 +244,9 @@ impl Driver {
     /// Makes a connection if there is none.
     async fn connect(&mut self) -> Result<(), StoreError> {
         if self.connection.is_none() {
-            let made = self.server.connect().await.map_err(|error| unreachable(&error))?;
-            self.connection = Some(made);
+            let made = self.server.connect().await;
+            self.connection = Some(made.map_err(|error| StoreError::Unreachable(error.to_string()))?);
+            self.is_connected.store(true, Ordering::Relaxed);
         }
         Ok(())
     }
@@ -224,12 +256,13 @@ impl Driver {
     async fn call(&mut self, calls: Vec<Call>) {
         let Some(connection) = &mut self.connection else { return };
         let calling = send(connection, &self.common, &calls);
-        let replies = match tokio::time::timeout(self.common.patience, calling).await {
+        let patience = self.common.deadline.max(PATIENCE_MIN);
+        let replies = match tokio::time::timeout(patience, calling).await {
             Ok(Ok(replies)) => replies,
             failed => {
                 self.connection = None;
                 let error = match failed {
-                    Ok(Err(error)) => unreachable(&error),
+                    Ok(Err(error)) => StoreError::Lost(error.to_string()),
                     _ => StoreError::TimedOut,
                 };
                 calls.into_iter().for_each(|call| call.tell_all(&NotDone::Failed(error.clone())));
@@ -289,10 +322,6 @@ async fn send_once<'a>(
     pipeline.query_async(connection).await
 }
 
-fn unreachable(error: &RedisError) -> StoreError {
-    StoreError::Unreachable(error.to_string())
-}
-
 /// A server that is a replica now, or that is loading, or has lost its master: another connection may reach another.
 fn is_not_in_charge(error: &RedisError) -> bool {
     matches!(
@@ -309,6 +338,8 @@ fn not_done(error: &RedisError) -> NotDone {
             NotDone::Elsewhere { address: address.to_owned(), this_time: kind == ServerErrorKind::Ask }
         }
         (ErrorKind::Server(ServerErrorKind::TryAgain), _) => NotDone::Between,
+        // Our function did not get along with what is in the key.
+        _ if error.to_string().contains("@user_function") => NotDone::Failed(StoreError::Garbled),
         _ => NotDone::Failed(StoreError::Refused(error.to_string())),
     }
 }
@@ -375,11 +406,6 @@ impl Call {
                 for item in items() {
                     command.arg(&item.key);
                 }
-                let mut time = Vec::new();
-                if let Some(at) = at {
-                    protocol::push_instant(&mut time, at.as_nanos());
-                }
-                command.arg(time);
                 for Request { items, what, .. } in requests {
                     for (index, item) in items.iter().enumerate() {
                         let limit = &common.limits[item.limit];
@@ -388,6 +414,11 @@ impl Call {
                             _ => limit.charge(item.cost, *what == What::Look, index + 1 < items.len()),
                         });
                     }
+                }
+                if let Some(at) = at {
+                    let mut time = Vec::new();
+                    protocol::push_instant(&mut time, at.as_nanos());
+                    command.arg(time);
                 }
                 command
             }
@@ -435,8 +466,10 @@ impl Request {
             self.items.iter().try_for_each(|_| Packed::given_back(rest))?;
             return Some(Told { at, ..Told::default() });
         }
-        let decisions: Option<SmallVec<_>> =
-            self.items.iter().map(|item| limits[item.limit].decision(rest, at, item.cost)).collect();
+        let told = self.items.iter().map(|item| limits[item.limit].decision(rest, at, item.cost));
+        // All are read, so that the next begins at its own.
+        let told: SmallVec<[_; 4]> = told.collect();
+        let decisions: Option<SmallVec<_>> = told.into_iter().collect();
         Some(Told { verdict: Verdict { decisions: decisions?, ..Verdict::default() }, at })
     }
 }

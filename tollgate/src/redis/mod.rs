@@ -129,13 +129,16 @@ impl Redis {
         });
         let packed: Arc<[Packed]> = in_redis.collect();
         let library = Arc::new(Library::new());
-        let common = Common { library, limits: packed.clone(), patience: settings.deadline };
+        let common = Common { library, limits: packed.clone(), deadline: settings.deadline };
+        let named = limits.iter().map(Limit::name).zip(settings.names(limits)?);
+        let holds =
+            terms.iter().map(|terms| terms.as_ref().map(|terms| terms.lease.hold)).collect::<Vec<_>>();
         let inner = Arc::new(Inner {
-            names: Names::new(&settings.secret, &settings.namespace, limits.iter().map(Limit::name)),
+            names: Names::new(&settings.secret, &settings.namespace, named),
             servers: Servers::new(place, settings.links, common),
             limits: packed,
             deadline: settings.deadline,
-            denials: Denials::new(limits.iter()),
+            denials: Denials::new(limits.iter().zip(holds)),
             leases: Leases::new(terms),
             fallback,
             clock: SystemClock::new(),
@@ -144,6 +147,16 @@ impl Redis {
             tokio::spawn(leased::sweep(Arc::downgrade(&inner), every));
         }
         Ok(Redis(inner))
+    }
+}
+
+impl Drop for Redis {
+    fn drop(&mut self) {
+        let held = self.0.leases.close();
+        if let (false, Ok(runtime)) = (held.is_empty(), tokio::runtime::Handle::try_current()) {
+            let inner = self.0.clone();
+            runtime.spawn(async move { inner.give_back_all(held).await });
+        }
     }
 }
 
@@ -239,18 +252,25 @@ impl Limiter<Redis> {
     }
 
     /// Forgets a key: it is as good as new, in all processes; in those that know that it is denied, within a second.
+    /// What processes have [taken ahead](Settings::lease) before comes on top: at most one lease for each.
     ///
     /// # Errors
     /// If Redis does not answer.
     pub async fn reset<K: Hash + ?Sized>(&self, key: &K) -> Result<(), StoreError> {
         let (store, key) = (&self.store().0, self.key(key));
         let names: Vec<_> = (0..store.limits.len()).map(|limit| store.names.name(limit, key)).collect();
-        store.denials.forget(key);
-        (0..store.limits.len()).for_each(|limit| store.leases.forget(limit, key));
         // The names of one key are in one slot.
         let slot = store.servers.slot(&names[0]);
         store.servers.carry_out(slot, Task::Forget(names), store.deadline).await?;
+        store.denials.forget(key, store.clock.now());
+        (0..store.limits.len()).for_each(|limit| store.leases.forget(limit, key));
         Ok(())
+    }
+
+    /// Gives back what this process has [taken ahead](Settings::lease) and not spent: before it ends.
+    pub async fn release(&self) {
+        let store = &self.store().0;
+        store.give_back_all(store.leases.take_all()).await;
     }
 
     /// Whether Redis, or a node of its cluster, has not answered for a while, so that the limits' policies decide.

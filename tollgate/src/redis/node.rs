@@ -30,9 +30,11 @@ impl Node {
 
     pub(crate) async fn ask(&self, slot: u16, is_guest: bool, task: Task) -> Result<Told, NotDone> {
         let (tell, told) = oneshot::channel();
-        let next = self.next_link.fetch_add(1, Ordering::Relaxed);
+        let next = self.next_link.fetch_add(1, Ordering::Relaxed) % self.links.len().max(1);
         let ended = || NotDone::Failed(StoreError::driver_has_ended());
-        let link = self.links.get(next % self.links.len().max(1)).ok_or_else(ended)?;
+        // In turn, but rather one that has its connection.
+        let mut in_turn = self.links[next..].iter().chain(&self.links[..next]);
+        let link = in_turn.find(|link| link.is_connected()).or(self.links.get(next)).ok_or_else(ended)?;
         link.ask(Ask { slot, is_guest, task, tell }).map_err(NotDone::Failed)?;
         told.await.unwrap_or_else(|_| Err(ended()))
     }

@@ -5,13 +5,15 @@
 
 use tollgate_core::{
     Algorithm, Align, Bucket, Count, Counter, CounterState, Decision, Edge, FixedWindow, FixedWindowState,
-    Limit, Log, StepsState, Time,
+    Limit, Log, Steps, StepsState, Time,
 };
 
 use std::time::Duration;
 
 const SECOND: u64 = 1_000_000_000;
 const DAY_NS: u64 = 86_400 * SECOND;
+/// Ticks in a microsecond, where a tick is a nanosecond.
+const MICRO: u128 = 1_000;
 
 const MORE: u8 = 1;
 const LOOK: u8 = 2;
@@ -20,6 +22,11 @@ const GIVE_BACK: u8 = 4;
 const ALLOWED: u8 = 1;
 const DECIDED: u8 = 2;
 const STATE: u8 = 4;
+const GARBLED: u8 = 64;
+const NUMBER: u8 = 8;
+
+/// A fixed window as one number: the second at which it began times this, and its count.
+const COUNTS: u64 = 1 << 21;
 
 /// A charge as the library takes it, up to the cost: the same for every request.
 #[derive(Clone, Debug)]
@@ -36,8 +43,8 @@ impl Packed {
     pub(crate) fn new(limit: &Limit, told_limit: u32) -> Packed {
         let mut own = Vec::new();
         let kind = match limit {
-            Limit::Bucket(it) if is_simple(it) => {
-                push_f64(&mut own, ticks(it, it.capacity()) as u64);
+            Limit::Bucket(it) if is_whole_micros(it) => {
+                push_f64(&mut own, micros(it, it.capacity()));
                 6
             }
             Limit::Bucket(it) => {
@@ -82,11 +89,11 @@ impl Packed {
         text.extend(self.limit.limit().to_le_bytes());
         text.extend(&self.own);
         if let Limit::Bucket(it) = &self.limit {
-            let wanted = ticks(it, cost.min(it.capacity()));
-            if is_simple(it) {
-                push_f64(&mut text, wanted as u64);
+            let cost = cost.min(it.capacity());
+            if is_whole_micros(it) {
+                push_f64(&mut text, micros(it, cost));
             } else {
-                push_span(&mut text, wanted, it);
+                push_span(&mut text, ticks(it, cost), it);
                 push_f64(&mut text, it.ticks_per_ns());
             }
         }
@@ -111,32 +118,53 @@ impl Packed {
         (take::<1>(reply)? == [DECIDED]).then_some(())
     }
 
-    /// Reads the answer to a charge from the front of `reply`, and takes it off.
+    /// Reads the answer to a charge from the front of `reply`, and takes it off. None if it could not be decided: the
+    /// key is not what was written to it. If it cannot be read, neither can what follows it: nothing is left then.
     pub(crate) fn decision(&self, reply: &mut &[u8], now: Time, cost: u32) -> Option<Decision> {
+        if let Some((&GARBLED, rest)) = reply.split_first() {
+            *reply = rest;
+            return None;
+        }
+        let decision = self.read_decision(reply, now, cost);
+        if decision.is_none() {
+            *reply = &[];
+        }
+        decision
+    }
+
+    fn read_decision(&self, reply: &mut &[u8], now: Time, cost: u32) -> Option<Decision> {
         let flags = take::<1>(reply)?[0];
         let (allowed, is_decided) = (flags & ALLOWED != 0, flags & DECIDED != 0);
         let has_state = flags & STATE != 0;
+        let number = if flags & NUMBER != 0 { Some(take_u64(reply)?) } else { None };
         let decision = match &self.limit {
             Limit::Bucket(it) => {
-                let state = if has_state { take_span(reply, it)? } else { it.fresh() };
+                let state = match number {
+                    Some(micros) => u128::from(micros) * MICRO,
+                    None if has_state => take_span(reply, it)?,
+                    None => it.fresh(),
+                };
                 decide(it, state, now, cost, is_decided)
             }
             Limit::Steps(it) => {
-                let state = if has_state { steps_state(reply)? } else { it.fresh() };
+                let state = if has_state { steps_state(reply, it)? } else { it.fresh() };
                 decide(it, state, now, cost, is_decided)
             }
             Limit::FixedWindow(it) => {
-                let state = if has_state { window_state(reply, it)? } else { it.fresh() };
+                let state = match number {
+                    Some(number) => window_state(number / COUNTS * SECOND, (number % COUNTS) as u32, it),
+                    None if has_state => window_state(take_seconds(reply)?, take_u32(reply)?, it),
+                    None => it.fresh(),
+                };
                 decide(it, state, now, cost, is_decided)
             }
             Limit::Counter(it) => {
                 let state = if has_state { counter_state(reply, it)? } else { it.fresh() };
                 decide(it, state, now, cost, is_decided)
             }
-            Limit::Log(it) => log_decision(reply, it, now, cost, allowed)?,
+            Limit::Log(it) => log_decision(reply, number, it, now, cost, allowed)?,
         };
-        // The library and the core have the same rules, so this is always so; if it were not, what was charged counts.
-        debug_assert_eq!(decision.allowed, allowed, "{:?} at {now:?}, cost {cost}", self.limit);
+        // The library and the core have the same rules; if they had not, what was charged counts.
         Some(Decision { allowed, limit: self.told_limit, ..decision })
     }
 }
@@ -151,28 +179,40 @@ fn decide<A: Algorithm>(
     if is_decided { algorithm.decide(&mut state, now, cost) } else { algorithm.look(&state, now, cost) }
 }
 
-fn steps_state(reply: &mut &[u8]) -> Option<StepsState> {
-    Some(StepsState { period_start: take_instant(reply)?, used: take_u32(reply)? })
+// A state from when the limit was higher may hold more than the limit: it is full.
+
+fn steps_state(reply: &mut &[u8], it: &Steps) -> Option<StepsState> {
+    Some(StepsState { period_start: take_seconds(reply)?, used: take_u32(reply)?.min(it.capacity()) })
 }
 
-fn window_state(reply: &mut &[u8], it: &FixedWindow) -> Option<FixedWindowState> {
-    let (start, count) = (take_instant(reply)?, take_u32(reply)?);
+fn window_state(start: u64, count: u32, it: &FixedWindow) -> FixedWindowState {
     let window = match it.align() {
         Align::Clock => start / nanos(it.window()),
         Align::FirstRequest => start,
     };
-    Some(FixedWindowState { window, count })
+    FixedWindowState { window, count: count.min(it.limit()) }
 }
 
 fn counter_state(reply: &mut &[u8], it: &Counter) -> Option<CounterState<Box<[u32]>>> {
     let (window, bucket) = (take_u64(reply)?, take_u32(reply)?);
-    let newest = window * u64::from(it.buckets()) + u64::from(bucket);
+    let newest = window.checked_mul(u64::from(it.buckets()))?.checked_add(u64::from(bucket))?;
     let counts: Option<Box<[u32]>> = (0..=it.buckets()).map(|_| take_u32(reply)).collect();
     Some(CounterState { newest, counts: counts? })
 }
 
-fn log_decision(reply: &mut &[u8], it: &Log, now: Time, cost: u32, allowed: bool) -> Option<Decision> {
-    let (newest_ns, units, passes_ns) = (take_instant(reply)?, take_u64(reply)?, take_instant(reply)?);
+/// `number`: the units in the log, of a request that was admitted and is the newest.
+fn log_decision(
+    reply: &mut &[u8],
+    number: Option<u64>,
+    it: &Log,
+    now: Time,
+    cost: u32,
+    allowed: bool,
+) -> Option<Decision> {
+    let (newest_ns, units, passes_ns) = match number {
+        Some(units) => (now.as_nanos(), units, 0),
+        None => (take_seconds(reply)?, take_u64(reply)?, take_seconds(reply)?),
+    };
     let wait = || Duration::from_nanos(passes_ns.saturating_sub(now.as_nanos()));
     Some(it.tell(units, newest_ns, now, cost, allowed, wait))
 }
@@ -184,7 +224,16 @@ pub(crate) fn push_instant(text: &mut Vec<u8>, nanos: u64) {
     text.extend(((nanos % SECOND) as u32).to_le_bytes());
 }
 
+/// Takes the instant of the decisions off the front of a reply.
 pub(crate) fn take_instant(reply: &mut &[u8]) -> Option<u64> {
+    match f64::from_le_bytes(take(reply)?) {
+        -1.0 => take_seconds(reply),
+        micros => whole(micros)?.checked_mul(1_000),
+    }
+}
+
+/// An instant as states hold it.
+fn take_seconds(reply: &mut &[u8]) -> Option<u64> {
     let seconds = take_u64(reply)?;
     seconds.checked_mul(SECOND)?.checked_add(u64::from(take_u32(reply)?))
 }
@@ -194,10 +243,17 @@ fn nanos(length: Duration) -> u64 {
     u64::try_from(length.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Whether one number below 2^53 is enough for any time of the bucket: a tick is a nanosecond, and twice the time to
-/// fill is below.
-fn is_simple(bucket: &Bucket) -> bool {
-    bucket.ticks_per_ns() == 1 && ticks(bucket, bucket.capacity()) < 1 << 52
+/// Whether every time of the bucket is a whole number of microseconds, and one below 2^53: then its state is one number
+/// that Redis can add to. A unit is, and no bucket that fills within 71 years gets beyond, until the year 2106.
+fn is_whole_micros(bucket: &Bucket) -> bool {
+    bucket.ticks_per_ns() == 1
+        && u128::from(bucket.ticks_per_unit()) % MICRO == 0
+        && ticks(bucket, bucket.capacity()) / MICRO < 1 << 51
+}
+
+fn micros(bucket: &Bucket, units: u32) -> u64 {
+    // Below 2^51.
+    (ticks(bucket, units) / MICRO) as u64
 }
 
 fn ticks(bucket: &Bucket, units: u32) -> u128 {
@@ -216,7 +272,8 @@ fn push_span(text: &mut Vec<u8>, ticks: u128, bucket: &Bucket) {
 
 fn take_span(reply: &mut &[u8], bucket: &Bucket) -> Option<u128> {
     let [days, nanos, rest] = [take_u64(reply)?, take_u64(reply)?, take_u64(reply)?].map(u128::from);
-    Some((days * u128::from(DAY_NS) + nanos) * u128::from(bucket.ticks_per_ns()) + rest)
+    let nanos = (days * u128::from(DAY_NS)).checked_add(nanos)?;
+    nanos.checked_mul(u128::from(bucket.ticks_per_ns()))?.checked_add(rest)
 }
 
 /// A whole number below 2^53, as Lua counts.
@@ -225,8 +282,11 @@ fn push_f64(text: &mut Vec<u8>, value: u64) {
 }
 
 fn take_u64(reply: &mut &[u8]) -> Option<u64> {
-    let value = f64::from_le_bytes(take(reply)?);
-    // Not a number, or one that no count can be: a key that somebody else has written to.
+    whole(f64::from_le_bytes(take(reply)?))
+}
+
+/// Nothing if it is not a number, or one that no count can be: somebody else has written to the key.
+fn whole(value: f64) -> Option<u64> {
     (0.0..=9e18).contains(&value).then_some(value as u64)
 }
 

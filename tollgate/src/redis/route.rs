@@ -3,14 +3,18 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tollgate_core::Time;
+
 use super::cluster::{self, Cluster};
 use super::link::{Common, Item, NotDone, StoreError, Task, Told};
 use super::node::Node;
 use super::server::Place;
 use crate::clock::{Clock, SystemClock};
 
-/// How often a request is sent on from node to node.
+/// How often a request is sent on from node to node before it is given up.
 const SENT_ON_MAX: usize = 5;
+/// A request that is dropped sooner says nothing about its node.
+const DROPPED_AFTER: Duration = Duration::from_millis(10);
 /// How long a request waits whose keys are on their way to another node.
 const BETWEEN: Duration = Duration::from_millis(2);
 
@@ -44,6 +48,10 @@ impl Servers {
         }
     }
 
+    pub(crate) fn is_cluster(&self) -> bool {
+        matches!(self.all, All::Cluster(_))
+    }
+
     /// The slot of all keys of a request, if it is the same.
     pub(crate) fn slot_of_all(&self, items: &[Item]) -> Option<u16> {
         let mut slots = items.iter().map(|item| self.slot(&item.key));
@@ -58,19 +66,19 @@ impl Servers {
         task: Task,
         patience: Duration,
     ) -> Result<Told, StoreError> {
-        let mut node = self.node(slot);
-        if !node.breaker.lets_ask(self.clock.now()) {
+        let (node, since) = (self.node(slot), self.clock.now());
+        if !node.breaker.lets_ask(since) {
             self.look_again();
             return Err(StoreError::Away);
         }
-        let told = tokio::time::timeout(patience, self.follow(&mut node, slot, task)).await;
+        let mut waiting = Waiting { servers: self, node, since, is_over: false };
+        let told = tokio::time::timeout(patience, self.follow(&mut waiting.node, slot, task)).await;
         let told = told.unwrap_or(Err(StoreError::TimedOut));
+        waiting.is_over = true;
         match &told {
-            Ok(_) => node.breaker.answered(),
-            Err(_) => {
-                node.breaker.failed(self.clock.now());
-                self.look_again();
-            }
+            // Also one that answers something else than was asked is there.
+            Ok(_) | Err(StoreError::Garbled) => waiting.node.breaker.answered(),
+            Err(_) => waiting.failed(),
         }
         told
     }
@@ -81,9 +89,7 @@ impl Servers {
             return node.ask(slot, false, task).await.map_err(StoreError::from);
         };
         if node.is_nobody() {
-            let known = cluster.wait_for(slot).await?;
-            cluster.nobody_answered();
-            *node = known;
+            *node = cluster.wait_for(slot).await?;
         }
         let (mut is_guest, mut sent_on) = (false, 0);
         while sent_on < SENT_ON_MAX {
@@ -91,7 +97,7 @@ impl Servers {
                 Err(NotDone::Elsewhere { address, this_time }) => (address, this_time),
                 Err(NotDone::Between) => {
                     tokio::time::sleep(BETWEEN).await;
-                    (*node, is_guest) = (cluster.node(slot), false);
+                    (*node, is_guest, sent_on) = (cluster.node(slot), false, 0);
                     continue;
                 }
                 told => return told.map_err(StoreError::from),
@@ -127,6 +133,30 @@ impl Servers {
         match &self.all {
             All::One(node) => node.breaker.is_open(),
             All::Cluster(cluster) => cluster.is_degraded(),
+        }
+    }
+}
+
+/// Whoever waits for a node. If the request is dropped meanwhile, that counts as a failure of the node: otherwise one
+/// that never answers would never be found out by callers with little patience.
+struct Waiting<'a> {
+    servers: &'a Servers,
+    node: Arc<Node>,
+    since: Time,
+    is_over: bool,
+}
+
+impl Waiting<'_> {
+    fn failed(&self) {
+        self.node.breaker.failed(self.servers.clock.now());
+        self.servers.look_again();
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        if !self.is_over && self.servers.clock.now().saturating_since(self.since) >= DROPPED_AFTER {
+            self.failed();
         }
     }
 }

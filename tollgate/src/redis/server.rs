@@ -55,8 +55,7 @@ impl Place {
                 if !several.path.is_empty() {
                     return Err(several.wrong("a cluster has no numbered databases"));
                 }
-                let user = several.user.map(|(name, password)| (name.to_owned(), password.to_owned()));
-                let way = Way { user, tls };
+                let way = Way { user: several.user, tls };
                 // What cannot be used is found now.
                 way.to(&several.hosts[0]).map_err(wrong)?;
                 Ok(Place::Cluster { seeds: several.hosts, way })
@@ -85,11 +84,15 @@ pub(crate) struct Address {
 }
 
 impl Address {
-    /// `host:port`.
+    /// `host:port`, and also `[::1]:port`.
     pub(crate) fn parse(text: &str) -> Option<Address> {
         let (host, port) = text.rsplit_once(':')?;
-        Some(Address { host: host.to_owned(), port: port.parse().ok()? })
+        Some(Address { host: unbracketed(host).to_owned(), port: port.parse().ok()? })
     }
+}
+
+fn unbracketed(host: &str) -> &str {
+    host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host)
 }
 
 /// How any node of a cluster is reached.
@@ -170,7 +173,7 @@ impl Server {
 /// `[user:password@]host[:port][,host[:port]...][/path]`.
 #[derive(Debug, PartialEq, Eq)]
 struct Several<'a> {
-    user: Option<(&'a str, &'a str)>,
+    user: Option<(String, String)>,
     hosts: Vec<Address>,
     path: &'a str,
     /// How such an address is written.
@@ -183,19 +186,26 @@ const SENTINEL_FORM: &str =
     "write sentinels as in redis+sentinel://user:password@host:26379,other:26379/master";
 const CLUSTER_FORM: &str = "write a cluster as in redis+cluster://user:password@host:6379,other:6379";
 
+/// As in other addresses, a character may be written as `%` and its number.
+fn unescaped(text: &str) -> String {
+    percent_encoding::percent_decode_str(text).decode_utf8_lossy().into_owned()
+}
+
 impl<'a> Several<'a> {
     fn parse(text: &'a str, form: &'static str, port: u16) -> Result<Several<'a>, SettingsError> {
         let wrong = |why: &str| SettingsError::Address(format!("{why}; {form}"));
         let (user, rest) = match text.rsplit_once('@') {
             Some((user, rest)) => {
-                (Some(user.split_once(':').ok_or_else(|| wrong("a user needs a password"))?), rest)
+                let (name, password) =
+                    user.split_once(':').ok_or_else(|| wrong("a user needs a password"))?;
+                (Some((unescaped(name), unescaped(password))), rest)
             }
             None => (None, text),
         };
         let (hosts, path) = rest.split_once('/').unwrap_or((rest, ""));
-        let address = |text: &str| match text.contains(':') {
+        let address = |text: &str| match text.contains(':') && !text.ends_with(']') {
             true => Address::parse(text),
-            false => Some(Address { host: text.to_owned(), port }),
+            false => Some(Address { host: unbracketed(text).to_owned(), port }),
         };
         let hosts: Option<Vec<_>> = hosts.split(',').map(address).collect();
         let hosts = hosts.filter(|hosts| hosts.iter().all(|address| !address.host.is_empty()));
@@ -210,7 +220,7 @@ impl<'a> Several<'a> {
         let hosts = self.hosts.iter().map(|it| ConnectionAddr::Tcp(it.host.clone(), it.port));
         let mut builder = SentinelClientBuilder::new(hosts, self.path, SentinelServerType::Master)?
             .set_client_to_redis_tcp_settings(tcp());
-        if let Some((name, password)) = self.user {
+        if let Some((name, password)) = &self.user {
             if !name.is_empty() {
                 builder = builder.set_client_to_redis_username(name);
             }
@@ -231,10 +241,15 @@ mod tests {
     #[test]
     fn several_hosts_are_read() {
         assert_eq!(
-            Several::parse("me:a@b@one:1,two/primary", SENTINEL_FORM, 26_379).unwrap(),
+            Several::parse("me:a%40b@one:1,two,[::1],[::1]:2/primary", SENTINEL_FORM, 26_379).unwrap(),
             Several {
-                user: Some(("me", "a@b")),
-                hosts: vec![address("one", 1), address("two", 26_379)],
+                user: Some(("me".to_owned(), "a@b".to_owned())),
+                hosts: vec![
+                    address("one", 1),
+                    address("two", 26_379),
+                    address("::1", 26_379),
+                    address("::1", 2)
+                ],
                 path: "primary",
                 form: SENTINEL_FORM,
             }

@@ -18,6 +18,7 @@ pub struct Settings {
     /// Of single limits, the last first.
     failures: Vec<(usize, Failure)>,
     leases: Vec<(usize, Lease)>,
+    names: Vec<(usize, String)>,
     pub(crate) links: usize,
     pub(crate) authority: Option<Vec<u8>>,
     pub(crate) certificate: Option<(Vec<u8>, Vec<u8>)>,
@@ -31,8 +32,8 @@ impl Settings {
     /// rights, the last two for a cluster only:
     ///
     /// ```text
-    /// ACL SETUSER tollgate on >password ~rate_limit:* +fcall +function|load +time +get +set +getrange +setrange
-    ///     +pexpire +unlink +cluster|slots +asking
+    /// ACL SETUSER tollgate on >password ~rate_limit:* +fcall +function|load +time +get +set +incrby +getrange
+    ///     +setrange +pexpire +unlink +cluster|slots +asking
     /// ```
     pub fn new(url: &str) -> Settings {
         Settings {
@@ -43,6 +44,7 @@ impl Settings {
             failure: Failure::default(),
             failures: Vec::new(),
             leases: Vec::new(),
+            names: Vec::new(),
             links: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
             authority: None,
             certificate: None,
@@ -71,8 +73,8 @@ impl Settings {
         self
     }
 
-    /// Limiters with the same namespace share their limits, one by one in the order in which they were given; those
-    /// with another do not.
+    /// Limiters with the same namespace share their limits, by their [names](Self::named) or else one by one in the
+    /// order in which they were given; those with another do not.
     #[must_use]
     pub fn namespace(mut self, namespace: &str) -> Settings {
         namespace.clone_into(&mut self.namespace);
@@ -101,18 +103,35 @@ impl Settings {
         self
     }
 
+    /// Gives one of the limits a name, by which it is known whatever its place among the others; `limit` is its number in
+    /// the order in which they were given, from 0.
+    #[must_use]
+    pub fn named(mut self, limit: usize, name: &str) -> Settings {
+        self.names.insert(0, (limit, name.to_owned()));
+        self
+    }
+
     /// Has this process take the budget of one of the limits in slices and spend them without asking, for keys that are
     /// asked about often; `limit` is its number in the order in which they were given, from 0. All processes must have
     /// the same lease.
     ///
-    /// Never more is admitted than the limit allows, but less may be: a process may hold [`Lease::most`] units of a key
-    /// for [`Lease::hold`] while another has none; a bucket holds less by what refills during the hold, rounded up; the
-    /// window of a log is longer by the hold; and what other processes are told is left is without what is held.
+    /// Never more is admitted than the limit allows, but less may be: a process may hold two slices of a key, of up to
+    /// [`Lease::most`] units each, for [`Lease::hold`] while another has none; a bucket holds less by what refills during
+    /// the hold, rounded up; the window of a log is longer by the hold; what other processes are told is left is without
+    /// what is held; and a slice whose answer is lost, or whose process ends without
+    /// [`Limiter::release`](crate::Limiter::release), is gone until it expires.
     /// A limit that must be asked about each request has no lease: a leaky bucket that delays, a log that counts all.
     #[must_use]
     pub fn lease(mut self, limit: usize, lease: Lease) -> Settings {
         self.leases.insert(0, (limit, lease));
         self
+    }
+
+    /// The name of each limit, if it has one.
+    pub(crate) fn names(&self, limits: &[Limit]) -> Result<Vec<Option<&str>>, SettingsError> {
+        check_numbers(self.names.iter().map(|(number, _)| *number), limits)?;
+        let name = |number| self.names.iter().find(|(its, _)| *its == number).map(|(_, name)| name.as_str());
+        Ok((0..limits.len()).map(name).collect())
     }
 
     /// What each limit does while Redis does not answer.

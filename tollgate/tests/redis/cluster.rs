@@ -44,7 +44,7 @@ async fn memory_and_a_cluster_agree_on_every_field() {
         let limits = [limit.clone(), variants[(number + 5) % variants.len()].clone()];
         for limits in [&limits[..1], &limits[..]] {
             let name = format!("{number}/{}", limits.len());
-            agree(limits, &cluster.url(), &name, 300, 99_991 + number as u64).await;
+            agree(limits, &cluster.url(), &name, 300, 99_991 + number as u64, 1).await;
         }
     }
     all_expire(&cluster);
@@ -154,6 +154,61 @@ async fn limits_in_different_slots_are_charged_together_or_not_at_all() {
         assert!(admitted + 32 >= wanted, "{admitted} admitted");
         assert!(taken >= admitted && taken <= admitted + 32, "{taken} taken for {admitted} admitted");
     }
+    all_expire(&cluster);
+}
+
+/// Callers that go away between a charge and its return leave nothing behind that the users' limits do not allow.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn callers_that_go_away_keep_nothing_across_slots() {
+    let cluster = RedisCluster::start().unwrap();
+    let limiter = Arc::new(limiter(&[a_day(5), a_day(100_000)], &patient(&cluster)));
+    for user in 0..40_u32 {
+        let asking = (0..20).map(|_| {
+            let limiter = limiter.clone();
+            tokio::spawn(async move {
+                let charges = [
+                    Charge { limit: 0, key: limiter.key(&("user", user)), cost: 1 },
+                    Charge { limit: 1, key: limiter.key("all"), cost: 1 },
+                ];
+                let _ = tokio::time::timeout(Duration::from_millis(2), limiter.charge(&charges)).await;
+            })
+        });
+        for task in asking.collect::<Vec<_>>() {
+            task.await.unwrap();
+        }
+    }
+    let settling = async {
+        while 100_000 - limiter.peek("all").await.decisions()[1].remaining > 40 * 5 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(PATIENT, settling).await.unwrap();
+    all_expire(&cluster);
+}
+
+/// A cluster that was away when the limiter was made is used once it is there, and nothing is degraded any more.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cluster_that_came_late() {
+    let cluster = RedisCluster::start().unwrap();
+    cluster.nodes().iter().for_each(|node| node.pause().unwrap());
+    let limiter = limiter(&[a_day(1_000)], &Settings::new(&cluster.url()));
+    let noticing = async {
+        while !limiter.is_degraded() {
+            limiter.check("key").await;
+        }
+    };
+    tokio::time::timeout(PATIENT, noticing).await.unwrap();
+    cluster.nodes().iter().for_each(|node| node.resume().unwrap());
+    let recovering = async {
+        while limiter.is_degraded() {
+            for key in 0..20_u32 {
+                limiter.check(&key).await;
+            }
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    };
+    tokio::time::timeout(PATIENT, recovering).await.unwrap();
+    healthy(&limiter).await;
     all_expire(&cluster);
 }
 
@@ -410,7 +465,7 @@ async fn a_master_stands_still() {
 #[tokio::test]
 async fn a_user_with_the_documented_rights() {
     let cluster = RedisCluster::start().unwrap();
-    let rights = "on >secret ~rate_limit:* +fcall +function|load +time +get +set +getrange +setrange +pexpire \
+    let rights = "on >secret ~rate_limit:* +fcall +function|load +time +get +set +incrby +getrange +setrange +pexpire \
                   +unlink +cluster|slots +asking";
     for node in cluster.nodes() {
         let mut command = vec!["ACL", "SETUSER", "tollgate"];

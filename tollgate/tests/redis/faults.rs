@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use testbed::RedisServer;
+use testbed::{Fault, FaultProxy, RedisServer};
 use tollgate::redis::{Failure, Redis, Settings};
 use tollgate::{Align, Clock as _, Limit, Limiter, RetryAfter, SystemClock, Verdict};
 
@@ -295,5 +295,45 @@ async fn a_foreign_value_is_not_decided_about() {
         assert!(verdict.is_degraded() || verdict.allowed(), "{value:?}");
     }
     assert_eq!(server.cli(&["PING"]).unwrap(), "PONG");
+    all_expire(&server);
+}
+
+/// Callers that wait less than the deadline: after a while nobody waits for a server that does not answer.
+#[tokio::test]
+async fn callers_with_little_patience_find_out_too() {
+    let server = RedisServer::start().unwrap();
+    let proxy = FaultProxy::start(server.port()).unwrap();
+    let limiter = limiter(&[ten_an_hour()], &Settings::new(&proxy.url()));
+    healthy(&limiter).await;
+    proxy.set(Fault::HalfOpen);
+    let finding_out = async {
+        while !limiter.is_degraded() {
+            let _ = tokio::time::timeout(Duration::from_millis(15), limiter.check(&fresh())).await;
+        }
+    };
+    tokio::time::timeout(PATIENT, finding_out).await.unwrap();
+    let mut unanswered = 0;
+    for _ in 0..100 {
+        let asked = tokio::time::timeout(Duration::from_millis(15), limiter.check(&fresh())).await;
+        unanswered += u32::from(asked.is_err());
+    }
+    assert!(unanswered <= 50, "{unanswered} of 100 were not even answered by the policy");
+    all_expire(&server);
+}
+
+/// Connections that take longer to make than a decision may take, as with TLS: however many there are, the first that is
+/// there is used.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn slow_connections_are_used_once_they_are_there() {
+    let server = RedisServer::start().unwrap();
+    let proxy = FaultProxy::start(server.port()).unwrap();
+    // What is said first, there and back.
+    proxy.set(Fault::Delay(Duration::from_millis(15)));
+    let limiter = limiter(&[ten_an_hour()], &Settings::new(&proxy.url()).connections(32));
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    proxy.set(Fault::Pass);
+    let took = healthy(&limiter).await;
+    println!("32 connections: decided by Redis after {took:.1?}");
+    assert!(took <= Duration::from_secs(1), "{took:?}");
     all_expire(&server);
 }

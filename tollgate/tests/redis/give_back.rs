@@ -3,92 +3,22 @@
 
 use std::time::Duration;
 
-use redis::aio::MultiplexedConnection;
 use testbed::RedisServer;
-use tollgate::redis::wire;
-use tollgate::{Align, Count, Decision, Limit, Limiter, ManualClock, Mode, Rate, Style, Time};
+use tollgate::{Align, Count, Limit, Limiter, ManualClock, Mode, Rate, Style, Time};
 
 use crate::equivalence::{Dice, step};
+use crate::raw::{Ask, Raw};
 use crate::{all_expire, every_variant};
-
-/// One part of a call.
-#[derive(Clone, Copy)]
-enum Ask {
-    Charge { key: u64, cost: u32 },
-    GiveBack { key: u64, cost: u32, at: Time },
-}
-
-/// A connection over which one limit is charged.
-struct Raw<'a> {
-    connection: MultiplexedConnection,
-    function: String,
-    limit: &'a Limit,
-    /// Keeps the keys of one test apart from those of the next.
-    name: String,
-}
-
-impl<'a> Raw<'a> {
-    async fn new(server: &RedisServer, limit: &'a Limit, name: impl ToString) -> Raw<'a> {
-        let client = redis::Client::open(server.url()).unwrap();
-        let mut connection = client.get_multiplexed_async_connection().await.unwrap();
-        let (library, function) = wire::library();
-        let load = redis::cmd("FUNCTION").arg(&["LOAD", "REPLACE", &library]).to_owned();
-        load.query_async::<String>(&mut connection).await.unwrap();
-        Raw { connection, function, limit, name: name.to_string() }
-    }
-
-    fn key(&self, key: u64) -> String {
-        format!("{}:{key}", self.name)
-    }
-
-    /// One call, at the server's time if none is given: when it was, and what the charges were told, in order.
-    async fn call(&mut self, at: Option<Time>, asks: &[Ask]) -> (Time, Vec<Decision>) {
-        let mut command = redis::cmd("FCALL");
-        command.arg(&self.function).arg(asks.len());
-        for Ask::Charge { key, .. } | Ask::GiveBack { key, .. } in asks {
-            command.arg(self.key(*key));
-        }
-        command.arg(at.map_or(Vec::new(), wire::time));
-        for ask in asks {
-            command.arg(match *ask {
-                Ask::Charge { cost, .. } => wire::charge(self.limit, cost),
-                Ask::GiveBack { cost, at, .. } => wire::give_back(self.limit, cost, at),
-            });
-        }
-        let reply: Vec<u8> = command.query_async(&mut self.connection).await.unwrap();
-        let mut rest = reply.as_slice();
-        let now = wire::take_time(&mut rest).unwrap();
-        let mut decisions = Vec::new();
-        for ask in asks {
-            match ask {
-                Ask::Charge { cost, .. } => {
-                    decisions.push(wire::take_decision(&mut rest, self.limit, *cost, now).unwrap());
-                }
-                Ask::GiveBack { .. } => wire::take_given_back(&mut rest).unwrap(),
-            }
-        }
-        assert!(rest.is_empty(), "{rest:?} is left of the reply");
-        (now, decisions)
-    }
-
-    async fn charge(&mut self, at: Time, key: u64, cost: u32) -> Decision {
-        self.call(Some(at), &[Ask::Charge { key, cost }]).await.1.remove(0)
-    }
-
-    async fn give_back(&mut self, now: Time, key: u64, cost: u32, at: Time) {
-        self.call(Some(now), &[Ask::GiveBack { key, cost, at }]).await;
-    }
-
-    async fn expires_after(&mut self, key: u64) -> Option<Duration> {
-        let left = redis::cmd("PTTL").arg(self.key(key)).to_owned();
-        let left: i64 = left.query_async(&mut self.connection).await.unwrap();
-        u64::try_from(left).ok().map(Duration::from_millis)
-    }
-}
 
 /// Two requests come to each of three keys at the same time, and the first is undone again, before or after the second
 /// is asked: from then on the key says what one in memory says that has never seen it.
-async fn undone_at_once(limit: &Limit, server: &RedisServer, name: u64, is_forward: bool) {
+async fn undone_at_once(
+    limit: &Limit,
+    server: &RedisServer,
+    name: u64,
+    is_forward: bool,
+    is_whole_micros: bool,
+) {
     let mut raw = Raw::new(server, limit, name).await;
     let clock = ManualClock::new(Time::EPOCH);
     let memory = Limiter::builder(limit.clone()).clock(clock.clone()).max_keys(10_000).build().unwrap();
@@ -100,6 +30,9 @@ async fn undone_at_once(limit: &Limit, server: &RedisServer, name: u64, is_forwa
     for number in 0..300 {
         let far = step(&mut dice, limit.window().as_nanos() as u64);
         now = now.saturating_add_signed(if is_forward { far.max(0) } else { far });
+        if is_whole_micros {
+            now -= now % 1_000;
+        }
         let at = Time::from_nanos(now);
         clock.set(at);
         let what = |key: u64| format!("{limit:?}: step {number} at {now}, key {key}");
@@ -148,23 +81,27 @@ async fn undone_at_once_it_never_was() {
     let mut name = 0;
     for size in [1, 5, 300, 70_000] {
         for limit in every_variant(size, 10) {
-            name += 1;
-            undone_at_once(&limit, &server, name, true).await;
+            for is_whole_micros in [false, true] {
+                name += 1;
+                undone_at_once(&limit, &server, name, true, is_whole_micros).await;
+            }
         }
     }
     all_expire(&server);
 }
 
-/// Buckets and logs do so even where the clock steps back. The others give too little back then, never too much.
+/// Logs do so even where the clock steps back.
 #[tokio::test]
 async fn undone_at_once_on_a_clock_that_steps_back() {
     let server = RedisServer::start().unwrap();
     let mut name = 0;
     for size in [5, 300] {
         let limits = every_variant(size, 10);
-        for limit in limits.iter().filter(|limit| matches!(limit, Limit::Bucket(_) | Limit::Log(_))) {
-            name += 1;
-            undone_at_once(limit, &server, name, false).await;
+        for limit in limits.iter().filter(|limit| matches!(limit, Limit::Log(_))) {
+            for is_whole_micros in [false, true] {
+                name += 1;
+                undone_at_once(limit, &server, name, false, is_whole_micros).await;
+            }
         }
     }
     all_expire(&server);
@@ -182,7 +119,7 @@ fn comparable(limit: &Limit) -> Option<Duration> {
 
 /// Requests, some of them undone a while later, on one key; on another the same without those that are undone. The
 /// first never has more left than the second.
-async fn undone_later(limit: &Limit, server: &RedisServer, name: u64, steps: usize) {
+async fn undone_later(limit: &Limit, server: &RedisServer, name: u64, steps: usize, is_whole_micros: bool) {
     let mut raw = Raw::new(server, limit, format!("later{name}")).await;
     let mut dice = Dice(7_046_029_254_386_353_131 + name);
     let (most, window_ns) = (u64::from(limit.limit()), limit.window().as_nanos() as u64);
@@ -195,6 +132,9 @@ async fn undone_later(limit: &Limit, server: &RedisServer, name: u64, steps: usi
             Some(length) => dice.below(length.as_nanos() as u64 / 20),
             None => step(&mut dice, window_ns).max(0) as u64,
         };
+        if is_whole_micros {
+            now += 1_000 - now % 1_000;
+        }
         if comparable(limit).is_some_and(|length| now - begun >= length.as_nanos() as u64) {
             // A new pair of keys.
             pending.clear();
@@ -240,17 +180,19 @@ async fn undone_later_it_gives_no_more_than_had_it_never_been() {
     let mut name = 0;
     for size in [5, 300, 70_000] {
         for limit in every_variant(size, 10) {
-            name += 1;
-            undone_later(&limit, &server, name, 500).await;
+            for is_whole_micros in [false, true] {
+                name += 1;
+                undone_later(&limit, &server, name, 500, is_whole_micros).await;
+            }
         }
     }
     all_expire(&server);
 }
 
-/// Where a window or a period begins with a request and that is undone, those that came after it do not get theirs
-/// back any sooner.
+/// Where a window or a period begins with a request and that is undone, it stays where it began; and whatever else was
+/// taken in it can be given back.
 #[tokio::test]
-async fn a_window_that_an_undone_request_began_ends_no_sooner() {
+async fn a_window_that_an_undone_request_began_stays() {
     let server = RedisServer::start().unwrap();
     let window = Duration::from_secs(10);
     let limits = [
@@ -260,17 +202,16 @@ async fn a_window_that_an_undone_request_began_ends_no_sooner() {
     for limit in &limits {
         let mut raw = Raw::new(&server, limit, limit.name()).await;
         let start = Time::from_secs(1_700_000_000);
-        let after = |length: Duration| start.saturating_add(length);
-        let second = Duration::from_secs(1);
+        let after = |secs: u64| start.saturating_add(Duration::from_secs(secs));
         assert!(raw.charge(start, 0, 1).await.allowed);
-        assert!(raw.charge(after(second), 0, 4).await.allowed);
-        raw.give_back(after(2 * second), 0, 1, start).await;
-        let told = raw.charge(after(2 * second), 0, 1).await;
-        assert!(told.allowed && told.remaining == 0, "{limit:?}: it is given back, {told:?}");
-        // Four units of the second 1 are in the way until the second 11.
-        let told = raw.charge(after(11 * second - Duration::from_nanos(1)), 0, 2).await;
-        assert!(!told.allowed, "{limit:?}: {told:?}");
-        assert!(raw.charge(after(12 * second), 0, 5).await.allowed, "{limit:?}");
+        assert!(raw.charge(start, 0, 1).await.allowed);
+        assert!(raw.charge(after(1), 0, 3).await.allowed);
+        raw.give_back(after(2), 0, 1, start).await;
+        raw.give_back(after(2), 0, 1, start).await;
+        raw.give_back(after(3), 0, 2, after(1)).await;
+        assert_eq!(raw.charge(after(3), 0, 0).await.remaining, 4, "{limit:?}");
+        assert_eq!(raw.charge(after(9), 0, 0).await.remaining, 4, "{limit:?}");
+        assert_eq!(raw.charge(after(10), 0, 0).await.remaining, 5, "{limit:?}");
     }
     all_expire(&server);
 }

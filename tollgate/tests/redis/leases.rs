@@ -4,7 +4,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use testbed::RedisServer;
+use futures_util::future::join_all;
+use testbed::{Fault, FaultProxy, RedisServer};
 use tollgate::redis::{Failure, Lease, Redis, Settings, SettingsError};
 use tollgate::{Align, Count, Edge, Limit, Limiter, Mode, Rate, Style};
 
@@ -160,4 +161,202 @@ async fn what_cannot_be_leased_is_an_error() {
     let unknown = SettingsError::UnknownLimit { limit: 1, limits: 1 };
     assert_eq!(build(&settings.clone().lease(1, Lease::of(5))), unknown);
     assert_eq!(build(&settings.failure_of(1, Failure::Open)), unknown);
+}
+
+fn a_day(limit: u32) -> Limit {
+    Limit::fixed_window(limit, Duration::from_secs(86_400), Align::FirstRequest).unwrap()
+}
+
+/// Asks until the limiter holds units of 1000 that it has not spent, and says how many it has spent.
+async fn make_busy(limiter: &Limiter<Redis>, watch: &Limiter<Redis>) -> u32 {
+    for spent in 1.. {
+        assert!(limiter.check("key").await.allowed());
+        if spent >= 300 && watch.peek("key").await.decision().remaining + spent + 50 <= 1_000 {
+            return spent;
+        }
+    }
+    0
+}
+
+/// Waits until what is left of a key in Redis is so much.
+async fn left_is(watch: &Limiter<Redis>, left: u32) {
+    let waiting = async {
+        while watch.peek("key").await.decision().remaining != left {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(PATIENT, waiting).await.unwrap();
+}
+
+/// What is given back can be had at once by a process that was denied before.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_denial_is_not_known_for_longer_than_units_are_held() {
+    let server = RedisServer::start().unwrap();
+    let settings = Settings::new(&server.url()).deadline(PATIENT).lease(0, Lease::of(1_000));
+    let [busy, other, watch] = [(); 3].map(|()| limiter(&[a_day(1_000)], &settings));
+    let spent = make_busy(&busy, &watch).await;
+    let wanted = 1_000 - spent;
+    assert!(!other.check_n("key", wanted).await.allowed());
+    left_is(&watch, wanted).await;
+    let passing = async {
+        while !other.check_n("key", wanted).await.allowed() {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_millis(500), passing).await.unwrap();
+    all_expire(&server);
+}
+
+/// After a reset one limit passes, and what was held before on top of it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reset_adds_at_most_what_was_held() {
+    let server = RedisServer::start().unwrap();
+    let plain = Settings::new(&server.url()).deadline(PATIENT);
+    let leasing = plain.clone().lease(0, Lease { most: 500, hold: Duration::from_secs(1) });
+    let window = Limit::fixed_window(1_000, Duration::from_secs(300 * 86_400), Align::Clock).unwrap();
+    let (holds, resets) = (limiter(std::slice::from_ref(&window), &leasing), limiter(&[window], &plain));
+    make_busy(&holds, &resets).await;
+    resets.reset("key").await.unwrap();
+    holds.release().await;
+    let mut admitted = 0;
+    while resets.check("key").await.allowed() {
+        admitted += 1;
+    }
+    // Two slices at most are held at a time.
+    assert!((1_000..=1_000 + 2 * 500).contains(&admitted), "{admitted} admitted");
+    all_expire(&server);
+}
+
+/// A limiter that goes gives back what it holds: when it is told to, or when it is dropped.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_limiter_holds_when_it_goes_comes_back() {
+    let server = RedisServer::start().unwrap();
+    let plain = Settings::new(&server.url()).deadline(PATIENT);
+    let settings = plain.clone().lease(0, Lease { most: 1_000, hold: Duration::from_secs(1) });
+    let watch = limiter(&[a_day(1_000)], &plain);
+    let holds = limiter(&[a_day(1_000)], &settings);
+    let spent = make_busy(&holds, &watch).await;
+    holds.release().await;
+    left_is(&watch, 1_000 - spent).await;
+    watch.reset("key").await.unwrap();
+    let spent = make_busy(&holds, &watch).await;
+    drop(holds);
+    left_is(&watch, 1_000 - spent).await;
+    all_expire(&server);
+}
+
+/// Slices that are told of later than a request would wait are not lost.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slice_that_comes_late_comes_back() {
+    let server = RedisServer::start().unwrap();
+    let proxy = FaultProxy::start(server.port()).unwrap();
+    let settings =
+        Settings::new(&proxy.url()).failure(Failure::Closed).lease(0, Lease::of(1_000)).connections(1);
+    let watch = limiter(&[a_day(10_000)], &Settings::new(&server.url()).deadline(PATIENT));
+    let limiter = limiter(&[a_day(10_000)], &settings);
+    let mut admitted = 0;
+    for round in 0..1_500 {
+        if round == 1_000 {
+            proxy.set(Fault::Delay(Duration::from_millis(30)));
+        }
+        admitted += u32::from(limiter.check("key").await.allowed());
+    }
+    proxy.set(Fault::Pass);
+    let coming_back = async {
+        // Requests that gave up may have been charged: a call or two of them.
+        while 10_000 - watch.peek("key").await.decision().remaining > admitted + 64 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(PATIENT, coming_back).await.unwrap();
+    all_expire(&server);
+}
+
+/// Makes a limiter hold slices of many keys.
+async fn hold_many(limiter: &Limiter<Redis>, keys: u32) {
+    for _ in 0..2 {
+        join_all((0..keys).map(|key| async move { limiter.check(&key).await })).await;
+    }
+    tokio::time::sleep(Duration::from_millis(20)).await;
+}
+
+/// How many of the keys have more taken than was spent.
+async fn held(watch: &Limiter<Redis>, keys: u32) -> usize {
+    let looks = (0..keys).map(|key| async move { watch.peek(&key).await.decision().remaining });
+    join_all(looks).await.iter().filter(|left| **left < 998).count()
+}
+
+/// Many keys fall silent at the same time, and the server is not next door: their slices come back together.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_slices_come_back_together() {
+    let server = RedisServer::start().unwrap();
+    let proxy = FaultProxy::start(server.port()).unwrap();
+    let settings = Settings::new(&proxy.url()).deadline(PATIENT).lease(0, Lease::of(8));
+    let watch = limiter(&[a_day(1_000)], &Settings::new(&server.url()).deadline(PATIENT));
+    let holds = limiter(&[a_day(1_000)], &settings);
+    hold_many(&holds, 1_000).await;
+    proxy.set(Fault::Delay(Duration::from_millis(5)));
+    let coming_back = async {
+        while held(&watch, 1_000).await > 0 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    // One after the other they would take ten seconds and more.
+    tokio::time::timeout(Duration::from_secs(5), coming_back).await.unwrap();
+    all_expire(&server);
+}
+
+/// The server is away for a moment while slices are due: what was not even sent is given back later.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_moment_without_a_server_loses_few_slices() {
+    const KEYS: u32 = 400;
+    /// What was on its way when the connection failed: a call.
+    const UNCERTAIN: usize = 64;
+
+    let server = RedisServer::start().unwrap();
+    let proxy = FaultProxy::start(server.port()).unwrap();
+    let settings = Settings::new(&proxy.url()).deadline(PATIENT).connections(1).lease(0, Lease::of(8));
+    let watch = limiter(&[a_day(1_000)], &Settings::new(&server.url()).deadline(PATIENT));
+    let holds = limiter(&[a_day(1_000)], &settings);
+    hold_many(&holds, KEYS).await;
+    proxy.set(Fault::Reset);
+    tokio::time::sleep(Duration::from_millis(400)).await;
+    proxy.set(Fault::Pass);
+    let coming_back = async {
+        while held(&watch, KEYS).await > UNCERTAIN {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(PATIENT, coming_back).await.unwrap();
+    all_expire(&server);
+}
+
+/// A caller that goes away spends nothing of a lease. What was on its way to the other limit is charged there.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_caller_that_goes_away_spends_nothing() {
+    let server = RedisServer::start().unwrap();
+    let proxy = FaultProxy::start(server.port()).unwrap();
+    let limits = [a_day(1_000), a_day(100_000)];
+    let settings = Settings::new(&proxy.url()).deadline(PATIENT).connections(1);
+    let settings = settings.lease(0, Lease { most: 100, hold: Duration::from_secs(1) });
+    let watch = limiter(&limits, &Settings::new(&server.url()).deadline(PATIENT));
+    let limiter = limiter(&limits, &settings);
+    for _ in 0..60 {
+        assert!(limiter.check("key").await.allowed());
+    }
+    proxy.set(Fault::Delay(Duration::from_millis(100)));
+    for _ in 0..30 {
+        // The connection is busy.
+        let _ = tokio::time::timeout(Duration::from_millis(2), limiter.check("key")).await;
+    }
+    proxy.set(Fault::Pass);
+    let coming_back = async {
+        while watch.peek("key").await.decisions()[0].remaining != 940 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(PATIENT, coming_back).await.unwrap();
+    let other = 100_000 - watch.peek("key").await.decisions()[1].remaining;
+    assert!((60..=60 + 2).contains(&other), "{other} taken of the other");
+    all_expire(&server);
 }

@@ -4,13 +4,16 @@
 
 mod child;
 mod cluster;
+mod deploys;
 mod equivalence;
+mod expiry;
 mod faults;
 mod give_back;
 mod known_denials;
 mod leases;
 mod network;
 mod processes;
+mod raw;
 mod sharing;
 mod ways_in;
 

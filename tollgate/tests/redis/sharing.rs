@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use testbed::RedisServer;
 use tollgate::redis::Settings;
-use tollgate::{Align, Charge, Limit, RetryAfter};
+use tollgate::{Align, Charge, Limit, RetryAfter, Time};
 
 use crate::{PATIENT, all_expire, every_variant, limiter};
 
@@ -70,6 +70,22 @@ async fn a_denied_request_takes_nothing_from_the_other_limits() {
     let verdict = limiter.charge(&charge(1)).await.unwrap();
     assert_eq!((verdict.allowed(), verdict.decisions()[0].remaining), (false, 99));
     all_expire(&server);
+}
+
+/// A limit that is lowered while keys are in use holds from then on, and nobody is told nonsense.
+#[tokio::test]
+async fn a_lowered_limit_holds_for_keys_in_use() {
+    let server = RedisServer::start().unwrap();
+    for (number, (high, low)) in every_variant(10, 60).iter().zip(every_variant(3, 60)).enumerate() {
+        let settings = Settings::new(&server.url()).namespace(&number.to_string()).deadline(PATIENT);
+        let (before, after) =
+            (limiter(std::slice::from_ref(high), &settings), limiter(std::slice::from_ref(&low), &settings));
+        let now = Time::from_secs(1_700_000_000);
+        assert!(before.check_at(now, "key", 8).await.unwrap().allowed());
+        let told = after.check_at(now, "key", 1).await.unwrap().decision();
+        assert_eq!((told.allowed, told.limit, told.remaining), (false, 3, 0), "{low:?}: {told:?}");
+        assert!(told.reset_after <= high.window() + low.window(), "{low:?}: {told:?}");
+    }
 }
 
 /// Looking takes nothing, and what is forgotten is forgotten for all.

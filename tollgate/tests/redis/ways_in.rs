@@ -28,7 +28,7 @@ async fn is_decided_by(settings: &Settings) -> bool {
 #[tokio::test]
 async fn a_user_with_the_documented_rights() {
     let server = RedisServer::start().unwrap();
-    let rights = "on >secret ~rate_limit:* +fcall +function|load +time +get +set +getrange +setrange +pexpire \
+    let rights = "on >secret ~rate_limit:* +fcall +function|load +time +get +set +incrby +getrange +setrange +pexpire \
                   +unlink";
     let mut command = vec!["ACL", "SETUSER", "tollgate"];
     command.extend(rights.split_whitespace());
@@ -142,6 +142,54 @@ async fn a_cluster_with_tls() {
     let stranger = limiter(&[five_an_hour()], &brief.tls_authority(stranger.pem.as_bytes()));
     assert!(stranger.check("key").await.is_degraded(), "not whom we trust");
     fs::remove_dir_all(&folder).unwrap();
+}
+
+/// A cluster of one node. It takes a moment to find itself whole.
+async fn cluster_of_one(options: &[&str]) -> RedisServer {
+    let bus = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    let enabled = ["--cluster-enabled", "yes", "--cluster-port", &bus];
+    let all: Vec<_> = enabled.into_iter().chain(options.iter().copied()).collect();
+    let server = RedisServer::start_with(&all).unwrap();
+    server.cli(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]).unwrap();
+    let waiting = async {
+        while !server.cli(&["CLUSTER", "INFO"]).unwrap().contains("cluster_state:ok") {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(PATIENT, waiting).await.unwrap();
+    server
+}
+
+/// A password is written the same in every kind of address.
+#[tokio::test]
+async fn a_password_with_signs_in_it() {
+    let server = cluster_of_one(&[]).await;
+    server.cli(&["ACL", "SETUSER", "tollgate", "on", ">p%w/d", "~*", "+@all"]).unwrap();
+    for scheme in ["redis", "redis+cluster"] {
+        let url = format!("{scheme}://tollgate:p%25w%2Fd@127.0.0.1:{}", server.port());
+        assert!(is_decided_by(&Settings::new(&url).namespace(scheme)).await, "{url}");
+    }
+}
+
+/// A node that does not know its own name is at the address at which it was asked.
+#[tokio::test]
+async fn a_node_without_a_name() {
+    for kind in ["ip", "unknown-endpoint", "hostname"] {
+        let server = cluster_of_one(&["--cluster-preferred-endpoint-type", kind]).await;
+        let url = format!("redis+cluster://127.0.0.1:{}", server.port());
+        assert!(is_decided_by(&Settings::new(&url)).await, "{kind}");
+    }
+}
+
+/// What is printed of a limiter does not tell with what keys are hashed.
+#[tokio::test]
+async fn a_printed_limiter_shows_no_secret() {
+    let settings = Settings::new("redis://me:password@127.0.0.1:1").secret(b"a long secret");
+    let limiter = limiter(&[five_an_hour()], &settings);
+    let printed = format!("{limiter:?} {settings:?}");
+    for hidden in ["password", "secret", "SipHasher", "k0"] {
+        assert!(!printed.contains(hidden), "{hidden}: {printed}");
+    }
 }
 
 #[tokio::test]

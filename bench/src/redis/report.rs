@@ -1,0 +1,107 @@
+//! The figures for people, and what was promised.
+
+use std::fmt;
+
+use super::scenarios::{COUNTER, DENIED_LOG, FIXED, HOT_LOG, LEAKY, PACED_LOG, SHARED, TOKEN};
+use super::{DEPTHS, LogBytes, Report, Row, together};
+use crate::goals::Goal;
+
+fn median(figures: &[f64]) -> f64 {
+    let mut sorted = figures.to_vec();
+    sorted.sort_unstable_by(f64::total_cmp);
+    sorted[sorted.len() / 2]
+}
+
+/// Ours over the baseline, round by round.
+fn ratio(rows: &[Row], depth: usize, ours: &str, baseline: &str) -> f64 {
+    let find = |name: &str| rows.iter().find(|row| row.depth == depth && row.name == name);
+    let Some((ours, baseline)) = find(ours).zip(find(baseline)) else { return f64::NAN };
+    let pairs = ours.server_us_per_decision.iter().zip(&baseline.server_us_per_decision);
+    median(&pairs.map(|(ours, baseline)| ours / baseline).collect::<Vec<_>>())
+}
+
+/// The promises are about the deepest pipeline, where the decisions are nearly all that the server does; the ratios at
+/// the other depths stand beside.
+pub(super) fn goals(rows: &[Row], logs: &[LogBytes], denials: &together::Denials) -> Vec<Goal> {
+    let mut goals = Vec::new();
+    let shared = format!(", {SHARED} a call");
+    for (name, how, most, words) in [
+        (TOKEN, "", 0.4, "1/2.5"),
+        (LEAKY, "", 0.4, "1/2.5"),
+        (FIXED, "", 0.5, "1/2"),
+        (COUNTER, "", 2.0 / 3.0, "2/3"),
+        (HOT_LOG, "", 1.0 / 3.0, "1/3"),
+        (PACED_LOG, "", 1.0 / 3.0, "1/3"),
+        (DENIED_LOG, "", 1.0 / 3.0, "1/3"),
+        (TOKEN, shared.as_str(), 0.25, "1/4"),
+        (LEAKY, shared.as_str(), 0.25, "1/4"),
+    ] {
+        let [deepest, others @ ..] = DEPTHS
+            .map(|depth| ratio(rows, depth, &format!("{name}, ours{how}"), &format!("{name}, baseline")));
+        let others: Vec<String> = others
+            .iter()
+            .zip(&DEPTHS[1..])
+            .map(|(ratio, depth)| format!("{ratio:.2} with {depth} in a pipeline"))
+            .collect();
+        let promise = format!("<= {words} of the baseline's server time, {name}{how}");
+        let figure = format!("{deepest:.2} ({})", others.join(", "));
+        goals.push(Goal::new(promise, figure, deepest <= most));
+    }
+    for log in logs.iter().filter(|log| log.limit >= 100) {
+        let figure = log.ours_value as f64 / f64::from(log.limit);
+        let promise = format!("<= 9 bytes a slot, a full log of {}", log.limit);
+        goals.push(Goal::new(promise, format!("{figure:.2}"), figure <= 9.0));
+    }
+    let promise = "denied keys inside their wait cost Redis nothing".to_owned();
+    let figure =
+        format!("{} calls for {} checks (it asks again once a second)", denials.calls, denials.checks);
+    goals.push(Goal::new(promise, figure, denials.calls * 1_000 <= denials.checks));
+    let promise = ">= 20x the exact mode's decisions per second, leased".to_owned();
+    goals.push(Goal::new(promise, "not built".to_owned(), false));
+    goals
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.quick {
+            writeln!(f, "QUICK: a smoke test with few requests. These figures are not to be quoted.\n")?;
+        }
+        writeln!(
+            f,
+            "The server's processor time per decision, in microseconds, by how many decisions are in a pipeline, and the\n\
+             share that was admitted; medians of interleaved rounds.\n"
+        )?;
+        write!(f, "{:<44}", "")?;
+        DEPTHS.iter().try_for_each(|depth| write!(f, "  {depth:>8}"))?;
+        writeln!(f, "  {:>12}  {:>9}", "decisions/s", "admitted")?;
+        let of_depth = |depth| self.rows.iter().filter(move |row| row.depth == depth);
+        for (index, row) in of_depth(DEPTHS[0]).enumerate() {
+            write!(f, "{:<44}", row.name)?;
+            for row in DEPTHS.iter().filter_map(|&depth| of_depth(depth).nth(index)) {
+                write!(f, "  {:>8.2}", median(&row.server_us_per_decision))?;
+            }
+            let admitted = row.admitted_percent.map_or("-".to_owned(), |percent| format!("{percent:.0} %"));
+            writeln!(f, "  {:>12.0}  {admitted:>9}", median(&row.decisions_per_second))?;
+        }
+        writeln!(f, "\nBytes of a full log (MEMORY USAGE), and of its value.\n")?;
+        writeln!(f, "{:<34}  {:>12}  {:>12}  {:>12}", "limit", "sorted set", "ours", "our value")?;
+        for log in &self.logs {
+            writeln!(
+                f,
+                "{:<34}  {:>12}  {:>12}  {:>12}",
+                log.limit, log.sorted_set, log.ours, log.ours_value
+            )?;
+        }
+        writeln!(
+            f,
+            "\nWhole programs, decisions per second: tasks that ask one after the other, all at the same time.\n"
+        )?;
+        writeln!(f, "{:<34}  {:>12}  {:>12}", "tasks", "baseline", "ours")?;
+        for row in &self.together {
+            writeln!(f, "{:<34}  {:>12.0}  {:>12.0}", row.tasks, row.baseline, row.ours)?;
+        }
+        writeln!(f, "{:<34}  {:>12}  {:>12.0}", "1, denied and known", "-", self.known_denials.per_second)?;
+        writeln!(f, "\nGoals\n")?;
+        self.goals.iter().try_for_each(|goal| writeln!(f, "{goal}"))
+    }
+}
