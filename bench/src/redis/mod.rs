@@ -76,6 +76,7 @@ pub(crate) struct Report {
     logs: Vec<LogBytes>,
     together: Vec<together::Row>,
     known_denials: together::Denials,
+    leased: together::Leased,
     goals: Vec<Goal>,
 }
 
@@ -240,7 +241,7 @@ pub(crate) fn run(size: &Size) -> Result<Report, Box<dyn Error>> {
     let limits: &[u32] = if size.quick { &[10, 100] } else { &[10, 100, 1_000, 10_000] };
     let logs = limits.iter().map(|&limit| bench.log_bytes(limit)).collect::<Result<Vec<_>, _>>()?;
     eprintln!("whole programs");
-    let (together, known_denials) = together::run(&bench.server, size)?;
-    let goals = report::goals(&rows, &logs, &known_denials);
-    Ok(Report { quick: size.quick, rows, logs, together, known_denials, goals })
+    let (together, known_denials, leased) = together::run(&bench.server, size)?;
+    let goals = report::goals(&rows, &logs, &known_denials, &leased);
+    Ok(Report { quick: size.quick, rows, logs, together, known_denials, leased, goals })
 }

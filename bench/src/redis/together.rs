@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 use testbed::RedisServer;
-use tollgate::redis::Settings;
+use tollgate::redis::{Lease, Settings};
 use tollgate::{Align, Limit, Limiter, Rate, Style};
 
 use super::Size;
@@ -20,6 +20,15 @@ pub(crate) struct Row {
     pub(super) ours: f64,
 }
 
+/// One busy key, asked about by 64 tasks: each decision by Redis, and from units that are taken ahead.
+#[derive(Serialize)]
+pub(crate) struct Leased {
+    pub(super) exact: f64,
+    pub(super) leased: f64,
+    pub(super) calls: u64,
+    pub(super) checks: u64,
+}
+
 /// A key that is denied, checked over and over.
 #[derive(Serialize)]
 pub(crate) struct Denials {
@@ -28,16 +37,24 @@ pub(crate) struct Denials {
     pub(super) per_second: f64,
 }
 
-pub(super) fn run(server: &RedisServer, size: &Size) -> Result<(Vec<Row>, Denials), Box<dyn Error>> {
+pub(super) fn run(server: &RedisServer, size: &Size) -> Result<(Vec<Row>, Denials, Leased), Box<dyn Error>> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let mut rows = Vec::new();
     for tasks in [1, 16, 64] {
         let checks = size.checks_per_task;
         let baseline = runtime.block_on(baseline(server, tasks, checks))?;
-        let ours = runtime.block_on(ours(server, tasks, checks))?;
+        let ours = runtime.block_on(ours(server, tasks, checks, None, 100))?;
         rows.push(Row { tasks, baseline, ours });
     }
-    Ok((rows, runtime.block_on(denials(server, size))?))
+    let denials = runtime.block_on(denials(server, size))?;
+    let checks = size.checks_per_task;
+    let exact = runtime.block_on(ours(server, 64, checks, None, 1))?;
+    // So many more that both take as long.
+    let (before, checks) = (calls(server)?, checks * 40);
+    let lease = Lease::of(100_000);
+    let leased = runtime.block_on(ours(server, 64, checks, Some(lease), 1))?;
+    let calls = calls(server)? - before;
+    Ok((rows, denials, Leased { exact, leased, calls, checks: 64 * checks as u64 }))
 }
 
 /// Runs so many of the same task at once, and gives decisions per second.
@@ -53,15 +70,27 @@ where
     Ok((tasks * checks) as f64 / watch.seconds())
 }
 
-async fn ours(server: &RedisServer, tasks: usize, checks: usize) -> Result<f64, Box<dyn Error>> {
-    let limit = Limit::token_bucket(1_000_000, Rate::new(1, Duration::from_secs(1))?, Style::Smooth)?;
-    let settings = Settings::new(&server.url()).deadline(Duration::from_secs(10)).connections(1);
+/// Each task has so many keys; if it is one, all tasks have the same.
+async fn ours(
+    server: &RedisServer,
+    tasks: usize,
+    checks: usize,
+    lease: Option<Lease>,
+    keys: usize,
+) -> Result<f64, Box<dyn Error>> {
+    let limit = Limit::token_bucket(1_000_000_000, Rate::new(1, Duration::from_secs(1))?, Style::Smooth)?;
+    let settings = Settings::new(&server.url()).namespace(&format!("{lease:?}/{keys}"));
+    let mut settings = settings.deadline(Duration::from_secs(10)).connections(1);
+    if let Some(lease) = lease {
+        settings = settings.lease(0, lease);
+    }
     let limiter = Arc::new(Limiter::builder(limit).redis(&settings)?);
     rate(tasks, checks, |task| {
         let limiter = limiter.clone();
         async move {
             for number in 0..checks {
-                let verdict = limiter.check(&(task, number % 100)).await;
+                let task = if keys == 1 { 0 } else { task };
+                let verdict = limiter.check(&(task, number % keys)).await;
                 if !verdict.allowed() || verdict.is_degraded() {
                     return Err(format!("not decided: {verdict:?}"));
                 }
