@@ -156,7 +156,7 @@ end
 --
 -- that reads the state of a key and decides a charge, but writes nothing. `it` is the charge as `read` makes it of its
 -- packed form. `state` is what the reply tells. `write(key, value, ms, is_charged)` then makes the change, and is nil
--- where there is none. A state that is changed has been brought to now, and is written even if the request is denied.
+-- where there is none. A state that has been brought to now is written even if the request is denied.
 --
 -- Some have a shortcut for requests of one charge, which are most, at a time of whole microseconds, as the server's is:
 --
@@ -177,7 +177,8 @@ local function patch(key, value)
   call('SETRANGE', key, '0', value)
 end
 
--- Writes the one count of a state behind its instant. Its expiry stays, as it depends on the instant alone.
+-- Writes the one count of a state behind its instant. Its expiry stays: the instant has not moved, and the count makes
+-- no difference to it.
 local function patch_count(key, count)
   call('SETRANGE', key, '12', pack('<I4', count))
 end
@@ -652,7 +653,7 @@ local HEAD = FIXED + (BACK + FRONT) * 8
 local HEAD_LAST = '' .. HEAD - 1
 -- Slots that are read at once.
 local CHUNK = 32
-local RING_MIN = 8
+local RING_MIN = 4
 local IS_LONG = 2 ^ 30
 local IS_COST = 2 ^ 31
 -- A key lives up to this part of a window longer than it counts: only so often is its expiry written.
@@ -748,7 +749,8 @@ local function write_slots(log, index, text)
   end
 end
 
--- The beginning of a log, with nothing in its back or front that is not in the ring.
+-- The beginning of a log, with nothing in its back that is not in the ring. Moving it there changes nothing that counts,
+-- so this is done where it is only asked, too.
 local function open_log(key, last)
   local text = call('GETRANGE', key, 0, last)
   if text == '' then
