@@ -107,7 +107,9 @@ impl Watch {
 
     /// Waits until so much time has passed since the start.
     pub(crate) fn wait_until(&self, passed: Duration) {
-        thread::sleep(passed.saturating_sub(self.0.elapsed()));
+        while let Some(left) = passed.checked_sub(self.0.elapsed()).filter(|left| !left.is_zero()) {
+            thread::park_timeout(left);
+        }
     }
 
     pub(crate) fn seconds(&self) -> f64 {
