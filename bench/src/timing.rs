@@ -107,6 +107,7 @@ impl Watch {
 
     /// Waits until so much time has passed since the start.
     pub(crate) fn wait_until(&self, passed: Duration) {
+        // Nobody unparks this thread, but it may wake up early.
         while let Some(left) = passed.checked_sub(self.0.elapsed()).filter(|left| !left.is_zero()) {
             thread::park_timeout(left);
         }

@@ -37,13 +37,24 @@ pub(crate) struct Size {
     /// Decisions of a contender in one round, with one in a pipeline and with more.
     alone: usize,
     piped: usize,
+    /// Where requests come in ticks: how many fill the window, and how many are measured.
+    ticks_before: usize,
+    ticks: usize,
     pub(super) checks_per_task: usize,
 }
 
 impl Size {
-    pub(crate) const FULL: Size =
-        Size { quick: false, rounds: 11, alone: 4_096, piped: 16_384, checks_per_task: 2_000 };
-    pub(crate) const QUICK: Size = Size { quick: true, rounds: 1, alone: 64, piped: 64, checks_per_task: 20 };
+    pub(crate) const FULL: Size = Size {
+        quick: false,
+        rounds: 11,
+        alone: 4_096,
+        piped: 16_384,
+        ticks_before: 100,
+        ticks: 150,
+        checks_per_task: 2_000,
+    };
+    pub(crate) const QUICK: Size =
+        Size { quick: true, rounds: 1, alone: 64, piped: 64, ticks_before: 5, ticks: 5, checks_per_task: 20 };
 }
 
 /// Decisions in one pipeline. With one, most of the server's time is the network's.
@@ -109,7 +120,8 @@ impl Bench {
         for scenario in scenarios()? {
             let sha = self.wire.text(&["SCRIPT", "LOAD", &scenario.script()])?;
             let (function, sha) = (self.function.as_str(), sha.as_str());
-            let loaded = Loaded { function, sha, depth, requests, rounds: size.rounds };
+            let Size { rounds, ticks_before, ticks, .. } = *size;
+            let loaded = Loaded { function, sha, depth, requests, rounds, ticks_before, ticks };
             all.extend(scenario.contenders(&loaded));
         }
         let empty = self.wire.text(&["SCRIPT", "LOAD", "return 1"])?;

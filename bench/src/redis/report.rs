@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::scenarios::{COUNTER, DENIED_LOG, FIXED, HOT_LOG, LEAKY, PACED_LOG, SHARED, TOKEN};
+use super::scenarios::{COUNTER, DENIED_LOG, FIXED, HOT_LOG, LEAKY, PACED_LOG, SHARED, SHORT_COUNTER, TOKEN};
 use super::together::Leased;
 use super::{DEPTHS, LogBytes, Report, Row, together};
 use crate::goals::Goal;
@@ -36,6 +36,7 @@ pub(super) fn goals(
         (LEAKY, "", 0.4, "1/2.5"),
         (FIXED, "", 0.5, "1/2"),
         (COUNTER, "", 2.0 / 3.0, "2/3"),
+        (SHORT_COUNTER, "", 2.0 / 3.0, "2/3"),
         (HOT_LOG, "", 1.0 / 3.0, "1/3"),
         (PACED_LOG, "", 1.0 / 3.0, "1/3"),
         (DENIED_LOG, "", 1.0 / 3.0, "1/3"),

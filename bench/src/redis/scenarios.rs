@@ -15,9 +15,6 @@ const KEYS: usize = 10_000;
 const HOT_KEYS: usize = 64;
 /// A tick of those: 95 requests a second of the 100 that are allowed.
 const TICK: Duration = Duration::from_micros(10_500);
-/// Ticks that fill the window before anything is measured, and those that are.
-const TICKS_BEFORE: usize = 100;
-const TICKS: usize = 150;
 
 /// When requests come.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -49,6 +46,8 @@ pub(super) const LEAKY: &str = "leaky bucket";
 pub(super) const RESTED: &str = "token bucket, rested keys";
 pub(super) const FIXED: &str = "fixed window";
 pub(super) const COUNTER: &str = "counter";
+/// A window so short that a good part of the requests begin one, and the window before has to be weighed.
+pub(super) const SHORT_COUNTER: &str = "counter, new windows";
 /// Logs that grow: nothing leaves them.
 pub(super) const LOG: &str = "log, growing";
 /// Logs that hold 95 of 100 a second, and admit everything: as many leave as come.
@@ -97,8 +96,13 @@ pub(super) fn scenarios() -> Result<Vec<Scenario>, Box<dyn Error>> {
             ["1000000", "3600", "", ""],
         ),
         scenario(
-            // So short that there is a window before, which has to be weighed.
             COUNTER,
+            Limit::sliding_window_counter(million, hour, 1, Edge::Weigh)?,
+            counter,
+            ["1000000", "3600", "", ""],
+        ),
+        scenario(
+            SHORT_COUNTER,
             Limit::sliding_window_counter(million, 20 * second, 1, Edge::Weigh)?,
             counter,
             ["1000000", "20", "", ""],
@@ -230,6 +234,9 @@ pub(super) struct Loaded<'a> {
     pub(super) depth: usize,
     pub(super) requests: usize,
     pub(super) rounds: usize,
+    /// Ticks of a round that fill the window before anything is measured, and those that are.
+    pub(super) ticks_before: usize,
+    pub(super) ticks: usize,
 }
 
 impl Scenario {
@@ -254,7 +261,11 @@ impl Scenario {
         let Scenario { name, keys, pace, .. } = self;
         let per_command = if by == By::OursShared { SHARED } else { 1 };
         let mut make = self.command(by, loaded);
-        let requests = if *pace == Pace::Fast { loaded.requests } else { (TICKS_BEFORE + TICKS) * HOT_KEYS };
+        let requests = if *pace == Pace::Fast {
+            loaded.requests
+        } else {
+            (loaded.ticks_before + loaded.ticks) * HOT_KEYS
+        };
         let name = match by {
             By::Baseline => format!("{name}, baseline"),
             By::OursShared => format!("{name}, ours, {SHARED} a call"),
@@ -276,7 +287,7 @@ impl Scenario {
             }
         }
         if *pace != Pace::Fast {
-            contender.warm_up = TICKS_BEFORE * HOT_KEYS / decisions;
+            contender.warm_up = loaded.ticks_before * HOT_KEYS / decisions;
         }
         contender
     }
@@ -293,7 +304,10 @@ impl Scenario {
         let depth = loaded.depth;
         let prefix = format!("rate_limit:{}:", limit.name());
         // The scenario is part of what would be a hash.
-        let scenario = name.bytes().fold(depth as u128, |hash, byte| hash * 31 + u128::from(byte)) << 40
+        let scenario = name
+            .bytes()
+            .fold(depth as u128, |hash, byte| hash.wrapping_mul(31).wrapping_add(u128::from(byte)))
+            << 40
             | (count as u128) << 32;
         move |packed, number| {
             let at = TICK * u32::try_from(number / HOT_KEYS).unwrap_or(u32::MAX)
