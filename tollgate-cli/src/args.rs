@@ -21,7 +21,23 @@ pub(crate) struct Args {
 pub(crate) enum Command {
     /// Replay a trace of requests through a limit, on the trace's own time
     Simulate(Simulate),
+
+    /// Read a configuration file and say what was understood, or everything that is wrong with it
+    #[command(max_term_width = 100, after_help = CHECK_EXIT_CODES)]
+    Check(Check),
+
+    /// Print what a configuration file may hold, as a JSON Schema for editors
+    Schema,
 }
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Check {
+    /// The file; what it refers to is read from its folder and from the environment, and never printed
+    #[arg(value_name = "FILE")]
+    pub(crate) file: PathBuf,
+}
+
+const CHECK_EXIT_CODES: &str = "Exit codes: 0 it is right, 1 it cannot be read, 2 something in it is wrong.";
 
 #[derive(Debug, clap::Args)]
 #[command(max_term_width = 100, after_help = EXAMPLES)]

@@ -3,12 +3,15 @@
 use std::io;
 use std::process::ExitCode;
 
+use tollgate_config::Errors;
 use tollgate_sim::{ReplayError, TraceError};
 
 #[derive(Debug)]
 pub(crate) enum Failure {
     /// Something typed is wrong: a limit, a line of a trace, a combination of options.
     Typed(String),
+    /// A configuration is wrong.
+    Config(Box<Errors>),
     /// Something cannot be read.
     Input(String),
     /// Something cannot be written.
@@ -20,6 +23,15 @@ impl Failure {
         match self {
             Failure::Typed(message) => {
                 eprintln!("error: {message}");
+                ExitCode::from(2)
+            }
+            Failure::Config(errors) => {
+                for error in errors.iter() {
+                    eprintln!("error: {error}\n");
+                }
+                let count = errors.iter().len();
+                let more = if errors.is_cut() { " or more" } else { "" };
+                eprintln!("{count}{more} {}", if count == 1 { "mistake" } else { "mistakes" });
                 ExitCode::from(2)
             }
             Failure::Input(message) => {

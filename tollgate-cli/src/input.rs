@@ -27,13 +27,14 @@ pub(crate) struct Source {
 pub(crate) fn limit(args: &Simulate) -> Result<Limit, Failure> {
     let (name, yaml) = match (&args.limit, &args.limit_file) {
         (Some(yaml), _) => ("--limit".to_owned(), yaml.clone()),
-        (None, Some(path)) => (path.display().to_string(), limit_text(path)?),
+        (None, Some(path)) => (path.display().to_string(), config_text(path)?),
         (None, None) => ("--limit".to_owned(), LIMIT_DEFAULT.to_owned()),
     };
     parse_limit(&yaml).map_err(|error| Failure::Typed(error.in_file(&name).to_string()))
 }
 
-fn limit_text(path: &Path) -> Result<String, Failure> {
+/// The text of a limit or a configuration.
+pub(crate) fn config_text(path: &Path) -> Result<String, Failure> {
     let name = path.display();
     let cannot = |error: io::Error| Failure::Input(format!("cannot read {name}: {error}"));
     let mut bytes = Vec::new();

@@ -1,6 +1,6 @@
 //! The command `tollgate`.
 //!
-//! argv -> what was typed (`args`) -> the command (`simulate`) -> exit code (`failure`). Data goes to stdout, talk to
+//! argv -> what was typed (`args`) -> the command (`simulate`, `check`) -> exit code (`failure`). Data goes to stdout, talk to
 //! stderr. Exit codes: 0 done, 2 something typed is wrong, 1 something could not be read or written.
 
 use std::process::ExitCode;
@@ -8,8 +8,10 @@ use std::process::ExitCode;
 use clap::Parser;
 
 mod args;
+mod check;
 mod failure;
 mod input;
+mod outside;
 mod screen;
 mod simulate;
 mod store;
@@ -36,6 +38,8 @@ fn main() -> ExitCode {
 fn run(args: Args) -> Result<(), Failure> {
     match args.command {
         Some(Command::Simulate(simulate)) => simulate::run(&simulate),
+        Some(Command::Check(check)) => check::run(&check),
+        Some(Command::Schema) => check::schema(),
         None => simulate::demo(),
     }
 }

@@ -2,6 +2,8 @@ use std::fmt::{self, Write};
 
 use unicode_width::UnicodeWidthChar;
 
+use crate::{ERRORS_MAX, mask};
+
 /// What is wrong with a text, where, and what to write instead.
 ///
 /// It prints as several lines: the place and the fault, the line itself with the place marked, and the remedy.
@@ -22,6 +24,8 @@ pub(crate) struct Place {
     pub(crate) line: usize,
     pub(crate) column: usize,
     pub(crate) chars: usize,
+    /// The same place in bytes, from 0.
+    pub(crate) byte: usize,
 }
 
 /// A fault that does not know the whole text yet.
@@ -39,40 +43,71 @@ const MARKED_CHARS_MAX: usize = 40;
 /// Characters of a typed value that a message repeats.
 const QUOTED_CHARS_MAX: usize = 40;
 
+/// Bytes of a line that are looked at on either side of the marked place. Secrets that begin further away are not hidden.
+const SEEN_BYTES_AROUND: usize = 4_096;
+
 impl Problem {
-    pub(crate) fn in_text(self, text: &str) -> Error {
+    pub(crate) fn unknown() -> Problem {
+        let (what, instead) = ("this is not understood".to_owned(), "write it in another way".to_owned());
+        Problem { place: Place::default(), what, instead }
+    }
+
+    /// `secrets` are parts of the text that are not to be shown.
+    pub(crate) fn in_text(self, text: &str, secrets: &[Place]) -> Error {
         let (line, column) = (self.place.line.max(1), self.place.column.max(1));
+        let byte = boundary_before(text, self.place.byte);
         Error {
             file: None,
             line,
             column,
             what: self.what,
-            marked_line: Box::new(marked(text.lines().nth(line - 1).unwrap_or(""), column, self.place.chars)),
+            marked_line: Box::new(marked(text, byte, self.place.chars, secrets)),
             instead: self.instead,
         }
     }
 }
 
-/// The line, and below it a marker under `chars` characters from `column` on; both cut to what fits a screen.
-fn marked(line: &str, column: usize, chars: usize) -> (String, String) {
-    let from = column.saturating_sub(SHOWN_CHARS_AROUND).max(1);
-    let shown: String = line.chars().skip(from - 1).take(2 * SHOWN_CHARS_AROUND).map(printable).collect();
-    let mut above = shown.chars();
-    let mut marker = String::new();
-    for _ in from..column {
-        spread(&mut marker, " ", above.next());
-    }
-    let chars = chars.min(MARKED_CHARS_MAX).min(above.clone().count()).max(1);
-    for _ in 0..chars {
-        spread(&mut marker, "^", above.next());
-    }
-    (shown.trim_end().to_owned(), marker)
+/// The last place at which a character begins, or the text ends, that is not behind `byte`.
+fn boundary_before(text: &str, byte: usize) -> usize {
+    (0..=byte.min(text.len())).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0)
 }
 
-/// Repeats `mark` over the cells of the character above it: a wide character takes two, and the marker must still
-/// stand below its word.
-fn spread(marker: &mut String, mark: &str, above: Option<char>) {
-    marker.push_str(&mark.repeat(above.map_or(1, |c| c.width().unwrap_or(1))));
+/// The line around a byte of a text, and below it a marker under `chars` characters from there on; both cut to what
+/// fits a screen, and without secrets.
+fn marked(text: &str, byte: usize, chars: usize, secrets: &[Place]) -> (String, String) {
+    let is_break = |c: char| c == '\n' || c == '\r';
+    let line_start = text[..byte].rfind(is_break).map_or(0, |at| at + 1);
+    let start = line_start.max(boundary_before(text, byte.saturating_sub(SEEN_BYTES_AROUND)));
+    let end = boundary_before(text, byte + SEEN_BYTES_AROUND);
+    let end = text[byte..end].find(is_break).map_or(end, |at| byte + at);
+    // A text that spans lines is hidden by what stands above it.
+    let in_line = secrets.iter().filter(|secret| (start..end).contains(&secret.byte)).map(|secret| {
+        let from = secret.byte - start;
+        let chars = text[secret.byte..end].chars().take(secret.chars);
+        from..from + chars.map(char::len_utf8).sum::<usize>()
+    });
+    let cells = mask::cells(&text[start..end], &text[..line_start], in_line);
+    // The place itself may be in the midst of what is hidden.
+    let at = cells.iter().position(|cell| cell.bytes.end > byte - start).unwrap_or(cells.len());
+    let last = cells.iter().skip(at).take(chars.clamp(1, MARKED_CHARS_MAX)).count();
+    let from = at.saturating_sub(SHOWN_CHARS_AROUND - 1);
+    let (mut shown, mut marker) = (String::new(), String::new());
+    for (number, cell) in cells.iter().enumerate().skip(from).take(2 * SHOWN_CHARS_AROUND) {
+        for character in cell.shown.chars().filter(|c| *c != BYTE_ORDER_MARK).map(printable) {
+            shown.push(character);
+            // A wide character takes two places, and the marker must still stand below its word.
+            let width = character.width().unwrap_or(1);
+            match number {
+                number if number < at => marker.push_str(&" ".repeat(width)),
+                number if number < at + last => marker.push_str(&"^".repeat(width)),
+                _ => {}
+            }
+        }
+    }
+    if !marker.ends_with('^') {
+        marker.push('^');
+    }
+    (shown.trim_end().to_owned(), marker)
 }
 
 impl Error {
@@ -122,6 +157,65 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
+/// Everything that is wrong with a text, or the first [`ERRORS_MAX`] of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Errors {
+    all: Vec<Error>,
+    is_cut: bool,
+}
+
+impl Errors {
+    pub(crate) fn new(mut problems: Vec<Problem>, text: &str, secrets: &[Place]) -> Errors {
+        if problems.is_empty() {
+            problems.push(Problem::unknown());
+        }
+        let is_cut = problems.len() >= ERRORS_MAX;
+        problems.truncate(ERRORS_MAX);
+        problems.sort_by_key(|problem| (problem.place.line, problem.place.column));
+        let mut all: Vec<Error> =
+            problems.into_iter().map(|problem| problem.in_text(text, secrets)).collect();
+        // What an alias brings twice to the same place is one mistake.
+        all.dedup();
+        Errors { all, is_cut }
+    }
+
+    /// The same, saying which file they are about.
+    #[must_use]
+    pub fn in_file(self, name: &str) -> Errors {
+        Errors { all: self.all.into_iter().map(|error| error.in_file(name)).collect(), ..self }
+    }
+
+    /// One by one, in the order of the lines. There is at least one.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = &Error> {
+        self.all.iter()
+    }
+
+    /// Whether reading stopped at [`ERRORS_MAX`], so that there may be more.
+    pub fn is_cut(&self) -> bool {
+        self.is_cut
+    }
+}
+
+impl fmt::Display for Errors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, error) in self.all.iter().enumerate() {
+            if index > 0 {
+                f.write_str("\n\n")?;
+            }
+            write!(f, "{error}")?;
+        }
+        if self.is_cut {
+            write!(f, "\n\nthere may be more: reading stopped after {ERRORS_MAX} mistakes")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Errors {}
+
+/// Some editors begin a file with it, and none shows it.
+const BYTE_ORDER_MARK: char = '\u{feff}';
+
 /// Control characters would move the cursor or recolour the terminal.
 fn printable(c: char) -> char {
     match c {
@@ -133,6 +227,9 @@ fn printable(c: char) -> char {
 
 /// A typed value as a message repeats it.
 pub(crate) fn quoted(typed: &str) -> String {
+    // A line is enough to know it by, and a password is not to be known.
+    let line = typed.lines().next().unwrap_or_default();
+    let typed = if line.len() < SEEN_BYTES_AROUND { &*mask::masked(line) } else { line };
     let mut text: String = typed.chars().take(QUOTED_CHARS_MAX).map(printable).collect();
     if text.len() < typed.len() {
         text.push('…');
@@ -140,8 +237,14 @@ pub(crate) fn quoted(typed: &str) -> String {
     format!("`{text}`")
 }
 
+/// Names of a list that are told.
+const LISTED_MAX: usize = 20;
+
 /// `a, b and c`.
 pub(crate) fn listed(names: &[&str], conjunction: &str) -> String {
+    if names.len() > LISTED_MAX {
+        return format!("{} {conjunction} {} more", names[..LISTED_MAX].join(", "), names.len() - LISTED_MAX);
+    }
     match names {
         [rest @ .., before_last, last] => {
             let mut text: String = rest.iter().flat_map(|name| [*name, ", "]).collect();
@@ -155,6 +258,8 @@ pub(crate) fn listed(names: &[&str], conjunction: &str) -> String {
 /// What to write for an unknown name: the nearest known one if there is one, and in any case the `choice`.
 pub(crate) fn known_instead(typed: &str, known: &[&str], choice: &str) -> String {
     match crate::nearest(typed, known) {
+        // Whoever is told what to write needs no example as well.
+        Some(name) if choice.starts_with("write ") => format!("write `{name}`"),
         Some(name) => format!("write `{name}`; {choice}"),
         None => choice.to_owned(),
     }

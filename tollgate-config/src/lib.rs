@@ -1,8 +1,8 @@
 //! Tollgate's configuration language.
 //!
-//! YAML text -> what was typed ([serde types](https://serde.rs), every value still text with its place) -> what it
-//! means ([`tollgate_core::Limit`], checked). Each arrow is one file, and every way to go wrong ends in an
-//! [`Error`] that shows the place and says what to write instead.
+//! YAML text -> what was typed (a tree of words, every one with its place) -> what it means ([`tollgate_core::Limit`] and
+//! [`tollgate_rules`], checked). Every way to go wrong ends in an [`Error`] that shows the place and says what to write
+//! instead, and all of them are told at once.
 //!
 //! ```
 //! let limit = tollgate_config::parse_limit("token_bucket: { capacity: 4, refill: 4/min, style: stepped }")?;
@@ -26,34 +26,94 @@
 //!
 //! | a file of this crate | its step |
 //! |---|---|
-//! | `typed` | the YAML as serde types |
-//! | `read` | text -> typed, within a budget |
-//! | `meaning` | typed -> limit |
+//! | `tree` | text -> typed, within a budget |
+//! | `reader` | typed -> meaning, one value at a time |
+//! | `limit` | a limit |
+//! | `rule` | a limit with a name, and all that is said of it |
+//! | `key` | whose budget a request uses |
+//! | `when` | which requests are meant |
+//! | `file` | a whole file |
+//! | `store` | where limits are kept |
+//! | `gateway` | what goes where |
+//! | `outside` | variables of the environment and other files that it refers to |
+//! | `names`, `words` | the names that may stand in it, and the words of which one is chosen |
 //! | `quantity` | whole numbers, durations and rates, read and printed |
 //! | `print` | limit -> YAML |
 //! | `error`, `nearest` | what to tell the person who typed it |
+//! | `mask` | what not to show of it |
 
 mod error;
-mod meaning;
+mod file;
+mod gateway;
+mod key;
+mod limit;
+mod mask;
+mod names;
 mod nearest;
+mod outside;
 mod print;
 mod quantity;
-mod read;
-mod typed;
+mod reader;
+mod rule;
+mod store;
+mod tree;
+mod when;
+mod words;
 
-pub use error::Error;
+pub use error::{Error, Errors};
+pub use file::{Answers, Config, Jwt};
+pub use gateway::{Gateway, Route};
 pub use nearest::nearest;
+pub use outside::{Outside, Secret};
 pub use print::to_yaml;
 pub use quantity::{duration_text, rate_text};
+pub use store::{Redis, Store, WhenFull};
+
+/// What a file may hold, as a JSON Schema: editors complete and check by it.
+pub const SCHEMA: &str = include_str!("../schema.json");
 
 /// The largest text that is read: one megabyte.
 pub const TEXT_BYTES_MAX: usize = 1_000_000;
+
+/// The most limits of a file: a request is held against each of them.
+pub const LIMITS_MAX: usize = 1_000;
+
+/// The most overrides of a limit.
+pub const OVERRIDES_MAX: usize = 1_000;
+
+/// The most routes of a gateway.
+pub const ROUTES_MAX: usize = 1_000;
+
+/// The most mistakes that are told at once.
+pub const ERRORS_MAX: usize = 100;
 
 /// Reads one limit: an algorithm's name and its parameters, each of which may be left out.
 ///
 /// # Errors
 /// If the text is not such a limit; the error shows where, why, and what to write instead.
 pub fn parse_limit(yaml: &str) -> Result<tollgate_core::Limit, Error> {
-    let typed = read::limit(yaml)?;
-    meaning::limit(&typed).map_err(|problem| problem.in_text(yaml))
+    let (node, problems) =
+        tree::read(yaml, "a limit", limit::EXAMPLE, tree::Size::Limit).map_err(|it| it.in_text(yaml, &[]))?;
+    let mut reader = reader::Reader { problems, ..reader::Reader::default() };
+    let limit = limit::document(&mut reader, &node);
+    match (limit, reader.problems.into_iter().next()) {
+        (_, Some(problem)) => Err(problem.in_text(yaml, &[])),
+        (Some(limit), None) => Ok(limit),
+        // Whoever gives no limit says why.
+        (None, None) => Err(error::Problem::unknown().in_text(yaml, &[])),
+    }
+}
+
+/// Reads a whole file.
+///
+/// # Errors
+/// Everything that is wrong with it, in the order of its lines.
+pub fn parse(yaml: &str, outside: &dyn Outside) -> Result<Config, Errors> {
+    let (node, problems) = tree::read(yaml, "a configuration", file::EXAMPLE, tree::Size::File)
+        .map_err(|problem| Errors::new(vec![problem], yaml, &[]))?;
+    let mut reader = reader::Reader { problems, ..reader::Reader::default() };
+    match file::document(&mut reader, &node, outside) {
+        Some(config) if reader.problems.is_empty() => Ok(config),
+        _ => Err(Errors::new(reader.problems, yaml, &reader.secrets)),
+    }
 }

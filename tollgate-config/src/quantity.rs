@@ -1,5 +1,6 @@
 //! Whole numbers, durations and rates: one grammar, read and printed here and nowhere else.
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use tollgate_core::{LimitError, Rate, WINDOW_MAX, WINDOW_MIN};
@@ -42,19 +43,45 @@ const UNITS: [Unit; 8] = [
 
 const UNITS_KNOWN: &str = "the units are ms, s, m, h, d and w";
 
-/// A whole number from 1 to `max`.
+/// A whole number from 1 to `max`, of which 0 would let nothing pass.
 pub(crate) fn whole(name: &str, typed: &str, max: u32) -> Result<u32, Fault> {
-    let range = format!("write a whole number from 1 to {max}");
+    number(name, typed, 1..=max).map_err(|fault| match typed.parse() {
+        Ok(0_u32) => Fault { what: format!("{name} is 0, so nothing would ever pass"), ..fault },
+        _ => fault,
+    })
+}
+
+/// A whole number in a range.
+pub(crate) fn number(name: &str, typed: &str, range: RangeInclusive<u32>) -> Result<u32, Fault> {
+    let instead = format!("write a whole number from {} to {}", range.start(), range.end());
     if typed.is_empty() {
-        return Fault::new(format!("{name} is empty"), range);
+        return Fault::new(format!("{name} is empty"), instead);
     }
     if !typed.bytes().all(|b| b.is_ascii_digit()) {
-        return Fault::new(format!("{name} is {}, which is {}", quoted(typed), not_whole(typed)), range);
+        return Fault::new(format!("{name} is {}, which is {}", quoted(typed), not_whole(typed)), instead);
     }
     match typed.parse::<u32>() {
-        Ok(0) => Fault::new(format!("{name} is 0, so nothing would ever pass"), range),
-        Ok(value) if value <= max => Ok(value),
-        _ => Fault::new(format!("{name} is {}, which is too large", quoted(typed)), range),
+        Ok(value) if range.contains(&value) => Ok(value),
+        Ok(value) if value < *range.start() => {
+            Fault::new(format!("{name} is {}, which is too small", quoted(typed)), instead)
+        }
+        _ => Fault::new(format!("{name} is {}, which is too large", quoted(typed)), instead),
+    }
+}
+
+/// An amount of memory: `64MiB`, `1GiB`.
+pub(crate) fn bytes(typed: &str) -> Result<usize, Fault> {
+    const UNITS: [(&str, usize); 4] = [("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30), ("B", 1)];
+    let number = typed.trim_end_matches(|c: char| !c.is_ascii_digit());
+    let unit = typed[number.len()..].trim();
+    let unit = UNITS.iter().find(|(name, _)| name.eq_ignore_ascii_case(unit)).map(|(_, size)| *size);
+    let size = unit.and_then(|unit| number.parse::<usize>().ok()?.checked_mul(unit)).filter(|size| *size > 0);
+    match size {
+        Some(size) => Ok(size),
+        None => Fault::new(
+            format!("{} is not an amount of memory", quoted(typed)),
+            "write a whole number and a unit, as in `64MiB`; the units are KiB, MiB and GiB",
+        ),
     }
 }
 
@@ -73,12 +100,20 @@ fn not_whole(typed: &str) -> &'static str {
 
 /// A window's length, in the range that a limit takes.
 pub(crate) fn window(typed: &str) -> Result<Duration, Fault> {
-    let window = duration(typed)?;
-    if window < WINDOW_MIN || window > WINDOW_MAX {
-        let what = if window < WINDOW_MIN { "short" } else { "long" };
-        return Fault::new(format!("a window of {} is too {what}", quoted(typed)), "write 1ms to 366d");
+    length("a window", typed, WINDOW_MIN, WINDOW_MAX)
+}
+
+/// A length of time in a range.
+pub(crate) fn length(name: &str, typed: &str, from: Duration, to: Duration) -> Result<Duration, Fault> {
+    let length = duration(typed)?;
+    if length < from || length > to {
+        let what = if length < from { "short" } else { "long" };
+        return Fault::new(
+            format!("{name} of {} is too {what}", quoted(typed)),
+            format!("write {} to {}", duration_text(from), duration_text(to)),
+        );
     }
-    Ok(window)
+    Ok(length)
 }
 
 /// A number and a unit: `500ms`, `60s`, `15m`, `1h`, `1d`, `1w`.

@@ -19,6 +19,8 @@ mod memory;
 pub mod redis;
 mod store;
 mod sync;
+#[cfg(feature = "tower")]
+pub mod tower;
 
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use limiter::{BuildError, Builder, Limiter};
@@ -29,6 +31,6 @@ pub use tollgate_core::{
 };
 
 /// The README's examples, as tests.
-#[cfg(all(doctest, feature = "redis"))]
+#[cfg(all(doctest, feature = "redis", feature = "tower"))]
 #[doc = include_str!("../../README.md")]
 struct Readme;

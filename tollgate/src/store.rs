@@ -28,6 +28,8 @@ pub struct Verdict {
     pub(crate) decisions: SmallVec<[Decision; 4]>,
     /// The store did not answer, and each limit's policy did.
     pub(crate) is_degraded: bool,
+    /// Of these, one has said that nothing passes then.
+    pub(crate) is_closed: bool,
 }
 
 impl Verdict {
@@ -46,6 +48,11 @@ impl Verdict {
     /// the store in memory.
     pub fn is_degraded(&self) -> bool {
         self.is_degraded
+    }
+
+    /// Whether it is denied only because the store did not answer, by a limit whose policy is that nothing passes then.
+    pub fn is_closed(&self) -> bool {
+        self.is_closed
     }
 
     /// All of them as one: see [`Decision::and`].
@@ -74,6 +81,12 @@ pub trait Store {
 
     /// Charges all of a request's limits, or none if any of them denies it.
     fn charge(&self, charges: &[Charge]) -> impl Future<Output = Result<Verdict, Self::Error>> + Send;
+
+    /// Says what the charges would be told, and takes nothing.
+    fn look(&self, charges: &[Charge]) -> impl Future<Output = Result<Verdict, Self::Error>> + Send;
+
+    /// Whether its answers are there as soon as they are asked for, so that nobody need wait for them.
+    const IS_IMMEDIATE: bool = false;
 }
 
 /// A request that names its limits wrongly.

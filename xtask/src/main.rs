@@ -4,12 +4,14 @@
 //! |---|---|
 //! | [`steps`] | the steps of `cargo xtask test`, in order, and the runner |
 //! | [`tidy`] | what holds for the files themselves: words, sizes, arrows between crates, the two READMEs |
+//! | [`fuzz`] | looks for inputs that break a property, for a bounded time |
 //! | [`examples`] | runs the commands that README.md and docs/ print, and compares what they print |
 //! | [`needs`] | programs that the steps call, installed where that is possible |
 //! | [`workspace`] | where things are, and how cargo is called |
 //! | [`markdown`] | the fenced blocks and headings of a page |
 
 mod examples;
+mod fuzz;
 mod markdown;
 mod needs;
 mod steps;
@@ -29,7 +31,11 @@ fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         ["test", names @ ..] => match steps::select(names) {
-            Ok(chosen) => test(&chosen),
+            Ok(chosen) => finish(steps::run(&chosen)),
+            Err(message) => usage(&message),
+        },
+        ["fuzz", arguments @ ..] => match fuzz::Plan::read(arguments) {
+            Ok(plan) => finish(fuzz::run(&plan)),
             Err(message) => usage(&message),
         },
         [] => usage("a task is missing"),
@@ -37,8 +43,8 @@ fn main() -> ExitCode {
     }
 }
 
-fn test(chosen: &[&steps::Step]) -> ExitCode {
-    match steps::run(chosen) {
+fn finish(result: anyhow::Result<()>) -> ExitCode {
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("\nerror: {error:#}");
@@ -60,6 +66,13 @@ fn help() -> String {
     for step in steps::STEPS {
         text.push_str(&format!("  {:<9} {}\n", step.name, step.what));
     }
+    text.push_str(&format!(
+        "\nUsage: cargo xtask fuzz [TARGET] [--seconds N]\n\n\
+         Looks for inputs that break a property, {} s for each target or as long as is said. Needs a nightly\n\
+         toolchain. The targets are {}.\n",
+        fuzz::SECONDS,
+        fuzz::TARGETS.join(", ")
+    ));
     text.push_str("\nTOLLGATE_CASES=N raises the number of cases that each property test tries.\n");
     text
 }

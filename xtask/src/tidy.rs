@@ -1,7 +1,7 @@
 //! What holds for the files themselves, whatever they do.
 //!
 //! Every rule has a file below and says, in its finding, what to do instead. The rules see each file that is
-//! committed or could be; ignored files and files that are not text are left alone.
+//! committed or could be; ignored files, files that are not text and a fuzzer's inputs are left alone.
 
 mod crates;
 mod rust_code;
@@ -44,6 +44,9 @@ impl fmt::Display for Finding {
     }
 }
 
+/// What is in these files is there because it is odd.
+const INPUTS: &str = "fuzz/corpus/";
+
 /// A text file.
 pub(crate) struct File {
     path: String,
@@ -60,7 +63,7 @@ pub(crate) fn check(workspace: &Workspace) -> Result<Vec<Finding>> {
 
 fn read(workspace: &Workspace) -> Result<Vec<File>> {
     let mut files = Vec::new();
-    for path in workspace.files()? {
+    for path in workspace.files()?.into_iter().filter(|path| !path.starts_with(INPUTS)) {
         let bytes = fs::read(workspace.root.join(&path)).with_context(|| format!("reading {path}"))?;
         // What is not UTF-8 is not text.
         if let Ok(text) = String::from_utf8(bytes) {

@@ -202,7 +202,6 @@ impl<C: Clock> Memory<C> {
     }
 
     /// Charges all or none, or says what would be decided.
-    #[cfg(feature = "redis")]
     pub(crate) fn charge_or_look(&self, charges: &[Charge], is_look: bool) -> Result<Verdict, ChargeError> {
         if !is_look {
             return self.charge_all(charges);
@@ -277,4 +276,11 @@ impl<C: Clock + Send + Sync> Store for Memory<C> {
     async fn charge(&self, charges: &[Charge]) -> Result<Verdict, ChargeError> {
         self.charge_all(charges)
     }
+
+    async fn look(&self, charges: &[Charge]) -> Result<Verdict, ChargeError> {
+        check_charges(charges, self.states.len())?;
+        self.charge_or_look(charges, true)
+    }
+
+    const IS_IMMEDIATE: bool = true;
 }

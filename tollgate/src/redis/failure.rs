@@ -68,7 +68,7 @@ impl Fallback {
             Away::Closed(limit) => closed(limit),
             Away::Local(_) => local.next().unwrap_or(crate::store::NO_LIMIT),
         });
-        Ok(Verdict { decisions: decisions.collect(), is_degraded: true })
+        Ok(Verdict { decisions: decisions.collect(), is_degraded: true, is_closed })
     }
 }
 

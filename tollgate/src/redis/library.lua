@@ -1393,7 +1393,7 @@ local function decide(keys, arguments)
         its[last] = known[charge] or read(charge)
       end
       if not pcall(decide_several, keys, its, i, last, replies) then
-        -- It was asked about before anything was written.
+        -- What cannot be read is found out before anything is written.
         for j = i, last do
           replies[j + 1] = GARBLED
         end

@@ -208,6 +208,10 @@ impl Store for Redis {
     async fn charge(&self, charges: &[Charge]) -> Result<Verdict, ChargeError> {
         self.0.decide(charges, false).await
     }
+
+    async fn look(&self, charges: &[Charge]) -> Result<Verdict, ChargeError> {
+        self.0.decide(charges, true).await
+    }
 }
 
 impl Limiter<Redis> {

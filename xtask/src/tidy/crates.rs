@@ -18,8 +18,9 @@ enum Uses {
 // A new arrow is a decision: it changes this table and ARCHITECTURE.md in one commit.
 const ARROWS: &[(&str, Uses)] = &[
     ("tollgate-core", Uses::StdOnly),
-    ("tollgate", Uses::Only(&["tollgate-core"])),
-    ("tollgate-config", Uses::Only(&["tollgate-core"])),
+    ("tollgate-rules", Uses::Only(&["tollgate-core"])),
+    ("tollgate", Uses::Only(&["tollgate-core", "tollgate-rules"])),
+    ("tollgate-config", Uses::Only(&["tollgate-core", "tollgate-rules"])),
     ("tollgate-sim", Uses::Only(&["tollgate", "tollgate-config", "tollgate-core"])),
     ("tollgate-cli", Uses::Any),
     ("testbed", Uses::Only(&[])),

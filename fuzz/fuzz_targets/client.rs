@@ -1,0 +1,7 @@
+//! The property `client`, for libFuzzer.
+#![no_main]
+
+#[path = "../properties/mod.rs"]
+mod properties;
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| properties::client::check(bytes));

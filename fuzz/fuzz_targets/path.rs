@@ -1,0 +1,7 @@
+//! The property `path`, for libFuzzer.
+#![no_main]
+
+#[path = "../properties/mod.rs"]
+mod properties;
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| properties::path::check(bytes));

@@ -1,0 +1,77 @@
+//! Configurations: what is read means something, and what is not is told in a way that helps and harms nobody.
+
+use tollgate_config::{Config, Error, Outside, parse, parse_limit, to_yaml};
+
+/// Knows no variable and no file.
+struct Nothing;
+
+impl Outside for Nothing {
+    fn variable(&self, _: &str) -> Option<String> {
+        None
+    }
+
+    fn file(&self, _: &str) -> Result<String, String> {
+        Err("there are no files here".to_owned())
+    }
+}
+
+/// The text as one limit, and as a whole file.
+pub(crate) fn check(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    match parse_limit(text) {
+        Ok(limit) => assert_eq!(parse_limit(&to_yaml(&limit)), Ok(limit), "it reads as it is printed"),
+        Err(error) => check_error(&error, text),
+    }
+    match parse(text, &Nothing) {
+        Ok(config) => {
+            check_config(&config);
+            let again = parse(text, &Nothing).expect("it was read once");
+            assert_eq!(format!("{again:?}"), format!("{config:?}"), "a text has one meaning");
+        }
+        Err(errors) => {
+            assert!(errors.iter().len() > 0, "nothing is wrong, and still it is refused");
+            assert!(errors.iter().is_sorted_by_key(|error| (error.line(), error.column())));
+            errors.iter().for_each(|error| check_error(error, text));
+            check_harmless(&errors.in_file("limits.yaml").to_string(), text);
+        }
+    }
+}
+
+fn check_config(config: &Config) {
+    let rules = config.rules.rules().len();
+    assert_eq!(
+        (config.names.len(), config.customs.len()),
+        (rules, rules),
+        "each rule has a name and an answer"
+    );
+    for rule in config.rules.rules() {
+        assert_eq!(parse_limit(&to_yaml(&rule.limit)).as_ref(), Ok(&rule.limit), "{}", rule.name);
+    }
+    let mut names: Vec<&str> = config.rules.limits().iter().map(|kept| kept.name.as_str()).collect();
+    names.sort_unstable();
+    assert!(names.is_sorted_by(|one, next| one < next), "two limits of one name: {names:?}");
+    for route in config.gateway.iter().flat_map(|gateway| &gateway.routes) {
+        let mut limits = route.limits.clone();
+        limits.sort_unstable();
+        assert!(limits.is_sorted_by(|one, next| one < next), "{} has a limit twice", route.id);
+        assert!(limits.iter().all(|number| *number < rules), "{} has a limit that is none", route.id);
+    }
+}
+
+fn check_error(error: &Error, text: &str) {
+    // Every character that ends a line for anybody.
+    let lines = 1 + text.matches(['\n', '\r', '\u{b}', '\u{c}', '\u{85}', '\u{2028}', '\u{2029}']).count();
+    assert!((1..=lines + 1).contains(&error.line()), "line {} of {lines}", error.line());
+    assert!((1..=text.chars().count() + 1).contains(&error.column()), "column {}", error.column());
+    assert!(!error.what().is_empty() && !error.instead().is_empty());
+    let told = error.to_string();
+    check_harmless(&told, text);
+    // At most a screen, and the names that may stand there.
+    assert!(told.chars().count() <= 2_000 + text.chars().count(), "{} characters", told.chars().count());
+}
+
+/// No message holds a control character that was not typed, as such or as an escape of YAML.
+fn check_harmless(told: &str, text: &str) {
+    let is_typed = text.contains('\\') || !super::is_harmless(text);
+    assert!(is_typed || super::is_harmless(told), "{told:?}");
+}

@@ -1,0 +1,370 @@
+//! Keys: two requests have the same key if, and only if, the same values were found in the same way.
+//!
+//! What the values are is worked out here once more, in the plainest way, from what `tollgate_rules::key` promises.
+
+use std::net::{IpAddr, Ipv6Addr};
+
+use tollgate_rules::client::{Grouping, IpNet};
+use tollgate_rules::key::{Key, NoKey, Otherwise, Part};
+use tollgate_rules::path::{Pattern, Spelling, normalise};
+use tollgate_rules::request::Request;
+
+use super::input::Input;
+
+/// A request, made up.
+#[derive(Debug)]
+struct MadeUp {
+    method: String,
+    host: String,
+    path: String,
+    query: String,
+    headers: Vec<(&'static str, Vec<u8>)>,
+    client: IpAddr,
+    route: String,
+    claim: Option<String>,
+    custom: Option<String>,
+}
+
+impl Request for MadeUp {
+    fn method(&self) -> &str {
+        &self.method
+    }
+
+    fn host(&self) -> &str {
+        &self.host
+    }
+
+    fn path(&self) -> &str {
+        &self.path
+    }
+
+    fn query(&self) -> &str {
+        &self.query
+    }
+
+    fn header<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a [u8]> + 'a {
+        self.headers.iter().filter(move |(its, _)| *its == name).map(|(_, value)| value.as_slice())
+    }
+
+    fn client(&self) -> IpAddr {
+        self.client
+    }
+
+    fn route(&self) -> &str {
+        &self.route
+    }
+
+    fn claim(&self, name: &str) -> Option<&str> {
+        self.claim.as_deref().filter(|_| name == "sub")
+    }
+
+    fn custom(&self, name: &str) -> Option<String> {
+        self.custom.clone().filter(|_| name == "tenant")
+    }
+}
+
+const HEADERS: [&str; 3] = ["x-a", "x-b", "cookie"];
+const NAMES: [&str; 3] = ["a", "b", "a b"];
+const HOSTS: [&str; 8] = ["", "a.test", "A.TEST", "a.test.", "a.test:80", "A.test.:80", "[::1]:80", "[::1]"];
+const METHODS: [&str; 4] = ["GET", "get", "POST", ""];
+const PATTERNS: [&str; 4] = ["/users/{id}/**", "/{a}/{b}", "/api/**", "/{a}/x/{b}"];
+
+fn request(input: &mut Input<'_>) -> MadeUp {
+    let typed = input.text(24);
+    let path = normalise(&typed, Spelling::default()).unwrap_or("/a/b".into()).into_owned();
+    let headers = (0..input.below(5)).map(|_| (input.one_of(&HEADERS), input.bytes(24).to_vec())).collect();
+    MadeUp {
+        method: input.one_of(&METHODS).to_owned(),
+        host: input.one_of(&HOSTS).to_owned(),
+        path,
+        query: input.text(32),
+        headers,
+        client: input.address(),
+        route: input.text(3),
+        claim: input.flag().then(|| input.text(4)),
+        custom: input.flag().then(|| input.text(4)),
+    }
+}
+
+/// A part, with what is needed to find it here.
+#[derive(Clone, Copy, Debug)]
+enum Wanted {
+    Ip,
+    Header(&'static str),
+    Cookie(&'static str),
+    Query(&'static str),
+    Segment(usize),
+    Path(usize),
+    Method,
+    Host,
+    Route,
+    Claim,
+    Custom,
+}
+
+#[derive(Clone, Debug)]
+enum Or {
+    Part(Wanted),
+    Literal(String),
+    Deny,
+    Skip,
+}
+
+fn wanted(input: &mut Input<'_>) -> Wanted {
+    match input.below(11) {
+        0 => Wanted::Ip,
+        1 => Wanted::Header(input.one_of(&HEADERS[..2])),
+        2 => Wanted::Cookie(input.one_of(&NAMES)),
+        3 => Wanted::Query(input.one_of(&NAMES)),
+        4 => Wanted::Segment(usize::from(input.below(4))),
+        5 => Wanted::Path(usize::from(input.below(4))),
+        6 => Wanted::Method,
+        7 => Wanted::Host,
+        8 => Wanted::Route,
+        9 => Wanted::Claim,
+        _ => Wanted::Custom,
+    }
+}
+
+fn part(wanted: Wanted) -> Part {
+    match wanted {
+        Wanted::Ip => Part::Ip,
+        Wanted::Header(name) => Part::header(name),
+        Wanted::Cookie(name) => Part::Cookie(name.to_owned()),
+        Wanted::Query(name) => Part::Query(name.to_owned()),
+        Wanted::Segment(number) => Part::Segment(number),
+        Wanted::Path(number) => Part::Path(Pattern::parse(PATTERNS[number]).expect("a pattern")),
+        Wanted::Method => Part::Method,
+        Wanted::Host => Part::Host,
+        Wanted::Route => Part::Route,
+        Wanted::Claim => Part::Claim("sub".to_owned()),
+        Wanted::Custom => Part::Custom("tenant".to_owned()),
+    }
+}
+
+type Parts = Vec<(Wanted, Or)>;
+
+fn parts(input: &mut Input<'_>) -> Parts {
+    let count = input.below(4);
+    (0..count)
+        .map(|_| {
+            let part = wanted(input);
+            let or = match input.below(5) {
+                0 | 1 => Or::Part(wanted(input)),
+                2 => Or::Literal(input.text(17)),
+                3 => Or::Deny,
+                _ => Or::Skip,
+            };
+            (part, or)
+        })
+        .collect()
+}
+
+fn key(parts: &Parts, ipv6_prefix: u8) -> Key {
+    let grouping = Grouping::by_ipv6_prefix(ipv6_prefix).expect("a prefix");
+    let start = Key::global().grouped(grouping);
+    parts.iter().fold(start, |key, (wanted, or)| {
+        key.and(part(*wanted)).otherwise(match or {
+            Or::Part(wanted) => Otherwise::Part(part(*wanted)),
+            Or::Literal(literal) => Otherwise::Literal(literal.clone()),
+            Or::Deny => Otherwise::Deny,
+            Or::Skip => Otherwise::Skip,
+        })
+    })
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Value {
+    Text(Vec<u8>),
+    /// The bits of a network, and how many of them count; IPv4 apart from IPv6.
+    Network(bool, u128, u8),
+    Segments(Vec<String>),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Found {
+    There(Value),
+    Instead(Value),
+    Literal(String),
+    Nowhere,
+}
+
+fn values(parts: &Parts, ipv6_prefix: u8, request: &MadeUp) -> Result<Vec<Found>, NoKey> {
+    let mut all = Vec::new();
+    for (part, or) in parts {
+        all.push(match (value(*part, ipv6_prefix, request)?, or) {
+            (Some(value), _) => Found::There(value),
+            (None, Or::Part(part)) => {
+                value(*part, ipv6_prefix, request)?.map_or(Found::Nowhere, Found::Instead)
+            }
+            (None, Or::Literal(literal)) => Found::Literal(literal.clone()),
+            (None, Or::Deny) => return Err(NoKey::Denied),
+            (None, Or::Skip) => return Err(NoKey::Skipped),
+        });
+    }
+    Ok(all)
+}
+
+fn value(wanted: Wanted, ipv6_prefix: u8, request: &MadeUp) -> Result<Option<Value>, NoKey> {
+    let texts: Vec<Vec<u8>> = match wanted {
+        Wanted::Ip => return Ok(Some(network(request.client, ipv6_prefix))),
+        Wanted::Path(number) => return Ok(captured(number, &request.path).map(Value::Segments)),
+        Wanted::Header(name) => request.header(name).map(|value| value.trim_ascii().to_vec()).collect(),
+        Wanted::Cookie(name) => cookies(name, request),
+        Wanted::Query(name) => parameters(name, &request.query),
+        Wanted::Segment(number) => {
+            // Before the first slash there is nothing.
+            request
+                .path
+                .split('/')
+                .nth(number)
+                .map(|segment| segment.as_bytes().to_vec())
+                .into_iter()
+                .collect()
+        }
+        Wanted::Method => vec![request.method.to_uppercase().into_bytes()],
+        Wanted::Host => vec![host(&request.host).into()],
+        Wanted::Route => vec![request.route.clone().into_bytes()],
+        Wanted::Claim => request.claim.clone().map(String::into_bytes).into_iter().collect(),
+        Wanted::Custom => request.custom.clone().map(String::into_bytes).into_iter().collect(),
+    };
+    match (wanted, texts.as_slice()) {
+        (Wanted::Header(name), [_, _, ..]) => Err(NoKey::Twice(format!("header {name}"))),
+        (Wanted::Cookie(name), [_, _, ..]) => Err(NoKey::Twice(format!("cookie {name}"))),
+        (Wanted::Query(name), [_, _, ..]) => Err(NoKey::Twice(format!("parameter {name}"))),
+        (_, [text, ..]) if !text.is_empty() => Ok(Some(Value::Text(text.clone()))),
+        _ => Ok(None),
+    }
+}
+
+fn network(client: IpAddr, ipv6_prefix: u8) -> Value {
+    let bits = match client {
+        IpAddr::V4(address) => return Value::Network(false, u32::from(address).into(), 32),
+        IpAddr::V6(address) => u128::from(address),
+    };
+    let (mapped, translated) = (0xffff_u128 << 32, 0x0064_ff9b_u128 << 96);
+    if bits >> 32 == mapped >> 32 || bits >> 32 == translated >> 32 {
+        return Value::Network(false, bits & 0xffff_ffff, 32);
+    }
+    let outside = u128::MAX.checked_shr(ipv6_prefix.into()).unwrap_or(0);
+    Value::Network(true, bits & !outside, ipv6_prefix)
+}
+
+fn cookies(name: &str, request: &MadeUp) -> Vec<Vec<u8>> {
+    let mut found = Vec::new();
+    for line in request.header("cookie") {
+        for pair in line.split(|byte| *byte == b';') {
+            let mut sides = pair.splitn(2, |byte| *byte == b'=');
+            if let (Some(its), Some(value)) = (sides.next(), sides.next())
+                && its.trim_ascii() == name.as_bytes()
+            {
+                found.push(value.trim_ascii().to_vec());
+            }
+        }
+    }
+    found
+}
+
+fn parameters(name: &str, query: &str) -> Vec<Vec<u8>> {
+    let pairs = query.split('&').map(|pair| pair.split_once('=').unwrap_or((pair, "")));
+    pairs.filter(|(its, _)| decoded(its) == name.as_bytes()).map(|(_, value)| decoded(value)).collect()
+}
+
+fn decoded(text: &str) -> Vec<u8> {
+    match text.as_bytes() {
+        [] => Vec::new(),
+        [b'%', high, low, ..] if high.is_ascii_hexdigit() && low.is_ascii_hexdigit() => {
+            let byte = u8::from_str_radix(&text[1..3], 16).expect("two digits");
+            [vec![byte], decoded(&text[3..])].concat()
+        }
+        _ => {
+            let first = text.chars().next().expect("not empty");
+            let rest = decoded(&text[first.len_utf8()..]);
+            let own = if first == '+' { " ".to_owned() } else { first.to_string() };
+            [own.into_bytes(), rest].concat()
+        }
+    }
+}
+
+/// What [`HOSTS`] are.
+fn host(typed: &str) -> &'static str {
+    match typed {
+        "" => "",
+        "[::1]" | "[::1]:80" => "[::1]",
+        _ => "a.test",
+    }
+}
+
+/// What [`PATTERNS`] capture.
+fn captured(pattern: usize, path: &str) -> Option<Vec<String>> {
+    let segments: Vec<&str> = path.strip_prefix('/')?.split('/').collect();
+    let found: Vec<&str> = match (pattern, segments.as_slice()) {
+        (0, ["users", id, ..]) => vec![id],
+        (1, [a, b]) => vec![a, b],
+        (2, ["api", ..]) => vec![],
+        (3, [a, "x", b]) => vec![a, b],
+        _ => return None,
+    };
+    found.iter().all(|it| !it.is_empty()).then(|| found.into_iter().map(str::to_owned).collect())
+}
+
+/// Checks two keys of two requests that the bytes choose.
+pub(crate) fn check(bytes: &[u8]) {
+    let mut input = Input::new(bytes);
+    let first_parts = parts(&mut input);
+    // Mostly the same parts for another request: a key is compared with others of its own limit.
+    let second_parts = if input.below(4) == 0 { parts(&mut input) } else { first_parts.clone() };
+    let prefixes = [input.one_of(&[64, 48, 128, 32]), input.one_of(&[64, 64, 64, 56])];
+    let requests = [request(&mut input), request(&mut input)];
+    let mut written = Vec::new();
+    for ((parts, prefix), request) in [&first_parts, &second_parts].into_iter().zip(prefixes).zip(&requests) {
+        let key = key(parts, prefix);
+        let mut text = b"before".to_vec();
+        let result = key.write(request, &mut text);
+        let expected = values(parts, prefix, request);
+        assert_eq!(result.as_ref().err(), expected.as_ref().err(), "{parts:?} of {request:?}");
+        let behind = text.strip_prefix(b"before").expect("what was there stays");
+        match expected {
+            Ok(values) => {
+                check_names(&key, parts, &values, behind);
+                written.push((values, behind.to_vec()));
+            }
+            Err(_) => assert!(behind.is_empty(), "what has no key leaves nothing behind"),
+        }
+    }
+    if let [(one, one_key), (other, other_key)] = written.as_slice() {
+        assert_eq!(one == other, one_key == other_key, "{one:?} and {other:?}");
+    }
+}
+
+/// A key of one part is named by its own text, and no other key is.
+fn check_names(key: &Key, parts: &Parts, values: &[Found], written: &[u8]) {
+    let ([(part, _)], [found]) = (parts.as_slice(), values) else {
+        for text in ["", "a", "1.2.3.4", "::/0"] {
+            assert!(!key.is(written, text), "{text:?} names a key of several parts or none");
+        }
+        return;
+    };
+    let name = match found {
+        Found::There(Value::Text(text)) => String::from_utf8(text.clone()).ok(),
+        Found::There(Value::Segments(segments)) => Some(segments.join("/")),
+        Found::There(Value::Network(is_ipv6, bits, prefix)) => {
+            let address = match is_ipv6 {
+                true => Ipv6Addr::from(*bits).into(),
+                false => IpAddr::from((*bits as u32).to_be_bytes()),
+            };
+            let network = IpNet::new(address, *prefix).expect("a network");
+            assert!(key.is(written, &network.to_string()), "{network}");
+            Some(address.to_string())
+        }
+        Found::Literal(literal) => Some(literal.clone()),
+        Found::Instead(_) | Found::Nowhere => {
+            assert!(!key.is(written, "") && !key.is(written, "::/0") && !key.is(written, "0.0.0.0/0"));
+            return;
+        }
+    };
+    if let Some(name) = name {
+        assert!(key.is(written, &name), "{name:?} of {part:?}");
+        assert!(!key.is(written, &format!("{name}x")), "{name:?}x of {part:?}");
+    }
+}

@@ -1,0 +1,143 @@
+//! Paths: a normal form is its own normal form, and patterns match what a slow and obvious matcher says.
+
+use tollgate_rules::path::{Pattern, Spelling, WhenAmbiguous, normalise, segment};
+
+use super::input::Input;
+
+/// A spelling, a path and a pattern. The texts end at a byte that no text in UTF-8 has.
+pub(crate) fn check(bytes: &[u8]) {
+    let mut input = Input::new(bytes);
+    let flags = input.byte();
+    let spelling = Spelling {
+        ambiguous: if flags & 1 == 0 { WhenAmbiguous::Refuse } else { WhenAmbiguous::Keep },
+        ignore_case: flags & 2 != 0,
+        ignore_trailing_slash: flags & 4 != 0,
+        decode_delimiters: flags & 8 != 0,
+    };
+    let path = String::from_utf8_lossy(input.until(0xff));
+    let typed = String::from_utf8_lossy(input.until(0xff));
+    let normal = check_normal(&path, spelling);
+    check_pattern(&typed, normal.as_deref(), spelling);
+}
+
+fn check_normal(path: &str, spelling: Spelling) -> Option<String> {
+    let normal = match normalise(path, spelling) {
+        Ok(normal) => normal.into_owned(),
+        Err(refused) => {
+            assert!(refused.at < path.len() && path.is_char_boundary(refused.at), "{refused}");
+            let keeping = Spelling { ambiguous: WhenAmbiguous::Keep, ..spelling };
+            assert_eq!(normalise(path, keeping).is_err(), !path.starts_with('/'), "{path:?}");
+            return None;
+        }
+    };
+    assert_eq!(normalise(&normal, spelling).as_deref(), Ok(&*normal), "the normal form of {path:?}");
+    assert!(normal.starts_with('/') && normal.bytes().all(|byte| byte.is_ascii_graphic()), "{normal:?}");
+    assert!(!normal.contains([';', '\\', '?', '#', '{', '}', '"', '<', '>']), "{normal:?}");
+    let segments: Vec<&str> = normal[1..].split('/').collect();
+    let (last, others) = segments.split_last().expect("at least one");
+    assert!(others.iter().all(|segment| !segment.is_empty()), "{normal:?}");
+    assert!(!segments.iter().any(|segment| matches!(*segment, "." | "..")), "{normal:?}");
+    assert!(!(spelling.ignore_trailing_slash && last.is_empty() && !others.is_empty()), "{normal:?}");
+    for (number, text) in segments.iter().enumerate() {
+        assert_eq!(segment(&normal, number), Some(*text).filter(|text| !text.is_empty()));
+    }
+    assert_eq!(segment(&normal, segments.len()), None);
+    let most = if spelling.ignore_case { 5 } else { 3 };
+    assert!(normal.len() <= most * path.len().max(1), "{} bytes became {}", path.len(), normal.len());
+
+    // A path without wildcards is a pattern that matches it.
+    if normal.len() <= Pattern::BYTES_MAX && !normal.contains('*') {
+        let same = Pattern::parse_with(&normal, spelling).expect("a normal path is a pattern");
+        assert!(same.matches(&normal), "{normal:?} does not match itself");
+    }
+    Some(normal)
+}
+
+fn check_pattern(typed: &str, path: Option<&str>, spelling: Spelling) {
+    let pattern = match Pattern::parse_with(typed, spelling) {
+        Ok(pattern) => pattern,
+        Err(error) => {
+            assert!(error.at() <= typed.len() && typed.is_char_boundary(error.at()), "{error}");
+            assert!(!error.what().is_empty() && !error.instead().is_empty());
+            return;
+        }
+    };
+    let printed = pattern.to_string();
+    if printed.len() <= Pattern::BYTES_MAX {
+        assert_eq!(
+            Pattern::parse_with(&printed, spelling).as_ref(),
+            Ok(&pattern),
+            "{printed:?} of {typed:?}"
+        );
+    }
+    let Some(path) = path else { return };
+    let is_matched = pattern.matches(path);
+    assert_eq!(is_matched, matches(&printed, path, spelling), "{printed:?} and {path:?}");
+    for name in pattern.names() {
+        let captured = pattern.capture(path, name);
+        assert_eq!(captured.is_some(), is_matched, "{name} of {printed:?} in {path:?}");
+        let mut segments = path.split('/').filter(|segment| !segment.is_empty());
+        assert!(captured.is_none_or(|captured| segments.any(|segment| segment == captured)));
+    }
+    assert_eq!(pattern.capture(path, "no such name"), None);
+}
+
+/// Whether a printed pattern matches: for each of its ends and each end of the path, the answer follows from shorter
+/// ones.
+fn matches(printed: &str, path: &str, spelling: Spelling) -> bool {
+    let wanted: Vec<&str> = printed[1..].split('/').collect();
+    let segments: Vec<&str> = path[1..].split('/').collect();
+    ends_match(
+        &wanted,
+        &segments,
+        |wanted| *wanted == "**",
+        |wanted, segment| match *wanted {
+            "*" => !segment.is_empty(),
+            name if name.starts_with('{') => !segment.is_empty(),
+            text => {
+                let (text, segment) = (units(text), units(segment));
+                ends_match(&text, &segment, |unit| *unit == "*", |text, unit| is_unit(text, unit, spelling))
+            }
+        },
+    )
+}
+
+/// Text as characters, of which an escape is one.
+fn units(text: &str) -> Vec<&str> {
+    let mut units = Vec::new();
+    let mut rest = text;
+    while !rest.is_empty() {
+        let length = if rest.starts_with('%') { 3 } else { 1 };
+        let (unit, after) = rest.split_at(length.min(rest.len()));
+        units.push(unit);
+        rest = after;
+    }
+    units
+}
+
+/// A star that is meant is printed as an escape, whichever way paths have it.
+fn is_unit(wanted: &str, unit: &str, spelling: Spelling) -> bool {
+    wanted == unit || (wanted == "%2A" && unit == "*" && spelling.decode_delimiters)
+}
+
+fn ends_match<W, T>(
+    wanted: &[W],
+    texts: &[T],
+    is_many: impl Fn(&W) -> bool,
+    is_one: impl Fn(&W, &T) -> bool,
+) -> bool {
+    // For the end of `wanted` that is looked at: whether it matches each end of `texts`, the empty one last.
+    let mut fits = vec![false; texts.len() + 1];
+    fits[texts.len()] = true;
+    for wanted in wanted.iter().rev() {
+        let shorter = fits.clone();
+        for start in (0..=texts.len()).rev() {
+            fits[start] = if is_many(wanted) {
+                shorter[start] || fits.get(start + 1).copied().unwrap_or(false)
+            } else {
+                texts.get(start).is_some_and(|text| is_one(wanted, text)) && shorter[start + 1]
+            };
+        }
+    }
+    fits[0]
+}

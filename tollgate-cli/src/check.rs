@@ -1,0 +1,51 @@
+//! A configuration file -> what was understood, in a line.
+
+use std::io::{self, Write};
+
+use tollgate_config::{Config, SCHEMA, Store};
+
+use crate::args::Check;
+use crate::failure::Failure;
+use crate::input::config_text;
+use crate::outside::Surroundings;
+
+pub(crate) fn run(args: &Check) -> Result<(), Failure> {
+    let name = args.file.display().to_string();
+    let text = config_text(&args.file)?;
+    let config = tollgate_config::parse(&text, &Surroundings::of(&args.file))
+        .map_err(|errors| Failure::Config(Box::new(errors.in_file(&name))))?;
+    print(&format!("{name}: {}\n", summary(&config)))
+}
+
+pub(crate) fn schema() -> Result<(), Failure> {
+    print(SCHEMA)
+}
+
+/// What the file says, without anything that it hides.
+fn summary(config: &Config) -> String {
+    let store = match &config.store {
+        Store::Memory { .. } => "in memory",
+        Store::Redis(_) => "in Redis",
+    };
+    let limits = counted(config.rules.rules().len(), "limit");
+    match &config.gateway {
+        Some(gateway) => {
+            let routes = counted(gateway.routes.len(), "route");
+            format!("{limits} {store}, {routes}, listening on {}", gateway.listen)
+        }
+        None => format!("{limits} {store}, no gateway"),
+    }
+}
+
+fn counted(count: usize, what: &str) -> String {
+    match count {
+        0 => format!("no {what}s"),
+        1 => format!("1 {what}"),
+        _ => format!("{count} {what}s"),
+    }
+}
+
+fn print(text: &str) -> Result<(), Failure> {
+    let mut stdout = io::stdout().lock();
+    stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).map_err(Failure::Output)
+}

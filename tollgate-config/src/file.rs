@@ -1,0 +1,249 @@
+//! A whole file: where limits are kept, who clients are, what they are told, the limits, and the gateway's routes.
+
+use std::time::Duration;
+
+use tollgate_rules::answer::{Custom, HeaderSet, NameError, PolicyName};
+use tollgate_rules::client::{Grouping, Source, Trust};
+use tollgate_rules::path::{Spelling, WhenAmbiguous};
+use tollgate_rules::rule::Rules;
+
+use crate::error::{known_instead, listed, quoted};
+use crate::gateway::{Gateway, gateway};
+use crate::outside::{Outside, Secret};
+use crate::quantity::Fault;
+use crate::reader::Reader;
+use crate::rule::{Defaults, rule};
+use crate::store::{Store, store};
+use crate::tree::{Node, Typed};
+use crate::when::{cidr, header_name};
+use crate::{LIMITS_MAX, names, words};
+
+pub(crate) const EXAMPLE: &str = "write a file as in `limits: { per-user: { key: ip, token_bucket: {} } }`";
+
+/// What a configuration file means.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Where the limits are kept.
+    pub store: Store,
+    /// Who a client is.
+    pub client: Trust,
+    /// Which spellings of a path are the same.
+    pub paths: Spelling,
+    /// What clients are told.
+    pub answers: Answers,
+    /// How tokens are verified whose claims are parts of keys.
+    pub jwt: Option<Jwt>,
+    /// The limits, by the order in which they stand.
+    pub rules: Rules,
+    /// What those are told whom a limit denies, for each limit.
+    pub customs: Vec<Custom>,
+    /// The names under which clients are told of the limits.
+    pub names: Vec<PolicyName>,
+    /// The gateway, if there is one.
+    pub gateway: Option<Gateway>,
+}
+
+/// What clients are told.
+#[derive(Clone, Debug, Default)]
+pub struct Answers {
+    /// By which headers.
+    pub headers: HeaderSet,
+    /// By how many seconds waits are lengthened at most.
+    pub jitter_secs: u64,
+}
+
+/// How tokens are verified.
+#[derive(Clone, Debug)]
+pub struct Jwt {
+    /// A JSON Web Key Set.
+    pub keys: Secret,
+    /// The header that they come in, in lower case.
+    pub header: String,
+    /// Who must have signed them.
+    pub issuer: Option<String>,
+    /// For whom they must be.
+    pub audience: Vec<String>,
+    /// By which algorithms; those of the keys if none is named.
+    pub algorithms: Vec<String>,
+}
+
+pub(crate) fn document(reader: &mut Reader, node: &Node, outside: &dyn Outside) -> Option<Config> {
+    if matches!(node.typed, Typed::Nothing) {
+        reader.wrong(node.place, "there is nothing in this file", EXAMPLE);
+        return None;
+    }
+    let fields = reader.fields(node, "the file", names::FILE, EXAMPLE)?;
+    let (store, nodes) = store(reader, fields.get("store"), outside);
+    let (client, grouping) = client(reader, fields.get("client"));
+    let paths = reader.or(fields.get("paths"), usual_paths(), paths);
+    (reader.spelling, reader.has_tokens) = (paths, fields.has("jwt"));
+    let answers = reader.or(fields.get("answers"), Answers::default(), answers);
+    let jwt = fields.get("jwt").and_then(|node| jwt(reader, node, outside));
+    let mut limits = Vec::new();
+    if let Some(fields) = fields.get("limits").and_then(|node| reader.named(node, "limits", EXAMPLE)) {
+        limits = fields.iter().collect();
+    }
+    if limits.len() > LIMITS_MAX {
+        let what = format!("there are {} limits, and a file has at most {LIMITS_MAX}", limits.len());
+        let instead = "join limits that differ only in whom they are for: by a `key`, or by `overrides`";
+        reader.wrong(fields.entry("limits")?.place, what, instead);
+        return None;
+    }
+    let (mut rules, mut customs, mut policies) = (Vec::new(), Vec::new(), Vec::new());
+    for entry in &limits {
+        let policy = PolicyName::new(entry.name);
+        if let Err(error) = &policy {
+            reader.wrong(
+                entry.place,
+                unfit(entry.name, error),
+                "write letters, digits and dashes, as in `per-user`",
+            );
+        }
+        if let (Some((mut rule, custom)), Ok(policy)) = (rule(reader, *entry, &Defaults { nodes }), policy) {
+            rule.key = rule.key.grouped(grouping);
+            rules.push(rule);
+            customs.push(custom);
+            policies.push(policy);
+        }
+    }
+    let known: Vec<&str> = limits.iter().map(|entry| entry.name).collect();
+    let gateway = fields.get("gateway").and_then(|node| gateway(reader, node, &known));
+    if !reader.problems.is_empty() {
+        return None;
+    }
+    // Names and bans were checked at their places already, so this only speaks if the rules ever check more than we do.
+    let rules =
+        Rules::new(rules).map_err(|error| reader.wrong(node.place, error.to_string(), EXAMPLE)).ok()?;
+    Some(Config { store: store?, client, paths, answers, jwt, rules, customs, names: policies, gateway })
+}
+
+/// Why clients cannot be told of a limit by this name.
+fn unfit(name: &str, error: &NameError) -> String {
+    match error {
+        NameError::Empty => "this limit has an empty name".to_owned(),
+        NameError::TooLong(length) => {
+            format!(
+                "the name {} has {length} characters, and {} are the most",
+                quoted(name),
+                PolicyName::LENGTH_MAX
+            )
+        }
+        _ => format!("the name {} cannot be told in a header, which is plain ASCII", quoted(name)),
+    }
+}
+
+fn client(reader: &mut Reader, node: Option<&Node>) -> (Trust, Grouping) {
+    let example = "write as in `client: { trusted: [10.0.0.0/8], source: x_forwarded_for }`";
+    let fields = node.and_then(|node| reader.fields(node, "client", names::CLIENT, example));
+    let Some(fields) = fields else { return (Trust::default(), Grouping::default()) };
+    let mut proxies = Vec::new();
+    for node in fields.get("trusted").map_or(Vec::new(), |node| reader.list(node)) {
+        let proxy = reader.parsed(node, cidr);
+        if proxy.is_some_and(|proxy| proxy.prefix_len() == 0) {
+            let what = "whoever trusts everybody lets clients choose their own addresses";
+            reader.wrong(node.place, what, "write the networks of your own proxies, as in `10.0.0.0/8`");
+        }
+        proxies.extend(proxy);
+    }
+    let source = reader.or(fields.get("source"), Source::XForwardedFor, |reader, node| {
+        reader.choice(node, "source", &words::SOURCES)
+    });
+    let grouping = reader.or(fields.get("ipv6_prefix"), Grouping::default(), |reader, node| {
+        let prefixes = Grouping::IPV6_PREFIXES;
+        let range = u32::from(*prefixes.start())..=u32::from(*prefixes.end());
+        let bits = reader.number(node, "ipv6_prefix", range)?;
+        u8::try_from(bits).ok().and_then(Grouping::by_ipv6_prefix)
+    });
+    (Trust::proxies(proxies).with_source(source), grouping)
+}
+
+fn paths(reader: &mut Reader, node: &Node) -> Option<Spelling> {
+    let example = "write as in `paths: { ambiguous: refuse, case: exact, trailing_slash: exact }`";
+    let fields = reader.fields(node, "paths", names::PATHS, example)?;
+    Some(Spelling {
+        ambiguous: reader.or(fields.get("ambiguous"), WhenAmbiguous::Refuse, |reader, node| {
+            reader.choice(node, "value of ambiguous", &words::AMBIGUOUS)
+        }),
+        ignore_case: reader.or(fields.get("case"), false, |reader, node| {
+            reader.choice(node, "value of case", &words::SPELLINGS)
+        }),
+        ignore_trailing_slash: reader.or(fields.get("trailing_slash"), false, |reader, node| {
+            reader.choice(node, "value of trailing_slash", &words::SPELLINGS)
+        }),
+        ..usual_paths()
+    })
+}
+
+/// As most servers read them: `/%40me` is `/@me`, and a limit on one is not to be got round by the other.
+fn usual_paths() -> Spelling {
+    Spelling { decode_delimiters: true, ..Spelling::default() }
+}
+
+fn answers(reader: &mut Reader, node: &Node) -> Option<Answers> {
+    let example = "write as in `answers: { headers: ietf, jitter: 5s }`";
+    let fields = reader.fields(node, "answers", names::ANSWERS, example)?;
+    let known: Vec<&str> = HeaderSet::all().map(HeaderSet::name).collect();
+    let headers = reader.or(fields.get("headers"), HeaderSet::default(), |reader, node| {
+        reader.parsed(node, |word| {
+            HeaderSet::named(word).ok_or_else(|| Fault {
+                what: format!("{} is not a set of headers", quoted(word)),
+                instead: known_instead(word, &known, &format!("the sets are {}", listed(&known, "and"))),
+            })
+        })
+    });
+    let jitter = reader.or(fields.get("jitter"), Duration::ZERO, |reader, node| {
+        let jitter = reader.length(node, "a jitter", Duration::from_secs(1), Duration::from_secs(3_600))?;
+        if jitter.subsec_nanos() > 0 {
+            let instead = format!("write `{}s` or `{}s`", jitter.as_secs(), jitter.as_secs() + 1);
+            reader.wrong(node.place, "clients are told whole seconds, and this is none", instead);
+        }
+        Some(jitter)
+    });
+    Some(Answers { headers, jitter_secs: jitter.as_secs() })
+}
+
+fn jwt(reader: &mut Reader, node: &Node, outside: &dyn Outside) -> Option<Jwt> {
+    let example = "write as in `jwt: { keys: { file: jwks.json }, issuer: https://id.example.com }`";
+    let fields = reader.fields(node, "jwt", names::JWT, example)?;
+    if !fields.has("keys") {
+        reader.wrong(node.place, "there are no keys to verify tokens with", example);
+    }
+    let keys = fields.get("keys").and_then(|node| {
+        let keys = reader.secret(node, "keys", outside)?;
+        if !keys.reveal().trim_start().starts_with('{') {
+            let instead = "write a file that begins as in `{ \"keys\": [...] }`";
+            reader.wrong(node.place, "this is not a JSON Web Key Set", instead);
+        }
+        Some(keys)
+    });
+    let header = reader.or(fields.get("header"), "authorization".to_owned(), |reader, node| {
+        reader.parsed(node, header_name)
+    });
+    let issuer = fields.get("issuer").and_then(|node| reader.word(node)).map(str::to_owned);
+    let mut audience = Vec::new();
+    if let Some(node) = fields.get("audience") {
+        audience = reader.some(node, "write for whom, as in `audience: my-service`");
+    }
+    let audience = audience.into_iter().filter_map(|node| reader.word(node)).map(str::to_owned).collect();
+    let mut algorithms = Vec::new();
+    if let Some(node) = fields.get("algorithms") {
+        for node in reader.some(node, "write as in `algorithms: [RS256]`") {
+            algorithms.extend(reader.parsed(node, signature));
+        }
+    }
+    Some(Jwt { keys: keys?, header, issuer, audience, algorithms })
+}
+
+fn signature(word: &str) -> Result<String, Fault> {
+    if words::SIGNATURES.contains(&word) {
+        return Ok(word.to_owned());
+    }
+    let choice = format!("the algorithms are {}", listed(&words::SIGNATURES, "and"));
+    Err(Fault {
+        what: match word {
+            "none" => "a token that nobody has signed says nothing".to_owned(),
+            word => format!("{} is not an algorithm that signs tokens", quoted(word)),
+        },
+        instead: known_instead(word, &words::SIGNATURES, &choice),
+    })
+}

@@ -1,0 +1,150 @@
+//! The gateway: what goes where.
+
+use std::collections::{HashMap, HashSet};
+use std::net::SocketAddr;
+
+use tollgate_rules::when::When;
+
+use crate::ROUTES_MAX;
+use crate::error::{known_instead, listed, quoted};
+use crate::names;
+use crate::quantity::Fault;
+use crate::reader::{Fields, Reader};
+use crate::tree::Node;
+use crate::when::when_of;
+
+/// The gateway.
+#[derive(Clone, Debug)]
+pub struct Gateway {
+    /// Where it listens.
+    pub listen: SocketAddr,
+    /// What goes where. The first that fits counts.
+    pub routes: Vec<Route>,
+}
+
+/// What goes where.
+#[derive(Clone, Debug)]
+pub struct Route {
+    /// Its name.
+    pub id: String,
+    /// Which requests.
+    pub when: When,
+    /// To where.
+    pub upstream: String,
+    /// By which limits, as numbers of [`Config::rules`](crate::Config::rules): all of them if the route names none.
+    pub limits: Vec<usize>,
+}
+
+const ROUTE_EXAMPLE: &str =
+    "write as in `{ id: api, path: /api/**, upstream: http://127.0.0.1:8081, limits: [per-user] }`";
+
+/// `limits` are the names of all limits, in order.
+pub(crate) fn gateway(reader: &mut Reader, node: &Node, limits: &[&str]) -> Option<Gateway> {
+    let example = "write as in `gateway: { listen: 127.0.0.1:8080, routes: [...] }`";
+    let fields = reader.fields(node, "gateway", names::GATEWAY, example)?;
+    let listen = reader.or(fields.get("listen"), SocketAddr::from(([127, 0, 0, 1], 8080)), |reader, node| {
+        reader.parsed(node, listen)
+    });
+    let nodes = fields.get("routes").map_or(Vec::new(), |node| reader.list(node));
+    if nodes.is_empty() && !reader.is_full() {
+        reader.wrong(node.place, "the gateway has no routes", example);
+    }
+    if nodes.len() > ROUTES_MAX {
+        let what = format!("there are {} routes, and a gateway has at most {ROUTES_MAX}", nodes.len());
+        reader.wrong(node.place, what, "join routes by patterns, as in `/api/**`");
+        return None;
+    }
+    let numbers: HashMap<&str, usize> =
+        limits.iter().enumerate().map(|(number, name)| (*name, number)).collect();
+    let mut ids = HashSet::new();
+    let mut routes: Vec<Route> = Vec::new();
+    for node in nodes {
+        let Some(fields) = reader.fields(node, "a route", names::ROUTE, ROUTE_EXAMPLE) else { continue };
+        let id = needed(reader, &fields, "id").and_then(|node| reader.name(node, ROUTE_EXAMPLE));
+        if let (Some(id), Some(entry)) = (id, fields.entry("id"))
+            && !ids.insert(id)
+        {
+            let what = format!("a second route is called {}", quoted(id));
+            reader.wrong(entry.node.place, what, "give each route a name of its own");
+        }
+        let upstream = needed(reader, &fields, "upstream").and_then(|node| reader.parsed(node, upstream));
+        let when = when_of(reader, &fields);
+        let limits = match fields.get("limits") {
+            Some(node) => named_limits(reader, node, limits, &numbers),
+            None => (0..limits.len()).collect(),
+        };
+        if let (Some(id), Some(upstream)) = (id, upstream) {
+            routes.push(Route { id: id.to_owned(), when, upstream, limits });
+        }
+    }
+    for (name, place) in std::mem::take(&mut reader.routes_named) {
+        if !ids.contains(name.as_str()) && !reader.is_full() {
+            let known: Vec<&str> = routes.iter().map(|route| route.id.as_str()).collect();
+            let choice = format!("the routes are {}", listed(&known, "and"));
+            let what = format!("{} is not a route of the gateway", quoted(&name));
+            reader.wrong(place, what, known_instead(&name, &known, &choice));
+        }
+    }
+    Some(Gateway { listen, routes })
+}
+
+fn named_limits(
+    reader: &mut Reader,
+    node: &Node,
+    known: &[&str],
+    numbers: &HashMap<&str, usize>,
+) -> Vec<usize> {
+    let mut limits = Vec::new();
+    let mut seen = HashSet::new();
+    for node in reader.list(node) {
+        let Some(word) = reader.word(node) else { continue };
+        match numbers.get(word) {
+            Some(number) if seen.insert(*number) => limits.push(*number),
+            Some(_) => {
+                let what = format!("{} stands here twice", quoted(word));
+                reader.wrong(node.place, what, "remove one of the two");
+            }
+            None => {
+                let choice = match known {
+                    [] => "there are no limits in this file; write one under `limits`".to_owned(),
+                    known => format!("the limits are {}", listed(known, "and")),
+                };
+                let what = format!("{} is not a limit of this file", quoted(word));
+                reader.wrong(node.place, what, known_instead(word, known, &choice));
+            }
+        }
+    }
+    limits
+}
+
+fn needed<'n>(reader: &mut Reader, fields: &Fields<'n>, name: &str) -> Option<&'n Node> {
+    if !fields.has(name) {
+        reader.wrong(fields.place, format!("{} has no {name}", fields.owner), ROUTE_EXAMPLE);
+    }
+    fields.get(name)
+}
+
+fn listen(word: &str) -> Result<SocketAddr, Fault> {
+    word.parse().map_err(|_| {
+        let port = word.rsplit(':').next().filter(|port| port.parse::<u16>().is_ok()).unwrap_or("8080");
+        Fault {
+            what: format!("{} is not an address to listen on", quoted(word)),
+            instead: format!(
+                "write an IP address and a port, as in `127.0.0.1:{port}`; `0.0.0.0:{port}` is for everybody"
+            ),
+        }
+    })
+}
+
+fn upstream(word: &str) -> Result<String, Fault> {
+    let rest = word.strip_prefix("http://").or_else(|| word.strip_prefix("https://")).unwrap_or_default();
+    let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
+    let what = if authority.contains('@') {
+        "an upstream has no user and no password".to_owned()
+    } else if authority.is_empty() || authority.starts_with(':') || word.contains(char::is_whitespace) {
+        format!("{} is not the address of an upstream", quoted(word))
+    } else {
+        return Ok(word.to_owned());
+    };
+    Err(Fault { what, instead: "write as in `http://127.0.0.1:8081`".to_owned() })
+}

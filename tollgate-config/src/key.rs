@@ -1,0 +1,221 @@
+//! Whose budget a request uses.
+
+use tollgate_rules::key::{Key, Otherwise, Part};
+
+use crate::error::{known_instead, quoted};
+use crate::names;
+use crate::nearest;
+use crate::quantity::Fault;
+use crate::reader::{Entry, Fields, Reader};
+use crate::tree::{Node, Typed};
+use crate::when::{header_name, pattern, verified};
+use crate::words::PLAIN_PARTS;
+
+const EXAMPLE: &str = "write `ip`, `global`, or as in `{ header: X-User-Id, otherwise: anonymous }`";
+const OTHERWISE_EXAMPLE: &str =
+    "write `deny`, `skip`, `ip`, a name that such requests share, or another part";
+/// Parts that must be told which.
+const NAMED_PARTS: [&str; 5] = ["header", "cookie", "query", "path", "jwt"];
+/// No path that is worth a limit is deeper.
+const SEGMENTS_MAX: u32 = 64;
+
+/// What the values of a key look like, for those who name some of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Values {
+    /// There is one budget for all.
+    None,
+    /// Addresses, which are named as clients.
+    Addresses,
+    /// A text.
+    Texts,
+    /// Several parts, which cannot be named.
+    Several,
+}
+
+impl Values {
+    fn of(part: &Part) -> Values {
+        match part {
+            Part::Ip => Values::Addresses,
+            _ => Values::Texts,
+        }
+    }
+
+    /// The texts of keys as the key writes them, or none if it writes no texts.
+    pub(crate) fn read(self, reader: &mut Reader, node: &Node) -> Vec<String> {
+        let (what, instead) = match self {
+            Values::Texts => {
+                let words = reader.some(node, "write a key, or several as in `[acme, umbrella]`");
+                let words: Vec<&str> = words.into_iter().filter_map(|node| reader.word(node)).collect();
+                return words.into_iter().map(str::to_owned).collect();
+            }
+            Values::None => {
+                ("one budget for all has no keys to name", "remove this, or give the limit a `key`")
+            }
+            Values::Addresses => (
+                "the keys of this limit are addresses, and no texts",
+                "write `client: 203.0.113.7`, in an override as `when: { client: 203.0.113.7 }`",
+            ),
+            Values::Several => (
+                "the keys of this limit have several parts, and no text is equal to them",
+                "write which requests are meant, as in `when: { header: { X-User-Id: acme } }`",
+            ),
+        };
+        reader.wrong(node.place, what, instead);
+        Vec::new()
+    }
+}
+
+/// Whose budget a request uses, and what the values look like.
+pub(crate) fn key(reader: &mut Reader, node: &Node) -> (Key, Values) {
+    if matches!(&node.typed, Typed::Word(word) if word == "global") {
+        return (Key::global(), Values::None);
+    }
+    let mut key = Key::global();
+    let mut values = Values::None;
+    for node in reader.some(node, EXAMPLE) {
+        let (part, missing) = match &node.typed {
+            Typed::Map(_) => {
+                let Some(fields) = reader.fields(node, "a key", names::KEY, EXAMPLE) else { continue };
+                let missing = fields.get("otherwise").and_then(|node| otherwise(reader, node));
+                (named_part(reader, node, &fields), missing)
+            }
+            _ => (plain_part(reader, node), None),
+        };
+        values = match (values, &part) {
+            (Values::None, Some(part)) => Values::of(part),
+            // One that is wrong may have been anything.
+            _ => Values::Several,
+        };
+        if let Some(part) = part {
+            key = key.and(part);
+        }
+        if let Some(missing) = missing {
+            key = key.otherwise(missing);
+        }
+    }
+    (key, values)
+}
+
+fn plain_part(reader: &mut Reader, node: &Node) -> Option<Part> {
+    reader.parsed(node, |word| {
+        let part = PLAIN_PARTS.into_iter().find(|(name, _)| *name == word);
+        part.map(|(_, part)| part).ok_or_else(|| Fault {
+            what: format!("{} is not a part of a request", quoted(word)),
+            instead: match word {
+                "global" => "`global` is one budget for all, and stands alone: `key: global`".to_owned(),
+                word if NAMED_PARTS.contains(&word) => which(word),
+                word => {
+                    let known = ["ip", "method", "host", "route", "global"];
+                    let is_header = word.contains('-') && header_name(word).is_ok();
+                    match (nearest(word, &known), is_header) {
+                        (None, true) => format!("write `{{ header: {word} }}` if a header is meant"),
+                        _ => known_instead(word, &known, EXAMPLE),
+                    }
+                }
+            },
+        })
+    })
+}
+
+fn which(part: &str) -> String {
+    let example = match part {
+        "header" => "X-User-Id",
+        "cookie" => "session",
+        "query" => "api_key",
+        "path" => "/users/{id}/**",
+        _ => "sub",
+    };
+    format!("write which, as in `{{ {part}: {example} }}`")
+}
+
+fn named_part(reader: &mut Reader, node: &Node, fields: &Fields<'_>) -> Option<Part> {
+    let said: Vec<Entry<'_>> = fields.iter().filter(|entry| entry.name != "otherwise").collect();
+    let [Entry { name, node: value, .. }] = said.as_slice() else {
+        match said.as_slice() {
+            [] => reader.wrong(node.place, "this does not say which part of a request is meant", EXAMPLE),
+            [_, second, ..] => {
+                let instead = "write several parts as a list, as in `[ip, { header: X-User-Id }]`";
+                reader.wrong(second.place, "this is a second part of the request", instead);
+            }
+            [_] => {}
+        }
+        return None;
+    };
+    // Of which the reader has been told.
+    if matches!(value.typed, Typed::Nothing) {
+        return None;
+    }
+    match *name {
+        "header" => reader.parsed(value, header_name).map(Part::Header),
+        "cookie" => reader.name(value, &which("cookie")).map(|name| Part::Cookie(name.to_owned())),
+        "query" => reader.name(value, &which("query")).map(|name| Part::Query(name.to_owned())),
+        "jwt" => {
+            verified(reader, value);
+            reader.name(value, &which("jwt")).map(|name| Part::Claim(name.to_owned()))
+        }
+        "path" => path_part(reader, value),
+        // An unknown name, of which the reader has been told.
+        _ => None,
+    }
+}
+
+fn path_part(reader: &mut Reader, node: &Node) -> Option<Part> {
+    let word = reader.word(node)?;
+    if word.starts_with('/') {
+        let pattern = pattern(reader, node)?;
+        if pattern.names().next().is_none() {
+            let instead = "write `{name}` for a segment that counts, as in `/users/{id}/**`";
+            reader.wrong(node.place, "nothing of this path tells requests apart", instead);
+        }
+        return Some(Part::Path(pattern));
+    }
+    if word.bytes().any(|byte| !byte.is_ascii_digit()) {
+        let what = format!("{} is neither a pattern nor the number of a segment", quoted(word));
+        reader.wrong(node.place, what, "write `1` for the first segment, or as in `/users/{id}/**`");
+        return None;
+    }
+    let number = reader.number(node, "the number of a segment", 1..=SEGMENTS_MAX)?;
+    Some(Part::Segment(number as usize))
+}
+
+fn otherwise(reader: &mut Reader, node: &Node) -> Option<Otherwise> {
+    if let Typed::Map(_) = &node.typed {
+        let fields = reader.fields(node, "otherwise", names::OTHERWISE, OTHERWISE_EXAMPLE)?;
+        return match (fields.get("literal"), fields.iter().len()) {
+            (Some(literal), 1) => reader.word(literal).map(|word| Otherwise::Literal(word.to_owned())),
+            (Some(_), _) => {
+                reader.wrong(node.place, "otherwise is one thing", OTHERWISE_EXAMPLE);
+                None
+            }
+            (None, _) => named_part(reader, node, &fields).map(Otherwise::Part),
+        };
+    }
+    reader.parsed(node, |word| match word {
+        "deny" => Ok(Otherwise::Deny),
+        "skip" => Ok(Otherwise::Skip),
+        word if NAMED_PARTS.contains(&word) => {
+            Err(Fault { what: format!("`{word}` does not say which"), instead: which(word) })
+        }
+        word => match PLAIN_PARTS.into_iter().find(|(name, _)| *name == word) {
+            Some((_, part)) => Ok(Otherwise::Part(part)),
+            None => literal(word),
+        },
+    })
+}
+
+/// A name that requests share. It must not be one that only looks like a denial.
+fn literal(word: &str) -> Result<Otherwise, Fault> {
+    let meant = nearest(word, &["deny", "skip"]);
+    match meant {
+        Some(meant) => Err(Fault {
+            what: format!("{} is nearly `{meant}`, but not quite", quoted(word)),
+            instead: format!(
+                "write `{meant}`, or `{{ literal: {word} }}` if it is a name that requests share"
+            ),
+        }),
+        None if word.is_empty() => {
+            Err(Fault { what: "this name is empty".to_owned(), instead: OTHERWISE_EXAMPLE.to_owned() })
+        }
+        None => Ok(Otherwise::Literal(word.to_owned())),
+    }
+}

@@ -1,0 +1,200 @@
+//! The names that each mapping of a file may have. The schema is checked against these.
+
+use crate::limit;
+
+pub(crate) const FILE: &[&str] = &["store", "client", "paths", "answers", "jwt", "limits", "gateway"];
+
+pub(crate) const STORE: &[&str] = &["memory", "redis"];
+pub(crate) const MEMORY: &[&str] = &["max_keys", "max_bytes", "when_full"];
+pub(crate) const REDIS: &[&str] =
+    &["address", "secret", "namespace", "deadline", "failure", "nodes", "connections", "tls"];
+pub(crate) const TLS: &[&str] = &["authority", "certificate", "key"];
+
+pub(crate) const SECRET: &[&str] = &["file"];
+
+pub(crate) const CLIENT: &[&str] = &["trusted", "source", "ipv6_prefix"];
+pub(crate) const PATHS: &[&str] = &["ambiguous", "case", "trailing_slash"];
+pub(crate) const ANSWERS: &[&str] = &["headers", "jitter"];
+pub(crate) const JWT: &[&str] = &["keys", "header", "issuer", "audience", "algorithms"];
+
+/// Of a limit, beside its algorithm.
+pub(crate) const LIMIT: &[&str] =
+    &["key", "cost", "when", "shadow", "failure", "lease", "overrides", "allow", "deny", "ban", "answer"];
+pub(crate) const KEY: &[&str] = &["header", "cookie", "query", "path", "jwt", "otherwise"];
+/// Of what a part of a key becomes that is missing.
+pub(crate) const OTHERWISE: &[&str] = &["header", "cookie", "query", "path", "jwt", "literal"];
+pub(crate) const WHEN: &[&str] = &["method", "path", "host", "header", "claim", "client"];
+pub(crate) const COST: &[&str] = &["header", "routes", "otherwise", "most"];
+pub(crate) const LEASE: &[&str] = &["most", "hold"];
+/// Of an override, beside its algorithm.
+pub(crate) const OVERRIDE: &[&str] = &["key", "when", "unlimited"];
+/// Of an entry of `allow` and `deny`.
+pub(crate) const LISTED: &[&str] = &["client", "key"];
+pub(crate) const BAN: &[&str] = &["after", "within", "for"];
+pub(crate) const ANSWER: &[&str] = &["status", "body", "content_type"];
+
+pub(crate) const GATEWAY: &[&str] = &["listen", "routes"];
+/// Of a route: which requests it takes as in `when`, and where they go.
+pub(crate) const ROUTE: &[&str] =
+    &["id", "method", "path", "host", "header", "claim", "client", "upstream", "limits"];
+
+/// Whether nothing behind a name means the same as an empty mapping. Behind any other it is more likely forgotten.
+pub(crate) fn may_be_empty(name: &str) -> bool {
+    name == "memory" || name == "limits" || limit::algorithm_names().contains(&name)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use serde_json::Value;
+    use tollgate_rules::answer::HeaderSet;
+
+    use super::*;
+    use crate::{SCHEMA, words};
+
+    /// The names of each mapping, and where the schema has them.
+    fn mappings() -> Vec<(&'static str, Vec<&'static str>)> {
+        let with_algorithms =
+            |names: &[&'static str]| names.iter().copied().chain(limit::algorithm_names()).collect();
+        let plain = [
+            ("", FILE),
+            ("/properties/store/oneOf/1", STORE),
+            ("/$defs/memory", MEMORY),
+            ("/$defs/redis", REDIS),
+            ("/$defs/tls", TLS),
+            ("/$defs/secret/oneOf/1", SECRET),
+            ("/$defs/client", CLIENT),
+            ("/$defs/paths", PATHS),
+            ("/$defs/answers", ANSWERS),
+            ("/$defs/jwt", JWT),
+            ("/$defs/part/oneOf/1", KEY),
+            ("/$defs/otherwise/oneOf/1", OTHERWISE),
+            ("/$defs/when", WHEN),
+            ("/$defs/cost/oneOf/1", COST),
+            ("/$defs/lease/oneOf/1", LEASE),
+            ("/$defs/listed/oneOf/1", LISTED),
+            ("/$defs/ban", BAN),
+            ("/$defs/answer", ANSWER),
+            ("/$defs/gateway", GATEWAY),
+            ("/$defs/route", ROUTE),
+        ];
+        let mut all: Vec<(&str, Vec<&str>)> = plain.map(|(at, names)| (at, names.to_vec())).to_vec();
+        all.push(("/$defs/limit", with_algorithms(LIMIT)));
+        all.push(("/$defs/override", with_algorithms(OVERRIDE)));
+        let algorithms = [
+            "/$defs/token_bucket",
+            "/$defs/leaky_bucket",
+            "/$defs/fixed_window",
+            "/$defs/sliding_window_log",
+            "/$defs/sliding_window_counter",
+        ];
+        for (at, (name, parameters)) in algorithms.into_iter().zip(limit::ALGORITHMS) {
+            assert_eq!(at, format!("/$defs/{name}"));
+            all.push((at, parameters.to_vec()));
+        }
+        all
+    }
+
+    /// The words of each choice, and where the schema has them.
+    fn choices() -> Vec<(&'static str, Vec<&'static str>)> {
+        fn of<T>(words: &[(&'static str, T)]) -> Vec<&'static str> {
+            words.iter().map(|(word, _)| *word).collect()
+        }
+        vec![
+            ("/$defs/token_bucket/properties/style", of(&words::STYLES)),
+            ("/$defs/leaky_bucket/properties/mode", of(&words::MODES)),
+            ("/$defs/fixed_window/properties/align", of(&words::ALIGNS)),
+            ("/$defs/sliding_window_log/properties/count", of(&words::COUNTS)),
+            ("/$defs/sliding_window_counter/properties/edge", of(&words::EDGES)),
+            ("/$defs/memory/properties/when_full", of(&words::WHEN_FULL)),
+            ("/$defs/failure", of(&words::FAILURES)),
+            ("/$defs/client/properties/source", of(&words::SOURCES)),
+            ("/$defs/paths/properties/ambiguous", of(&words::AMBIGUOUS)),
+            ("/$defs/paths/properties/case", of(&words::SPELLINGS)),
+            ("/$defs/paths/properties/trailing_slash", of(&words::SPELLINGS)),
+            ("/$defs/answers/properties/headers", HeaderSet::all().map(HeaderSet::name).collect()),
+            ("/$defs/signature", words::SIGNATURES.to_vec()),
+            ("/$defs/part/oneOf/0", of(&words::PLAIN_PARTS)),
+        ]
+    }
+
+    fn schema() -> Value {
+        serde_json::from_str(SCHEMA).unwrap()
+    }
+
+    /// Every place of the schema that says what is in a mapping, or of which words one is chosen.
+    fn places(value: &Value, at: &str, key: &str, found: &mut BTreeSet<String>) {
+        let is_closed = value.get("additionalProperties") == Some(&Value::Bool(false));
+        if value.get(key).is_some() && (key == "enum" || is_closed) {
+            found.insert(at.to_owned());
+        }
+        let parts: Vec<(String, &Value)> = match value {
+            // What must not be is no choice.
+            Value::Object(map) => {
+                map.iter().filter(|(name, _)| *name != "not").map(|(name, it)| (name.clone(), it)).collect()
+            }
+            Value::Array(list) => list.iter().enumerate().map(|(at, it)| (at.to_string(), it)).collect(),
+            _ => Vec::new(),
+        };
+        for (name, part) in parts {
+            places(part, &format!("{at}/{name}"), key, found);
+        }
+    }
+
+    fn all_places(key: &str) -> BTreeSet<String> {
+        let mut found = BTreeSet::new();
+        places(&schema(), "", key, &mut found);
+        found
+    }
+
+    #[test]
+    fn the_schema_has_the_names_of_the_reader_and_no_others() {
+        let schema = schema();
+        for (at, names) in mappings() {
+            let properties = schema.pointer(&format!("{at}/properties")).and_then(Value::as_object);
+            let in_schema: BTreeSet<&str> = properties.unwrap().keys().map(String::as_str).collect();
+            assert_eq!(in_schema, names.into_iter().collect(), "{at}");
+        }
+        let known: BTreeSet<String> = mappings().into_iter().map(|(at, _)| at.to_owned()).collect();
+        assert_eq!(all_places("properties"), known);
+    }
+
+    #[test]
+    fn every_list_of_names_is_compared() {
+        let lists = include_str!("names.rs").matches(concat!("pub(crate)", " const ")).count();
+        assert_eq!(mappings().len(), lists + limit::ALGORITHMS.len());
+    }
+
+    #[test]
+    fn the_schema_has_the_words_of_the_reader_in_its_order_and_its_defaults() {
+        let schema = schema();
+        for (at, words) in choices() {
+            let choice = schema.pointer(at).unwrap();
+            let in_schema: Vec<&str> =
+                choice["enum"].as_array().unwrap().iter().flat_map(Value::as_str).collect();
+            assert_eq!(in_schema, words, "{at}");
+            let default = choice.get("default").and_then(Value::as_str);
+            assert!(default.is_none_or(|default| default == words[0]), "{at}");
+        }
+        let known: BTreeSet<String> = choices().into_iter().map(|(at, _)| at.to_owned()).collect();
+        assert_eq!(all_places("enum"), known);
+    }
+
+    #[test]
+    fn every_name_and_choice_is_described() {
+        let schema = schema();
+        for (at, _) in mappings() {
+            let properties = schema.pointer(&format!("{at}/properties")).and_then(Value::as_object);
+            for (name, property) in properties.unwrap() {
+                let referred = property.get("$ref").and_then(Value::as_str).map(|it| &it[1..]);
+                let is_described = |value: &Value| value.get("description").is_some_and(Value::is_string);
+                let there = referred.and_then(|it| schema.pointer(it)).is_some_and(|it| {
+                    is_described(it)
+                        || it["oneOf"].as_array().is_some_and(|them| them.iter().any(is_described))
+                });
+                assert!(is_described(property) || there || name == "file", "{at}: {name}");
+            }
+        }
+    }
+}

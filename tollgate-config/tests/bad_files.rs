@@ -1,0 +1,114 @@
+//! What a person is told whose file is wrong, and that the schema finds it, too.
+#![allow(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
+
+use std::fmt::Write as _;
+
+use jsonschema::Validator;
+use serde_json::Value;
+use tollgate_config::SCHEMA;
+
+#[allow(dead_code, reason = "each test uses what it needs")]
+mod common;
+
+use common::{examples, read};
+
+/// A file that is wrong.
+struct Case {
+    yaml: String,
+    /// What is wrong: its `shape`, which a schema can see; a `value`, which only we can; or it is not `yaml`.
+    kind: String,
+    /// What the person is told.
+    told: String,
+}
+
+const CASES: &str = "tests/bad_files.txt";
+
+/// Each case is what was typed, a line of dashes with its kind, and what the person is told.
+fn cases() -> Vec<Case> {
+    let path = format!("{}/{CASES}", env!("CARGO_MANIFEST_DIR"));
+    let text = std::fs::read_to_string(path).unwrap();
+    let cases = text.split_terminator("\n====\n").map(|case| {
+        let (yaml, rest) = case.split_once("\n---- ").expect("a line of dashes in each case");
+        let (kind, told) = rest.split_once('\n').unwrap_or((rest, ""));
+        Case { yaml: yaml.to_owned(), kind: kind.to_owned(), told: told.to_owned() }
+    });
+    cases.collect()
+}
+
+/// A case may name what an editor would hide or remove.
+fn typed(yaml: &str) -> String {
+    yaml.replace("<TAB>", "\t").replace("<CR>", "\r").replace("<BOM>", "\u{feff}").replace("<SPACE>", " ")
+}
+
+fn told(yaml: &str) -> String {
+    match read(&typed(yaml)) {
+        Ok(config) => format!("this was understood: {config:?}"),
+        Err(errors) => errors.to_string(),
+    }
+}
+
+/// To store what is told anew, run the tests with `TOLLGATE_WRITE_GOLDEN=1`, and read what has changed.
+#[test]
+fn bad_files_are_shown_and_told_what_to_write() {
+    if std::env::var_os("TOLLGATE_WRITE_GOLDEN").is_some() {
+        let mut text = String::new();
+        for case in cases() {
+            write!(text, "{}\n---- {}\n{}\n====\n", case.yaml, case.kind, told(&case.yaml)).unwrap();
+        }
+        std::fs::write(format!("{}/{CASES}", env!("CARGO_MANIFEST_DIR")), text).unwrap();
+    }
+    for case in cases() {
+        assert_eq!(told(&case.yaml), case.told, "{}", case.yaml);
+    }
+}
+
+fn schema() -> Validator {
+    jsonschema::validator_for(&serde_json::from_str(SCHEMA).unwrap()).unwrap()
+}
+
+fn as_json(yaml: &str) -> Option<Value> {
+    serde_saphyr::from_str(yaml).ok()
+}
+
+#[test]
+fn the_schema_finds_what_is_wrong_in_shape_and_only_that() {
+    let schema = schema();
+    let mut wrong = Vec::new();
+    for Case { yaml, kind, .. } in cases() {
+        let found = match as_json(&typed(&yaml)) {
+            None => "yaml",
+            Some(value) if schema.is_valid(&value) => "value",
+            Some(_) => "shape",
+        };
+        if found != kind {
+            wrong.push(format!("{found}, not {kind}:\n{yaml}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
+}
+
+#[test]
+fn the_examples_fit_the_schema() {
+    let schema = schema();
+    for (name, yaml) in examples() {
+        let value = as_json(&yaml).unwrap();
+        let wrong: Vec<String> =
+            schema.iter_errors(&value).map(|it| format!("{}: {it}", it.instance_path())).collect();
+        assert!(wrong.is_empty(), "{name}: {wrong:?}");
+    }
+}
+
+/// A password that a case holds must not be in what is told, nor what a variable of the environment holds.
+#[test]
+fn no_secret_is_told() {
+    let with_secrets = cases().into_iter().filter(|case| case.yaml.contains("hunter2"));
+    let mut count = 0;
+    for case in with_secrets {
+        count += 1;
+        let told = told(&case.yaml);
+        assert!(!told.contains("hunter2"), "{told}");
+        let errors = read(&typed(&case.yaml)).unwrap_err();
+        assert!(!format!("{errors:?}").contains("hunter2"), "{errors:?}");
+    }
+    assert!(count >= 10, "{count} cases have a secret");
+}

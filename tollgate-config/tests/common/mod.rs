@@ -1,0 +1,39 @@
+//! What several tests of whole files need.
+
+use std::path::Path;
+
+use tollgate_config::{Config, Errors, Outside, parse};
+
+/// The folder of the shipped examples.
+pub(crate) const EXAMPLES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples");
+
+/// An environment with a few variables, and the files of the examples.
+pub(crate) struct Here;
+
+impl Outside for Here {
+    fn variable(&self, name: &str) -> Option<String> {
+        match name {
+            "REDIS_PASSWORD" => Some("hunter2".to_owned()),
+            "TOLLGATE_SECRET" => Some("correct horse battery staple".to_owned()),
+            "EMPTY" => Some(String::new()),
+            "WEB_ADDRESS" => Some("http://user:hunter2@127.0.0.1".to_owned()),
+            _ => None,
+        }
+    }
+
+    fn file(&self, path: &str) -> Result<String, String> {
+        std::fs::read_to_string(Path::new(EXAMPLES).join(path)).map_err(|_| "there is none".to_owned())
+    }
+}
+
+/// Reads a file.
+pub(crate) fn read(yaml: &str) -> Result<Config, Errors> {
+    parse(yaml, &Here)
+}
+
+/// The shipped examples, by name.
+pub(crate) fn examples() -> Vec<(String, String)> {
+    let files = std::fs::read_dir(EXAMPLES).unwrap().map(|file| file.unwrap().path());
+    let yaml = files.filter(|path| path.extension().is_some_and(|it| it == "yaml"));
+    yaml.map(|path| (path.display().to_string(), std::fs::read_to_string(&path).unwrap())).collect()
+}

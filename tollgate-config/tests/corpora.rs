@@ -1,0 +1,34 @@
+//! The inputs that the fuzzer starts from, and those that it once found something with, tried without a fuzzer: so that
+//! its properties are built and hold with every change.
+#![allow(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
+
+use std::fs;
+use std::path::Path;
+
+#[path = "../../fuzz/properties/mod.rs"]
+mod properties;
+
+/// All corpora together: they are read with every test run.
+const BYTES_MAX: usize = 300_000;
+/// Fewer than this would leave most of a property untried.
+const FILES_MIN: usize = 24;
+
+#[test]
+fn the_properties_hold_for_every_kept_input() {
+    let corpora = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpus");
+    let mut bytes = 0;
+    for (name, check) in properties::TARGETS {
+        let mut files: Vec<_> =
+            fs::read_dir(corpora.join(name)).unwrap().map(|entry| entry.unwrap().path()).collect();
+        files.sort();
+        assert!(files.len() >= FILES_MIN, "{name} has {} inputs", files.len());
+        for file in files {
+            let input = fs::read(&file).unwrap();
+            bytes += input.len();
+            // A panic says what does not hold, and this says for which file.
+            let held = std::panic::catch_unwind(|| check(&input));
+            assert!(held.is_ok(), "{} of {name}", file.display());
+        }
+    }
+    assert!(bytes <= BYTES_MAX, "{bytes} bytes are too many to keep");
+}

@@ -1,0 +1,295 @@
+//! The shipped examples: that they are understood, and that they decide as their comments say.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot be set up has failed")]
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use tollgate::{Charge, Limiter, ManualClock, Memory, Time};
+use tollgate_config::{Config, Store};
+use tollgate_core::{Failure, Limit};
+use tollgate_rules::request::Request;
+
+#[allow(dead_code, reason = "each test uses what it needs")]
+mod common;
+
+use common::{EXAMPLES, examples, read};
+
+fn example(name: &str) -> Config {
+    let yaml = std::fs::read_to_string(format!("{EXAMPLES}/{name}.yaml")).unwrap();
+    read(&yaml).unwrap_or_else(|errors| panic!("{}", errors.in_file(name)))
+}
+
+/// A request as a test writes it.
+#[derive(Clone, Debug)]
+struct Asks {
+    path: &'static str,
+    headers: Vec<(&'static str, String)>,
+    client: IpAddr,
+}
+
+impl Asks {
+    fn post(path: &'static str) -> Asks {
+        Asks { path, headers: Vec::new(), client: [192, 0, 2, 1].into() }
+    }
+
+    fn with(mut self, name: &'static str, value: &str) -> Asks {
+        self.headers.push((name, value.to_owned()));
+        self
+    }
+
+    fn from(self, client: [u8; 4]) -> Asks {
+        Asks { client: client.into(), ..self }
+    }
+}
+
+impl Request for Asks {
+    fn method(&self) -> &str {
+        "POST"
+    }
+
+    fn host(&self) -> &str {
+        "example.com"
+    }
+
+    fn path(&self) -> &str {
+        self.path
+    }
+
+    fn query(&self) -> &str {
+        ""
+    }
+
+    fn header<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a [u8]> + 'a {
+        self.headers.iter().filter(move |(its, _)| *its == name).map(|(_, value)| value.as_bytes())
+    }
+
+    fn client(&self) -> IpAddr {
+        self.client
+    }
+
+    fn route(&self) -> &str {
+        ""
+    }
+
+    fn claim(&self, _: &str) -> Option<&str> {
+        None
+    }
+
+    fn custom(&self, _: &str) -> Option<String> {
+        None
+    }
+}
+
+/// The limits of a file on a clock that is cranked by hand.
+struct Gate {
+    config: Config,
+    clock: ManualClock,
+    limiter: Limiter<Memory<ManualClock>>,
+}
+
+impl Gate {
+    fn new(config: Config) -> Gate {
+        // The middle of a Tuesday: far from the edge of a day and of a week of the clock.
+        let clock = ManualClock::new(Time::from_secs(1_700_000_000 - 1_700_000_000 % 86_400 + 43_200));
+        let limits: Vec<Limit> = config.rules.limits().iter().map(|kept| kept.limit.clone()).collect();
+        let (first, rest) = limits.split_first().unwrap();
+        let builder =
+            rest.iter().cloned().fold(Limiter::builder(first.clone()), |builder, limit| builder.and(limit));
+        let limiter = builder.max_keys(1_000).clock(clock.clone()).build().unwrap();
+        Gate { config, clock, limiter }
+    }
+
+    fn allows(&self, request: &Asks) -> bool {
+        let Ok(asked) = self.config.rules.ask(request, 0..self.config.rules.rules().len()) else {
+            return false;
+        };
+        let charges = asked.charges.iter().map(|asking| Charge {
+            limit: asking.limit,
+            key: self.limiter.key(asked.key(asking)),
+            cost: asking.cost,
+        });
+        let verdict = self.limiter.charge(&charges.collect::<Vec<_>>()).unwrap();
+        verdict.decisions().iter().all(|decision| decision.allowed)
+    }
+
+    /// How many of so many requests pass.
+    fn passing(&self, count: usize, request: &Asks) -> usize {
+        (0..count).filter(|_| self.allows(request)).count()
+    }
+
+    fn wait(&self, seconds: u64) {
+        self.clock.advance(Duration::from_secs(seconds));
+    }
+}
+
+const DAY: u64 = 86_400;
+
+#[test]
+fn every_example_is_understood() {
+    assert!(examples().len() >= 3);
+    for (name, yaml) in examples() {
+        if let Err(errors) = read(&yaml) {
+            panic!("{}", errors.in_file(&name));
+        }
+        assert!(yaml.contains("tollgate check examples/"), "{name} does not say how it is checked");
+    }
+}
+
+#[test]
+fn two_posts_a_second_per_user() {
+    let gate = Gate::new(example("social"));
+    let (ann, bob) =
+        (Asks::post("/posts").with("x-user-id", "ann"), Asks::post("/posts").with("x-user-id", "bob"));
+    assert_eq!(gate.passing(3, &ann), 2);
+    assert_eq!(gate.passing(3, &bob), 2);
+    gate.clock.advance(Duration::from_millis(999));
+    assert!(!gate.allows(&ann));
+    gate.clock.advance(Duration::from_millis(1));
+    assert_eq!(gate.passing(3, &ann), 2);
+}
+
+#[test]
+fn ten_accounts_a_day_per_address() {
+    let gate = Gate::new(example("social"));
+    let (here, there) = (Asks::post("/accounts"), Asks::post("/accounts").from([192, 0, 2, 2]));
+    assert_eq!(gate.passing(11, &here), 10);
+    // Whoever says to be somebody else is still at the same address.
+    assert!(!gate.allows(&here.clone().with("x-user-id", "somebody")));
+    assert_eq!(gate.passing(11, &there), 10);
+    gate.wait(DAY / 2 - 1);
+    assert!(!gate.allows(&here));
+    gate.wait(1);
+    assert_eq!(gate.passing(11, &here), 10);
+}
+
+#[test]
+fn five_rewards_a_week_per_device() {
+    let gate = Gate::new(example("social"));
+    let device = Asks::post("/rewards").with("x-device-id", "phone");
+    assert_eq!(gate.passing(6, &device), 5);
+    assert_eq!(gate.passing(6, &Asks::post("/rewards").with("x-device-id", "tablet")), 5);
+    assert_eq!(gate.passing(6, &Asks::post("/rewards")), 0);
+    gate.wait(7 * DAY - 1);
+    assert!(!gate.allows(&device));
+    gate.wait(1);
+    assert_eq!(gate.passing(6, &device), 5);
+}
+
+#[test]
+fn one_bucket_per_endpoint_and_user() {
+    let gate = Gate::new(example("social"));
+    for (path, count) in [("/trial/posts", 1), ("/trial/friends", 150), ("/trial/likes", 5)] {
+        for user in ["ann", "bob"] {
+            assert_eq!(gate.passing(count + 1, &Asks::post(path).with("x-user-id", user)), count, "{path}");
+        }
+    }
+    gate.wait(DAY / 5);
+    for (path, count) in [("/trial/posts", 0), ("/trial/friends", 30), ("/trial/likes", 1)] {
+        assert_eq!(gate.passing(count + 1, &Asks::post(path).with("x-user-id", "ann")), count, "{path}");
+    }
+}
+
+#[test]
+fn the_gateway_limits_users_and_all_others_together() {
+    let config = example("gateway");
+    let gateway = config.gateway.clone().unwrap();
+    assert_eq!(gateway.listen.to_string(), "127.0.0.1:8080");
+    let [route] = gateway.routes.as_slice() else { panic!("{gateway:?}") };
+    assert_eq!(
+        (&*route.id, &*route.upstream, &*route.limits),
+        ("api-route", "http://127.0.0.1:8081", &[0][..])
+    );
+    assert!(route.when.fits(&Asks::post("/api/users")) && route.when.fits(&Asks::post("/api")));
+    assert!(!route.when.fits(&Asks::post("/apis")));
+    assert!(matches!(config.store, Store::Memory { .. }));
+
+    let gate = Gate::new(config);
+    assert_eq!(gate.passing(101, &Asks::post("/api").with("x-user-id", "ann")), 100);
+    assert_eq!(gate.passing(50, &Asks::post("/api")), 50);
+    assert_eq!(gate.passing(51, &Asks::post("/api").from([192, 0, 2, 2])), 50);
+    // A user of that name is none of them.
+    assert!(gate.allows(&Asks::post("/api").with("x-user-id", "anonymous")));
+}
+
+#[test]
+fn everything_is_read_as_it_is_written() {
+    let config = example("everything");
+    let Store::Redis(redis) = &config.store else { panic!("{:?}", config.store) };
+    assert_eq!(redis.address.reveal(), "redis://tollgate:hunter2@127.0.0.1:6379");
+    assert_eq!(redis.secret.as_ref().unwrap().reveal(), "correct horse battery staple");
+    assert_eq!(redis.failure, Failure::Local { nodes: 3 });
+    let rules: Vec<_> = config.rules.rules().collect();
+    let [user, work, login, tomorrow, bytes] = rules.as_slice() else { panic!("{rules:?}") };
+    assert_eq!((user.overrides.len(), user.lease.map(|lease| lease.most)), (3, Some(5)));
+    assert!(user.overrides[2].limit.is_none() && work.lease.is_none());
+    assert_eq!((login.allow.clients.len(), login.deny.clients.len()), (1, 2));
+    assert_eq!((login.failure, login.ban.map(|ban| ban.after)), (Some(Failure::Closed), Some(20)));
+    assert!(tomorrow.is_shadow && !bytes.is_shadow);
+    assert_eq!((config.answers.jitter_secs, config.answers.headers.name()), (5, "ietf"));
+    assert_eq!(config.jwt.as_ref().unwrap().algorithms, ["EdDSA"]);
+    assert_eq!(config.gateway.as_ref().unwrap().routes[1].limits, [0, 1, 2, 3]);
+    // A path is told apart by the segments that are named.
+    let gate = Gate::new(config);
+    let own = |path| Asks::post(path).with("x-api-key", "k");
+    assert!(gate.allows(&own("/files/ann/a")) && gate.allows(&own("/files/bob/a")));
+    assert!(!gate.allows(&Asks::post("/files/ann/a")));
+}
+
+#[test]
+fn no_secret_is_printed_for_debugging() {
+    let printed = format!("{:?}", example("everything"));
+    for secret in ["hunter2", "correct horse", "11qYAYKxCrfVS"] {
+        assert!(!printed.contains(secret), "{printed}");
+    }
+}
+
+/// A route that names no limits has all of them; one that names none has none.
+#[test]
+fn a_route_without_limits_is_not_one_without_a_limit() {
+    let yaml = "
+limits: { a: { token_bucket: }, b: { token_bucket: } }
+gateway:
+  routes: [{ id: all, upstream: http://h }, { id: none, upstream: http://h, limits: [] }]";
+    let routes = read(yaml).unwrap().gateway.unwrap().routes;
+    assert_eq!((&*routes[0].limits, &*routes[1].limits), (&[0, 1][..], &[][..]));
+}
+
+/// Keys are named as the key writes them.
+#[test]
+fn overrides_by_key_meet_their_keys() {
+    for (key, named, request) in [
+        ("{ header: X-User-Id }", "ann", Asks::post("/").with("x-user-id", "ann")),
+        ("{ path: '/users/{id}/**' }", "7", Asks::post("/users/7/posts")),
+        ("{ path: 2 }", "7", Asks::post("/users/7/posts")),
+        ("host", "EXAMPLE.com", Asks::post("/")),
+        ("method", "POST", Asks::post("/")),
+    ] {
+        let yaml =
+            |list: &str| format!("limits: {{ a: {{ key: {key}, fixed_window: {{ limit: 1 }}, {list} }} }}");
+        let overridden = yaml(&format!("overrides: {{ key: '{named}', unlimited: true }}"));
+        assert_eq!(Gate::new(read(&overridden).unwrap()).passing(3, &request), 3, "{key}");
+        assert_eq!(
+            Gate::new(read(&yaml(&format!("allow: '{named}'"))).unwrap()).passing(3, &request),
+            3,
+            "{key}"
+        );
+        assert_eq!(
+            Gate::new(read(&yaml(&format!("deny: '{named}'"))).unwrap()).passing(3, &request),
+            0,
+            "{key}"
+        );
+        assert_eq!(Gate::new(read(&yaml("deny: other")).unwrap()).passing(3, &request), 1, "{key}");
+    }
+}
+
+/// Names that YAML might take for something else, and ways to repeat oneself.
+#[test]
+fn yaml_holds_no_surprises() {
+    let yaml = "\u{feff}# with a byte order mark\r\nlimits:\r\n  no: &usual { key: { header: X-User-Id }, fixed_window: { limit: 3 } }\r\n  5: *usual\r\n  off:\r\n    <<: *usual\r\n    shadow: true\r\n  1e3: { fixed_window: &size { limit: 007 } }\r\n  0x10: { fixed_window: *size }\r\n";
+    let config = read(yaml).unwrap_or_else(|errors| panic!("{errors}"));
+    let names: Vec<&str> = config.names.iter().map(|name| name.as_str()).collect();
+    assert_eq!(names, ["no", "5", "off", "1e3", "0x10"]);
+    let limits: Vec<u32> = config.rules.rules().map(|rule| rule.limit.limit()).collect();
+    assert_eq!(limits, [3, 3, 3, 7, 7]);
+    assert!(config.rules.rule(2).is_shadow);
+}

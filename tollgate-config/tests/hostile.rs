@@ -1,0 +1,217 @@
+//! Files that are made to exhaust the reader, and files that somebody has broken at random.
+#![allow(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
+
+use std::time::Duration;
+
+use proptest::prelude::*;
+use tollgate::{Clock, SystemClock};
+use tollgate_config::{ERRORS_MAX, LIMITS_MAX, OVERRIDES_MAX, ROUTES_MAX, TEXT_BYTES_MAX};
+
+#[allow(dead_code, reason = "each test uses what it needs")]
+mod common;
+
+use common::{examples, read};
+
+/// Generous: tests check every overflow, and share their machine.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+fn many(count: usize, one: impl Fn(usize) -> String) -> String {
+    (0..count).map(one).collect()
+}
+
+#[test]
+fn bombs_end_in_an_error_and_soon() {
+    let laughs =
+        many(10, |n| format!("  a{}: &a{} [{}]\n", n + 1, n + 1, vec![format!("*a{n}"); 10].join(", ")));
+    let merges = many(200, |n| {
+        format!("  m{}: &m{} {{ <<: [{}] }}\n", n + 1, n + 1, vec![format!("*m{n}"); 9].join(", "))
+    });
+    let limits = |count| format!("limits:\n{}", many(count, |n| format!(" {n}: {{token_bucket: }}\n")));
+    let bombs = [
+        ("laughs", format!("limits:\n  a0: &a0 [lol]\n{laughs}")),
+        ("merges", format!("limits:\n  m0: &m0 {{ token_bucket: }}\n{merges}")),
+        (
+            "one alias often",
+            format!("limits: {{ a: &a {{ token_bucket: }}, {} }}", many(90_000, |n| format!("{n}: *a,"))),
+        ),
+        ("brackets", "[".repeat(TEXT_BYTES_MAX)),
+        ("braces", "{a: ".repeat(TEXT_BYTES_MAX / 4)),
+        ("dashes", "- ".repeat(TEXT_BYTES_MAX / 2)),
+        ("questions", "? ".repeat(TEXT_BYTES_MAX / 2)),
+        ("commas", ",".repeat(TEXT_BYTES_MAX)),
+        ("commas in a list", format!("limits: [{}]", "a,".repeat(TEXT_BYTES_MAX / 2 - 10))),
+        ("quotes", "\"".repeat(TEXT_BYTES_MAX)),
+        ("colons", ": ".repeat(TEXT_BYTES_MAX / 2)),
+        ("at signs", format!("store: {}", "://:@".repeat(TEXT_BYTES_MAX / 5 - 2))),
+        ("limits", limits(40_000)),
+        ("100 000 limits", limits(100_000)),
+        ("unknown names", many(100_000, |n| format!("n{n}: 1\n"))),
+        ("unknown names in a line", format!("{{{}}}", many(90_000, |n| format!("n{n}: 1, ")))),
+        ("numbers in a line", format!("store: {{ memory: {{ max_keys: [{}] }} }}", "1, ".repeat(100_000))),
+        (
+            "unknown parameters",
+            format!("limits: {{ a: {{ {} }} }}", many(80_000, |n| format!("token_bucke{n}: , "))),
+        ),
+        ("networks", format!("client: {{ trusted: [{}] }}", "1.2.3, ".repeat(100_000))),
+        (
+            "unknown limits",
+            format!(
+                "{}gateway: {{ routes: {{ id: a, upstream: http://h, limits: [{}] }} }}",
+                limits(LIMITS_MAX),
+                many(80_000, |n| format!("l{n}, "))
+            ),
+        ),
+        (
+            "routes",
+            format!(
+                "gateway:\n  routes:\n{}",
+                many(20_000, |n| format!("  - {{id: {n}, upstream: http://h}}\n"))
+            ),
+        ),
+        (
+            "overrides",
+            format!(
+                "limits: {{ a: {{ token_bucket: , overrides: [{}] }} }}",
+                "{when: {}, unlimited: true},".repeat(20_000)
+            ),
+        ),
+        ("twice", format!("limits:\n{}", " a: {token_bucket: }\n".repeat(40_000))),
+        ("secrets", format!("store: {{ redis: {{ secret: {} }} }}", "${A".repeat(300_000))),
+        ("a long line", format!("limits: {{ a: {{ token_bucket: }}, {}b: }}", " ".repeat(900_000))),
+    ];
+    let clock = SystemClock::new();
+    let mut slow = Vec::new();
+    for (name, bomb) in &bombs {
+        let begin = clock.now();
+        let errors = read(bomb).expect_err(name);
+        let told = errors.to_string();
+        let took = clock.now().saturating_since(begin);
+        slow.extend((took > PATIENCE).then(|| format!("{name} took {took:?}")));
+        assert!(errors.iter().len() <= ERRORS_MAX && told.len() < 100_000, "{name}: {} bytes", told.len());
+        assert!(told.lines().all(|line| line.chars().count() < 600), "{name}: {told}");
+    }
+    assert!(slow.is_empty(), "{slow:?}");
+}
+
+#[test]
+fn bounds_are_told_by_name_and_reached() {
+    let limits = |count| format!("limits:\n{}", many(count, |n| format!(" l{n}: {{ token_bucket: }}\n")));
+    assert_eq!(read(&limits(LIMITS_MAX)).unwrap().rules.rules().len(), LIMITS_MAX);
+    let routes = |count| {
+        format!(
+            "gateway:\n  routes:\n{}",
+            many(count, |n| format!("  - {{ id: r{n}, upstream: http://h }}\n"))
+        )
+    };
+    assert_eq!(read(&routes(ROUTES_MAX)).unwrap().gateway.unwrap().routes.len(), ROUTES_MAX);
+    let overrides = |count| {
+        format!(
+            "limits: {{ a: {{ token_bucket: , overrides: [{}] }} }}",
+            "{ when: {}, unlimited: true }, ".repeat(count)
+        )
+    };
+    assert!(read(&overrides(OVERRIDES_MAX)).is_ok());
+    for (yaml, told) in [
+        (limits(LIMITS_MAX + 1), "there are 1001 limits, and a file has at most 1000"),
+        (routes(ROUTES_MAX + 1), "there are 1001 routes, and a gateway has at most 1000"),
+        (overrides(OVERRIDES_MAX + 1), "there are 1001 overrides, and a limit has at most 1000"),
+        (" ".repeat(TEXT_BYTES_MAX + 1), "the text has 1000001 bytes, and at most 1000000 are read"),
+    ] {
+        let errors = read(&yaml).unwrap_err();
+        assert_eq!(errors.iter().map(|error| error.what()).collect::<Vec<_>>(), [told]);
+    }
+}
+
+#[test]
+fn so_many_mistakes_are_told_and_no_more() {
+    let mistakes = |count: usize| read(&many(count, |n| format!("n{n}: 1\n"))).unwrap_err();
+    assert_eq!(
+        (mistakes(ERRORS_MAX - 1).iter().len(), mistakes(ERRORS_MAX - 1).is_cut()),
+        (ERRORS_MAX - 1, false)
+    );
+    let errors = mistakes(ERRORS_MAX + 50);
+    assert_eq!((errors.iter().len(), errors.is_cut()), (ERRORS_MAX, true));
+    assert!(errors.to_string().ends_with("\n\nthere may be more: reading stopped after 100 mistakes"));
+}
+
+/// What somebody does to a file.
+#[derive(Clone, Debug)]
+enum Edit {
+    Remove { at: usize, chars: usize },
+    Insert { at: usize, text: String },
+    Copy { at: usize, chars: usize, to: usize },
+    SwapLines { one: usize, other: usize },
+    Cut { at: usize },
+}
+
+fn edit() -> impl Strategy<Value = Edit> {
+    let at = 0_usize..8_000;
+    let noise = prop_oneof![
+        "\\PC{0,6}",
+        prop::sample::select(vec![
+            "{", "}", "[", "]", ":", ": ", "- ", "&a ", "*a", "<<: *a", "\n", "\r\n", "\t", "\"", "'", "|\n",
+            ">", "#", "---\n", "~", "!!str ", "? ", "0", "-1", "ip", "key: ", "${", "한", "\u{feff}",
+            "\u{85}", "\u{2028}", "\0",
+        ])
+        .prop_map(str::to_owned),
+    ];
+    prop_oneof![
+        (at.clone(), 1_usize..40).prop_map(|(at, chars)| Edit::Remove { at, chars }),
+        (at.clone(), noise).prop_map(|(at, text)| Edit::Insert { at, text }),
+        (at.clone(), 1_usize..200, at.clone()).prop_map(|(at, chars, to)| Edit::Copy { at, chars, to }),
+        (0_usize..150, 0_usize..150).prop_map(|(one, other)| Edit::SwapLines { one, other }),
+        at.prop_map(|at| Edit::Cut { at }),
+    ]
+}
+
+fn edited(text: &str, edit: &Edit) -> String {
+    let mut chars: Vec<char> = text.chars().collect();
+    let within = |at: usize| at % (chars.len() + 1);
+    match edit {
+        Edit::Remove { at, chars: count } => {
+            let from = within(*at);
+            let to = chars.len().min(from + count);
+            chars.drain(from..to);
+        }
+        Edit::Insert { at, text } => {
+            let at = within(*at);
+            chars.splice(at..at, text.chars());
+        }
+        Edit::Copy { at, chars: count, to } => {
+            let (from, to) = (within(*at), within(*to));
+            let copied: Vec<char> = chars[from..].iter().take(*count).copied().collect();
+            chars.splice(to..to, copied);
+        }
+        Edit::SwapLines { one, other } => {
+            let mut lines: Vec<&str> = text.lines().collect();
+            let count = lines.len().max(1);
+            if !lines.is_empty() {
+                lines.swap(one % count, other % count);
+            }
+            return lines.join("\n");
+        }
+        Edit::Cut { at } => chars.truncate(within(*at)),
+    }
+    chars.into_iter().collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(3_000))]
+
+    /// Whatever becomes of a file, what is told of it points into it.
+    #[test]
+    fn random_edits_are_read_or_told_where_they_are(which in 0_usize..10, edits in prop::collection::vec(edit(), 1..6)) {
+        let examples = examples();
+        let text = examples[which % examples.len()].1.replace("${REDIS_PASSWORD}", "hunter2");
+        let text = edits.iter().fold(text, |text, edit| edited(&text, edit));
+        if let Err(errors) = read(&text) {
+            for error in errors.iter() {
+                let lines: Vec<&str> = text.split(['\n', '\r']).collect();
+                prop_assert!((1..=lines.len()).contains(&error.line()), "{error}");
+                let longest = lines.iter().map(|line| line.chars().count()).max().unwrap();
+                prop_assert!((1..=longest + 1).contains(&error.column()), "{error}");
+                prop_assert!(!error.what().is_empty() && !error.instead().is_empty());
+            }
+        }
+    }
+}

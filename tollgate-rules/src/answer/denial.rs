@@ -1,0 +1,260 @@
+//! What a denied client is told in the status and the body.
+
+use std::fmt;
+
+use tollgate_core::RetryAfter;
+
+use super::text::{push_escaped, push_integer};
+use super::{Applied, Situation};
+
+/// A kind of problem, as the draft of the `RateLimit` fields registers it for RFC 9457.
+struct Problem {
+    /// The end of its address.
+    kind: &'static str,
+    title: &'static str,
+    status: u16,
+}
+
+const QUOTA_EXCEEDED: Problem = Problem { kind: "quota-exceeded", title: "Quota Exceeded", status: 429 };
+
+const REDUCED_CAPACITY: Problem =
+    Problem { kind: "temporary-reduced-capacity", title: "Temporary Reduced Capacity", status: 503 };
+
+const PROBLEM_TYPES: &str = "https://iana.org/assignments/http-problem-types#";
+
+const PROBLEM_JSON: &str = "application/problem+json";
+const PLAIN_TEXT: &str = "text/plain; charset=utf-8";
+
+/// What a limit tells those that it denies in place of the usual: status, body and content type.
+///
+/// Each replaces what it is given for and nothing else, whether the verdict is degraded or not. A body without a
+/// content type is plain text. A content type without a body goes with the usual body.
+///
+/// ```
+/// use tollgate_rules::answer::Custom;
+///
+/// // nginx's auth_request passes on a 403, but turns a 429 into an error of its own.
+/// let custom = Custom::default().with_status(403)?;
+/// let custom = custom.with_body("Slow down, please.").with_content_type("text/plain")?;
+///
+/// assert!(custom.clone().with_status(42).is_err());
+/// assert!(custom.with_content_type("text/plain\r\nSet-Cookie: a=b").is_err());
+/// # Ok::<(), tollgate_rules::answer::CustomError>(())
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Custom {
+    status: Option<u16>,
+    content_type: Option<Box<str>>,
+    body: Option<Box<str>>,
+}
+
+impl Custom {
+    /// With this status.
+    ///
+    /// # Errors
+    /// If it is not the status of a final response, 200 to 599.
+    pub fn with_status(mut self, status: u16) -> Result<Custom, CustomError> {
+        if !(200..=599).contains(&status) {
+            return Err(CustomError::Status(status));
+        }
+        self.status = Some(status);
+        Ok(self)
+    }
+
+    /// With this content type.
+    ///
+    /// # Errors
+    /// If it is empty or not printable ASCII.
+    pub fn with_content_type(mut self, content_type: &str) -> Result<Custom, CustomError> {
+        let is_printable = content_type.bytes().all(|byte| matches!(byte, b' '..=b'~'));
+        if content_type.trim().is_empty() || !is_printable {
+            return Err(CustomError::ContentType);
+        }
+        self.content_type = Some(content_type.into());
+        Ok(self)
+    }
+
+    /// With this body.
+    #[must_use]
+    pub fn with_body(mut self, body: &str) -> Custom {
+        self.body = Some(body.into());
+        self
+    }
+}
+
+/// What is wrong with a [`Custom`] answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum CustomError {
+    /// A status outside 200 to 599.
+    Status(u16),
+    /// A content type that is empty or not printable ASCII.
+    ContentType,
+}
+
+impl fmt::Display for CustomError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            CustomError::Status(status) => {
+                write!(f, "{status} is not a status that ends a request; write 200 to 599")
+            }
+            CustomError::ContentType => {
+                write!(f, "a content type is printable ASCII; write it as in `text/plain`")
+            }
+        }
+    }
+}
+
+impl std::error::Error for CustomError {}
+
+/// A denial on its way into the buffer: how it differs from the others is decided here.
+pub(super) struct Denial<'a> {
+    limits: &'a [Applied<'a>],
+    problem: Problem,
+    custom: Option<&'a Custom>,
+    retry_after: Option<u64>,
+}
+
+impl<'a> Denial<'a> {
+    /// `binding` is the one of the limits whose custom answer counts.
+    pub(super) fn new(
+        limits: &'a [Applied<'a>],
+        binding: &Applied<'a>,
+        situation: &Situation,
+        retry_after: Option<u64>,
+    ) -> Denial<'a> {
+        let problem = if situation.is_degraded { REDUCED_CAPACITY } else { QUOTA_EXCEEDED };
+        Denial { limits, problem, custom: binding.custom, retry_after }
+    }
+
+    pub(super) fn status(&self) -> u16 {
+        self.custom.and_then(|custom| custom.status).unwrap_or(self.problem.status)
+    }
+
+    /// None where there is no body to speak of.
+    pub(super) fn content_type(&self) -> Option<&'a str> {
+        let Some(custom) = self.custom else { return Some(PROBLEM_JSON) };
+        match (custom.content_type.as_deref(), custom.body.as_deref()) {
+            (_, Some("")) => None,
+            (Some(content_type), _) => Some(content_type),
+            (None, Some(_)) => Some(PLAIN_TEXT),
+            (None, None) => Some(PROBLEM_JSON),
+        }
+    }
+
+    pub(super) fn push_body(&self, text: &mut String) {
+        if let Some(body) = self.custom.and_then(|custom| custom.body.as_deref()) {
+            return text.push_str(body);
+        }
+        for piece in [r#"{"type":""#, PROBLEM_TYPES, self.problem.kind, r#"","title":""#, self.problem.title]
+        {
+            text.push_str(piece);
+        }
+        text.push_str(r#"","status":"#);
+        push_integer(text, u64::from(self.status()));
+        text.push_str(r#","detail":""#);
+        self.push_detail(text);
+        text.push_str(r#"","violated-policies":["#);
+        for (index, applied) in self.denied().enumerate() {
+            text.push_str(if index == 0 { "" } else { "," });
+            text.push_str(applied.name.quoted());
+        }
+        text.push_str("]}");
+    }
+
+    fn denied(&self) -> impl Iterator<Item = &'a Applied<'a>> + Clone {
+        self.limits.iter().filter(|applied| !applied.decision.allowed)
+    }
+
+    /// Appends a sentence for people, inside a string of JSON: which limit, and how long to wait.
+    fn push_detail(&self, text: &mut String) {
+        let is_degraded = self.problem.kind == REDUCED_CAPACITY.kind;
+        text.push_str(if is_degraded {
+            "The service has less capacity than usual for now, and the "
+        } else {
+            "The "
+        });
+        // What is never admitted now may well be when the capacity is back.
+        if self.retry_after.is_none() && !is_degraded {
+            let never = |applied: &&Applied| applied.decision.retry_after == RetryAfter::Never;
+            let is_one = push_names(text, self.denied().filter(never));
+            text.push_str(if is_one { " never admits" } else { " never admit" });
+            text.push_str(" a request of this cost, so waiting does not help.");
+            return;
+        }
+        let is_one = push_names(text, self.denied());
+        text.push_str(if is_one { " does" } else { " do" });
+        text.push_str(" not admit this request yet.");
+        if let Some(wait) = self.retry_after {
+            text.push_str(" Try again in ");
+            push_wait(text, wait);
+            text.push('.');
+        }
+    }
+}
+
+/// Appends `limit "a"`, or `limits "a", "b" and "c"`, inside a string of JSON; says whether it is one.
+fn push_names<'a>(text: &mut String, limits: impl Iterator<Item = &'a Applied<'a>> + Clone) -> bool {
+    let count = limits.clone().count();
+    text.push_str(if count == 1 { "limit " } else { "limits " });
+    for (index, applied) in limits.enumerate() {
+        text.push_str(match index {
+            0 => "",
+            _ if index + 1 == count => " and ",
+            _ => ", ",
+        });
+        text.push_str(r#"\""#);
+        push_escaped(text, applied.name.as_str());
+        text.push_str(r#"\""#);
+    }
+    count == 1
+}
+
+/// Appends seconds as people say them: `1 hour 5 minutes`.
+fn push_wait(text: &mut String, wait: u64) {
+    const UNITS: [(u64, &str); 4] = [(86_400, " day"), (3_600, " hour"), (60, " minute"), (1, " second")];
+    let mut rest = wait;
+    for (unit, name) in UNITS {
+        let count = rest / unit;
+        rest %= unit;
+        if count > 0 {
+            push_integer(text, count);
+            text.push_str(name);
+            text.push_str(if count == 1 { "" } else { "s" });
+            text.push_str(if rest > 0 { " " } else { "" });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waits_read_as_people_say_them() {
+        for (wait, expected) in [
+            (1, "1 second"),
+            (59, "59 seconds"),
+            (60, "1 minute"),
+            (3_661, "1 hour 1 minute 1 second"),
+            (7_200, "2 hours"),
+            (86_400, "1 day"),
+            (2 * 86_400 + 59, "2 days 59 seconds"),
+        ] {
+            let mut text = String::new();
+            push_wait(&mut text, wait);
+            assert_eq!(text, expected);
+        }
+    }
+
+    #[test]
+    fn a_custom_answer_cannot_smuggle_or_break() {
+        for status in [0, 100, 199, 600] {
+            assert_eq!(Custom::default().with_status(status), Err(CustomError::Status(status)));
+        }
+        for content_type in ["", " ", "a\nb", "a\rb", "é"] {
+            let custom = Custom::default().with_content_type(content_type);
+            assert_eq!(custom, Err(CustomError::ContentType), "{content_type:?}");
+        }
+    }
+}

@@ -1,0 +1,338 @@
+//! Whose budget a request uses: the parts of a request that make up its key.
+//!
+//! A key is a list of parts. Each is written with how it was found, what kind of value it is and how long it is, so that
+//! no two lists of values are ever the same key: `("a", "bc")` is not `("ab", "c")`, a client that calls itself
+//! `anonymous` is not one that does not say who it is, and no text is the address whose bytes it happens to spell.
+//!
+//! Where servers take several spellings for one value, they are one value here, or a client could choose a new budget
+//! with each spelling: `::ffff:1.2.3.4` is `1.2.3.4`, hosts and methods have no case, a host has no port and no dot at its
+//! end, and escapes in a query are undone. Where servers choose between several values, each in its own way, the request
+//! is refused: a header, a cookie or a parameter that is there twice.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::net::IpAddr;
+
+use crate::client::{Grouping, IpNet, canonical_network};
+use crate::path::{Pattern, segment};
+use crate::request::{Request, host_name};
+
+/// A part of a request.
+#[derive(Clone, Debug)]
+pub enum Part {
+    /// The client's address, or the network that it stands for.
+    Ip,
+    /// A header, by its name in lower case. One that is there twice is refused.
+    Header(String),
+    /// A cookie, by its name as it is. One that is there twice is refused.
+    Cookie(String),
+    /// A parameter of the query, by its name without escapes. One that is there twice is refused.
+    Query(String),
+    /// A segment of the path, counted from 1.
+    Segment(usize),
+    /// What a pattern's `{names}` stand for in the path, together. A path that does not match has none.
+    Path(Pattern),
+    /// The method, in upper case.
+    Method,
+    /// The host that was asked for, in lower case, without its port.
+    Host,
+    /// The route.
+    Route,
+    /// A claim of a verified token.
+    Claim(String),
+    /// What the service has made up itself under a name.
+    Custom(String),
+}
+
+impl Part {
+    /// A header. Case does not matter.
+    pub fn header(name: &str) -> Part {
+        Part::Header(name.to_ascii_lowercase())
+    }
+}
+
+/// What a part becomes that a request does not have.
+#[derive(Clone, Debug)]
+pub enum Otherwise {
+    /// Another part; requests without either share a budget.
+    Part(Part),
+    /// All such requests share a budget under this name.
+    Literal(String),
+    /// The request is denied.
+    Deny,
+    /// The limit does not concern the request.
+    Skip,
+}
+
+/// Whose budget a request uses.
+#[derive(Clone, Debug, Default)]
+pub struct Key {
+    parts: Vec<(Part, Otherwise)>,
+    grouping: Grouping,
+}
+
+impl Key {
+    /// One budget for all requests.
+    pub fn global() -> Key {
+        Key::default()
+    }
+
+    /// One for each value of a part. A request without it goes by the client's address.
+    pub fn of(part: Part) -> Key {
+        Key::global().and(part)
+    }
+
+    /// One for each value of this part and those before it.
+    #[must_use]
+    pub fn and(mut self, part: Part) -> Key {
+        self.parts.push((part, Otherwise::Part(Part::Ip)));
+        self
+    }
+
+    /// What the last part becomes in a request that does not have it.
+    #[must_use]
+    pub fn otherwise(mut self, otherwise: Otherwise) -> Key {
+        if let Some((_, last)) = self.parts.last_mut() {
+            *last = otherwise;
+        }
+        self
+    }
+
+    /// By which networks addresses are told apart.
+    #[must_use]
+    pub fn grouped(mut self, grouping: Grouping) -> Key {
+        self.grouping = grouping;
+        self
+    }
+
+    /// Writes the key of a request behind what is in `text`.
+    ///
+    /// # Errors
+    /// If the request has none; `text` is as it was then.
+    pub fn write(&self, request: &impl Request, text: &mut Vec<u8>) -> Result<(), NoKey> {
+        let before = text.len();
+        let written = self.parts.iter().try_for_each(|(part, otherwise)| {
+            let start = text.len();
+            // Room for how it was found and its length.
+            text.extend([0; HEAD]);
+            let how = self.write_part(part, otherwise, request, text)?;
+            // A request has no part of four gigabytes.
+            let length = u32::try_from(text.len() - start - HEAD).unwrap_or(u32::MAX);
+            text[start] = how;
+            text[start + 1..start + HEAD].copy_from_slice(&length.to_le_bytes());
+            Ok(())
+        });
+        if written.is_err() {
+            text.truncate(before);
+        }
+        written
+    }
+
+    /// Writes a part or what it becomes, and says which of the two it was and what kind of value.
+    fn write_part(
+        &self,
+        part: &Part,
+        otherwise: &Otherwise,
+        request: &impl Request,
+        text: &mut Vec<u8>,
+    ) -> Result<u8, NoKey> {
+        if let Some(kind) = part.write(request, self.grouping, text)? {
+            return Ok(FOUND | kind);
+        }
+        match otherwise {
+            Otherwise::Deny => Err(NoKey::Denied),
+            Otherwise::Skip => Err(NoKey::Skipped),
+            Otherwise::Literal(literal) => {
+                text.extend(literal.as_bytes());
+                Ok(LITERAL | TEXT)
+            }
+            Otherwise::Part(part) => {
+                Ok(part.write(request, self.grouping, text)?.map_or(MISSING, |kind| INSTEAD | kind))
+            }
+        }
+    }
+
+    /// Whether a written key is the one that this text names: the value of its only part, or the literal that stands
+    /// for it. What was found in another place instead is never meant: a cookie `acme` is not the user `acme`.
+    ///
+    /// Addresses are named by any of their spellings, or by a network that holds them; hosts and methods in any case;
+    /// several segments of a path with slashes between them.
+    pub fn is(&self, written: &[u8], value: &str) -> bool {
+        let ([(part, _)], Some((head, found))) = (self.parts.as_slice(), written.split_at_checked(HEAD))
+        else {
+            return false;
+        };
+        match (head[0], part) {
+            (LITERAL_TEXT, _) => found == value.as_bytes(),
+            (how, _) if how & HOW != FOUND => false,
+            (_, Part::Ip) => network_in(found).is_some_and(|network| self.is_network(network, value)),
+            (_, Part::Method) => found.eq_ignore_ascii_case(value.as_bytes()),
+            (_, Part::Host) => found.eq_ignore_ascii_case(host_name(value).as_bytes()),
+            _ => found == value.as_bytes(),
+        }
+    }
+
+    fn is_network(&self, network: IpNet, typed: &str) -> bool {
+        match typed.parse::<IpAddr>() {
+            Ok(address) => self.grouping.network(address) == network,
+            Err(_) => typed.parse().is_ok_and(|typed: IpNet| canonical_network(typed).contains(&network)),
+        }
+    }
+}
+
+/// Bytes before each part: how it was found and of what kind it is, in one byte, and its length.
+const HEAD: usize = 5;
+
+/// The bits that say how a part was found.
+const HOW: u8 = 0b0000_1111;
+const FOUND: u8 = 0;
+const INSTEAD: u8 = 1;
+const LITERAL: u8 = 2;
+const MISSING: u8 = 3;
+
+/// The bits that say what kind of value it is.
+const TEXT: u8 = 0;
+const ADDRESS: u8 = 0b0001_0000;
+const SEGMENTS: u8 = 0b0010_0000;
+
+const LITERAL_TEXT: u8 = LITERAL | TEXT;
+
+/// Why a request has no key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NoKey {
+    /// A part is missing, and such requests are denied.
+    Denied,
+    /// A part is missing, and the limit does not concern such requests.
+    Skipped,
+    /// What says who it is stands there twice, and nobody can know which one counts: `header x-user-id`.
+    Twice(String),
+}
+
+impl fmt::Display for NoKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            NoKey::Denied => write!(f, "the request does not say whose it is"),
+            NoKey::Skipped => write!(f, "the limit does not concern the request"),
+            NoKey::Twice(what) => write!(f, "the {what} is there twice; send it once"),
+        }
+    }
+}
+
+impl std::error::Error for NoKey {}
+
+impl Part {
+    /// Writes the part and says what kind of value it is, if there is one. If not, nothing is written.
+    fn write(
+        &self,
+        request: &impl Request,
+        grouping: Grouping,
+        text: &mut Vec<u8>,
+    ) -> Result<Option<u8>, NoKey> {
+        let found: Option<Cow<'_, [u8]>> = match self {
+            Part::Ip => {
+                write_network(grouping.network(request.client()), text);
+                return Ok(Some(ADDRESS));
+            }
+            Part::Header(name) => {
+                only("header", name, request.header(name))?.map(|value| value.trim_ascii().into())
+            }
+            Part::Cookie(name) => only("cookie", name, cookies(request, name))?.map(Cow::from),
+            Part::Query(name) => only("parameter", name, parameters(request.query(), name))?,
+            Part::Segment(number) => {
+                let found = number.checked_sub(1).and_then(|index| segment(request.path(), index));
+                found.map(|segment| segment.as_bytes().into())
+            }
+            Part::Path(pattern) => return Ok(write_segments(pattern, request.path(), text)),
+            Part::Method => Some(request.method().to_ascii_uppercase().into_bytes().into()),
+            Part::Host => Some(host_name(request.host()).to_ascii_lowercase().into_bytes().into()),
+            Part::Route => Some(request.route().as_bytes().into()),
+            Part::Claim(name) => request.claim(name).map(|claim| claim.as_bytes().into()),
+            Part::Custom(name) => request.custom(name).map(|custom| custom.into_bytes().into()),
+        };
+        // Whoever sends an empty name has none.
+        let found = found.filter(|found| !found.is_empty());
+        text.extend(found.as_deref().unwrap_or_default());
+        Ok(found.map(|_| TEXT))
+    }
+}
+
+/// An IPv4 address is four bytes; a network of IPv6 is sixteen and its prefix.
+fn write_network(network: IpNet, text: &mut Vec<u8>) {
+    match network {
+        IpNet::V4(network) => text.extend(network.addr().octets()),
+        IpNet::V6(network) => {
+            text.extend(network.addr().octets());
+            text.push(network.prefix_len());
+        }
+    }
+}
+
+/// What [`write_network`] has written.
+fn network_in(written: &[u8]) -> Option<IpNet> {
+    if let Some((address, [prefix])) = written.split_first_chunk::<16>() {
+        return IpNet::new(IpAddr::from(*address), *prefix).ok();
+    }
+    <[u8; 4]>::try_from(written).ok().map(|address| IpAddr::from(address).into())
+}
+
+/// What the pattern's names stand for, with slashes between them: there is none in a segment, and no segment is empty.
+fn write_segments(pattern: &Pattern, path: &str, text: &mut Vec<u8>) -> Option<u8> {
+    if !pattern.matches(path) {
+        return None;
+    }
+    let segments = pattern.names().filter_map(|name| pattern.capture(path, name));
+    for (index, segment) in segments.enumerate() {
+        text.extend((index > 0).then_some(b'/'));
+        text.extend(segment.as_bytes());
+    }
+    Some(SEGMENTS)
+}
+
+/// The value of something that may be there once.
+fn only<T>(what: &str, name: &str, mut values: impl Iterator<Item = T>) -> Result<Option<T>, NoKey> {
+    let first = values.next();
+    match values.next() {
+        Some(_) => Err(NoKey::Twice(format!("{what} {name}"))),
+        None => Ok(first),
+    }
+}
+
+/// The values of all cookies of this name.
+fn cookies<'a>(request: &'a impl Request, name: &'a str) -> impl Iterator<Item = &'a [u8]> {
+    let pairs = request.header("cookie").flat_map(|line| line.split(|byte| *byte == b';'));
+    pairs.filter_map(move |pair| {
+        let at = pair.iter().position(|byte| *byte == b'=')?;
+        (pair[..at].trim_ascii() == name.as_bytes()).then(|| pair[at + 1..].trim_ascii())
+    })
+}
+
+/// The values of all parameters of this name, with their escapes undone: other spellings of a value are the same value.
+fn parameters<'a>(query: &'a str, name: &'a str) -> impl Iterator<Item = Cow<'a, [u8]>> {
+    query.split('&').filter_map(move |pair| {
+        let (its_name, value) = pair.split_once('=').unwrap_or((pair, ""));
+        (unescaped(its_name).as_ref() == name.as_bytes()).then(|| unescaped(value))
+    })
+}
+
+fn unescaped(text: &str) -> Cow<'_, [u8]> {
+    if !text.contains(['%', '+']) {
+        return text.as_bytes().into();
+    }
+    let bytes = text.as_bytes();
+    let mut plain = Vec::with_capacity(bytes.len());
+    let mut at = 0;
+    while at < bytes.len() {
+        let digit = |byte: Option<&u8>| byte.and_then(|byte| char::from(*byte).to_digit(16));
+        match (bytes[at], digit(bytes.get(at + 1)), digit(bytes.get(at + 2))) {
+            // Two digits of base 16 fit a byte.
+            (b'%', Some(high), Some(low)) => {
+                plain.push((high * 16 + low) as u8);
+                at += 2;
+            }
+            (b'+', ..) => plain.push(b' '),
+            (byte, ..) => plain.push(byte),
+        }
+        at += 1;
+    }
+    plain.into()
+}

@@ -1,0 +1,69 @@
+//! What clients are told, tested from outside: what goes out is read back with other people's parsers.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `golden.rs`, `golden/` | every set of headers in every situation, to the last byte |
+//! | `vectors.rs` | the examples of the standards, and their corners |
+//! | `properties.rs` | whatever was decided, the headers parse and promise no more than the decision |
+//! | `waiting.rs` | whoever waits as long as told is admitted, by each of the algorithms |
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot be set up has failed")]
+
+use std::fmt::Debug;
+use std::time::Duration;
+
+use proptest::strategy::Strategy;
+use proptest::test_runner::{Config, TestCaseResult, TestRunner};
+use tollgate_core::{Align, Decision, Limit, RetryAfter, Time};
+use tollgate_rules::answer::{Answer, Applied, HeaderSet, PolicyName, Situation};
+
+mod golden;
+mod properties;
+mod vectors;
+mod waiting;
+
+/// Runs `test` over random values. `TOLLGATE_CASES` asks for more cases than each property gets by itself.
+fn check<S: Strategy>(strategy: &S, test: impl Fn(S::Value) -> TestCaseResult)
+where
+    S::Value: Debug,
+{
+    let asked: Option<u32> = std::env::var("TOLLGATE_CASES").ok().and_then(|cases| cases.parse().ok());
+    let config =
+        Config { cases: asked.unwrap_or(0).max(10_000), failure_persistence: None, ..Config::default() };
+    let failure = TestRunner::new(config).run(strategy, test).err();
+    assert!(failure.is_none(), "{}", failure.map(|error| error.to_string()).unwrap_or_default());
+}
+
+const NOW: Time = Time::from_nanos(1_700_000_000_250_000_000);
+
+fn name(name: &str) -> PolicyName {
+    PolicyName::new(name).unwrap()
+}
+
+fn fixed(limit: u32, window_secs: u64) -> Limit {
+    Limit::fixed_window(limit, Duration::from_secs(window_secs), Align::Clock).unwrap()
+}
+
+fn allowed(remaining: u32, reset_after: Duration) -> Decision {
+    Decision {
+        allowed: true,
+        limit: 100,
+        remaining,
+        retry_after: RetryAfter::Now,
+        reset_after,
+        delay: Duration::ZERO,
+    }
+}
+
+fn denied(remaining: u32, retry_after: RetryAfter, reset_after: Duration) -> Decision {
+    Decision { allowed: false, retry_after, ..allowed(remaining, reset_after) }
+}
+
+fn denied_for(wait: Duration) -> Decision {
+    denied(0, RetryAfter::After(wait), wait)
+}
+
+fn answer(set: &str, limits: &[Applied], situation: &Situation) -> Answer {
+    let mut answer = Answer::default();
+    answer.write(HeaderSet::named(set).unwrap(), limits, situation);
+    answer
+}

@@ -1,0 +1,353 @@
+//! Whose budget a request uses.
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+use tollgate_rules::client::Grouping;
+use tollgate_rules::key::{Key, NoKey, Otherwise, Part};
+use tollgate_rules::path::Pattern;
+
+use crate::key_property;
+use crate::sent::{Sent, sent};
+
+fn key_of(key: &Key, request: &Sent) -> Result<Vec<u8>, NoKey> {
+    let mut text = Vec::new();
+    key.write(request, &mut text).map(|()| text)
+}
+
+fn header() -> Part {
+    Part::header("X-User")
+}
+
+fn cookie() -> Part {
+    Part::Cookie("session".to_owned())
+}
+
+fn query() -> Part {
+    Part::Query("api key".to_owned())
+}
+
+fn captures(pattern: &str) -> Part {
+    Part::Path(Pattern::parse(pattern).unwrap())
+}
+
+/// What a part is called, the part, requests that have it, each with the text that names the value, and requests that
+/// do not.
+type Row = (&'static str, Part, Vec<(&'static str, Sent)>, Vec<Sent>);
+
+/// A row for each part.
+fn table() -> Vec<Row> {
+    let user = |value: &str| sent().header("x-user", value);
+    let cookies = |line: &str| sent().header("cookie", line);
+    let path = |path: &str| sent().target(path);
+    vec![
+        (
+            "ip",
+            Part::Ip,
+            vec![
+                ("203.0.113.7", sent()),
+                ("1.2.3.4", sent().sent_by("1.2.3.4")),
+                ("1.2.3.4", sent().sent_by("::ffff:1.2.3.4")),
+                ("1.2.3.4", sent().sent_by("64:ff9b::1.2.3.4")),
+                ("2001:db8::", sent().sent_by("2001:db8::1")),
+                ("2001:db8::", sent().sent_by("2001:db8::ffff:2")),
+                ("2001:db8:0:1::", sent().sent_by("2001:db8:0:1::1")),
+            ],
+            vec![],
+        ),
+        (
+            "header",
+            header(),
+            vec![("ann", user("ann")), ("ann", user(" ann\t")), ("Ann", user("Ann")), ("a, b", user("a, b"))],
+            vec![sent(), user(""), user(" \t"), sent().header("x-user-id", "ann")],
+        ),
+        (
+            "cookie",
+            cookie(),
+            vec![
+                ("ann", cookies("session=ann")),
+                ("ann", cookies("a=b;session = ann ; c=d")),
+                ("ann", sent().header("cookie", "a=b").header("cookie", "session=ann")),
+                ("a=b", cookies("session=a=b")),
+                ("Ann", cookies("session=Ann; Session=bob; xsession=eve; session")),
+            ],
+            vec![sent(), cookies("session="), cookies("session"), cookies(""), cookies("SESSION=ann;=ann;;")],
+        ),
+        (
+            "query",
+            query(),
+            vec![
+                ("ann", path("/?api%20key=ann")),
+                ("ann", path("/?a=b&api+key=%61n%6E&c")),
+                ("a b", path("/?api+key=a+b")),
+                ("a b", path("/?api%20key=a%20b")),
+                ("a+b", path("/?api+key=a%2Bb")),
+                ("%zz%", path("/?api+key=%zz%")),
+                ("%zz%", path("/?api+key=%25zz%25")),
+                ("a=b", path("/?api+key=a=b")),
+            ],
+            vec![sent(), path("/?api+key="), path("/?api+key"), path("/?API+KEY=ann"), path("/?&&=ann&")],
+        ),
+        (
+            "segment",
+            Part::Segment(2),
+            vec![("7", path("/users/7")), ("7", path("/users/7/posts")), ("7", path("//users/./%37;a=b/"))],
+            vec![sent(), path("/users"), path("/users/")],
+        ),
+        (
+            "path",
+            captures("/users/{id}/**"),
+            vec![("7", path("/users/7")), ("7", path("/users/7/posts")), ("8", path("/users/8"))],
+            vec![sent(), path("/users/"), path("/groups/7")],
+        ),
+        (
+            "path of two",
+            captures("/{org}/repos/{repo}"),
+            vec![("a/b", path("/a/repos/b")), ("b/a", path("/b/repos/a"))],
+            vec![sent(), path("/a/repos/"), path("/a/b")],
+        ),
+        ("path of none", captures("/api/**"), vec![("", path("/api")), ("", path("/api/x"))], vec![sent()]),
+        (
+            "method",
+            Part::Method,
+            vec![("GET", sent()), ("POST", sent().with_method("POST")), ("POST", sent().with_method("post"))],
+            vec![],
+        ),
+        (
+            "host",
+            Part::Host,
+            vec![
+                ("example.com", sent()),
+                ("example.com", sent().for_host("EXAMPLE.com")),
+                ("example.com", sent().for_host("example.com.")),
+                ("example.com", sent().for_host("example.com:443")),
+                ("example.com", sent().for_host("Example.Com.:443")),
+                ("[::1]", sent().for_host("[::1]:443")),
+                ("[::1]", sent().for_host("[::1]")),
+                ("::1", sent().for_host("::1")),
+                ("api.example.com", sent().for_host("api.example.com")),
+            ],
+            vec![sent().for_host(""), sent().for_host(":80"), sent().for_host(".")],
+        ),
+        ("route", Part::Route, vec![("api", sent().on_route("api"))], vec![sent()]),
+        (
+            "claim",
+            Part::Claim("sub".to_owned()),
+            vec![("ann", sent().claim("sub", "ann"))],
+            vec![sent(), sent().claim("sub", ""), sent().claim("name", "ann")],
+        ),
+        (
+            "custom",
+            Part::Custom("tenant".to_owned()),
+            vec![("acme", sent().custom("tenant", "acme"))],
+            vec![sent(), sent().custom("tenant", ""), sent().custom("other", "acme")],
+        ),
+    ]
+}
+
+#[test]
+fn two_requests_share_a_budget_if_and_only_if_they_have_the_same_value() {
+    for (what, part, present, _) in table() {
+        let key = Key::of(part).otherwise(Otherwise::Deny);
+        for (one, request) in &present {
+            let written = key_of(&key, request).unwrap_or_else(|why| panic!("{what}: {why}: {request:?}"));
+            for (other, other_request) in &present {
+                let other_written = key_of(&key, other_request).unwrap();
+                assert_eq!(one == other, written == other_written, "{what}: {request:?}, {other_request:?}");
+                assert_eq!(key.is(&written, other), one == other, "{what}: {other:?} of {request:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_request_without_the_part_gets_what_is_said_for_that_case() {
+    for (what, part, present, missing) in table() {
+        for request in &missing {
+            let key = |otherwise| key_of(&Key::of(part.clone()).otherwise(otherwise), request);
+            assert_eq!(key(Otherwise::Deny), Err(NoKey::Denied), "{what}: {request:?}");
+            assert_eq!(key(Otherwise::Skip), Err(NoKey::Skipped), "{what}: {request:?}");
+
+            // The literal is one budget for all of them, and nobody can choose it.
+            let literal = |text: &str| Otherwise::Literal(text.to_owned());
+            assert_eq!(key(literal("ann")), key_of(&Key::of(header()).otherwise(literal("ann")), &sent()));
+            for (text, other) in &present {
+                let shared = Key::of(part.clone()).otherwise(literal(text));
+                assert_ne!(key(literal(text)).unwrap(), key_of(&shared, other).unwrap(), "{what}: {other:?}");
+            }
+
+            // Unless something is said, it is the address.
+            let by_default = Key::of(part.clone());
+            assert_eq!(key_of(&by_default, request), key(Otherwise::Part(Part::Ip)), "{what}");
+            let elsewhere = request.clone().sent_by("198.51.100.1");
+            assert_ne!(key_of(&by_default, request), key_of(&by_default, &elsewhere), "{what}");
+        }
+    }
+}
+
+#[test]
+fn what_is_there_twice_is_refused_even_if_it_says_the_same() {
+    for (what, part, request) in [
+        ("header x-user", header(), sent().header("x-user", "ann").header("x-user", "ann")),
+        ("header x-user", header(), sent().header("x-user", "").header("x-user", "ann")),
+        ("cookie session", cookie(), sent().header("cookie", "session=ann; session=bob")),
+        ("cookie session", cookie(), sent().header("cookie", "session=ann").header("cookie", "session=ann")),
+        // Which of the two counts is another matter in each server: one could name a new key each time, and still
+        // be served by the other.
+        ("parameter api key", query(), sent().target("/?api+key=new&api%20key=ann")),
+        ("parameter api key", query(), sent().target("/?api+key&api+key=ann")),
+    ] {
+        let twice = Err(NoKey::Twice(what.to_owned()));
+        assert_eq!(key_of(&Key::of(part.clone()), &request), twice, "{request:?}");
+        let instead = Key::of(Part::Route).otherwise(Otherwise::Part(part));
+        assert_eq!(key_of(&instead, &request), twice, "{request:?} instead of another");
+    }
+    let told = NoKey::Twice("cookie session".to_owned()).to_string();
+    assert_eq!(told, "the cookie session is there twice; send it once");
+}
+
+#[test]
+fn a_part_in_place_of_another_is_not_that_other() {
+    let key = Key::of(header()).otherwise(Otherwise::Part(cookie()));
+    let user = key_of(&key, &sent().header("x-user", "acme")).unwrap();
+    let session = key_of(&key, &sent().header("cookie", "session=acme")).unwrap();
+    let neither = key_of(&key, &sent()).unwrap();
+    assert_ne!(user, session);
+    assert_ne!(neither, session);
+    assert_eq!(
+        key_of(&key, &sent().sent_by("1.2.3.4")).unwrap(),
+        neither,
+        "those without either share a budget"
+    );
+    // What is said of the user `acme` must not be had by whoever has a cookie of that name.
+    assert!(key.is(&user, "acme") && !key.is(&session, "acme") && !key.is(&neither, ""));
+}
+
+#[test]
+fn a_pattern_without_names_that_matches_is_not_one_that_does_not() {
+    let key = Key::of(header()).otherwise(Otherwise::Part(captures("/api/**")));
+    assert_ne!(key_of(&key, &sent().target("/api")), key_of(&key, &sent().target("/other")));
+}
+
+#[test]
+fn parts_do_not_run_into_each_other() {
+    let key = Key::of(header()).and(cookie()).otherwise(Otherwise::Literal(String::new()));
+    let of =
+        |user: &str, line: &str| key_of(&key, &sent().header("x-user", user).header("cookie", line)).unwrap();
+    assert_ne!(of("a", "session=bc"), of("ab", "session=c"));
+    assert_ne!(of("a", "session="), of("a", "session=a"));
+    assert_eq!(of("a", "session="), of("a", "b=c"));
+    assert_ne!(key_of(&Key::global(), &sent()), key_of(&Key::of(Part::Ip), &sent()));
+
+    // Nor do they if one looks like the end of it and the beginning of the next.
+    let key = Key::of(Part::Query("a".to_owned())).and(Part::Query("b".to_owned()));
+    for between in ["%00%00%00%00%00", "%00%01%00%00%00", "%00%02%00%00%00", "%00"] {
+        let long_first = key_of(&key, &sent().target(&format!("/?a=x{between}y&b=z"))).unwrap();
+        let long_second = key_of(&key, &sent().target(&format!("/?a=x&b=y{between}z"))).unwrap();
+        assert_ne!(long_first, long_second, "{between}");
+    }
+}
+
+#[test]
+fn no_text_is_the_address_whose_bytes_it_spells() {
+    // 97.98.99.100 is `abcd` in bytes.
+    let client = sent().sent_by("97.98.99.100");
+    let (ip, user) = (Key::of(Part::Ip), Key::of(header()));
+    let (address, text) =
+        (key_of(&ip, &client).unwrap(), key_of(&user, &client.header("x-user", "abcd")).unwrap());
+    assert_ne!(address, text);
+    assert!(ip.is(&address, "97.98.99.100") && !ip.is(&address, "abcd"));
+    assert!(user.is(&text, "abcd") && !user.is(&text, "97.98.99.100"));
+}
+
+#[test]
+fn an_address_is_named_in_any_spelling_or_by_a_network_that_holds_it() {
+    let by = |bits: u8| Key::of(Part::Ip).grouped(Grouping::by_ipv6_prefix(bits).unwrap());
+    for (bits, client, named, others) in [
+        (
+            64,
+            "1.2.3.4",
+            vec![
+                "1.2.3.4",
+                "::ffff:1.2.3.4",
+                "::ffff:102:304",
+                "1.2.3.4/32",
+                "1.0.0.0/8",
+                "::ffff:1.2.0.0/112",
+            ],
+            vec!["1.2.3.5", "2.0.0.0/8", "::/0", "01.2.3.4", "1.2.3", "", "1.2.3.4/33", "1.2.3.4/"],
+        ),
+        (
+            64,
+            "2001:db8::1",
+            vec!["2001:db8::1", "2001:DB8:0::2", "2001:db8::/64", "2001:db8::/32", "::/0"],
+            vec!["2001:db8:0:1::1", "2001:db8::/65", "2001:db8:1::/48", "0.0.0.0/0"],
+        ),
+        (128, "2001:db8::1", vec!["2001:db8::1", "2001:db8::/64"], vec!["2001:db8::2"]),
+    ] {
+        let key = by(bits);
+        let written = key_of(&key, &sent().sent_by(client)).unwrap();
+        for name in named {
+            assert!(key.is(&written, name), "{name} is {client} by /{bits}");
+        }
+        for name in others {
+            assert!(!key.is(&written, name), "{name} is not {client} by /{bits}");
+        }
+    }
+    let written = [48, 64].map(|bits| key_of(&by(bits), &sent().sent_by("2001:db8::1")).unwrap());
+    assert_ne!(written[0], written[1], "networks of different sizes are different clients");
+}
+
+#[test]
+fn names_are_compared_as_keys_are_made() {
+    for (part, request, named, others) in [
+        (Part::Method, sent().with_method("POST"), vec!["POST", "post"], vec!["POS", "GET"]),
+        (Part::Host, sent(), vec!["example.com", "Example.COM.", "example.com:80"], vec!["example.org"]),
+        (header(), sent().header("x-user", "ann"), vec!["ann"], vec!["Ann", " ann", "an", "anna", ""]),
+    ] {
+        let key = Key::of(part);
+        let written = key_of(&key, &request).unwrap();
+        assert!(named.iter().all(|name| key.is(&written, name)), "{named:?}");
+        assert!(!others.iter().any(|name| key.is(&written, name)), "{others:?}");
+    }
+}
+
+#[test]
+fn the_literal_can_be_named_and_a_key_of_several_parts_cannot() {
+    let key = Key::of(header()).otherwise(Otherwise::Literal("anonymous".to_owned()));
+    assert!(key.is(&key_of(&key, &sent()).unwrap(), "anonymous"));
+    let both = key.and(Part::Method);
+    let written = key_of(&both, &sent().header("x-user", "ann")).unwrap();
+    for name in ["ann", "GET", "annGET", ""] {
+        assert!(!both.is(&written, name), "{name}");
+    }
+    assert!(!Key::global().is(&key_of(&Key::global(), &sent()).unwrap(), ""));
+}
+
+#[test]
+fn what_was_written_before_stays_and_what_has_no_key_leaves_nothing() {
+    let key = Key::of(Part::Ip).and(header()).otherwise(Otherwise::Deny);
+    let mut text = b"before".to_vec();
+    assert_eq!(key.write(&sent(), &mut text), Err(NoKey::Denied));
+    assert_eq!(text, b"before");
+    assert_eq!(key.write(&sent().header("x-user", "ann"), &mut text), Ok(()));
+    assert_eq!(text.strip_prefix(b"before"), key_of(&key, &sent().header("x-user", "ann")).ok().as_deref());
+}
+
+/// `TOLLGATE_CASES` asks for more than the 50 000 cases that it gets by itself.
+#[test]
+fn keys_are_the_same_if_and_only_if_the_same_was_found() {
+    let asked: Option<u32> = std::env::var("TOLLGATE_CASES").ok().and_then(|cases| cases.parse().ok());
+    let config =
+        Config { cases: asked.unwrap_or(0).max(50_000), failure_persistence: None, ..Config::default() };
+    // Small numbers choose among few things, so that two requests are often alike.
+    let bytes = vec(
+        prop_oneof![3 => 0..6_u8, 1 => any::<u8>(), 1 => prop::sample::select(&b"ab=;& %+/"[..])],
+        0..160,
+    );
+    let failure = TestRunner::new(config).run(&bytes, |bytes| {
+        key_property::check(&bytes);
+        Ok(())
+    });
+    assert!(failure.is_ok(), "{}", failure.map_err(|error| error.to_string()).unwrap_err());
+}

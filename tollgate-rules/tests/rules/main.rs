@@ -1,0 +1,13 @@
+//! Keys, predicates and rules: what a request is charged, case by case, and what holds for every request.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot be set up has failed")]
+
+mod keys;
+mod rules;
+mod sent;
+mod when;
+
+#[path = "../../../fuzz/properties/input.rs"]
+#[allow(dead_code, reason = "the other properties need the rest")]
+mod input;
+#[path = "../../../fuzz/properties/key.rs"]
+mod key_property;

@@ -1,0 +1,45 @@
+//! Ten requests an hour for each address, in front of a function that hyper serves.
+//!
+//! `cargo run -p tollgate --features tower --example hyper -- 127.0.0.1:3000`
+
+use std::convert::Infallible;
+use std::error::Error;
+use std::time::Duration;
+
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::{Request, Response};
+use hyper_util::rt::TokioIo;
+use hyper_util::service::TowerToHyperService;
+use tokio::net::TcpListener;
+use tollgate::tower::{Peer, RateLimitLayer};
+use tollgate::{Align, Limit};
+use tower::ServiceBuilder;
+
+pub(crate) async fn serve(listener: TcpListener) -> Result<(), Box<dyn Error + Send + Sync>> {
+    let limits = RateLimitLayer::builder()
+        .per_client("per-client", Limit::fixed_window(10, Duration::from_secs(3600), Align::FirstRequest)?)
+        .build()?;
+
+    loop {
+        let (stream, address) = listener.accept().await?;
+        // Each connection has a service of its own. Their limits are the same.
+        let service = ServiceBuilder::new()
+            .map_request(move |mut request: Request<Incoming>| {
+                request.extensions_mut().insert(Peer(address.ip()));
+                request
+            })
+            .layer(limits.clone())
+            .service_fn(async |_| Ok::<_, Infallible>(Response::new("Hello!\n".to_owned())));
+        let service = TowerToHyperService::new(service);
+        tokio::spawn(http1::Builder::new().serve_connection(TokioIo::new(stream), service));
+    }
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
+    let address = std::env::args().nth(1).unwrap_or_else(|| "127.0.0.1:0".to_owned());
+    let listener = TcpListener::bind(address).await?;
+    println!("listening on http://{}", listener.local_addr()?);
+    serve(listener).await
+}

@@ -1,0 +1,77 @@
+//! The body of a response: the service's own, or ours.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+use pin_project_lite::pin_project;
+
+pin_project! {
+    /// The body of a response that went through a [`RateLimit`](super::RateLimit): the service's own, or what a denied
+    /// client is told.
+    #[derive(Debug)]
+    pub struct ResponseBody<B> {
+        #[pin]
+        kind: Kind<B>,
+    }
+}
+
+pin_project! {
+    #[derive(Debug)]
+    #[project = Projected]
+    enum Kind<B> {
+        Inner { #[pin] body: B },
+        Told { text: Option<Bytes> },
+    }
+}
+
+impl<B> ResponseBody<B> {
+    pub(crate) fn inner(body: B) -> ResponseBody<B> {
+        ResponseBody { kind: Kind::Inner { body } }
+    }
+
+    pub(crate) fn told(text: impl Into<Bytes>) -> ResponseBody<B> {
+        let text = text.into();
+        ResponseBody { kind: Kind::Told { text: (!text.is_empty()).then_some(text) } }
+    }
+}
+
+impl<B> Default for ResponseBody<B> {
+    /// An empty one.
+    fn default() -> ResponseBody<B> {
+        ResponseBody::told(Bytes::new())
+    }
+}
+
+impl<B: Body> Body for ResponseBody<B>
+where
+    B::Data: From<Bytes>,
+{
+    type Data = B::Data;
+    type Error = B::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
+        match self.project().kind.project() {
+            Projected::Inner { body } => body.poll_frame(context),
+            Projected::Told { text } => Poll::Ready(text.take().map(|text| Ok(Frame::data(text.into())))),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.kind {
+            Kind::Inner { body } => body.is_end_stream(),
+            Kind::Told { text } => text.is_none(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.kind {
+            Kind::Inner { body } => body.size_hint(),
+            Kind::Told { text } => SizeHint::with_exact(text.as_ref().map_or(0, |text| text.len() as u64)),
+        }
+    }
+}

@@ -1,0 +1,381 @@
+//! How a layer is made.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize};
+
+use http::request::Parts;
+use tollgate_core::{Limit, Mode};
+use tollgate_rules::answer::{Custom, HeaderSet, NameError, PolicyName};
+use tollgate_rules::client::Trust;
+use tollgate_rules::key::{Key, Part};
+use tollgate_rules::path::Spelling;
+use tollgate_rules::rule::{Rule, Rules, RulesError};
+
+use super::gate::{Gate, Observed, Observer, PeerOf, Verify};
+use super::{Claims, KeyExtractor, OtherSpellings, Peer, RateLimitLayer};
+use crate::clock::SystemClock;
+use crate::limiter::{self, BuildError, Limiter};
+use crate::memory::WhenFull;
+
+/// Settings of a [`RateLimitLayer`].
+pub struct Builder {
+    rules: Vec<Rule>,
+    customs: HashMap<String, Custom>,
+    trust: Trust,
+    spelling: Spelling,
+    other_spellings: OtherSpellings,
+    headers: HeaderSet,
+    jitter_secs: u64,
+    peer: PeerOf,
+    verify: Option<Verify>,
+    extractors: Vec<(String, Arc<dyn KeyExtractor>)>,
+    observer: Option<Observer>,
+    max_waiting: usize,
+    max_keys: Option<usize>,
+    max_bytes: Option<usize>,
+    when_full: Option<WhenFull>,
+}
+
+impl fmt::Debug for Builder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Builder").field("rules", &self.rules).finish_non_exhaustive()
+    }
+}
+
+impl Default for Builder {
+    fn default() -> Builder {
+        Builder {
+            rules: Vec::new(),
+            customs: HashMap::new(),
+            trust: Trust::default(),
+            spelling: Spelling::default(),
+            other_spellings: OtherSpellings::default(),
+            headers: HeaderSet::default(),
+            jitter_secs: 0,
+            peer: Arc::new(known_peer),
+            verify: None,
+            extractors: Vec::new(),
+            observer: None,
+            max_waiting: 1_024,
+            max_keys: None,
+            max_bytes: None,
+            when_full: None,
+        }
+    }
+}
+
+/// The peer as it may stand in a request's extensions.
+fn known_peer(request: &Parts) -> Option<IpAddr> {
+    let extensions = &request.extensions;
+    let address = extensions.get::<SocketAddr>().map(SocketAddr::ip);
+    extensions.get::<Peer>().map(|peer| peer.0).or(address).or_else(|| extensions.get::<IpAddr>().copied())
+}
+
+impl Builder {
+    /// Adds a rule. A request must pass all that concern it, and takes nothing from any if one denies it.
+    #[must_use]
+    pub fn rule(mut self, rule: Rule) -> Builder {
+        self.rules.push(rule);
+        self
+    }
+
+    /// Adds a limit for each client address: short for the rule that says so.
+    #[must_use]
+    pub fn per_client(self, name: &str, limit: Limit) -> Builder {
+        self.rule(Rule::new(name, limit).key(Key::of(Part::Ip)))
+    }
+
+    /// What those are told whom the rule of this name denies, in place of 429 and a problem. gRPC calls are not: their
+    /// clients know `RESOURCE_EXHAUSTED`.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tollgate::tower::{RateLimitLayer, answer::Custom};
+    /// use tollgate::{Align, Limit};
+    ///
+    /// let limit = Limit::fixed_window(100, Duration::from_secs(60), Align::Clock)?;
+    /// let full = Custom::default().with_status(503)?.with_body("Come back later.");
+    /// let layer = RateLimitLayer::builder().per_client("per-client", limit).answer("per-client", full).build()?;
+    /// # let _ = layer;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn answer(mut self, rule: &str, custom: Custom) -> Builder {
+        self.customs.insert(rule.to_owned(), custom);
+        self
+    }
+
+    /// Where a request comes from: the address at the other end of its connection. Unless this is said, it is a
+    /// [`Peer`], a `SocketAddr` or an `IpAddr` in the request's extensions. The [module](super) says where axum, tonic
+    /// and hyper have it.
+    ///
+    /// A request whose address a rule wants to know and that has none gets 500, and so does every such request: nobody
+    /// shares a budget, or passes, because something is set up wrongly.
+    #[must_use]
+    pub fn peer(mut self, peer: impl Fn(&Parts) -> Option<IpAddr> + Send + Sync + 'static) -> Builder {
+        self.peer = Arc::new(peer);
+        self
+    }
+
+    /// Which proxies are believed when they say for whom they ask; none if nothing is said.
+    #[must_use]
+    pub fn trust(mut self, trust: Trust) -> Builder {
+        self.trust = trust;
+        self
+    }
+
+    /// Which spellings of a path are the same. Those that servers read in different ways (`/a%2fb`) get 400 unless this
+    /// says otherwise.
+    #[must_use]
+    pub fn paths(mut self, spelling: Spelling) -> Builder {
+        self.spelling = spelling;
+        self
+    }
+
+    /// What happens to a request whose path is not in its [normal form](super::path); that form goes on if nothing is
+    /// said.
+    #[must_use]
+    pub fn other_spellings(mut self, other_spellings: OtherSpellings) -> Builder {
+        self.other_spellings = other_spellings;
+        self
+    }
+
+    /// By which headers clients are told; those of the IETF's draft if nothing is said.
+    #[must_use]
+    pub fn headers(mut self, headers: HeaderSet) -> Builder {
+        self.headers = headers;
+        self
+    }
+
+    /// Lengthens waits by up to so many seconds, at random: those who were denied together do not come back together.
+    #[must_use]
+    pub fn jitter_secs(mut self, at_most: u64) -> Builder {
+        self.jitter_secs = at_most;
+        self
+    }
+
+    /// Makes up a part of keys, under a name that rules use: `Part::Custom(name)`.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use http::request::Parts;
+    /// use tollgate::tower::RateLimitLayer;
+    /// use tollgate::tower::key::{Key, Part};
+    /// use tollgate::tower::rule::Rule;
+    /// use tollgate::{Align, Limit};
+    ///
+    /// fn tenant(request: &Parts) -> Option<String> {
+    ///     let user = request.headers.get("x-user")?.to_str().ok()?;
+    ///     Some(user.split_once('@')?.1.to_owned())
+    /// }
+    ///
+    /// let limit = Limit::fixed_window(1000, Duration::from_secs(3600), Align::Clock)?;
+    /// let per_tenant = Rule::new("per-tenant", limit).key(Key::of(Part::Custom("tenant".to_owned())));
+    /// let layer = RateLimitLayer::builder().rule(per_tenant).extractor("tenant", tenant).build()?;
+    /// # let _ = layer;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn extractor(mut self, name: &str, extractor: impl KeyExtractor) -> Builder {
+        self.extractors.push((name.to_owned(), Arc::new(extractor)));
+        self
+    }
+
+    /// Verifies tokens, whose claims rules may use. It is asked once for a request, and only if a rule wants to know a
+    /// claim. Where it has none, [`Claims`] in the request's extensions count.
+    #[must_use]
+    pub fn claims(mut self, verify: impl Fn(&Parts) -> Option<Claims> + Send + Sync + 'static) -> Builder {
+        self.verify = Some(Arc::new(verify));
+        self
+    }
+
+    /// Verifies tokens with a set of keys; rules may use what they claim.
+    #[cfg(feature = "jwt")]
+    #[must_use]
+    pub fn tokens(self, tokens: super::token::Tokens) -> Builder {
+        self.claims(move |request| tokens.claims(request))
+    }
+
+    /// Is told of every decision of the limits, those of shadow rules included: for counters and logs. It is called while
+    /// the request waits, so it should be quick.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use tollgate::tower::{RateLimitLayer, rule::Rule};
+    /// # use tollgate::{Align, Limit};
+    /// # let limit = Limit::fixed_window(1000, Duration::from_secs(3600), Align::Clock)?;
+    /// let layer = RateLimitLayer::builder()
+    ///     .rule(Rule::new("planned", limit).shadow())
+    ///     .observe(|observed| {
+    ///         for rule in observed.rules.iter().filter(|rule| rule.is_shadow && !rule.decision.allowed) {
+    ///             println!("{} would have denied a request", rule.name);
+    ///         }
+    ///     })
+    ///     .build()?;
+    /// # let _ = layer;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn observe(mut self, observer: impl Fn(&Observed<'_>) + Send + Sync + 'static) -> Builder {
+        self.observer = Some(Arc::new(observer));
+        self
+    }
+
+    /// How many requests may wait at once for leaky buckets that delay; 1024 if nothing is said. More that meet such a
+    /// bucket get 503 at once, and nothing is taken from their limits.
+    #[must_use]
+    pub fn max_waiting(mut self, max_waiting: usize) -> Builder {
+        self.max_waiting = max_waiting;
+        self
+    }
+
+    /// Room for so many keys in use, for each limit, in memory.
+    #[must_use]
+    pub fn max_keys(mut self, max_keys: usize) -> Builder {
+        self.max_keys = Some(max_keys);
+        self
+    }
+
+    /// The most memory that all states may hold.
+    #[must_use]
+    pub fn max_bytes(mut self, max_bytes: usize) -> Builder {
+        self.max_bytes = Some(max_bytes);
+        self
+    }
+
+    /// What is answered when there is room for no more keys in memory.
+    #[must_use]
+    pub fn when_full(mut self, when_full: WhenFull) -> Builder {
+        self.when_full = Some(when_full);
+        self
+    }
+
+    /// The layer, with its states in this process.
+    ///
+    /// # Errors
+    /// If there is no rule, or they do not fit together, or there is no room for any key.
+    pub fn build(self) -> Result<RateLimitLayer, LayerError> {
+        let rules = Rules::new(self.rules.clone()).map_err(LayerError::Rules)?;
+        let limiter = self.bounded(limiter_builder(&rules)?).build().map_err(LayerError::Memory)?;
+        self.with(rules, limiter)
+    }
+
+    /// The layer, with its states in Redis: all processes whose rules have the same names share their limits. Must be
+    /// called on a tokio runtime.
+    ///
+    /// # Errors
+    /// If there is no rule, they do not fit together, or the settings do not work.
+    #[cfg(feature = "redis")]
+    pub fn redis(
+        self,
+        settings: &crate::redis::Settings,
+    ) -> Result<RateLimitLayer<crate::redis::Redis>, LayerError> {
+        let rules = Rules::new(self.rules.clone()).map_err(LayerError::Rules)?;
+        let mut settings = settings.clone();
+        for (number, kept) in rules.limits().iter().enumerate() {
+            settings = settings.named(number, &kept.name);
+            if let Some(failure) = kept.failure {
+                settings = settings.failure_of(number, failure);
+            }
+            if let Some(lease) = kept.lease {
+                settings = settings.lease(number, lease);
+            }
+        }
+        let limiter = limiter_builder(&rules)?.redis(&settings).map_err(LayerError::Redis)?;
+        self.with(rules, limiter)
+    }
+
+    fn bounded(&self, mut builder: limiter::Builder) -> limiter::Builder {
+        if let Some(max_keys) = self.max_keys {
+            builder = builder.max_keys(max_keys);
+        }
+        if let Some(max_bytes) = self.max_bytes {
+            builder = builder.max_bytes(max_bytes);
+        }
+        if let Some(when_full) = self.when_full {
+            builder = builder.when_full(when_full);
+        }
+        builder
+    }
+
+    fn with<S>(self, rules: Rules, limiter: Limiter<S>) -> Result<RateLimitLayer<S>, LayerError> {
+        let name = |rule: &Rule| {
+            PolicyName::new(&rule.name).map_err(|error| LayerError::Name(rule.name.clone(), error))
+        };
+        let names: Vec<PolicyName> = rules.rules().map(name).collect::<Result<_, _>>()?;
+        if let Some(unknown) = self.customs.keys().find(|name| rules.rules().all(|rule| rule.name != **name))
+        {
+            return Err(LayerError::UnknownRule(unknown.clone()));
+        }
+        let customs = rules.rules().map(|rule| self.customs.get(&rule.name).cloned().unwrap_or_default());
+        let is_delay = |limit: &Limit| matches!(limit, Limit::Bucket(it) if it.mode() == Some(Mode::Shape));
+        let gate = Gate {
+            customs: customs.collect(),
+            delays: rules.limits().iter().map(|kept| is_delay(&kept.limit)).collect(),
+            limiter,
+            rules,
+            names,
+            trust: self.trust,
+            spelling: self.spelling,
+            other_spellings: self.other_spellings,
+            headers: self.headers,
+            jitter_secs: self.jitter_secs,
+            peer: self.peer,
+            verify: self.verify,
+            extractors: self.extractors,
+            observer: self.observer,
+            max_waiting: self.max_waiting,
+            waiting: AtomicUsize::new(0),
+            clock: SystemClock::new(),
+            answers: AtomicU64::new(0),
+        };
+        Ok(RateLimitLayer { gate: Arc::new(gate) })
+    }
+}
+
+/// A limiter for all limits of the rules.
+fn limiter_builder(rules: &Rules) -> Result<limiter::Builder, LayerError> {
+    let mut limits = rules.limits().iter().map(|kept| kept.limit.clone());
+    let first = limits.next().ok_or(LayerError::NoRules)?;
+    Ok(limits.fold(Limiter::builder(first), limiter::Builder::and))
+}
+
+/// A layer that cannot be made.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum LayerError {
+    /// There is no rule.
+    NoRules,
+    /// The rules do not fit together.
+    Rules(RulesError),
+    /// [`Builder::answer`] names a rule that there is not.
+    UnknownRule(String),
+    /// A rule has a name that clients cannot be told.
+    Name(String, NameError),
+    /// The store in memory cannot be made.
+    Memory(BuildError),
+    /// The store in Redis cannot be made.
+    #[cfg(feature = "redis")]
+    Redis(crate::redis::SettingsError),
+}
+
+impl fmt::Display for LayerError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            LayerError::NoRules => write!(f, "there is no rule; add one with Builder::rule"),
+            LayerError::Rules(error) => write!(f, "{error}"),
+            LayerError::UnknownRule(name) => {
+                write!(f, "there is an answer for the rule {name}, but no such rule")
+            }
+            LayerError::Name(name, error) => write!(f, "a limit cannot be called {name:?}: {error}"),
+            LayerError::Memory(error) => write!(f, "{error}"),
+            #[cfg(feature = "redis")]
+            LayerError::Redis(error) => write!(f, "{error}"),
+        }
+    }
+}
+
+impl std::error::Error for LayerError {}

@@ -1,0 +1,212 @@
+//! Limits in front of any HTTP service, as a [tower](https://docs.rs/tower) middleware: axum, tonic, hyper.
+//!
+//! ```
+//! use std::time::Duration;
+//! use tollgate::tower::RateLimitLayer;
+//! use tollgate::tower::key::{Key, Otherwise, Part};
+//! use tollgate::tower::rule::Rule;
+//! use tollgate::{Limit, Rate, Style};
+//!
+//! // Ten at once for each user, and one more each second; those who do not say who they are share.
+//! let limit = Limit::token_bucket(10, Rate::new(1, Duration::from_secs(1))?, Style::Smooth)?;
+//! let user = Key::of(Part::header("X-User-Id")).otherwise(Otherwise::Literal("anonymous".to_owned()));
+//! let layer = RateLimitLayer::builder().rule(Rule::new("per-user", limit).key(user)).build()?;
+//! # let _ = layer;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # What a client sees
+//!
+//! | a request that | gets |
+//! |---|---|
+//! | all its limits allow | the service's response, with `RateLimit` and `RateLimit-Policy`: what is left, and of what |
+//! | a limit denies | 429 with `Retry-After`, the same two, `Cache-Control: no-store` and a problem (RFC 9457) as its body |
+//! | a leaky bucket delays | the service's response, later; 503 at once if [too many](Builder::max_waiting) wait |
+//! | is on a rule's list of the denied, or does not say whose it is where it must | 403 |
+//! | says twice whose it is, or has a path that servers read in different ways | 400 |
+//! | is denied because the store is away, by a limit whose policy is that nothing passes then | 503 |
+//! | comes from nobody knows where, and a rule wants to know | 500: see [`Builder::peer`] |
+//!
+//! gRPC calls get the same as a status: `RESOURCE_EXHAUSTED`, `PERMISSION_DENIED`, `INVALID_ARGUMENT`, `UNAVAILABLE` or
+//! `INTERNAL`, with the headers as metadata. Requests of every method count, `HEAD` and `OPTIONS` too, unless a rule says
+//! otherwise ([`When::methods`](when::When)). Where the service's own response has such headers already, lists tell both,
+//! and of [sets](answer::HeaderSet) with single values the service's own stand.
+//!
+//! # Several rules
+//!
+//! A [`Rule`](rule::Rule) is a limit, [whose](key) it is, [which requests](when) it concerns and what each costs. A
+//! request must pass all that concern it, and takes nothing from any of them if one denies it.
+//!
+//! ```
+//! # use std::time::Duration;
+//! # use tollgate::tower::RateLimitLayer;
+//! # use tollgate::tower::key::{Key, Part};
+//! # use tollgate::tower::rule::Rule;
+//! use tollgate::tower::path::Pattern;
+//! use tollgate::tower::when::When;
+//! use tollgate::{Align, Limit};
+//!
+//! let hour = Duration::from_secs(3600);
+//! let login = When { paths: vec![Pattern::parse("/login")?], methods: vec!["POST".to_owned()], ..When::default() };
+//! let layer = RateLimitLayer::builder()
+//!     .per_client("per-client", Limit::fixed_window(1000, hour, Align::Clock)?)
+//!     .rule(Rule::new("passwords", Limit::fixed_window(5, hour, Align::Clock)?).key(Key::of(Part::Ip)).when(login))
+//!     // This one only counts, and tells `Builder::observe`.
+//!     .rule(Rule::new("planned", Limit::fixed_window(100, hour, Align::Clock)?).key(Key::of(Part::Ip)).shadow())
+//!     .build()?;
+//! # let _ = layer;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Where requests come from
+//!
+//! Rules that go by address must be told the peer of a connection, which no two servers keep in the same place:
+//!
+//! | server | how |
+//! |---|---|
+//! | axum | serve with `into_make_service_with_connect_info::<SocketAddr>()`, and `.peer(\|request\| Some(request.extensions.get::<ConnectInfo<SocketAddr>>()?.ip()))` |
+//! | tonic | `.peer(\|request\| Some(request.extensions.get::<TcpConnectInfo>()?.remote_addr()?.ip()))` |
+//! | hyper | put a [`Peer`] into the extensions of each request, as in `examples/hyper.rs` |
+//!
+//! Behind proxies, [`Builder::trust`] says whose `X-Forwarded-For` counts.
+//!
+//! # Where the layer goes
+//!
+//! In front of the router. Rules see one [normal form](path) of a path, however it was spelt, and that goes on to the
+//! service ([`OtherSpellings`]). axum's `Router::layer` is behind the router: use `layer.layer(router)` as the service,
+//! or rules that do not look at paths, or [`OtherSpellings::Refuse`].
+//!
+//! The service must be `Clone`, as those of all three are. A request that is let in at once goes to it without being
+//! cloned. One that is delayed or waits for Redis keeps the service that was ready for it; a delay is a timer of tokio.
+//!
+//! # Several processes
+//!
+//! With the feature `redis`, `Builder::redis` makes the same layer with its states in Redis.
+//!
+//! | file | what it does |
+//! |---|---|
+//! | `builder` | makes a layer |
+//! | `view` | shows a request to the rules |
+//! | `gate` | decides |
+//! | `service`, `told`, `body` | carry out what was decided |
+//! | `token` | verifies tokens, with the feature `jwt` |
+
+mod body;
+mod builder;
+mod gate;
+mod service;
+#[cfg(feature = "jwt")]
+pub mod token;
+mod told;
+mod view;
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use http::request::Parts;
+use smallvec::SmallVec;
+pub use tollgate_rules::{answer, client, key, path, rule, when};
+use tower_layer::Layer;
+
+pub use self::body::ResponseBody;
+pub use self::builder::{Builder, LayerError};
+use self::gate::Gate;
+pub use self::gate::{Observed, Ruled};
+pub use self::service::{RateLimit, ResponseFuture};
+use crate::memory::Memory;
+
+/// Puts limits in front of a service. See the [module](self).
+///
+/// A layer and its clones, and all services that they are put in front of, share the limits.
+#[derive(Debug)]
+pub struct RateLimitLayer<S = Memory> {
+    gate: Arc<Gate<S>>,
+}
+
+impl<S> Clone for RateLimitLayer<S> {
+    /// The same limits: what passes one clone counts for all.
+    fn clone(&self) -> Self {
+        RateLimitLayer { gate: self.gate.clone() }
+    }
+}
+
+impl<T, S> Layer<T> for RateLimitLayer<S> {
+    type Service = RateLimit<T, S>;
+
+    fn layer(&self, inner: T) -> RateLimit<T, S> {
+        RateLimit { inner, gate: self.gate.clone() }
+    }
+}
+
+impl RateLimitLayer {
+    /// Any number of limits, and how clients are known and told.
+    pub fn builder() -> Builder {
+        Builder::default()
+    }
+}
+
+/// Whose requests are whose, in ways that rules cannot say: [`Builder::extractor`]. Functions are extractors.
+pub trait KeyExtractor: Send + Sync + 'static {
+    /// The text that names the owner of a request, if it has one.
+    fn extract(&self, request: &Parts) -> Option<String>;
+}
+
+impl<F: Fn(&Parts) -> Option<String> + Send + Sync + 'static> KeyExtractor for F {
+    fn extract(&self, request: &Parts) -> Option<String> {
+        self(request)
+    }
+}
+
+/// What a verified token claims, by the claims' names. A service in front that verifies tokens itself may put one into
+/// the extensions of a request; else there is [`Builder::claims`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Claims(pub HashMap<String, String>);
+
+impl Claims {
+    fn get(&self, name: &str) -> Option<&str> {
+        self.0.get(name).map(String::as_str)
+    }
+}
+
+/// The address at the other end of a request's connection, for the extensions of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer(pub IpAddr);
+
+/// The name of a request's route, for the extensions of a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Route(pub Arc<str>);
+
+/// The numbers of the rules that concern a request, from 0 in the order of the [builder](Builder::rule), for the
+/// extensions of a request; without it, all do. What a rule itself says about which requests it concerns still holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Chosen(pub Arc<[usize]>);
+
+impl Chosen {
+    /// Each of them once, in order, and none that there is not: whoever wrote them down may have erred.
+    fn numbers(&self, rules: usize) -> SmallVec<[usize; 8]> {
+        let mut numbers: SmallVec<_> = self.0.iter().copied().filter(|number| *number < rules).collect();
+        numbers.sort_unstable();
+        numbers.dedup();
+        numbers
+    }
+}
+
+/// What happens to a request whose path is spelt in another way than the [normal form](path) that rules compare.
+///
+/// Rules meet it under any spelling: `//login` is `/login`. But if the service behind does not think so, a request is
+/// counted as one thing and served as another: `/search/../login` is a login to the rules and may be a search to
+/// the service.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OtherSpellings {
+    /// It goes on with the normal form, so that what was counted is what is served. Letters and the slash at the end stay
+    /// as they came.
+    #[default]
+    Rewrite,
+    /// It gets 400. For a layer inside of a router, such as one given to axum's `Router::layer`: there the route was
+    /// chosen before the layer sees the path, and a rewritten path comes too late.
+    Refuse,
+    /// It goes on as it came. For services that read paths exactly as the rules do, and for rules that do not look at
+    /// paths.
+    Keep,
+}

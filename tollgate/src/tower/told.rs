@@ -1,0 +1,195 @@
+//! What a client is told: in the headers of the service's response, or instead of it.
+
+use bytes::Bytes;
+use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName, RETRY_AFTER};
+use http::{HeaderMap, HeaderValue, Response, StatusCode};
+use smallvec::SmallVec;
+use tollgate_rules::answer::{Answer, Header, Merged, merged};
+
+use super::body::ResponseBody;
+use super::gate::NotAsked;
+
+/// A header that goes with a response.
+#[derive(Debug)]
+pub(crate) struct Note {
+    name: &'static str,
+    value: HeaderValue,
+    /// Whether it is a list, to which an upstream's own members may belong.
+    is_list: bool,
+}
+
+/// As many as the usual set of headers has.
+pub(crate) type Notes = SmallVec<[Note; 2]>;
+
+impl Note {
+    pub(crate) fn new(header: Header<'_>) -> Option<Note> {
+        let value = HeaderValue::from_str(header.value).ok()?;
+        Some(Note { name: header.name, value, is_list: header.is_list })
+    }
+}
+
+/// Adds what a client is told to the headers of a response, beside what an upstream says itself.
+pub(crate) fn tell(headers: &mut HeaderMap, notes: Notes) {
+    // Of single values the upstream's stand, and all of ours go: a mixture would describe no limit at all.
+    let has_theirs = notes.iter().any(|note| !note.is_list && headers.contains_key(note.name));
+    for Note { name, value, is_list } in notes {
+        let name = HeaderName::from_static(name);
+        if is_list && headers.contains_key(&name) {
+            join(headers, name, value);
+        } else if is_list || !has_theirs {
+            // A response with more headers than a map can hold has none of ours.
+            let _ = headers.try_insert(name, value);
+        }
+    }
+}
+
+/// Adds our members to an upstream's list.
+fn join(headers: &mut HeaderMap, name: HeaderName, ours: HeaderValue) {
+    let Ok(text) = ours.to_str() else { return };
+    let both = match merged(headers.get_all(&name).iter().map(HeaderValue::as_bytes), text) {
+        Merged::Joined(both) => HeaderValue::from_str(&both).ok(),
+        Merged::Beside(_) => None,
+    };
+    let _ = match both {
+        Some(both) => headers.try_insert(name, both).map(|_| ()),
+        None => headers.try_append(name, ours).map(|_| ()),
+    };
+}
+
+/// What a client is told instead of the service's response.
+#[derive(Debug)]
+pub(crate) struct Told {
+    status: StatusCode,
+    headers: HeaderMap,
+    body: Bytes,
+}
+
+impl Told {
+    pub(crate) fn into_response<B>(self) -> Response<ResponseBody<B>> {
+        let mut response = Response::new(ResponseBody::told(self.body));
+        *response.status_mut() = self.status;
+        *response.headers_mut() = self.headers;
+        response
+    }
+
+    /// The same for a gRPC call: a response of trailers only, whose status is in one of them.
+    fn into_grpc(mut self, call: GrpcCall, code: &'static str, message: &str) -> Told {
+        self.headers.insert(CONTENT_TYPE, call.0);
+        self.headers.insert("grpc-status", HeaderValue::from_static(code));
+        // Percent signs begin escapes there, and no sentence of ours has one.
+        if let Ok(message) = HeaderValue::from_str(&message.replace('%', "")) {
+            self.headers.insert("grpc-message", message);
+        }
+        Told { status: StatusCode::OK, headers: self.headers, body: Bytes::new() }
+    }
+}
+
+/// A call whose client looks for its status in a trailer, and the content type that it expects.
+#[derive(Clone, Debug)]
+pub(crate) struct GrpcCall(HeaderValue);
+
+impl GrpcCall {
+    /// None if a request is not a call.
+    pub(crate) fn of(headers: &HeaderMap) -> Option<GrpcCall> {
+        let kind = headers.get(CONTENT_TYPE)?;
+        match kind.as_bytes().strip_prefix(b"application/grpc")? {
+            [] | [b'+' | b';', ..] => Some(GrpcCall(HeaderValue::from_static("application/grpc"))),
+            // Browsers' own kind, of which there are several: each gets what it sent.
+            [b'-', b'w', b'e', b'b', ..] => Some(GrpcCall(kind.clone())),
+            _ => None,
+        }
+    }
+}
+
+const INVALID_ARGUMENT: &str = "3";
+const PERMISSION_DENIED: &str = "7";
+const RESOURCE_EXHAUSTED: &str = "8";
+const INTERNAL: &str = "13";
+const UNAVAILABLE: &str = "14";
+
+/// What those are told whom their limits deny; `is_closed` if only because the store is away.
+pub(crate) fn denied(answer: &Answer, is_closed: bool, grpc: Option<GrpcCall>) -> Told {
+    let status = answer.status().and_then(|status| StatusCode::from_u16(status).ok());
+    let mut told = Told {
+        status: status.unwrap_or(StatusCode::TOO_MANY_REQUESTS),
+        headers: HeaderMap::new(),
+        body: Bytes::new(),
+    };
+    tell(&mut told.headers, answer.headers().filter_map(Note::new).collect());
+    let Some(call) = grpc else {
+        return Told { body: Bytes::copy_from_slice(answer.body().as_bytes()), ..told };
+    };
+    let (code, why) = match is_closed {
+        true => (UNAVAILABLE, "less capacity than usual for now"),
+        false => (RESOURCE_EXHAUSTED, "too many requests"),
+    };
+    match answer.header(RETRY_AFTER.as_str()) {
+        Some(wait) => told.into_grpc(call, code, &format!("{why}; try again in {wait} s")),
+        None => told.into_grpc(call, code, why),
+    }
+}
+
+/// What those are told about whom no limit was asked.
+pub(crate) fn not_asked(why: &NotAsked, grpc: Option<GrpcCall>) -> Told {
+    match why {
+        NotAsked::Bad(why) => problem(StatusCode::BAD_REQUEST, INVALID_ARGUMENT, why, grpc),
+        NotAsked::Forbidden => {
+            problem(StatusCode::FORBIDDEN, PERMISSION_DENIED, "this client is not let in", grpc)
+        }
+        NotAsked::NoPeer => problem(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            INTERNAL,
+            "the limiter was not told from where requests come; see tollgate::tower::Builder::peer",
+            grpc,
+        ),
+    }
+}
+
+/// What those are told who would have to wait where too many wait already.
+pub(crate) fn busy(grpc: Option<GrpcCall>) -> Told {
+    let why = "too many requests wait already";
+    let mut told = problem(StatusCode::SERVICE_UNAVAILABLE, UNAVAILABLE, why, grpc);
+    told.headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
+    told
+}
+
+fn problem(status: StatusCode, code: &'static str, detail: &str, grpc: Option<GrpcCall>) -> Told {
+    let mut headers = HeaderMap::new();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    let title = status.canonical_reason().unwrap_or("Refused");
+    // What would end a string of JSON is in no sentence of ours, but may be in a name that was configured.
+    let detail: String = detail.chars().filter(|c| !c.is_control() && *c != '"' && *c != '\\').collect();
+    let number = status.as_u16();
+    let body = format!(r#"{{"type":"about:blank","title":"{title}","status":{number},"detail":"{detail}"}}"#);
+    let told = Told { status, headers, body: body.into() };
+    match grpc {
+        Some(call) => told.into_grpc(call, code, &detail),
+        None => told,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answered(content_type: &'static str) -> Option<HeaderValue> {
+        let mut headers = HeaderMap::new();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+        GrpcCall::of(&headers).map(|call| call.0)
+    }
+
+    #[test]
+    fn grpc_calls_are_known_by_their_content_type() {
+        for kind in ["application/grpc", "application/grpc+proto", "application/grpc;charset=utf-8"] {
+            assert_eq!(answered(kind).unwrap(), "application/grpc");
+        }
+        for kind in ["application/grpc-web", "application/grpc-web-text+proto"] {
+            assert_eq!(answered(kind).unwrap(), kind);
+        }
+        for kind in ["application/json", "application/grpcs", "text/plain; application/grpc"] {
+            assert_eq!(answered(kind), None, "{kind}");
+        }
+        assert!(GrpcCall::of(&HeaderMap::new()).is_none());
+    }
+}

@@ -1,0 +1,162 @@
+//! An HTTP request as rules see it.
+
+use std::borrow::Cow;
+use std::cell::OnceCell;
+use std::net::{IpAddr, Ipv4Addr};
+
+use http::Uri;
+use http::header::{HOST, HeaderValue};
+use http::request::Parts;
+use http::uri::PathAndQuery;
+use tollgate_rules::path::{Spelling, normalise};
+use tollgate_rules::request::Request;
+
+use super::gate::{Gate, NotAsked};
+use super::{Claims, OtherSpellings, Route};
+
+/// A request's head. What takes work is worked out when the first rule wants to know it.
+pub(crate) struct View<'a, S> {
+    parts: &'a Parts,
+    gate: &'a Gate<S>,
+    path: Cow<'a, str>,
+    host: &'a str,
+    client: OnceCell<Option<IpAddr>>,
+    verified: OnceCell<Option<Claims>>,
+}
+
+impl<'a, S> View<'a, S> {
+    pub(crate) fn new(parts: &'a Parts, gate: &'a Gate<S>) -> Result<View<'a, S>, NotAsked> {
+        let path = normalise(parts.uri.path(), gate.spelling);
+        let path = path.map_err(|error| NotAsked::Bad(error.to_string()))?;
+        let (client, verified) = (OnceCell::new(), OnceCell::new());
+        Ok(View { parts, gate, path, host: host(parts)?, client, verified })
+    }
+
+    /// Whether a rule wanted to know the client's address, and nobody had said where requests come from.
+    pub(crate) fn lacks_peer(&self) -> bool {
+        self.client.get().is_some_and(Option::is_none)
+    }
+
+    fn find_client(&self) -> Option<IpAddr> {
+        let peer = (self.gate.peer)(self.parts)?;
+        let trust = &self.gate.trust;
+        let lines = self.parts.headers.get_all(trust.source().header_name());
+        Some(trust.client(peer, lines.iter().map(HeaderValue::as_bytes)))
+    }
+}
+
+/// The host that was asked for: the target's own, and only if it has none that of the header.
+fn host(parts: &Parts) -> Result<&str, NotAsked> {
+    let mut lines = parts.headers.get_all(HOST).iter();
+    let first = lines.next();
+    if lines.next().is_some() {
+        return Err(NotAsked::Bad("the header host is there twice; send it once".to_owned()));
+    }
+    let named = || first.and_then(|host| host.to_str().ok()).map_or("", without_port);
+    let host = parts.uri.host().unwrap_or_else(named);
+    // A final dot is the root's: the same host.
+    Ok(host.strip_suffix('.').unwrap_or(host))
+}
+
+/// The target as it goes on, if it is not the one that came.
+///
+/// Which letters and which slashes at the end are the same is what somebody said of the service behind, so that gets them
+/// as they came. All the rest is what we know of paths, and it may not.
+pub(crate) fn respelt(
+    uri: &Uri,
+    spelling: Spelling,
+    other_spellings: OtherSpellings,
+) -> Result<Option<Uri>, NotAsked> {
+    // Neither `OPTIONS *` nor `CONNECT host:443` has a path that could be spelt otherwise.
+    if other_spellings == OtherSpellings::Keep || matches!(uri.path(), "" | "*") {
+        return Ok(None);
+    }
+    let spelling = Spelling { ambiguous: spelling.ambiguous, ..Spelling::default() };
+    let path = normalise(uri.path(), spelling).map_err(|error| NotAsked::Bad(error.to_string()))?;
+    if path == uri.path() {
+        return Ok(None);
+    }
+    if other_spellings == OtherSpellings::Refuse {
+        return Err(NotAsked::Bad("the path has a plainer spelling; send that".to_owned()));
+    }
+    let target = match uri.query() {
+        Some(query) => format!("{path}?{query}"),
+        None => path.into_owned(),
+    };
+    let mut parts = uri.clone().into_parts();
+    let too_long = || NotAsked::Bad("the path is too long".to_owned());
+    parts.path_and_query = Some(PathAndQuery::try_from(target).map_err(|_| too_long())?);
+    Uri::from_parts(parts).map(Some).map_err(|_| too_long())
+}
+
+impl<S> Request for View<'_, S> {
+    fn method(&self) -> &str {
+        self.parts.method.as_str()
+    }
+
+    fn host(&self) -> &str {
+        self.host
+    }
+
+    fn path(&self) -> &str {
+        &self.path
+    }
+
+    fn query(&self) -> &str {
+        self.parts.uri.query().unwrap_or("")
+    }
+
+    fn header<'b>(&'b self, name: &'b str) -> impl Iterator<Item = &'b [u8]> + 'b {
+        self.parts.headers.get_all(name).iter().map(HeaderValue::as_bytes)
+    }
+
+    fn client(&self) -> IpAddr {
+        // If it is not known, the request is refused when all rules have been asked.
+        self.client.get_or_init(|| self.find_client()).unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED))
+    }
+
+    fn route(&self) -> &str {
+        self.parts.extensions.get::<Route>().map_or("", |route| route.0.as_ref())
+    }
+
+    fn claim(&self, name: &str) -> Option<&str> {
+        let verify = || self.gate.verify.as_ref().and_then(|verify| verify(self.parts));
+        let claims = self.verified.get_or_init(verify).as_ref();
+        claims.or_else(|| self.parts.extensions.get::<Claims>())?.get(name)
+    }
+
+    fn custom(&self, name: &str) -> Option<String> {
+        let (_, extractor) = self.gate.extractors.iter().find(|(its, _)| its == name)?;
+        extractor.extract(self.parts)
+    }
+}
+
+/// `host:port` and `[::1]:port` without the port.
+fn without_port(host: &str) -> &str {
+    match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) && !name.ends_with(':') => {
+            // Of an address in brackets the brackets go with the port, as in a target's host.
+            if name.contains(':') && !name.starts_with('[') { host } else { name }
+        }
+        _ => host,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::without_port;
+
+    #[test]
+    fn ports_are_taken_off() {
+        for (host, name) in [
+            ("example.com", "example.com"),
+            ("example.com:80", "example.com"),
+            ("[::1]:80", "[::1]"),
+            ("[::1]", "[::1]"),
+            ("::1", "::1"),
+            ("", ""),
+        ] {
+            assert_eq!(without_port(host), name, "{host}");
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! What a request costs, and that it costs all of its limits or none.
+
+use std::sync::Arc;
+
+use http::Request;
+use tollgate::tower::key::{Key, Part};
+use tollgate::tower::rule::{Cost, Rule};
+use tollgate::tower::{RateLimitLayer, Route};
+
+use super::{Got, get, hourly, ip, per_client, plain, send, statuses, with};
+
+/// What is left of a limit, by the name of its rule.
+fn left(got: &Got, name: &str) -> u32 {
+    let told = got.header("ratelimit").unwrap();
+    let start = told.find(&format!("\"{name}\";r=")).unwrap() + name.len() + 5;
+    told[start..].split(';').next().unwrap().parse().unwrap()
+}
+
+#[tokio::test]
+async fn several_rules_are_charged_all_or_none() {
+    let user = Rule::new("user", hourly(2)).key(Key::of(Part::header("x-user")));
+    let layer = RateLimitLayer::builder().rule(user).rule(Rule::new("all", hourly(5))).build().unwrap();
+    let of = |user: &str| with("x-user", user);
+    assert_eq!(statuses(&layer, [of("a"), of("a"), of("a"), of("a")]).await, [200, 200, 429, 429]);
+    // What the user was denied has cost the others nothing.
+    let got = send(&layer, of("b")).await;
+    assert_eq!((got.status, left(&got, "user"), left(&got, "all")), (200, 1, 2));
+    assert_eq!(statuses(&layer, [of("c"), of("d")]).await, [200, 200]);
+    let got = send(&layer, of("b")).await;
+    assert_eq!((got.status, left(&got, "user"), left(&got, "all")), (429, 1, 0));
+}
+
+/// A layer with one rule of ten units and this cost.
+fn costing(cost: Cost) -> RateLimitLayer {
+    RateLimitLayer::builder().rule(Rule::new("units", hourly(10)).key(ip()).cost(cost)).build().unwrap()
+}
+
+#[tokio::test]
+async fn a_request_costs_what_the_rule_says() {
+    let layer = costing(Cost::Fixed(4));
+    assert_eq!(left(&send(&layer, plain("/")).await, "units"), 6);
+    assert_eq!(statuses(&layer, [plain("/"), plain("/")]).await, [200, 429]);
+    // What a limit can never hold is denied for good: there is no time at which to come back.
+    let got = send(&costing(Cost::Fixed(11)), plain("/")).await;
+    assert_eq!((got.status, got.header("retry-after")), (429, None));
+}
+
+#[tokio::test]
+async fn a_request_costs_what_its_header_says() {
+    let layer = costing(Cost::Header { name: "x-cost".to_owned(), otherwise: 2, most: 5 });
+    let mut rest = 10;
+    for (header, cost) in [("1", 1), ("nonsense", 2), ("-3", 2)] {
+        rest -= cost;
+        assert_eq!(left(&send(&layer, with("x-cost", header)).await, "units"), rest, "{header}");
+    }
+    assert_eq!(left(&send(&layer, with("x-cost", "99999999999999999999")).await, "units"), 0);
+    assert_eq!(send(&layer, plain("/")).await.status, 429);
+}
+
+#[tokio::test]
+async fn a_request_costs_what_its_route_says() {
+    let layer = costing(Cost::Routes { costs: vec![("export".to_owned(), 6)], otherwise: 1 });
+    let on = |route: &str| -> Request<String> {
+        get("/").extension(Route(Arc::from(route))).body(String::new()).unwrap()
+    };
+    assert_eq!(left(&send(&layer, on("export")).await, "units"), 4);
+    assert_eq!(left(&send(&layer, on("list")).await, "units"), 3);
+    assert_eq!(left(&send(&layer, plain("/")).await, "units"), 2);
+    assert_eq!(send(&layer, on("export")).await.status, 429);
+}
+
+#[tokio::test]
+async fn a_layer_and_its_clones_share_the_limits() {
+    let layer = per_client(2).build().unwrap();
+    let clone = layer.clone();
+    assert_eq!(send(&layer, plain("/")).await.status, 200);
+    assert_eq!(statuses(&clone, [plain("/"), plain("/")]).await, [200, 429]);
+    assert_eq!(send(&layer, plain("/")).await.status, 429);
+}

@@ -1,0 +1,220 @@
+//! Which requests a rule concerns, however they are spelt, and which are refused before any rule is asked.
+
+use std::sync::Arc;
+
+use http::{HeaderValue, Method, Request};
+use tollgate::tower::client::parse_cidr;
+use tollgate::tower::key::{Key, Part};
+use tollgate::tower::path::{Pattern, Spelling, WhenAmbiguous};
+use tollgate::tower::rule::Rule;
+use tollgate::tower::when::{Wanted, When};
+use tollgate::tower::{Chosen, Claims, OtherSpellings, Peer, RateLimitLayer};
+
+use super::{get, hourly, ip, once, per_client, plain, send, statuses, with};
+
+pub(super) fn methods(methods: &[&str]) -> When {
+    When { methods: methods.iter().map(|it| (*it).to_owned()).collect(), ..When::default() }
+}
+
+fn paths(patterns: &[&str]) -> When {
+    When { paths: patterns.iter().map(|it| Pattern::parse(it).unwrap()).collect(), ..When::default() }
+}
+
+/// A layer with a rule of one request an hour for those that fit.
+fn once_when(when: When) -> RateLimitLayer {
+    RateLimitLayer::builder().rule(once(Key::global()).when(when)).build().unwrap()
+}
+
+/// Whether a request is one that the rule concerns: then it is told so.
+async fn is_concerned(when: When, request: Request<String>) -> bool {
+    let got = send(&once_when(when), request).await;
+    assert_eq!(got.status, 200);
+    got.header("ratelimit").is_some()
+}
+
+#[tokio::test]
+async fn rules_concern_methods() {
+    let when = || methods(&["POST", "PUT"]);
+    let of = |method: Method| get("/").method(method).body(String::new()).unwrap();
+    for (method, concerned) in
+        [(Method::POST, true), (Method::PUT, true), (Method::GET, false), (Method::OPTIONS, false)]
+    {
+        assert_eq!(is_concerned(when(), of(method.clone())).await, concerned, "{method}");
+    }
+    // Where nothing is said, every method counts.
+    let layer = once_when(When::default());
+    assert_eq!(statuses(&layer, [of(Method::HEAD), of(Method::OPTIONS)]).await, [200, 429]);
+}
+
+#[tokio::test]
+async fn rules_concern_paths_in_every_spelling() {
+    for target in ["/login", "//login", "/x/../login", "/%6Cogin", "/login;a=b", "/./login?x=/../y"] {
+        let layer = once_when(paths(&["/login"]));
+        assert_eq!(statuses(&layer, [plain("/login"), plain(target)]).await, [200, 429], "{target}");
+    }
+    for target in ["/", "/log", "/login/x", "/Login"] {
+        assert!(!is_concerned(paths(&["/login"]), plain(target)).await, "{target}");
+    }
+    assert!(is_concerned(paths(&["/a", "/users/{id}/**"]), plain("/users/7/posts")).await);
+}
+
+#[tokio::test]
+async fn the_spelling_that_was_counted_goes_on() {
+    let layer = per_client(100).build().unwrap();
+    for (came, goes_on) in [
+        ("/a/b?x=1", "/a/b?x=1"),
+        ("//a/./b/../c?x=%2F;y", "/a/c?x=%2F;y"),
+        ("/%61;v=1/", "/a/"),
+        ("http://example.com//a?b", "http://example.com/a?b"),
+        ("/A/B/", "/A/B/"),
+        ("/?", "/?"),
+    ] {
+        assert_eq!(send(&layer, plain(came)).await.body, goes_on, "{came}");
+    }
+    let options = get("*").method(Method::OPTIONS).body(String::new()).unwrap();
+    assert_eq!(send(&layer, options).await.body, "*");
+
+    // What was said of the service behind is not done for it.
+    let spelling = Spelling { ignore_case: true, ignore_trailing_slash: true, ..Spelling::default() };
+    let layer = per_client(100).paths(spelling).build().unwrap();
+    assert_eq!(send(&layer, plain("//Users/7/")).await.body, "/Users/7/");
+}
+
+#[tokio::test]
+async fn other_spellings_may_be_refused_or_kept() {
+    let layer = per_client(100).other_spellings(OtherSpellings::Refuse).build().unwrap();
+    assert_eq!(statuses(&layer, [plain("/a/b"), plain("//a/b"), plain("/a/../b")]).await, [200, 400, 400]);
+    let layer = per_client(100).other_spellings(OtherSpellings::Keep).build().unwrap();
+    assert_eq!(send(&layer, plain("//a/../b")).await.body, "//a/../b");
+}
+
+#[tokio::test]
+async fn a_path_that_servers_read_in_different_ways_is_refused() {
+    let layer = per_client(1).build().unwrap();
+    for target in ["/a%2fb", "/a%5Cb", "/a%00", "/a%zz"] {
+        let got = send(&layer, plain(target)).await;
+        assert_eq!(got.status, 400, "{target}");
+        assert_eq!(got.header("content-type"), Some("application/problem+json"));
+        assert!(got.body.contains(r#""detail":"the path has "#), "{}", got.body);
+    }
+    // It took nothing.
+    assert_eq!(send(&layer, plain("/")).await.status, 200);
+
+    let spelling = Spelling { ambiguous: WhenAmbiguous::Keep, ..Spelling::default() };
+    let layer = per_client(1).paths(spelling).build().unwrap();
+    let got = send(&layer, plain("/a%2fb")).await;
+    assert_eq!((got.status, got.body.as_str()), (200, "/a%2Fb"));
+}
+
+#[tokio::test]
+async fn a_path_that_grows_too_long_is_refused() {
+    let spelling = Spelling { ambiguous: WhenAmbiguous::Keep, ..Spelling::default() };
+    let layer = per_client(1).paths(spelling).build().unwrap();
+    // Each of these has three bytes when it is written out.
+    let got = send(&layer, plain(&format!("/{}", "%".repeat(30_000)))).await;
+    assert_eq!(got.status, 400, "{}", got.body);
+}
+
+#[tokio::test]
+async fn rules_concern_hosts() {
+    let when =
+        || When { hosts: vec!["example.com".to_owned(), "*.example.org".to_owned()], ..When::default() };
+    for (host, concerned) in [
+        ("example.com", true),
+        ("EXAMPLE.com:8080", true),
+        ("example.com.", true),
+        ("a.example.com", false),
+        ("a.b.example.org", true),
+        ("example.org", false),
+        ("[::1]:80", false),
+    ] {
+        assert_eq!(is_concerned(when(), with("host", host)).await, concerned, "{host}");
+    }
+    // The target's own host counts, not the header.
+    let target = get("http://example.com/").header("host", "other.com").body(String::new()).unwrap();
+    assert!(is_concerned(when(), target).await);
+}
+
+#[tokio::test]
+async fn rules_concern_headers_clients_and_claims() {
+    let header = |wanted| When { headers: vec![("x-plan".to_owned(), wanted)], ..When::default() };
+    let gold = || Wanted::OneOf(vec!["gold".to_owned(), "silver".to_owned()]);
+    assert!(is_concerned(header(gold()), with("X-Plan", "silver")).await);
+    assert!(!is_concerned(header(gold()), with("x-plan", "lead")).await);
+    assert!(is_concerned(header(Wanted::Present), with("x-plan", "lead")).await);
+    assert!(!is_concerned(header(Wanted::Present), plain("/")).await);
+    assert!(is_concerned(header(Wanted::Absent), plain("/")).await);
+
+    let claim = || When { claims: vec![("plan".to_owned(), gold())], ..When::default() };
+    let claims = |plan: &str| Claims([("plan".to_owned(), plan.to_owned())].into());
+    assert!(is_concerned(claim(), get("/").extension(claims("gold")).body(String::new()).unwrap()).await);
+    assert!(!is_concerned(claim(), get("/").extension(claims("tin")).body(String::new()).unwrap()).await);
+    assert!(!is_concerned(claim(), plain("/")).await);
+
+    let clients = || When { clients: vec![parse_cidr("192.0.2.0/24").unwrap()], ..When::default() };
+    assert!(is_concerned(clients(), plain("/")).await);
+    let elsewhere = Request::get("/").extension(Peer([198, 51, 100, 1].into())).body(String::new()).unwrap();
+    assert!(!is_concerned(clients(), elsewhere).await);
+}
+
+#[tokio::test]
+async fn a_header_that_says_twice_whose_it_is_is_refused() {
+    let layer = RateLimitLayer::builder().rule(once(Key::of(Part::header("X-User")))).build().unwrap();
+    let mut twice = with("x-user", "alice");
+    twice.headers_mut().append("x-user", HeaderValue::from_static("bob"));
+    let got = send(&layer, twice).await;
+    assert_eq!(got.status, 400);
+    assert!(got.body.contains("the header x-user is there twice; send it once"), "{}", got.body);
+    assert_eq!(statuses(&layer, [with("x-user", "alice"), with("x-user", "bob")]).await, [200, 200]);
+
+    let mut hosts = with("host", "a.example");
+    hosts.headers_mut().append("host", HeaderValue::from_static("b.example"));
+    let got = send(&layer, hosts).await;
+    assert!(got.status == 400 && got.body.contains("the header host is there twice"), "{got:?}");
+}
+
+#[tokio::test]
+async fn without_a_peer_only_rules_that_want_it_fail() {
+    let nowhere = || Request::get("/").body(String::new()).unwrap();
+    let got = send(&per_client(1).build().unwrap(), nowhere()).await;
+    assert_eq!(got.status, 500);
+    assert!(got.body.contains("was not told from where requests come"), "{}", got.body);
+    assert!(got.body.contains("Builder::peer"), "{}", got.body);
+
+    let by_header = RateLimitLayer::builder().rule(once(Key::of(Part::header("x-user")))).build().unwrap();
+    let named = || Request::get("/").header("x-user", "a").body(String::new()).unwrap();
+    assert_eq!(statuses(&by_header, [named(), named(), nowhere()]).await, [200, 429, 500]);
+    assert_eq!(statuses(&once_when(When::default()), [nowhere(), nowhere()]).await, [200, 429]);
+}
+
+#[tokio::test]
+async fn a_peer_is_found_where_servers_put_it() {
+    let layer = per_client(1).build().unwrap();
+    let request = || Request::get("/");
+    let address = std::net::SocketAddr::new(super::CLIENT, 4711);
+    let requests = [
+        request().extension(Peer(super::CLIENT)),
+        request().extension(super::CLIENT),
+        request().extension(address),
+        request().extension(Peer("::ffff:192.0.2.7".parse().unwrap())),
+        request().extension(Peer([192, 0, 2, 8].into())),
+    ];
+    let requests = requests.map(|it| it.body(String::new()).unwrap());
+    assert_eq!(statuses(&layer, requests).await, [200, 429, 429, 429, 200]);
+}
+
+#[tokio::test]
+async fn a_router_in_front_may_choose_the_rules() {
+    let rules = ["a", "b", "c"].map(|name| Rule::new(name, hourly(9)).key(ip()));
+    let layer = rules.into_iter().fold(RateLimitLayer::builder(), |it, rule| it.rule(rule)).build().unwrap();
+    let told = async |chosen: &[usize]| {
+        let request = get("/").extension(Chosen(Arc::from(chosen))).body(String::new()).unwrap();
+        let got = send(&layer, request).await;
+        let policies = got.header("ratelimit-policy").unwrap_or_default().to_owned();
+        policies.split(", ").map(|it| it.split(';').next().unwrap().replace('"', "")).collect::<String>()
+    };
+    assert_eq!(told(&[1]).await, "b");
+    assert_eq!(told(&[]).await, "");
+    // Mistakes of a router lead to no panic, and to no request that passes unlimited.
+    assert_eq!(told(&[2, 0, 2, 77]).await, "ac");
+}

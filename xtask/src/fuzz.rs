@@ -1,0 +1,176 @@
+//! `cargo xtask fuzz`: looks for inputs that break a property, for a bounded time.
+//!
+//! The properties and the inputs to start from are in the folder `fuzz`. An ordinary test runs those inputs through the
+//! same properties, so this is only needed to look further.
+
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use anyhow::{Context, Result, bail};
+
+use crate::workspace::{Workspace, command};
+
+/// The targets: the files of `fuzz/fuzz_targets`.
+pub(crate) const TARGETS: &[&str] = &["client", "config", "key", "path"];
+
+/// How long each target runs, unless something else is said.
+pub(crate) const SECONDS: u32 = 60;
+
+/// What to run.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Plan {
+    targets: Vec<&'static str>,
+    /// For each of them.
+    seconds: u32,
+}
+
+impl Plan {
+    /// Reads `[TARGET] [--seconds N]`; without a target it is all of them.
+    pub(crate) fn read(arguments: &[&str]) -> Result<Plan, String> {
+        let mut plan = Plan { targets: Vec::new(), seconds: SECONDS };
+        let mut rest = arguments.iter();
+        while let Some(argument) = rest.next() {
+            if *argument == "--seconds" {
+                let seconds = rest.next().and_then(|typed| typed.parse().ok()).filter(|seconds| *seconds > 0);
+                plan.seconds = seconds.ok_or("--seconds needs a whole number from 1 on")?;
+                continue;
+            }
+            let target = TARGETS.iter().find(|target| *target == argument);
+            plan.targets.push(target.ok_or_else(|| {
+                format!("there is no fuzz target `{argument}`; the targets are {}", TARGETS.join(", "))
+            })?);
+        }
+        if plan.targets.is_empty() {
+            plan.targets = TARGETS.to_vec();
+        }
+        Ok(plan)
+    }
+}
+
+/// Runs the targets, one after the other; fails if any of them found something.
+pub(crate) fn run(plan: &Plan) -> Result<()> {
+    let workspace = Workspace::load()?;
+    if !succeeds(&workspace, &["cargo", "--version"]) {
+        bail!(
+            "fuzzing needs a nightly toolchain of Rust, and there is none; install it with \
+             `rustup toolchain install nightly`"
+        );
+    }
+    if !succeeds(&workspace, &["cargo", "fuzz", "--version"]) {
+        workspace.cargo("install --locked cargo-fuzz").run()?;
+    }
+    let mut failed = Vec::new();
+    for target in &plan.targets {
+        println!("{target}: for {} s", plan.seconds);
+        let before = artifacts(&workspace.root, target);
+        if !fuzz(&workspace, target, plan.seconds)? {
+            let found: Vec<PathBuf> =
+                artifacts(&workspace.root, target).difference(&before).cloned().collect();
+            failed.push(report(target, &found));
+        }
+    }
+    if !failed.is_empty() {
+        bail!("{}", failed.join("\n"));
+    }
+    println!("nothing was found");
+    Ok(())
+}
+
+fn nightly(workspace: &Workspace, arguments: &[&str]) -> std::process::Command {
+    // `cargo +nightly` only works where `cargo` is rustup's own, which it is not below `cargo run`.
+    let mut nightly = command("rustup", &workspace.root);
+    nightly.args(["run", "nightly"]).args(arguments);
+    nightly
+}
+
+fn succeeds(workspace: &Workspace, arguments: &[&str]) -> bool {
+    let status = nightly(workspace, arguments).stdout(Stdio::null()).stderr(Stdio::null()).status();
+    status.is_ok_and(|status| status.success())
+}
+
+/// Whether a target ran to the end of its time. What it learns is kept apart from the inputs that are committed.
+fn fuzz(workspace: &Workspace, target: &str, seconds: u32) -> Result<bool> {
+    let folder = workspace.root.join("fuzz");
+    let (grown, corpus) = (folder.join("grown").join(target), folder.join("corpus").join(target));
+    fs::create_dir_all(&grown).with_context(|| format!("making {}", grown.display()))?;
+    let status = nightly(workspace, &["cargo", "fuzz", "run", "--fuzz-dir"])
+        .arg(&folder)
+        .arg("--target-dir")
+        .arg(workspace.target.join("fuzz"))
+        .args([OsStr::new(target), grown.as_os_str(), corpus.as_os_str()])
+        .args(["--", &format!("-max_total_time={seconds}"), "-timeout=10", "-print_final_stats=1"])
+        .status()
+        .context("starting cargo-fuzz")?;
+    Ok(status.success())
+}
+
+/// The inputs that a target has failed with, relative to the root.
+fn artifacts(root: &Path, target: &str) -> BTreeSet<PathBuf> {
+    let folder = Path::new("fuzz/artifacts").join(target);
+    let entries = fs::read_dir(root.join(&folder)).into_iter().flatten().flatten();
+    entries.map(|entry| folder.join(entry.file_name())).collect()
+}
+
+/// What to tell of a target that failed.
+fn report(target: &str, found: &[PathBuf]) -> String {
+    if found.is_empty() {
+        return format!("{target}: it did not run to its end; what it printed above says why");
+    }
+    let mut text = format!("{target}: found an input that breaks the property");
+    for input in found {
+        let input = input.display();
+        text.push_str(&format!(
+            "\n  see it again:  cargo +nightly fuzz run {target} {input}\
+             \n  make it small: cargo +nightly fuzz tmin {target} {input}\
+             \n  once mended:   move it to fuzz/corpus/{target}, where every test run tries it"
+        ));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_arguments_every_target_runs_for_a_minute() {
+        assert_eq!(Plan::read(&[]), Ok(Plan { targets: TARGETS.to_vec(), seconds: 60 }));
+    }
+
+    #[test]
+    fn a_target_and_a_time_may_be_given_in_either_order() {
+        let expected = Ok(Plan { targets: vec!["path"], seconds: 5 });
+        assert_eq!(Plan::read(&["path", "--seconds", "5"]), expected);
+        assert_eq!(Plan::read(&["--seconds", "5", "path"]), expected);
+    }
+
+    #[test]
+    fn what_is_no_target_and_no_time_is_refused() {
+        assert!(Plan::read(&["paths"]).is_err_and(|message| message.contains("client, config, key, path")));
+        for wrong in [&["--seconds"][..], &["--seconds", "0"], &["--seconds", "-1"], &["--seconds", "x"]] {
+            assert!(Plan::read(wrong).is_err_and(|message| message.contains("whole number")), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn the_list_of_targets_is_what_the_folder_holds() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz");
+        let names = |folder: &str| -> BTreeSet<String> {
+            let entries = fs::read_dir(root.join(folder)).unwrap().map(|entry| entry.unwrap().path());
+            entries.map(|path| path.file_stem().unwrap().to_string_lossy().into_owned()).collect()
+        };
+        let listed: BTreeSet<String> = TARGETS.iter().map(ToString::to_string).collect();
+        assert_eq!(names("fuzz_targets"), listed);
+        assert_eq!(names("corpus"), listed);
+    }
+
+    #[test]
+    fn a_finding_is_reported_with_the_command_that_shows_it_again() {
+        let text = report("key", &[PathBuf::from("fuzz/artifacts/key/crash-1")]);
+        assert!(text.contains("cargo +nightly fuzz run key fuzz/artifacts/key/crash-1\n"), "{text}");
+        assert!(report("key", &[]).contains("did not run to its end"));
+    }
+}
