@@ -52,7 +52,8 @@ impl Problem {
         Problem { place: Place::default(), what, instead }
     }
 
-    /// `secrets` are parts of the text that are not to be shown.
+    /// `secrets` are parts of the text that are not to be shown. What a message repeats of it was typed by anybody: here,
+    /// whoever wrote the message, it loses what a terminal would obey.
     pub(crate) fn in_text(self, text: &str, secrets: &[Place]) -> Error {
         let (line, column) = (self.place.line.max(1), self.place.column.max(1));
         let byte = boundary_before(text, self.place.byte);
@@ -60,9 +61,9 @@ impl Problem {
             file: None,
             line,
             column,
-            what: self.what,
+            what: printable_text(&self.what),
             marked_line: Box::new(marked(text, byte, self.place.chars, secrets)),
-            instead: self.instead,
+            instead: printable_text(&self.instead),
         }
     }
 }
@@ -114,7 +115,7 @@ impl Error {
     /// The same error, saying which file it is about: `limits.yaml:3:14: ...`.
     #[must_use]
     pub fn in_file(mut self, name: &str) -> Error {
-        self.file = Some(name.to_owned());
+        self.file = Some(printable_text(name));
         self
     }
 
@@ -223,6 +224,10 @@ fn printable(c: char) -> char {
         c if c.is_control() => '\u{fffd}',
         c => c,
     }
+}
+
+fn printable_text(text: &str) -> String {
+    text.chars().map(printable).collect()
 }
 
 /// A typed value as a message repeats it.
