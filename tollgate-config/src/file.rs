@@ -5,7 +5,7 @@ use std::time::Duration;
 use tollgate_rules::answer::{Custom, HeaderSet, NameError, PolicyName};
 use tollgate_rules::client::{Grouping, Source, Trust};
 use tollgate_rules::path::{Spelling, WhenAmbiguous};
-use tollgate_rules::rule::Rules;
+use tollgate_rules::rule::{Rules, RulesError};
 
 use crate::error::{known_instead, listed, quoted};
 use crate::gateway::{Gateway, gateway};
@@ -111,9 +111,17 @@ pub(crate) fn document(reader: &mut Reader, node: &Node, outside: &dyn Outside) 
     if !reader.problems.is_empty() {
         return None;
     }
-    // Names and bans were checked at their places already, so this only speaks if the rules ever check more than we do.
-    let rules =
-        Rules::new(rules).map_err(|error| reader.wrong(node.place, error.to_string(), EXAMPLE)).ok()?;
+    // Bans and names were checked at their places already, but for the names that overrides and bans get by themselves.
+    let wrong = |error: RulesError| {
+        let (RulesError::SameName(name) | RulesError::Ban(name, _)) = &error;
+        let place = limits.iter().find(|entry| entry.name == name).map_or(node.place, |entry| entry.place);
+        reader.wrong(
+            place,
+            error.to_string(),
+            "a ban or an override has that name already; write another, as in `per-user`",
+        );
+    };
+    let rules = Rules::new(rules).map_err(wrong).ok()?;
     Some(Config { store: store?, client, paths, answers, jwt, rules, customs, names: policies, gateway })
 }
 

@@ -35,8 +35,18 @@ fn cases() -> Vec<Case> {
     cases.collect()
 }
 
-/// A case may name what an editor would hide or remove.
+/// A case may name what an editor would hide or remove, and have a line many times, with its number for `<N>`.
 fn typed(yaml: &str) -> String {
+    let lines =
+        yaml.split('\n').map(|line| match line.strip_prefix("<TIMES ").and_then(|it| it.split_once('>')) {
+            Some((times, line)) => {
+                let all: Vec<_> =
+                    (0..times.parse().unwrap()).map(|n: u32| line.replace("<N>", &n.to_string())).collect();
+                all.join("\n")
+            }
+            None => line.to_owned(),
+        });
+    let yaml = lines.collect::<Vec<_>>().join("\n");
     yaml.replace("<TAB>", "\t").replace("<CR>", "\r").replace("<BOM>", "\u{feff}").replace("<SPACE>", " ")
 }
 

@@ -1,0 +1,103 @@
+//! Every sentence that the reader of configurations can say is what some bad file is told: a mistake that nobody has made
+//! here would be explained for the first time to a stranger.
+#![allow(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
+/// Files that say something to the person who typed.
+const SPEAKING: [&str; 12] = [
+    "error.rs",
+    "file.rs",
+    "gateway.rs",
+    "key.rs",
+    "limit.rs",
+    "outside.rs",
+    "quantity.rs",
+    "reader.rs",
+    "rule.rs",
+    "store.rs",
+    "tree.rs",
+    "when.rs",
+];
+
+/// Texts that no file brings about.
+const UNREACHABLE: [&str; 5] = [
+    // Said if nothing else is, which does not happen.
+    "this is not understood",
+    "write it in another way",
+    // Said if the core ever checks more of a limit than the reader does.
+    "change the parameters",
+    // Where the YAML reader names the place in its own messages, and what it would call ours: nobody is told these.
+    " at line ",
+    "a mapping, a list or a word",
+];
+
+/// The texts in quotes of a Rust file, without those of comments and tests. Escapes are undone as far as ours have any.
+fn literals(code: &str) -> Vec<String> {
+    let code = code.split("#[cfg(test)]").next().unwrap();
+    let lines = code.lines().filter(|line| !line.trim_start().starts_with("//"));
+    // A quotation mark as a character begins no text.
+    let code = lines.collect::<Vec<_>>().join("\n").replace("'\"'", "' '");
+    let mut found = Vec::new();
+    let mut chars = code.chars();
+    while chars.by_ref().any(|c| c == '"') {
+        let mut text = String::new();
+        while let Some(c) = chars.next().filter(|c| *c != '"') {
+            match c {
+                '\\' => match chars.next().unwrap() {
+                    // The text goes on at the first letter of the next line.
+                    '\n' => text.push('\n'),
+                    'n' => {}
+                    escaped => text.push(escaped),
+                },
+                c => text.push(c),
+            }
+        }
+        let mut lines = text.split('\n');
+        let first = lines.next().unwrap().to_owned();
+        found.push(lines.fold(first, |text, line| text + line.trim_start()));
+    }
+    found
+}
+
+/// The words of a sentence between what it fills in.
+fn fixed_parts(sentence: &str) -> Vec<&str> {
+    sentence.split(['{', '}']).step_by(2).filter(|part| part.trim().len() > 1).collect()
+}
+
+#[test]
+fn every_sentence_is_told_by_a_bad_file() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let told: Vec<String> = ["tests/bad_files.txt", "tests/bad_limits.txt", "tests/hostile.rs"]
+        .iter()
+        .flat_map(|name| {
+            fs::read_to_string(folder.join(name)).unwrap().lines().map(str::to_owned).collect::<Vec<_>>()
+        })
+        .collect();
+    let mut untold = BTreeSet::new();
+    for name in SPEAKING {
+        for literal in literals(&fs::read_to_string(folder.join("src").join(name)).unwrap()) {
+            // Less than two words is a name.
+            if !literal.trim().contains(' ') {
+                continue;
+            }
+            let parts = fixed_parts(&literal);
+            let says = |line: &String| {
+                let mut rest = line.as_str();
+                parts.iter().all(|part| match rest.split_once(part) {
+                    Some((_, after)) => {
+                        rest = after;
+                        true
+                    }
+                    None => false,
+                })
+            };
+            if !told.iter().any(says) && !UNREACHABLE.contains(&literal.as_str()) {
+                untold.insert(format!("{name}: {literal}"));
+            }
+        }
+    }
+    assert!(untold.is_empty(), "no bad file is told:\n{}", untold.into_iter().collect::<Vec<_>>().join("\n"));
+}
