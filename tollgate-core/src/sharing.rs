@@ -3,6 +3,14 @@
 use std::time::Duration;
 
 /// What a limit does while its store does not answer.
+///
+/// ```
+/// use tollgate_core::Failure;
+///
+/// // Four processes: each enforces a quarter of the limit by itself.
+/// let failure = Failure::Local { nodes: 4 };
+/// assert_ne!(failure, Failure::default(), "unless this is said, a process takes itself for the only one");
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failure {
     /// Everything passes.
@@ -25,6 +33,14 @@ impl Default for Failure {
 }
 
 /// How a process takes a limit's budget ahead, to spend it without asking the store that it shares with others.
+///
+/// ```
+/// use std::time::Duration;
+/// use tollgate_core::Lease;
+///
+/// let lease = Lease { hold: Duration::from_millis(50), ..Lease::of(20) };
+/// assert!(lease.hold <= Lease::HOLD_MAX);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lease {
     /// The most units that are taken at once, for one key.

@@ -27,7 +27,7 @@ pub use limiter::{BuildError, Builder, Limiter};
 pub use memory::{Memory, WhenFull};
 pub use store::{Charge, ChargeError, Key, Store, Verdict};
 pub use tollgate_core::{
-    Align, Count, Decision, Edge, Limit, LimitError, Mode, Rate, RetryAfter, Style, Time,
+    Align, Count, Decision, Edge, Failure, Lease, Limit, LimitError, Mode, Rate, RetryAfter, Style, Time,
 };
 
 /// The README's examples, as tests.
