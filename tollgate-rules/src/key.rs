@@ -105,6 +105,14 @@ impl Key {
         self
     }
 
+    /// Every part of a request that it may look at, those included that stand in for others.
+    pub fn parts(&self) -> impl Iterator<Item = &Part> {
+        self.parts.iter().flat_map(|(part, otherwise)| {
+            let other = if let Otherwise::Part(other) = otherwise { Some(other) } else { None };
+            std::iter::once(part).chain(other)
+        })
+    }
+
     /// Writes the key of a request behind what is in `text`.
     ///
     /// # Errors

@@ -25,7 +25,7 @@ use crate::store::{Charge, ChargeError, Key, Verdict};
 /// ```
 #[derive(Debug)]
 pub struct Limiter<S = Memory> {
-    store: S,
+    pub(crate) store: S,
 }
 
 impl Limiter {

@@ -16,9 +16,9 @@ use tollgate_rules::rule::{Rule, Rules, RulesError};
 
 use super::gate::{Gate, Observed, Observer, PeerOf, Verify};
 use super::{Claims, KeyExtractor, OtherSpellings, Peer, RateLimitLayer};
-use crate::clock::SystemClock;
+use crate::clock::{Clock, SystemClock};
 use crate::limiter::{self, BuildError, Limiter};
-use crate::memory::WhenFull;
+use crate::memory::{Memory, WhenFull};
 
 /// Settings of a [`RateLimitLayer`].
 pub struct Builder {
@@ -199,12 +199,12 @@ impl Builder {
         self.claims(move |request| tokens.claims(request))
     }
 
-    /// Is told of every decision of the limits, those of shadow rules included: for counters and logs. It is called while
-    /// the request waits, so it should be quick.
+    /// Is told of every request: what its limits decided, those of shadow rules included, or why they were not even asked.
+    /// For counters and logs. It is called while the request waits, so it should be quick.
     ///
     /// ```
     /// # use std::time::Duration;
-    /// # use tollgate::tower::{RateLimitLayer, rule::Rule};
+    /// # use tollgate::tower::{Outcome, RateLimitLayer, rule::Rule};
     /// # use tollgate::{Align, Limit};
     /// # let limit = Limit::fixed_window(1000, Duration::from_secs(3600), Align::Clock)?;
     /// let layer = RateLimitLayer::builder()
@@ -212,6 +212,9 @@ impl Builder {
     ///     .observe(|observed| {
     ///         for rule in observed.rules.iter().filter(|rule| rule.is_shadow && !rule.decision.allowed) {
     ///             println!("{} would have denied a request", rule.name);
+    ///         }
+    ///         if observed.outcome == Outcome::Busy {
+    ///             println!("too many wait");
     ///         }
     ///     })
     ///     .build()?;
@@ -260,7 +263,37 @@ impl Builder {
     pub fn build(self) -> Result<RateLimitLayer, LayerError> {
         let rules = Rules::new(self.rules.clone()).map_err(LayerError::Rules)?;
         let limiter = self.bounded(limiter_builder(&rules)?).build().map_err(LayerError::Memory)?;
-        self.with(rules, limiter)
+        self.with(rules, limiter, SystemClock::new())
+    }
+
+    /// The layer, with its states in this process, on a clock of your own: a test cranks a
+    /// [`ManualClock`](crate::ManualClock) instead of waiting.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tollgate::tower::RateLimitLayer;
+    /// use tollgate::{Align, Limit, ManualClock};
+    ///
+    /// let clock = ManualClock::default();
+    /// let limit = Limit::fixed_window(1, Duration::from_secs(3600), Align::Clock)?;
+    /// let layer = RateLimitLayer::builder().per_client("per-client", limit).build_on(clock.clone())?;
+    /// clock.advance(Duration::from_secs(3600));
+    /// # let _ = layer;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// A delay is a timer of tokio all the same.
+    ///
+    /// # Errors
+    /// As [`build`](Builder::build).
+    pub fn build_on<C>(self, clock: C) -> Result<RateLimitLayer<Memory<C>>, LayerError>
+    where
+        C: Clock + Clone + Send + Sync + 'static,
+    {
+        let rules = Rules::new(self.rules.clone()).map_err(LayerError::Rules)?;
+        let builder = self.bounded(limiter_builder(&rules)?).clock(clock.clone());
+        let limiter = builder.build().map_err(LayerError::Memory)?;
+        self.with(rules, limiter, clock)
     }
 
     /// The layer, with its states in Redis: all processes whose rules have the same names share their limits. Must be
@@ -285,7 +318,7 @@ impl Builder {
             }
         }
         let limiter = limiter_builder(&rules)?.redis(&settings).map_err(LayerError::Redis)?;
-        self.with(rules, limiter)
+        self.with(rules, limiter, SystemClock::new())
     }
 
     fn bounded(&self, mut builder: limiter::Builder) -> limiter::Builder {
@@ -301,7 +334,12 @@ impl Builder {
         builder
     }
 
-    fn with<S>(self, rules: Rules, limiter: Limiter<S>) -> Result<RateLimitLayer<S>, LayerError> {
+    fn with<S>(
+        self,
+        rules: Rules,
+        limiter: Limiter<S>,
+        clock: impl Clock + Send + Sync + 'static,
+    ) -> Result<RateLimitLayer<S>, LayerError> {
         let name = |rule: &Rule| {
             PolicyName::new(&rule.name).map_err(|error| LayerError::Name(rule.name.clone(), error))
         };
@@ -309,6 +347,18 @@ impl Builder {
         if let Some(unknown) = self.customs.keys().find(|name| rules.rules().all(|rule| rule.name != **name))
         {
             return Err(LayerError::UnknownRule(unknown.clone()));
+        }
+        for rule in rules.rules() {
+            let made_up = rule
+                .key
+                .parts()
+                .filter_map(|part| if let Part::Custom(name) = part { Some(name) } else { None });
+            for name in made_up {
+                // Such a part would be missing from every request: the rule would go by what stands in for it.
+                if self.extractors.iter().all(|(known, _)| known != name) {
+                    return Err(LayerError::UnknownExtractor(rule.name.clone(), name.clone()));
+                }
+            }
         }
         let customs = rules.rules().map(|rule| self.customs.get(&rule.name).cloned().unwrap_or_default());
         let is_delay = |limit: &Limit| matches!(limit, Limit::Bucket(it) if it.mode() == Some(Mode::Shape));
@@ -329,7 +379,7 @@ impl Builder {
             observer: self.observer,
             max_waiting: self.max_waiting,
             waiting: AtomicUsize::new(0),
-            clock: SystemClock::new(),
+            clock: Box::new(clock),
             answers: AtomicU64::new(0),
         };
         Ok(RateLimitLayer { gate: Arc::new(gate) })
@@ -353,6 +403,8 @@ pub enum LayerError {
     Rules(RulesError),
     /// [`Builder::answer`] names a rule that there is not.
     UnknownRule(String),
+    /// A rule's key has a part `Part::Custom`, by whose name there is no [`Builder::extractor`]: the names of both.
+    UnknownExtractor(String, String),
     /// A rule has a name that clients cannot be told.
     Name(String, NameError),
     /// The store in memory cannot be made.
@@ -370,6 +422,11 @@ impl fmt::Display for LayerError {
             LayerError::UnknownRule(name) => {
                 write!(f, "there is an answer for the rule {name}, but no such rule")
             }
+            LayerError::UnknownExtractor(rule, name) => write!(
+                f,
+                "the key of the rule {rule} has a part {name:?}, but no extractor has that name; add it with \
+                 Builder::extractor"
+            ),
             LayerError::Name(name, error) => write!(f, "a limit cannot be called {name:?}: {error}"),
             LayerError::Memory(error) => write!(f, "{error}"),
             #[cfg(feature = "redis")]
@@ -379,3 +436,84 @@ impl fmt::Display for LayerError {
 }
 
 impl std::error::Error for LayerError {}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+    use std::future::Future;
+    use std::hash::Hash;
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
+    use std::time::Duration;
+
+    use http::{Request, Response};
+    use tollgate_core::Align;
+    use tower_layer::Layer;
+    use tower_service::Service;
+
+    use super::*;
+    use crate::store::{Charge, Store, Verdict};
+
+    /// A store that never says anything of use: an error, or fewer answers than it was asked for.
+    struct Broken(Result<Verdict, ()>);
+
+    impl Store for Broken {
+        type Error = ();
+
+        fn key<K: Hash + ?Sized>(&self, _: &K) -> crate::Key {
+            crate::Key(0)
+        }
+
+        async fn charge(&self, _: &[Charge]) -> Result<Verdict, ()> {
+            self.0.clone()
+        }
+
+        async fn look(&self, _: &[Charge]) -> Result<Verdict, ()> {
+            self.0.clone()
+        }
+    }
+
+    /// A verdict without decisions is one that every limit allows: an error must not become that.
+    #[test]
+    fn a_store_that_cannot_decide_lets_nothing_pass() {
+        let ban = tollgate_rules::rule::Ban {
+            after: 1,
+            within: Duration::from_secs(60),
+            lasts: Duration::from_secs(60),
+        };
+        for said in [Err(()), Ok(Verdict::default())] {
+            let limit = Limit::fixed_window(9, Duration::from_secs(60), Align::Clock).unwrap();
+            let mut rule = Rule::new("a", limit.clone()).key(Key::global());
+            rule.ban = Some(ban);
+            let builder = Builder::default().rule(rule).rule(Rule::new("b", limit).shadow());
+            let rules = Rules::new(builder.rules.clone()).unwrap();
+            let limiter = Limiter { store: Broken(said) };
+            let layer = builder.with(rules, limiter, SystemClock::new()).unwrap();
+            let mut service = layer.layer(Hello);
+            let mut response = pin!(service.call(Request::new(())));
+            let Poll::Ready(Ok(response)) = response.as_mut().poll(&mut Context::from_waker(Waker::noop()))
+            else {
+                unreachable!("this store keeps nobody waiting")
+            };
+            assert_eq!(response.status(), 503);
+            assert_eq!(response.headers()["retry-after"], "1");
+        }
+    }
+
+    #[derive(Clone)]
+    struct Hello;
+
+    impl Service<Request<()>> for Hello {
+        type Response = Response<String>;
+        type Error = Infallible;
+        type Future = std::future::Ready<Result<Response<String>, Infallible>>;
+
+        fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn call(&mut self, _: Request<()>) -> Self::Future {
+            std::future::ready(Ok(Response::new(String::new())))
+        }
+    }
+}

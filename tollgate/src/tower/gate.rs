@@ -19,27 +19,67 @@ use tollgate_rules::rule::{Asked, Asking, Refused, Rules};
 use super::told::{Note, Notes};
 use super::view::{self, View};
 use super::{Chosen, Claims, KeyExtractor, OtherSpellings};
-use crate::clock::{Clock, SystemClock};
+use crate::clock::Clock;
 use crate::limiter::Limiter;
 use crate::store::{Charge, Store, Verdict};
 
 /// Where a request comes from: the address at the other end of its connection.
 pub(crate) type PeerOf = Arc<dyn Fn(&Parts) -> Option<IpAddr> + Send + Sync>;
-/// Is told of every decision.
+/// Is told of every request.
 pub(crate) type Observer = Arc<dyn Fn(&Observed<'_>) + Send + Sync>;
 /// Verifies a request's token.
 pub(crate) type Verify = Arc<dyn Fn(&Parts) -> Option<Claims> + Send + Sync>;
 
-/// What was decided about a request, for whoever counts.
+/// What was decided about a request, for whoever counts: [`Builder::observe`](super::Builder::observe).
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Observed<'a> {
-    /// The rules that concerned it, and what their limits said.
+    /// The rules that concerned it, and what their limits said. None if they were not asked.
     pub rules: &'a [Ruled<'a>],
+    /// What became of it.
+    pub outcome: Outcome<'a>,
     /// Whether it passed.
     pub allowed: bool,
     /// Whether the store did not answer, so that each limit's policy decided.
     pub is_degraded: bool,
+}
+
+/// What became of a request. All but the first three are told before any limit is asked, and take nothing.
+///
+/// ```
+/// use tollgate::tower::Outcome;
+///
+/// /// The name of a counter.
+/// fn counter(outcome: Outcome<'_>) -> &'static str {
+///     match outcome {
+///         Outcome::Allowed => "allowed",
+///         Outcome::Denied => "denied",
+///         Outcome::Closed | Outcome::Busy => "unavailable",
+///         _ => "refused",
+///     }
+/// }
+/// assert_eq!(counter(Outcome::Forbidden { rule: "per-user" }), "refused");
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Outcome<'a> {
+    /// It goes on to the service, at once or after a delay.
+    Allowed,
+    /// A limit or a ban denied it: 429, or what [`Builder::answer`](super::Builder::answer) says.
+    Denied,
+    /// It was denied because the store is away, by a limit whose policy is that nothing passes then: 503.
+    Closed,
+    /// Too many [wait](super::Builder::max_waiting) already: 503.
+    Busy,
+    /// It says twice whose it is, or has a path that servers read in different ways: 400.
+    Unclear,
+    /// It is on a list of those whom a rule always denies, or does not say whose it is where it must: 403.
+    Forbidden {
+        /// The rule's name.
+        rule: &'a str,
+    },
+    /// A rule wanted to know its address, and [nobody said](super::Builder::peer) from where requests come: 500.
+    NoPeer,
 }
 
 /// What a rule said to a request.
@@ -76,7 +116,7 @@ pub(crate) struct Gate<S> {
     pub(crate) max_waiting: usize,
     /// Requests that wait now.
     pub(crate) waiting: AtomicUsize,
-    pub(crate) clock: SystemClock,
+    pub(crate) clock: Box<dyn Clock + Send + Sync>,
     /// Counts answers, so that no two have the same jitter.
     pub(crate) answers: AtomicU64,
 }
@@ -92,8 +132,8 @@ impl<S> fmt::Debug for Gate<S> {
 pub(crate) enum NotAsked {
     /// It is answered with 400: a sentence why.
     Bad(String),
-    /// It is answered with 403: one of the rules has it on a list.
-    Forbidden,
+    /// It is answered with 403: the rule of this number has it on a list.
+    Forbidden(usize),
     /// Nobody said where requests come from.
     NoPeer,
 }
@@ -109,9 +149,9 @@ pub(crate) struct Question {
     pub(crate) may_wait: bool,
 }
 
-/// What is done with a request.
+/// What is done with a request that its limits have decided about.
 #[derive(Debug)]
-pub(crate) enum Outcome {
+pub(crate) enum Next {
     /// It goes on, after a wait if there is one, and the client is told with its response.
     Allowed { delay: Duration, notes: Notes },
     /// The client is told instead of a response.
@@ -121,6 +161,9 @@ pub(crate) enum Outcome {
         is_closed: bool,
     },
 }
+
+/// When to try again where a store could not decide.
+const UNDECIDED_FOR: Duration = Duration::from_secs(1);
 
 thread_local! {
     /// Answers are written into the same memory one after the other.
@@ -156,6 +199,16 @@ impl<S: Store> Gate<S> {
     /// What is asked about a request, by the rules that concern it. If that goes by another spelling of its path than
     /// the one that came, the request has that one from now on.
     pub(crate) fn question(&self, parts: &mut Parts) -> Result<Question, NotAsked> {
+        self.read(parts).inspect_err(|why| {
+            self.observe_unasked(match why {
+                NotAsked::Bad(_) => Outcome::Unclear,
+                NotAsked::Forbidden(rule) => Outcome::Forbidden { rule: &self.rules.rule(*rule).name },
+                NotAsked::NoPeer => Outcome::NoPeer,
+            });
+        })
+    }
+
+    fn read(&self, parts: &mut Parts) -> Result<Question, NotAsked> {
         let view = View::new(parts, self)?;
         // A router in front may have chosen some of the rules.
         let mut asked = reused(&ASKED);
@@ -168,7 +221,7 @@ impl<S: Store> Gate<S> {
             return Err(NotAsked::NoPeer);
         }
         all.map_err(|refused| match refused {
-            Refused::Denied { .. } => NotAsked::Forbidden,
+            Refused::Denied { rule } => NotAsked::Forbidden(rule),
             Refused::Unclear(why) => NotAsked::Bad(why.to_string()),
         })?;
         let is_shadow = |at: &usize| self.rules.rule(asked.charges[*at].rule).is_shadow;
@@ -184,11 +237,34 @@ impl<S: Store> Gate<S> {
         Charge { limit, key: self.limiter.store().key(asked.key(asking)), cost }
     }
 
-    /// Decides, and works out what to tell. The charges are the rules' own, each limit once, so a store finds nothing
-    /// wrong with them.
-    pub(crate) async fn decide(&self, question: &Question) -> Outcome {
+    /// What a store said to charges. They are the rules' own, each limit once, so it finds nothing wrong with them. One
+    /// that does all the same, or leaves a charge without an answer, has allowed nothing.
+    fn said(&self, charges: &[Charge], said: Result<Verdict, S::Error>) -> Verdict {
+        let said = said.ok().filter(|verdict| verdict.decisions().len() == charges.len());
+        said.unwrap_or_else(|| {
+            let decisions = charges.iter().map(|charge| Decision {
+                allowed: false,
+                limit: self.rules.limits()[charge.limit].limit.limit(),
+                remaining: 0,
+                retry_after: RetryAfter::After(UNDECIDED_FOR),
+                reset_after: UNDECIDED_FOR,
+                delay: Duration::ZERO,
+            });
+            Verdict { decisions: decisions.collect(), is_degraded: true, is_closed: true }
+        })
+    }
+
+    async fn charged(&self, charges: &[Charge]) -> Verdict {
+        self.said(charges, self.limiter.store().charge(charges).await)
+    }
+
+    async fn looked(&self, charges: &[Charge]) -> Verdict {
+        self.said(charges, self.limiter.store().look(charges).await)
+    }
+
+    /// Decides, and works out what to tell.
+    pub(crate) async fn decide(&self, question: &Question) -> Next {
         let Question { asked, enforced, shadows, .. } = question;
-        let store = self.limiter.store();
         let each = || enforced.iter().map(|at| &asked.charges[*at]);
 
         let banned = self.banned(question).await;
@@ -197,8 +273,8 @@ impl<S: Store> Gate<S> {
             each().map(|it| self.charge(asked, it, it.limit, it.cost)).collect();
         let verdict = match (charges.is_empty(), is_banned) {
             (true, _) => Verdict::default(),
-            (false, true) => store.look(&charges).await.unwrap_or_default(),
-            (false, false) => store.charge(&charges).await.unwrap_or_default(),
+            (false, true) => self.looked(&charges).await,
+            (false, false) => self.charged(&charges).await,
         };
         let decisions: SmallVec<[Decision; 4]> = verdict
             .decisions()
@@ -216,12 +292,17 @@ impl<S: Store> Gate<S> {
         for at in shadows {
             let asking = &asked.charges[*at];
             let charge = [self.charge(asked, asking, asking.limit, asking.cost)];
-            let told = if allowed { store.charge(&charge).await } else { store.look(&charge).await };
-            shadowed.extend(told.unwrap_or_default().decisions().first().copied());
+            let told = if allowed { self.charged(&charge).await } else { self.looked(&charge).await };
+            shadowed.extend_from_slice(told.decisions());
         }
-        self.observe(question, &decisions, &banned, &shadowed, allowed, verdict.is_degraded());
+        let outcome = match (allowed, verdict.is_closed()) {
+            (true, _) => Outcome::Allowed,
+            (false, false) => Outcome::Denied,
+            (false, true) => Outcome::Closed,
+        };
+        self.observe(question, &decisions, &banned, &shadowed, outcome, verdict.is_degraded());
         let delay = decisions.iter().map(|decision| decision.delay).max().unwrap_or_default();
-        self.outcome(each().zip(&decisions), allowed.then_some(delay), verdict.is_closed())
+        self.next(each().zip(&decisions), allowed.then_some(delay), verdict.is_closed())
     }
 
     /// What those charges are told whose keys are banned, in their order.
@@ -232,7 +313,7 @@ impl<S: Store> Gate<S> {
             each().filter_map(|it| Some(self.charge(asked, it, it.ban?.ban, 0))).collect();
         let looked = match bans.is_empty() {
             true => Verdict::default(),
-            false => self.limiter.store().look(&bans).await.unwrap_or_default(),
+            false => self.looked(&bans).await,
         };
         // What a policy says of a ban while the store is away is no ban.
         let mut looked = looked.decisions().iter().filter(|_| !looked.is_degraded());
@@ -251,25 +332,24 @@ impl<S: Store> Gate<S> {
         asked: &Asked,
         decided: impl Iterator<Item = (&'a Asking, &'a Decision)>,
     ) {
-        let store = self.limiter.store();
         for (asking, _) in decided.filter(|(_, decision)| !decision.allowed) {
             let Some(ban) = asking.ban else { continue };
-            let counted =
-                store.charge(&[self.charge(asked, asking, ban.denials, 1)]).await.unwrap_or_default();
-            if counted.decisions().first().is_some_and(|counted| counted.remaining == 0) {
+            let counted = self.charged(&[self.charge(asked, asking, ban.denials, 1)]).await;
+            // Nobody is banned by a store that is away.
+            if !counted.is_degraded() && counted.decisions().iter().any(|counted| counted.remaining == 0) {
                 // If another was quicker, it is banned already.
-                let _ = store.charge(&[self.charge(asked, asking, ban.ban, 1)]).await;
+                let _ = self.charged(&[self.charge(asked, asking, ban.ban, 1)]).await;
             }
         }
     }
 
     /// What follows from the decisions, for a request that goes on after a delay, or not at all.
-    fn outcome<'a>(
+    fn next<'a>(
         &self,
         decided: impl Iterator<Item = (&'a Asking, &'a Decision)>,
         goes_on_after: Option<Duration>,
         is_closed: bool,
-    ) -> Outcome {
+    ) -> Next {
         let limits = self.rules.limits();
         let applied: SmallVec<[Applied<'_>; 4]> = decided
             .map(|(asking, decision)| Applied {
@@ -287,9 +367,9 @@ impl<S: Store> Gate<S> {
             Some(delay) => {
                 let notes = answer.headers().filter_map(Note::new).collect();
                 leave(&ANSWER, answer);
-                Outcome::Allowed { delay, notes }
+                Next::Allowed { delay, notes }
             }
-            None => Outcome::Denied { answer, is_closed },
+            None => Next::Denied { answer, is_closed },
         }
     }
 
@@ -305,7 +385,7 @@ impl<S: Store> Gate<S> {
         decisions: &[Decision],
         banned: &[Option<Decision>],
         shadowed: &[Decision],
-        allowed: bool,
+        outcome: Outcome<'_>,
         is_degraded: bool,
     ) {
         let Some(observer) = &self.observer else { return };
@@ -320,7 +400,15 @@ impl<S: Store> Gate<S> {
             is_banned: false,
         });
         let rules: SmallVec<[Ruled<'_>; 4]> = enforced.chain(shadows).collect();
-        observer(&Observed { rules: &rules, allowed, is_degraded });
+        let allowed = outcome == Outcome::Allowed;
+        observer(&Observed { rules: &rules, outcome, allowed, is_degraded });
+    }
+
+    /// Tells of a request whose limits were not asked.
+    pub(crate) fn observe_unasked(&self, outcome: Outcome<'_>) {
+        if let Some(observer) = &self.observer {
+            observer(&Observed { rules: &[], outcome, allowed: false, is_degraded: false });
+        }
     }
 }
 

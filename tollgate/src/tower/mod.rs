@@ -112,7 +112,7 @@ use tower_layer::Layer;
 pub use self::body::ResponseBody;
 pub use self::builder::{Builder, LayerError};
 use self::gate::Gate;
-pub use self::gate::{Observed, Ruled};
+pub use self::gate::{Observed, Outcome, Ruled};
 pub use self::service::{RateLimit, ResponseFuture};
 use crate::memory::Memory;
 

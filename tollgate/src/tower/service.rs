@@ -13,7 +13,7 @@ use tokio::time::{Sleep, sleep};
 use tower_service::Service;
 
 use super::body::ResponseBody;
-use super::gate::{Gate, Outcome, Question, Waiting};
+use super::gate::{Gate, Next, Outcome, Question, Waiting};
 use super::told::{GrpcCall, Notes, Told, busy, denied, not_asked, tell};
 use crate::memory::Memory;
 use crate::store::Store;
@@ -66,18 +66,21 @@ impl<T: Clone, S: Store + Send + Sync + 'static> RateLimit<T, S> {
     {
         // Whoever may have to wait needs a place for that before anything is taken.
         let place = match question.may_wait.then(|| Waiting::enter(&self.gate)) {
-            Some(None) => return self.refuse(busy(grpc)),
+            Some(None) => {
+                self.gate.observe_unasked(Outcome::Busy);
+                return self.refuse(busy(grpc));
+            }
             place => place.flatten(),
         };
-        if let Some(outcome) = self.decide_now(&question) {
+        if let Some(next) = self.decide_now(&question) {
             question.leave();
-            return match outcome {
+            return match next {
                 // The service that is ready stays where it is: it need not be cloned.
-                Outcome::Allowed { delay: Duration::ZERO, notes } => {
+                Next::Allowed { delay: Duration::ZERO, notes } => {
                     drop(place);
                     State::Inner { inner: self.inner.call(request), notes }
                 }
-                outcome => Held { ready: self.take_ready(), request, place, grpc }.after(outcome),
+                next => Held { ready: self.take_ready(), request, place, grpc }.after(next),
             };
         }
         let gate = self.gate.clone();
@@ -87,12 +90,12 @@ impl<T: Clone, S: Store + Send + Sync + 'static> RateLimit<T, S> {
     }
 
     /// The decision, if the store does not keep anybody waiting, or is not even asked.
-    fn decide_now(&self, question: &Question) -> Option<Outcome> {
+    fn decide_now(&self, question: &Question) -> Option<Next> {
         if !S::IS_IMMEDIATE && !question.is_empty() {
             return None;
         }
         match pin!(self.gate.decide(question)).poll(&mut Context::from_waker(Waker::noop())) {
-            Poll::Ready(outcome) => Some(outcome),
+            Poll::Ready(next) => Some(next),
             Poll::Pending => None,
         }
     }
@@ -123,13 +126,11 @@ struct Held<T, Q, S> {
 
 impl<T: Service<Q>, Q, S> Held<T, Q, S> {
     /// What follows from a decision.
-    fn after(self, outcome: Outcome) -> State<T, Q, S> {
-        match outcome {
-            Outcome::Allowed { delay: Duration::ZERO, notes } => self.go_on(notes),
-            Outcome::Allowed { delay, notes } => {
-                State::Delayed { sleep: sleep(delay), held: Some(self), notes }
-            }
-            Outcome::Denied { answer, is_closed } => {
+    fn after(self, next: Next) -> State<T, Q, S> {
+        match next {
+            Next::Allowed { delay: Duration::ZERO, notes } => self.go_on(notes),
+            Next::Allowed { delay, notes } => State::Delayed { sleep: sleep(delay), held: Some(self), notes },
+            Next::Denied { answer, is_closed } => {
                 State::Told { told: Some(denied(&answer, is_closed, self.grpc)) }
             }
         }
@@ -168,7 +169,7 @@ impl<T: Service<Q>, Q, S> fmt::Debug for ResponseFuture<T, Q, S> {
     }
 }
 
-type Deciding = Pin<Box<dyn Future<Output = Outcome> + Send>>;
+type Deciding = Pin<Box<dyn Future<Output = Next> + Send>>;
 
 pin_project! {
     #[project = Projected]
@@ -207,8 +208,8 @@ where
                     }));
                 }
                 Projected::Deciding { deciding, held } => {
-                    let outcome = ready!(deciding.as_mut().poll(context));
-                    held.take().map(|held| held.after(outcome))
+                    let next = ready!(deciding.as_mut().poll(context));
+                    held.take().map(|held| held.after(next))
                 }
                 Projected::Delayed { sleep, held, notes } => {
                     ready!(sleep.poll(context));

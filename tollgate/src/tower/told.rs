@@ -133,7 +133,7 @@ pub(crate) fn denied(answer: &Answer, is_closed: bool, grpc: Option<GrpcCall>) -
 pub(crate) fn not_asked(why: &NotAsked, grpc: Option<GrpcCall>) -> Told {
     match why {
         NotAsked::Bad(why) => problem(StatusCode::BAD_REQUEST, INVALID_ARGUMENT, why, grpc),
-        NotAsked::Forbidden => {
+        NotAsked::Forbidden(_) => {
             problem(StatusCode::FORBIDDEN, PERMISSION_DENIED, "this client is not let in", grpc)
         }
         NotAsked::NoPeer => problem(

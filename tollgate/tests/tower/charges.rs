@@ -1,11 +1,13 @@
 //! What a request costs, and that it costs all of its limits or none.
 
+use std::net::Ipv4Addr;
 use std::sync::Arc;
 
 use http::Request;
+use tollgate::WhenFull;
 use tollgate::tower::key::{Key, Part};
 use tollgate::tower::rule::{Cost, Rule};
-use tollgate::tower::{RateLimitLayer, Route};
+use tollgate::tower::{Peer, RateLimitLayer, Route};
 
 use super::{Got, get, hourly, ip, per_client, plain, send, statuses, with};
 
@@ -76,4 +78,22 @@ async fn a_layer_and_its_clones_share_the_limits() {
     assert_eq!(send(&layer, plain("/")).await.status, 200);
     assert_eq!(statuses(&clone, [plain("/"), plain("/")]).await, [200, 429]);
     assert_eq!(send(&layer, plain("/")).await.status, 429);
+}
+
+/// How many of many clients, each of which comes once, are let in where there is room for a few.
+async fn let_in_without_room(when_full: WhenFull) -> usize {
+    let layer = per_client(10).max_keys(8).when_full(when_full).build().unwrap();
+    let from =
+        |n: u32| Request::get("/").extension(Peer(Ipv4Addr::from(n).into())).body(String::new()).unwrap();
+    statuses(&layer, (0..5_000).map(from)).await.into_iter().filter(|status| *status == 200).count()
+}
+
+#[tokio::test]
+async fn where_there_is_no_room_the_policy_decides() {
+    let allowed = let_in_without_room(WhenFull::Allow).await;
+    assert_eq!(allowed, 5_000);
+    let denied = let_in_without_room(WhenFull::Deny).await;
+    assert!(denied < 500, "only those who found room: {denied}");
+    let shared = let_in_without_room(WhenFull::Share).await;
+    assert!((1..500).contains(&shared), "only those who found room, and ten of all others: {shared}");
 }

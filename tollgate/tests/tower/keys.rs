@@ -174,6 +174,26 @@ async fn services_make_up_keys_of_their_own() {
     assert_eq!(statuses(&layer, requests).await, [200, 429, 200, 200, 429]);
 }
 
+#[test]
+fn a_part_that_nobody_makes_up_is_an_error() {
+    let tenant = || Part::Custom("tenant".to_owned());
+    let keys = [
+        Key::of(tenant()),
+        Key::of(Part::Ip).and(tenant()),
+        Key::of(Part::header("x-user")).otherwise(Otherwise::Part(tenant())),
+    ];
+    for key in keys {
+        let builder = || RateLimitLayer::builder().rule(once(key.clone()));
+        let error = builder().extractor("tenants", |_: &Parts| None).build().unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "the key of the rule once has a part \"tenant\", but no extractor has that name; add it with \
+             Builder::extractor"
+        );
+        assert!(builder().extractor("tenant", |_: &Parts| None).build().is_ok());
+    }
+}
+
 #[tokio::test]
 async fn a_global_key_is_one_budget_and_a_composite_one_for_each_combination() {
     assert!(share(layer(Key::global()), from("192.0.2.1", "/a"), from("192.0.2.2", "/b")).await);

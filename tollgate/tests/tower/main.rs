@@ -7,6 +7,7 @@ mod concerns;
 mod examples;
 mod headers;
 mod keys;
+mod observed;
 mod ready;
 #[cfg(feature = "redis")]
 mod redis;

@@ -11,7 +11,7 @@ use testbed::RedisServer;
 use tollgate::redis::{Failure, Redis, Settings};
 use tollgate::tower::key::{Key, Part};
 use tollgate::tower::rule::{Ban, Rule};
-use tollgate::tower::{Builder, RateLimitLayer};
+use tollgate::tower::{Builder, Outcome, RateLimitLayer};
 use tower::limit::ConcurrencyLimit;
 use tower::{Layer, Service, ServiceExt, service_fn};
 
@@ -114,11 +114,15 @@ async fn without_its_server_a_rules_own_policy_counts() {
     let banned = Arc::new(Mutex::new(Vec::new()));
     let sink = banned.clone();
     let builder = RateLimitLayer::builder().rule(rule).observe(move |observed| {
-        sink.lock().unwrap().push((observed.is_degraded, observed.rules[0].is_banned));
+        sink.lock().unwrap().push((
+            observed.is_degraded,
+            observed.rules[0].is_banned,
+            observed.outcome == Outcome::Closed,
+        ));
     });
     let layer = orphaned(builder, |settings| settings.failure(Failure::Open)).await;
     assert_eq!(statuses(&layer, [plain("/"), plain("/")]).await, [503, 503]);
-    assert_eq!(*banned.lock().unwrap(), [(false, false), (true, false), (true, false)]);
+    assert_eq!(*banned.lock().unwrap(), [(false, false, false), (true, false, true), (true, false, true)]);
 }
 
 #[tokio::test]

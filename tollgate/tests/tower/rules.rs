@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use http::Request;
+use tollgate::ManualClock;
 use tollgate::tower::client::parse_cidr;
 use tollgate::tower::key::{Key, Part};
 use tollgate::tower::rule::{Ban, List, Override, Rule, Whose};
@@ -177,4 +178,31 @@ async fn who_is_banned_takes_nothing_from_other_limits() {
     // What is banned takes nothing from the others.
     let got = send(&layer, of("b")).await;
     assert!(got.header("ratelimit").unwrap().contains(r#""all";r=7;"#), "{got:?}");
+}
+
+#[tokio::test]
+async fn a_ban_ends_when_it_was_said_to() {
+    let day = 24 * HOUR;
+    let mut rule = by_user(1);
+    rule.ban = Some(Ban { after: 2, within: HOUR, lasts: day });
+    let clock = ManualClock::default();
+    let layer = RateLimitLayer::builder().rule(rule).build_on(clock.clone()).unwrap();
+    let told = async || {
+        let got = send(&layer, of("a")).await;
+        (got.status, got.header("retry-after").map_or(0, |wait| wait.parse::<u64>().unwrap()))
+    };
+    assert_eq!([told().await, told().await, told().await], [(200, 0), (429, 3600), (429, 3600)]);
+    assert_eq!(told().await, (429, 86_400), "banned");
+    // The limit itself would let it in again by now.
+    clock.advance(HOUR);
+    assert_eq!(told().await, (429, 82_800), "and knocking does not make it longer");
+    clock.advance(day - HOUR - Duration::from_nanos(1));
+    assert_eq!(told().await, (429, 1), "to the last nanosecond");
+    clock.advance(Duration::from_nanos(1));
+    assert_eq!(
+        [told().await, told().await],
+        [(200, 0), (429, 3600)],
+        "its denials are counted from zero again"
+    );
+    assert_eq!([told().await, told().await], [(429, 3600), (429, 86_400)], "and ban it again");
 }
