@@ -52,10 +52,8 @@ fn host(parts: &Parts) -> Result<&str, NotAsked> {
     if lines.next().is_some() {
         return Err(NotAsked::Bad("the header host is there twice; send it once".to_owned()));
     }
-    let named = || first.and_then(|host| host.to_str().ok()).map_or("", without_port);
-    let host = parts.uri.host().unwrap_or_else(named);
-    // A final dot is the root's: the same host.
-    Ok(host.strip_suffix('.').unwrap_or(host))
+    let named = || first.and_then(|host| host.to_str().ok()).unwrap_or_default();
+    Ok(parts.uri.host().unwrap_or_else(named))
 }
 
 /// The target as it goes on, if it is not the one that came.
@@ -128,35 +126,5 @@ impl<S> Request for View<'_, S> {
     fn custom(&self, name: &str) -> Option<String> {
         let (_, extractor) = self.gate.extractors.iter().find(|(its, _)| its == name)?;
         extractor.extract(self.parts)
-    }
-}
-
-/// `host:port` and `[::1]:port` without the port.
-fn without_port(host: &str) -> &str {
-    match host.rsplit_once(':') {
-        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) && !name.ends_with(':') => {
-            // Of an address in brackets the brackets go with the port, as in a target's host.
-            if name.contains(':') && !name.starts_with('[') { host } else { name }
-        }
-        _ => host,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::without_port;
-
-    #[test]
-    fn ports_are_taken_off() {
-        for (host, name) in [
-            ("example.com", "example.com"),
-            ("example.com:80", "example.com"),
-            ("[::1]:80", "[::1]"),
-            ("[::1]", "[::1]"),
-            ("::1", "::1"),
-            ("", ""),
-        ] {
-            assert_eq!(without_port(host), name, "{host}");
-        }
     }
 }
