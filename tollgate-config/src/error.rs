@@ -235,11 +235,16 @@ pub(crate) fn quoted(typed: &str) -> String {
     // A line is enough to know it by, and a password is not to be known.
     let line = typed.lines().next().unwrap_or_default();
     let typed = if line.len() < SEEN_BYTES_AROUND { &*mask::masked(line) } else { line };
+    format!("`{}`", cut(typed))
+}
+
+/// As much of a typed value as a message repeats.
+fn cut(typed: &str) -> String {
     let mut text: String = typed.chars().take(QUOTED_CHARS_MAX).map(printable).collect();
     if text.len() < typed.len() {
         text.push('…');
     }
-    format!("`{text}`")
+    text
 }
 
 /// Names of a list that are told.
@@ -247,16 +252,17 @@ const LISTED_MAX: usize = 20;
 
 /// `a, b and c`.
 pub(crate) fn listed(names: &[&str], conjunction: &str) -> String {
+    let shown: Vec<String> = names.iter().take(LISTED_MAX).map(|name| cut(name)).collect();
     if names.len() > LISTED_MAX {
-        return format!("{} {conjunction} {} more", names[..LISTED_MAX].join(", "), names.len() - LISTED_MAX);
+        return format!("{} {conjunction} {} more", shown.join(", "), names.len() - LISTED_MAX);
     }
-    match names {
+    match shown.as_slice() {
         [rest @ .., before_last, last] => {
-            let mut text: String = rest.iter().flat_map(|name| [*name, ", "]).collect();
+            let mut text: String = rest.iter().flat_map(|name| [name.as_str(), ", "]).collect();
             let _ = write!(text, "{before_last} {conjunction} {last}");
             text
         }
-        _ => names.concat(),
+        _ => shown.concat(),
     }
 }
 

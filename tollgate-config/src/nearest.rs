@@ -1,16 +1,45 @@
 /// The known name that `typed` was most likely meant to be, if any is close: a third of its letters may be wrong.
 pub fn nearest<'a>(typed: &str, known: &[&'a str]) -> Option<&'a str> {
     let typed: Vec<char> = typed.chars().take(TYPED_CHARS_MAX).flat_map(char::to_lowercase).collect();
-    known
-        .iter()
-        .map(|name| (distance(&typed, &name.chars().collect::<Vec<_>>()), *name))
-        .filter(|(distance, name)| distance * 3 <= name.chars().count().max(typed.len()))
-        .min_by_key(|(distance, _)| *distance)
-        .map(|(_, name)| name)
+    let is_close = |distance: usize, length: usize| distance * 3 <= length.max(typed.len());
+    let mut likely: Vec<(usize, Vec<char>, &str)> = Vec::new();
+    for name in known {
+        let length = name.chars().count();
+        if is_close(length.abs_diff(typed.len()), length) {
+            let letters: Vec<char> = name.chars().collect();
+            let least = distance_at_least(&typed, &letters);
+            if is_close(least, length) {
+                likely.push((least, letters, name));
+            }
+        }
+    }
+    // Many names that differ in little would cost more time than a guess is worth.
+    likely.sort_by_key(|(least, ..)| *least);
+    likely.truncate(COMPARED_MAX);
+    let compared = likely.iter().map(|(_, letters, name)| (distance(&typed, letters), letters.len(), *name));
+    compared.filter(|(distance, length, _)| is_close(*distance, *length)).min_by_key(|it| it.0).map(|it| it.2)
 }
 
 /// No known name is nearly as long; more letters would only cost time.
 const TYPED_CHARS_MAX: usize = 64;
+/// The names that are compared letter by letter: those that have the most letters in common.
+const COMPARED_MAX: usize = 16;
+
+/// A bound on the distance that takes no time: letters that one has and the other has not.
+fn distance_at_least(a: &[char], b: &[char]) -> usize {
+    let mut counts = [0_i32; 64];
+    let mut count = |letters: &[char], by: i32| {
+        for letter in letters {
+            // Letters that share a place only make it less.
+            counts[*letter as usize % 64] += by;
+        }
+    };
+    count(a, 1);
+    count(b, -1);
+    let of =
+        |sign: i32| counts.iter().map(|count| (count * sign).max(0).unsigned_abs() as usize).sum::<usize>();
+    of(1).max(of(-1))
+}
 
 /// How many letters must be put in, left out, replaced or swapped with their neighbour to turn one into the other.
 fn distance(a: &[char], b: &[char]) -> usize {
@@ -55,5 +84,21 @@ mod tests {
     #[test]
     fn a_very_long_word_costs_no_time() {
         assert_eq!(nearest(&"x".repeat(1_000_000), &["time"]), None);
+    }
+
+    #[test]
+    fn the_bound_is_one() {
+        let words = ["", "a", "ab", "ba", "abc", "token_bucket", "tokn_bukcet", "leaky_bucket", "한국어"];
+        for (a, b) in words.iter().flat_map(|a| words.map(|b| (*a, b))) {
+            let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
+            assert!(distance_at_least(&a, &b) <= distance(&a, &b), "{a:?} {b:?}");
+        }
+    }
+
+    #[test]
+    fn the_nearest_of_many_is_found() {
+        let many: Vec<String> = (0..1_000).map(|n| format!("limit-number-{n}")).collect();
+        let known: Vec<&str> = many.iter().map(String::as_str).collect();
+        assert_eq!(nearest("limit-nmber-517", &known), Some("limit-number-517"));
     }
 }

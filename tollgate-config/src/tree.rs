@@ -255,17 +255,24 @@ fn problem(error: &Yaml, yaml: &str, document: &str, example: &str) -> Problem {
         Yaml::Budget { .. }
         | Yaml::AliasReplayLimitExceeded { .. }
         | Yaml::AliasExpansionLimitExceeded { .. }
-        | Yaml::AliasReplayStackDepthExceeded { .. } => (
-            format!("there is far more here than {document} has: too long, too deep, or too many aliases"),
-            example.to_owned(),
-        ),
+        | Yaml::AliasReplayStackDepthExceeded { .. } => (too_much(document), example.to_owned()),
         other => {
             let message = other.to_string();
+            if TOO_MUCH.iter().any(|words| message.contains(words)) {
+                return Problem { place, what: too_much(document), instead: example.to_owned() };
+            }
             let message = without_place(&message);
             (format!("this is not YAML: {message}"), remedy(message).to_owned())
         }
     };
     Problem { place, what, instead }
+}
+
+/// How the reader tells of a budget in the midst of an alias, and of nested brackets.
+const TOO_MUCH: [&str; 2] = ["budget breached", "recursion limit exceeded"];
+
+fn too_much(document: &str) -> String {
+    format!("there is far more here than {document} has: too long, too deep, or too many aliases")
 }
 
 /// The reader names the place in its message, too; ours stands in front.

@@ -23,14 +23,16 @@ const SPEAKING: [&str; 12] = [
 ];
 
 /// Texts that no file brings about.
-const UNREACHABLE: [&str; 5] = [
+const UNREACHABLE: [&str; 7] = [
     // Said if nothing else is, which does not happen.
     "this is not understood",
     "write it in another way",
     // Said if the core ever checks more of a limit than the reader does.
     "change the parameters",
-    // Where the YAML reader names the place in its own messages, and what it would call ours: nobody is told these.
+    // Words by which messages of the YAML reader are known, and what it would call ours: nobody is told these.
     " at line ",
+    "budget breached",
+    "recursion limit exceeded",
     "a mapping, a list or a word",
 ];
 
