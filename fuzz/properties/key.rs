@@ -7,61 +7,9 @@ use std::net::{IpAddr, Ipv6Addr};
 use tollgate_rules::client::{Grouping, IpNet};
 use tollgate_rules::key::{Key, NoKey, Otherwise, Part};
 use tollgate_rules::path::{Pattern, Spelling, normalise};
-use tollgate_rules::request::Request;
 
 use super::input::Input;
-
-/// A request, made up.
-#[derive(Debug)]
-struct MadeUp {
-    method: String,
-    host: String,
-    path: String,
-    query: String,
-    headers: Vec<(&'static str, Vec<u8>)>,
-    client: IpAddr,
-    route: String,
-    claim: Option<String>,
-    custom: Option<String>,
-}
-
-impl Request for MadeUp {
-    fn method(&self) -> &str {
-        &self.method
-    }
-
-    fn host(&self) -> &str {
-        &self.host
-    }
-
-    fn path(&self) -> &str {
-        &self.path
-    }
-
-    fn query(&self) -> &str {
-        &self.query
-    }
-
-    fn header<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a [u8]> + 'a {
-        self.headers.iter().filter(move |(its, _)| *its == name).map(|(_, value)| value.as_slice())
-    }
-
-    fn client(&self) -> IpAddr {
-        self.client
-    }
-
-    fn route(&self) -> &str {
-        &self.route
-    }
-
-    fn claim(&self, name: &str) -> Option<&str> {
-        self.claim.as_deref().filter(|_| name == "sub")
-    }
-
-    fn custom(&self, name: &str) -> Option<String> {
-        self.custom.clone().filter(|_| name == "tenant")
-    }
-}
+use super::made_up::MadeUp;
 
 const HEADERS: [&str; 3] = ["x-a", "x-b", "cookie"];
 const NAMES: [&str; 3] = ["a", "b", "a b"];
@@ -72,7 +20,8 @@ const PATTERNS: [&str; 4] = ["/users/{id}/**", "/{a}/{b}", "/api/**", "/{a}/x/{b
 fn request(input: &mut Input<'_>) -> MadeUp {
     let typed = input.text(24);
     let path = normalise(&typed, Spelling::default()).unwrap_or("/a/b".into()).into_owned();
-    let headers = (0..input.below(5)).map(|_| (input.one_of(&HEADERS), input.bytes(24).to_vec())).collect();
+    let headers =
+        (0..input.below(5)).map(|_| (input.one_of(&HEADERS).to_owned(), input.bytes(24).to_vec())).collect();
     MadeUp {
         method: input.one_of(&METHODS).to_owned(),
         host: input.one_of(&HOSTS).to_owned(),
@@ -81,8 +30,8 @@ fn request(input: &mut Input<'_>) -> MadeUp {
         headers,
         client: input.address(),
         route: input.text(3),
-        claim: input.flag().then(|| input.text(4)),
-        custom: input.flag().then(|| input.text(4)),
+        claims: input.flag().then(|| ("sub".to_owned(), input.text(4))).into_iter().collect(),
+        customs: input.flag().then(|| ("tenant".to_owned(), input.text(4))).into_iter().collect(),
     }
 }
 
@@ -209,7 +158,7 @@ fn value(wanted: Wanted, ipv6_prefix: u8, request: &MadeUp) -> Result<Option<Val
     let texts: Vec<Vec<u8>> = match wanted {
         Wanted::Ip => return Ok(Some(network(request.client, ipv6_prefix))),
         Wanted::Path(number) => return Ok(captured(number, &request.path).map(Value::Segments)),
-        Wanted::Header(name) => request.header(name).map(|value| value.trim_ascii().to_vec()).collect(),
+        Wanted::Header(name) => request.lines(name).map(|value| value.trim_ascii().to_vec()).collect(),
         Wanted::Cookie(name) => cookies(name, request),
         Wanted::Query(name) => parameters(name, &request.query),
         Wanted::Segment(number) => {
@@ -225,8 +174,8 @@ fn value(wanted: Wanted, ipv6_prefix: u8, request: &MadeUp) -> Result<Option<Val
         Wanted::Method => vec![request.method.to_uppercase().into_bytes()],
         Wanted::Host => vec![host(&request.host).into()],
         Wanted::Route => vec![request.route.clone().into_bytes()],
-        Wanted::Claim => request.claim.clone().map(String::into_bytes).into_iter().collect(),
-        Wanted::Custom => request.custom.clone().map(String::into_bytes).into_iter().collect(),
+        Wanted::Claim => request.claims.iter().map(|(_, claim)| claim.clone().into_bytes()).collect(),
+        Wanted::Custom => request.customs.iter().map(|(_, custom)| custom.clone().into_bytes()).collect(),
     };
     match (wanted, texts.as_slice()) {
         (Wanted::Header(name), [_, _, ..]) => Err(NoKey::Twice(format!("header {name}"))),
@@ -252,7 +201,7 @@ fn network(client: IpAddr, ipv6_prefix: u8) -> Value {
 
 fn cookies(name: &str, request: &MadeUp) -> Vec<Vec<u8>> {
     let mut found = Vec::new();
-    for line in request.header("cookie") {
+    for line in request.lines("cookie") {
         for pair in line.split(|byte| *byte == b';') {
             let mut sides = pair.splitn(2, |byte| *byte == b'=');
             if let (Some(its), Some(value)) = (sides.next(), sides.next())

@@ -6,6 +6,7 @@ pub(crate) mod client;
 pub(crate) mod config;
 pub(crate) mod input;
 pub(crate) mod key;
+pub(crate) mod made_up;
 pub(crate) mod path;
 
 /// A target: its name and its property.

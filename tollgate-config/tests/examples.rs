@@ -1,82 +1,47 @@
 //! The shipped examples: that they are understood, and that they decide as their comments say.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot be set up has failed")]
 
-use std::net::IpAddr;
 use std::time::Duration;
 
 use tollgate::{Charge, Limiter, ManualClock, Memory, Time};
 use tollgate_config::{Config, Store};
 use tollgate_core::{Failure, Limit};
-use tollgate_rules::request::Request;
 
 #[allow(dead_code, reason = "each test uses what it needs")]
 mod common;
+#[path = "../../fuzz/properties/made_up.rs"]
+mod made_up;
 
 use common::{EXAMPLES, examples, read};
+use made_up::MadeUp as Asks;
 
 fn example(name: &str) -> Config {
     let yaml = std::fs::read_to_string(format!("{EXAMPLES}/{name}.yaml")).unwrap();
     read(&yaml).unwrap_or_else(|errors| panic!("{}", errors.in_file(name)))
 }
 
-/// A request as a test writes it.
-#[derive(Clone, Debug)]
-struct Asks {
-    path: &'static str,
-    headers: Vec<(&'static str, String)>,
-    client: IpAddr,
-}
-
 impl Asks {
-    fn post(path: &'static str) -> Asks {
-        Asks { path, headers: Vec::new(), client: [192, 0, 2, 1].into() }
+    fn post(path: &str) -> Asks {
+        Asks {
+            method: "POST".to_owned(),
+            host: "example.com".to_owned(),
+            path: path.to_owned(),
+            query: String::new(),
+            headers: Vec::new(),
+            client: [192, 0, 2, 1].into(),
+            route: String::new(),
+            claims: Vec::new(),
+            customs: Vec::new(),
+        }
     }
 
-    fn with(mut self, name: &'static str, value: &str) -> Asks {
-        self.headers.push((name, value.to_owned()));
+    fn with(mut self, name: &str, value: &str) -> Asks {
+        self.headers.push((name.to_owned(), value.as_bytes().to_vec()));
         self
     }
 
     fn from(self, client: [u8; 4]) -> Asks {
         Asks { client: client.into(), ..self }
-    }
-}
-
-impl Request for Asks {
-    fn method(&self) -> &str {
-        "POST"
-    }
-
-    fn host(&self) -> &str {
-        "example.com"
-    }
-
-    fn path(&self) -> &str {
-        self.path
-    }
-
-    fn query(&self) -> &str {
-        ""
-    }
-
-    fn header<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a [u8]> + 'a {
-        self.headers.iter().filter(move |(its, _)| *its == name).map(|(_, value)| value.as_bytes())
-    }
-
-    fn client(&self) -> IpAddr {
-        self.client
-    }
-
-    fn route(&self) -> &str {
-        ""
-    }
-
-    fn claim(&self, _: &str) -> Option<&str> {
-        None
-    }
-
-    fn custom(&self, _: &str) -> Option<String> {
-        None
     }
 }
 

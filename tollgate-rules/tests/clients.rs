@@ -1,15 +1,19 @@
 //! From which address a request comes: a matrix of what proxies and attackers send, and what holds whatever they send.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot be set up has failed")]
 
-use std::fmt::Debug;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::num::NonZeroU8;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
-use proptest::test_runner::{Config, TestCaseResult, TestRunner};
 use tollgate_rules::client::{HOPS_MAX, IpNet, Source, Trust, canonical, parse_cidr};
+
+#[allow(dead_code, reason = "each test uses what it needs")]
+#[path = "../../tollgate-core/tests/core/property.rs"]
+mod property;
+
+use property::check;
 
 const MATRIX: &str = include_str!("clients.txt");
 
@@ -104,20 +108,6 @@ fn a_network_from_elsewhere_is_made_canonical_too() {
 
 const PROXY: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
 const CLIENT: IpAddr = IpAddr::V4(Ipv4Addr::new(203, 0, 113, 7));
-
-/// Runs `test` over random values; the failing one that it prints is as small as it could find.
-///
-/// `TOLLGATE_CASES` asks for more than the 10 000 cases that each property gets by itself.
-fn check<S: Strategy>(strategy: &S, test: impl Fn(S::Value) -> TestCaseResult)
-where
-    S::Value: Debug,
-{
-    let asked: Option<u32> = std::env::var("TOLLGATE_CASES").ok().and_then(|cases| cases.parse().ok());
-    let config =
-        Config { cases: asked.unwrap_or(0).max(10_000), failure_persistence: None, ..Config::default() };
-    let failure = TestRunner::new(config).run(strategy, test).err();
-    assert!(failure.is_none(), "{}", failure.map(|error| error.to_string()).unwrap_or_default());
-}
 
 fn addresses() -> impl Strategy<Value = IpAddr> {
     prop_oneof![

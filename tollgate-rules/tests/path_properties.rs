@@ -2,24 +2,16 @@
 //!
 //! Each property sees 10 000 cases; `TOLLGATE_CASES=1000000` asks for more.
 
-use std::fmt::Debug;
-
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
-use proptest::test_runner::{Config, TestCaseResult, TestRunner};
 use tollgate_rules::path::{Pattern, Spelling, WhenAmbiguous, normalise, segment};
 
-fn check<S: Strategy>(strategy: &S, test: impl Fn(S::Value) -> TestCaseResult)
-where
-    S::Value: Debug,
-{
-    let asked: Option<u32> = std::env::var("TOLLGATE_CASES").ok().and_then(|cases| cases.parse().ok());
-    let config =
-        Config { cases: asked.unwrap_or(0).max(10_000), failure_persistence: None, ..Config::default() };
-    let failure = TestRunner::new(config).run(strategy, test).err();
-    assert!(failure.is_none(), "{}", failure.map(|error| error.to_string()).unwrap_or_default());
-}
+#[allow(dead_code, reason = "each test uses what it needs")]
+#[path = "../../tollgate-core/tests/core/property.rs"]
+mod property;
+
+use property::check;
 
 fn spelling() -> impl Strategy<Value = Spelling> {
     any::<(bool, bool, bool, bool)>().prop_map(

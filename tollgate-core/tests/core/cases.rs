@@ -1,30 +1,15 @@
 //! Random limits over the whole documented ranges, and random requests that look for trouble: at the same instant,
 //! one nanosecond around the end of a wait, around a window's edge, with just what remains or one unit more.
 
-use std::fmt::Debug;
 use std::time::Duration;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
-use proptest::test_runner::{Config, TestCaseResult, TestRunner};
 use tollgate_core::{Align, Count, Decision, Edge, Limit, Mode, Rate, RetryAfter, Style, Time};
 
 use crate::key::Key;
-
-/// Runs `test` over random values; the failing one that it prints is as small as it could find.
-///
-/// `TOLLGATE_CASES` asks for more than the 10 000 cases that each property gets by itself.
-pub(crate) fn check<S: Strategy>(strategy: &S, test: impl Fn(S::Value) -> TestCaseResult)
-where
-    S::Value: Debug,
-{
-    let asked: Option<u32> = std::env::var("TOLLGATE_CASES").ok().and_then(|cases| cases.parse().ok());
-    let config =
-        Config { cases: asked.unwrap_or(0).max(10_000), failure_persistence: None, ..Config::default() };
-    let failure = TestRunner::new(config).run(strategy, test).err();
-    assert!(failure.is_none(), "{}", failure.map(|error| error.to_string()).unwrap_or_default());
-}
+pub(crate) use crate::property::check;
 
 /// The five algorithms with their variants: each has a rule of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `model.rs` | the rules once more, written down literally in exact fractions |
 //! | `key.rs` | one key under any limit, so that every test runs over every algorithm |
-//! | `cases.rs` | random limits and random requests |
+//! | `cases.rs`, `property.rs` | random limits and random requests, and how a property is tried on them |
 //! | `properties.rs` | every decision equals the model's, for each of the eleven variants |
 //! | `promises.rs` | what a user is told: never more than the limit, denied until exactly then, as good as new |
 //! | `time_order.rs` | instants that run backwards |
@@ -16,6 +16,8 @@ mod key;
 mod model;
 mod promises;
 mod properties;
+#[allow(dead_code, reason = "the tests of other crates use the rest")]
+mod property;
 mod ranges;
 mod time_order;
 mod vectors;

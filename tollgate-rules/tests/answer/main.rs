@@ -8,30 +8,20 @@
 //! | `waiting.rs` | whoever waits as long as told is admitted, by each of the algorithms |
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot be set up has failed")]
 
-use std::fmt::Debug;
 use std::time::Duration;
 
-use proptest::strategy::Strategy;
-use proptest::test_runner::{Config, TestCaseResult, TestRunner};
 use tollgate_core::{Align, Decision, Limit, RetryAfter, Time};
 use tollgate_rules::answer::{Answer, Applied, HeaderSet, PolicyName, Situation};
 
 mod golden;
 mod properties;
+#[allow(dead_code, reason = "each test uses what it needs")]
+#[path = "../../../tollgate-core/tests/core/property.rs"]
+mod property;
 mod vectors;
 mod waiting;
 
-/// Runs `test` over random values. `TOLLGATE_CASES` asks for more cases than each property gets by itself.
-fn check<S: Strategy>(strategy: &S, test: impl Fn(S::Value) -> TestCaseResult)
-where
-    S::Value: Debug,
-{
-    let asked: Option<u32> = std::env::var("TOLLGATE_CASES").ok().and_then(|cases| cases.parse().ok());
-    let config =
-        Config { cases: asked.unwrap_or(0).max(10_000), failure_persistence: None, ..Config::default() };
-    let failure = TestRunner::new(config).run(strategy, test).err();
-    assert!(failure.is_none(), "{}", failure.map(|error| error.to_string()).unwrap_or_default());
-}
+use property::check;
 
 const NOW: Time = Time::from_nanos(1_700_000_000_250_000_000);
 

@@ -2,12 +2,12 @@
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use proptest::test_runner::{Config, TestRunner};
 use tollgate_rules::client::Grouping;
 use tollgate_rules::key::{Key, NoKey, Otherwise, Part};
 use tollgate_rules::path::Pattern;
 
 use crate::key_property;
+use crate::property::check_at_least;
 use crate::sent::{Sent, sent};
 
 fn key_of(key: &Key, request: &Sent) -> Result<Vec<u8>, NoKey> {
@@ -334,20 +334,15 @@ fn what_was_written_before_stays_and_what_has_no_key_leaves_nothing() {
     assert_eq!(text.strip_prefix(b"before"), key_of(&key, &sent().header("x-user", "ann")).ok().as_deref());
 }
 
-/// `TOLLGATE_CASES` asks for more than the 50 000 cases that it gets by itself.
 #[test]
 fn keys_are_the_same_if_and_only_if_the_same_was_found() {
-    let asked: Option<u32> = std::env::var("TOLLGATE_CASES").ok().and_then(|cases| cases.parse().ok());
-    let config =
-        Config { cases: asked.unwrap_or(0).max(50_000), failure_persistence: None, ..Config::default() };
     // Small numbers choose among few things, so that two requests are often alike.
     let bytes = vec(
         prop_oneof![3 => 0..6_u8, 1 => any::<u8>(), 1 => prop::sample::select(&b"ab=;& %+/"[..])],
         0..160,
     );
-    let failure = TestRunner::new(config).run(&bytes, |bytes| {
+    check_at_least(50_000, &bytes, |bytes| {
         key_property::check(&bytes);
         Ok(())
     });
-    assert!(failure.is_ok(), "{}", failure.map_err(|error| error.to_string()).unwrap_err());
 }

@@ -11,3 +11,8 @@ mod when;
 mod input;
 #[path = "../../../fuzz/properties/key.rs"]
 mod key_property;
+#[path = "../../../fuzz/properties/made_up.rs"]
+mod made_up;
+#[allow(dead_code, reason = "each test uses what it needs")]
+#[path = "../../../tollgate-core/tests/core/property.rs"]
+mod property;

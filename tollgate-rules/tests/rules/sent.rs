@@ -3,23 +3,10 @@
 use std::net::IpAddr;
 
 use tollgate_rules::path::{Spelling, normalise};
-use tollgate_rules::request::Request;
+
+pub(crate) use crate::made_up::MadeUp as Sent;
 
 /// `GET /` of `example.com`, from 203.0.113.7, unless something else is said.
-#[derive(Clone, Debug)]
-pub(crate) struct Sent {
-    method: String,
-    host: String,
-    path: String,
-    query: String,
-    headers: Vec<(String, Vec<u8>)>,
-    client: IpAddr,
-    route: String,
-    claims: Vec<(String, String)>,
-    customs: Vec<(String, String)>,
-}
-
-/// The request that everything is left out of.
 pub(crate) fn sent() -> Sent {
     Sent {
         method: "GET".to_owned(),
@@ -71,47 +58,5 @@ impl Sent {
     pub(crate) fn custom(mut self, name: &str, value: &str) -> Sent {
         self.customs.push((name.to_owned(), value.to_owned()));
         self
-    }
-}
-
-fn named<'a>(all: &'a [(String, String)], name: &str) -> Option<&'a str> {
-    all.iter().find(|(its, _)| its == name).map(|(_, value)| value.as_str())
-}
-
-impl Request for Sent {
-    fn method(&self) -> &str {
-        &self.method
-    }
-
-    fn host(&self) -> &str {
-        &self.host
-    }
-
-    fn path(&self) -> &str {
-        &self.path
-    }
-
-    fn query(&self) -> &str {
-        &self.query
-    }
-
-    fn header<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a [u8]> + 'a {
-        self.headers.iter().filter(move |(its, _)| its == name).map(|(_, value)| value.as_slice())
-    }
-
-    fn client(&self) -> IpAddr {
-        self.client
-    }
-
-    fn route(&self) -> &str {
-        &self.route
-    }
-
-    fn claim(&self, name: &str) -> Option<&str> {
-        named(&self.claims, name)
-    }
-
-    fn custom(&self, name: &str) -> Option<String> {
-        named(&self.customs, name).map(str::to_owned)
     }
 }
