@@ -9,8 +9,9 @@ use testbed::RedisCluster;
 use tollgate::redis::{Failure, Redis, Settings};
 use tollgate::{Align, Charge, Clock as _, Count, Limit, Limiter, SystemClock, Time, Verdict};
 
+use crate::child::Worker;
 use crate::equivalence::{Dice, agree};
-use crate::processes::{connect, every_algorithm};
+use crate::processes::{self, PROCESSES, connect, every_algorithm};
 use crate::{PATIENT, every_variant, limiter};
 
 /// How much later than the deadline a decision may come on a busy test machine.
@@ -50,33 +51,27 @@ async fn memory_and_a_cluster_agree_on_every_field() {
     all_expire(&cluster);
 }
 
-/// Four processes' worth of limiters and one key, every algorithm: admitted == limit.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn limiters_on_a_cluster_admit_exactly_the_limit() {
+/// Requests of all four processes together: most of them are denied.
+const REQUESTS: usize = 4_000;
+
+/// Four processes and one key, every algorithm: admitted == limit.
+#[test]
+fn four_processes_on_a_cluster_admit_exactly_the_limit() {
     let cluster = RedisCluster::start().unwrap();
-    for (round, limit) in every_algorithm(500).into_iter().enumerate() {
-        let tasks = (0..4).flat_map(|_| {
-            let limiter = Arc::new(connect(&cluster.url(), round, std::slice::from_ref(&limit), 4));
-            (0..16).map(move |_| {
-                let limiter = limiter.clone();
-                tokio::spawn(async move {
-                    let mut admitted = 0;
-                    for _ in 0..50 {
-                        let verdict = limiter.check("key").await;
-                        assert!(!verdict.is_degraded());
-                        admitted += u32::from(verdict.allowed());
-                    }
-                    admitted
-                })
-            })
-        });
-        let mut admitted = 0;
-        for task in tasks.collect::<Vec<_>>() {
-            admitted += task.await.unwrap();
-        }
-        assert_eq!(admitted, 500, "{limit:?}");
+    let mut workers: Vec<Worker> =
+        (0..PROCESSES).map(|_| Worker::start("cluster::one_of_four", &cluster.url())).collect();
+    for limit in every_algorithm(500) {
+        let admitted = processes::round(&mut workers);
+        assert_eq!(admitted.iter().sum::<u32>(), 500, "{limit:?}: {admitted:?}");
     }
     all_expire(&cluster);
+}
+
+/// The worker. Does nothing when it is run with the other tests.
+#[test]
+fn one_of_four() {
+    let rounds = every_algorithm(500).map(|limit| vec![limit]);
+    processes::work(&rounds, 4, REQUESTS / PROCESSES);
 }
 
 /// Many keys of many slots at the same time: each gets its own limit.

@@ -12,7 +12,7 @@ use tollgate::{Align, Count, Edge, Limit, Limiter, Mode, Rate, Style};
 use crate::child::{self, Worker};
 use crate::{PATIENT, all_expire, limiter};
 
-const PROCESSES: usize = 4;
+pub(crate) const PROCESSES: usize = 4;
 const CONNECTIONS: usize = 16;
 const REQUESTS: usize = 100_000;
 /// Requests of a process at a time: several for each connection, so that they share calls.
@@ -61,14 +61,11 @@ async fn four_processes_admit_exactly_the_limit() {
     let mut workers: Vec<Worker> =
         (0..PROCESSES).map(|_| Worker::start("processes::one_of_four", &server.url())).collect();
     for (round, limits) in rounds().iter().enumerate() {
-        for worker in &mut workers {
-            assert_eq!(worker.says(), "ready");
-        }
+        ready(&mut workers);
         let clients = server.cli(&["CLIENT", "LIST", "TYPE", "normal"]).unwrap();
         let clients = clients.lines().filter(|line| !line.contains("cmd=client")).count();
         assert!(clients >= PROCESSES * CONNECTIONS, "only {clients} connections");
-        workers.iter_mut().for_each(Worker::go);
-        let admitted: Vec<u32> = workers.iter_mut().map(|worker| worker.says().parse().unwrap()).collect();
+        let admitted = begin(&mut workers);
         let names: Vec<_> = limits.iter().map(Limit::name).collect();
         println!("{names:?}: {admitted:?} admitted");
         assert_eq!(admitted.iter().sum::<u32>(), LIMIT, "{limits:?}: {admitted:?}");
@@ -81,23 +78,46 @@ async fn four_processes_admit_exactly_the_limit() {
     all_expire(&server);
 }
 
+fn ready(workers: &mut [Worker]) {
+    for worker in workers {
+        assert_eq!(worker.says(), "ready");
+    }
+}
+
+/// How many each admits in a round that they begin together.
+fn begin(workers: &mut [Worker]) -> Vec<u32> {
+    workers.iter_mut().for_each(Worker::go);
+    workers.iter_mut().map(|worker| worker.says().parse().unwrap()).collect()
+}
+
+/// A whole round.
+pub(crate) fn round(workers: &mut [Worker]) -> Vec<u32> {
+    ready(workers);
+    begin(workers)
+}
+
 /// The worker. Does nothing when it is run with the other tests.
 #[test]
 fn one_of_four() {
+    work(&rounds(), CONNECTIONS, REQUESTS / PROCESSES);
+}
+
+/// What a worker does: so many requests in each round.
+pub(crate) fn work(rounds: &[Vec<Limit>], connections: usize, requests: usize) {
     let Some(url) = child::task() else { return };
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    for (round, limits) in rounds().iter().enumerate() {
+    for (round, limits) in rounds.iter().enumerate() {
         let limiter = {
             let _inside = runtime.enter();
-            Arc::new(connect(&url, round, limits, CONNECTIONS))
+            Arc::new(connect(&url, round, limits, connections))
         };
         // Connections take turns, so these make every one of them.
-        for _ in 0..CONNECTIONS {
+        for _ in 0..connections {
             assert!(!runtime.block_on(limiter.peek("nobody")).is_degraded());
         }
         child::say("ready");
         child::wait();
-        let admitted = runtime.block_on(run(&limiter, REQUESTS / PROCESSES));
+        let admitted = runtime.block_on(run(&limiter, requests));
         child::say(&admitted.to_string());
     }
 }
