@@ -3,10 +3,11 @@
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 
+use tollgate_rules::answer::PolicyName;
 use tollgate_rules::when::When;
 
 use crate::ROUTES_MAX;
-use crate::error::{known_instead, listed, quoted};
+use crate::error::{listed, quoted};
 use crate::names;
 use crate::quantity::Fault;
 use crate::reader::{Fields, Reader};
@@ -35,6 +36,13 @@ pub struct Route {
     pub limits: Vec<usize>,
 }
 
+/// As long as the name of a limit.
+const ID_CHARS_MAX: usize = PolicyName::LENGTH_MAX;
+
+/// Names of which a line is told, and how many characters they may have together: more than the longest one.
+const TOLD_MAX: usize = 20;
+const TOLD_CHARS_MAX: usize = 300;
+
 const ROUTE_EXAMPLE: &str =
     "write as in `{ id: api, path: /api/**, upstream: http://127.0.0.1:8081, limits: [per-user] }`";
 
@@ -56,11 +64,13 @@ pub(crate) fn gateway(reader: &mut Reader, node: &Node, limits: &[&str]) -> Opti
     }
     let numbers: HashMap<&str, usize> =
         limits.iter().enumerate().map(|(number, name)| (*name, number)).collect();
+    // What is wrong with the others has been told where they stand.
+    let tellable: Vec<&str> = limits.iter().copied().filter(|name| PolicyName::new(name).is_ok()).collect();
     let mut ids = HashSet::new();
     let mut routes: Vec<Route> = Vec::new();
     for node in nodes {
         let Some(fields) = reader.fields(node, "a route", names::ROUTE, ROUTE_EXAMPLE) else { continue };
-        let id = needed(reader, &fields, "id").and_then(|node| reader.name(node, ROUTE_EXAMPLE));
+        let id = needed(reader, &fields, "id").and_then(|node| route_id(reader, node));
         if let (Some(id), Some(entry)) = (id, fields.entry("id"))
             && !ids.insert(id)
         {
@@ -70,7 +80,7 @@ pub(crate) fn gateway(reader: &mut Reader, node: &Node, limits: &[&str]) -> Opti
         let upstream = needed(reader, &fields, "upstream").and_then(|node| reader.parsed(node, upstream));
         let when = when_of(reader, &fields);
         let limits = match fields.get("limits") {
-            Some(node) => named_limits(reader, node, limits, &numbers),
+            Some(node) => named_limits(reader, node, &tellable, &numbers),
             None => (0..limits.len()).collect(),
         };
         if let (Some(id), Some(upstream)) = (id, upstream) {
@@ -80,12 +90,28 @@ pub(crate) fn gateway(reader: &mut Reader, node: &Node, limits: &[&str]) -> Opti
     for (name, place) in std::mem::take(&mut reader.routes_named) {
         if !ids.contains(name.as_str()) && !reader.is_full() {
             let known: Vec<&str> = routes.iter().map(|route| route.id.as_str()).collect();
-            let choice = format!("the routes are {}", listed(&known, "and"));
+            let choice = format!("the routes are {}", told(&known));
             let what = format!("{} is not a route of the gateway", quoted(&name));
-            reader.wrong(place, what, known_instead(&name, &known, &choice));
+            let instead = reader.given_instead(&name, &known, &choice);
+            reader.wrong(place, what, instead);
         }
     }
     Some(Gateway { listen, routes })
+}
+
+/// A route's name: people read it in messages and logs.
+fn route_id<'n>(reader: &mut Reader, node: &'n Node) -> Option<&'n str> {
+    let id = reader.name(node, ROUTE_EXAMPLE)?;
+    let length = id.chars().count();
+    let what = if length > ID_CHARS_MAX {
+        format!("the name {} has {length} characters, and {ID_CHARS_MAX} are the most", quoted(id))
+    } else if id.contains(char::is_control) {
+        format!("the name {} has a character that cannot be seen", quoted(id))
+    } else {
+        return Some(id);
+    };
+    reader.wrong(node.place, what, "write letters, digits and dashes, as in `api`");
+    None
 }
 
 fn named_limits(
@@ -107,14 +133,28 @@ fn named_limits(
             None => {
                 let choice = match known {
                     [] => "there are no limits in this file; write one under `limits`".to_owned(),
-                    known => format!("the limits are {}", listed(known, "and")),
+                    known => format!("the limits are {}", told(known)),
                 };
                 let what = format!("{} is not a limit of this file", quoted(word));
-                reader.wrong(node.place, what, known_instead(word, known, &choice));
+                let instead = reader.given_instead(word, known, &choice);
+                reader.wrong(node.place, what, instead);
             }
         }
     }
     limits
+}
+
+/// The names of a file's own things, or as many as a line has room for.
+fn told(names: &[&str]) -> String {
+    let mut chars = 0;
+    let is_too_long = |name: &&str| {
+        chars += name.chars().count();
+        chars > TOLD_CHARS_MAX
+    };
+    match names.iter().take(TOLD_MAX).position(is_too_long) {
+        Some(end) => format!("{} and {} more", names[..end].join(", "), names.len() - end),
+        None => listed(names, "and"),
+    }
 }
 
 fn needed<'n>(reader: &mut Reader, fields: &Fields<'n>, name: &str) -> Option<&'n Node> {

@@ -12,8 +12,8 @@ const STARS: &str = "***";
 const SECRET_NAMES: [&str; 3] = ["secret", "password", "passphrase"];
 /// What stands behind these may be one: a text over several lines is, a word need not be.
 const PEM_NAMES: [&str; 5] = ["keys", "key", "certificate", "authority", "address"];
-/// Lines that are gone back for the name that a line stands under. Whoever writes more below one name is shown less.
-const LINES_BACK_MAX: usize = 4_096;
+/// How far is gone back for the name that a line stands under. Whoever writes more below one name is shown less.
+const BYTES_BACK_MAX: usize = 64 * 1024;
 
 /// A text of one line with its secrets hidden.
 pub(crate) fn masked(text: &str) -> String {
@@ -169,14 +169,24 @@ fn is_below_secret(line: &str, before: &str) -> bool {
     if own == 0 || content.starts_with("file:") {
         return false;
     }
-    let mut above = before.rsplit(['\n', '\r']).filter(|line| !line.trim().is_empty());
-    match above.by_ref().take(LINES_BACK_MAX).find(|line| indent(line) < own) {
+    let near = near_end(before);
+    let mut above = near.rsplit(['\n', '\r']).filter(|line| !line.trim().is_empty());
+    match above.find(|line| indent(line) < own) {
         Some(parent) => values(parent).next().is_some_and(|(name, at)| {
             let starts_text = parent[at..].starts_with(['|', '>', '"', '\'']);
             is_secret(name) || PEM_NAMES.contains(&name) && starts_text
         }),
-        None => above.next().is_some(),
+        None => near.len() < before.len(),
     }
+}
+
+/// The whole lines within reach of a text's end.
+fn near_end(before: &str) -> &str {
+    let Some(from) = before.len().checked_sub(BYTES_BACK_MAX) else { return before };
+    // Only there can a character begin, too.
+    let is_break = |byte: &u8| matches!(byte, b'\n' | b'\r');
+    let cut = before.as_bytes()[from..].iter().position(is_break).map_or(before.len(), |at| from + at + 1);
+    &before[cut..]
 }
 
 #[cfg(test)]
@@ -238,5 +248,8 @@ mod tests {
         assert_eq!(shown("key:\n  header: X-User-Id"), "  header: X-User-Id");
         assert_eq!(shown("redis:\n  secret: a\n  nodes: x"), "  nodes: x");
         assert_eq!(shown("secret: a\nnodes: x"), "nodes: x");
+        // What it stands under is too far away to be looked for.
+        let far = |between: &str| shown(&format!("limits:\n{}\n  a: x", between.repeat(BYTES_BACK_MAX)));
+        assert_eq!((far("\n").as_str(), far("é").as_str()), ("  ***", "  ***"));
     }
 }

@@ -21,7 +21,7 @@ pub fn nearest<'a>(typed: &str, known: &[&'a str]) -> Option<&'a str> {
 }
 
 /// No known name is nearly as long; more letters would only cost time.
-const TYPED_CHARS_MAX: usize = 64;
+pub(crate) const TYPED_CHARS_MAX: usize = 64;
 /// The names that are compared letter by letter: those that have the most letters in common.
 const COMPARED_MAX: usize = 16;
 
@@ -84,6 +84,8 @@ mod tests {
     #[test]
     fn a_very_long_word_costs_no_time() {
         assert_eq!(nearest(&"x".repeat(1_000_000), &["time"]), None);
+        let known = "y".repeat(1_000_000);
+        assert_eq!(nearest("x", &[&known]), None);
     }
 
     #[test]

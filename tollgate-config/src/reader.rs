@@ -9,6 +9,7 @@ use tollgate_rules::path::Spelling;
 use crate::ERRORS_MAX;
 use crate::error::{Place, Problem, known_instead, listed, quoted};
 use crate::names;
+use crate::nearest::TYPED_CHARS_MAX;
 use crate::quantity::{self, Fault};
 use crate::tree::{Node, Typed};
 
@@ -23,7 +24,13 @@ pub(crate) struct Reader {
     pub(crate) routes_named: Vec<(String, Place)>,
     /// Where secrets stand.
     pub(crate) secrets: Vec<Place>,
+    /// Letters of names that the file gives itself, each compared with each of those that were mistaken for them.
+    pub(crate) compared: usize,
 }
+
+/// There may be a thousand names, each taken for another a hundred times: whoever errs more often than this is told the
+/// names, but not which is meant.
+const COMPARED_MAX: usize = 2_000_000;
 
 /// The entries of a mapping, by name.
 pub(crate) struct Fields<'n> {
@@ -72,6 +79,13 @@ impl Reader {
     /// Whether nothing more is noted. Then nothing more is read, either: a file with endless mistakes must end soon.
     pub(crate) fn is_full(&self) -> bool {
         self.problems.len() >= ERRORS_MAX
+    }
+
+    /// What to write for an unknown name, where the file itself gives the known ones.
+    pub(crate) fn given_instead(&mut self, typed: &str, given: &[&str], choice: &str) -> String {
+        let letters = given.iter().map(|name| name.len()).sum::<usize>();
+        self.compared = self.compared.saturating_add(letters * typed.len().min(TYPED_CHARS_MAX));
+        known_instead(typed, if self.compared > COMPARED_MAX { &[] } else { given }, choice)
     }
 
     pub(crate) fn fault(&mut self, node: &Node, fault: Fault) {

@@ -97,6 +97,30 @@ fn bombs_end_in_an_error_and_soon() {
         ),
         ("twice", format!("limits:\n{}", " a: {token_bucket: }\n".repeat(40_000))),
         ("secrets", format!("store: {{ redis: {{ secret: {} }} }}", "${A".repeat(300_000))),
+        (
+            "names that are alike",
+            format!(
+                "limits:\n{}gateway: {{ routes: {{ id: a, upstream: http://h, limits: [{}] }} }}",
+                many(LIMITS_MAX, |n| format!(" {}{n}: {{token_bucket: }}\n", "a".repeat(80))),
+                many(ERRORS_MAX, |n| format!("{}{n}, ", "b".repeat(80)))
+            ),
+        ),
+        (
+            "long names of routes",
+            format!(
+                "limits: {{ a: {{ token_bucket: , cost: {{ routes: {{ {} }} }} }} }}\ngateway:\n  routes:\n{}",
+                many(ERRORS_MAX / 2, |n| format!("{}{n}: 1, ", "b".repeat(64))),
+                many(ROUTES_MAX, |n| format!("  - {{ id: {}{n}, upstream: http://h }}\n", "a".repeat(700)))
+            ),
+        ),
+        (
+            "blank lines above mistakes",
+            format!(
+                "limits:\n{}{}",
+                "\n".repeat(990_000),
+                many(ERRORS_MAX, |n| format!(" n{n}: {{x: 1}}\n"))
+            ),
+        ),
         ("a long line", format!("limits: {{ a: {{ token_bucket: }}, {}b: }}", " ".repeat(900_000))),
     ];
     check_soon(bombs, true);
