@@ -210,7 +210,8 @@ fn literal(word: &str) -> Result<Otherwise, Fault> {
         Some(meant) => Err(Fault {
             what: format!("{} is nearly `{meant}`, but not quite", quoted(word)),
             instead: format!(
-                "write `{meant}`, or `{{ literal: {word} }}` if it is a name that requests share"
+                "write `{meant}`, or `{{ literal: {} }}` if it is a name that requests share",
+                quoted(word).trim_matches('`')
             ),
         }),
         None if word.is_empty() => {

@@ -170,6 +170,8 @@ pub(crate) fn rate(typed: &str) -> Result<Rate, Fault> {
     };
     let (count, per) = (count.trim(), per.trim());
     if per.is_empty() {
+        let is_number = !count.is_empty() && count.len() < 20 && count.bytes().all(|b| b.is_ascii_digit());
+        let count = if is_number { count } else { "10" };
         return Fault::new(
             format!("{} has nothing after the slash", quoted(typed)),
             format!("write `{count}/s` if a second is meant; {UNITS_KNOWN}"),

@@ -229,6 +229,40 @@ fn large_files_are_read_soon() {
         ],
         false,
     );
+
+/// A terminal does what control characters say: it is cleared, or shows other text than there is.
+#[test]
+fn control_characters_are_never_repeated() {
+    let mut count = 0;
+    for yaml in [
+        r#"limits: { "a\e[2J": { token_bucket: } }"#,
+        r#"limits: { "a\e[2J": { token_bucket: , token_bukcet: } }"#,
+        r#"limits: { a: { "\e[2J": 1, token_bucket: { refill: "\e[2J/" } } }"#,
+        r#"limits: { a: { fixed_window: { limit: "\e", window: "1\e", align: "\e" }, shadow: "\e" } }"#,
+        r#"limits: { a: { token_bucket: , when: { path: "\e[2J" } } }"#,
+        r#"limits: { a: { token_bucket: , when: { path: "/{\e}", host: "\e", method: "\e", client: "\e" } } }"#,
+        r#"limits: { a: { token_bucket: , when: { header: { "\e": 1 } }, allow: "1.2.3.4/\e" } }"#,
+        r#"limits: { a: { token_bucket: , key: { header: "\e", otherwise: "de\eny" } } }"#,
+        r#"limits: { a: { token_bucket: , key: "\e-", cost: "\e", lease: "\e", failure: "\e" } }"#,
+        r#"limits: { a: { token_bucket: , ban: { after: "\e", within: "\e", for: "1\e" } } }"#,
+        r#"limits: { a: { token_bucket: , answer: { status: "\e", content_type: "\e" } } }"#,
+        r#"limits: { a: { token_bucket: , cost: { routes: { "r\e": 1 } } } }
+gateway: { listen: "\e", routes: [{ id: "r\e[", upstream: "\e" }] }"#,
+        r#"limits: { "a\e[2J": { token_bucket: } }
+gateway: { routes: [{ id: r, upstream: http://h, limits: ["a\e[2", other] }] }"#,
+        r#"store: { memory: { max_bytes: "1\e", when_full: "\e", max_keys: "\e" } }"#,
+        r#"store: { redis: { address: "re\edis://h", secret: { file: "\e" }, deadline: "\e" } }"#,
+        r#"client: { trusted: "\e", source: "\e", ipv6_prefix: "\e" }"#,
+        r#"jwt: { keys: "{", algorithms: "\e", header: "\e" }"#,
+        r#"{ "\e": 1, "\e": 2 }"#,
+        "limits: *a\u{9b}",
+        "limits: !a\u{9b} b",
+    ] {
+        let told = read(yaml).expect_err(yaml).to_string();
+        count += 1;
+        assert!(!told.contains(|c: char| c.is_control() && c != '\n'), "{yaml}\n{}", told.escape_debug());
+    }
+    assert_eq!(count, 20);
 }
 
 #[test]

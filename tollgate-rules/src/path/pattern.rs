@@ -205,6 +205,9 @@ impl From<Ambiguous> for PatternError {
     }
 }
 
+/// A longer pattern is not repeated in what is told.
+const REPEATED_BYTES_MAX: usize = 60;
+
 /// What can be seen before the pattern is taken apart.
 fn check_whole(typed: &str) -> Result<(), PatternError> {
     if typed.is_empty() {
@@ -219,6 +222,8 @@ fn check_whole(typed: &str) -> Result<(), PatternError> {
     if !typed.starts_with('/') {
         let instead = if typed.contains("://") {
             "leave out the scheme and the host, as in `/api/**`".to_owned()
+        } else if typed.len() > REPEATED_BYTES_MAX || typed.contains(char::is_control) {
+            "write one in front of it, as in `/api/**`".to_owned()
         } else {
             format!("write `/{typed}`")
         };
