@@ -33,7 +33,7 @@ pub trait Request {
 }
 
 /// A host without its port, and without the dot of the root at its end: with or without these, it is the same host.
-pub(crate) fn host_name(host: &str) -> &str {
+pub fn host_name(host: &str) -> &str {
     let is_port = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
     let name = match host.rsplit_once(':') {
         // A bare IPv6 address has colons, but no port.

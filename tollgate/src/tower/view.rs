@@ -5,11 +5,11 @@ use std::cell::OnceCell;
 use std::net::{IpAddr, Ipv4Addr};
 
 use http::Uri;
-use http::header::{HOST, HeaderValue};
+use http::header::{HOST, HeaderName, HeaderValue};
 use http::request::Parts;
 use http::uri::PathAndQuery;
 use tollgate_rules::path::{Spelling, normalise};
-use tollgate_rules::request::Request;
+use tollgate_rules::request::{Request, host_name};
 
 use super::gate::{Gate, NotAsked};
 use super::{Claims, OtherSpellings, Route};
@@ -45,15 +45,25 @@ impl<'a, S> View<'a, S> {
     }
 }
 
-/// The host that was asked for: the target's own, and only if it has none that of the header.
+/// The host that was asked for: the target's own, or that of the header. Services look at the one or at the other, so both
+/// must be the same.
 fn host(parts: &Parts) -> Result<&str, NotAsked> {
     let mut lines = parts.headers.get_all(HOST).iter();
     let first = lines.next();
     if lines.next().is_some() {
-        return Err(NotAsked::Bad("the header host is there twice; send it once".to_owned()));
+        return Err(twice(&HOST));
     }
-    let named = || first.and_then(|host| host.to_str().ok()).unwrap_or_default();
-    Ok(parts.uri.host().unwrap_or_else(named))
+    let named = first.map(|host| host.to_str().unwrap_or_default());
+    match (parts.uri.host(), named) {
+        (Some(target), Some(named)) if !host_name(target).eq_ignore_ascii_case(host_name(named)) => {
+            Err(NotAsked::Bad("the target and the header host name two hosts; send one".to_owned()))
+        }
+        (target, named) => Ok(target.or(named).unwrap_or_default()),
+    }
+}
+
+fn twice(header: &HeaderName) -> NotAsked {
+    NotAsked::Bad(format!("the header {header} is there twice; send it once"))
 }
 
 /// The target as it goes on, if it is not the one that came.

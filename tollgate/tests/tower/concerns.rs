@@ -130,9 +130,30 @@ async fn rules_concern_hosts() {
     ] {
         assert_eq!(is_concerned(when(), with("host", host)).await, concerned, "{host}");
     }
-    // The target's own host counts, not the header.
-    let target = get("http://example.com/").header("host", "other.com").body(String::new()).unwrap();
-    assert!(is_concerned(when(), target).await);
+    for (host, concerned) in [("example.com", true), ("EXAMPLE.com.:80", true)] {
+        let target = get("http://example.com/").header("host", host).body(String::new()).unwrap();
+        assert_eq!(is_concerned(when(), target).await, concerned, "{host}");
+    }
+    assert!(is_concerned(when(), plain("http://Example.com:8080/")).await);
+}
+
+/// Some services look at the target and others at the header: a client must not be one host to the rules and another one
+/// to the service.
+#[tokio::test]
+async fn a_target_and_a_header_that_name_two_hosts_are_refused() {
+    let layer = once_when(When { hosts: vec!["example.com".to_owned()], ..When::default() });
+    for (target, host) in [
+        ("http://other.com/", "example.com"),
+        ("http://example.com/", "other.com"),
+        ("http://example.com/", ""),
+        ("http://[::1]/", "example.com:80"),
+    ] {
+        let got = send(&layer, get(target).header("host", host).body(String::new()).unwrap()).await;
+        assert_eq!(got.status, 400, "{target} and {host}");
+        assert!(got.body.contains("the target and the header host name two hosts; send one"), "{}", got.body);
+    }
+    let same = get("http://[::1]:80/").header("host", "[::1]").body(String::new()).unwrap();
+    assert_eq!(send(&layer, same).await.status, 200);
 }
 
 #[tokio::test]
