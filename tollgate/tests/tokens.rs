@@ -17,6 +17,7 @@ use serde_json::{Value, json};
 use tollgate::tower::key::{Key, Otherwise, Part};
 use tollgate::tower::rule::Rule;
 use tollgate::tower::token::{TOKEN_BYTES_MAX, Tokens, TokensError};
+use tollgate::tower::when::{Wanted, When};
 use tollgate::tower::{Claims, Peer, RateLimitLayer};
 use tollgate::{Align, Limit, ManualClock, Time};
 use tower_layer::Layer;
@@ -574,5 +575,26 @@ async fn a_layer_counts_by_what_verified_tokens_claim() {
             .extension(Peer(IpAddr::from([203, 0, 113, 7])));
         let response = service.call(request.body(()).unwrap()).await.unwrap();
         assert_eq!(response.status().as_u16(), status, "{user}");
+    }
+}
+
+/// A service may believe the first of two tokens: if they were as good as none, who has used up a budget would get that
+/// of its address by sending a token twice, and a limit on those with a plan would not concern it any more.
+#[tokio::test]
+async fn two_tokens_are_refused_where_a_claim_is_wanted() {
+    let signer = es256();
+    let bearer = format!("Bearer {}", signer.token(&json!({ "sub": "ann", "plan": "free" })));
+    let rule =
+        Rule::new("once", Limit::fixed_window(1, Duration::from_secs(9), Align::FirstRequest).unwrap());
+    let plan = When { claims: vec![("plan".to_owned(), Wanted::Present)], ..When::default() };
+    let by_user = rule.clone().key(Key::of(Part::Claim("sub".to_owned())));
+    for (rule, status) in [(by_user, 400), (rule.clone().when(plan), 400), (rule, 429)] {
+        let tokens = tokens(std::slice::from_ref(&signer.public));
+        let mut service = RateLimitLayer::builder().rule(rule).tokens(tokens).build().unwrap().layer(Yes);
+        for (count, status) in [(1, 200), (1, 429), (2, status)] {
+            let builder = Request::builder().extension(Peer(IpAddr::from([203, 0, 113, 7])));
+            let request = (0..count).fold(builder, |it, _| it.header("authorization", &bearer));
+            assert_eq!(service.call(request.body(()).unwrap()).await.unwrap().status(), status);
+        }
     }
 }

@@ -6,6 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
 
+use http::HeaderName;
 use http::request::Parts;
 use tollgate_core::{Limit, Mode};
 use tollgate_rules::answer::{Custom, HeaderSet, NameError, PolicyName};
@@ -31,6 +32,7 @@ pub struct Builder {
     jitter_secs: u64,
     peer: PeerOf,
     verify: Option<Verify>,
+    token_header: Option<HeaderName>,
     extractors: Vec<(String, Arc<dyn KeyExtractor>)>,
     observer: Option<Observer>,
     max_waiting: usize,
@@ -57,6 +59,7 @@ impl Default for Builder {
             jitter_secs: 0,
             peer: Arc::new(known_peer),
             verify: None,
+            token_header: None,
             extractors: Vec::new(),
             observer: None,
             max_waiting: 1_024,
@@ -189,14 +192,17 @@ impl Builder {
     #[must_use]
     pub fn claims(mut self, verify: impl Fn(&Parts) -> Option<Claims> + Send + Sync + 'static) -> Builder {
         self.verify = Some(Arc::new(verify));
+        self.token_header = None;
         self
     }
 
-    /// Verifies tokens with a set of keys; rules may use what they claim.
+    /// Verifies tokens with a set of keys; rules may use what they claim. A request with two tokens gets 400 if a rule
+    /// wants to know a claim.
     #[cfg(feature = "jwt")]
     #[must_use]
     pub fn tokens(self, tokens: super::token::Tokens) -> Builder {
-        self.claims(move |request| tokens.claims(request))
+        let token_header = Some(tokens.header_name().clone());
+        Builder { token_header, ..self.claims(move |request| tokens.claims(request)) }
     }
 
     /// Is told of every request: what its limits decided, those of shadow rules included, or why they were not even asked.
@@ -375,6 +381,7 @@ impl Builder {
             jitter_secs: self.jitter_secs,
             peer: self.peer,
             verify: self.verify,
+            token_header: self.token_header,
             extractors: self.extractors,
             observer: self.observer,
             max_waiting: self.max_waiting,

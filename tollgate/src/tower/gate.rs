@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread::LocalKey;
 use std::time::Duration;
 
+use http::HeaderName;
 use http::request::Parts;
 use smallvec::SmallVec;
 use tollgate_core::{Decision, RetryAfter};
@@ -109,6 +110,8 @@ pub(crate) struct Gate<S> {
     pub(crate) jitter_secs: u64,
     pub(crate) peer: PeerOf,
     pub(crate) verify: Option<Verify>,
+    /// The header that the tokens which it verifies stand in.
+    pub(crate) token_header: Option<HeaderName>,
     pub(crate) extractors: Vec<(String, Arc<dyn KeyExtractor>)>,
     pub(crate) observer: Option<Observer>,
     /// Of each limit, whether it delays requests.
@@ -220,6 +223,7 @@ impl<S: Store> Gate<S> {
         if view.lacks_peer() {
             return Err(NotAsked::NoPeer);
         }
+        view.check_token()?;
         all.map_err(|refused| match refused {
             Refused::Denied { rule } => NotAsked::Forbidden(rule),
             Refused::Unclear(why) => NotAsked::Bad(why.to_string()),

@@ -131,6 +131,11 @@ impl Tokens {
         self
     }
 
+    /// The header that they stand in.
+    pub(super) fn header_name(&self) -> &HeaderName {
+        &self.header
+    }
+
     /// What the request's token claims, if it has one and that is to be believed. Texts, numbers and truth values become
     /// text; what is inside of others is left out.
     pub fn claims(&self, request: &Parts) -> Option<Claims> {

@@ -37,6 +37,17 @@ impl<'a, S> View<'a, S> {
         self.client.get().is_some_and(Option::is_none)
     }
 
+    /// Fails if a rule wanted to know a claim, and there are two tokens: whoever looks next may believe the other one.
+    pub(crate) fn check_token(&self) -> Result<(), NotAsked> {
+        let Some(header) = self.gate.token_header.as_ref().filter(|_| self.verified.get().is_some()) else {
+            return Ok(());
+        };
+        match self.parts.headers.get_all(header).iter().nth(1) {
+            Some(_) => Err(twice(header)),
+            None => Ok(()),
+        }
+    }
+
     fn find_client(&self) -> Option<IpAddr> {
         let peer = (self.gate.peer)(self.parts)?;
         let trust = &self.gate.trust;
