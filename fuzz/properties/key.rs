@@ -207,11 +207,50 @@ fn cookies(name: &str, request: &MadeUp) -> Vec<Vec<u8>> {
             if let (Some(its), Some(value)) = (sides.next(), sides.next())
                 && its.trim_ascii() == name.as_bytes()
             {
-                found.push(value.trim_ascii().to_vec());
+                found.push(plain_cookie(value.trim_ascii()));
             }
         }
     }
     found
+}
+
+/// Without quotes, and what has a backslash between them as Python reads it; then without escapes.
+fn plain_cookie(value: &[u8]) -> Vec<u8> {
+    let is_quoted = value.len() > 1 && value.starts_with(b"\"") && value.ends_with(b"\"");
+    let inner = if is_quoted { &value[1..value.len() - 1] } else { value };
+    let mut plain: Vec<u8> = Vec::new();
+    let mut at = 0;
+    while at < inner.len() {
+        let octal = inner.get(at + 1..at + 4).and_then(|digits| std::str::from_utf8(digits).ok());
+        let octal = octal.filter(|digits| digits.bytes().all(|byte| byte.is_ascii_digit()));
+        match octal.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
+            Some(byte) if is_quoted && inner[at] == b'\\' => {
+                plain.push(byte);
+                at += 4;
+            }
+            _ if is_quoted && inner[at] == b'\\' && at + 1 < inner.len() => {
+                plain.push(inner[at + 1]);
+                at += 2;
+            }
+            _ => {
+                plain.push(inner[at]);
+                at += 1;
+            }
+        }
+    }
+    without_escapes(&plain)
+}
+
+fn without_escapes(bytes: &[u8]) -> Vec<u8> {
+    match bytes {
+        [] => Vec::new(),
+        [b'%', high, low, rest @ ..] if high.is_ascii_hexdigit() && low.is_ascii_hexdigit() => {
+            let digits = [*high, *low];
+            let byte = u8::from_str_radix(std::str::from_utf8(&digits).expect("two digits"), 16);
+            [vec![byte.expect("two digits")], without_escapes(rest)].concat()
+        }
+        [byte, rest @ ..] => [vec![*byte], without_escapes(rest)].concat(),
+    }
 }
 
 fn parameters(name: &str, query: &str) -> Vec<Vec<u8>> {

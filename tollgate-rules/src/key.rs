@@ -5,8 +5,8 @@
 //! `anonymous` is not one that does not say who it is, and no text is the address whose bytes it happens to spell.
 //!
 //! Where servers take several spellings for one value, they are one value here, or a client could choose a new budget
-//! with each spelling: `::ffff:1.2.3.4` is `1.2.3.4`, hosts and methods have no case, a host has no port and no dot at its
-//! end, and escapes in a query are undone. Where servers choose between several values, each in its own way, the request
+//! with each spelling: `::ffff:1.2.3.4` is `1.2.3.4`, hosts, methods and the scheme of `Authorization` have no case, a host
+//! has no port and no dot at its end, and escapes in a query or a cookie are undone, with a cookie's quotes. Where servers choose between several values, each in its own way, the request
 //! is refused: a header, a cookie or a parameter that is there twice.
 
 use std::borrow::Cow;
@@ -174,6 +174,7 @@ impl Key {
             (LITERAL_TEXT, _) => found == value.as_bytes(),
             (how, _) if how & HOW != FOUND => false,
             (_, Part::Ip) => network_in(found).is_some_and(|network| self.is_network(network, value)),
+            (_, Part::Header(name)) => found == &*header_value(name, value.as_bytes()),
             (_, Part::Method) => found.eq_ignore_ascii_case(value.as_bytes()),
             (_, Part::Host) => found.eq_ignore_ascii_case(host_name(value).as_bytes()),
             _ => found == value.as_bytes(),
@@ -241,10 +242,9 @@ impl Part {
                 write_network(grouping.network(request.client()), text);
                 return Ok(Some(ADDRESS));
             }
-            Part::Header(name) => {
-                only("header", name, request.header(name))?.map(|value| value.trim_ascii().into())
-            }
-            Part::Cookie(name) => only("cookie", name, cookies(request, name))?.map(Cow::from),
+            Part::Header(name) => only("header", name, request.header(name))?
+                .map(|value| header_value(name, value.trim_ascii())),
+            Part::Cookie(name) => only("cookie", name, cookies(request, name))?.map(cookie_value),
             Part::Query(name) => only("parameter", name, parameters(request.query(), name))?,
             Part::Segment(number) => {
                 let found = number.checked_sub(1).and_then(|index| segment(request.path(), index));
@@ -314,19 +314,67 @@ fn cookies<'a>(request: &'a impl Request, name: &'a str) -> impl Iterator<Item =
     })
 }
 
+/// Of credentials the name of the scheme has no case, and any number of spaces behind it: `bearer  k` is `Bearer k`.
+fn header_value<'a>(name: &str, value: &'a [u8]) -> Cow<'a, [u8]> {
+    let is_credentials = matches!(name, "authorization" | "proxy-authorization");
+    match value.iter().position(u8::is_ascii_whitespace).filter(|_| is_credentials) {
+        Some(end) => {
+            let scheme = value[..end].to_ascii_lowercase();
+            [&scheme, b" ".as_slice(), value[end..].trim_ascii_start()].concat().into()
+        }
+        None => value.into(),
+    }
+}
+
+/// The value that one server or another finds: without its quotes and the backslashes between them, and without escapes.
+/// A plus is a plus.
+fn cookie_value(value: &[u8]) -> Cow<'_, [u8]> {
+    match value.strip_prefix(b"\"").and_then(|rest| rest.strip_suffix(b"\"")) {
+        Some(quoted) if quoted.contains(&b'\\') => {
+            unescaped(&without_backslashes(quoted), b'+').into_owned().into()
+        }
+        Some(quoted) => unescaped(quoted, b'+'),
+        None => unescaped(value, b'+'),
+    }
+}
+
+/// `\101` is `A`, and `\"` is a quote, as Python reads it.
+fn without_backslashes(quoted: &[u8]) -> Vec<u8> {
+    let mut plain = Vec::with_capacity(quoted.len());
+    let mut rest = quoted;
+    while let Some((first, behind)) = rest.split_first() {
+        rest = match (first, behind) {
+            (b'\\', [a @ b'0'..=b'3', b @ b'0'..=b'7', c @ b'0'..=b'7', behind @ ..]) => {
+                plain.push((a - b'0') << 6 | (b - b'0') << 3 | (c - b'0'));
+                behind
+            }
+            (b'\\', [byte, behind @ ..]) => {
+                plain.push(*byte);
+                behind
+            }
+            (byte, behind) => {
+                plain.push(*byte);
+                behind
+            }
+        };
+    }
+    plain
+}
+
 /// The values of all parameters of this name, with their escapes undone: other spellings of a value are the same value.
 fn parameters<'a>(query: &'a str, name: &'a str) -> impl Iterator<Item = Cow<'a, [u8]>> {
     query.split('&').filter_map(move |pair| {
         let (its_name, value) = pair.split_once('=').unwrap_or((pair, ""));
-        (unescaped(its_name).as_ref() == name.as_bytes()).then(|| unescaped(value))
+        let is_it = *unescaped(its_name.as_bytes(), b' ') == *name.as_bytes();
+        is_it.then(|| unescaped(value.as_bytes(), b' '))
     })
 }
 
-fn unescaped(text: &str) -> Cow<'_, [u8]> {
-    if !text.contains(['%', '+']) {
-        return text.as_bytes().into();
+/// A text with its escapes undone, and `plus` for each `+`.
+fn unescaped(bytes: &[u8], plus: u8) -> Cow<'_, [u8]> {
+    if !bytes.iter().any(|byte| matches!(byte, b'%' | b'+')) {
+        return bytes.into();
     }
-    let bytes = text.as_bytes();
     let mut plain = Vec::with_capacity(bytes.len());
     let mut at = 0;
     while at < bytes.len() {
@@ -337,7 +385,7 @@ fn unescaped(text: &str) -> Cow<'_, [u8]> {
                 plain.push((high * 16 + low) as u8);
                 at += 2;
             }
-            (b'+', ..) => plain.push(b' '),
+            (b'+', ..) => plain.push(plus),
             (byte, ..) => plain.push(byte),
         }
         at += 1;
