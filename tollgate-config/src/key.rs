@@ -1,6 +1,7 @@
 //! Whose budget a request uses.
 
 use tollgate_rules::key::{Key, Otherwise, Part};
+use tollgate_rules::path::{Spelling, normalise};
 
 use crate::error::{known_instead, quoted};
 use crate::names;
@@ -28,6 +29,8 @@ pub(crate) enum Values {
     Addresses,
     /// A text.
     Texts,
+    /// Segments of a path, which have many spellings.
+    Segments,
     /// Several parts, which cannot be named.
     Several,
 }
@@ -36,6 +39,7 @@ impl Values {
     fn of(part: &Part) -> Values {
         match part {
             Part::Ip => Values::Addresses,
+            Part::Segment(_) | Part::Path(_) => Values::Segments,
             _ => Values::Texts,
         }
     }
@@ -43,10 +47,17 @@ impl Values {
     /// The texts of keys as the key writes them, or none if it writes no texts.
     pub(crate) fn read(self, reader: &mut Reader, node: &Node) -> Vec<String> {
         let (what, instead) = match self {
-            Values::Texts => {
-                let words = reader.some(node, "write a key, or several as in `[acme, umbrella]`");
-                let words: Vec<&str> = words.into_iter().filter_map(|node| reader.word(node)).collect();
-                return words.into_iter().map(str::to_owned).collect();
+            Values::Texts | Values::Segments => {
+                let mut texts = Vec::new();
+                for node in reader.some(node, "write a key, or several as in `[acme, umbrella]`") {
+                    let Some(word) = reader.word(node) else { continue };
+                    if self == Values::Segments {
+                        texts.extend(normal_segments(reader, node).filter(|normal| normal != word));
+                    }
+                    // As it stands it may still be what `otherwise` says.
+                    texts.push(word.to_owned());
+                }
+                return texts;
             }
             Values::None => {
                 ("one budget for all has no keys to name", "remove this, or give the limit a `key`")
@@ -63,6 +74,20 @@ impl Values {
         reader.wrong(node.place, what, instead);
         Vec::new()
     }
+}
+
+/// Segments as they stand in a path whose spelling is the normal one: that is what keys are made of.
+fn normal_segments(reader: &mut Reader, node: &Node) -> Option<String> {
+    let spelling = Spelling { ignore_trailing_slash: true, ..reader.spelling };
+    reader.parsed(node, |word| {
+        let path = format!("/{word}");
+        let normal =
+            normalise(&path, spelling).ok().and_then(|normal| Some(normal.strip_prefix('/')?.to_owned()));
+        normal.filter(|normal| !normal.is_empty()).ok_or_else(|| Fault {
+            what: format!("{} is in no path, so no key is equal to it", quoted(word)),
+            instead: "write a segment as in `acme`, or several with slashes between them".to_owned(),
+        })
+    })
 }
 
 /// Whose budget a request uses, and what the values look like.

@@ -231,7 +231,7 @@ fn list(reader: &mut Reader, values: Values, node: &Node) -> List {
         }
         list.clients.extend(reader.parsed(node, |word| {
             cidr(word).map_err(|fault| match values {
-                Values::Texts => Fault {
+                Values::Texts | Values::Segments => Fault {
                     instead: format!("{}; or `{{ key: ... }}` if it is a key", fault.instead),
                     ..fault
                 },

@@ -6,6 +6,8 @@ use std::time::Duration;
 use tollgate::{Charge, Limiter, ManualClock, Memory, Time};
 use tollgate_config::{Config, Store};
 use tollgate_core::{Failure, Limit};
+use tollgate_rules::path::normalise;
+use tollgate_rules::request::Request;
 
 #[allow(dead_code, reason = "each test uses what it needs")]
 mod common;
@@ -244,6 +246,36 @@ fn overrides_by_key_meet_their_keys() {
             "{key}"
         );
         assert_eq!(Gate::new(read(&yaml("deny: other")).unwrap()).passing(3, &request), 1, "{key}");
+    }
+}
+
+/// A key that is made of a path has the normal spelling, and a person writes another one. In a list of those who are denied
+/// such a name would deny nobody.
+#[test]
+fn segments_of_a_path_are_named_in_any_spelling() {
+    for (case, named, came) in [
+        ("exact", "café", "/orgs/caf%C3%A9/x"),
+        ("exact", "caf%c3%a9", "/orgs/café/x"),
+        ("exact", "a b", "/orgs/a%20b/x"),
+        ("exact", "@me", "/orgs/%40me/x"),
+        ("ignore", "Acme", "/orgs/Acme/x"),
+        ("ignore", "ACME", "/orgs/acme/x"),
+    ] {
+        for key in ["{ path: '/orgs/{org}/**', otherwise: Acme }", "{ path: 2, otherwise: Acme }"] {
+            let yaml = format!(
+                "paths: {{ case: {case} }}\nlimits: {{ a: {{ key: {key}, fixed_window: {{ limit: 1 }}, deny: ['{named}'] }} }}"
+            );
+            let config = read(&yaml).unwrap_or_else(|errors| panic!("{errors}"));
+            let path = normalise(came, config.paths).unwrap().into_owned();
+            let ask = |path: &str| {
+                let request = Asks { path: path.to_owned().leak(), ..Asks::post("") };
+                config.rules.ask(&request, [0]).is_err()
+            };
+            assert!(ask(&path), "{named} is {came}");
+            assert!(!ask("/orgs/other/x"), "{named}");
+            // What others are called who have no such segment is a name as it stands.
+            assert_eq!(ask("/"), named == "Acme", "{named}");
+        }
     }
 }
 
