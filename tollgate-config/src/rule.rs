@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tollgate_core::{Failure, Lease, WINDOW_MAX, WINDOW_MIN};
+use tollgate_core::{Failure, Lease, Limit, WINDOW_MAX, WINDOW_MIN};
 use tollgate_rules::answer::Custom;
 use tollgate_rules::key::{Key, Part};
 use tollgate_rules::rule::{Ban, Cost, List, Override, Rule, Whose};
@@ -66,6 +66,16 @@ pub(crate) fn rule(reader: &mut Reader, entry: Entry<'_>, defaults: &Defaults) -
                        a bucket must hold more than refills while the lease is held";
         reader.wrong(node.place, "this limit, or an override of it, cannot be leased like that", instead);
     }
+    let limits = limit.iter().chain(overrides.iter().filter_map(|it| it.limit.as_ref()));
+    if let (Some(node), Some(most)) = (fields.get("cost"), limits.map(Limit::limit).min())
+        && dearest(&cost) > most
+    {
+        let what = format!(
+            "this costs {}, so it would never pass: the limit, or an override of it, has at most {most}",
+            dearest(&cost)
+        );
+        reader.wrong(node.place, what, format!("write {most} or less, or raise the limit"));
+    }
     let rule = Rule {
         key,
         cost,
@@ -98,6 +108,14 @@ fn price(reader: &mut Reader, node: &Node, name: &str) -> Option<u32> {
         return None;
     }
     reader.number(node, name, 1..=u32::MAX)
+}
+
+/// The most that a request costs by what stands in the file. What a header says is up to whoever sends it.
+fn dearest(cost: &Cost) -> u32 {
+    match cost {
+        Cost::Fixed(cost) | Cost::Header { otherwise: cost, .. } => *cost,
+        Cost::Routes { costs, otherwise } => costs.iter().map(|(_, cost)| *cost).fold(*otherwise, u32::max),
+    }
 }
 
 fn cost(reader: &mut Reader, node: &Node) -> Option<Cost> {
