@@ -99,17 +99,17 @@ fn method(word: &str) -> Result<String, Fault> {
     }
 }
 
-fn host(word: &str) -> Result<String, Fault> {
-    let name = word.strip_prefix("*.").unwrap_or(word);
-    let is_name =
-        |name: &str| name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte));
-    // An address of IPv6 stands in brackets, as in a request.
-    let address = name.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
-    let is_host = match address {
+/// Whether this can be a host: a name, or an address, one of IPv6 in brackets.
+pub(crate) fn is_host(name: &str) -> bool {
+    let in_a_name = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
+    match name.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
         Some(address) => address.parse::<std::net::Ipv6Addr>().is_ok(),
-        None => !name.is_empty() && is_name(name),
-    };
-    match is_host {
+        None => !name.is_empty() && name.bytes().all(in_a_name),
+    }
+}
+
+fn host(word: &str) -> Result<String, Fault> {
+    match is_host(word.strip_prefix("*.").unwrap_or(word)) {
         true => Ok(word.to_ascii_lowercase()),
         false => {
             Err(Fault { what: format!("{} is not a host", quoted(word)), instead: HOST_EXAMPLE.to_owned() })
@@ -126,6 +126,10 @@ fn wanted(
     let example =
         format!("write as in `{what}: {{ name: value }}`; `present` and `absent` are any value and none");
     let Some(fields) = reader.named(node, what, &example) else { return Vec::new() };
+    if fields.iter().len() == 0 {
+        // It would not say nothing, but everything.
+        reader.wrong(node.place, format!("this names no {what}"), &*example);
+    }
     let mut all = Vec::new();
     for Entry { name, place, node } in fields.iter() {
         let name = match name_of(name) {
