@@ -153,6 +153,12 @@ fn client(reader: &mut Reader, node: Option<&Node>) -> (Trust, Grouping) {
         }
         proxies.extend(proxy);
     }
+    if let (true, Some(source)) = (proxies.is_empty(), fields.entry("source"))
+        && fields.get("trusted").is_none_or(|node| reader.list(node).is_empty())
+    {
+        let what = "nobody is trusted, so this header is never read";
+        reader.wrong(source.place, what, "write whose word counts, as in `trusted: [10.0.0.0/8]`");
+    }
     let source = reader.or(fields.get("source"), Source::XForwardedFor, |reader, node| {
         reader.choice(node, "source", &words::SOURCES)
     });
