@@ -11,8 +11,8 @@ use crate::error::{listed, quoted};
 use crate::names;
 use crate::quantity::Fault;
 use crate::reader::{Fields, Reader};
-use crate::tree::Node;
-use crate::when::when_of;
+use crate::tree::{Node, Typed};
+use crate::when::{is_host, when_of};
 
 /// The gateway.
 #[derive(Clone, Debug)]
@@ -79,6 +79,12 @@ pub(crate) fn gateway(reader: &mut Reader, node: &Node, limits: &[&str]) -> Opti
         }
         let upstream = needed(reader, &fields, "upstream").and_then(|node| reader.parsed(node, upstream));
         let when = when_of(reader, &fields);
+        if let Some(entry) = fields.entry("limits")
+            && matches!(entry.node.typed, Typed::Nothing)
+        {
+            let instead = "write limits of this file, `[]` for none of them, or remove `limits` for all";
+            reader.wrong(entry.place, "there is nothing behind `limits`", instead);
+        }
         let limits = match fields.get("limits") {
             Some(node) => named_limits(reader, node, &tellable, &numbers),
             None => (0..limits.len()).collect(),
@@ -176,12 +182,23 @@ fn listen(word: &str) -> Result<SocketAddr, Fault> {
     })
 }
 
+/// `host`, or `host:port` with a port that there is.
+fn is_host_and_port(authority: &str) -> bool {
+    match authority.rsplit_once(':').filter(|_| !authority.ends_with(']')) {
+        Some((host, port)) => {
+            let is_number = port.bytes().all(|byte| byte.is_ascii_digit());
+            is_host(host) && is_number && port.parse::<u16>().is_ok_and(|port| port > 0)
+        }
+        None => is_host(authority),
+    }
+}
+
 fn upstream(word: &str) -> Result<String, Fault> {
     let rest = word.strip_prefix("http://").or_else(|| word.strip_prefix("https://")).unwrap_or_default();
     let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
     let what = if authority.contains('@') {
         "an upstream has no user and no password".to_owned()
-    } else if authority.is_empty() || authority.starts_with(':') || word.contains(char::is_whitespace) {
+    } else if !is_host_and_port(authority) || word.contains(|c: char| !c.is_ascii_graphic()) {
         format!("{} is not the address of an upstream", quoted(word))
     } else {
         return Ok(word.to_owned());
