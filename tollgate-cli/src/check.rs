@@ -27,11 +27,13 @@ fn summary(config: &Config) -> String {
         Store::Memory { .. } => "in memory",
         Store::Redis(_) => "in Redis",
     };
-    let limits = counted(config.rules.rules().len(), "limit");
+    let limits = counted(config.rules.rules().len() + config.slots.len(), "limit");
     match &config.gateway {
         Some(gateway) => {
             let routes = counted(gateway.routes.len(), "route");
-            format!("{limits} {store}, {routes}, listening on {}", gateway.listen)
+            let addresses: Vec<String> =
+                gateway.listeners.iter().map(|listener| listener.address.to_string()).collect();
+            format!("{limits} {store}, {routes}, listening on {}", addresses.join(", "))
         }
         None => format!("{limits} {store}, no gateway"),
     }

@@ -36,4 +36,8 @@ impl Outside for Surroundings {
         }
         String::from_utf8(bytes).map_err(|_| "it is not UTF-8".to_owned())
     }
+
+    fn path(&self, path: &str) -> PathBuf {
+        self.folder.join(path)
+    }
 }

@@ -1,5 +1,6 @@
 //! A whole file: where limits are kept, who clients are, what they are told, the limits, and the gateway's routes.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use tollgate_rules::answer::{Custom, HeaderSet, NameError, PolicyName};
@@ -8,11 +9,12 @@ use tollgate_rules::path::{Spelling, WhenAmbiguous};
 use tollgate_rules::rule::{Rules, RulesError};
 
 use crate::error::{known_instead, listed, quoted};
-use crate::gateway::{Gateway, gateway};
+use crate::gateway::{Gateway, Kind, LimitNames, admin, gateway};
 use crate::outside::{Outside, Secret};
 use crate::quantity::Fault;
-use crate::reader::Reader;
-use crate::rule::{Defaults, rule};
+use crate::reader::{Entry, Reader};
+use crate::rule::{Defaults, Limited, limited};
+use crate::slots::Slots;
 use crate::store::{Store, store};
 use crate::tree::{Node, Typed};
 use crate::when::{cidr, header_name};
@@ -39,8 +41,12 @@ pub struct Config {
     pub customs: Vec<Custom>,
     /// The names under which clients are told of the limits.
     pub names: Vec<PolicyName>,
+    /// The limits on requests under way, by the order in which they stand.
+    pub slots: Vec<Slots>,
     /// The gateway, if there is one.
     pub gateway: Option<Gateway>,
+    /// Where metrics, health and the admin page are, unless they are off.
+    pub admin: Option<SocketAddr>,
 }
 
 /// What clients are told.
@@ -89,25 +95,30 @@ pub(crate) fn document(reader: &mut Reader, node: &Node, outside: &dyn Outside) 
         reader.wrong(fields.entry("limits")?.place, what, instead);
         return None;
     }
-    let (mut rules, mut customs, mut policies) = (Vec::new(), Vec::new(), Vec::new());
-    for entry in &limits {
-        let policy = PolicyName::new(entry.name);
-        if let Err(error) = &policy {
-            reader.wrong(
-                entry.place,
-                unfit(entry.name, error),
-                "write letters, digits and dashes, as in `per-user`",
-            );
-        }
-        if let (Some((mut rule, custom)), Ok(policy)) = (rule(reader, *entry, &Defaults { nodes }), policy) {
-            rule.key = rule.key.grouped(grouping);
-            rules.push(rule);
-            customs.push(custom);
-            policies.push(policy);
-        }
+    let (mut rules, mut customs, mut policies, mut slots) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let mut known = Vec::new();
+    for entry in limits {
+        let policy = policy_name(reader, entry);
+        let kind = match (limited(reader, entry, &Defaults { nodes }, policy.clone()), policy) {
+            (Some(Limited::Rule(mut rule, custom)), Some(policy)) => {
+                rule.key = rule.key.grouped(grouping);
+                rules.push(*rule);
+                customs.push(custom);
+                policies.push(policy);
+                Kind::Rule(rules.len() - 1)
+            }
+            (Some(Limited::Slots(mut bound)), _) => {
+                bound.key = bound.key.grouped(grouping);
+                slots.push(bound);
+                Kind::Slots(slots.len() - 1)
+            }
+            _ => Kind::Wrong,
+        };
+        known.push((entry.name, kind));
     }
-    let known: Vec<&str> = limits.iter().map(|entry| entry.name).collect();
-    let gateway = fields.get("gateway").and_then(|node| gateway(reader, node, &known));
+    let known = LimitNames::new(&known);
+    let gateway = fields.get("gateway").and_then(|node| gateway(reader, node, &known, outside));
+    let admin = admin(reader, fields.get("admin"));
     if !reader.problems.is_empty() {
         return None;
     }
@@ -122,7 +133,29 @@ pub(crate) fn document(reader: &mut Reader, node: &Node, outside: &dyn Outside) 
         );
     };
     let rules = Rules::new(rules).map_err(wrong).ok()?;
-    Some(Config { store: store?, client, paths, answers, jwt, rules, customs, names: policies, gateway })
+    Some(Config {
+        store: store?,
+        client,
+        paths,
+        answers,
+        jwt,
+        rules,
+        customs,
+        names: policies,
+        slots,
+        gateway,
+        admin,
+    })
+}
+
+/// The name by which clients are told of a limit.
+fn policy_name(reader: &mut Reader, entry: Entry<'_>) -> Option<PolicyName> {
+    let policy = PolicyName::new(entry.name);
+    if let Err(error) = &policy {
+        let instead = "write letters, digits and dashes, as in `per-user`";
+        reader.wrong(entry.place, unfit(entry.name, error), instead);
+    }
+    policy.ok()
 }
 
 /// Why clients cannot be told of a limit by this name.

@@ -34,7 +34,8 @@
 //! | `when` | which requests are meant |
 //! | `file` | a whole file |
 //! | `store` | where limits are kept |
-//! | `gateway` | what goes where |
+//! | `slots` | a limit on requests under way |
+//! | `gateway` | where it listens, what goes where, and what becomes of it on the way |
 //! | `outside` | variables of the environment and other files that it refers to |
 //! | `names`, `words` | the names that may stand in it, and the words of which one is chosen |
 //! | `quantity` | whole numbers, durations and rates, read and printed |
@@ -55,6 +56,7 @@ mod print;
 mod quantity;
 mod reader;
 mod rule;
+mod slots;
 mod store;
 mod tree;
 mod when;
@@ -62,11 +64,15 @@ mod words;
 
 pub use error::{Error, Errors};
 pub use file::{Answers, Config, Jwt};
-pub use gateway::{Gateway, Route};
+pub use gateway::{
+    Address, Balance, Eject, Gateway, HeaderEdits, Health, Listener, PathEdit, Protocol, Route, Timeouts,
+    Tls, Upstream,
+};
 pub use nearest::nearest;
 pub use outside::{Outside, Secret};
 pub use print::to_yaml;
 pub use quantity::{duration_text, rate_text};
+pub use slots::Slots;
 pub use store::{Redis, Store, WhenFull};
 
 /// What a file may hold, as a JSON Schema: editors complete and check by it.
@@ -81,8 +87,23 @@ pub const LIMITS_MAX: usize = 1_000;
 /// The most overrides of a limit.
 pub const OVERRIDES_MAX: usize = 1_000;
 
+/// The most requests that a limit or a route lets be under way at once.
+pub const IN_FLIGHT_MAX: u32 = 1_000_000;
+
 /// The most routes of a gateway.
 pub const ROUTES_MAX: usize = 1_000;
+
+/// The most addresses that a gateway listens on.
+pub const LISTENERS_MAX: usize = 64;
+
+/// The most upstreams with a name.
+pub const UPSTREAMS_MAX: usize = 1_000;
+
+/// The most addresses of an upstream.
+pub const ADDRESSES_MAX: usize = 1_000;
+
+/// The most edits of a route's headers in one direction.
+pub const HEADER_EDITS_MAX: usize = 64;
 
 /// The most mistakes that are told at once.
 pub const ERRORS_MAX: usize = 100;

@@ -70,7 +70,10 @@ pub(crate) fn among(reader: &mut Reader, fields: &Fields<'_>) -> Option<Limit> {
     let mut found = ALGORITHMS.iter().filter(|(name, _)| fields.has(name));
     let Some((name, parameters)) = found.next() else {
         // Whoever has misspelt one has been told.
-        if fields.iter().any(|entry| nearest(entry.name, &algorithm_names()).is_some()) {
+        let is_near = |name: &str| {
+            nearest(name, &algorithm_names()).is_some() || nearest(name, &["in_flight"]).is_some()
+        };
+        if fields.iter().any(|entry| is_near(entry.name)) {
             return None;
         }
         let what = format!("{} has no algorithm", fields.owner);

@@ -2,7 +2,8 @@
 
 use crate::limit;
 
-pub(crate) const FILE: &[&str] = &["store", "client", "paths", "answers", "jwt", "limits", "gateway"];
+pub(crate) const FILE: &[&str] =
+    &["store", "client", "paths", "answers", "jwt", "limits", "gateway", "admin"];
 
 pub(crate) const STORE: &[&str] = &["memory", "redis"];
 pub(crate) const MEMORY: &[&str] = &["max_keys", "max_bytes", "when_full"];
@@ -17,9 +18,21 @@ pub(crate) const PATHS: &[&str] = &["ambiguous", "case", "trailing_slash"];
 pub(crate) const ANSWERS: &[&str] = &["headers", "jitter"];
 pub(crate) const JWT: &[&str] = &["keys", "header", "issuer", "audience", "algorithms"];
 
-/// Of a limit, beside its algorithm.
-pub(crate) const LIMIT: &[&str] =
-    &["key", "cost", "when", "shadow", "failure", "lease", "overrides", "allow", "deny", "ban", "answer"];
+/// Of a limit, beside its algorithm; one with `in_flight` has none.
+pub(crate) const LIMIT: &[&str] = &[
+    "in_flight",
+    "key",
+    "cost",
+    "when",
+    "shadow",
+    "failure",
+    "lease",
+    "overrides",
+    "allow",
+    "deny",
+    "ban",
+    "answer",
+];
 pub(crate) const KEY: &[&str] = &["header", "cookie", "query", "path", "jwt", "otherwise"];
 /// Of what a part of a key becomes that is missing.
 pub(crate) const OTHERWISE: &[&str] = &["header", "cookie", "query", "path", "jwt", "literal"];
@@ -33,10 +46,47 @@ pub(crate) const LISTED: &[&str] = &["client", "key"];
 pub(crate) const BAN: &[&str] = &["after", "within", "for"];
 pub(crate) const ANSWER: &[&str] = &["status", "body", "content_type"];
 
-pub(crate) const GATEWAY: &[&str] = &["listen", "routes"];
+pub(crate) const GATEWAY: &[&str] =
+    &["listen", "routes", "upstreams", "timeouts", "max_connections", "max_in_flight", "access_log"];
+pub(crate) const LISTENER: &[&str] = &["address", "tls", "proxy_protocol"];
+pub(crate) const LISTENER_TLS: &[&str] = &["certificate", "key"];
+pub(crate) const TIMEOUTS: &[&str] = &["header", "body", "idle", "drain"];
 /// Of a route: which requests it takes as in `when`, and where they go.
-pub(crate) const ROUTE: &[&str] =
-    &["id", "method", "path", "host", "header", "claim", "client", "upstream", "limits"];
+pub(crate) const ROUTE: &[&str] = &[
+    "id",
+    "method",
+    "path",
+    "host",
+    "header",
+    "claim",
+    "client",
+    "upstream",
+    "limits",
+    "in_flight",
+    "critical",
+    "timeout",
+    "strip_prefix",
+    "rewrite",
+    "request_headers",
+    "response_headers",
+];
+pub(crate) const HEADERS: &[&str] = &["set", "add", "remove"];
+pub(crate) const UPSTREAM: &[&str] = &[
+    "addresses",
+    "balance",
+    "protocol",
+    "connect_timeout",
+    "idle_timeout",
+    "max_connections",
+    "retries",
+    "health",
+    "eject",
+    "tls",
+];
+pub(crate) const UPSTREAM_TLS: &[&str] = &["authority"];
+pub(crate) const HEALTH: &[&str] = &["path", "every", "timeout", "healthy_after", "unhealthy_after"];
+pub(crate) const EJECT: &[&str] = &["after", "for"];
+pub(crate) const ADMIN: &[&str] = &["listen"];
 
 /// Whether nothing behind a name means the same as an empty mapping. Behind any other it is more likely forgotten.
 pub(crate) fn may_be_empty(name: &str) -> bool {

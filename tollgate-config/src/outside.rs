@@ -1,6 +1,7 @@
 //! What a file refers to: variables of the environment, and other files.
 
 use std::fmt;
+use std::path::PathBuf;
 
 use crate::error::quoted;
 use crate::mask::{is_reference, is_variable};
@@ -18,6 +19,11 @@ pub trait Outside {
     /// # Errors
     /// If it cannot be read; the message says why.
     fn file(&self, path: &str) -> Result<String, String>;
+
+    /// Where that file is, for those who read it again later.
+    fn path(&self, path: &str) -> PathBuf {
+        PathBuf::from(path)
+    }
 }
 
 /// Text that is not to be seen: it is not printed, not even for debugging.
@@ -50,7 +56,7 @@ impl Reader {
     /// file. Nothing of it is repeated in what is told.
     pub(crate) fn secret(&mut self, node: &Node, name: &str, outside: &dyn Outside) -> Option<Secret> {
         let text = match node.typed {
-            Typed::Map(_) => self.text_of_file(node, name, outside)?,
+            Typed::Map(_) => self.file(node, name, outside)?.1,
             _ => {
                 self.secrets.extend((!is_only_variable(node)).then_some(node.place));
                 self.text_with_variables(node, outside)?
@@ -63,7 +69,23 @@ impl Reader {
         Some(Secret(text))
     }
 
-    fn text_of_file(&mut self, node: &Node, name: &str, outside: &dyn Outside) -> Option<String> {
+    /// The same, of certificates and keys.
+    pub(crate) fn pem(&mut self, node: &Node, name: &str, outside: &dyn Outside) -> Option<Secret> {
+        let text = self.secret(node, name, outside)?;
+        if !text.reveal().contains("-----BEGIN ") {
+            let what = format!("the {name} is not in PEM");
+            self.wrong(node.place, what, "write a file with `-----BEGIN ...`");
+        }
+        Some(text)
+    }
+
+    /// A file by `{ file: path }`: where it is, and its text.
+    pub(crate) fn file(
+        &mut self,
+        node: &Node,
+        name: &str,
+        outside: &dyn Outside,
+    ) -> Option<(PathBuf, String)> {
         let fields = self.fields(node, name, names::SECRET, EXAMPLE)?;
         let Some(path) = fields.get("file") else {
             // Whoever has misspelt it, or has nothing behind it, has been told.
@@ -72,8 +94,9 @@ impl Reader {
             }
             return None;
         };
-        match outside.file(self.word(path)?) {
-            Ok(text) => Some(text.trim_end_matches(['\r', '\n']).to_owned()),
+        let word = self.word(path)?;
+        match outside.file(word) {
+            Ok(text) => Some((outside.path(word), text.trim_end_matches(['\r', '\n']).to_owned())),
             Err(why) => {
                 let what = format!("the file cannot be read: {why}");
                 let instead = "write the path of a file that can be read, from the folder of this file";

@@ -1,6 +1,7 @@
 //! What was typed -> what it means, one value at a time. Whatever is wrong is noted, and reading goes on: a person is told
 //! everything at once.
 
+use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
@@ -22,6 +23,8 @@ pub(crate) struct Reader {
     pub(crate) has_tokens: bool,
     /// Routes that limits have named so far, and where.
     pub(crate) routes_named: Vec<(String, Place)>,
+    /// Addresses that are listened on so far, and where they stand.
+    pub(crate) listening: Vec<(SocketAddr, Place)>,
     /// Where secrets stand.
     pub(crate) secrets: Vec<Place>,
     /// Letters of names that the file gives itself, each compared with each of those that were mistaken for them.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tollgate_core::{Failure, Lease, Limit, WINDOW_MAX, WINDOW_MIN};
-use tollgate_rules::answer::Custom;
+use tollgate_rules::answer::{Custom, PolicyName};
 use tollgate_rules::key::{Key, Part};
 use tollgate_rules::rule::{Ban, Cost, List, Override, Rule, Whose};
 use tollgate_rules::when::When;
@@ -13,7 +13,8 @@ use crate::key::{Values, key};
 use crate::limit;
 use crate::names;
 use crate::quantity::Fault;
-use crate::reader::{Entry, Reader};
+use crate::reader::{Entry, Fields, Reader};
+use crate::slots::{Slots, slots};
 use crate::tree::{Node, Typed};
 use crate::when::{cidr, header_name, when};
 use crate::{OVERRIDES_MAX, words};
@@ -30,14 +31,35 @@ pub(crate) struct Defaults {
     pub(crate) nodes: u32,
 }
 
-pub(crate) fn rule(reader: &mut Reader, entry: Entry<'_>, defaults: &Defaults) -> Option<(Rule, Custom)> {
+/// What stands under the name of a limit.
+pub(crate) enum Limited {
+    /// A limit with an algorithm, and what those are told whom it denies.
+    Rule(Box<Rule>, Custom),
+    /// A limit on requests under way.
+    Slots(Slots),
+}
+
+pub(crate) fn limited(
+    reader: &mut Reader,
+    entry: Entry<'_>,
+    defaults: &Defaults,
+    policy: Option<PolicyName>,
+) -> Option<Limited> {
     let Entry { name, place, node } = entry;
     let known: Vec<&str> = names::LIMIT.iter().copied().chain(limit::algorithm_names()).collect();
     let owner = format!("the limit {}", quoted(name));
     let mut fields = reader.fields(node, &owner, &known, limit::EXAMPLE)?;
     fields.place = place;
+    if fields.has("in_flight") {
+        return slots(reader, &fields, name, policy).map(Limited::Slots);
+    }
+    let (rule, custom) = rule(reader, &fields, name, defaults)?;
+    Some(Limited::Rule(Box::new(rule), custom))
+}
+
+fn rule(reader: &mut Reader, fields: &Fields<'_>, name: &str, defaults: &Defaults) -> Option<(Rule, Custom)> {
     // Each part is read even if another is wrong, so that everything is told at once.
-    let limit = limit::among(reader, &fields);
+    let limit = limit::among(reader, fields);
     let (key, values) = match fields.get("key") {
         Some(node) => key(reader, node),
         None => (Key::of(Part::Ip), Values::Addresses),

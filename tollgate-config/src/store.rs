@@ -186,17 +186,6 @@ fn tls(
     if fields.has("certificate") != fields.has("key") {
         reader.wrong(node.place, "a certificate and its key belong together", TLS_EXAMPLE);
     }
-    let mut pem = |name| {
-        let node = fields.get(name)?;
-        let text = reader.secret(node, name, outside)?;
-        if !text.reveal().contains("-----BEGIN ") {
-            reader.wrong(
-                node.place,
-                format!("the {name} is not in PEM"),
-                "write a file with `-----BEGIN ...`",
-            );
-        }
-        Some(text)
-    };
+    let mut pem = |name| fields.get(name).and_then(|node| reader.pem(node, name, outside));
     (pem("authority"), pem("certificate").zip(pem("key")))
 }

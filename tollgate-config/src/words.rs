@@ -5,6 +5,7 @@ use tollgate_rules::client::Source;
 use tollgate_rules::key::Part;
 use tollgate_rules::path::WhenAmbiguous;
 
+use crate::gateway::{Balance, Protocol};
 use crate::store::WhenFull;
 
 pub(crate) const STYLES: [(&str, Style); 2] = [("smooth", Style::Smooth), ("stepped", Style::Stepped)];
@@ -40,3 +41,7 @@ pub(crate) const SIGNATURES: [&str; 12] = [
 /// The parts of a request that need nothing else said.
 pub(crate) const PLAIN_PARTS: [(&str, Part); 4] =
     [("ip", Part::Ip), ("method", Part::Method), ("host", Part::Host), ("route", Part::Route)];
+
+pub(crate) const BALANCES: [(&str, Balance); 2] =
+    [("round_robin", Balance::RoundRobin), ("least_requests", Balance::LeastRequests)];
+pub(crate) const PROTOCOLS: [(&str, Protocol); 2] = [("http1", Protocol::Http1), ("http2", Protocol::Http2)];

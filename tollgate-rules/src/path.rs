@@ -40,11 +40,13 @@ mod matching;
 mod normal;
 mod pattern;
 mod pieces;
+mod template;
 
 use std::fmt;
 
 pub use normal::normalise;
 pub use pattern::{Pattern, PatternError};
+pub use template::Template;
 
 /// Which spellings of a path are the same, beyond those that always are. Patterns and the paths that they are to match
 /// need the same one.

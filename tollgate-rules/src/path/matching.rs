@@ -44,6 +44,8 @@ pub(super) struct Outcome<'p> {
     pub(super) matched: bool,
     /// The segment of the path that the asked-for segment of the pattern met.
     pub(super) captured: Option<&'p str>,
+    /// What a `**` at the end stands for, with the slash in front.
+    pub(super) rest: Option<&'p str>,
     /// Counted for the test of the bound.
     pub(super) steps: usize,
 }
@@ -64,6 +66,8 @@ pub(super) fn run<'p>(pattern: &[Segment], path: &'p str, capture: Option<usize>
             retry = Some((number, left));
             if number == pattern.len() {
                 outcome.matched = true;
+                let bytes = left.map_or(0, |left| left.len() + 1);
+                outcome.rest = path.get(path.len() - bytes..);
                 return outcome;
             }
             continue;

@@ -103,6 +103,17 @@ impl Pattern {
         captured.filter(|_| matched)
     }
 
+    /// What `**` at the end of the pattern stands for in the path, with the slash in front: by `/api/**`, it is `/x/y` of
+    /// `/api/x/y`, `/` of `/api/`, and nothing of `/api`. `None` if the path does not match, or there is none at the end.
+    pub fn rest<'p>(&self, normalised: &'p str) -> Option<&'p str> {
+        run(&self.segments, normalised, None).rest
+    }
+
+    /// Whether it ends with `**`.
+    pub(super) fn has_rest(&self) -> bool {
+        self.segments.last() == Some(&Segment::Many)
+    }
+
     /// The names that can be captured, from left to right.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.segments.iter().filter_map(|segment| match segment {
@@ -160,7 +171,11 @@ pub struct PatternError {
 }
 
 impl PatternError {
-    fn new<T>(at: usize, what: impl Into<String>, instead: impl Into<String>) -> Result<T, PatternError> {
+    pub(super) fn new<T>(
+        at: usize,
+        what: impl Into<String>,
+        instead: impl Into<String>,
+    ) -> Result<T, PatternError> {
         Err(PatternError { at, what: what.into(), instead: instead.into() })
     }
 
@@ -189,7 +204,14 @@ impl fmt::Display for PatternError {
 impl std::error::Error for PatternError {}
 
 impl From<Ambiguous> for PatternError {
-    fn from(Ambiguous { at, what }: Ambiguous) -> PatternError {
+    fn from(ambiguous: Ambiguous) -> PatternError {
+        PatternError::of("the pattern", ambiguous)
+    }
+}
+
+impl PatternError {
+    /// Of which text.
+    pub(super) fn of(text: &str, Ambiguous { at, what }: Ambiguous) -> PatternError {
         let instead = match what {
             Ambiguity::EncodedSlash | Ambiguity::EncodedBackslash | Ambiguity::Backslash => {
                 "write `/` if a slash is meant; paths with any other are refused"
@@ -201,7 +223,7 @@ impl From<Ambiguous> for PatternError {
             | Ambiguity::QueryOrFragment
             | Ambiguity::NoLeadingSlash => "leave it out; paths with it are refused",
         };
-        PatternError { at, what: format!("the pattern has {what}"), instead: instead.to_owned() }
+        PatternError { at, what: format!("{text} has {what}"), instead: instead.to_owned() }
     }
 }
 

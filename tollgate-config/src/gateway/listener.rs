@@ -1,0 +1,180 @@
+//! Where the gateway listens, and the admin page beside it.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use crate::LISTENERS_MAX;
+use crate::error::quoted;
+use crate::names;
+use crate::outside::Outside;
+use crate::quantity::Fault;
+use crate::reader::Reader;
+use crate::tree::{Node, Typed};
+
+use super::is_off;
+
+/// Where the gateway listens.
+#[derive(Clone, Debug)]
+pub struct Listener {
+    /// The address; with port 0 it is any that is free.
+    pub address: SocketAddr,
+    /// How connections are encrypted, if they are.
+    pub tls: Option<Tls>,
+    /// Whether each connection begins with a line of the PROXY protocol, which says from where it comes.
+    pub proxy_protocol: bool,
+}
+
+/// A certificate and its key. Their files have been looked at, and are read again when they change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tls {
+    /// The file of the certificate, in PEM, with those of its authorities behind it.
+    pub certificate: PathBuf,
+    /// The file of its key, in PEM.
+    pub key: PathBuf,
+}
+
+const EXAMPLE: &str = "write as in `127.0.0.1:8080`, or `{ address: 0.0.0.0:8443, tls: { ... } }`";
+const TLS_EXAMPLE: &str =
+    "write files, as in `tls: { certificate: { file: cert.pem }, key: { file: key.pem } }`";
+const ADMIN_EXAMPLE: &str = "write as in `admin: 127.0.0.1:9180`, or `admin: off`";
+const DEFAULT: ([u8; 4], u16) = ([127, 0, 0, 1], 8080);
+const ADMIN_DEFAULT: ([u8; 4], u16) = ([127, 0, 0, 1], 9180);
+
+pub(super) fn listeners(reader: &mut Reader, node: Option<&Node>, outside: &dyn Outside) -> Vec<Listener> {
+    let usual = Listener { address: DEFAULT.into(), tls: None, proxy_protocol: false };
+    let Some(node) = node else { return vec![usual] };
+    let nodes = reader.some(node, EXAMPLE);
+    if nodes.len() > LISTENERS_MAX {
+        let what = format!("there are {} addresses, and a gateway has at most {LISTENERS_MAX}", nodes.len());
+        reader.wrong(node.place, what, "listen on all addresses of a port at once, as in `0.0.0.0:8080`");
+        return Vec::new();
+    }
+    nodes.into_iter().filter_map(|node| listener(reader, node, outside)).collect()
+}
+
+fn listener(reader: &mut Reader, node: &Node, outside: &dyn Outside) -> Option<Listener> {
+    if !matches!(node.typed, Typed::Map(_)) {
+        let address = taken(reader, node)?;
+        return Some(Listener { address, tls: None, proxy_protocol: false });
+    }
+    let fields = reader.fields(node, "listen", names::LISTENER, EXAMPLE)?;
+    if !fields.has("address") {
+        reader.wrong(node.place, "this does not say where to listen", EXAMPLE);
+    }
+    let address = fields.get("address").and_then(|node| taken(reader, node));
+    let tls = fields.get("tls").map(|node| tls(reader, node, outside));
+    let proxy_protocol = reader
+        .or(fields.get("proxy_protocol"), false, |reader, node| reader.yes_or_no(node, "proxy_protocol"));
+    // A listener whose encryption is wrong must not become one without.
+    let tls = match tls {
+        Some(tls) => Some(tls?),
+        None => None,
+    };
+    Some(Listener { address: address?, tls, proxy_protocol })
+}
+
+/// An address of our own, which nothing else of the file has.
+fn taken(reader: &mut Reader, node: &Node) -> Option<SocketAddr> {
+    let address = reader.parsed(node, address)?;
+    // Each port 0 is another port.
+    if address.port() != 0 && reader.listening.iter().any(|(other, _)| *other == address) {
+        let what = format!("{} is listened on already", quoted(&address.to_string()));
+        reader.wrong(node.place, what, "remove it, or write another port");
+        return None;
+    }
+    reader.listening.push((address, node.place));
+    Some(address)
+}
+
+fn address(word: &str) -> Result<SocketAddr, Fault> {
+    word.parse().map_err(|_| {
+        let port = word.rsplit(':').next().filter(|port| port.parse::<u16>().is_ok()).unwrap_or("8080");
+        Fault {
+            what: format!("{} is not an address to listen on", quoted(word)),
+            instead: format!(
+                "write an IP address and a port, as in `127.0.0.1:{port}`; `0.0.0.0:{port}` is for everybody"
+            ),
+        }
+    })
+}
+
+fn tls(reader: &mut Reader, node: &Node, outside: &dyn Outside) -> Option<Tls> {
+    let fields = reader.fields(node, "tls", names::LISTENER_TLS, TLS_EXAMPLE)?;
+    if !fields.has("certificate") || !fields.has("key") {
+        reader.wrong(node.place, "a certificate and its key belong together", TLS_EXAMPLE);
+    }
+    let certificate =
+        fields.get("certificate").and_then(|node| pem(reader, node, "certificate", is_certificate, outside));
+    let key = fields.get("key").and_then(|node| pem(reader, node, "key", is_key, outside));
+    Some(Tls { certificate: certificate?, key: key? })
+}
+
+/// A file that is read again later, and so must be one. What it holds now is looked at already.
+fn pem(
+    reader: &mut Reader,
+    node: &Node,
+    name: &str,
+    check: fn(&str) -> Result<(), Fault>,
+    outside: &dyn Outside,
+) -> Option<PathBuf> {
+    if !matches!(node.typed, Typed::Map(_)) {
+        reader.secrets.push(node.place);
+        let what = format!("the {name} is read again when it changes, and so it must be a file");
+        reader.wrong(node.place, what, format!("write its path, as in `{name}: {{ file: {name}.pem }}`"));
+        return None;
+    }
+    let (path, text) = reader.file(node, name, outside)?;
+    if let Err(fault) = check(&text) {
+        reader.fault(node, fault);
+        return None;
+    }
+    Some(path)
+}
+
+fn is_certificate(text: &str) -> Result<(), Fault> {
+    match text.contains("-----BEGIN CERTIFICATE-----") {
+        true => Ok(()),
+        false => Err(Fault {
+            what: "there is no certificate in this file".to_owned(),
+            instead: "write a file in PEM, with `-----BEGIN CERTIFICATE-----`".to_owned(),
+        }),
+    }
+}
+
+fn is_key(text: &str) -> Result<(), Fault> {
+    let (what, instead) = if text.contains("-----BEGIN ENCRYPTED ") || text.contains("Proc-Type: 4,ENCRYPTED")
+    {
+        (
+            "this key has a passphrase, and nobody is there to type it",
+            "take it off, as in `openssl pkey -in key.pem -out plain.pem`",
+        )
+    } else if text.contains("PRIVATE KEY-----") {
+        return Ok(());
+    } else {
+        ("there is no private key in this file", "write a file in PEM, with `-----BEGIN PRIVATE KEY-----`")
+    };
+    Err(Fault { what: what.to_owned(), instead: instead.to_owned() })
+}
+
+/// Where the admin page is, unless it is off. Read after the gateway, whose addresses come first.
+pub(crate) fn admin(reader: &mut Reader, node: Option<&Node>) -> Option<SocketAddr> {
+    let Some(node) = node else {
+        let usual = SocketAddr::from(ADMIN_DEFAULT);
+        if let Some((_, place)) = reader.listening.iter().find(|(other, _)| *other == usual).copied() {
+            let what = format!("{} is where the admin page is", quoted(&usual.to_string()));
+            reader.wrong(place, what, "write another port, or `admin: off` at the top of the file");
+        }
+        return Some(usual);
+    };
+    if is_off(node) {
+        return None;
+    }
+    if !matches!(node.typed, Typed::Map(_)) {
+        return taken(reader, node);
+    }
+    let fields = reader.fields(node, "admin", names::ADMIN, ADMIN_EXAMPLE)?;
+    if !fields.has("listen") {
+        reader.wrong(node.place, "this does not say where to listen", ADMIN_EXAMPLE);
+    }
+    fields.get("listen").and_then(|node| taken(reader, node))
+}
