@@ -50,6 +50,22 @@ fn check_config(config: &Config) {
     let mut names: Vec<&str> = config.rules.limits().iter().map(|kept| kept.name.as_str()).collect();
     names.sort_unstable();
     assert!(names.is_sorted_by(|one, next| one < next), "two limits of one name: {names:?}");
+    if let Some(gateway) = &config.gateway {
+        assert!(!gateway.listeners.is_empty() && !gateway.routes.is_empty(), "a gateway without a door");
+        for upstream in &gateway.upstreams {
+            let is_tls = upstream.addresses.first().map(|address| address.is_tls);
+            assert!(is_tls.is_some(), "{} has no address", upstream.name);
+            assert!(upstream.addresses.iter().all(|it| Some(it.is_tls) == is_tls && it.port > 0));
+        }
+        for route in &gateway.routes {
+            assert!(route.upstream < gateway.upstreams.len(), "{} goes nowhere", route.id);
+            assert!(
+                route.slots.iter().all(|number| *number < config.slots.len()),
+                "{} has no slots",
+                route.id
+            );
+        }
+    }
     for route in config.gateway.iter().flat_map(|gateway| &gateway.routes) {
         let mut limits = route.limits.clone();
         limits.sort_unstable();

@@ -141,7 +141,7 @@ fn count(
     reader.or(fields.get(name), default, |reader, node| reader.number(node, name, range))
 }
 
-/// Whether `off` stands here, for what there is none of.
+/// Whether `off` stands here, for what there is none of. YAML of old takes that for `false`, and so do some editors.
 fn is_off(node: &Node) -> bool {
-    matches!(&node.typed, Typed::Word(word) if word == "off")
+    matches!(&node.typed, Typed::Word(word) if word == "off" || word == "false")
 }

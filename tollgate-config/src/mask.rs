@@ -9,7 +9,7 @@ use crate::nearest;
 /// What is shown instead.
 const STARS: &str = "***";
 /// What stands behind these is a secret, also if they are misspelt.
-const SECRET_NAMES: [&str; 3] = ["secret", "password", "passphrase"];
+const SECRET_NAMES: [&str; 4] = ["secret", "password", "passphrase", "authorization"];
 /// What stands behind these may be one: a text over several lines is, a word need not be.
 const PEM_NAMES: [&str; 5] = ["keys", "key", "certificate", "authority", "address"];
 /// How far is gone back for the name that a line stands under. Whoever writes more below one name is shown less.

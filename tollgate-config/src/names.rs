@@ -113,7 +113,7 @@ mod tests {
             ("/$defs/memory", MEMORY),
             ("/$defs/redis", REDIS),
             ("/$defs/tls", TLS),
-            ("/$defs/secret/oneOf/1", SECRET),
+            ("/$defs/file", SECRET),
             ("/$defs/client", CLIENT),
             ("/$defs/paths", PATHS),
             ("/$defs/answers", ANSWERS),
@@ -127,7 +127,16 @@ mod tests {
             ("/$defs/ban", BAN),
             ("/$defs/answer", ANSWER),
             ("/$defs/gateway", GATEWAY),
+            ("/$defs/listener/oneOf/1", LISTENER),
+            ("/$defs/listener_tls", LISTENER_TLS),
+            ("/$defs/timeouts", TIMEOUTS),
             ("/$defs/route", ROUTE),
+            ("/$defs/headers", HEADERS),
+            ("/$defs/upstream", UPSTREAM),
+            ("/$defs/upstream_tls", UPSTREAM_TLS),
+            ("/$defs/health/oneOf/1", HEALTH),
+            ("/$defs/eject/oneOf/1", EJECT),
+            ("/properties/admin/oneOf/1", ADMIN),
         ];
         let mut all: Vec<(&str, Vec<&str>)> = plain.map(|(at, names)| (at, names.to_vec())).to_vec();
         all.push(("/$defs/limit", with_algorithms(LIMIT)));
@@ -166,6 +175,8 @@ mod tests {
             ("/$defs/answers/properties/headers", HeaderSet::all().map(HeaderSet::name).collect()),
             ("/$defs/signature", words::SIGNATURES.to_vec()),
             ("/$defs/part/oneOf/0", of(&words::PLAIN_PARTS)),
+            ("/$defs/upstream/properties/balance", of(&words::BALANCES)),
+            ("/$defs/upstream/properties/protocol", of(&words::PROTOCOLS)),
         ]
     }
 

@@ -69,7 +69,17 @@ impl Reader {
         Some(Secret(text))
     }
 
-    /// The same, of certificates and keys.
+    /// Hides every word of what may be secret, but for its names.
+    pub(crate) fn hide(&mut self, node: &Node) {
+        match &node.typed {
+            Typed::Nothing => {}
+            Typed::Word(_) => self.secrets.extend((!is_only_variable(node)).then_some(node.place)),
+            Typed::List(items) => items.iter().for_each(|item| self.hide(item)),
+            Typed::Map(entries) => entries.iter().for_each(|(_, item)| self.hide(item)),
+        }
+    }
+
+    /// Such a text that is a certificate or a key.
     pub(crate) fn pem(&mut self, node: &Node, name: &str, outside: &dyn Outside) -> Option<Secret> {
         let text = self.secret(node, name, outside)?;
         if !text.reveal().contains("-----BEGIN ") {

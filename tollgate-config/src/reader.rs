@@ -10,7 +10,7 @@ use tollgate_rules::path::Spelling;
 use crate::ERRORS_MAX;
 use crate::error::{Place, Problem, known_instead, listed, quoted};
 use crate::names;
-use crate::nearest::TYPED_CHARS_MAX;
+use crate::nearest::{self, TYPED_CHARS_MAX};
 use crate::quantity::{self, Fault};
 use crate::tree::{Node, Typed};
 
@@ -61,6 +61,11 @@ impl<'n> Fields<'n> {
     /// Whether the name is there, even with nothing behind it.
     pub(crate) fn has(&self, name: &str) -> bool {
         self.entry(name).is_some()
+    }
+
+    /// Whether a name is not there, not even misspelt: of that the reader has been told.
+    pub(crate) fn lacks(&self, name: &str) -> bool {
+        !self.entries.iter().any(|entry| nearest(entry.name, &[name]).is_some())
     }
 
     pub(crate) fn entry(&self, name: &str) -> Option<Entry<'n>> {

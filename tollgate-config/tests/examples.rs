@@ -193,7 +193,17 @@ fn everything_is_read_as_it_is_written() {
     assert!(tomorrow.is_shadow && !bytes.is_shadow);
     assert_eq!((config.answers.jitter_secs, config.answers.headers.name()), (5, "ietf"));
     assert_eq!(config.jwt.as_ref().unwrap().algorithms, ["EdDSA"]);
-    assert_eq!(config.gateway.as_ref().unwrap().routes[1].limits, [0, 1, 2, 3]);
+    assert_eq!((config.slots[0].most, config.slots[0].policy.as_str()), (20, "at-once"));
+    let gateway = config.gateway.as_ref().unwrap();
+    let [upload, users, others] = gateway.routes.as_slice() else { panic!("{gateway:?}") };
+    assert_eq!((&*others.limits, &*others.slots), (&[0, 1, 2, 3][..], &[][..]));
+    assert_eq!((&*upload.limits, &*upload.slots, upload.in_flight), (&[0, 1, 4][..], &[0][..], Some(500)));
+    assert_eq!((&*users.limits, users.is_critical), (&[0, 1, 2, 3, 4][..], true));
+    let token = &users.request_headers.set[0];
+    assert_eq!((&*token.0, token.1.reveal()), ("authorization", "Bearer hunter2"));
+    let names: Vec<&str> = gateway.upstreams.iter().map(|upstream| upstream.name.as_str()).collect();
+    assert_eq!(names, ["files", "users", "http://127.0.0.1:8081"]);
+    assert_eq!(gateway.listeners.iter().filter(|listener| listener.tls.is_some()).count(), 1);
     // A path is told apart by the segments that are named.
     let gate = Gate::new(config);
     let own = |path| Asks::post(path).with("x-api-key", "k");

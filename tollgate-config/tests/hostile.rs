@@ -5,7 +5,10 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use tollgate::{Clock, SystemClock, Time};
-use tollgate_config::{ERRORS_MAX, LIMITS_MAX, OVERRIDES_MAX, ROUTES_MAX, TEXT_BYTES_MAX};
+use tollgate_config::{
+    ADDRESSES_MAX, ERRORS_MAX, HEADER_EDITS_MAX, LIMITS_MAX, LISTENERS_MAX, OVERRIDES_MAX, ROUTES_MAX,
+    TEXT_BYTES_MAX, UPSTREAMS_MAX,
+};
 
 #[allow(dead_code, reason = "each test uses what it needs")]
 mod common;
@@ -95,6 +98,34 @@ fn bombs_end_in_an_error_and_soon() {
                 "{when: {}, unlimited: true},".repeat(20_000)
             ),
         ),
+        (
+            "upstreams",
+            format!(
+                "gateway:\n  upstreams:\n{}",
+                many(8_000, |n| format!("    u{n}: {{addresses: http://h}}\n"))
+            ),
+        ),
+        (
+            "addresses",
+            format!("gateway: {{ upstreams: {{ a: {{ addresses: [{}] }} }} }}", "http://h, ".repeat(40_000)),
+        ),
+        (
+            "unknown upstreams",
+            format!(
+                "gateway:\n  upstreams:\n{}  routes:\n{}",
+                many(1_000, |n| format!("    u{n}: {{addresses: http://h}}\n")),
+                many(1_000, |n| format!("  - {{id: r{n}, upstream: {}}}\n", "x".repeat(300)))
+            ),
+        ),
+        (
+            "headers",
+            format!(
+                "gateway: {{ routes: {{ id: a, upstream: http://h, request_headers: {{ set: {{ {} }}, remove: [{}] }} }} }}",
+                many(10_000, |n| format!("a{n}: 1, ")),
+                "b, ".repeat(20_000)
+            ),
+        ),
+        ("listeners", format!("gateway: {{ listen: [{}] }}", "127.0.0.1:80, ".repeat(40_000))),
         ("twice", format!("limits:\n{}", " a: {token_bucket: }\n".repeat(40_000))),
         ("secrets", format!("store: {{ redis: {{ secret: {} }} }}", "${A".repeat(300_000))),
         (
@@ -283,7 +314,32 @@ fn bounds_are_told_by_name_and_reached() {
         )
     };
     assert!(read(&overrides(OVERRIDES_MAX)).is_ok());
+    let routed =
+        |fields: String| format!("gateway: {{ {fields}, routes: [{{ id: a, upstream: http://h }}] }}");
+    let listeners =
+        |count| routed(format!("listen: [{}]", many(count, |n| format!("127.0.0.1:{}, ", n + 10_000))));
+    assert_eq!(read(&listeners(LISTENERS_MAX)).unwrap().gateway.unwrap().listeners.len(), LISTENERS_MAX);
+    let upstreams = |count| {
+        routed(format!("upstreams: {{ {} }}", many(count, |n| format!("u{n}: {{ addresses: http://h }}, "))))
+    };
+    assert_eq!(read(&upstreams(UPSTREAMS_MAX)).unwrap().gateway.unwrap().upstreams.len(), UPSTREAMS_MAX + 1);
+    let addresses = |count| {
+        let addresses = many(count, |n| format!("http://h{n}, "));
+        routed(format!("upstreams: {{ a: {{ addresses: [{addresses}] }} }}"))
+    };
+    assert!(read(&addresses(ADDRESSES_MAX)).is_ok());
+    let edits = |count| {
+        format!(
+            "gateway: {{ routes: {{ id: a, upstream: http://h, response_headers: {{ remove: [{}] }} }} }}",
+            many(count, |n| format!("x{n}, "))
+        )
+    };
+    assert!(read(&edits(HEADER_EDITS_MAX)).is_ok());
     for (yaml, told) in [
+        (listeners(LISTENERS_MAX + 1), "there are 65 addresses, and a gateway has at most 64"),
+        (upstreams(UPSTREAMS_MAX + 1), "there are 1001 upstreams, and a gateway has at most 1000"),
+        (addresses(ADDRESSES_MAX + 1), "there are 1001 addresses, and an upstream has at most 1000"),
+        (edits(HEADER_EDITS_MAX + 1), "there are 65 edits of headers, and a route has at most 64"),
         (limits(LIMITS_MAX + 1), "there are 1001 limits, and a file has at most 1000"),
         (routes(ROUTES_MAX + 1), "there are 1001 routes, and a gateway has at most 1000"),
         (overrides(OVERRIDES_MAX + 1), "there are 1001 overrides, and a limit has at most 1000"),

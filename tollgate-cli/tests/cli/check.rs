@@ -23,11 +23,14 @@ fn check_with(path: &str, variables: &[(&str, &str)]) -> Ended {
 
 #[test]
 fn a_good_file_is_summed_up_in_a_line() {
-    let secrets = [("REDIS_PASSWORD", PASSWORD), ("TOLLGATE_SECRET", PASSWORD)];
+    let secrets = ["REDIS_PASSWORD", "TOLLGATE_SECRET", "UPSTREAM_TOKEN"].map(|name| (name, PASSWORD));
     for (name, said) in [
         ("social", "6 limits in memory, no gateway"),
         ("gateway", "1 limit in memory, 1 route, listening on 127.0.0.1:8080"),
-        ("everything", "5 limits in Redis, 2 routes, listening on 127.0.0.1:8080"),
+        (
+            "everything",
+            "6 limits in Redis, 3 routes, listening on 127.0.0.1:8080, 127.0.0.1:8443, 127.0.0.1:8090",
+        ),
     ] {
         let path = format!("{EXAMPLES}/{name}.yaml");
         let ended = check_with(&path, &secrets);
@@ -63,7 +66,7 @@ error: three.yaml:5:1: `stor` is not a parameter of the file
   |
 5 | stor: memory
   | ^^^^
-  = write `store`; the file has store, client, paths, answers, jwt, limits and gateway
+  = write `store`; the file has store, client, paths, answers, jwt, limits, gateway and admin
 
 3 mistakes
 "

@@ -30,7 +30,14 @@ pub(super) fn address(word: &str) -> Result<Address, Fault> {
         what: format!("{} is not the address of an upstream", quoted(word)),
         instead: EXAMPLE.to_owned(),
     };
-    let (scheme, rest) = word.split_once("://").ok_or_else(unfit)?;
+    let Some((scheme, rest)) = word.split_once("://") else {
+        let with_scheme = format!("http://{word}");
+        let is_host = word.contains(['.', ':']) || word == "localhost";
+        return Err(match is_host && address(&with_scheme).is_ok() {
+            true => Fault { instead: format!("write {}", quoted(&with_scheme)), ..unfit() },
+            false => unfit(),
+        });
+    };
     let is_tls = match scheme {
         "http" => false,
         "https" => true,
@@ -108,7 +115,7 @@ fn prefix(path: &str) -> Result<String, Fault> {
         normal => Err(Fault {
             what: format!("the path {} can be read in several ways", quoted(typed)),
             instead: match normal {
-                Ok(normal) => format!("write {}", quoted(&normal)),
+                Ok(normal) => format!("write {} behind the host", quoted(&normal)),
                 Err(_) => "write a path of plain letters, as in `http://127.0.0.1:8081/api`".to_owned(),
             },
         }),

@@ -9,7 +9,7 @@ use crate::error::quoted;
 use crate::outside::{Outside, Secret};
 use crate::quantity::Fault;
 use crate::reader::{Entry, Fields, Reader};
-use crate::tree::Node;
+use crate::tree::{Node, Typed};
 use crate::when::header_name;
 use crate::{HEADER_EDITS_MAX, names};
 
@@ -137,10 +137,21 @@ pub(super) fn header_edits(
 ) -> HeaderEdits {
     let mut edits = HeaderEdits::default();
     let Some(fields) = reader.fields(node, owner, names::HEADERS, HEADERS_EXAMPLE) else { return edits };
+    // Also where something else is wrong: then they are shown, and nobody has read them.
+    for entry in fields.iter().filter(|entry| entry.name != "remove") {
+        reader.hide(entry.node);
+    }
     let set = values(reader, &fields, "set");
     let add = values(reader, &fields, "add");
+    let remove = fields.get("remove").map_or(Vec::new(), |node| reader.list(node));
+    let count = set.len() + add.len() + remove.len();
+    if count > HEADER_EDITS_MAX {
+        let what = format!("there are {count} edits of headers, and a route has at most {HEADER_EDITS_MAX}");
+        reader.wrong(node.place, what, "have fewer of them");
+        return edits;
+    }
     let mut removed = HashSet::new();
-    for node in fields.get("remove").map_or(Vec::new(), |node| reader.list(node)) {
+    for node in remove {
         let Some(name) = reader.parsed(node, edited_name) else { continue };
         let is_written = set.iter().chain(&add).any(|(other, _)| *other == name);
         if is_written {
@@ -151,12 +162,6 @@ pub(super) fn header_edits(
             reader.wrong(node.place, what, "remove one of the two");
         }
         edits.remove.push(name);
-    }
-    let count = set.len() + add.len() + edits.remove.len();
-    if count > HEADER_EDITS_MAX {
-        let what = format!("there are {count} edits of headers, and a route has at most {HEADER_EDITS_MAX}");
-        reader.wrong(node.place, what, "have fewer of them");
-        return edits;
     }
     let mut read = |named: Vec<(String, &Node)>| -> Vec<(String, Secret)> {
         let values = named.into_iter().filter_map(|(name, node)| Some((name, value(reader, node, outside)?)));
@@ -186,8 +191,17 @@ fn values<'n>(reader: &mut Reader, fields: &Fields<'n>, kind: &str) -> Vec<(Stri
             reader.wrong(place, what, "remove one of the two: case does not count");
             continue;
         }
-        // A header is set to one value, and several may be added.
-        let nodes = if kind == "add" { reader.some(node, HEADERS_EXAMPLE) } else { vec![node] };
+        if matches!(node.typed, Typed::Nothing) {
+            let what = format!("there is nothing behind {}", quoted(&name));
+            reader.wrong(place, what, "write a value, or put the name under `remove`");
+            continue;
+        }
+        if kind == "set" && matches!(node.typed, Typed::List(_)) {
+            let instead = "write one value; several for one name stand under `add`";
+            reader.wrong(node.place, "a header is set to one value", instead);
+            continue;
+        }
+        let nodes = reader.some(node, HEADERS_EXAMPLE);
         all.extend(nodes.into_iter().map(|node| (name.clone(), node)));
     }
     all
@@ -197,7 +211,7 @@ fn values<'n>(reader: &mut Reader, fields: &Fields<'n>, kind: &str) -> Vec<(Stri
 fn edited_name(word: &str) -> Result<String, Fault> {
     let name = header_name(word)?;
     let what = match name.as_str() {
-        "host" => "`host` says for whom a request is, and comes from its upstream".to_owned(),
+        "host" => "`host` says for whom a request is, and the gateway writes it itself".to_owned(),
         own if OWN_NAMES.contains(&own) || own.starts_with(OWN_PREFIX) => {
             format!("{} is between two servers, and the gateway writes it itself", quoted(own))
         }

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use crate::LISTENERS_MAX;
-use crate::error::quoted;
+use crate::error::{Place, quoted};
 use crate::names;
 use crate::outside::Outside;
 use crate::quantity::Fault;
@@ -42,7 +42,10 @@ const ADMIN_DEFAULT: ([u8; 4], u16) = ([127, 0, 0, 1], 9180);
 
 pub(super) fn listeners(reader: &mut Reader, node: Option<&Node>, outside: &dyn Outside) -> Vec<Listener> {
     let usual = Listener { address: DEFAULT.into(), tls: None, proxy_protocol: false };
-    let Some(node) = node else { return vec![usual] };
+    let Some(node) = node else {
+        reader.listening.push((usual.address, Place::default()));
+        return vec![usual];
+    };
     let nodes = reader.some(node, EXAMPLE);
     if nodes.len() > LISTENERS_MAX {
         let what = format!("there are {} addresses, and a gateway has at most {LISTENERS_MAX}", nodes.len());
@@ -54,14 +57,14 @@ pub(super) fn listeners(reader: &mut Reader, node: Option<&Node>, outside: &dyn 
 
 fn listener(reader: &mut Reader, node: &Node, outside: &dyn Outside) -> Option<Listener> {
     if !matches!(node.typed, Typed::Map(_)) {
-        let address = taken(reader, node)?;
+        let address = taken(reader, node, address)?;
         return Some(Listener { address, tls: None, proxy_protocol: false });
     }
     let fields = reader.fields(node, "listen", names::LISTENER, EXAMPLE)?;
-    if !fields.has("address") {
+    if fields.lacks("address") {
         reader.wrong(node.place, "this does not say where to listen", EXAMPLE);
     }
-    let address = fields.get("address").and_then(|node| taken(reader, node));
+    let address = fields.get("address").and_then(|node| taken(reader, node, address));
     let tls = fields.get("tls").map(|node| tls(reader, node, outside));
     let proxy_protocol = reader
         .or(fields.get("proxy_protocol"), false, |reader, node| reader.yes_or_no(node, "proxy_protocol"));
@@ -74,8 +77,12 @@ fn listener(reader: &mut Reader, node: &Node, outside: &dyn Outside) -> Option<L
 }
 
 /// An address of our own, which nothing else of the file has.
-fn taken(reader: &mut Reader, node: &Node) -> Option<SocketAddr> {
-    let address = reader.parsed(node, address)?;
+fn taken(
+    reader: &mut Reader,
+    node: &Node,
+    parse: fn(&str) -> Result<SocketAddr, Fault>,
+) -> Option<SocketAddr> {
+    let address = reader.parsed(node, parse)?;
     // Each port 0 is another port.
     if address.port() != 0 && reader.listening.iter().any(|(other, _)| *other == address) {
         let what = format!("{} is listened on already", quoted(&address.to_string()));
@@ -170,11 +177,18 @@ pub(crate) fn admin(reader: &mut Reader, node: Option<&Node>) -> Option<SocketAd
         return None;
     }
     if !matches!(node.typed, Typed::Map(_)) {
-        return taken(reader, node);
+        return taken(reader, node, admin_address);
     }
     let fields = reader.fields(node, "admin", names::ADMIN, ADMIN_EXAMPLE)?;
-    if !fields.has("listen") {
+    if fields.lacks("listen") {
         reader.wrong(node.place, "this does not say where to listen", ADMIN_EXAMPLE);
     }
-    fields.get("listen").and_then(|node| taken(reader, node))
+    fields.get("listen").and_then(|node| taken(reader, node, admin_address))
+}
+
+fn admin_address(word: &str) -> Result<SocketAddr, Fault> {
+    word.parse().map_err(|_| Fault {
+        what: format!("{} is not an address to listen on", quoted(word)),
+        instead: ADMIN_EXAMPLE.to_owned(),
+    })
 }

@@ -169,7 +169,8 @@ impl<'n> Upstreams<'n> {
         }
         if !self.names.is_empty() && !word.contains(['/', ':']) {
             let what = format!("{} is not an upstream of this file", quoted(word));
-            let choice = format!("the upstreams are {}", listed(&self.names, "and"));
+            let known = listed(&self.names, "and");
+            let choice = format!("the upstreams are {known}; a URL is written as in `http://127.0.0.1:8081`");
             reader.wrong(node.place, what, known_instead(word, &self.names, &choice));
             return None;
         }
@@ -224,7 +225,7 @@ fn upstream(reader: &mut Reader, entry: Entry<'_>, outside: &dyn Outside) -> Opt
 }
 
 fn addresses(reader: &mut Reader, fields: &Fields<'_>) -> Vec<Address> {
-    if !fields.has("addresses") {
+    if fields.lacks("addresses") {
         reader.wrong(fields.place, format!("{} has no addresses", fields.owner), EXAMPLE);
     }
     let Some(node) = fields.get("addresses") else { return Vec::new() };
@@ -269,7 +270,7 @@ fn health(reader: &mut Reader, node: &Node) -> Option<Health> {
         return Some(health);
     }
     let fields = reader.fields(node, "health", names::HEALTH, HEALTH_EXAMPLE)?;
-    if !fields.has("path") {
+    if fields.lacks("path") {
         reader.wrong(node.place, "the health check has no path", HEALTH_EXAMPLE);
     }
     let path = fields.get("path").and_then(|node| reader.parsed(node, health_path));

@@ -134,8 +134,12 @@ fn unknown(name: &str, at: usize, pattern: &Pattern) -> Result<(), PatternError>
     // Only a name is repeated, and nothing that could command a terminal.
     let shown: String = name.chars().filter(|it| it.is_ascii_graphic()).take(40).collect();
     let instead = match known.as_slice() {
-        [] => "write `{name}` for a segment of the pattern, as in `/users/{name}/**`".to_owned(),
-        known => format!("the pattern has {}", known.join(", ")),
+        [] if name != REST => {
+            "write `{name}` for a segment of the pattern, as in `/users/{name}/**`".to_owned()
+        }
+        _ if name == REST => "write a pattern that ends with `/**`: that is the rest".to_owned(),
+        [one] => format!("write {one}"),
+        known => format!("the names are {}", known.join(", ")),
     };
     PatternError::new(at, format!("the pattern has no `{{{shown}}}`"), instead)
 }
