@@ -10,7 +10,7 @@ use clap::{Parser, Subcommand, ValueEnum};
     name = "tollgate",
     version,
     max_term_width = 100,
-    after_help = "Without a command, the five algorithms are compared on a trace that ships with tollgate."
+    after_help = "Without a command, a gateway runs by an example that ships with tollgate, in front of a small upstream."
 )]
 pub(crate) struct Args {
     #[command(subcommand)]
@@ -19,6 +19,10 @@ pub(crate) struct Args {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    /// Run everything that a file configures: the gateway
+    #[command(max_term_width = 100, after_help = RUN_SIGNALS)]
+    Run(Run),
+
     /// Replay a trace of requests through a limit, on the trace's own time
     Simulate(Simulate),
 
@@ -29,6 +33,18 @@ pub(crate) enum Command {
     /// Print what a configuration file may hold, as a JSON Schema for editors
     Schema,
 }
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Run {
+    /// The file; without one, an example that ships with tollgate and a small upstream behind it
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+}
+
+const RUN_SIGNALS: &str = "\
+Signals: TERM and INT end it once requests that are under way have their answers; HUP reads the file again, as does
+changing it. A file that is wrong changes nothing.
+Exit codes: 0 ended, 1 it cannot run, 2 something in the file is wrong.";
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Check {

@@ -1,6 +1,6 @@
 //! The command `tollgate`.
 //!
-//! argv -> what was typed (`args`) -> the command (`simulate`, `check`) -> exit code (`failure`). Data goes to stdout, talk to
+//! argv -> what was typed (`args`) -> the command (`run`, `simulate`, `check`) -> exit code (`failure`). Data goes to stdout, talk to
 //! stderr. Exit codes: 0 done, 2 something typed is wrong, 1 something could not be read or written.
 
 use std::process::ExitCode;
@@ -11,12 +11,14 @@ mod args;
 mod check;
 mod failure;
 mod input;
+mod log;
 mod outside;
+mod run;
 mod screen;
 mod simulate;
 mod store;
 
-use args::{Args, Command};
+use args::{Args, Command, Run};
 use failure::Failure;
 
 fn main() -> ExitCode {
@@ -40,6 +42,7 @@ fn run(args: Args) -> Result<(), Failure> {
         Some(Command::Simulate(simulate)) => simulate::run(&simulate),
         Some(Command::Check(check)) => check::run(&check),
         Some(Command::Schema) => check::schema(),
-        None => simulate::demo(),
+        Some(Command::Run(run)) => run::run(&run),
+        None => run::run(&Run { config: None }),
     }
 }

@@ -97,7 +97,7 @@ pub(crate) fn document(reader: &mut Reader, node: &Node, outside: &dyn Outside) 
     }
     let (mut rules, mut customs, mut policies, mut slots) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     let mut known = Vec::new();
-    for entry in limits {
+    for entry in limits.iter().copied() {
         let policy = policy_name(reader, entry);
         let kind = match (limited(reader, entry, &Defaults { nodes }, policy.clone()), policy) {
             (Some(Limited::Rule(mut rule, custom)), Some(policy)) => {

@@ -10,7 +10,7 @@ use tollgate_rules::path::Spelling;
 use crate::ERRORS_MAX;
 use crate::error::{Place, Problem, known_instead, listed, quoted};
 use crate::names;
-use crate::nearest::{self, TYPED_CHARS_MAX};
+use crate::nearest::{TYPED_CHARS_MAX, nearest};
 use crate::quantity::{self, Fault};
 use crate::tree::{Node, Typed};
 

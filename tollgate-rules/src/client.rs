@@ -129,7 +129,9 @@ impl Trust {
         peer
     }
 
-    fn trusts(&self, address: IpAddr) -> bool {
+    /// Whether the word of a peer counts.
+    pub fn trusts(&self, peer: IpAddr) -> bool {
+        let address = canonical(peer);
         self.proxies.iter().any(|network| network.contains(&address))
     }
 }

@@ -15,7 +15,7 @@ use super::address::{Address, address};
 use super::{count, is_off, time};
 
 /// Servers that answer the same requests.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Upstream {
     /// Its name, or the URL that a route has written.
     pub name: String,

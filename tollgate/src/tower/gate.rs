@@ -1,5 +1,6 @@
 //! Decides about requests: which rules concern them, what their limits say, and what else follows from that.
 
+use std::any::Any;
 use std::cell::Cell;
 use std::fmt;
 use std::net::IpAddr;
@@ -19,7 +20,7 @@ use tollgate_rules::rule::{Asked, Asking, Refused, Rules};
 
 use super::told::{Note, Notes};
 use super::view::{self, View};
-use super::{Chosen, Claims, KeyExtractor, OtherSpellings};
+use super::{Chosen, Claims, KeyExtractor, OtherSpellings, Subject};
 use crate::clock::Clock;
 use crate::limiter::Limiter;
 use crate::store::{Charge, Store, Verdict};
@@ -43,6 +44,8 @@ pub struct Observed<'a> {
     pub allowed: bool,
     /// Whether the store did not answer, so that each limit's policy decided.
     pub is_degraded: bool,
+    /// The [`Subject`] of the request, if somebody gave it one.
+    pub subject: Option<&'a (dyn Any + Send + Sync)>,
 }
 
 /// What became of a request. All but the first three are told before any limit is asked, and take nothing.
@@ -89,6 +92,8 @@ pub enum Outcome<'a> {
 pub struct Ruled<'a> {
     /// The rule's name.
     pub name: &'a str,
+    /// Its number, from 0 in the order of the [builder](super::Builder::rule).
+    pub number: usize,
     /// What its limit said.
     pub decision: Decision,
     /// Whether it only counts.
@@ -150,6 +155,7 @@ pub(crate) struct Question {
     shadows: SmallVec<[usize; 4]>,
     /// Whether a limit may say that it has to wait.
     pub(crate) may_wait: bool,
+    pub(crate) subject: Option<Subject>,
 }
 
 /// What is done with a request that its limits have decided about.
@@ -203,11 +209,12 @@ impl<S: Store> Gate<S> {
     /// the one that came, the request has that one from now on.
     pub(crate) fn question(&self, parts: &mut Parts) -> Result<Question, NotAsked> {
         self.read(parts).inspect_err(|why| {
-            self.observe_unasked(match why {
+            let outcome = match why {
                 NotAsked::Bad(_) => Outcome::Unclear,
                 NotAsked::Forbidden(rule) => Outcome::Forbidden { rule: &self.rules.rule(*rule).name },
                 NotAsked::NoPeer => Outcome::NoPeer,
-            });
+            };
+            self.observe_unasked(outcome, parts.extensions.get());
         })
     }
 
@@ -234,7 +241,8 @@ impl<S: Store> Gate<S> {
         if let Some(uri) = view::respelt(&parts.uri, self.spelling, self.other_spellings)? {
             parts.uri = uri;
         }
-        Ok(Question { asked, enforced, shadows, may_wait })
+        let subject = parts.extensions.get().cloned();
+        Ok(Question { asked, enforced, shadows, may_wait, subject })
     }
 
     fn charge(&self, asked: &Asked, asking: &Asking, limit: usize, cost: u32) -> Charge {
@@ -393,25 +401,26 @@ impl<S: Store> Gate<S> {
         is_degraded: bool,
     ) {
         let Some(observer) = &self.observer else { return };
-        let name = |at: usize| self.rules.rule(question.asked.charges[at].rule).name.as_str();
-        let enforced = question.enforced.iter().zip(decisions).zip(banned).map(|((at, decision), banned)| {
-            Ruled { name: name(*at), decision: *decision, is_shadow: false, is_banned: banned.is_some() }
-        });
-        let shadows = question.shadows.iter().zip(shadowed).map(|(at, decision)| Ruled {
-            name: name(*at),
-            decision: *decision,
-            is_shadow: true,
-            is_banned: false,
-        });
+        let ruled = |at: usize, decision: Decision, is_shadow: bool, is_banned: bool| {
+            let number = question.asked.charges[at].rule;
+            Ruled { name: &self.rules.rule(number).name, number, decision, is_shadow, is_banned }
+        };
+        let enforced = question.enforced.iter().zip(decisions).zip(banned);
+        let enforced =
+            enforced.map(|((at, decision), banned)| ruled(*at, *decision, false, banned.is_some()));
+        let shadows = question.shadows.iter().zip(shadowed);
+        let shadows = shadows.map(|(at, decision)| ruled(*at, *decision, true, false));
         let rules: SmallVec<[Ruled<'_>; 4]> = enforced.chain(shadows).collect();
         let allowed = outcome == Outcome::Allowed;
-        observer(&Observed { rules: &rules, outcome, allowed, is_degraded });
+        let subject = question.subject.as_ref().map(|subject| &*subject.0);
+        observer(&Observed { rules: &rules, outcome, allowed, is_degraded, subject });
     }
 
     /// Tells of a request whose limits were not asked.
-    pub(crate) fn observe_unasked(&self, outcome: Outcome<'_>) {
+    pub(crate) fn observe_unasked(&self, outcome: Outcome<'_>, subject: Option<&Subject>) {
         if let Some(observer) = &self.observer {
-            observer(&Observed { rules: &[], outcome, allowed: false, is_degraded: false });
+            let subject = subject.map(|subject| &*subject.0);
+            observer(&Observed { rules: &[], outcome, allowed: false, is_degraded: false, subject });
         }
     }
 }

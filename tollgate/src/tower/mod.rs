@@ -100,9 +100,12 @@ pub mod token;
 mod told;
 mod view;
 
+use std::any::Any;
 use std::collections::HashMap;
+use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use http::request::Parts;
 use smallvec::SmallVec;
@@ -114,6 +117,7 @@ pub use self::builder::{Builder, LayerError};
 use self::gate::Gate;
 pub use self::gate::{Observed, Outcome, Ruled};
 pub use self::service::{RateLimit, ResponseFuture};
+use crate::limiter::Limiter;
 use crate::memory::Memory;
 
 /// Puts limits in front of a service. See the [module](self).
@@ -136,6 +140,18 @@ impl<T, S> Layer<T> for RateLimitLayer<S> {
 
     fn layer(&self, inner: T) -> RateLimit<T, S> {
         RateLimit { inner, gate: self.gate.clone() }
+    }
+}
+
+impl<S> RateLimitLayer<S> {
+    /// The limiter that decides, for those who want to know how it does.
+    pub fn limiter(&self) -> &Limiter<S> {
+        &self.gate.limiter
+    }
+
+    /// How many requests wait now, for leaky buckets that delay.
+    pub fn waiting(&self) -> usize {
+        self.gate.waiting.load(Ordering::Relaxed)
     }
 }
 
@@ -176,6 +192,39 @@ pub struct Peer(pub IpAddr);
 /// The name of a request's route, for the extensions of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Route(pub Arc<str>);
+
+/// Something of a caller's own, for the extensions of a request: [`Builder::observe`] gets it back with what was decided
+/// about that request.
+///
+/// ```
+/// use std::sync::{Arc, OnceLock};
+/// use tollgate::tower::{RateLimitLayer, Subject};
+/// # use tollgate::{Align, Limit};
+/// # let limit = Limit::fixed_window(10, std::time::Duration::from_secs(60), Align::Clock)?;
+///
+/// #[derive(Default)]
+/// struct Line {
+///     allowed: OnceLock<bool>,
+/// }
+///
+/// let layer = RateLimitLayer::builder().per_client("per-client", limit).observe(|observed| {
+///     if let Some(line) = observed.subject.and_then(|subject| subject.downcast_ref::<Line>()) {
+///         let _ = line.allowed.set(observed.allowed);
+///     }
+/// });
+/// let mut request = http::Request::new(());
+/// request.extensions_mut().insert(Subject(Arc::new(Line::default())));
+/// # let _ = layer.build()?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone)]
+pub struct Subject(pub Arc<dyn Any + Send + Sync>);
+
+impl fmt::Debug for Subject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Subject")
+    }
+}
 
 /// The numbers of the rules that concern a request, from 0 in the order of the [builder](Builder::rule), for the
 /// extensions of a request; without it, all do. What a rule itself says about which requests it concerns still holds.

@@ -67,7 +67,7 @@ impl<T: Clone, S: Store + Send + Sync + 'static> RateLimit<T, S> {
         // Whoever may have to wait needs a place for that before anything is taken.
         let place = match question.may_wait.then(|| Waiting::enter(&self.gate)) {
             Some(None) => {
-                self.gate.observe_unasked(Outcome::Busy);
+                self.gate.observe_unasked(Outcome::Busy, question.subject.as_ref());
                 return self.refuse(busy(grpc));
             }
             place => place.flatten(),

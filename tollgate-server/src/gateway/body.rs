@@ -1,0 +1,257 @@
+//! Bodies on their way.
+
+use std::error::Error;
+use std::fmt;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+use hyper::body::Incoming;
+use tokio::time::{Sleep, sleep};
+use tollgate::tower::ResponseBody;
+
+use super::pool::Connection;
+use super::record::Passage;
+use super::ticks::Ticker;
+use super::upstream::{Address, UnderWay};
+
+/// What a client sends.
+#[derive(Debug)]
+pub(crate) struct RequestBody {
+    body: Option<Incoming>,
+    /// How long the client may send nothing.
+    patience: Option<Duration>,
+    waiting: Option<Pin<Box<Sleep>>>,
+}
+
+impl RequestBody {
+    pub(crate) fn new(body: Incoming, patience: Option<Duration>) -> RequestBody {
+        RequestBody { body: (!body.is_end_stream()).then_some(body), patience, waiting: None }
+    }
+
+    pub(crate) fn empty() -> RequestBody {
+        RequestBody { body: None, patience: None, waiting: None }
+    }
+}
+
+/// Why a client's body broke off.
+#[derive(Debug)]
+pub(crate) enum BodyError {
+    /// The client sent nothing for too long.
+    TooSlow,
+    Broken(hyper::Error),
+}
+
+impl fmt::Display for BodyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            BodyError::TooSlow => write!(f, "the client sent nothing for too long"),
+            BodyError::Broken(error) => write!(f, "{error}"),
+        }
+    }
+}
+
+impl Error for BodyError {}
+
+/// Whether a failed request failed because its client was too slow.
+pub(crate) fn is_too_slow(error: &hyper::Error) -> bool {
+    let mut source = error.source();
+    while let Some(error) = source {
+        if matches!(error.downcast_ref(), Some(BodyError::TooSlow)) {
+            return true;
+        }
+        source = error.source();
+    }
+    false
+}
+
+impl Body for RequestBody {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let RequestBody { body, patience, waiting } = self.get_mut();
+        let Some(incoming) = body else { return Poll::Ready(None) };
+        if let Poll::Ready(frame) = Pin::new(incoming).poll_frame(context) {
+            *waiting = None;
+            return Poll::Ready(frame.map(|frame| frame.map_err(BodyError::Broken)));
+        }
+        let Some(patience) = *patience else { return Poll::Pending };
+        let waited = waiting.get_or_insert_with(|| Box::pin(sleep(patience)));
+        ready!(waited.as_mut().poll(context));
+        *body = None;
+        Poll::Ready(Some(Err(BodyError::TooSlow)))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.as_ref().is_none_or(Body::is_end_stream)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.as_ref().map_or(SizeHint::with_exact(0), Body::size_hint)
+    }
+}
+
+/// What an upstream sends, or what we say instead.
+#[derive(Debug)]
+pub(crate) enum UpstreamBody {
+    Told(Option<Bytes>),
+    Streamed(Box<Streamed>),
+}
+
+/// A response on its way. Once it is through, its connection is free for the next.
+#[derive(Debug)]
+pub(crate) struct Streamed {
+    body: Incoming,
+    connection: Option<(Connection, Home)>,
+    _under_way: UnderWay,
+}
+
+/// Where a connection goes back to.
+#[derive(Debug)]
+pub(crate) struct Home {
+    pub(crate) address: Arc<Address>,
+    pub(crate) worker: usize,
+    pub(crate) ticker: Arc<Ticker>,
+}
+
+impl UpstreamBody {
+    pub(crate) fn told(text: impl Into<Bytes>) -> UpstreamBody {
+        let text = text.into();
+        UpstreamBody::Told((!text.is_empty()).then_some(text))
+    }
+
+    pub(crate) fn streamed(body: Incoming, connection: Connection, home: Home, under_way: UnderWay) -> UpstreamBody {
+        let mut streamed = Streamed { body, connection: Some((connection, home)), _under_way: under_way };
+        streamed.go_home();
+        match streamed.connection {
+            // There is no body, so nothing is on its way any more.
+            None => UpstreamBody::Told(None),
+            Some(_) => UpstreamBody::Streamed(Box::new(streamed)),
+        }
+    }
+}
+
+impl Streamed {
+    fn go_home(&mut self) {
+        if self.body.is_end_stream()
+            && let Some((connection, home)) = self.connection.take()
+        {
+            home.address.pool(home.worker).keep(connection, home.ticker.now());
+        }
+    }
+}
+
+impl Body for UpstreamBody {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        match self.get_mut() {
+            UpstreamBody::Told(text) => Poll::Ready(text.take().map(|text| Ok(Frame::data(text)))),
+            UpstreamBody::Streamed(streamed) => {
+                let frame = ready!(Pin::new(&mut streamed.body).poll_frame(context));
+                match &frame {
+                    Some(Err(_)) => streamed.connection = None,
+                    _ => streamed.go_home(),
+                }
+                Poll::Ready(frame)
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            UpstreamBody::Told(text) => text.is_none(),
+            UpstreamBody::Streamed(streamed) => streamed.body.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            UpstreamBody::Told(text) => SizeHint::with_exact(text.as_ref().map_or(0, |text| text.len() as u64)),
+            UpstreamBody::Streamed(streamed) => streamed.body.size_hint(),
+        }
+    }
+}
+
+/// What goes to the client. It holds what the request holds until all of it has gone, or the client has.
+#[derive(Debug)]
+pub(crate) struct Outgoing {
+    body: Limited,
+    passage: Option<Passage>,
+}
+
+#[derive(Debug)]
+enum Limited {
+    /// It went through the limits.
+    Yes(ResponseBody<UpstreamBody>),
+    No(UpstreamBody),
+}
+
+impl Outgoing {
+    pub(crate) fn limited(body: ResponseBody<UpstreamBody>) -> Outgoing {
+        Outgoing { body: Limited::Yes(body), passage: None }
+    }
+
+    pub(crate) fn unlimited(body: UpstreamBody) -> Outgoing {
+        Outgoing { body: Limited::No(body), passage: None }
+    }
+
+    /// The request is over when this body is.
+    #[must_use]
+    pub(crate) fn holding(mut self, passage: Passage) -> Outgoing {
+        // A body that is at its end is not asked for anything.
+        if !self.is_end_stream() {
+            self.passage = Some(passage);
+        }
+        self
+    }
+}
+
+impl Body for Outgoing {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let frame = match &mut self.body {
+            Limited::Yes(body) => ready!(Pin::new(body).poll_frame(context)),
+            Limited::No(body) => ready!(Pin::new(body).poll_frame(context)),
+        };
+        if let (Some(passage), Some(Ok(frame))) = (&mut self.passage, &frame)
+            && let Some(data) = frame.data_ref()
+        {
+            passage.sent(data.len());
+        }
+        if !matches!(frame, Some(Ok(_))) || self.is_end_stream() {
+            self.passage = None;
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.body {
+            Limited::Yes(body) => body.is_end_stream(),
+            Limited::No(body) => body.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.body {
+            Limited::Yes(body) => body.size_hint(),
+            Limited::No(body) => body.size_hint(),
+        }
+    }
+}

@@ -1,0 +1,258 @@
+//! One client's connection, from its first byte to its last.
+
+use std::convert::Infallible;
+use std::future::{Future, poll_fn};
+use std::net::{IpAddr, SocketAddr};
+use std::pin::{Pin, pin};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request, Response};
+use hyper::body::Incoming;
+use hyper::server::conn::{http1, http2};
+use hyper::service::service_fn;
+use hyper::upgrade::OnUpgrade;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, copy_bidirectional};
+use tokio::net::TcpStream;
+use tokio::time::{Instant, sleep, timeout};
+use tollgate_rules::client::canonical;
+
+use super::accept::Listening;
+use super::body::Outgoing;
+use super::proxy_protocol;
+use super::record::Passage;
+use super::request::serve;
+use super::watch::{Patience, Watch, Watched};
+use super::worker::Worker;
+use crate::limits::Stored;
+
+/// The largest head; hyper has its own bound on the headers in it, a hundred.
+const HEAD_BYTES_MAX: usize = 64 << 10;
+/// Requests at once on a connection of HTTP/2.
+const STREAMS_MAX: u32 = 128;
+/// Streams that a client may open and reset before we have even looked at them.
+const RESETS_PENDING_MAX: usize = 20;
+/// How long a connection without requests lives on when the gateway is about to end, so that a request that is on its way
+/// gets an answer.
+const LAST_CALL: Duration = Duration::from_millis(500);
+/// What is read of a client that we have stopped listening to, so that it gets to read our last words.
+const LINGER_BYTES_MAX: usize = 1 << 20;
+const LINGER: Duration = Duration::from_secs(2);
+
+/// What all requests of a connection have in common.
+#[derive(Debug)]
+pub(crate) struct Connection<S> {
+    pub(crate) worker: Arc<Worker<S>>,
+    pub(crate) watch: Arc<Watch>,
+    pub(crate) peer: IpAddr,
+    /// On which of our ports.
+    pub(crate) port: u16,
+    pub(crate) is_tls: bool,
+    /// Both sides have agreed to speak something else.
+    switched: Mutex<Option<Switched>>,
+}
+
+#[derive(Debug)]
+struct Switched {
+    upstream: OnUpgrade,
+    _passage: Passage,
+}
+
+impl<S> Connection<S> {
+    pub(crate) fn is_draining(&self) -> bool {
+        *self.worker.shared.draining.borrow()
+    }
+
+    /// The connection is a tunnel once this response has gone.
+    pub(crate) fn switch(&self, response: &mut Response<Outgoing>, passage: Passage) {
+        let upstream = hyper::upgrade::on(response);
+        let switched = Switched { upstream, _passage: passage };
+        *self.switched.lock().unwrap_or_else(PoisonError::into_inner) = Some(switched);
+    }
+
+    fn take_switched(&self) -> Option<Switched> {
+        self.switched.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+/// Serves a connection until it ends.
+pub(crate) async fn run<S: Stored>(
+    worker: Arc<Worker<S>>,
+    mut stream: TcpStream,
+    from: SocketAddr,
+    listening: Arc<Listening>,
+) {
+    let header_timeout = worker.shared.state.load().timeouts.header;
+    let mut peer = from.ip();
+    if listening.proxy_protocol {
+        match timeout(header_timeout, proxy_protocol::read(&mut stream)).await {
+            Ok(Ok(Some(source))) => peer = source,
+            Ok(Ok(None)) => {}
+            _ => return,
+        }
+    }
+    let connection = |is_tls| {
+        Arc::new(Connection {
+            watch: Watch::new(worker.shared.ticker.clone()),
+            peer: canonical(peer),
+            port: listening.port,
+            is_tls,
+            switched: Mutex::default(),
+            worker: worker.clone(),
+        })
+    };
+    match &listening.tls {
+        None => match timeout(header_timeout, speaks_http2(&stream)).await {
+            Ok(true) => http2(stream, connection(false)).await,
+            Ok(false) => http1(stream, connection(false)).await,
+            Err(_) => {}
+        },
+        Some(acceptor) => {
+            let Ok(Ok(stream)) = timeout(header_timeout, acceptor.accept(stream)).await else { return };
+            match stream.get_ref().1.alpn_protocol() == Some(b"h2") {
+                true => http2(stream, connection(true)).await,
+                false => http1(stream, connection(true)).await,
+            }
+        }
+    }
+}
+
+/// Whether a client begins with the words of HTTP/2, which no request of HTTP/1 begins with.
+async fn speaks_http2(stream: &TcpStream) -> bool {
+    const BEGIN: &[u8] = b"PRI ";
+    let mut bytes = [0; BEGIN.len()];
+    loop {
+        match stream.peek(&mut bytes).await {
+            Ok(BEGIN_LENGTH) => return bytes == BEGIN,
+            Ok(read) if read > 0 && BEGIN.starts_with(&bytes[..read]) => sleep(Duration::from_millis(5)).await,
+            _ => return false,
+        }
+    }
+}
+const BEGIN_LENGTH: usize = 4;
+
+type Serving = Pin<Box<dyn Future<Output = Result<Response<Outgoing>, Infallible>> + Send>>;
+
+fn service<S: Stored>(connection: &Arc<Connection<S>>) -> impl Fn(Request<Incoming>) -> Serving + use<S> {
+    let connection = connection.clone();
+    move |request| {
+        let connection = connection.clone();
+        Box::pin(async move { Ok(serve(&connection, request).await) })
+    }
+}
+
+async fn http1<S: Stored, I>(io: I, connection: Arc<Connection<S>>)
+where
+    I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let watch = &connection.watch;
+    let io = Watched::new(TokioIo::new(io), watch.clone());
+    let mut builder = http1::Builder::new();
+    builder.max_header_size(HEAD_BYTES_MAX).header_read_timeout(None).writev(false);
+    let mut conversation = builder.serve_connection(io, service_fn(service(&connection)));
+    let mut draining = connection.worker.shared.draining.subscribe();
+    let mut is_last_call = false;
+    let mut alarm = pin!(sleep(connection.worker.shared.state.load().timeouts.header));
+    loop {
+        tokio::select! {
+            biased;
+            // How it ended, the client knows.
+            _ = poll_fn(|context| conversation.poll_without_shutdown(context)) => break,
+            () = &mut alarm => {
+                if is_last_call && watch.is_idle() {
+                    Pin::new(&mut conversation).graceful_shutdown();
+                }
+                match watch.patience(&connection.worker.shared.state.load().timeouts) {
+                    Patience::Over => return,
+                    Patience::For(more) => {
+                        let more = if is_last_call { more.min(LAST_CALL) } else { more };
+                        alarm.as_mut().reset(Instant::now() + more);
+                    }
+                }
+            }
+            _ = draining.wait_for(|is| *is), if !is_last_call => {
+                is_last_call = true;
+                alarm.as_mut().reset(Instant::now() + LAST_CALL);
+            }
+        }
+    }
+    let http1::Parts { io, read_buf, .. } = conversation.into_parts();
+    let io = io.io.into_inner();
+    match connection.take_switched() {
+        Some(switched) => tunnel(io, read_buf, switched).await,
+        None => linger(io).await,
+    }
+}
+
+/// Ends our side, and reads on for a while: to close a connection on which something unread lies is to reset it, and the
+/// client may lose our answer.
+async fn linger<I: AsyncRead + AsyncWrite + Unpin>(mut io: I) {
+    let reading = async {
+        io.shutdown().await.ok()?;
+        let (mut bytes, mut left) = ([0; 4096], LINGER_BYTES_MAX);
+        while left > 0 {
+            let read = io.read(&mut bytes).await.ok().filter(|read| *read > 0)?;
+            left = left.saturating_sub(read);
+        }
+        Some(())
+    };
+    let _ = timeout(LINGER, reading).await;
+}
+
+/// Carries bytes both ways until both sides have ended.
+async fn tunnel<I: AsyncRead + AsyncWrite + Unpin>(mut io: I, early: Bytes, switched: Switched) {
+    let Switched { upstream, _passage } = switched;
+    let Ok(upstream) = upstream.await else { return };
+    let mut upstream = TokioIo::new(upstream);
+    // What the client sent before it knew our answer.
+    if !early.is_empty() && upstream.write_all(&early).await.is_err() {
+        return;
+    }
+    let _ = copy_bidirectional(&mut io, &mut upstream).await;
+}
+
+async fn http2<S: Stored, I>(io: I, connection: Arc<Connection<S>>)
+where
+    I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let watch = &connection.watch;
+    let shared = &connection.worker.shared;
+    let timeouts = shared.state.load().timeouts.clone();
+    let io = Watched::new(TokioIo::new(io), watch.clone());
+    let mut builder = http2::Builder::new(TokioExecutor::new());
+    builder
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(STREAMS_MAX)
+        .max_header_list_size(HEAD_BYTES_MAX as u32)
+        .max_pending_accept_reset_streams(RESETS_PENDING_MAX)
+        .max_send_buf_size(HEAD_BYTES_MAX)
+        // A client that is gone does not say so.
+        .keep_alive_interval(timeouts.idle)
+        .keep_alive_timeout(timeouts.header);
+    let mut conversation = pin!(builder.serve_connection(io, service_fn(service(&connection))));
+    let mut draining = shared.draining.subscribe();
+    let mut is_ending = false;
+    let mut alarm = pin!(sleep(timeouts.header));
+    loop {
+        tokio::select! {
+            biased;
+            _ = &mut conversation => return,
+            () = &mut alarm => match watch.patience(&shared.state.load().timeouts) {
+                Patience::Over if is_ending => return,
+                Patience::Over => {
+                    is_ending = true;
+                    conversation.as_mut().graceful_shutdown();
+                    alarm.as_mut().reset(Instant::now() + LAST_CALL);
+                }
+                Patience::For(more) => alarm.as_mut().reset(Instant::now() + more),
+            },
+            // It tells the client which requests were the last.
+            _ = draining.wait_for(|is| *is), if !is_ending => {
+                is_ending = true;
+                conversation.as_mut().graceful_shutdown();
+            }
+        }
+    }
+}

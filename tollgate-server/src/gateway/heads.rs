@@ -1,0 +1,148 @@
+//! What is taken off a head on its way, and what is put on.
+
+use std::net::IpAddr;
+
+use http::header::{
+    CONNECTION, FORWARDED, HOST, HeaderMap, HeaderName, HeaderValue, TE, TRANSFER_ENCODING, UPGRADE,
+};
+use tollgate_config::HeaderEdits;
+use tollgate_rules::client::{Source, Trust};
+
+use super::screen::listed_names;
+
+const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
+const X_FORWARDED_PORT: HeaderName = HeaderName::from_static("x-forwarded-port");
+const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+const X_REAL_IP: HeaderName = HeaderName::from_static("x-real-ip");
+
+/// Between two hops, and not for the next.
+const HOP_BY_HOP: [HeaderName; 8] = [
+    HeaderName::from_static("keep-alive"),
+    HeaderName::from_static("proxy-connection"),
+    HeaderName::from_static("proxy-authenticate"),
+    HeaderName::from_static("proxy-authorization"),
+    HeaderName::from_static("http2-settings"),
+    TE,
+    TRANSFER_ENCODING,
+    UPGRADE,
+];
+
+/// Removes what was only for this hop, as `Connection` says and as everybody knows.
+pub(crate) fn remove_hop_by_hop(headers: &mut HeaderMap) {
+    if headers.contains_key(CONNECTION) {
+        let listed: Vec<HeaderName> =
+            listed_names(headers).filter_map(|name| HeaderName::from_bytes(name).ok()).collect();
+        for name in listed {
+            headers.remove(name);
+        }
+        headers.remove(CONNECTION);
+    }
+    for name in &HOP_BY_HOP {
+        headers.remove(name);
+    }
+}
+
+/// Whether a client can do with trailers, which gRPC cannot do without.
+pub(crate) fn takes_trailers(headers: &HeaderMap) -> bool {
+    headers.get_all(TE).iter().any(|value| value.as_bytes().eq_ignore_ascii_case(b"trailers"))
+}
+
+/// Where a request comes from, as its upstream is told.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Origin<'a> {
+    pub(crate) peer: IpAddr,
+    pub(crate) client: IpAddr,
+    pub(crate) port: u16,
+    pub(crate) is_tls: bool,
+    pub(crate) trust: &'a Trust,
+}
+
+/// Tells an upstream for whom it works. What others say of that counts only if they are trusted.
+pub(crate) fn set_forwarded(headers: &mut HeaderMap, origin: Origin<'_>) {
+    let Origin { peer, client, port, is_tls, trust } = origin;
+    let is_trusted = trust.trusts(peer);
+    let scheme = if is_tls { "https" } else { "http" };
+    if !is_trusted {
+        for name in [FORWARDED, X_FORWARDED_HOST, X_FORWARDED_PORT, X_FORWARDED_PROTO] {
+            headers.remove(name);
+        }
+    }
+    if is_trusted && (trust.source() == Source::Forwarded || headers.contains_key(FORWARDED)) {
+        let node = if peer.is_ipv6() { format!("\"[{peer}]\"") } else { peer.to_string() };
+        append(headers, FORWARDED, &format!("for={node};proto={scheme}"));
+    }
+    let peer_text = address_value(peer);
+    match headers.get(&X_FORWARDED_FOR).filter(|_| is_trusted) {
+        Some(_) => append(headers, X_FORWARDED_FOR, &peer.to_string()),
+        None => _ = headers.insert(X_FORWARDED_FOR, peer_text.clone()),
+    }
+    headers.insert(X_REAL_IP, if client == peer { peer_text } else { address_value(client) });
+    if !headers.contains_key(&X_FORWARDED_PROTO) {
+        headers.insert(X_FORWARDED_PROTO, HeaderValue::from_static(scheme));
+    }
+    if !headers.contains_key(&X_FORWARDED_PORT) {
+        headers.insert(X_FORWARDED_PORT, HeaderValue::from(port));
+    }
+    if !headers.contains_key(&X_FORWARDED_HOST)
+        && let Some(host) = headers.get(HOST).cloned()
+    {
+        headers.insert(X_FORWARDED_HOST, host);
+    }
+}
+
+fn address_value(address: IpAddr) -> HeaderValue {
+    // Digits, letters, dots and colons.
+    HeaderValue::try_from(address.to_string()).unwrap_or_else(|_| HeaderValue::from_static("unknown"))
+}
+
+/// All lines of a header as one list, with another member behind them.
+fn append(headers: &mut HeaderMap, name: HeaderName, member: &str) {
+    let mut list: Vec<u8> = Vec::new();
+    for line in headers.get_all(&name).iter().map(HeaderValue::as_bytes).chain([member.as_bytes()]) {
+        if !list.is_empty() {
+            list.extend_from_slice(b", ");
+        }
+        list.extend_from_slice(line);
+    }
+    if let Ok(value) = HeaderValue::from_bytes(&list) {
+        headers.insert(name, value);
+    }
+}
+
+/// What a route does to heads, made ready.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Edits {
+    set: Vec<(HeaderName, HeaderValue)>,
+    add: Vec<(HeaderName, HeaderValue)>,
+    remove: Vec<HeaderName>,
+}
+
+impl Edits {
+    /// The configuration has looked at names and values already: those that are none are left out.
+    pub(crate) fn new(edits: &HeaderEdits) -> Edits {
+        let name = |name: &String| HeaderName::from_bytes(name.as_bytes()).ok();
+        let pair = |(key, value): &(String, tollgate_config::Secret)| {
+            let mut made = HeaderValue::from_str(value.reveal()).ok()?;
+            made.set_sensitive(true);
+            Some((name(key)?, made))
+        };
+        Edits {
+            set: edits.set.iter().filter_map(pair).collect(),
+            add: edits.add.iter().filter_map(pair).collect(),
+            remove: edits.remove.iter().filter_map(name).collect(),
+        }
+    }
+
+    pub(crate) fn apply(&self, headers: &mut HeaderMap) {
+        for name in &self.remove {
+            headers.remove(name);
+        }
+        for (name, value) in &self.set {
+            let _ = headers.try_insert(name, value.clone());
+        }
+        for (name, value) in &self.add {
+            let _ = headers.try_append(name, value.clone());
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! Asks upstreams now and then how they are.
+
+use std::sync::Arc;
+
+use http::header::{HOST, HeaderValue, USER_AGENT};
+use http::{Request, Uri, Version};
+use tokio::time::{sleep, timeout};
+use tollgate_config::{Health, Protocol};
+
+use super::body::RequestBody;
+use super::pool::Pool;
+use super::upstream::{Address, Upstream};
+
+/// Asks all addresses of an upstream for as long as anybody uses it.
+pub(crate) fn watch(upstream: &Arc<Upstream>) {
+    let Some(health) = upstream.config.health.clone() else { return };
+    for address in upstream.addresses() {
+        let (owner, address) = (Arc::downgrade(upstream), Arc::downgrade(address));
+        let health = health.clone();
+        tokio::spawn(async move {
+            let (mut in_a_row, mut last) = (0, true);
+            // A configuration that is no longer in use takes its upstreams with it.
+            while let (Some(_owner), Some(address)) = (owner.upgrade(), address.upgrade()) {
+                let is_well = timeout(health.timeout, ask(&address, &health)).await.unwrap_or(false);
+                in_a_row = if is_well == last { in_a_row + 1 } else { 1 };
+                last = is_well;
+                let needed = if is_well { health.healthy_after } else { health.unhealthy_after };
+                if in_a_row >= needed && address.set_well(is_well) {
+                    let upstream = &address.authority;
+                    match is_well {
+                        true => tracing::info!(%upstream, "is well again"),
+                        false => tracing::warn!(%upstream, "gets no requests: its health checks fail"),
+                    }
+                }
+                drop((address, _owner));
+                sleep(health.every).await;
+            }
+        });
+    }
+}
+
+/// Whether an address answers with a status of success.
+async fn ask(address: &Arc<Address>, health: &Health) -> bool {
+    let mut request = Request::new(RequestBody::empty());
+    let path = format!("{}{}", address.config.path, health.path);
+    let target = match address.protocol {
+        Protocol::Http1 => path.parse::<Uri>().ok(),
+        Protocol::Http2 => {
+            *request.version_mut() = Version::HTTP_2;
+            format!("{}://{}{path}", address.scheme, address.authority).parse().ok()
+        }
+    };
+    let (Some(target), Ok(host)) = (target, HeaderValue::from_str(address.authority.as_str())) else {
+        return false;
+    };
+    *request.uri_mut() = target;
+    if address.protocol == Protocol::Http1 {
+        request.headers_mut().insert(HOST, host);
+    }
+    request.headers_mut().insert(USER_AGENT, HeaderValue::from_static("tollgate-health"));
+    // A connection of its own: that a new one can be made is part of being well.
+    let Ok(mut connection) = Pool::fresh(address).await else { return false };
+    connection.send(request).await.is_ok_and(|response| response.status().is_success())
+}

@@ -1,0 +1,177 @@
+//! Requests that no upstream should ever see.
+//!
+//! Two servers that read one request in different ways are a hole between them. What hyper lets through and others read
+//! otherwise is refused here, before anything else looks at it.
+
+use http::header::{CONNECTION, CONTENT_LENGTH, COOKIE, HOST, HeaderMap, HeaderName, HeaderValue, TRANSFER_ENCODING, UPGRADE};
+use http::request::Parts;
+use http::uri::{Authority, PathAndQuery, Uri};
+use http::{Method, StatusCode, Version};
+
+/// Why a request is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Refusal {
+    pub(crate) status: StatusCode,
+    pub(crate) why: &'static str,
+}
+
+const fn bad(why: &'static str) -> Refusal {
+    Refusal { status: StatusCode::BAD_REQUEST, why }
+}
+
+/// End-to-end headers. A client that calls one of them a matter between two hops wants it removed behind the limits that
+/// looked at it, or wants to have one removed that a proxy has set.
+const NEVER_HOP_BY_HOP: [&str; 12] = [
+    "authorization",
+    "cache-control",
+    "content-length",
+    "content-type",
+    "cookie",
+    "forwarded",
+    "host",
+    "x-forwarded-for",
+    "x-forwarded-host",
+    "x-forwarded-port",
+    "x-forwarded-proto",
+    "x-real-ip",
+];
+
+/// Headers that we set. Under another spelling that some servers take for the same, a client could set them, too.
+const OURS: [&str; 6] =
+    ["forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-port", "x-forwarded-proto", "x-real-ip"];
+
+/// Looks at a request's head, and brings it into the one form that is forwarded: a target without scheme and authority,
+/// and one `Host`. `keys` are headers that limits go by.
+pub(crate) fn screen(parts: &mut Parts, keys: &[HeaderName]) -> Result<(), Refusal> {
+    if parts.method == Method::CONNECT {
+        return Err(Refusal { status: StatusCode::NOT_IMPLEMENTED, why: "this gateway opens no tunnels" });
+    }
+    if parts.method == Method::TRACE {
+        let why = "TRACE would show a client what was added on the way";
+        return Err(Refusal { status: StatusCode::METHOD_NOT_ALLOWED, why });
+    }
+    settle_host(parts)?;
+    check_framing(&parts.headers)?;
+    check_connection(&parts.headers, keys)?;
+    drop_aliases(&mut parts.headers, keys);
+    join_cookies(parts);
+    Ok(())
+}
+
+/// One host, named in one place: the header.
+fn settle_host(parts: &mut Parts) -> Result<(), Refusal> {
+    let mut lines = parts.headers.get_all(HOST).iter();
+    let (host, second) = (lines.next(), lines.next());
+    if second.is_some() {
+        return Err(bad("the header Host is there twice"));
+    }
+    let host = host.map(authority).transpose()?;
+    let target = parts.uri.authority();
+    if parts.uri.scheme().is_some_and(|scheme| !matches!(scheme.as_str(), "http" | "https")) {
+        return Err(bad("the target is neither of http nor of https"));
+    }
+    if target.is_some_and(|target| target.as_str().contains('@')) {
+        return Err(bad("the target has a user in it"));
+    }
+    let is_other = |target: &Authority| host.as_ref().is_some_and(|host| !is_same(host, target));
+    if target.is_some_and(is_other) {
+        return Err(bad("the target and the header Host name different hosts"));
+    }
+    // Health checkers of old still speak HTTP/1.0, which knows no hosts.
+    if host.is_none() && target.is_none() && parts.version != Version::HTTP_10 {
+        return Err(bad("the header Host is missing"));
+    }
+    let Some(target) = target else { return Ok(()) };
+    if host.is_none() {
+        let value = HeaderValue::from_str(target.as_str()).map_err(|_| bad("the target is not a host"))?;
+        parts.headers.insert(HOST, value);
+    }
+    let path = parts.uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
+    parts.uri = Uri::from(path);
+    Ok(())
+}
+
+fn authority(value: &HeaderValue) -> Result<Authority, Refusal> {
+    let authority = Authority::try_from(value.as_bytes()).map_err(|_| bad("the header Host is not a host"))?;
+    match authority.as_str().contains('@') || authority.host().is_empty() {
+        true => Err(bad("the header Host is not a host")),
+        false => Ok(authority),
+    }
+}
+
+/// The same host, by name and port. Of two that differ only in naming the usual port, neither is wrong.
+fn is_same(one: &Authority, other: &Authority) -> bool {
+    let port = |it: &Authority| it.port_u16().filter(|port| !matches!(port, 80 | 443));
+    one.host().eq_ignore_ascii_case(other.host()) && port(one) == port(other)
+}
+
+/// hyper takes a body's length from one header, and has settled which. Codings other than `chunked` would be lost.
+fn check_framing(headers: &HeaderMap) -> Result<(), Refusal> {
+    let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
+    let Some(coding) = codings.next() else { return Ok(()) };
+    if headers.contains_key(CONTENT_LENGTH) {
+        return Err(bad("the body's length is given in two ways"));
+    }
+    if codings.next().is_some() || !coding.as_bytes().trim_ascii().eq_ignore_ascii_case(b"chunked") {
+        let why = "the body is coded in another way than chunked";
+        return Err(Refusal { status: StatusCode::NOT_IMPLEMENTED, why });
+    }
+    Ok(())
+}
+
+/// The names that `Connection` lists.
+pub(crate) fn listed_names(headers: &HeaderMap) -> impl Iterator<Item = &[u8]> {
+    let lines = headers.get_all(CONNECTION).iter();
+    lines.flat_map(|line| line.as_bytes().split(|byte| *byte == b',')).map(<[u8]>::trim_ascii)
+}
+
+fn check_connection(headers: &HeaderMap, keys: &[HeaderName]) -> Result<(), Refusal> {
+    let is_protected = |name: &[u8]| {
+        let is = |protected: &str| protected.as_bytes().eq_ignore_ascii_case(name);
+        NEVER_HOP_BY_HOP.iter().any(|it| is(it)) || keys.iter().any(|it| is(it.as_str()))
+    };
+    match listed_names(headers).any(is_protected) {
+        true => Err(bad("the header Connection names one that is for the server behind")),
+        false => Ok(()),
+    }
+}
+
+/// `X_Forwarded_For` is `X-Forwarded-For` to whoever makes variables of names.
+fn drop_aliases(headers: &mut HeaderMap, keys: &[HeaderName]) {
+    let is_odd = |name: &HeaderName| name.as_str().bytes().any(|byte| matches!(byte, b'_' | b'.'));
+    if !headers.keys().any(is_odd) {
+        return;
+    }
+    let plain = |name: &HeaderName| name.as_str().replace(['_', '.'], "-");
+    let is_alias = |name: &&HeaderName| {
+        let plain = plain(name);
+        let is_ours = OURS.contains(&plain.as_str());
+        is_odd(name) && (is_ours || keys.iter().any(|key| key != *name && key.as_str() == plain))
+    };
+    let aliases: Vec<HeaderName> = headers.keys().filter(is_alias).cloned().collect();
+    for name in aliases {
+        headers.remove(name);
+    }
+}
+
+/// HTTP/2 may send a cookie in pieces, and HTTP/1 must not.
+fn join_cookies(parts: &mut Parts) {
+    if parts.version != Version::HTTP_2 || parts.headers.get_all(COOKIE).iter().nth(1).is_none() {
+        return;
+    }
+    let pieces: Vec<&[u8]> = parts.headers.get_all(COOKIE).iter().map(HeaderValue::as_bytes).collect();
+    if let Ok(whole) = HeaderValue::from_bytes(&pieces.join(&b"; "[..])) {
+        parts.headers.insert(COOKIE, whole);
+    }
+}
+
+/// What a client wants to speak from now on, if it may.
+pub(crate) fn wanted_upgrade(parts: &Parts) -> Option<HeaderValue> {
+    let is_upgrade = |name: &[u8]| name.eq_ignore_ascii_case(b"upgrade");
+    if parts.version != Version::HTTP_11 || !listed_names(&parts.headers).any(is_upgrade) {
+        return None;
+    }
+    let wanted = parts.headers.get(UPGRADE)?;
+    // Whoever agreed to that would speak HTTP/2 past everything here.
+    (!wanted.as_bytes().trim_ascii().eq_ignore_ascii_case(b"h2c")).then(|| wanted.clone())
+}

@@ -1,0 +1,163 @@
+//! Connections that keep us waiting.
+//!
+//! A connection is receiving a head, or busy with requests, or idle; what it does is a word in memory, written as things
+//! happen and looked at only when a timer runs out. So a request sets no timers, however many there are.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicU8, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use hyper::rt::{Read, ReadBufCursor, Write};
+use tollgate_config::Timeouts;
+
+use super::ticks::{Ticker, Ticks};
+
+const HEAD: u8 = 0;
+const BUSY: u8 = 1;
+const IDLE: u8 = 2;
+
+/// What a connection is doing.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    ticker: Arc<Ticker>,
+    phase: AtomicU8,
+    since: AtomicU64,
+    requests: AtomicU32,
+    /// Since when the client takes nothing of what we have for it; 0 if it does.
+    stuck_since: AtomicU64,
+}
+
+/// Whether a connection has had its time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Patience {
+    Over,
+    For(Duration),
+}
+
+impl Watch {
+    /// A new connection owes us its first request.
+    pub(crate) fn new(ticker: Arc<Ticker>) -> Arc<Watch> {
+        let since = AtomicU64::new(ticker.now().as_millis());
+        Arc::new(Watch {
+            ticker,
+            phase: AtomicU8::new(HEAD),
+            since,
+            requests: AtomicU32::new(0),
+            stuck_since: AtomicU64::new(0),
+        })
+    }
+
+    fn enter(&self, phase: u8) {
+        self.since.store(self.ticker.now().as_millis(), Ordering::Relaxed);
+        self.phase.store(phase, Ordering::Relaxed);
+    }
+
+    /// A request has come.
+    pub(crate) fn begin(self: &Arc<Watch>) -> Busy {
+        self.requests.fetch_add(1, Ordering::Relaxed);
+        self.phase.store(BUSY, Ordering::Relaxed);
+        Busy(self.clone())
+    }
+
+    pub(crate) fn is_idle(&self) -> bool {
+        self.phase.load(Ordering::Relaxed) == IDLE
+    }
+
+    /// Whether the client has had its time, and if not, when to look again.
+    pub(crate) fn patience(&self, timeouts: &Timeouts) -> Patience {
+        let now = self.ticker.now();
+        let left = |since: u64, all: Duration| {
+            let past = now.since(Ticks::from_millis(since));
+            all.checked_sub(past).filter(|left| !left.is_zero()).map_or(Patience::Over, Patience::For)
+        };
+        let since = self.since.load(Ordering::Relaxed);
+        match (self.phase.load(Ordering::Relaxed), self.stuck_since.load(Ordering::Relaxed)) {
+            (HEAD, _) => left(since, timeouts.header),
+            (IDLE, _) => left(since, timeouts.idle),
+            (_, 0) => Patience::For(timeouts.header),
+            (_, stuck_since) => left(stuck_since, timeouts.idle),
+        }
+    }
+}
+
+/// A request that is under way, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Busy(Arc<Watch>);
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        if self.0.requests.fetch_sub(1, Ordering::Relaxed) == 1 {
+            self.0.enter(IDLE);
+        }
+    }
+}
+
+/// A connection that is watched.
+#[derive(Debug)]
+pub(crate) struct Watched<I> {
+    pub(crate) io: I,
+    watch: Arc<Watch>,
+}
+
+impl<I> Watched<I> {
+    pub(crate) fn new(io: I, watch: Arc<Watch>) -> Watched<I> {
+        Watched { io, watch }
+    }
+
+    fn wrote<T>(&self, written: Poll<T>) -> Poll<T> {
+        let stuck_since = &self.watch.stuck_since;
+        match (written.is_pending(), stuck_since.load(Ordering::Relaxed)) {
+            (true, 0) => stuck_since.store(self.watch.ticker.now().as_millis().max(1), Ordering::Relaxed),
+            (false, 1..) => stuck_since.store(0, Ordering::Relaxed),
+            _ => {}
+        }
+        written
+    }
+}
+
+impl<I: Read + Unpin> Read for Watched<I> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: ReadBufCursor<'_>,
+    ) -> Poll<io::Result<()>> {
+        let read = Pin::new(&mut self.io).poll_read(context, buffer);
+        // What comes while it is idle is the next request's head.
+        if read.is_ready() && self.watch.is_idle() {
+            self.watch.enter(HEAD);
+        }
+        read
+    }
+}
+
+impl<I: Write + Unpin> Write for Watched<I> {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.io).poll_write(context, bytes);
+        self.wrote(written)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let flushed = Pin::new(&mut self.io).poll_flush(context);
+        self.wrote(flushed)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(context)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.io).poll_write_vectored(context, slices);
+        self.wrote(written)
+    }
+}

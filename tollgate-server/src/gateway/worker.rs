@@ -1,0 +1,100 @@
+//! A thread for each core, with a runtime, connections and pools of its own.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use arc_swap::ArcSwap;
+use tokio::net::TcpStream;
+use tokio::sync::{mpsc, watch};
+
+use super::accept::Listening;
+use super::connection;
+use super::record::{self, Ledger};
+use super::state::State;
+use super::ticks::Ticker;
+use crate::limits::Stored;
+use crate::metrics::Metrics;
+
+/// What all workers have in common.
+#[derive(Debug)]
+pub(crate) struct Shared<S> {
+    pub(crate) state: ArcSwap<State<S>>,
+    pub(crate) ticker: Arc<Ticker>,
+    /// Whether the gateway is about to end.
+    pub(crate) draining: watch::Sender<bool>,
+    pub(crate) ledger: Arc<Ledger>,
+    pub(crate) metrics: Metrics,
+    /// Connections that were closed at once, because there were too many.
+    pub(crate) turned_away: AtomicU64,
+}
+
+#[derive(Debug)]
+pub(crate) struct Worker<S> {
+    pub(crate) number: usize,
+    pub(crate) shared: Arc<Shared<S>>,
+    /// How many it has.
+    pub(crate) connections: AtomicUsize,
+    inbox: mpsc::UnboundedSender<Arrival>,
+}
+
+#[derive(Debug)]
+struct Arrival {
+    stream: std::net::TcpStream,
+    from: SocketAddr,
+    listening: Arc<Listening>,
+}
+
+impl<S: Stored> Worker<S> {
+    /// Starts the thread. It ends when the last one who could give it connections has gone.
+    pub(crate) fn start(number: usize, shared: Arc<Shared<S>>) -> io::Result<Arc<Worker<S>>> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let (inbox, mut arrivals) = mpsc::unbounded_channel::<Arrival>();
+        let worker = Arc::new(Worker { number, shared, connections: AtomicUsize::new(0), inbox });
+        let mut ending = worker.shared.draining.subscribe();
+        let (weak, name) = (Arc::downgrade(&worker), format!("gateway-{number}"));
+        std::thread::Builder::new().name(name).spawn(move || {
+            record::set_worker(number);
+            runtime.block_on(async move {
+                while let Some(arrival) = arrivals.recv().await {
+                    let Some(worker) = weak.upgrade() else { break };
+                    tokio::spawn(worker.serve(arrival));
+                }
+                // Whoever holds a connection holds the worker, so there are none left.
+                let _ = ending.changed().await;
+            });
+        })?;
+        Ok(worker)
+    }
+}
+
+impl<S> Worker<S> {
+    /// Takes a connection.
+    pub(crate) fn take(self: &Arc<Self>, stream: TcpStream, from: SocketAddr, listening: Arc<Listening>) {
+        let Ok(stream) = stream.into_std() else { return };
+        self.connections.fetch_add(1, Ordering::Relaxed);
+        if self.inbox.send(Arrival { stream, from, listening }).is_err() {
+            self.connections.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// A connection that counts, until it is dropped.
+struct Counted<S>(Arc<Worker<S>>);
+
+impl<S> Drop for Counted<S> {
+    fn drop(&mut self) {
+        self.0.connections.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl<S: Stored> Worker<S> {
+    async fn serve(self: Arc<Self>, arrival: Arrival) {
+        let counted = Counted(self.clone());
+        if let Ok(stream) = TcpStream::from_std(arrival.stream) {
+            connection::run(self, stream, arrival.from, arrival.listening).await;
+        }
+        drop(counted);
+    }
+}

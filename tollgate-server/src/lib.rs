@@ -1,0 +1,18 @@
+//! Tollgate's doors to the network.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`gateway`] | a reverse proxy that forwards what its limits allow, and answers 429 to the rest |
+//! | [`admin`] | metrics and health |
+//! | [`demo`] | a small upstream, for trying things out |
+//! | `limits` | a configuration -> the middleware that decides |
+//! | `metrics`, `access_log` | what has happened |
+
+mod access_log;
+pub mod admin;
+pub mod demo;
+pub mod gateway;
+mod limits;
+mod metrics;
+
+pub use limits::{LimitsError, Stored};

@@ -1,0 +1,161 @@
+//! A configuration -> the middleware that decides.
+
+use std::fmt;
+use std::sync::Arc;
+
+use tollgate::redis::{Redis, Settings};
+use tollgate::tower::token::{Tokens, TokensError};
+use tollgate::tower::{Builder, LayerError, RateLimitLayer};
+use tollgate::{Limiter, Memory, Store, WhenFull};
+use tollgate_config as config;
+use tollgate_config::Config;
+
+use crate::metrics::Exposition;
+
+/// A store that limits of a configuration can be kept in.
+pub trait Stored: Store + Send + Sync + Sized + 'static {
+    /// The limits of a configuration whose store is of this kind. They go on where those `before` stand.
+    ///
+    /// # Errors
+    /// If the middleware cannot be made.
+    fn limits(
+        config: &Config,
+        builder: Builder,
+        before: Option<&RateLimitLayer<Self>>,
+    ) -> Result<RateLimitLayer<Self>, LimitsError>;
+
+    /// How the store is.
+    #[doc(hidden)]
+    fn write_metrics(limiter: &Limiter<Self>, out: &mut Exposition);
+}
+
+impl Stored for Memory {
+    fn limits(
+        config: &Config,
+        mut builder: Builder,
+        _before: Option<&RateLimitLayer>,
+    ) -> Result<RateLimitLayer, LimitsError> {
+        let config::Store::Memory { max_keys, max_bytes, when_full } = &config.store else {
+            return Err(LimitsError::OtherStore);
+        };
+        if let Some(max_keys) = max_keys {
+            builder = builder.max_keys(*max_keys);
+        }
+        if let Some(max_bytes) = max_bytes {
+            builder = builder.max_bytes(*max_bytes);
+        }
+        if let Some(when_full) = when_full {
+            builder = builder.when_full(match when_full {
+                config::WhenFull::Share => WhenFull::Share,
+                config::WhenFull::Deny => WhenFull::Deny,
+                config::WhenFull::Allow => WhenFull::Allow,
+            });
+        }
+        builder.build().map_err(LimitsError::Layer)
+    }
+
+    fn write_metrics(limiter: &Limiter, out: &mut Exposition) {
+        out.single("tollgate_store_bytes", "gauge", "What the states of keys take.", limiter.bytes());
+        let help = "Requests whose key found no room in the store.";
+        out.single("tollgate_store_overflowed_total", "counter", help, limiter.overflowed());
+    }
+}
+
+impl Stored for Redis {
+    fn limits(
+        config: &Config,
+        builder: Builder,
+        _before: Option<&RateLimitLayer<Redis>>,
+    ) -> Result<RateLimitLayer<Redis>, LimitsError> {
+        let config::Store::Redis(redis) = &config.store else { return Err(LimitsError::OtherStore) };
+        builder.redis(&settings(redis)).map_err(LimitsError::Layer)
+    }
+
+    fn write_metrics(limiter: &Limiter<Redis>, out: &mut Exposition) {
+        let is_up = u8::from(!limiter.is_degraded());
+        out.single("tollgate_redis_up", "gauge", "Whether Redis answers.", is_up);
+    }
+}
+
+fn settings(redis: &config::Redis) -> Settings {
+    let mut settings = Settings::new(redis.address.reveal()).failure(redis.failure);
+    if let Some(secret) = &redis.secret {
+        settings = settings.secret(secret.reveal().as_bytes());
+    }
+    if let Some(namespace) = &redis.namespace {
+        settings = settings.namespace(namespace);
+    }
+    if let Some(deadline) = redis.deadline {
+        settings = settings.deadline(deadline);
+    }
+    if let Some(connections) = redis.connections {
+        settings = settings.connections(connections as usize);
+    }
+    if let Some(authority) = &redis.authority {
+        settings = settings.tls_authority(authority.reveal().as_bytes());
+    }
+    if let Some((certificate, key)) = &redis.certificate {
+        settings = settings.tls_certificate(certificate.reveal().as_bytes(), key.reveal().as_bytes());
+    }
+    settings
+}
+
+/// Everything about the middleware that does not depend on the store.
+pub(crate) fn builder(config: &Config, tokens: Option<&Arc<Tokens>>) -> Builder {
+    let mut builder = RateLimitLayer::builder()
+        .trust(config.client.clone())
+        .paths(config.paths)
+        .headers(config.answers.headers)
+        .jitter_secs(config.answers.jitter_secs);
+    for (rule, custom) in config.rules.rules().zip(&config.customs) {
+        builder = builder.rule(rule.clone()).answer(&rule.name, custom.clone());
+    }
+    if let Some(tokens) = tokens.cloned() {
+        builder = builder.claims(move |request| tokens.claims(request));
+    }
+    builder
+}
+
+/// What verifies tokens, if the configuration says how.
+pub(crate) fn tokens(config: &Config) -> Result<Option<Arc<Tokens>>, LimitsError> {
+    let verified = config.jwt.as_ref().map(|jwt| {
+        let mut tokens = Tokens::new(jwt.keys.reveal())?.header(&jwt.header)?;
+        if let Some(issuer) = &jwt.issuer {
+            tokens = tokens.issuer(issuer);
+        }
+        if !jwt.audience.is_empty() {
+            tokens = tokens.audience(jwt.audience.iter().map(String::as_str));
+        }
+        if !jwt.algorithms.is_empty() {
+            tokens = tokens.algorithms(&jwt.algorithms)?;
+        }
+        Ok(Arc::new(tokens))
+    });
+    verified.transpose().map_err(LimitsError::Tokens)
+}
+
+/// Limits that cannot be put to work.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum LimitsError {
+    /// The store is of another kind than the one in use.
+    OtherStore,
+    /// The keys for tokens do not work.
+    Tokens(TokensError),
+    /// The middleware cannot be made.
+    Layer(LayerError),
+}
+
+impl fmt::Display for LimitsError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            LimitsError::OtherStore => {
+                write!(f, "the store is of another kind than the one in use; restart to change it")
+            }
+            LimitsError::Tokens(error) => write!(f, "jwt: {error}"),
+            LimitsError::Layer(error) => write!(f, "{error}"),
+        }
+    }
+}
+
+impl std::error::Error for LimitsError {}
