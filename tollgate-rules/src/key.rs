@@ -14,7 +14,7 @@ use std::fmt;
 use std::net::IpAddr;
 
 use crate::client::{Grouping, IpNet, canonical_network};
-use crate::path::{Pattern, segment};
+use crate::path::{Pattern, PatternError, Spelling, segment};
 use crate::request::{Request, host_name};
 
 /// A part of a request.
@@ -111,6 +111,22 @@ impl Key {
             let other = if let Otherwise::Part(other) = otherwise { Some(other) } else { None };
             std::iter::once(part).chain(other)
         })
+    }
+
+    /// The same for paths of this spelling.
+    pub(crate) fn spelt(mut self, spelling: Spelling) -> Result<Key, PatternError> {
+        for (part, otherwise) in &mut self.parts {
+            let instead = match otherwise {
+                Otherwise::Part(part) => Some(part),
+                _ => None,
+            };
+            for part in [Some(part), instead].into_iter().flatten() {
+                if let Part::Path(pattern) = part {
+                    *pattern = pattern.spelt(spelling)?;
+                }
+            }
+        }
+        Ok(self)
     }
 
     /// Writes the key of a request behind what is in `text`.

@@ -9,6 +9,7 @@ use ipnet::IpNet;
 use tollgate_core::{Align, Count, Failure, Lease, Limit, LimitError};
 
 use crate::key::{Key, NoKey};
+use crate::path::{PatternError, Spelling};
 use crate::request::Request;
 use crate::when::{When, is_in};
 
@@ -86,6 +87,22 @@ impl Rule {
     pub fn shadow(mut self) -> Rule {
         self.is_shadow = true;
         self
+    }
+
+    /// The same rule for paths of this spelling, whichever its patterns were read for.
+    ///
+    /// # Errors
+    /// If a pattern has what such paths never have.
+    pub fn spelt(mut self, spelling: Spelling) -> Result<Rule, PatternError> {
+        self.key = self.key.spelt(spelling)?;
+        let overrides = self.overrides.iter_mut().filter_map(|it| match &mut it.whose {
+            Whose::When(when) => Some(when),
+            Whose::Keys(_) => None,
+        });
+        for pattern in overrides.chain([&mut self.when]).flat_map(|when| &mut when.paths) {
+            *pattern = pattern.spelt(spelling)?;
+        }
+        Ok(self)
     }
 }
 

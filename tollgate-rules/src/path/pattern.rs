@@ -47,6 +47,10 @@ impl Pattern {
     /// [`PatternError`] says what is wrong, where, and what to write instead.
     pub fn parse_with(typed: &str, spelling: Spelling) -> Result<Pattern, PatternError> {
         check_whole(typed)?;
+        Pattern::read(typed, spelling)
+    }
+
+    fn read(typed: &str, spelling: Spelling) -> Result<Pattern, PatternError> {
         let mut segments: Vec<Segment> = Vec::new();
         let mut at = 1;
         let mut ends_with_slash = true;
@@ -88,6 +92,16 @@ impl Pattern {
             segments.push(Segment::Literal("".into()));
         }
         Ok(Pattern { segments })
+    }
+
+    /// The same pattern for paths of this [`Spelling`], whichever it was read for.
+    ///
+    /// # Errors
+    ///
+    /// [`PatternError`], if it has what such paths never have.
+    pub fn spelt(&self, spelling: Spelling) -> Result<Pattern, PatternError> {
+        // With its escapes it may be longer than anybody may type.
+        Pattern::read(&self.to_string(), spelling)
     }
 
     /// Whether the path matches. It must be in its normal form, by [`normalise`](super::normalise).

@@ -12,7 +12,7 @@ use tollgate_core::{Limit, Mode};
 use tollgate_rules::answer::{Custom, HeaderSet, NameError, PolicyName};
 use tollgate_rules::client::Trust;
 use tollgate_rules::key::{Key, Part};
-use tollgate_rules::path::Spelling;
+use tollgate_rules::path::{PatternError, Spelling};
 use tollgate_rules::rule::{Rule, Rules, RulesError};
 
 use super::gate::{Gate, Observed, Observer, PeerOf, Verify};
@@ -130,7 +130,7 @@ impl Builder {
         self
     }
 
-    /// Which spellings of a path are the same. Those that servers read in different ways (`/a%2fb`) get 400 unless this
+    /// Which spellings of a path are the same, for all rules, whichever their patterns were read for. Those that servers read in different ways (`/a%2fb`) get 400 unless this
     /// says otherwise.
     #[must_use]
     pub fn paths(mut self, spelling: Spelling) -> Builder {
@@ -267,7 +267,7 @@ impl Builder {
     /// # Errors
     /// If there is no rule, or they do not fit together, or there is no room for any key.
     pub fn build(self) -> Result<RateLimitLayer, LayerError> {
-        let rules = Rules::new(self.rules.clone()).map_err(LayerError::Rules)?;
+        let rules = self.spelt_rules()?;
         let limiter = self.bounded(limiter_builder(&rules)?).build().map_err(LayerError::Memory)?;
         self.with(rules, limiter, SystemClock::new())
     }
@@ -296,7 +296,7 @@ impl Builder {
     where
         C: Clock + Clone + Send + Sync + 'static,
     {
-        let rules = Rules::new(self.rules.clone()).map_err(LayerError::Rules)?;
+        let rules = self.spelt_rules()?;
         let builder = self.bounded(limiter_builder(&rules)?).clock(clock.clone());
         let limiter = builder.build().map_err(LayerError::Memory)?;
         self.with(rules, limiter, clock)
@@ -312,7 +312,7 @@ impl Builder {
         self,
         settings: &crate::redis::Settings,
     ) -> Result<RateLimitLayer<crate::redis::Redis>, LayerError> {
-        let rules = Rules::new(self.rules.clone()).map_err(LayerError::Rules)?;
+        let rules = self.spelt_rules()?;
         let mut settings = settings.clone();
         for (number, kept) in rules.limits().iter().enumerate() {
             settings = settings.named(number, &kept.name);
@@ -325,6 +325,16 @@ impl Builder {
         }
         let limiter = limiter_builder(&rules)?.redis(&settings).map_err(LayerError::Redis)?;
         self.with(rules, limiter, SystemClock::new())
+    }
+
+    /// The rules with patterns for the paths that they will meet: for any others they would silently match nothing.
+    fn spelt_rules(&self) -> Result<Rules, LayerError> {
+        let spelt = |rule: &Rule| {
+            let wrong = |error| LayerError::Pattern(rule.name.clone(), error);
+            rule.clone().spelt(self.spelling).map_err(wrong)
+        };
+        let rules: Vec<Rule> = self.rules.iter().map(spelt).collect::<Result<_, _>>()?;
+        Rules::new(rules).map_err(LayerError::Rules)
     }
 
     fn bounded(&self, mut builder: limiter::Builder) -> limiter::Builder {
@@ -412,6 +422,8 @@ pub enum LayerError {
     UnknownRule(String),
     /// A rule's key has a part `Part::Custom`, by whose name there is no [`Builder::extractor`]: the names of both.
     UnknownExtractor(String, String),
+    /// A rule has a pattern that no path matches which [`Builder::paths`] lets in: the rule, and what is wrong.
+    Pattern(String, PatternError),
     /// A rule has a name that clients cannot be told.
     Name(String, NameError),
     /// The store in memory cannot be made.
@@ -434,6 +446,9 @@ impl fmt::Display for LayerError {
                 "the key of the rule {rule} has a part {name:?}, but no extractor has that name; add it with \
                  Builder::extractor"
             ),
+            LayerError::Pattern(rule, error) => {
+                write!(f, "a pattern of the rule {rule} matches no path: {error}")
+            }
             LayerError::Name(name, error) => write!(f, "a limit cannot be called {name:?}: {error}"),
             LayerError::Memory(error) => write!(f, "{error}"),
             #[cfg(feature = "redis")]

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use http::{HeaderValue, Method, Request};
 use tollgate::tower::client::parse_cidr;
-use tollgate::tower::key::{Key, Part};
+use tollgate::tower::key::{Key, Otherwise, Part};
 use tollgate::tower::path::{Pattern, Spelling, WhenAmbiguous};
-use tollgate::tower::rule::Rule;
+use tollgate::tower::rule::{Override, Rule, Whose};
 use tollgate::tower::when::{Wanted, When};
 use tollgate::tower::{Chosen, Claims, OtherSpellings, Peer, RateLimitLayer};
 
@@ -56,6 +56,35 @@ async fn rules_concern_paths_in_every_spelling() {
         assert!(!is_concerned(paths(&["/login"]), plain(target)).await, "{target}");
     }
     assert!(is_concerned(paths(&["/a", "/users/{id}/**"]), plain("/users/7/posts")).await);
+}
+
+/// A pattern is read before anybody says how the layer has paths spelt. In another spelling it would match nothing.
+#[tokio::test]
+async fn patterns_are_for_the_paths_of_their_layer() {
+    let spelling = Spelling { ignore_case: true, decode_delimiters: true, ..Spelling::default() };
+    let layer = |rule: Rule| RateLimitLayer::builder().rule(rule).paths(spelling).build();
+    let long = format!("/{}", "é".repeat(500));
+    for (pattern, target) in [
+        ("/Login", "/LOGIN"),
+        ("/login", "/Login"),
+        ("/%40me/*", "/@ME/x"),
+        (&long, &*long.replace('é', "%C3%A9")),
+    ] {
+        let login = layer(once(Key::global()).when(paths(&[pattern]))).unwrap();
+        assert_eq!(statuses(&login, [plain(target), plain(target)]).await, [200, 429], "{pattern}");
+    }
+    let captured = Key::of(Part::header("x-org"))
+        .otherwise(Otherwise::Part(Part::Path(Pattern::parse("/Orgs/{org}").unwrap())));
+    let requests = ["/orgs/a", "/ORGS/A", "/orgs/b"].map(plain);
+    assert_eq!(statuses(&layer(once(captured)).unwrap(), requests).await, [200, 429, 200]);
+    let whose = Whose::When(paths(&["/Free"]));
+    let free = Rule { overrides: vec![Override { whose, limit: None }], ..once(Key::global()) };
+    assert_eq!(statuses(&layer(free).unwrap(), [plain("/FREE"), plain("/free")]).await, [200, 200]);
+
+    let keep = Spelling { ambiguous: WhenAmbiguous::Keep, ..Spelling::default() };
+    let never = When { paths: vec![Pattern::parse_with("/a%2Fb", keep).unwrap()], ..When::default() };
+    let told = layer(once(Key::global()).when(never)).unwrap_err().to_string();
+    assert!(told.starts_with("a pattern of the rule once matches no path: at byte 2: "), "{told}");
 }
 
 #[tokio::test]
