@@ -27,11 +27,11 @@ const COMPARED_MAX: usize = 16;
 
 /// A bound on the distance that takes no time: letters that one has and the other has not.
 fn distance_at_least(a: &[char], b: &[char]) -> usize {
-    let mut counts = [0_i32; 64];
+    let mut counts = [0_i32; 128];
     let mut count = |letters: &[char], by: i32| {
         for letter in letters {
             // Letters that share a place only make it less.
-            counts[*letter as usize % 64] += by;
+            counts[*letter as usize % 128] += by;
         }
     };
     count(a, 1);

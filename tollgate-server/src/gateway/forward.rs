@@ -15,6 +15,7 @@ use hyper::body::Body;
 use smallvec::SmallVec;
 use tokio::time::timeout;
 use tollgate_config::{PathEdit, Protocol};
+use tollgate_rules::path::normalise;
 use tower_service::Service;
 
 use super::answer::{problem, try_again};
@@ -30,9 +31,11 @@ use super::upstream::Address;
 const ATTEMPTS_MAX: usize = 3;
 
 /// A path without its first segments.
-fn stripped<'p>(path: &'p str, prefix: &str) -> Option<Cow<'p, str>> {
-    let rest = path.strip_prefix(prefix.trim_end_matches('/'))?;
+fn stripped<'p>(path: &'p str, prefix: &str, ignore_case: bool) -> Option<Cow<'p, str>> {
+    let (front, rest) = path.split_at_checked(prefix.len())?;
+    let is_same = if ignore_case { front.eq_ignore_ascii_case(prefix) } else { front == prefix };
     match rest.is_empty() {
+        _ if !is_same => None,
         true => Some(Cow::Borrowed("/")),
         // `/api` is not the beginning of `/apis`.
         false => rest.starts_with('/').then_some(Cow::Borrowed(rest)),
@@ -147,10 +150,12 @@ impl Forward {
         let path = request.uri().path();
         let edited = match &self.route.path {
             PathEdit::Keep => return Ok(()),
-            PathEdit::Strip(prefix) => stripped(path, prefix),
+            PathEdit::Strip(prefix) => stripped(path, prefix, self.route.spelling.ignore_case),
             PathEdit::Rewrite(template) => {
+                // Patterns are for the spelling that the route was found by.
+                let normal = normalise(path, self.route.spelling).ok();
                 let pattern = self.route.when.paths.first();
-                pattern.and_then(|pattern| template.expand(pattern, path)).map(Cow::Owned)
+                normal.zip(pattern).and_then(|(path, pattern)| template.expand(pattern, &path)).map(Cow::Owned)
             }
         };
         if let Some(edited) = edited {

@@ -53,6 +53,8 @@ pub(crate) struct Route {
     pub(crate) is_critical: bool,
     pub(crate) timeout: Duration,
     pub(crate) path: PathEdit,
+    /// Of the paths that it was found by.
+    pub(crate) spelling: Spelling,
     pub(crate) metrics: Arc<RouteMetrics>,
     /// Of all limits of the file, by their numbers.
     pub(crate) limit_names: Arc<[String]>,
@@ -105,6 +107,7 @@ impl<S: Stored> State<S> {
                 is_critical: route.is_critical,
                 timeout: route.timeout,
                 path: route.path.clone(),
+                spelling: config.paths,
                 request_edits: Edits::new(&route.request_headers),
                 response_edits: Edits::new(&route.response_headers),
             })

@@ -10,6 +10,17 @@ use pin_project_lite::pin_project;
 pin_project! {
     /// The body of a response that went through a [`RateLimit`](super::RateLimit): the service's own, or what a denied
     /// client is told.
+    ///
+    /// ```
+    /// use http_body::Body;
+    /// use tollgate::tower::ResponseBody;
+    ///
+    /// // What a service with texts as bodies has behind a layer.
+    /// fn length(body: &ResponseBody<String>) -> Option<u64> {
+    ///     body.size_hint().exact()
+    /// }
+    /// assert_eq!(length(&ResponseBody::default()), Some(0));
+    /// ```
     #[derive(Debug)]
     pub struct ResponseBody<B> {
         #[pin]

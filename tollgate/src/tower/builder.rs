@@ -22,6 +22,35 @@ use crate::limiter::{self, BuildError, Limiter};
 use crate::memory::{Memory, WhenFull};
 
 /// Settings of a [`RateLimitLayer`].
+///
+/// ```
+/// use std::time::Duration;
+/// use tollgate::tower::answer::HeaderSet;
+/// use tollgate::tower::client::{Trust, parse_cidr};
+/// use tollgate::tower::path::{Spelling, WhenAmbiguous};
+/// use tollgate::tower::{OtherSpellings, RateLimitLayer};
+/// use tollgate::{Align, Limit, WhenFull};
+///
+/// let layer = RateLimitLayer::builder()
+///     .per_client("per-client", Limit::fixed_window(100, Duration::from_secs(60), Align::Clock)?)
+///     // From where requests come, and whose word counts for that.
+///     .peer(|request| request.extensions.get::<std::net::IpAddr>().copied())
+///     .trust(Trust::proxies([parse_cidr("10.0.0.0/8").expect("a network")]))
+///     // Which paths are the same, and which of them goes on.
+///     .paths(Spelling { ambiguous: WhenAmbiguous::Refuse, ignore_case: true, ..Spelling::default() })
+///     .other_spellings(OtherSpellings::Refuse)
+///     // What clients are told.
+///     .headers(HeaderSet::named("legacy").expect("a set"))
+///     .jitter_secs(5)
+///     // Bounds.
+///     .max_waiting(100)
+///     .max_keys(50_000)
+///     .max_bytes(16 << 20)
+///     .when_full(WhenFull::Deny)
+///     .build()?;
+/// # let _ = layer;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct Builder {
     rules: Vec<Rule>,
     customs: HashMap<String, Custom>,
@@ -188,7 +217,22 @@ impl Builder {
     }
 
     /// Verifies tokens, whose claims rules may use. It is asked once for a request, and only if a rule wants to know a
-    /// claim. Where it has none, [`Claims`] in the request's extensions count.
+    /// claim. Where it has none, [`Claims`] in the request's extensions count. With the feature `jwt`, `Builder::tokens`
+    /// does it.
+    ///
+    /// ```
+    /// use http::request::Parts;
+    /// use tollgate::tower::{Claims, RateLimitLayer};
+    ///
+    /// # fn session(text: &str) -> Option<String> { Some(text.to_owned()) }
+    /// fn verify(request: &Parts) -> Option<Claims> {
+    ///     let user = session(request.headers.get("x-session")?.to_str().ok()?)?;
+    ///     Some(Claims([("sub".to_owned(), user)].into()))
+    /// }
+    ///
+    /// let builder = RateLimitLayer::builder().claims(verify);
+    /// # let _ = builder;
+    /// ```
     #[must_use]
     pub fn claims(mut self, verify: impl Fn(&Parts) -> Option<Claims> + Send + Sync + 'static) -> Builder {
         self.verify = Some(Arc::new(verify));
@@ -307,6 +351,23 @@ impl Builder {
     ///
     /// # Errors
     /// If there is no rule, they do not fit together, or the settings do not work.
+    ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// use tollgate::redis::Settings;
+    /// use tollgate::tower::RateLimitLayer;
+    /// use tollgate::{Align, Limit};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let limit = Limit::fixed_window(100, Duration::from_secs(60), Align::Clock)?;
+    /// let layer = RateLimitLayer::builder()
+    ///     .per_client("per-client", limit)
+    ///     .redis(&Settings::new("redis://127.0.0.1:6379"))?;
+    /// # let _ = layer;
+    /// # Ok(())
+    /// # }
+    /// ```
     #[cfg(feature = "redis")]
     pub fn redis(
         self,
@@ -410,7 +471,15 @@ fn limiter_builder(rules: &Rules) -> Result<limiter::Builder, LayerError> {
     Ok(limits.fold(Limiter::builder(first), limiter::Builder::and))
 }
 
-/// A layer that cannot be made.
+/// A layer that cannot be made. It says what to do about it.
+///
+/// ```
+/// use tollgate::tower::{LayerError, RateLimitLayer};
+///
+/// let error = RateLimitLayer::builder().build().unwrap_err();
+/// assert_eq!(error, LayerError::NoRules);
+/// assert_eq!(error.to_string(), "there is no rule; add one with Builder::rule");
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum LayerError {

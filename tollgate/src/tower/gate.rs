@@ -86,7 +86,8 @@ pub enum Outcome<'a> {
     NoPeer,
 }
 
-/// What a rule said to a request.
+/// What a rule said to a request: one of [`Observed::rules`], as in the example of
+/// [`Builder::observe`](super::Builder::observe).
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Ruled<'a> {

@@ -162,7 +162,23 @@ impl RateLimitLayer {
     }
 }
 
-/// Whose requests are whose, in ways that rules cannot say: [`Builder::extractor`]. Functions are extractors.
+/// Whose requests are whose, in ways that rules cannot say: [`Builder::extractor`]. Functions are extractors, as in the
+/// example there; what needs more than a request is a type of its own:
+///
+/// ```
+/// use std::collections::HashMap;
+/// use http::request::Parts;
+/// use tollgate::tower::KeyExtractor;
+///
+/// /// The owner of an API key.
+/// struct Owners(HashMap<String, String>);
+///
+/// impl KeyExtractor for Owners {
+///     fn extract(&self, request: &Parts) -> Option<String> {
+///         self.0.get(request.headers.get("x-api-key")?.to_str().ok()?).cloned()
+///     }
+/// }
+/// ```
 pub trait KeyExtractor: Send + Sync + 'static {
     /// The text that names the owner of a request, if it has one.
     fn extract(&self, request: &Parts) -> Option<String>;
@@ -176,6 +192,13 @@ impl<F: Fn(&Parts) -> Option<String> + Send + Sync + 'static> KeyExtractor for F
 
 /// What a verified token claims, by the claims' names. A service in front that verifies tokens itself may put one into
 /// the extensions of a request; else there is [`Builder::claims`].
+///
+/// ```
+/// use tollgate::tower::Claims;
+///
+/// let request = http::Request::get("/").extension(Claims([("plan".to_owned(), "gold".to_owned())].into()));
+/// # let _ = request;
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Claims(pub HashMap<String, String>);
 
@@ -186,10 +209,25 @@ impl Claims {
 }
 
 /// The address at the other end of a request's connection, for the extensions of a request.
+///
+/// ```
+/// use tollgate::tower::Peer;
+///
+/// let request = http::Request::get("/").extension(Peer([192, 0, 2, 7].into()));
+/// # let _ = request;
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer(pub IpAddr);
 
-/// The name of a request's route, for the extensions of a request.
+/// The name of a request's route, for the extensions of a request. A router in front knows it; rules may have it in keys
+/// and costs.
+///
+/// ```
+/// use tollgate::tower::Route;
+///
+/// let request = http::Request::get("/files/7").extension(Route("download".into()));
+/// # let _ = request;
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Route(pub Arc<str>);
 
@@ -228,6 +266,14 @@ impl fmt::Debug for Subject {
 
 /// The numbers of the rules that concern a request, from 0 in the order of the [builder](Builder::rule), for the
 /// extensions of a request; without it, all do. What a rule itself says about which requests it concerns still holds.
+///
+/// ```
+/// use tollgate::tower::Chosen;
+///
+/// // The first rule and the third.
+/// let request = http::Request::get("/").extension(Chosen([0, 2].into()));
+/// # let _ = request;
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chosen(pub Arc<[usize]>);
 
@@ -246,6 +292,14 @@ impl Chosen {
 /// Rules meet it under any spelling: `//login` is `/login`. But if the service behind does not think so, a request is
 /// counted as one thing and served as another: `/search/../login` is a login to the rules and may be a search to
 /// the service.
+///
+/// ```
+/// use tollgate::tower::{OtherSpellings, RateLimitLayer};
+///
+/// // For axum's `Router::layer`.
+/// let builder = RateLimitLayer::builder().other_spellings(OtherSpellings::Refuse);
+/// # let _ = builder;
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OtherSpellings {
     /// It goes on with the normal form, so that what was counted is what is served. Letters and the slash at the end stay

@@ -22,6 +22,27 @@ use crate::store::Store;
 ///
 /// It is ready when the service behind it is, and the service that was ready is the one that is called, also if that is
 /// after a wait. Where a request is denied, what the service had set aside for it is let go at once.
+///
+/// ```
+/// use std::convert::Infallible;
+/// use std::time::Duration;
+/// use http::{Request, Response};
+/// use tollgate::tower::{Peer, RateLimitLayer};
+/// use tollgate::{Align, Limit};
+/// use tower::{Layer, ServiceExt, service_fn};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let hello = |_: Request<()>| async { Ok::<_, Infallible>(Response::new("hello".to_owned())) };
+/// let limit = Limit::fixed_window(1, Duration::from_secs(3600), Align::FirstRequest)?;
+/// let service = RateLimitLayer::builder().per_client("per-client", limit).build()?.layer(service_fn(hello));
+///
+/// let request = || Request::get("/").extension(Peer([192, 0, 2, 7].into())).body(());
+/// assert_eq!(service.clone().oneshot(request()?).await?.status(), 200);
+/// assert_eq!(service.clone().oneshot(request()?).await?.status(), 429);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct RateLimit<T, S = Memory> {
     pub(crate) inner: T,
@@ -146,7 +167,7 @@ impl<T: Service<Q>, Q, S> Held<T, Q, S> {
 }
 
 pin_project! {
-    /// The response of a [`RateLimit`].
+    /// The response of a [`RateLimit`], on whose page one is awaited.
     ///
     /// Whoever drops it gives back its place among those that wait, and the service that was ready for it. What was
     /// taken from the limits stays taken.

@@ -35,6 +35,29 @@ pub const TOKEN_BYTES_MAX: usize = 16 * 1024;
 pub const LEEWAY: Duration = Duration::from_secs(60);
 
 /// Verifies the tokens of requests with a set of keys: [`Builder::tokens`](super::Builder::tokens).
+///
+/// ```
+/// use std::time::Duration;
+/// use tollgate::tower::RateLimitLayer;
+/// use tollgate::tower::key::{Key, Otherwise, Part};
+/// use tollgate::tower::rule::Rule;
+/// use tollgate::tower::token::Tokens;
+/// use tollgate::{Align, Limit};
+///
+/// let keys = r#"{ "keys": [{ "kty": "OKP", "crv": "Ed25519", "alg": "EdDSA", "use": "sig",
+///     "x": "11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo" }] }"#;
+/// let tokens = Tokens::new(keys)?
+///     .issuer("https://login.example.com")
+///     .audience(["api"])
+///     .algorithms(["EdDSA"])?
+///     .leeway(Duration::from_secs(10));
+/// // Each user by the name that a token claims; who has none is not let in.
+/// let user = Key::of(Part::Claim("sub".to_owned())).otherwise(Otherwise::Deny);
+/// let limit = Limit::fixed_window(100, Duration::from_secs(60), Align::Clock)?;
+/// let layer = RateLimitLayer::builder().rule(Rule::new("per-user", limit).key(user)).tokens(tokens).build()?;
+/// # let _ = layer;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone)]
 pub struct Tokens {
     keys: Vec<VerifyingKey>,
