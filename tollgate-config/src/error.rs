@@ -77,7 +77,9 @@ fn boundary_before(text: &str, byte: usize) -> usize {
 /// fits a screen, and without secrets.
 fn marked(text: &str, byte: usize, chars: usize, secrets: &[Place]) -> (String, String) {
     let is_break = |c: char| c == '\n' || c == '\r';
-    let line_start = text[..byte].rfind(is_break).map_or(0, |at| at + 1);
+    // One character at a time is looked for in words of memory, and a line may be a megabyte long.
+    let after = |from: usize, c: char| text[from..byte].rfind(c).map_or(from, |at| from + at + 1);
+    let line_start = after(after(0, '\n'), '\r');
     let start = line_start.max(boundary_before(text, byte.saturating_sub(SEEN_BYTES_AROUND)));
     let end = boundary_before(text, byte + SEEN_BYTES_AROUND);
     let end = text[byte..end].find(is_break).map_or(end, |at| byte + at);
@@ -217,11 +219,13 @@ impl std::error::Error for Errors {}
 /// Some editors begin a file with it, and none shows it.
 const BYTE_ORDER_MARK: char = '\u{feff}';
 
-/// Control characters would move the cursor or recolour the terminal.
+/// Control characters would move the cursor or recolour the terminal, and those that turn the direction of writing would
+/// show a line that is not there.
 fn printable(c: char) -> char {
     match c {
         '\t' => ' ',
         c if c.is_control() => '\u{fffd}',
+        '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{200e}' | '\u{200f}' | '\u{061c}' => '\u{fffd}',
         c => c,
     }
 }

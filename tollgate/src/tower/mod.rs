@@ -23,7 +23,7 @@
 //! | a limit denies | 429 with `Retry-After`, the same two, `Cache-Control: no-store` and a problem (RFC 9457) as its body |
 //! | a leaky bucket delays | the service's response, later; 503 at once if [too many](Builder::max_waiting) wait |
 //! | is on a rule's list of the denied, or does not say whose it is where it must | 403 |
-//! | says twice whose it is, or has a path that servers read in different ways | 400 |
+//! | says twice whose it is, names two hosts, or has a path that servers read in different ways | 400 |
 //! | is denied because the store is away, by a limit whose policy is that nothing passes then | 503 |
 //! | comes from nobody knows where, and a rule wants to know | 500: see [`Builder::peer`] |
 //!
