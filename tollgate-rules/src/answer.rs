@@ -7,6 +7,7 @@
 //! |---|---|
 //! | [`Applied`] | a limit and what it said to the request |
 //! | [`Answer`] | a buffer that is written anew for each request, and read as headers, status and body |
+//! | [`Full`] | a rule whose slots are all taken, and [what is told](Answer::write_full) then |
 //! | [`HeaderSet`] | which headers: the IETF's draft, or those that clients know from elsewhere |
 //! | [`merged`] | our members appended to an upstream's own headers |
 //! | [`Custom`] | a status, body and content type of one's own |
@@ -54,6 +55,7 @@ mod denial;
 mod headers;
 mod merge;
 mod name;
+mod slots;
 mod text;
 mod wait;
 
@@ -66,6 +68,7 @@ pub use denial::{Custom, CustomError};
 pub use headers::HeaderSet;
 pub use merge::{Merged, merged};
 pub use name::{NameError, PolicyName};
+pub use slots::Full;
 pub use text::INTEGER_MAX;
 pub use wait::{Jitter, lengthened};
 

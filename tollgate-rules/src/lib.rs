@@ -10,6 +10,7 @@
 //! | [`key`] | whose budget does it use? |
 //! | [`when`] | which requests does a rule concern? |
 //! | [`rule`] | what is a request charged, by all rules? |
+//! | [`slots`] | how many requests may be under way at once, and whose? |
 //! | [`answer`] | what is the client told about its limits, in headers and in the body of a denial? |
 //! | [`request`] | what do rules look at? |
 
@@ -19,4 +20,5 @@ pub mod key;
 pub mod path;
 pub mod request;
 pub mod rule;
+pub mod slots;
 pub mod when;

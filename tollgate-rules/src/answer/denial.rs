@@ -5,24 +5,47 @@ use std::fmt;
 use tollgate_core::RetryAfter;
 
 use super::text::{push_escaped, push_integer};
-use super::{Applied, Situation};
+use super::{Applied, PolicyName, Situation};
 
 /// A kind of problem, as the draft of the `RateLimit` fields registers it for RFC 9457.
-struct Problem {
+pub(super) struct Problem {
     /// The end of its address.
     kind: &'static str,
     title: &'static str,
-    status: u16,
+    pub(super) status: u16,
 }
 
-const QUOTA_EXCEEDED: Problem = Problem { kind: "quota-exceeded", title: "Quota Exceeded", status: 429 };
+pub(super) const QUOTA_EXCEEDED: Problem =
+    Problem { kind: "quota-exceeded", title: "Quota Exceeded", status: 429 };
 
-const REDUCED_CAPACITY: Problem =
+pub(super) const REDUCED_CAPACITY: Problem =
     Problem { kind: "temporary-reduced-capacity", title: "Temporary Reduced Capacity", status: 503 };
+
+impl Problem {
+    /// Appends the body up to the sentence for people.
+    pub(super) fn push_head(&self, text: &mut String, status: u16) {
+        for piece in [r#"{"type":""#, PROBLEM_TYPES, self.kind, r#"","title":""#, self.title] {
+            text.push_str(piece);
+        }
+        text.push_str(r#"","status":"#);
+        push_integer(text, u64::from(status));
+        text.push_str(r#","detail":""#);
+    }
+}
+
+/// Appends the body from behind that sentence: the names of those that denied.
+pub(super) fn push_violated<'a>(text: &mut String, names: impl Iterator<Item = &'a PolicyName>) {
+    text.push_str(r#"","violated-policies":["#);
+    for (index, name) in names.enumerate() {
+        text.push_str(if index == 0 { "" } else { "," });
+        text.push_str(name.quoted());
+    }
+    text.push_str("]}");
+}
 
 const PROBLEM_TYPES: &str = "https://iana.org/assignments/http-problem-types#";
 
-const PROBLEM_JSON: &str = "application/problem+json";
+pub(super) const PROBLEM_JSON: &str = "application/problem+json";
 const PLAIN_TEXT: &str = "text/plain; charset=utf-8";
 
 /// What a limit tells those that it denies in place of the usual: status, body and content type.
@@ -146,20 +169,9 @@ impl<'a> Denial<'a> {
         if let Some(body) = self.custom.and_then(|custom| custom.body.as_deref()) {
             return text.push_str(body);
         }
-        for piece in [r#"{"type":""#, PROBLEM_TYPES, self.problem.kind, r#"","title":""#, self.problem.title]
-        {
-            text.push_str(piece);
-        }
-        text.push_str(r#"","status":"#);
-        push_integer(text, u64::from(self.status()));
-        text.push_str(r#","detail":""#);
+        self.problem.push_head(text, self.status());
         self.push_detail(text);
-        text.push_str(r#"","violated-policies":["#);
-        for (index, applied) in self.denied().enumerate() {
-            text.push_str(if index == 0 { "" } else { "," });
-            text.push_str(applied.name.quoted());
-        }
-        text.push_str("]}");
+        push_violated(text, self.denied().map(|applied| applied.name));
     }
 
     fn denied(&self) -> impl Iterator<Item = &'a Applied<'a>> + Clone {
@@ -177,12 +189,12 @@ impl<'a> Denial<'a> {
         // What is never admitted now may well be when the capacity is back.
         if self.retry_after.is_none() && !is_degraded {
             let never = |applied: &&Applied| applied.decision.retry_after == RetryAfter::Never;
-            let is_one = push_names(text, self.denied().filter(never));
+            let is_one = push_names(text, self.denied().filter(never).map(|applied| applied.name));
             text.push_str(if is_one { " never admits" } else { " never admit" });
             text.push_str(" a request of this cost, so waiting does not help.");
             return;
         }
-        let is_one = push_names(text, self.denied());
+        let is_one = push_names(text, self.denied().map(|applied| applied.name));
         text.push_str(if is_one { " does" } else { " do" });
         text.push_str(" not admit this request yet.");
         if let Some(wait) = self.retry_after {
@@ -194,17 +206,17 @@ impl<'a> Denial<'a> {
 }
 
 /// Appends `limit "a"`, or `limits "a", "b" and "c"`, inside a string of JSON; says whether it is one.
-fn push_names<'a>(text: &mut String, limits: impl Iterator<Item = &'a Applied<'a>> + Clone) -> bool {
-    let count = limits.clone().count();
+pub(super) fn push_names<'a>(text: &mut String, names: impl Iterator<Item = &'a PolicyName> + Clone) -> bool {
+    let count = names.clone().count();
     text.push_str(if count == 1 { "limit " } else { "limits " });
-    for (index, applied) in limits.enumerate() {
+    for (index, name) in names.enumerate() {
         text.push_str(match index {
             0 => "",
             _ if index + 1 == count => " and ",
             _ => ", ",
         });
         text.push_str(r#"\""#);
-        push_escaped(text, applied.name.as_str());
+        push_escaped(text, name.as_str());
         text.push_str(r#"\""#);
     }
     count == 1

@@ -4,6 +4,7 @@
 mod keys;
 mod rules;
 mod sent;
+mod slots;
 mod when;
 
 #[path = "../../../fuzz/properties/input.rs"]
