@@ -204,6 +204,8 @@ mod limiter;
 mod memory;
 #[cfg(feature = "redis")]
 pub mod redis;
+#[cfg(feature = "tower")]
+mod slots;
 mod store;
 mod sync;
 #[cfg(feature = "tower")]

@@ -28,6 +28,9 @@ pub struct Limiter<S = Memory> {
     pub(crate) store: S,
 }
 
+/// Keys that there is room for if nothing is said.
+pub(crate) const MAX_KEYS: usize = 1_000_000;
+
 impl Limiter {
     /// A limiter for one limit, with room for a million keys in use, on the system's clock.
     pub fn new(limit: Limit) -> Limiter {
@@ -39,7 +42,7 @@ impl Limiter {
         Builder {
             limits: vec![limit],
             clock: Box::new(SystemClock::new),
-            bounds: Bounds { max_keys: 1_000_000, max_bytes: 1 << 30, when_full: WhenFull::default() },
+            bounds: Bounds { max_keys: MAX_KEYS, max_bytes: 1 << 30, when_full: WhenFull::default() },
         }
     }
 }
@@ -51,6 +54,18 @@ pub struct Builder<C = SystemClock> {
     /// brings another.
     clock: Box<dyn FnOnce() -> C>,
     bounds: Bounds,
+}
+
+#[cfg(feature = "tower")]
+impl Builder {
+    /// The usual settings, for any number of limits: with none, every request passes.
+    pub(crate) fn of(limits: Vec<Limit>) -> Builder {
+        Builder {
+            limits,
+            clock: Box::new(SystemClock::new),
+            bounds: Bounds { max_keys: MAX_KEYS, max_bytes: 1 << 30, when_full: WhenFull::default() },
+        }
+    }
 }
 
 impl<C: Clock> Builder<C> {

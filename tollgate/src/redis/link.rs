@@ -15,6 +15,7 @@ use smallvec::SmallVec;
 use tokio::sync::{mpsc, oneshot};
 use tollgate_core::Time;
 
+use super::claim::{Claim, Claimed};
 use super::protocol::{self, Packed};
 use super::server::Server;
 use crate::store::Verdict;
@@ -34,17 +35,19 @@ const BATCH_MAX: usize = 64;
 pub(crate) struct Library {
     pub(crate) text: String,
     pub(crate) charge: String,
+    pub(crate) slots: String,
 }
 
 impl Library {
     pub(crate) fn new() -> Library {
-        let text = include_str!("library.lua");
+        let text = concat!(include_str!("library.lua"), include_str!("slots.lua"));
         // FNV-1a: any hash that never changes will do.
         let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
         });
-        let charge = format!("tollgate_{hash:016x}");
-        Library { text: format!("#!lua name={charge}\n{}", text.replace("@charge@", &charge)), charge }
+        let (charge, slots) = (format!("tollgate_{hash:016x}"), format!("tollgate_slots_{hash:016x}"));
+        let text = text.replace("@charge@", &charge).replace("@slots@", &slots);
+        Library { text: format!("#!lua name={charge}\n{text}"), charge, slots }
     }
 }
 
@@ -101,6 +104,8 @@ pub(crate) struct Item {
 pub(crate) struct Told {
     pub(crate) verdict: Verdict,
     pub(crate) at: Time,
+    /// Of each claim, unless its key is not what was written to it.
+    pub(crate) claimed: Vec<Option<Claimed>>,
 }
 
 /// Why a request was not carried out.
@@ -150,6 +155,9 @@ pub(crate) enum Task {
         at: Option<Time>,
     },
     Forget(Vec<String>),
+    /// How many slots this process wants to have.
+    #[cfg_attr(not(feature = "tower"), allow(dead_code, reason = "only the middleware counts slots"))]
+    Claim(Vec<Claim>),
 }
 
 /// One connection's queue.
@@ -354,6 +362,7 @@ struct Call {
 enum Work {
     Charges { at: Option<Time>, requests: Vec<Request> },
     Forget { keys: Vec<String>, tell: Tell },
+    Claims(Vec<(Vec<Claim>, Tell)>),
 }
 
 /// One request's part of a call.
@@ -369,6 +378,17 @@ fn calls(asks: Vec<Ask>) -> Vec<Call> {
     for Ask { slot, is_guest, task, tell } in asks {
         let work = match task {
             Task::Forget(keys) => Work::Forget { keys, tell },
+            Task::Claim(claims) => {
+                let same = calls.iter_mut().find_map(|call| match &mut call.work {
+                    Work::Claims(all) if call.slot == slot && call.is_guest == is_guest => Some(all),
+                    _ => None,
+                });
+                if let Some(all) = same {
+                    all.push((claims, tell));
+                    continue;
+                }
+                Work::Claims(vec![(claims, tell)])
+            }
             Task::Charge { items, what, at } => {
                 let request = Request { items, what, tell };
                 let same = calls.iter_mut().find_map(|call| match &mut call.work {
@@ -397,6 +417,12 @@ impl Call {
             Work::Forget { keys, .. } => {
                 let mut command = ::redis::cmd("UNLINK");
                 command.arg(keys);
+                command
+            }
+            Work::Claims(all) => {
+                let mut command = ::redis::cmd("FCALL");
+                command.arg(&common.library.slots);
+                Claim::push_all(&mut command, all.iter().flat_map(|(claims, _)| claims));
                 command
             }
             Work::Charges { at, requests } => {
@@ -440,6 +466,14 @@ impl Call {
                     let _ = request.tell.send(told.ok_or(NotDone::Failed(StoreError::Garbled)));
                 }
             }
+            (Work::Claims(all), Value::BulkString(reply)) => {
+                let mut rest = reply.as_slice();
+                for (claims, tell) in all {
+                    let claimed: Option<Vec<_>> = claims.iter().map(|_| Claimed::take(&mut rest)).collect();
+                    let told = claimed.map(|claimed| Told { claimed, ..Told::default() });
+                    let _ = tell.send(told.ok_or(NotDone::Failed(StoreError::Garbled)));
+                }
+            }
             (work, _) => {
                 Call { work, ..self }.tell_all(&NotDone::Failed(StoreError::Garbled));
             }
@@ -451,6 +485,9 @@ impl Call {
             Work::Forget { tell, .. } => {
                 let _ = tell.send(Err(why.clone()));
             }
+            Work::Claims(all) => all.into_iter().for_each(|(_, tell)| {
+                let _ = tell.send(Err(why.clone()));
+            }),
             Work::Charges { requests, .. } => {
                 for request in requests {
                     let _ = request.tell.send(Err(why.clone()));
@@ -470,6 +507,6 @@ impl Request {
         // All are read, so that the next begins at its own.
         let told: SmallVec<[_; 4]> = told.collect();
         let decisions: Option<SmallVec<_>> = told.into_iter().collect();
-        Some(Told { verdict: Verdict { decisions: decisions?, ..Verdict::default() }, at })
+        Some(Told { verdict: Verdict { decisions: decisions?, ..Verdict::default() }, at, ..Told::default() })
     }
 }

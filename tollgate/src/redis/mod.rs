@@ -12,6 +12,7 @@
 //! | `across` | several limits of one request whose keys are with several nodes |
 //! | `denied` | denials that are known, and need no asking |
 //! | `lease`, `leased` | budget that is taken ahead and spent without asking |
+//! | `slots`, `claim`, `slots.lua` | how many requests are under way in all processes, for the middleware |
 //! | `breaker` | stops waiting for a server that does not answer |
 //! | `failure` | what is decided then |
 //!
@@ -20,6 +21,7 @@
 
 mod across;
 mod breaker;
+mod claim;
 mod cluster;
 mod denied;
 mod failure;
@@ -32,6 +34,8 @@ mod protocol;
 mod route;
 mod server;
 mod settings;
+#[cfg(feature = "tower")]
+mod slots;
 
 use std::hash::Hash;
 use std::sync::Arc;
@@ -51,6 +55,8 @@ use self::protocol::Packed;
 use self::route::Servers;
 use self::server::Place;
 pub use self::settings::{Settings, SettingsError};
+#[cfg(feature = "tower")]
+pub(crate) use self::slots::Slots;
 use crate::Limiter;
 use crate::clock::{Clock, SystemClock};
 use crate::store::{Charge, ChargeError, Key, Store, Verdict, check_charges};
@@ -62,7 +68,7 @@ pub mod wire {
 
     /// The text of the library, and the name of its function.
     pub fn library() -> (String, String) {
-        let super::Library { text, charge } = super::Library::new();
+        let super::Library { text, charge, .. } = super::Library::new();
         (text, charge)
     }
 

@@ -14,6 +14,7 @@ pub struct Settings {
     pub(crate) secret: Vec<u8>,
     pub(crate) namespace: String,
     pub(crate) deadline: Duration,
+    slots_hold: Duration,
     failure: Failure,
     /// Of single limits, the last first.
     failures: Vec<(usize, Failure)>,
@@ -41,6 +42,7 @@ impl Settings {
             secret: Vec::new(),
             namespace: String::new(),
             deadline: Duration::from_millis(20),
+            slots_hold: Duration::from_secs(10),
             failure: Failure::default(),
             failures: Vec::new(),
             leases: Vec::new(),
@@ -88,6 +90,15 @@ impl Settings {
         self
     }
 
+    /// For how long a process has the slots of its requests under way (`tollgate::tower::slots`) without saying so again;
+    /// 10 s if nothing is said. It says so each third of that. When a process has died, its slots are free so much later.
+    /// All processes should have the same.
+    #[must_use]
+    pub fn slots_hold(mut self, hold: Duration) -> Settings {
+        self.slots_hold = hold;
+        self
+    }
+
     /// What the limits do while Redis does not answer; each process by itself if nothing is said.
     #[must_use]
     pub fn failure(mut self, failure: Failure) -> Settings {
@@ -132,6 +143,19 @@ impl Settings {
         check_numbers(self.names.iter().map(|(number, _)| *number), limits)?;
         let name = |number| self.names.iter().find(|(its, _)| *its == number).map(|(_, name)| name.as_str());
         Ok((0..limits.len()).map(name).collect())
+    }
+
+    /// What is done while Redis does not answer, unless a limit has something else.
+    #[cfg(feature = "tower")]
+    pub(crate) fn failure_of_all(&self) -> Failure {
+        self.failure
+    }
+
+    /// How long slots are held.
+    #[cfg(feature = "tower")]
+    pub(crate) fn checked_slots_hold(&self) -> Result<Duration, SettingsError> {
+        let range = Duration::from_millis(30)..=Duration::from_secs(3600);
+        range.contains(&self.slots_hold).then_some(self.slots_hold).ok_or(SettingsError::SlotsHold)
     }
 
     /// What each limit does while Redis does not answer.
@@ -200,6 +224,8 @@ pub enum SettingsError {
         /// How many there are.
         limits: usize,
     },
+    /// Slots cannot be held for so long or so short a time.
+    SlotsHold,
     /// A limit cannot be leased like that.
     Lease {
         /// Its number.
@@ -222,6 +248,9 @@ impl fmt::Display for SettingsError {
                  than it takes to fill half of a bucket; a leaky bucket that delays and a log that counts all \
                  requests have none"
             ),
+            SettingsError::SlotsHold => {
+                write!(f, "slots are held for 30 ms to an hour; write a time in between")
+            }
             SettingsError::NoRuntime => {
                 write!(f, "a limiter on Redis needs a tokio runtime: make it inside of one")
             }

@@ -7,6 +7,8 @@ use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
+use crate::slots::Held;
+
 pin_project! {
     /// The body of a response that went through a [`RateLimit`](super::RateLimit): the service's own, or what a denied
     /// client is told.
@@ -25,6 +27,8 @@ pin_project! {
     pub struct ResponseBody<B> {
         #[pin]
         kind: Kind<B>,
+        // Given back when the body has ended.
+        slots: Held,
     }
 }
 
@@ -38,13 +42,13 @@ pin_project! {
 }
 
 impl<B> ResponseBody<B> {
-    pub(crate) fn inner(body: B) -> ResponseBody<B> {
-        ResponseBody { kind: Kind::Inner { body } }
+    pub(crate) fn inner(body: B, slots: Held) -> ResponseBody<B> {
+        ResponseBody { kind: Kind::Inner { body }, slots }
     }
 
     pub(crate) fn told(text: impl Into<Bytes>) -> ResponseBody<B> {
         let text = text.into();
-        ResponseBody { kind: Kind::Told { text: (!text.is_empty()).then_some(text) } }
+        ResponseBody { kind: Kind::Told { text: (!text.is_empty()).then_some(text) }, slots: Held::new() }
     }
 }
 
@@ -66,8 +70,15 @@ where
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
-        match self.project().kind.project() {
-            Projected::Inner { body } => body.poll_frame(context),
+        let this = self.project();
+        match this.kind.project() {
+            Projected::Inner { body } => {
+                let polled = body.poll_frame(context);
+                if let Poll::Ready(None | Some(Err(_))) = polled {
+                    this.slots.clear();
+                }
+                polled
+            }
             Projected::Told { text } => Poll::Ready(text.take().map(|text| Ok(Frame::data(text.into())))),
         }
     }

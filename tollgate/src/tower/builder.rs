@@ -16,10 +16,12 @@ use tollgate_rules::path::{PatternError, Spelling};
 use tollgate_rules::rule::{Rule, Rules, RulesError};
 
 use super::gate::{Gate, Observed, Observer, PeerOf, Verify};
+use super::slots::{SlotRules, Slots};
 use super::{Claims, KeyExtractor, OtherSpellings, Peer, RateLimitLayer};
 use crate::clock::{Clock, SystemClock};
-use crate::limiter::{self, BuildError, Limiter};
+use crate::limiter::{self, BuildError, Limiter, MAX_KEYS};
 use crate::memory::{Memory, WhenFull};
+use crate::slots::{self, Counter};
 
 /// Settings of a [`RateLimitLayer`].
 ///
@@ -53,6 +55,7 @@ use crate::memory::{Memory, WhenFull};
 /// ```
 pub struct Builder {
     rules: Vec<Rule>,
+    pub(super) slots: Vec<Slots>,
     customs: HashMap<String, Custom>,
     trust: Trust,
     spelling: Spelling,
@@ -80,6 +83,7 @@ impl Default for Builder {
     fn default() -> Builder {
         Builder {
             rules: Vec::new(),
+            slots: Vec::new(),
             customs: HashMap::new(),
             trust: Trust::default(),
             spelling: Spelling::default(),
@@ -311,9 +315,7 @@ impl Builder {
     /// # Errors
     /// If there is no rule, or they do not fit together, or there is no room for any key.
     pub fn build(self) -> Result<RateLimitLayer, LayerError> {
-        let rules = self.spelt_rules()?;
-        let limiter = self.bounded(limiter_builder(&rules)?).build().map_err(LayerError::Memory)?;
-        self.with(rules, limiter, SystemClock::new())
+        self.build_on(SystemClock::new())
     }
 
     /// The layer, with its states in this process, on a clock of your own: a test cranks a
@@ -341,9 +343,14 @@ impl Builder {
         C: Clock + Clone + Send + Sync + 'static,
     {
         let rules = self.spelt_rules()?;
-        let builder = self.bounded(limiter_builder(&rules)?).clock(clock.clone());
+        let builder = self.bounded(limiter_builder(&rules, &self.slots)?).clock(clock.clone());
         let limiter = builder.build().map_err(LayerError::Memory)?;
-        self.with(rules, limiter, clock)
+        let slots = SlotRules::new(&self.slots, &rules, || {
+            let most = self.slots.iter().map(|slots| slots.most);
+            let max_keys = self.max_keys.unwrap_or(MAX_KEYS);
+            Ok(Counter::Memory(Arc::new(slots::Memory::new(most, max_keys))))
+        })?;
+        self.with(rules, limiter, slots, clock)
     }
 
     /// The layer, with its states in Redis: all processes whose rules have the same names share their limits. Must be
@@ -384,8 +391,12 @@ impl Builder {
                 settings = settings.lease(number, lease);
             }
         }
-        let limiter = limiter_builder(&rules)?.redis(&settings).map_err(LayerError::Redis)?;
-        self.with(rules, limiter, SystemClock::new())
+        let limiter = limiter_builder(&rules, &self.slots)?.redis(&settings).map_err(LayerError::Redis)?;
+        let slots = SlotRules::new(&self.slots, &rules, || {
+            let named = self.slots.iter().map(|slots| (slots.name.as_str(), slots.most));
+            limiter.store().slots(&settings, named).map(Counter::Redis).map_err(LayerError::Redis)
+        })?;
+        self.with(rules, limiter, slots, SystemClock::new())
     }
 
     /// The rules with patterns for the paths that they will meet: for any others they would silently match nothing.
@@ -415,6 +426,7 @@ impl Builder {
         self,
         rules: Rules,
         limiter: Limiter<S>,
+        slots: Option<SlotRules>,
         clock: impl Clock + Send + Sync + 'static,
     ) -> Result<RateLimitLayer<S>, LayerError> {
         let name = |rule: &Rule| {
@@ -444,6 +456,7 @@ impl Builder {
             delays: rules.limits().iter().map(|kept| is_delay(&kept.limit)).collect(),
             limiter,
             rules,
+            slots,
             names,
             trust: self.trust,
             spelling: self.spelling,
@@ -465,10 +478,11 @@ impl Builder {
 }
 
 /// A limiter for all limits of the rules.
-fn limiter_builder(rules: &Rules) -> Result<limiter::Builder, LayerError> {
-    let mut limits = rules.limits().iter().map(|kept| kept.limit.clone());
-    let first = limits.next().ok_or(LayerError::NoRules)?;
-    Ok(limits.fold(Limiter::builder(first), limiter::Builder::and))
+fn limiter_builder(rules: &Rules, slots: &[Slots]) -> Result<limiter::Builder, LayerError> {
+    if rules.limits().is_empty() && slots.is_empty() {
+        return Err(LayerError::NoRules);
+    }
+    Ok(limiter::Builder::of(rules.limits().iter().map(|kept| kept.limit.clone()).collect()))
 }
 
 /// A layer that cannot be made. It says what to do about it.
@@ -505,7 +519,9 @@ pub enum LayerError {
 impl fmt::Display for LayerError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            LayerError::NoRules => write!(f, "there is no rule; add one with Builder::rule"),
+            LayerError::NoRules => {
+                write!(f, "there is no rule; add one with Builder::rule or Builder::slots")
+            }
             LayerError::Rules(error) => write!(f, "{error}"),
             LayerError::UnknownRule(name) => {
                 write!(f, "there is an answer for the rule {name}, but no such rule")

@@ -18,6 +18,7 @@ use tollgate_rules::client::Trust;
 use tollgate_rules::path::Spelling;
 use tollgate_rules::rule::{Asked, Asking, Refused, Rules};
 
+use super::slots::{self, SlotRules};
 use super::told::{Note, Notes};
 use super::view::{self, View};
 use super::{Chosen, Claims, KeyExtractor, OtherSpellings, Subject};
@@ -36,7 +37,8 @@ pub(crate) type Verify = Arc<dyn Fn(&Parts) -> Option<Claims> + Send + Sync>;
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Observed<'a> {
-    /// The rules that concerned it, and what their limits said. None if they were not asked.
+    /// The rules that concerned it, and what their limits said; then those of [slots](super::slots). If there was no slot,
+    /// the limits were not asked, and are not here. None if neither was asked.
     pub rules: &'a [Ruled<'a>],
     /// What became of it.
     pub outcome: Outcome<'a>,
@@ -93,7 +95,7 @@ pub enum Outcome<'a> {
 pub struct Ruled<'a> {
     /// The rule's name.
     pub name: &'a str,
-    /// Its number, from 0 in the order of the [builder](super::Builder::rule).
+    /// Its number, from 0 in the order of the [builder](super::Builder::rule); [slots](super::slots) come behind the rules.
     pub number: usize,
     /// What its limit said.
     pub decision: Decision,
@@ -107,6 +109,7 @@ pub struct Ruled<'a> {
 pub(crate) struct Gate<S> {
     pub(crate) limiter: Limiter<S>,
     pub(crate) rules: Rules,
+    pub(crate) slots: Option<SlotRules>,
     pub(crate) names: Vec<PolicyName>,
     pub(crate) customs: Vec<Custom>,
     pub(crate) trust: Trust,
@@ -154,6 +157,7 @@ pub(crate) struct Question {
     /// Which of the charges are of rules that decide, and which of rules that only count.
     enforced: SmallVec<[usize; 4]>,
     shadows: SmallVec<[usize; 4]>,
+    pub(crate) slots: slots::Asked,
     /// Whether a limit may say that it has to wait.
     pub(crate) may_wait: bool,
     pub(crate) subject: Option<Subject>,
@@ -177,26 +181,26 @@ const UNDECIDED_FOR: Duration = Duration::from_secs(1);
 
 thread_local! {
     /// Answers are written into the same memory one after the other.
-    static ANSWER: Cell<Answer> = Cell::default();
+    pub(crate) static ANSWER: Cell<Answer> = Cell::default();
     /// And so is what is asked about requests.
     static ASKED: Cell<Asked> = Cell::default();
 }
 
 /// What the last request of this thread has left behind, to be written over.
-fn reused<T: Default>(buffer: &'static LocalKey<Cell<T>>) -> T {
+pub(crate) fn reused<T: Default>(buffer: &'static LocalKey<Cell<T>>) -> T {
     // A thread that is about to end has no buffer any more.
     buffer.try_with(Cell::take).unwrap_or_default()
 }
 
 /// Leaves it to the next request of this thread.
-fn leave<T>(buffer: &'static LocalKey<Cell<T>>, used: T) {
+pub(crate) fn leave<T>(buffer: &'static LocalKey<Cell<T>>, used: T) {
     let _ = buffer.try_with(|buffer| buffer.set(used));
 }
 
 impl Question {
     /// Whether no rule concerns the request.
     pub(crate) fn is_empty(&self) -> bool {
-        self.asked.charges.is_empty()
+        self.asked.charges.is_empty() && self.slots.is_empty()
     }
 
     /// Its memory is for the next one.
@@ -212,7 +216,7 @@ impl<S: Store> Gate<S> {
         self.read(parts).inspect_err(|why| {
             let outcome = match why {
                 NotAsked::Bad(_) => Outcome::Unclear,
-                NotAsked::Forbidden(rule) => Outcome::Forbidden { rule: &self.rules.rule(*rule).name },
+                NotAsked::Forbidden(rule) => Outcome::Forbidden { rule: self.rule_name(*rule) },
                 NotAsked::NoPeer => Outcome::NoPeer,
             };
             self.observe_unasked(outcome, parts.extensions.get());
@@ -227,6 +231,7 @@ impl<S: Store> Gate<S> {
             Some(chosen) => self.rules.ask_into(&mut asked, &view, chosen.numbers(self.names.len())),
             None => self.rules.ask_into(&mut asked, &view, 0..self.names.len()),
         };
+        let slots = self.wanted_slots(parts, &view);
         // Whatever the rules made of a request whose address they wanted and did not get does not count.
         if view.lacks_peer() {
             return Err(NotAsked::NoPeer);
@@ -236,6 +241,7 @@ impl<S: Store> Gate<S> {
             Refused::Denied { rule } => NotAsked::Forbidden(rule),
             Refused::Unclear(why) => NotAsked::Bad(why.to_string()),
         })?;
+        let slots = slots?;
         let is_shadow = |at: &usize| self.rules.rule(asked.charges[*at].rule).is_shadow;
         let (shadows, enforced): (SmallVec<_>, SmallVec<_>) = (0..asked.charges.len()).partition(is_shadow);
         let may_wait = enforced.iter().any(|at: &usize| self.delays[asked.charges[*at].limit]);
@@ -243,7 +249,7 @@ impl<S: Store> Gate<S> {
             parts.uri = uri;
         }
         let subject = parts.extensions.get().cloned();
-        Ok(Question { asked, enforced, shadows, may_wait, subject })
+        Ok(Question { asked, enforced, shadows, slots, may_wait, subject })
     }
 
     fn charge(&self, asked: &Asked, asking: &Asking, limit: usize, cost: u32) -> Charge {
@@ -411,8 +417,10 @@ impl<S: Store> Gate<S> {
             enforced.map(|((at, decision), banned)| ruled(*at, *decision, false, banned.is_some()));
         let shadows = question.shadows.iter().zip(shadowed);
         let shadows = shadows.map(|(at, decision)| ruled(*at, *decision, true, false));
-        let rules: SmallVec<[Ruled<'_>; 4]> = enforced.chain(shadows).collect();
+        let slots = self.slots_said(&question.slots);
+        let rules: SmallVec<[Ruled<'_>; 4]> = enforced.chain(shadows).chain(slots).collect();
         let allowed = outcome == Outcome::Allowed;
+        let is_degraded = is_degraded || question.slots.is_degraded;
         let subject = question.subject.as_ref().map(|subject| &*subject.0);
         observer(&Observed { rules: &rules, outcome, allowed, is_degraded, subject });
     }

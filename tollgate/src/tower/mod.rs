@@ -21,6 +21,7 @@
 //! |---|---|
 //! | all its limits allow | the service's response, with `RateLimit` and `RateLimit-Policy`: what is left, and of what |
 //! | a limit denies | 429 with `Retry-After`, the same two, `Cache-Control: no-store` and a problem (RFC 9457) as its body |
+//! | finds as many under way as [slots] allow | 429 with `Retry-After: 1`, and the rest as above |
 //! | a leaky bucket delays | the service's response, later; 503 at once if [too many](Builder::max_waiting) wait |
 //! | is on a rule's list of the denied, or does not say whose it is where it must | 403 |
 //! | says twice whose it is, names two hosts, or has a path that servers read in different ways | 400 |
@@ -87,7 +88,7 @@
 //! |---|---|
 //! | `builder` | makes a layer |
 //! | `view` | shows a request to the rules |
-//! | `gate` | decides |
+//! | `gate`, `slots` | decide |
 //! | `service`, `told`, `body` | carry out what was decided |
 //! | `token` | verifies tokens, with the feature `jwt` |
 
@@ -95,6 +96,7 @@ mod body;
 mod builder;
 mod gate;
 mod service;
+pub mod slots;
 #[cfg(feature = "jwt")]
 pub mod token;
 mod told;
@@ -117,6 +119,7 @@ pub use self::builder::{Builder, LayerError};
 use self::gate::Gate;
 pub use self::gate::{Observed, Outcome, Ruled};
 pub use self::service::{RateLimit, ResponseFuture};
+pub use self::slots::ChosenSlots;
 use crate::limiter::Limiter;
 use crate::memory::Memory;
 

@@ -16,6 +16,7 @@ use super::body::ResponseBody;
 use super::gate::{Gate, Next, Outcome, Question, Waiting};
 use super::told::{GrpcCall, Notes, Told, busy, denied, not_asked, tell};
 use crate::memory::Memory;
+use crate::slots::Held as Slots;
 use crate::store::Store;
 
 /// A service behind limits. Made by a [`RateLimitLayer`](super::RateLimitLayer).
@@ -81,7 +82,7 @@ where
 }
 
 impl<T: Clone, S: Store + Send + Sync + 'static> RateLimit<T, S> {
-    fn ask<Q>(&mut self, question: Question, request: Q, grpc: Option<GrpcCall>) -> State<T, Q, S>
+    fn ask<Q>(&mut self, mut question: Question, request: Q, grpc: Option<GrpcCall>) -> State<T, Q, S>
     where
         T: Service<Q>,
     {
@@ -93,29 +94,29 @@ impl<T: Clone, S: Store + Send + Sync + 'static> RateLimit<T, S> {
             }
             place => place.flatten(),
         };
-        if let Some(next) = self.decide_now(&question) {
+        if let Some((next, slots)) = self.decide_now(&mut question) {
             question.leave();
             return match next {
                 // The service that is ready stays where it is: it need not be cloned.
                 Next::Allowed { delay: Duration::ZERO, notes } => {
                     drop(place);
-                    State::Inner { inner: self.inner.call(request), notes }
+                    State::Inner { inner: self.inner.call(request), notes, slots }
                 }
-                next => Held { ready: self.take_ready(), request, place, grpc }.after(next),
+                next => Held { ready: self.take_ready(), request, place, grpc }.after(next, slots),
             };
         }
         let gate = self.gate.clone();
-        let deciding = Box::pin(async move { gate.decide(&question).await });
+        let deciding = Box::pin(async move { gate.admit(&mut question).await });
         let held = Held { ready: self.take_ready(), request, place, grpc };
         State::Deciding { deciding, held: Some(held) }
     }
 
     /// The decision, if the store does not keep anybody waiting, or is not even asked.
-    fn decide_now(&self, question: &Question) -> Option<Next> {
+    fn decide_now(&self, question: &mut Question) -> Option<(Next, Slots)> {
         if !S::IS_IMMEDIATE && !question.is_empty() {
             return None;
         }
-        match pin!(self.gate.decide(question)).poll(&mut Context::from_waker(Waker::noop())) {
+        match pin!(self.gate.admit(question)).poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(next) => Some(next),
             Poll::Pending => None,
         }
@@ -147,10 +148,12 @@ struct Held<T, Q, S> {
 
 impl<T: Service<Q>, Q, S> Held<T, Q, S> {
     /// What follows from a decision.
-    fn after(self, next: Next) -> State<T, Q, S> {
+    fn after(self, next: Next, slots: Slots) -> State<T, Q, S> {
         match next {
-            Next::Allowed { delay: Duration::ZERO, notes } => self.go_on(notes),
-            Next::Allowed { delay, notes } => State::Delayed { sleep: sleep(delay), held: Some(self), notes },
+            Next::Allowed { delay: Duration::ZERO, notes } => self.go_on(notes, slots),
+            Next::Allowed { delay, notes } => {
+                State::Delayed { sleep: sleep(delay), held: Some(self), notes, slots }
+            }
             Next::Denied { answer, is_closed } => {
                 State::Told { told: Some(denied(&answer, is_closed, self.grpc)) }
             }
@@ -158,19 +161,19 @@ impl<T: Service<Q>, Q, S> Held<T, Q, S> {
     }
 
     /// Lets the request in.
-    fn go_on(self, notes: Notes) -> State<T, Q, S> {
+    fn go_on(self, notes: Notes, slots: Slots) -> State<T, Q, S> {
         let Held { mut ready, request, place, .. } = self;
         // It waits no more.
         drop(place);
-        State::Inner { inner: ready.call(request), notes }
+        State::Inner { inner: ready.call(request), notes, slots }
     }
 }
 
 pin_project! {
     /// The response of a [`RateLimit`], on whose page one is awaited.
     ///
-    /// Whoever drops it gives back its place among those that wait, and the service that was ready for it. What was
-    /// taken from the limits stays taken.
+    /// Whoever drops it gives back its place among those that wait, its [slots](super::slots), and the service that was
+    /// ready for it. What was taken from the limits stays taken.
     pub struct ResponseFuture<T, Q, S = Memory> where T: Service<Q> {
         #[pin]
         state: State<T, Q, S>,
@@ -190,15 +193,15 @@ impl<T: Service<Q>, Q, S> fmt::Debug for ResponseFuture<T, Q, S> {
     }
 }
 
-type Deciding = Pin<Box<dyn Future<Output = Next> + Send>>;
+type Deciding = Pin<Box<dyn Future<Output = (Next, Slots)> + Send>>;
 
 pin_project! {
     #[project = Projected]
     enum State<T, Q, S> where T: Service<Q> {
         Told { told: Option<Told> },
         Deciding { deciding: Deciding, held: Option<Held<T, Q, S>> },
-        Delayed { #[pin] sleep: Sleep, held: Option<Held<T, Q, S>>, notes: Notes },
-        Inner { #[pin] inner: T::Future, notes: Notes },
+        Delayed { #[pin] sleep: Sleep, held: Option<Held<T, Q, S>>, notes: Notes, slots: Slots },
+        Inner { #[pin] inner: T::Future, notes: Notes, slots: Slots },
         Done,
     }
 }
@@ -219,22 +222,22 @@ where
                     state.set(State::Done);
                     return told.map_or(Poll::Pending, |told| Poll::Ready(Ok(told.into_response())));
                 }
-                Projected::Inner { inner, notes } => {
+                Projected::Inner { inner, notes, slots } => {
                     let response = ready!(inner.poll(context));
-                    let notes = std::mem::take(notes);
+                    let (notes, slots) = (std::mem::take(notes), std::mem::take(slots));
                     state.set(State::Done);
                     return Poll::Ready(response.map(|mut response| {
                         tell(response.headers_mut(), notes);
-                        response.map(ResponseBody::inner)
+                        response.map(|body| ResponseBody::inner(body, slots))
                     }));
                 }
                 Projected::Deciding { deciding, held } => {
-                    let next = ready!(deciding.as_mut().poll(context));
-                    held.take().map(|held| held.after(next))
+                    let (next, slots) = ready!(deciding.as_mut().poll(context));
+                    held.take().map(|held| held.after(next, slots))
                 }
-                Projected::Delayed { sleep, held, notes } => {
+                Projected::Delayed { sleep, held, notes, slots } => {
                     ready!(sleep.poll(context));
-                    held.take().map(|held| held.go_on(std::mem::take(notes)))
+                    held.take().map(|held| held.go_on(std::mem::take(notes), std::mem::take(slots)))
                 }
                 Projected::Done => return Poll::Pending,
             };

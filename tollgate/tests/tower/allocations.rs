@@ -11,6 +11,7 @@ use std::time::Duration;
 use http::{HeaderMap, Request, Response};
 use tollgate::tower::key::{Key, Part};
 use tollgate::tower::rule::Rule;
+use tollgate::tower::slots::Slots;
 use tollgate::tower::{Peer, RateLimitLayer};
 use tollgate::{Align, Limit};
 use tower::{Layer, Service, service_fn};
@@ -52,4 +53,7 @@ fn an_allowed_request_asks_for_little_memory() {
     let user = Rule::new("per-user", limit()).key(Key::of(Part::header("x-user")));
     let three = one().rule(user).rule(Rule::new("all", limit())).build().unwrap();
     assert_eq!(allocations(&three), 2);
+    // Slots are counted in memory that is there.
+    let slots = one().slots(Slots::new("at-once", 9).key(Key::of(Part::header("x-user"))));
+    assert_eq!(allocations(&slots.build().unwrap()), 2);
 }

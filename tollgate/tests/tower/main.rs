@@ -12,6 +12,9 @@ mod ready;
 #[cfg(feature = "redis")]
 mod redis;
 mod rules;
+mod slots;
+#[cfg(feature = "redis")]
+mod slots_redis;
 mod sockets;
 mod waiting;
 
