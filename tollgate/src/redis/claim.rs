@@ -32,8 +32,12 @@ pub(crate) struct Claim {
 pub(crate) struct Claimed {
     pub(crate) own: u32,
     pub(crate) others: u32,
+    /// Somebody was denied lately.
+    pub(crate) is_contended: bool,
 }
 
+/// What is told if somebody was denied lately.
+const CONTENDED: u8 = 3;
 /// What is told of a key that is not what was written to it.
 const GARBLED: u8 = 64;
 
@@ -75,7 +79,11 @@ impl Claimed {
         let (own, rest) = rest.split_first_chunk()?;
         let (others, rest) = rest.split_first_chunk()?;
         *reply = rest;
-        Some(Some(Claimed { own: u32::from_le_bytes(*own), others: u32::from_le_bytes(*others) }))
+        Some(Some(Claimed {
+            own: u32::from_le_bytes(*own),
+            others: u32::from_le_bytes(*others),
+            is_contended: *kind == CONTENDED,
+        }))
     }
 }
 
@@ -86,11 +94,15 @@ mod tests {
     #[test]
     fn what_is_told_is_read() {
         let told =
-            [&[1, 3, 0, 0, 0, 4, 1, 0, 0][..], &[GARBLED], &[1, 0, 0, 0, 0, 0, 0, 0, 0], &[1, 0]].concat();
+            [&[1, 3, 0, 0, 0, 4, 1, 0, 0][..], &[GARBLED], &[CONTENDED, 0, 0, 0, 0, 0, 0, 0, 0], &[1, 0]]
+                .concat();
         let mut rest = &told[..];
-        assert_eq!(Claimed::take(&mut rest), Some(Some(Claimed { own: 3, others: 260 })));
+        assert_eq!(
+            Claimed::take(&mut rest),
+            Some(Some(Claimed { own: 3, others: 260, is_contended: false }))
+        );
         assert_eq!(Claimed::take(&mut rest), Some(None));
-        assert_eq!(Claimed::take(&mut rest), Some(Some(Claimed { own: 0, others: 0 })));
+        assert_eq!(Claimed::take(&mut rest), Some(Some(Claimed { own: 0, others: 0, is_contended: true })));
         assert_eq!(Claimed::take(&mut rest), None, "cut off");
     }
 }

@@ -105,6 +105,7 @@ pub(crate) struct Told {
     pub(crate) verdict: Verdict,
     pub(crate) at: Time,
     /// Of each claim, unless its key is not what was written to it.
+    #[cfg_attr(not(feature = "tower"), allow(dead_code, reason = "only the middleware counts slots"))]
     pub(crate) claimed: Vec<Option<Claimed>>,
 }
 

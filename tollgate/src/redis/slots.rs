@@ -1,7 +1,7 @@
 //! Slots that several processes share: how many requests of each are under way.
 //!
 //! A process has some of the slots of a key, and its requests take and give back those without asking. When it needs
-//! more, it asks; what was not wanted for a moment it gives back. All of that is one kind of call, a [`Claim`]: so many
+//! more, it asks; what was not wanted for a moment it gives back, or at once if somebody else was denied lately. All of that is one kind of call, a [`Claim`]: so many
 //! are under way, so many I keep, so many more I want. Of one key there is one at a time; requests that come meanwhile
 //! share the next. Each third of the hold all claims are made again. If a process ends, nobody does, and its slots are
 //! free when the hold is over.
@@ -32,6 +32,8 @@ use crate::sync::lock;
 
 /// How long a slot that nobody wants is kept: on a busy key the next request is there before that.
 const KEPT_FOR: Duration = Duration::from_millis(5);
+/// After so many times that, Redis is asked whether somebody else was denied.
+const KEPT_TIMES: usize = 4;
 /// Requests of one key that may wait for a claim.
 const WAITING_MAX: usize = 1_024;
 /// Locks, each with its part of the keys.
@@ -76,6 +78,8 @@ struct Entry {
     /// Of ours, those that nobody has wanted since they were last looked at.
     unused: u32,
     waiting: Vec<oneshot::Sender<Result<(Slot, Found), NoSlot>>>,
+    /// Somebody was denied lately: nothing is kept that is not in use.
+    is_contended: bool,
     /// A claim is on its way.
     is_claiming: bool,
     /// Unused slots are about to be looked at.
@@ -264,7 +268,11 @@ impl Slots {
     fn leave(self: &Arc<Self>, part: &mut Part, place: Place) {
         let Some(entry) = part.get_mut(&place) else { return };
         entry.is_claiming = false;
-        if entry.spare() > 0 && !entry.is_watched {
+        if entry.spare() > 0 && entry.is_contended {
+            entry.own = entry.under_way;
+            let claiming = self.claiming(place, entry, self.store.clock.now());
+            self.runtime.spawn(self.clone().claim(claiming));
+        } else if entry.spare() > 0 && !entry.is_watched {
             entry.is_watched = true;
             entry.unused = entry.spare();
             self.runtime.spawn(self.clone().watch(place));
@@ -275,8 +283,10 @@ impl Slots {
 
     /// Gives back what nobody has wanted for a moment.
     async fn watch(self: Arc<Self>, place: Place) {
+        let mut times = 0;
         let claiming = loop {
             tokio::time::sleep(KEPT_FOR).await;
+            times += 1;
             let mut part = self.part(place);
             let Some(entry) = part.get_mut(&place) else { return };
             if entry.is_claiming || entry.spare() == 0 {
@@ -286,7 +296,7 @@ impl Slots {
                 }
                 return;
             }
-            if entry.unused > 0 {
+            if entry.unused > 0 || times == KEPT_TIMES {
                 entry.is_watched = false;
                 let (unused, now) = (std::mem::take(&mut entry.unused), self.store.clock.now());
                 entry.own -= unused.min(entry.spare());
@@ -337,12 +347,15 @@ impl Slots {
             let mut part = self.part(*place);
             let entry = part.get_mut(place)?;
             match told {
-                Some(Claimed { own, others }) => {
-                    (entry.own, entry.others) = (own, others);
+                Some(Claimed { own, others, is_contended }) => {
+                    (entry.own, entry.others, entry.is_contended) = (own, others, is_contended);
                     entry.until = at.saturating_add(self.hold);
                 }
                 // Whether it was carried out is not known, so the lesser counts.
-                None => entry.own = entry.own.min(claim.under_way),
+                None => {
+                    entry.own = entry.own.min(claim.under_way);
+                    entry.is_contended = false;
+                }
             }
             let asked = entry.waiting.len().min(claim.more as usize);
             let rest = entry.waiting.split_off(asked);

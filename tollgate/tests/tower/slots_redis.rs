@@ -98,6 +98,26 @@ async fn a_key_that_is_asked_for_all_the_time_costs_few_calls() {
     is_empty_soon(&server).await;
 }
 
+/// A busy process that keeps its slot for the next request would keep all others out for good.
+#[tokio::test]
+async fn a_busy_process_keeps_no_slot_that_another_wants() {
+    let server = RedisServer::start().unwrap();
+    let (busy, other) = (layer(&server.url(), 1), layer(&server.url(), 1));
+    let busy = tokio::spawn(async move {
+        loop {
+            send(&busy, of("a")).await;
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    });
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    for _ in 0..10 {
+        eventually("the other gets a slot", async || send(&other, of("a")).await.status == 200).await;
+    }
+    busy.abort();
+    assert!(busy.await.unwrap_err().is_cancelled());
+    is_empty_soon(&server).await;
+}
+
 #[tokio::test]
 async fn a_slot_is_kept_for_as_long_as_its_request_is_under_way() {
     let server = RedisServer::start().unwrap();
