@@ -101,6 +101,15 @@ impl Bucket {
         if missing > to_fill + to_fill { to_fill } else { missing }
     }
 
+    /// See [`Limit::carried`](crate::Limit::carried).
+    pub(crate) fn carried(&self, from: &Bucket, full_at: u128, at: Time) -> u128 {
+        let (units, part) = from.missing(full_at, from.ticks_at(at)).div_rem(from.ticks_per_unit);
+        let (part, _) = u128::product(part, self.ticks_per_unit).div_rem(from.ticks_per_unit);
+        // At most twice what 32 bits hold, so the product is below 2^88.
+        let missing = units * u128::from(self.ticks_per_unit) + part;
+        self.ticks_at::<u128>(at) + missing.min(2 * self.ticks_to_fill)
+    }
+
     #[inline(always)]
     fn ticks_at<T: Ticks>(&self, now: Time) -> T {
         T::product(now.as_nanos(), self.ticks_per_ns)

@@ -10,6 +10,7 @@
 //! | [`Algorithm`] | the pure functions that a store calls |
 //! | [`Bucket`], [`Steps`], [`FixedWindow`], [`Log`], [`Counter`] | the algorithms |
 //! | [`Time`] | an instant, whole nanoseconds since the Unix epoch |
+//! | [`Limit::carried`] | what a key had used, when its limit changes |
 //!
 //! # Time in any order
 //! An instant may lie before one that the key has already seen: a clock stepped back, or two threads raced. No
@@ -38,6 +39,7 @@
 
 mod algorithm;
 mod bucket;
+mod carry;
 mod counter;
 mod decision;
 mod fixed_window;
@@ -51,6 +53,7 @@ mod time;
 
 pub use algorithm::Algorithm;
 pub use bucket::{Bucket, NarrowBucket};
+pub use carry::State;
 pub use counter::{Counter, CounterState};
 pub use decision::{Decision, RetryAfter};
 pub use fixed_window::{FixedWindow, FixedWindowState};

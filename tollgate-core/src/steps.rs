@@ -73,6 +73,18 @@ impl Steps {
         }
     }
 
+    /// See [`Limit::carried`](crate::Limit::carried).
+    pub(crate) fn carried(&self, from: &Steps, state: StepsState, at: Time) -> StepsState {
+        let StepsState { period_start, used } = from.settled(state, at);
+        StepsState {
+            period_start: match self.rate.period_ns() == from.rate.period_ns() {
+                true => period_start,
+                false => period_start.max(at.as_nanos().saturating_sub(self.rate.period_ns())),
+            },
+            used: used.min(self.capacity.saturating_mul(2)),
+        }
+    }
+
     /// Time from `now` until at most `used_max` tokens are missing.
     fn until(&self, settled: StepsState, now: Time, used_max: u32) -> Duration {
         if settled.used <= used_max {

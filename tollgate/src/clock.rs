@@ -63,6 +63,23 @@ impl SystemClock {
     }
 }
 
+impl Clone for SystemClock {
+    /// Shows the same time: it began when this one did, and is put right by the same clock.
+    fn clone(&self) -> SystemClock {
+        let SystemClock { counter_start, ns_per_2_32_ticks, monotonic_start, wall_start_ns, .. } = *self;
+        let copied = |number: &AtomicU64| AtomicU64::new(number.load(Ordering::Relaxed));
+        SystemClock {
+            counter: self.counter.clone(),
+            counter_start,
+            ns_per_2_32_ticks,
+            monotonic_start,
+            wall_start_ns,
+            offset_ns: copied(&self.offset_ns),
+            next_comparison_ns: copied(&self.next_comparison_ns),
+        }
+    }
+}
+
 impl Default for SystemClock {
     fn default() -> SystemClock {
         SystemClock::new()

@@ -123,6 +123,45 @@ impl<C: Clock> Builder<C> {
     /// # Errors
     /// If there is no room for any key.
     pub fn build(self) -> Result<Limiter<Memory<C>>, BuildError> {
+        self.check_bounds()?;
+        Ok(self.make())
+    }
+
+    /// The limiter, going on where another stands, which may meanwhile go on, too: limit number n with what limit
+    /// `from[n]` of `before` has counted, if any. Keys and clock are those of `before`.
+    ///
+    /// A limit that has not changed is shared by both, with the room that it has. Of one that has, each key's use is kept
+    /// ([`Limit::carried`]), unless the algorithm, its variant or its window is another: then it begins anew. Requests
+    /// that `before` still decides count for a changed limit until it first sees their keys, and not after. What `before`
+    /// holds stays in memory for as long as it counts.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use tollgate::{Align, Limit, Limiter};
+    /// let hourly = |limit| Limit::fixed_window(limit, Duration::from_secs(3600), Align::FirstRequest);
+    /// let limiter = Limiter::new(hourly(2)?);
+    /// assert_eq!(limiter.check_n("alice", 2).remaining, 0);
+    ///
+    /// let raised = Limiter::builder(hourly(5)?).renew(&limiter, &[Some(0)])?;
+    /// assert_eq!(raised.check("alice").remaining, 2);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// If there is no room for any key.
+    pub fn renew(
+        self,
+        before: &Limiter<Memory<C>>,
+        from: &[Option<usize>],
+    ) -> Result<Limiter<Memory<C>>, BuildError>
+    where
+        C: Clone,
+    {
+        self.check_bounds()?;
+        Ok(Limiter { store: before.store.renewed(&self.limits, from, self.bounds) })
+    }
+
+    fn check_bounds(&self) -> Result<(), BuildError> {
         let Bounds { max_keys, max_bytes, .. } = self.bounds;
         if max_keys == 0 {
             return Err(BuildError::NoKeys);
@@ -134,7 +173,7 @@ impl<C: Clock> Builder<C> {
         if max_bytes < needed {
             return Err(BuildError::TooFewBytes { max_bytes, needed });
         }
-        Ok(self.make())
+        Ok(())
     }
 
     fn make(self) -> Limiter<Memory<C>> {

@@ -8,9 +8,11 @@
 //! | `properties.rs` | every decision equals the model's, for each of the eleven variants |
 //! | `promises.rs` | what a user is told: never more than the limit, denied until exactly then, as good as new |
 //! | `time_order.rs` | instants that run backwards |
+//! | `carry.rs` | a limit that changes while keys are in use |
 //! | `ranges.rs` | parameters at and beyond the ends of their ranges, and no drift |
 //! | `vectors.rs` | the worked examples in `vectors/`, which every store must pass, too |
 
+mod carry;
 mod cases;
 mod key;
 mod model;

@@ -5,9 +5,11 @@
 
 use std::time::Duration;
 
-use tollgate_core::{Algorithm, Decision, Time};
+use tollgate_core::{Algorithm, Decision, State, Time};
 
-use super::full::{HeldOverflow, Overflow, Quota, WhenFull};
+use super::Bounds;
+use super::full::{HeldOverflow, Overflow, Quota};
+use super::older::{Kept, Older};
 use super::part::{Part, parts, scale};
 use crate::sync::{AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, lock, lock_if_free};
 
@@ -31,10 +33,12 @@ pub(crate) struct Map<A: Algorithm> {
     in_vain_until_ns: AtomicU64,
     overflow: Overflow<A::State>,
     window: Duration,
+    older: Older,
 }
 
-impl<A: Algorithm> Map<A> {
-    pub(crate) fn new(algorithm: A, max_keys: usize, max_bytes: usize, when_full: WhenFull) -> Map<A> {
+impl<A: Kept> Map<A> {
+    pub(crate) fn new(algorithm: A, bounds: Bounds, older: Older) -> Map<A> {
+        let Bounds { max_keys, max_bytes, when_full } = bounds;
         let most_keys = max_keys.min(max_bytes / Part::<A::State>::BYTES_PER_KEY_MAX);
         let parts: Box<[_]> = (0..parts(most_keys)).map(|_| Mutex::new(Part::default())).collect();
         let overflow = algorithm.fresh_in_place();
@@ -49,6 +53,7 @@ impl<A: Algorithm> Map<A> {
             overflow: Overflow::new(when_full, overflow),
             window: algorithm.window(),
             algorithm,
+            older,
         }
     }
 
@@ -102,9 +107,38 @@ impl<A: Algorithm> Map<A> {
         let mut part = lock(&self.parts[scale(hash, self.parts.len())]);
         let place = match part.find(hash) {
             Some(at) => Place::Known { at },
-            None => self.place_for_new(&mut part, now),
+            None => self.place_for_unknown(&mut part, hash, now),
         };
         HeldState { map: self, part, hash, now, place }
+    }
+
+    pub(crate) fn older(&self) -> &Older {
+        &self.older
+    }
+
+    /// What a key has used, here or before.
+    pub(crate) fn state(&self, hash: u64, now: Time) -> Option<State> {
+        let part = lock(&self.parts[scale(hash, self.parts.len())]);
+        part.get(hash).cloned().map(A::lift).or_else(|| self.older.state(hash, now))
+    }
+
+    /// The place of a key that is not here, with what it had used before if that still counts.
+    fn place_for_unknown(&self, part: &mut Part<A::State>, hash: u64, now: Time) -> Place<'_, A> {
+        let place = self.place_for_new(part, now);
+        let carried = self.older.state(hash, now).and_then(|state| self.algorithm.lower(state));
+        match (carried.filter(|state| !self.algorithm.is_fresh(state, now)), place) {
+            (Some(state), Place::New { growth }) => {
+                let wanted = part.growth_bytes() + self.algorithm.heap_bytes(&state);
+                if !self.bytes.take(wanted.saturating_sub(growth)) {
+                    self.keys.give_back(1);
+                    self.bytes.give_back(growth);
+                    return Place::None(self.overflow.hold());
+                }
+                self.bytes.give_back(growth.saturating_sub(wanted));
+                Place::Known { at: part.insert(hash, state) }
+            }
+            (_, place) => place,
+        }
     }
 
     fn place_for_new(&self, part: &mut Part<A::State>, now: Time) -> Place<'_, A> {
@@ -191,7 +225,7 @@ pub(crate) struct HeldState<'a, A: Algorithm> {
     place: Place<'a, A>,
 }
 
-impl<A: Algorithm> HeldState<'_, A> {
+impl<A: Kept> HeldState<'_, A> {
     pub(crate) fn look(&self, cost: u32) -> Decision {
         let algorithm = &self.map.algorithm;
         match &self.place {
@@ -266,6 +300,7 @@ impl<A: Algorithm> HeldState<'_, A> {
     }
 
     pub(crate) fn reset(&mut self) {
+        self.map.older.reset(self.hash, self.now);
         if let Some(state) = self.part.remove(self.hash) {
             self.map.let_go(&state);
         }

@@ -1,9 +1,10 @@
 //! The store in this process: bounded memory, one atomic step a decision.
 
 use std::hash::{BuildHasher, Hash};
+use std::sync::Arc;
 
 use smallvec::SmallVec;
-use tollgate_core::{Bucket, Counter, Decision, FixedWindow, Limit, Log, NarrowBucket, Steps, Time};
+use tollgate_core::{Bucket, Counter, Decision, FixedWindow, Limit, Log, NarrowBucket, State, Steps, Time};
 
 use crate::clock::{Clock, SystemClock};
 use crate::store::{Charge, ChargeError, Key, Store, Verdict, check_charges};
@@ -11,13 +12,15 @@ use crate::store::{Charge, ChargeError, Key, Store, Verdict, check_charges};
 mod full;
 mod line;
 mod map;
+mod older;
 mod pack;
 mod part;
 mod table;
 
 pub use full::WhenFull;
 use map::Map;
-use pack::SmallCounter;
+use older::Older;
+use pack::{SmallCounter, SmallWindow};
 use table::Table;
 
 /// The states of one limit's keys, each kind of state in the table that fits it.
@@ -26,7 +29,7 @@ enum States {
     Bucket(Table<NarrowBucket, 1>),
     WideBucket(Table<Bucket, 2>),
     Steps(Table<Steps, 2>),
-    FixedWindow(Table<FixedWindow, 1>),
+    FixedWindow(Table<SmallWindow, 1>),
     WideFixedWindow(Table<FixedWindow, 2>),
     Counter(Table<SmallCounter<2>, 1>),
     WideCounter(Table<SmallCounter<2>, 2>),
@@ -54,10 +57,10 @@ macro_rules! with {
 }
 
 impl States {
-    fn new(limit: &Limit, max_keys: usize, max_bytes: usize, when_full: WhenFull) -> States {
+    fn new(limit: &Limit, bounds: Bounds, older: Older) -> States {
         macro_rules! table {
             ($algorithm:expr) => {
-                Table::new($algorithm, max_keys, max_bytes, when_full)
+                Table::new($algorithm, bounds, older)
             };
         }
         match limit {
@@ -66,18 +69,40 @@ impl States {
                 None => States::WideBucket(table!(it.clone())),
             },
             Limit::Steps(it) => States::Steps(table!(it.clone())),
-            Limit::FixedWindow(it) if pack::fixed_window_fits_a_word(it) => {
-                States::FixedWindow(table!(it.clone()))
-            }
-            Limit::FixedWindow(it) => States::WideFixedWindow(table!(it.clone())),
-            Limit::Counter(it) => match (SmallCounter::<2>::new(it), SmallCounter::<8>::new(it)) {
-                (Some(small), _) if small.fits_a_word() => States::Counter(table!(small)),
-                (Some(small), _) => States::WideCounter(table!(small)),
-                (None, Some(fine)) => States::FineCounter(table!(fine)),
-                (None, None) => States::FinestCounter(Map::new(it.clone(), max_keys, max_bytes, when_full)),
+            Limit::FixedWindow(it) => match SmallWindow::new(it) {
+                Some(small) => States::FixedWindow(table!(small)),
+                None => States::WideFixedWindow(table!(it.clone())),
             },
-            Limit::Log(it) => States::Log(Map::new(it.clone(), max_keys, max_bytes, when_full)),
+            Limit::Counter(it) => {
+                if let Some(smallest) = SmallCounter::in_a_word(it) {
+                    States::Counter(table!(smallest))
+                } else if let Some(small) = SmallCounter::new(it) {
+                    States::WideCounter(table!(small))
+                } else if let Some(fine) = SmallCounter::new(it) {
+                    States::FineCounter(table!(fine))
+                } else {
+                    States::FinestCounter(Map::new(it.clone(), bounds, older))
+                }
+            }
+            Limit::Log(it) => States::Log(Map::new(it.clone(), bounds, older)),
         }
+    }
+
+    fn older(&self) -> &Older {
+        with!(self, table => table.older())
+    }
+
+    /// What a key has used, here or before.
+    fn state(&self, hash: u64, now: Time) -> Option<State> {
+        with!(self, table => table.state(hash, now))
+    }
+
+    fn reset(&self, hash: u64, now: Time) {
+        with!(self, table => table.hold(hash, now).reset());
+    }
+
+    fn bytes(&self) -> usize {
+        with!(self, table => table.bytes() + table.older().bytes())
     }
 
     #[inline]
@@ -97,7 +122,14 @@ impl States {
 pub struct Memory<C = SystemClock> {
     clock: C,
     hasher: foldhash::quality::RandomState,
-    states: Box<[States]>,
+    /// In place where there is one limit, as in most limiters: a decision need not go further for it.
+    states: SmallVec<[Arc<States>; 1]>,
+    limits: Box<[Limit]>,
+    /// In which order keys of several limits are held: everybody who shares some of the states has the same, so nobody
+    /// waits in a circle. Those of newer limits are held first, because they ask older ones.
+    ranks: Box<[i64]>,
+    /// The limits in that order.
+    order: Box<[usize]>,
 }
 
 /// How much room a [`Memory`] has, and what happens when it is full.
@@ -108,14 +140,61 @@ pub(crate) struct Bounds {
     pub(crate) when_full: WhenFull,
 }
 
+impl Bounds {
+    /// The part of one of so many limits.
+    fn share(self, limits: usize) -> Bounds {
+        Bounds { max_bytes: self.max_bytes / limits.max(1), ..self }
+    }
+}
+
 impl<C: Clock> Memory<C> {
     pub(crate) fn new(limits: &[Limit], clock: C, bounds: Bounds) -> Memory<C> {
-        let Bounds { max_keys, max_bytes, when_full } = bounds;
-        let share = max_bytes / limits.len().max(1);
+        let bounds = bounds.share(limits.len());
         Memory {
             clock,
             hasher: foldhash::quality::RandomState::default(),
-            states: limits.iter().map(|limit| States::new(limit, max_keys, share, when_full)).collect(),
+            states: limits
+                .iter()
+                .map(|limit| Arc::new(States::new(limit, bounds, Older::default())))
+                .collect(),
+            limits: limits.into(),
+            ranks: (0..).take(limits.len()).collect(),
+            order: (0..limits.len()).collect(),
+        }
+    }
+
+    /// Goes on where this one stands: limit n with what limit `from[n]` counts here, if any. What is the same is shared;
+    /// what has changed asks for what a key had used, when it sees the key.
+    pub(crate) fn renewed(&self, limits: &[Limit], from: &[Option<usize>], bounds: Bounds) -> Memory<C>
+    where
+        C: Clone,
+    {
+        let (bounds, now) = (bounds.share(limits.len()), self.clock.now());
+        let first = self.ranks.iter().min().map_or(0, |first| first - limits.len() as i64);
+        let mut taken = vec![false; self.limits.len()];
+        let renew = |(number, limit): (usize, &Limit)| {
+            // Of two that want the same, the first gets it: one request holds nothing twice.
+            let before = from.get(number).copied().flatten().filter(|&it| it < taken.len());
+            let before = before.filter(|&it| !std::mem::replace(&mut taken[it], true));
+            if let Some(before) = before.filter(|&it| self.limits[it] == *limit) {
+                return (self.states[before].clone(), self.ranks[before]);
+            }
+            let older = before.filter(|&it| limit.carries_on(&self.limits[it])).map(|it| {
+                Older::new(&self.limits[it], self.states[it].clone(), limit, now)
+            });
+            let states = States::new(limit, bounds, older.unwrap_or_default());
+            (Arc::new(states), first + number as i64)
+        };
+        let (states, ranks): (SmallVec<_>, Vec<i64>) = limits.iter().enumerate().map(renew).unzip();
+        let mut order: Box<[usize]> = (0..limits.len()).collect();
+        order.sort_unstable_by_key(|&limit| ranks[limit]);
+        Memory {
+            clock: self.clock.clone(),
+            hasher: self.hasher.clone(),
+            states,
+            limits: limits.into(),
+            ranks: ranks.into(),
+            order,
         }
     }
 
@@ -144,7 +223,7 @@ impl<C: Clock> Memory<C> {
 
     #[inline(never)]
     fn check_several(&self, hash: u64, cost: u32) -> Decision {
-        let charges = (0..self.states.len()).map(|limit| Charge { limit, key: Key(u128::from(hash)), cost });
+        let charges = self.order.iter().map(|&limit| Charge { limit, key: Key(u128::from(hash)), cost });
         let charges: SmallVec<[Charge; 4]> = charges.collect();
         let mut verdict = Verdict::default();
         self.charge_from(&charges, self.clock.now(), true, &mut verdict.decisions);
@@ -162,7 +241,7 @@ impl<C: Clock> Memory<C> {
                 .enumerate()
                 .for_each(|(index, key)| self.check(key, cost, |it| each(index, it)));
         };
-        with!(only, table => {
+        with!(&**only, table => {
             for (batch, keys) in keys.chunks(BATCH).enumerate() {
                 let mut hashes = [0; BATCH];
                 for (hash, key) in hashes.iter_mut().zip(keys) {
@@ -184,21 +263,19 @@ impl<C: Clock> Memory<C> {
     pub(crate) fn prefetch<K: Hash + ?Sized>(&self, key: &K) {
         let hash = self.hash(key);
         let touched =
-            self.states.iter().fold(0, |all, states| all ^ with!(states, table => table.touch(hash)));
+            self.states.iter().fold(0, |all, states| all ^ with!(&**states, table => table.touch(hash)));
         std::hint::black_box(touched);
     }
 
     pub(crate) fn peek<K: Hash + ?Sized>(&self, key: &K, cost: u32) -> Decision {
         let (hash, now) = (self.hash(key), self.clock.now());
-        let looks = self.states.iter().map(|states| with!(states, table => table.look(hash, now, cost)));
+        let looks = self.states.iter().map(|states| with!(&**states, table => table.look(hash, now, cost)));
         Verdict { decisions: looks.collect(), ..Verdict::default() }.decision()
     }
 
     pub(crate) fn reset<K: Hash + ?Sized>(&self, key: &K) {
         let (hash, now) = (self.hash(key), self.clock.now());
-        for states in &self.states {
-            with!(states, table => table.hold(hash, now).reset());
-        }
+        self.states.iter().for_each(|states| states.reset(hash, now));
     }
 
     /// Charges all or none, or says what would be decided.
@@ -208,16 +285,15 @@ impl<C: Clock> Memory<C> {
         }
         let now = self.clock.now();
         let looks = charges.iter().map(|charge| {
-            with!(&self.states[charge.limit], table => table.look(charge.key.0 as u64, now, charge.cost))
+            with!(&*self.states[charge.limit], table => table.look(charge.key.0 as u64, now, charge.cost))
         });
         Ok(Verdict { decisions: looks.collect(), ..Verdict::default() })
     }
 
     pub(crate) fn charge_all(&self, charges: &[Charge]) -> Result<Verdict, ChargeError> {
         check_charges(charges, self.states.len())?;
-        // Everybody takes hold of limits in the same order, so nobody waits in a circle.
         let mut order: SmallVec<[usize; 4]> = (0..charges.len()).collect();
-        order.sort_unstable_by_key(|&at| charges[at].limit);
+        order.sort_unstable_by_key(|&at| self.ranks[charges[at].limit]);
         let ordered: SmallVec<[Charge; 4]> = order.iter().map(|&at| charges[at]).collect();
         let mut decisions = SmallVec::new();
         self.charge_from(&ordered, self.clock.now(), true, &mut decisions);
@@ -243,7 +319,7 @@ impl<C: Clock> Memory<C> {
         };
         // A key of this store is 64 bits wide.
         let hash = key.0 as u64;
-        with!(&self.states[limit], table => {
+        with!(&*self.states[limit], table => {
             let mut held = table.hold(hash, now);
             let asked = held.look(cost);
             let at = decisions.len();
@@ -258,11 +334,11 @@ impl<C: Clock> Memory<C> {
     }
 
     pub(crate) fn overflowed(&self) -> u64 {
-        self.states.iter().map(|states| with!(states, table => table.overflowed())).sum()
+        self.states.iter().map(|states| with!(&**states, table => table.overflowed())).sum()
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        self.states.iter().map(|states| with!(states, table => table.bytes())).sum()
+        self.states.iter().map(|states| states.bytes()).sum()
     }
 }
 

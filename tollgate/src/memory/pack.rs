@@ -55,30 +55,71 @@ fn bits(max: u64) -> u32 {
     u64::BITS - max.leading_zeros()
 }
 
-/// Bits of a count that is at most the limit.
-#[inline]
-fn count_bits(limit: u32) -> u32 {
-    bits(u64::from(limit))
-}
-
 #[inline]
 fn mask(bits: u32) -> u64 {
     (1 << bits) - 1
 }
 
-pub(crate) fn fixed_window_fits_a_word(window: &FixedWindow) -> bool {
-    bits(window.window_max() + 1) + count_bits(window.limit()) <= u64::BITS
+/// A fixed window whose states are one word: the count has all bits that the window's number leaves, so that it has room
+/// for what was counted under a higher limit.
+#[derive(Debug)]
+pub(crate) struct SmallWindow {
+    window: FixedWindow,
+    count_bits: u32,
 }
 
-impl Packed<1> for FixedWindow {
+impl SmallWindow {
+    /// The window, if the limit has room.
+    pub(crate) fn new(window: &FixedWindow) -> Option<SmallWindow> {
+        let count_bits = (u64::BITS - bits(window.window_max() + 1)).min(u32::BITS);
+        let is_enough = u64::from(window.limit()) <= mask(count_bits);
+        is_enough.then(|| SmallWindow { window: window.clone(), count_bits })
+    }
+
+    /// As much as there is room for, which is no less than the limit.
+    pub(crate) fn fitted(&self, state: FixedWindowState) -> FixedWindowState {
+        let most = mask(self.count_bits) as u32;
+        FixedWindowState { count: state.count.min(most), ..state }
+    }
+}
+
+impl Algorithm for SmallWindow {
+    type State = FixedWindowState;
+
+    #[inline]
+    fn fresh(&self) -> FixedWindowState {
+        self.window.fresh()
+    }
+
+    #[inline]
+    fn is_fresh(&self, state: &FixedWindowState, now: Time) -> bool {
+        self.window.is_fresh(state, now)
+    }
+
+    #[inline(always)]
+    fn decide(&self, state: &mut FixedWindowState, now: Time, cost: u32) -> Decision {
+        self.window.decide(state, now, cost)
+    }
+
+    #[inline]
+    fn look(&self, state: &FixedWindowState, now: Time, cost: u32) -> Decision {
+        self.window.look(state, now, cost)
+    }
+
+    fn window(&self) -> Duration {
+        self.window.window()
+    }
+}
+
+impl Packed<1> for SmallWindow {
     #[inline]
     fn pack(&self, state: &FixedWindowState) -> [u64; 1] {
-        [state.window << count_bits(self.limit()) | u64::from(state.count)]
+        [state.window << self.count_bits | u64::from(state.count)]
     }
 
     #[inline]
     fn unpack(&self, [word]: [u64; 1]) -> FixedWindowState {
-        let bits = count_bits(self.limit());
+        let bits = self.count_bits;
         FixedWindowState { window: word >> bits, count: (word & mask(bits)) as u32 }
     }
 }
@@ -97,12 +138,22 @@ impl Packed<2> for FixedWindow {
 
 /// A sliding window counter with at most `N` - 1 buckets, its counts kept in place.
 #[derive(Debug)]
-pub(crate) struct SmallCounter<const N: usize>(Counter);
+pub(crate) struct SmallCounter<const N: usize> {
+    counter: Counter,
+    /// Bits of each count.
+    count_bits: u32,
+}
 
 impl<const N: usize> SmallCounter<N> {
     /// The counter, if its counts have room.
     pub(crate) fn new(counter: &Counter) -> Option<SmallCounter<N>> {
-        ((counter.buckets() as usize) < N).then(|| SmallCounter(counter.clone()))
+        let counter = counter.clone();
+        ((counter.buckets() as usize) < N).then_some(SmallCounter { counter, count_bits: u32::BITS })
+    }
+
+    /// As much of a count as there is room for, which is no less than the limit.
+    pub(crate) fn fitted(&self, count: u32) -> u32 {
+        count.min(mask(self.count_bits) as u32)
     }
 }
 
@@ -116,41 +167,46 @@ impl<const N: usize> Algorithm for SmallCounter<N> {
 
     #[inline]
     fn is_fresh(&self, state: &Self::State, now: Time) -> bool {
-        self.0.is_fresh_on(state, now)
+        self.counter.is_fresh_on(state, now)
     }
 
     #[inline(always)]
     fn decide(&self, state: &mut Self::State, now: Time, cost: u32) -> Decision {
-        self.0.decide_on(state, now, cost)
+        self.counter.decide_on(state, now, cost)
     }
 
     #[inline]
     fn look(&self, state: &Self::State, now: Time, cost: u32) -> Decision {
-        self.0.look_on(state, now, cost)
+        self.counter.look_on(state, now, cost)
     }
 
     fn window(&self) -> Duration {
-        self.0.window()
+        self.counter.window()
     }
 }
 
 impl SmallCounter<2> {
-    pub(crate) fn fits_a_word(&self) -> bool {
-        bits(self.0.bucket_max()) + 2 * count_bits(self.0.limit()) <= u64::BITS
+    /// The counter with states of one word, if the limit has room: like a [`SmallWindow`], with two counts.
+    pub(crate) fn in_a_word(counter: &Counter) -> Option<SmallCounter<2>> {
+        let count_bits = ((u64::BITS - bits(counter.bucket_max())) / 2).min(u32::BITS);
+        let is_enough = u64::from(counter.limit()) <= mask(count_bits);
+        SmallCounter::new(counter)
+            .filter(|_| is_enough)
+            .map(|wide: SmallCounter<2>| SmallCounter { count_bits, ..wide })
     }
 }
 
 impl Packed<1> for SmallCounter<2> {
     #[inline]
     fn pack(&self, state: &Self::State) -> [u64; 1] {
-        let bits = count_bits(self.0.limit());
+        let bits = self.count_bits;
         let [current, previous] = state.counts.map(u64::from);
         [(state.newest << bits | previous) << bits | current]
     }
 
     #[inline]
     fn unpack(&self, [word]: [u64; 1]) -> Self::State {
-        let bits = count_bits(self.0.limit());
+        let bits = self.count_bits;
         let count = |word: u64| (word & mask(bits)) as u32;
         CounterState { newest: word >> bits >> bits, counts: [count(word), count(word >> bits)] }
     }

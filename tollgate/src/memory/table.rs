@@ -6,10 +6,12 @@
 
 use std::time::Duration;
 
-use tollgate_core::{Algorithm, Decision, Time};
+use tollgate_core::{Algorithm, Decision, State, Time};
 
-use super::full::{HeldOverflow, Overflow, Quota, WhenFull};
+use super::Bounds;
+use super::full::{HeldOverflow, Overflow, Quota};
 use super::line::{self, Line, LockedLine, Tag, WORDS};
+use super::older::{Kept, Older};
 use super::pack::Packed;
 use super::part::{Part, parts, scale};
 use crate::sync::{AtomicU64, Mutex, lock};
@@ -32,6 +34,7 @@ pub(crate) struct Table<A: Algorithm, const W: usize> {
     spilled: Quota,
     overflow: Overflow<A::State>,
     window: Duration,
+    older: Older,
 }
 
 #[cfg(not(loom))]
@@ -44,12 +47,13 @@ fn zeroed(words: usize) -> Box<[AtomicU64]> {
     (0..words).map(|_| AtomicU64::new(0)).collect()
 }
 
-impl<A: Packed<W>, const W: usize> Table<A, W> {
+impl<A: Packed<W> + Kept, const W: usize> Table<A, W> {
     /// Bytes of a spilled key, and of its share of the parts.
     const BYTES_PER_SPILLED: usize = Part::<A::State>::BYTES_PER_KEY_MAX + 1;
 
     /// A table with room for `max_keys` keys in use, or as many as `max_bytes` can hold.
-    pub(crate) fn new(algorithm: A, max_keys: usize, max_bytes: usize, when_full: WhenFull) -> Table<A, W> {
+    pub(crate) fn new(algorithm: A, bounds: Bounds, older: Older) -> Table<A, W> {
+        let Bounds { max_keys, max_bytes, when_full } = bounds;
         let per_1000_keys = Self::bytes_for(1000) - Self::bytes_for(0);
         let room = max_bytes.saturating_sub(Self::bytes_for(0)) as u128 * 1000 / per_1000_keys as u128;
         let mut max_keys = max_keys.min(usize::try_from(room).unwrap_or(usize::MAX)).max(1);
@@ -57,27 +61,18 @@ impl<A: Packed<W>, const W: usize> Table<A, W> {
         while max_keys > 1 && Self::bytes_for(max_keys) > max_bytes {
             max_keys -= max_keys / 1000 + 1;
         }
-        let lines = Self::lines_for(max_keys);
-        Table::with_lines(algorithm, lines, Self::spill_for(max_keys), when_full)
-    }
-
-    pub(crate) fn with_lines(
-        algorithm: A,
-        lines: usize,
-        spill_max: usize,
-        when_full: WhenFull,
-    ) -> Table<A, W> {
+        let (lines, spill_max) = (Self::lines_for(max_keys), Self::spill_for(max_keys));
         let words = zeroed((lines + 1) * WORDS);
-        let n = parts(spill_max);
         Table {
             first: words.as_ptr().align_offset(WORDS * size_of::<u64>()) % WORDS,
             words,
             lines,
-            spill: (0..n).map(|_| Mutex::new(Part::default())).collect(),
+            spill: (0..parts(spill_max)).map(|_| Mutex::new(Part::default())).collect(),
             spilled: Quota::new(spill_max),
             overflow: Overflow::new(when_full, algorithm.fresh_in_place()),
             window: algorithm.window(),
             algorithm,
+            older,
         }
     }
 
@@ -210,6 +205,27 @@ impl<A: Packed<W>, const W: usize> Table<A, W> {
         held
     }
 
+    pub(crate) fn older(&self) -> &Older {
+        &self.older
+    }
+
+    /// What a key has used, here or before.
+    pub(crate) fn state(&self, hash: u64, now: Time) -> Option<State> {
+        let locked = line::lock(self.line(hash));
+        let here = match line::find::<W>(locked.line(), Tag::of(hash)) {
+            Some(slot) => Some(self.algorithm.unpack(line::state(locked.line(), slot))),
+            None if locked.has_spilled() => lock(self.spill_of(hash)).get(hash).cloned(),
+            None => None,
+        };
+        here.map(A::lift).or_else(|| self.older.state(hash, now))
+    }
+
+    /// What a key that is not here had used before, if that still counts.
+    fn carried(&self, hash: u64, now: Time) -> Option<A::State> {
+        let state = self.algorithm.lower(self.older.state(hash, now)?)?;
+        (!self.algorithm.is_fresh(&state, now)).then_some(state)
+    }
+
     fn spill_of(&self, hash: u64) -> &Mutex<Part<A::State>> {
         &self.spill[scale(hash, self.spill.len())]
     }
@@ -240,7 +256,7 @@ pub(crate) struct HeldSlot<'a, A: Packed<W>, const W: usize> {
     place: Place<'a, A::State>,
 }
 
-impl<'a, A: Packed<W>, const W: usize> HeldSlot<'a, A, W> {
+impl<'a, A: Packed<W> + Kept, const W: usize> HeldSlot<'a, A, W> {
     fn find(&mut self) -> Place<'a, A::State> {
         let table = self.table;
         if let Some(slot) = line::find::<W>(self.locked.line(), Tag::of(self.hash)) {
@@ -260,14 +276,25 @@ impl<'a, A: Packed<W>, const W: usize> HeldSlot<'a, A, W> {
                 }
             }
         }
-        match free {
+        let place = match free {
             Some(slot) => Place::NewSlot(slot),
             None if self.take_room_on_the_side() => Place::NewSpilled,
             // Idle now, but not if the clock stepped back: better one of those than none.
             None => match self.free_slot(self.now) {
                 Some(slot) => Place::NewSlot(slot),
-                None => Place::None(table.overflow.hold()),
+                None => return Place::None(table.overflow.hold()),
             },
+        };
+        match (table.carried(self.hash, self.now), place) {
+            (Some(state), Place::NewSlot(slot)) => {
+                self.write(slot, &state);
+                Place::Slot(slot)
+            }
+            (Some(state), Place::NewSpilled) => {
+                lock(table.spill_of(self.hash)).insert(self.hash, state);
+                Place::Spilled
+            }
+            (_, place) => place,
         }
     }
 
@@ -369,6 +396,7 @@ impl<'a, A: Packed<W>, const W: usize> HeldSlot<'a, A, W> {
     }
 
     pub(crate) fn reset(&mut self) {
+        self.table.older.reset(self.hash, self.now);
         match self.place {
             Place::Slot(slot) => {
                 self.locked.set_tag(slot, None);
