@@ -109,7 +109,28 @@ impl<C: Clock> Builder<C> {
         self,
         settings: &crate::redis::Settings,
     ) -> Result<Limiter<crate::redis::Redis>, crate::redis::SettingsError> {
-        Ok(Limiter { store: crate::redis::Redis::new(&self.limits, settings)? })
+        self.redis_on(settings, settings)
+    }
+
+    /// The same, with what the settings were before anything was said of single limits.
+    #[cfg(feature = "redis")]
+    pub(crate) fn redis_on(
+        self,
+        settings: &crate::redis::Settings,
+        base: &crate::redis::Settings,
+    ) -> Result<Limiter<crate::redis::Redis>, crate::redis::SettingsError> {
+        Ok(Limiter { store: crate::redis::Redis::new(&self.limits, settings, base)? })
+    }
+
+    /// The same, going on where another stands: see [`renew`](Self::renew).
+    #[cfg(all(feature = "redis", feature = "tower"))]
+    pub(crate) fn renew_redis(
+        self,
+        before: &Limiter<crate::redis::Redis>,
+        from: &[Option<usize>],
+        settings: &crate::redis::Settings,
+    ) -> Result<Limiter<crate::redis::Redis>, crate::redis::SettingsError> {
+        Ok(Limiter { store: before.store.renewed(&self.limits, from, settings)? })
     }
 
     /// Where time comes from.

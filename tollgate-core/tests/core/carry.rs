@@ -58,8 +58,7 @@ fn worked_examples() {
     let window = |limit, align| Limit::fixed_window(limit, MINUTE, align).unwrap();
     let log = |limit, count| Limit::sliding_window_log(limit, MINUTE, count).unwrap();
     let counter = |limit, buckets, edge| Limit::sliding_window_counter(limit, MINUTE, buckets, edge).unwrap();
-    let leaky =
-        |capacity, mode| Limit::leaky_bucket(capacity, Rate::new(60, MINUTE).unwrap(), mode).unwrap();
+    let leaky = |capacity, mode| Limit::leaky_bucket(capacity, Rate::new(60, MINUTE).unwrap(), mode).unwrap();
     for (from, to, used, expected) in [
         // A quarter of a minute gives 15 of 60 a minute back, by the old rate.
         (smooth(100, 60, MINUTE), smooth(200, 60, MINUTE), 50, Some(165)),

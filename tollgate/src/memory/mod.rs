@@ -179,9 +179,9 @@ impl<C: Clock> Memory<C> {
             if let Some(before) = before.filter(|&it| self.limits[it] == *limit) {
                 return (self.states[before].clone(), self.ranks[before]);
             }
-            let older = before.filter(|&it| limit.carries_on(&self.limits[it])).map(|it| {
-                Older::new(&self.limits[it], self.states[it].clone(), limit, now)
-            });
+            let older = before
+                .filter(|&it| limit.carries_on(&self.limits[it]))
+                .map(|it| Older::new(&self.limits[it], self.states[it].clone(), limit, now));
             let states = States::new(limit, bounds, older.unwrap_or_default());
             (Arc::new(states), first + number as i64)
         };

@@ -101,7 +101,7 @@ impl Inner {
         let each = parts.iter().flat_map(|part| {
             part.items.iter().zip(&part.places).map(|(item, place)| (part.slot, item, *place))
         });
-        each.filter(|(_, item, _)| self.limits[item.limit].counts_all())
+        each.filter(|(_, item, _)| item.limit.counts_all())
             .map(|(slot, item, place)| Part {
                 slot,
                 items: smallvec![item.clone()],

@@ -99,6 +99,20 @@ impl Denials {
         }
     }
 
+    /// Tells others what is known of limits, under their new numbers; what is not told of has none.
+    pub(crate) fn hand_on(&self, to: &Denials, number: impl Fn(usize) -> Option<usize>) {
+        to.reset_ns.fetch_max(self.reset_ns.load(Ordering::Acquire), Ordering::AcqRel);
+        for place in &self.places {
+            let Some(denial) = lock(place).clone() else { continue };
+            let renumbered = |charge: &Charge| Some(Charge { limit: number(charge.limit)?, ..*charge });
+            let Some(charges) = denial.charges.iter().map(renumbered).collect::<Option<SmallVec<_>>>() else {
+                continue;
+            };
+            let mut place = to.place(&charges);
+            *place = Some(Denial { charges, ..denial });
+        }
+    }
+
     /// Forgets a key, which was reset at `now`.
     pub(crate) fn forget(&self, key: Key, now: Time) {
         self.reset_ns.fetch_max(now.as_nanos(), Ordering::AcqRel);
@@ -160,6 +174,23 @@ mod tests {
         assert_eq!(denials.known(&[charge], NOW), None);
         denials.learn(&[charge], &verdict(&[denied(ms(300))]), NOW);
         assert_eq!(denials.known(&[charge], NOW), None, "it was asked before the reset");
+    }
+
+    /// The second limit has become the first, and the first is another now.
+    #[test]
+    fn denials_of_limits_that_stay_are_handed_on() {
+        let two = || Denials::new([(&window(), None), (&window(), None)].into_iter());
+        let (before, after) = (two(), two());
+        let [first, second] = [0, 1].map(|limit| Charge { limit, key: Key(7), cost: 1 });
+        let wait = Duration::from_millis(300);
+        before.learn(&[first], &verdict(&[denied(wait)]), NOW);
+        before.learn(&[second], &verdict(&[denied(wait)]), NOW);
+        before.learn(&[first, second], &verdict(&[denied(wait); 2]), NOW);
+        before.hand_on(&after, |limit| limit.checked_sub(1));
+        assert!(after.known(&[first], NOW).is_some());
+        assert_eq!(after.known(&[second], NOW), None);
+        assert_eq!(after.known(&[first, second], NOW), None);
+        assert!(before.known(&[first, second], NOW).is_some(), "who is on the way is told the same");
     }
 
     #[test]

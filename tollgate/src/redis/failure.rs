@@ -10,8 +10,8 @@ use crate::clock::SystemClock;
 use crate::memory::{Bounds, Memory, WhenFull};
 use crate::store::{Charge, ChargeError, Verdict};
 
-/// How many keys are remembered while Redis is away.
-const LOCAL_KEYS_MAX: usize = 100_000;
+/// What is remembered while Redis is away.
+const BOUNDS: Bounds = Bounds { max_keys: 100_000, max_bytes: 64 << 20, when_full: WhenFull::Share };
 
 /// The limits' policies, and the store of those that are local.
 #[derive(Debug)]
@@ -31,22 +31,21 @@ enum Away {
 
 impl Fallback {
     pub(crate) fn new(limits: &[(Limit, Failure)]) -> Fallback {
-        let mut shares = Vec::new();
-        let limits = limits.iter().map(|(limit, failure)| match *failure {
-            Failure::Open => Away::Open(limit.clone()),
-            Failure::Closed => Away::Closed(limit.clone()),
-            Failure::Local { nodes } => match limit.share(nodes) {
-                Some(share) => {
-                    shares.push(share);
-                    Away::Local(shares.len() - 1)
-                }
-                // Less than one request for each: none may pass.
-                None => Away::Closed(limit.clone()),
-            },
-        });
-        let limits = limits.collect();
-        let bounds = Bounds { max_keys: LOCAL_KEYS_MAX, max_bytes: 64 << 20, when_full: WhenFull::default() };
-        Fallback { limits, memory: Memory::new(&shares, SystemClock::new(), bounds) }
+        let (limits, shares) = away(limits);
+        Fallback { limits, memory: Memory::new(&shares, SystemClock::new(), BOUNDS) }
+    }
+
+    /// Goes on where this one stands: limit n is what limit `from[n]` was here, if any.
+    pub(crate) fn renewed(&self, limits: &[(Limit, Failure)], from: &[Option<usize>]) -> Fallback {
+        let (limits, shares) = away(limits);
+        let before = |(number, away): (usize, &Away)| {
+            matches!(away, Away::Local(_)).then(|| match self.limits.get((*from.get(number)?)?) {
+                Some(Away::Local(share)) => Some(*share),
+                _ => None,
+            })
+        };
+        let from: Vec<Option<usize>> = limits.iter().enumerate().filter_map(before).collect();
+        Fallback { memory: self.memory.renewed(&shares, &from, BOUNDS), limits }
     }
 
     /// Decides without Redis. The charges name limits that there are.
@@ -70,6 +69,24 @@ impl Fallback {
         });
         Ok(Verdict { decisions: decisions.collect(), is_degraded: true, is_closed })
     }
+}
+
+/// The policies, and the shares of those that are local, in their order.
+fn away(limits: &[(Limit, Failure)]) -> (Box<[Away]>, Vec<Limit>) {
+    let mut shares = Vec::new();
+    let limits = limits.iter().map(|(limit, failure)| match *failure {
+        Failure::Open => Away::Open(limit.clone()),
+        Failure::Closed => Away::Closed(limit.clone()),
+        Failure::Local { nodes } => match limit.share(nodes) {
+            Some(share) => {
+                shares.push(share);
+                Away::Local(shares.len() - 1)
+            }
+            // Less than one request for each: none may pass.
+            None => Away::Closed(limit.clone()),
+        },
+    });
+    (limits.collect(), shares)
 }
 
 /// As a fresh key would be told, whatever the cost.

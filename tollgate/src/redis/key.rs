@@ -24,22 +24,33 @@ impl fmt::Debug for Names {
 }
 
 impl Names {
-    /// The names of the keys of limits: each with its algorithm and its own name, if it has one.
+    /// The names of the keys of limits: each with its algorithm, its own name, if it has one, and its scale. A limit of
+    /// another scale has other names, so that no state is read as what it is not.
     pub(crate) fn new<'a>(
         secret: &[u8],
         namespace: &str,
-        limits: impl Iterator<Item = (&'static str, Option<&'a str>)>,
+        limits: impl Iterator<Item = (&'static str, Option<&'a str>, Vec<u8>)>,
     ) -> Names {
         let hasher = SipHasher24::new_with_key(&hash(&SipHasher24::new(), secret).to_le_bytes());
-        let limits = limits.enumerate().map(|(index, (algorithm, name))| {
+        let limits = limits.enumerate().map(|(index, (algorithm, name, scale))| {
+            let short = |bytes: &[u8]| hash(&hasher, bytes) as u32;
             let behind = match (name, index) {
-                (Some(name), _) => format!("}}:{:016x}", hash(&hasher, name.as_bytes()) as u64),
-                (None, 0) => "}".to_owned(),
-                (None, _) => format!("}}:{}", index + 1),
+                (Some(name), _) => {
+                    // The name's length keeps the two apart.
+                    let whole = [&(name.len() as u64).to_le_bytes(), name.as_bytes(), &scale].concat();
+                    format!("}}:{:016x}", hash(&hasher, &whole) as u64)
+                }
+                (None, 0) => format!("}}:{:08x}", short(&scale)),
+                (None, _) => format!("}}:{:08x}:{}", short(&scale), index + 1),
             };
             (format!("rate_limit:{algorithm}:{{"), behind)
         });
         Names { limits: limits.collect(), namespace: hash(&hasher, namespace.as_bytes()), hasher }
+    }
+
+    /// Whether a limit's keys have the same names there.
+    pub(crate) fn are_same(&self, limit: usize, other: &Names, number: usize) -> bool {
+        self.limits.get(limit) == other.limits.get(number)
     }
 
     pub(crate) fn key<K: Hash + ?Sized>(&self, key: &K) -> Key {
@@ -48,8 +59,8 @@ impl Names {
         Key(hasher.0.finish128().as_u128())
     }
 
-    /// `rate_limit:<algorithm>:{<hash>}`, and behind that `:2` for the second limit and so on, or a hash of the limit's
-    /// own name. The braces are Redis Cluster's: what is in them names the slot, so that all limits of a key can be
+    /// `rate_limit:<algorithm>:{<hash>}`, and behind that a hash of the limit's scale and `:2` for the second limit and so
+    /// on, or a hash of both the limit's own name and its scale. The braces are Redis Cluster's: what is in them names the slot, so that all limits of a key can be
     /// charged in one step.
     pub(crate) fn name(&self, limit: usize, key: Key) -> String {
         let (before, behind) = &self.limits[limit];
@@ -107,7 +118,7 @@ mod tests {
     use super::*;
 
     fn names(secret: &str, namespace: &str) -> Names {
-        let limits = [None, None, Some("per-user")].map(|name| ("fixed_window", name));
+        let limits = [None, None, Some("per-user")].map(|name| ("fixed_window", name, vec![3]));
         Names::new(secret.as_bytes(), namespace, limits.into_iter())
     }
 
@@ -116,8 +127,11 @@ mod tests {
     fn a_name_is_the_same_in_every_process() {
         let names = names("secret", "");
         let key = names.key("alice");
-        assert_eq!(names.name(0, key), "rate_limit:fixed_window:{b3f4638a237b05602c1560722b71d66b}");
-        assert_eq!(names.name(1, key), "rate_limit:fixed_window:{b3f4638a237b05602c1560722b71d66b}:2");
+        assert_eq!(names.name(0, key), "rate_limit:fixed_window:{b3f4638a237b05602c1560722b71d66b}:0dd0b5b6");
+        assert_eq!(
+            names.name(1, key),
+            "rate_limit:fixed_window:{b3f4638a237b05602c1560722b71d66b}:0dd0b5b6:2"
+        );
     }
 
     #[test]

@@ -31,7 +31,7 @@ pub(crate) struct Leases {
 }
 
 /// What is leased of a limit.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Terms {
     pub(crate) limit: Limit,
     /// By which units are taken.
@@ -229,6 +229,31 @@ impl Leases {
         self.take_all()
     }
 
+    /// Whether a limit is leased in the same way there.
+    pub(crate) fn are_same(&self, limit: usize, other: &Leases, number: usize) -> bool {
+        self.terms.get(limit) == other.terms.get(number)
+    }
+
+    /// Leaves what is held of limits to others, under their new numbers, and gives what is held of those that have none.
+    /// What is on its way comes back here, and finds nobody who waits for it.
+    pub(crate) fn hand_on(&self, to: &Leases, number: impl Fn(usize) -> Option<usize>) -> Vec<Unspent> {
+        let mut unspent = Vec::new();
+        for place in &self.places {
+            let mut place = lock(place);
+            let Some((limit, key)) = place.owner else { continue };
+            if let Some(number) = number(limit) {
+                let mut free = to.place(number, key);
+                if free.owner.is_none() {
+                    let place = std::mem::take(&mut *place);
+                    *free = Place { owner: Some((number, key)), is_taking: false, ..place };
+                    continue;
+                }
+            }
+            place.roll(Time::MAX, &mut unspent);
+        }
+        unspent
+    }
+
     /// Keeps what could not be given back until the next sweep, as far as there is room.
     pub(crate) fn keep(&self, unspent: Unspent) {
         let mut unreturned = lock(&self.unreturned);
@@ -298,7 +323,7 @@ mod tests {
     use std::collections::VecDeque;
 
     use proptest::prelude::*;
-    use tollgate_core::{Align, Count, Edge, Mode, Rate, Style};
+    use tollgate_core::{Algorithm as _, Align, Count, Edge, Mode, Rate, Style};
 
     use super::*;
     use crate::{Clock as _, Limiter, ManualClock};
@@ -313,6 +338,27 @@ mod tests {
 
     fn window(limit: u32) -> Limit {
         Limit::fixed_window(limit, Duration::from_secs(60), Align::Clock).unwrap()
+    }
+
+    /// The second limit has become the first, and the first is another now.
+    #[test]
+    fn slices_of_limits_that_stay_are_handed_on() {
+        let terms = || Some(Terms::new(&window(100), Lease::of(10)).unwrap());
+        let (before, after) = (Leases::new(vec![terms(), terms()]), Leases::new(vec![terms()]));
+        let told = window(100);
+        let Limit::FixedWindow(told) = &told else { unreachable!() };
+        let told = told.decide(&mut told.fresh(), NOW, 8);
+        for limit in [0, 1] {
+            let charge = Charge { limit, cost: 8, ..CHARGE };
+            assert!(before.spend(&charge, NOW, &mut Chores::default()).is_none());
+            assert_eq!(before.taken(charge, NOW, NOW, Some((told, NOW))), None);
+        }
+        let back = before.hand_on(&after, |limit| limit.checked_sub(1));
+        assert_eq!(back, [Unspent { charge: Charge { cost: 8, ..CHARGE }, taken_at: NOW }]);
+        let spent = |leases: &Leases, charge| leases.spend(&charge, NOW, &mut Chores::default()).is_some();
+        assert!((0..8).all(|_| spent(&after, CHARGE)) && !spent(&after, CHARGE));
+        assert!(!spent(&before, CHARGE) && !spent(&before, Charge { limit: 1, ..CHARGE }));
+        assert_eq!(before.take_all(), [], "nothing is given back twice");
     }
 
     fn leases(limit: &Limit, most: u32) -> Leases {

@@ -212,11 +212,28 @@ end
 -- That instant moves with every charge, and with it the expiry would. So a key lives up to a grain longer than it
 -- counts: time is cut into grains, and only when the instant moves to another of them is the expiry written.
 local MICROS, DAY_US = 1e6, 86400 * 1e6
--- A grain is 10 seconds or, if that is longer, this part of the time to fill; never longer than all of it, or a day.
-local GRAIN, GRAIN_US = 64, 10 * 1e6
+-- A grain is a second, or two to four units' time if that is longer, but no more than 19 hours. Whatever the capacity,
+-- buckets of one rate have the same grains: processes with another capacity rely on each other's expiries.
+local GRAIN_US_MIN, GRAIN_US_MAX = 2 ^ 20, 2 ^ 36
 
-local function grain_us(fill_us)
-  return max(floor(min(max(fill_us / GRAIN, GRAIN_US), fill_us, DAY_US)), 1)
+local function grain_us(unit_us)
+  local grain = GRAIN_US_MIN
+  while grain < 2 * unit_us and grain < GRAIN_US_MAX do
+    grain = grain * 2
+  end
+  return grain
+end
+
+-- A bucket that is this many times as far from full as an empty one comes from a clock that was wrong: it counts as
+-- emptied just now. Twice would be enough, as it is where the time is injected, and for the other stores. But it may also
+-- come from a process whose capacity is higher, because the limit is being lowered, and then it must stay as it is.
+local FAR, FAR_INJECTED = 16, 2
+
+local function multiple(k, d, t, f, ticks)
+  local carry = floor(f * k / ticks)
+  t = t * k + carry
+  local days = floor(t / DAY_NS)
+  return { d = d * k + days, t = t - days * DAY_NS, f = f * k - carry * ticks }
 end
 
 -- The state of a bucket, whichever way it is kept.
@@ -262,15 +279,8 @@ local function bucket(key, it)
     if d < 0 then
       d, t, f = 0, 0, 0
     else
-      -- More than twice a full bucket comes from a clock that was wrong: it counts as emptied just now.
-      local two_f = f_f + f_f
-      local carry = two_f >= ticks and 1 or 0
-      local two_t = f_t + f_t + carry
-      two_f = two_f - carry * ticks
-      carry = two_t >= DAY_NS and 1 or 0
-      local two_d = f_d + f_d + carry
-      two_t = two_t - carry * DAY_NS
-      if d > two_d or (d == two_d and (t > two_t or (t == two_t and f > two_f))) then
+      local far = extra == 0 and it.far or it.far_injected
+      if d > far.d or (d == far.d and (t > far.t or (t == far.t and f > far.f))) then
         d, t, f = f_d, f_t, f_f
         is_moved = true
       end
@@ -320,7 +330,7 @@ local function put_bucket_right(key, it, before)
     end
     return ALLOWED + DECIDED + NUMBER, before
   end
-  if before - now_us > 2 * fill then
+  if before - now_us > (extra == 0 and FAR or FAR_INJECTED) * fill then
     -- From a clock that was wrong: it counts as emptied just now.
     put(key, now_us + fill, (fill + grain) / 1000)
   else
@@ -408,7 +418,8 @@ local function read_window(state)
 end
 
 local function window_value(it, s, n, count)
-  if it.cost_text and s < WORD then
+  -- A count from when the limit was higher may need the other way.
+  if it.cost_text and s < WORD and count < COUNTS / 2 then
     return s * COUNTS + count
   end
   return pack('<dI4I4', s, n, count)
@@ -1003,8 +1014,8 @@ local function give_back_to_bucket(key, it, t_s, t_n)
     end
   end
   local full_d, full_t, full_f = read_bucket(state)
-  -- Twice a full bucket, as in `bucket`; a day more or less does not matter here.
-  if full_d - now_d > 2 * it.f_d + 2 then
+  -- A bucket of a clock that was wrong, as in `bucket`; a day more or less does not matter here.
+  if full_d - now_d > (extra == 0 and FAR or FAR_INJECTED) * (it.f_d + 1) then
     return
   end
   full_d, full_t, full_f = full_d - c_d, full_t - c_t, full_f - c_f
@@ -1199,7 +1210,8 @@ local READ = {
       flags = flags, more = flags % 2 == 1, is_look = flags % 4 >= LOOK,
       cost = cost, limit = limit, kind = bucket, give_back = give_back_to_bucket,
       f_d = f_d, f_t = f_t, f_f = f_f, c_d = c_d, c_t = c_t, c_f = c_f, ticks = ticks,
-      grain = grain_us(f_d * DAY_US + f_t / 1000) * 1000,
+      far = multiple(FAR, f_d, f_t, f_f, ticks), far_injected = multiple(FAR_INJECTED, f_d, f_t, f_f, ticks),
+      grain = grain_us((f_d * DAY_US + f_t / 1000) / limit) * 1000,
     }
   end,
   function(charge)
@@ -1247,12 +1259,14 @@ local READ = {
   function(charge)
     local _, flags, cost, limit, fill, wanted = unpack('<BBI4I4dd', charge)
     local f_d, c_d = floor(fill / DAY_US), floor(wanted / DAY_US)
-    local wanted_text, grain = format('%d', wanted), grain_us(fill)
+    local wanted_text, grain = format('%d', wanted), grain_us(fill / limit)
+    local f_t = (fill - f_d * DAY_US) * 1000
     return {
       flags = flags, more = flags % 2 == 1, is_look = flags % 4 >= LOOK,
       cost = cost, limit = limit, kind = bucket, give_back = give_back_to_bucket,
       quick = quick_bucket, fill = fill, wanted = wanted, wanted_text = wanted_text, back_text = '-' .. wanted_text,
-      f_d = f_d, f_t = (fill - f_d * DAY_US) * 1000, f_f = 0,
+      f_d = f_d, f_t = f_t, f_f = 0,
+      far = multiple(FAR, f_d, f_t, 0, 1), far_injected = multiple(FAR_INJECTED, f_d, f_t, 0, 1),
       c_d = c_d, c_t = (wanted - c_d * DAY_US) * 1000, c_f = 0, ticks = 1,
       grain_us = grain, grain = grain * 1000,
     }

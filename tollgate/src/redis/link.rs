@@ -94,7 +94,7 @@ impl std::error::Error for StoreError {}
 /// A charge on its way.
 #[derive(Clone, Debug)]
 pub(crate) struct Item {
-    pub(crate) limit: usize,
+    pub(crate) limit: Arc<Packed>,
     pub(crate) key: String,
     pub(crate) cost: u32,
 }
@@ -172,7 +172,6 @@ pub(crate) struct Link {
 #[derive(Clone, Debug)]
 pub(crate) struct Common {
     pub(crate) library: Arc<Library>,
-    pub(crate) limits: Arc<[Packed]>,
     /// How long those who ask wait.
     pub(crate) deadline: Duration,
 }
@@ -280,7 +279,7 @@ impl Driver {
         };
         for (call, reply) in calls.into_iter().zip(replies) {
             match reply {
-                Ok(reply) => call.tell(&reply, &self.common.limits),
+                Ok(reply) => call.tell(&reply),
                 Err(error) => {
                     if is_not_in_charge(&error) {
                         self.connection = None;
@@ -435,10 +434,9 @@ impl Call {
                 }
                 for Request { items, what, .. } in requests {
                     for (index, item) in items.iter().enumerate() {
-                        let limit = &common.limits[item.limit];
                         command.arg(match what {
-                            What::GiveBack(at) => limit.give_back(item.cost, *at),
-                            _ => limit.charge(item.cost, *what == What::Look, index + 1 < items.len()),
+                            What::GiveBack(at) => item.limit.give_back(item.cost, *at),
+                            _ => item.limit.charge(item.cost, *what == What::Look, index + 1 < items.len()),
                         });
                     }
                 }
@@ -453,7 +451,7 @@ impl Call {
     }
 
     /// Hands each request its part of the reply.
-    fn tell(self, reply: &Value, limits: &[Packed]) {
+    fn tell(self, reply: &Value) {
         // If nobody is there to be told, nobody needs to know.
         match (self.work, reply) {
             (Work::Forget { tell, .. }, _) => {
@@ -463,7 +461,7 @@ impl Call {
                 let mut rest = reply.as_slice();
                 let now = protocol::take_instant(&mut rest).map(Time::from_nanos);
                 for request in requests {
-                    let told = now.and_then(|now| request.told(&mut rest, now, limits));
+                    let told = now.and_then(|now| request.told(&mut rest, now));
                     let _ = request.tell.send(told.ok_or(NotDone::Failed(StoreError::Garbled)));
                 }
             }
@@ -499,12 +497,12 @@ impl Call {
 }
 
 impl Request {
-    fn told(&self, rest: &mut &[u8], at: Time, limits: &[Packed]) -> Option<Told> {
+    fn told(&self, rest: &mut &[u8], at: Time) -> Option<Told> {
         if matches!(self.what, What::GiveBack(_)) {
             self.items.iter().try_for_each(|_| Packed::given_back(rest))?;
             return Some(Told { at, ..Told::default() });
         }
-        let told = self.items.iter().map(|item| limits[item.limit].decision(rest, at, item.cost));
+        let told = self.items.iter().map(|item| item.limit.decision(rest, at, item.cost));
         // All are read, so that the next begins at its own.
         let told: SmallVec<[_; 4]> = told.collect();
         let decisions: Option<SmallVec<_>> = told.into_iter().collect();

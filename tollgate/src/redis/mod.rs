@@ -15,6 +15,7 @@
 //! | `slots`, `claim`, `slots.lua` | how many requests are under way in all processes, for the middleware |
 //! | `breaker` | stops waiting for a server that does not answer |
 //! | `failure` | what is decided then |
+//! | `renewal` | limits that change while they are in use |
 //!
 //! The path of a check: key -> its name -> its node, whose breaker lets it ask -> a link's queue -> one call, the
 //! server's own time inside -> decision. Or, if that fails or takes too long: the limit's policy decides.
@@ -31,6 +32,7 @@ mod leased;
 mod link;
 mod node;
 mod protocol;
+mod renewal;
 mod route;
 mod server;
 mod settings;
@@ -48,7 +50,7 @@ use tollgate_core::{Limit, Time};
 use self::denied::Denials;
 use self::failure::Fallback;
 use self::key::Names;
-use self::lease::Leases;
+use self::lease::{Leases, Terms};
 pub use self::link::StoreError;
 use self::link::{Common, Item, Items, Library, Task, What};
 use self::protocol::Packed;
@@ -111,9 +113,14 @@ pub struct Redis(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    limits: Arc<[Packed]>,
+    limits: Box<[Arc<Packed>]>,
+    /// As they were given, and not as they are enforced where budget is taken ahead.
+    given: Box<[Limit]>,
     names: Names,
-    servers: Servers,
+    /// Those that come after share the connections.
+    servers: Arc<Servers>,
+    /// What was said before anything was said of single limits.
+    base: Settings,
     deadline: Duration,
     denials: Denials,
     leases: Leases,
@@ -122,27 +129,50 @@ struct Inner {
 }
 
 impl Redis {
-    pub(crate) fn new(limits: &[Limit], settings: &Settings) -> Result<Redis, SettingsError> {
+    /// `base` is what the settings were before anything was said of single limits.
+    pub(crate) fn new(
+        limits: &[Limit],
+        settings: &Settings,
+        base: &Settings,
+    ) -> Result<Redis, SettingsError> {
+        let library = Arc::new(Library::new());
+        let common = Common { library, deadline: settings.deadline };
+        let terms = settings.terms(limits)?;
+        let fallback = Fallback::new(&settings.policies(limits)?);
+        // What cannot be used is found before anything is started.
+        settings.names(limits)?;
+        let place = Place::new(settings)?;
         if tokio::runtime::Handle::try_current().is_err() {
             return Err(SettingsError::NoRuntime);
         }
-        let place = Place::new(settings)?;
-        let terms = settings.terms(limits)?;
-        let fallback = Fallback::new(&settings.policies(limits)?);
+        let servers = Arc::new(Servers::new(place, settings.links, common));
+        Redis::on(servers, limits, settings, base, terms, fallback)
+    }
+
+    fn on(
+        servers: Arc<Servers>,
+        limits: &[Limit],
+        settings: &Settings,
+        base: &Settings,
+        terms: Vec<Option<Terms>>,
+        fallback: Fallback,
+    ) -> Result<Redis, SettingsError> {
         let in_redis = limits.iter().zip(&terms).map(|(limit, terms)| {
             let enforced = terms.as_ref().map_or(limit, |terms| &terms.ahead);
-            Packed::new(enforced, limit.limit())
+            Arc::new(Packed::new(enforced, limit.limit()))
         });
-        let packed: Arc<[Packed]> = in_redis.collect();
-        let library = Arc::new(Library::new());
-        let common = Common { library, limits: packed.clone(), deadline: settings.deadline };
-        let named = limits.iter().map(Limit::name).zip(settings.names(limits)?);
+        let packed: Box<[Arc<Packed>]> = in_redis.collect();
+        let named = settings.names(limits)?.into_iter().zip(&packed);
+        let named =
+            limits.iter().zip(named).map(|(limit, (name, packed))| (limit.name(), name, packed.scale()));
         let holds =
             terms.iter().map(|terms| terms.as_ref().map(|terms| terms.lease.hold)).collect::<Vec<_>>();
         let inner = Arc::new(Inner {
             names: Names::new(&settings.secret, &settings.namespace, named),
-            servers: Servers::new(place, settings.links, common),
+            servers,
             limits: packed,
+            given: limits.into(),
+            base: base.clone(),
             deadline: settings.deadline,
             denials: Denials::new(limits.iter().zip(holds)),
             leases: Leases::new(terms),
@@ -186,7 +216,11 @@ impl Inner {
     }
 
     fn item(&self, charge: &Charge) -> Item {
-        Item { limit: charge.limit, key: self.names.name(charge.limit, charge.key), cost: charge.cost }
+        Item {
+            limit: self.limits[charge.limit].clone(),
+            key: self.names.name(charge.limit, charge.key),
+            cost: charge.cost,
+        }
     }
 
     async fn decide(self: &Arc<Self>, charges: &[Charge], is_look: bool) -> Result<Verdict, ChargeError> {

@@ -5,7 +5,7 @@
 
 use tollgate_core::{
     Algorithm, Align, Bucket, Count, Counter, CounterState, Decision, Edge, FixedWindow, FixedWindowState,
-    Limit, Log, Steps, StepsState, Time,
+    Limit, Log, Mode, Steps, StepsState, Time,
 };
 
 use std::time::Duration;
@@ -98,6 +98,23 @@ impl Packed {
             }
         }
         text
+    }
+
+    /// What a state means nothing without: the algorithm with its variant, and the window or rate. Limits that differ in
+    /// nothing else than their size can read each other's states, and keep their expiries.
+    pub(crate) fn scale(&self) -> Vec<u8> {
+        match &self.limit {
+            Limit::Bucket(it) => {
+                let mode = match it.mode() {
+                    None => 0,
+                    Some(Mode::Police) => 1,
+                    Some(Mode::Shape) => 2,
+                };
+                let (per_ns, per_unit) = (it.ticks_per_ns().to_le_bytes(), it.ticks_per_unit().to_le_bytes());
+                [&[1, mode], per_ns.as_slice(), &per_unit].concat()
+            }
+            _ => [&[self.kind], self.own.as_slice()].concat(),
+        }
     }
 
     /// Whether denied requests count, too.

@@ -54,7 +54,7 @@ use crate::slots::{self, Counter};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct Builder {
-    rules: Vec<Rule>,
+    pub(super) rules: Vec<Rule>,
     pub(super) slots: Vec<Slots>,
     customs: HashMap<String, Custom>,
     trust: Trust,
@@ -345,11 +345,7 @@ impl Builder {
         let rules = self.spelt_rules()?;
         let builder = self.bounded(limiter_builder(&rules, &self.slots)?).clock(clock.clone());
         let limiter = builder.build().map_err(LayerError::Memory)?;
-        let slots = SlotRules::new(&self.slots, &rules, || {
-            let most = self.slots.iter().map(|slots| slots.most);
-            let max_keys = self.max_keys.unwrap_or(MAX_KEYS);
-            Ok(Counter::Memory(Arc::new(slots::Memory::new(most, max_keys))))
-        })?;
+        let slots = SlotRules::new(&self.slots, &rules, || Ok(self.counter_in_memory()))?;
         self.with(rules, limiter, slots, clock)
     }
 
@@ -381,26 +377,29 @@ impl Builder {
         settings: &crate::redis::Settings,
     ) -> Result<RateLimitLayer<crate::redis::Redis>, LayerError> {
         let rules = self.spelt_rules()?;
-        let mut settings = settings.clone();
-        for (number, kept) in rules.limits().iter().enumerate() {
-            settings = settings.named(number, &kept.name);
-            if let Some(failure) = kept.failure {
-                settings = settings.failure_of(number, failure);
-            }
-            if let Some(lease) = kept.lease {
-                settings = settings.lease(number, lease);
-            }
-        }
-        let limiter = limiter_builder(&rules, &self.slots)?.redis(&settings).map_err(LayerError::Redis)?;
-        let slots = SlotRules::new(&self.slots, &rules, || {
-            let named = self.slots.iter().map(|slots| (slots.name.as_str(), slots.most));
-            limiter.store().slots(&settings, named).map(Counter::Redis).map_err(LayerError::Redis)
-        })?;
+        let of_rules = settings_for(&rules, settings);
+        let limiter =
+            limiter_builder(&rules, &self.slots)?.redis_on(&of_rules, settings).map_err(LayerError::Redis)?;
+        let slots = SlotRules::new(&self.slots, &rules, || self.counter_in_redis(&limiter))?;
         self.with(rules, limiter, slots, SystemClock::new())
     }
 
+    /// Where slots are counted.
+    pub(super) fn counter_in_memory(&self) -> Counter {
+        let most = self.slots.iter().map(|slots| slots.most);
+        Counter::Memory(Arc::new(slots::Memory::new(most, self.max_keys.unwrap_or(MAX_KEYS))))
+    }
+
+    /// The same for several processes.
+    #[cfg(feature = "redis")]
+    pub(super) fn counter_in_redis(&self, limiter: &Limiter<crate::redis::Redis>) -> Result<Counter, LayerError> {
+        let named = self.slots.iter().map(|slots| (slots.name.as_str(), slots.most));
+        let store = limiter.store();
+        store.slots(store.base(), named).map(Counter::Redis).map_err(LayerError::Redis)
+    }
+
     /// The rules with patterns for the paths that they will meet: for any others they would silently match nothing.
-    fn spelt_rules(&self) -> Result<Rules, LayerError> {
+    pub(super) fn spelt_rules(&self) -> Result<Rules, LayerError> {
         let spelt = |rule: &Rule| {
             let wrong = |error| LayerError::Pattern(rule.name.clone(), error);
             rule.clone().spelt(self.spelling).map_err(wrong)
@@ -409,7 +408,7 @@ impl Builder {
         Rules::new(rules).map_err(LayerError::Rules)
     }
 
-    fn bounded(&self, mut builder: limiter::Builder) -> limiter::Builder {
+    pub(super) fn bounded(&self, mut builder: limiter::Builder) -> limiter::Builder {
         if let Some(max_keys) = self.max_keys {
             builder = builder.max_keys(max_keys);
         }
@@ -429,6 +428,16 @@ impl Builder {
         slots: Option<SlotRules>,
         clock: impl Clock + Send + Sync + 'static,
     ) -> Result<RateLimitLayer<S>, LayerError> {
+        Ok(RateLimitLayer { gate: Arc::new(self.gate(rules, limiter, slots, clock)?) })
+    }
+
+    pub(super) fn gate<S>(
+        self,
+        rules: Rules,
+        limiter: Limiter<S>,
+        slots: Option<SlotRules>,
+        clock: impl Clock + Send + Sync + 'static,
+    ) -> Result<Gate<S>, LayerError> {
         let name = |rule: &Rule| {
             PolicyName::new(&rule.name).map_err(|error| LayerError::Name(rule.name.clone(), error))
         };
@@ -451,7 +460,7 @@ impl Builder {
         }
         let customs = rules.rules().map(|rule| self.customs.get(&rule.name).cloned().unwrap_or_default());
         let is_delay = |limit: &Limit| matches!(limit, Limit::Bucket(it) if it.mode() == Some(Mode::Shape));
-        let gate = Gate {
+        Ok(Gate {
             customs: customs.collect(),
             delays: rules.limits().iter().map(|kept| is_delay(&kept.limit)).collect(),
             limiter,
@@ -469,16 +478,31 @@ impl Builder {
             extractors: self.extractors,
             observer: self.observer,
             max_waiting: self.max_waiting,
-            waiting: AtomicUsize::new(0),
+            waiting: Arc::new(AtomicUsize::new(0)),
             clock: Box::new(clock),
             answers: AtomicU64::new(0),
-        };
-        Ok(RateLimitLayer { gate: Arc::new(gate) })
+        })
     }
 }
 
+/// Settings with what rules say of their limits.
+#[cfg(feature = "redis")]
+pub(super) fn settings_for(rules: &Rules, settings: &crate::redis::Settings) -> crate::redis::Settings {
+    let mut settings = settings.clone();
+    for (number, kept) in rules.limits().iter().enumerate() {
+        settings = settings.named(number, &kept.name);
+        if let Some(failure) = kept.failure {
+            settings = settings.failure_of(number, failure);
+        }
+        if let Some(lease) = kept.lease {
+            settings = settings.lease(number, lease);
+        }
+    }
+    settings
+}
+
 /// A limiter for all limits of the rules.
-fn limiter_builder(rules: &Rules, slots: &[Slots]) -> Result<limiter::Builder, LayerError> {
+pub(super) fn limiter_builder(rules: &Rules, slots: &[Slots]) -> Result<limiter::Builder, LayerError> {
     if rules.limits().is_empty() && slots.is_empty() {
         return Err(LayerError::NoRules);
     }

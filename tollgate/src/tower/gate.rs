@@ -127,7 +127,7 @@ pub(crate) struct Gate<S> {
     pub(crate) delays: Vec<bool>,
     pub(crate) max_waiting: usize,
     /// Requests that wait now.
-    pub(crate) waiting: AtomicUsize,
+    pub(crate) waiting: Arc<AtomicUsize>,
     pub(crate) clock: Box<dyn Clock + Send + Sync>,
     /// Counts answers, so that no two have the same jitter.
     pub(crate) answers: AtomicU64,

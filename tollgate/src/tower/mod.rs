@@ -88,6 +88,7 @@
 //! |---|---|
 //! | `builder` | makes a layer |
 //! | `view` | shows a request to the rules |
+//! | `renewal` | rules that change while they are in use |
 //! | `gate`, `slots` | decide |
 //! | `service`, `told`, `body` | carry out what was decided |
 //! | `token` | verifies tokens, with the feature `jwt` |
@@ -95,6 +96,7 @@
 mod body;
 mod builder;
 mod gate;
+mod renewal;
 mod service;
 pub mod slots;
 #[cfg(feature = "jwt")]
@@ -118,6 +120,7 @@ pub use self::body::ResponseBody;
 pub use self::builder::{Builder, LayerError};
 use self::gate::Gate;
 pub use self::gate::{Observed, Outcome, Ruled};
+pub use self::renewal::Renewable;
 pub use self::service::{RateLimit, ResponseFuture};
 pub use self::slots::ChosenSlots;
 use crate::limiter::Limiter;

@@ -5,6 +5,7 @@
 mod bounds;
 mod contention;
 mod equivalence;
+mod renewal;
 mod several_limits;
 mod verbs;
 

@@ -6,9 +6,9 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use testbed::RedisServer;
 use tollgate::redis::{Failure, Redis, Settings};
-use tollgate::{Align, Edge, Limit, Limiter, Rate, RetryAfter, Style, Verdict};
+use tollgate::{Align, Count, Edge, Limit, Limiter, Mode, Rate, RetryAfter, Style, Verdict};
 
-use crate::{PATIENT, all_expire, every_variant, limiter};
+use crate::{PATIENT, all_expire, every_variant, limiter, resized};
 
 const DAY: Duration = Duration::from_secs(86_400);
 
@@ -21,16 +21,20 @@ fn settings(server: &RedisServer, namespace: &str) -> Settings {
         .failure(Failure::Closed)
 }
 
+/// Whether a bucket refills while a test runs.
+fn refills_soon(limit: &Limit) -> bool {
+    matches!(limit, Limit::Bucket(it) if it.rate().count() == 999_983)
+}
+
 /// Keys that have taken more than a lowered limit are denied, and told when they pass again.
 #[tokio::test]
 async fn a_limit_is_lowered() {
     let server = RedisServer::start().unwrap();
-    for (number, (old, new)) in every_variant(20, 3_600).into_iter().zip(every_variant(5, 3_600)).enumerate()
-    {
-        // These count in time, and the rate is lower, too.
-        if matches!(new, Limit::Bucket(_)) {
+    for (number, old) in every_variant(20, 3_600).into_iter().enumerate() {
+        if refills_soon(&old) {
             continue;
         }
+        let new = resized(&old, 5);
         let settings = settings(&server, &number.to_string());
         let (old, limiter) = (limiter(&[old], &settings), limiter(std::slice::from_ref(&new), &settings));
         assert!(old.check_n("key", 15).await.allowed());
@@ -44,6 +48,49 @@ async fn a_limit_is_lowered() {
         assert!(!limiter.check("other").await.is_degraded(), "{new:?}");
     }
     all_expire(&server);
+}
+
+/// Processes with a higher and a lower limit share what is used: neither denies what it has room for, and neither gives
+/// back what the other has counted.
+#[tokio::test]
+async fn two_sizes_of_a_limit_share_their_counts() {
+    let server = RedisServer::start().unwrap();
+    // Two million are kept in another way than twenty, where a window is a number.
+    for (number, limit) in every_variant(20, 86_400).into_iter().enumerate() {
+        if refills_soon(&limit) {
+            continue;
+        }
+        for (low, high) in [(20, 40), (20, 200), (20, 2_000_000)] {
+            let settings = settings(&server, &format!("{number} {high}"));
+            let (one, other) =
+                (limiter(&[resized(&limit, low)], &settings), limiter(&[resized(&limit, high)], &settings));
+            let remaining = async |limiter: &Limiter<Redis>, cost| {
+                let verdict = limiter.check_n("key", cost).await;
+                assert!(!verdict.is_degraded(), "{limit:?}");
+                (verdict.allowed(), verdict.decision().remaining)
+            };
+            assert_eq!(remaining(&one, 10).await, (true, 10), "{limit:?}");
+            assert_eq!(remaining(&other, 20).await, (true, high - 30), "{limit:?}");
+            assert_eq!(remaining(&one, 0).await.1, 0, "{limit:?}");
+            assert!(!one.check("key").await.allowed(), "{limit:?}");
+            let counts_all = matches!(&limit, Limit::Log(log) if log.count() == Count::All);
+            // All but the last, and twice as much as a bucket of the lower size could lack.
+            let rest = (high - 31).min(250);
+            if !counts_all {
+                assert_eq!(remaining(&other, rest).await, (true, high - 30 - rest), "{limit:?}");
+                for _ in 0..3 {
+                    assert!(!one.check_n("key", 2).await.allowed(), "{limit:?}");
+                }
+                assert_eq!(remaining(&other, 1).await, (true, high - 31 - rest), "{limit:?}");
+            }
+            let lives = |name: &str| server.cli(&["PTTL", name]).unwrap().trim().parse::<u128>().unwrap();
+            let counts = other.check_n("key", 0).await.decision().reset_after.as_millis();
+            let names = server.cli(&["--scan"]).unwrap();
+            let least = names.lines().map(lives).max().unwrap();
+            assert!(least + 5_000 >= counts, "{limit:?}: counts for {counts} ms, lives for {least} ms");
+            server.cli(&["FLUSHALL"]).unwrap();
+        }
+    }
 }
 
 async fn together(limiter: &Limiter<Redis>, keys: std::ops::Range<u32>) -> Vec<Verdict> {
@@ -75,6 +122,32 @@ async fn the_shape_of_a_limit_is_changed() {
     is_reshaped(&server, "to 12", counter(6), counter(12)).await;
     is_reshaped(&server, "to 6", counter(12), counter(6)).await;
     is_reshaped(&server, "to 1", counter(6), counter(1)).await;
+    let faster = Limit::token_bucket(10, Rate::new(20, DAY).unwrap(), Style::Smooth).unwrap();
+    is_reshaped(&server, "to faster", bucket(Style::Smooth), faster.clone()).await;
+    is_reshaped(&server, "to slower", faster, bucket(Style::Smooth)).await;
+    let faster = Limit::token_bucket(10, Rate::new(20, DAY).unwrap(), Style::Stepped).unwrap();
+    is_reshaped(&server, "to more at a time", bucket(Style::Stepped), faster).await;
+    let leaky = |mode| Limit::leaky_bucket(10, rate, mode).unwrap();
+    is_reshaped(&server, "to shape", leaky(Mode::Police), leaky(Mode::Shape)).await;
+    let window = |window, align| Limit::fixed_window(10, window, align).unwrap();
+    let log = |window, count| Limit::sliding_window_log(10, window, count).unwrap();
+    let counter = |window| Limit::sliding_window_counter(10, window, 1, Edge::Weigh).unwrap();
+    for (from, to) in [(DAY, 2 * DAY), (2 * DAY, DAY)] {
+        let days = to.as_secs() / 86_400;
+        is_reshaped(
+            &server,
+            &format!("window of {days}"),
+            window(from, Align::Clock),
+            window(to, Align::Clock),
+        )
+        .await;
+        let first = |length| window(length, Align::FirstRequest);
+        is_reshaped(&server, &format!("first of {days}"), first(from), first(to)).await;
+        is_reshaped(&server, &format!("log of {days}"), log(from, Count::All), log(to, Count::All)).await;
+        is_reshaped(&server, &format!("counter of {days}"), counter(from), counter(to)).await;
+    }
+    is_reshaped(&server, "to clock", window(DAY, Align::FirstRequest), window(DAY, Align::Clock)).await;
+    is_reshaped(&server, "to admitted", log(DAY, Count::All), log(DAY, Count::Admitted)).await;
     all_expire(&server);
 }
 

@@ -65,3 +65,18 @@ fn every_variant(n: u32, secs: u64) -> Vec<Limit> {
     .map(Result::unwrap)
     .to_vec()
 }
+
+/// The same limit with another size.
+fn resized(limit: &Limit, size: u32) -> Limit {
+    match limit {
+        Limit::Bucket(it) => match it.mode() {
+            Some(mode) => Limit::leaky_bucket(size, it.rate(), mode),
+            None => Limit::token_bucket(size, it.rate(), Style::Smooth),
+        },
+        Limit::Steps(it) => Limit::token_bucket(size, it.rate(), Style::Stepped),
+        Limit::FixedWindow(it) => Limit::fixed_window(size, it.window(), it.align()),
+        Limit::Log(it) => Limit::sliding_window_log(size, it.window(), it.count()),
+        Limit::Counter(it) => Limit::sliding_window_counter(size, it.window(), it.buckets(), it.edge()),
+    }
+    .unwrap()
+}

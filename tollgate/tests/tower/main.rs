@@ -11,6 +11,7 @@ mod observed;
 mod ready;
 #[cfg(feature = "redis")]
 mod redis;
+mod renewal;
 mod rules;
 mod slots;
 #[cfg(feature = "redis")]
