@@ -122,9 +122,17 @@ impl<C: Clock> Builder<C> {
         Ok(Limiter { store: crate::redis::Redis::new(&self.limits, settings, base)? })
     }
 
-    /// The same, going on where another stands: see [`renew`](Self::renew).
-    #[cfg(all(feature = "redis", feature = "tower"))]
-    pub(crate) fn renew_redis(
+    /// The same as [`renew`](Self::renew) for a limiter on Redis, on its connections. Settings are those of the new limits;
+    /// of them, the address and what else belongs to connections stays as it was.
+    ///
+    /// States are in Redis under the limits' names, as far as the algorithm, its variant, the window and the rate are the
+    /// same. What this process knows, or has taken ahead, of limits that have not changed goes on; of others it is given
+    /// back.
+    ///
+    /// # Errors
+    /// If something is said of a limit that there is not, or there is no tokio runtime.
+    #[cfg(feature = "redis")]
+    pub fn renew_redis(
         self,
         before: &Limiter<crate::redis::Redis>,
         from: &[Option<usize>],

@@ -10,6 +10,7 @@ use super::{Redis, Settings, SettingsError};
 
 impl Redis {
     /// The settings before anything was said of single limits.
+    #[cfg(feature = "tower")]
     pub(crate) fn base(&self) -> &Settings {
         &self.0.base
     }

@@ -4,7 +4,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, RwLock};
+use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
 
 use proptest::prelude::*;
@@ -178,12 +178,18 @@ fn threads_that_race_with_raises_are_not_denied() {
     const CHANGES: u32 = 100;
     const STEP: u32 = 1_000;
     for (name, first) in every_variant(STEP, 86_400) {
+        // Who keeps knocking there stays out, also under a higher limit.
+        if name == "log, all" {
+            continue;
+        }
         let (first, _clock) = limiter(first, |it| it.max_keys(1_000));
         let current = Arc::new(RwLock::new(Arc::new(first)));
         let (is_over, admitted) = (AtomicBool::new(false), AtomicU32::new(0));
+        // Collected, because a thread that panics would keep the others waiting.
+        let wrong = Mutex::new(Vec::new());
         std::thread::scope(|scope| {
             for _ in 0..4 {
-                let (current, is_over, admitted) = (&current, &is_over, &admitted);
+                let (current, is_over, admitted, wrong) = (&current, &is_over, &admitted, &wrong);
                 scope.spawn(move || {
                     while !is_over.load(Ordering::Acquire) {
                         let limiter = current.read().unwrap().clone();
@@ -193,7 +199,9 @@ fn threads_that_race_with_raises_are_not_denied() {
                         } else {
                             // Each of the others may have one that it has not counted yet.
                             let all = admitted.load(Ordering::Acquire) + 4;
-                            assert!(all >= decision.limit, "{name}: denied after {all}, {decision:?}");
+                            if all < decision.limit {
+                                wrong.lock().unwrap().push((all, decision));
+                            }
                         }
                     }
                 });
@@ -215,6 +223,7 @@ fn threads_that_race_with_raises_are_not_denied() {
             }
             is_over.store(true, Ordering::Release);
         });
+        assert_eq!(wrong.into_inner().unwrap(), [], "{name}: denied too early");
         let admitted = admitted.into_inner();
         let all = STEP * CHANGES;
         assert!((all..=all + 4 * CHANGES).contains(&admitted), "{name}: {admitted} of {all}");
