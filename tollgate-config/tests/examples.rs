@@ -7,7 +7,6 @@ use tollgate::{Charge, Limiter, ManualClock, Memory, Time};
 use tollgate_config::{Config, Store};
 use tollgate_core::{Failure, Limit};
 use tollgate_rules::path::normalise;
-use tollgate_rules::request::Request;
 
 #[allow(dead_code, reason = "each test uses what it needs")]
 mod common;
@@ -277,7 +276,7 @@ fn segments_of_a_path_are_named_in_any_spelling() {
             let config = read(&yaml).unwrap_or_else(|errors| panic!("{errors}"));
             let path = normalise(came, config.paths).unwrap().into_owned();
             let ask = |path: &str| {
-                let request = Asks { path: path.to_owned().leak(), ..Asks::post("") };
+                let request = Asks { path: path.to_owned(), ..Asks::post("") };
                 config.rules.ask(&request, [0]).is_err()
             };
             assert!(ask(&path), "{named} is {came}");

@@ -260,6 +260,7 @@ fn large_files_are_read_soon() {
         ],
         false,
     );
+}
 
 /// A terminal does what control characters say: it is cleared, or shows other text than there is.
 #[test]

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use tollgate::redis::{Redis, Settings};
+use tollgate::tower::slots::Slots;
 use tollgate::tower::token::{Tokens, TokensError};
 use tollgate::tower::{Builder, LayerError, RateLimitLayer};
 use tollgate::{Limiter, Memory, Store, WhenFull};
@@ -33,7 +34,7 @@ impl Stored for Memory {
     fn limits(
         config: &Config,
         mut builder: Builder,
-        _before: Option<&RateLimitLayer>,
+        before: Option<&RateLimitLayer>,
     ) -> Result<RateLimitLayer, LimitsError> {
         let config::Store::Memory { max_keys, max_bytes, when_full } = &config.store else {
             return Err(LimitsError::OtherStore);
@@ -51,7 +52,11 @@ impl Stored for Memory {
                 config::WhenFull::Allow => WhenFull::Allow,
             });
         }
-        builder.build().map_err(LimitsError::Layer)
+        match before {
+            Some(before) => builder.renew(before),
+            None => builder.build(),
+        }
+        .map_err(LimitsError::Layer)
     }
 
     fn write_metrics(limiter: &Limiter, out: &mut Exposition) {
@@ -65,10 +70,14 @@ impl Stored for Redis {
     fn limits(
         config: &Config,
         builder: Builder,
-        _before: Option<&RateLimitLayer<Redis>>,
+        before: Option<&RateLimitLayer<Redis>>,
     ) -> Result<RateLimitLayer<Redis>, LimitsError> {
         let config::Store::Redis(redis) = &config.store else { return Err(LimitsError::OtherStore) };
-        builder.redis(&settings(redis)).map_err(LimitsError::Layer)
+        match before {
+            Some(before) => builder.renew(before),
+            None => builder.redis(&settings(redis)),
+        }
+        .map_err(LimitsError::Layer)
     }
 
     fn write_metrics(limiter: &Limiter<Redis>, out: &mut Exposition) {
@@ -110,10 +119,33 @@ pub(crate) fn builder(config: &Config, tokens: Option<&Arc<Tokens>>) -> Builder 
     for (rule, custom) in config.rules.rules().zip(&config.customs) {
         builder = builder.rule(rule.clone()).answer(&rule.name, custom.clone());
     }
+    for slots in slots(config) {
+        builder = builder.slots(slots);
+    }
     if let Some(tokens) = tokens.cloned() {
         builder = builder.claims(move |request| tokens.claims(request));
     }
     builder
+}
+
+/// How many requests may be under way: as the file says, and then for each route that has a bound of its own.
+pub(crate) fn slots(config: &Config) -> impl Iterator<Item = Slots> {
+    let named = config.slots.iter().map(|slots| {
+        let config::Slots { name, key, when, most, is_shadow, .. } = slots.clone();
+        Slots { name, key, when, most, is_shadow }
+    });
+    let routes = config.gateway.iter().flat_map(|gateway| &gateway.routes);
+    named.chain(routes.filter_map(|route| Some(Slots::new(&slots_of_route(&route.id), route.in_flight?))))
+}
+
+/// The names of all limits, in the order in which the middleware counts them.
+pub(crate) fn names(config: &Config) -> impl Iterator<Item = String> {
+    config.rules.rules().map(|rule| rule.name.clone()).chain(slots(config).map(|slots| slots.name))
+}
+
+/// What clients are told if a whole route has too many requests under way. Limits have no such names.
+fn slots_of_route(id: &str) -> String {
+    format!("route {id}")
 }
 
 /// What verifies tokens, if the configuration says how.

@@ -40,6 +40,7 @@ mod upstream;
 mod watch;
 mod worker;
 
+use std::collections::HashSet;
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
@@ -64,7 +65,7 @@ use self::upstream::Upstream;
 use self::worker::{Shared, Worker};
 use crate::access_log::AccessLog;
 use crate::admin::Watched;
-use crate::limits::{LimitsError, Stored};
+use crate::limits::{self, LimitsError, Stored};
 use crate::metrics::{Exposition, Metrics};
 
 /// How often unused connections to upstreams are looked for.
@@ -167,7 +168,8 @@ impl<S: Stored> Gateway<S> {
         let is_new = |upstream: &&Arc<Upstream>| !before.upstreams.iter().any(|old| Arc::ptr_eq(old, upstream));
         state.upstreams.iter().filter(is_new).for_each(health::watch);
         let is_route = |name: &str| name == UNROUTED || gateway.routes.iter().any(|route| route.id == name);
-        metrics.keep(is_route, |name| config.rules.rules().any(|rule| rule.name == name));
+        let limits: HashSet<String> = limits::names(config).collect();
+        metrics.keep(is_route, |name| limits.contains(name));
         self.shared.state.store(Arc::new(state));
         Ok(())
     }

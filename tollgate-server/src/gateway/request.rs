@@ -118,6 +118,7 @@ async fn pass<S: Stored>(
             parts.extensions.insert(Peer(peer));
             parts.extensions.insert(forward.route.id.clone());
             parts.extensions.insert(forward.route.chosen.clone());
+            parts.extensions.insert(forward.route.chosen_slots.clone());
             let Ok(response) = limits.layer(forward).call(Request::from_parts(parts, body)).await;
             Ok(response.map(Outgoing::limited))
         }

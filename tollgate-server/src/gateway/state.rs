@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use http::header::HeaderName;
 use tollgate::tower::token::Tokens;
-use tollgate::tower::{Chosen, OtherSpellings, RateLimitLayer};
+use tollgate::tower::{Chosen, ChosenSlots, OtherSpellings, RateLimitLayer};
 use tollgate_config::{Config, Gateway, PathEdit, Timeouts};
 use tollgate_rules::client::Trust;
 use tollgate_rules::key::Part;
@@ -48,8 +48,9 @@ pub(crate) struct Route {
     pub(crate) id: tollgate::tower::Route,
     pub(crate) when: When,
     pub(crate) upstream: Arc<Upstream>,
-    /// Its limits.
+    /// Its limits, and how many requests may be under way.
     pub(crate) chosen: Chosen,
+    pub(crate) chosen_slots: ChosenSlots,
     pub(crate) is_critical: bool,
     pub(crate) timeout: Duration,
     pub(crate) path: PathEdit,
@@ -74,13 +75,15 @@ impl<S: Stored> State<S> {
         metrics: &Metrics,
         before: Option<&State<S>>,
     ) -> Result<State<S>, StartError> {
+        let names: Arc<[String]> = limits::names(config).collect();
         let tokens = limits::tokens(config).map_err(StartError::Limits)?;
-        let limits = match config.rules.rules().len() {
-            0 => None,
-            _ => {
+        let has_limits = config.rules.rules().len() > 0 || limits::slots(config).next().is_some();
+        let limits = match has_limits {
+            false => None,
+            true => {
                 // Paths are brought into their normal form before the route is looked up.
                 let builder = limits::builder(config, tokens.as_ref());
-                let counts = config.rules.rules().map(|rule| metrics.limit(&rule.name)).collect();
+                let counts = names.iter().map(|name| metrics.limit(name)).collect();
                 let builder = builder.other_spellings(OtherSpellings::Keep).observe(observer(counts));
                 let before = before.and_then(|before| before.limits.as_ref());
                 Some(S::limits(config, builder, before).map_err(StartError::Limits)?)
@@ -95,11 +98,17 @@ impl<S: Stored> State<S> {
                 None => Arc::new(Upstream::new(upstream, workers).map_err(StartError::Tls)?),
             });
         }
-        let limit_names: Arc<[String]> = config.rules.rules().map(|rule| rule.name.clone()).collect();
+        let mut own_slots = config.slots.len();
         let routes = gateway.routes.iter().map(|route| {
+            // Those of routes come behind those of the file.
+            let own = route.in_flight.map(|_| {
+                own_slots += 1;
+                own_slots - 1
+            });
             Arc::new(Route {
                 metrics: metrics.route(&route.id),
-                limit_names: limit_names.clone(),
+                limit_names: names.clone(),
+                chosen_slots: ChosenSlots(route.slots.iter().copied().chain(own).collect()),
                 id: tollgate::tower::Route(route.id.as_str().into()),
                 when: route.when.clone(),
                 upstream: upstreams[route.upstream].clone(),

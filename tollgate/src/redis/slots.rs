@@ -128,7 +128,7 @@ impl Redis {
         slots: impl Iterator<Item = (&'a str, u32)> + Clone,
     ) -> Result<Arc<Slots>, SettingsError> {
         let hold = settings.checked_slots_hold()?;
-        let names = slots.clone().map(|(name, _)| ("slots", Some(name)));
+        let names = slots.clone().map(|(name, _)| ("slots", Some(name), Vec::new()));
         let slots = Arc::new(Slots {
             names: Names::new(&settings.secret, &settings.namespace, names),
             store: self.0.clone(),

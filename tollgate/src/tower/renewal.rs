@@ -10,6 +10,8 @@ use super::RateLimitLayer;
 use super::builder::settings_for;
 use super::builder::{Builder, LayerError, limiter_builder};
 use super::gate::Gate;
+use super::slots::{SlotCounter, SlotRules};
+use crate::clock::SystemClock;
 use crate::limiter::Limiter;
 use crate::memory::Memory;
 
@@ -22,26 +24,38 @@ pub trait Renewable: Sized {
         rules: &Rules,
         before: &RateLimitLayer<Self>,
     ) -> Result<Limiter<Self>, LayerError>;
+
+    /// What counts the slots of the builder.
+    #[doc(hidden)]
+    fn counter(builder: &Builder, limiter: &Limiter<Self>) -> Result<SlotCounter, LayerError>;
 }
 
 impl Renewable for Memory {
     fn renewed(builder: &Builder, rules: &Rules, before: &RateLimitLayer) -> Result<Limiter, LayerError> {
-        let limits = builder.bounded(limiter_builder(rules)?);
+        let limits = builder.bounded(limiter_builder(rules, &builder.slots)?);
         limits.renew(&before.gate.limiter, &places(rules, &before.gate)).map_err(LayerError::Memory)
+    }
+
+    fn counter(builder: &Builder, _: &Limiter) -> Result<SlotCounter, LayerError> {
+        Ok(SlotCounter(builder.counter_in_memory()))
     }
 }
 
 #[cfg(feature = "redis")]
 impl Renewable for crate::redis::Redis {
     fn renewed(
-        _: &Builder,
+        builder: &Builder,
         rules: &Rules,
         before: &RateLimitLayer<Self>,
     ) -> Result<Limiter<Self>, LayerError> {
         let settings = settings_for(rules, before.gate.limiter.store().base());
-        limiter_builder(rules)?
+        limiter_builder(rules, &builder.slots)?
             .renew_redis(&before.gate.limiter, &places(rules, &before.gate), &settings)
             .map_err(LayerError::Redis)
+    }
+
+    fn counter(builder: &Builder, limiter: &Limiter<Self>) -> Result<SlotCounter, LayerError> {
+        builder.counter_in_redis(limiter).map(SlotCounter)
     }
 }
 
@@ -78,15 +92,23 @@ impl Builder {
     /// changes of a limit at most. Where both decide about a key, each counts for itself from then on: together they admit
     /// no more than both limits allow. A bucket that was used for more than twice what it holds now counts as used so much.
     ///
-    /// In Redis, connections are kept, and so is what is known or taken ahead of limits that have not changed; of others it is given back. Processes with different limits of one name share their counts,
-    /// and begin anew where one of the process alone would. Must be called on a tokio runtime.
+    /// In Redis, connections are kept, and so is what is known or taken ahead of limits that have not changed; of others it
+    /// is given back. Processes with different limits of one name share their counts, and begin anew where one of the
+    /// process alone would. Must be called on a tokio runtime.
+    ///
+    /// [Slots](super::slots) go on if all of them are the same. If not, requests that hold some of the old ones do not count
+    /// among the new ones in memory.
     ///
     /// # Errors
     /// As for a layer of its own. Then `before` is as it was.
     pub fn renew<S: Renewable>(self, before: &RateLimitLayer<S>) -> Result<RateLimitLayer<S>, LayerError> {
-        let rules = Rules::new(self.rules.clone()).map_err(LayerError::Rules)?;
+        let rules = self.spelt_rules()?;
         let limiter = S::renewed(&self, &rules, before)?;
-        let mut gate = self.gate(rules, limiter)?;
+        let slots = SlotRules::new(&self.slots, &rules, || {
+            let same = before.gate.slots.as_ref().and_then(|before| before.counter_of_same(&self.slots));
+            same.map_or_else(|| S::counter(&self, &limiter).map(|made| made.0), Ok)
+        })?;
+        let mut gate = self.gate(rules, limiter, slots, SystemClock::new())?;
         // Those who wait there count here.
         gate.waiting = before.gate.waiting.clone();
         Ok(RateLimitLayer { gate: Arc::new(gate) })

@@ -83,6 +83,11 @@ impl<S> Gate<S> {
     }
 }
 
+/// What counts slots, for those who only hand it on.
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct SlotCounter(pub(crate) Counter);
+
 /// Rules of slots, and where they are counted.
 #[derive(Debug)]
 pub(crate) struct SlotRules {
@@ -92,6 +97,12 @@ pub(crate) struct SlotRules {
 }
 
 impl SlotRules {
+    /// What counts them, if these are the same.
+    pub(crate) fn counter_of_same(&self, others: &[Slots]) -> Option<Counter> {
+        let of = |all: &[Slots]| all.iter().map(|it| (it.name.clone(), it.most)).collect::<Vec<_>>();
+        (of(&self.all) == of(others)).then(|| self.counter.clone())
+    }
+
     /// None if there are no such rules.
     pub(crate) fn new(
         all: &[Slots],
