@@ -11,9 +11,6 @@ use crate::input::{self, Source};
 use crate::screen;
 use crate::store::Store;
 
-/// Room for keys where nobody says how much.
-const MAX_KEYS_DEMO: usize = 1_000;
-
 pub(crate) fn run(args: &Simulate) -> Result<(), Failure> {
     if args.compare && args.format == Format::Jsonl {
         return Err(Failure::Typed(
@@ -34,26 +31,6 @@ pub(crate) fn run(args: &Simulate) -> Result<(), Failure> {
         (false, Format::Table) => table(&limit, args, source),
         (false, Format::Jsonl) => jsonl(limit, args, source),
     }
-}
-
-/// What the command shows when it is given nothing: everything at a glance, and where to go from there.
-pub(crate) fn demo() -> Result<(), Failure> {
-    let limit = tollgate_config::parse_limit(input::LIMIT_DEFAULT)
-        .map_err(|error| Failure::Typed(error.to_string()))?;
-    compare(&limit, MAX_KEYS_DEMO, input::demo())?;
-    let program = std::env::args().next().unwrap_or_else(|| "tollgate".to_owned());
-    eprintln!("\n  next");
-    for (command, what) in [
-        ("simulate --compare --trace FILE", "your own requests, a CSV of time,key,cost"),
-        (
-            "simulate --limit 'token_bucket: { capacity: 5, refill: 1/s }' --trace FILE",
-            "one limit, key by key",
-        ),
-        ("simulate --help", "every limit and option"),
-    ] {
-        eprintln!("    {program} {command}\n      {what}");
-    }
-    Ok(())
 }
 
 fn jsonl(limit: Limit, args: &Simulate, source: Source) -> Result<(), Failure> {

@@ -298,3 +298,19 @@ fn yaml_holds_no_surprises() {
     assert_eq!(limits, [3, 3, 3, 7, 7]);
     assert!(config.rules.rule(2).is_shadow);
 }
+
+/// The file that the README shows.
+#[test]
+fn the_file_of_the_readme_is_right() {
+    let page = include_str!("../../README.md");
+    let files: Vec<&str> = page
+        .split("```yaml\n")
+        .skip(1)
+        .filter_map(|rest| rest.split("```").next())
+        .filter(|text| text.contains("gateway:"))
+        .collect();
+    assert_eq!(files.len(), 1);
+    let config = read(files[0]).unwrap_or_else(|errors| panic!("{errors}"));
+    assert_eq!((config.rules.rules().len(), config.slots.len()), (1, 1));
+    assert_eq!(config.gateway.unwrap().routes.len(), 2);
+}

@@ -4,11 +4,13 @@
 //! |---|---|
 //! | `console` | each line that starts with `$ ` is run on its own and must exit with 0; the lines below it are what it prints on stdout, and a line `...` stands for any number of lines. Nothing below it: anything may be printed |
 //! | `sh` | the block is run as one script that stops at the first failure; it must exit with 0 |
+//! | `sh background 8080` | the script runs until the page is at its end; the next block waits until it listens on that port |
 //! | any other | nothing; `rust` blocks are doc tests of the library |
 //!
 //! Commands run at the root of the repository with the freshly built `tollgate` on the `PATH`. A line of the console
 //! that ends with a backslash goes on in the next one. Blank lines at the end of an output are layout and do not count.
 
+mod background;
 mod diff;
 mod transcript;
 
@@ -36,7 +38,19 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
         let text =
             std::fs::read_to_string(workspace.root.join(&path)).with_context(|| format!("reading {path}"))?;
         let page = markdown::parse(&text).with_context(|| path.clone())?;
+        let mut running = Vec::new();
         for block in &page.blocks {
+            if let Some(port) = background::port(block) {
+                let script = block.lines.join("\n");
+                match background::start(shell(workspace, &script)?, port, COMMAND_TIME_MAX) {
+                    Ok(started) => running.push(started),
+                    Err(error) => {
+                        println!("{path}:{}: {script}\n{error:#}", block.line);
+                        failures += 1;
+                    }
+                }
+                continue;
+            }
             for item in transcript::items(block).with_context(|| format!("{path}:{}", block.line))? {
                 failures += usize::from(!passes(workspace, &path, &item));
             }

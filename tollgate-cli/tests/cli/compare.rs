@@ -3,16 +3,6 @@
 use crate::{DEMO, check_golden, run};
 
 #[test]
-fn without_a_command_the_demo_is_compared() {
-    let ended = run(&[], "");
-    assert_eq!(ended.code, 0);
-    check_golden("demo-compare.txt", &ended.stdout);
-    let program = env!("CARGO_BIN_EXE_tollgate");
-    assert!(ended.stderr.contains(&format!("{program} simulate --compare --trace FILE")), "{}", ended.stderr);
-    assert!(ended.stderr.contains(&format!("{program} simulate --help")), "{}", ended.stderr);
-}
-
-#[test]
 fn limit_and_trace_may_be_left_out() {
     let ended = run(&["simulate", "--compare"], "");
     assert_eq!((ended.code, &*ended.stderr), (0, ""));

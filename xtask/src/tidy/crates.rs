@@ -21,6 +21,7 @@ const ARROWS: &[(&str, Uses)] = &[
     ("tollgate-rules", Uses::Only(&["tollgate-core"])),
     ("tollgate", Uses::Only(&["tollgate-core", "tollgate-rules"])),
     ("tollgate-config", Uses::Only(&["tollgate-core", "tollgate-rules"])),
+    ("tollgate-server", Uses::Only(&["tollgate", "tollgate-config", "tollgate-rules"])),
     ("tollgate-sim", Uses::Only(&["tollgate", "tollgate-config", "tollgate-core"])),
     ("tollgate-cli", Uses::Any),
     ("testbed", Uses::Only(&[])),

@@ -1,0 +1,56 @@
+//! A command that does not end by itself: a server that the next commands of the page talk to.
+
+use std::net::{Ipv4Addr, TcpStream};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use crate::markdown::Block;
+
+/// How often the port is tried.
+const TRY_EVERY: Duration = Duration::from_millis(100);
+
+/// Runs until it is dropped.
+#[derive(Debug)]
+pub(super) struct Background {
+    group: String,
+}
+
+/// The port of a block that says `sh background 8080`.
+pub(super) fn port(block: &Block) -> Option<u16> {
+    block.info.strip_prefix("sh background ")?.trim().parse().ok()
+}
+
+/// Starts a script, and waits until something listens on the port.
+pub(super) fn start(mut shell: Command, port: u16, limit: Duration) -> Result<Background> {
+    let answers = || TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok();
+    if answers() {
+        bail!("something listens on port {port} already; stop it and try again");
+    }
+    // A group of its own, so that what the shell starts ends with it.
+    let mut child = shell.process_group(0).stdin(Stdio::null()).spawn().context("starting sh")?;
+    let background = Background { group: format!("-{}", child.id()) };
+    let (sender, receiver) = mpsc::channel();
+    thread::spawn(move || sender.send(child.wait()));
+    for _ in 0..limit.as_millis() / TRY_EVERY.as_millis() {
+        if answers() {
+            return Ok(background);
+        }
+        match receiver.recv_timeout(TRY_EVERY) {
+            Err(RecvTimeoutError::Timeout) => {}
+            ended => bail!("it has ended before it listened on port {port}: {ended:?}"),
+        }
+    }
+    bail!("nothing listens on port {port} after {} s", limit.as_secs())
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        // If it has ended already, there is nothing to end.
+        let _ = Command::new("kill").args(["--", &self.group]).stderr(Stdio::null()).status();
+    }
+}
