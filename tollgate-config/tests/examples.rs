@@ -169,9 +169,9 @@ fn the_gateway_limits_users_and_all_others_together() {
     assert!(matches!(config.store, Store::Memory { .. }));
 
     let gate = Gate::new(config);
-    assert_eq!(gate.passing(101, &Asks::post("/api").with("x-user-id", "ann")), 100);
-    assert_eq!(gate.passing(50, &Asks::post("/api")), 50);
-    assert_eq!(gate.passing(51, &Asks::post("/api").from([192, 0, 2, 2])), 50);
+    assert_eq!(gate.passing(11, &Asks::post("/api").with("x-user-id", "ann")), 10);
+    assert_eq!(gate.passing(5, &Asks::post("/api")), 5);
+    assert_eq!(gate.passing(6, &Asks::post("/api").from([192, 0, 2, 2])), 5);
     // A user of that name is none of them.
     assert!(gate.allows(&Asks::post("/api").with("x-user-id", "anonymous")));
 }

@@ -190,6 +190,9 @@ impl<S: Stored> Gateway<S> {
         let patience = self.shared.state.load().timeouts.drain;
         let _ = timeout(patience, all_gone).await;
         ticking.abort();
+        if let Some(limits) = &self.shared.state.load_full().limits {
+            S::release(limits.limiter()).await;
+        }
         open()
     }
 }
@@ -220,6 +223,10 @@ impl<S: Stored> Watched for View<S> {
         out.single("tollgate_waiters", "gauge", "Requests that wait for a leaky bucket.", waiting);
         if let Some(limits) = &state.limits {
             S::write_metrics(limits.limiter(), &mut out);
+            out.family("tollgate_slots_held", "gauge", "Requests under way, by the limits that count them.");
+            for (name, held) in limits.slots_held() {
+                out.sample("tollgate_slots_held", &[("limit", name)], held);
+            }
         }
         out.family("tollgate_upstream_up", "gauge", "Whether an address of an upstream gets requests.");
         let now = shared.ticker.now();

@@ -1,8 +1,21 @@
 //! The gateway, end to end: real sockets on both sides, and an upstream that tells what it got.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot be set up has failed")]
 
+mod balancing;
+mod bounds;
+mod early_answers;
+mod grpc;
+mod http2;
+mod http2_abuse;
 mod limits;
+mod peers;
+mod proxy_protocol;
 mod proxying;
+mod retries;
 mod screening;
+mod streaming;
 mod support;
+mod tls;
+mod upgrade;
 mod waiting;
+mod watching;

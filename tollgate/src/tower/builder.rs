@@ -619,7 +619,7 @@ mod tests {
             let builder = Builder::default().rule(rule).rule(Rule::new("b", limit).shadow());
             let rules = Rules::new(builder.rules.clone()).unwrap();
             let limiter = Limiter { store: Broken(said) };
-            let layer = builder.with(rules, limiter, SystemClock::new()).unwrap();
+            let layer = builder.with(rules, limiter, None, SystemClock::new()).unwrap();
             let mut service = layer.layer(Hello);
             let mut response = pin!(service.call(Request::new(())));
             let Poll::Ready(Ok(response)) = response.as_mut().poll(&mut Context::from_waker(Waker::noop()))

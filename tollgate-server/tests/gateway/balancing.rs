@@ -1,0 +1,189 @@
+//! Several servers that do the same: who gets a request, and who gets none for a while.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
+
+use tokio::io::AsyncWriteExt;
+
+use super::peers::{File, read_head, scripted};
+use super::support::{Running, Upstream, get, run, status, until};
+
+async fn three() -> (Vec<Upstream>, Vec<SocketAddr>) {
+    let all = vec![Upstream::start().await, Upstream::start().await, Upstream::start().await];
+    let addresses = all.iter().map(|upstream| upstream.address).collect();
+    (all, addresses)
+}
+
+fn counts(upstreams: &[Upstream]) -> Vec<usize> {
+    upstreams.iter().map(|upstream| upstream.seen().len()).collect()
+}
+
+/// Whether an address gets requests, as the metrics say.
+fn is_up(gateway: &Running, address: SocketAddr) -> bool {
+    let line = format!("tollgate_upstream_up{{upstream=\"pool\",address=\"{address}\"}} ");
+    let metrics = gateway.gateway.watched().metrics();
+    metrics.lines().find_map(|it| it.strip_prefix(&line)).expect("there is no such address") == "1"
+}
+
+#[tokio::test]
+async fn each_gets_its_turn() {
+    let (upstreams, addresses) = three().await;
+    let gateway = run(&File::default().to(&addresses)).await;
+    for _ in 0..30 {
+        assert_eq!(status(&get(gateway.address, "/", "").await), 200);
+    }
+    assert_eq!(counts(&upstreams), [10, 10, 10]);
+}
+
+#[tokio::test]
+async fn whoever_is_busy_gets_fewer() {
+    let (upstreams, addresses) = three().await;
+    let gateway = run(&File { upstream: ", balance: least_requests", ..File::default() }.to(&addresses)).await;
+    let address = gateway.address;
+    let held: Vec<_> = (0..2).map(|_| tokio::spawn(async move { get(address, "/hold", "").await })).collect();
+    let waiting = || upstreams.iter().filter(|it| *it.waiting.lock().unwrap() == 1).count();
+    until(|| waiting() == 2).await;
+    let busy: Vec<bool> = upstreams.iter().map(|it| *it.waiting.lock().unwrap() == 1).collect();
+    for _ in 0..10 {
+        assert_eq!(status(&get(gateway.address, "/", "").await), 200);
+    }
+    for (upstream, is_busy) in upstreams.iter().zip(busy) {
+        assert_eq!(upstream.seen().len(), if is_busy { 1 } else { 10 });
+        upstream.let_go(1);
+    }
+    for asked in held {
+        assert_eq!(status(&asked.await.unwrap()), 200);
+    }
+    // What is over no longer counts.
+    for _ in 0..30 {
+        assert_eq!(status(&get(gateway.address, "/", "").await), 200);
+    }
+    assert!(counts(&upstreams).iter().all(|count| *count >= 11), "{:?}", counts(&upstreams));
+}
+
+/// A server that answers with a status that can be changed; and how often it was asked how it is, and for real.
+struct Moody {
+    address: SocketAddr,
+    status: Arc<AtomicU16>,
+    checks: Arc<AtomicUsize>,
+    requests: Arc<AtomicUsize>,
+}
+
+async fn moody() -> Moody {
+    let (status, checks, requests) = (Arc::new(AtomicU16::new(200)), Arc::default(), Arc::default());
+    let shared: (Arc<AtomicU16>, Arc<AtomicUsize>, Arc<AtomicUsize>) =
+        (status.clone(), Arc::clone(&checks), Arc::clone(&requests));
+    let address = scripted(move |mut stream, _| {
+        let (status, checks, requests) = shared.clone();
+        async move {
+            loop {
+                let head = read_head(&mut stream).await;
+                let count = match head.split(' ').nth(1) {
+                    None => return,
+                    Some("/healthz") => &checks,
+                    Some(_) => &requests,
+                };
+                let status = status.load(Ordering::Relaxed);
+                let answer = format!("HTTP/1.1 {status} Told\r\nContent-Length: 0\r\n\r\n");
+                if stream.write_all(answer.as_bytes()).await.is_err() {
+                    return;
+                }
+                count.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    })
+    .await;
+    Moody { address, status, checks, requests }
+}
+
+#[tokio::test]
+async fn health_checks_take_a_server_out_and_back() {
+    let (one, other) = (moody().await, moody().await);
+    one.status.store(500, Ordering::Relaxed);
+    let upstream = ", health: { path: /healthz, every: 500ms, timeout: 500ms, unhealthy_after: 2, healthy_after: 2 }";
+    let gateway = run(&File { upstream, ..File::default() }.to(&[one.address, other.address])).await;
+    assert!(is_up(&gateway, one.address), "a server is well until it has proved otherwise");
+    until(|| !is_up(&gateway, one.address)).await;
+    assert!(one.checks.load(Ordering::Relaxed) >= 2, "one bad answer is not enough");
+    until(|| is_up(&gateway, other.address)).await;
+    for _ in 0..6 {
+        assert_eq!(status(&get(gateway.address, "/", "").await), 200);
+    }
+    assert_eq!(one.requests.load(Ordering::Relaxed), 0);
+    assert_eq!(other.requests.load(Ordering::Relaxed), 6);
+
+    let before = one.checks.load(Ordering::Relaxed);
+    one.status.store(200, Ordering::Relaxed);
+    until(|| is_up(&gateway, one.address)).await;
+    assert!(one.checks.load(Ordering::Relaxed) >= before + 2, "one good answer is not enough");
+    for _ in 0..6 {
+        assert_eq!(status(&get(gateway.address, "/", "").await), 200);
+    }
+    assert_eq!(one.requests.load(Ordering::Relaxed), 3);
+}
+
+/// Servers of which none is well get requests all the same: it is better to try than to know.
+#[tokio::test]
+async fn if_none_is_well_all_are_asked() {
+    let (one, other) = (moody().await, moody().await);
+    for it in [&one, &other] {
+        it.status.store(404, Ordering::Relaxed);
+    }
+    let upstream = ", health: { path: /healthz, every: 500ms, timeout: 500ms, unhealthy_after: 1 }";
+    let gateway = run(&File { upstream, ..File::default() }.to(&[one.address, other.address])).await;
+    until(|| !is_up(&gateway, one.address) && !is_up(&gateway, other.address)).await;
+    for _ in 0..4 {
+        assert_eq!(status(&get(gateway.address, "/", "").await), 404);
+    }
+    assert_eq!(one.requests.load(Ordering::Relaxed), 2);
+    assert_eq!(other.requests.load(Ordering::Relaxed), 2);
+}
+
+#[tokio::test]
+async fn a_server_that_fails_is_left_alone() {
+    let (one, other) = (moody().await, moody().await);
+    one.status.store(503, Ordering::Relaxed);
+    let upstream = ", eject: { after: 3, for: 1h }";
+    let gateway = run(&File { upstream, ..File::default() }.to(&[one.address, other.address])).await;
+    let mut failed = 0;
+    for _ in 0..20 {
+        failed += usize::from(status(&get(gateway.address, "/", "").await) == 503);
+    }
+    assert_eq!((failed, one.requests.load(Ordering::Relaxed)), (3, 3));
+    assert!(!is_up(&gateway, one.address) && is_up(&gateway, other.address));
+}
+
+#[tokio::test]
+async fn it_is_tried_again_when_its_time_is_over() {
+    let (one, other) = (moody().await, moody().await);
+    one.status.store(502, Ordering::Relaxed);
+    let upstream = ", eject: { after: 1, for: 100ms }";
+    let gateway = run(&File { upstream, ..File::default() }.to(&[one.address, other.address])).await;
+    for _ in 0..2 {
+        get(gateway.address, "/", "").await;
+    }
+    assert_eq!(one.requests.load(Ordering::Relaxed), 1);
+    one.status.store(200, Ordering::Relaxed);
+    until(|| is_up(&gateway, one.address)).await;
+    for _ in 0..4 {
+        assert_eq!(status(&get(gateway.address, "/", "").await), 200);
+    }
+    assert_eq!(one.requests.load(Ordering::Relaxed), 3);
+}
+
+/// Failures that lie apart are not a row.
+#[tokio::test]
+async fn one_good_answer_makes_up_for_the_bad_ones() {
+    let one = moody().await;
+    let other = moody().await;
+    let upstream = ", eject: { after: 2, for: 1h }";
+    let gateway = run(&File { upstream, ..File::default() }.to(&[one.address, other.address])).await;
+    for answer in [503, 200, 503, 200, 503] {
+        one.status.store(answer, Ordering::Relaxed);
+        get(gateway.address, "/", "").await;
+        get(gateway.address, "/", "").await;
+    }
+    assert!(is_up(&gateway, one.address));
+    assert_eq!(one.requests.load(Ordering::Relaxed), 5);
+}

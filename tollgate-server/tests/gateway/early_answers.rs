@@ -1,0 +1,151 @@
+//! Requests that are answered before their bodies have come. CVE-2025-4366: what is left of a body must never be taken
+//! for the next request.
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use super::support::{PATIENCE, Running, Upstream, get, header, run, status};
+
+const SMUGGLED: &str = "GET /open/smuggled HTTP/1.1\r\nHost: a\r\n\r\n";
+
+/// What has no limits would be let through; everything else is denied from now on.
+async fn denying(upstream: &Upstream) -> Running {
+    let at = upstream.address;
+    let gateway = run(&format!(
+        "limits: {{ one: {{ fixed_window: {{ limit: 1, window: 1h, align: first_request }} }} }}
+gateway:
+  listen: 127.0.0.1:0
+  routes:
+    - {{ id: open, path: /open/**, upstream: http://{at}, limits: [] }}
+    - {{ id: rest, upstream: http://{at} }}
+"
+    ))
+    .await;
+    assert_eq!(status(&get(gateway.address, "/", "").await), 200);
+    gateway
+}
+
+/// Reads to the end, or until there is nothing more to come: `done` is what the last answer ends with.
+async fn read_until(stream: &mut (impl AsyncReadExt + Unpin), done: impl Fn(&str) -> bool) -> (String, bool) {
+    let (mut all, mut bytes) = (Vec::new(), vec![0; 64 << 10]);
+    loop {
+        let text = String::from_utf8_lossy(&all).into_owned();
+        if done(&text) {
+            return (text, false);
+        }
+        match timeout(PATIENCE, stream.read(&mut bytes)).await.expect("neither an answer nor an end") {
+            Ok(read) if read > 0 => all.extend_from_slice(&bytes[..read]),
+            _ => return (text, true),
+        }
+    }
+}
+
+/// The whole of an answer: a body as long as its head says.
+fn is_whole(text: &str) -> bool {
+    let Some((head, body)) = text.split_once("\r\n\r\n") else { return false };
+    header(head, "content-length").is_some_and(|length| length.parse::<usize>().unwrap() <= body.len())
+}
+
+/// Sends a request with a body, gets the whole 429, sends what is left, and asks something honest behind it. That is
+/// answered, or the connection is closed; nothing else ever comes.
+async fn check(name: &str, head: &str, now: &str, later: &str) {
+    let upstream = Upstream::start().await;
+    let gateway = denying(&upstream).await;
+    let stream = TcpStream::connect(gateway.address).await.unwrap();
+    let (mut reading, mut writing) = stream.into_split();
+    let first = format!("POST /denied HTTP/1.1\r\nHost: a\r\n{head}\r\n{now}");
+    let rest = format!("{later}GET /open/honest HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n");
+    let sending = tokio::spawn(async move {
+        // Whoever has refused a request need not take all of it.
+        let _ = writing.write_all(first.as_bytes()).await;
+        writing
+    });
+    let (denied, is_closed) = read_until(&mut reading, is_whole).await;
+    assert_eq!(status(&denied), 429, "{name}: {denied}");
+    assert!(is_whole(&denied) && denied.contains("problem+json"), "{name}: {denied}");
+    let mut writing = sending.await.unwrap();
+    let mut answer = String::new();
+    if !is_closed {
+        let _ = writing.write_all(rest.as_bytes()).await;
+        answer = read_until(&mut reading, |_| false).await.0;
+    }
+    let paths: Vec<String> = upstream.seen().iter().map(|seen| seen.uri.path().to_owned()).collect();
+    match answer.is_empty() {
+        true => assert_eq!(paths, ["/"], "{name}"),
+        false => {
+            assert_eq!((status(&answer), answer.matches("HTTP/1.1 ").count()), (200, 1), "{name}: {answer}");
+            assert_eq!(paths, ["/", "/open/honest"], "{name}");
+            assert_eq!(header(&denied, "connection"), None, "{name}: it had said that it would close");
+        }
+    }
+    let wanted = 2 + usize::from(!answer.is_empty());
+    let lines = gateway.log.lines(wanted).await;
+    assert!(lines.len() == wanted && !lines.iter().any(|line| line.contains("smuggled")), "{name}: {lines:?}");
+}
+
+#[tokio::test]
+async fn a_small_body_is_read_or_never_taken_for_a_request() {
+    check("all of it at once", &format!("Content-Length: {}\r\n", SMUGGLED.len()), SMUGGLED, "").await;
+    check("none of it before the answer", &format!("Content-Length: {}\r\n", SMUGGLED.len()), "", SMUGGLED).await;
+    let (first, second) = SMUGGLED.split_at(10);
+    check("half of it", &format!("Content-Length: {}\r\n", SMUGGLED.len()), first, second).await;
+}
+
+#[tokio::test]
+async fn a_large_body_is_cut_off() {
+    let body = SMUGGLED.repeat(8 << 20 >> 5);
+    check("sent before anything is read", &format!("Content-Length: {}\r\n", body.len()), &body, "").await;
+    let (first, second) = body.split_at(100_000);
+    check("sent in two", &format!("Content-Length: {}\r\n", body.len()), first, second).await;
+}
+
+#[tokio::test]
+async fn a_chunked_body_is_cut_off() {
+    let chunked = "Transfer-Encoding: chunked\r\n";
+    let chunk = format!("{:x}\r\n{SMUGGLED}\r\n", SMUGGLED.len());
+    check("small and whole", chunked, &format!("{chunk}0\r\n\r\n"), "").await;
+    check("the end comes later", chunked, &chunk, &format!("{chunk}0\r\n\r\n")).await;
+    let many = chunk.repeat(50_000);
+    check("many chunks", chunked, &many, &format!("{many}0\r\n\r\n")).await;
+}
+
+#[tokio::test]
+async fn who_asks_before_sending_is_told_not_to() {
+    let head = format!("Expect: 100-continue\r\nContent-Length: {}\r\n", SMUGGLED.len());
+    check("it waits", &head, "", SMUGGLED).await;
+    check("it does not wait", &head, SMUGGLED, "").await;
+}
+
+/// The same when the upstream is the one who answers early.
+#[tokio::test]
+async fn an_upstream_that_answers_early_leaves_nothing_behind() {
+    use super::peers::{File, read_head, scripted};
+    use std::sync::{Arc, Mutex};
+    let heads = Arc::new(Mutex::new(Vec::new()));
+    let kept = heads.clone();
+    let address = scripted(move |mut stream, _| {
+        let heads = kept.clone();
+        async move {
+            let head = read_head(&mut stream).await;
+            heads.lock().unwrap().push(head);
+            let answer = b"HTTP/1.1 413 Too Large\r\nContent-Length: 5\r\nConnection: close\r\n\r\nlarge";
+            let _ = stream.write_all(answer).await;
+        }
+    })
+    .await;
+    let gateway = run(&File::default().to(&[address])).await;
+    let mut stream = TcpStream::connect(gateway.address).await.unwrap();
+    let body = SMUGGLED.repeat(1_000);
+    let (now, later) = body.split_at(100);
+    let head = format!("POST / HTTP/1.1\r\nHost: a\r\nContent-Length: {}\r\n\r\n{now}", body.len());
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let (answer, is_closed) = read_until(&mut stream, is_whole).await;
+    assert!(status(&answer) == 413 && answer.ends_with("large"), "{answer}");
+    if !is_closed {
+        let _ = stream.write_all(later.as_bytes()).await;
+        let (more, _) = read_until(&mut stream, |_| false).await;
+        assert_eq!(more, "");
+    }
+    assert_eq!(heads.lock().unwrap().len(), 1);
+}

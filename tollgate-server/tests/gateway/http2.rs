@@ -1,0 +1,152 @@
+//! HTTP/2 on either side, and on both.
+
+use bytes::Bytes;
+use http::header::COOKIE;
+use http::{Request, StatusCode, Version};
+use http_body_util::Full;
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+
+use super::peers::{File, Folder, Http2, Identity, ask_http2, read_answer, scripted, speak_http2};
+use super::support::{Upstream, run, status};
+
+fn post(scheme: &str, body: &'static str) -> Request<Full<Bytes>> {
+    let uri = format!("{scheme}://api.test/a?b=c");
+    Request::post(uri).header("x-one", "1").body(Full::from(body)).unwrap()
+}
+
+/// What the upstream got is the same request, whatever was spoken on the way.
+fn check(upstream: &Upstream, version: Version, scheme: &str) {
+    let seen = upstream.seen().pop().unwrap();
+    assert_eq!(seen.version, version);
+    assert_eq!(seen.uri.path_and_query().unwrap(), "/a?b=c");
+    assert_eq!((seen.header("x-one"), seen.body.as_ref()), (Some("1"), &b"body"[..]));
+    assert_eq!(seen.header("x-forwarded-proto"), Some(scheme));
+    assert_eq!(seen.header("x-forwarded-host"), Some("api.test"));
+    let host = match version {
+        Version::HTTP_2 => seen.uri.authority().map(http::uri::Authority::as_str),
+        _ => seen.header("host"),
+    };
+    assert_eq!(host, Some("api.test"));
+}
+
+#[tokio::test]
+async fn both_protocols_reach_upstreams_of_both() {
+    for (protocol, version) in [("http1", Version::HTTP_11), ("http2", Version::HTTP_2)] {
+        let upstream = Upstream::start().await;
+        let setting = format!(", protocol: {protocol}");
+        let gateway = run(&File { upstream: &setting, ..File::default() }.to(&[upstream.address])).await;
+
+        let mut stream = TcpStream::connect(gateway.address).await.unwrap();
+        let head = "POST /a?b=c HTTP/1.1\r\nHost: api.test\r\nX-One: 1\r\nContent-Length: 4\r\n\r\nbody";
+        stream.write_all(head.as_bytes()).await.unwrap();
+        let answer = read_answer(&mut stream).await;
+        assert!(status(&answer) == 200 && answer.ends_with("hello"), "{answer}");
+        check(&upstream, version, "http");
+
+        let stream = TcpStream::connect(gateway.address).await.unwrap();
+        let mut sender = speak_http2(stream).await;
+        let answer = ask_http2(&mut sender, post("http", "body")).await;
+        assert_eq!((answer.head.status, answer.body.as_ref()), (StatusCode::OK, &b"hello"[..]));
+        assert_eq!(answer.head.version, Version::HTTP_2);
+        check(&upstream, version, "http");
+    }
+}
+
+#[tokio::test]
+async fn tls_agrees_on_the_protocol() {
+    let (folder, identity) = (Folder::new(), Identity::new());
+    let certificate = folder.write("cert.pem", &identity.certificate);
+    let key = folder.write("key.pem", &identity.key);
+    let tls = format!(", tls: {{ certificate: {{ file: {certificate} }}, key: {{ file: {key} }} }}");
+    for (protocol, version) in [("http1", Version::HTTP_11), ("http2", Version::HTTP_2)] {
+        let upstream = Upstream::start().await;
+        let setting = format!(", protocol: {protocol}");
+        let file = File { listener: &tls, upstream: &setting, ..File::default() };
+        let gateway = run(&file.to(&[upstream.address])).await;
+        let stream = identity.connect(gateway.address, "h2").await.unwrap();
+        assert_eq!(stream.get_ref().1.alpn_protocol(), Some(&b"h2"[..]));
+        let answer = ask_http2(&mut speak_http2(stream).await, post("https", "body")).await;
+        assert_eq!(answer.head.status, StatusCode::OK);
+        check(&upstream, version, "https");
+
+        let mut stream = identity.connect(gateway.address, "http/1.1").await.unwrap();
+        assert_eq!(stream.get_ref().1.alpn_protocol(), Some(&b"http/1.1"[..]));
+        let head = "POST /a?b=c HTTP/1.1\r\nHost: api.test\r\nX-One: 1\r\nContent-Length: 4\r\n\r\nbody";
+        stream.write_all(head.as_bytes()).await.unwrap();
+        assert_eq!(status(&read_answer(&mut stream).await), 200);
+        check(&upstream, version, "https");
+    }
+}
+
+async fn client(upstream: &Upstream, protocol: &str) -> (super::support::Running, Http2) {
+    let setting = format!(", protocol: {protocol}");
+    let gateway = run(&File { upstream: &setting, ..File::default() }.to(&[upstream.address])).await;
+    let sender = speak_http2(TcpStream::connect(gateway.address).await.unwrap()).await;
+    (gateway, sender)
+}
+
+#[tokio::test]
+async fn a_cookie_in_pieces_is_joined() {
+    for protocol in ["http1", "http2"] {
+        let upstream = Upstream::start().await;
+        let (_gateway, mut sender) = client(&upstream, protocol).await;
+        let request = Request::get("http://a/").header(COOKIE, "a=1").header(COOKIE, "b=2").header(COOKIE, "c=3");
+        ask_http2(&mut sender, request.body(Full::default()).unwrap()).await;
+        assert_eq!(upstream.only().header("cookie"), Some("a=1; b=2; c=3"));
+    }
+}
+
+#[tokio::test]
+async fn trailers_come_behind_the_body() {
+    let chunked = "HTTP/1.1 200 OK\r\nTrailer: X-Sum\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\nX-Sum: 42\r\n\r\n";
+    let address = scripted(move |mut stream, _| async move {
+        super::peers::read_head(&mut stream).await;
+        stream.write_all(chunked.as_bytes()).await.unwrap();
+    })
+    .await;
+    let gateway = run(&File::default().to(&[address])).await;
+    let mut sender = speak_http2(TcpStream::connect(gateway.address).await.unwrap()).await;
+    let answer = ask_http2(&mut sender, Request::get("http://a/").body(Full::default()).unwrap()).await;
+    assert_eq!(answer.body.as_ref(), b"hello");
+    assert_eq!(answer.trailers.unwrap()["x-sum"], "42");
+}
+
+/// A gateway that has just started must not greet its upstream with a connection for each of the first requests.
+#[tokio::test]
+async fn many_at_once_share_a_connection_to_the_upstream() {
+    let upstream = Upstream::start().await;
+    let (gateway, sender) = client(&upstream, "http2").await;
+    let asking: Vec<_> = (0..50)
+        .map(|_| {
+            let mut sender = sender.clone();
+            let request = Request::get("http://a/hold").body(Full::default()).unwrap();
+            tokio::spawn(async move { ask_http2(&mut sender, request).await.head.status })
+        })
+        .collect();
+    upstream.until_waiting(50).await;
+    assert_eq!(*upstream.connections.lock().unwrap(), 1, "all came over one connection, so one worker asked");
+    upstream.let_go(50);
+    for asked in asking {
+        assert_eq!(asked.await.unwrap(), StatusCode::OK);
+    }
+    drop(gateway);
+}
+
+/// What one client does on its connection is no matter of the others, whose connections end with a word.
+#[tokio::test]
+async fn a_gateway_that_ends_lets_streams_end() {
+    let upstream = Upstream::start().await;
+    let (gateway, mut sender) = client(&upstream, "http1").await;
+    let request = Request::get("http://a/hold").body(Full::default()).unwrap();
+    let asking = tokio::spawn(async move { (ask_http2(&mut sender, request).await, sender) });
+    upstream.until_waiting(1).await;
+    let watched = gateway.gateway.watched();
+    let draining = tokio::spawn(gateway.gateway.drain());
+    super::support::until(|| !watched.is_ready()).await;
+    upstream.let_go(1);
+    let (answer, sender) = asking.await.unwrap();
+    assert_eq!(answer.body.as_ref(), b"hello");
+    super::support::until(|| sender.is_closed()).await;
+    assert_eq!(draining.await.unwrap(), 0);
+}

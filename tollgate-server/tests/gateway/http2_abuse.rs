@@ -1,0 +1,208 @@
+//! Clients that use HTTP/2 against the gateway, frame by frame.
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use super::support::{PATIENCE, Running, Upstream, get, in_front_of, status};
+
+const HEADERS: u8 = 1;
+const RST_STREAM: u8 = 3;
+const SETTINGS: u8 = 4;
+const GOAWAY: u8 = 7;
+const CONTINUATION: u8 = 9;
+const END_STREAM: u8 = 1;
+const END_HEADERS: u8 = 4;
+const MAX_CONCURRENT_STREAMS: u16 = 3;
+const REFUSED_STREAM: u32 = 7;
+const CANCEL: u32 = 8;
+
+struct Frame {
+    kind: u8,
+    stream: u32,
+    payload: Vec<u8>,
+}
+
+fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let mut bytes = u32::try_from(payload.len()).unwrap().to_be_bytes()[1..].to_vec();
+    bytes.extend([kind, flags]);
+    bytes.extend(stream.to_be_bytes());
+    bytes.extend(payload);
+    bytes
+}
+
+/// A name or a value as HPACK has it, without any coding.
+fn literal(text: &str) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let mut left = text.len();
+    match left < 127 {
+        true => bytes.push(u8::try_from(left).unwrap()),
+        false => {
+            bytes.push(127);
+            left -= 127;
+            while left >= 128 {
+                bytes.push(u8::try_from(left % 128).unwrap() | 128);
+                left /= 128;
+            }
+            bytes.push(u8::try_from(left).unwrap());
+        }
+    }
+    bytes.extend(text.as_bytes());
+    bytes
+}
+
+fn block(path: &str, more: &[(&str, &str)]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let pseudo = [(":method", "GET"), (":scheme", "http"), (":authority", "a"), (":path", path)];
+    for (name, value) in pseudo.iter().chain(more) {
+        bytes.push(0);
+        bytes.extend(literal(name));
+        bytes.extend(literal(value));
+    }
+    bytes
+}
+
+fn request(stream: u32, path: &str) -> Vec<u8> {
+    frame(HEADERS, END_STREAM | END_HEADERS, stream, &block(path, &[]))
+}
+
+struct Client(TcpStream);
+
+impl Client {
+    async fn connect(gateway: &Running) -> Client {
+        let mut stream = TcpStream::connect(gateway.address).await.unwrap();
+        stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.unwrap();
+        stream.write_all(&frame(SETTINGS, 0, 0, &[])).await.unwrap();
+        Client(stream)
+    }
+
+    /// The next frame, or nothing if the connection ends.
+    async fn next(&mut self) -> Option<Frame> {
+        let reading = async {
+            let mut head = [0; 9];
+            self.0.read_exact(&mut head).await.ok()?;
+            let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
+            let mut payload = vec![0; length as usize];
+            self.0.read_exact(&mut payload).await.ok()?;
+            let stream = u32::from_be_bytes([head[5], head[6], head[7], head[8]]);
+            Some(Frame { kind: head[3], stream, payload })
+        };
+        timeout(PATIENCE, reading).await.expect("the gateway says nothing")
+    }
+
+    async fn next_of(&mut self, kind: u8) -> Option<Frame> {
+        loop {
+            match self.next().await {
+                Some(frame) if frame.kind != kind => {}
+                frame => return frame,
+            }
+        }
+    }
+}
+
+/// CVE-2023-44487: requests that are taken back at once cost the client nothing, and the server all the work.
+#[tokio::test]
+async fn rapid_resets_end_the_connection() {
+    let upstream = Upstream::start().await;
+    let gateway = in_front_of(&upstream, "", "").await;
+    let mut client = Client::connect(&gateway).await;
+    let mut flood = Vec::new();
+    for number in 0..10_000 {
+        let stream = 2 * number + 1;
+        flood.extend(request(stream, "/hold"));
+        flood.extend(frame(RST_STREAM, 0, stream, &CANCEL.to_be_bytes()));
+    }
+    let (mut reading, mut writing) = client.0.into_split();
+    // The gateway stops listening long before the end.
+    let sending = tokio::spawn(async move {
+        let _ = writing.write_all(&flood).await;
+        writing
+    });
+    let mut heard = Vec::new();
+    let _ = timeout(PATIENCE, reading.read_to_end(&mut heard)).await.expect("the flood went on");
+    assert_eq!(status(&get(gateway.address, "/", "").await), 200, "others are served");
+    assert!(upstream.seen().len() < 1_000, "the upstream saw {} of 10000", upstream.seen().len());
+    drop(sending.await.unwrap());
+}
+
+/// The same, with each request on its way before it is taken back: never are more under way than there are streams.
+#[tokio::test]
+async fn slow_resets_stay_within_the_streams() {
+    let upstream = Upstream::start().await;
+    let gateway = in_front_of(&upstream, "", "").await;
+    let mut client = Client::connect(&gateway).await;
+    for number in 0..300 {
+        let stream = 2 * number + 1;
+        client.0.write_all(&request(stream, "/hold")).await.unwrap();
+        super::support::until(|| upstream.seen().len() == number as usize + 1).await;
+        client.0.write_all(&frame(RST_STREAM, 0, stream, &CANCEL.to_be_bytes())).await.unwrap();
+    }
+    let watched = gateway.gateway.watched();
+    let all_gone = || watched.metrics().lines().any(|line| line == "tollgate_requests_in_flight 0");
+    super::support::until(all_gone).await;
+    assert_eq!(status(&get(gateway.address, "/", "").await), 200);
+}
+
+#[tokio::test]
+async fn there_are_only_so_many_streams() {
+    let upstream = Upstream::start().await;
+    let gateway = in_front_of(&upstream, "", "").await;
+    let mut client = Client::connect(&gateway).await;
+    let settings = client.next_of(SETTINGS).await.unwrap().payload;
+    let most = settings.chunks(6).find_map(|one| {
+        let name = u16::from_be_bytes([one[0], one[1]]);
+        (name == MAX_CONCURRENT_STREAMS).then(|| u32::from_be_bytes([one[2], one[3], one[4], one[5]]))
+    });
+    let most = most.expect("there is no bound");
+    assert!((100..=250).contains(&most), "{most}");
+    for number in 0..=most {
+        client.0.write_all(&request(2 * number + 1, "/hold")).await.unwrap();
+    }
+    let refused = client.next_of(RST_STREAM).await.unwrap();
+    assert_eq!((refused.stream, refused.payload), (2 * most + 1, REFUSED_STREAM.to_be_bytes().to_vec()));
+    upstream.until_waiting(most as usize).await;
+    upstream.let_go(most as usize);
+    for _ in 0..most {
+        client.next_of(HEADERS).await.expect("those that were taken are answered");
+    }
+}
+
+#[tokio::test]
+async fn a_head_that_is_too_large_is_refused() {
+    let upstream = Upstream::start().await;
+    let gateway = in_front_of(&upstream, "", "").await;
+    let mut client = Client::connect(&gateway).await;
+    let large = "a".repeat(10_000);
+    let more: Vec<(&str, &str)> = ["x-a", "x-b", "x-c", "x-d", "x-e", "x-f", "x-g"].map(|name| (name, &*large)).into();
+    let whole = block("/", &more);
+    let mut parts = whole.chunks(16_000).enumerate().peekable();
+    while let Some((number, part)) = parts.next() {
+        let kind = if number == 0 { HEADERS } else { CONTINUATION };
+        let flags = u8::from(number == 0) * END_STREAM + if parts.peek().is_none() { END_HEADERS } else { 0 };
+        client.0.write_all(&frame(kind, flags, 1, part)).await.unwrap();
+    }
+    // 431, or no more of this stream or this connection.
+    let answer = loop {
+        match client.next().await {
+            Some(frame) if matches!(frame.kind, HEADERS | RST_STREAM | GOAWAY) => break Some(frame.kind),
+            Some(_) => {}
+            None => break None,
+        }
+    };
+    assert!(upstream.seen().is_empty(), "{answer:?}");
+    assert_eq!(status(&get(gateway.address, "/", "").await), 200);
+}
+
+/// RUSTSEC-2024-0332: a head that never ends.
+#[tokio::test]
+async fn a_head_without_end_ends_the_connection() {
+    let upstream = Upstream::start().await;
+    let gateway = in_front_of(&upstream, "", "").await;
+    let mut client = Client::connect(&gateway).await;
+    let part = frame(CONTINUATION, 0, 1, &[[0].to_vec(), literal("x-a"), literal(&"a".repeat(16_000))].concat());
+    client.0.write_all(&frame(HEADERS, END_STREAM, 1, &block("/", &[]))).await.unwrap();
+    let flooding = async { while client.0.write_all(&part).await.is_ok() {} };
+    timeout(PATIENCE, flooding).await.expect("the flood went on");
+    assert!(upstream.seen().is_empty());
+    assert_eq!(status(&get(gateway.address, "/", "").await), 200);
+}

@@ -1,0 +1,140 @@
+//! Certificates: ours, which can be exchanged, and those of upstreams.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+
+use bytes::Bytes;
+use http::Response;
+use http_body_util::Full;
+use hyper::server::conn::http2;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use rustls::pki_types::CertificateDer;
+use tokio::io::AsyncWriteExt;
+
+use super::peers::{File, Folder, Identity, read_answer, read_head, scripted};
+use super::support::{Running, Upstream, get, parse, run, status};
+
+fn listener(folder: &Folder, name: &str, identity: &Identity) -> String {
+    let certificate = folder.write(&format!("{name}.pem"), &identity.certificate);
+    let key = folder.write(&format!("{name}-key.pem"), &identity.key);
+    format!("tls: {{ certificate: {{ file: {certificate} }}, key: {{ file: {key} }} }}")
+}
+
+/// Which certificate a new client is shown, by asking something.
+async fn shown(address: SocketAddr, wanted: &Identity) -> Option<CertificateDer<'static>> {
+    let mut stream = wanted.connect(address, "http/1.1").await.ok()?;
+    stream.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
+    assert_eq!(status(&read_answer(&mut stream).await), 200);
+    Some(stream.get_ref().1.peer_certificates().unwrap()[0].clone().into_owned())
+}
+
+#[tokio::test]
+async fn a_certificate_is_exchanged_without_a_restart() {
+    let (upstream, folder) = (Upstream::start().await, Folder::new());
+    let (old, new) = (Identity::new(), Identity::new());
+    let listening = format!(", {}", listener(&folder, "cert", &old));
+    let file = File { listener: &listening, ..File::default() }.to(&[upstream.address]);
+    let gateway = run(&file).await;
+    assert_eq!(shown(gateway.address, &old).await, Some(old.der()));
+    let mut kept = old.connect(gateway.address, "http/1.1").await.unwrap();
+
+    listener(&folder, "cert", &new);
+    gateway.gateway.reload(&parse(&file)).unwrap();
+    assert_eq!(shown(gateway.address, &new).await, Some(new.der()));
+    assert_eq!(shown(gateway.address, &old).await, None, "the old one is no longer shown");
+    // A connection from before lives on.
+    kept.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
+    assert_eq!(status(&read_answer(&mut kept).await), 200);
+}
+
+#[tokio::test]
+async fn files_that_are_broken_change_nothing() {
+    let (upstream, folder) = (Upstream::start().await, Folder::new());
+    let (one, other, new) = (Identity::new(), Identity::new(), Identity::new());
+    let (first, second) = (listener(&folder, "first", &one), listener(&folder, "second", &other));
+    let file = format!(
+        "gateway:
+  listen: [{{ address: 127.0.0.1:0, {first} }}, {{ address: 127.0.0.1:0, {second} }}]
+  routes: [{{ id: all, upstream: http://{} }}]
+",
+        upstream.address
+    );
+    let config = parse(&file);
+    let Running { gateway, .. } = run(&file).await;
+    let (at_first, at_second) = (gateway.addresses()[0], gateway.addresses()[1]);
+    // The first is good, and the second is not: neither changes.
+    listener(&folder, "first", &new);
+    for broken in [&other.certificate[..other.certificate.len() / 2], "", &new.certificate] {
+        folder.write("second.pem", broken);
+        let error = gateway.reload(&config).unwrap_err();
+        assert!(error.to_string().contains("second.pem"), "{error}");
+        assert_eq!(shown(at_first, &one).await, Some(one.der()));
+        assert_eq!(shown(at_second, &other).await, Some(other.der()));
+    }
+    folder.write("second-key.pem", &new.key);
+    folder.write("second.pem", &new.certificate);
+    gateway.reload(&config).unwrap();
+    assert_eq!(shown(at_first, &new).await, Some(new.der()));
+    assert_eq!(shown(at_second, &new).await, Some(new.der()));
+}
+
+#[tokio::test]
+async fn what_is_not_tls_is_closed() {
+    let (upstream, folder, identity) = (Upstream::start().await, Folder::new(), Identity::new());
+    let listening = format!(", {}", listener(&folder, "cert", &identity));
+    let gateway = run(&File { listener: &listening, ..File::default() }.to(&[upstream.address])).await;
+    let answer = get(gateway.address, "/", "").await;
+    assert!(!answer.contains("HTTP/1.1 200"), "{answer}");
+    assert!(upstream.seen().is_empty());
+    assert_eq!(shown(gateway.address, &identity).await, Some(identity.der()));
+}
+
+/// A server behind TLS that answers `secret` by the protocol that it was told.
+async fn secured(identity: &Identity, protocol: &'static str) -> SocketAddr {
+    let acceptor = identity.acceptor(protocol);
+    scripted(move |stream, _| {
+        let acceptor = acceptor.clone();
+        async move {
+            let Ok(mut stream) = acceptor.accept(stream).await else { return };
+            if protocol == "h2" {
+                let answer = |_| async { Ok::<_, Infallible>(Response::new(Full::<Bytes>::from("secret"))) };
+                let serving = http2::Builder::new(TokioExecutor::new());
+                let _ = serving.serve_connection(TokioIo::new(stream), service_fn(answer)).await;
+                return;
+            }
+            while !read_head(&mut stream).await.is_empty() {
+                stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nsecret").await.unwrap();
+            }
+        }
+    })
+    .await
+}
+
+#[tokio::test]
+async fn an_upstream_must_have_a_certificate_that_is_trusted() {
+    let (folder, right, wrong) = (Folder::new(), Identity::new(), Identity::new());
+    for (protocol, alpn) in [("http1", "http/1.1"), ("http2", "h2")] {
+        let address = secured(&right, alpn).await;
+        for (authority, wanted) in [(&right, 200), (&wrong, 502)] {
+            let authority = folder.write("authority.pem", &authority.certificate);
+            let setting = format!(", protocol: {protocol}, tls: {{ authority: {{ file: {authority} }} }}");
+            let gateway = run(&File { upstream: &setting, ..File::default() }.to_urls(&[format!("https://{address}")])).await;
+            let answer = get(gateway.address, "/", "").await;
+            assert_eq!(status(&answer), wanted, "{protocol}: {answer}");
+            assert_eq!(answer.ends_with("secret"), wanted == 200, "{protocol}: {answer}");
+        }
+    }
+}
+
+/// An upstream that speaks no TLS is not asked in the clear.
+#[tokio::test]
+async fn an_upstream_without_tls_gets_nothing() {
+    let (upstream, folder, identity) = (Upstream::start().await, Folder::new(), Identity::new());
+    let authority = folder.write("authority.pem", &identity.certificate);
+    let setting = format!(", tls: {{ authority: {{ file: {authority} }} }}");
+    let url = format!("https://{}", upstream.address);
+    let gateway = run(&File { upstream: &setting, ..File::default() }.to_urls(&[url])).await;
+    assert_eq!(status(&get(gateway.address, "/", "").await), 502);
+    assert!(upstream.seen().is_empty());
+}

@@ -1,0 +1,159 @@
+//! WebSockets, and whatever else two sides agree to speak.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use super::peers::{File, read_answer, read_head, scripted};
+use super::support::{PATIENCE, Running, get, header, read_all, run, status, until};
+
+const WANTED: &str = "GET /chat HTTP/1.1\r\nHost: a\r\nConnection: keep-alive, Upgrade\r\nUpgrade: websocket\r\n\r\n";
+
+/// A server that agrees, greets, and sends everything back; and the heads that it got.
+async fn echo() -> (SocketAddr, Arc<Mutex<Vec<String>>>) {
+    let heads = Arc::new(Mutex::new(Vec::new()));
+    let kept = heads.clone();
+    let address = scripted(move |mut stream, _| {
+        let heads = kept.clone();
+        async move {
+            let head = read_head(&mut stream).await;
+            heads.lock().unwrap().push(head);
+            let agreed = "HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: websocket\r\nX-Key: k\r\n\r\n";
+            stream.write_all(format!("{agreed}welcome;").as_bytes()).await.unwrap();
+            let (mut reading, mut writing) = stream.split();
+            let _ = tokio::io::copy(&mut reading, &mut writing).await;
+            let _ = writing.write_all(b";bye").await;
+        }
+    })
+    .await;
+    (address, heads)
+}
+
+async fn in_front_of(address: SocketAddr) -> Running {
+    run(&File::default().to(&[address])).await
+}
+
+async fn read_exactly(stream: &mut TcpStream, count: usize) -> Vec<u8> {
+    let mut bytes = vec![0; count];
+    timeout(PATIENCE, stream.read_exact(&mut bytes)).await.expect("nothing came").unwrap();
+    bytes
+}
+
+#[tokio::test]
+async fn bytes_pass_both_ways_once_both_have_agreed() {
+    let (address, heads) = echo().await;
+    let gateway = in_front_of(address).await;
+    let mut stream = TcpStream::connect(gateway.address).await.unwrap();
+    stream.write_all(WANTED.as_bytes()).await.unwrap();
+    let answer = read_head(&mut stream).await;
+    assert_eq!((status(&answer), header(&answer, "upgrade")), (101, Some("websocket")), "{answer}");
+    assert_eq!((header(&answer, "connection"), header(&answer, "x-key")), (Some("upgrade"), Some("k")));
+    assert_eq!(read_exactly(&mut stream, 8).await, b"welcome;");
+    let head = heads.lock().unwrap()[0].clone();
+    assert_eq!((header(&head, "upgrade"), header(&head, "connection")), (Some("websocket"), Some("upgrade")));
+
+    // What looks like a request is none any more.
+    for words in ["one", "GET /smuggled HTTP/1.1\r\nHost: a\r\n\r\n", "\0\u{1}"] {
+        stream.write_all(words.as_bytes()).await.unwrap();
+        assert_eq!(read_exactly(&mut stream, words.len()).await, words.as_bytes());
+    }
+    let much = vec![b'x'; 4 << 20];
+    let (mut reading, mut writing) = stream.split();
+    let mut back = vec![0; much.len()];
+    let both = async { tokio::join!(writing.write_all(&much), reading.read_exact(&mut back)) };
+    let (written, read) = timeout(PATIENCE, both).await.unwrap();
+    (written.unwrap(), read.unwrap());
+    assert!(back == much);
+    // Each side ends for itself.
+    stream.shutdown().await.unwrap();
+    assert_eq!(read_all(&mut stream).await, ";bye");
+    assert_eq!(heads.lock().unwrap().len(), 1);
+    // The request is over when the tunnel is.
+    let line = gateway.log.lines(1).await.remove(0);
+    assert!(line.contains(r#""path":"/chat""#) && line.contains(r#""status":101"#), "{line}");
+}
+
+#[tokio::test]
+async fn bytes_that_come_early_wait_for_the_answer() {
+    let (address, heads) = echo().await;
+    let gateway = in_front_of(address).await;
+    let mut stream = TcpStream::connect(gateway.address).await.unwrap();
+    stream.write_all(format!("{WANTED}early").as_bytes()).await.unwrap();
+    assert_eq!(status(&read_head(&mut stream).await), 101);
+    assert_eq!(read_exactly(&mut stream, 13).await, b"welcome;early");
+    assert_eq!(heads.lock().unwrap().len(), 1);
+}
+
+/// CVE-2026-2833: bytes behind a request for an upgrade are the next request, as long as nobody has agreed.
+#[tokio::test]
+async fn an_upgrade_that_is_refused_stays_http() {
+    let heads = Arc::new(Mutex::new(Vec::new()));
+    let kept = heads.clone();
+    let address = scripted(move |mut stream, _| {
+        let heads = kept.clone();
+        async move {
+            loop {
+                let head = read_head(&mut stream).await;
+                if head.is_empty() {
+                    return;
+                }
+                heads.lock().unwrap().push(head);
+                stream.write_all(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 2\r\n\r\nno").await.unwrap();
+            }
+        }
+    })
+    .await;
+    let gateway = in_front_of(address).await;
+    let mut stream = TcpStream::connect(gateway.address).await.unwrap();
+    stream.write_all(WANTED.as_bytes()).await.unwrap();
+    let answer = read_answer(&mut stream).await;
+    assert!(status(&answer) == 403 && answer.ends_with("no"), "{answer}");
+    stream.write_all(b"GET /next HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
+    assert_eq!(status(&read_answer(&mut stream).await), 403);
+    let mut stream = TcpStream::connect(gateway.address).await.unwrap();
+    let last = "GET /last HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n";
+    stream.write_all(format!("{WANTED}{last}").as_bytes()).await.unwrap();
+    assert_eq!(status(&read_answer(&mut stream).await), 403);
+    let rest = read_all(&mut stream).await;
+    let lines: Vec<String> = heads.lock().unwrap().iter().map(|it| it.lines().next().unwrap().to_owned()).collect();
+    // A client that does not wait is answered or is not, but all that the upstream gets is what was asked.
+    assert!(rest.is_empty() || status(&rest) == 403, "{rest}");
+    assert_eq!(lines[..3], ["GET /chat HTTP/1.1", "GET /next HTTP/1.1", "GET /chat HTTP/1.1"]);
+    assert!(lines[3..].iter().all(|line| line == "GET /last HTTP/1.1"), "{lines:?}");
+}
+
+#[tokio::test]
+async fn nobody_changes_the_protocol_unasked() {
+    let (address, heads) = echo().await;
+    let gateway = in_front_of(address).await;
+    let answer = get(gateway.address, "/", "").await;
+    assert_eq!(status(&answer), 502, "{answer}");
+    assert!(!answer.contains("welcome"), "{answer}");
+    // HTTP/2 past everything here is not for the asking.
+    let wanted = "Upgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n";
+    let asked = format!("GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade, HTTP2-Settings\r\n{wanted}\r\n");
+    let mut stream = TcpStream::connect(gateway.address).await.unwrap();
+    stream.write_all(asked.as_bytes()).await.unwrap();
+    assert_eq!(status(&read_answer(&mut stream).await), 502);
+    for head in heads.lock().unwrap().iter() {
+        assert_eq!((header(head, "upgrade"), header(head, "http2-settings")), (None, None), "{head}");
+    }
+}
+
+#[tokio::test]
+async fn a_tunnel_keeps_its_place_until_it_ends() {
+    let (address, _heads) = echo().await;
+    let gateway = run(&File { gateway: "max_in_flight: 1", ..File::default() }.to(&[address])).await;
+    let mut stream = TcpStream::connect(gateway.address).await.unwrap();
+    stream.write_all(WANTED.as_bytes()).await.unwrap();
+    assert_eq!(status(&read_head(&mut stream).await), 101);
+    assert_eq!(status(&get(gateway.address, "/", "").await), 503);
+    drop(stream);
+    let watched = gateway.gateway.watched();
+    until(|| watched.metrics().contains("\ntollgate_requests_in_flight 0\n")).await;
+    // The server answers with a 101 that nobody asked for: it was asked.
+    assert_eq!(status(&get(gateway.address, "/", "").await), 502);
+}

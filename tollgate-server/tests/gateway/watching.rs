@@ -1,0 +1,165 @@
+//! What those see who watch: the access log, metrics, health.
+
+use std::net::SocketAddr;
+
+use serde_json::Value;
+
+use super::support::{Running, Upstream, get, in_front_of, run, say, status, until};
+
+const LIMITS: &str = "limits:
+  per-user: { key: { header: X-Api-Key }, fixed_window: { limit: 2, window: 1h, align: first_request } }";
+
+fn parsed(lines: &[String]) -> Vec<Value> {
+    lines.iter().map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"))).collect()
+}
+
+#[tokio::test]
+async fn each_request_is_a_line_without_secrets() {
+    let upstream = Upstream::start().await;
+    let gateway = in_front_of(&upstream, LIMITS, "").await;
+    let secrets = "X-Api-Key: canary-key\r\nAuthorization: Bearer canary-token\r\nCookie: s=canary-cookie\r\n";
+    for _ in 0..3 {
+        get(gateway.address, "/a%22b?token=canary-query", secrets).await;
+    }
+    get(gateway.address, "/a%2fb", "").await;
+    say(gateway.address, "GET http://canary-user:p@a/ HTTP/1.1\r\nHost: a\r\n\r\n").await;
+    let lines = gateway.log.lines(5).await;
+    assert_eq!(lines.len(), 5);
+    assert!(!lines.iter().any(|line| line.contains("canary")), "{lines:?}");
+    let lines = parsed(&lines);
+    for (line, (wanted, decision)) in lines.iter().zip([(200, "allowed"), (200, "allowed"), (429, "denied"), (400, "refused"), (400, "refused")]) {
+        assert_eq!((line["status"].as_u64(), line["decision"].as_str()), (Some(wanted), Some(decision)), "{line}");
+        assert_eq!((line["client"].as_str(), line["method"].as_str()), (Some("127.0.0.1"), Some("GET")), "{line}");
+        assert_eq!(line["limit"].as_str(), Some(if decision == "denied" { "per-user" } else { "" }), "{line}");
+        assert!(line["took_us"].is_u64() && line["waited_us"] == 0, "{line}");
+        assert_eq!(line["time"].as_str().map(str::len), Some("2026-01-01T00:00:00.000Z".len()), "{line}");
+    }
+    assert_eq!((lines[0]["route"].as_str(), lines[0]["bytes"].as_u64()), (Some("all"), Some(5)));
+    let ids: std::collections::HashSet<&str> = lines.iter().map(|line| line["id"].as_str().unwrap()).collect();
+    assert_eq!(ids.len(), 5);
+    // The upstream is told the same name.
+    assert_eq!(upstream.seen()[0].header("x-request-id"), lines[0]["id"].as_str());
+}
+
+#[tokio::test]
+async fn a_wait_is_logged_with_the_limit_that_it_was_for() {
+    let upstream = Upstream::start().await;
+    let limits = "limits: { drip: { leaky_bucket: { capacity: 5, leak: 1/s, mode: shape } } }";
+    let gateway = in_front_of(&upstream, limits, "").await;
+    let address = gateway.address;
+    // All at once, so that one of them waits however slow the machine is.
+    let asked: Vec<_> = (0..3).map(|_| tokio::spawn(async move { get(address, "/", "").await })).collect();
+    for asked in asked {
+        assert_eq!(status(&asked.await.unwrap()), 200);
+    }
+    let lines = parsed(&gateway.log.lines(3).await);
+    let waited: Vec<&Value> = lines.iter().filter(|line| line["waited_us"].as_u64() > Some(0)).collect();
+    assert!(!waited.is_empty(), "{lines:?}");
+    for line in waited {
+        assert_eq!((line["limit"].as_str(), line["decision"].as_str()), (Some("drip"), Some("allowed")), "{line}");
+        assert!(line["took_us"].as_u64() >= line["waited_us"].as_u64(), "{line}");
+    }
+}
+
+#[tokio::test]
+async fn whoever_wants_no_log_gets_none() {
+    let upstream = Upstream::start().await;
+    let file = super::peers::File { gateway: "access_log: false", ..Default::default() };
+    let gateway = run(&file.to(&[upstream.address])).await;
+    assert_eq!(status(&get(gateway.address, "/", "").await), 200);
+    assert!(gateway.log.lines(0).await.is_empty());
+}
+
+/// The admin listener of a gateway.
+async fn admin(gateway: &Running) -> SocketAddr {
+    let loopback = "127.0.0.1:0".parse().unwrap();
+    let (address, serving) = tollgate_server::admin::listen(loopback, gateway.gateway.watched()).await.unwrap();
+    tokio::spawn(serving);
+    address
+}
+
+/// The value of a sample.
+fn sample(metrics: &str, name: &str) -> Option<String> {
+    metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')).map(str::to_owned)
+}
+
+#[tokio::test]
+async fn metrics_count_what_has_happened() {
+    let upstream = Upstream::start().await;
+    let gateway = in_front_of(&upstream, LIMITS, ", path: /api/**").await;
+    let admin = admin(&gateway).await;
+    for _ in 0..3 {
+        get(gateway.address, "/api/a?canary", "X-Api-Key: canary\r\n").await;
+    }
+    get(gateway.address, "/api/status/404", "X-Api-Key: other\r\n").await;
+    get(gateway.address, "/status/500", "").await;
+    say(gateway.address, "CANARY /api/x HTTP/1.1\r\nHost: canary\r\nConnection: close\r\nX-Api-Key: third\r\n\r\n").await;
+    let metrics = || async { get(admin, "/metrics", "").await };
+    // A request is counted when its response has gone, which its client may know a little earlier.
+    let count = "tollgate_request_duration_seconds_count";
+    let watched = gateway.gateway.watched();
+    until(|| sample(&watched.metrics(), &format!("{count}{{route=\"all\"}}")).as_deref() == Some("5")).await;
+    until(|| sample(&watched.metrics(), &format!("{count}{{route=\"\"}}")).as_deref() == Some("1")).await;
+    let text = metrics().await;
+    assert_eq!(super::support::header(&text, "content-type"), Some("text/plain; version=0.0.4; charset=utf-8"));
+    for (name, wanted) in [
+        (r#"tollgate_requests_total{route="all",decision="allowed",code="2xx"}"#, "4"),
+        (r#"tollgate_requests_total{route="all",decision="denied",code="4xx"}"#, "1"),
+        (r#"tollgate_requests_total{route="",decision="refused",code="4xx"}"#, "1"),
+        (r#"tollgate_limit_decisions_total{limit="per-user",decision="allowed"}"#, "4"),
+        (r#"tollgate_limit_decisions_total{limit="per-user",decision="denied"}"#, "1"),
+        (r#"tollgate_request_duration_seconds_bucket{route="all",le="+Inf"}"#, "5"),
+        ("tollgate_requests_in_flight", "0"),
+        ("tollgate_access_log_dropped_total", "0"),
+        (r#"tollgate_reloads_total{result="done"}"#, "0"),
+    ] {
+        assert_eq!(sample(&text, name).as_deref(), Some(wanted), "{name}\n{text}");
+    }
+    let sum = sample(&text, r#"tollgate_request_duration_seconds_sum{route="all"}"#).unwrap();
+    assert!(sum.parse::<f64>().unwrap() > 0.0, "{sum}");
+    let buckets: Vec<u64> = text
+        .lines()
+        .filter(|line| line.starts_with(r#"tollgate_request_duration_seconds_bucket{route="all""#))
+        .map(|line| line.rsplit(' ').next().unwrap().parse().unwrap())
+        .collect();
+    assert!(buckets.is_sorted() && buckets.last() == Some(&5), "{buckets:?}");
+    // What clients say is nobody's label, and each series is there once.
+    assert!(!text.to_lowercase().contains("canary"), "{text}");
+    let names: Vec<&str> =
+        text.split("\r\n\r\n").nth(1).unwrap().lines().filter(|line| !line.starts_with('#')).map(|line| line.rsplit_once(' ').unwrap().0).collect();
+    let different: std::collections::HashSet<&str> = names.iter().copied().collect();
+    assert_eq!(names.len(), different.len());
+}
+
+#[tokio::test]
+async fn a_gateway_that_ends_is_well_but_not_ready() {
+    let upstream = Upstream::start().await;
+    let gateway = in_front_of(&upstream, "", "").await;
+    let admin = admin(&gateway).await;
+    let address = gateway.address;
+    for path in ["/healthz", "/readyz"] {
+        assert_eq!(status(&get(admin, path, "").await), 200, "{path}");
+    }
+    let asking = tokio::spawn(async move { get(address, "/hold", "").await });
+    upstream.until_waiting(1).await;
+    let watched = gateway.gateway.watched();
+    let draining = tokio::spawn(gateway.gateway.drain());
+    until(|| !watched.is_ready()).await;
+    assert_eq!(status(&get(admin, "/readyz", "").await), 503);
+    assert_eq!(status(&get(admin, "/healthz", "").await), 200);
+    assert_eq!(status(&get(admin, "/metrics", "").await), 200);
+    upstream.let_go(1);
+    assert_eq!(status(&asking.await.unwrap()), 200);
+    assert_eq!(draining.await.unwrap(), 0);
+}
+
+/// A page of another site that a browser shows must not read what is here.
+#[tokio::test]
+async fn pages_are_told_nothing() {
+    let upstream = Upstream::start().await;
+    let gateway = in_front_of(&upstream, "", "").await;
+    let admin = admin(&gateway).await;
+    assert_eq!(status(&get(admin, "/metrics", "Origin: http://evil.test\r\n").await), 403);
+    assert_eq!(status(&get(gateway.address, "/metrics", "").await), 200, "on the gateway it is a path like others");
+    assert_eq!(upstream.only().uri.path(), "/metrics");
+}
