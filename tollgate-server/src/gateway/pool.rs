@@ -32,6 +32,8 @@ pub(crate) struct Pool {
     idle: Mutex<Vec<Idle>>,
     /// One connection for all requests, where HTTP/2 is spoken.
     shared: Mutex<Option<http2::SendRequest<RequestBody>>>,
+    /// Held by whoever opens it, so that the others wait for it rather than open more.
+    opening: tokio::sync::Mutex<()>,
     open: AtomicUsize,
     max_open: usize,
     /// Somebody waits for one to become free.
@@ -95,6 +97,7 @@ impl Pool {
         Pool {
             idle: Mutex::default(),
             shared: Mutex::default(),
+            opening: tokio::sync::Mutex::default(),
             open: AtomicUsize::new(0),
             max_open,
             freed: Notify::new(),
@@ -182,18 +185,28 @@ impl Pool {
     }
 
     async fn shared(&self, address: &Arc<Address>, worker: usize) -> Result<(Connection, bool), NoConnection> {
-        let there = || self.shared.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        if let Some(mut sender) = there()
-            && !sender.is_closed()
-            && poll_fn(|context| sender.poll_ready(context)).await.is_ok()
-        {
+        if let Some(sender) = self.shared_now().await {
             return Ok((Connection::Shared(sender), true));
         }
-        let open = Open::count(address.clone(), worker);
-        let opening = timeout(address.connect_timeout, Pool::open_shared(address, Some(open))).await;
-        let sender = opening.map_err(|_| NoConnection::TimedOut)?.map_err(NoConnection::Refused)?;
-        *self.shared.lock().unwrap_or_else(PoisonError::into_inner) = Some(sender.clone());
-        Ok((Connection::Shared(sender), false))
+        let opening = async {
+            let _opening = self.opening.lock().await;
+            // Somebody else may have opened one while we waited.
+            if let Some(sender) = self.shared_now().await {
+                return Ok((Connection::Shared(sender), true));
+            }
+            let open = Open::count(address.clone(), worker);
+            let sender = Pool::open_shared(address, Some(open)).await.map_err(NoConnection::Refused)?;
+            *self.shared.lock().unwrap_or_else(PoisonError::into_inner) = Some(sender.clone());
+            Ok((Connection::Shared(sender), false))
+        };
+        timeout(address.connect_timeout, opening).await.map_err(|_| NoConnection::TimedOut)?
+    }
+
+    /// The shared connection, if it is open.
+    async fn shared_now(&self) -> Option<http2::SendRequest<RequestBody>> {
+        let mut sender = self.shared.lock().unwrap_or_else(PoisonError::into_inner).clone()?;
+        let is_ready = !sender.is_closed() && poll_fn(|context| sender.poll_ready(context)).await.is_ok();
+        is_ready.then_some(sender)
     }
 
     async fn open_shared(address: &Arc<Address>, open: Option<Open>) -> Result<http2::SendRequest<RequestBody>, String> {

@@ -1,11 +1,19 @@
 //! HTTP/2 on either side, and on both.
 
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use bytes::Bytes;
 use http::header::COOKIE;
-use http::{Request, StatusCode, Version};
+use http::{Request, Response, StatusCode, Version};
 use http_body_util::Full;
+use hyper::server::conn::http2 as server;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
+use tokio::sync::Notify;
 
 use super::peers::{File, Folder, Http2, Identity, ask_http2, read_answer, scripted, speak_http2};
 use super::support::{Upstream, run, status};
@@ -149,4 +157,41 @@ async fn a_gateway_that_ends_lets_streams_end() {
     assert_eq!(answer.body.as_ref(), b"hello");
     super::support::until(|| sender.is_closed()).await;
     assert_eq!(draining.await.unwrap(), 0);
+}
+
+/// A connection that the upstream has ended costs nobody a request, not even one that must not happen twice.
+#[tokio::test]
+async fn an_upstream_may_end_its_connection() {
+    let ended = Arc::new(AtomicUsize::new(0));
+    let count = ended.clone();
+    let address = scripted(move |stream, _| {
+        let count = count.clone();
+        async move {
+            let asked = Arc::new(Notify::new());
+            let told = asked.clone();
+            let answer = service_fn(move |_| {
+                told.notify_one();
+                async { Ok::<_, Infallible>(Response::new(Full::<Bytes>::from("ok"))) }
+            });
+            let serving = server::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), answer);
+            let mut serving = std::pin::pin!(serving);
+            tokio::select! {
+                _ = &mut serving => {}
+                () = asked.notified() => {
+                    serving.as_mut().graceful_shutdown();
+                    let _ = serving.await;
+                }
+            }
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+    })
+    .await;
+    let upstream = ", protocol: http2, retries: 0, eject: { after: 1, for: 1h }";
+    let gateway = run(&File { upstream, ..File::default() }.to(&[address])).await;
+    let mut sender = speak_http2(TcpStream::connect(gateway.address).await.unwrap()).await;
+    for number in 1..=20 {
+        let answer = ask_http2(&mut sender, post("http", "body")).await;
+        assert_eq!((answer.head.status, answer.body.as_ref()), (StatusCode::OK, &b"ok"[..]), "{number}");
+        super::support::until(|| ended.load(Ordering::Relaxed) == number).await;
+    }
 }
