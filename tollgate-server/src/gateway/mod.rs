@@ -162,8 +162,11 @@ impl<S: Stored> Gateway<S> {
         let before = self.shared.state.load_full();
         let metrics = &self.shared.metrics;
         let state = State::new(config, gateway, self.workers.len(), metrics, Some(&before))?;
-        for certificate in self.listening.iter().filter_map(|it| it.certificate.as_ref()) {
-            certificate.read_again().map_err(StartError::Tls)?;
+        // All of them are read before one is exchanged.
+        let certificates = || self.listening.iter().filter_map(|it| it.certificate.as_ref());
+        let fresh: Result<Vec<_>, _> = certificates().map(|it| it.read_again()).collect();
+        for (certificate, fresh) in certificates().zip(fresh.map_err(StartError::Tls)?) {
+            certificate.exchange(fresh);
         }
         let is_new = |upstream: &&Arc<Upstream>| !before.upstreams.iter().any(|old| Arc::ptr_eq(old, upstream));
         state.upstreams.iter().filter(is_new).for_each(health::watch);

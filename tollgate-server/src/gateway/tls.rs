@@ -92,10 +92,14 @@ impl Certificate {
         Ok(Certificate { files: files.clone(), current })
     }
 
-    /// Reads the files again. What is in use stays so if they are broken.
-    pub(crate) fn read_again(&self) -> Result<(), TlsError> {
-        self.current.store(Arc::new(read(&self.files)?));
-        Ok(())
+    /// Reads the files again. What is in use stays so until it is exchanged.
+    pub(crate) fn read_again(&self) -> Result<CertifiedKey, TlsError> {
+        read(&self.files)
+    }
+
+    /// New clients are shown this one.
+    pub(crate) fn exchange(&self, fresh: CertifiedKey) {
+        self.current.store(Arc::new(fresh));
     }
 }
 
