@@ -3,7 +3,11 @@
 use http::header::{CACHE_CONTROL, CONNECTION, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use http::{Response, StatusCode};
 
-use super::body::UpstreamBody;
+use super::body::{Outgoing, UpstreamBody};
+
+/// Marks what an upstream has no part in.
+#[derive(Clone, Copy, Debug)]
+struct Ours;
 
 /// A problem (RFC 9457) with a status and a sentence of ours.
 pub(crate) fn problem(status: StatusCode, detail: &str) -> Response<UpstreamBody> {
@@ -17,6 +21,29 @@ pub(crate) fn problem(status: StatusCode, detail: &str) -> Response<UpstreamBody
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response.extensions_mut().insert(Ours);
+    response
+}
+
+/// The same in the words of gRPC, whose clients take any body for messages. What an upstream has answered stays.
+pub(crate) fn in_grpc(mut response: Response<Outgoing>) -> Response<Outgoing> {
+    if response.extensions_mut().remove::<Ours>().is_none() {
+        return response;
+    }
+    let status = response.status();
+    let code = match status {
+        StatusCode::BAD_REQUEST => "3",
+        StatusCode::NOT_FOUND => "12",
+        StatusCode::BAD_GATEWAY | StatusCode::SERVICE_UNAVAILABLE | StatusCode::GATEWAY_TIMEOUT => "14",
+        _ => "2",
+    };
+    let mut response = response.map(|_| Outgoing::unlimited(UpstreamBody::told("")));
+    *response.status_mut() = StatusCode::OK;
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+    headers.insert("grpc-status", HeaderValue::from_static(code));
+    let message = HeaderValue::from_static(status.canonical_reason().unwrap_or("Refused"));
+    headers.insert("grpc-message", message);
     response
 }
 

@@ -17,7 +17,7 @@ use tollgate_rules::request::Request as _;
 use tower_layer::Layer;
 use tower_service::Service;
 
-use super::answer::{close, problem, try_again};
+use super::answer::{close, in_grpc, problem, try_again};
 use super::body::{Outgoing, RequestBody, UpstreamBody};
 use super::connection::Connection;
 use super::forward::Forward;
@@ -40,12 +40,16 @@ pub(crate) async fn serve<S: Stored>(
     let mut passage =
         Passage::new(&worker.shared.ledger, worker.number, connection.peer, connection.watch.begin());
     let is_http1 = request.version() < Version::HTTP_2;
+    let is_grpc = is_grpc(request.headers());
     let is_long = is_http1 && is_long(&request);
     let mut response = match pass(connection, request, &mut passage).await {
         Ok(response) => response,
         Err(refused) => refused.map(Outgoing::unlimited),
     };
     passage.answered(response.status());
+    if is_grpc {
+        response = in_grpc(response);
+    }
     if response.status() == StatusCode::SWITCHING_PROTOCOLS {
         connection.switch(&mut response, passage);
         return response;

@@ -75,5 +75,16 @@ async fn a_denied_call_is_told_in_the_words_of_grpc() {
 async fn a_server_that_is_away_is_unavailable() {
     let gateway = run(&File { upstream: HTTP2, ..File::default() }.to(&[nobody()])).await;
     let failed = client(&gateway).await.check(about("", "a")).await.unwrap_err();
-    assert_eq!(failed.code(), Code::Unavailable);
+    assert_eq!((failed.code(), failed.message()), (Code::Unavailable, "Bad Gateway"));
+    // Those who watch see what it was.
+    let line = gateway.log.lines(1).await.remove(0);
+    assert!(line.contains(r#""status":502"#), "{line}");
+}
+
+#[tokio::test]
+async fn a_method_without_a_route_is_unimplemented() {
+    let file = File { upstream: HTTP2, route: ", path: /other.Service/**", ..File::default() };
+    let gateway = run(&file.to(&[nobody()])).await;
+    let failed = client(&gateway).await.check(about("", "a")).await.unwrap_err();
+    assert_eq!(failed.code(), Code::Unimplemented);
 }

@@ -57,7 +57,7 @@ async fn the_client_behind_the_proxy_counts() {
     assert_eq!(status(&send(&gateway, unknown).await), 429, "what stands behind UNKNOWN is to be ignored");
     assert_eq!(status(&send(&gateway, &v2(1, 0, &[])).await), 429);
     let lines = gateway.log.lines(headers.len() * 2 + 2).await;
-    assert!(lines[0].contains(r#""client":"192.0.2.1""#), "{}", lines[0]);
+    assert!(lines.iter().any(|line| line.contains(r#""client":"192.0.2.1""#)), "{lines:?}");
 }
 
 #[tokio::test]

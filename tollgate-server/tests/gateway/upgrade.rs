@@ -157,3 +157,18 @@ async fn a_tunnel_keeps_its_place_until_it_ends() {
     // The server answers with a 101 that nobody asked for: it was asked.
     assert_eq!(status(&get(gateway.address, "/", "").await), 502);
 }
+
+#[tokio::test]
+async fn a_tunnel_is_a_request_like_others_to_a_limit() {
+    let (address, heads) = echo().await;
+    let limits = "limits: { one: { key: ip, fixed_window: { limit: 1, window: 1h, align: first_request } } }";
+    let gateway = run(&File { limits, ..File::default() }.to(&[address])).await;
+    let mut stream = TcpStream::connect(gateway.address).await.unwrap();
+    stream.write_all(WANTED.as_bytes()).await.unwrap();
+    assert_eq!(status(&read_head(&mut stream).await), 101);
+    assert_eq!(read_exactly(&mut stream, 8).await, b"welcome;");
+    let mut stream = TcpStream::connect(gateway.address).await.unwrap();
+    stream.write_all(WANTED.as_bytes()).await.unwrap();
+    assert_eq!(status(&read_answer(&mut stream).await), 429);
+    assert_eq!(heads.lock().unwrap().len(), 1);
+}
