@@ -99,8 +99,9 @@ impl Forward {
                         self.failed(address, &why);
                     }
                     tried.push(number);
-                    // Nothing was sent, so every request may go elsewhere; there is no use in trying here again.
-                    if upstream.addresses().len() > 1 && self.may_try_again(&tried) {
+                    // Nothing was sent, so every request may go elsewhere, and no server has more to do for that; there
+                    // is no use in trying here again.
+                    if tried.len() < upstream.addresses().len().min(ATTEMPTS_MAX) {
                         continue;
                     }
                     return unreachable(&why);

@@ -149,3 +149,35 @@ async fn an_upstream_that_answers_early_leaves_nothing_behind() {
     }
     assert_eq!(heads.lock().unwrap().len(), 1);
 }
+
+/// Many clients read nothing before they have sent everything.
+#[tokio::test]
+async fn a_client_that_sends_first_reads_its_answer_afterwards() {
+    let upstream = Upstream::start().await;
+    let gateway = denying(&upstream).await;
+    let body = SMUGGLED.repeat(8 << 20 >> 5);
+    let mut stream = TcpStream::connect(gateway.address).await.unwrap();
+    let head = format!("POST /denied HTTP/1.1\r\nHost: a\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+    let _ = timeout(PATIENCE, stream.write_all(head.as_bytes())).await.expect("nobody takes it, and nobody says no");
+    let (answer, _) = read_until(&mut stream, is_whole).await;
+    assert!(status(&answer) == 429 && is_whole(&answer), "{answer}");
+    assert_eq!(upstream.seen().len(), 1);
+}
+
+/// On HTTP/2 what nobody reads of one body must not use up the room that the others need.
+#[tokio::test]
+async fn bodies_that_nobody_reads_leave_room_for_others() {
+    use super::peers::{ask_http2, speak_http2};
+    let upstream = Upstream::start().await;
+    let gateway = denying(&upstream).await;
+    let mut sender = speak_http2(TcpStream::connect(gateway.address).await.unwrap()).await;
+    let body = bytes::Bytes::from(vec![b'x'; 1 << 20]);
+    let post = |path: &str| {
+        http::Request::post(format!("http://a{path}")).body(http_body_util::Full::new(body.clone())).unwrap()
+    };
+    for number in 0..20 {
+        assert_eq!(ask_http2(&mut sender, post("/denied")).await.head.status, 429, "{number}");
+    }
+    assert_eq!(ask_http2(&mut sender, post("/open/honest")).await.head.status, 200);
+    assert_eq!(upstream.seen()[1].body, body);
+}

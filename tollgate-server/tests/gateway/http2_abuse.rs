@@ -105,7 +105,7 @@ impl Client {
 async fn rapid_resets_end_the_connection() {
     let upstream = Upstream::start().await;
     let gateway = in_front_of(&upstream, "", "").await;
-    let mut client = Client::connect(&gateway).await;
+    let client = Client::connect(&gateway).await;
     let mut flood = Vec::new();
     for number in 0..10_000 {
         let stream = 2 * number + 1;

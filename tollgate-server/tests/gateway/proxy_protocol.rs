@@ -116,3 +116,18 @@ async fn it_comes_before_tls() {
     assert_eq!(status(&read_answer(&mut stream).await), 200);
     assert_eq!(upstream.only().header("x-forwarded-for"), Some("192.0.2.1"));
 }
+
+#[tokio::test]
+async fn whoever_says_nothing_is_closed() {
+    let (upstream, folder, identity) = (Upstream::start().await, Folder::new(), Identity::new());
+    let certificate = folder.write("cert.pem", &identity.certificate);
+    let key = folder.write("key.pem", &identity.key);
+    let tls = format!(", tls: {{ certificate: {{ file: {certificate} }}, key: {{ file: {key} }} }}");
+    let half: &[u8] = &SIGNATURE[..6];
+    for (listener, said) in [(", proxy_protocol: true", &b""[..]), (", proxy_protocol: true", half), (&tls, b""), (&tls, b"\x16\x03\x01")] {
+        let file = File { listener, gateway: "timeouts: { header: 200ms }", ..File::default() };
+        let gateway = run(&file.to(&[upstream.address])).await;
+        assert_eq!(say(gateway.address, said).await, "", "{listener}");
+    }
+    assert!(upstream.seen().is_empty());
+}

@@ -46,6 +46,20 @@ async fn whoever_refuses_connections_costs_no_request() {
     assert!(upstream.seen()[2..8].iter().all(|seen| seen.body == "body"));
 }
 
+/// The budget is there so that servers in trouble do not get more to do; one that was never reached has nothing to do.
+#[tokio::test]
+async fn nor_does_it_cost_the_budget() {
+    let upstream = Upstream::start().await;
+    let setting = ", eject: off, retries: 0";
+    let gateway = run(&File { upstream: setting, ..File::default() }.to(&[nobody(), upstream.address, nobody()])).await;
+    for number in 0..50 {
+        assert_eq!(ask(gateway.address, "POST", "body").await, 200, "{number}");
+    }
+    assert_eq!(upstream.seen().len(), 50);
+    let all_away = run(&File { upstream: setting, ..File::default() }.to(&[nobody(), nobody()])).await;
+    assert_eq!(ask(all_away.address, "GET", "").await, 502);
+}
+
 #[tokio::test]
 async fn only_what_may_happen_twice_is_sent_twice() {
     let (silent, taken) = silent().await;

@@ -69,8 +69,13 @@ async fn whoever_wants_no_log_gets_none() {
     let upstream = Upstream::start().await;
     let file = super::peers::File { gateway: "access_log: false", ..Default::default() };
     let gateway = run(&file.to(&[upstream.address])).await;
-    assert_eq!(status(&get(gateway.address, "/", "").await), 200);
-    assert!(gateway.log.lines(0).await.is_empty());
+    assert_eq!(status(&get(gateway.address, "/silent", "").await), 200);
+    // A line that is wanted comes alone.
+    let wanted = super::peers::File::default().to(&[upstream.address]);
+    gateway.gateway.reload(&super::support::parse(&wanted)).unwrap();
+    assert_eq!(status(&get(gateway.address, "/loud", "").await), 200);
+    let lines = gateway.log.lines(1).await;
+    assert!(lines.len() == 1 && lines[0].contains("/loud"), "{lines:?}");
 }
 
 /// The admin listener of a gateway.
