@@ -220,7 +220,7 @@ where
     let watch = &connection.watch;
     let shared = &connection.worker.shared;
     let timeouts = shared.state.load().timeouts.clone();
-    let io = Watched::new(TokioIo::new(io), watch.clone());
+    let io = Watched::in_frames(TokioIo::new(io), watch.clone());
     let mut builder = http2::Builder::new(TokioExecutor::new());
     builder
         .timer(TokioTimer::new())

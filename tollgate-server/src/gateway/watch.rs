@@ -100,11 +100,18 @@ impl Drop for Busy {
 pub(crate) struct Watched<I> {
     pub(crate) io: I,
     watch: Arc<Watch>,
+    /// Whether what comes while it is idle is the next request's head.
+    is_head_next: bool,
 }
 
 impl<I> Watched<I> {
     pub(crate) fn new(io: I, watch: Arc<Watch>) -> Watched<I> {
-        Watched { io, watch }
+        Watched { io, watch, is_head_next: true }
+    }
+
+    /// One of HTTP/2: what comes while it is idle may be a ping, or room for more of what has long been sent.
+    pub(crate) fn in_frames(io: I, watch: Arc<Watch>) -> Watched<I> {
+        Watched { io, watch, is_head_next: false }
     }
 
     fn wrote<T>(&self, written: Poll<T>) -> Poll<T> {
@@ -125,8 +132,7 @@ impl<I: Read + Unpin> Read for Watched<I> {
         buffer: ReadBufCursor<'_>,
     ) -> Poll<io::Result<()>> {
         let read = Pin::new(&mut self.io).poll_read(context, buffer);
-        // What comes while it is idle is the next request's head.
-        if read.is_ready() && self.watch.is_idle() {
+        if self.is_head_next && read.is_ready() && self.watch.is_idle() {
             self.watch.enter(HEAD);
         }
         read

@@ -39,7 +39,8 @@ async fn each_gets_its_turn() {
 #[tokio::test]
 async fn whoever_is_busy_gets_fewer() {
     let (upstreams, addresses) = three().await;
-    let gateway = run(&File { upstream: ", balance: least_requests", ..File::default() }.to(&addresses)).await;
+    let gateway =
+        run(&File { upstream: ", balance: least_requests", ..File::default() }.to(&addresses)).await;
     let address = gateway.address;
     let held: Vec<_> = (0..2).map(|_| tokio::spawn(async move { get(address, "/hold", "").await })).collect();
     let waiting = || upstreams.iter().filter(|it| *it.waiting.lock().unwrap() == 1).count();
@@ -101,7 +102,8 @@ async fn moody() -> Moody {
 async fn health_checks_take_a_server_out_and_back() {
     let (one, other) = (moody().await, moody().await);
     one.status.store(500, Ordering::Relaxed);
-    let upstream = ", health: { path: /healthz, every: 500ms, timeout: 500ms, unhealthy_after: 2, healthy_after: 2 }";
+    let upstream =
+        ", health: { path: /healthz, every: 500ms, timeout: 500ms, unhealthy_after: 2, healthy_after: 2 }";
     let gateway = run(&File { upstream, ..File::default() }.to(&[one.address, other.address])).await;
     assert!(is_up(&gateway, one.address), "a server is well until it has proved otherwise");
     until(|| !is_up(&gateway, one.address)).await;

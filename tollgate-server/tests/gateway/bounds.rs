@@ -103,7 +103,8 @@ async fn a_response_that_nobody_reads_keeps_its_place() {
 #[tokio::test]
 async fn connections_have_a_bound() {
     let upstream = Upstream::start().await;
-    let gateway = run(&File { gateway: "max_connections: 3", ..File::default() }.to(&[upstream.address])).await;
+    let gateway =
+        run(&File { gateway: "max_connections: 3", ..File::default() }.to(&[upstream.address])).await;
     let mut kept = Vec::new();
     for _ in 0..3 {
         let mut stream = hold(&gateway, "/").await;

@@ -81,13 +81,17 @@ async fn check(name: &str, head: &str, now: &str, later: &str) {
     }
     let wanted = 2 + usize::from(!answer.is_empty());
     let lines = gateway.log.lines(wanted).await;
-    assert!(lines.len() == wanted && !lines.iter().any(|line| line.contains("smuggled")), "{name}: {lines:?}");
+    assert!(
+        lines.len() == wanted && !lines.iter().any(|line| line.contains("smuggled")),
+        "{name}: {lines:?}"
+    );
 }
 
 #[tokio::test]
 async fn a_small_body_is_read_or_never_taken_for_a_request() {
     check("all of it at once", &format!("Content-Length: {}\r\n", SMUGGLED.len()), SMUGGLED, "").await;
-    check("none of it before the answer", &format!("Content-Length: {}\r\n", SMUGGLED.len()), "", SMUGGLED).await;
+    check("none of it before the answer", &format!("Content-Length: {}\r\n", SMUGGLED.len()), "", SMUGGLED)
+        .await;
     let (first, second) = SMUGGLED.split_at(10);
     check("half of it", &format!("Content-Length: {}\r\n", SMUGGLED.len()), first, second).await;
 }
@@ -158,7 +162,9 @@ async fn a_client_that_sends_first_reads_its_answer_afterwards() {
     let body = SMUGGLED.repeat(8 << 20 >> 5);
     let mut stream = TcpStream::connect(gateway.address).await.unwrap();
     let head = format!("POST /denied HTTP/1.1\r\nHost: a\r\nContent-Length: {}\r\n\r\n{body}", body.len());
-    let _ = timeout(PATIENCE, stream.write_all(head.as_bytes())).await.expect("nobody takes it, and nobody says no");
+    let _ = timeout(PATIENCE, stream.write_all(head.as_bytes()))
+        .await
+        .expect("nobody takes it, and nobody says no");
     let (answer, _) = read_until(&mut stream, is_whole).await;
     assert!(status(&answer) == 429 && is_whole(&answer), "{answer}");
     assert_eq!(upstream.seen().len(), 1);

@@ -50,7 +50,9 @@ async fn calls_and_streams_pass_with_their_trailers() {
     reporter.set_service_status("api", ServingStatus::NotServing).await;
     let mut stream = client.watch(about("api", "a")).await.unwrap().into_inner();
     assert_eq!(stream.message().await.unwrap().unwrap().status, 2);
-    for (status, number) in [(ServingStatus::Serving, 1), (ServingStatus::NotServing, 2), (ServingStatus::Serving, 1)] {
+    for (status, number) in
+        [(ServingStatus::Serving, 1), (ServingStatus::NotServing, 2), (ServingStatus::Serving, 1)]
+    {
         reporter.set_service_status("api", status).await;
         assert_eq!(stream.message().await.unwrap().unwrap().status, number);
     }

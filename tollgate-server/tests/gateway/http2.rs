@@ -26,7 +26,7 @@ fn post(scheme: &str, body: &'static str) -> Request<Full<Bytes>> {
 /// What the upstream got is the same request, whatever was spoken on the way.
 fn check(upstream: &Upstream, version: Version, scheme: &str) {
     let seen = upstream.seen().pop().unwrap();
-    assert_eq!(seen.version, version);
+    assert_eq!((&seen.method, seen.version), (&http::Method::POST, version));
     assert_eq!(seen.uri.path_and_query().unwrap(), "/a?b=c");
     assert_eq!((seen.header("x-one"), seen.body.as_ref()), (Some("1"), &b"body"[..]));
     assert_eq!(seen.header("x-forwarded-proto"), Some(scheme));
@@ -99,7 +99,8 @@ async fn a_cookie_in_pieces_is_joined() {
     for protocol in ["http1", "http2"] {
         let upstream = Upstream::start().await;
         let (_gateway, mut sender) = client(&upstream, protocol).await;
-        let request = Request::get("http://a/").header(COOKIE, "a=1").header(COOKIE, "b=2").header(COOKIE, "c=3");
+        let request =
+            Request::get("http://a/").header(COOKIE, "a=1").header(COOKIE, "b=2").header(COOKIE, "c=3");
         ask_http2(&mut sender, request.body(Full::default()).unwrap()).await;
         assert_eq!(upstream.only().header("cookie"), Some("a=1; b=2; c=3"));
     }
@@ -173,7 +174,8 @@ async fn an_upstream_may_end_its_connection() {
                 told.notify_one();
                 async { Ok::<_, Infallible>(Response::new(Full::<Bytes>::from("ok"))) }
             });
-            let serving = server::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), answer);
+            let serving =
+                server::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), answer);
             let mut serving = std::pin::pin!(serving);
             tokio::select! {
                 _ = &mut serving => {}

@@ -1,14 +1,18 @@
 //! Clients that use HTTP/2 against the gateway, frame by frame.
 
+use std::time::Duration;
+
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
-use super::support::{PATIENCE, Running, Upstream, get, in_front_of, status};
+use super::peers::File;
+use super::support::{PATIENCE, Running, Upstream, get, in_front_of, run, status};
 
 const HEADERS: u8 = 1;
 const RST_STREAM: u8 = 3;
 const SETTINGS: u8 = 4;
+const PING: u8 = 6;
 const GOAWAY: u8 = 7;
 const CONTINUATION: u8 = 9;
 const END_STREAM: u8 = 1;
@@ -173,7 +177,8 @@ async fn a_head_that_is_too_large_is_refused() {
     let gateway = in_front_of(&upstream, "", "").await;
     let mut client = Client::connect(&gateway).await;
     let large = "a".repeat(10_000);
-    let more: Vec<(&str, &str)> = ["x-a", "x-b", "x-c", "x-d", "x-e", "x-f", "x-g"].map(|name| (name, &*large)).into();
+    let more: Vec<(&str, &str)> =
+        ["x-a", "x-b", "x-c", "x-d", "x-e", "x-f", "x-g"].map(|name| (name, &*large)).into();
     let whole = block("/", &more);
     let mut parts = whole.chunks(16_000).enumerate().peekable();
     while let Some((number, part)) = parts.next() {
@@ -199,10 +204,28 @@ async fn a_head_without_end_ends_the_connection() {
     let upstream = Upstream::start().await;
     let gateway = in_front_of(&upstream, "", "").await;
     let mut client = Client::connect(&gateway).await;
-    let part = frame(CONTINUATION, 0, 1, &[[0].to_vec(), literal("x-a"), literal(&"a".repeat(16_000))].concat());
+    let part =
+        frame(CONTINUATION, 0, 1, &[[0].to_vec(), literal("x-a"), literal(&"a".repeat(16_000))].concat());
     client.0.write_all(&frame(HEADERS, END_STREAM, 1, &block("/", &[]))).await.unwrap();
     let flooding = async { while client.0.write_all(&part).await.is_ok() {} };
     timeout(PATIENCE, flooding).await.expect("the flood went on");
     assert!(upstream.seen().is_empty());
     assert_eq!(status(&get(gateway.address, "/", "").await), 200);
+}
+
+/// Clients ping connections that they want to keep. That is not the beginning of a request, which would have to come soon.
+#[tokio::test]
+async fn a_ping_does_not_shorten_the_time_of_an_idle_connection() {
+    let upstream = Upstream::start().await;
+    let file = File { gateway: "timeouts: { header: 100ms, idle: 1s }", ..File::default() };
+    let gateway = run(&file.to(&[upstream.address])).await;
+    let mut client = Client::connect(&gateway).await;
+    let begin = Instant::now();
+    client.0.write_all(&request(1, "/")).await.unwrap();
+    client.next_of(HEADERS).await.unwrap();
+    client.0.write_all(&frame(PING, 0, 0, &[7; 8])).await.unwrap();
+    assert_eq!(client.next_of(PING).await.unwrap().payload, [7; 8]);
+    // In the end it is closed all the same, and with a word.
+    client.next_of(GOAWAY).await.unwrap();
+    assert!(begin.elapsed() > Duration::from_millis(900), "{:?}", begin.elapsed());
 }

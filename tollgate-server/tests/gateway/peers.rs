@@ -43,7 +43,8 @@ impl File<'_> {
 
     pub(crate) fn to_urls(&self, urls: &[String]) -> String {
         let File { limits, listener, gateway, upstream, route } = self;
-        let mut text = format!("{limits}\ngateway:\n  listen: {{ address: 127.0.0.1:0{listener} }}\n  {gateway}\n");
+        let mut text =
+            format!("{limits}\ngateway:\n  listen: {{ address: 127.0.0.1:0{listener} }}\n  {gateway}\n");
         let _ = writeln!(text, "  upstreams: {{ pool: {{ addresses: [{}]{upstream} }} }}", urls.join(", "));
         let _ = writeln!(text, "  routes:\n    - {{ id: all, upstream: pool{route} }}");
         text
@@ -171,7 +172,8 @@ pub(crate) struct Identity {
 
 impl Identity {
     pub(crate) fn new() -> Identity {
-        let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned(), "localhost".to_owned()]).unwrap();
+        let made =
+            rcgen::generate_simple_self_signed(["127.0.0.1".to_owned(), "localhost".to_owned()]).unwrap();
         Identity { certificate: made.cert.pem(), key: made.signing_key.serialize_pem() }
     }
 
@@ -183,23 +185,33 @@ impl Identity {
     pub(crate) fn acceptor(&self, protocol: &str) -> TlsAcceptor {
         let key = PrivateKeyDer::from_pem_slice(self.key.as_bytes()).unwrap();
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+        let builder =
+            ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
         let mut config = builder.with_no_client_auth().with_single_cert(vec![self.der()], key).unwrap();
         config.alpn_protocols = vec![protocol.as_bytes().to_vec()];
         TlsAcceptor::from(Arc::new(config))
     }
 
     /// Connects to a server that must have this certificate.
-    pub(crate) async fn connect(&self, to: SocketAddr, protocol: &str) -> std::io::Result<TlsStream<TcpStream>> {
+    pub(crate) async fn connect(
+        &self,
+        to: SocketAddr,
+        protocol: &str,
+    ) -> std::io::Result<TlsStream<TcpStream>> {
         self.secure(TcpStream::connect(to).await?, protocol).await
     }
 
     /// The same on a connection that is there already.
-    pub(crate) async fn secure(&self, stream: TcpStream, protocol: &str) -> std::io::Result<TlsStream<TcpStream>> {
+    pub(crate) async fn secure(
+        &self,
+        stream: TcpStream,
+        protocol: &str,
+    ) -> std::io::Result<TlsStream<TcpStream>> {
         let mut roots = RootCertStore::empty();
         roots.add(self.der()).unwrap();
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+        let builder =
+            ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
         let mut config = builder.with_root_certificates(roots).with_no_client_auth();
         config.alpn_protocols = vec![protocol.as_bytes().to_vec()];
         let name = ServerName::try_from("127.0.0.1").unwrap();

@@ -7,7 +7,8 @@ const GET: &[u8] = b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n";
 const SIGNATURE: &[u8] = b"\r\n\r\n\0\r\nQUIT\n";
 
 async fn behind_a_proxy(upstream: &Upstream) -> Running {
-    let limits = "limits: { per-client: { key: ip, fixed_window: { limit: 1, window: 1h, align: first_request } } }";
+    let limits =
+        "limits: { per-client: { key: ip, fixed_window: { limit: 1, window: 1h, align: first_request } } }";
     run(&File { limits, listener: ", proxy_protocol: true", ..File::default() }.to(&[upstream.address])).await
 }
 
@@ -49,7 +50,10 @@ async fn the_client_behind_the_proxy_counts() {
         assert_eq!(status(&answer), wanted, "{client}: {answer}");
         if wanted == 200 {
             let seen = upstream.seen().pop().unwrap();
-            assert_eq!((seen.header("x-forwarded-for"), seen.header("x-real-ip")), (Some(*client), Some(*client)));
+            assert_eq!(
+                (seen.header("x-forwarded-for"), seen.header("x-real-ip")),
+                (Some(*client), Some(*client))
+            );
         }
         assert_eq!(status(&send(&gateway, header).await), 429, "{client} has had its one request");
     }
@@ -93,7 +97,10 @@ async fn whoever_does_not_begin_with_it_is_closed() {
 async fn it_is_not_taken_from_those_who_were_not_asked() {
     let upstream = Upstream::start().await;
     let gateway = in_front_of(&upstream, "", "").await;
-    for header in [&b"PROXY TCP4 192.0.2.1 10.0.0.1 1000 80\r\n"[..], &v2(1, 0x11, &[192, 0, 2, 2, 10, 0, 0, 1, 0, 80, 0, 81])] {
+    for header in [
+        &b"PROXY TCP4 192.0.2.1 10.0.0.1 1000 80\r\n"[..],
+        &v2(1, 0x11, &[192, 0, 2, 2, 10, 0, 0, 1, 0, 80, 0, 81]),
+    ] {
         let answer = send(&gateway, header).await;
         assert!(matches!(status(&answer), 0 | 400), "{answer}");
     }
@@ -106,8 +113,9 @@ async fn it_comes_before_tls() {
     let (upstream, folder, identity) = (Upstream::start().await, Folder::new(), Identity::new());
     let certificate = folder.write("cert.pem", &identity.certificate);
     let key = folder.write("key.pem", &identity.key);
-    let listener =
-        format!(", proxy_protocol: true, tls: {{ certificate: {{ file: {certificate} }}, key: {{ file: {key} }} }}");
+    let listener = format!(
+        ", proxy_protocol: true, tls: {{ certificate: {{ file: {certificate} }}, key: {{ file: {key} }} }}"
+    );
     let gateway = run(&File { listener: &listener, ..File::default() }.to(&[upstream.address])).await;
     let mut stream = tokio::net::TcpStream::connect(gateway.address).await.unwrap();
     stream.write_all(b"PROXY TCP4 192.0.2.1 10.0.0.1 1000 443\r\n").await.unwrap();
@@ -124,7 +132,12 @@ async fn whoever_says_nothing_is_closed() {
     let key = folder.write("key.pem", &identity.key);
     let tls = format!(", tls: {{ certificate: {{ file: {certificate} }}, key: {{ file: {key} }} }}");
     let half: &[u8] = &SIGNATURE[..6];
-    for (listener, said) in [(", proxy_protocol: true", &b""[..]), (", proxy_protocol: true", half), (&tls, b""), (&tls, b"\x16\x03\x01")] {
+    for (listener, said) in [
+        (", proxy_protocol: true", &b""[..]),
+        (", proxy_protocol: true", half),
+        (&tls, b""),
+        (&tls, b"\x16\x03\x01"),
+    ] {
         let file = File { listener, gateway: "timeouts: { header: 200ms }", ..File::default() };
         let gateway = run(&file.to(&[upstream.address])).await;
         assert_eq!(say(gateway.address, said).await, "", "{listener}");

@@ -14,7 +14,9 @@ const OFF: &str = ", eject: off";
 
 async fn ask(address: SocketAddr, method: &str, body: &str) -> u16 {
     let length = body.len();
-    let head = format!("{method} / HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}");
+    let head = format!(
+        "{method} / HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}"
+    );
     status(&say(address, head).await)
 }
 
@@ -38,9 +40,14 @@ async fn silent() -> (SocketAddr, Arc<AtomicUsize>) {
 async fn whoever_refuses_connections_costs_no_request() {
     let upstream = Upstream::start().await;
     let gateway = run(&File { upstream: OFF, ..File::default() }.to(&[nobody(), upstream.address])).await;
-    for (method, body) in [("GET", ""), ("POST", "body"), ("PUT", "body"), ("PATCH", "body"), ("DELETE", "")] {
+    for (method, body) in [("GET", ""), ("POST", "body"), ("PUT", "body"), ("PATCH", "body"), ("DELETE", "")]
+    {
         // Two in turn: one of them goes to the one that is not there.
-        assert_eq!((ask(gateway.address, method, body).await, ask(gateway.address, method, body).await), (200, 200), "{method}");
+        assert_eq!(
+            (ask(gateway.address, method, body).await, ask(gateway.address, method, body).await),
+            (200, 200),
+            "{method}"
+        );
     }
     assert_eq!(upstream.seen().len(), 10);
     assert!(upstream.seen()[2..8].iter().all(|seen| seen.body == "body"));
@@ -51,7 +58,8 @@ async fn whoever_refuses_connections_costs_no_request() {
 async fn nor_does_it_cost_the_budget() {
     let upstream = Upstream::start().await;
     let setting = ", eject: off, retries: 0";
-    let gateway = run(&File { upstream: setting, ..File::default() }.to(&[nobody(), upstream.address, nobody()])).await;
+    let gateway =
+        run(&File { upstream: setting, ..File::default() }.to(&[nobody(), upstream.address, nobody()])).await;
     for number in 0..50 {
         assert_eq!(ask(gateway.address, "POST", "body").await, 200, "{number}");
     }
@@ -94,7 +102,9 @@ async fn only_what_may_happen_twice_is_sent_twice() {
 #[tokio::test]
 async fn retries_have_a_budget() {
     const REQUESTS: usize = 100;
-    for (setting, most) in [(", eject: off, retries: 0", REQUESTS), (", eject: off, retries: 20", REQUESTS + 10 + 20)] {
+    for (setting, most) in
+        [(", eject: off, retries: 0", REQUESTS), (", eject: off, retries: 20", REQUESTS + 10 + 20)]
+    {
         let (address, taken) = silent().await;
         let gateway = run(&File { upstream: setting, ..File::default() }.to(&[address])).await;
         for _ in 0..REQUESTS {
@@ -134,7 +144,10 @@ async fn a_kept_connection_that_was_closed_is_no_failure() {
         }
     })
     .await;
-    let gateway = run(&File { upstream: ", retries: 0, eject: { after: 1, for: 1h }", ..File::default() }.to(&[address])).await;
+    let gateway =
+        run(&File { upstream: ", retries: 0, eject: { after: 1, for: 1h }", ..File::default() }
+            .to(&[address]))
+        .await;
     let mut stream = TcpStream::connect(gateway.address).await.unwrap();
     for number in 1..=100 {
         let (method, body) = if number % 2 == 0 { ("GET", "") } else { ("POST", "body") };
@@ -177,7 +190,8 @@ async fn whoever_waits_for_a_connection_gets_the_next() {
     let setting = format!(", max_connections: {}, connect_timeout: 30s", workers());
     let gateway = run(&File { upstream: &setting, ..File::default() }.to(&[upstream.address])).await;
     let address = gateway.address;
-    let asked: Vec<_> = (0..20).map(|_| tokio::spawn(async move { get(address, "/hold", "").await })).collect();
+    let asked: Vec<_> =
+        (0..20).map(|_| tokio::spawn(async move { get(address, "/hold", "").await })).collect();
     upstream.let_go(20);
     for asked in asked {
         assert_eq!(status(&asked.await.unwrap()), 200);

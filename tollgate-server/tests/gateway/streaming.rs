@@ -60,7 +60,8 @@ async fn so_does_one_that_speaks_http2() {
     let (address, sent) = generous().await;
     let gateway = run(&File::default().to(&[address])).await;
     let mut sender = speak_http2(TcpStream::connect(gateway.address).await.unwrap()).await;
-    let response = sender.send_request(Request::get("http://a/").body(Full::default()).unwrap()).await.unwrap();
+    let response =
+        sender.send_request(Request::get("http://a/").body(Full::default()).unwrap()).await.unwrap();
     let buffered = settled(&sent).await;
     assert!(buffered < BUFFERED_MAX, "the gateway took {buffered} bytes that nobody wants yet");
     let (mut body, mut read) = (response.into_body(), 0);
@@ -72,7 +73,8 @@ async fn so_does_one_that_speaks_http2() {
 
 #[tokio::test]
 async fn an_upstream_that_reads_slowly_makes_the_client_wait() {
-    let (sent, got, may_read) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)), Arc::new(Semaphore::new(0)));
+    let (sent, got, may_read) =
+        (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)), Arc::new(Semaphore::new(0)));
     let (count, may) = (got.clone(), may_read.clone());
     let address = scripted(move |mut stream, _| {
         let (count, may) = (count.clone(), may.clone());
@@ -135,7 +137,10 @@ async fn answers_without_a_body_leave_the_connection_in_step() {
         let head = read_head(&mut stream).await;
         assert_eq!((status(&head), header(&head, "content-length")), (200, Some("5")), "{head}");
         for code in [204, 304] {
-            stream.write_all(format!("GET /status/{code} HTTP/1.1\r\nHost: a\r\n\r\n").as_bytes()).await.unwrap();
+            stream
+                .write_all(format!("GET /status/{code} HTTP/1.1\r\nHost: a\r\n\r\n").as_bytes())
+                .await
+                .unwrap();
             let head = read_head(&mut stream).await;
             assert_eq!((status(&head), header(&head, "transfer-encoding")), (code, None), "{head}");
         }
@@ -172,7 +177,10 @@ async fn clients_of_old_are_served() {
     for _ in 0..2 {
         stream.write_all(b"GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n").await.unwrap();
         let answer = read_answer(&mut stream).await;
-        assert!(header(&answer, "connection").is_some_and(|it| it.eq_ignore_ascii_case("keep-alive")), "{answer}");
+        assert!(
+            header(&answer, "connection").is_some_and(|it| it.eq_ignore_ascii_case("keep-alive")),
+            "{answer}"
+        );
         assert!(answer.ends_with("hello"), "{answer}");
     }
 

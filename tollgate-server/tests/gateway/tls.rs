@@ -119,7 +119,9 @@ async fn an_upstream_must_have_a_certificate_that_is_trusted() {
         for (authority, wanted) in [(&right, 200), (&wrong, 502)] {
             let authority = folder.write("authority.pem", &authority.certificate);
             let setting = format!(", protocol: {protocol}, tls: {{ authority: {{ file: {authority} }} }}");
-            let gateway = run(&File { upstream: &setting, ..File::default() }.to_urls(&[format!("https://{address}")])).await;
+            let gateway =
+                run(&File { upstream: &setting, ..File::default() }.to_urls(&[format!("https://{address}")]))
+                    .await;
             let answer = get(gateway.address, "/", "").await;
             assert_eq!(status(&answer), wanted, "{protocol}: {answer}");
             assert_eq!(answer.ends_with("secret"), wanted == 200, "{protocol}: {answer}");

@@ -10,7 +10,8 @@ use tokio::time::timeout;
 use super::peers::{File, read_answer, read_head, scripted};
 use super::support::{PATIENCE, Running, get, header, read_all, run, status, until};
 
-const WANTED: &str = "GET /chat HTTP/1.1\r\nHost: a\r\nConnection: keep-alive, Upgrade\r\nUpgrade: websocket\r\n\r\n";
+const WANTED: &str =
+    "GET /chat HTTP/1.1\r\nHost: a\r\nConnection: keep-alive, Upgrade\r\nUpgrade: websocket\r\n\r\n";
 
 /// A server that agrees, greets, and sends everything back; and the heads that it got.
 async fn echo() -> (SocketAddr, Arc<Mutex<Vec<String>>>) {
@@ -118,7 +119,8 @@ async fn an_upgrade_that_is_refused_stays_http() {
     stream.write_all(format!("{WANTED}{last}").as_bytes()).await.unwrap();
     assert_eq!(status(&read_answer(&mut stream).await), 403);
     let rest = read_all(&mut stream).await;
-    let lines: Vec<String> = heads.lock().unwrap().iter().map(|it| it.lines().next().unwrap().to_owned()).collect();
+    let lines: Vec<String> =
+        heads.lock().unwrap().iter().map(|it| it.lines().next().unwrap().to_owned()).collect();
     // A client that does not wait is answered or is not, but all that the upstream gets is what was asked.
     assert!(rest.is_empty() || status(&rest) == 403, "{rest}");
     assert_eq!(lines[..3], ["GET /chat HTTP/1.1", "GET /next HTTP/1.1", "GET /chat HTTP/1.1"]);

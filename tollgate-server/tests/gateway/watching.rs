@@ -10,14 +10,18 @@ const LIMITS: &str = "limits:
   per-user: { key: { header: X-Api-Key }, fixed_window: { limit: 2, window: 1h, align: first_request } }";
 
 fn parsed(lines: &[String]) -> Vec<Value> {
-    lines.iter().map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"))).collect()
+    lines
+        .iter()
+        .map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}")))
+        .collect()
 }
 
 #[tokio::test]
 async fn each_request_is_a_line_without_secrets() {
     let upstream = Upstream::start().await;
     let gateway = in_front_of(&upstream, LIMITS, "").await;
-    let secrets = "X-Api-Key: canary-key\r\nAuthorization: Bearer canary-token\r\nCookie: s=canary-cookie\r\n";
+    let secrets =
+        "X-Api-Key: canary-key\r\nAuthorization: Bearer canary-token\r\nCookie: s=canary-cookie\r\n";
     for _ in 0..3 {
         get(gateway.address, "/a%22b?token=canary-query", secrets).await;
     }
@@ -31,14 +35,27 @@ async fn each_request_is_a_line_without_secrets() {
     lines.sort_by_key(|line| line["status"].as_u64());
     let wanted = [(200, "allowed"), (200, "allowed"), (400, "refused"), (400, "refused"), (429, "denied")];
     for (line, (wanted, decision)) in lines.iter().zip(wanted) {
-        assert_eq!((line["status"].as_u64(), line["decision"].as_str()), (Some(wanted), Some(decision)), "{line}");
-        assert_eq!((line["client"].as_str(), line["method"].as_str()), (Some("127.0.0.1"), Some("GET")), "{line}");
-        assert_eq!(line["limit"].as_str(), Some(if decision == "denied" { "per-user" } else { "" }), "{line}");
+        assert_eq!(
+            (line["status"].as_u64(), line["decision"].as_str()),
+            (Some(wanted), Some(decision)),
+            "{line}"
+        );
+        assert_eq!(
+            (line["client"].as_str(), line["method"].as_str()),
+            (Some("127.0.0.1"), Some("GET")),
+            "{line}"
+        );
+        assert_eq!(
+            line["limit"].as_str(),
+            Some(if decision == "denied" { "per-user" } else { "" }),
+            "{line}"
+        );
         assert!(line["took_us"].is_u64() && line["waited_us"] == 0, "{line}");
         assert_eq!(line["time"].as_str().map(str::len), Some("2026-01-01T00:00:00.000Z".len()), "{line}");
     }
     assert_eq!((lines[0]["route"].as_str(), lines[0]["bytes"].as_u64()), (Some("all"), Some(5)));
-    let ids: std::collections::HashSet<&str> = lines.iter().map(|line| line["id"].as_str().unwrap()).collect();
+    let ids: std::collections::HashSet<&str> =
+        lines.iter().map(|line| line["id"].as_str().unwrap()).collect();
     assert_eq!(ids.len(), 5);
     // The upstream is told the same names.
     assert!(upstream.seen().iter().all(|seen| ids.contains(seen.header("x-request-id").unwrap())));
@@ -59,7 +76,11 @@ async fn a_wait_is_logged_with_the_limit_that_it_was_for() {
     let waited: Vec<&Value> = lines.iter().filter(|line| line["waited_us"].as_u64() > Some(0)).collect();
     assert!(!waited.is_empty(), "{lines:?}");
     for line in waited {
-        assert_eq!((line["limit"].as_str(), line["decision"].as_str()), (Some("drip"), Some("allowed")), "{line}");
+        assert_eq!(
+            (line["limit"].as_str(), line["decision"].as_str()),
+            (Some("drip"), Some("allowed")),
+            "{line}"
+        );
         assert!(line["took_us"].as_u64() >= line["waited_us"].as_u64(), "{line}");
     }
 }
@@ -81,7 +102,8 @@ async fn whoever_wants_no_log_gets_none() {
 /// The admin listener of a gateway.
 async fn admin(gateway: &Running) -> SocketAddr {
     let loopback = "127.0.0.1:0".parse().unwrap();
-    let (address, serving) = tollgate_server::admin::listen(loopback, gateway.gateway.watched()).await.unwrap();
+    let (address, serving) =
+        tollgate_server::admin::listen(loopback, gateway.gateway.watched()).await.unwrap();
     tokio::spawn(serving);
     address
 }
@@ -101,7 +123,11 @@ async fn metrics_count_what_has_happened() {
     }
     get(gateway.address, "/api/status/404", "X-Api-Key: other\r\n").await;
     get(gateway.address, "/status/500", "").await;
-    say(gateway.address, "CANARY /api/x HTTP/1.1\r\nHost: canary\r\nConnection: close\r\nX-Api-Key: third\r\n\r\n").await;
+    say(
+        gateway.address,
+        "CANARY /api/x HTTP/1.1\r\nHost: canary\r\nConnection: close\r\nX-Api-Key: third\r\n\r\n",
+    )
+    .await;
     let metrics = || async { get(admin, "/metrics", "").await };
     // A request is counted when its response has gone, which its client may know a little earlier.
     let count = "tollgate_request_duration_seconds_count";
@@ -109,7 +135,10 @@ async fn metrics_count_what_has_happened() {
     until(|| sample(&watched.metrics(), &format!("{count}{{route=\"all\"}}")).as_deref() == Some("5")).await;
     until(|| sample(&watched.metrics(), &format!("{count}{{route=\"\"}}")).as_deref() == Some("1")).await;
     let text = metrics().await;
-    assert_eq!(super::support::header(&text, "content-type"), Some("text/plain; version=0.0.4; charset=utf-8"));
+    assert_eq!(
+        super::support::header(&text, "content-type"),
+        Some("text/plain; version=0.0.4; charset=utf-8")
+    );
     for (name, wanted) in [
         (r#"tollgate_requests_total{route="all",decision="allowed",code="2xx"}"#, "4"),
         (r#"tollgate_requests_total{route="all",decision="denied",code="4xx"}"#, "1"),
@@ -133,8 +162,14 @@ async fn metrics_count_what_has_happened() {
     assert!(buckets.is_sorted() && buckets.last() == Some(&5), "{buckets:?}");
     // What clients say is nobody's label, and each series is there once.
     assert!(!text.to_lowercase().contains("canary"), "{text}");
-    let names: Vec<&str> =
-        text.split("\r\n\r\n").nth(1).unwrap().lines().filter(|line| !line.starts_with('#')).map(|line| line.rsplit_once(' ').unwrap().0).collect();
+    let names: Vec<&str> = text
+        .split("\r\n\r\n")
+        .nth(1)
+        .unwrap()
+        .lines()
+        .filter(|line| !line.starts_with('#'))
+        .map(|line| line.rsplit_once(' ').unwrap().0)
+        .collect();
     let different: std::collections::HashSet<&str> = names.iter().copied().collect();
     assert_eq!(names.len(), different.len());
 }
@@ -168,6 +203,10 @@ async fn pages_are_told_nothing() {
     let gateway = in_front_of(&upstream, "", "").await;
     let admin = admin(&gateway).await;
     assert_eq!(status(&get(admin, "/metrics", "Origin: http://evil.test\r\n").await), 403);
-    assert_eq!(status(&get(gateway.address, "/metrics", "").await), 200, "on the gateway it is a path like others");
+    assert_eq!(
+        status(&get(gateway.address, "/metrics", "").await),
+        200,
+        "on the gateway it is a path like others"
+    );
     assert_eq!(upstream.only().uri.path(), "/metrics");
 }
