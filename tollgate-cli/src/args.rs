@@ -42,8 +42,10 @@ pub(crate) struct Run {
 }
 
 const RUN_SIGNALS: &str = "\
-Signals: TERM and INT end it once requests that are under way have their answers; HUP reads the file again, as does
-changing it. A file that is wrong changes nothing.
+Signals: TERM and INT end it once requests that are under way have their answers, and a second one at once; HUP reads
+the file again, as does changing it. A file that is wrong changes nothing; addresses and the kind of the store need a
+restart. USR2 starts a successor on the same sockets, which may be a newer tollgate, and ends when that is ready. Sockets
+of systemd (LISTEN_FDS) are used as well.
 Exit codes: 0 ended, 1 it cannot run, 2 something in the file is wrong.";
 
 #[derive(Debug, clap::Args)]

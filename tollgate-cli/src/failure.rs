@@ -1,5 +1,6 @@
 //! Why a command ends early, turned into a message and an exit code in this one place.
 
+use std::fmt;
 use std::io;
 use std::process::ExitCode;
 
@@ -20,30 +21,31 @@ pub(crate) enum Failure {
 
 impl Failure {
     pub(crate) fn tell(self) -> ExitCode {
+        // Whoever read our output has seen enough, as in `| head`: that is no failure.
+        if matches!(&self, Failure::Output(error) if error.kind() == io::ErrorKind::BrokenPipe) {
+            return ExitCode::SUCCESS;
+        }
+        eprintln!("{self}");
         match self {
-            Failure::Typed(message) => {
-                eprintln!("error: {message}");
-                ExitCode::from(2)
-            }
+            Failure::Typed(_) | Failure::Config(_) => ExitCode::from(2),
+            Failure::Input(_) | Failure::Output(_) => ExitCode::from(1),
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Failure::Typed(message) | Failure::Input(message) => write!(f, "error: {message}"),
             Failure::Config(errors) => {
                 for error in errors.iter() {
-                    eprintln!("error: {error}\n");
+                    writeln!(f, "error: {error}\n")?;
                 }
                 let count = errors.iter().len();
                 let more = if errors.is_cut() { " or more" } else { "" };
-                eprintln!("{count}{more} {}", if count == 1 { "mistake" } else { "mistakes" });
-                ExitCode::from(2)
+                write!(f, "{count}{more} {}", if count == 1 { "mistake" } else { "mistakes" })
             }
-            Failure::Input(message) => {
-                eprintln!("error: {message}");
-                ExitCode::from(1)
-            }
-            // Whoever read our output has seen enough, as in `| head`: that is no failure.
-            Failure::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
-            Failure::Output(error) => {
-                eprintln!("error: cannot write to stdout: {error}");
-                ExitCode::from(1)
-            }
+            Failure::Output(error) => write!(f, "error: cannot write to stdout: {error}"),
         }
     }
 }

@@ -10,6 +10,7 @@ use clap::Parser;
 mod args;
 mod check;
 mod failure;
+mod handover;
 mod input;
 mod log;
 mod outside;

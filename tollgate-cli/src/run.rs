@@ -1,28 +1,29 @@
 //! Runs everything that a file configures, until it is told to stop.
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
+use tokio::process::Child;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::interval;
 use tollgate::Memory;
 use tollgate::redis::Redis;
 use tollgate_config::{Config, Store};
 use tollgate_server::gateway::{Gateway, StartError};
-use tollgate_server::{Stored, admin, demo};
+use tollgate_server::{Sockets, Stored, admin, demo};
 
 use crate::args::Run;
 use crate::failure::Failure;
+use crate::handover;
 use crate::input::config_text;
 use crate::outside::Surroundings;
 
 /// What runs where no file is given.
 const EXAMPLE: &str = include_str!("../../examples/gateway.yaml");
 const EXAMPLE_NAME: &str = "examples/gateway.yaml, shipped with tollgate";
-const DEMO_UPSTREAM: SocketAddr =
-    SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 8081);
+const DEMO_UPSTREAM: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 8081);
 /// How often the file is looked at, for those who do not send signals.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
@@ -30,6 +31,10 @@ pub(crate) fn run(args: &Run) -> Result<(), Failure> {
     let source = Source { path: args.config.as_deref() };
     let config = source.read()?;
     crate::log::start();
+    let mut sockets = Sockets::new(handover::inherited()?);
+    // By the time a successor is wanted, this path may hold another program; ours would have no path then.
+    let program = std::env::current_exe();
+    let program = program.map_err(|error| Failure::Input(format!("cannot find this program: {error}")))?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Failure::Input(format!("cannot start: {error}")))?;
     runtime.block_on(async {
@@ -37,13 +42,13 @@ pub(crate) fn run(args: &Run) -> Result<(), Failure> {
             let unable = |error: io::Error| {
                 Failure::Input(format!("cannot listen on {DEMO_UPSTREAM} for the demo upstream: {error}"))
             };
-            let (address, serving) = demo::listen(DEMO_UPSTREAM).await.map_err(unable)?;
+            let (address, serving) = sockets.listen(DEMO_UPSTREAM).and_then(demo::listen).map_err(unable)?;
             tokio::spawn(serving);
             say(&format!("demo upstream on http://{address}"));
         }
         match &config.store {
-            Store::Memory { .. } => serve::<Memory>(&source, &config).await,
-            Store::Redis(_) => serve::<Redis>(&source, &config).await,
+            Store::Memory { .. } => serve::<Memory>(&source, &config, sockets, &program).await,
+            Store::Redis(_) => serve::<Redis>(&source, &config, sockets, &program).await,
         }
     })
 }
@@ -74,26 +79,43 @@ impl Source<'_> {
     }
 }
 
-async fn serve<S: Stored>(source: &Source<'_>, config: &Config) -> Result<(), Failure> {
-    let gateway = Gateway::<S>::start(config).await.map_err(|error| cannot_start(&error))?;
-    let watching = match config.admin {
-        Some(address) => Some(admin::listen(address, gateway.watched()).await.map_err(|error| {
-            Failure::Input(format!("cannot listen on {address}: {error}; write another `admin` in the file"))
-        })?),
-        None => None,
-    };
-    greet(source, gateway.addresses(), watching.as_ref().map(|(address, _)| *address));
-    if let Some((_, serving)) = watching {
-        tokio::spawn(serving);
-    }
-    let listen = |kind| signal(kind).map_err(|error| Failure::Input(format!("cannot listen to signals: {error}")));
+async fn serve<S: Stored>(
+    source: &Source<'_>,
+    config: &Config,
+    mut sockets: Sockets,
+    program: &Path,
+) -> Result<(), Failure> {
+    let listen =
+        |kind| signal(kind).map_err(|error| Failure::Input(format!("cannot listen to signals: {error}")));
     let mut stop = [listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?];
-    let mut hang_up = listen(SignalKind::hangup())?;
+    let (mut hang_up, mut upgrade) = (listen(SignalKind::hangup())?, listen(SignalKind::user_defined2())?);
+    let gateway = Gateway::<S>::start(config, &mut sockets).await.map_err(|error| cannot_start(&error))?;
+    let watching = config.admin.map(|address| {
+        sockets.listen(address).and_then(|listener| admin::listen(listener, gateway.watched())).map_err(|error| {
+            Failure::Input(match error.kind() {
+                io::ErrorKind::AddrInUse => format!(
+                    "{address} is in use by another program; stop that, or write another `admin` in the file"
+                ),
+                _ => format!("cannot listen on {address} for `admin`: {error}"),
+            })
+        })
+    });
+    let watching = watching.transpose()?;
+    for address in sockets.close_unused() {
+        tracing::warn!(%address, "a socket was handed over that the file does not listen on");
+    }
+    greet(source, gateway.addresses(), watching.as_ref().map(|(address, _)| *address));
+    let watching = watching.map(|(_, serving)| tokio::spawn(serving));
+    handover::relieve_predecessor();
     let (mut looks, mut version) = (interval(LOOK_EVERY), source.version());
+    let mut successor = None;
     loop {
         tokio::select! {
             () = any(&mut stop) => break,
-            _ = hang_up.recv() => reload(source, &gateway),
+            _ = hang_up.recv() => {
+                version = source.version();
+                reload(source, &gateway);
+            }
             _ = looks.tick() => {
                 let now = source.version();
                 // A file that is gone for a moment is being replaced.
@@ -102,14 +124,41 @@ async fn serve<S: Stored>(source: &Source<'_>, config: &Config) -> Result<(), Fa
                     reload(source, &gateway);
                 }
             }
+            _ = upgrade.recv(), if successor.is_none() => match handover::successor(program, &sockets) {
+                Ok(child) => {
+                    tracing::info!(pid = child.id(), "started a successor");
+                    successor = Some(child);
+                }
+                Err(error) => tracing::error!(%error, "no successor can be started; this one goes on"),
+            },
+            status = ended(&mut successor) => {
+                successor = None;
+                tracing::error!(%status, "the successor ended before it was ready; this one goes on");
+            }
         }
     }
+    // Nobody is to wait in a queue that is served no more; a successor has sockets of its own.
+    drop(sockets);
+    if let (Some(watching), Some(_)) = (watching, successor) {
+        watching.abort();
+    }
     say("draining: no new connections, and requests that are under way end");
-    match gateway.drain().await {
-        0 => say("done"),
-        left => say(&format!("done; {left} connections took longer than the file allows")),
+    tokio::select! {
+        left = gateway.drain() => match left {
+            0 => say("done"),
+            left => say(&format!("done; {left} connections took longer than the file allows")),
+        },
+        () = any(&mut stop) => say("done at once, by a second signal"),
     }
     Ok(())
+}
+
+/// Until the successor has ended, if there is one.
+async fn ended(successor: &mut Option<Child>) -> String {
+    match successor {
+        Some(child) => child.wait().await.map_or_else(|error| error.to_string(), |status| status.to_string()),
+        None => std::future::pending().await,
+    }
 }
 
 async fn any([one, other]: &mut [Signal; 2]) {
@@ -127,8 +176,8 @@ fn reload<S: Stored>(source: &Source<'_>, gateway: &Gateway<S>) {
             Err(error) => tracing::error!(file = name, %error, "not reloaded; the old configuration goes on"),
         },
         Err(failure) => {
-            tracing::error!(file = name, "not reloaded; the old configuration goes on");
-            failure.tell();
+            gateway.kept_old();
+            tracing::error!(file = name, error = %failure, "not reloaded; the old configuration goes on");
         }
     }
 }
@@ -156,8 +205,11 @@ fn greet(source: &Source<'_>, addresses: &[SocketAddr], admin: Option<SocketAddr
     }
 }
 
-/// Talk goes to stderr.
+/// Tells people on a terminal; a machine gets a line like all others.
 fn say(text: &str) {
-    // If nobody is there to read it, there is nobody to tell.
-    let _ = writeln!(io::stderr(), "tollgate: {text}");
+    match io::stderr().is_terminal() {
+        // If nobody is there to read it, there is nobody to tell.
+        true => drop(writeln!(io::stderr(), "tollgate: {text}")),
+        false => tracing::info!("{text}"),
+    }
 }

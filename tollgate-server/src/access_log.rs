@@ -11,11 +11,15 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use jiff::Timestamp;
+use tokio::sync::oneshot;
+use tokio::time::timeout;
 
 /// As much as a worker keeps for a reader that is too slow.
 const BUFFER_BYTES_MAX: usize = 1 << 20;
 /// How long a line waits to be written.
 const WRITE_EVERY: Duration = Duration::from_millis(100);
+/// How long the end waits for the last lines.
+const WRITTEN_MAX: Duration = Duration::from_secs(1);
 
 /// What a line says.
 #[derive(Debug)]
@@ -38,8 +42,8 @@ pub(crate) struct Line<'a> {
 pub(crate) struct AccessLog {
     buffers: Box<[Mutex<Buffer>]>,
     dropped: AtomicU64,
-    /// Wakes the thread when it is to end.
-    _ending: mpsc::Sender<()>,
+    /// Wakes the thread when somebody waits for what is written so far, or when it is to end.
+    waking: mpsc::Sender<oneshot::Sender<()>>,
 }
 
 #[derive(Debug, Default)]
@@ -53,15 +57,21 @@ struct Buffer {
 impl AccessLog {
     /// Starts the thread that writes. It ends when the log is dropped, with the last line.
     pub(crate) fn start(workers: usize, mut out: Box<dyn Write + Send>) -> std::io::Result<Arc<AccessLog>> {
-        let (ending, ended) = mpsc::channel::<()>();
+        let (waking, woken) = mpsc::channel::<oneshot::Sender<()>>();
         let buffers = (0..workers).map(|_| Mutex::default()).collect();
-        let log = Arc::new(AccessLog { buffers, dropped: AtomicU64::new(0), _ending: ending });
+        let log = Arc::new(AccessLog { buffers, dropped: AtomicU64::new(0), waking });
         let weak = Arc::downgrade(&log);
         std::thread::Builder::new().name("access-log".to_owned()).spawn(move || {
             while let Some(log) = weak.upgrade() {
                 log.flush(&mut out);
                 drop(log);
-                let _ = ended.recv_timeout(WRITE_EVERY);
+                if let Ok(tell) = woken.recv_timeout(WRITE_EVERY)
+                    && let Some(log) = weak.upgrade()
+                {
+                    log.flush(&mut out);
+                    // Whoever has given up waiting need not know.
+                    let _ = tell.send(());
+                }
             }
         })?;
         Ok(log)
@@ -72,8 +82,16 @@ impl AccessLog {
         self.dropped.load(Ordering::Relaxed)
     }
 
+    /// Until what was logged so far is written; or for a second, if nobody takes it.
+    pub(crate) async fn written(&self) {
+        let (tell, told) = oneshot::channel();
+        if self.waking.send(tell).is_ok() {
+            let _ = timeout(WRITTEN_MAX, told).await;
+        }
+    }
+
     /// Carries what has come together to where it goes.
-    pub(crate) fn flush(&self, out: &mut dyn Write) {
+    fn flush(&self, out: &mut dyn Write) {
         for buffer in &self.buffers {
             let lines = std::mem::take(&mut buffer.lock().unwrap_or_else(PoisonError::into_inner).lines);
             // Whoever has closed our output does not want it.

@@ -22,15 +22,15 @@ pub trait Watched: Send + Sync + 'static {
     fn is_ready(&self) -> bool;
 }
 
-/// Listens for those who watch: `/metrics`, `/healthz` (it runs), `/readyz` (it takes new requests).
+/// Answers those who watch, on a socket of [`Sockets`](crate::Sockets): `/metrics`, `/healthz` (it runs), `/readyz` (it takes new requests).
 ///
 /// # Errors
-/// If the address cannot be listened on.
-pub async fn listen(
-    address: SocketAddr,
+/// If the socket does not work.
+pub fn listen(
+    listener: std::net::TcpListener,
     watched: Arc<dyn Watched>,
 ) -> io::Result<(SocketAddr, impl Future<Output = io::Result<()>> + Send)> {
-    let listener = TcpListener::bind(address).await?;
+    let listener = TcpListener::from_std(listener)?;
     let address = listener.local_addr()?;
     let router = Router::new()
         .route("/metrics", get(metrics))

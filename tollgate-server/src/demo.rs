@@ -13,12 +13,12 @@ use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpListener;
 
-/// Answers every request with what it was.
+/// Answers every request with what it was, on a socket of [`Sockets`](crate::Sockets).
 ///
 /// # Errors
-/// If the address cannot be listened on.
-pub async fn listen(address: SocketAddr) -> io::Result<(SocketAddr, impl Future<Output = ()> + Send)> {
-    let listener = TcpListener::bind(address).await?;
+/// If the socket does not work.
+pub fn listen(listener: std::net::TcpListener) -> io::Result<(SocketAddr, impl Future<Output = ()> + Send)> {
+    let listener = TcpListener::from_std(listener)?;
     let address = listener.local_addr()?;
     Ok((address, async move {
         loop {

@@ -5,6 +5,7 @@
 //! | [`gateway`] | a reverse proxy that forwards what its limits allow, and answers 429 to the rest |
 //! | [`admin`] | metrics and health |
 //! | [`demo`] | a small upstream, for trying things out |
+//! | [`Sockets`] | listening sockets, opened or handed over |
 //! | `limits` | a configuration -> the middleware that decides |
 //! | `metrics`, `access_log` | what has happened |
 
@@ -14,5 +15,7 @@ pub mod demo;
 pub mod gateway;
 mod limits;
 mod metrics;
+mod sockets;
 
 pub use limits::{LimitsError, Stored};
+pub use sockets::Sockets;

@@ -25,6 +25,21 @@ pub trait Stored: Store + Send + Sync + Sized + 'static {
         before: Option<&RateLimitLayer<Self>>,
     ) -> Result<RateLimitLayer<Self>, LimitsError>;
 
+    /// Asks the store something that changes nothing.
+    ///
+    /// # Errors
+    /// Why it does not answer.
+    #[doc(hidden)]
+    fn reach(limiter: &Limiter<Self>) -> impl Future<Output = Result<(), String>> + Send;
+
+    /// Whether the store has not answered for a while.
+    #[doc(hidden)]
+    fn is_degraded(limiter: &Limiter<Self>) -> bool;
+
+    /// Gives back what was taken ahead, before the process ends.
+    #[doc(hidden)]
+    fn release(limiter: &Limiter<Self>) -> impl Future<Output = ()> + Send;
+
     /// How the store is.
     #[doc(hidden)]
     fn write_metrics(limiter: &Limiter<Self>, out: &mut Exposition);
@@ -63,6 +78,16 @@ impl Stored for Memory {
         .map_err(LimitsError::Layer)
     }
 
+    async fn reach(_limiter: &Limiter) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn is_degraded(_limiter: &Limiter) -> bool {
+        false
+    }
+
+    async fn release(_limiter: &Limiter) {}
+
     fn write_metrics(limiter: &Limiter, out: &mut Exposition) {
         out.single("tollgate_store_bytes", "gauge", "What the states of keys take.", limiter.bytes());
         let help = "Requests whose key found no room in the store.";
@@ -84,6 +109,18 @@ impl Stored for Redis {
             None => builder.redis(&settings(redis)),
         }
         .map_err(LimitsError::Layer)
+    }
+
+    async fn reach(limiter: &Limiter<Redis>) -> Result<(), String> {
+        limiter.reach().await.map_err(|why| why.to_string())
+    }
+
+    fn is_degraded(limiter: &Limiter<Redis>) -> bool {
+        limiter.is_degraded()
+    }
+
+    async fn release(limiter: &Limiter<Redis>) {
+        limiter.release().await;
     }
 
     fn write_metrics(limiter: &Limiter<Redis>, out: &mut Exposition) {

@@ -14,7 +14,7 @@ use crate::tree::{Node, Typed};
 use super::is_off;
 
 /// Where the gateway listens.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listener {
     /// The address; with port 0 it is any that is free.
     pub address: SocketAddr,

@@ -1,13 +1,12 @@
-//! Listening sockets, and who gets the connections.
+//! Who listens, and who gets the connections.
 
 use std::io;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 use tokio::time::sleep;
 use tokio_rustls::TlsAcceptor;
 use tollgate_config as config;
@@ -15,9 +14,8 @@ use tollgate_config as config;
 use super::StartError;
 use super::tls::{self, Certificate};
 use super::worker::Worker;
+use crate::sockets::Sockets;
 
-/// Connections that may wait to be accepted.
-const BACKLOG: i32 = 4096;
 /// When there are no more file descriptors, it is no use to ask again at once.
 const NO_DESCRIPTORS_PAUSE: Duration = Duration::from_millis(50);
 
@@ -47,8 +45,11 @@ impl std::fmt::Debug for Acceptor {
     }
 }
 
-/// Opens a socket and listens on it.
-pub(crate) fn listen(config: &config::Listener) -> Result<(std::net::TcpListener, Arc<Listening>), StartError> {
+/// Listens as a configuration says.
+pub(crate) fn listen(
+    config: &config::Listener,
+    sockets: &mut Sockets,
+) -> Result<(std::net::TcpListener, Arc<Listening>), StartError> {
     let (acceptor, certificate) = match &config.tls {
         None => (None, None),
         Some(files) => {
@@ -58,29 +59,26 @@ pub(crate) fn listen(config: &config::Listener) -> Result<(std::net::TcpListener
         }
     };
     let unable = |error| StartError::Listen(config.address, error);
-    let listener = socket(config.address).map_err(unable)?;
+    let listener = sockets.listen(config.address).map_err(unable)?;
     let port = listener.local_addr().map_err(unable)?.port();
     let proxy_protocol = config.proxy_protocol;
     Ok((listener, Arc::new(Listening { port, proxy_protocol, tls: acceptor, certificate })))
 }
 
-fn socket(address: SocketAddr) -> io::Result<std::net::TcpListener> {
-    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
-    // The address is free as soon as its last owner has gone.
-    socket.set_reuse_address(true)?;
-    if address.is_ipv6() {
-        socket.set_only_v6(true)?;
-    }
-    socket.bind(&address.into())?;
-    socket.listen(BACKLOG)?;
-    socket.set_nonblocking(true)?;
-    Ok(socket.into())
-}
-
-/// Gives every connection to the worker that has the fewest.
-pub(crate) async fn accept<S>(listener: TcpListener, listening: Arc<Listening>, workers: Arc<[Arc<Worker<S>>]>) {
+/// Gives every connection to the worker that has the fewest, until the gateway ends and nobody is left in the queue.
+pub(crate) async fn accept<S>(
+    listener: TcpListener,
+    listening: Arc<Listening>,
+    workers: Arc<[Arc<Worker<S>>]>,
+    mut draining: watch::Receiver<bool>,
+) {
     loop {
-        let (stream, from) = match listener.accept().await {
+        let accepted = tokio::select! {
+            biased;
+            accepted = listener.accept() => accepted,
+            _ = draining.wait_for(|is| *is) => return,
+        };
+        let (stream, from) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
                 // A client that is gone already is nothing to wait for.

@@ -104,11 +104,23 @@ pub(crate) async fn run<S: Stored>(
         })
     };
     match &listening.tls {
-        None => match timeout(header_timeout, speaks_http2(&stream)).await {
-            Ok(true) => http2(stream, connection(false)).await,
-            Ok(false) => http1(stream, connection(false)).await,
-            Err(_) => {}
-        },
+        None => {
+            let mut draining = worker.shared.draining.subscribe();
+            let is_http2 = tokio::select! {
+                biased;
+                is_http2 = timeout(header_timeout, speaks_http2(&stream)) => is_http2,
+                // A client that has not said anything is not worth waiting for.
+                () = async {
+                    let _ = draining.wait_for(|is| *is).await;
+                    sleep(LAST_CALL).await;
+                } => return,
+            };
+            match is_http2 {
+                Ok(true) => http2(stream, connection(false)).await,
+                Ok(false) => http1(stream, connection(false)).await,
+                Err(_) => {}
+            }
+        }
         Some(acceptor) => {
             let Ok(Ok(stream)) = timeout(header_timeout, acceptor.accept(stream)).await else { return };
             match stream.get_ref().1.alpn_protocol() == Some(b"h2") {

@@ -54,7 +54,8 @@ use tokio::net::TcpListener;
 use tokio::sync::watch as channel;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
-use tollgate_config::Config;
+use tollgate::Failure;
+use tollgate_config::{Config, Listener, Store};
 
 use self::accept::Listening;
 use self::record::Ledger;
@@ -67,11 +68,21 @@ use crate::access_log::AccessLog;
 use crate::admin::Watched;
 use crate::limits::{self, LimitsError, Stored};
 use crate::metrics::{Exposition, Metrics};
+use crate::sockets::Sockets;
 
 /// How often unused connections to upstreams are looked for.
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
 /// How often those are counted that are still there, when the gateway ends.
 const DRAIN_STEP: Duration = Duration::from_millis(5);
+
+/// How long clients are taken in that were in the queue when the gateway began to end.
+const LAST_ACCEPTS_MAX: Duration = Duration::from_millis(500);
+/// How often the store is looked at.
+const STORE_EVERY: Duration = Duration::from_millis(250);
+
+/// How long the first connection to the store may take before the gateway starts without it.
+const FIRST_REACH: Duration = Duration::from_secs(1);
+const AWAY: &str = "the store does not answer; the limits' failure policies decide";
 
 /// What requests without a route are counted as.
 const UNROUTED: &str = "";
@@ -82,8 +93,10 @@ pub struct Gateway<S> {
     shared: Arc<Shared<S>>,
     workers: Arc<[Arc<Worker<S>>]>,
     listening: Vec<Arc<Listening>>,
+    lasting: Lasting,
     addresses: Vec<SocketAddr>,
-    /// Accepting, and what is done now and then.
+    accepting: JoinSet<()>,
+    /// What is done now and then.
     tasks: JoinSet<()>,
 }
 
@@ -93,11 +106,11 @@ impl<S: Stored> Gateway<S> {
     ///
     /// # Errors
     /// If the configuration has no gateway, an address cannot be listened on, or something in it cannot be put to work.
-    pub async fn start(config: &Config) -> Result<Gateway<S>, StartError> {
-        Gateway::start_with_log(config, Box::new(io::stdout())).await
+    pub async fn start(config: &Config, sockets: &mut Sockets) -> Result<Gateway<S>, StartError> {
+        Gateway::start_on(config, sockets, Box::new(io::stdout())).await
     }
 
-    /// The same, with its access log written elsewhere than to stdout.
+    /// The same, on sockets of its own and with its access log written elsewhere than to stdout.
     ///
     /// # Errors
     /// As [`start`](Gateway::start).
@@ -105,14 +118,23 @@ impl<S: Stored> Gateway<S> {
         config: &Config,
         log: Box<dyn io::Write + Send>,
     ) -> Result<Gateway<S>, StartError> {
+        Gateway::start_on(config, &mut Sockets::default(), log).await
+    }
+
+    async fn start_on(
+        config: &Config,
+        sockets: &mut Sockets,
+        log: Box<dyn io::Write + Send>,
+    ) -> Result<Gateway<S>, StartError> {
         let workers = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
         let gateway = config.gateway.as_ref().ok_or(StartError::NoGateway)?;
         let mut listeners = Vec::new();
         for listener in &gateway.listeners {
-            listeners.push(accept::listen(listener)?);
+            listeners.push(accept::listen(listener, sockets)?);
         }
         let metrics = Metrics::new(workers);
         let state = State::new(config, gateway, workers, &metrics, None)?;
+        let is_up = reach(config, &state).await?;
         let log = AccessLog::start(workers, log).map_err(StartError::Thread)?;
         let ledger = Arc::new(Ledger::new(log, metrics.route(UNROUTED)));
         state.upstreams.iter().for_each(health::watch);
@@ -126,15 +148,19 @@ impl<S: Stored> Gateway<S> {
         });
         let workers: Result<Vec<_>, _> = (0..workers).map(|number| Worker::start(number, shared.clone())).collect();
         let workers: Arc<[Arc<Worker<S>>]> = workers.map_err(StartError::Thread)?.into();
-        let (mut tasks, mut listening, mut addresses) = (JoinSet::new(), Vec::new(), Vec::new());
+        let (mut accepting, mut listening, mut addresses) = (JoinSet::new(), Vec::new(), Vec::new());
         for (listener, its) in listeners {
             let listener = TcpListener::from_std(listener).map_err(StartError::Thread)?;
             addresses.push(listener.local_addr().map_err(StartError::Thread)?);
-            tasks.spawn(accept::accept(listener, its.clone(), workers.clone()));
+            let draining = shared.draining.subscribe();
+            accepting.spawn(accept::accept(listener, its.clone(), workers.clone(), draining));
             listening.push(its);
         }
+        let mut tasks = JoinSet::new();
         tasks.spawn(tick(shared.clone()));
-        Ok(Gateway { shared, workers, listening, addresses, tasks })
+        tasks.spawn(watch_store(shared.clone(), is_up));
+        let lasting = Lasting::of(config, gateway);
+        Ok(Gateway { shared, workers, listening, lasting, addresses, accepting, tasks })
     }
 
     /// Where it listens.
@@ -150,15 +176,21 @@ impl<S: Stored> Gateway<S> {
     /// Goes on by another configuration: whole, or not at all. Requests that are under way end by the old one.
     ///
     /// # Errors
-    /// If something in it cannot be put to work; everything stays as it was then.
+    /// If something in it cannot be put to work, or needs a restart; everything stays as it was then.
     pub fn reload(&self, config: &Config) -> Result<(), StartError> {
         let reloaded = self.replace(config);
         self.shared.metrics.reloaded(reloaded.is_ok());
         reloaded
     }
 
+    /// Counts a configuration that could not even be read.
+    pub fn kept_old(&self) {
+        self.shared.metrics.reloaded(false);
+    }
+
     fn replace(&self, config: &Config) -> Result<(), StartError> {
         let gateway = config.gateway.as_ref().ok_or(StartError::NoGateway)?;
+        self.lasting.check(&Lasting::of(config, gateway))?;
         let before = self.shared.state.load_full();
         let metrics = &self.shared.metrics;
         let state = State::new(config, gateway, self.workers.len(), metrics, Some(&before))?;
@@ -180,10 +212,10 @@ impl<S: Stored> Gateway<S> {
     /// Accepts no more connections, lets requests that are under way end, and tells clients that these were the last.
     /// Ends when all have gone, or when the configured time is over. How many connections were cut off then.
     pub async fn drain(mut self) -> usize {
-        self.tasks.abort_all();
-        while self.tasks.join_next().await.is_some() {}
-        let ticking = tokio::spawn(tick(self.shared.clone()));
         self.shared.draining.send_replace(true);
+        // Who is in the queue already is still taken in: closing the socket would reset them.
+        let _ = timeout(LAST_ACCEPTS_MAX, async { while self.accepting.join_next().await.is_some() {} }).await;
+        self.accepting.shutdown().await;
         let open = || self.workers.iter().map(|it| it.connections.load(Ordering::Relaxed)).sum::<usize>();
         let all_gone = async {
             while open() > 0 {
@@ -192,11 +224,74 @@ impl<S: Stored> Gateway<S> {
         };
         let patience = self.shared.state.load().timeouts.drain;
         let _ = timeout(patience, all_gone).await;
-        ticking.abort();
+        self.tasks.shutdown().await;
         if let Some(limits) = &self.shared.state.load_full().limits {
             S::release(limits.limiter()).await;
         }
+        self.shared.ledger.log.written().await;
         open()
+    }
+}
+
+/// What lasts as long as the process does, because sockets and counters hang on it.
+#[derive(Debug)]
+struct Lasting {
+    listeners: Vec<Listener>,
+    admin: Option<SocketAddr>,
+    has_redis: bool,
+}
+
+impl Lasting {
+    fn of(config: &Config, gateway: &tollgate_config::Gateway) -> Lasting {
+        let has_redis = matches!(config.store, Store::Redis(_));
+        Lasting { listeners: gateway.listeners.clone(), admin: config.admin, has_redis }
+    }
+
+    fn check(&self, new: &Lasting) -> Result<(), StartError> {
+        let changed = [
+            ("gateway.listen", self.listeners != new.listeners),
+            ("admin", self.admin != new.admin),
+            ("the kind of the store", self.has_redis != new.has_redis),
+        ];
+        match changed.iter().find(|(_, is_changed)| *is_changed) {
+            Some((what, _)) => Err(StartError::NeedsRestart(what)),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Whether the store answers. If nothing may pass without it, there is no use in starting without it.
+async fn reach<S: Stored>(config: &Config, state: &State<S>) -> Result<bool, StartError> {
+    let Some(limits) = &state.limits else { return Ok(true) };
+    let begun = Instant::now();
+    loop {
+        let Err(why) = S::reach(limits.limiter()).await else { return Ok(true) };
+        if begun.elapsed() < FIRST_REACH {
+            sleep(STORE_EVERY).await;
+            continue;
+        }
+        if matches!(&config.store, Store::Redis(redis) if redis.failure == Failure::Closed) {
+            return Err(StartError::Store(why));
+        }
+        tracing::warn!(why, "{AWAY}");
+        return Ok(false);
+    }
+}
+
+/// Tells when the store goes away and when it comes back, also while nobody asks for anything.
+async fn watch_store<S: Stored>(shared: Arc<Shared<S>>, mut was_up: bool) {
+    loop {
+        sleep(STORE_EVERY).await;
+        let state = shared.state.load_full();
+        let Some(limits) = &state.limits else { continue };
+        // One answer that is late says nothing; that it is away is for the store to say.
+        let is_up = S::reach(limits.limiter()).await.is_ok() || (was_up && !S::is_degraded(limits.limiter()));
+        match (was_up, is_up) {
+            (true, false) => tracing::warn!("{AWAY}"),
+            (false, true) => tracing::info!("the store answers again"),
+            _ => {}
+        }
+        was_up = is_up;
     }
 }
 
@@ -280,6 +375,10 @@ pub enum StartError {
     Tls(TlsError),
     /// The limits cannot be put to work.
     Limits(LimitsError),
+    /// The store does not answer, and without it nothing may pass.
+    Store(String),
+    /// It cannot be changed while the gateway runs.
+    NeedsRestart(&'static str),
     /// A thread cannot be started.
     Thread(io::Error),
 }
@@ -299,6 +398,13 @@ impl fmt::Display for StartError {
             StartError::Listen(address, error) => write!(f, "cannot listen on {address}: {error}"),
             StartError::Tls(error) => write!(f, "{error}"),
             StartError::Limits(error) => write!(f, "{error}"),
+            StartError::Store(why) => write!(
+                f,
+                "{why}; start Redis, or write `failure: local` or `failure: open` to start without it"
+            ),
+            StartError::NeedsRestart(what) => {
+                write!(f, "{what} cannot be changed while the gateway runs; restart to change it")
+            }
             StartError::Thread(error) => write!(f, "a thread cannot be started: {error}"),
         }
     }

@@ -317,6 +317,16 @@ impl Limiter<Redis> {
         store.give_back_all(store.leases.take_all()).await;
     }
 
+    /// Asks Redis what changes nothing: whether it answers, before anybody needs it.
+    ///
+    /// # Errors
+    /// Why it does not.
+    pub async fn reach(&self) -> Result<(), StoreError> {
+        let inner = &self.store().0;
+        let charges = inner.of_all_limits(self.key(""), 1);
+        inner.ask(&charges, true, None).await.map(drop)
+    }
+
     /// Whether Redis, or a node of its cluster, has not answered for a while, so that the limits' policies decide.
     pub fn is_degraded(&self) -> bool {
         self.store().0.servers.is_degraded()

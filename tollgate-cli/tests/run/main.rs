@@ -1,0 +1,13 @@
+//! `tollgate run` in operation: real processes, real sockets, a real Redis.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot be set up has failed")]
+
+mod endurance;
+mod outages;
+mod reload;
+mod secrets;
+mod sharing;
+mod start;
+mod stop;
+mod study_guide;
+mod support;
+mod upgrade;

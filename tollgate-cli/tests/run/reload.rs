@@ -1,0 +1,131 @@
+//! Files that change while it runs.
+
+use std::fmt::Write as _;
+
+use nix::sys::signal::Signal;
+
+use crate::support::{Answer, Folder, Load, Process, Upstream, get, one_route, until};
+
+/// How often the file changes.
+const RELOADS: u64 = 1000;
+
+/// A file in which everything has one number: the limit's name and its height, what the upstream is told, and what the
+/// client is.
+fn numbered(upstreams: [&Upstream; 2], number: u64) -> String {
+    let (quota, upstream) = (1_000_000 + number, upstreams[(number % 2) as usize].address());
+    format!(
+        "limits: {{ v{number}: {{ key: ip, fixed_window: {{ limit: {quota}, window: 1h }} }} }}\n\
+         admin: 127.0.0.1:0\n\
+         gateway:\n  \
+           listen: 127.0.0.1:0\n  \
+           access_log: false\n  \
+           routes:\n    \
+             - id: route-{number}\n      \
+               upstream: http://{upstream}\n      \
+               limits: [v{number}]\n      \
+               request_headers: {{ set: {{ X-Version: \"{number}\" }} }}\n      \
+               response_headers: {{ set: {{ X-Version: \"{number}\" }} }}\n"
+    )
+}
+
+/// A file that must not be taken, one way or another.
+fn bad(good: &str, number: u64) -> String {
+    match number % 6 {
+        0 => good.replace("fixed_window", "fixed_widow"),
+        1 => good[..good.len() / 2].to_owned(),
+        2 => good.replace("listen: 127.0.0.1:0", "listen: 127.0.0.1:1"),
+        3 => good.replace("admin: 127.0.0.1:0", "admin: off"),
+        4 => format!("store: redis://127.0.0.1:1\n{good}"),
+        _ => "limits: {}\n".to_owned(),
+    }
+}
+
+/// That all of an answer is by the same file, and by a good one.
+fn is_whole(answer: &Answer) -> Result<(), String> {
+    let wrong = || format!("{}\n{}", answer.head, String::from_utf8_lossy(&answer.body));
+    let number: u64 = answer.header("x-version").and_then(|it| it.parse().ok()).ok_or_else(wrong)?;
+    let policy = format!("\"v{number}\";q={};w=3600", 1_000_000 + number);
+    let is_one = answer.status == 200
+        && !number.is_multiple_of(3)
+        && answer.body == number.to_string().as_bytes()
+        && answer.header("ratelimit-policy") == Some(&policy)
+        && answer.header("ratelimit").is_some_and(|it| it.starts_with(&format!("\"v{number}\";r=")));
+    if is_one { Ok(()) } else { Err(wrong()) }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_thousand_reloads_under_load_fail_no_request_and_mix_nothing() {
+    let (folder, upstreams) = (Folder::new("reload"), [Upstream::start().await, Upstream::start().await]);
+    let text = |number| numbered([&upstreams[0], &upstreams[1]], number);
+    let file = folder.write("tollgate.yaml", &text(1));
+    let (mut process, address) = Process::serving(&file).await;
+    let request = b"GET / HTTP/1.1\r\nHost: test\r\n\r\n";
+    let load = Load::start(address, 8, |_, _| request.to_vec(), is_whole);
+    load.more(10).await;
+    for number in 2..RELOADS + 2 {
+        let is_bad = number.is_multiple_of(3);
+        folder.write("tollgate.yaml", &if is_bad { bad(&text(number), number / 3) } else { text(number) });
+        // Whoever looks at the file now and then may have seen it before the signal.
+        let seen = process.said("reloaded");
+        process.signal(Signal::SIGHUP);
+        until("a word on the reload", || process.said("reloaded") > seen).await;
+    }
+    load.more(100).await;
+    let tally = load.stop().await;
+    let (done, kept) = (
+        process.metric(r#"tollgate_reloads_total{result="done"}"#).await,
+        process.metric(r#"tollgate_reloads_total{result="kept_old"}"#).await,
+    );
+    println!("{RELOADS} reloads under load: {tally}; taken: {done}, refused: {kept}");
+    tally.assert_all(200);
+    assert!(kept >= RELOADS / 3 && done >= RELOADS * 2 / 3 - 1, "{done} {kept}");
+    assert_eq!(process.said("not reloaded; the old configuration goes on") as u64, kept);
+}
+
+/// The line that a change of the file has led to.
+async fn after_change(folder: &Folder, process: &mut Process, text: &str) -> String {
+    let before = process.said("reloaded");
+    folder.write("tollgate.yaml", text);
+    process.signal(Signal::SIGHUP);
+    until("a word on the reload", || process.said("reloaded") > before).await;
+    process.stderr().iter().rfind(|line| line.contains("reloaded")).unwrap().clone()
+}
+
+#[tokio::test]
+async fn what_needs_a_restart_is_refused_whole_and_says_so() {
+    let (folder, upstream) = (Folder::new("lasting"), Upstream::start().await);
+    let good = one_route(&upstream, "limits: { a: { key: ip, fixed_window: { limit: 7 } } }", "");
+    let (mut process, address) = Process::serving(&folder.write("tollgate.yaml", &good)).await;
+    let changes = [
+        ("gateway.listen", good.replace("listen: 127.0.0.1:0", "listen: [127.0.0.1:0, 127.0.0.1:0]")),
+        ("admin", good.replace("admin: 127.0.0.1:0", "admin: off")),
+        ("the kind of the store", format!("store: redis://127.0.0.1:1\n{good}")),
+    ];
+    for (what, text) in changes {
+        // Something else changes as well, and must not.
+        let line = after_change(&folder, &mut process, &text.replace("limit: 7", "limit: 9")).await;
+        let sentence = format!("{what} cannot be changed while the gateway runs; restart to change it");
+        assert!(line.contains(&sentence) && line.contains(r#""level":"ERROR""#), "{line}");
+        assert_eq!(get(address, "/").await.header("ratelimit-policy"), Some("\"a\";q=7;w=60"));
+    }
+    let line = after_change(&folder, &mut process, &good.replace("limit: 7", "limit: 9")).await;
+    assert!(line.contains(r#""message":"reloaded""#), "{line}");
+    assert_eq!(get(address, "/").await.header("ratelimit-policy"), Some("\"a\";q=9;w=60"));
+}
+
+#[tokio::test]
+async fn a_changed_file_is_noticed_without_a_signal_and_a_bad_one_is_explained() {
+    let (folder, upstream) = (Folder::new("noticed"), Upstream::start().await);
+    let good = one_route(&upstream, "limits: { a: { key: ip, fixed_window: { limit: 7 } } }", "");
+    let (process, address) = Process::serving(&folder.write("tollgate.yaml", &good)).await;
+    folder.write("tollgate.yaml", &good.replace("limit: 7", "limit: 123"));
+    process.line(r#""message":"reloaded""#).await;
+    assert_eq!(get(address, "/").await.header("ratelimit-policy"), Some("\"a\";q=123;w=60"));
+    let mut bad = good.replace("fixed_window", "fixed_widow");
+    let _ = write!(bad, "# of another length");
+    folder.write("tollgate.yaml", &bad);
+    let line = process.line("not reloaded").await;
+    assert!(line.contains("tollgate.yaml:1:") && line.contains("fixed_window"), "{line}");
+    assert_eq!(get(address, "/").await.header("ratelimit-policy"), Some("\"a\";q=123;w=60"));
+    assert_eq!(process.metric(r#"tollgate_reloads_total{result="kept_old"}"#).await, 1);
+}
