@@ -8,11 +8,12 @@ use std::io::Write;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use jiff::Timestamp;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
+use tollgate::Time;
 
 /// As much as a worker keeps for a reader that is too slow.
 const BUFFER_BYTES_MAX: usize = 1 << 20;
@@ -101,9 +102,9 @@ impl AccessLog {
         }
     }
 
-    pub(crate) fn write(&self, worker: usize, line: &Line<'_>) {
+    pub(crate) fn write(&self, worker: usize, now: Time, line: &Line<'_>) {
         let Some(buffer) = self.buffers.get(worker) else { return };
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let now = Duration::from_nanos(now.as_nanos());
         let mut buffer = buffer.lock().unwrap_or_else(PoisonError::into_inner);
         if buffer.lines.len() > BUFFER_BYTES_MAX {
             self.dropped.fetch_add(1, Ordering::Relaxed);

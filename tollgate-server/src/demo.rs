@@ -37,8 +37,11 @@ async fn answer(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Inf
     let safe = |text: &str| text.replace(['"', '\\'], "");
     let user = request.headers().get("x-user-id").and_then(|user| user.to_str().ok()).unwrap_or("anonymous");
     let (method, path) = (request.method().as_str(), request.uri().path());
-    let body =
-        format!("{{\"message\":\"Hello, {}!\",\"method\":\"{method}\",\"path\":\"{}\"}}\n", safe(user), safe(path));
+    let body = format!(
+        "{{\"message\":\"Hello, {}!\",\"method\":\"{method}\",\"path\":\"{}\"}}\n",
+        safe(user),
+        safe(path)
+    );
     let mut response = Response::new(Full::from(body));
     let json = http::HeaderValue::from_static("application/json");
     response.headers_mut().insert(http::header::CONTENT_TYPE, json);

@@ -43,10 +43,6 @@ pub trait Stored: Store + Send + Sync + Sized + 'static {
     /// How the store is.
     #[doc(hidden)]
     fn write_metrics(limiter: &Limiter<Self>, out: &mut Exposition);
-
-    /// Gives back what this process has taken ahead, before it ends.
-    #[doc(hidden)]
-    fn release(limiter: &Limiter<Self>) -> impl Future<Output = ()> + Send;
 }
 
 impl Stored for Memory {
@@ -93,8 +89,6 @@ impl Stored for Memory {
         let help = "Requests whose key found no room in the store.";
         out.single("tollgate_store_overflowed_total", "counter", help, limiter.overflowed());
     }
-
-    async fn release(_: &Limiter) {}
 }
 
 impl Stored for Redis {
@@ -126,10 +120,6 @@ impl Stored for Redis {
     fn write_metrics(limiter: &Limiter<Redis>, out: &mut Exposition) {
         let is_up = u8::from(!limiter.is_degraded());
         out.single("tollgate_redis_up", "gauge", "Whether Redis answers.", is_up);
-    }
-
-    async fn release(limiter: &Limiter<Redis>) {
-        limiter.release().await;
     }
 }
 

@@ -45,13 +45,13 @@ async fn an_upstream_killed_and_restarted_under_load_is_answered_for_and_found_a
     for _ in 0..KILLS {
         load.more(200).await;
         upstream.kill();
-        let begun = std::time::Instant::now();
+        let begun = tokio::time::Instant::now();
         while get(address, "/").await.status == 200 {
             assert!(begun.elapsed() < crate::support::PATIENCE, "it was never missed");
         }
         load.more(50).await;
         upstream.restart().await;
-        let begun = std::time::Instant::now();
+        let begun = tokio::time::Instant::now();
         while get(address, "/").await.status != 200 {
             assert!(begun.elapsed() < crate::support::PATIENCE, "it was never found again");
         }

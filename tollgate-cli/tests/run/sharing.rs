@@ -46,7 +46,7 @@ async fn two_gateways_admit_exactly_the_limit_between_them() {
             clients.spawn(async move {
                 let (mut client, mut tally) = (Client::new(address), Tally::default());
                 for _ in 0..REQUESTS_EACH {
-                    let begun = std::time::Instant::now();
+                    let begun = tokio::time::Instant::now();
                     let answer = client.get(&format!("/{number}"), "X-User-Id: user123\r\n").await;
                     tally.add(begun.elapsed(), &answer);
                 }

@@ -1,6 +1,7 @@
 //! The end: who is still served, and for how long.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
+use tokio::time::Instant;
 
 use nix::sys::signal::Signal;
 use tokio::task::JoinSet;

@@ -1,7 +1,9 @@
 //! The study guide, followed as printed, with `examples/study-guide.yaml` instead of Spring's configuration.
 
 use std::process::Command;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
+use tokio::time::Instant;
+use tollgate::{Clock, SystemClock};
 
 use testbed::RedisServer;
 
@@ -35,7 +37,7 @@ async fn passing(client: &mut Client, path: &str, user: &str, count: usize) -> u
 }
 
 fn hour() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs() / HOUR_SECS
+    SystemClock::new().now().as_nanos() / 1_000_000_000 / HOUR_SECS
 }
 
 #[tokio::test]

@@ -82,7 +82,8 @@ pub(crate) async fn accept<S>(
             Ok(accepted) => accepted,
             Err(error) => {
                 // A client that is gone already is nothing to wait for.
-                if !matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset) {
+                if !matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset)
+                {
                     tracing::warn!(%error, "no connection can be accepted");
                     sleep(NO_DESCRIPTORS_PAUSE).await;
                 }

@@ -127,7 +127,12 @@ impl UpstreamBody {
         UpstreamBody::Told((!text.is_empty()).then_some(text))
     }
 
-    pub(crate) fn streamed(body: Incoming, connection: Connection, home: Home, under_way: UnderWay) -> UpstreamBody {
+    pub(crate) fn streamed(
+        body: Incoming,
+        connection: Connection,
+        home: Home,
+        under_way: UnderWay,
+    ) -> UpstreamBody {
         let mut streamed = Streamed { body, connection: Some((connection, home)), _under_way: under_way };
         streamed.go_home();
         match streamed.connection {
@@ -178,7 +183,9 @@ impl Body for UpstreamBody {
 
     fn size_hint(&self) -> SizeHint {
         match self {
-            UpstreamBody::Told(text) => SizeHint::with_exact(text.as_ref().map_or(0, |text| text.len() as u64)),
+            UpstreamBody::Told(text) => {
+                SizeHint::with_exact(text.as_ref().map_or(0, |text| text.len() as u64))
+            }
             UpstreamBody::Streamed(streamed) => streamed.body.size_hint(),
         }
     }

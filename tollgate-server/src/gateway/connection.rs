@@ -138,7 +138,9 @@ async fn speaks_http2(stream: &TcpStream) -> bool {
     loop {
         match stream.peek(&mut bytes).await {
             Ok(BEGIN_LENGTH) => return bytes == BEGIN,
-            Ok(read) if read > 0 && BEGIN.starts_with(&bytes[..read]) => sleep(Duration::from_millis(5)).await,
+            Ok(read) if read > 0 && BEGIN.starts_with(&bytes[..read]) => {
+                sleep(Duration::from_millis(5)).await;
+            }
             _ => return false,
         }
     }
@@ -231,7 +233,7 @@ where
 {
     let watch = &connection.watch;
     let shared = &connection.worker.shared;
-    let timeouts = shared.state.load().timeouts.clone();
+    let timeouts = shared.state.load().timeouts;
     let io = Watched::in_frames(TokioIo::new(io), watch.clone());
     let mut builder = http2::Builder::new(TokioExecutor::new());
     builder

@@ -22,7 +22,7 @@ use super::answer::{problem, try_again};
 use super::body::{Home, RequestBody, UpstreamBody, is_too_slow};
 use super::heads::remove_hop_by_hop;
 use super::pool::{Failed, NoConnection, Pool};
-use super::request::with_path;
+use super::request::{Refused, with_path};
 use super::state::Route;
 use super::ticks::Ticker;
 use super::upstream::Address;
@@ -44,8 +44,12 @@ fn stripped<'p>(path: &'p str, prefix: &str, ignore_case: bool) -> Option<Cow<'p
 
 fn unreachable(why: &NoConnection) -> Response<UpstreamBody> {
     match why {
-        NoConnection::Full => try_again(StatusCode::SERVICE_UNAVAILABLE, "all connections to the upstream are in use"),
-        NoConnection::TimedOut => problem(StatusCode::GATEWAY_TIMEOUT, "the upstream could not be reached in time"),
+        NoConnection::Full => {
+            try_again(StatusCode::SERVICE_UNAVAILABLE, "all connections to the upstream are in use")
+        }
+        NoConnection::TimedOut => {
+            problem(StatusCode::GATEWAY_TIMEOUT, "the upstream could not be reached in time")
+        }
         NoConnection::Refused(_) => problem(StatusCode::BAD_GATEWAY, "the upstream could not be reached"),
     }
 }
@@ -74,7 +78,8 @@ impl Service<Request<RequestBody>> for Forward {
         let forward = self.clone();
         Box::pin(async move {
             let answered = timeout(forward.route.timeout, forward.send(request)).await;
-            Ok(answered.unwrap_or_else(|_| problem(StatusCode::GATEWAY_TIMEOUT, "the upstream took too long")))
+            Ok(answered
+                .unwrap_or_else(|_| problem(StatusCode::GATEWAY_TIMEOUT, "the upstream took too long")))
         })
     }
 }
@@ -83,7 +88,7 @@ impl Forward {
     async fn send(&self, mut request: Request<RequestBody>) -> Response<UpstreamBody> {
         let upstream = &self.route.upstream;
         if let Err(refused) = self.edit(&mut request) {
-            return refused;
+            return *refused;
         }
         upstream.earn_retry();
         let mut tried = SmallVec::<[usize; ATTEMPTS_MAX]>::new();
@@ -146,7 +151,7 @@ impl Forward {
     }
 
     /// What the route does to requests.
-    fn edit(&self, request: &mut Request<RequestBody>) -> Result<(), Response<UpstreamBody>> {
+    fn edit(&self, request: &mut Request<RequestBody>) -> Result<(), Refused> {
         self.route.request_edits.apply(request.headers_mut());
         let path = request.uri().path();
         let edited = match &self.route.path {
@@ -156,7 +161,10 @@ impl Forward {
                 // Patterns are for the spelling that the route was found by.
                 let normal = normalise(path, self.route.spelling).ok();
                 let pattern = self.route.when.paths.first();
-                normal.zip(pattern).and_then(|(path, pattern)| template.expand(pattern, &path)).map(Cow::Owned)
+                normal
+                    .zip(pattern)
+                    .and_then(|(path, pattern)| template.expand(pattern, &path))
+                    .map(Cow::Owned)
             }
         };
         if let Some(edited) = edited {
@@ -219,7 +227,8 @@ impl Forward {
         *request.version_mut() = Version::HTTP_2;
         // There the host is part of the target.
         let host = request.headers_mut().remove(HOST);
-        let authority = host.and_then(|host| host.as_bytes().try_into().ok()).unwrap_or(address.authority.clone());
+        let authority =
+            host.and_then(|host| host.as_bytes().try_into().ok()).unwrap_or(address.authority.clone());
         let mut parts = http::uri::Parts::default();
         (parts.scheme, parts.authority, parts.path_and_query) =
             (Some(address.scheme.clone()), Some(authority), Some(path));
@@ -235,7 +244,10 @@ impl Forward {
     fn answered(&self, mut response: Response<UpstreamBody>) -> Response<UpstreamBody> {
         let is_switch = response.status() == StatusCode::SWITCHING_PROTOCOLS;
         if is_switch && self.upgrade.is_none() {
-            return problem(StatusCode::BAD_GATEWAY, "the upstream changed the protocol, which nobody had asked for");
+            return problem(
+                StatusCode::BAD_GATEWAY,
+                "the upstream changed the protocol, which nobody had asked for",
+            );
         }
         let spoken = response.headers().get(UPGRADE).cloned();
         let headers = response.headers_mut();

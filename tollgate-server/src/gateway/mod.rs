@@ -146,7 +146,8 @@ impl<S: Stored> Gateway<S> {
             metrics,
             turned_away: AtomicU64::new(0),
         });
-        let workers: Result<Vec<_>, _> = (0..workers).map(|number| Worker::start(number, shared.clone())).collect();
+        let workers: Result<Vec<_>, _> =
+            (0..workers).map(|number| Worker::start(number, shared.clone())).collect();
         let workers: Arc<[Arc<Worker<S>>]> = workers.map_err(StartError::Thread)?.into();
         let (mut accepting, mut listening, mut addresses) = (JoinSet::new(), Vec::new(), Vec::new());
         for (listener, its) in listeners {
@@ -200,7 +201,8 @@ impl<S: Stored> Gateway<S> {
         for (certificate, fresh) in certificates().zip(fresh.map_err(StartError::Tls)?) {
             certificate.exchange(fresh);
         }
-        let is_new = |upstream: &&Arc<Upstream>| !before.upstreams.iter().any(|old| Arc::ptr_eq(old, upstream));
+        let is_new =
+            |upstream: &&Arc<Upstream>| !before.upstreams.iter().any(|old| Arc::ptr_eq(old, upstream));
         state.upstreams.iter().filter(is_new).for_each(health::watch);
         let is_route = |name: &str| name == UNROUTED || gateway.routes.iter().any(|route| route.id == name);
         let limits: HashSet<String> = limits::names(config).collect();
@@ -214,7 +216,8 @@ impl<S: Stored> Gateway<S> {
     pub async fn drain(mut self) -> usize {
         self.shared.draining.send_replace(true);
         // Who is in the queue already is still taken in: closing the socket would reset them.
-        let _ = timeout(LAST_ACCEPTS_MAX, async { while self.accepting.join_next().await.is_some() {} }).await;
+        let _ =
+            timeout(LAST_ACCEPTS_MAX, async { while self.accepting.join_next().await.is_some() {} }).await;
         self.accepting.shutdown().await;
         let open = || self.workers.iter().map(|it| it.connections.load(Ordering::Relaxed)).sum::<usize>();
         let all_gone = async {
@@ -330,12 +333,14 @@ impl<S: Stored> Watched for View<S> {
         let now = shared.ticker.now();
         let each = || state.upstreams.iter().flat_map(|it| it.addresses().iter().map(move |at| (it, at)));
         for (upstream, address) in each() {
-            let labels = [("upstream", upstream.config.name.as_str()), ("address", address.authority.as_str())];
+            let labels =
+                [("upstream", upstream.config.name.as_str()), ("address", address.authority.as_str())];
             out.sample("tollgate_upstream_up", &labels, u8::from(address.is_available(now)));
         }
         out.family("tollgate_upstream_connections", "gauge", "Connections to an address of an upstream.");
         for (upstream, address) in each() {
-            let labels = [("upstream", upstream.config.name.as_str()), ("address", address.authority.as_str())];
+            let labels =
+                [("upstream", upstream.config.name.as_str()), ("address", address.authority.as_str())];
             out.sample("tollgate_upstream_connections", &labels, address.connections());
         }
         out.into_text()

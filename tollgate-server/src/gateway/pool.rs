@@ -167,7 +167,10 @@ impl Pool {
         self.open.load(Ordering::Relaxed)
     }
 
-    async fn open(address: &Arc<Address>, open: Option<Open>) -> Result<http1::SendRequest<RequestBody>, String> {
+    async fn open(
+        address: &Arc<Address>,
+        open: Option<Open>,
+    ) -> Result<http1::SendRequest<RequestBody>, String> {
         let mut builder = http1::Builder::new();
         builder.writev(false).max_header_size(HEADERS_BYTES_MAX as usize);
         match dial(address).await? {
@@ -184,7 +187,11 @@ impl Pool {
         }
     }
 
-    async fn shared(&self, address: &Arc<Address>, worker: usize) -> Result<(Connection, bool), NoConnection> {
+    async fn shared(
+        &self,
+        address: &Arc<Address>,
+        worker: usize,
+    ) -> Result<(Connection, bool), NoConnection> {
         if let Some(sender) = self.shared_now().await {
             return Ok((Connection::Shared(sender), true));
         }
@@ -209,7 +216,10 @@ impl Pool {
         is_ready.then_some(sender)
     }
 
-    async fn open_shared(address: &Arc<Address>, open: Option<Open>) -> Result<http2::SendRequest<RequestBody>, String> {
+    async fn open_shared(
+        address: &Arc<Address>,
+        open: Option<Open>,
+    ) -> Result<http2::SendRequest<RequestBody>, String> {
         let mut builder = http2::Builder::new(TokioExecutor::new());
         builder.timer(TokioTimer::new()).max_header_list_size(HEADERS_BYTES_MAX).adaptive_window(true);
         match dial(address).await? {
@@ -242,7 +252,9 @@ async fn dial(address: &Address) -> Result<Dialled, String> {
     stream.set_nodelay(true).map_err(text)?;
     match &address.tls {
         None => Ok(Dialled::Plain(stream)),
-        Some((connector, name)) => Ok(Dialled::Tls(Box::new(secured(connector, name, stream).await.map_err(text)?))),
+        Some((connector, name)) => {
+            Ok(Dialled::Tls(Box::new(secured(connector, name, stream).await.map_err(text)?)))
+        }
     }
 }
 

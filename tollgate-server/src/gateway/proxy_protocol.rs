@@ -39,7 +39,8 @@ async fn read_v1(stream: &mut (impl AsyncRead + Unpin), begin: &[u8]) -> io::Res
     let (family, source) = (words.next(), words.next());
     match (family, source.map(str::parse::<IpAddr>)) {
         (Some("UNKNOWN"), _) => Ok(None),
-        (Some("TCP4"), Some(Ok(source @ IpAddr::V4(_)))) | (Some("TCP6"), Some(Ok(source @ IpAddr::V6(_)))) => {
+        (Some("TCP4"), Some(Ok(source @ IpAddr::V4(_))))
+        | (Some("TCP6"), Some(Ok(source @ IpAddr::V6(_)))) => {
             // Where it went to, and both ports.
             if words.count() == 3 { Ok(Some(source)) } else { Err(broken()) }
         }

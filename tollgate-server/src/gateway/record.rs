@@ -5,12 +5,13 @@ use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use http::header::HeaderValue;
 use http::uri::PathAndQuery;
 use http::{HeaderName, Method, StatusCode};
 use tollgate::tower::{Observed, Outcome};
+use tollgate::{Clock, SystemClock, Time};
 
 use super::state::Route;
 use super::watch::Busy;
@@ -72,7 +73,9 @@ impl Said {
         self.set(decision);
         let mut enforced = observed.rules.iter().filter(|rule| !rule.is_shadow);
         let rule = match decision {
-            Decision::Allowed => enforced.max_by_key(|rule| rule.decision.delay).filter(|it| !it.decision.delay.is_zero()),
+            Decision::Allowed => {
+                enforced.max_by_key(|rule| rule.decision.delay).filter(|it| !it.decision.delay.is_zero())
+            }
             _ => enforced.find(|rule| !rule.decision.allowed),
         };
         if let Some(rule) = rule {
@@ -95,6 +98,7 @@ pub(crate) struct Ledger {
     pub(crate) unrouted: Arc<RouteMetrics>,
     /// Requests that are under way, for which there are only so many places.
     pub(crate) under_way: AtomicUsize,
+    clock: SystemClock,
     /// No two requests have the same name, nor do those of two gateways, as far as chance goes.
     next_id: AtomicU64,
 }
@@ -102,7 +106,7 @@ pub(crate) struct Ledger {
 impl Ledger {
     pub(crate) fn new(log: Arc<AccessLog>, unrouted: Arc<RouteMetrics>) -> Ledger {
         let next_id = AtomicU64::new(RandomState::new().hash_one("request ids"));
-        Ledger { log, unrouted, under_way: AtomicUsize::new(0), next_id }
+        Ledger { log, unrouted, under_way: AtomicUsize::new(0), clock: SystemClock::new(), next_id }
     }
 
     fn id(&self) -> Id {
@@ -121,7 +125,7 @@ struct Id([u8; 16]);
 pub(crate) struct Passage {
     ledger: Arc<Ledger>,
     worker: usize,
-    begin: Instant,
+    begin: Time,
     id: Id,
     client: IpAddr,
     method: Method,
@@ -141,7 +145,7 @@ impl Passage {
             id: ledger.id(),
             ledger: ledger.clone(),
             worker,
-            begin: Instant::now(),
+            begin: ledger.clock.now(),
             client: peer,
             method: Method::GET,
             path: None,
@@ -197,7 +201,8 @@ impl Drop for Passage {
         if self.has_place {
             self.ledger.under_way.fetch_sub(1, Ordering::Relaxed);
         }
-        let took = self.begin.elapsed();
+        let now = self.ledger.clock.now();
+        let took = now.saturating_since(self.begin);
         let decision = Decision::of(self.said.decision.load(Ordering::Relaxed));
         let metrics = self.route.as_ref().map_or(&self.ledger.unrouted, |route| &route.metrics);
         metrics.count(self.worker, decision, self.status.as_u16(), took);
@@ -206,19 +211,23 @@ impl Drop for Passage {
         }
         let rule = self.said.rule.load(Ordering::Relaxed) as usize;
         let limit = self.route.as_ref().and_then(|route| route.limit_names.get(rule.checked_sub(1)?));
-        self.ledger.log.write(self.worker, &Line {
-            id: std::str::from_utf8(&self.id.0).unwrap_or_default(),
-            client: self.client,
-            method: self.method.as_str(),
-            // What stands behind the `?` is often not for others to see.
-            path: self.path.as_ref().map_or("", PathAndQuery::path),
-            route: self.route.as_ref().map_or("", |route| &route.id.0),
-            status: self.status.as_u16(),
-            decision: decision.name(),
-            limit: limit.map_or("", |name| name),
-            waited: Duration::from_micros(self.said.waited_us.load(Ordering::Relaxed)),
-            took,
-            bytes: self.bytes,
-        });
+        self.ledger.log.write(
+            self.worker,
+            now,
+            &Line {
+                id: std::str::from_utf8(&self.id.0).unwrap_or_default(),
+                client: self.client,
+                method: self.method.as_str(),
+                // What stands behind the `?` is often not for others to see.
+                path: self.path.as_ref().map_or("", PathAndQuery::path),
+                route: self.route.as_ref().map_or("", |route| &route.id.0),
+                status: self.status.as_u16(),
+                decision: decision.name(),
+                limit: limit.map_or("", |name| name),
+                waited: Duration::from_micros(self.said.waited_us.load(Ordering::Relaxed)),
+                took,
+                bytes: self.bytes,
+            },
+        );
     }
 }

@@ -22,8 +22,8 @@ use super::body::{Outgoing, RequestBody, UpstreamBody};
 use super::connection::Connection;
 use super::forward::Forward;
 use super::heads::{Origin, remove_hop_by_hop, set_forwarded, takes_trailers};
-use super::screen::{screen, wanted_upgrade};
 use super::record::{Passage, X_REQUEST_ID};
+use super::screen::{screen, wanted_upgrade};
 use super::state::{Route, State};
 use crate::limits::Stored;
 use crate::metrics::Decision;
@@ -88,8 +88,10 @@ async fn pass<S: Stored>(
         }
         return Err(response);
     }
-    let (route, client) =
-        look_up(connection.peer, &state, &mut parts).inspect_err(|_| passage.said().set(Decision::Refused))?;
+    let (route, client) = look_up(connection.peer, &state, &mut parts).map_err(|refused| {
+        passage.said().set(Decision::Refused);
+        *refused
+    })?;
     passage.routed(&route, client);
     // Routes that are not critical leave some places to the others.
     let most = if route.is_critical { state.max_in_flight } else { state.max_uncritical };
@@ -138,13 +140,12 @@ fn is_grpc(headers: &HeaderMap) -> bool {
     headers.get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"))
 }
 
+/// What a client is told instead of a response. Most requests have none, and should not make room for it.
+pub(crate) type Refused = Box<Response<UpstreamBody>>;
+
 /// The route of a request and its client. From now on it has the one spelling of its path that was looked up.
-fn look_up<S>(
-    peer: IpAddr,
-    state: &State<S>,
-    parts: &mut Parts,
-) -> Result<(Arc<Route>, IpAddr), Response<UpstreamBody>> {
-    let ambiguous = |why: Ambiguous| problem(StatusCode::BAD_REQUEST, &why.to_string());
+fn look_up<S>(peer: IpAddr, state: &State<S>, parts: &mut Parts) -> Result<(Arc<Route>, IpAddr), Refused> {
+    let ambiguous = |why: Ambiguous| Box::new(problem(StatusCode::BAD_REQUEST, &why.to_string()));
     let path = normalise(parts.uri.path(), state.paths).map_err(ambiguous)?;
     let (trust, tokens) = (&state.client, state.tokens.as_deref());
     let (client, claims) = (OnceCell::new(), OnceCell::new());
@@ -152,7 +153,7 @@ fn look_up<S>(
     let route = state.routes.iter().find(|route| route.when.fits(&seen)).cloned();
     let client = seen.client();
     let Some(route) = route else {
-        return Err(problem(StatusCode::NOT_FOUND, "there is no route for this request"));
+        return Err(Box::new(problem(StatusCode::NOT_FOUND, "there is no route for this request")));
     };
     // Letters and slashes at the end are as the upstream wants them; the rest is what was matched.
     let spelling = Spelling { ambiguous: state.paths.ambiguous, ..Spelling::default() };
@@ -164,12 +165,12 @@ fn look_up<S>(
 }
 
 /// The same target with another path.
-pub(crate) fn with_path(uri: &Uri, path: &str) -> Result<Uri, Response<UpstreamBody>> {
+pub(crate) fn with_path(uri: &Uri, path: &str) -> Result<Uri, Refused> {
     let target = match uri.query() {
         Some(query) => PathAndQuery::try_from(format!("{path}?{query}")),
         None => PathAndQuery::try_from(path),
     };
-    target.map(Uri::from).map_err(|_| problem(StatusCode::BAD_REQUEST, "the path is too long"))
+    target.map(Uri::from).map_err(|_| Box::new(problem(StatusCode::BAD_REQUEST, "the path is too long")))
 }
 
 /// A request as routes see it.
@@ -206,9 +207,7 @@ impl tollgate_rules::request::Request for Seen<'_> {
 
     fn client(&self) -> IpAddr {
         let lines = || self.parts.headers.get_all(self.trust.source().header_name());
-        *self
-            .client
-            .get_or_init(|| self.trust.client(self.peer, lines().iter().map(HeaderValue::as_bytes)))
+        *self.client.get_or_init(|| self.trust.client(self.peer, lines().iter().map(HeaderValue::as_bytes)))
     }
 
     fn route(&self) -> &str {

@@ -3,7 +3,9 @@
 //! Two servers that read one request in different ways are a hole between them. What hyper lets through and others read
 //! otherwise is refused here, before anything else looks at it.
 
-use http::header::{CONNECTION, CONTENT_LENGTH, COOKIE, HOST, HeaderMap, HeaderName, HeaderValue, TRANSFER_ENCODING, UPGRADE};
+use http::header::{
+    CONNECTION, CONTENT_LENGTH, COOKIE, HOST, HeaderMap, HeaderName, HeaderValue, TRANSFER_ENCODING, UPGRADE,
+};
 use http::request::Parts;
 use http::uri::{Authority, PathAndQuery, Uri};
 use http::{Method, StatusCode, Version};
@@ -37,8 +39,14 @@ const NEVER_HOP_BY_HOP: [&str; 12] = [
 ];
 
 /// Headers that we set. Under another spelling that some servers take for the same, a client could set them, too.
-const OURS: [&str; 6] =
-    ["forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-port", "x-forwarded-proto", "x-real-ip"];
+const OURS: [&str; 6] = [
+    "forwarded",
+    "x-forwarded-for",
+    "x-forwarded-host",
+    "x-forwarded-port",
+    "x-forwarded-proto",
+    "x-real-ip",
+];
 
 /// Looks at a request's head, and brings it into the one form that is forwarded: a target without scheme and authority,
 /// and one `Host`. `keys` are headers that limits go by.
@@ -92,7 +100,8 @@ fn settle_host(parts: &mut Parts) -> Result<(), Refusal> {
 }
 
 fn authority(value: &HeaderValue) -> Result<Authority, Refusal> {
-    let authority = Authority::try_from(value.as_bytes()).map_err(|_| bad("the header Host is not a host"))?;
+    let authority =
+        Authority::try_from(value.as_bytes()).map_err(|_| bad("the header Host is not a host"))?;
     match authority.as_str().contains('@') || authority.host().is_empty() {
         true => Err(bad("the header Host is not a host")),
         false => Ok(authority),

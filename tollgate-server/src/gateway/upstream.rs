@@ -11,8 +11,8 @@ use tollgate_config as config;
 use tollgate_config::{Balance, Protocol};
 
 use super::pool::Pool;
-use super::tls::{self, TlsError};
 use super::ticks::Ticks;
+use super::tls::{self, TlsError};
 
 /// What a hundred retries cost: the most that a quiet time saves up.
 const RETRY_CREDIT_MAX: u64 = 100 * RETRY_COST;
@@ -89,7 +89,8 @@ impl Upstream {
         };
         let is_well = |at: usize| self.addresses[at].is_available(now);
         let is_new = |at: usize| !tried.contains(&at);
-        let at = best(&|at| is_new(at) && is_well(at)).or_else(|| best(&is_new)).or_else(|| best(&|_| true))?;
+        let at =
+            best(&|at| is_new(at) && is_well(at)).or_else(|| best(&is_new)).or_else(|| best(&|_| true))?;
         Some((at, &self.addresses[at]))
     }
 
@@ -109,7 +110,11 @@ impl Upstream {
 }
 
 impl Address {
-    fn new(upstream: &config::Upstream, address: &config::Address, workers: usize) -> Result<Address, TlsError> {
+    fn new(
+        upstream: &config::Upstream,
+        address: &config::Address,
+        workers: usize,
+    ) -> Result<Address, TlsError> {
         let host = &address.host;
         let is_bare_v6 = host.contains(':') && !host.starts_with('[');
         let host = if is_bare_v6 { format!("[{host}]") } else { host.clone() };

@@ -2,7 +2,8 @@
 
 use super::support::{Upstream, get, header, in_front_of, one_route, parse, status};
 
-const TEN: &str = "limits: { per-user: { key: { header: X-User-Id }, sliding_window_log: { limit: 10, window: 60s } } }";
+const TEN: &str =
+    "limits: { per-user: { key: { header: X-User-Id }, sliding_window_log: { limit: 10, window: 60s } } }";
 
 #[tokio::test]
 async fn ten_pass_and_the_eleventh_is_told_when() {

@@ -18,18 +18,38 @@ const PROBES: [(&str, &str, &[u16]); 26] = [
     ("an echo", "TRACE / HTTP/1.1\r\nHost: a\r\n\r\n", &[405]),
     ("two lengths", "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab", &[400]),
     ("a length that is none", "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: +1\r\n\r\na", &[400]),
-    ("a coding in HTTP/1.0", "POST / HTTP/1.0\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", &[400]),
+    (
+        "a coding in HTTP/1.0",
+        "POST / HTTP/1.0\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        &[400],
+    ),
     ("a coding that is not chunked", "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip\r\n\r\n", &[400]),
-    ("two codings", "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", &[501]),
-    ("chunked twice", "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", &[501]),
+    (
+        "two codings",
+        "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+        &[501],
+    ),
+    (
+        "chunked twice",
+        "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        &[501],
+    ),
     ("a space in front of a colon", "GET / HTTP/1.1\r\nHost : a\r\n\r\n", &[400]),
     ("a folded line", "GET / HTTP/1.1\r\nHost: a\r\nX: b\r\n c\r\n\r\n", &[400]),
     ("a NUL", "GET / HTTP/1.1\r\nHost: a\r\nX: b\0c\r\n\r\n", &[400]),
     ("a bare CR", "GET / HTTP/1.1\r\nHost: a\r\nX: b\rc\r\n\r\n", &[400]),
     ("an encoded slash", "GET /a%2fb HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n", &[400]),
     ("host as hop-by-hop", "GET / HTTP/1.1\r\nHost: a\r\nConnection: close, Host\r\n\r\n", &[400]),
-    ("a proxy's word as hop-by-hop", "GET / HTTP/1.1\r\nHost: a\r\nConnection: close, x-forwarded-FOR\r\n\r\n", &[400]),
-    ("a limit's key as hop-by-hop", "GET / HTTP/1.1\r\nHost: a\r\nX-User-Id: a\r\nConnection: close, X-User-Id\r\n\r\n", &[400]),
+    (
+        "a proxy's word as hop-by-hop",
+        "GET / HTTP/1.1\r\nHost: a\r\nConnection: close, x-forwarded-FOR\r\n\r\n",
+        &[400],
+    ),
+    (
+        "a limit's key as hop-by-hop",
+        "GET / HTTP/1.1\r\nHost: a\r\nX-User-Id: a\r\nConnection: close, X-User-Id\r\n\r\n",
+        &[400],
+    ),
 ];
 
 const LIMITS: &str = "limits: { per-user: { key: { header: X-User-Id }, token_bucket: { capacity: 1000 } } }";
@@ -51,7 +71,10 @@ async fn what_is_ambiguous_is_refused_and_reaches_nobody() {
 async fn of_a_length_and_a_coding_the_coding_counts() {
     let upstream = Upstream::start().await;
     let gateway = in_front_of(&upstream, LIMITS, "").await;
-    for lines in ["Content-Length: 60\r\nTransfer-Encoding: chunked", "Transfer-Encoding: chunked\r\nContent-Length: 60"] {
+    for lines in [
+        "Content-Length: 60\r\nTransfer-Encoding: chunked",
+        "Transfer-Encoding: chunked\r\nContent-Length: 60",
+    ] {
         let smuggled = "GET /smuggled HTTP/1.1\r\nHost: a\r\n\r\n";
         let request = format!("POST /outer HTTP/1.1\r\nHost: a\r\n{lines}\r\n\r\n0\r\n\r\n{smuggled}");
         let answer = say(gateway.address, request).await;
@@ -72,9 +95,16 @@ async fn headers_between_two_hops_stay_there() {
     let request = format!("GET / HTTP/1.1\r\nHost: test\r\nConnection: close, X-Mine\r\n{headers}\r\n");
     assert_eq!(status(&say(gateway.address, request).await), 200);
     let seen = upstream.only();
-    for name in
-        ["connection", "keep-alive", "proxy-connection", "proxy-authorization", "te", "upgrade", "http2-settings", "x-mine"]
-    {
+    for name in [
+        "connection",
+        "keep-alive",
+        "proxy-connection",
+        "proxy-authorization",
+        "te",
+        "upgrade",
+        "http2-settings",
+        "x-mine",
+    ] {
         assert_eq!(seen.header(name), None, "{name}");
     }
     assert_eq!(seen.header("x-kept"), Some("2"));
@@ -104,7 +134,8 @@ async fn a_client_cannot_say_that_it_is_another() {
 async fn a_trusted_proxy_is_believed() {
     let upstream = Upstream::start().await;
     let gateway = in_front_of(&upstream, "client: { trusted: [127.0.0.0/8] }", "").await;
-    let headers = "X-Forwarded-For: 6.6.6.6, 203.0.113.7\r\nX-Forwarded-Proto: https\r\nX-Request-Id: theirs\r\n";
+    let headers =
+        "X-Forwarded-For: 6.6.6.6, 203.0.113.7\r\nX-Forwarded-Proto: https\r\nX-Request-Id: theirs\r\n";
     get(gateway.address, "/", headers).await;
     let seen = upstream.only();
     assert_eq!(seen.header("x-forwarded-for"), Some("6.6.6.6, 203.0.113.7, 127.0.0.1"));

@@ -66,7 +66,8 @@ async fn bytes_pass_both_ways_once_both_have_agreed() {
     let mut back = vec![0; much.len()];
     let both = async { tokio::join!(writing.write_all(&much), reading.read_exact(&mut back)) };
     let (written, read) = timeout(PATIENCE, both).await.unwrap();
-    (written.unwrap(), read.unwrap());
+    written.unwrap();
+    read.unwrap();
     assert!(back == much);
     // Each side ends for itself.
     stream.shutdown().await.unwrap();

@@ -101,9 +101,8 @@ async fn whoever_wants_no_log_gets_none() {
 
 /// The admin listener of a gateway.
 async fn admin(gateway: &Running) -> SocketAddr {
-    let loopback = "127.0.0.1:0".parse().unwrap();
-    let (address, serving) =
-        tollgate_server::admin::listen(loopback, gateway.gateway.watched()).await.unwrap();
+    let loopback = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let (address, serving) = tollgate_server::admin::listen(loopback, gateway.gateway.watched()).unwrap();
     tokio::spawn(serving);
     address
 }

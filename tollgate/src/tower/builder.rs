@@ -9,17 +9,18 @@ use std::sync::atomic::{AtomicU64, AtomicUsize};
 use http::HeaderName;
 use http::request::Parts;
 use tollgate_core::{Limit, Mode};
-use tollgate_rules::answer::{Custom, HeaderSet, NameError, PolicyName};
+use tollgate_rules::answer::{Custom, HeaderSet, PolicyName};
 use tollgate_rules::client::Trust;
 use tollgate_rules::key::{Key, Part};
-use tollgate_rules::path::{PatternError, Spelling};
-use tollgate_rules::rule::{Rule, Rules, RulesError};
+use tollgate_rules::path::Spelling;
+use tollgate_rules::rule::{Rule, Rules};
 
+use super::error::LayerError;
 use super::gate::{Gate, Observed, Observer, PeerOf, Verify};
 use super::slots::{SlotRules, Slots};
 use super::{Claims, KeyExtractor, OtherSpellings, Peer, RateLimitLayer};
 use crate::clock::{Clock, SystemClock};
-use crate::limiter::{self, BuildError, Limiter, MAX_KEYS};
+use crate::limiter::{self, Limiter, MAX_KEYS};
 use crate::memory::{Memory, WhenFull};
 use crate::slots::{self, Counter};
 
@@ -392,7 +393,10 @@ impl Builder {
 
     /// The same for several processes.
     #[cfg(feature = "redis")]
-    pub(super) fn counter_in_redis(&self, limiter: &Limiter<crate::redis::Redis>) -> Result<Counter, LayerError> {
+    pub(super) fn counter_in_redis(
+        &self,
+        limiter: &Limiter<crate::redis::Redis>,
+    ) -> Result<Counter, LayerError> {
         let named = self.slots.iter().map(|slots| (slots.name.as_str(), slots.most));
         let store = limiter.store();
         store.slots(store.base(), named).map(Counter::Redis).map_err(LayerError::Redis)
@@ -508,65 +512,6 @@ pub(super) fn limiter_builder(rules: &Rules, slots: &[Slots]) -> Result<limiter:
     }
     Ok(limiter::Builder::of(rules.limits().iter().map(|kept| kept.limit.clone()).collect()))
 }
-
-/// A layer that cannot be made. It says what to do about it.
-///
-/// ```
-/// use tollgate::tower::{LayerError, RateLimitLayer};
-///
-/// let error = RateLimitLayer::builder().build().unwrap_err();
-/// assert_eq!(error, LayerError::NoRules);
-/// assert_eq!(error.to_string(), "there is no rule; add one with Builder::rule");
-/// ```
-#[derive(Clone, Debug, PartialEq)]
-#[non_exhaustive]
-pub enum LayerError {
-    /// There is no rule.
-    NoRules,
-    /// The rules do not fit together.
-    Rules(RulesError),
-    /// [`Builder::answer`] names a rule that there is not.
-    UnknownRule(String),
-    /// A rule's key has a part `Part::Custom`, by whose name there is no [`Builder::extractor`]: the names of both.
-    UnknownExtractor(String, String),
-    /// A rule has a pattern that no path matches which [`Builder::paths`] lets in: the rule, and what is wrong.
-    Pattern(String, PatternError),
-    /// A rule has a name that clients cannot be told.
-    Name(String, NameError),
-    /// The store in memory cannot be made.
-    Memory(BuildError),
-    /// The store in Redis cannot be made.
-    #[cfg(feature = "redis")]
-    Redis(crate::redis::SettingsError),
-}
-
-impl fmt::Display for LayerError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            LayerError::NoRules => {
-                write!(f, "there is no rule; add one with Builder::rule or Builder::slots")
-            }
-            LayerError::Rules(error) => write!(f, "{error}"),
-            LayerError::UnknownRule(name) => {
-                write!(f, "there is an answer for the rule {name}, but no such rule")
-            }
-            LayerError::UnknownExtractor(rule, name) => write!(
-                f,
-                "the key of the rule {rule} has a part {name:?}, but no extractor has that name; add it with \
-                 Builder::extractor"
-            ),
-            LayerError::Pattern(rule, error) => {
-                write!(f, "a pattern of the rule {rule} matches no path: {error}")
-            }
-            LayerError::Name(name, error) => write!(f, "a limit cannot be called {name:?}: {error}"),
-            LayerError::Memory(error) => write!(f, "{error}"),
-            #[cfg(feature = "redis")]
-            LayerError::Redis(error) => write!(f, "{error}"),
-        }
-    }
-}
-
-impl std::error::Error for LayerError {}
 
 #[cfg(test)]
 mod tests {

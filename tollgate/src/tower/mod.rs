@@ -86,7 +86,7 @@
 //!
 //! | file | what it does |
 //! |---|---|
-//! | `builder` | makes a layer |
+//! | `builder`, `error` | make a layer, or say why not |
 //! | `view` | shows a request to the rules |
 //! | `renewal` | rules that change while they are in use |
 //! | `gate`, `slots` | decide |
@@ -95,6 +95,7 @@
 
 mod body;
 mod builder;
+mod error;
 mod gate;
 mod renewal;
 mod service;
@@ -117,7 +118,8 @@ pub use tollgate_rules::{answer, client, key, path, rule, when};
 use tower_layer::Layer;
 
 pub use self::body::ResponseBody;
-pub use self::builder::{Builder, LayerError};
+pub use self::builder::Builder;
+pub use self::error::LayerError;
 use self::gate::Gate;
 pub use self::gate::{Observed, Outcome, Ruled};
 pub use self::renewal::Renewable;

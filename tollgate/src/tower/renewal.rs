@@ -8,7 +8,8 @@ use tollgate_rules::rule::Rules;
 use super::RateLimitLayer;
 #[cfg(feature = "redis")]
 use super::builder::settings_for;
-use super::builder::{Builder, LayerError, limiter_builder};
+use super::builder::{Builder, limiter_builder};
+use super::error::LayerError;
 use super::gate::Gate;
 use super::slots::{SlotCounter, SlotRules};
 use crate::clock::SystemClock;
