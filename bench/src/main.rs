@@ -7,6 +7,7 @@
 //! |---|---|
 //! | `memory` | the scenarios of the in-memory limiters, and the run |
 //! | `redis` | decisions inside Redis |
+//! | `gateway` | our gateway beside other proxies |
 //! | `contenders` | who takes part, each by its natural fastest call |
 //! | `keys` | what is asked for: the keys, and the order in which requests name them |
 //! | `timing` | pinned workers that time themselves |
@@ -15,6 +16,7 @@
 //! | `goals` | what was promised, and whether the figures keep it |
 
 mod contenders;
+mod gateway;
 mod goals;
 mod keys;
 mod memory;
@@ -61,6 +63,18 @@ enum Bench {
         #[arg(long, value_name = "FILE")]
         json: Option<PathBuf>,
     },
+    /// The gateway beside nginx, HAProxy and Envoy: processor time per request, and what each feature costs
+    Gateway {
+        /// A smoke test of one round; its figures are not to be quoted
+        #[arg(long)]
+        quick: bool,
+        /// Also write every round's figure to this file
+        #[arg(long, value_name = "FILE")]
+        json: Option<PathBuf>,
+        /// A `tollgate` that is built already
+        #[arg(long, value_name = "FILE")]
+        binary: Option<PathBuf>,
+    },
     /// One contender's bytes per key; the memory bench runs itself with this for each of them
     #[command(hide = true)]
     Resident {
@@ -89,6 +103,10 @@ fn run(bench: Bench) -> Result<(), Box<dyn Error>> {
         Bench::Redis { quick, json } => {
             let size = if quick { redis::Size::QUICK } else { redis::Size::FULL };
             tell(&redis::run(&size)?, json)?;
+        }
+        Bench::Gateway { quick, json, binary } => {
+            let size = if quick { gateway::Size::QUICK } else { gateway::Size::FULL };
+            tell(&gateway::run(&size, binary)?, json)?;
         }
         Bench::Resident { who, keys } => println!("{}", resident::bytes_held(who, keys)?),
     }

@@ -1,0 +1,120 @@
+//! Our gateway beside nginx, HAProxy and Envoy: the same upstream, the same requests, on one machine in one run.
+//!
+//! A contender's figure is the processor time of all its processes over the requests that it answered: that is what a
+//! proxy costs, however busy the machine is. All run all the time, and get their requests in turns; a ratio is that of
+//! one round's figures.
+//!
+//! | file | what it does |
+//! |---|---|
+//! | `needs` | the programs, installed where that is possible |
+//! | `process` | a program that runs, and is gone when its value is |
+//! | `peers` | the others, set up as their manuals say |
+//! | `ours` | the gateway, with and without each of its features |
+//! | `wrk` | who asks |
+//! | `report` | the figures, and what was promised |
+#![allow(clippy::float_arithmetic, reason = "figures for people; nothing is decided by them")]
+
+mod needs;
+mod ours;
+mod peers;
+mod process;
+mod report;
+mod wrk;
+
+use std::error::Error;
+use std::path::PathBuf;
+
+use testbed::RedisServer;
+
+use self::needs::Programs;
+use self::process::{Folder, Running};
+use self::report::{Figure, Report, Row};
+use self::wrk::Asked;
+
+/// How much is done.
+pub(crate) struct Size {
+    quick: bool,
+    rounds: usize,
+}
+
+impl Size {
+    pub(crate) const FULL: Size = Size { quick: false, rounds: 13 };
+    pub(crate) const QUICK: Size = Size { quick: true, rounds: 1 };
+}
+
+/// As many for everybody as our gateway has.
+fn workers() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// What a client asks for.
+#[derive(Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Job {
+    /// Every request is within its limit, and goes to the upstream.
+    Allowed,
+    /// The limit is used up.
+    Denied,
+}
+
+impl Job {
+    const ALL: [Job; 2] = [Job::Allowed, Job::Denied];
+
+    fn path(self) -> &'static str {
+        match self {
+            Job::Allowed => "/allowed",
+            Job::Denied => "/denied",
+        }
+    }
+}
+
+/// A proxy that runs.
+struct Contender {
+    name: &'static str,
+    process: Running,
+    port: u16,
+}
+
+/// Runs everything. Progress goes to standard error.
+pub(crate) fn run(size: &Size, binary: Option<PathBuf>) -> Result<Report, Box<dyn Error>> {
+    let programs = Programs::provide()?;
+    let binary = match binary {
+        Some(binary) => binary,
+        None => ours::build()?,
+    };
+    let folder = Folder::new()?;
+    let redis = RedisServer::start()?;
+    let (upstream, upstream_port) = peers::upstream(&folder)?;
+    let mut contenders = peers::start(&programs, &folder, upstream_port)?;
+    contenders.extend(ours::start(&binary, &folder, upstream_port, &redis.url())?);
+
+    let mut rows: Vec<Row> = Vec::new();
+    for job in Job::ALL {
+        // Connections to the upstream are opened, and limits are used up.
+        for contender in &contenders {
+            eprintln!("{}: {}", contender.name, job.path());
+            wrk::ask(contender.port, job, size.quick)?;
+            rows.push(Row::new(contender.name, job));
+        }
+    }
+    for round in 0..size.rounds {
+        eprintln!("round {} of {}", round + 1, size.rounds);
+        for (block, job) in Job::ALL.into_iter().enumerate() {
+            for turn in 0..contenders.len() {
+                let index = (turn + round) % contenders.len();
+                let figure = visit(&contenders[index], job)?;
+                rows[block * contenders.len() + index].rounds.push(figure);
+            }
+        }
+    }
+    drop((contenders, upstream, redis));
+    Ok(Report::new(size.quick, programs.left_out, rows))
+}
+
+fn visit(contender: &Contender, job: Job) -> Result<Figure, Box<dyn Error>> {
+    let before = contender.process.cpu_us()?;
+    let Asked { requests, per_second, p50_us, p99_us } =
+        wrk::ask(contender.port, job, true).map_err(|error| format!("{}: {error}", contender.name))?;
+    let spent = contender.process.cpu_us()? - before;
+    Ok(Figure { cpu_us: spent as f64 / requests as f64, per_second, p50_us, p99_us })
+}

@@ -1,0 +1,97 @@
+//! The gateway, with and without each of its features.
+
+use std::error::Error;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::Contender;
+use super::process::{Folder, Running, free_port, target_folder};
+
+/// Everything on that a gateway in production has, but for the log, which the others do not write either.
+pub(super) const TOLLGATE: &str = "tollgate";
+pub(super) const REDIS: &str = "tollgate, Redis store";
+
+/// One way to set the gateway up.
+struct Variant<'a> {
+    name: &'static str,
+    file: &'static str,
+    store: &'a str,
+    headers: &'static str,
+    access_log: bool,
+    has_admin: bool,
+    is_limited: bool,
+}
+
+/// Builds the program that people run, with this one's profile settings if the environment has any.
+pub(super) fn build() -> Result<PathBuf, Box<dyn Error>> {
+    let target = target_folder()?;
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    eprintln!("building tollgate");
+    let status = Command::new(cargo)
+        .args(["build", "--quiet", "--release", "--package", "tollgate-cli", "--target-dir"])
+        .arg(&target)
+        .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
+        .status()?;
+    match status.success() {
+        true => Ok(target.join("release/tollgate")),
+        false => Err("tollgate cannot be built".into()),
+    }
+}
+
+/// All variants.
+pub(super) fn start(
+    binary: &Path,
+    folder: &Folder,
+    upstream: u16,
+    redis: &str,
+) -> Result<Vec<Contender>, Box<dyn Error>> {
+    let usual = Variant {
+        name: TOLLGATE,
+        file: "tollgate",
+        store: "memory",
+        headers: "ietf",
+        access_log: false,
+        has_admin: true,
+        is_limited: true,
+    };
+    let variants = [
+        Variant { name: REDIS, file: "redis", store: redis, ..usual },
+        Variant { name: "tollgate, no headers", file: "headers", headers: "none", ..usual },
+        Variant { name: "tollgate, no admin", file: "admin", has_admin: false, ..usual },
+        Variant { name: "tollgate, access log", file: "log", access_log: true, ..usual },
+        Variant { name: "tollgate, no limits", file: "limits", is_limited: false, ..usual },
+        usual,
+    ];
+    variants.iter().rev().map(|variant| variant.start(binary, folder, upstream)).collect()
+}
+
+impl Variant<'_> {
+    fn start(&self, binary: &Path, folder: &Folder, upstream: u16) -> Result<Contender, Box<dyn Error>> {
+        let &Variant { name, file, store, headers, access_log, has_admin, is_limited } = self;
+        let port = free_port()?;
+        let admin = if has_admin { format!("127.0.0.1:{}", free_port()?) } else { "off".to_owned() };
+        let plenty = if is_limited { "[plenty]" } else { "[]" };
+        let config = format!(
+            "store: {store}
+admin: {admin}
+answers: {{ headers: {headers} }}
+limits:
+  plenty:
+    key: {{ header: X-User-Id, otherwise: anonymous }}
+    token_bucket: {{ capacity: 1000000, refill: 1000000/s }}
+  little:
+    key: {{ header: X-User-Id, otherwise: anonymous }}
+    token_bucket: {{ capacity: 1, refill: 1/h }}
+gateway:
+  listen: 127.0.0.1:{port}
+  access_log: {access_log}
+  routes:
+    - {{ id: allowed, path: /allowed/**, upstream: 'http://127.0.0.1:{upstream}', limits: {plenty} }}
+    - {{ id: denied, path: /denied/**, upstream: 'http://127.0.0.1:{upstream}', limits: [little] }}
+"
+        );
+        let config = folder.write(&format!("{file}.yaml"), &config)?.display().to_string();
+        let process = Running::start(folder, file, binary, &["run", "--config", &config], port)?;
+        Ok(Contender { name, process, port })
+    }
+}

@@ -1,0 +1,133 @@
+//! The figures for people, and what was promised.
+
+use std::fmt;
+
+use serde::Serialize;
+
+use super::Job;
+use super::ours::TOLLGATE;
+use super::peers::{NGINX, NGINX_BARE};
+use crate::goals::Goal;
+
+/// One visit to a contender.
+#[derive(Clone, Copy, Serialize)]
+pub(super) struct Figure {
+    /// Processor time per request.
+    pub(super) cpu_us: f64,
+    pub(super) per_second: f64,
+    pub(super) p50_us: f64,
+    pub(super) p99_us: f64,
+}
+
+/// One contender at one job: a figure per round.
+#[derive(Serialize)]
+pub(super) struct Row {
+    name: &'static str,
+    job: Job,
+    pub(super) rounds: Vec<Figure>,
+}
+
+#[derive(Serialize)]
+pub(crate) struct Report {
+    quick: bool,
+    left_out: Vec<String>,
+    rows: Vec<Row>,
+    goals: Vec<Goal>,
+}
+
+impl Row {
+    pub(super) fn new(name: &'static str, job: Job) -> Row {
+        Row { name, job, rounds: Vec::new() }
+    }
+
+    fn median(&self, of: impl Fn(&Figure) -> f64) -> f64 {
+        middle(self.rounds.iter().map(of).collect())
+    }
+}
+
+/// The median; the number of rounds is odd.
+fn middle(mut figures: Vec<f64>) -> f64 {
+    figures.sort_unstable_by(f64::total_cmp);
+    figures.get(figures.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+fn find<'a>(rows: &'a [Row], name: &str, job: Job) -> Option<&'a Row> {
+    rows.iter().find(|row| row.name == name && row.job == job)
+}
+
+/// One contender's figure over another's, round by round.
+fn ratio(rows: &[Row], job: Job, [name, to]: [&str; 2], of: impl Fn(&Figure) -> f64) -> f64 {
+    let Some((row, to)) = find(rows, name, job).zip(find(rows, to, job)) else { return f64::NAN };
+    middle(row.rounds.iter().zip(&to.rounds).map(|(one, other)| of(one) / of(other)).collect())
+}
+
+fn goals(rows: &[Row]) -> Vec<Goal> {
+    let goal = |job: Job, most: f64, words: &str| {
+        let to = |peer| ratio(rows, job, [TOLLGATE, peer], |figure| figure.cpu_us);
+        let promise = format!("<= {most:.1}x nginx's processor time per {words} request, headers and metrics on");
+        let figure = format!("{:.2}x ({:.2}x one that sets no forwarded headers)", to(NGINX), to(NGINX_BARE));
+        Goal::new(promise, figure, to(NGINX) <= most)
+    };
+    vec![goal(Job::Allowed, 1.1, "proxied"), goal(Job::Denied, 1.0, "denied")]
+}
+
+impl Report {
+    pub(super) fn new(quick: bool, left_out: Vec<String>, rows: Vec<Row>) -> Report {
+        Report { quick, left_out, goals: goals(&rows), rows }
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.quick {
+            writeln!(f, "QUICK: a smoke test of one round. These figures are not to be quoted.\n")?;
+        }
+        writeln!(
+            f,
+            "Processor time of a proxy per request, in microseconds; 64 connections that are kept, small answers, one user.\n\
+             Medians of interleaved rounds; a ratio to nginx is the median of the rounds' ratios.\n"
+        )?;
+        for missing in &self.left_out {
+            writeln!(f, "left out: {missing}")?;
+        }
+        for (job, title) in [(Job::Allowed, "allowed: proxied, 200"), (Job::Denied, "denied: 429")] {
+            writeln!(
+                f,
+                "{title:<30}  {:>8}  {:>8}  {:>11}  {:>8}  {:>8}  {:>8}",
+                "CPU us", "to nginx", "requests/s", "to nginx", "p50 us", "p99 us"
+            )?;
+            for row in self.rows.iter().filter(|row| row.job == job) {
+                writeln!(
+                    f,
+                    "{:<30}  {:>8.1}  {:>7.2}x  {:>11.0}  {:>7.2}x  {:>8.0}  {:>8.0}",
+                    row.name,
+                    row.median(|figure| figure.cpu_us),
+                    ratio(&self.rows, job, [row.name, NGINX], |figure| figure.cpu_us),
+                    row.median(|figure| figure.per_second),
+                    ratio(&self.rows, job, [row.name, NGINX], |figure| figure.per_second),
+                    row.median(|figure| figure.p50_us),
+                    row.median(|figure| figure.p99_us),
+                )?;
+            }
+            writeln!(f)?;
+        }
+        writeln!(f, "What each feature of ours costs, in microseconds of processor time per request.\n")?;
+        for (what, on, off) in [
+            ("headers", TOLLGATE, "tollgate, no headers"),
+            ("admin listener", TOLLGATE, "tollgate, no admin"),
+            ("access log", "tollgate, access log", TOLLGATE),
+            ("limits, headers included", TOLLGATE, "tollgate, no limits"),
+            ("limits in Redis", super::ours::REDIS, TOLLGATE),
+        ] {
+            let cost = |job| {
+                let (on, off) = find(&self.rows, on, job).zip(find(&self.rows, off, job))?;
+                let pairs = on.rounds.iter().zip(&off.rounds);
+                Some(middle(pairs.map(|(on, off)| on.cpu_us - off.cpu_us).collect()))
+            };
+            let told = |job| cost(job).map_or("-".to_owned(), |cost| format!("{cost:+.1}"));
+            writeln!(f, "{what:<30}  allowed {:>6}  denied {:>6}", told(Job::Allowed), told(Job::Denied))?;
+        }
+        writeln!(f, "\nGoals\n")?;
+        self.goals.iter().try_for_each(|goal| writeln!(f, "{goal}"))
+    }
+}
