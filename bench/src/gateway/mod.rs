@@ -73,6 +73,7 @@ struct Contender {
     name: &'static str,
     process: Running,
     port: u16,
+    is_limited: bool,
 }
 
 /// Runs everything. Progress goes to standard error.
@@ -88,25 +89,29 @@ pub(crate) fn run(size: &Size, binary: Option<PathBuf>) -> Result<Report, Box<dy
     let mut contenders = peers::start(&programs, &folder, upstream_port)?;
     contenders.extend(ours::start(&binary, &folder, upstream_port, &redis.url())?);
 
-    let mut rows: Vec<Row> = Vec::new();
+    // Without limits nothing is denied.
+    let takes_part = |contender: &&Contender, job| contender.is_limited || job == Job::Allowed;
+    let mut visits: Vec<Vec<(&Contender, Row)>> = Vec::new();
     for job in Job::ALL {
+        let their = contenders.iter().filter(|contender| takes_part(contender, job));
+        visits.push(their.map(|contender| (contender, Row::new(contender.name, job))).collect());
         // Connections to the upstream are opened, and limits are used up.
-        for contender in &contenders {
+        for (contender, _) in visits.last().into_iter().flatten() {
             eprintln!("{}: {}", contender.name, job.path());
-            wrk::ask(contender.port, job, size.quick)?;
-            rows.push(Row::new(contender.name, job));
+            wrk::ask(contender.port, job).map_err(|error| format!("{}: {error}", contender.name))?;
         }
     }
     for round in 0..size.rounds {
         eprintln!("round {} of {}", round + 1, size.rounds);
-        for (block, job) in Job::ALL.into_iter().enumerate() {
-            for turn in 0..contenders.len() {
-                let index = (turn + round) % contenders.len();
-                let figure = visit(&contenders[index], job)?;
-                rows[block * contenders.len() + index].rounds.push(figure);
+        for (job, rows) in Job::ALL.into_iter().zip(&mut visits) {
+            for turn in 0..rows.len() {
+                let index = (turn + round) % rows.len();
+                let (contender, row) = &mut rows[index];
+                row.rounds.push(visit(contender, job)?);
             }
         }
     }
+    let rows = visits.into_iter().flatten().map(|(_, row)| row).collect();
     drop((contenders, upstream, redis));
     Ok(Report::new(size.quick, programs.left_out, rows))
 }
@@ -114,7 +119,7 @@ pub(crate) fn run(size: &Size, binary: Option<PathBuf>) -> Result<Report, Box<dy
 fn visit(contender: &Contender, job: Job) -> Result<Figure, Box<dyn Error>> {
     let before = contender.process.cpu_us()?;
     let Asked { requests, per_second, p50_us, p99_us } =
-        wrk::ask(contender.port, job, true).map_err(|error| format!("{}: {error}", contender.name))?;
+        wrk::ask(contender.port, job).map_err(|error| format!("{}: {error}", contender.name))?;
     let spent = contender.process.cpu_us()? - before;
     Ok(Figure { cpu_us: spent as f64 / requests as f64, per_second, p50_us, p99_us })
 }

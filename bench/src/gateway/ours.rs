@@ -10,6 +10,10 @@ use super::process::{Folder, Running, free_port, target_folder};
 /// Everything on that a gateway in production has, but for the log, which the others do not write either.
 pub(super) const TOLLGATE: &str = "tollgate";
 pub(super) const REDIS: &str = "tollgate, Redis store";
+pub(super) const NO_HEADERS: &str = "tollgate, no headers";
+pub(super) const NO_ADMIN: &str = "tollgate, no admin";
+pub(super) const ACCESS_LOG: &str = "tollgate, access log";
+pub(super) const NO_LIMITS: &str = "tollgate, no limits";
 
 /// One way to set the gateway up.
 struct Variant<'a> {
@@ -56,10 +60,10 @@ pub(super) fn start(
     };
     let variants = [
         Variant { name: REDIS, file: "redis", store: redis, ..usual },
-        Variant { name: "tollgate, no headers", file: "headers", headers: "none", ..usual },
-        Variant { name: "tollgate, no admin", file: "admin", has_admin: false, ..usual },
-        Variant { name: "tollgate, access log", file: "log", access_log: true, ..usual },
-        Variant { name: "tollgate, no limits", file: "limits", is_limited: false, ..usual },
+        Variant { name: NO_HEADERS, file: "headers", headers: "none", ..usual },
+        Variant { name: NO_ADMIN, file: "admin", has_admin: false, ..usual },
+        Variant { name: ACCESS_LOG, file: "log", access_log: true, ..usual },
+        Variant { name: NO_LIMITS, file: "limits", is_limited: false, ..usual },
         usual,
     ];
     variants.iter().rev().map(|variant| variant.start(binary, folder, upstream)).collect()
@@ -92,6 +96,6 @@ gateway:
         );
         let config = folder.write(&format!("{file}.yaml"), &config)?.display().to_string();
         let process = Running::start(folder, file, binary, &["run", "--config", &config], port)?;
-        Ok(Contender { name, process, port })
+        Ok(Contender { name, process, port, is_limited })
     }
 }

@@ -13,15 +13,21 @@ pub(super) const NGINX_BARE: &str = "nginx, no forwarded headers";
 const HAPROXY: &str = "HAProxy";
 const ENVOY: &str = "Envoy";
 
-/// What everybody has in front of: the fastest server that there is.
+/// What all of them forward to: a server that does as little as a server can.
 pub(super) fn upstream(folder: &Folder) -> Result<(Running, u16), Box<dyn Error>> {
     let port = free_port()?;
-    let server = format!("server {{ listen 127.0.0.1:{port} backlog=4096; location / {{ return 200 \"hello\\n\"; }} }}");
+    let server = format!(
+        "server {{ listen 127.0.0.1:{port} backlog=4096; location / {{ return 200 \"hello\\n\"; }} }}"
+    );
     Ok((nginx(folder, "upstream", 1, &server, port)?, port))
 }
 
 /// All that are there.
-pub(super) fn start(programs: &Programs, folder: &Folder, upstream: u16) -> Result<Vec<Contender>, Box<dyn Error>> {
+pub(super) fn start(
+    programs: &Programs,
+    folder: &Folder,
+    upstream: u16,
+) -> Result<Vec<Contender>, Box<dyn Error>> {
     // Every name that our gateway sets.
     let forwarded = "proxy_set_header Host $http_host; proxy_set_header X-Forwarded-For $remote_addr;
         proxy_set_header X-Real-IP $remote_addr; proxy_set_header X-Forwarded-Proto $scheme;
@@ -40,7 +46,13 @@ pub(super) fn start(programs: &Programs, folder: &Folder, upstream: u16) -> Resu
     Ok(all)
 }
 
-fn nginx(folder: &Folder, name: &str, workers: usize, http: &str, port: u16) -> Result<Running, Box<dyn Error>> {
+fn nginx(
+    folder: &Folder,
+    name: &str,
+    workers: usize,
+    http: &str,
+    port: u16,
+) -> Result<Running, Box<dyn Error>> {
     let at = folder.path().display();
     let config = format!(
         "daemon off; worker_processes {workers}; pid {at}/{name}.pid; error_log stderr crit;
@@ -77,7 +89,7 @@ fn nginx_proxy(
             location /denied {{ limit_req zone=little; proxy_pass http://behind; }}
         }}"
     );
-    Ok(Contender { name, process: nginx(folder, file, workers(), &http, port)?, port })
+    Ok(Contender { name, process: nginx(folder, file, workers(), &http, port)?, port, is_limited: true })
 }
 
 fn haproxy(program: &Path, folder: &Folder, upstream: u16) -> Result<Contender, Box<dyn Error>> {
@@ -112,7 +124,7 @@ backend behind
     );
     let file = folder.write("haproxy.cfg", &config)?.display().to_string();
     let process = Running::start(folder, "haproxy", program, &["-db", "-q", "-f", &file], port)?;
-    Ok(Contender { name: HAPROXY, process, port })
+    Ok(Contender { name: HAPROXY, process, port, is_limited: true })
 }
 
 /// A filter of Envoy for one route: a bucket of its own, and what is left of it told.
@@ -173,7 +185,11 @@ fn envoy(program: &Path, folder: &Folder, upstream: u16) -> Result<Contender, Bo
     );
     let file = folder.write("envoy.yaml", &config)?.display().to_string();
     let threads = workers().to_string();
-    let arguments =
-        ["-c", &file, "--concurrency", &threads, "--disable-hot-restart", "--log-level", "error"];
-    Ok(Contender { name: ENVOY, process: Running::start(folder, "envoy", program, &arguments, port)?, port })
+    let arguments = ["-c", &file, "--concurrency", &threads, "--disable-hot-restart", "--log-level", "error"];
+    Ok(Contender {
+        name: ENVOY,
+        process: Running::start(folder, "envoy", program, &arguments, port)?,
+        port,
+        is_limited: true,
+    })
 }

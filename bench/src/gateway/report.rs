@@ -5,7 +5,7 @@ use std::fmt;
 use serde::Serialize;
 
 use super::Job;
-use super::ours::TOLLGATE;
+use super::ours::{ACCESS_LOG, NO_ADMIN, NO_HEADERS, NO_LIMITS, REDIS, TOLLGATE};
 use super::peers::{NGINX, NGINX_BARE};
 use crate::goals::Goal;
 
@@ -64,7 +64,8 @@ fn ratio(rows: &[Row], job: Job, [name, to]: [&str; 2], of: impl Fn(&Figure) -> 
 fn goals(rows: &[Row]) -> Vec<Goal> {
     let goal = |job: Job, most: f64, words: &str| {
         let to = |peer| ratio(rows, job, [TOLLGATE, peer], |figure| figure.cpu_us);
-        let promise = format!("<= {most:.1}x nginx's processor time per {words} request, headers and metrics on");
+        let promise =
+            format!("<= {most:.1}x nginx's processor time per {words} request, headers and metrics on");
         let figure = format!("{:.2}x ({:.2}x one that sets no forwarded headers)", to(NGINX), to(NGINX_BARE));
         Goal::new(promise, figure, to(NGINX) <= most)
     };
@@ -113,13 +114,14 @@ impl fmt::Display for Report {
         }
         writeln!(f, "What each feature of ours costs, in microseconds of processor time per request.\n")?;
         for (what, on, off) in [
-            ("headers", TOLLGATE, "tollgate, no headers"),
-            ("admin listener", TOLLGATE, "tollgate, no admin"),
-            ("access log", "tollgate, access log", TOLLGATE),
-            ("limits, headers included", TOLLGATE, "tollgate, no limits"),
-            ("limits in Redis", super::ours::REDIS, TOLLGATE),
+            ("headers", TOLLGATE, NO_HEADERS),
+            ("admin listener", TOLLGATE, NO_ADMIN),
+            ("access log", ACCESS_LOG, TOLLGATE),
+            ("limits, headers included", TOLLGATE, NO_LIMITS),
+            ("limits in Redis", REDIS, TOLLGATE),
         ] {
             let cost = |job| {
+                // Without limits nothing is denied.
                 let (on, off) = find(&self.rows, on, job).zip(find(&self.rows, off, job))?;
                 let pairs = on.rounds.iter().zip(&off.rounds);
                 Some(middle(pairs.map(|(on, off)| on.cpu_us - off.cpu_us).collect()))

@@ -16,12 +16,11 @@ pub(super) struct Asked {
     pub(super) p99_us: f64,
 }
 
-/// Asks for a second, or two. Every answer must be the one that the job is about.
-pub(super) fn ask(port: u16, job: Job, is_short: bool) -> Result<Asked, Box<dyn Error>> {
+/// Asks for a second. Every answer must be the one that the job is about.
+pub(super) fn ask(port: u16, job: Job) -> Result<Asked, Box<dyn Error>> {
     let connections = CONNECTIONS.to_string();
-    let seconds = if is_short { "1s" } else { "2s" };
     let output = Command::new("wrk")
-        .args(["--threads", "1", "--connections", &connections, "--duration", seconds, "--latency"])
+        .args(["--threads", "1", "--connections", &connections, "--duration", "1s", "--latency"])
         .args(["--header", "X-User-Id: user123"])
         .arg(format!("http://127.0.0.1:{port}{}", job.path()))
         .output()?;
