@@ -30,6 +30,7 @@ pub fn listen(
     listener: std::net::TcpListener,
     watched: Arc<dyn Watched>,
 ) -> io::Result<(SocketAddr, impl Future<Output = io::Result<()>> + Send)> {
+    listener.set_nonblocking(true)?;
     let listener = TcpListener::from_std(listener)?;
     let address = listener.local_addr()?;
     let router = Router::new()

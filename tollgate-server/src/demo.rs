@@ -18,6 +18,7 @@ use tokio::net::TcpListener;
 /// # Errors
 /// If the socket does not work.
 pub fn listen(listener: std::net::TcpListener) -> io::Result<(SocketAddr, impl Future<Output = ()> + Send)> {
+    listener.set_nonblocking(true)?;
     let listener = TcpListener::from_std(listener)?;
     let address = listener.local_addr()?;
     Ok((address, async move {

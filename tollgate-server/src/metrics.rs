@@ -302,14 +302,14 @@ mod tests {
     #[test]
     fn what_there_is_no_more_is_forgotten() {
         let metrics = Metrics::new(1);
-        metrics.route("old").count(0, Decision::Allowed, 200, Duration::ZERO);
+        metrics.route("former").count(0, Decision::Allowed, 200, Duration::ZERO);
         metrics.route("new").count(0, Decision::Allowed, 200, Duration::ZERO);
         metrics.keep(|name| name == "new", |_| true);
         metrics.route("new").count(0, Decision::Allowed, 200, Duration::ZERO);
         let mut out = Exposition::default();
         metrics.write(&mut out);
         let text = out.into_text();
-        assert!(!text.contains("old"));
+        assert!(!text.contains("former"));
         assert!(text.contains(r#"{route="new",decision="allowed",code="2xx"} 2"#));
     }
 }

@@ -15,7 +15,7 @@ use crate::limiter::BuildError;
 ///
 /// let error = RateLimitLayer::builder().build().unwrap_err();
 /// assert_eq!(error, LayerError::NoRules);
-/// assert_eq!(error.to_string(), "there is no rule; add one with Builder::rule");
+/// assert_eq!(error.to_string(), "there is no rule; add one with Builder::rule or Builder::slots");
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
@@ -24,11 +24,11 @@ pub enum LayerError {
     NoRules,
     /// The rules do not fit together.
     Rules(RulesError),
-    /// [`Builder::answer`] names a rule that there is not.
+    /// [`Builder::answer`](super::Builder::answer) names a rule that there is not.
     UnknownRule(String),
-    /// A rule's key has a part `Part::Custom`, by whose name there is no [`Builder::extractor`]: the names of both.
+    /// A rule's key has a part `Part::Custom`, by whose name there is no [`Builder::extractor`](super::Builder::extractor): the names of both.
     UnknownExtractor(String, String),
-    /// A rule has a pattern that no path matches which [`Builder::paths`] lets in: the rule, and what is wrong.
+    /// A rule has a pattern that no path matches which [`Builder::paths`](super::Builder::paths) lets in: the rule, and what is wrong.
     Pattern(String, PatternError),
     /// A rule has a name that clients cannot be told.
     Name(String, NameError),
