@@ -18,6 +18,7 @@ struct Need {
 
 // A C linker is not in the list: without one, this program would not have been built.
 const NEEDS: &[Need] = &[
+    Need { program: "curl", package: "curl" },
     Need { program: "git", package: "git" },
     Need { program: "redis-server", package: "redis-server" },
     Need { program: "redis-cli", package: "redis-tools" },
