@@ -41,7 +41,7 @@ pub enum WhenFull {
 }
 
 /// A Redis server, and how it is used. What is not said is as the store has it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Redis {
     /// Where it is; it may hold a password.
     pub address: Secret,

@@ -55,7 +55,7 @@ use tokio::sync::watch as channel;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 use tollgate::Failure;
-use tollgate_config::{Config, Listener, Store};
+use tollgate_config::{Config, Listener, Redis, Store};
 
 use self::accept::Listening;
 use self::record::Ledger;
@@ -241,20 +241,25 @@ impl<S: Stored> Gateway<S> {
 struct Lasting {
     listeners: Vec<Listener>,
     admin: Option<SocketAddr>,
-    has_redis: bool,
+    /// Its connections go on from one configuration to the next.
+    redis: Option<Box<Redis>>,
 }
 
 impl Lasting {
     fn of(config: &Config, gateway: &tollgate_config::Gateway) -> Lasting {
-        let has_redis = matches!(config.store, Store::Redis(_));
-        Lasting { listeners: gateway.listeners.clone(), admin: config.admin, has_redis }
+        let redis = match &config.store {
+            Store::Redis(redis) => Some(redis.clone()),
+            Store::Memory { .. } => None,
+        };
+        Lasting { listeners: gateway.listeners.clone(), admin: config.admin, redis }
     }
 
     fn check(&self, new: &Lasting) -> Result<(), StartError> {
         let changed = [
             ("gateway.listen", self.listeners != new.listeners),
             ("admin", self.admin != new.admin),
-            ("the kind of the store", self.has_redis != new.has_redis),
+            ("the kind of the store", self.redis.is_some() != new.redis.is_some()),
+            ("store.redis", self.redis != new.redis),
         ];
         match changed.iter().find(|(_, is_changed)| *is_changed) {
             Some((what, _)) => Err(StartError::NeedsRestart(what)),

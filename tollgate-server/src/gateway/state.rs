@@ -130,7 +130,9 @@ impl<S: Stored> State<S> {
             Part::Header(name) => name.parse().ok(),
             _ => None,
         };
-        let key_headers = config.rules.rules().flat_map(|rule| rule.key.parts()).filter_map(header);
+        let keys =
+            config.rules.rules().map(|rule| &rule.key).chain(config.slots.iter().map(|slots| &slots.key));
+        let key_headers = keys.flat_map(|key| key.parts()).filter_map(header);
         Ok(State {
             limits,
             routes,

@@ -3,7 +3,7 @@
 use super::support::{Upstream, get, header, in_front_of, say, status};
 
 /// What is sent, and what comes back; 0 if the connection is closed without a word.
-const PROBES: [(&str, &str, &[u16]); 26] = [
+const PROBES: [(&str, &str, &[u16]); 27] = [
     ("two hosts", "GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", &[400]),
     ("the same host twice", "GET / HTTP/1.1\r\nHost: a\r\nHost: a\r\n\r\n", &[400]),
     ("no host", "GET / HTTP/1.1\r\n\r\n", &[400]),
@@ -50,9 +50,15 @@ const PROBES: [(&str, &str, &[u16]); 26] = [
         "GET / HTTP/1.1\r\nHost: a\r\nX-User-Id: a\r\nConnection: close, X-User-Id\r\n\r\n",
         &[400],
     ),
+    (
+        "a key of slots as hop-by-hop",
+        "GET / HTTP/1.1\r\nHost: a\r\nX-Device: a\r\nConnection: close, X-Device\r\n\r\n",
+        &[400],
+    ),
 ];
 
-const LIMITS: &str = "limits: { per-user: { key: { header: X-User-Id }, token_bucket: { capacity: 1000 } } }";
+const LIMITS: &str = "limits: { per-user: { key: { header: X-User-Id }, token_bucket: { capacity: 1000 } }, \
+    at-once: { key: { header: X-Device }, in_flight: 100 } }";
 
 #[tokio::test]
 async fn what_is_ambiguous_is_refused_and_reaches_nobody() {
