@@ -6,12 +6,12 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::net::TcpListener;
-use tokio::sync::watch;
 use tokio::time::sleep;
 use tokio_rustls::TlsAcceptor;
 use tollgate_config as config;
 
 use super::StartError;
+use super::draining::Waiting;
 use super::tls::{self, Certificate};
 use super::worker::Worker;
 use crate::sockets::Sockets;
@@ -70,13 +70,13 @@ pub(crate) async fn accept<S>(
     listener: TcpListener,
     listening: Arc<Listening>,
     workers: Arc<[Arc<Worker<S>>]>,
-    mut draining: watch::Receiver<bool>,
+    mut draining: Waiting,
 ) {
     loop {
         let accepted = tokio::select! {
             biased;
             accepted = listener.accept() => accepted,
-            _ = draining.wait_for(|is| *is) => return,
+            () = &mut draining => return,
         };
         let (stream, from) = match accepted {
             Ok(accepted) => accepted,

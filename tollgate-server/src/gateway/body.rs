@@ -13,10 +13,10 @@ use hyper::body::Incoming;
 use tokio::time::{Sleep, sleep};
 use tollgate::tower::ResponseBody;
 
-use super::pool::Connection;
+use super::deadline::Upload;
+use super::pool::{Connection, Pool};
 use super::record::Passage;
-use super::ticks::Ticker;
-use super::upstream::{Address, UnderWay};
+use super::upstream::UnderWay;
 
 /// What a client sends.
 #[derive(Debug)]
@@ -25,15 +25,25 @@ pub(crate) struct RequestBody {
     /// How long the client may send nothing.
     patience: Option<Duration>,
     waiting: Option<Pin<Box<Sleep>>>,
+    /// Whose turn it is, for those who wait for the answer.
+    upload: Option<Arc<Upload>>,
 }
 
 impl RequestBody {
     pub(crate) fn new(body: Incoming, patience: Option<Duration>) -> RequestBody {
-        RequestBody { body: (!body.is_end_stream()).then_some(body), patience, waiting: None }
+        let body = (!body.is_end_stream()).then_some(body);
+        RequestBody { upload: body.is_some().then(Arc::default), body, patience, waiting: None }
     }
 
     pub(crate) fn empty() -> RequestBody {
-        RequestBody { body: None, patience: None, waiting: None }
+        RequestBody { body: None, patience: None, waiting: None, upload: None }
+    }
+}
+
+impl RequestBody {
+    /// Whether it is the client's turn or the upstream's, if there is a body at all.
+    pub(crate) fn upload(&self) -> Option<Arc<Upload>> {
+        self.upload.clone()
     }
 }
 
@@ -56,16 +66,16 @@ impl fmt::Display for BodyError {
 
 impl Error for BodyError {}
 
-/// Whether a failed request failed because its client was too slow.
-pub(crate) fn is_too_slow(error: &hyper::Error) -> bool {
+/// What the client did, if a request failed because of that.
+pub(crate) fn client_fault(error: &hyper::Error) -> Option<&BodyError> {
     let mut source = error.source();
     while let Some(error) = source {
-        if matches!(error.downcast_ref(), Some(BodyError::TooSlow)) {
-            return true;
+        if let Some(fault) = error.downcast_ref() {
+            return Some(fault);
         }
         source = error.source();
     }
-    false
+    None
 }
 
 impl Body for RequestBody {
@@ -76,12 +86,14 @@ impl Body for RequestBody {
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        let RequestBody { body, patience, waiting } = self.get_mut();
+        let RequestBody { body, patience, waiting, upload } = self.get_mut();
         let Some(incoming) = body else { return Poll::Ready(None) };
         if let Poll::Ready(frame) = Pin::new(incoming).poll_frame(context) {
             *waiting = None;
+            upload.iter().for_each(|upload| upload.waits_for_upstream());
             return Poll::Ready(frame.map(|frame| frame.map_err(BodyError::Broken)));
         }
+        upload.iter().for_each(|upload| upload.waits_for_client());
         let Some(patience) = *patience else { return Poll::Pending };
         let waited = waiting.get_or_insert_with(|| Box::pin(sleep(patience)));
         ready!(waited.as_mut().poll(context));
@@ -109,16 +121,9 @@ pub(crate) enum UpstreamBody {
 #[derive(Debug)]
 pub(crate) struct Streamed {
     body: Incoming,
-    connection: Option<(Connection, Home)>,
-    _under_way: UnderWay,
-}
-
-/// Where a connection goes back to.
-#[derive(Debug)]
-pub(crate) struct Home {
-    pub(crate) address: Arc<Address>,
-    pub(crate) worker: usize,
-    pub(crate) ticker: Arc<Ticker>,
+    /// With the pool that it goes back to.
+    connection: Option<(Connection, Arc<Pool>)>,
+    _under_way: Option<UnderWay>,
 }
 
 impl UpstreamBody {
@@ -130,8 +135,8 @@ impl UpstreamBody {
     pub(crate) fn streamed(
         body: Incoming,
         connection: Connection,
-        home: Home,
-        under_way: UnderWay,
+        home: Arc<Pool>,
+        under_way: Option<UnderWay>,
     ) -> UpstreamBody {
         let mut streamed = Streamed { body, connection: Some((connection, home)), _under_way: under_way };
         streamed.go_home();
@@ -148,7 +153,7 @@ impl Streamed {
         if self.body.is_end_stream()
             && let Some((connection, home)) = self.connection.take()
         {
-            home.address.pool(home.worker).keep(connection, home.ticker.now());
+            home.keep(connection);
         }
     }
 }

@@ -1,14 +1,13 @@
 //! One client's connection, from its first byte to its last.
 
-use std::convert::Infallible;
-use std::future::{Future, poll_fn};
+use std::future::poll_fn;
 use std::net::{IpAddr, SocketAddr};
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{Request, Response};
+use http::{HeaderValue, Request, Response};
 use hyper::body::Incoming;
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
@@ -21,9 +20,11 @@ use tollgate_rules::client::canonical;
 
 use super::accept::Listening;
 use super::body::Outgoing;
+use super::deadline::Alarm;
+use super::heads::address_value;
 use super::proxy_protocol;
 use super::record::Passage;
-use super::request::serve;
+use super::request::{Serving, serve};
 use super::watch::{Patience, Watch, Watched};
 use super::worker::Worker;
 use crate::limits::Stored;
@@ -47,9 +48,11 @@ pub(crate) struct Connection<S> {
     pub(crate) worker: Arc<Worker<S>>,
     pub(crate) watch: Arc<Watch>,
     pub(crate) peer: IpAddr,
-    /// On which of our ports.
-    pub(crate) port: u16,
     pub(crate) is_tls: bool,
+    pub(crate) alarm: Alarm,
+    /// How an upstream is told where a request comes from.
+    pub(crate) peer_text: HeaderValue,
+    pub(crate) port_text: HeaderValue,
     /// Both sides have agreed to speak something else.
     switched: Mutex<Option<Switched>>,
 }
@@ -62,7 +65,7 @@ struct Switched {
 
 impl<S> Connection<S> {
     pub(crate) fn is_draining(&self) -> bool {
-        *self.worker.shared.draining.borrow()
+        self.worker.shared.draining.has_begun()
     }
 
     /// The connection is a tunnel once this response has gone.
@@ -97,7 +100,9 @@ pub(crate) async fn run<S: Stored>(
         Arc::new(Connection {
             watch: Watch::new(worker.shared.ticker.clone()),
             peer: canonical(peer),
-            port: listening.port,
+            peer_text: address_value(canonical(peer)),
+            port_text: HeaderValue::from(listening.port),
+            alarm: Alarm::default(),
             is_tls,
             switched: Mutex::default(),
             worker: worker.clone(),
@@ -105,13 +110,13 @@ pub(crate) async fn run<S: Stored>(
     };
     match &listening.tls {
         None => {
-            let mut draining = worker.shared.draining.subscribe();
+            let draining = worker.shared.draining.wait();
             let is_http2 = tokio::select! {
                 biased;
                 is_http2 = timeout(header_timeout, speaks_http2(&stream)) => is_http2,
                 // A client that has not said anything is not worth waiting for.
                 () = async {
-                    let _ = draining.wait_for(|is| *is).await;
+                    draining.await;
                     sleep(LAST_CALL).await;
                 } => return,
             };
@@ -147,14 +152,9 @@ async fn speaks_http2(stream: &TcpStream) -> bool {
 }
 const BEGIN_LENGTH: usize = 4;
 
-type Serving = Pin<Box<dyn Future<Output = Result<Response<Outgoing>, Infallible>> + Send>>;
-
-fn service<S: Stored>(connection: &Arc<Connection<S>>) -> impl Fn(Request<Incoming>) -> Serving + use<S> {
+fn service<S: Stored>(connection: &Arc<Connection<S>>) -> impl Fn(Request<Incoming>) -> Serving<S> + use<S> {
     let connection = connection.clone();
-    move |request| {
-        let connection = connection.clone();
-        Box::pin(async move { Ok(serve(&connection, request).await) })
-    }
+    move |request| serve(&connection, request)
 }
 
 async fn http1<S: Stored, I>(io: I, connection: Arc<Connection<S>>)
@@ -166,7 +166,7 @@ where
     let mut builder = http1::Builder::new();
     builder.max_header_size(HEAD_BYTES_MAX).header_read_timeout(None).writev(false);
     let mut conversation = builder.serve_connection(io, service_fn(service(&connection)));
-    let mut draining = connection.worker.shared.draining.subscribe();
+    let mut draining = connection.worker.shared.draining.wait();
     let mut is_last_call = false;
     let mut alarm = pin!(sleep(connection.worker.shared.state.load().timeouts.header));
     loop {
@@ -186,7 +186,7 @@ where
                     }
                 }
             }
-            _ = draining.wait_for(|is| *is), if !is_last_call => {
+            () = &mut draining, if !is_last_call => {
                 is_last_call = true;
                 alarm.as_mut().reset(Instant::now() + LAST_CALL);
             }
@@ -246,7 +246,7 @@ where
         .keep_alive_interval(timeouts.idle)
         .keep_alive_timeout(timeouts.header);
     let mut conversation = pin!(builder.serve_connection(io, service_fn(service(&connection))));
-    let mut draining = shared.draining.subscribe();
+    let mut draining = shared.draining.wait();
     let mut is_ending = false;
     let mut alarm = pin!(sleep(timeouts.header));
     loop {
@@ -263,7 +263,7 @@ where
                 Patience::For(more) => alarm.as_mut().reset(Instant::now() + more),
             },
             // It tells the client which requests were the last.
-            _ = draining.wait_for(|is| *is), if !is_ending => {
+            () = &mut draining, if !is_ending => {
                 is_ending = true;
                 conversation.as_mut().graceful_shutdown();
             }

@@ -4,31 +4,39 @@ use std::borrow::Cow;
 use std::convert::Infallible;
 use std::fmt;
 use std::future::Future;
-use std::pin::Pin;
+use std::net::IpAddr;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 
-use http::header::{CONNECTION, HOST, HeaderValue, TE, UPGRADE};
+use http::header::{CONNECTION, HOST, HeaderMap, HeaderValue, TE, UPGRADE};
 use http::uri::{PathAndQuery, Uri};
 use http::{Method, Request, Response, StatusCode, Version};
 use hyper::body::Body;
 use smallvec::SmallVec;
-use tokio::time::timeout;
 use tollgate_config::{PathEdit, Protocol};
 use tollgate_rules::path::normalise;
 use tower_service::Service;
 
 use super::answer::{problem, try_again};
-use super::body::{Home, RequestBody, UpstreamBody, is_too_slow};
-use super::heads::remove_hop_by_hop;
+use super::body::{BodyError, RequestBody, UpstreamBody, client_fault};
+use super::connection::Connection;
+use super::heads::{Origin, remove_hop_by_hop, set_forwarded};
 use super::pool::{Failed, NoConnection, Pool};
+use super::record::{Id, X_REQUEST_ID};
 use super::request::{Refused, with_path};
+use super::screen::listed;
 use super::state::Route;
-use super::ticks::Ticker;
+use super::ticks::Ticks;
 use super::upstream::Address;
+use crate::limits::Stored;
 
 /// At most so many attempts, the first included.
 const ATTEMPTS_MAX: usize = 3;
+
+/// No address has this number.
+const NOBODY: usize = usize::MAX;
 
 /// A path without its first segments.
 fn stripped<'p>(path: &'p str, prefix: &str, ignore_case: bool) -> Option<Cow<'p, str>> {
@@ -54,18 +62,45 @@ fn unreachable(why: &NoConnection) -> Response<UpstreamBody> {
     }
 }
 
-/// Sends a request of one route on.
-#[derive(Clone, Debug)]
-pub(crate) struct Forward {
+/// Whether a protocol is one that the client had asked for.
+fn is_wanted(wanted: Option<&HeaderValue>, spoken: Option<&HeaderValue>) -> bool {
+    let (Some(wanted), Some(spoken)) = (wanted, spoken) else { return false };
+    listed(wanted.as_bytes()).any(|name| name.eq_ignore_ascii_case(spoken.as_bytes().trim_ascii()))
+}
+
+fn faulty(fault: &BodyError) -> Response<UpstreamBody> {
+    match fault {
+        BodyError::TooSlow => problem(StatusCode::REQUEST_TIMEOUT, "the request's body did not come"),
+        BodyError::Broken(_) => problem(StatusCode::BAD_REQUEST, "the request's body broke off"),
+    }
+}
+
+/// Sends one request on.
+#[derive(Debug)]
+pub(crate) struct Forward<S>(Option<Errand<S>>);
+
+/// Where a request goes, and for whom.
+#[derive(Debug)]
+pub(crate) struct Errand<S> {
     pub(crate) route: Arc<Route>,
-    pub(crate) worker: usize,
-    pub(crate) ticker: Arc<Ticker>,
+    /// The client's.
+    pub(crate) connection: Arc<Connection<S>>,
+    pub(crate) client: IpAddr,
+    pub(crate) id: Id,
     /// What the client wants to speak from now on.
     pub(crate) upgrade: Option<HeaderValue>,
     pub(crate) takes_trailers: bool,
+    /// Whether the request's head tells already for whom it is.
+    pub(crate) is_forwarded: bool,
 }
 
-impl Service<Request<RequestBody>> for Forward {
+impl<S> Forward<S> {
+    pub(crate) fn new(errand: Errand<S>) -> Forward<S> {
+        Forward(Some(errand))
+    }
+}
+
+impl<S: Stored> Service<Request<RequestBody>> for Forward<S> {
     type Response = Response<UpstreamBody>;
     type Error = Infallible;
     type Future = Pin<Box<dyn Future<Output = Result<Response<UpstreamBody>, Infallible>> + Send>>;
@@ -74,30 +109,65 @@ impl Service<Request<RequestBody>> for Forward {
         Poll::Ready(Ok(()))
     }
 
+    /// It is called once.
     fn call(&mut self, request: Request<RequestBody>) -> Self::Future {
-        let forward = self.clone();
+        let errand = self.0.take();
         Box::pin(async move {
-            let answered = timeout(forward.route.timeout, forward.send(request)).await;
-            Ok(answered
-                .unwrap_or_else(|_| problem(StatusCode::GATEWAY_TIMEOUT, "the upstream took too long")))
+            Ok(match errand {
+                Some(errand) => errand.run(request).await,
+                None => problem(StatusCode::INTERNAL_SERVER_ERROR, "the request was sent already"),
+            })
         })
     }
 }
 
-impl Forward {
-    async fn send(&self, mut request: Request<RequestBody>) -> Response<UpstreamBody> {
+impl<S: Stored> Errand<S> {
+    async fn run(self, mut request: Request<RequestBody>) -> Response<UpstreamBody> {
+        remove_hop_by_hop(request.headers_mut());
+        if !self.is_forwarded {
+            self.set_forwarded(request.headers_mut());
+        }
+        let (upload, asked) = (request.body().upload(), AtomicUsize::new(NOBODY));
+        let sending = pin!(self.send(&mut request, &asked));
+        let answered = self.connection.alarm.within(self.route.timeout, upload.as_deref(), sending).await;
+        answered.unwrap_or_else(|| {
+            if let Some(address) = self.route.upstream.addresses().get(asked.load(Ordering::Relaxed)) {
+                self.failed(address, &"it took too long");
+            }
+            problem(StatusCode::GATEWAY_TIMEOUT, "the upstream took too long")
+        })
+    }
+
+    /// Tells the upstream for whom it works.
+    pub(crate) fn set_forwarded(&self, headers: &mut HeaderMap) {
+        let Connection { peer, is_tls, ref peer_text, ref port_text, .. } = *self.connection;
+        let (client, trust) = (self.client, &self.route.trust);
+        set_forwarded(headers, Origin { peer, peer_text, client, port_text, is_tls, trust });
+        if let Some(id) = self.id.value() {
+            headers.insert(X_REQUEST_ID, id);
+        }
+    }
+
+    fn now(&self) -> Ticks {
+        self.connection.worker.shared.ticker.now()
+    }
+
+    /// What is left in `request` meanwhile is a copy, for another attempt. It has one place in memory for all of them.
+    ///
+    /// `asked` is the number of the address that an answer is awaited from.
+    async fn send(&self, request: &mut Request<RequestBody>, asked: &AtomicUsize) -> Response<UpstreamBody> {
         let upstream = &self.route.upstream;
-        if let Err(refused) = self.edit(&mut request) {
+        if let Err(refused) = self.edit(request) {
             return *refused;
         }
         upstream.earn_retry();
         let mut tried = SmallVec::<[usize; ATTEMPTS_MAX]>::new();
         loop {
-            let now = self.ticker.now();
+            let (now, worker) = (self.now(), self.connection.worker.number);
             let Some((number, address)) = upstream.choose(&tried, now) else {
                 return problem(StatusCode::BAD_GATEWAY, "there is no upstream");
             };
-            let (mut connection, is_used) = match Pool::connection(address, self.worker, now).await {
+            let (mut connection, is_used) = match Pool::connection(address, worker, now).await {
                 Ok(connection) => connection,
                 Err(why) => {
                     if !matches!(why, NoConnection::Full) {
@@ -112,38 +182,45 @@ impl Forward {
                     return unreachable(&why);
                 }
             };
-            let copy = self.copy(&request);
-            self.address(&mut request, address);
-            let under_way = address.enter();
-            let Failed { error, unsent } = match connection.send(request).await {
+            let copy = self.copy(request);
+            let has_copy = copy.is_some();
+            let none = || Request::new(RequestBody::empty());
+            let mut addressed = std::mem::replace(request, copy.unwrap_or_else(none));
+            self.address(&mut addressed, address);
+            let under_way = upstream.enter(address);
+            asked.store(number, Ordering::Relaxed);
+            let Failed { error, unsent } = match connection.send(addressed).await {
                 Ok(response) => {
                     let is_failure = matches!(response.status().as_u16(), 502..=504);
                     if address.tell(!is_failure, upstream.config.eject.as_ref(), now) {
                         tracing::warn!(upstream = %address.authority, "gets no requests for a while: it fails");
                     }
-                    let home =
-                        Home { address: address.clone(), worker: self.worker, ticker: self.ticker.clone() };
+                    let home = address.pool(worker).clone();
                     return self.answered(
                         response.map(|body| UpstreamBody::streamed(body, connection, home, under_way)),
                     );
                 }
                 Err(failed) => failed,
             };
+            // That is no fault of the server's.
+            if let Some(fault) = client_fault(&error) {
+                return faulty(fault);
+            }
             match unsent {
                 // The server had closed a connection that we had kept: it has seen nothing of the request, and has not
                 // failed. The next may be closed, too, but that is one fewer.
-                Some(unsent) if is_used => request = unsent,
-                _ if is_too_slow(&error) => {
-                    return problem(StatusCode::REQUEST_TIMEOUT, "the request's body did not come");
-                }
+                Some(unsent) if is_used => *request = unsent,
                 unsent => {
                     if !is_used {
                         self.failed(address, &error);
                     }
                     tried.push(number);
-                    match unsent.or(copy) {
-                        Some(again) if self.may_try_again(&tried) => request = again,
-                        _ => return problem(StatusCode::BAD_GATEWAY, "the upstream broke off"),
+                    let has_another = has_copy || unsent.is_some();
+                    if let Some(unsent) = unsent {
+                        *request = unsent;
+                    }
+                    if !has_another || !self.may_try_again(&tried) {
+                        return problem(StatusCode::BAD_GATEWAY, "the upstream broke off");
                     }
                 }
             }
@@ -180,7 +257,7 @@ impl Forward {
     fn failed(&self, address: &Address, why: &dyn fmt::Display) {
         tracing::debug!(upstream = %address.authority, %why, "an attempt failed");
         let eject = self.route.upstream.config.eject.as_ref();
-        if address.tell(false, eject, self.ticker.now()) {
+        if address.tell(false, eject, self.now()) {
             tracing::warn!(upstream = %address.authority, %why, "gets no requests for a while: it fails");
         }
     }
@@ -243,13 +320,13 @@ impl Forward {
     /// What an upstream has answered, as the client gets it.
     fn answered(&self, mut response: Response<UpstreamBody>) -> Response<UpstreamBody> {
         let is_switch = response.status() == StatusCode::SWITCHING_PROTOCOLS;
-        if is_switch && self.upgrade.is_none() {
+        let spoken = response.headers().get(UPGRADE).cloned();
+        if is_switch && !is_wanted(self.upgrade.as_ref(), spoken.as_ref()) {
             return problem(
                 StatusCode::BAD_GATEWAY,
                 "the upstream changed the protocol, which nobody had asked for",
             );
         }
-        let spoken = response.headers().get(UPGRADE).cloned();
         let headers = response.headers_mut();
         remove_hop_by_hop(headers);
         if is_switch {

@@ -5,19 +5,26 @@ use std::net::IpAddr;
 use http::header::{
     CONNECTION, FORWARDED, HOST, HeaderMap, HeaderName, HeaderValue, TE, TRANSFER_ENCODING, UPGRADE,
 };
+use smallvec::SmallVec;
 use tollgate_config::HeaderEdits;
 use tollgate_rules::client::{Source, Trust};
 
+use super::record::X_REQUEST_ID;
 use super::screen::listed_names;
 
+/// What their names begin with.
+const X_FORWARDED: &str = "x-forwarded-";
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 const X_FORWARDED_PORT: HeaderName = HeaderName::from_static("x-forwarded-port");
 const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 const X_REAL_IP: HeaderName = HeaderName::from_static("x-real-ip");
 
+/// As many as are set here, and one for the request's name.
+const FORWARDED_HEADERS_MAX: usize = 7;
+
 /// Between two hops, and not for the next.
-const HOP_BY_HOP: [HeaderName; 8] = [
+static HOP_BY_HOP: [HeaderName; 8] = [
     HeaderName::from_static("keep-alive"),
     HeaderName::from_static("proxy-connection"),
     HeaderName::from_static("proxy-authenticate"),
@@ -31,16 +38,27 @@ const HOP_BY_HOP: [HeaderName; 8] = [
 /// Removes what was only for this hop, as `Connection` says and as everybody knows.
 pub(crate) fn remove_hop_by_hop(headers: &mut HeaderMap) {
     if headers.contains_key(CONNECTION) {
-        let listed: Vec<HeaderName> =
+        let listed: SmallVec<[HeaderName; 4]> =
             listed_names(headers).filter_map(|name| HeaderName::from_bytes(name).ok()).collect();
         for name in listed {
             headers.remove(name);
         }
         headers.remove(CONNECTION);
     }
-    for name in &HOP_BY_HOP {
+    // Few heads have any of them: to look through the names once is less work than to look each of these up.
+    while let Some(name) = headers.keys().find(|name| HOP_BY_HOP.contains(name)).cloned() {
         headers.remove(name);
     }
+}
+
+/// Whether a header is one that is only for this hop.
+pub(crate) fn is_hop_by_hop(name: &HeaderName) -> bool {
+    *name == CONNECTION || HOP_BY_HOP.contains(name)
+}
+
+/// Whether a header is one that [`set_forwarded`] sets, or the request's name.
+pub(crate) fn is_forwarded(name: &HeaderName) -> bool {
+    [FORWARDED, X_REAL_IP, X_REQUEST_ID].contains(name) || name.as_str().starts_with(X_FORWARDED)
 }
 
 /// Whether a client can do with trailers, which gRPC cannot do without.
@@ -52,48 +70,63 @@ pub(crate) fn takes_trailers(headers: &HeaderMap) -> bool {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Origin<'a> {
     pub(crate) peer: IpAddr,
+    pub(crate) peer_text: &'a HeaderValue,
     pub(crate) client: IpAddr,
-    pub(crate) port: u16,
+    pub(crate) port_text: &'a HeaderValue,
     pub(crate) is_tls: bool,
     pub(crate) trust: &'a Trust,
 }
 
-/// Tells an upstream for whom it works. What others say of that counts only if they are trusted.
+/// Tells an upstream for whom it works. What others say of that counts only if they are trusted, and of the two ways to
+/// say it only the one that they are known to use: the other one may be a client's.
 pub(crate) fn set_forwarded(headers: &mut HeaderMap, origin: Origin<'_>) {
-    let Origin { peer, client, port, is_tls, trust } = origin;
+    let Origin { peer, peer_text, client, port_text, is_tls, trust } = origin;
     let is_trusted = trust.trusts(peer);
+    let source = trust.source();
+    // For all that is set here and the request's name: to grow is to sort everything anew.
+    headers.reserve(FORWARDED_HEADERS_MAX);
     let scheme = if is_tls { "https" } else { "http" };
     if !is_trusted {
-        for name in [FORWARDED, X_FORWARDED_HOST, X_FORWARDED_PORT, X_FORWARDED_PROTO] {
+        // Also those that are not set below: servers listen to them.
+        while let Some(name) = headers.keys().find(|name| name.as_str().starts_with(X_FORWARDED)).cloned() {
             headers.remove(name);
         }
     }
-    if is_trusted && (trust.source() == Source::Forwarded || headers.contains_key(FORWARDED)) {
+    if is_trusted && source == Source::Forwarded {
         let node = if peer.is_ipv6() { format!("\"[{peer}]\"") } else { peer.to_string() };
         append(headers, FORWARDED, &format!("for={node};proto={scheme}"));
+        headers.remove(X_FORWARDED_FOR);
+    } else {
+        headers.remove(FORWARDED);
     }
-    let peer_text = address_value(peer);
-    match headers.get(&X_FORWARDED_FOR).filter(|_| is_trusted) {
-        Some(_) => append(headers, X_FORWARDED_FOR, &peer.to_string()),
-        None => _ = headers.insert(X_FORWARDED_FOR, peer_text.clone()),
+    if headers.contains_key(X_FORWARDED_FOR) {
+        append(headers, X_FORWARDED_FOR, &peer.to_string());
+    } else if client == peer {
+        headers.insert(X_FORWARDED_FOR, peer_text.clone());
+    } else {
+        headers.insert(X_FORWARDED_FOR, text_value(&format!("{client}, {peer}")));
     }
-    headers.insert(X_REAL_IP, if client == peer { peer_text } else { address_value(client) });
-    if !headers.contains_key(&X_FORWARDED_PROTO) {
+    headers.insert(X_REAL_IP, if client == peer { peer_text.clone() } else { address_value(client) });
+    if !headers.contains_key(X_FORWARDED_PROTO) {
         headers.insert(X_FORWARDED_PROTO, HeaderValue::from_static(scheme));
     }
-    if !headers.contains_key(&X_FORWARDED_PORT) {
-        headers.insert(X_FORWARDED_PORT, HeaderValue::from(port));
+    if !headers.contains_key(X_FORWARDED_PORT) {
+        headers.insert(X_FORWARDED_PORT, port_text.clone());
     }
-    if !headers.contains_key(&X_FORWARDED_HOST)
+    if !headers.contains_key(X_FORWARDED_HOST)
         && let Some(host) = headers.get(HOST).cloned()
     {
         headers.insert(X_FORWARDED_HOST, host);
     }
 }
 
-fn address_value(address: IpAddr) -> HeaderValue {
-    // Digits, letters, dots and colons.
-    HeaderValue::try_from(address.to_string()).unwrap_or_else(|_| HeaderValue::from_static("unknown"))
+pub(crate) fn address_value(address: IpAddr) -> HeaderValue {
+    text_value(&address.to_string())
+}
+
+fn text_value(text: &str) -> HeaderValue {
+    // Digits, letters, dots, colons and commas.
+    HeaderValue::try_from(text).unwrap_or_else(|_| HeaderValue::from_static("unknown"))
 }
 
 /// All lines of a header as one list, with another member behind them.

@@ -10,6 +10,8 @@
 //! | `accept` | takes connections, and gives each to the worker that has the fewest |
 //! | `worker` | a thread with its own runtime and its own connections to upstreams |
 //! | `connection`, `watch` | one client's connection, and what happens to one that keeps us waiting |
+//! | `draining` | how connections learn that the gateway is about to end |
+//! | `deadline` | a request that takes too long |
 //! | `proxy_protocol`, `tls` | what comes before HTTP |
 //! | `request` | the life of a request |
 //! | `screen` | refuses what two servers could read in different ways |
@@ -25,6 +27,8 @@ mod accept;
 mod answer;
 mod body;
 mod connection;
+mod deadline;
+mod draining;
 mod forward;
 mod heads;
 mod health;
@@ -51,13 +55,13 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use tokio::net::TcpListener;
-use tokio::sync::watch as channel;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 use tollgate::Failure;
 use tollgate_config::{Config, Listener, Redis, Store};
 
 use self::accept::Listening;
+use self::draining::Draining;
 use self::record::Ledger;
 use self::state::State;
 use self::ticks::{Ticker, Ticks};
@@ -133,15 +137,16 @@ impl<S: Stored> Gateway<S> {
             listeners.push(accept::listen(listener, sockets)?);
         }
         let metrics = Metrics::new(workers);
-        let state = State::new(config, gateway, workers, &metrics, None)?;
+        let ticker = Arc::new(Ticker::new());
+        let state = State::new(config, gateway, workers, &ticker, &metrics, None)?;
         let is_up = reach(config, &state).await?;
         let log = AccessLog::start(workers, log).map_err(StartError::Thread)?;
         let ledger = Arc::new(Ledger::new(log, metrics.route(UNROUTED)));
         state.upstreams.iter().for_each(health::watch);
         let shared = Arc::new(Shared {
             state: ArcSwap::from_pointee(state),
-            ticker: Arc::new(Ticker::new()),
-            draining: channel::Sender::new(false),
+            ticker,
+            draining: Draining::default(),
             ledger,
             metrics,
             turned_away: AtomicU64::new(0),
@@ -153,7 +158,7 @@ impl<S: Stored> Gateway<S> {
         for (listener, its) in listeners {
             let listener = TcpListener::from_std(listener).map_err(StartError::Thread)?;
             addresses.push(listener.local_addr().map_err(StartError::Thread)?);
-            let draining = shared.draining.subscribe();
+            let draining = shared.draining.wait();
             accepting.spawn(accept::accept(listener, its.clone(), workers.clone(), draining));
             listening.push(its);
         }
@@ -193,8 +198,8 @@ impl<S: Stored> Gateway<S> {
         let gateway = config.gateway.as_ref().ok_or(StartError::NoGateway)?;
         self.lasting.check(&Lasting::of(config, gateway))?;
         let before = self.shared.state.load_full();
-        let metrics = &self.shared.metrics;
-        let state = State::new(config, gateway, self.workers.len(), metrics, Some(&before))?;
+        let Shared { metrics, ticker, .. } = &*self.shared;
+        let state = State::new(config, gateway, self.workers.len(), ticker, metrics, Some(&before))?;
         // All of them are read before one is exchanged.
         let certificates = || self.listening.iter().filter_map(|it| it.certificate.as_ref());
         let fresh: Result<Vec<_>, _> = certificates().map(|it| it.read_again()).collect();
@@ -214,7 +219,7 @@ impl<S: Stored> Gateway<S> {
     /// Accepts no more connections, lets requests that are under way end, and tells clients that these were the last.
     /// Ends when all have gone, or when the configured time is over. How many connections were cut off then.
     pub async fn drain(mut self) -> usize {
-        self.shared.draining.send_replace(true);
+        self.shared.draining.begin();
         // Who is in the queue already is still taken in: closing the socket would reset them.
         let _ =
             timeout(LAST_ACCEPTS_MAX, async { while self.accepting.join_next().await.is_some() {} }).await;
@@ -352,7 +357,7 @@ impl<S: Stored> Watched for View<S> {
     }
 
     fn is_ready(&self) -> bool {
-        !*self.shared.draining.borrow()
+        !self.shared.draining.has_begun()
     }
 }
 

@@ -21,7 +21,7 @@ use tokio_rustls::TlsConnector;
 use tollgate_config::Protocol;
 
 use super::body::RequestBody;
-use super::ticks::Ticks;
+use super::ticks::{Ticker, Ticks};
 use super::upstream::Address;
 
 /// The largest head that an upstream may answer with.
@@ -38,6 +38,7 @@ pub(crate) struct Pool {
     max_open: usize,
     /// Somebody waits for one to become free.
     freed: Notify,
+    ticker: Arc<Ticker>,
 }
 
 #[derive(Debug)]
@@ -93,7 +94,7 @@ impl Connection {
 }
 
 impl Pool {
-    pub(crate) fn new(max_open: usize) -> Pool {
+    pub(crate) fn new(max_open: usize, ticker: Arc<Ticker>) -> Pool {
         Pool {
             idle: Mutex::default(),
             shared: Mutex::default(),
@@ -101,6 +102,7 @@ impl Pool {
             open: AtomicUsize::new(0),
             max_open,
             freed: Notify::new(),
+            ticker,
         }
     }
 
@@ -124,11 +126,13 @@ impl Pool {
             if pool.open.load(Ordering::Relaxed) < pool.max_open {
                 break;
             }
-            let freed = timeout(address.connect_timeout, pool.freed.notified()).await;
+            // In boxes, here and below: a future is as large as the rarest of its waits, and one of several kilobytes for
+            // each request costs more than the rare box.
+            let freed = Box::pin(timeout(address.connect_timeout, pool.freed.notified())).await;
             freed.map_err(|_| NoConnection::Full)?;
         }
         let open = Open::count(address.clone(), worker);
-        let opening = timeout(address.connect_timeout, Pool::open(address, Some(open))).await;
+        let opening = Box::pin(timeout(address.connect_timeout, Pool::open(address, Some(open)))).await;
         let sender = opening.map_err(|_| NoConnection::TimedOut)?.map_err(NoConnection::Refused)?;
         Ok((Connection::Own(sender), false))
     }
@@ -146,11 +150,12 @@ impl Pool {
     }
 
     /// A connection has done its work.
-    pub(crate) fn keep(&self, connection: Connection, now: Ticks) {
+    pub(crate) fn keep(&self, connection: Connection) {
         if let Connection::Own(sender) = connection
             && !sender.is_closed()
         {
-            self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(Idle { sender, since: now });
+            let idle = Idle { sender, since: self.ticker.now() };
+            self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(idle);
             self.freed.notify_one();
         }
     }

@@ -20,6 +20,9 @@ use crate::metrics::{Decision, LimitDecision, LimitMetrics, RouteMetrics};
 
 pub(crate) const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
+/// Names of requests are longer nowhere.
+const GIVEN_ID_BYTES_MAX: usize = 128;
+
 thread_local! {
     /// Which worker this thread is, for what is counted by those who do not know.
     static WORKER: Cell<usize> = const { Cell::new(0) };
@@ -99,32 +102,59 @@ pub(crate) struct Ledger {
     /// Requests that are under way, for which there are only so many places.
     pub(crate) under_way: AtomicUsize,
     clock: SystemClock,
-    /// No two requests have the same name, nor do those of two gateways, as far as chance goes.
-    next_id: AtomicU64,
 }
 
 impl Ledger {
     pub(crate) fn new(log: Arc<AccessLog>, unrouted: Arc<RouteMetrics>) -> Ledger {
-        let next_id = AtomicU64::new(RandomState::new().hash_one("request ids"));
-        Ledger { log, unrouted, under_way: AtomicUsize::new(0), clock: SystemClock::new(), next_id }
+        Ledger { log, unrouted, under_way: AtomicUsize::new(0), clock: SystemClock::new() }
+    }
+}
+
+/// One worker's place at the ledger: what its requests share with each other, and with nobody else.
+#[derive(Debug)]
+pub(crate) struct Desk {
+    ledger: Arc<Ledger>,
+    worker: usize,
+    /// No two requests have the same name, nor do those of two workers, as far as chance goes.
+    next_id: AtomicU64,
+}
+
+impl Desk {
+    pub(crate) fn new(ledger: Arc<Ledger>, worker: usize) -> Desk {
+        Desk { ledger, worker, next_id: AtomicU64::new(RandomState::new().hash_one("request ids")) }
     }
 
     fn id(&self) -> Id {
-        let number = self.next_id.fetch_add(1, Ordering::Relaxed).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        let digit = |at: usize| b"0123456789abcdef"[(number >> (60 - 4 * at)) as usize & 0xf];
-        Id(std::array::from_fn(digit))
+        Id::Ours(self.next_id.fetch_add(1, Ordering::Relaxed).wrapping_mul(0x9e37_79b9_7f4a_7c15))
     }
 }
 
 /// A request's name, in logs here and at the upstream.
-#[derive(Clone, Copy, Debug)]
-struct Id([u8; 16]);
+#[derive(Clone, Debug)]
+pub(crate) enum Id {
+    Ours(u64),
+    /// From a proxy that we trust.
+    Given(HeaderValue),
+}
+
+impl Id {
+    fn hex(number: u64) -> [u8; 16] {
+        let digit = |at: usize| b"0123456789abcdef"[(number >> (60 - 4 * at)) as usize & 0xf];
+        std::array::from_fn(digit)
+    }
+
+    pub(crate) fn value(&self) -> Option<HeaderValue> {
+        match self {
+            Id::Ours(number) => HeaderValue::from_bytes(&Id::hex(*number)).ok(),
+            Id::Given(value) => Some(value.clone()),
+        }
+    }
+}
 
 /// A request that is under way, until it is dropped: its response has gone, or its client has.
 #[derive(Debug)]
 pub(crate) struct Passage {
-    ledger: Arc<Ledger>,
-    worker: usize,
+    desk: Arc<Desk>,
     begin: Time,
     id: Id,
     client: IpAddr,
@@ -140,12 +170,11 @@ pub(crate) struct Passage {
 }
 
 impl Passage {
-    pub(crate) fn new(ledger: &Arc<Ledger>, worker: usize, peer: IpAddr, busy: Busy) -> Passage {
+    pub(crate) fn new(desk: &Arc<Desk>, peer: IpAddr, busy: Busy) -> Passage {
         Passage {
-            id: ledger.id(),
-            ledger: ledger.clone(),
-            worker,
-            begin: ledger.clock.now(),
+            id: desk.id(),
+            desk: desk.clone(),
+            begin: desk.ledger.clock.now(),
             client: peer,
             method: Method::GET,
             path: None,
@@ -171,9 +200,9 @@ impl Passage {
 
     /// Takes a place among the requests under way, if there are fewer than so many.
     pub(crate) fn take_place(&mut self, most: usize) -> bool {
-        self.has_place = self.ledger.under_way.fetch_add(1, Ordering::Relaxed) < most;
+        self.has_place = self.desk.ledger.under_way.fetch_add(1, Ordering::Relaxed) < most;
         if !self.has_place {
-            self.ledger.under_way.fetch_sub(1, Ordering::Relaxed);
+            self.desk.ledger.under_way.fetch_sub(1, Ordering::Relaxed);
         }
         self.has_place
     }
@@ -183,8 +212,15 @@ impl Passage {
         &self.said
     }
 
-    pub(crate) fn id(&self) -> Option<HeaderValue> {
-        HeaderValue::from_bytes(&self.id.0).ok()
+    /// Its name, given by a proxy that we trust. One that cannot be read, or would fill the log, is not taken.
+    pub(crate) fn name(&mut self, given: &HeaderValue) {
+        if given.len() <= GIVEN_ID_BYTES_MAX && given.to_str().is_ok_and(|text| !text.is_empty()) {
+            self.id = Id::Given(given.clone());
+        }
+    }
+
+    pub(crate) fn id(&self) -> &Id {
+        &self.id
     }
 
     pub(crate) fn answered(&mut self, status: StatusCode) {
@@ -198,24 +234,33 @@ impl Passage {
 
 impl Drop for Passage {
     fn drop(&mut self) {
+        let Desk { ledger, worker, .. } = &*self.desk;
         if self.has_place {
-            self.ledger.under_way.fetch_sub(1, Ordering::Relaxed);
+            ledger.under_way.fetch_sub(1, Ordering::Relaxed);
         }
-        let now = self.ledger.clock.now();
+        let now = ledger.clock.now();
         let took = now.saturating_since(self.begin);
         let decision = Decision::of(self.said.decision.load(Ordering::Relaxed));
-        let metrics = self.route.as_ref().map_or(&self.ledger.unrouted, |route| &route.metrics);
-        metrics.count(self.worker, decision, self.status.as_u16(), took);
+        let metrics = self.route.as_ref().map_or(&ledger.unrouted, |route| &route.metrics);
+        metrics.count(*worker, decision, self.status.as_u16(), took);
         if !self.is_logged {
             return;
         }
+        let hex;
+        let id = match &self.id {
+            Id::Ours(number) => {
+                hex = Id::hex(*number);
+                std::str::from_utf8(&hex).unwrap_or_default()
+            }
+            Id::Given(value) => value.to_str().unwrap_or_default(),
+        };
         let rule = self.said.rule.load(Ordering::Relaxed) as usize;
         let limit = self.route.as_ref().and_then(|route| route.limit_names.get(rule.checked_sub(1)?));
-        self.ledger.log.write(
-            self.worker,
+        ledger.log.write(
+            *worker,
             now,
             &Line {
-                id: std::str::from_utf8(&self.id.0).unwrap_or_default(),
+                id,
                 client: self.client,
                 method: self.method.as_str(),
                 // What stands behind the `?` is often not for others to see.

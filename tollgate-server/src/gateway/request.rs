@@ -1,27 +1,31 @@
 //! The life of a request: screened, routed, held against its limits, forwarded, answered.
 
 use std::cell::OnceCell;
+use std::convert::Infallible;
+use std::future::Future;
 use std::net::IpAddr;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 
 use http::header::{CONTENT_TYPE, EXPECT, HOST, HeaderMap, HeaderValue};
 use http::request::Parts;
 use http::uri::{PathAndQuery, Uri};
 use http::{Request, Response, StatusCode, Version};
 use hyper::body::{Body, Incoming};
+use pin_project_lite::pin_project;
 use tollgate::tower::token::Tokens;
-use tollgate::tower::{Claims, Peer, Subject};
+use tollgate::tower::{About, Claims, ResponseFuture, Subject};
 use tollgate_rules::client::Trust;
 use tollgate_rules::path::{Ambiguous, Spelling, normalise};
 use tollgate_rules::request::Request as _;
-use tower_layer::Layer;
 use tower_service::Service;
 
 use super::answer::{close, in_grpc, problem, try_again};
 use super::body::{Outgoing, RequestBody, UpstreamBody};
 use super::connection::Connection;
-use super::forward::Forward;
-use super::heads::{Origin, remove_hop_by_hop, set_forwarded, takes_trailers};
+use super::forward::{Errand, Forward};
+use super::heads::takes_trailers;
 use super::record::{Passage, X_REQUEST_ID};
 use super::screen::{screen, wanted_upgrade};
 use super::state::{Route, State};
@@ -31,36 +35,104 @@ use crate::metrics::Decision;
 /// A body that is not much longer has come with its head: it is read, and the connection lives on.
 const UNREAD_BYTES_MAX: u64 = 16 << 10;
 
-/// Answers one request.
-pub(crate) async fn serve<S: Stored>(
-    connection: &Arc<Connection<S>>,
-    request: Request<Incoming>,
-) -> Response<Outgoing> {
-    let worker = &connection.worker;
-    let mut passage =
-        Passage::new(&worker.shared.ledger, worker.number, connection.peer, connection.watch.begin());
+/// Begins to answer one request. Everything up to the first wait is done here, so a request that has its answer by then
+/// needs no memory for a future.
+pub(crate) fn serve<S: Stored>(connection: &Arc<Connection<S>>, request: Request<Incoming>) -> Serving<S> {
+    let desk = &connection.worker.desk;
+    let mut passage = Passage::new(desk, connection.peer, connection.watch.begin());
     let is_http1 = request.version() < Version::HTTP_2;
     let is_grpc = is_grpc(request.headers());
     let is_long = is_http1 && is_long(&request);
-    let mut response = match pass(connection, request, &mut passage).await {
-        Ok(response) => response,
-        Err(refused) => refused.map(Outgoing::unlimited),
-    };
-    passage.answered(response.status());
-    if is_grpc {
-        response = in_grpc(response);
+    let entered = enter(connection, request, is_grpc, &mut passage);
+    let rest = Rest { passage, is_http1, is_grpc, is_long };
+    match entered {
+        Ok(Entered::Limited { mut limited }) => match limited.told() {
+            Some(told) => Serving::answered(rest.end(connection, told.map(Outgoing::limited))),
+            None => Serving::waiting(connection, Entered::Limited { limited }, rest),
+        },
+        Ok(entered) => Serving::waiting(connection, entered, rest),
+        Err(refused) => Serving::answered(rest.end(connection, refused.map(Outgoing::unlimited))),
     }
-    if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-        connection.switch(&mut response, passage);
-        return response;
+}
+
+pin_project! {
+    /// A request that is being answered.
+    #[project = Stage]
+    pub(crate) enum Serving<S: Stored> {
+        Answered { response: Option<Response<Outgoing>> },
+        Waiting { #[pin] entered: Entered<S>, connection: Arc<Connection<S>>, rest: Option<Rest> },
     }
-    // A long body of a request that came to nothing has probably not been read. hyper closes the connection then, rather
-    // than to take the rest for the next request, and the client may as well know.
-    let is_error = response.status().is_client_error() || response.status().is_server_error();
-    if (is_long && is_error) || (is_http1 && connection.is_draining()) {
-        close(&mut response);
+}
+
+pin_project! {
+    /// A request on its way to its upstream, through limits if there are any.
+    #[project = Way]
+    pub(crate) enum Entered<S: Stored> {
+        Limited { #[pin] limited: ResponseFuture<Forward<S>, Request<RequestBody>, S> },
+        Unlimited { #[pin] unlimited: <Forward<S> as Service<Request<RequestBody>>>::Future },
     }
-    response.map(|body| body.holding(passage))
+}
+
+impl<S: Stored> Serving<S> {
+    fn answered(response: Response<Outgoing>) -> Serving<S> {
+        Serving::Answered { response: Some(response) }
+    }
+
+    fn waiting(connection: &Arc<Connection<S>>, entered: Entered<S>, rest: Rest) -> Serving<S> {
+        Serving::Waiting { entered, connection: connection.clone(), rest: Some(rest) }
+    }
+}
+
+impl<S: Stored> Future for Serving<S> {
+    type Output = Result<Response<Outgoing>, Infallible>;
+
+    /// Once it is done it stays pending.
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        match self.project() {
+            Stage::Answered { response } => response.take().map_or(Poll::Pending, |it| Poll::Ready(Ok(it))),
+            Stage::Waiting { entered, connection, rest } => {
+                let Ok(response) = match entered.project() {
+                    Way::Limited { limited } => {
+                        ready!(limited.poll(context)).map(|it| it.map(Outgoing::limited))
+                    }
+                    Way::Unlimited { unlimited } => {
+                        ready!(unlimited.poll(context)).map(|it| it.map(Outgoing::unlimited))
+                    }
+                };
+                rest.take().map_or(Poll::Pending, |rest| Poll::Ready(Ok(rest.end(connection, response))))
+            }
+        }
+    }
+}
+
+/// What is needed of a request when its answer is there.
+pub(crate) struct Rest {
+    passage: Passage,
+    is_http1: bool,
+    is_grpc: bool,
+    is_long: bool,
+}
+
+impl Rest {
+    /// The answer as it goes to the client.
+    fn end<S>(self, connection: &Connection<S>, mut response: Response<Outgoing>) -> Response<Outgoing> {
+        let Rest { mut passage, is_http1, is_grpc, is_long } = self;
+        passage.answered(response.status());
+        if is_grpc {
+            response = in_grpc(response);
+        }
+        if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+            connection.switch(&mut response, passage);
+            return response;
+        }
+        // A long body of a request that came to nothing has probably not been read. hyper closes the connection then,
+        // rather than to take the rest for the next request, and the client may as well know.
+        let is_error = response.status().is_client_error() || response.status().is_server_error();
+        if (is_long && is_error) || (is_http1 && connection.is_draining()) {
+            close(&mut response);
+        }
+        response.map(|body| body.holding(passage))
+    }
 }
 
 fn is_long(request: &Request<Incoming>) -> bool {
@@ -68,18 +140,20 @@ fn is_long(request: &Request<Incoming>) -> bool {
     length.is_none_or(|length| length > UNREAD_BYTES_MAX) || request.headers().contains_key(EXPECT)
 }
 
-async fn pass<S: Stored>(
+/// Everything up to the first wait.
+fn enter<S: Stored>(
     connection: &Arc<Connection<S>>,
     request: Request<Incoming>,
+    is_grpc: bool,
     passage: &mut Passage,
-) -> Result<Response<Outgoing>, Response<UpstreamBody>> {
-    let shared = &connection.worker.shared;
-    let state = shared.state.load_full();
+) -> Result<Entered<S>, Response<UpstreamBody>> {
+    let worker = &connection.worker;
+    let state = worker.shared.state.load();
     let (mut parts, body) = request.into_parts();
     if state.has_access_log {
         passage.log(&parts.method, parts.uri.path_and_query());
     }
-    if let Err(refusal) = screen(&mut parts, &state.key_headers) {
+    if let Err(refusal) = screen(&mut parts, &state.header_names) {
         passage.said().set(Decision::Refused);
         let mut response = problem(refusal.status, refusal.why);
         // What else comes on this connection is not to be trusted.
@@ -88,11 +162,14 @@ async fn pass<S: Stored>(
         }
         return Err(response);
     }
-    let (route, client) = look_up(connection.peer, &state, &mut parts).map_err(|refused| {
+    let (route, client) = look_up(connection.peer, &state, worker.number, &mut parts).map_err(|refused| {
         passage.said().set(Decision::Refused);
         *refused
     })?;
-    passage.routed(&route, client);
+    passage.routed(route, client);
+    if let Some(id) = parts.headers.get(X_REQUEST_ID).filter(|_| state.client.trusts(connection.peer)) {
+        passage.name(id);
+    }
     // Routes that are not critical leave some places to the others.
     let most = if route.is_critical { state.max_in_flight } else { state.max_uncritical };
     if !passage.take_place(most) {
@@ -100,40 +177,37 @@ async fn pass<S: Stored>(
         return Err(try_again(StatusCode::SERVICE_UNAVAILABLE, "the gateway has too much to do"));
     }
 
-    let forward = Forward {
+    let mut errand = Errand {
         upgrade: wanted_upgrade(&parts),
         takes_trailers: takes_trailers(&parts.headers),
-        worker: connection.worker.number,
-        ticker: shared.ticker.clone(),
-        route,
+        connection: connection.clone(),
+        route: route.clone(),
+        client,
+        id: passage.id().clone(),
+        is_forwarded: false,
     };
-    remove_hop_by_hop(&mut parts.headers);
-    let Connection { peer, port, is_tls, .. } = **connection;
-    set_forwarded(&mut parts.headers, Origin { peer, client, port, is_tls, trust: &state.client });
-    if (!parts.headers.contains_key(X_REQUEST_ID) || !state.client.trusts(peer))
-        && let Some(id) = passage.id()
-    {
-        parts.headers.insert(X_REQUEST_ID, id);
+    // What we say of a request, limits must have from us. Where they do not look, one that they deny need not pay for it.
+    if state.reads_forwarded {
+        errand.set_forwarded(&mut parts.headers);
+        errand.is_forwarded = true;
     }
     // A stream of calls may be silent for hours.
-    let may_be_silent = parts.version >= Version::HTTP_2 || is_grpc(&parts.headers);
+    let may_be_silent = is_grpc && parts.version >= Version::HTTP_2;
     let body = RequestBody::new(body, (!may_be_silent).then_some(state.timeouts.body));
-    match &state.limits {
+    let (request, mut forward) = (Request::from_parts(parts, body), Forward::new(errand));
+    Ok(match &state.limits {
         Some(limits) => {
-            parts.extensions.insert(Subject(passage.said().clone()));
-            parts.extensions.insert(Peer(peer));
-            parts.extensions.insert(forward.route.id.clone());
-            parts.extensions.insert(forward.route.chosen.clone());
-            parts.extensions.insert(forward.route.chosen_slots.clone());
-            let Ok(response) = limits.layer(forward).call(Request::from_parts(parts, body)).await;
-            Ok(response.map(Outgoing::limited))
+            let about = About {
+                client: Some(client),
+                route: Some(&route.id),
+                chosen: Some(&route.chosen),
+                slots: Some(&route.chosen_slots),
+                subject: Some(Subject(passage.said().clone())),
+            };
+            Entered::Limited { limited: limits.call_about(forward, request, about) }
         }
-        None => {
-            let mut forward = forward;
-            let Ok(response) = forward.call(Request::from_parts(parts, body)).await;
-            Ok(response.map(Outgoing::unlimited))
-        }
-    }
+        None => Entered::Unlimited { unlimited: forward.call(request) },
+    })
 }
 
 fn is_grpc(headers: &HeaderMap) -> bool {
@@ -144,20 +218,28 @@ fn is_grpc(headers: &HeaderMap) -> bool {
 pub(crate) type Refused = Box<Response<UpstreamBody>>;
 
 /// The route of a request and its client. From now on it has the one spelling of its path that was looked up.
-fn look_up<S>(peer: IpAddr, state: &State<S>, parts: &mut Parts) -> Result<(Arc<Route>, IpAddr), Refused> {
+fn look_up<'s, S: Stored>(
+    peer: IpAddr,
+    state: &'s State<S>,
+    worker: usize,
+    parts: &mut Parts,
+) -> Result<(&'s Arc<Route>, IpAddr), Refused> {
     let ambiguous = |why: Ambiguous| Box::new(problem(StatusCode::BAD_REQUEST, &why.to_string()));
     let path = normalise(parts.uri.path(), state.paths).map_err(ambiguous)?;
     let (trust, tokens) = (&state.client, state.tokens.as_deref());
     let (client, claims) = (OnceCell::new(), OnceCell::new());
     let seen = Seen { parts, path: &path, trust, tokens, peer, client, claims };
-    let route = state.routes.iter().find(|route| route.when.fits(&seen)).cloned();
+    let route = state.routes(worker).iter().find(|route| route.when.fits(&seen));
     let client = seen.client();
     let Some(route) = route else {
         return Err(Box::new(problem(StatusCode::NOT_FOUND, "there is no route for this request")));
     };
     // Letters and slashes at the end are as the upstream wants them; the rest is what was matched.
     let spelling = Spelling { ambiguous: state.paths.ambiguous, ..Spelling::default() };
-    let plain = normalise(parts.uri.path(), spelling).map_err(ambiguous)?;
+    let plain = match spelling == state.paths {
+        true => path,
+        false => normalise(parts.uri.path(), spelling).map_err(ambiguous)?,
+    };
     if plain != parts.uri.path() && parts.uri.path() != "*" {
         parts.uri = with_path(&parts.uri, &plain)?;
     }

@@ -10,6 +10,8 @@ use http::request::Parts;
 use http::uri::{Authority, PathAndQuery, Uri};
 use http::{Method, StatusCode, Version};
 
+use super::heads::is_hop_by_hop;
+
 /// Why a request is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Refusal {
@@ -23,7 +25,7 @@ const fn bad(why: &'static str) -> Refusal {
 
 /// End-to-end headers. A client that calls one of them a matter between two hops wants it removed behind the limits that
 /// looked at it, or wants to have one removed that a proxy has set.
-const NEVER_HOP_BY_HOP: [&str; 12] = [
+const NEVER_HOP_BY_HOP: [&str; 13] = [
     "authorization",
     "cache-control",
     "content-length",
@@ -36,21 +38,23 @@ const NEVER_HOP_BY_HOP: [&str; 12] = [
     "x-forwarded-port",
     "x-forwarded-proto",
     "x-real-ip",
+    "x-request-id",
 ];
 
 /// Headers that we set. Under another spelling that some servers take for the same, a client could set them, too.
-const OURS: [&str; 6] = [
+const OURS: [&str; 7] = [
     "forwarded",
     "x-forwarded-for",
     "x-forwarded-host",
     "x-forwarded-port",
     "x-forwarded-proto",
     "x-real-ip",
+    "x-request-id",
 ];
 
 /// Looks at a request's head, and brings it into the one form that is forwarded: a target without scheme and authority,
-/// and one `Host`. `keys` are headers that limits go by.
-pub(crate) fn screen(parts: &mut Parts, keys: &[HeaderName]) -> Result<(), Refusal> {
+/// and one `Host`. `named` are headers that the configuration goes by or sets.
+pub(crate) fn screen(parts: &mut Parts, named: &[HeaderName]) -> Result<(), Refusal> {
     if parts.method == Method::CONNECT {
         return Err(Refusal { status: StatusCode::NOT_IMPLEMENTED, why: "this gateway opens no tunnels" });
     }
@@ -60,8 +64,8 @@ pub(crate) fn screen(parts: &mut Parts, keys: &[HeaderName]) -> Result<(), Refus
     }
     settle_host(parts)?;
     check_framing(&parts.headers)?;
-    check_connection(&parts.headers, keys)?;
-    drop_aliases(&mut parts.headers, keys);
+    check_connection(&parts.headers, named)?;
+    drop_aliases(&mut parts.headers, named);
     join_cookies(parts);
     Ok(())
 }
@@ -130,14 +134,19 @@ fn check_framing(headers: &HeaderMap) -> Result<(), Refusal> {
 
 /// The names that `Connection` lists.
 pub(crate) fn listed_names(headers: &HeaderMap) -> impl Iterator<Item = &[u8]> {
-    let lines = headers.get_all(CONNECTION).iter();
-    lines.flat_map(|line| line.as_bytes().split(|byte| *byte == b',')).map(<[u8]>::trim_ascii)
+    headers.get_all(CONNECTION).iter().map(HeaderValue::as_bytes).flat_map(listed)
 }
 
-fn check_connection(headers: &HeaderMap, keys: &[HeaderName]) -> Result<(), Refusal> {
+/// The members of a list.
+pub(crate) fn listed(line: &[u8]) -> impl Iterator<Item = &[u8]> {
+    line.split(|byte| *byte == b',').map(<[u8]>::trim_ascii)
+}
+
+fn check_connection(headers: &HeaderMap, named: &[HeaderName]) -> Result<(), Refusal> {
     let is_protected = |name: &[u8]| {
         let is = |protected: &str| protected.as_bytes().eq_ignore_ascii_case(name);
-        NEVER_HOP_BY_HOP.iter().any(|it| is(it)) || keys.iter().any(|it| is(it.as_str()))
+        NEVER_HOP_BY_HOP.iter().any(|it| is(it))
+            || named.iter().any(|it| !is_hop_by_hop(it) && is(it.as_str()))
     };
     match listed_names(headers).any(is_protected) {
         true => Err(bad("the header Connection names one that is for the server behind")),
@@ -146,7 +155,7 @@ fn check_connection(headers: &HeaderMap, keys: &[HeaderName]) -> Result<(), Refu
 }
 
 /// `X_Forwarded_For` is `X-Forwarded-For` to whoever makes variables of names.
-fn drop_aliases(headers: &mut HeaderMap, keys: &[HeaderName]) {
+fn drop_aliases(headers: &mut HeaderMap, named: &[HeaderName]) {
     let is_odd = |name: &HeaderName| name.as_str().bytes().any(|byte| matches!(byte, b'_' | b'.'));
     if !headers.keys().any(is_odd) {
         return;
@@ -155,7 +164,7 @@ fn drop_aliases(headers: &mut HeaderMap, keys: &[HeaderName]) {
     let is_alias = |name: &&HeaderName| {
         let plain = plain(name);
         let is_ours = OURS.contains(&plain.as_str());
-        is_odd(name) && (is_ours || keys.iter().any(|key| key != *name && key.as_str() == plain))
+        is_odd(name) && (is_ours || named.iter().any(|it| it != *name && it.as_str() == plain))
     };
     let aliases: Vec<HeaderName> = headers.keys().filter(is_alias).cloned().collect();
     for name in aliases {
@@ -182,5 +191,7 @@ pub(crate) fn wanted_upgrade(parts: &Parts) -> Option<HeaderValue> {
     }
     let wanted = parts.headers.get(UPGRADE)?;
     // Whoever agreed to that would speak HTTP/2 past everything here.
-    (!wanted.as_bytes().trim_ascii().eq_ignore_ascii_case(b"h2c")).then(|| wanted.clone())
+    let is_http2 = |name: &[u8]| name.eq_ignore_ascii_case(b"h2c") || name.eq_ignore_ascii_case(b"h2");
+    let lines = parts.headers.get_all(UPGRADE).iter().map(HeaderValue::as_bytes);
+    (!lines.flat_map(listed).any(is_http2)).then(|| wanted.clone())
 }

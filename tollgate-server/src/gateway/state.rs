@@ -8,13 +8,15 @@ use tollgate::tower::token::Tokens;
 use tollgate::tower::{Chosen, ChosenSlots, OtherSpellings, RateLimitLayer};
 use tollgate_config::{Config, Gateway, PathEdit, Timeouts};
 use tollgate_rules::client::Trust;
-use tollgate_rules::key::Part;
+use tollgate_rules::key::{Key, Part};
 use tollgate_rules::path::Spelling;
+use tollgate_rules::rule::{Cost, Whose};
 use tollgate_rules::when::When;
 
 use super::StartError;
-use super::heads::Edits;
+use super::heads::{Edits, is_forwarded};
 use super::record::observer;
+use super::ticks::Ticker;
 use super::upstream::Upstream;
 use crate::limits::{self, Stored};
 use crate::metrics::{Metrics, RouteMetrics};
@@ -24,14 +26,17 @@ use crate::metrics::{Metrics, RouteMetrics};
 pub(crate) struct State<S> {
     /// None if the file has no limits.
     pub(crate) limits: Option<RateLimitLayer<S>>,
-    pub(crate) routes: Vec<Arc<Route>>,
+    /// For each worker its own, so that workers do not wait for each other over who holds a route.
+    routes: Vec<Vec<Arc<Route>>>,
     pub(crate) upstreams: Vec<Arc<Upstream>>,
     pub(crate) client: Trust,
     pub(crate) paths: Spelling,
     /// Verify the tokens whose claims routes go by.
     pub(crate) tokens: Option<Arc<Tokens>>,
-    /// Headers that limits go by.
-    pub(crate) key_headers: Vec<HeaderName>,
+    /// Headers that the configuration goes by or sets.
+    pub(crate) header_names: Vec<HeaderName>,
+    /// Whether some of them tell for whom a request is.
+    pub(crate) reads_forwarded: bool,
     pub(crate) timeouts: Timeouts,
     pub(crate) has_access_log: bool,
     pub(crate) max_connections: usize,
@@ -42,7 +47,7 @@ pub(crate) struct State<S> {
 }
 
 /// What goes where.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Route {
     /// Its name, as rules see it.
     pub(crate) id: tollgate::tower::Route,
@@ -52,6 +57,8 @@ pub(crate) struct Route {
     pub(crate) chosen: Chosen,
     pub(crate) chosen_slots: ChosenSlots,
     pub(crate) is_critical: bool,
+    /// Whose word counts.
+    pub(crate) trust: Trust,
     pub(crate) timeout: Duration,
     pub(crate) path: PathEdit,
     /// Of the paths that it was found by.
@@ -66,12 +73,55 @@ pub(crate) struct Route {
 /// Of ten requests under way, so many may be on routes that are not critical, where there are critical ones.
 const UNCRITICAL_OF_TEN: usize = 8;
 
+/// Every header that limits or routes go by, and those that routes set: what a client may neither call a matter between
+/// two hops, nor send under another spelling.
+fn header_names(config: &Config, gateway: &Gateway) -> Vec<HeaderName> {
+    let mut names: Vec<&str> = Vec::new();
+    for rule in config.rules.rules() {
+        names.extend(in_key(&rule.key).chain(in_when(&rule.when)));
+        names.extend(match &rule.cost {
+            Cost::Header { name, .. } => Some(name.as_str()),
+            _ => None,
+        });
+        for it in &rule.overrides {
+            if let Whose::When(when) = &it.whose {
+                names.extend(in_when(when));
+            }
+        }
+    }
+    for slots in &config.slots {
+        names.extend(in_key(&slots.key).chain(in_when(&slots.when)));
+    }
+    for route in &gateway.routes {
+        names.extend(in_when(&route.when));
+        let edits = &route.request_headers;
+        names.extend(edits.set.iter().chain(&edits.add).map(|(name, _)| name.as_str()));
+    }
+    names.extend(config.jwt.iter().map(|jwt| jwt.header.as_str()));
+    let mut names: Vec<HeaderName> = names.into_iter().filter_map(|name| name.parse().ok()).collect();
+    names.sort_by(|one, other| one.as_str().cmp(other.as_str()));
+    names.dedup();
+    names
+}
+
+fn in_key(key: &Key) -> impl Iterator<Item = &str> {
+    key.parts().filter_map(|part| match part {
+        Part::Header(name) => Some(name.as_str()),
+        _ => None,
+    })
+}
+
+fn in_when(when: &When) -> impl Iterator<Item = &str> {
+    when.headers.iter().map(|(name, _)| name.as_str())
+}
+
 impl<S: Stored> State<S> {
     /// What a configuration means, going on where the one `before` stands.
     pub(crate) fn new(
         config: &Config,
         gateway: &Gateway,
         workers: usize,
+        ticker: &Arc<Ticker>,
         metrics: &Metrics,
         before: Option<&State<S>>,
     ) -> Result<State<S>, StartError> {
@@ -95,7 +145,7 @@ impl<S: Stored> State<S> {
             let same = before.and_then(|it| it.upstreams.iter().find(|old| old.config == *upstream));
             upstreams.push(match same {
                 Some(same) => same.clone(),
-                None => Arc::new(Upstream::new(upstream, workers).map_err(StartError::Tls)?),
+                None => Arc::new(Upstream::new(upstream, workers, ticker).map_err(StartError::Tls)?),
             });
         }
         let mut own_slots = config.slots.len();
@@ -105,7 +155,7 @@ impl<S: Stored> State<S> {
                 own_slots += 1;
                 own_slots - 1
             });
-            Arc::new(Route {
+            Route {
                 metrics: metrics.route(&route.id),
                 limit_names: names.clone(),
                 chosen_slots: ChosenSlots(route.slots.iter().copied().chain(own).collect()),
@@ -114,38 +164,38 @@ impl<S: Stored> State<S> {
                 upstream: upstreams[route.upstream].clone(),
                 chosen: Chosen(route.limits.as_slice().into()),
                 is_critical: route.is_critical,
+                trust: config.client.clone(),
                 timeout: route.timeout,
                 path: route.path.clone(),
                 spelling: config.paths,
                 request_edits: Edits::new(&route.request_headers),
                 response_edits: Edits::new(&route.response_headers),
-            })
+            }
         });
-        let routes: Vec<Arc<Route>> = routes.collect();
+        let routes: Vec<Route> = routes.collect();
         let max_in_flight = gateway.max_in_flight;
         let has_critical = routes.iter().any(|route| route.is_critical);
         let max_uncritical =
             if has_critical { (max_in_flight * UNCRITICAL_OF_TEN / 10).max(1) } else { max_in_flight };
-        let header = |part: &Part| match part {
-            Part::Header(name) => name.parse().ok(),
-            _ => None,
-        };
-        let keys =
-            config.rules.rules().map(|rule| &rule.key).chain(config.slots.iter().map(|slots| &slots.key));
-        let key_headers = keys.flat_map(|key| key.parts()).filter_map(header);
+        let header_names = header_names(config, gateway);
         Ok(State {
             limits,
-            routes,
+            routes: (0..workers).map(|_| routes.iter().cloned().map(Arc::new).collect()).collect(),
             upstreams,
             client: config.client.clone(),
             paths: config.paths,
             tokens,
-            key_headers: key_headers.collect(),
+            reads_forwarded: header_names.iter().any(is_forwarded),
+            header_names,
             timeouts: gateway.timeouts,
             has_access_log: gateway.access_log,
             max_connections: gateway.max_connections,
             max_in_flight,
             max_uncritical,
         })
+    }
+    /// What goes where, for one of the workers.
+    pub(crate) fn routes(&self, worker: usize) -> &[Arc<Route>] {
+        &self.routes[worker]
     }
 }

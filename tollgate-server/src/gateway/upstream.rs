@@ -11,7 +11,7 @@ use tollgate_config as config;
 use tollgate_config::{Balance, Protocol};
 
 use super::pool::Pool;
-use super::ticks::Ticks;
+use super::ticks::{Ticker, Ticks};
 use super::tls::{self, TlsError};
 
 /// What a hundred retries cost: the most that a quiet time saves up.
@@ -40,7 +40,7 @@ pub(crate) struct Address {
     pub(crate) connect_timeout: Duration,
     pub(crate) idle_timeout: Duration,
     /// Connections, for each worker its own.
-    pools: Box<[Pool]>,
+    pools: Box<[Arc<Pool>]>,
     under_way: AtomicUsize,
     /// What health checks say.
     is_well: AtomicBool,
@@ -56,8 +56,12 @@ impl std::fmt::Debug for Address {
 }
 
 impl Upstream {
-    pub(crate) fn new(config: &config::Upstream, workers: usize) -> Result<Upstream, TlsError> {
-        let addresses = config.addresses.iter().map(|address| Address::new(config, address, workers));
+    pub(crate) fn new(
+        config: &config::Upstream,
+        workers: usize,
+        ticker: &Arc<Ticker>,
+    ) -> Result<Upstream, TlsError> {
+        let addresses = config.addresses.iter().map(|address| Address::new(config, address, workers, ticker));
         Ok(Upstream {
             addresses: addresses.map(|it| it.map(Arc::new)).collect::<Result<_, _>>()?,
             config: config.clone(),
@@ -94,6 +98,12 @@ impl Upstream {
         Some((at, &self.addresses[at]))
     }
 
+    /// Counts a request that is under way, if somebody wants to know. Workers would wait for each other over the number.
+    pub(crate) fn enter(&self, address: &Arc<Address>) -> Option<UnderWay> {
+        let is_asked = self.addresses.len() > 1 && self.config.balance == Balance::LeastRequests;
+        is_asked.then(|| address.enter())
+    }
+
     /// A request came: retries may cost a part of what requests bring.
     pub(crate) fn earn_retry(&self) {
         let earned = u64::from(self.config.retry_percent);
@@ -114,6 +124,7 @@ impl Address {
         upstream: &config::Upstream,
         address: &config::Address,
         workers: usize,
+        ticker: &Arc<Ticker>,
     ) -> Result<Address, TlsError> {
         let host = &address.host;
         let is_bare_v6 = host.contains(':') && !host.starts_with('[');
@@ -123,7 +134,8 @@ impl Address {
         let text = if address.port == usual_port { host } else { format!("{host}:{}", address.port) };
         let authority = Authority::try_from(text.as_str()).map_err(|_| TlsError::Host(text))?;
         let tls = address.is_tls.then(|| tls::connector(upstream, address)).transpose()?;
-        let pools = (0..workers).map(|_| Pool::new(upstream.max_connections.div_ceil(workers)));
+        let max_open = upstream.max_connections.div_ceil(workers);
+        let pools = (0..workers).map(|_| Arc::new(Pool::new(max_open, ticker.clone())));
         Ok(Address {
             config: address.clone(),
             authority,
@@ -140,13 +152,13 @@ impl Address {
         })
     }
 
-    pub(crate) fn pool(&self, worker: usize) -> &Pool {
+    pub(crate) fn pool(&self, worker: usize) -> &Arc<Pool> {
         &self.pools[worker]
     }
 
     /// How many connections are open.
     pub(crate) fn connections(&self) -> usize {
-        self.pools.iter().map(Pool::open_now).sum()
+        self.pools.iter().map(|pool| pool.open_now()).sum()
     }
 
     /// Closes connections that nobody has used since then.
@@ -180,7 +192,7 @@ impl Address {
     }
 
     /// Counts a request that is under way.
-    pub(crate) fn enter(self: &Arc<Address>) -> UnderWay {
+    fn enter(self: &Arc<Address>) -> UnderWay {
         self.under_way.fetch_add(1, Ordering::Relaxed);
         UnderWay(self.clone())
     }

@@ -7,11 +7,12 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use arc_swap::ArcSwap;
 use tokio::net::TcpStream;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 
 use super::accept::Listening;
 use super::connection;
-use super::record::{self, Ledger};
+use super::draining::Draining;
+use super::record::{self, Desk, Ledger};
 use super::state::State;
 use super::ticks::Ticker;
 use crate::limits::Stored;
@@ -23,7 +24,7 @@ pub(crate) struct Shared<S> {
     pub(crate) state: ArcSwap<State<S>>,
     pub(crate) ticker: Arc<Ticker>,
     /// Whether the gateway is about to end.
-    pub(crate) draining: watch::Sender<bool>,
+    pub(crate) draining: Draining,
     pub(crate) ledger: Arc<Ledger>,
     pub(crate) metrics: Metrics,
     /// Connections that were closed at once, because there were too many.
@@ -34,6 +35,7 @@ pub(crate) struct Shared<S> {
 pub(crate) struct Worker<S> {
     pub(crate) number: usize,
     pub(crate) shared: Arc<Shared<S>>,
+    pub(crate) desk: Arc<Desk>,
     /// How many it has.
     pub(crate) connections: AtomicUsize,
     inbox: mpsc::UnboundedSender<Arrival>,
@@ -51,8 +53,9 @@ impl<S: Stored> Worker<S> {
     pub(crate) fn start(number: usize, shared: Arc<Shared<S>>) -> io::Result<Arc<Worker<S>>> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let (inbox, mut arrivals) = mpsc::unbounded_channel::<Arrival>();
-        let worker = Arc::new(Worker { number, shared, connections: AtomicUsize::new(0), inbox });
-        let mut ending = worker.shared.draining.subscribe();
+        let desk = Arc::new(Desk::new(shared.ledger.clone(), number));
+        let worker = Arc::new(Worker { number, shared, desk, connections: AtomicUsize::new(0), inbox });
+        let ending = worker.shared.draining.wait();
         let (weak, name) = (Arc::downgrade(&worker), format!("gateway-{number}"));
         std::thread::Builder::new().name(name).spawn(move || {
             record::set_worker(number);
@@ -62,7 +65,7 @@ impl<S: Stored> Worker<S> {
                     tokio::spawn(worker.serve(arrival));
                 }
                 // Whoever holds a connection holds the worker, so there are none left.
-                let _ = ending.changed().await;
+                ending.await;
             });
         })?;
         Ok(worker)

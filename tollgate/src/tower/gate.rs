@@ -21,7 +21,7 @@ use tollgate_rules::rule::{Asked, Asking, Refused, Rules};
 use super::slots::{self, SlotRules};
 use super::told::{Note, Notes};
 use super::view::{self, View};
-use super::{Chosen, Claims, KeyExtractor, OtherSpellings, Subject};
+use super::{About, Chosen, Claims, KeyExtractor, OtherSpellings, Subject};
 use crate::clock::Clock;
 use crate::limiter::Limiter;
 use crate::store::{Charge, Store, Verdict};
@@ -212,26 +212,29 @@ impl Question {
 impl<S: Store> Gate<S> {
     /// What is asked about a request, by the rules that concern it. If that goes by another spelling of its path than
     /// the one that came, the request has that one from now on.
-    pub(crate) fn question(&self, parts: &mut Parts) -> Result<Question, NotAsked> {
-        self.read(parts).inspect_err(|why| {
+    pub(crate) fn question(&self, parts: &mut Parts, mut about: About<'_>) -> Result<Question, NotAsked> {
+        about.subject = about.subject.or_else(|| parts.extensions.get().cloned());
+        self.read(parts, &about).inspect_err(|why| {
             let outcome = match why {
                 NotAsked::Bad(_) => Outcome::Unclear,
                 NotAsked::Forbidden(rule) => Outcome::Forbidden { rule: self.rule_name(*rule) },
                 NotAsked::NoPeer => Outcome::NoPeer,
             };
-            self.observe_unasked(outcome, parts.extensions.get());
+            self.observe_unasked(outcome, about.subject.as_ref());
         })
     }
 
-    fn read(&self, parts: &mut Parts) -> Result<Question, NotAsked> {
-        let view = View::new(parts, self)?;
+    fn read(&self, parts: &mut Parts, about: &About<'_>) -> Result<Question, NotAsked> {
+        let view = View::new(parts, about, self)?;
         // A router in front may have chosen some of the rules.
         let mut asked = reused(&ASKED);
-        let all = match parts.extensions.get::<Chosen>() {
-            Some(chosen) => self.rules.ask_into(&mut asked, &view, chosen.numbers(self.names.len())),
+        let all = match about.chosen.or_else(|| parts.extensions.get::<Chosen>()) {
+            Some(Chosen(chosen)) => {
+                self.rules.ask_into(&mut asked, &view, Chosen::numbers(chosen, self.names.len()))
+            }
             None => self.rules.ask_into(&mut asked, &view, 0..self.names.len()),
         };
-        let slots = self.wanted_slots(parts, &view);
+        let slots = self.wanted_slots(parts, about, &view);
         // Whatever the rules made of a request whose address they wanted and did not get does not count.
         if view.lacks_peer() {
             return Err(NotAsked::NoPeer);
@@ -248,8 +251,7 @@ impl<S: Store> Gate<S> {
         if let Some(uri) = view::respelt(&parts.uri, self.spelling, self.other_spellings)? {
             parts.uri = uri;
         }
-        let subject = parts.extensions.get().cloned();
-        Ok(Question { asked, enforced, shadows, slots, may_wait, subject })
+        Ok(Question { asked, enforced, shadows, slots, may_wait, subject: about.subject.clone() })
     }
 
     fn charge(&self, asked: &Asked, asking: &Asking, limit: usize, cost: u32) -> Charge {

@@ -116,6 +116,7 @@ use http::request::Parts;
 use smallvec::SmallVec;
 pub use tollgate_rules::{answer, client, key, path, rule, when};
 use tower_layer::Layer;
+use tower_service::Service;
 
 pub use self::body::ResponseBody;
 pub use self::builder::Builder;
@@ -127,6 +128,7 @@ pub use self::service::{RateLimit, ResponseFuture};
 pub use self::slots::ChosenSlots;
 use crate::limiter::Limiter;
 use crate::memory::Memory;
+use crate::store::Store;
 
 /// Puts limits in front of a service. See the [module](self).
 ///
@@ -160,6 +162,22 @@ impl<S> RateLimitLayer<S> {
     /// How many requests wait now, for leaky buckets that delay.
     pub fn waiting(&self) -> usize {
         self.gate.waiting.load(Ordering::Relaxed)
+    }
+}
+
+impl<S: Store + Send + Sync + 'static> RateLimitLayer<S> {
+    /// Calls a service that is ready, for one request: what [`layer`](Layer::layer) and a call of the service that it
+    /// makes do, for a router in front that knows more of a request than stands in it.
+    pub fn call_about<T, B, R>(
+        &self,
+        inner: T,
+        request: http::Request<B>,
+        about: About<'_>,
+    ) -> ResponseFuture<T, http::Request<B>, S>
+    where
+        T: Service<http::Request<B>, Response = http::Response<R>>,
+    {
+        service::call(&self.gate, service::Once(inner), request, about)
     }
 }
 
@@ -287,12 +305,36 @@ pub struct Chosen(pub Arc<[usize]>);
 
 impl Chosen {
     /// Each of them once, in order, and none that there is not: whoever wrote them down may have erred.
-    fn numbers(&self, rules: usize) -> SmallVec<[usize; 8]> {
-        let mut numbers: SmallVec<_> = self.0.iter().copied().filter(|number| *number < rules).collect();
+    fn numbers(chosen: &[usize], rules: usize) -> SmallVec<[usize; 8]> {
+        let mut numbers: SmallVec<_> = chosen.iter().copied().filter(|number| *number < rules).collect();
         numbers.sort_unstable();
         numbers.dedup();
         numbers
     }
+}
+
+/// What a router in front knows of a request, for [`RateLimitLayer::call_about`]: the same that may stand in its extensions,
+/// without their cost. What is not said here is looked for there.
+///
+/// ```
+/// use tollgate::tower::{About, Chosen, Route};
+///
+/// let (route, chosen) = (Route("download".into()), Chosen([0, 2].into()));
+/// let about = About { client: Some([192, 0, 2, 7].into()), route: Some(&route), chosen: Some(&chosen), ..About::default() };
+/// # let _ = about;
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct About<'a> {
+    /// Its client's address, whoever says so.
+    pub client: Option<IpAddr>,
+    /// The name of its route.
+    pub route: Option<&'a Route>,
+    /// The rules that concern it.
+    pub chosen: Option<&'a Chosen>,
+    /// The rules of slots that concern it.
+    pub slots: Option<&'a ChosenSlots>,
+    /// What [`Builder::observe`] gets back.
+    pub subject: Option<Subject>,
 }
 
 /// What happens to a request whose path is spelt in another way than the [normal form](path) that rules compare.

@@ -12,6 +12,7 @@ use pin_project_lite::pin_project;
 use tokio::time::{Sleep, sleep};
 use tower_service::Service;
 
+use super::About;
 use super::body::ResponseBody;
 use super::gate::{Gate, Next, Outcome, Question, Waiting};
 use super::told::{GrpcCall, Notes, Told, busy, denied, not_asked, tell};
@@ -71,71 +72,111 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        let (mut parts, body) = request.into_parts();
-        let grpc = GrpcCall::of(&parts.headers);
-        let state = match self.gate.question(&mut parts) {
-            Ok(question) => self.ask(question, Request::from_parts(parts, body), grpc),
-            Err(why) => self.refuse(not_asked(&why, grpc)),
-        };
-        ResponseFuture { state }
+        call(&self.gate, &mut self.inner, request, About::default())
     }
 }
 
-impl<T: Clone, S: Store + Send + Sync + 'static> RateLimit<T, S> {
-    fn ask<Q>(&mut self, mut question: Question, request: Q, grpc: Option<GrpcCall>) -> State<T, Q, S>
-    where
-        T: Service<Q>,
-    {
-        // Whoever may have to wait needs a place for that before anything is taken.
-        let place = match question.may_wait.then(|| Waiting::enter(&self.gate)) {
-            Some(None) => {
-                self.gate.observe_unasked(Outcome::Busy, question.subject.as_ref());
-                return self.refuse(busy(grpc));
+/// A service that is ready for one request.
+pub(crate) trait Ready<T> {
+    /// Where it is.
+    fn stay(&mut self) -> &mut T;
+    /// It goes with a request that waits, or is let go.
+    fn take(self) -> T;
+}
+
+impl<T: Clone> Ready<T> for &mut T {
+    fn stay(&mut self) -> &mut T {
+        self
+    }
+
+    /// Its clone becomes ready for the next request.
+    fn take(self) -> T {
+        let clone = self.clone();
+        std::mem::replace(self, clone)
+    }
+}
+
+/// One that no other request will ask for.
+pub(crate) struct Once<T>(pub(crate) T);
+
+impl<T> Ready<T> for Once<T> {
+    fn stay(&mut self) -> &mut T {
+        &mut self.0
+    }
+
+    fn take(self) -> T {
+        self.0
+    }
+}
+
+/// Asks about a request, and calls the service that is ready if it may pass.
+pub(crate) fn call<T, B, R, S>(
+    gate: &Arc<Gate<S>>,
+    ready: impl Ready<T>,
+    request: Request<B>,
+    about: About<'_>,
+) -> ResponseFuture<T, Request<B>, S>
+where
+    T: Service<Request<B>, Response = Response<R>>,
+    S: Store + Send + Sync + 'static,
+{
+    let (mut parts, body) = request.into_parts();
+    let grpc = GrpcCall::of(&parts.headers);
+    let state = match gate.question(&mut parts, about) {
+        Ok(question) => ask(gate, ready, question, Request::from_parts(parts, body), grpc),
+        Err(why) => refuse(ready, not_asked(&why, grpc)),
+    };
+    ResponseFuture { state }
+}
+
+fn ask<T: Service<Q>, Q, S: Store + Send + Sync + 'static>(
+    gate: &Arc<Gate<S>>,
+    mut ready: impl Ready<T>,
+    mut question: Question,
+    request: Q,
+    grpc: Option<GrpcCall>,
+) -> State<T, Q, S> {
+    // Whoever may have to wait needs a place for that before anything is taken.
+    let place = match question.may_wait.then(|| Waiting::enter(gate)) {
+        Some(None) => {
+            gate.observe_unasked(Outcome::Busy, question.subject.as_ref());
+            return refuse(ready, busy(grpc));
+        }
+        place => place.flatten(),
+    };
+    if let Some((next, slots)) = decide_now(gate, &mut question) {
+        question.leave();
+        return match next {
+            // The service that is ready stays where it is: it need not be cloned.
+            Next::Allowed { delay: Duration::ZERO, notes } => {
+                drop(place);
+                State::Inner { inner: ready.stay().call(request), notes, slots }
             }
-            place => place.flatten(),
+            Next::Denied { answer, is_closed } => refuse(ready, denied(answer, is_closed, grpc)),
+            next => Box::new(Held { ready: ready.take(), request, place, grpc }).after(next, slots),
         };
-        if let Some((next, slots)) = self.decide_now(&mut question) {
-            question.leave();
-            return match next {
-                // The service that is ready stays where it is: it need not be cloned.
-                Next::Allowed { delay: Duration::ZERO, notes } => {
-                    drop(place);
-                    State::Inner { inner: self.inner.call(request), notes, slots }
-                }
-                next => Held { ready: self.take_ready(), request, place, grpc }.after(next, slots),
-            };
-        }
-        let gate = self.gate.clone();
-        let deciding = Box::pin(async move { gate.admit(&mut question).await });
-        let held = Held { ready: self.take_ready(), request, place, grpc };
-        State::Deciding { deciding, held: Some(held) }
     }
+    let gate = gate.clone();
+    let deciding = Box::pin(async move { gate.admit(&mut question).await });
+    let held = Box::new(Held { ready: ready.take(), request, place, grpc });
+    State::Deciding { deciding, held: Some(held) }
+}
 
-    /// The decision, if the store does not keep anybody waiting, or is not even asked.
-    fn decide_now(&self, question: &mut Question) -> Option<(Next, Slots)> {
-        if !S::IS_IMMEDIATE && !question.is_empty() {
-            return None;
-        }
-        match pin!(self.gate.admit(question)).poll(&mut Context::from_waker(Waker::noop())) {
-            Poll::Ready(next) => Some(next),
-            Poll::Pending => None,
-        }
+/// The decision, if the store does not keep anybody waiting, or is not even asked.
+fn decide_now<S: Store>(gate: &Gate<S>, question: &mut Question) -> Option<(Next, Slots)> {
+    if !S::IS_IMMEDIATE && !question.is_empty() {
+        return None;
     }
+    match pin!(gate.admit(question)).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(next) => Some(next),
+        Poll::Pending => None,
+    }
+}
 
-    /// The service that is ready. Its clone becomes ready for the next request.
-    fn take_ready(&mut self) -> T {
-        let clone = self.inner.clone();
-        std::mem::replace(&mut self.inner, clone)
-    }
-
-    fn refuse<Q>(&mut self, told: Told) -> State<T, Q, S>
-    where
-        T: Service<Q>,
-    {
-        // It may have set aside something for this request, which others may wait for.
-        drop(self.take_ready());
-        State::Told { told: Some(told) }
-    }
+fn refuse<T: Service<Q>, Q, S>(ready: impl Ready<T>, told: Told) -> State<T, Q, S> {
+    // It may have set aside something for this request, which others may wait for.
+    drop(ready.take());
+    State::Told { told: Some(told) }
 }
 
 /// A request that waits, and the service that is ready for it.
@@ -148,21 +189,21 @@ struct Held<T, Q, S> {
 
 impl<T: Service<Q>, Q, S> Held<T, Q, S> {
     /// What follows from a decision.
-    fn after(self, next: Next, slots: Slots) -> State<T, Q, S> {
+    fn after(self: Box<Self>, next: Next, slots: Slots) -> State<T, Q, S> {
         match next {
             Next::Allowed { delay: Duration::ZERO, notes } => self.go_on(notes, slots),
             Next::Allowed { delay, notes } => {
-                State::Delayed { sleep: sleep(delay), held: Some(self), notes, slots }
+                State::Delayed { sleep: Box::pin(sleep(delay)), held: Some(self), notes, slots }
             }
             Next::Denied { answer, is_closed } => {
-                State::Told { told: Some(denied(&answer, is_closed, self.grpc)) }
+                State::Told { told: Some(denied(answer, is_closed, self.grpc)) }
             }
         }
     }
 
     /// Lets the request in.
-    fn go_on(self, notes: Notes, slots: Slots) -> State<T, Q, S> {
-        let Held { mut ready, request, place, .. } = self;
+    fn go_on(self: Box<Self>, notes: Notes, slots: Slots) -> State<T, Q, S> {
+        let Held { mut ready, request, place, .. } = *self;
         // It waits no more.
         drop(place);
         State::Inner { inner: ready.call(request), notes, slots }
@@ -177,6 +218,35 @@ pin_project! {
     pub struct ResponseFuture<T, Q, S = Memory> where T: Service<Q> {
         #[pin]
         state: State<T, Q, S>,
+    }
+}
+
+impl<T: Service<Q>, Q, S> ResponseFuture<T, Q, S> {
+    /// What a client is told instead of the service's response, if that is known already: nobody need wait for it.
+    ///
+    /// ```
+    /// # use std::convert::Infallible;
+    /// # use http::{Request, Response};
+    /// # use tollgate::tower::{About, RateLimitLayer};
+    /// # let service = tower::service_fn(|_: Request<()>| async { Ok::<_, Infallible>(Response::new(String::new())) });
+    /// # let limit = tollgate::Limit::fixed_window(1, std::time::Duration::from_secs(3600), tollgate::Align::FirstRequest)?;
+    /// let layer = RateLimitLayer::builder().per_client("per-client", limit).build()?;
+    /// let about = || About { client: Some([192, 0, 2, 7].into()), ..About::default() };
+    ///
+    /// let mut allowed = layer.call_about(service, Request::new(()), about());
+    /// assert!(allowed.told().is_none());
+    /// let mut denied = layer.call_about(service, Request::new(()), about());
+    /// assert_eq!(denied.told().map(|response| response.status()), Some(http::StatusCode::TOO_MANY_REQUESTS));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn told<R>(&mut self) -> Option<Response<ResponseBody<R>>>
+    where
+        T: Service<Q, Response = Response<R>>,
+    {
+        match &mut self.state {
+            State::Told { told } => told.take().map(Told::into_response),
+            _ => None,
+        }
     }
 }
 
@@ -199,8 +269,9 @@ pin_project! {
     #[project = Projected]
     enum State<T, Q, S> where T: Service<Q> {
         Told { told: Option<Told> },
-        Deciding { deciding: Deciding, held: Option<Held<T, Q, S>> },
-        Delayed { #[pin] sleep: Sleep, held: Option<Held<T, Q, S>>, notes: Notes, slots: Slots },
+        // In boxes: whoever need not wait does not carry the room for it.
+        Deciding { deciding: Deciding, held: Option<Box<Held<T, Q, S>>> },
+        Delayed { sleep: Pin<Box<Sleep>>, held: Option<Box<Held<T, Q, S>>>, notes: Notes, slots: Slots },
         Inner { #[pin] inner: T::Future, notes: Notes, slots: Slots },
         Done,
     }
@@ -236,7 +307,7 @@ where
                     held.take().map(|held| held.after(next, slots))
                 }
                 Projected::Delayed { sleep, held, notes, slots } => {
-                    ready!(sleep.poll(context));
+                    ready!(sleep.as_mut().poll(context));
                     held.take().map(|held| held.go_on(std::mem::take(notes), std::mem::take(slots)))
                 }
                 Projected::Done => return Poll::Pending,

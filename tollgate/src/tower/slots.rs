@@ -43,7 +43,7 @@ pub use tollgate_rules::slots::Slots;
 
 use super::gate::{ANSWER, Gate, Next, NotAsked, Observed, Outcome, Question, Ruled, leave, reused};
 use super::view::View;
-use super::{Builder, Chosen, LayerError, RateLimitLayer};
+use super::{About, Builder, Chosen, LayerError, RateLimitLayer};
 use crate::slots::{Counter, Found, Held, Taken, Wanted};
 use crate::store::Store;
 
@@ -147,7 +147,12 @@ thread_local! {
 
 impl<S: Store> Gate<S> {
     /// The slots that a request wants.
-    pub(crate) fn wanted_slots(&self, parts: &Parts, view: &View<'_, S>) -> Result<Asked, NotAsked> {
+    pub(crate) fn wanted_slots(
+        &self,
+        parts: &Parts,
+        about: &About<'_>,
+        view: &View<'_, S>,
+    ) -> Result<Asked, NotAsked> {
         let mut asked = Asked::default();
         let Some(SlotRules { all, .. }) = &self.slots else { return Ok(asked) };
         let mut key = reused(&KEY);
@@ -165,8 +170,10 @@ impl<S: Store> Gate<S> {
             }
         };
         // A router in front may have chosen some of them.
-        match parts.extensions.get::<ChosenSlots>() {
-            Some(chosen) => Chosen(chosen.0.clone()).numbers(all.len()).into_iter().try_for_each(&mut want),
+        match about.slots.or_else(|| parts.extensions.get()) {
+            Some(ChosenSlots(chosen)) => {
+                Chosen::numbers(chosen, all.len()).into_iter().try_for_each(&mut want)
+            }
             None => (0..all.len()).try_for_each(&mut want),
         }?;
         leave(&KEY, key);

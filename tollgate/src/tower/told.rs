@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use tollgate_rules::answer::{Answer, Header, Merged, merged};
 
 use super::body::ResponseBody;
-use super::gate::NotAsked;
+use super::gate::{ANSWER, NotAsked, leave};
 
 /// A header that goes with a response.
 #[derive(Debug)]
@@ -21,9 +21,32 @@ pub(crate) struct Note {
 /// As many as the usual set of headers has.
 pub(crate) type Notes = SmallVec<[Note; 2]>;
 
+const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
+const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
+
+/// More than any set has, with what a denied client is told.
+const HEADERS_MAX: usize = 12;
+
+/// A name of ours. To read one takes longer than to compare it with those that nearly every answer has.
+fn header_name(name: &'static str) -> HeaderName {
+    match name {
+        "ratelimit" => RATELIMIT,
+        "ratelimit-policy" => RATELIMIT_POLICY,
+        "retry-after" => RETRY_AFTER,
+        "cache-control" => CACHE_CONTROL,
+        "content-type" => CONTENT_TYPE,
+        other => HeaderName::from_static(other),
+    }
+}
+
 impl Note {
     pub(crate) fn new(header: Header<'_>) -> Option<Note> {
-        let value = HeaderValue::from_str(header.value).ok()?;
+        let value = match header.value {
+            // As with the names.
+            "no-store" => HeaderValue::from_static("no-store"),
+            "application/problem+json" => HeaderValue::from_static("application/problem+json"),
+            other => HeaderValue::from_str(other).ok()?,
+        };
         Some(Note { name: header.name, value, is_list: header.is_list })
     }
 }
@@ -33,7 +56,7 @@ pub(crate) fn tell(headers: &mut HeaderMap, notes: Notes) {
     // Of single values the upstream's stand, and all of ours go: a mixture would describe no limit at all.
     let has_theirs = notes.iter().any(|note| !note.is_list && headers.contains_key(note.name));
     for Note { name, value, is_list } in notes {
-        let name = HeaderName::from_static(name);
+        let name = header_name(name);
         if is_list && headers.contains_key(&name) {
             join(headers, name, value);
         } else if is_list || !has_theirs {
@@ -108,25 +131,31 @@ const INTERNAL: &str = "13";
 const UNAVAILABLE: &str = "14";
 
 /// What those are told whom their limits deny; `is_closed` if only because the store is away.
-pub(crate) fn denied(answer: &Answer, is_closed: bool, grpc: Option<GrpcCall>) -> Told {
+pub(crate) fn denied(answer: Answer, is_closed: bool, grpc: Option<GrpcCall>) -> Told {
     let status = answer.status().and_then(|status| StatusCode::from_u16(status).ok());
     let mut told = Told {
         status: status.unwrap_or(StatusCode::TOO_MANY_REQUESTS),
-        headers: HeaderMap::new(),
+        headers: HeaderMap::with_capacity(HEADERS_MAX),
         body: Bytes::new(),
     };
-    tell(&mut told.headers, answer.headers().filter_map(Note::new).collect());
-    let Some(call) = grpc else {
-        return Told { body: Bytes::copy_from_slice(answer.body().as_bytes()), ..told };
-    };
-    let (code, why) = match is_closed {
-        true => (UNAVAILABLE, "less capacity than usual for now"),
-        false => (RESOURCE_EXHAUSTED, "too many requests"),
-    };
-    match answer.header(RETRY_AFTER.as_str()) {
-        Some(wait) => told.into_grpc(call, code, &format!("{why}; try again in {wait} s")),
-        None => told.into_grpc(call, code, why),
+    for Note { name, value, .. } in answer.headers().filter_map(Note::new) {
+        told.headers.insert(header_name(name), value);
     }
+    let told = match grpc {
+        None => Told { body: Bytes::copy_from_slice(answer.body().as_bytes()), ..told },
+        Some(call) => {
+            let (code, why) = match is_closed {
+                true => (UNAVAILABLE, "less capacity than usual for now"),
+                false => (RESOURCE_EXHAUSTED, "too many requests"),
+            };
+            match answer.header(RETRY_AFTER.as_str()) {
+                Some(wait) => told.into_grpc(call, code, &format!("{why}; try again in {wait} s")),
+                None => told.into_grpc(call, code, why),
+            }
+        }
+    };
+    leave(&ANSWER, answer);
+    told
 }
 
 /// What those are told about whom no limit was asked.

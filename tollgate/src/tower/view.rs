@@ -12,11 +12,12 @@ use tollgate_rules::path::{Spelling, normalise};
 use tollgate_rules::request::{Request, host_name};
 
 use super::gate::{Gate, NotAsked};
-use super::{Claims, OtherSpellings, Route};
+use super::{About, Claims, OtherSpellings};
 
 /// A request's head. What takes work is worked out when the first rule wants to know it.
 pub(crate) struct View<'a, S> {
     parts: &'a Parts,
+    about: &'a About<'a>,
     gate: &'a Gate<S>,
     path: Cow<'a, str>,
     host: &'a str,
@@ -25,11 +26,15 @@ pub(crate) struct View<'a, S> {
 }
 
 impl<'a, S> View<'a, S> {
-    pub(crate) fn new(parts: &'a Parts, gate: &'a Gate<S>) -> Result<View<'a, S>, NotAsked> {
+    pub(crate) fn new(
+        parts: &'a Parts,
+        about: &'a About<'a>,
+        gate: &'a Gate<S>,
+    ) -> Result<View<'a, S>, NotAsked> {
         let path = normalise(parts.uri.path(), gate.spelling);
         let path = path.map_err(|error| NotAsked::Bad(error.to_string()))?;
         let (client, verified) = (OnceCell::new(), OnceCell::new());
-        Ok(View { parts, gate, path, host: host(parts)?, client, verified })
+        Ok(View { parts, about, gate, path, host: host(parts)?, client, verified })
     }
 
     /// Whether a rule wanted to know the client's address, and nobody had said where requests come from.
@@ -49,6 +54,9 @@ impl<'a, S> View<'a, S> {
     }
 
     fn find_client(&self) -> Option<IpAddr> {
+        if self.about.client.is_some() {
+            return self.about.client;
+        }
         let peer = (self.gate.peer)(self.parts)?;
         let trust = &self.gate.trust;
         let lines = self.parts.headers.get_all(trust.source().header_name());
@@ -135,7 +143,8 @@ impl<S> Request for View<'_, S> {
     }
 
     fn route(&self) -> &str {
-        self.parts.extensions.get::<Route>().map_or("", |route| route.0.as_ref())
+        let route = self.about.route.or_else(|| self.parts.extensions.get());
+        route.map_or("", |route| route.0.as_ref())
     }
 
     fn claim(&self, name: &str) -> Option<&str> {
