@@ -76,6 +76,7 @@ pub(crate) const UPSTREAM: &[&str] = &[
     "balance",
     "protocol",
     "connect_timeout",
+    "read_timeout",
     "idle_timeout",
     "max_connections",
     "retries",

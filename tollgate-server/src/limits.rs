@@ -160,7 +160,7 @@ pub(crate) fn builder(config: &Config, tokens: Option<&Arc<Tokens>>) -> Builder 
         builder = builder.slots(slots);
     }
     if let Some(tokens) = tokens.cloned() {
-        builder = builder.claims(move |request| tokens.claims(request));
+        builder = builder.tokens(tokens);
     }
     builder
 }

@@ -22,15 +22,23 @@ pub(crate) enum Decision {
     Refused,
     /// There was too much to do.
     Shed,
+    /// Its client left before anything was decided.
+    Undecided,
 }
 
 impl Decision {
-    const ALL: [Decision; 5] =
-        [Decision::Allowed, Decision::Denied, Decision::Closed, Decision::Refused, Decision::Shed];
+    const ALL: [Decision; 6] = [
+        Decision::Allowed,
+        Decision::Denied,
+        Decision::Closed,
+        Decision::Refused,
+        Decision::Shed,
+        Decision::Undecided,
+    ];
 
-    /// The one of this number; nothing was said of a request that passed no limit.
+    /// The one of this number.
     pub(crate) fn of(number: u8) -> Decision {
-        Decision::ALL.get(usize::from(number)).copied().unwrap_or(Decision::Allowed)
+        Decision::ALL.get(usize::from(number)).copied().unwrap_or(Decision::Undecided)
     }
 
     /// Its name in metrics and logs.
@@ -41,6 +49,7 @@ impl Decision {
             Decision::Closed => "closed",
             Decision::Refused => "refused",
             Decision::Shed => "shed",
+            Decision::Undecided => "undecided",
         }
     }
 }

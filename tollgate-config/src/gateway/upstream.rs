@@ -27,6 +27,8 @@ pub struct Upstream {
     pub protocol: Protocol,
     /// How long a connection may take to come about.
     pub connect_timeout: Duration,
+    /// How long it may be silent in the middle of an answer.
+    pub read_timeout: Duration,
     /// How long a connection is kept that nobody uses.
     pub idle_timeout: Duration,
     /// The most connections, for each address.
@@ -96,6 +98,8 @@ const RETRY_PERCENTS: RangeInclusive<u32> = 0..=100;
 /// A row of good or bad answers that means something.
 const ROWS: RangeInclusive<u32> = 1..=1_000;
 const CONNECT_TIMEOUTS: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(60);
+/// Events may come hours apart.
+const READ_TIMEOUTS: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(86_400);
 const IDLE_TIMEOUTS: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(3_600);
 const HEALTH_TIMES: RangeInclusive<Duration> = Duration::from_millis(10)..=Duration::from_secs(3_600);
 const EJECTIONS: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(86_400);
@@ -110,6 +114,7 @@ impl Upstream {
             balance: Balance::RoundRobin,
             protocol: Protocol::Http1,
             connect_timeout: Duration::from_secs(1),
+            read_timeout: Duration::from_secs(60),
             idle_timeout: Duration::from_secs(60),
             max_connections: CONNECTIONS_DEFAULT as usize,
             retry_percent: RETRY_PERCENT_DEFAULT,
@@ -213,6 +218,7 @@ fn upstream(reader: &mut Reader, entry: Entry<'_>, outside: &dyn Outside) -> Opt
             usual.connect_timeout,
             CONNECT_TIMEOUTS,
         ),
+        read_timeout: time(reader, &fields, "read_timeout", "a timeout", usual.read_timeout, READ_TIMEOUTS),
         idle_timeout: time(reader, &fields, "idle_timeout", "a timeout", usual.idle_timeout, IDLE_TIMEOUTS),
         max_connections: max_connections as usize,
         retry_percent: count(reader, &fields, "retries", usual.retry_percent, RETRY_PERCENTS),

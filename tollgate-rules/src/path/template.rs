@@ -78,12 +78,34 @@ impl Template {
 
     /// The new path of a normal path, by the pattern that the template was made for. `None` if that does not match.
     pub fn expand(&self, pattern: &Pattern, normalised: &str) -> Option<String> {
+        self.expand_as(pattern, normalised, normalised)
+    }
+
+    /// The same, with the letters of what was captured as they are in `spelt`: the same path, but for upper and lower
+    /// case.
+    ///
+    /// ```
+    /// use tollgate_rules::path::{Pattern, Template};
+    ///
+    /// let pattern = Pattern::parse("/users/{id}").unwrap();
+    /// let template = Template::parse("/people/{id}", &pattern).unwrap();
+    /// let path = template.expand_as(&pattern, "/users/abc", "/Users/AbC");
+    /// assert_eq!(path.as_deref(), Some("/people/AbC"));
+    /// ```
+    pub fn expand_as(&self, pattern: &Pattern, normalised: &str, spelt: &str) -> Option<String> {
+        let is_same = spelt.get(..normalised.len()).is_some_and(|it| it.eq_ignore_ascii_case(normalised));
+        let spelt = if is_same { spelt } else { normalised };
+        // What is captured is a part of the path.
+        let as_spelt = |captured: &str| {
+            let from = captured.as_ptr() as usize - normalised.as_ptr() as usize;
+            &spelt[from..from + captured.len()]
+        };
         let mut path = String::new();
         for part in &self.parts {
             path.push_str(match part {
                 Part::Text(text) => text,
-                Part::Name(name) => pattern.capture(normalised, name)?,
-                Part::Rest => pattern.rest(normalised)?,
+                Part::Name(name) => as_spelt(pattern.capture(normalised, name)?),
+                Part::Rest => as_spelt(pattern.rest(normalised)?),
             });
         }
         if path.is_empty() {

@@ -26,7 +26,7 @@ pub(crate) fn problem(status: StatusCode, detail: &str) -> Response<UpstreamBody
 }
 
 /// The same in the words of gRPC, whose clients take any body for messages. What an upstream has answered stays.
-pub(crate) fn in_grpc(mut response: Response<Outgoing>) -> Response<Outgoing> {
+pub(crate) fn in_grpc(mut response: Response<Outgoing>, content_type: HeaderValue) -> Response<Outgoing> {
     if response.extensions_mut().remove::<Ours>().is_none() {
         return response;
     }
@@ -40,7 +40,7 @@ pub(crate) fn in_grpc(mut response: Response<Outgoing>) -> Response<Outgoing> {
     let mut response = response.map(|_| Outgoing::unlimited(UpstreamBody::told("")));
     *response.status_mut() = StatusCode::OK;
     let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+    headers.insert(CONTENT_TYPE, content_type);
     headers.insert("grpc-status", HeaderValue::from_static(code));
     let message = HeaderValue::from_static(status.canonical_reason().unwrap_or("Refused"));
     headers.insert("grpc-message", message);

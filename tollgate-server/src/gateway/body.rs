@@ -8,12 +8,14 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::HeaderName;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::time::{Sleep, sleep};
 use tollgate::tower::ResponseBody;
 
 use super::deadline::Upload;
+use super::heads::may_trail;
 use super::pool::{Connection, Pool};
 use super::record::Passage;
 use super::upstream::UnderWay;
@@ -27,16 +29,21 @@ pub(crate) struct RequestBody {
     waiting: Option<Pin<Box<Sleep>>>,
     /// Whose turn it is, for those who wait for the answer.
     upload: Option<Arc<Upload>>,
+    /// Headers that may not come behind the body, either.
+    named: Option<Arc<[HeaderName]>>,
 }
 
 impl RequestBody {
-    pub(crate) fn new(body: Incoming, patience: Option<Duration>) -> RequestBody {
-        let body = (!body.is_end_stream()).then_some(body);
-        RequestBody { upload: body.is_some().then(Arc::default), body, patience, waiting: None }
+    pub(crate) fn new(body: Incoming, patience: Option<Duration>, named: &Arc<[HeaderName]>) -> RequestBody {
+        if body.is_end_stream() {
+            return RequestBody::empty();
+        }
+        let (upload, named) = (Some(Arc::default()), Some(named.clone()));
+        RequestBody { body: Some(body), patience, waiting: None, upload, named }
     }
 
     pub(crate) fn empty() -> RequestBody {
-        RequestBody { body: None, patience: None, waiting: None, upload: None }
+        RequestBody { body: None, patience: None, waiting: None, upload: None, named: None }
     }
 }
 
@@ -78,6 +85,23 @@ pub(crate) fn client_fault(error: &hyper::Error) -> Option<&BodyError> {
     None
 }
 
+/// What limits and routes have looked at does not come once more behind the body.
+fn screen_trailers(mut frame: Frame<Bytes>, named: &[HeaderName]) -> Frame<Bytes> {
+    if let Some(trailers) = frame.trailers_mut() {
+        let is_kept = |name: &HeaderName| may_trail(name) && !named.contains(name);
+        *trailers = std::mem::take(trailers)
+            .into_iter()
+            .scan(None, |last, (name, value)| {
+                // Of several values of a name, only the first comes with it.
+                *last = name.or(last.take());
+                Some((last.clone()?, value))
+            })
+            .filter(|(name, _)| is_kept(name))
+            .collect();
+    }
+    frame
+}
+
 impl Body for RequestBody {
     type Data = Bytes;
     type Error = BodyError;
@@ -86,12 +110,14 @@ impl Body for RequestBody {
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        let RequestBody { body, patience, waiting, upload } = self.get_mut();
+        let RequestBody { body, patience, waiting, upload, named } = self.get_mut();
         let Some(incoming) = body else { return Poll::Ready(None) };
         if let Poll::Ready(frame) = Pin::new(incoming).poll_frame(context) {
             *waiting = None;
             upload.iter().for_each(|upload| upload.waits_for_upstream());
-            return Poll::Ready(frame.map(|frame| frame.map_err(BodyError::Broken)));
+            let named = named.as_deref().unwrap_or_default();
+            let screened = |frame| screen_trailers(frame, named);
+            return Poll::Ready(frame.map(|frame| frame.map(screened).map_err(BodyError::Broken)));
         }
         upload.iter().for_each(|upload| upload.waits_for_client());
         let Some(patience) = *patience else { return Poll::Pending };
@@ -121,10 +147,32 @@ pub(crate) enum UpstreamBody {
 #[derive(Debug)]
 pub(crate) struct Streamed {
     body: Incoming,
+    /// How long the upstream may send nothing.
+    patience: Option<Duration>,
+    waiting: Option<Pin<Box<Sleep>>>,
     /// With the pool that it goes back to.
     connection: Option<(Connection, Arc<Pool>)>,
     _under_way: Option<UnderWay>,
 }
+
+/// Why an upstream's body broke off.
+#[derive(Debug)]
+pub(crate) enum AnswerError {
+    /// It sent nothing for too long.
+    Silent,
+    Broken(hyper::Error),
+}
+
+impl fmt::Display for AnswerError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            AnswerError::Silent => write!(f, "the upstream sent nothing for too long"),
+            AnswerError::Broken(error) => write!(f, "{error}"),
+        }
+    }
+}
+
+impl Error for AnswerError {}
 
 impl UpstreamBody {
     pub(crate) fn told(text: impl Into<Bytes>) -> UpstreamBody {
@@ -134,11 +182,13 @@ impl UpstreamBody {
 
     pub(crate) fn streamed(
         body: Incoming,
+        patience: Option<Duration>,
         connection: Connection,
         home: Arc<Pool>,
         under_way: Option<UnderWay>,
     ) -> UpstreamBody {
-        let mut streamed = Streamed { body, connection: Some((connection, home)), _under_way: under_way };
+        let connection = Some((connection, home));
+        let mut streamed = Streamed { body, patience, waiting: None, connection, _under_way: under_way };
         streamed.go_home();
         match streamed.connection {
             // There is no body, so nothing is on its way any more.
@@ -158,24 +208,39 @@ impl Streamed {
     }
 }
 
+impl Streamed {
+    fn poll_frame(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, AnswerError>>> {
+        let frame = match Pin::new(&mut self.body).poll_frame(context) {
+            Poll::Ready(frame) => {
+                self.waiting = None;
+                frame.map(|frame| frame.map_err(AnswerError::Broken))
+            }
+            Poll::Pending => {
+                let Some(patience) = self.patience else { return Poll::Pending };
+                let waited = self.waiting.get_or_insert_with(|| Box::pin(sleep(patience)));
+                ready!(waited.as_mut().poll(context));
+                Some(Err(AnswerError::Silent))
+            }
+        };
+        match &frame {
+            Some(Err(_)) => self.connection = None,
+            _ => self.go_home(),
+        }
+        Poll::Ready(frame)
+    }
+}
+
 impl Body for UpstreamBody {
     type Data = Bytes;
-    type Error = hyper::Error;
+    type Error = AnswerError;
 
     fn poll_frame(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, AnswerError>>> {
         match self.get_mut() {
             UpstreamBody::Told(text) => Poll::Ready(text.take().map(|text| Ok(Frame::data(text)))),
-            UpstreamBody::Streamed(streamed) => {
-                let frame = ready!(Pin::new(&mut streamed.body).poll_frame(context));
-                match &frame {
-                    Some(Err(_)) => streamed.connection = None,
-                    _ => streamed.go_home(),
-                }
-                Poll::Ready(frame)
-            }
+            UpstreamBody::Streamed(streamed) => streamed.poll_frame(context),
         }
     }
 
@@ -232,12 +297,12 @@ impl Outgoing {
 
 impl Body for Outgoing {
     type Data = Bytes;
-    type Error = hyper::Error;
+    type Error = AnswerError;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, AnswerError>>> {
         let frame = match &mut self.body {
             Limited::Yes(body) => ready!(Pin::new(body).poll_frame(context)),
             Limited::No(body) => ready!(Pin::new(body).poll_frame(context)),

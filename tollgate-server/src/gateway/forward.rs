@@ -92,6 +92,8 @@ pub(crate) struct Errand<S> {
     pub(crate) takes_trailers: bool,
     /// Whether the request's head tells already for whom it is.
     pub(crate) is_forwarded: bool,
+    /// Whether nothing may come for a long time, and all is well.
+    pub(crate) may_be_silent: bool,
 }
 
 impl<S> Forward<S> {
@@ -196,9 +198,11 @@ impl<S: Stored> Errand<S> {
                         tracing::warn!(upstream = %address.authority, "gets no requests for a while: it fails");
                     }
                     let home = address.pool(worker).clone();
-                    return self.answered(
-                        response.map(|body| UpstreamBody::streamed(body, connection, home, under_way)),
-                    );
+                    let patience = (!self.may_be_silent).then_some(upstream.config.read_timeout);
+                    return self
+                        .answered(response.map(|body| {
+                            UpstreamBody::streamed(body, patience, connection, home, under_way)
+                        }));
                 }
                 Err(failed) => failed,
             };
@@ -240,7 +244,7 @@ impl<S: Stored> Errand<S> {
                 let pattern = self.route.when.paths.first();
                 normal
                     .zip(pattern)
-                    .and_then(|(path, pattern)| template.expand(pattern, &path))
+                    .and_then(|(normal, pattern)| template.expand_as(pattern, &normal, path))
                     .map(Cow::Owned)
             }
         };
@@ -284,6 +288,8 @@ impl<S: Stored> Errand<S> {
         let prefix = &address.config.path;
         let path = match prefix.is_empty() {
             true => path,
+            // The server as a whole.
+            false if path == "*" => path,
             false => PathAndQuery::try_from(format!("{prefix}{path}")).unwrap_or(path),
         };
         if address.protocol == Protocol::Http1 {

@@ -3,7 +3,8 @@
 use std::net::IpAddr;
 
 use http::header::{
-    CONNECTION, FORWARDED, HOST, HeaderMap, HeaderName, HeaderValue, TE, TRANSFER_ENCODING, UPGRADE,
+    AUTHORIZATION, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, COOKIE, FORWARDED, HOST,
+    HeaderMap, HeaderName, HeaderValue, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
 };
 use smallvec::SmallVec;
 use tollgate_config::HeaderEdits;
@@ -59,6 +60,13 @@ pub(crate) fn is_hop_by_hop(name: &HeaderName) -> bool {
 /// Whether a header is one that [`set_forwarded`] sets, or the request's name.
 pub(crate) fn is_forwarded(name: &HeaderName) -> bool {
     [FORWARDED, X_REAL_IP, X_REQUEST_ID].contains(name) || name.as_str().starts_with(X_FORWARDED)
+}
+
+/// Whether a header may come behind a body: none that says how a message is to be read, for whom it is, or whose it is.
+pub(crate) fn may_trail(name: &HeaderName) -> bool {
+    const NEVER: [HeaderName; 7] =
+        [HOST, CONTENT_LENGTH, CONTENT_TYPE, CONTENT_ENCODING, AUTHORIZATION, COOKIE, TRAILER];
+    !is_hop_by_hop(name) && !is_forwarded(name) && !NEVER.contains(name)
 }
 
 /// Whether a client can do with trailers, which gRPC cannot do without.

@@ -34,12 +34,23 @@ pub(crate) fn set_worker(number: usize) {
 }
 
 /// What the limits said to a request, told to whoever gave it to them.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Said {
     decision: AtomicU8,
     /// The number of the rule that denied or delayed it, from 1.
     rule: AtomicU32,
     waited_us: AtomicU64,
+}
+
+impl Default for Said {
+    /// Nothing yet.
+    fn default() -> Said {
+        Said {
+            decision: AtomicU8::new(Decision::Undecided as u8),
+            rule: AtomicU32::new(0),
+            waited_us: AtomicU64::new(0),
+        }
+    }
 }
 
 /// Counts what limits say, and leaves word of it with the request.

@@ -8,14 +8,14 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use http::header::{CONTENT_TYPE, EXPECT, HOST, HeaderMap, HeaderValue};
+use http::header::{ALLOW, EXPECT, HOST, HeaderValue};
 use http::request::Parts;
 use http::uri::{PathAndQuery, Uri};
 use http::{Request, Response, StatusCode, Version};
 use hyper::body::{Body, Incoming};
 use pin_project_lite::pin_project;
 use tollgate::tower::token::Tokens;
-use tollgate::tower::{About, Claims, ResponseFuture, Subject};
+use tollgate::tower::{About, Claims, ResponseFuture, Subject, grpc_content_type};
 use tollgate_rules::client::Trust;
 use tollgate_rules::path::{Ambiguous, Spelling, normalise};
 use tollgate_rules::request::Request as _;
@@ -41,10 +41,10 @@ pub(crate) fn serve<S: Stored>(connection: &Arc<Connection<S>>, request: Request
     let desk = &connection.worker.desk;
     let mut passage = Passage::new(desk, connection.peer, connection.watch.begin());
     let is_http1 = request.version() < Version::HTTP_2;
-    let is_grpc = is_grpc(request.headers());
+    let grpc = grpc_content_type(request.headers());
     let is_long = is_http1 && is_long(&request);
-    let entered = enter(connection, request, is_grpc, &mut passage);
-    let rest = Rest { passage, is_http1, is_grpc, is_long };
+    let entered = enter(connection, request, grpc.is_some(), &mut passage);
+    let rest = Rest { passage, is_http1, grpc, is_long };
     match entered {
         Ok(Entered::Limited { mut limited }) => match limited.told() {
             Some(told) => Serving::answered(rest.end(connection, told.map(Outgoing::limited))),
@@ -109,17 +109,18 @@ impl<S: Stored> Future for Serving<S> {
 pub(crate) struct Rest {
     passage: Passage,
     is_http1: bool,
-    is_grpc: bool,
+    /// The content type that a gRPC call expects.
+    grpc: Option<HeaderValue>,
     is_long: bool,
 }
 
 impl Rest {
     /// The answer as it goes to the client.
     fn end<S>(self, connection: &Connection<S>, mut response: Response<Outgoing>) -> Response<Outgoing> {
-        let Rest { mut passage, is_http1, is_grpc, is_long } = self;
+        let Rest { mut passage, is_http1, grpc, is_long } = self;
         passage.answered(response.status());
-        if is_grpc {
-            response = in_grpc(response);
+        if let Some(content_type) = grpc {
+            response = in_grpc(response, content_type);
         }
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
             connection.switch(&mut response, passage);
@@ -156,6 +157,10 @@ fn enter<S: Stored>(
     if let Err(refusal) = screen(&mut parts, &state.header_names) {
         passage.said().set(Decision::Refused);
         let mut response = problem(refusal.status, refusal.why);
+        if refusal.status == StatusCode::METHOD_NOT_ALLOWED {
+            let allowed = HeaderValue::from_static("GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS");
+            response.headers_mut().insert(ALLOW, allowed);
+        }
         // What else comes on this connection is not to be trusted.
         if parts.version < Version::HTTP_2 {
             close(&mut response);
@@ -177,6 +182,8 @@ fn enter<S: Stored>(
         return Err(try_again(StatusCode::SERVICE_UNAVAILABLE, "the gateway has too much to do"));
     }
 
+    // A stream of calls may be silent for hours.
+    let may_be_silent = is_grpc && parts.version >= Version::HTTP_2;
     let mut errand = Errand {
         upgrade: wanted_upgrade(&parts),
         takes_trailers: takes_trailers(&parts.headers),
@@ -185,15 +192,14 @@ fn enter<S: Stored>(
         client,
         id: passage.id().clone(),
         is_forwarded: false,
+        may_be_silent,
     };
     // What we say of a request, limits must have from us. Where they do not look, one that they deny need not pay for it.
     if state.reads_forwarded {
         errand.set_forwarded(&mut parts.headers);
         errand.is_forwarded = true;
     }
-    // A stream of calls may be silent for hours.
-    let may_be_silent = is_grpc && parts.version >= Version::HTTP_2;
-    let body = RequestBody::new(body, (!may_be_silent).then_some(state.timeouts.body));
+    let body = RequestBody::new(body, (!may_be_silent).then_some(state.timeouts.body), &state.header_names);
     let (request, mut forward) = (Request::from_parts(parts, body), Forward::new(errand));
     Ok(match &state.limits {
         Some(limits) => {
@@ -206,12 +212,11 @@ fn enter<S: Stored>(
             };
             Entered::Limited { limited: limits.call_about(forward, request, about) }
         }
-        None => Entered::Unlimited { unlimited: forward.call(request) },
+        None => {
+            passage.said().set(Decision::Allowed);
+            Entered::Unlimited { unlimited: forward.call(request) }
+        }
     })
-}
-
-fn is_grpc(headers: &HeaderMap) -> bool {
-    headers.get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"))
 }
 
 /// What a client is told instead of a response. Most requests have none, and should not make room for it.
@@ -231,6 +236,11 @@ fn look_up<'s, S: Stored>(
     let seen = Seen { parts, path: &path, trust, tokens, peer, client, claims };
     let route = state.routes(worker).iter().find(|route| route.when.fits(&seen));
     let client = seen.client();
+    // Whoever looks next may believe the other one.
+    let token_header = seen.claims.get().and(tokens).map(Tokens::header_name);
+    if token_header.is_some_and(|name| parts.headers.get_all(name).iter().nth(1).is_some()) {
+        return Err(Box::new(problem(StatusCode::BAD_REQUEST, "there are two tokens; send one")));
+    }
     let Some(route) = route else {
         return Err(Box::new(problem(StatusCode::NOT_FOUND, "there is no route for this request")));
     };

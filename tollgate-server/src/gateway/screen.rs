@@ -62,6 +62,9 @@ pub(crate) fn screen(parts: &mut Parts, named: &[HeaderName]) -> Result<(), Refu
         let why = "TRACE would show a client what was added on the way";
         return Err(Refusal { status: StatusCode::METHOD_NOT_ALLOWED, why });
     }
+    if parts.uri.path() == "*" && parts.method != Method::OPTIONS {
+        return Err(bad("the target `*` is for OPTIONS alone"));
+    }
     settle_host(parts)?;
     check_framing(&parts.headers)?;
     check_connection(&parts.headers, named)?;

@@ -34,7 +34,7 @@ pub(crate) struct State<S> {
     /// Verify the tokens whose claims routes go by.
     pub(crate) tokens: Option<Arc<Tokens>>,
     /// Headers that the configuration goes by or sets.
-    pub(crate) header_names: Vec<HeaderName>,
+    pub(crate) header_names: Arc<[HeaderName]>,
     /// Whether some of them tell for whom a request is.
     pub(crate) reads_forwarded: bool,
     pub(crate) timeouts: Timeouts,
@@ -186,7 +186,7 @@ impl<S: Stored> State<S> {
             paths: config.paths,
             tokens,
             reads_forwarded: header_names.iter().any(is_forwarded),
-            header_names,
+            header_names: header_names.into(),
             timeouts: gateway.timeouts,
             has_access_log: gateway.access_log,
             max_connections: gateway.max_connections,

@@ -20,7 +20,7 @@ fn counts(upstreams: &[Upstream]) -> Vec<usize> {
 }
 
 /// Whether an address gets requests, as the metrics say.
-fn is_up(gateway: &Running, address: SocketAddr) -> bool {
+pub(crate) fn is_up(gateway: &Running, address: SocketAddr) -> bool {
     let line = format!("tollgate_upstream_up{{upstream=\"pool\",address=\"{address}\"}} ");
     let metrics = gateway.gateway.watched().metrics();
     metrics.lines().find_map(|it| it.strip_prefix(&line)).expect("there is no such address") == "1"

@@ -4,6 +4,8 @@
 mod balancing;
 mod bounds;
 mod early_answers;
+mod evasion;
+mod faults;
 mod grpc;
 mod http2;
 mod http2_abuse;

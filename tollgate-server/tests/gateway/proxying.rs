@@ -125,3 +125,14 @@ async fn an_upstream_that_is_not_there_is_a_bad_gateway() {
     .await;
     assert_eq!(status(&get(gateway.address, "/", "").await), 502);
 }
+
+/// Who does not care about upper and lower case in routes may care in what they capture.
+#[tokio::test]
+async fn what_is_captured_stays_as_it_was_spelt() {
+    let upstream = Upstream::start().await;
+    let paths = "paths: { case: ignore }";
+    let route = ", path: '/users/{id}/**', rewrite: '/people/{id}/{rest}'";
+    let gateway = in_front_of(&upstream, paths, route).await;
+    assert_eq!(status(&get(gateway.address, "/Users/AbC/Files/X", "").await), 200);
+    assert_eq!(upstream.only().uri.path(), "/people/AbC/Files/X");
+}

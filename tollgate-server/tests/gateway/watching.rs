@@ -209,3 +209,20 @@ async fn pages_are_told_nothing() {
     );
     assert_eq!(upstream.only().uri.path(), "/metrics");
 }
+
+/// Two logs can be laid side by side only if they have the same names.
+#[tokio::test]
+async fn a_request_has_the_name_that_the_upstream_gets() {
+    let upstream = Upstream::start().await;
+    let trust = "client: { trusted: [127.0.0.0/8] }";
+    let gateway = in_front_of(&upstream, trust, "").await;
+    get(gateway.address, "/", "X-Request-Id: theirs-7\r\n").await;
+    get(gateway.address, "/", &format!("X-Request-Id: {}\r\n", "x".repeat(200))).await;
+    let lines = gateway.log.lines(2).await;
+    for (seen, line) in upstream.seen().iter().zip(&lines) {
+        let name = seen.header("x-request-id").unwrap();
+        assert!(line.contains(&format!(r#""id":"{name}""#)), "{line}");
+    }
+    assert_eq!(upstream.seen()[0].header("x-request-id"), Some("theirs-7"));
+    assert_eq!(upstream.seen()[1].header("x-request-id").map(str::len), Some(16));
+}

@@ -249,7 +249,8 @@ impl Builder {
     /// wants to know a claim.
     #[cfg(feature = "jwt")]
     #[must_use]
-    pub fn tokens(self, tokens: super::token::Tokens) -> Builder {
+    pub fn tokens(self, tokens: impl Into<Arc<super::token::Tokens>>) -> Builder {
+        let tokens = tokens.into();
         let token_header = Some(tokens.header_name().clone());
         Builder { token_header, ..self.claims(move |request| tokens.claims(request)) }
     }

@@ -337,6 +337,18 @@ pub struct About<'a> {
     pub subject: Option<Subject>,
 }
 
+/// The content type of an answer to a gRPC call, whose client looks for its status in a trailer; none if a request is no
+/// such call. For a service that answers some requests itself.
+///
+/// ```
+/// let request = http::Request::post("/").header("content-type", "application/grpc+proto").body(())?;
+/// assert_eq!(tollgate::tower::grpc_content_type(request.headers()).unwrap(), "application/grpc");
+/// # Ok::<(), http::Error>(())
+/// ```
+pub fn grpc_content_type(headers: &http::HeaderMap) -> Option<http::HeaderValue> {
+    told::GrpcCall::of(headers).map(|call| call.0)
+}
+
 /// What happens to a request whose path is spelt in another way than the [normal form](path) that rules compare.
 ///
 /// Rules meet it under any spelling: `//login` is `/login`. But if the service behind does not think so, a request is

@@ -155,7 +155,7 @@ impl Tokens {
     }
 
     /// The header that they stand in.
-    pub(super) fn header_name(&self) -> &HeaderName {
+    pub fn header_name(&self) -> &HeaderName {
         &self.header
     }
 

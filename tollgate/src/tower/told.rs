@@ -109,7 +109,7 @@ impl Told {
 
 /// A call whose client looks for its status in a trailer, and the content type that it expects.
 #[derive(Clone, Debug)]
-pub(crate) struct GrpcCall(HeaderValue);
+pub(crate) struct GrpcCall(pub(crate) HeaderValue);
 
 impl GrpcCall {
     /// None if a request is not a call.

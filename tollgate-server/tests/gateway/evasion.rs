@@ -1,0 +1,211 @@
+//! Ways around a limit, or into the words of others, that a request may try.
+
+use std::fmt::Write as _;
+
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+
+use super::peers::{File, Folder, read_answer, read_head, scripted};
+use super::support::{Upstream, get, header, in_front_of, run, say, status};
+
+/// Of a request that is made three times, where two are allowed.
+async fn three_times(gateway: &super::support::Running, headers: &str) -> [u16; 3] {
+    let mut statuses = [0; 3];
+    for status in &mut statuses {
+        *status = super::support::status(&get(gateway.address, "/", headers).await);
+    }
+    statuses
+}
+
+/// The claims of Alice, for 75 years.
+const TOKEN: &str = "eyJhbGciOiJIUzI1NiIsInR5cCI6IkpXVCJ9.eyJzdWIiOiJhbGljZSIsImV4cCI6NDEwMjQ0NDgwMH0.\
+    TmvL0cO62RctIm9e4IquISdR6FXO9mWzLVCoKAeDBCY";
+const KEYS: &str =
+    r#"{"keys":[{"kty":"oct","alg":"HS256","k":"YSBzZWNyZXQgb2YgYXQgbGVhc3QgMzIgYnl0ZXMsIGZvciB0ZXN0cw"}]}"#;
+
+#[tokio::test]
+async fn two_tokens_are_none() {
+    let upstream = Upstream::start().await;
+    let folder = Folder::new();
+    let keys = folder.write("jwks.json", KEYS);
+    let jwt = format!("jwt: {{ keys: {{ file: '{keys}' }} }}");
+    let limited = format!(
+        "{jwt}\nlimits: {{ per-user: {{ key: {{ jwt: sub, otherwise: ip }}, fixed_window: {{ limit: 2, window: 1h }} }} }}"
+    );
+    let gateway = in_front_of(&upstream, &limited, "").await;
+    let alice = format!("Authorization: Bearer {TOKEN}\r\n");
+    assert_eq!(three_times(&gateway, &alice).await, [200, 200, 429]);
+    for twice in
+        [format!("{alice}Authorization: Bearer x\r\n"), format!("Authorization: Bearer x\r\n{alice}")]
+    {
+        assert_eq!(three_times(&gateway, &twice).await, [400; 3]);
+    }
+    assert_eq!(upstream.seen().len(), 2);
+
+    // Nor does a route go by one of them.
+    let gateway = in_front_of(&upstream, &jwt, ", claim: { sub: alice }").await;
+    assert_eq!(status(&get(gateway.address, "/", &alice).await), 200);
+    let twice = format!("{alice}Authorization: Bearer x\r\n");
+    assert_eq!(status(&get(gateway.address, "/", &twice).await), 400);
+}
+
+/// A header that routes go by is not for this hop alone: it would be gone when limits look.
+#[tokio::test]
+async fn what_the_configuration_goes_by_is_for_the_server_behind() {
+    let upstream = Upstream::start().await;
+    let limits = "limits:
+  beta: { when: { header: { X-Beta: '1' } }, fixed_window: { limit: 2, window: 1h } }
+  heavy: { cost: { header: X-Cost }, fixed_window: { limit: 1000, window: 1h } }
+  tiers:
+    fixed_window: { limit: 1000, window: 1h }
+    overrides: [{ when: { header: { X-Tier: gold } }, unlimited: true }]
+";
+    let route = ", header: { X-Route: '1' }, request_headers: { set: { X-Tenant: acme } }";
+    let gateway = in_front_of(&upstream, limits, route).await;
+    let usual = "X-Beta: 1\r\nX-Route: 1\r\n";
+    assert_eq!(three_times(&gateway, usual).await, [200, 200, 429]);
+    for name in ["x-beta", "X-COST", "x-tier", "X-Route", "x-tenant", "x-request-id"] {
+        let request = format!("GET / HTTP/1.1\r\nHost: a\r\nConnection: close, {name}\r\n{usual}\r\n");
+        assert_eq!(status(&say(gateway.address, request).await), 400, "{name}");
+    }
+    assert_eq!(upstream.seen().len(), 2);
+}
+
+/// A limit may look at a header that belongs to this hop, and a route at the one that asks for WebSockets.
+#[tokio::test]
+async fn headers_of_this_hop_can_be_looked_at() {
+    let upstream = Upstream::start().await;
+    let limits = "limits: { sockets: { when: { header: { Upgrade: websocket } }, fixed_window: { limit: 2, window: 1h } } }";
+    let gateway = in_front_of(&upstream, limits, "").await;
+    let request = "GET / HTTP/1.1\r\nHost: a\r\nConnection: close, Upgrade\r\nUpgrade: websocket\r\n\r\n";
+    for wanted in [200, 200, 429] {
+        assert_eq!(status(&say(gateway.address, request).await), wanted);
+    }
+}
+
+#[tokio::test]
+async fn a_limit_by_what_we_say_goes_by_what_we_say() {
+    let upstream = Upstream::start().await;
+    for name in ["X-Forwarded-For", "X-Real-IP", "X-Forwarded-Host", "X-Forwarded-Proto"] {
+        let limits = format!(
+            "limits: {{ odd: {{ key: {{ header: {name} }}, fixed_window: {{ limit: 2, window: 1h }} }} }}"
+        );
+        let gateway = in_front_of(&upstream, &limits, "").await;
+        let mut statuses = Vec::new();
+        for number in 0..3 {
+            let answer = get(gateway.address, "/", &format!("{name}: 203.0.113.{number}\r\n")).await;
+            statuses.push(status(&answer));
+        }
+        assert_eq!(statuses, [200, 200, 429], "{name}");
+    }
+}
+
+#[tokio::test]
+async fn nobody_else_says_for_whom_a_request_is() {
+    let upstream = Upstream::start().await;
+    let headers = "X-Forwarded-Prefix: /admin\r\nX-Forwarded-Ssl: on\r\nX-Forwarded-Server: bank\r\nX_Tenant: evil\r\n\
+        X.Tenant: evil\r\nX_Request_Id: mine\r\n";
+    let gateway = in_front_of(&upstream, "", ", request_headers: { set: { X-Tenant: acme } }").await;
+    get(gateway.address, "/", headers).await;
+    let seen = upstream.only();
+    for name in [
+        "x-forwarded-prefix",
+        "x-forwarded-ssl",
+        "x-forwarded-server",
+        "x_tenant",
+        "x.tenant",
+        "x_request_id",
+    ] {
+        assert_eq!(seen.header(name), None, "{name}");
+    }
+    assert_eq!(seen.header("x-tenant"), Some("acme"));
+}
+
+/// A proxy writes one of the two headers, and lets through what a client has written into the other.
+#[tokio::test]
+async fn of_a_trusted_proxy_only_the_header_counts_that_it_writes() {
+    let upstream = Upstream::start().await;
+    let gateway = in_front_of(&upstream, "client: { trusted: [127.0.0.0/8] }", "").await;
+    get(gateway.address, "/", "X-Forwarded-For: 203.0.113.7\r\nForwarded: for=6.6.6.6;host=evil\r\n").await;
+    let seen = upstream.only();
+    assert_eq!(seen.header("forwarded"), None);
+    assert_eq!(seen.header("x-forwarded-for"), Some("203.0.113.7, 127.0.0.1"));
+
+    let upstream = Upstream::start().await;
+    let trust = "client: { trusted: [127.0.0.0/8], source: forwarded }";
+    let gateway = in_front_of(&upstream, trust, "").await;
+    get(gateway.address, "/", "X-Forwarded-For: 6.6.6.6\r\nForwarded: for=203.0.113.7\r\n").await;
+    let seen = upstream.only();
+    assert_eq!(seen.header("forwarded"), Some("for=203.0.113.7, for=127.0.0.1;proto=http"));
+    assert_eq!(seen.header("x-forwarded-for"), Some("203.0.113.7, 127.0.0.1"));
+    assert_eq!(seen.header("x-real-ip"), Some("203.0.113.7"));
+}
+
+/// HTTP/2 in a tunnel would be requests that nobody limits.
+#[tokio::test]
+async fn nobody_is_led_to_http2_in_a_tunnel() {
+    let address = scripted(|mut stream, _| async move {
+        let head = read_head(&mut stream).await;
+        let agreed = "HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\n";
+        let plain = "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 0\r\n\r\n";
+        let wants = header(&head, "upgrade").is_some();
+        let _ = stream.write_all(if wants { agreed } else { plain }.as_bytes()).await;
+    })
+    .await;
+    let gateway = run(&File::default().to(&[address])).await;
+    for (wanted, answer) in [
+        ("Upgrade: h2c\r\n", 200),
+        ("Upgrade: websocket, h2c\r\n", 200),
+        ("Upgrade: websocket\r\nUpgrade: H2C\r\n", 200),
+        // The upstream changes to what nobody has asked for.
+        ("Upgrade: websocket\r\n", 502),
+    ] {
+        let mut stream = TcpStream::connect(gateway.address).await.unwrap();
+        let request = format!("GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\n{wanted}\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        assert_eq!(status(&read_answer(&mut stream).await), answer, "{wanted}");
+    }
+}
+
+/// What limits and routes have looked at does not come once more behind the body.
+#[tokio::test]
+async fn trailers_do_not_say_it_again() {
+    let address = scripted(|mut stream, _| async move {
+        let mut got = read_head(&mut stream).await;
+        while !got.ends_with("0\r\n\r\n") && !got.contains("x-checksum: 7\r\n\r\n") {
+            let line = read_head(&mut stream).await;
+            if line.is_empty() {
+                break;
+            }
+            got += &line;
+        }
+        let mut answer = "HTTP/1.1 200 OK\r\nConnection: close\r\n".to_owned();
+        let _ = write!(answer, "Content-Length: {}\r\n\r\n{got}", got.len());
+        let _ = stream.write_all(answer.as_bytes()).await;
+    })
+    .await;
+    let limits = "limits: { per-user: { key: { header: X-User-Id }, token_bucket: { capacity: 1000 } } }";
+    let gateway = run(&File { limits, ..File::default() }.to(&[address])).await;
+    let request = "POST / HTTP/1.1\r\nHost: a\r\nX-User-Id: alice\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\
+        Trailer: X-Checksum, X-User-Id, X-Forwarded-For, Authorization\r\n\r\n3\r\nabc\r\n0\r\n\
+        X-Checksum: 7\r\nX-User-Id: bob\r\nX-Forwarded-For: 6.6.6.6\r\nAuthorization: x\r\n\r\n";
+    let answer = say(gateway.address, request).await.to_lowercase();
+    let (_, body) = answer.split_once("\r\n\r\n").unwrap();
+    let (_, trailers) = body.split_once("abc").unwrap();
+    assert!(trailers.contains("x-checksum: 7"), "{answer}");
+    for said in ["bob", "6.6.6.6", "authorization: x"] {
+        assert!(!trailers.contains(said), "{answer}");
+    }
+}
+
+#[tokio::test]
+async fn the_server_as_a_whole_is_for_options() {
+    let upstream = Upstream::start().await;
+    let gateway = run(&File::default().to_urls(&[format!("http://{}/v1", upstream.address)])).await;
+    assert_eq!(status(&get(gateway.address, "*", "").await), 400);
+    let options = "OPTIONS * HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n";
+    assert_eq!(status(&say(gateway.address, options).await), 200);
+    assert_eq!(upstream.only().uri.path(), "*");
+    let trace = say(gateway.address, "TRACE / HTTP/1.1\r\nHost: a\r\n\r\n").await;
+    assert!(header(&trace, "allow").is_some_and(|allowed| allowed.starts_with("GET, ")), "{trace}");
+}

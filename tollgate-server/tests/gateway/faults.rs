@@ -1,0 +1,128 @@
+//! Whose fault it is: a server's that is slow, or a client's.
+
+use std::time::Duration;
+
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+use tokio::time::{Instant, sleep, timeout};
+
+use super::balancing::is_up;
+use super::peers::{File, read_answer, read_head, scripted};
+use super::support::{PATIENCE, Upstream, get, in_front_of, read_all, run, say, status, until};
+
+/// One that takes requests and never answers is as bad as one that answers badly.
+#[tokio::test]
+async fn a_server_that_hangs_is_left_alone() {
+    let hanging = scripted(|mut stream, _| async move {
+        read_head(&mut stream).await;
+        std::future::pending::<()>().await;
+    })
+    .await;
+    let upstream = Upstream::start().await;
+    let file =
+        File { upstream: ", eject: { after: 2, for: 1h }", route: ", timeout: 100ms", ..File::default() };
+    let gateway = run(&file.to(&[hanging, upstream.address])).await;
+    let mut late = 0;
+    for _ in 0..12 {
+        late += usize::from(status(&get(gateway.address, "/", "").await) == 504);
+    }
+    assert_eq!(late, 2);
+    assert!(!is_up(&gateway, hanging) && is_up(&gateway, upstream.address));
+}
+
+/// A client that cannot write chunks is told so, and takes no server away from the others.
+#[tokio::test]
+async fn a_body_that_is_broken_is_the_clients_fault() {
+    let upstream = Upstream::start().await;
+    let file = File { upstream: ", eject: { after: 1, for: 1h }", ..File::default() };
+    let gateway = run(&file.to(&[upstream.address])).await;
+    let broken = "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\nZZZ\r\n";
+    for _ in 0..4 {
+        assert!([0, 400].contains(&status(&say(gateway.address, broken).await)));
+    }
+    assert!(is_up(&gateway, upstream.address));
+    assert_eq!(status(&get(gateway.address, "/", "").await), 200);
+}
+
+/// The time is the server's: what a client takes to send its body does not count.
+#[tokio::test]
+async fn a_long_upload_is_not_late() {
+    let upstream = Upstream::start().await;
+    let gateway = in_front_of(&upstream, "", ", timeout: 200ms").await;
+    let mut stream = TcpStream::connect(gateway.address).await.unwrap();
+    let head = "POST / HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: 16\r\n\r\n";
+    stream.write_all(head.as_bytes()).await.unwrap();
+    for _ in 0..8 {
+        sleep(Duration::from_millis(75)).await;
+        stream.write_all(b"ab").await.unwrap();
+    }
+    assert_eq!(status(&read_all(&mut stream).await), 200);
+    assert_eq!(upstream.only().body, "ab".repeat(8));
+    // The server's own time has not become longer by that.
+    let late = "POST /hold HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: 2\r\n\r\nab";
+    let begin = Instant::now();
+    assert_eq!(status(&say(gateway.address, late).await), 504);
+    assert!(begin.elapsed() < Duration::from_secs(5));
+}
+
+/// Nor does a server that reads nothing keep a client for ever.
+#[tokio::test]
+async fn a_server_that_reads_nothing_is_late() {
+    let deaf = scripted(|mut stream, _| async move {
+        read_head(&mut stream).await;
+        std::future::pending::<()>().await;
+    })
+    .await;
+    let gateway = run(&File { route: ", timeout: 200ms", ..File::default() }.to(&[deaf])).await;
+    let mut stream = TcpStream::connect(gateway.address).await.unwrap();
+    let head = "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1000000000\r\n\r\n";
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let (mut reading, mut writing) = stream.split();
+    let much = vec![b'x'; 1 << 20];
+    let sending = async {
+        while writing.write_all(&much).await.is_ok() {}
+        std::future::pending::<()>().await;
+    };
+    let answer = tokio::select! {
+        answer = read_answer(&mut reading) => answer,
+        () = sending => unreachable!(),
+    };
+    assert_eq!(status(&answer), 504);
+}
+
+/// A server that stops in the middle of its answer is given up, and the client is told by the end of its connection.
+#[tokio::test]
+async fn an_answer_that_stops_is_given_up() {
+    let stopping = scripted(|mut stream, _| async move {
+        read_head(&mut stream).await;
+        let begun = "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nbegun";
+        stream.write_all(begun.as_bytes()).await.unwrap();
+        // Until the gateway has closed it.
+        read_head(&mut stream).await;
+    })
+    .await;
+    let limits = "limits: { at-once: { key: ip, in_flight: 1 } }";
+    let file = File { upstream: ", read_timeout: 100ms", limits, ..File::default() };
+    let gateway = run(&file.to(&[stopping])).await;
+    for _ in 0..3 {
+        let answer = timeout(PATIENCE, get(gateway.address, "/", "")).await.unwrap();
+        assert!(status(&answer) == 200 && answer.ends_with("begun"), "{answer}");
+        until(|| gateway.gateway.watched().metrics().contains("tollgate_requests_in_flight 0")).await;
+    }
+}
+
+/// Pieces may come far apart, as long as each comes in time.
+#[tokio::test]
+async fn an_answer_in_pieces_comes_whole() {
+    let slow = scripted(|mut stream, _| async move {
+        read_head(&mut stream).await;
+        stream.write_all(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 8\r\n\r\n").await.unwrap();
+        for _ in 0..8 {
+            sleep(Duration::from_millis(60)).await;
+            stream.write_all(b"x").await.unwrap();
+        }
+    })
+    .await;
+    let gateway = run(&File { upstream: ", read_timeout: 300ms", ..File::default() }.to(&[slow])).await;
+    assert!(get(gateway.address, "/", "").await.ends_with("\r\n\r\nxxxxxxxx"));
+}
