@@ -20,8 +20,10 @@ struct Need {
 const NEEDS: &[Need] = &[
     Need { program: "curl", package: "curl" },
     Need { program: "git", package: "git" },
+    Need { program: "python3", package: "python3" },
     Need { program: "redis-server", package: "redis-server" },
     Need { program: "redis-cli", package: "redis-tools" },
+    Need { program: "wrk", package: "wrk" },
 ];
 
 /// What to do about the missing programs.

@@ -3,6 +3,7 @@
 
 mod endurance;
 mod outages;
+mod python;
 mod reload;
 mod secrets;
 mod sharing;

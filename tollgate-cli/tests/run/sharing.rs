@@ -1,23 +1,85 @@
 //! Several gateways and one Redis: one limit.
 
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::Stdio;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use testbed::RedisServer;
-use tokio::task::JoinSet;
+use tokio::process::{Child, Command};
+use tokio::time::timeout;
 
-use crate::support::{Client, Folder, Process, Tally, Upstream};
+use crate::support::{Folder, PATIENCE, Process, Upstream};
 
-/// Of which none comes back while the test runs.
+/// So many pass, and none comes back while the test runs.
+const LIMIT: u64 = 10_000;
 const LIMITS: [&str; 5] = [
-    "token_bucket: { capacity: 500, refill: 1/1d }",
-    "leaky_bucket: { capacity: 500, leak: 1/1d, mode: police }",
-    "fixed_window: { limit: 500, window: 1w, align: first_request }",
-    "sliding_window_log: { limit: 500, window: 1h }",
-    "sliding_window_counter: { limit: 500, window: 1w }",
+    "token_bucket: { capacity: 10000, refill: 1/1d }",
+    "leaky_bucket: { capacity: 10000, leak: 1/1d, mode: police }",
+    "fixed_window: { limit: 10000, window: 1w, align: first_request }",
+    "sliding_window_log: { limit: 10000, window: 1h }",
+    "sliding_window_counter: { limit: 10000, window: 1w }",
 ];
-const CLIENTS_EACH: usize = 8;
-const REQUESTS_EACH: usize = 100;
+/// Of each of the two that ask.
+const CONNECTIONS: u64 = 32;
+/// How many each gateway has to deny before it is believed that nothing more passes.
+const DENIED_MIN: u64 = 10 * CONNECTIONS;
+
+/// `wrk`, which asks one gateway until it is told to stop.
+struct Wrk(Child);
+
+/// What it got.
+#[derive(Debug)]
+struct Counted {
+    allowed: u64,
+    denied: u64,
+    other: u64,
+    failed: u64,
+}
+
+impl Wrk {
+    fn start(address: SocketAddr, path: &str) -> Wrk {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/run/statuses.lua");
+        let patience = format!("{}s", 2 * PATIENCE.as_secs());
+        let mut command = Command::new("wrk");
+        command
+            .args(["--threads", "1", "--connections", &CONNECTIONS.to_string()])
+            .args(["--duration", &patience, "--timeout", &patience])
+            .args(["--header", "X-User-Id: user123", "--script"])
+            .arg(script)
+            .arg(format!("http://{address}{path}"));
+        Wrk(command.stdin(Stdio::null()).stdout(Stdio::piped()).kill_on_drop(true).spawn().unwrap())
+    }
+
+    async fn stop(self) -> Counted {
+        // As if somebody at a terminal had seen enough: it tells what there is so far.
+        kill(Pid::from_raw(self.0.id().unwrap().cast_signed()), Signal::SIGINT).unwrap();
+        let output = timeout(PATIENCE, self.0.wait_with_output()).await.expect("wrk goes on and on").unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        let line =
+            text.lines().find_map(|line| line.strip_prefix("counted: ")).unwrap_or_else(|| panic!("{text}"));
+        let numbers: Vec<u64> = line.split(' ').map(|number| number.parse().unwrap()).collect();
+        let [allowed, denied, other, failed] = numbers[..] else { panic!("{line}") };
+        Counted { allowed, denied, other, failed }
+    }
+}
+
+/// Until the limit is used up, and both gateways have known it for a while.
+async fn until_used_up(gateways: [&Process; 2], number: usize) {
+    let allowed = format!(r#"tollgate_requests_total{{route="r{number}",decision="allowed",code="2xx"}}"#);
+    let denied = format!(r#"tollgate_requests_total{{route="r{number}",decision="denied",code="4xx"}}"#);
+    let waiting = async {
+        for gateway in gateways {
+            while gateway.metric(&denied).await < DENIED_MIN {}
+        }
+        while gateways[0].metric(&allowed).await + gateways[1].metric(&allowed).await < LIMIT {}
+    };
+    assert!(timeout(PATIENCE, waiting).await.is_ok(), "{} is never used up", LIMITS[number]);
+}
 
 #[tokio::test(flavor = "multi_thread")]
-async fn two_gateways_admit_exactly_the_limit_between_them() {
+async fn two_gateways_under_load_admit_exactly_the_limit_between_them() {
     let (folder, upstream, redis) =
         (Folder::new("sharing"), Upstream::start().await, RedisServer::start().unwrap());
     let mut limits = String::new();
@@ -40,27 +102,21 @@ async fn two_gateways_admit_exactly_the_limit_between_them() {
     let file = folder.write("tollgate.yaml", &text);
     let (one, other) = (Process::serving(&file).await, Process::serving(&file).await);
     for (number, limit) in LIMITS.iter().enumerate() {
-        let mut clients = JoinSet::new();
-        for client in 0..2 * CLIENTS_EACH {
-            let address = if client % 2 == 0 { one.1 } else { other.1 };
-            clients.spawn(async move {
-                let (mut client, mut tally) = (Client::new(address), Tally::default());
-                for _ in 0..REQUESTS_EACH {
-                    let begun = tokio::time::Instant::now();
-                    let answer = client.get(&format!("/{number}"), "X-User-Id: user123\r\n").await;
-                    tally.add(begun.elapsed(), &answer);
-                }
-                tally
-            });
+        let (path, asked_before) = (format!("/{number}"), upstream.asked());
+        let asking = [Wrk::start(one.1, &path), Wrk::start(other.1, &path)];
+        until_used_up([&one.0, &other.0], number).await;
+        let [first, second] = asking;
+        let (first, second) = (first.stop().await, second.stop().await);
+        println!("two gateways, {limit}: {first:?}, {second:?}");
+        assert_eq!(first.allowed + second.allowed, LIMIT, "{limit}: {first:?}, {second:?}");
+        assert_eq!((upstream.asked() - asked_before) as u64, LIMIT, "{limit}");
+        for counted in [first, second] {
+            assert!(
+                counted.allowed > 0 && counted.denied >= DENIED_MIN - CONNECTIONS,
+                "{limit}: {counted:?}"
+            );
+            assert_eq!((counted.other, counted.failed), (0, 0), "{limit}: {counted:?}");
         }
-        let mut all = Tally::default();
-        while let Some(tally) = clients.join_next().await {
-            all.merge(tally.unwrap());
-        }
-        println!("two gateways, {limit}: {all}");
-        assert!(all.failed.is_empty(), "{:?}", all.failed);
-        let denied = (2 * CLIENTS_EACH * REQUESTS_EACH) as u64 - 500;
-        assert_eq!((all.of(200), all.of(429)), (500, denied), "{limit}: {all}");
     }
     assert_eq!(redis.keys_without_expiry().unwrap(), Vec::<String>::new());
 }

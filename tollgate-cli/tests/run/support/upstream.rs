@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
-use http_body_util::{BodyExt, Full};
+use http_body_util::{BodyExt, Either, Full};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -19,8 +19,8 @@ use tollgate_server::Sockets;
 
 use super::until;
 
-/// A server that answers `hello`, or the header `X-Version` if the request has one. `/hold` waits until it is let go, and
-/// `/large` gets a long body.
+/// A server that answers `hello`, or the header `X-Version` if the request has one. `/hold` waits until it is let go,
+/// `/large` gets a long body, and `/echo` its own.
 pub(crate) struct Upstream {
     address: SocketAddr,
     /// Of its own, so that it can be killed with everything in it.
@@ -31,13 +31,18 @@ pub(crate) struct Upstream {
 struct State {
     held: Semaphore,
     waiting: AtomicUsize,
+    asked: AtomicUsize,
 }
 
 const LARGE_BYTES: usize = 256 << 10;
 
 impl Upstream {
     pub(crate) async fn start() -> Upstream {
-        let state = Arc::new(State { held: Semaphore::new(0), waiting: AtomicUsize::new(0) });
+        let state = Arc::new(State {
+            held: Semaphore::new(0),
+            waiting: AtomicUsize::new(0),
+            asked: AtomicUsize::new(0),
+        });
         let mut upstream = Upstream { address: ([127, 0, 0, 1], 0).into(), runtime: None, state };
         upstream.restart().await;
         upstream
@@ -82,6 +87,11 @@ impl Upstream {
         self.runtime = Some(runtime);
     }
 
+    /// How many requests have come to it.
+    pub(crate) fn asked(&self) -> usize {
+        self.state.asked.load(Ordering::Relaxed)
+    }
+
     /// How many requests wait.
     pub(crate) fn waiting(&self) -> usize {
         self.state.waiting.load(Ordering::Relaxed)
@@ -99,7 +109,13 @@ impl Drop for Upstream {
     }
 }
 
-async fn answer(request: Request<Incoming>, state: Arc<State>) -> Result<Response<Full<Bytes>>, Infallible> {
+type Body = Either<Full<Bytes>, Incoming>;
+
+async fn answer(request: Request<Incoming>, state: Arc<State>) -> Result<Response<Body>, Infallible> {
+    state.asked.fetch_add(1, Ordering::Relaxed);
+    if request.uri().path() == "/echo" {
+        return Ok(Response::new(Either::Right(request.into_body())));
+    }
     let version =
         request.headers().get("x-version").map_or(Bytes::new(), |it| Bytes::copy_from_slice(it.as_bytes()));
     let (is_held, is_large) = (request.uri().path() == "/hold", request.uri().path() == "/large");
@@ -117,5 +133,5 @@ async fn answer(request: Request<Incoming>, state: Arc<State>) -> Result<Respons
         (true, true) => Bytes::from(vec![b'x'; LARGE_BYTES]),
         (true, false) => Bytes::from_static(b"hello"),
     };
-    Ok(Response::new(Full::new(body)))
+    Ok(Response::new(Either::Left(Full::new(body))))
 }
