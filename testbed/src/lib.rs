@@ -1,8 +1,10 @@
 //! Real servers for tests and benchmarks: each on a free port of the loopback, in a folder of its own, and gone when its
-//! value is dropped. And what goes wrong on the way to them: a proxy with faults that a test switches on and off.
+//! value is dropped. And what goes wrong on the way to them: a proxy with faults that a test switches on and off, and HTTP/2
+//! byte by byte for peers that mean no good.
 
 mod cluster;
 mod conversation;
+pub mod http2;
 mod patience;
 mod proxy;
 mod redis;

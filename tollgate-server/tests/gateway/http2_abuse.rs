@@ -2,114 +2,26 @@
 
 use std::time::Duration;
 
+use testbed::http2::kind::{CONTINUATION, GOAWAY, HEADERS, PING, RST_STREAM, SETTINGS, WINDOW_UPDATE};
+use testbed::http2::{END_HEADERS, END_STREAM, block, frame, get as request, request_head};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};
 
-use super::peers::File;
-use super::support::{PATIENCE, Running, Upstream, get, in_front_of, run, status};
+use super::peers::{File, Frame, RawHttp2 as Client};
+use super::support::{PATIENCE, Upstream, get, in_front_of, run, status};
 
-const HEADERS: u8 = 1;
-const RST_STREAM: u8 = 3;
-const SETTINGS: u8 = 4;
-const PING: u8 = 6;
-const GOAWAY: u8 = 7;
-const CONTINUATION: u8 = 9;
-const END_STREAM: u8 = 1;
-const END_HEADERS: u8 = 4;
 const MAX_CONCURRENT_STREAMS: u16 = 3;
+const FLOW_CONTROL_ERROR: u32 = 3;
 const REFUSED_STREAM: u32 = 7;
 const CANCEL: u32 = 8;
-
-struct Frame {
-    kind: u8,
-    stream: u32,
-    payload: Vec<u8>,
-}
-
-fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
-    let mut bytes = u32::try_from(payload.len()).unwrap().to_be_bytes()[1..].to_vec();
-    bytes.extend([kind, flags]);
-    bytes.extend(stream.to_be_bytes());
-    bytes.extend(payload);
-    bytes
-}
-
-/// A name or a value as HPACK has it, without any coding.
-fn literal(text: &str) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    let mut left = text.len();
-    match left < 127 {
-        true => bytes.push(u8::try_from(left).unwrap()),
-        false => {
-            bytes.push(127);
-            left -= 127;
-            while left >= 128 {
-                bytes.push(u8::try_from(left % 128).unwrap() | 128);
-                left /= 128;
-            }
-            bytes.push(u8::try_from(left).unwrap());
-        }
-    }
-    bytes.extend(text.as_bytes());
-    bytes
-}
-
-fn block(path: &str, more: &[(&str, &str)]) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    let pseudo = [(":method", "GET"), (":scheme", "http"), (":authority", "a"), (":path", path)];
-    for (name, value) in pseudo.iter().chain(more) {
-        bytes.push(0);
-        bytes.extend(literal(name));
-        bytes.extend(literal(value));
-    }
-    bytes
-}
-
-fn request(stream: u32, path: &str) -> Vec<u8> {
-    frame(HEADERS, END_STREAM | END_HEADERS, stream, &block(path, &[]))
-}
-
-struct Client(TcpStream);
-
-impl Client {
-    async fn connect(gateway: &Running) -> Client {
-        let mut stream = TcpStream::connect(gateway.address).await.unwrap();
-        stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.unwrap();
-        stream.write_all(&frame(SETTINGS, 0, 0, &[])).await.unwrap();
-        Client(stream)
-    }
-
-    /// The next frame, or nothing if the connection ends.
-    async fn next(&mut self) -> Option<Frame> {
-        let reading = async {
-            let mut head = [0; 9];
-            self.0.read_exact(&mut head).await.ok()?;
-            let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
-            let mut payload = vec![0; length as usize];
-            self.0.read_exact(&mut payload).await.ok()?;
-            let stream = u32::from_be_bytes([head[5], head[6], head[7], head[8]]);
-            Some(Frame { kind: head[3], stream, payload })
-        };
-        timeout(PATIENCE, reading).await.expect("the gateway says nothing")
-    }
-
-    async fn next_of(&mut self, kind: u8) -> Option<Frame> {
-        loop {
-            match self.next().await {
-                Some(frame) if frame.kind != kind => {}
-                frame => return frame,
-            }
-        }
-    }
-}
+const ENHANCE_YOUR_CALM: u32 = 11;
 
 /// CVE-2023-44487: requests that are taken back at once cost the client nothing, and the server all the work.
 #[tokio::test]
 async fn rapid_resets_end_the_connection() {
     let upstream = Upstream::start().await;
     let gateway = in_front_of(&upstream, "", "").await;
-    let client = Client::connect(&gateway).await;
+    let client = Client::connect(gateway.address).await;
     let mut flood = Vec::new();
     for number in 0..10_000 {
         let stream = 2 * number + 1;
@@ -134,7 +46,7 @@ async fn rapid_resets_end_the_connection() {
 async fn slow_resets_stay_within_the_streams() {
     let upstream = Upstream::start().await;
     let gateway = in_front_of(&upstream, "", "").await;
-    let mut client = Client::connect(&gateway).await;
+    let mut client = Client::connect(gateway.address).await;
     for number in 0..300 {
         let stream = 2 * number + 1;
         client.0.write_all(&request(stream, "/hold")).await.unwrap();
@@ -147,11 +59,43 @@ async fn slow_resets_stay_within_the_streams() {
     assert_eq!(status(&get(gateway.address, "/", "").await), 200);
 }
 
+/// CVE-2025-8671, "MadeYouReset": the gateway is made to take a request back itself, by more room for its answer than
+/// there can be, when the upstream has begun with it. It does so a number of times, and then it has had enough.
+#[tokio::test]
+async fn resets_that_the_gateway_is_made_to_do_end_the_connection() {
+    let upstream = Upstream::start().await;
+    let gateway = in_front_of(&upstream, "", "").await;
+    let mut client = Client::connect(gateway.address).await;
+    let (mut resets, mut asked) = (0, 0);
+    let enough = loop {
+        let stream = 2 * asked + 1;
+        client.0.write_all(&request(stream, "/hold")).await.unwrap();
+        asked += 1;
+        assert!(asked < 10_000, "there is no bound");
+        upstream.until_waiting(asked as usize).await;
+        client.0.write_all(&frame(WINDOW_UPDATE, 0, stream, &u32::MAX.to_be_bytes())).await.unwrap();
+        match client.next_end().await.unwrap() {
+            Frame { kind: RST_STREAM, stream: its, payload } if its == stream => {
+                assert_eq!(payload, FLOW_CONTROL_ERROR.to_be_bytes());
+                resets += 1;
+            }
+            frame => break frame,
+        }
+    };
+    println!("{resets} resets before the connection was closed");
+    assert_eq!((enough.kind, &enough.payload[4..8]), (GOAWAY, &ENHANCE_YOUR_CALM.to_be_bytes()[..]));
+    assert!(client.next().await.is_none());
+    let watched = gateway.gateway.watched();
+    let all_gone = || watched.metrics().lines().any(|line| line == "tollgate_requests_in_flight 0");
+    super::support::until(all_gone).await;
+    assert_eq!(status(&get(gateway.address, "/", "").await), 200);
+}
+
 #[tokio::test]
 async fn there_are_only_so_many_streams() {
     let upstream = Upstream::start().await;
     let gateway = in_front_of(&upstream, "", "").await;
-    let mut client = Client::connect(&gateway).await;
+    let mut client = Client::connect(gateway.address).await;
     let settings = client.next_of(SETTINGS).await.unwrap().payload;
     let most = settings.chunks(6).find_map(|one| {
         let name = u16::from_be_bytes([one[0], one[1]]);
@@ -175,11 +119,11 @@ async fn there_are_only_so_many_streams() {
 async fn a_head_that_is_too_large_is_refused() {
     let upstream = Upstream::start().await;
     let gateway = in_front_of(&upstream, "", "").await;
-    let mut client = Client::connect(&gateway).await;
+    let mut client = Client::connect(gateway.address).await;
     let large = "a".repeat(10_000);
     let more: Vec<(&str, &str)> =
         ["x-a", "x-b", "x-c", "x-d", "x-e", "x-f", "x-g"].map(|name| (name, &*large)).into();
-    let whole = block("/", &more);
+    let whole = block(request_head("GET", "/").into_iter().chain(more));
     let mut parts = whole.chunks(16_000).enumerate().peekable();
     while let Some((number, part)) = parts.next() {
         let kind = if number == 0 { HEADERS } else { CONTINUATION };
@@ -203,10 +147,10 @@ async fn a_head_that_is_too_large_is_refused() {
 async fn a_head_without_end_ends_the_connection() {
     let upstream = Upstream::start().await;
     let gateway = in_front_of(&upstream, "", "").await;
-    let mut client = Client::connect(&gateway).await;
-    let part =
-        frame(CONTINUATION, 0, 1, &[[0].to_vec(), literal("x-a"), literal(&"a".repeat(16_000))].concat());
-    client.0.write_all(&frame(HEADERS, END_STREAM, 1, &block("/", &[]))).await.unwrap();
+    let mut client = Client::connect(gateway.address).await;
+    let part = frame(CONTINUATION, 0, 1, &block([("x-a", &*"a".repeat(16_000))]));
+    let begin = frame(HEADERS, END_STREAM, 1, &block(request_head("GET", "/")));
+    client.0.write_all(&begin).await.unwrap();
     let flooding = async { while client.0.write_all(&part).await.is_ok() {} };
     timeout(PATIENCE, flooding).await.expect("the flood went on");
     assert!(upstream.seen().is_empty());
@@ -219,7 +163,7 @@ async fn a_ping_does_not_shorten_the_time_of_an_idle_connection() {
     let upstream = Upstream::start().await;
     let file = File { gateway: "timeouts: { header: 100ms, idle: 1s }", ..File::default() };
     let gateway = run(&file.to(&[upstream.address])).await;
-    let mut client = Client::connect(&gateway).await;
+    let mut client = Client::connect(gateway.address).await;
     let begin = Instant::now();
     client.0.write_all(&request(1, "/")).await.unwrap();
     client.next_of(HEADERS).await.unwrap();

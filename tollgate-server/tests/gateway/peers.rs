@@ -16,7 +16,9 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
+use testbed::http2::kind::{GOAWAY, RST_STREAM, SETTINGS};
+use testbed::http2::{HEAD_BYTES, Head, PREFACE, frame};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 use tokio_rustls::client::TlsStream;
@@ -136,6 +138,59 @@ pub(crate) async fn ask_http2(sender: &mut Http2, request: Request<Full<Bytes>>)
     let body = timeout(PATIENCE, body.collect()).await.expect("no body came").unwrap();
     let trailers = body.trailers().cloned();
     Answer { head, body: body.to_bytes(), trailers }
+}
+
+/// A frame of HTTP/2 that came.
+#[derive(Debug)]
+pub(crate) struct Frame {
+    pub(crate) kind: u8,
+    pub(crate) stream: u32,
+    pub(crate) payload: Vec<u8>,
+}
+
+/// A client or a server that speaks HTTP/2 frame by frame.
+pub(crate) struct RawHttp2(pub(crate) TcpStream);
+
+impl RawHttp2 {
+    pub(crate) async fn connect(to: SocketAddr) -> RawHttp2 {
+        let mut stream = TcpStream::connect(to).await.unwrap();
+        stream.set_nodelay(true).unwrap();
+        stream.write_all(PREFACE).await.unwrap();
+        stream.write_all(&frame(SETTINGS, 0, 0, &[])).await.unwrap();
+        RawHttp2(stream)
+    }
+
+    /// The next frame, or nothing if the connection ends.
+    pub(crate) async fn next(&mut self) -> Option<Frame> {
+        let reading = async {
+            let mut head = [0; HEAD_BYTES];
+            self.0.read_exact(&mut head).await.ok()?;
+            let Head { length, kind, stream, .. } = Head::of(head);
+            let mut payload = vec![0; length];
+            self.0.read_exact(&mut payload).await.ok()?;
+            Some(Frame { kind, stream, payload })
+        };
+        timeout(PATIENCE, reading).await.expect("the gateway says nothing")
+    }
+
+    /// The end of a stream or of the connection.
+    pub(crate) async fn next_end(&mut self) -> Option<Frame> {
+        loop {
+            match self.next().await {
+                Some(frame) if !matches!(frame.kind, RST_STREAM | GOAWAY) => {}
+                frame => return frame,
+            }
+        }
+    }
+
+    pub(crate) async fn next_of(&mut self, kind: u8) -> Option<Frame> {
+        loop {
+            match self.next().await {
+                Some(frame) if frame.kind != kind => {}
+                frame => return frame,
+            }
+        }
+    }
 }
 
 /// A folder that is gone when it is dropped.
