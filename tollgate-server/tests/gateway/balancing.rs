@@ -1,12 +1,21 @@
 //! Several servers that do the same: who gets a request, and who gets none for a while.
 
+use std::convert::Infallible;
 use std::net::SocketAddr;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
 
-use tokio::io::AsyncWriteExt;
+use bytes::Bytes;
+use http::{Request, Response, StatusCode};
+use http_body_util::Empty;
+use hyper::body::Incoming;
+use hyper::server::conn::{http1, http2};
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::io::{AsyncRead, AsyncWrite};
 
-use super::peers::{File, read_head, scripted};
+use super::peers::{File, Folder, Identity, scripted};
 use super::support::{Running, Upstream, get, run, status, until};
 
 async fn three() -> (Vec<Upstream>, Vec<SocketAddr>) {
@@ -66,36 +75,66 @@ async fn whoever_is_busy_gets_fewer() {
 /// A server that answers with a status that can be changed; and how often it was asked how it is, and for real.
 struct Moody {
     address: SocketAddr,
+    told: Told,
+}
+
+#[derive(Clone)]
+struct Told {
     status: Arc<AtomicU16>,
     checks: Arc<AtomicUsize>,
     requests: Arc<AtomicUsize>,
 }
 
+impl Deref for Moody {
+    type Target = Told;
+
+    fn deref(&self) -> &Told {
+        &self.told
+    }
+}
+
 async fn moody() -> Moody {
-    let (status, checks, requests) = (Arc::new(AtomicU16::new(200)), Arc::default(), Arc::default());
-    let shared: (Arc<AtomicU16>, Arc<AtomicUsize>, Arc<AtomicUsize>) =
-        (status.clone(), Arc::clone(&checks), Arc::clone(&requests));
-    let address = scripted(move |mut stream, _| {
-        let (status, checks, requests) = shared.clone();
+    moody_by("http1", None).await
+}
+
+/// By one of the protocols, behind TLS or not.
+async fn moody_by(protocol: &'static str, identity: Option<&Identity>) -> Moody {
+    let status = Arc::new(AtomicU16::new(200));
+    let told = Told { status, checks: Arc::default(), requests: Arc::default() };
+    let acceptor =
+        identity.map(|identity| identity.acceptor(if protocol == "http2" { "h2" } else { "http/1.1" }));
+    let telling = told.clone();
+    let address = scripted(move |stream, _| {
+        let (told, acceptor) = (telling.clone(), acceptor.clone());
         async move {
-            loop {
-                let head = read_head(&mut stream).await;
-                let count = match head.split(' ').nth(1) {
-                    None => return,
-                    Some("/healthz") => &checks,
-                    Some(_) => &requests,
-                };
-                let status = status.load(Ordering::Relaxed);
-                let answer = format!("HTTP/1.1 {status} Told\r\nContent-Length: 0\r\n\r\n");
-                if stream.write_all(answer.as_bytes()).await.is_err() {
-                    return;
-                }
-                count.fetch_add(1, Ordering::Relaxed);
+            let Some(acceptor) = acceptor else { return told.serve(protocol, stream).await };
+            // Whoever does not trust the certificate goes away.
+            if let Ok(stream) = acceptor.accept(stream).await {
+                told.serve(protocol, stream).await;
             }
         }
     })
     .await;
-    Moody { address, status, checks, requests }
+    Moody { address, told }
+}
+
+impl Told {
+    async fn serve(self, protocol: &str, io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
+        let service = service_fn(move |request: Request<Incoming>| {
+            let is_check = request.uri().path() == "/healthz";
+            let count = if is_check { &self.checks } else { &self.requests };
+            count.fetch_add(1, Ordering::Relaxed);
+            let status = StatusCode::from_u16(self.status.load(Ordering::Relaxed)).unwrap();
+            let answer = Response::builder().status(status).body(Empty::<Bytes>::new()).unwrap();
+            async { Ok::<_, Infallible>(answer) }
+        });
+        let io = TokioIo::new(io);
+        // A check ends with its connection.
+        let _ = match protocol {
+            "http2" => http2::Builder::new(TokioExecutor::new()).serve_connection(io, service).await,
+            _ => http1::Builder::new().serve_connection(io, service).await,
+        };
+    }
 }
 
 #[tokio::test]
@@ -123,6 +162,38 @@ async fn health_checks_take_a_server_out_and_back() {
         assert_eq!(status(&get(gateway.address, "/", "").await), 200);
     }
     assert_eq!(one.requests.load(Ordering::Relaxed), 3);
+}
+
+/// The same over whatever the upstream speaks: each of these has a server that is not well at first, and one whose
+/// certificate nobody trusts.
+#[tokio::test]
+async fn health_checks_speak_what_the_upstream_speaks() {
+    let (folder, right, wrong) = (Folder::new(), Identity::new(), Identity::new());
+    let authority = folder.write("authority.pem", &right.certificate);
+    let trusting = format!(", tls: {{ authority: {{ file: {authority} }} }}");
+    let check = async |protocol: &'static str, is_tls: bool| {
+        let moody = moody_by(protocol, is_tls.then_some(&right)).await;
+        let untrusted = moody_by(protocol, Some(&wrong)).await;
+        moody.status.store(503, Ordering::Relaxed);
+        let health = ", health: { path: /healthz, every: 500ms, timeout: 500ms, unhealthy_after: 1, healthy_after: 1 }";
+        let tls = if is_tls { trusting.as_str() } else { "" };
+        let upstream = format!(", protocol: {protocol}{tls}{health}");
+        let scheme = if is_tls { "https" } else { "http" };
+        let urls = [&moody, &untrusted].map(|it| format!("{scheme}://{}", it.address));
+        let gateway = run(&File { upstream: &upstream, ..File::default() }.to_urls(&urls)).await;
+        until(|| !is_up(&gateway, moody.address) && !is_up(&gateway, untrusted.address)).await;
+        moody.status.store(204, Ordering::Relaxed);
+        until(|| is_up(&gateway, moody.address)).await;
+        assert!(moody.checks.load(Ordering::Relaxed) >= 2);
+        assert!(!is_up(&gateway, untrusted.address), "{protocol} {is_tls}");
+        assert_eq!(untrusted.checks.load(Ordering::Relaxed), 0, "{protocol} {is_tls}");
+        // And whoever is well gets the requests.
+        for _ in 0..4 {
+            assert_eq!(status(&get(gateway.address, "/", "").await), 204, "{protocol} {is_tls}");
+        }
+        assert_eq!(moody.requests.load(Ordering::Relaxed), 4);
+    };
+    tokio::join!(check("http1", true), check("http2", false), check("http2", true));
 }
 
 /// Servers of which none is well get requests all the same: it is better to try than to know.

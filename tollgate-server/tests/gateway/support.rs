@@ -110,6 +110,7 @@ pub(crate) struct Seen {
     pub(crate) version: Version,
     pub(crate) headers: HeaderMap,
     pub(crate) body: Bytes,
+    pub(crate) trailers: Option<HeaderMap>,
 }
 
 impl Seen {
@@ -176,13 +177,14 @@ impl Upstream {
 
     async fn answer(&self, request: Request<Incoming>) -> Response<BoxBody<Bytes, Infallible>> {
         let (parts, body) = request.into_parts();
-        let whole = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
+        let whole = body.collect().await.unwrap_or_default();
         let seen = Seen {
             method: parts.method,
             uri: parts.uri.clone(),
             version: parts.version,
             headers: parts.headers,
-            body: whole,
+            trailers: whole.trailers().cloned(),
+            body: whole.to_bytes(),
         };
         self.seen.lock().unwrap().push(seen);
         let mut response = Response::new(Full::from("hello").boxed());

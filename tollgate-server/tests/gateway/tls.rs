@@ -15,7 +15,7 @@ use tokio::io::AsyncWriteExt;
 use super::peers::{File, Folder, Identity, read_answer, read_head, scripted};
 use super::support::{Running, Upstream, get, parse, run, status};
 
-fn listener(folder: &Folder, name: &str, identity: &Identity) -> String {
+pub(crate) fn listener(folder: &Folder, name: &str, identity: &Identity) -> String {
     let certificate = folder.write(&format!("{name}.pem"), &identity.certificate);
     let key = folder.write(&format!("{name}-key.pem"), &identity.key);
     format!("tls: {{ certificate: {{ file: {certificate} }}, key: {{ file: {key} }} }}")

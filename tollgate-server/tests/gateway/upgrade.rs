@@ -3,41 +3,42 @@
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use super::peers::{File, read_answer, read_head, scripted};
+use super::peers::{File, Folder, Identity, read_answer, read_head, scripted};
 use super::support::{PATIENCE, Running, get, header, read_all, run, status, until};
+use super::tls::listener;
 
 const WANTED: &str =
     "GET /chat HTTP/1.1\r\nHost: a\r\nConnection: keep-alive, Upgrade\r\nUpgrade: websocket\r\n\r\n";
 
-/// A server that agrees, greets, and sends everything back; and the heads that it got.
+/// Agrees, greets, and sends everything back. The head is kept.
+async fn agree(mut stream: impl AsyncRead + AsyncWrite + Unpin, heads: Arc<Mutex<Vec<String>>>) {
+    let head = read_head(&mut stream).await;
+    heads.lock().unwrap().push(head);
+    let agreed =
+        "HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: websocket\r\nX-Key: k\r\n\r\n";
+    stream.write_all(format!("{agreed}welcome;").as_bytes()).await.unwrap();
+    let (mut reading, mut writing) = tokio::io::split(stream);
+    let _ = tokio::io::copy(&mut reading, &mut writing).await;
+    let _ = writing.write_all(b";bye").await;
+    let _ = writing.shutdown().await;
+}
+
+/// A server that does so, and the heads that it got.
 async fn echo() -> (SocketAddr, Arc<Mutex<Vec<String>>>) {
     let heads = Arc::new(Mutex::new(Vec::new()));
     let kept = heads.clone();
-    let address = scripted(move |mut stream, _| {
-        let heads = kept.clone();
-        async move {
-            let head = read_head(&mut stream).await;
-            heads.lock().unwrap().push(head);
-            let agreed = "HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: websocket\r\nX-Key: k\r\n\r\n";
-            stream.write_all(format!("{agreed}welcome;").as_bytes()).await.unwrap();
-            let (mut reading, mut writing) = stream.split();
-            let _ = tokio::io::copy(&mut reading, &mut writing).await;
-            let _ = writing.write_all(b";bye").await;
-        }
-    })
-    .await;
-    (address, heads)
+    (scripted(move |stream, _| agree(stream, kept.clone())).await, heads)
 }
 
 async fn in_front_of(address: SocketAddr) -> Running {
     run(&File::default().to(&[address])).await
 }
 
-async fn read_exactly(stream: &mut TcpStream, count: usize) -> Vec<u8> {
+async fn read_exactly(stream: &mut (impl AsyncRead + Unpin), count: usize) -> Vec<u8> {
     let mut bytes = vec![0; count];
     timeout(PATIENCE, stream.read_exact(&mut bytes)).await.expect("nothing came").unwrap();
     bytes
@@ -174,4 +175,51 @@ async fn a_tunnel_is_a_request_like_others_to_a_limit() {
     stream.write_all(WANTED.as_bytes()).await.unwrap();
     assert_eq!(status(&read_answer(&mut stream).await), 429);
     assert_eq!(heads.lock().unwrap().len(), 1);
+}
+
+/// `wss` to the gateway, and from there in the clear or `wss` again.
+#[tokio::test]
+async fn tunnels_run_through_tls() {
+    let (folder, ours, theirs) = (Folder::new(), Identity::new(), Identity::new());
+    let listening = format!(", {}", listener(&folder, "ours", &ours));
+    let authority = folder.write("theirs.pem", &theirs.certificate);
+    let trusting = format!(", tls: {{ authority: {{ file: {authority} }} }}");
+    let heads = Arc::new(Mutex::new(Vec::new()));
+    let (kept, acceptor) = (heads.clone(), theirs.acceptor("http/1.1"));
+    let secured = scripted(move |stream, _| {
+        let (heads, acceptor) = (kept.clone(), acceptor.clone());
+        async move { agree(acceptor.accept(stream).await.unwrap(), heads).await }
+    })
+    .await;
+    let (plain, plain_heads) = echo().await;
+    let ways = [
+        (format!("http://{plain}"), "", plain_heads),
+        (format!("https://{secured}"), trusting.as_str(), heads),
+    ];
+    for (url, upstream, heads) in ways {
+        let file = File { listener: &listening, upstream, ..File::default() };
+        let gateway = run(&file.to_urls(std::slice::from_ref(&url))).await;
+        let mut stream = ours.connect(gateway.address, "http/1.1").await.unwrap();
+        stream.write_all(format!("{WANTED}early").as_bytes()).await.unwrap();
+        let answer = read_head(&mut stream).await;
+        assert_eq!(
+            (status(&answer), header(&answer, "upgrade")),
+            (101, Some("websocket")),
+            "{url}: {answer}"
+        );
+        assert_eq!(read_exactly(&mut stream, 13).await, b"welcome;early", "{url}");
+        // More than fits into one record of TLS, or into a buffer of ours.
+        let much: Vec<u8> = (0..1_000_000_u32).map(|number| (number % 251) as u8).collect();
+        let (mut reading, mut writing) = tokio::io::split(stream);
+        let (sent, got) = tokio::join!(writing.write_all(&much), read_exactly(&mut reading, much.len()));
+        sent.unwrap();
+        assert!(got == much, "{url}: something else came back");
+        writing.shutdown().await.unwrap();
+        let mut rest = Vec::new();
+        timeout(PATIENCE, reading.read_to_end(&mut rest)).await.expect("it never ended").unwrap();
+        assert_eq!(rest, b";bye", "{url}");
+        let head = heads.lock().unwrap()[0].clone();
+        let told = (header(&head, "upgrade"), header(&head, "x-forwarded-proto"));
+        assert_eq!(told, (Some("websocket"), Some("https")), "{url}: {head}");
+    }
 }
