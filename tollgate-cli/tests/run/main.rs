@@ -1,6 +1,7 @@
 //! `tollgate run` in operation: real processes, real sockets, a real Redis.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot be set up has failed")]
 
+mod back_pressure;
 mod endurance;
 mod floods;
 mod outages;
