@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use nix::sys::signal::Signal;
+use testbed::RedisServer;
 
 use crate::support::{Answer, Folder, Load, Process, Upstream, get, one_route, until};
 
@@ -111,6 +112,41 @@ async fn what_needs_a_restart_is_refused_whole_and_says_so() {
     let line = after_change(&folder, &mut process, &good.replace("limit: 7", "limit: 9")).await;
     assert!(line.contains(r#""message":"reloaded""#), "{line}");
     assert_eq!(get(address, "/").await.header("ratelimit-policy"), Some("\"a\";q=9;w=60"));
+}
+
+/// Connections and counters go on from one file to the next, so a file with other ones would be a file of which nothing
+/// is done.
+#[tokio::test]
+async fn settings_of_redis_are_not_changed_unnoticed() {
+    let (folder, upstream) = (Folder::new("lasting-redis"), Upstream::start().await);
+    let (redis, other) = (RedisServer::start().unwrap(), RedisServer::start().unwrap());
+    let above = format!(
+        "store: {{ redis: {{ address: \"{}\", failure: closed, deadline: 10s }} }}\n\
+         limits: {{ a: {{ key: ip, fixed_window: {{ limit: 7, window: 1h, align: first_request }} }} }}",
+        redis.url()
+    );
+    let good = one_route(&upstream, &above, "");
+    let (mut process, address) = Process::serving(&folder.write("tollgate.yaml", &good)).await;
+    let left = async || get(address, "/").await.header("ratelimit").map(|it| it[..7].to_owned());
+    assert_eq!(left().await.unwrap(), "\"a\";r=6");
+    let changes = [
+        good.replace(&redis.url(), &other.url()),
+        good.replace("failure: closed", "failure: open"),
+        good.replace("deadline: 10s", "deadline: 9s"),
+    ];
+    for (number, text) in changes.iter().enumerate() {
+        assert_ne!(*text, good);
+        // Something else changes as well, and must not.
+        let line = after_change(&folder, &mut process, &text.replace("limit: 7", "limit: 9")).await;
+        let sentence = "store.redis cannot be changed while the gateway runs; restart to change it";
+        assert!(line.contains(sentence) && line.contains(r#""level":"ERROR""#), "{line}");
+        // It counts on where it was.
+        assert_eq!(left().await.unwrap(), format!("\"a\";r={}", 5 - number));
+    }
+    assert_eq!(process.metric(r#"tollgate_reloads_total{result="kept_old"}"#).await, 3);
+    let line = after_change(&folder, &mut process, &good.replace("id: all", "id: renamed")).await;
+    assert!(line.contains(r#""message":"reloaded""#), "{line}");
+    assert_eq!(left().await.unwrap(), "\"a\";r=2");
 }
 
 #[tokio::test]
