@@ -298,6 +298,10 @@ impl tollgate_rules::request::Request for Seen<'_> {
     }
 
     fn client(&self) -> IpAddr {
+        // Nobody else's word counts.
+        if !self.trust.trusts(self.peer) {
+            return self.peer;
+        }
         let lines = || self.parts.headers.get_all(self.trust.source().header_name());
         *self.client.get_or_init(|| self.trust.client(self.peer, lines().iter().map(HeaderValue::as_bytes)))
     }

@@ -80,8 +80,12 @@ fn settle_host(parts: &mut Parts) -> Result<(), Refusal> {
     if second.is_some() {
         return Err(bad("the header Host is there twice"));
     }
-    let host = host.map(authority).transpose()?;
     let target = parts.uri.authority();
+    // Nearly all of them.
+    if target.is_none() && host.is_some_and(|host| is_plain_host(host.as_bytes())) {
+        return Ok(());
+    }
+    let host = host.map(authority).transpose()?;
     if parts.uri.scheme().is_some_and(|scheme| !matches!(scheme.as_str(), "http" | "https")) {
         return Err(bad("the target is neither of http nor of https"));
     }
@@ -104,6 +108,18 @@ fn settle_host(parts: &mut Parts) -> Result<(), Refusal> {
     let path = parts.uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
     parts.uri = Uri::from(path);
     Ok(())
+}
+
+/// Whether it is a name of letters, digits, hyphens and dots, with a port or without: a host by every reading.
+fn is_plain_host(host: &[u8]) -> bool {
+    let (name, port) = match host.iter().position(|byte| *byte == b':') {
+        Some(colon) => (&host[..colon], &host[colon + 1..]),
+        None => (host, &b"80"[..]),
+    };
+    let is_of_name = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.');
+    let is_port = matches!(port, [_, ..] if port.len() < 5) || matches!(port, [b'1'..=b'5', _, _, _, _]);
+    let is_port = is_port && port.iter().all(u8::is_ascii_digit);
+    !name.is_empty() && name.iter().all(is_of_name) && is_port
 }
 
 fn authority(value: &HeaderValue) -> Result<Authority, Refusal> {

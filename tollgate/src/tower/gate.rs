@@ -297,15 +297,18 @@ impl<S: Store> Gate<S> {
             (false, true) => self.looked(&charges).await,
             (false, false) => self.charged(&charges).await,
         };
-        let decisions: SmallVec<[Decision; 4]> = verdict
-            .decisions()
-            .iter()
-            .zip(&banned)
-            .map(|(decision, banned)| banned.unwrap_or(*decision))
-            .collect();
+        let told: SmallVec<[Decision; 4]>;
+        let decisions = match is_banned {
+            false => verdict.decisions(),
+            true => {
+                let each = verdict.decisions().iter().zip(&banned);
+                told = each.map(|(decision, banned)| banned.unwrap_or(*decision)).collect();
+                &told
+            }
+        };
         let allowed = decisions.iter().all(|decision| decision.allowed);
         if !allowed && !is_banned && !verdict.is_degraded() {
-            self.count_denials(asked, each().zip(&decisions)).await;
+            self.count_denials(asked, each().zip(decisions)).await;
         }
         // Each by itself, so that one of them keeps no other from being charged. Like any rule, they take nothing from
         // a request that others deny.
@@ -321,21 +324,21 @@ impl<S: Store> Gate<S> {
             (false, false) => Outcome::Denied,
             (false, true) => Outcome::Closed,
         };
-        self.observe(question, &decisions, &banned, &shadowed, outcome, verdict.is_degraded());
+        self.observe(question, decisions, &banned, &shadowed, outcome, verdict.is_degraded());
         let delay = decisions.iter().map(|decision| decision.delay).max().unwrap_or_default();
-        self.next(each().zip(&decisions), allowed.then_some(delay), verdict.is_closed())
+        self.next(each().zip(decisions), allowed.then_some(delay), verdict.is_closed())
     }
 
-    /// What those charges are told whose keys are banned, in their order.
+    /// What those charges are told whose keys are banned, in their order; nothing if none of them has bans.
     async fn banned(&self, question: &Question) -> SmallVec<[Option<Decision>; 4]> {
         let Question { asked, enforced, .. } = question;
         let each = || enforced.iter().map(|at| &asked.charges[*at]);
         let bans: SmallVec<[Charge; 2]> =
             each().filter_map(|it| Some(self.charge(asked, it, it.ban?.ban, 0))).collect();
-        let looked = match bans.is_empty() {
-            true => Verdict::default(),
-            false => self.looked(&bans).await,
-        };
+        if bans.is_empty() {
+            return SmallVec::new();
+        }
+        let looked = self.looked(&bans).await;
         // What a policy says of a ban while the store is away is no ban.
         let mut looked = looked.decisions().iter().filter(|_| !looked.is_degraded());
         let told = |ban: &Decision| Decision {
@@ -414,9 +417,9 @@ impl<S: Store> Gate<S> {
             let number = question.asked.charges[at].rule;
             Ruled { name: &self.rules.rule(number).name, number, decision, is_shadow, is_banned }
         };
-        let enforced = question.enforced.iter().zip(decisions).zip(banned);
-        let enforced =
-            enforced.map(|((at, decision), banned)| ruled(*at, *decision, false, banned.is_some()));
+        let is_banned = |at: usize| banned.get(at).is_some_and(Option::is_some);
+        let enforced = question.enforced.iter().zip(decisions).enumerate();
+        let enforced = enforced.map(|(at, (of, decision))| ruled(*of, *decision, false, is_banned(at)));
         let shadows = question.shadows.iter().zip(shadowed);
         let shadows = shadows.map(|(at, decision)| ruled(*at, *decision, true, false));
         let slots = self.slots_said(&question.slots);
