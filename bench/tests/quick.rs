@@ -1,5 +1,6 @@
 //! The quick run says the same as the full one, in seconds.
 
+use std::path::Path;
 use std::process::Command;
 
 #[test]
@@ -76,5 +77,51 @@ fn the_quick_report_on_redis_has_every_row_and_goal() {
         let line = report.lines().find(|line| line.contains(goal));
         let line = line.unwrap_or_else(|| panic!("no line {goal:?} in\n{report}"));
         assert!(line.starts_with("met ") || line.starts_with("NOT met "), "{line}");
+    }
+}
+
+#[test]
+fn the_quick_report_on_gateways_has_every_row_and_goal() {
+    let bench = Path::new(env!("CARGO_BIN_EXE_bench"));
+    // Where everything is tested, the program is there already; it need not be a fast one to be asked.
+    let tollgate = bench.with_file_name("tollgate");
+    if !tollgate.is_file() {
+        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        let built = Command::new(cargo).args(["build", "--quiet", "--package", "tollgate-cli"]).status().unwrap();
+        assert!(built.success());
+    }
+    let run = Command::new(bench).args(["gateway", "--quick", "--binary"]).arg(tollgate).output().unwrap();
+    assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
+    let report = String::from_utf8(run.stdout).unwrap();
+
+    assert!(report.contains("not to be quoted"), "{report}");
+    let (allowed, denied) = report.split_once("denied: 429").unwrap();
+    let left_out = |name: &str| report.contains(&format!("left out: {name}"));
+    for name in [
+        "nginx",
+        "nginx, no forwarded headers",
+        "HAProxy",
+        "Envoy",
+        "tollgate",
+        "tollgate, Redis store",
+        "tollgate, no headers",
+        "tollgate, no admin",
+        "tollgate, access log",
+    ] {
+        let row = format!("\n{name:<30}  ");
+        let is_there = allowed.contains(&row) && denied.contains(&row);
+        assert!(is_there || left_out(name), "no row {name:?} in\n{report}");
+    }
+    for cost in ["headers", "admin listener", "access log", "limits, headers included", "limits in Redis"] {
+        assert!(report.contains(&format!("\n{cost:<30}  allowed ")), "no cost of {cost:?} in\n{report}");
+    }
+    for goal in [
+        "<= 1.1x nginx's processor time per proxied request, headers and metrics on: ",
+        "<= 1.0x nginx's processor time per denied request, headers and metrics on: ",
+    ] {
+        let line = report.lines().find(|line| line.contains(goal));
+        let line = line.unwrap_or_else(|| panic!("no line {goal:?} in\n{report}"));
+        assert!(line.starts_with("met ") || line.starts_with("NOT met "), "{line}");
+        assert!(!line.contains("NaN"), "{line}");
     }
 }

@@ -20,6 +20,8 @@ struct Need {
 const NEEDS: &[Need] = &[
     Need { program: "curl", package: "curl" },
     Need { program: "git", package: "git" },
+    Need { program: "haproxy", package: "haproxy" },
+    Need { program: "nginx", package: "nginx" },
     Need { program: "python3", package: "python3" },
     Need { program: "redis-server", package: "redis-server" },
     Need { program: "redis-cli", package: "redis-tools" },
@@ -86,7 +88,9 @@ fn install(packages: &[&str]) -> Result<()> {
 
 fn is_on_path(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
+    // Debian keeps servers where only root looks.
+    let folders = std::env::split_paths(&path).chain(["/usr/sbin".into()]);
+    folders.into_iter().any(|folder| folder.join(program).is_file())
 }
 
 fn is_root() -> bool {
