@@ -87,7 +87,8 @@ fn the_quick_report_on_gateways_has_every_row_and_goal() {
     let tollgate = bench.with_file_name("tollgate");
     if !tollgate.is_file() {
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        let built = Command::new(cargo).args(["build", "--quiet", "--package", "tollgate-cli"]).status().unwrap();
+        let built =
+            Command::new(cargo).args(["build", "--quiet", "--package", "tollgate-cli"]).status().unwrap();
         assert!(built.success());
     }
     let run = Command::new(bench).args(["gateway", "--quick", "--binary"]).arg(tollgate).output().unwrap();

@@ -167,10 +167,11 @@ fn enter<S: Stored>(
         }
         return Err(response);
     }
-    let (route, client) = look_up(connection.peer, &state, worker.number, &mut parts).map_err(|refused| {
-        passage.said().set(Decision::Refused);
-        *refused
-    })?;
+    let Found { route, client, claims } = look_up(connection.peer, &state, worker.number, &mut parts)
+        .map_err(|refused| {
+            passage.said().set(Decision::Refused);
+            *refused
+        })?;
     passage.routed(route, client);
     if let Some(id) = parts.headers.get(X_REQUEST_ID).filter(|_| state.client.trusts(connection.peer)) {
         passage.name(id);
@@ -205,6 +206,7 @@ fn enter<S: Stored>(
         Some(limits) => {
             let about = About {
                 client: Some(client),
+                claims: claims.as_ref().map(Option::as_ref),
                 route: Some(&route.id),
                 chosen: Some(&route.chosen),
                 slots: Some(&route.chosen_slots),
@@ -222,13 +224,21 @@ fn enter<S: Stored>(
 /// What a client is told instead of a response. Most requests have none, and should not make room for it.
 pub(crate) type Refused = Box<Response<UpstreamBody>>;
 
+/// What was found out about a request.
+struct Found<'s> {
+    route: &'s Arc<Route>,
+    client: IpAddr,
+    /// What its token claims, if a route wanted to know; to verify one takes longer than everything else.
+    claims: Option<Option<Claims>>,
+}
+
 /// The route of a request and its client. From now on it has the one spelling of its path that was looked up.
 fn look_up<'s, S: Stored>(
     peer: IpAddr,
     state: &'s State<S>,
     worker: usize,
     parts: &mut Parts,
-) -> Result<(&'s Arc<Route>, IpAddr), Refused> {
+) -> Result<Found<'s>, Refused> {
     let ambiguous = |why: Ambiguous| Box::new(problem(StatusCode::BAD_REQUEST, &why.to_string()));
     let path = normalise(parts.uri.path(), state.paths).map_err(ambiguous)?;
     let (trust, tokens) = (&state.client, state.tokens.as_deref());
@@ -237,7 +247,8 @@ fn look_up<'s, S: Stored>(
     let route = state.routes(worker).iter().find(|route| route.when.fits(&seen));
     let client = seen.client();
     // Whoever looks next may believe the other one.
-    let token_header = seen.claims.get().and(tokens).map(Tokens::header_name);
+    let claims = seen.claims.into_inner();
+    let token_header = claims.as_ref().and(tokens).map(Tokens::header_name);
     if token_header.is_some_and(|name| parts.headers.get_all(name).iter().nth(1).is_some()) {
         return Err(Box::new(problem(StatusCode::BAD_REQUEST, "there are two tokens; send one")));
     }
@@ -253,7 +264,7 @@ fn look_up<'s, S: Stored>(
     if plain != parts.uri.path() && parts.uri.path() != "*" {
         parts.uri = with_path(&parts.uri, &plain)?;
     }
-    Ok((route, client))
+    Ok(Found { route, client, claims })
 }
 
 /// The same target with another path.

@@ -327,6 +327,9 @@ impl Chosen {
 pub struct About<'a> {
     /// Its client's address, whoever says so.
     pub client: Option<IpAddr>,
+    /// What its token claims, if that was verified already; none in it if there is no token that counts. Whoever says
+    /// so has also seen to it that there are not two.
+    pub claims: Option<Option<&'a Claims>>,
     /// The name of its route.
     pub route: Option<&'a Route>,
     /// The rules that concern it.

@@ -148,6 +148,9 @@ impl<S> Request for View<'_, S> {
     }
 
     fn claim(&self, name: &str) -> Option<&str> {
+        if let Some(known) = self.about.claims {
+            return known?.get(name);
+        }
         let verify = || self.gate.verify.as_ref().and_then(|verify| verify(self.parts));
         let claims = self.verified.get_or_init(verify).as_ref();
         claims.or_else(|| self.parts.extensions.get::<Claims>())?.get(name)

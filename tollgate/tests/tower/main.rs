@@ -2,6 +2,7 @@
 //! wrong, and the rest on real sockets in front of axum, tonic and hyper.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot be set up has failed")]
 
+mod about;
 mod charges;
 mod concerns;
 mod examples;
