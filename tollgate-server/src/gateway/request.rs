@@ -147,7 +147,7 @@ fn enter<S: Stored>(
     request: Request<Incoming>,
     is_grpc: bool,
     passage: &mut Passage,
-) -> Result<Entered<S>, Response<UpstreamBody>> {
+) -> Result<Entered<S>, Refused> {
     let worker = &connection.worker;
     let state = worker.shared.state.load();
     let (mut parts, body) = request.into_parts();
@@ -165,13 +165,10 @@ fn enter<S: Stored>(
         if parts.version < Version::HTTP_2 {
             close(&mut response);
         }
-        return Err(response);
+        return Err(Box::new(response));
     }
     let Found { route, client, claims } = look_up(connection.peer, &state, worker.number, &mut parts)
-        .map_err(|refused| {
-            passage.said().set(Decision::Refused);
-            *refused
-        })?;
+        .inspect_err(|_| passage.said().set(Decision::Refused))?;
     passage.routed(route, client);
     if let Some(id) = parts.headers.get(X_REQUEST_ID).filter(|_| state.client.trusts(connection.peer)) {
         passage.name(id);
@@ -180,7 +177,8 @@ fn enter<S: Stored>(
     let most = if route.is_critical { state.max_in_flight } else { state.max_uncritical };
     if !passage.take_place(most) {
         passage.said().set(Decision::Shed);
-        return Err(try_again(StatusCode::SERVICE_UNAVAILABLE, "the gateway has too much to do"));
+        let refused = try_again(StatusCode::SERVICE_UNAVAILABLE, "the gateway has too much to do");
+        return Err(Box::new(refused));
     }
 
     // A stream of calls may be silent for hours.

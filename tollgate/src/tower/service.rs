@@ -202,8 +202,8 @@ impl<T: Service<Q>, Q, S> Held<T, Q, S> {
     }
 
     /// Lets the request in.
-    fn go_on(self: Box<Self>, notes: Notes, slots: Slots) -> State<T, Q, S> {
-        let Held { mut ready, request, place, .. } = *self;
+    fn go_on(self, notes: Notes, slots: Slots) -> State<T, Q, S> {
+        let Held { mut ready, request, place, .. } = self;
         // It waits no more.
         drop(place);
         State::Inner { inner: ready.call(request), notes, slots }
