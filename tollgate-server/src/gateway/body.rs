@@ -18,7 +18,11 @@ use super::deadline::Upload;
 use super::heads::may_trail;
 use super::pool::{Connection, Pool};
 use super::record::Passage;
+use super::stall;
 use super::upstream::UnderWay;
+
+/// The largest part of a response that a stream of HTTP/2 is given at once.
+const PART_BYTES_MAX: usize = 16 << 10;
 
 /// What a client sends.
 #[derive(Debug)]
@@ -266,6 +270,10 @@ impl Body for UpstreamBody {
 pub(crate) struct Outgoing {
     body: Limited,
     passage: Option<Passage>,
+    /// What is given at once.
+    part_bytes_max: usize,
+    /// What has come and was not given yet.
+    rest: Bytes,
 }
 
 #[derive(Debug)]
@@ -277,11 +285,21 @@ enum Limited {
 
 impl Outgoing {
     pub(crate) fn limited(body: ResponseBody<UpstreamBody>) -> Outgoing {
-        Outgoing { body: Limited::Yes(body), passage: None }
+        Outgoing::new(Limited::Yes(body))
     }
 
     pub(crate) fn unlimited(body: UpstreamBody) -> Outgoing {
-        Outgoing { body: Limited::No(body), passage: None }
+        Outgoing::new(Limited::No(body))
+    }
+
+    fn new(body: Limited) -> Outgoing {
+        Outgoing { body, passage: None, part_bytes_max: usize::MAX, rest: Bytes::new() }
+    }
+
+    /// In small parts: that a slow client takes something shows only where one part has gone and the next is wanted.
+    #[must_use]
+    pub(crate) fn in_parts(self) -> Outgoing {
+        Outgoing { part_bytes_max: PART_BYTES_MAX, ..self }
     }
 
     /// The request is over when this body is.
@@ -303,14 +321,23 @@ impl Body for Outgoing {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, AnswerError>>> {
-        let frame = match &mut self.body {
-            Limited::Yes(body) => ready!(Pin::new(body).poll_frame(context)),
-            Limited::No(body) => ready!(Pin::new(body).poll_frame(context)),
+        let Outgoing { body, passage, part_bytes_max, rest } = &mut *self;
+        let polled = match body {
+            _ if !rest.is_empty() => Poll::Ready(Some(Ok(Frame::data(std::mem::take(rest))))),
+            Limited::Yes(body) => Pin::new(body).poll_frame(context),
+            Limited::No(body) => Pin::new(body).poll_frame(context),
         };
-        if let (Some(passage), Some(Ok(frame))) = (&mut self.passage, &frame)
-            && let Some(data) = frame.data_ref()
+        stall::asked(polled.is_ready());
+        let mut frame = ready!(polled);
+        if let Some(Ok(frame)) = &mut frame
+            && let Some(data) = frame.data_mut()
         {
-            passage.sent(data.len());
+            if data.len() > *part_bytes_max {
+                *rest = data.split_off(*part_bytes_max);
+            }
+            if let Some(passage) = passage {
+                passage.sent(data.len());
+            }
         }
         if !matches!(frame, Some(Ok(_))) || self.is_end_stream() {
             self.passage = None;
@@ -319,10 +346,11 @@ impl Body for Outgoing {
     }
 
     fn is_end_stream(&self) -> bool {
-        match &self.body {
+        let is_end = match &self.body {
             Limited::Yes(body) => body.is_end_stream(),
             Limited::No(body) => body.is_end_stream(),
-        }
+        };
+        is_end && self.rest.is_empty()
     }
 
     fn size_hint(&self) -> SizeHint {

@@ -12,7 +12,7 @@ use hyper::body::Incoming;
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper::upgrade::OnUpgrade;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, copy_bidirectional};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep, timeout};
@@ -25,6 +25,7 @@ use super::heads::address_value;
 use super::proxy_protocol;
 use super::record::Passage;
 use super::request::{Serving, serve};
+use super::stall::Streams;
 use super::watch::{Patience, Watch, Watched};
 use super::worker::Worker;
 use crate::limits::Stored;
@@ -235,7 +236,7 @@ where
     let shared = &connection.worker.shared;
     let timeouts = shared.state.load().timeouts;
     let io = Watched::in_frames(TokioIo::new(io), watch.clone());
-    let mut builder = http2::Builder::new(TokioExecutor::new());
+    let mut builder = http2::Builder::new(Streams::new(shared.ticker.clone(), timeouts.idle));
     builder
         .timer(TokioTimer::new())
         .max_concurrent_streams(STREAMS_MAX)

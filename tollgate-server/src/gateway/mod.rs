@@ -10,6 +10,7 @@
 //! | `accept` | takes connections, and gives each to the worker that has the fewest |
 //! | `worker` | a thread with its own runtime and its own connections to upstreams |
 //! | `connection`, `watch` | one client's connection, and what happens to one that keeps us waiting |
+//! | `stall` | a stream of HTTP/2 whose client takes nothing |
 //! | `draining` | how connections learn that the gateway is about to end |
 //! | `deadline` | a request that takes too long |
 //! | `proxy_protocol`, `tls` | what comes before HTTP |
@@ -37,6 +38,7 @@ mod proxy_protocol;
 mod record;
 mod request;
 mod screen;
+mod stall;
 mod state;
 mod ticks;
 mod tls;

@@ -132,7 +132,8 @@ impl Rest {
         if (is_long && is_error) || (is_http1 && connection.is_draining()) {
             close(&mut response);
         }
-        response.map(|body| body.holding(passage))
+        let response = response.map(|body| body.holding(passage));
+        if is_http1 { response } else { response.map(Outgoing::in_parts) }
     }
 }
 

@@ -13,7 +13,7 @@ use super::support::{PATIENCE, Upstream, get, in_front_of, run, status};
 const MAX_CONCURRENT_STREAMS: u16 = 3;
 const FLOW_CONTROL_ERROR: u32 = 3;
 const REFUSED_STREAM: u32 = 7;
-const CANCEL: u32 = 8;
+pub(crate) const CANCEL: u32 = 8;
 const ENHANCE_YOUR_CALM: u32 = 11;
 
 /// CVE-2023-44487: requests that are taken back at once cost the client nothing, and the server all the work.

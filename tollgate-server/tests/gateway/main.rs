@@ -16,6 +16,7 @@ mod proxy_protocol;
 mod proxying;
 mod retries;
 mod screening;
+mod stalls;
 mod streaming;
 mod support;
 mod tls;

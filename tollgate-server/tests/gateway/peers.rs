@@ -165,9 +165,13 @@ impl RawHttp2 {
         let reading = async {
             let mut head = [0; HEAD_BYTES];
             self.0.read_exact(&mut head).await.ok()?;
-            let Head { length, kind, stream, .. } = Head::of(head);
+            let Head { length, kind, stream, flags } = Head::of(head);
             let mut payload = vec![0; length];
             self.0.read_exact(&mut payload).await.ok()?;
+            // Whoever does not answer is taken for gone.
+            if kind == PING && flags & ACK == 0 {
+                self.0.write_all(&frame(PING, ACK, 0, &payload)).await.ok()?;
+            }
             Some(Frame { kind, stream, payload })
         };
         timeout(PATIENCE, reading).await.expect("the gateway says nothing")
