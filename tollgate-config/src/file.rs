@@ -176,7 +176,11 @@ fn unfit(name: &str, error: &NameError) -> String {
 fn client(reader: &mut Reader, node: Option<&Node>) -> (Trust, Grouping) {
     let example = "write as in `client: { trusted: [10.0.0.0/8], source: x_forwarded_for }`";
     let fields = node.and_then(|node| reader.fields(node, "client", names::CLIENT, example));
-    let Some(fields) = fields else { return (Trust::default(), Grouping::default()) };
+    let Some(fields) = fields else {
+        // What cannot be read has been told, and may well name somebody.
+        reader.has_proxies = node.is_some();
+        return (Trust::default(), Grouping::default());
+    };
     let mut proxies = Vec::new();
     for node in fields.get("trusted").map_or(Vec::new(), |node| reader.list(node)) {
         let proxy = reader.parsed(node, cidr);
@@ -186,9 +190,8 @@ fn client(reader: &mut Reader, node: Option<&Node>) -> (Trust, Grouping) {
         }
         proxies.extend(proxy);
     }
-    if let (true, Some(source)) = (proxies.is_empty(), fields.entry("source"))
-        && fields.get("trusted").is_none_or(|node| reader.list(node).is_empty())
-    {
+    reader.has_proxies = fields.get("trusted").is_some_and(|node| !reader.list(node).is_empty());
+    if let (false, Some(source)) = (reader.has_proxies, fields.entry("source")) {
         let what = "nobody is trusted, so this header is never read";
         reader.wrong(source.place, what, "write whose word counts, as in `trusted: [10.0.0.0/8]`");
     }

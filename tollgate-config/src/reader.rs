@@ -21,6 +21,8 @@ pub(crate) struct Reader {
     pub(crate) spelling: Spelling,
     /// Whether the file says how tokens are verified: claims of others are nobody's word.
     pub(crate) has_tokens: bool,
+    /// Whether the file names proxies whose word counts.
+    pub(crate) has_proxies: bool,
     /// Routes that limits have named so far, and where.
     pub(crate) routes_named: Vec<(String, Place)>,
     /// Addresses that are listened on so far, and where they stand.

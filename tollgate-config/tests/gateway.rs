@@ -63,7 +63,9 @@ fn what_is_not_said_is_as_usual() {
 #[test]
 fn it_listens_where_it_is_told() {
     let listeners = |listen: &str| {
-        let yaml = format!("gateway: {{ listen: {listen}, routes: [{{ id: a, upstream: http://h }}] }}");
+        let yaml = format!(
+            "client: {{ trusted: 10.0.0.0/8 }}\ngateway: {{ listen: {listen}, routes: [{{ id: a, upstream: http://h }}] }}"
+        );
         gateway(&yaml).listeners
     };
     assert_eq!(listeners("'[::]:80'")[0].address.to_string(), "[::]:80");

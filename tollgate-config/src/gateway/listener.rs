@@ -20,7 +20,8 @@ pub struct Listener {
     pub address: SocketAddr,
     /// How connections are encrypted, if they are.
     pub tls: Option<Tls>,
-    /// Whether each connection begins with a line of the PROXY protocol, which says from where it comes.
+    /// Whether each connection begins with a line of the PROXY protocol, which says from where it comes. Only the proxies
+    /// that the file trusts can connect then.
     pub proxy_protocol: bool,
 }
 
@@ -66,14 +67,24 @@ fn listener(reader: &mut Reader, node: &Node, outside: &dyn Outside) -> Option<L
     }
     let address = fields.get("address").and_then(|node| taken(reader, node, address));
     let tls = fields.get("tls").map(|node| tls(reader, node, outside));
-    let proxy_protocol = reader
-        .or(fields.get("proxy_protocol"), false, |reader, node| reader.yes_or_no(node, "proxy_protocol"));
+    let proxy_protocol = reader.or(fields.get("proxy_protocol"), false, proxy_protocol);
     // A listener whose encryption is wrong must not become one without.
     let tls = match tls {
         Some(tls) => Some(tls?),
         None => None,
     };
     Some(Listener { address: address?, tls, proxy_protocol })
+}
+
+/// Whoever may write that line chooses who it is.
+fn proxy_protocol(reader: &mut Reader, node: &Node) -> Option<bool> {
+    let is_spoken = reader.yes_or_no(node, "proxy_protocol")?;
+    if is_spoken && !reader.has_proxies {
+        let what = "nobody is trusted, so nobody could connect here";
+        let instead = "write whose PROXY header counts, at the top of the file, as in `client: { trusted: [10.0.0.0/8] }`";
+        reader.wrong(node.place, what, instead);
+    }
+    Some(is_spoken)
 }
 
 /// An address of our own, which nothing else of the file has.

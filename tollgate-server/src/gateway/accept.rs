@@ -98,6 +98,12 @@ pub(crate) async fn accept<S>(
             worker.shared.turned_away.fetch_add(1, Ordering::Relaxed);
             continue;
         }
+        // Its first line would say from where it comes, and clients must not choose that themselves.
+        if listening.proxy_protocol && !worker.shared.state.load().client.trusts(from.ip()) {
+            worker.shared.untrusted.fetch_add(1, Ordering::Relaxed);
+            tracing::debug!(peer = %from.ip(), "closed: it is none of the proxies whose PROXY header counts");
+            continue;
+        }
         // A connection that cannot be told to hurry is slow, not broken.
         let _ = stream.set_nodelay(true);
         worker.take(stream, from, listening.clone());

@@ -152,6 +152,7 @@ impl<S: Stored> Gateway<S> {
             ledger,
             metrics,
             turned_away: AtomicU64::new(0),
+            untrusted: AtomicU64::new(0),
         });
         let workers: Result<Vec<_>, _> =
             (0..workers).map(|number| Worker::start(number, shared.clone())).collect();
@@ -327,6 +328,9 @@ impl<S: Stored> Watched for View<S> {
         let turned_away = shared.turned_away.load(Ordering::Relaxed);
         let help = "Connections that were closed at once, because there were too many.";
         out.single("tollgate_connections_turned_away_total", "counter", help, turned_away);
+        let untrusted = shared.untrusted.load(Ordering::Relaxed);
+        let help = "Connections that were closed at once, because their PROXY header would not be trusted.";
+        out.single("tollgate_connections_untrusted_total", "counter", help, untrusted);
         let under_way = shared.ledger.under_way.load(Ordering::Relaxed);
         out.single("tollgate_requests_in_flight", "gauge", "Requests under way.", under_way);
         let dropped = shared.ledger.log.dropped();

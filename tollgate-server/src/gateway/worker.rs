@@ -29,6 +29,8 @@ pub(crate) struct Shared<S> {
     pub(crate) metrics: Metrics,
     /// Connections that were closed at once, because there were too many.
     pub(crate) turned_away: AtomicU64,
+    /// Connections that were closed at once, because nobody trusts what their PROXY header would say.
+    pub(crate) untrusted: AtomicU64,
 }
 
 #[derive(Debug)]

@@ -1,14 +1,14 @@
 //! A proxy in front that says whom it speaks for.
 
 use super::peers::{File, Folder, Identity, read_answer};
-use super::support::{Running, Upstream, in_front_of, run, say, status};
+use super::support::{Running, Upstream, in_front_of, parse, run, say, status};
 
 const GET: &[u8] = b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n";
 const SIGNATURE: &[u8] = b"\r\n\r\n\0\r\nQUIT\n";
 
 async fn behind_a_proxy(upstream: &Upstream) -> Running {
-    let limits =
-        "limits: { per-client: { key: ip, fixed_window: { limit: 1, window: 1h, align: first_request } } }";
+    let limits = "client: { trusted: 127.0.0.1 }
+limits: { per-client: { key: ip, fixed_window: { limit: 1, window: 1h, align: first_request } } }";
     run(&File { limits, listener: ", proxy_protocol: true", ..File::default() }.to(&[upstream.address])).await
 }
 
@@ -107,6 +107,27 @@ async fn it_is_not_taken_from_those_who_were_not_asked() {
     assert!(upstream.seen().is_empty());
 }
 
+/// Whoever can write the header chooses the address that limits go by.
+#[tokio::test]
+async fn it_is_taken_only_from_those_who_are_trusted() {
+    let upstream = Upstream::start().await;
+    let file = |trusted: &str| {
+        let limits = format!("client: {{ trusted: {trusted} }}");
+        let listener = ", proxy_protocol: true";
+        File { limits: &limits, listener, ..File::default() }.to(&[upstream.address])
+    };
+    let gateway = run(&file("10.0.0.0/8")).await;
+    let header = b"PROXY TCP4 192.0.2.1 10.0.0.1 1000 80\r\n";
+    assert_eq!(send(&gateway, header).await, "");
+    assert_eq!(send(&gateway, &v2(0, 0, &[])).await, "");
+    assert!(upstream.seen().is_empty());
+    let metrics = gateway.gateway.watched().metrics();
+    assert!(metrics.contains("\ntollgate_connections_untrusted_total 2\n"), "{metrics}");
+    gateway.gateway.reload(&parse(&file("[10.0.0.0/8, 127.0.0.0/8]"))).unwrap();
+    assert_eq!(status(&send(&gateway, header).await), 200);
+    assert_eq!(upstream.only().header("x-forwarded-for"), Some("192.0.2.1"));
+}
+
 #[tokio::test]
 async fn it_comes_before_tls() {
     use tokio::io::AsyncWriteExt;
@@ -116,7 +137,8 @@ async fn it_comes_before_tls() {
     let listener = format!(
         ", proxy_protocol: true, tls: {{ certificate: {{ file: {certificate} }}, key: {{ file: {key} }} }}"
     );
-    let gateway = run(&File { listener: &listener, ..File::default() }.to(&[upstream.address])).await;
+    let limits = "client: { trusted: 127.0.0.1 }";
+    let gateway = run(&File { limits, listener: &listener, ..File::default() }.to(&[upstream.address])).await;
     let mut stream = tokio::net::TcpStream::connect(gateway.address).await.unwrap();
     stream.write_all(b"PROXY TCP4 192.0.2.1 10.0.0.1 1000 443\r\n").await.unwrap();
     let mut stream = identity.secure(stream, "http/1.1").await.unwrap();
@@ -138,7 +160,8 @@ async fn whoever_says_nothing_is_closed() {
         (&tls, b""),
         (&tls, b"\x16\x03\x01"),
     ] {
-        let file = File { listener, gateway: "timeouts: { header: 200ms }", ..File::default() };
+        let (limits, gateway) = ("client: { trusted: 127.0.0.1 }", "timeouts: { header: 200ms }");
+        let file = File { limits, listener, gateway, ..File::default() };
         let gateway = run(&file.to(&[upstream.address])).await;
         assert_eq!(say(gateway.address, said).await, "", "{listener}");
     }
