@@ -15,13 +15,14 @@ use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, copy_bidirectional};
 use tokio::net::TcpStream;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tollgate_rules::client::canonical;
 
 use super::accept::Listening;
 use super::body::Outgoing;
 use super::deadline::Alarm;
 use super::heads::address_value;
+use super::opening::{LAST_CALL, Opening};
 use super::proxy_protocol;
 use super::record::Passage;
 use super::request::{Serving, serve};
@@ -36,9 +37,6 @@ const HEAD_BYTES_MAX: usize = 64 << 10;
 const STREAMS_MAX: u32 = 128;
 /// Streams that a client may open and reset before we have even looked at them.
 const RESETS_PENDING_MAX: usize = 20;
-/// How long a connection without requests lives on when the gateway is about to end, so that a request that is on its way
-/// gets an answer.
-const LAST_CALL: Duration = Duration::from_millis(500);
 /// What is read of a client that we have stopped listening to, so that it gets to read our last words.
 const LINGER_BYTES_MAX: usize = 1 << 20;
 const LINGER: Duration = Duration::from_secs(2);
@@ -88,18 +86,20 @@ pub(crate) async fn run<S: Stored>(
     from: SocketAddr,
     listening: Arc<Listening>,
 ) {
-    let header_timeout = worker.shared.state.load().timeouts.header;
+    let shared = &worker.shared;
+    let opening = Opening::new(&shared.ticker, shared.state.load().timeouts.header);
+    let draining = &shared.draining;
     let mut peer = from.ip();
     if listening.proxy_protocol {
-        match timeout(header_timeout, proxy_protocol::read(&mut stream)).await {
-            Ok(Ok(Some(source))) => peer = source,
-            Ok(Ok(None)) => {}
+        match opening.step(draining, proxy_protocol::read(&mut stream)).await {
+            Some(Ok(Some(source))) => peer = source,
+            Some(Ok(None)) => {}
             _ => return,
         }
     }
     let connection = |is_tls| {
         Arc::new(Connection {
-            watch: Watch::new(worker.shared.ticker.clone()),
+            watch: opening.watch(shared.ticker.clone()),
             peer: canonical(peer),
             peer_text: address_value(canonical(peer)),
             port_text: HeaderValue::from(listening.port),
@@ -110,28 +110,16 @@ pub(crate) async fn run<S: Stored>(
         })
     };
     match &listening.tls {
-        None => {
-            let draining = worker.shared.draining.wait();
-            let is_http2 = tokio::select! {
-                biased;
-                is_http2 = timeout(header_timeout, speaks_http2(&stream)) => is_http2,
-                // A client that has not said anything is not worth waiting for.
-                () = async {
-                    draining.await;
-                    sleep(LAST_CALL).await;
-                } => return,
-            };
-            match is_http2 {
-                Ok(true) => http2(stream, connection(false)).await,
-                Ok(false) => http1(stream, connection(false)).await,
-                Err(_) => {}
-            }
-        }
+        None => match opening.step(draining, speaks_http2(&stream)).await {
+            Some(true) => http2(stream, &opening, connection(false)).await,
+            Some(false) => http1(stream, &opening, connection(false)).await,
+            None => {}
+        },
         Some(acceptor) => {
-            let Ok(Ok(stream)) = timeout(header_timeout, acceptor.accept(stream)).await else { return };
+            let Some(Ok(stream)) = opening.step(draining, acceptor.accept(stream)).await else { return };
             match stream.get_ref().1.alpn_protocol() == Some(b"h2") {
-                true => http2(stream, connection(true)).await,
-                false => http1(stream, connection(true)).await,
+                true => http2(stream, &opening, connection(true)).await,
+                false => http1(stream, &opening, connection(true)).await,
             }
         }
     }
@@ -158,7 +146,7 @@ fn service<S: Stored>(connection: &Arc<Connection<S>>) -> impl Fn(Request<Incomi
     move |request| serve(&connection, request)
 }
 
-async fn http1<S: Stored, I>(io: I, connection: Arc<Connection<S>>)
+async fn http1<S: Stored, I>(io: I, opening: &Opening, connection: Arc<Connection<S>>)
 where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -169,7 +157,7 @@ where
     let mut conversation = builder.serve_connection(io, service_fn(service(&connection)));
     let mut draining = connection.worker.shared.draining.wait();
     let mut is_last_call = false;
-    let mut alarm = pin!(sleep(connection.worker.shared.state.load().timeouts.header));
+    let mut alarm = pin!(sleep_until(opening.deadline));
     loop {
         tokio::select! {
             biased;
@@ -228,7 +216,7 @@ async fn tunnel<I: AsyncRead + AsyncWrite + Unpin>(mut io: I, early: Bytes, swit
     let _ = copy_bidirectional(&mut io, &mut upstream).await;
 }
 
-async fn http2<S: Stored, I>(io: I, connection: Arc<Connection<S>>)
+async fn http2<S: Stored, I>(io: I, opening: &Opening, connection: Arc<Connection<S>>)
 where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -249,7 +237,7 @@ where
     let mut conversation = pin!(builder.serve_connection(io, service_fn(service(&connection))));
     let mut draining = shared.draining.wait();
     let mut is_ending = false;
-    let mut alarm = pin!(sleep(timeouts.header));
+    let mut alarm = pin!(sleep_until(opening.deadline));
     loop {
         tokio::select! {
             biased;

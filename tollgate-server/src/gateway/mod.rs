@@ -11,6 +11,7 @@
 //! | `worker` | a thread with its own runtime and its own connections to upstreams |
 //! | `connection`, `watch` | one client's connection, and what happens to one that keeps us waiting |
 //! | `stall` | a stream of HTTP/2 whose client takes nothing |
+//! | `opening` | what comes before the first request, and how long that may take |
 //! | `draining` | how connections learn that the gateway is about to end |
 //! | `deadline` | a request that takes too long |
 //! | `proxy_protocol`, `tls` | what comes before HTTP |
@@ -33,6 +34,7 @@ mod draining;
 mod forward;
 mod heads;
 mod health;
+mod opening;
 mod pool;
 mod proxy_protocol;
 mod record;

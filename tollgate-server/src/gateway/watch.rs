@@ -38,9 +38,9 @@ pub(crate) enum Patience {
 }
 
 impl Watch {
-    /// A new connection owes us its first request.
-    pub(crate) fn new(ticker: Arc<Ticker>) -> Arc<Watch> {
-        let since = AtomicU64::new(ticker.now().as_millis());
+    /// A connection owes us its first request, since it came.
+    pub(crate) fn since(ticker: Arc<Ticker>, arrived: Ticks) -> Arc<Watch> {
+        let since = AtomicU64::new(arrived.as_millis());
         Arc::new(Watch {
             ticker,
             phase: AtomicU8::new(HEAD),

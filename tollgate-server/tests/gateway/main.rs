@@ -11,6 +11,7 @@ mod http2;
 mod http2_abuse;
 mod interim;
 mod limits;
+mod openings;
 mod peers;
 mod proxy_protocol;
 mod proxying;
