@@ -15,14 +15,14 @@ use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, copy_bidirectional};
 use tokio::net::TcpStream;
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::time::{Instant, sleep_until, timeout};
 use tollgate_rules::client::canonical;
 
 use super::accept::Listening;
 use super::body::Outgoing;
 use super::deadline::Alarm;
 use super::heads::address_value;
-use super::opening::{LAST_CALL, Opening};
+use super::opening::{LAST_CALL, Opening, first_bytes, speaks_http2};
 use super::proxy_protocol;
 use super::record::Passage;
 use super::request::{Serving, serve};
@@ -110,48 +110,37 @@ pub(crate) async fn run<S: Stored>(
         })
     };
     match &listening.tls {
-        None => match opening.step(draining, speaks_http2(&stream)).await {
-            Some(true) => http2(stream, &opening, connection(false)).await,
-            Some(false) => http1(stream, &opening, connection(false)).await,
-            None => {}
-        },
+        None => {
+            let Some(Ok(first)) = opening.step(draining, first_bytes(&mut stream)).await else { return };
+            match speaks_http2(&first) {
+                _ if first.is_empty() => {}
+                true => http2(stream, first, &opening, connection(false)).await,
+                false => http1(stream, first, &opening, connection(false)).await,
+            }
+        }
         Some(acceptor) => {
-            let Some(Ok(stream)) = opening.step(draining, acceptor.accept(stream)).await else { return };
+            let Some(Ok(mut stream)) = opening.step(draining, acceptor.accept(stream)).await else { return };
+            let Some(Ok(first)) = opening.step(draining, first_bytes(&mut stream)).await else { return };
             match stream.get_ref().1.alpn_protocol() == Some(b"h2") {
-                true => http2(stream, &opening, connection(true)).await,
-                false => http1(stream, &opening, connection(true)).await,
+                _ if first.is_empty() => {}
+                true => http2(stream, first, &opening, connection(true)).await,
+                false => http1(stream, first, &opening, connection(true)).await,
             }
         }
     }
 }
-
-/// Whether a client begins with the words of HTTP/2, which no request of HTTP/1 begins with.
-async fn speaks_http2(stream: &TcpStream) -> bool {
-    const BEGIN: &[u8] = b"PRI ";
-    let mut bytes = [0; BEGIN.len()];
-    loop {
-        match stream.peek(&mut bytes).await {
-            Ok(BEGIN_LENGTH) => return bytes == BEGIN,
-            Ok(read) if read > 0 && BEGIN.starts_with(&bytes[..read]) => {
-                sleep(Duration::from_millis(5)).await;
-            }
-            _ => return false,
-        }
-    }
-}
-const BEGIN_LENGTH: usize = 4;
 
 fn service<S: Stored>(connection: &Arc<Connection<S>>) -> impl Fn(Request<Incoming>) -> Serving<S> + use<S> {
     let connection = connection.clone();
     move |request| serve(&connection, request)
 }
 
-async fn http1<S: Stored, I>(io: I, opening: &Opening, connection: Arc<Connection<S>>)
+async fn http1<S: Stored, I>(io: I, first: Bytes, opening: &Opening, connection: Arc<Connection<S>>)
 where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let watch = &connection.watch;
-    let io = Watched::new(TokioIo::new(io), watch.clone());
+    let io = Watched::new(TokioIo::new(io), first, watch.clone());
     let mut builder = http1::Builder::new();
     builder.max_header_size(HEAD_BYTES_MAX).header_read_timeout(None).writev(false);
     let mut conversation = builder.serve_connection(io, service_fn(service(&connection)));
@@ -216,14 +205,14 @@ async fn tunnel<I: AsyncRead + AsyncWrite + Unpin>(mut io: I, early: Bytes, swit
     let _ = copy_bidirectional(&mut io, &mut upstream).await;
 }
 
-async fn http2<S: Stored, I>(io: I, opening: &Opening, connection: Arc<Connection<S>>)
+async fn http2<S: Stored, I>(io: I, first: Bytes, opening: &Opening, connection: Arc<Connection<S>>)
 where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let watch = &connection.watch;
     let shared = &connection.worker.shared;
     let timeouts = shared.state.load().timeouts;
-    let io = Watched::in_frames(TokioIo::new(io), watch.clone());
+    let io = Watched::in_frames(TokioIo::new(io), first, watch.clone());
     let mut builder = http2::Builder::new(Streams::new(shared.ticker.clone(), timeouts.idle));
     builder
         .timer(TokioTimer::new())

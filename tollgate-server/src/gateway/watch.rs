@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use bytes::Bytes;
 use hyper::rt::{Read, ReadBufCursor, Write};
 use tollgate_config::Timeouts;
 
@@ -99,19 +100,21 @@ impl Drop for Busy {
 #[derive(Debug)]
 pub(crate) struct Watched<I> {
     pub(crate) io: I,
+    /// What was read of it already.
+    first: Bytes,
     watch: Arc<Watch>,
     /// Whether what comes while it is idle is the next request's head.
     is_head_next: bool,
 }
 
 impl<I> Watched<I> {
-    pub(crate) fn new(io: I, watch: Arc<Watch>) -> Watched<I> {
-        Watched { io, watch, is_head_next: true }
+    pub(crate) fn new(io: I, first: Bytes, watch: Arc<Watch>) -> Watched<I> {
+        Watched { io, first, watch, is_head_next: true }
     }
 
     /// One of HTTP/2: what comes while it is idle may be a ping, or room for more of what has long been sent.
-    pub(crate) fn in_frames(io: I, watch: Arc<Watch>) -> Watched<I> {
-        Watched { io, watch, is_head_next: false }
+    pub(crate) fn in_frames(io: I, first: Bytes, watch: Arc<Watch>) -> Watched<I> {
+        Watched { io, first, watch, is_head_next: false }
     }
 
     fn wrote<T>(&self, written: Poll<T>) -> Poll<T> {
@@ -129,8 +132,13 @@ impl<I: Read + Unpin> Read for Watched<I> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
-        buffer: ReadBufCursor<'_>,
+        mut buffer: ReadBufCursor<'_>,
     ) -> Poll<io::Result<()>> {
+        if !self.first.is_empty() {
+            let count = self.first.len().min(buffer.remaining());
+            buffer.put_slice(&self.first.split_to(count));
+            return Poll::Ready(Ok(()));
+        }
         let read = Pin::new(&mut self.io).poll_read(context, buffer);
         if self.is_head_next && read.is_ready() && self.watch.is_idle() {
             self.watch.enter(HEAD);
