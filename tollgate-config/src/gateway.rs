@@ -50,6 +50,8 @@ pub struct Timeouts {
     pub body: Duration,
     /// For the next request of a connection.
     pub idle: Duration,
+    /// For the next byte of a tunnel, from either side: a WebSocket, or whatever else a connection has become.
+    pub tunnel: Duration,
     /// For requests under way, once it is told to end.
     pub drain: Duration,
 }
@@ -60,19 +62,23 @@ impl Default for Timeouts {
             header: Duration::from_secs(10),
             body: Duration::from_secs(15),
             idle: Duration::from_secs(60),
+            tunnel: Duration::from_secs(3_600),
             drain: Duration::from_secs(30),
         }
     }
 }
 
 const EXAMPLE: &str = "write as in `gateway: { listen: 127.0.0.1:8080, routes: [...] }`";
-const TIMEOUTS_EXAMPLE: &str = "write as in `timeouts: { header: 10s, body: 15s, idle: 60s, drain: 30s }`";
+const TIMEOUTS_EXAMPLE: &str =
+    "write as in `timeouts: { header: 10s, body: 15s, idle: 60s, tunnel: 1h, drain: 30s }`";
 const CONNECTIONS_DEFAULT: u32 = 10_000;
 const IN_FLIGHT_DEFAULT: u32 = 2_000;
 /// The most that a gateway can be told to bear: sockets and requests are memory, too.
 const BORNE_MAX: u32 = 1_000_000;
 /// Less than this would cut off clients that are only far away.
 const TIMEOUTS: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(3_600);
+/// What is spoken in a tunnel may have long silences.
+const TUNNELS: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(24 * 3_600);
 /// Whoever wants to end at once may.
 const DRAINS: RangeInclusive<Duration> = Duration::ZERO..=Duration::from_secs(3_600);
 
@@ -113,6 +119,7 @@ fn timeouts(reader: &mut Reader, node: &Node) -> Option<Timeouts> {
         header: time(reader, &fields, "header", "a timeout", usual.header, TIMEOUTS),
         body: time(reader, &fields, "body", "a timeout", usual.body, TIMEOUTS),
         idle: time(reader, &fields, "idle", "a timeout", usual.idle, TIMEOUTS),
+        tunnel: time(reader, &fields, "tunnel", "a timeout", usual.tunnel, TUNNELS),
         drain: time(reader, &fields, "drain", "a drain", usual.drain, DRAINS),
     })
 }

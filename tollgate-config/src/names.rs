@@ -50,7 +50,7 @@ pub(crate) const GATEWAY: &[&str] =
     &["listen", "routes", "upstreams", "timeouts", "max_connections", "max_in_flight", "access_log"];
 pub(crate) const LISTENER: &[&str] = &["address", "tls", "proxy_protocol"];
 pub(crate) const LISTENER_TLS: &[&str] = &["certificate", "key"];
-pub(crate) const TIMEOUTS: &[&str] = &["header", "body", "idle", "drain"];
+pub(crate) const TIMEOUTS: &[&str] = &["header", "body", "idle", "tunnel", "drain"];
 /// Of a route: which requests it takes as in `when`, and where they go.
 pub(crate) const ROUTE: &[&str] = &[
     "id",

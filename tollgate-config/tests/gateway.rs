@@ -39,9 +39,9 @@ fn what_is_not_said_is_as_usual() {
     let [listener] = gateway.listeners.as_slice() else { panic!("{gateway:?}") };
     assert_eq!((&*listener.address.to_string(), listener.proxy_protocol), ("127.0.0.1:8080", false));
     assert!(listener.tls.is_none());
-    let seconds = [10, 15, 60, 30].map(Duration::from_secs);
-    let [header, body, idle, drain] = seconds;
-    assert_eq!(gateway.timeouts, Timeouts { header, body, idle, drain });
+    let seconds = [10, 15, 60, 3_600, 30].map(Duration::from_secs);
+    let [header, body, idle, tunnel, drain] = seconds;
+    assert_eq!(gateway.timeouts, Timeouts { header, body, idle, tunnel, drain });
     assert_eq!((gateway.max_connections, gateway.max_in_flight, gateway.access_log), (10_000, 2_000, true));
 
     let [upstream] = gateway.upstreams.as_slice() else { panic!("{gateway:?}") };

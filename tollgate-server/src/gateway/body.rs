@@ -145,6 +145,10 @@ impl Body for RequestBody {
 pub(crate) enum UpstreamBody {
     Told(Option<Bytes>),
     Streamed(Box<Streamed>),
+    /// Nothing: what comes is no response any more.
+    Switched {
+        _under_way: Option<UnderWay>,
+    },
 }
 
 /// A response on its way. Once it is through, its connection is free for the next.
@@ -182,6 +186,10 @@ impl UpstreamBody {
     pub(crate) fn told(text: impl Into<Bytes>) -> UpstreamBody {
         let text = text.into();
         UpstreamBody::Told((!text.is_empty()).then_some(text))
+    }
+
+    pub(crate) fn switched(under_way: Option<UnderWay>) -> UpstreamBody {
+        UpstreamBody::Switched { _under_way: under_way }
     }
 
     pub(crate) fn streamed(
@@ -245,6 +253,7 @@ impl Body for UpstreamBody {
         match self.get_mut() {
             UpstreamBody::Told(text) => Poll::Ready(text.take().map(|text| Ok(Frame::data(text)))),
             UpstreamBody::Streamed(streamed) => streamed.poll_frame(context),
+            UpstreamBody::Switched { .. } => Poll::Ready(None),
         }
     }
 
@@ -252,6 +261,7 @@ impl Body for UpstreamBody {
         match self {
             UpstreamBody::Told(text) => text.is_none(),
             UpstreamBody::Streamed(streamed) => streamed.body.is_end_stream(),
+            UpstreamBody::Switched { .. } => true,
         }
     }
 
@@ -261,6 +271,7 @@ impl Body for UpstreamBody {
                 SizeHint::with_exact(text.as_ref().map_or(0, |text| text.len() as u64))
             }
             UpstreamBody::Streamed(streamed) => streamed.body.size_hint(),
+            UpstreamBody::Switched { .. } => SizeHint::with_exact(0),
         }
     }
 }

@@ -11,9 +11,8 @@ use http::{HeaderValue, Request, Response};
 use hyper::body::Incoming;
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
-use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, copy_bidirectional};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep_until, timeout};
 use tollgate_rules::client::canonical;
@@ -27,6 +26,7 @@ use super::proxy_protocol;
 use super::record::Passage;
 use super::request::{Serving, serve};
 use super::stall::Streams;
+use super::tunnel::Switched;
 use super::watch::{Patience, Watch, Watched};
 use super::worker::Worker;
 use crate::limits::Stored;
@@ -56,12 +56,6 @@ pub(crate) struct Connection<S> {
     switched: Mutex<Option<Switched>>,
 }
 
-#[derive(Debug)]
-struct Switched {
-    upstream: OnUpgrade,
-    _passage: Passage,
-}
-
 impl<S> Connection<S> {
     pub(crate) fn is_draining(&self) -> bool {
         self.worker.shared.draining.has_begun()
@@ -69,8 +63,7 @@ impl<S> Connection<S> {
 
     /// The connection is a tunnel once this response has gone.
     pub(crate) fn switch(&self, response: &mut Response<Outgoing>, passage: Passage) {
-        let upstream = hyper::upgrade::on(response);
-        let switched = Switched { upstream, _passage: passage };
+        let switched = Switched::new(response, passage);
         *self.switched.lock().unwrap_or_else(PoisonError::into_inner) = Some(switched);
     }
 
@@ -173,7 +166,7 @@ where
     let http1::Parts { io, read_buf, .. } = conversation.into_parts();
     let io = io.io.into_inner();
     match connection.take_switched() {
-        Some(switched) => tunnel(io, read_buf, switched).await,
+        Some(switched) => switched.run(io, read_buf, &connection.worker.shared).await,
         None => linger(io).await,
     }
 }
@@ -191,18 +184,6 @@ async fn linger<I: AsyncRead + AsyncWrite + Unpin>(mut io: I) {
         Some(())
     };
     let _ = timeout(LINGER, reading).await;
-}
-
-/// Carries bytes both ways until both sides have ended.
-async fn tunnel<I: AsyncRead + AsyncWrite + Unpin>(mut io: I, early: Bytes, switched: Switched) {
-    let Switched { upstream, _passage } = switched;
-    let Ok(upstream) = upstream.await else { return };
-    let mut upstream = TokioIo::new(upstream);
-    // What the client sent before it knew our answer.
-    if !early.is_empty() && upstream.write_all(&early).await.is_err() {
-        return;
-    }
-    let _ = copy_bidirectional(&mut io, &mut upstream).await;
 }
 
 async fn http2<S: Stored, I>(io: I, first: Bytes, opening: &Opening, connection: Arc<Connection<S>>)

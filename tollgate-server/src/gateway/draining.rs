@@ -13,6 +13,8 @@ use tokio::sync::watch;
 pub(crate) struct Draining {
     begun: Arc<AtomicBool>,
     news: watch::Sender<bool>,
+    /// Whether nobody is waited for any more.
+    over: watch::Sender<bool>,
 }
 
 impl Draining {
@@ -24,6 +26,17 @@ impl Draining {
 
     pub(crate) fn has_begun(&self) -> bool {
         self.begun.load(Ordering::Acquire)
+    }
+
+    /// Whoever is still there was waited for long enough.
+    pub(crate) fn end(&self) {
+        self.over.send_replace(true);
+    }
+
+    /// Ends when nobody is waited for any more. For those who are seldom looked at: see [`Waiting`].
+    pub(crate) async fn over(&self) {
+        // If nobody is left who could tell, it is over, too.
+        let _ = self.over.subscribe().wait_for(|is_over| *is_over).await;
     }
 
     /// Ends when draining begins.

@@ -199,10 +199,11 @@ impl<S: Stored> Errand<S> {
                     }
                     let home = address.pool(worker).clone();
                     let patience = (!self.may_be_silent).then_some(upstream.config.read_timeout);
-                    return self
-                        .answered(response.map(|body| {
-                            UpstreamBody::streamed(body, patience, connection, home, under_way)
-                        }));
+                    let is_switch = response.status() == StatusCode::SWITCHING_PROTOCOLS;
+                    return self.answered(response.map(|body| match is_switch {
+                        true => UpstreamBody::switched(under_way),
+                        false => UpstreamBody::streamed(body, patience, connection, home, under_way),
+                    }));
                 }
                 Err(failed) => failed,
             };

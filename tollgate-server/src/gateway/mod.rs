@@ -12,6 +12,7 @@
 //! | `connection`, `watch` | one client's connection, and what happens to one that keeps us waiting |
 //! | `stall` | a stream of HTTP/2 whose client takes nothing |
 //! | `opening` | what comes before the first request, and how long that may take |
+//! | `tunnel` | a connection that has become something else, as WebSockets do |
 //! | `draining` | how connections learn that the gateway is about to end |
 //! | `deadline` | a request that takes too long |
 //! | `proxy_protocol`, `tls` | what comes before HTTP |
@@ -44,6 +45,7 @@ mod stall;
 mod state;
 mod ticks;
 mod tls;
+mod tunnel;
 mod upstream;
 mod watch;
 mod worker;
@@ -237,12 +239,14 @@ impl<S: Stored> Gateway<S> {
         };
         let patience = self.shared.state.load().timeouts.drain;
         let _ = timeout(patience, all_gone).await;
+        let left = open();
+        self.shared.draining.end();
         self.tasks.shutdown().await;
         if let Some(limits) = &self.shared.state.load_full().limits {
             S::release(limits.limiter()).await;
         }
         self.shared.ledger.log.written().await;
-        open()
+        left
     }
 }
 

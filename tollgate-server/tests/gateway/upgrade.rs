@@ -2,10 +2,11 @@
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep, timeout};
 
 use super::peers::{File, Folder, Identity, read_answer, read_head, scripted};
 use super::support::{PATIENCE, Running, get, header, read_all, run, status, until};
@@ -222,4 +223,90 @@ async fn tunnels_run_through_tls() {
         let told = (header(&head, "upgrade"), header(&head, "x-forwarded-proto"));
         assert_eq!(told, (Some("websocket"), Some("https")), "{url}: {head}");
     }
+}
+
+/// A connection on which both sides have agreed.
+async fn tunnel(gateway: &Running) -> TcpStream {
+    let mut stream = TcpStream::connect(gateway.address).await.unwrap();
+    stream.write_all(WANTED.as_bytes()).await.unwrap();
+    assert_eq!(status(&read_head(&mut stream).await), 101);
+    assert_eq!(read_exactly(&mut stream, 8).await, b"welcome;");
+    stream
+}
+
+#[tokio::test]
+async fn a_tunnel_in_which_nothing_moves_is_closed() {
+    let (address, _heads) = echo().await;
+    let file = File { gateway: "timeouts: { tunnel: 1500ms, idle: 100ms }", ..File::default() };
+    let gateway = run(&file.to(&[address])).await;
+    let (mut talking, mut silent) = (tunnel(&gateway).await, tunnel(&gateway).await);
+    let begin = Instant::now();
+    let ended = tokio::spawn(async move {
+        let rest = read_all(&mut silent).await;
+        (rest, begin.elapsed())
+    });
+    // In all, longer than one may be silent.
+    for _ in 0..6 {
+        sleep(Duration::from_millis(300)).await;
+        talking.write_all(b"still here").await.unwrap();
+        assert_eq!(read_exactly(&mut talking, 10).await, b"still here");
+    }
+    let (rest, elapsed) = ended.await.unwrap();
+    assert_eq!(rest, "");
+    assert!(elapsed > Duration::from_millis(1_400), "{elapsed:?}");
+    let watched = gateway.gateway.watched();
+    assert!(watched.metrics().contains("\ntollgate_requests_in_flight 1\n"));
+}
+
+#[tokio::test]
+async fn a_tunnel_keeps_its_slots_until_it_ends() {
+    let (address, _heads) = echo().await;
+    let limits = "limits: { few: { key: ip, in_flight: 1 } }";
+    let gateway = run(&File { limits, ..File::default() }.to(&[address])).await;
+    let watched = gateway.gateway.watched();
+    let held = |count: usize| {
+        watched.metrics().contains(&format!("\ntollgate_slots_held{{limit=\"few\"}} {count}\n"))
+    };
+    let stream = tunnel(&gateway).await;
+    assert!(held(1), "{}", watched.metrics());
+    assert_eq!(status(&get(gateway.address, "/", "").await), 429);
+    drop(stream);
+    until(|| held(0)).await;
+    tunnel(&gateway).await;
+}
+
+/// Otherwise the server with the most tunnels would get the next, too.
+#[tokio::test]
+async fn a_tunnel_counts_at_its_server_until_it_ends() {
+    let (one, one_heads) = echo().await;
+    let (other, other_heads) = echo().await;
+    let gateway =
+        run(&File { upstream: ", balance: least_requests", ..File::default() }.to(&[one, other])).await;
+    let counts = || (one_heads.lock().unwrap().len(), other_heads.lock().unwrap().len());
+    let (first, second) = (tunnel(&gateway).await, tunnel(&gateway).await);
+    assert_eq!(counts(), (1, 1));
+    // Whose turn it is does not matter where one has less to do.
+    drop(first);
+    let watched = gateway.gateway.watched();
+    until(|| watched.metrics().contains("\ntollgate_requests_in_flight 1\n")).await;
+    let third = tunnel(&gateway).await;
+    drop(third);
+    until(|| watched.metrics().contains("\ntollgate_requests_in_flight 1\n")).await;
+    let _fourth = tunnel(&gateway).await;
+    let mut counts = [counts().0, counts().1];
+    counts.sort_unstable();
+    assert_eq!(counts, [1, 3]);
+    drop(second);
+}
+
+#[tokio::test]
+async fn a_tunnel_is_cut_when_the_gateway_has_waited_long_enough() {
+    let (address, _heads) = echo().await;
+    let file = File { gateway: "timeouts: { drain: 300ms }", ..File::default() };
+    let gateway = run(&file.to(&[address])).await;
+    let mut stream = tunnel(&gateway).await;
+    let begin = Instant::now();
+    assert_eq!(gateway.gateway.drain().await, 1, "one was cut off");
+    assert!(begin.elapsed() >= Duration::from_millis(300));
+    assert_eq!(read_all(&mut stream).await, "");
 }
