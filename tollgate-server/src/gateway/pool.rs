@@ -34,11 +34,17 @@ pub(crate) struct Pool {
     shared: Mutex<Option<http2::SendRequest<RequestBody>>>,
     /// Held by whoever opens it, so that the others wait for it rather than open more.
     opening: tokio::sync::Mutex<()>,
-    open: AtomicUsize,
+    room: Arc<Room>,
     max_open: usize,
+    ticker: Arc<Ticker>,
+}
+
+/// What an open connection is counted in. It holds no connection: each of them holds it.
+#[derive(Debug, Default)]
+struct Room {
+    open: AtomicUsize,
     /// Somebody waits for one to become free.
     freed: Notify,
-    ticker: Arc<Ticker>,
 }
 
 #[derive(Debug)]
@@ -99,9 +105,8 @@ impl Pool {
             idle: Mutex::default(),
             shared: Mutex::default(),
             opening: tokio::sync::Mutex::default(),
-            open: AtomicUsize::new(0),
+            room: Arc::default(),
             max_open,
-            freed: Notify::new(),
             ticker,
         }
     }
@@ -114,7 +119,7 @@ impl Pool {
     ) -> Result<(Connection, bool), NoConnection> {
         let pool = address.pool(worker);
         if address.protocol == Protocol::Http2 {
-            return pool.shared(address, worker).await;
+            return pool.shared(address).await;
         }
         loop {
             while let Some(Idle { mut sender, since }) = pool.take() {
@@ -123,15 +128,15 @@ impl Pool {
                     return Ok((Connection::Own(sender), true));
                 }
             }
-            if pool.open.load(Ordering::Relaxed) < pool.max_open {
+            if pool.room.open.load(Ordering::Relaxed) < pool.max_open {
                 break;
             }
             // In boxes, here and below: a future is as large as the rarest of its waits, and one of several kilobytes for
             // each request costs more than the rare box.
-            let freed = Box::pin(timeout(address.connect_timeout, pool.freed.notified())).await;
+            let freed = Box::pin(timeout(address.connect_timeout, pool.room.freed.notified())).await;
             freed.map_err(|_| NoConnection::Full)?;
         }
-        let open = Open::count(address.clone(), worker);
+        let open = Open::count(pool.room.clone());
         let opening = Box::pin(timeout(address.connect_timeout, Pool::open(address, Some(open)))).await;
         let sender = opening.map_err(|_| NoConnection::TimedOut)?.map_err(NoConnection::Refused)?;
         Ok((Connection::Own(sender), false))
@@ -156,7 +161,7 @@ impl Pool {
         {
             let idle = Idle { sender, since: self.ticker.now() };
             self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(idle);
-            self.freed.notify_one();
+            self.room.freed.notify_one();
         }
     }
 
@@ -169,7 +174,7 @@ impl Pool {
 
     /// How many connections are open.
     pub(crate) fn open_now(&self) -> usize {
-        self.open.load(Ordering::Relaxed)
+        self.room.open.load(Ordering::Relaxed)
     }
 
     async fn open(
@@ -192,11 +197,7 @@ impl Pool {
         }
     }
 
-    async fn shared(
-        &self,
-        address: &Arc<Address>,
-        worker: usize,
-    ) -> Result<(Connection, bool), NoConnection> {
+    async fn shared(&self, address: &Arc<Address>) -> Result<(Connection, bool), NoConnection> {
         if let Some(sender) = self.shared_now().await {
             return Ok((Connection::Shared(sender), true));
         }
@@ -206,7 +207,7 @@ impl Pool {
             if let Some(sender) = self.shared_now().await {
                 return Ok((Connection::Shared(sender), true));
             }
-            let open = Open::count(address.clone(), worker);
+            let open = Open::count(self.room.clone());
             let sender = Pool::open_shared(address, Some(open)).await.map_err(NoConnection::Refused)?;
             *self.shared.lock().unwrap_or_else(PoisonError::into_inner) = Some(sender.clone());
             Ok((Connection::Shared(sender), false))
@@ -272,15 +273,15 @@ async fn secured<T: AsyncRead + AsyncWrite + Unpin>(
 }
 
 /// Counts a connection as open, until it is closed.
-struct Open {
-    address: Arc<Address>,
-    worker: usize,
-}
+///
+/// The task that works on a connection holds this, and ends when nobody holds the connection's other end. So it must not
+/// lead to the pool, which holds that end: an upstream that is no longer in use would keep itself alive.
+struct Open(Arc<Room>);
 
 impl Open {
-    fn count(address: Arc<Address>, worker: usize) -> Open {
-        address.pool(worker).open.fetch_add(1, Ordering::Relaxed);
-        Open { address, worker }
+    fn count(room: Arc<Room>) -> Open {
+        room.open.fetch_add(1, Ordering::Relaxed);
+        Open(room)
     }
 }
 
@@ -295,8 +296,7 @@ fn drive<F: Future<Output = Result<(), hyper::Error>> + Send + 'static>(open: Op
 
 impl Drop for Open {
     fn drop(&mut self) {
-        let pool = self.address.pool(self.worker);
-        pool.open.fetch_sub(1, Ordering::Relaxed);
-        pool.freed.notify_one();
+        self.0.open.fetch_sub(1, Ordering::Relaxed);
+        self.0.freed.notify_one();
     }
 }

@@ -23,5 +23,6 @@ mod support;
 mod tls;
 mod trailers;
 mod upgrade;
+mod upstream_connections;
 mod waiting;
 mod watching;
