@@ -135,6 +135,7 @@ impl<S: Stored> Errand<S> {
         answered.unwrap_or_else(|| {
             if let Some(address) = self.route.upstream.addresses().get(asked.load(Ordering::Relaxed)) {
                 self.failed(address, &"it took too long");
+                address.pool(self.connection.worker.number).doubt(self.route.timeout);
             }
             problem(StatusCode::GATEWAY_TIMEOUT, "the upstream took too long")
         })

@@ -19,7 +19,8 @@
 //! | `request` | the life of a request |
 //! | `screen` | refuses what two servers could read in different ways |
 //! | `heads` | what is taken off a head on its way, and put on |
-//! | `forward`, `upstream`, `pool` | sends a request on: to which server, over which connection, and once more if it may |
+//! | `forward`, `upstream` | sends a request on: to which server, and once more if it may |
+//! | `pool`, `room`, `dial` | over which connection: one that was kept, or a new one if there may be more |
 //! | `health` | asks upstreams how they are |
 //! | `body` | bodies on their way |
 //! | `record` | what is known of a request when it is over |
@@ -31,6 +32,7 @@ mod answer;
 mod body;
 mod connection;
 mod deadline;
+mod dial;
 mod draining;
 mod forward;
 mod heads;
@@ -40,6 +42,7 @@ mod pool;
 mod proxy_protocol;
 mod record;
 mod request;
+mod room;
 mod screen;
 mod stall;
 mod state;

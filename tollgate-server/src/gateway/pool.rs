@@ -1,56 +1,105 @@
 //! Connections to a server that are kept for the next request.
 //!
-//! Every worker has its own, so nobody waits for a lock, and a connection never wakes another core.
+//! Every worker has its own, so nobody waits for a lock, and a connection wakes no other core. Only where there may be no
+//! more of them do workers use each other's.
 
 use std::fmt;
 use std::future::poll_fn;
-use std::io;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper::client::conn::{http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use rustls::pki_types::ServerName;
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpStream;
-use tokio::sync::Notify;
-use tokio::time::timeout;
-use tokio_rustls::TlsConnector;
+use tokio::time::{Instant, timeout, timeout_at};
 use tollgate_config::Protocol;
 
 use super::body::RequestBody;
+use super::dial::{Dialled, dial, text};
+use super::room::{Handed, Place, Room};
 use super::ticks::{Ticker, Ticks};
 use super::upstream::Address;
 
 /// The largest head that an upstream may answer with.
 const HEADERS_BYTES_MAX: u32 = 64 << 10;
+/// A server that is there answers a ping within so many times the time in which it must take a connection. It may have
+/// much to read before it comes to the ping.
+const PING_PATIENCE: u32 = 5;
 
 #[derive(Debug)]
 pub(crate) struct Pool {
     idle: Mutex<Vec<Idle>>,
     /// One connection for all requests, where HTTP/2 is spoken.
-    shared: Mutex<Option<http2::SendRequest<RequestBody>>>,
+    shared: Mutex<Option<Kept>>,
     /// Held by whoever opens it, so that the others wait for it rather than open more.
     opening: tokio::sync::Mutex<()>,
+    /// The same for all workers.
     room: Arc<Room>,
-    max_open: usize,
     ticker: Arc<Ticker>,
-}
-
-/// What an open connection is counted in. It holds no connection: each of them holds it.
-#[derive(Debug, Default)]
-struct Room {
-    open: AtomicUsize,
-    /// Somebody waits for one to become free.
-    freed: Notify,
 }
 
 #[derive(Debug)]
 struct Idle {
     sender: http1::SendRequest<RequestBody>,
     since: Ticks,
+}
+
+impl Idle {
+    /// The connection, if it is still good.
+    async fn ready(mut self, address: &Address, now: Ticks) -> Option<http1::SendRequest<RequestBody>> {
+        let is_fresh = now.since(self.since) < address.idle_timeout;
+        (is_fresh && is_ready(&mut self.sender).await).then_some(self.sender)
+    }
+}
+
+async fn is_ready(sender: &mut http1::SendRequest<RequestBody>) -> bool {
+    !sender.is_closed() && poll_fn(|context| sender.poll_ready(context)).await.is_ok()
+}
+
+/// A connection for all requests, of HTTP/2.
+#[derive(Clone, Debug)]
+pub(crate) struct Shared {
+    sender: http2::SendRequest<RequestBody>,
+    life: Arc<Life>,
+}
+
+/// What is known of such a connection by all who use it.
+#[derive(Debug)]
+struct Life {
+    ticker: Arc<Ticker>,
+    /// When its server last sent something over it, in milliseconds.
+    heard: AtomicU64,
+    /// It gets no more requests.
+    is_over: AtomicBool,
+}
+
+impl Shared {
+    fn new(sender: http2::SendRequest<RequestBody>, ticker: Arc<Ticker>) -> Shared {
+        let heard = AtomicU64::new(ticker.now().as_millis());
+        Shared { sender, life: Arc::new(Life { ticker, heard, is_over: AtomicBool::new(false) }) }
+    }
+
+    fn hear(&self) {
+        self.life.heard.store(self.life.ticker.now().as_millis(), Ordering::Relaxed);
+    }
+
+    fn last_heard(&self) -> Ticks {
+        Ticks::from_millis(self.life.heard.load(Ordering::Relaxed))
+    }
+
+    /// Whether the next request may have it.
+    fn is_good(&self) -> bool {
+        self.sender.is_ready() && !self.life.is_over.load(Ordering::Relaxed)
+    }
+}
+
+/// Such a connection in a pool. Requests that are on it hold `users`.
+#[derive(Debug)]
+struct Kept {
+    shared: Shared,
+    users: Arc<()>,
 }
 
 /// Why there is no connection.
@@ -78,7 +127,11 @@ impl fmt::Display for NoConnection {
 #[derive(Debug)]
 pub(crate) enum Connection {
     Own(http1::SendRequest<RequestBody>),
-    Shared(http2::SendRequest<RequestBody>),
+    Shared {
+        shared: Shared,
+        /// Tells the pool that somebody is on it.
+        _user: Arc<()>,
+    },
 }
 
 /// A request that got no response.
@@ -93,20 +146,25 @@ impl Connection {
     pub(crate) async fn send(&mut self, request: Request<RequestBody>) -> Result<Response<Incoming>, Failed> {
         let sent = match self {
             Connection::Own(sender) => sender.try_send_request(request).await,
-            Connection::Shared(sender) => sender.try_send_request(request).await,
+            Connection::Shared { shared, .. } => {
+                let sent = shared.sender.try_send_request(request).await;
+                if sent.is_ok() {
+                    shared.hear();
+                }
+                sent
+            }
         };
         sent.map_err(|mut failed| Failed { unsent: failed.take_message(), error: failed.into_error() })
     }
 }
 
 impl Pool {
-    pub(crate) fn new(max_open: usize, ticker: Arc<Ticker>) -> Pool {
+    pub(crate) fn new(room: Arc<Room>, ticker: Arc<Ticker>) -> Pool {
         Pool {
             idle: Mutex::default(),
             shared: Mutex::default(),
             opening: tokio::sync::Mutex::default(),
-            room: Arc::default(),
-            max_open,
+            room,
             ticker,
         }
     }
@@ -118,35 +176,31 @@ impl Pool {
         now: Ticks,
     ) -> Result<(Connection, bool), NoConnection> {
         let pool = address.pool(worker);
+        // In boxes where it is rare: a future is as large as the longest of its waits, and one of several kilobytes for
+        // each request costs more than the rare box.
         if address.protocol == Protocol::Http2 {
-            return pool.shared(address).await;
+            return match pool.shared_now() {
+                Some(connection) => Ok((connection, true)),
+                None => Box::pin(pool.open_for_all(address)).await,
+            };
         }
-        loop {
-            while let Some(Idle { mut sender, since }) = pool.take() {
-                let is_fresh = now.since(since) < address.idle_timeout && !sender.is_closed();
-                if is_fresh && poll_fn(|context| sender.poll_ready(context)).await.is_ok() {
-                    return Ok((Connection::Own(sender), true));
-                }
+        while let Some(idle) = pool.take() {
+            if let Some(sender) = idle.ready(address, now).await {
+                return Ok((Connection::Own(sender), true));
             }
-            if pool.room.open.load(Ordering::Relaxed) < pool.max_open {
-                break;
-            }
-            // In boxes, here and below: a future is as large as the rarest of its waits, and one of several kilobytes for
-            // each request costs more than the rare box.
-            let freed = Box::pin(timeout(address.connect_timeout, pool.room.freed.notified())).await;
-            freed.map_err(|_| NoConnection::Full)?;
         }
-        let open = Open::count(pool.room.clone());
-        let opening = Box::pin(timeout(address.connect_timeout, Pool::open(address, Some(open)))).await;
-        let sender = opening.map_err(|_| NoConnection::TimedOut)?.map_err(NoConnection::Refused)?;
-        Ok((Connection::Own(sender), false))
+        Box::pin(pool.open_for_one(address, now)).await
     }
 
     /// A new connection that belongs to no pool.
     pub(crate) async fn fresh(address: &Arc<Address>) -> Result<Connection, String> {
         match address.protocol {
             Protocol::Http1 => Pool::open(address, None).await.map(Connection::Own),
-            Protocol::Http2 => Pool::open_shared(address, None).await.map(Connection::Shared),
+            Protocol::Http2 => {
+                let ticker = address.pool(0).ticker.clone();
+                let sender = Pool::open_shared(address, None).await?;
+                Ok(Connection::Shared { shared: Shared::new(sender, ticker), _user: Arc::default() })
+            }
         }
     }
 
@@ -156,12 +210,31 @@ impl Pool {
 
     /// A connection has done its work.
     pub(crate) fn keep(&self, connection: Connection) {
-        if let Connection::Own(sender) = connection
-            && !sender.is_closed()
-        {
+        let mut sender = match connection {
+            Connection::Own(sender) => sender,
+            Connection::Shared { shared, .. } => return shared.hear(),
+        };
+        // Twice round only if somebody came to wait who was gone by the time it was handed over.
+        while !sender.is_closed() {
             let idle = Idle { sender, since: self.ticker.now() };
             self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(idle);
-            self.room.freed.notify_one();
+            if !self.room.is_awaited() {
+                return;
+            }
+            let Some(idle) = self.take() else { return };
+            let Some(Handed::Idle(back)) = self.room.hand(idle.sender) else { return };
+            sender = back;
+        }
+    }
+
+    /// A request timed out that had waited for so long. If its server has said nothing over the shared connection all the
+    /// while, the connection may be dead without anybody having noticed: the next requests get another.
+    pub(crate) fn doubt(&self, waited: Duration) {
+        let so_far = self.ticker.now().since(Ticks::default());
+        let begun = Ticks::default().after(so_far.saturating_sub(waited));
+        let mut shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(kept) = shared.take_if(|kept| kept.shared.last_heard() <= begun) {
+            kept.shared.life.is_over.store(true, Ordering::Relaxed);
         }
     }
 
@@ -170,133 +243,149 @@ impl Pool {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         let old = idle.iter().take_while(|idle| idle.since < oldest).count();
         idle.drain(..old);
+        drop(idle);
+        let is_unused =
+            |kept: &mut Kept| kept.shared.last_heard() < oldest && Arc::strong_count(&kept.users) == 1;
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner).take_if(is_unused);
     }
 
-    /// How many connections are open.
-    pub(crate) fn open_now(&self) -> usize {
-        self.room.open.load(Ordering::Relaxed)
+    /// For a worker that has kept none: a new one, or where there may be no more, one that another worker has kept, or
+    /// else the next that is given back.
+    async fn open_for_one(
+        &self,
+        address: &Arc<Address>,
+        now: Ticks,
+    ) -> Result<(Connection, bool), NoConnection> {
+        let until = Instant::now() + address.connect_timeout;
+        let place = loop {
+            let told = match self.room.enter() {
+                Ok(place) => break place,
+                Err(told) => told,
+            };
+            while let Some(idle) = address.pools().iter().find_map(|pool| pool.take()) {
+                if let Some(sender) = idle.ready(address, now).await {
+                    return Ok((Connection::Own(sender), true));
+                }
+            }
+            match timeout_at(until, told).await.map_err(|_| NoConnection::Full)? {
+                Ok(Handed::Place(place)) => break place,
+                // Unless its server has closed it meanwhile.
+                Ok(Handed::Idle(mut sender)) => {
+                    if is_ready(&mut sender).await {
+                        return Ok((Connection::Own(sender), true));
+                    }
+                }
+                _ => {}
+            }
+        };
+        let opening = timeout(address.connect_timeout, Pool::open(address, Some(place))).await;
+        let sender = opening.map_err(|_| NoConnection::TimedOut)?.map_err(NoConnection::Refused)?;
+        Ok((Connection::Own(sender), false))
     }
 
     async fn open(
         address: &Arc<Address>,
-        open: Option<Open>,
+        place: Option<Place>,
     ) -> Result<http1::SendRequest<RequestBody>, String> {
         let mut builder = http1::Builder::new();
         builder.writev(false).max_header_size(HEADERS_BYTES_MAX as usize);
-        match dial(address).await? {
+        match dial(address, place).await? {
             Dialled::Plain(stream) => {
                 let (sender, connection) = builder.handshake(TokioIo::new(stream)).await.map_err(text)?;
-                drive(open, connection.with_upgrades());
+                drive(connection.with_upgrades());
                 Ok(sender)
             }
             Dialled::Tls(stream) => {
                 let (sender, connection) = builder.handshake(TokioIo::new(stream)).await.map_err(text)?;
-                drive(open, connection.with_upgrades());
+                drive(connection.with_upgrades());
                 Ok(sender)
             }
         }
     }
 
-    async fn shared(&self, address: &Arc<Address>) -> Result<(Connection, bool), NoConnection> {
-        if let Some(sender) = self.shared_now().await {
-            return Ok((Connection::Shared(sender), true));
+    /// For a worker that has none for all its requests: a new one, or where there may be no more, that of another worker.
+    async fn open_for_all(&self, address: &Arc<Address>) -> Result<(Connection, bool), NoConnection> {
+        let until = Instant::now() + address.connect_timeout;
+        let _opening = timeout_at(until, self.opening.lock()).await.map_err(|_| NoConnection::TimedOut)?;
+        // Somebody else may have opened one while we waited.
+        if let Some(connection) = self.shared_now() {
+            return Ok((connection, true));
         }
-        let opening = async {
-            let _opening = self.opening.lock().await;
-            // Somebody else may have opened one while we waited.
-            if let Some(sender) = self.shared_now().await {
-                return Ok((Connection::Shared(sender), true));
+        let place = match self.room.enter() {
+            Ok(place) => place,
+            Err(told) => {
+                if let Some(Connection::Shared { shared, .. }) =
+                    address.pools().iter().find_map(|pool| pool.shared_now())
+                {
+                    return Ok((self.share(shared), true));
+                }
+                match timeout_at(until, told).await {
+                    Ok(Ok(Handed::Place(place))) => place,
+                    Ok(Ok(Handed::Shared(shared))) => return Ok((self.share(shared), true)),
+                    _ => return Err(NoConnection::Full),
+                }
             }
-            let open = Open::count(self.room.clone());
-            let sender = Pool::open_shared(address, Some(open)).await.map_err(NoConnection::Refused)?;
-            *self.shared.lock().unwrap_or_else(PoisonError::into_inner) = Some(sender.clone());
-            Ok((Connection::Shared(sender), false))
         };
-        timeout(address.connect_timeout, opening).await.map_err(|_| NoConnection::TimedOut)?
+        let opening = timeout(address.connect_timeout, Pool::open_shared(address, Some(place))).await;
+        let sender = opening.map_err(|_| NoConnection::TimedOut)?.map_err(NoConnection::Refused)?;
+        let shared = Shared::new(sender, self.ticker.clone());
+        let connection = self.share(shared.clone());
+        if self.room.is_awaited() {
+            self.room.share(&shared);
+        }
+        Ok((connection, false))
+    }
+
+    /// From now on, the connection is for all requests here.
+    fn share(&self, shared: Shared) -> Connection {
+        let users = Arc::default();
+        let connection = Connection::Shared { shared: shared.clone(), _user: Arc::clone(&users) };
+        *self.shared.lock().unwrap_or_else(PoisonError::into_inner) = Some(Kept { shared, users });
+        connection
     }
 
     /// The shared connection, if it is open.
-    async fn shared_now(&self) -> Option<http2::SendRequest<RequestBody>> {
-        let mut sender = self.shared.lock().unwrap_or_else(PoisonError::into_inner).clone()?;
-        let is_ready = !sender.is_closed() && poll_fn(|context| sender.poll_ready(context)).await.is_ok();
-        is_ready.then_some(sender)
+    fn shared_now(&self) -> Option<Connection> {
+        let mut kept = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
+        if kept.as_ref().is_some_and(|kept| !kept.shared.is_good()) {
+            // Nobody is to hold it open.
+            *kept = None;
+        }
+        kept.as_ref()
+            .map(|kept| Connection::Shared { shared: kept.shared.clone(), _user: kept.users.clone() })
     }
 
     async fn open_shared(
         address: &Arc<Address>,
-        open: Option<Open>,
+        place: Option<Place>,
     ) -> Result<http2::SendRequest<RequestBody>, String> {
         let mut builder = http2::Builder::new(TokioExecutor::new());
-        builder.timer(TokioTimer::new()).max_header_list_size(HEADERS_BYTES_MAX).adaptive_window(true);
-        match dial(address).await? {
+        builder
+            .timer(TokioTimer::new())
+            .max_header_list_size(HEADERS_BYTES_MAX)
+            .adaptive_window(true)
+            .keep_alive_interval(address.idle_timeout / 2)
+            .keep_alive_timeout(address.connect_timeout * PING_PATIENCE)
+            .keep_alive_while_idle(true);
+        match dial(address, place).await? {
             Dialled::Plain(stream) => {
                 let (sender, connection) = builder.handshake(TokioIo::new(stream)).await.map_err(text)?;
-                drive(open, connection);
+                drive(connection);
                 Ok(sender)
             }
             Dialled::Tls(stream) => {
                 let (sender, connection) = builder.handshake(TokioIo::new(stream)).await.map_err(text)?;
-                drive(open, connection);
+                drive(connection);
                 Ok(sender)
             }
         }
     }
 }
 
-fn text(error: impl fmt::Display) -> String {
-    error.to_string()
-}
-
-enum Dialled {
-    Plain(TcpStream),
-    Tls(Box<tokio_rustls::client::TlsStream<TcpStream>>),
-}
-
-async fn dial(address: &Address) -> Result<Dialled, String> {
-    let host = address.config.host.trim_matches(['[', ']']);
-    let stream = TcpStream::connect((host, address.config.port)).await.map_err(text)?;
-    stream.set_nodelay(true).map_err(text)?;
-    match &address.tls {
-        None => Ok(Dialled::Plain(stream)),
-        Some((connector, name)) => {
-            Ok(Dialled::Tls(Box::new(secured(connector, name, stream).await.map_err(text)?)))
-        }
-    }
-}
-
-async fn secured<T: AsyncRead + AsyncWrite + Unpin>(
-    connector: &TlsConnector,
-    name: &ServerName<'static>,
-    stream: T,
-) -> io::Result<tokio_rustls::client::TlsStream<T>> {
-    connector.connect(name.clone(), stream).await
-}
-
-/// Counts a connection as open, until it is closed.
-///
-/// The task that works on a connection holds this, and ends when nobody holds the connection's other end. So it must not
-/// lead to the pool, which holds that end: an upstream that is no longer in use would keep itself alive.
-struct Open(Arc<Room>);
-
-impl Open {
-    fn count(room: Arc<Room>) -> Open {
-        room.open.fetch_add(1, Ordering::Relaxed);
-        Open(room)
-    }
-}
-
 /// Has a task of its own work on the connection.
-fn drive<F: Future<Output = Result<(), hyper::Error>> + Send + 'static>(open: Option<Open>, connection: F) {
+fn drive<F: Future<Output = Result<(), hyper::Error>> + Send + 'static>(connection: F) {
     tokio::spawn(async move {
         // How it ended is told to the request that it was for.
         let _ = connection.await;
-        drop(open);
     });
-}
-
-impl Drop for Open {
-    fn drop(&mut self) {
-        self.0.open.fetch_sub(1, Ordering::Relaxed);
-        self.0.freed.notify_one();
-    }
 }

@@ -11,6 +11,7 @@ use tollgate_config as config;
 use tollgate_config::{Balance, Protocol};
 
 use super::pool::Pool;
+use super::room::Room;
 use super::ticks::{Ticker, Ticks};
 use super::tls::{self, TlsError};
 
@@ -41,6 +42,8 @@ pub(crate) struct Address {
     pub(crate) idle_timeout: Duration,
     /// Connections, for each worker its own.
     pools: Box<[Arc<Pool>]>,
+    /// How many there may be, over all workers.
+    room: Arc<Room>,
     under_way: AtomicUsize,
     /// What health checks say.
     is_well: AtomicBool,
@@ -134,8 +137,8 @@ impl Address {
         let text = if address.port == usual_port { host } else { format!("{host}:{}", address.port) };
         let authority = Authority::try_from(text.as_str()).map_err(|_| TlsError::Host(text))?;
         let tls = address.is_tls.then(|| tls::connector(upstream, address)).transpose()?;
-        let max_open = upstream.max_connections.div_ceil(workers);
-        let pools = (0..workers).map(|_| Arc::new(Pool::new(max_open, ticker.clone())));
+        let room = Arc::new(Room::new(upstream.max_connections));
+        let pools = (0..workers).map(|_| Arc::new(Pool::new(room.clone(), ticker.clone())));
         Ok(Address {
             config: address.clone(),
             authority,
@@ -145,6 +148,7 @@ impl Address {
             connect_timeout: upstream.connect_timeout,
             idle_timeout: upstream.idle_timeout,
             pools: pools.collect(),
+            room,
             under_way: AtomicUsize::new(0),
             is_well: AtomicBool::new(true),
             failures: AtomicU32::new(0),
@@ -156,9 +160,14 @@ impl Address {
         &self.pools[worker]
     }
 
+    /// Those of all workers.
+    pub(crate) fn pools(&self) -> &[Arc<Pool>] {
+        &self.pools
+    }
+
     /// How many connections are open.
     pub(crate) fn connections(&self) -> usize {
-        self.pools.iter().map(|pool| pool.open_now()).sum()
+        self.room.taken()
     }
 
     /// Closes connections that nobody has used since then.

@@ -32,6 +32,13 @@ fn gauge(gateway: &Running, name: &str) -> usize {
     value.unwrap().parse().unwrap()
 }
 
+/// Connections to the only address of the only upstream.
+pub(crate) fn upstream_connections(gateway: &Running) -> usize {
+    let metrics = gateway.gateway.watched().metrics();
+    let line = metrics.lines().find(|line| line.starts_with("tollgate_upstream_connections{")).unwrap();
+    line.rsplit(' ').next().unwrap().parse().unwrap()
+}
+
 fn is_refused(answer: &str) {
     assert_eq!(status(answer), 503, "{answer}");
     assert_eq!(header(answer, "retry-after"), Some("1"), "{answer}");
