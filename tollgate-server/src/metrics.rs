@@ -152,32 +152,54 @@ impl LimitMetrics {
 #[derive(Debug)]
 pub(crate) struct Metrics {
     workers: usize,
-    routes: Mutex<HashMap<String, Arc<RouteMetrics>>>,
-    limits: Mutex<HashMap<String, Arc<LimitMetrics>>>,
+    named: Mutex<Named>,
     reloads: [AtomicU64; 2],
+}
+
+#[derive(Clone, Debug, Default)]
+struct Named {
+    routes: HashMap<String, Arc<RouteMetrics>>,
+    limits: HashMap<String, Arc<LimitMetrics>>,
+}
+
+/// The counters of a configuration that may still turn out not to work: nothing is told of them until they are taken.
+#[derive(Debug)]
+pub(crate) struct Draft {
+    workers: usize,
+    before: Named,
+    named: Named,
+}
+
+impl Draft {
+    /// The counters of a route, the same ones for as long as there is a route of this name.
+    pub(crate) fn route(&mut self, name: &str) -> Arc<RouteMetrics> {
+        let before = self.before.routes.get(name).cloned();
+        let route = before.unwrap_or_else(|| Arc::new(RouteMetrics::new(self.workers)));
+        self.named.routes.entry(name.to_owned()).or_insert(route).clone()
+    }
+
+    /// The counters of a limit.
+    pub(crate) fn limit(&mut self, name: &str) -> Arc<LimitMetrics> {
+        let before = self.before.limits.get(name).cloned();
+        let limit = before.unwrap_or_else(|| Arc::new(LimitMetrics::new(self.workers)));
+        self.named.limits.entry(name.to_owned()).or_insert(limit).clone()
+    }
 }
 
 impl Metrics {
     pub(crate) fn new(workers: usize) -> Metrics {
-        Metrics { workers, routes: Mutex::default(), limits: Mutex::default(), reloads: Default::default() }
+        Metrics { workers, named: Mutex::default(), reloads: Default::default() }
     }
 
-    /// The counters of a route, the same ones for as long as there is a route of this name.
-    pub(crate) fn route(&self, name: &str) -> Arc<RouteMetrics> {
-        let mut routes = self.routes.lock().unwrap_or_else(PoisonError::into_inner);
-        routes.entry(name.to_owned()).or_insert_with(|| Arc::new(RouteMetrics::new(self.workers))).clone()
+    /// For the next configuration.
+    pub(crate) fn draft(&self) -> Draft {
+        let before = self.named.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        Draft { workers: self.workers, before, named: Named::default() }
     }
 
-    /// The counters of a limit.
-    pub(crate) fn limit(&self, name: &str) -> Arc<LimitMetrics> {
-        let mut limits = self.limits.lock().unwrap_or_else(PoisonError::into_inner);
-        limits.entry(name.to_owned()).or_insert_with(|| Arc::new(LimitMetrics::new(self.workers))).clone()
-    }
-
-    /// Forgets what there is no more.
-    pub(crate) fn keep(&self, is_route: impl Fn(&str) -> bool, is_limit: impl Fn(&str) -> bool) {
-        self.routes.lock().unwrap_or_else(PoisonError::into_inner).retain(|name, _| is_route(name));
-        self.limits.lock().unwrap_or_else(PoisonError::into_inner).retain(|name, _| is_limit(name));
+    /// From now on these are told, and no others.
+    pub(crate) fn take(&self, draft: Draft) {
+        *self.named.lock().unwrap_or_else(PoisonError::into_inner) = draft.named;
     }
 
     pub(crate) fn reloaded(&self, is_done: bool) {
@@ -186,8 +208,8 @@ impl Metrics {
 
     /// Writes all of it in the text format of Prometheus.
     pub(crate) fn write(&self, out: &mut Exposition) {
-        let routes = self.routes.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut routes: Vec<_> = routes.iter().collect();
+        let named = self.named.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut routes: Vec<_> = named.routes.iter().collect();
         routes.sort_unstable_by_key(|(name, _)| *name);
         out.family("tollgate_requests_total", "counter", "Requests by route, decision and class of status.");
         for (name, route) in &routes {
@@ -217,8 +239,7 @@ impl Metrics {
             out.sample(&format!("{name}_count"), &[("route", route_name)], sum);
         }
         out.family("tollgate_limit_decisions_total", "counter", "What each limit said.");
-        let limits = self.limits.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut limits: Vec<_> = limits.iter().collect();
+        let mut limits: Vec<_> = named.limits.iter().collect();
         limits.sort_unstable_by_key(|(name, _)| *name);
         for (name, limit) in limits {
             for decision in LimitDecision::ALL {
@@ -284,11 +305,13 @@ mod tests {
     #[test]
     fn what_was_counted_is_told_in_sums() {
         let metrics = Metrics::new(2);
-        let route = metrics.route("api \"v1\"");
+        let mut draft = metrics.draft();
+        let route = draft.route("api \"v1\"");
         route.count(0, Decision::Allowed, 200, Duration::from_micros(250));
         route.count(1, Decision::Allowed, 204, Duration::from_micros(251));
         route.count(1, Decision::Denied, 429, Duration::from_secs(60));
-        metrics.limit("per-user").count(1, LimitDecision::Denied);
+        draft.limit("per-user").count(1, LimitDecision::Denied);
+        metrics.take(draft);
         let mut out = Exposition::default();
         metrics.write(&mut out);
         let text = out.into_text();
@@ -311,10 +334,13 @@ mod tests {
     #[test]
     fn what_there_is_no_more_is_forgotten() {
         let metrics = Metrics::new(1);
-        metrics.route("former").count(0, Decision::Allowed, 200, Duration::ZERO);
-        metrics.route("new").count(0, Decision::Allowed, 200, Duration::ZERO);
-        metrics.keep(|name| name == "new", |_| true);
-        metrics.route("new").count(0, Decision::Allowed, 200, Duration::ZERO);
+        let mut draft = metrics.draft();
+        draft.route("former").count(0, Decision::Allowed, 200, Duration::ZERO);
+        draft.route("new").count(0, Decision::Allowed, 200, Duration::ZERO);
+        metrics.take(draft);
+        let mut draft = metrics.draft();
+        draft.route("new").count(0, Decision::Allowed, 200, Duration::ZERO);
+        metrics.take(draft);
         let mut out = Exposition::default();
         metrics.write(&mut out);
         let text = out.into_text();

@@ -53,7 +53,6 @@ mod upstream;
 mod watch;
 mod worker;
 
-use std::collections::HashSet;
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
@@ -79,7 +78,7 @@ use self::upstream::Upstream;
 use self::worker::{Shared, Worker};
 use crate::access_log::AccessLog;
 use crate::admin::Watched;
-use crate::limits::{self, LimitsError, Stored};
+use crate::limits::{LimitsError, Stored};
 use crate::metrics::{Exposition, Metrics};
 use crate::sockets::Sockets;
 
@@ -147,10 +146,13 @@ impl<S: Stored> Gateway<S> {
         }
         let metrics = Metrics::new(workers);
         let ticker = Arc::new(Ticker::new());
-        let state = State::new(config, gateway, workers, &ticker, &metrics, None)?;
+        let mut draft = metrics.draft();
+        let unrouted = draft.route(UNROUTED);
+        let state = State::new(config, gateway, workers, &ticker, &mut draft, None)?;
+        metrics.take(draft);
         let is_up = reach(config, &state).await?;
         let log = AccessLog::start(workers, log).map_err(StartError::Thread)?;
-        let ledger = Arc::new(Ledger::new(log, metrics.route(UNROUTED)));
+        let ledger = Arc::new(Ledger::new(log, unrouted));
         state.upstreams.iter().for_each(health::watch);
         let shared = Arc::new(Shared {
             state: ArcSwap::from_pointee(state),
@@ -209,19 +211,19 @@ impl<S: Stored> Gateway<S> {
         self.lasting.check(&Lasting::of(config, gateway))?;
         let before = self.shared.state.load_full();
         let Shared { metrics, ticker, .. } = &*self.shared;
-        let state = State::new(config, gateway, self.workers.len(), ticker, metrics, Some(&before))?;
-        // All of them are read before one is exchanged.
+        // All of them are read before one is exchanged, and before anything else is begun.
         let certificates = || self.listening.iter().filter_map(|it| it.certificate.as_ref());
         let fresh: Result<Vec<_>, _> = certificates().map(|it| it.read_again()).collect();
-        for (certificate, fresh) in certificates().zip(fresh.map_err(StartError::Tls)?) {
+        let (fresh, mut draft) = (fresh.map_err(StartError::Tls)?, metrics.draft());
+        draft.route(UNROUTED);
+        let state = State::new(config, gateway, self.workers.len(), ticker, &mut draft, Some(&before))?;
+        for (certificate, fresh) in certificates().zip(fresh) {
             certificate.exchange(fresh);
         }
         let is_new =
             |upstream: &&Arc<Upstream>| !before.upstreams.iter().any(|old| Arc::ptr_eq(old, upstream));
         state.upstreams.iter().filter(is_new).for_each(health::watch);
-        let is_route = |name: &str| name == UNROUTED || gateway.routes.iter().any(|route| route.id == name);
-        let limits: HashSet<String> = limits::names(config).collect();
-        metrics.keep(is_route, |name| limits.contains(name));
+        metrics.take(draft);
         self.shared.state.store(Arc::new(state));
         Ok(())
     }

@@ -19,7 +19,7 @@ use super::record::observer;
 use super::ticks::Ticker;
 use super::upstream::Upstream;
 use crate::limits::{self, Stored};
-use crate::metrics::{Metrics, RouteMetrics};
+use crate::metrics::{Draft, RouteMetrics};
 
 /// Everything that a request is held against, swapped whole when the configuration changes.
 #[derive(Debug)]
@@ -116,18 +116,28 @@ fn in_when(when: &When) -> impl Iterator<Item = &str> {
 }
 
 impl<S: Stored> State<S> {
-    /// What a configuration means, going on where the one `before` stands.
+    /// What a configuration means, going on where the one `before` stands. If it does not work, nothing has happened.
     pub(crate) fn new(
         config: &Config,
         gateway: &Gateway,
         workers: usize,
         ticker: &Arc<Ticker>,
-        metrics: &Metrics,
+        metrics: &mut Draft,
         before: Option<&State<S>>,
     ) -> Result<State<S>, StartError> {
         let names: Arc<[String]> = limits::names(config).collect();
         let tokens = limits::tokens(config).map_err(StartError::Limits)?;
+        let mut upstreams = Vec::new();
+        for upstream in &gateway.upstreams {
+            // One that is the same keeps its connections, and what is known of its health.
+            let same = before.and_then(|it| it.upstreams.iter().find(|old| old.config == *upstream));
+            upstreams.push(match same {
+                Some(same) => same.clone(),
+                None => Arc::new(Upstream::new(upstream, workers, ticker).map_err(StartError::Tls)?),
+            });
+        }
         let has_limits = config.rules.rules().len() > 0 || limits::slots(config).next().is_some();
+        // Last of what can fail: limits that go on where others stand have begun to.
         let limits = match has_limits {
             false => None,
             true => {
@@ -139,15 +149,6 @@ impl<S: Stored> State<S> {
                 Some(S::limits(config, builder, before).map_err(StartError::Limits)?)
             }
         };
-        let mut upstreams = Vec::new();
-        for upstream in &gateway.upstreams {
-            // One that is the same keeps its connections, and what is known of its health.
-            let same = before.and_then(|it| it.upstreams.iter().find(|old| old.config == *upstream));
-            upstreams.push(match same {
-                Some(same) => same.clone(),
-                None => Arc::new(Upstream::new(upstream, workers, ticker).map_err(StartError::Tls)?),
-            });
-        }
         let mut own_slots = config.slots.len();
         let routes = gateway.routes.iter().map(|route| {
             // Those of routes come behind those of the file.

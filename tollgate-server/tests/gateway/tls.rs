@@ -79,6 +79,37 @@ async fn files_that_are_broken_change_nothing() {
     assert_eq!(shown(at_second, &new).await, Some(new.der()));
 }
 
+/// Certificates were read last, when the metrics of the new file were told already.
+#[tokio::test]
+async fn a_reload_that_is_refused_leaves_no_trace() {
+    let (upstream, folder, identity) = (Upstream::start().await, Folder::new(), Identity::new());
+    let listening = format!(", {}", listener(&folder, "cert", &identity));
+    let file = |id: &str, upstream_setting: &str| {
+        let limits = format!("limits: {{ {id}-limit: {{ key: ip, fixed_window: {{ limit: 9 }} }} }}");
+        let file =
+            File { limits: &limits, listener: &listening, upstream: upstream_setting, ..File::default() };
+        file.to_urls(&[format!("https://{}", upstream.address)]).replace("id: all", &format!("id: {id}"))
+    };
+    let gateway = run(&file("old", "")).await.gateway;
+    let told = || gateway.watched().metrics().replace(r#"kept_old"} 1"#, r#"kept_old"} 0"#);
+    let before = told();
+    assert!(before.contains(r#"route="old""#) && before.contains(r#"limit="old-limit""#), "{before}");
+    // An authority that is none, and a certificate that is none.
+    let authority = folder.write("authority.pem", "-----BEGIN CERTIFICATE-----\n-----END CERTIFICATE-----\n");
+    let setting = format!(", tls: {{ authority: {{ file: {authority} }} }}");
+    gateway.reload(&parse(&file("new", &setting))).unwrap_err();
+    assert_eq!(told(), before);
+    folder.write("cert.pem", &Identity::new().certificate);
+    gateway.reload(&parse(&file("new", ""))).unwrap_err();
+    assert_eq!(told().replace(r#"kept_old"} 2"#, r#"kept_old"} 0"#), before);
+
+    folder.write("cert.pem", &identity.certificate);
+    gateway.reload(&parse(&file("new", ""))).unwrap();
+    let after = told();
+    assert!(after.contains(r#"route="new""#) && after.contains(r#"limit="new-limit""#), "{after}");
+    assert!(!after.contains(r#"route="old""#) && !after.contains(r#"limit="old-limit""#), "{after}");
+}
+
 #[tokio::test]
 async fn what_is_not_tls_is_closed() {
     let (upstream, folder, identity) = (Upstream::start().await, Folder::new(), Identity::new());
