@@ -7,12 +7,12 @@ use tollgate_config::{Config, SCHEMA, Store};
 use crate::args::Check;
 use crate::failure::Failure;
 use crate::input::config_text;
-use crate::outside::Surroundings;
+use crate::outside::{Files, Surroundings};
 
 pub(crate) fn run(args: &Check) -> Result<(), Failure> {
     let name = args.file.display().to_string();
     let text = config_text(&args.file)?;
-    let config = tollgate_config::parse(&text, &Surroundings::of(&args.file))
+    let config = tollgate_config::parse(&text, &Surroundings::of(&args.file, Files::default()))
         .map_err(|errors| Failure::Config(Box::new(errors.in_file(&name))))?;
     print(&format!("{name}: {}\n", summary(&config)))
 }

@@ -3,7 +3,7 @@
 use std::io::{self, IsTerminal, Write};
 use std::net::SocketAddr;
 use std::path::Path;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use tokio::process::Child;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -18,18 +18,19 @@ use crate::args::Run;
 use crate::failure::Failure;
 use crate::handover;
 use crate::input::config_text;
-use crate::outside::Surroundings;
+use crate::outside::{Files, Surroundings};
 
 /// What runs where no file is given.
 const EXAMPLE: &str = include_str!("../../examples/gateway.yaml");
 const EXAMPLE_NAME: &str = "examples/gateway.yaml, shipped with tollgate";
 const DEMO_UPSTREAM: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 8081);
-/// How often the file is looked at, for those who do not send signals.
+/// How often the file, and those that it refers to, are looked at, for those who do not send signals.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 pub(crate) fn run(args: &Run) -> Result<(), Failure> {
     let source = Source { path: args.config.as_deref() };
-    let config = source.read()?;
+    let (config, files) = source.read();
+    let config = config?;
     crate::log::start();
     let mut sockets = Sockets::new(handover::inherited()?);
     // By the time a successor is wanted, this path may hold another program; ours would have no path then.
@@ -47,8 +48,8 @@ pub(crate) fn run(args: &Run) -> Result<(), Failure> {
             say(&format!("demo upstream on http://{address}"));
         }
         match &config.store {
-            Store::Memory { .. } => serve::<Memory>(&source, &config, sockets, &program).await,
-            Store::Redis(_) => serve::<Redis>(&source, &config, sockets, &program).await,
+            Store::Memory { .. } => serve::<Memory>(&source, &config, files, sockets, &program).await,
+            Store::Redis(_) => serve::<Redis>(&source, &config, files, sockets, &program).await,
         }
     })
 }
@@ -63,25 +64,31 @@ impl Source<'_> {
         self.path.map_or(EXAMPLE_NAME.to_owned(), |path| path.display().to_string())
     }
 
-    fn read(&self) -> Result<Config, Failure> {
-        let (text, folder) = match self.path {
-            Some(path) => (config_text(path)?, path),
-            None => (EXAMPLE.to_owned(), Path::new("")),
+    /// What it says, and every file that was read for it.
+    fn read(&self) -> (Result<Config, Failure>, Files) {
+        let mut files = Files::default();
+        let text = match self.path {
+            Some(path) => {
+                files.note(path.to_owned());
+                config_text(path)
+            }
+            None => Ok(EXAMPLE.to_owned()),
         };
-        tollgate_config::parse(&text, &Surroundings::of(folder))
-            .map_err(|errors| Failure::Config(Box::new(errors.in_file(&self.name()))))
-    }
-
-    /// Changes whenever the file does.
-    fn version(&self) -> Option<(SystemTime, u64)> {
-        let about = std::fs::metadata(self.path?).ok()?;
-        Some((about.modified().ok()?, about.len()))
+        let text = match text {
+            Ok(text) => text,
+            Err(failure) => return (Err(failure), files),
+        };
+        let surroundings = Surroundings::of(self.path.unwrap_or(Path::new("")), files);
+        let config = tollgate_config::parse(&text, &surroundings)
+            .map_err(|errors| Failure::Config(Box::new(errors.in_file(&self.name()))));
+        (config, surroundings.into_files())
     }
 }
 
 async fn serve<S: Stored>(
     source: &Source<'_>,
     config: &Config,
+    mut files: Files,
     mut sockets: Sockets,
     program: &Path,
 ) -> Result<(), Failure> {
@@ -107,23 +114,14 @@ async fn serve<S: Stored>(
     greet(source, gateway.addresses(), watching.as_ref().map(|(address, _)| *address));
     let watching = watching.map(|(_, serving)| tokio::spawn(serving));
     handover::relieve_predecessor();
-    let (mut looks, mut version) = (interval(LOOK_EVERY), source.version());
-    let mut successor = None;
+    let (mut looks, mut successor) = (interval(LOOK_EVERY), None);
     loop {
         tokio::select! {
             () = any(&mut stop) => break,
-            _ = hang_up.recv() => {
-                version = source.version();
-                reload(source, &gateway);
-            }
-            _ = looks.tick() => {
-                let now = source.version();
-                // A file that is gone for a moment is being replaced.
-                if now.is_some() && now != version {
-                    version = now;
-                    reload(source, &gateway);
-                }
-            }
+            _ = hang_up.recv() => files = reload(source, &gateway),
+            _ = looks.tick() => if files.have_changed() {
+                files = reload(source, &gateway);
+            },
             _ = upgrade.recv(), if successor.is_none() => match handover::successor(program, &sockets) {
                 Ok(child) => {
                     tracing::info!(pid = child.id(), "started a successor");
@@ -168,9 +166,11 @@ async fn any([one, other]: &mut [Signal; 2]) {
     }
 }
 
-fn reload<S: Stored>(source: &Source<'_>, gateway: &Gateway<S>) {
+/// Goes on by what the files say now, if that is right. Those that were read for it.
+fn reload<S: Stored>(source: &Source<'_>, gateway: &Gateway<S>) -> Files {
     let name = source.name();
-    match source.read() {
+    let (config, files) = source.read();
+    match config {
         Ok(config) => match gateway.reload(&config) {
             Ok(()) => tracing::info!(file = name, "reloaded"),
             Err(error) => tracing::error!(file = name, %error, "not reloaded; the old configuration goes on"),
@@ -180,6 +180,7 @@ fn reload<S: Stored>(source: &Source<'_>, gateway: &Gateway<S>) {
             tracing::error!(file = name, error = %failure, "not reloaded; the old configuration goes on");
         }
     }
+    files
 }
 
 fn cannot_start(error: &StartError) -> Failure {

@@ -165,3 +165,49 @@ async fn a_changed_file_is_noticed_without_a_signal_and_a_bad_one_is_explained()
     assert_eq!(get(address, "/").await.header("ratelimit-policy"), Some("\"a\";q=123;w=60"));
     assert_eq!(process.metric(r#"tollgate_reloads_total{result="kept_old"}"#).await, 1);
 }
+
+/// Certificates are renewed every few weeks by somebody who knows nothing of signals.
+#[tokio::test]
+async fn a_changed_file_that_the_file_refers_to_is_noticed() {
+    let (folder, upstream) = (Folder::new("referred"), Upstream::start().await);
+    let examples = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples");
+    let pem = |name: &str| std::fs::read_to_string(format!("{examples}/demo-{name}.pem")).unwrap();
+    for name in ["cert", "key"] {
+        folder.write(&format!("{name}.pem"), &pem(name));
+    }
+    folder.write("token", "1");
+    let good = one_route(&upstream, "", "").replace(
+        "listen: 127.0.0.1:0",
+        "listen: [127.0.0.1:0, { address: 127.0.0.1:0, tls: { certificate: { file: cert.pem }, key: { file: key.pem } } }]",
+    );
+    let good = good.replace(" }\n", ", request_headers: { set: { X-Version: { file: token } } } }\n");
+    let (process, address) = Process::serving(&folder.write("tollgate.yaml", &good)).await;
+    let reloads = |count: usize| {
+        let process = &process;
+        async move { until("a reload", || process.said(r#""message":"reloaded""#) == count).await }
+    };
+    assert_eq!(get(address, "/").await.body, b"1");
+    folder.write("token", "2");
+    reloads(1).await;
+    assert_eq!(get(address, "/").await.body, b"2");
+    // The same certificate, as whoever compares dates sees it, is another.
+    folder.write("cert.pem", &pem("cert"));
+    reloads(2).await;
+    // One that does not work changes nothing, and is looked at again when it has changed.
+    folder.write("key.pem", "-----BEGIN PRIVATE KEY-----\n-----END PRIVATE KEY-----\n");
+    process.line("not reloaded").await;
+    folder.write("key.pem", &pem("key"));
+    reloads(3).await;
+    // A file that is missing is waited for.
+    folder.write("tollgate.yaml", &good.replace("file: token", "file: other"));
+    until("a word on the file", || process.said("the file cannot be read") == 1).await;
+    folder.write("other", "3");
+    reloads(4).await;
+    assert_eq!(get(address, "/").await.body, b"3");
+    // And one that is gone holds nobody up.
+    folder.write("tollgate.yaml", &good.replace("file: token", "file: gone"));
+    until("a word on the file", || process.said("the file cannot be read") == 2).await;
+    folder.write("tollgate.yaml", &good);
+    reloads(5).await;
+    assert_eq!(get(address, "/").await.body, b"2");
+}
