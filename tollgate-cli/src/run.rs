@@ -97,7 +97,7 @@ async fn serve<S: Stored>(
     let mut stop = [listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?];
     let (mut hang_up, mut upgrade) = (listen(SignalKind::hangup())?, listen(SignalKind::user_defined2())?);
     let gateway = Gateway::<S>::start(config, &mut sockets).await.map_err(|error| cannot_start(&error))?;
-    let watching = config.admin.map(|address| {
+    let watching = config.admin.as_ref().map(|admin| admin.listen).map(|address| {
         sockets.listen(address).and_then(|listener| admin::listen(listener, gateway.watched())).map_err(|error| {
             Failure::Input(match error.kind() {
                 io::ErrorKind::AddrInUse => format!(

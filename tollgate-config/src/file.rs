@@ -1,6 +1,5 @@
 //! A whole file: where limits are kept, who clients are, what they are told, the limits, and the gateway's routes.
 
-use std::net::SocketAddr;
 use std::time::Duration;
 
 use tollgate_rules::answer::{Custom, HeaderSet, NameError, PolicyName};
@@ -9,7 +8,7 @@ use tollgate_rules::path::{Spelling, WhenAmbiguous};
 use tollgate_rules::rule::{Rules, RulesError};
 
 use crate::error::{known_instead, listed, quoted};
-use crate::gateway::{Gateway, Kind, LimitNames, admin, gateway};
+use crate::gateway::{Admin, Gateway, Kind, LimitNames, admin, gateway};
 use crate::outside::{Outside, Secret};
 use crate::quantity::Fault;
 use crate::reader::{Entry, Reader};
@@ -45,8 +44,8 @@ pub struct Config {
     pub slots: Vec<Slots>,
     /// The gateway, if there is one.
     pub gateway: Option<Gateway>,
-    /// Where metrics, health and the admin page are, unless they are off.
-    pub admin: Option<SocketAddr>,
+    /// Where metrics and health are, unless they are off.
+    pub admin: Option<Admin>,
 }
 
 /// What clients are told.
@@ -118,7 +117,7 @@ pub(crate) fn document(reader: &mut Reader, node: &Node, outside: &dyn Outside) 
     }
     let known = LimitNames::new(&known);
     let gateway = fields.get("gateway").and_then(|node| gateway(reader, node, &known, outside));
-    let admin = admin(reader, fields.get("admin"));
+    let admin = admin(reader, fields.get("admin"), outside);
     if !reader.problems.is_empty() {
         return None;
     }

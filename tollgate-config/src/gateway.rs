@@ -16,6 +16,7 @@ use crate::tree::{Node, Typed};
 
 pub use address::Address;
 pub use edit::{HeaderEdits, PathEdit};
+pub use listener::Admin;
 pub(crate) use listener::admin;
 pub use listener::{Listener, Tls};
 pub use route::Route;

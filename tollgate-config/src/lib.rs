@@ -65,8 +65,8 @@ mod words;
 pub use error::{Error, Errors};
 pub use file::{Answers, Config, Jwt};
 pub use gateway::{
-    Address, Balance, Eject, Gateway, HeaderEdits, Health, Listener, PathEdit, Protocol, Route, Timeouts,
-    Tls, Upstream,
+    Address, Admin, Balance, Eject, Gateway, HeaderEdits, Health, Listener, PathEdit, Protocol, Route,
+    Timeouts, Tls, Upstream,
 };
 pub use nearest::nearest;
 pub use outside::{Outside, Secret};

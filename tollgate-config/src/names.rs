@@ -87,7 +87,7 @@ pub(crate) const UPSTREAM: &[&str] = &[
 pub(crate) const UPSTREAM_TLS: &[&str] = &["authority"];
 pub(crate) const HEALTH: &[&str] = &["path", "every", "timeout", "healthy_after", "unhealthy_after"];
 pub(crate) const EJECT: &[&str] = &["after", "for"];
-pub(crate) const ADMIN: &[&str] = &["listen"];
+pub(crate) const ADMIN: &[&str] = &["listen", "token"];
 
 /// Whether nothing behind a name means the same as an empty mapping. Behind any other it is more likely forgotten.
 pub(crate) fn may_be_empty(name: &str) -> bool {

@@ -34,7 +34,7 @@ const SECOND: Duration = Duration::from_secs(1);
 #[test]
 fn what_is_not_said_is_as_usual() {
     let config = config("gateway: { routes: [{ id: a, upstream: http://h }] }");
-    assert_eq!(config.admin.unwrap().to_string(), "127.0.0.1:9180");
+    assert_eq!(config.admin.unwrap().listen.to_string(), "127.0.0.1:9180");
     let gateway = config.gateway.unwrap();
     let [listener] = gateway.listeners.as_slice() else { panic!("{gateway:?}") };
     assert_eq!((&*listener.address.to_string(), listener.proxy_protocol), ("127.0.0.1:8080", false));
@@ -79,14 +79,15 @@ fn it_listens_where_it_is_told() {
 }
 
 #[test]
-fn the_admin_page_may_be_elsewhere_or_off() {
+fn the_admin_listener_may_be_elsewhere_or_off() {
     for (yaml, listening) in [
         ("admin: off", None),
         ("admin: 127.0.0.1:9999", Some("127.0.0.1:9999")),
         ("admin: { listen: '[::1]:0' }", Some("[::1]:0")),
+        ("admin: { listen: 0.0.0.0:9180, token: 0123456789abcdef }", Some("0.0.0.0:9180")),
         ("limits:", Some("127.0.0.1:9180")),
     ] {
-        assert_eq!(config(yaml).admin.map(|it| it.to_string()).as_deref(), listening, "{yaml}");
+        assert_eq!(config(yaml).admin.map(|it| it.listen.to_string()).as_deref(), listening, "{yaml}");
     }
 }
 

@@ -23,7 +23,12 @@ fn check_with(path: &str, variables: &[(&str, &str)]) -> Ended {
 
 #[test]
 fn a_good_file_is_summed_up_in_a_line() {
-    let secrets = ["REDIS_PASSWORD", "TOLLGATE_SECRET", "UPSTREAM_TOKEN"].map(|name| (name, PASSWORD));
+    let secrets = [
+        ("REDIS_PASSWORD", PASSWORD),
+        ("TOLLGATE_SECRET", PASSWORD),
+        ("UPSTREAM_TOKEN", PASSWORD),
+        ("ADMIN_TOKEN", "0123456789abcdef"),
+    ];
     for (name, said) in [
         ("social", "6 limits in memory, no gateway"),
         ("gateway", "1 limit in memory, 1 route, listening on 127.0.0.1:8080"),
@@ -142,6 +147,7 @@ fn no_secret_is_ever_printed() {
             "store:\n  redis:\n    address: redis://h\n    tls: {{ certificate: {{ file: x }}, key: {PASSWORD} }}"
         ),
         format!("jwt: {{ keys: {PASSWORD} }}"),
+        format!("admin: {{ listen: 0.0.0.0:9180, token: {PASSWORD} }}"),
     ] {
         file("secret.yaml", &yaml);
         let ended = check("secret.yaml");

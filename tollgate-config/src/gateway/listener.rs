@@ -1,4 +1,4 @@
-//! Where the gateway listens, and the admin page beside it.
+//! Where the gateway listens, and the admin listener beside it.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use crate::LISTENERS_MAX;
 use crate::error::{Place, quoted};
 use crate::names;
-use crate::outside::Outside;
+use crate::outside::{Outside, Secret};
 use crate::quantity::Fault;
 use crate::reader::Reader;
 use crate::tree::{Node, Typed};
@@ -34,11 +34,24 @@ pub struct Tls {
     pub key: PathBuf,
 }
 
+/// Where metrics and health are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Admin {
+    /// The address; with port 0 it is any that is free.
+    pub listen: SocketAddr,
+    /// What those have to know who ask for more than health. There is one wherever others can reach the address.
+    pub token: Option<Secret>,
+}
+
 const EXAMPLE: &str = "write as in `127.0.0.1:8080`, or `{ address: 0.0.0.0:8443, tls: { ... } }`";
 const TLS_EXAMPLE: &str =
     "write files, as in `tls: { certificate: { file: cert.pem }, key: { file: key.pem } }`";
 const ADMIN_EXAMPLE: &str = "write as in `admin: 127.0.0.1:9180`, or `admin: off`";
 const DEFAULT: ([u8; 4], u16) = ([127, 0, 0, 1], 8080);
+const TOKEN_EXAMPLE: &str =
+    "write one as `openssl rand -hex 32` makes it: `token: { file: admin-token }`, or `\"${ADMIN_TOKEN}\"`";
+/// Shorter ones can be guessed.
+const TOKEN_BYTES_MIN: usize = 16;
 const ADMIN_DEFAULT: ([u8; 4], u16) = ([127, 0, 0, 1], 9180);
 
 pub(super) fn listeners(reader: &mut Reader, node: Option<&Node>, outside: &dyn Outside) -> Vec<Listener> {
@@ -174,27 +187,61 @@ fn is_key(text: &str) -> Result<(), Fault> {
     Err(Fault { what: what.to_owned(), instead: instead.to_owned() })
 }
 
-/// Where the admin page is, unless it is off. Read after the gateway, whose addresses come first.
-pub(crate) fn admin(reader: &mut Reader, node: Option<&Node>) -> Option<SocketAddr> {
+/// Where the admin listener is, unless it is off. Read after the gateway, whose addresses come first.
+pub(crate) fn admin(reader: &mut Reader, node: Option<&Node>, outside: &dyn Outside) -> Option<Admin> {
     let Some(node) = node else {
         let usual = SocketAddr::from(ADMIN_DEFAULT);
         if let Some((_, place)) = reader.listening.iter().find(|(other, _)| *other == usual).copied() {
-            let what = format!("{} is where the admin page is", quoted(&usual.to_string()));
+            let what = format!("{} is where metrics and health are", quoted(&usual.to_string()));
             reader.wrong(place, what, "write another port, or `admin: off` at the top of the file");
         }
-        return Some(usual);
+        return Some(Admin { listen: usual, token: None });
     };
     if is_off(node) {
         return None;
     }
     if !matches!(node.typed, Typed::Map(_)) {
-        return taken(reader, node, admin_address);
+        let listen = taken(reader, node, admin_address)?;
+        is_guarded(reader, node, listen, false);
+        return Some(Admin { listen, token: None });
     }
     let fields = reader.fields(node, "admin", names::ADMIN, ADMIN_EXAMPLE)?;
     if fields.lacks("listen") {
         reader.wrong(node.place, "this does not say where to listen", ADMIN_EXAMPLE);
     }
-    fields.get("listen").and_then(|node| taken(reader, node, admin_address))
+    let token = fields.get("token").and_then(|node| token(reader, node, outside));
+    let listening = fields.get("listen")?;
+    let listen = taken(reader, listening, admin_address)?;
+    is_guarded(reader, listening, listen, fields.has("token"));
+    Some(Admin { listen, token })
+}
+
+/// Whoever can reach the listener learns of routes, limits and servers: off this machine, not without a token.
+fn is_guarded(reader: &mut Reader, node: &Node, listen: SocketAddr, has_token: bool) {
+    if has_token || listen.ip().to_canonical().is_loopback() {
+        return;
+    }
+    let what = format!("others can reach {}, and would be told everything", quoted(&listen.to_string()));
+    // YAML takes a bracket for a list.
+    let here = if listen.is_ipv6() { format!("\"{listen}\"") } else { listen.to_string() };
+    let instead = format!(
+        "write `admin: 127.0.0.1:{}`, or give it a token: `admin: {{ listen: {here}, token: {{ file: admin-token }} }}`",
+        listen.port()
+    );
+    reader.wrong(node.place, what, instead);
+}
+
+fn token(reader: &mut Reader, node: &Node, outside: &dyn Outside) -> Option<Secret> {
+    let token = reader.secret(node, "token", outside)?;
+    let what = if token.reveal().bytes().any(|byte| !byte.is_ascii_graphic()) {
+        "the token has characters in it that cannot stand in a header".to_owned()
+    } else if token.reveal().len() < TOKEN_BYTES_MIN {
+        format!("the token has fewer than {TOKEN_BYTES_MIN} characters, and could be guessed")
+    } else {
+        return Some(token);
+    };
+    reader.wrong(node.place, what, TOKEN_EXAMPLE);
+    None
 }
 
 fn admin_address(word: &str) -> Result<SocketAddr, Fault> {

@@ -16,6 +16,7 @@ impl Outside for Here {
             "REDIS_PASSWORD" => Some("hunter2".to_owned()),
             "TOLLGATE_SECRET" => Some("correct horse battery staple".to_owned()),
             "UPSTREAM_TOKEN" => Some("hunter2".to_owned()),
+            "ADMIN_TOKEN" => Some("0123456789abcdef".to_owned()),
             "EMPTY" => Some(String::new()),
             "WEB_ADDRESS" => Some("http://user:hunter2@127.0.0.1".to_owned()),
             _ => None,

@@ -66,7 +66,7 @@ use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 use tollgate::Failure;
-use tollgate_config::{Config, Listener, Redis, Store};
+use tollgate_config::{Config, Listener, Redis, Secret, Store};
 
 use self::accept::Listening;
 use self::draining::Draining;
@@ -270,7 +270,11 @@ impl Lasting {
             Store::Redis(redis) => Some(redis.clone()),
             Store::Memory { .. } => None,
         };
-        Lasting { listeners: gateway.listeners.clone(), admin: config.admin, redis }
+        Lasting {
+            listeners: gateway.listeners.clone(),
+            admin: config.admin.as_ref().map(|admin| admin.listen),
+            redis,
+        }
     }
 
     fn check(&self, new: &Lasting) -> Result<(), StartError> {
@@ -375,6 +379,10 @@ impl<S: Stored> Watched for View<S> {
 
     fn is_ready(&self) -> bool {
         !self.shared.draining.has_begun()
+    }
+
+    fn token(&self) -> Option<Secret> {
+        self.shared.state.load().admin_token.clone()
     }
 }
 

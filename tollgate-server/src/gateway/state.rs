@@ -6,7 +6,7 @@ use std::time::Duration;
 use http::header::HeaderName;
 use tollgate::tower::token::Tokens;
 use tollgate::tower::{Chosen, ChosenSlots, OtherSpellings, RateLimitLayer};
-use tollgate_config::{Config, Gateway, PathEdit, Timeouts};
+use tollgate_config::{Config, Gateway, PathEdit, Secret, Timeouts};
 use tollgate_rules::client::Trust;
 use tollgate_rules::key::{Key, Part};
 use tollgate_rules::path::Spelling;
@@ -39,6 +39,8 @@ pub(crate) struct State<S> {
     pub(crate) reads_forwarded: bool,
     pub(crate) timeouts: Timeouts,
     pub(crate) has_access_log: bool,
+    /// What those have to know who ask the admin listener for metrics.
+    pub(crate) admin_token: Option<Secret>,
     pub(crate) max_connections: usize,
     /// How many requests may be under way.
     pub(crate) max_in_flight: usize,
@@ -190,6 +192,7 @@ impl<S: Stored> State<S> {
             header_names: header_names.into(),
             timeouts: gateway.timeouts,
             has_access_log: gateway.access_log,
+            admin_token: config.admin.as_ref().and_then(|admin| admin.token.clone()),
             max_connections: gateway.max_connections,
             max_in_flight,
             max_uncritical,

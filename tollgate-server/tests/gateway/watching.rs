@@ -107,6 +107,11 @@ async fn admin(gateway: &Running) -> SocketAddr {
     address
 }
 
+/// Asks the admin listener, by the name that it has on its own machine.
+async fn ask(admin: SocketAddr, path: &str, headers: &str) -> String {
+    say(admin, format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{headers}\r\n")).await
+}
+
 /// The value of a sample.
 fn sample(metrics: &str, name: &str) -> Option<String> {
     metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')).map(str::to_owned)
@@ -127,7 +132,7 @@ async fn metrics_count_what_has_happened() {
         "CANARY /api/x HTTP/1.1\r\nHost: canary\r\nConnection: close\r\nX-Api-Key: third\r\n\r\n",
     )
     .await;
-    let metrics = || async { get(admin, "/metrics", "").await };
+    let metrics = || async { ask(admin, "/metrics", "").await };
     // A request is counted when its response has gone, which its client may know a little earlier.
     let count = "tollgate_request_duration_seconds_count";
     let watched = gateway.gateway.watched();
@@ -180,16 +185,16 @@ async fn a_gateway_that_ends_is_well_but_not_ready() {
     let admin = admin(&gateway).await;
     let address = gateway.address;
     for path in ["/healthz", "/readyz"] {
-        assert_eq!(status(&get(admin, path, "").await), 200, "{path}");
+        assert_eq!(status(&ask(admin, path, "").await), 200, "{path}");
     }
     let asking = tokio::spawn(async move { get(address, "/hold", "").await });
     upstream.until_waiting(1).await;
     let watched = gateway.gateway.watched();
     let draining = tokio::spawn(gateway.gateway.drain());
     until(|| !watched.is_ready()).await;
-    assert_eq!(status(&get(admin, "/readyz", "").await), 503);
-    assert_eq!(status(&get(admin, "/healthz", "").await), 200);
-    assert_eq!(status(&get(admin, "/metrics", "").await), 200);
+    assert_eq!(status(&ask(admin, "/readyz", "").await), 503);
+    assert_eq!(status(&ask(admin, "/healthz", "").await), 200);
+    assert_eq!(status(&ask(admin, "/metrics", "").await), 200);
     upstream.let_go(1);
     assert_eq!(status(&asking.await.unwrap()), 200);
     assert_eq!(draining.await.unwrap(), 0);
@@ -201,7 +206,7 @@ async fn pages_are_told_nothing() {
     let upstream = Upstream::start().await;
     let gateway = in_front_of(&upstream, "", "").await;
     let admin = admin(&gateway).await;
-    assert_eq!(status(&get(admin, "/metrics", "Origin: http://evil.test\r\n").await), 403);
+    assert_eq!(status(&ask(admin, "/metrics", "Origin: http://evil.test\r\n").await), 403);
     assert_eq!(
         status(&get(gateway.address, "/metrics", "").await),
         200,
@@ -225,4 +230,80 @@ async fn a_request_has_the_name_that_the_upstream_gets() {
     }
     assert_eq!(upstream.seen()[0].header("x-request-id"), Some("theirs-7"));
     assert_eq!(upstream.seen()[1].header("x-request-id").map(str::len), Some(16));
+}
+
+/// A page can have the name of its own site lead to this machine, and is then not one of another site.
+#[tokio::test]
+async fn names_of_others_are_told_nothing() {
+    let upstream = Upstream::start().await;
+    let gateway = in_front_of(&upstream, "", "").await;
+    let admin = admin(&gateway).await;
+    let port = admin.port();
+    let by = |target: String, host: String| async move {
+        say(admin, format!("GET {target} HTTP/1.1\r\n{host}Connection: close\r\n\r\n")).await
+    };
+    for path in ["/metrics", "/healthz", "/readyz"] {
+        for host in ["localhost", "LOCALHOST", "127.0.0.1", "[::1]", "192.0.2.7"] {
+            for host in [host.to_owned(), format!("{host}:{port}")] {
+                let answer = by(path.to_owned(), format!("Host: {host}\r\n")).await;
+                assert_eq!(status(&answer), 200, "{path} {host}");
+            }
+        }
+        for host in [
+            "evil.test",
+            "localhost.evil.test",
+            "127.0.0.1.evil.test",
+            "evil-localhost",
+            "127.0.0.1@evil.test",
+        ] {
+            let answer = by(path.to_owned(), format!("Host: {host}:{port}\r\n")).await;
+            assert_eq!(status(&answer), 421, "{path} {host}");
+            assert!(answer.contains("ask for localhost or an IP address"), "{answer}");
+            assert!(!answer.contains("tollgate_"), "{answer}");
+        }
+        let answer = by(format!("http://evil.test{path}"), "Host: localhost\r\n".to_owned()).await;
+        assert_eq!(status(&answer), 421, "{answer}");
+        let answer = by(path.to_owned(), "Host: localhost\r\nHost: evil.test\r\n".to_owned()).await;
+        assert!(matches!(status(&answer), 400 | 421), "{answer}");
+    }
+}
+
+#[tokio::test]
+async fn metrics_may_need_a_token() {
+    let upstream = Upstream::start().await;
+    let file = |token: &str| {
+        super::support::one_route(&upstream, &format!("admin: {{ listen: 127.0.0.1:0, token: {token} }}"), "")
+    };
+    let gateway = run(&file("0123456789abcdef")).await;
+    let admin = admin(&gateway).await;
+    let bearer = |token: &str| format!("Authorization: Bearer {token}\r\n");
+    for wrong in [
+        String::new(),
+        bearer(""),
+        bearer("0123456789abcdeg"),
+        bearer("0123456789abcde"),
+        bearer("0123456789abcdef0"),
+        "Authorization: 0123456789abcdef\r\n".to_owned(),
+        "Authorization: Basic 0123456789abcdef\r\n".to_owned(),
+        format!("{}{}", bearer("0"), bearer("0123456789abcdef")),
+    ] {
+        let answer = ask(admin, "/metrics", &wrong).await;
+        assert_eq!(
+            (status(&answer), super::support::header(&answer, "www-authenticate")),
+            (401, Some("Bearer"))
+        );
+        assert!(!answer.contains("tollgate_") && !answer.contains("0123456789"), "{answer}");
+    }
+    assert_eq!(status(&ask(admin, "/metrics", &bearer("0123456789abcdef")).await), 200);
+    assert_eq!(status(&ask(admin, "/metrics", "authorization: bearer 0123456789abcdef\r\n").await), 200);
+    // Prometheus may know it by any name then, and balancers need no token.
+    for (path, headers) in [("/healthz", ""), ("/readyz", ""), ("/metrics", &*bearer("0123456789abcdef"))] {
+        assert_eq!(status(&get(admin, path, headers).await), 200, "{path}");
+    }
+    let page = format!("Origin: http://evil.test\r\n{}", bearer("0123456789abcdef"));
+    assert_eq!(status(&ask(admin, "/metrics", &page).await), 403);
+    // It can be exchanged without a restart.
+    gateway.gateway.reload(&super::support::parse(&file("fedcba9876543210"))).unwrap();
+    assert_eq!(status(&ask(admin, "/metrics", &bearer("0123456789abcdef")).await), 401);
+    assert_eq!(status(&ask(admin, "/metrics", &bearer("fedcba9876543210")).await), 200);
 }

@@ -48,7 +48,7 @@ impl Client {
     }
 
     pub(crate) async fn get(&mut self, path: &str, headers: &str) -> io::Result<Answer> {
-        self.ask(format!("GET {path} HTTP/1.1\r\nHost: test\r\n{headers}\r\n").as_bytes()).await
+        self.ask(format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n{headers}\r\n").as_bytes()).await
     }
 
     pub(crate) async fn ask(&mut self, request: &[u8]) -> io::Result<Answer> {
