@@ -12,6 +12,7 @@ mod http2_abuse;
 mod interim;
 mod limits;
 mod openings;
+mod panics;
 mod peers;
 mod proxy_protocol;
 mod proxying;
