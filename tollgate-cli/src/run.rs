@@ -111,7 +111,7 @@ async fn serve<S: Stored>(
     for address in sockets.close_unused() {
         tracing::warn!(%address, "a socket was handed over that the file does not listen on");
     }
-    greet(source, gateway.addresses(), watching.as_ref().map(|(address, _)| *address));
+    greet(source, config, gateway.addresses(), watching.as_ref().map(|(address, _)| *address));
     let watching = watching.map(|(_, serving)| tokio::spawn(serving));
     handover::relieve_predecessor();
     let (mut looks, mut successor) = (interval(LOOK_EVERY), None);
@@ -190,10 +190,12 @@ fn cannot_start(error: &StartError) -> Failure {
     }
 }
 
-fn greet(source: &Source<'_>, addresses: &[SocketAddr], admin: Option<SocketAddr>) {
+fn greet(source: &Source<'_>, config: &Config, addresses: &[SocketAddr], admin: Option<SocketAddr>) {
     say(&format!("configuration {}", source.name()));
-    for address in addresses {
-        say(&format!("gateway on http://{address}"));
+    let listeners = config.gateway.iter().flat_map(|gateway| &gateway.listeners);
+    for (listener, address) in listeners.zip(addresses) {
+        let scheme = if listener.tls.is_some() { "https" } else { "http" };
+        say(&format!("gateway on {scheme}://{address}"));
     }
     if let Some(admin) = admin {
         say(&format!("metrics and health on http://{admin}/metrics"));

@@ -186,6 +186,8 @@ async fn a_changed_file_that_the_file_refers_to_is_noticed() {
         let process = &process;
         async move { until("a reload", || process.said(r#""message":"reloaded""#) == count).await }
     };
+    process.line("gateway on https://127.0.0.1:").await;
+    assert_eq!(process.said("gateway on http://"), 1);
     assert_eq!(get(address, "/").await.body, b"1");
     folder.write("token", "2");
     reloads(1).await;
