@@ -43,9 +43,12 @@ pub(crate) struct Run {
 
 const RUN_SIGNALS: &str = "\
 Signals: TERM and INT end it once requests that are under way have their answers, and a second one at once; HUP reads
-the file again, as does changing it. A file that is wrong changes nothing; addresses and the kind of the store need a
-restart. USR2 starts a successor on the same sockets, which may be a newer tollgate, and ends when that is ready. Sockets
-of systemd (LISTEN_FDS) are used as well.
+the file again, as does changing it or a file that it refers to. A file that is wrong changes nothing; addresses and the kind of the store need a
+restart. USR2 starts a successor on the same sockets, which may be a newer tollgate, and ends when that is ready. With
+`store: memory` the successor counts from zero; Redis keeps what each key has used.
+Systemd: sockets of a socket unit (LISTEN_FDS) are used. For USR2 the service needs `Type=exec` and `ExitType=cgroup` (systemd
+250 or later), or else systemd takes the end of the first process for the end of the service, and ends the successor; send
+it by `systemctl kill -s USR2 UNIT`. Nothing is told to systemd, so `Type=notify` does not work.
 Exit codes: 0 ended, 1 it cannot run, 2 something in the file is wrong.";
 
 #[derive(Debug, clap::Args)]

@@ -24,6 +24,8 @@ use crate::outside::{Files, Surroundings};
 const EXAMPLE: &str = include_str!("../../examples/gateway.yaml");
 const EXAMPLE_NAME: &str = "examples/gateway.yaml, shipped with tollgate";
 const DEMO_UPSTREAM: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 8081);
+const FORGOTTEN: &str =
+    "the successor counts from zero: with `store: memory`, what each key has used ends with this process";
 /// How often the file, and those that it refers to, are looked at, for those who do not send signals.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
@@ -125,6 +127,9 @@ async fn serve<S: Stored>(
             _ = upgrade.recv(), if successor.is_none() => match handover::successor(program, &sockets) {
                 Ok(child) => {
                     tracing::info!(pid = child.id(), "started a successor");
+                    if matches!(config.store, Store::Memory { .. }) {
+                        tracing::warn!("{FORGOTTEN}");
+                    }
                     successor = Some(child);
                 }
                 Err(error) => tracing::error!(%error, "no successor can be started; this one goes on"),

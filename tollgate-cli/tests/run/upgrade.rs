@@ -40,6 +40,8 @@ async fn five_upgrades_under_load_refuse_no_connection_and_fail_no_request() {
         kept.more(100).await;
         fresh.more(10).await;
     }
+    // What was in memory has gone, and that is told.
+    assert_eq!(process.said("the successor counts from zero"), 5);
     // The same address all the time, also for those who watch.
     assert_eq!(get(admin, "/readyz").await.status, 200);
     let (kept, fresh) = (kept.stop().await, fresh.stop().await);
