@@ -15,6 +15,7 @@ use crate::reader::{Fields, Reader};
 use crate::tree::{Node, Typed};
 
 pub use address::Address;
+pub use address::is_link_local;
 pub use edit::{HeaderEdits, PathEdit};
 pub use listener::Admin;
 pub(crate) use listener::admin;

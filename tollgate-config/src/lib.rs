@@ -66,7 +66,7 @@ pub use error::{Error, Errors};
 pub use file::{Answers, Config, Jwt};
 pub use gateway::{
     Address, Admin, Balance, Eject, Gateway, HeaderEdits, Health, Listener, PathEdit, Protocol, Route,
-    Timeouts, Tls, Upstream,
+    Timeouts, Tls, Upstream, is_link_local,
 };
 pub use nearest::nearest;
 pub use outside::{Outside, Secret};

@@ -97,7 +97,9 @@ fn looks_numeric(host: &str) -> bool {
     !last.is_empty() && (last.bytes().all(|byte| byte.is_ascii_digit()) || hex.is_some_and(is_hex))
 }
 
-fn is_link_local(ip: IpAddr) -> bool {
+/// Whether an address is for machines on the same link only, as those are at which clouds keep their machines' passwords.
+/// No upstream is there: not by its address, which a configuration cannot have, and not by a name that leads there.
+pub fn is_link_local(ip: IpAddr) -> bool {
     match ip.to_canonical() {
         IpAddr::V4(ip) => ip.is_link_local(),
         IpAddr::V6(ip) => ip.is_unicast_link_local(),

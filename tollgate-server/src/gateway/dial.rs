@@ -2,11 +2,12 @@
 
 use std::fmt;
 use std::io::{self, IoSlice};
+use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
+use tokio::net::{TcpStream, lookup_host};
 use tokio_rustls::client::TlsStream;
 
 use super::room::Place;
@@ -25,8 +26,7 @@ pub(crate) struct Socket {
 }
 
 pub(crate) async fn dial(address: &Address, place: Option<Place>) -> Result<Dialled, String> {
-    let host = address.config.host.trim_matches(['[', ']']);
-    let stream = TcpStream::connect((host, address.config.port)).await.map_err(text)?;
+    let stream = connect(&address.config.host, address.config.port).await?;
     stream.set_nodelay(true).map_err(text)?;
     let socket = Socket { stream, _place: place };
     match &address.tls {
@@ -36,6 +36,34 @@ pub(crate) async fn dial(address: &Address, place: Option<Place>) -> Result<Dial
             Ok(Dialled::Tls(Box::new(secured)))
         }
     }
+}
+
+/// Connects to the first address of a host that takes it.
+async fn connect(host: &str, port: u16) -> Result<TcpStream, String> {
+    let host = host.trim_matches(['[', ']']);
+    // Whoever wrote the configuration has written this address, and its check has let it pass.
+    if let Ok(ip) = host.parse::<IpAddr>() {
+        return TcpStream::connect((ip, port)).await.map_err(text);
+    }
+    let found = lookup_host((host, port)).await.map_err(text)?;
+    connect_first(host, found).await
+}
+
+/// What a name leads to is up to whoever answers for it. Clouds keep the passwords of their machines at link-local
+/// addresses, so no name leads there.
+async fn connect_first(host: &str, found: impl Iterator<Item = SocketAddr>) -> Result<TcpStream, String> {
+    let mut why = format!("{host} has no address");
+    for address in found {
+        if tollgate_config::is_link_local(address.ip()) {
+            why = format!("{host} leads to {}, which is link-local", address.ip());
+            continue;
+        }
+        match TcpStream::connect(address).await {
+            Ok(stream) => return Ok(stream),
+            Err(error) => why = error.to_string(),
+        }
+    }
+    Err(why)
 }
 
 pub(crate) fn text(error: impl fmt::Display) -> String {
@@ -79,5 +107,38 @@ impl AsyncWrite for Socket {
 
     fn is_write_vectored(&self) -> bool {
         self.stream.is_write_vectored()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_name_leads_to_no_link_local_address() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
+        let good = listener.local_addr().expect("it is bound");
+        let closed = SocketAddr::from(([127, 0, 0, 1], 1));
+        let bad = ["169.254.169.254:80", "[fe80::1]:80", "[::ffff:169.254.169.254]:80", "169.254.0.1:80"];
+        for bad in bad.map(|it| it.parse::<SocketAddr>().expect("it is an address")) {
+            let told = connect_first("meta.test", [bad].into_iter()).await.expect_err("it is link-local");
+            assert_eq!(told, format!("meta.test leads to {}, which is link-local", bad.ip()));
+            // Others of the same name are as good as ever, in their order.
+            let stream =
+                connect_first("meta.test", [bad, closed, good].into_iter()).await.expect("one is good");
+            assert_eq!(stream.peer_addr().expect("it is connected"), good);
+        }
+        assert!(connect_first("meta.test", [].into_iter()).await.is_err());
+    }
+
+    #[tokio::test]
+    async fn names_and_literals_are_connected_to() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
+        let port = listener.local_addr().expect("it is bound").port();
+        for host in ["127.0.0.1", "localhost"] {
+            assert!(connect(host, port).await.is_ok(), "{host}");
+        }
     }
 }
