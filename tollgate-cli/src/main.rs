@@ -9,6 +9,7 @@ use clap::Parser;
 
 mod args;
 mod check;
+mod descriptors;
 mod failure;
 mod handover;
 mod input;

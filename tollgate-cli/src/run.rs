@@ -15,6 +15,7 @@ use tollgate_server::gateway::{Gateway, StartError};
 use tollgate_server::{Sockets, Stored, admin, demo};
 
 use crate::args::Run;
+use crate::descriptors;
 use crate::failure::Failure;
 use crate::handover;
 use crate::input::config_text;
@@ -34,6 +35,8 @@ pub(crate) fn run(args: &Run) -> Result<(), Failure> {
     let (config, files) = source.read();
     let config = config?;
     crate::log::start();
+    descriptors::raise();
+    descriptors::check(&config);
     let mut sockets = Sockets::new(handover::inherited()?);
     // By the time a successor is wanted, this path may hold another program; ours would have no path then.
     let program = std::env::current_exe();
@@ -177,7 +180,10 @@ fn reload<S: Stored>(source: &Source<'_>, gateway: &Gateway<S>) -> Files {
     let (config, files) = source.read();
     match config {
         Ok(config) => match gateway.reload(&config) {
-            Ok(()) => tracing::info!(file = name, "reloaded"),
+            Ok(()) => {
+                tracing::info!(file = name, "reloaded");
+                descriptors::check(&config);
+            }
             Err(error) => tracing::error!(file = name, %error, "not reloaded; the old configuration goes on"),
         },
         Err(failure) => {

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot be set up has failed")]
 
 mod back_pressure;
+mod descriptors;
 mod endurance;
 mod floods;
 mod outages;

@@ -10,8 +10,13 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, lookup_host};
 use tokio_rustls::client::TlsStream;
 
+use super::pool::NoConnection;
 use super::room::Place;
 use super::upstream::Address;
+
+/// There are no more descriptors, for the whole system or for this process: the same numbers wherever this runs.
+const ENFILE: i32 = 23;
+const EMFILE: i32 = 24;
 
 pub(crate) enum Dialled {
     Plain(Socket),
@@ -25,49 +30,59 @@ pub(crate) struct Socket {
     _place: Option<Place>,
 }
 
-pub(crate) async fn dial(address: &Address, place: Option<Place>) -> Result<Dialled, String> {
+pub(crate) async fn dial(address: &Address, place: Option<Place>) -> Result<Dialled, NoConnection> {
     let stream = connect(&address.config.host, address.config.port).await?;
-    stream.set_nodelay(true).map_err(text)?;
+    stream.set_nodelay(true).map_err(refused)?;
     let socket = Socket { stream, _place: place };
     match &address.tls {
         None => Ok(Dialled::Plain(socket)),
         Some((connector, name)) => {
-            let secured = connector.connect(name.clone(), socket).await.map_err(text)?;
+            let secured = connector.connect(name.clone(), socket).await.map_err(refused)?;
             Ok(Dialled::Tls(Box::new(secured)))
         }
     }
 }
 
 /// Connects to the first address of a host that takes it.
-async fn connect(host: &str, port: u16) -> Result<TcpStream, String> {
+async fn connect(host: &str, port: u16) -> Result<TcpStream, NoConnection> {
     let host = host.trim_matches(['[', ']']);
     // Whoever wrote the configuration has written this address, and its check has let it pass.
     if let Ok(ip) = host.parse::<IpAddr>() {
-        return TcpStream::connect((ip, port)).await.map_err(text);
+        return TcpStream::connect((ip, port)).await.map_err(unconnected);
     }
-    let found = lookup_host((host, port)).await.map_err(text)?;
+    let found = lookup_host((host, port)).await.map_err(unconnected)?;
     connect_first(host, found).await
 }
 
 /// What a name leads to is up to whoever answers for it. Clouds keep the passwords of their machines at link-local
 /// addresses, so no name leads there.
-async fn connect_first(host: &str, found: impl Iterator<Item = SocketAddr>) -> Result<TcpStream, String> {
-    let mut why = format!("{host} has no address");
+async fn connect_first(
+    host: &str,
+    found: impl Iterator<Item = SocketAddr>,
+) -> Result<TcpStream, NoConnection> {
+    let mut why = refused(format!("{host} has no address"));
     for address in found {
         if tollgate_config::is_link_local(address.ip()) {
-            why = format!("{host} leads to {}, which is link-local", address.ip());
+            why = refused(format!("{host} leads to {}, which is link-local", address.ip()));
             continue;
         }
         match TcpStream::connect(address).await {
             Ok(stream) => return Ok(stream),
-            Err(error) => why = error.to_string(),
+            Err(error) => why = unconnected(error),
         }
     }
     Err(why)
 }
 
-pub(crate) fn text(error: impl fmt::Display) -> String {
-    error.to_string()
+pub(crate) fn refused(error: impl fmt::Display) -> NoConnection {
+    NoConnection::Refused(error.to_string())
+}
+
+fn unconnected(error: io::Error) -> NoConnection {
+    match error.raw_os_error() {
+        Some(EMFILE | ENFILE) => NoConnection::Exhausted,
+        _ => refused(error),
+    }
 }
 
 impl AsyncRead for Socket {
@@ -124,7 +139,7 @@ mod tests {
         let bad = ["169.254.169.254:80", "[fe80::1]:80", "[::ffff:169.254.169.254]:80", "169.254.0.1:80"];
         for bad in bad.map(|it| it.parse::<SocketAddr>().expect("it is an address")) {
             let told = connect_first("meta.test", [bad].into_iter()).await.expect_err("it is link-local");
-            assert_eq!(told, format!("meta.test leads to {}, which is link-local", bad.ip()));
+            assert_eq!(told.to_string(), format!("meta.test leads to {}, which is link-local", bad.ip()));
             // Others of the same name are as good as ever, in their order.
             let stream =
                 connect_first("meta.test", [bad, closed, good].into_iter()).await.expect("one is good");

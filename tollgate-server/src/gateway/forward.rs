@@ -55,6 +55,9 @@ fn unreachable(why: &NoConnection) -> Response<UpstreamBody> {
         NoConnection::Full => {
             try_again(StatusCode::SERVICE_UNAVAILABLE, "all connections to the upstream are in use")
         }
+        NoConnection::Exhausted => {
+            try_again(StatusCode::SERVICE_UNAVAILABLE, "the gateway has too many connections")
+        }
         NoConnection::TimedOut => {
             problem(StatusCode::GATEWAY_TIMEOUT, "the upstream could not be reached in time")
         }
@@ -173,7 +176,7 @@ impl<S: Stored> Errand<S> {
             let (mut connection, is_used) = match Pool::connection(address, worker, now).await {
                 Ok(connection) => connection,
                 Err(why) => {
-                    if !matches!(why, NoConnection::Full) {
+                    if !matches!(why, NoConnection::Full | NoConnection::Exhausted) {
                         self.failed(address, &why);
                     }
                     tried.push(number);

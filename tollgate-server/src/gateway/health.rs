@@ -8,7 +8,7 @@ use tokio::time::{sleep, timeout};
 use tollgate_config::{Health, Protocol};
 
 use super::body::RequestBody;
-use super::pool::Pool;
+use super::pool::{NoConnection, Pool};
 use super::upstream::{Address, Upstream};
 
 /// Asks all addresses of an upstream for as long as anybody uses it.
@@ -21,7 +21,8 @@ pub(crate) fn watch(upstream: &Arc<Upstream>) {
             let (mut in_a_row, mut last) = (0, true);
             // A configuration that is no longer in use takes its upstreams with it.
             while let (Some(_owner), Some(address)) = (owner.upgrade(), address.upgrade()) {
-                let is_well = timeout(health.timeout, ask(&address, &health)).await.unwrap_or(false);
+                let asked = timeout(health.timeout, ask(&address, &health)).await;
+                let is_well = asked.unwrap_or(Some(false)).unwrap_or(last);
                 in_a_row = if is_well == last { in_a_row + 1 } else { 1 };
                 last = is_well;
                 let needed = if is_well { health.healthy_after } else { health.unhealthy_after };
@@ -39,8 +40,8 @@ pub(crate) fn watch(upstream: &Arc<Upstream>) {
     }
 }
 
-/// Whether an address answers with a status of success.
-async fn ask(address: &Arc<Address>, health: &Health) -> bool {
+/// Whether an address answers with a status of success, if it could be asked.
+async fn ask(address: &Arc<Address>, health: &Health) -> Option<bool> {
     let mut request = Request::new(RequestBody::empty());
     let path = format!("{}{}", address.config.path, health.path);
     let target = match address.protocol {
@@ -51,7 +52,7 @@ async fn ask(address: &Arc<Address>, health: &Health) -> bool {
         }
     };
     let (Some(target), Ok(host)) = (target, HeaderValue::from_str(address.authority.as_str())) else {
-        return false;
+        return Some(false);
     };
     *request.uri_mut() = target;
     if address.protocol == Protocol::Http1 {
@@ -59,6 +60,10 @@ async fn ask(address: &Arc<Address>, health: &Health) -> bool {
     }
     request.headers_mut().insert(USER_AGENT, HeaderValue::from_static("tollgate-health"));
     // A connection of its own: that a new one can be made is part of being well.
-    let Ok(mut connection) = Pool::fresh(address).await else { return false };
-    connection.send(request).await.is_ok_and(|response| response.status().is_success())
+    let mut connection = match Pool::fresh(address).await {
+        Ok(connection) => connection,
+        Err(NoConnection::Exhausted) => return None,
+        Err(_) => return Some(false),
+    };
+    Some(connection.send(request).await.is_ok_and(|response| response.status().is_success()))
 }

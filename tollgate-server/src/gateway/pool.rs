@@ -17,7 +17,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use tollgate_config::Protocol;
 
 use super::body::RequestBody;
-use super::dial::{Dialled, dial, text};
+use super::dial::{Dialled, dial, refused};
 use super::room::{Handed, Place, Room};
 use super::ticks::{Ticker, Ticks};
 use super::upstream::Address;
@@ -109,6 +109,8 @@ pub(crate) enum NoConnection {
     Full,
     /// It took too long.
     TimedOut,
+    /// We have as many files and sockets open as we may: that says nothing about the server.
+    Exhausted,
     /// The server does not want to.
     Refused(String),
 }
@@ -118,6 +120,7 @@ impl fmt::Display for NoConnection {
         match self {
             NoConnection::Full => write!(f, "all connections are in use"),
             NoConnection::TimedOut => write!(f, "it did not answer in time"),
+            NoConnection::Exhausted => write!(f, "the gateway may not open more sockets"),
             NoConnection::Refused(why) => write!(f, "{why}"),
         }
     }
@@ -193,7 +196,7 @@ impl Pool {
     }
 
     /// A new connection that belongs to no pool.
-    pub(crate) async fn fresh(address: &Arc<Address>) -> Result<Connection, String> {
+    pub(crate) async fn fresh(address: &Arc<Address>) -> Result<Connection, NoConnection> {
         match address.protocol {
             Protocol::Http1 => Pool::open(address, None).await.map(Connection::Own),
             Protocol::Http2 => {
@@ -279,24 +282,24 @@ impl Pool {
             }
         };
         let opening = timeout(address.connect_timeout, Pool::open(address, Some(place))).await;
-        let sender = opening.map_err(|_| NoConnection::TimedOut)?.map_err(NoConnection::Refused)?;
+        let sender = opening.map_err(|_| NoConnection::TimedOut)??;
         Ok((Connection::Own(sender), false))
     }
 
     async fn open(
         address: &Arc<Address>,
         place: Option<Place>,
-    ) -> Result<http1::SendRequest<RequestBody>, String> {
+    ) -> Result<http1::SendRequest<RequestBody>, NoConnection> {
         let mut builder = http1::Builder::new();
         builder.writev(false).max_header_size(HEADERS_BYTES_MAX as usize);
         match dial(address, place).await? {
             Dialled::Plain(stream) => {
-                let (sender, connection) = builder.handshake(TokioIo::new(stream)).await.map_err(text)?;
+                let (sender, connection) = builder.handshake(TokioIo::new(stream)).await.map_err(refused)?;
                 drive(connection.with_upgrades());
                 Ok(sender)
             }
             Dialled::Tls(stream) => {
-                let (sender, connection) = builder.handshake(TokioIo::new(stream)).await.map_err(text)?;
+                let (sender, connection) = builder.handshake(TokioIo::new(stream)).await.map_err(refused)?;
                 drive(connection.with_upgrades());
                 Ok(sender)
             }
@@ -327,7 +330,7 @@ impl Pool {
             }
         };
         let opening = timeout(address.connect_timeout, Pool::open_shared(address, Some(place))).await;
-        let sender = opening.map_err(|_| NoConnection::TimedOut)?.map_err(NoConnection::Refused)?;
+        let sender = opening.map_err(|_| NoConnection::TimedOut)??;
         let shared = Shared::new(sender, self.ticker.clone());
         let connection = self.share(shared.clone());
         if self.room.is_awaited() {
@@ -358,7 +361,7 @@ impl Pool {
     async fn open_shared(
         address: &Arc<Address>,
         place: Option<Place>,
-    ) -> Result<http2::SendRequest<RequestBody>, String> {
+    ) -> Result<http2::SendRequest<RequestBody>, NoConnection> {
         let mut builder = http2::Builder::new(TokioExecutor::new());
         builder
             .timer(TokioTimer::new())
@@ -369,12 +372,12 @@ impl Pool {
             .keep_alive_while_idle(true);
         match dial(address, place).await? {
             Dialled::Plain(stream) => {
-                let (sender, connection) = builder.handshake(TokioIo::new(stream)).await.map_err(text)?;
+                let (sender, connection) = builder.handshake(TokioIo::new(stream)).await.map_err(refused)?;
                 drive(connection);
                 Ok(sender)
             }
             Dialled::Tls(stream) => {
-                let (sender, connection) = builder.handshake(TokioIo::new(stream)).await.map_err(text)?;
+                let (sender, connection) = builder.handshake(TokioIo::new(stream)).await.map_err(refused)?;
                 drive(connection);
                 Ok(sender)
             }

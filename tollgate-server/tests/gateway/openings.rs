@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
+use testbed::http2::kind::{DATA, SETTINGS};
+use testbed::http2::{frame, get as request};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep};
 
-use super::http2_abuse::{Client, DATA, SETTINGS, frame, request};
-use super::peers::{File, Folder, Identity, read_answer};
+use super::peers::{File, Folder, Identity, RawHttp2 as Client, read_answer};
 use super::support::{Upstream, read_all, run, say, status, until};
 
 /// The end of a line in a file: a listener that speaks TLS.

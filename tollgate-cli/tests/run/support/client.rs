@@ -47,6 +47,12 @@ impl Client {
         Client { address, stream: None, resent: 0 }
     }
 
+    /// One that is connected before it asks.
+    pub(crate) async fn connected(address: SocketAddr) -> Client {
+        let stream = TcpStream::connect(address).await.unwrap();
+        Client { address, stream: Some(BufReader::new(stream)), resent: 0 }
+    }
+
     pub(crate) async fn get(&mut self, path: &str, headers: &str) -> io::Result<Answer> {
         self.ask(format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n{headers}\r\n").as_bytes()).await
     }
