@@ -1,7 +1,7 @@
 //! How many files and sockets the process may have open.
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use tollgate_config::Config;
+use tollgate_config::{Config, Gateway};
 
 /// What the process has open beside connections: listening sockets, the runtimes of its threads, logs, connections to Redis,
 /// health checks.
@@ -18,11 +18,11 @@ pub(crate) fn raise() {
     }
 }
 
-/// Says so if there may be more connections than the process can have: each client's, and one to an upstream for each.
+/// Says so if there may be more connections than the process can have.
 pub(crate) fn check(config: &Config) {
     let Some(gateway) = &config.gateway else { return };
     let Ok((allowed, _)) = getrlimit(Resource::RLIMIT_NOFILE) else { return };
-    let needed = needed(gateway.max_connections);
+    let needed = needed(gateway);
     if allowed < needed {
         tracing::warn!(
             allowed,
@@ -33,6 +33,9 @@ pub(crate) fn check(config: &Config) {
     }
 }
 
-fn needed(max_connections: usize) -> u64 {
-    2 * max_connections as u64 + OTHERS
+/// Each client's connection, and one to an upstream for each, as far as upstreams may have so many.
+fn needed(gateway: &Gateway) -> u64 {
+    let upstreams: usize = gateway.upstreams.iter().map(|it| it.max_connections * it.addresses.len()).sum();
+    let clients = gateway.max_connections;
+    (clients + upstreams.min(clients)) as u64 + OTHERS
 }

@@ -23,10 +23,6 @@ mod store;
 use args::{Args, Command, Run};
 use failure::Failure;
 
-/// A request makes a dozen small allocations, and this takes a third of the time over them that the system's does.
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
 fn main() -> ExitCode {
     let args = match Args::try_parse() {
         Ok(args) => args,

@@ -24,8 +24,8 @@ pub(crate) type Notes = SmallVec<[Note; 2]>;
 const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
 const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
 
-/// More than any set has, with what a denied client is told.
-const HEADERS_MAX: usize = 12;
+/// As many as the usual set has, with what a denied client is told beside it.
+const HEADERS_USUAL: usize = 6;
 
 /// A name of ours. To read one takes longer than to compare it with those that nearly every answer has.
 fn header_name(name: &'static str) -> HeaderName {
@@ -135,7 +135,7 @@ pub(crate) fn denied(answer: Answer, is_closed: bool, grpc: Option<GrpcCall>) ->
     let status = answer.status().and_then(|status| StatusCode::from_u16(status).ok());
     let mut told = Told {
         status: status.unwrap_or(StatusCode::TOO_MANY_REQUESTS),
-        headers: HeaderMap::with_capacity(HEADERS_MAX),
+        headers: HeaderMap::with_capacity(HEADERS_USUAL),
         body: Bytes::new(),
     };
     for Note { name, value, .. } in answer.headers().filter_map(Note::new) {
