@@ -36,7 +36,6 @@ pub(crate) fn run(args: &Run) -> Result<(), Failure> {
     let config = config?;
     crate::log::start();
     descriptors::raise();
-    descriptors::check(&config);
     let mut sockets = Sockets::new(handover::inherited()?);
     // By the time a successor is wanted, this path may hold another program; ours would have no path then.
     let program = std::env::current_exe();
@@ -116,7 +115,12 @@ async fn serve<S: Stored>(
     for address in sockets.close_unused() {
         tracing::warn!(%address, "a socket was handed over that the file does not listen on");
     }
+<<<<<<< ours
     greet(source, config, gateway.addresses(), watching.as_ref().map(|(address, _)| *address));
+=======
+    descriptors::check(config);
+    greet(source, gateway.addresses(), watching.as_ref().map(|(address, _)| *address));
+>>>>>>> theirs
     let watching = watching.map(|(_, serving)| tokio::spawn(serving));
     handover::relieve_predecessor();
     let (mut looks, mut successor) = (interval(LOOK_EVERY), None);

@@ -89,6 +89,8 @@ const DRAIN_STEP: Duration = Duration::from_millis(5);
 
 /// How long clients are taken in that were in the queue when the gateway began to end.
 const LAST_ACCEPTS_MAX: Duration = Duration::from_millis(500);
+/// How long those are waited for that were cut off.
+const LAST_LINES_MAX: Duration = Duration::from_millis(100);
 /// How often the store is looked at.
 const STORE_EVERY: Duration = Duration::from_millis(250);
 
@@ -237,15 +239,17 @@ impl<S: Stored> Gateway<S> {
             timeout(LAST_ACCEPTS_MAX, async { while self.accepting.join_next().await.is_some() {} }).await;
         self.accepting.shutdown().await;
         let open = || self.workers.iter().map(|it| it.connections.load(Ordering::Relaxed)).sum::<usize>();
-        let all_gone = async {
+        let all_gone = async || {
             while open() > 0 {
                 sleep(DRAIN_STEP).await;
             }
         };
         let patience = self.shared.state.load().timeouts.drain;
-        let _ = timeout(patience, all_gone).await;
+        let _ = timeout(patience, all_gone()).await;
         let left = open();
+        // Tunnels are cut, and a moment later have their lines in the log.
         self.shared.draining.end();
+        let _ = timeout(LAST_LINES_MAX, all_gone()).await;
         self.tasks.shutdown().await;
         if let Some(limits) = &self.shared.state.load_full().limits {
             S::release(limits.limiter()).await;

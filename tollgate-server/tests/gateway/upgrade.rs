@@ -308,5 +308,6 @@ async fn a_tunnel_is_cut_when_the_gateway_has_waited_long_enough() {
     let begin = Instant::now();
     assert_eq!(gateway.gateway.drain().await, 1, "one was cut off");
     assert!(begin.elapsed() >= Duration::from_millis(300));
+    assert_eq!(gateway.log.lines(0).await.len(), 1, "its line is not in the log");
     assert_eq!(read_all(&mut stream).await, "");
 }
