@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderValue, Request, Response};
+use http::{HeaderValue, Request, Response, StatusCode};
 use hyper::body::Incoming;
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
@@ -143,8 +143,15 @@ where
     loop {
         tokio::select! {
             biased;
-            // How it ended, the client knows.
-            _ = poll_fn(|context| conversation.poll_without_shutdown(context)) => break,
+            // How it ended otherwise, the client knows.
+            ended = poll_fn(|context| conversation.poll_without_shutdown(context)) => {
+                if let Err(error) = ended
+                    && error.is_parse()
+                {
+                    unread(&connection, &error);
+                }
+                break;
+            }
             () = &mut alarm => {
                 if is_last_call && watch.is_idle() {
                     Pin::new(&mut conversation).graceful_shutdown();
@@ -169,6 +176,17 @@ where
         Some(switched) => switched.run(io, read_buf, &connection.worker.shared).await,
         None => linger(io).await,
     }
+}
+
+/// Records a request that was none, or had too much in its head: hyper has answered it, and nobody else has seen it.
+fn unread<S: Stored>(connection: &Connection<S>, error: &hyper::Error) {
+    let Connection { worker, peer, watch, .. } = connection;
+    let status = match error.is_parse_too_large() {
+        true => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+        false => StatusCode::BAD_REQUEST,
+    };
+    let is_logged = worker.shared.state.load().has_access_log;
+    Passage::new(&worker.desk, *peer, watch.begin()).unread(status, is_logged);
 }
 
 /// Ends our side, and reads on for a while: to close a connection on which something unread lies is to reset it, and the

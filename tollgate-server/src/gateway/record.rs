@@ -169,7 +169,8 @@ pub(crate) struct Passage {
     begin: Time,
     id: Id,
     client: IpAddr,
-    method: Method,
+    /// If its head could be read.
+    method: Option<Method>,
     path: Option<PathAndQuery>,
     route: Option<Arc<Route>>,
     said: Arc<Said>,
@@ -187,7 +188,7 @@ impl Passage {
             desk: desk.clone(),
             begin: desk.ledger.clock.now(),
             client: peer,
-            method: Method::GET,
+            method: None,
             path: None,
             route: None,
             said: Arc::default(),
@@ -202,7 +203,13 @@ impl Passage {
 
     /// It is to be in the log, by this method and path.
     pub(crate) fn log(&mut self, method: &Method, path: Option<&PathAndQuery>) {
-        (self.method, self.path, self.is_logged) = (method.clone(), path.cloned(), true);
+        (self.method, self.path, self.is_logged) = (Some(method.clone()), path.cloned(), true);
+    }
+
+    /// Its head could not be read, and it was answered without us.
+    pub(crate) fn unread(mut self, status: StatusCode, is_logged: bool) {
+        self.said.set(Decision::Refused);
+        (self.status, self.is_logged) = (status, is_logged);
     }
 
     pub(crate) fn routed(&mut self, route: &Arc<Route>, client: IpAddr) {
@@ -273,7 +280,7 @@ impl Drop for Passage {
             &Line {
                 id,
                 client: self.client,
-                method: self.method.as_str(),
+                method: self.method.as_ref().map_or("", Method::as_str),
                 // What stands behind the `?` is often not for others to see.
                 path: self.path.as_ref().map_or("", PathAndQuery::path),
                 route: self.route.as_ref().map_or("", |route| &route.id.0),

@@ -3,6 +3,8 @@
 use std::net::SocketAddr;
 
 use serde_json::Value;
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
 
 use super::support::{Running, Upstream, get, in_front_of, run, say, status, until};
 
@@ -83,6 +85,45 @@ async fn a_wait_is_logged_with_the_limit_that_it_was_for() {
         );
         assert!(line["took_us"].as_u64() >= line["waited_us"].as_u64(), "{line}");
     }
+}
+
+/// Nobody but the client knew of them.
+#[tokio::test]
+async fn what_cannot_be_read_is_counted_and_logged() {
+    let upstream = Upstream::start().await;
+    let gateway = in_front_of(&upstream, "", "").await;
+    let (many, large) = ("X-A: canary\r\n".repeat(200), "a".repeat(100_000));
+    let wrong: [(u16, String); 4] = [
+        (400, "canary\r\n\r\n".to_owned()),
+        (400, "GET / HTTP/1.1\r\nHost: a\r\nX A: canary\r\n\r\n".to_owned()),
+        (431, format!("GET / HTTP/1.1\r\nHost: a\r\n{many}\r\n")),
+        (431, format!("GET / HTTP/1.1\r\nHost: a\r\nX-A: {large}\r\n\r\n")),
+    ];
+    for (wanted, request) in &wrong {
+        let answer = say(gateway.address, request).await;
+        assert_eq!(status(&answer), *wanted, "{answer}");
+    }
+    // Neither is a client that goes away in the middle.
+    drop(TcpStream::connect(gateway.address).await.unwrap().write_all(b"GET / HT").await);
+    assert_eq!(status(&get(gateway.address, "/", "").await), 200);
+    let lines = gateway.log.lines(wrong.len() + 1).await;
+    assert!(!lines.iter().any(|line| line.contains("canary")), "{lines:?}");
+    let mut lines = parsed(&lines);
+    assert_eq!(lines.len(), wrong.len() + 1, "{lines:?}");
+    lines.sort_by_key(|line| line["status"].as_u64());
+    for (line, (wanted, _)) in lines[1..].iter().zip(&wrong) {
+        assert_eq!(
+            (line["status"].as_u64(), line["decision"].as_str()),
+            (Some(u64::from(*wanted)), Some("refused")),
+            "{line}"
+        );
+        let about = ["route", "method", "path", "client"].map(|name| line[name].as_str());
+        assert_eq!(about, [Some(""), Some(""), Some(""), Some("127.0.0.1")], "{line}");
+    }
+    let metrics = gateway.gateway.watched().metrics();
+    let refused = r#"tollgate_requests_total{route="",decision="refused",code="4xx"}"#;
+    assert_eq!(sample(&metrics, refused).as_deref(), Some("4"), "{metrics}");
+    assert_eq!(sample(&metrics, "tollgate_requests_in_flight").as_deref(), Some("0"));
 }
 
 #[tokio::test]
