@@ -86,6 +86,8 @@ impl Stored for Memory {
 
     fn write_metrics(limiter: &Limiter, out: &mut Exposition) {
         out.single("tollgate_store_bytes", "gauge", "What the states of keys take.", limiter.bytes());
+        let help = "Keys in use, each as often as it has limits; of very many an estimate.";
+        out.single("tollgate_keys", "gauge", help, limiter.keys());
         let help = "Requests whose key found no room in the store.";
         out.single("tollgate_store_overflowed_total", "counter", help, limiter.overflowed());
     }

@@ -378,6 +378,13 @@ impl<C: Clock> Limiter<Memory<C>> {
         self.store.overflowed()
     }
 
+    /// How many keys are in use, each as often as it has limits. Looks at the whole table, or at 64 MiB of a larger one to
+    /// estimate the rest: for a metric, not for each request. Nobody is held up by it. A key of a log or of a counter with
+    /// many buckets may count for a while after it has become idle; one of a limit that was renewed counts once it is seen.
+    pub fn keys(&self) -> usize {
+        self.store.keys()
+    }
+
     /// Bytes that the states hold: for most algorithms what was reserved at the start, for a log what it holds now.
     pub fn bytes(&self) -> usize {
         self.store.bytes()

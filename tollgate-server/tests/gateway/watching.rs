@@ -192,6 +192,7 @@ async fn metrics_count_what_has_happened() {
         (r#"tollgate_limit_decisions_total{limit="per-user",decision="denied"}"#, "1"),
         (r#"tollgate_request_duration_seconds_bucket{route="all",le="+Inf"}"#, "5"),
         ("tollgate_requests_in_flight", "0"),
+        ("tollgate_keys", "3"),
         ("tollgate_access_log_dropped_total", "0"),
         (r#"tollgate_reloads_total{result="done"}"#, "0"),
     ] {

@@ -132,6 +132,18 @@ pub(crate) fn state<const W: usize>(line: &Line, slot: usize) -> [u64; W] {
     std::array::from_fn(|word| line[first + word].load(Ordering::Relaxed))
 }
 
+/// Whether a slot belongs to a key.
+pub(crate) fn is_taken(line: &Line, slot: usize) -> bool {
+    tag_at(line, slot) != 0
+}
+
+/// The state in a slot, unless somebody is changing the line: nobody waits, and nobody is waited for.
+pub(crate) fn state_if_free<const W: usize>(line: &Line, slot: usize) -> Option<[u64; W]> {
+    let control = Control(line[0].load(Ordering::Acquire));
+    let state = state(line, slot);
+    (control.0 & LOCKED == 0 && is_unchanged(line, control)).then_some(state)
+}
+
 /// Where a slot's state begins: after the words that hold the control and the tags.
 #[inline]
 const fn first_word<const W: usize>(slot: usize) -> usize {

@@ -62,6 +62,11 @@ impl<A: Kept> Map<A> {
         self.bytes.used()
     }
 
+    /// How many keys there are, idle ones among them that nobody has looked at since.
+    pub(crate) fn keys(&self, _now: Time) -> usize {
+        self.keys.used()
+    }
+
     pub(crate) fn overflowed(&self) -> u64 {
         self.overflow.requests()
     }

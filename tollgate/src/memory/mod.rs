@@ -337,6 +337,11 @@ impl<C: Clock> Memory<C> {
         self.states.iter().map(|states| with!(&**states, table => table.overflowed())).sum()
     }
 
+    pub(crate) fn keys(&self) -> usize {
+        let now = self.clock.now();
+        self.states.iter().map(|states| with!(&**states, table => table.keys(now))).sum()
+    }
+
     pub(crate) fn bytes(&self) -> usize {
         self.states.iter().map(|states| states.bytes()).sum()
     }

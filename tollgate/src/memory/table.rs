@@ -22,6 +22,8 @@ const SLOTS_PERCENT: usize = 230;
 const SPILL_EXTRA: usize = 64;
 /// How many spilled keys a newly spilled one looks at for idle ones.
 const SWEEP: usize = 16;
+/// Who counts the keys of a larger table looks at so many of its lines, 64 MiB, which stand for all.
+const COUNTED_LINES_MAX: usize = 1 << 20;
 
 #[derive(Debug)]
 pub(crate) struct Table<A: Algorithm, const W: usize> {
@@ -98,6 +100,24 @@ impl<A: Packed<W> + Kept, const W: usize> Table<A, W> {
 
     pub(crate) fn overflowed(&self) -> u64 {
         self.overflow.requests()
+    }
+
+    /// How many keys are in use, but for those that changed while they were counted. Nobody is held up by it.
+    pub(crate) fn keys(&self, now: Time) -> usize {
+        let (lines, _): (&[Line], _) = self.words[self.first..].as_chunks();
+        let lines = &lines[..self.lines];
+        let step = lines.len().div_ceil(COUNTED_LINES_MAX);
+        let (looked, keys) = lines.iter().step_by(step).fold((0, 0), |(looked, keys), line| {
+            // One that is being changed is in use.
+            let is_idle = |slot| {
+                line::state_if_free(line, slot)
+                    .is_some_and(|state| self.algorithm.is_fresh(&self.algorithm.unpack(state), now))
+            };
+            let in_use = (0..line::slots::<W>()).filter(|&slot| line::is_taken(line, slot) && !is_idle(slot));
+            (looked + 1, keys + in_use.count())
+        });
+        // At most as many as there are slots, which fit.
+        (keys as u128 * lines.len() as u128 / looked as u128) as usize + self.spilled.used()
     }
 
     #[inline]

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tollgate::{Count, Limit, RetryAfter, WhenFull};
+use tollgate::{Align, Count, Limit, Rate, RetryAfter, Style, WhenFull};
 
 use crate::{every_variant, limiter};
 
@@ -183,4 +183,35 @@ fn settings_that_no_machine_can_hold_are_an_error() {
         let built = tollgate::Limiter::builder(limit).max_keys(usize::MAX).max_bytes(usize::MAX).build();
         assert_eq!(built.map(|_| ()), Err(tollgate::BuildError::TooLarge), "{name}");
     }
+}
+
+#[test]
+fn keys_in_use_are_counted() {
+    for (name, limit) in every_variant(2, 60) {
+        let (limiter, clock) = limiter(limit, |it| it.max_keys(100_000));
+        assert_eq!(limiter.keys(), 0, "{name}");
+        for n in (0..500).chain(0..500) {
+            limiter.check(&n);
+        }
+        assert_eq!(limiter.keys(), 500, "{name}");
+        limiter.reset(&0);
+        assert_eq!(limiter.keys(), 499, "{name}");
+        // Idle keys take no room that others need; those on the side are swept when others come.
+        clock.advance(Duration::from_secs(3 * 86_400));
+        assert!(limiter.keys() <= 499, "{name}");
+    }
+    let bucket =
+        Limit::token_bucket(2, Rate::new(1, Duration::from_secs(1)).unwrap(), Style::Smooth).unwrap();
+    let (limiter, clock) = limiter(bucket, |it| it.max_keys(100_000));
+    (0..500).for_each(|n| assert!(limiter.check(&n).allowed));
+    clock.advance(Duration::from_secs(2));
+    assert_eq!(limiter.keys(), 0);
+}
+
+#[test]
+fn keys_of_a_large_table_are_estimated() {
+    let window = Limit::fixed_window(2, Duration::from_secs(60), Align::FirstRequest).unwrap();
+    let (limiter, _clock) = limiter(window, |it| it.max_keys(5_000_000));
+    (0..100_000).for_each(|n| assert!(limiter.check(&n).allowed));
+    assert!(limiter.keys().abs_diff(100_000) < 5_000, "{}", limiter.keys());
 }
