@@ -270,15 +270,15 @@ impl Pool {
                     return Ok((Connection::Own(sender), true));
                 }
             }
-            match timeout_at(until, told).await.map_err(|_| NoConnection::Full)? {
-                Ok(Handed::Place(place)) => break place,
-                // Unless its server has closed it meanwhile.
-                Ok(Handed::Idle(mut sender)) => {
-                    if is_ready(&mut sender).await {
-                        return Ok((Connection::Own(sender), true));
-                    }
-                }
-                _ => {}
+            let handed = timeout_at(until, told).await.map_err(|_| NoConnection::Full)?;
+            if let Ok(Handed::Place(place)) = handed {
+                break place;
+            }
+            // Unless its server has closed it meanwhile.
+            if let Ok(Handed::Idle(mut sender)) = handed
+                && is_ready(&mut sender).await
+            {
+                return Ok((Connection::Own(sender), true));
             }
         };
         let opening = timeout(address.connect_timeout, Pool::open(address, Some(place))).await;

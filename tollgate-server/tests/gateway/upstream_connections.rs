@@ -166,26 +166,30 @@ async fn a_server_that_answers_no_ping_is_given_up() {
     assert_eq!(status(&asked.await.unwrap()), 502);
 }
 
-/// One that answers pings may take as long as it likes.
+/// One that answers pings may take as long as it likes, and the others need no connection of their own meanwhile.
 #[tokio::test]
 async fn a_shared_connection_is_closed_when_nobody_uses_it() {
     let upstream = Upstream::start().await;
     let wire = Wire::to(&upstream).await;
-    let upstream_setting = ", protocol: http2, idle_timeout: 100ms";
-    let gateway = run(&File { upstream: upstream_setting, ..File::default() }.to(&[wire.address])).await;
-    let address = gateway.address;
-    let asked = tokio::spawn(async move { get(address, "/hold", "").await });
+    let setting = ", protocol: http2, idle_timeout: 100ms";
+    let gateway = run(&File { upstream: setting, ..File::default() }.to(&[wire.address])).await;
+    // HTTP/2, so that both are with one worker.
+    let sender = speak_http2(TcpStream::connect(gateway.address).await.unwrap()).await;
+    let get = |path: &str| Request::get(format!("http://a{path}")).body(Full::default()).unwrap();
+    let (mut slow, mut quick, late) = (sender.clone(), sender, get("/hold"));
+    let slow = tokio::spawn(async move { ask_http2(&mut slow, late).await.head.status });
     upstream.until_waiting(1).await;
-    // Long enough for it to be swept, were it not in use.
+    // Long enough for it to be closed, were it not in use.
     tokio::time::sleep(Duration::from_millis(1_500)).await;
-    assert_eq!(status(&get(address, "/", "").await), 200);
+    assert_eq!(ask_http2(&mut quick, get("/")).await.head.status, 200);
+    assert_eq!(*upstream.connections.lock().unwrap(), 1);
     upstream.let_go(1);
-    assert_eq!(status(&asked.await.unwrap()), 200);
+    assert_eq!(slow.await.unwrap(), 200);
     until(|| wire.open() == 0).await;
     let gauge = || super::bounds::upstream_connections(&gateway);
     until(|| gauge() == 0).await;
-    assert_eq!(status(&get(address, "/", "").await), 200);
-    assert_eq!(gauge(), 1);
+    assert_eq!(ask_http2(&mut quick, get("/")).await.head.status, 200);
+    assert_eq!((gauge(), *upstream.connections.lock().unwrap()), (1, 2));
 }
 
 /// The bound was divided among the workers and rounded up, so that each had one at least, and HTTP/2 did not know it.
@@ -195,24 +199,28 @@ async fn a_bound_below_the_number_of_workers_holds() {
         let upstream = Upstream::start().await;
         let setting = format!(", protocol: {protocol}, max_connections: 1, connect_timeout: 30s");
         let gateway = run(&File { upstream: &setting, ..File::default() }.to(&[upstream.address])).await;
+        let address = gateway.address;
+        let all_at_once = || async {
+            let asked: Vec<_> =
+                (0..20).map(|_| tokio::spawn(async move { get(address, "/hold", "").await })).collect();
+            upstream.let_go(20);
+            for asked in asked {
+                assert_eq!(status(&asked.await.unwrap()), 200, "{protocol}");
+            }
+        };
+        // When there is none yet.
+        all_at_once().await;
         // One after the other, from clients that are with different workers.
         let mut clients = Vec::new();
         for _ in 0..4 {
-            clients.push(TcpStream::connect(gateway.address).await.unwrap());
+            clients.push(TcpStream::connect(address).await.unwrap());
         }
         for _ in 0..5 {
             for client in &mut clients {
                 assert_eq!(ask(client, "/").await, 200, "{protocol}");
             }
         }
-        // All at once.
-        let address = gateway.address;
-        let asked: Vec<_> =
-            (0..20).map(|_| tokio::spawn(async move { get(address, "/hold", "").await })).collect();
-        upstream.let_go(20);
-        for asked in asked {
-            assert_eq!(status(&asked.await.unwrap()), 200, "{protocol}");
-        }
+        all_at_once().await;
         assert_eq!(*upstream.connections.lock().unwrap(), 1, "{protocol}");
     }
 }
