@@ -1,17 +1,22 @@
 //! Connections to upstreams: how long they live, and how many there are.
 
+use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use http::Request;
+use bytes::Bytes;
+use http::{Request, Response};
 use http_body_util::Full;
+use hyper::server::conn::http2 as server;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::io::{AsyncWriteExt, copy_bidirectional};
 use tokio::net::TcpStream;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore};
 
-use super::peers::{File, ask_http2, read_answer, read_head, scripted, speak_http2};
+use super::peers::{File, Folder, Identity, ask_http2, read_answer, read_head, scripted, speak_http2};
 use super::support::{Upstream, get, parse, run, say, status, until};
 
 /// What a client gets that asks for one thing after the other.
@@ -126,6 +131,36 @@ async fn a_shared_connection_on_which_requests_time_out_is_replaced() {
     assert!(lost >= 1);
 }
 
+/// Nor does another worker go on with it.
+#[tokio::test]
+async fn a_dead_connection_of_several_workers_is_replaced_for_all() {
+    let upstream = Upstream::start().await;
+    let wire = Wire::to(&upstream).await;
+    let file = File {
+        upstream: ", protocol: http2, max_connections: 1, idle_timeout: 1h, eject: off",
+        route: ", timeout: 200ms",
+        ..File::default()
+    };
+    let gateway = run(&file.to(&[wire.address])).await;
+    let mut clients = Vec::new();
+    for _ in 0..4 {
+        clients.push(TcpStream::connect(gateway.address).await.unwrap());
+    }
+    for client in &mut clients {
+        assert_eq!(ask(client, "/").await, 200);
+    }
+    wire.cut();
+    let mut lost = 0;
+    while ask(&mut clients[0], "/").await != 200 {
+        lost += 1;
+        assert!(lost <= 3, "the dead connection is still in use");
+    }
+    for client in &mut clients {
+        assert_eq!(ask(client, "/").await, 200);
+    }
+    assert_eq!(*upstream.connections.lock().unwrap(), 2);
+}
+
 /// An answer that comes late says nothing of the connection, as long as others come in time.
 #[tokio::test]
 async fn a_slow_answer_does_not_cost_the_others_their_connection() {
@@ -223,6 +258,40 @@ async fn a_bound_below_the_number_of_workers_holds() {
         all_at_once().await;
         assert_eq!(*upstream.connections.lock().unwrap(), 1, "{protocol}");
     }
+}
+
+/// While a worker opens the only connection that there may be, others come who need it, too.
+#[tokio::test]
+async fn whoever_waits_shares_the_connection_that_another_worker_opens() {
+    let (folder, identity, gate) = (Folder::new(), Identity::new(), Arc::new(Semaphore::new(0)));
+    let (acceptor, closed) = (identity.acceptor("h2"), gate.clone());
+    let address = scripted(move |stream, _| {
+        let (acceptor, closed) = (acceptor.clone(), closed.clone());
+        async move {
+            closed.acquire().await.unwrap().forget();
+            let Ok(stream) = acceptor.accept(stream).await else { return };
+            let answer = |_| async { Ok::<_, Infallible>(Response::new(Full::<Bytes>::from("ok"))) };
+            let serving = server::Builder::new(TokioExecutor::new());
+            let _ = serving.serve_connection(TokioIo::new(stream), service_fn(answer)).await;
+        }
+    })
+    .await;
+    let authority = folder.write("authority.pem", &identity.certificate);
+    let setting = format!(
+        ", protocol: http2, max_connections: 1, connect_timeout: 10s, tls: {{ authority: {{ file: {authority} }} }}"
+    );
+    let file = File { upstream: &setting, ..File::default() };
+    let gateway = run(&file.to_urls(&[format!("https://{address}")])).await;
+    let at = gateway.address;
+    let asked: Vec<_> = (0..8).map(|_| tokio::spawn(async move { get(at, "/", "").await })).collect();
+    let is_in_flight = || gateway.gateway.watched().metrics().contains("tollgate_requests_in_flight 8\n");
+    until(is_in_flight).await;
+    // One, and no more: a second connection would never come to an end.
+    gate.add_permits(1);
+    for asked in asked {
+        assert_eq!(status(&asked.await.unwrap()), 200);
+    }
+    assert_eq!(super::bounds::upstream_connections(&gateway), 1);
 }
 
 #[tokio::test]
