@@ -115,12 +115,8 @@ async fn serve<S: Stored>(
     for address in sockets.close_unused() {
         tracing::warn!(%address, "a socket was handed over that the file does not listen on");
     }
-<<<<<<< ours
-    greet(source, config, gateway.addresses(), watching.as_ref().map(|(address, _)| *address));
-=======
     descriptors::check(config);
-    greet(source, gateway.addresses(), watching.as_ref().map(|(address, _)| *address));
->>>>>>> theirs
+    greet(source, config, gateway.addresses(), watching.as_ref().map(|(address, _)| *address));
     let watching = watching.map(|(_, serving)| tokio::spawn(serving));
     handover::relieve_predecessor();
     let (mut looks, mut successor) = (interval(LOOK_EVERY), None);
