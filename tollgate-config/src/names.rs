@@ -78,6 +78,7 @@ pub(crate) const UPSTREAM: &[&str] = &[
     "connect_timeout",
     "read_timeout",
     "idle_timeout",
+    "ping_after",
     "max_connections",
     "retries",
     "health",

@@ -49,7 +49,7 @@ fn what_is_not_said_is_as_usual() {
     assert_eq!(upstream.addresses, [address(false, "h", 80, "")]);
     assert_eq!((upstream.balance, upstream.protocol), (Balance::RoundRobin, Protocol::Http1));
     assert_eq!((upstream.connect_timeout, upstream.idle_timeout), (SECOND, 60 * SECOND));
-    assert_eq!(upstream.read_timeout, 60 * SECOND);
+    assert_eq!((upstream.read_timeout, upstream.ping_after), (60 * SECOND, 600 * SECOND));
     assert_eq!((upstream.max_connections, upstream.retry_percent), (1_000, 20));
     assert_eq!((&upstream.health, &upstream.authority), (&None, &None));
     assert_eq!(upstream.eject, Some(Eject { after: 5, lasts: 10 * SECOND }));

@@ -31,6 +31,9 @@ pub struct Upstream {
     pub read_timeout: Duration,
     /// How long a connection is kept that nobody uses.
     pub idle_timeout: Duration,
+    /// How long one that speaks HTTP/2 may say nothing while requests are under way, before it is asked by a ping whether
+    /// it is still there.
+    pub ping_after: Duration,
     /// The most connections, for each address.
     pub max_connections: usize,
     /// How many requests may be sent again, in percent of all.
@@ -100,6 +103,8 @@ const ROWS: RangeInclusive<u32> = 1..=1_000;
 const CONNECT_TIMEOUTS: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(60);
 /// Events may come hours apart.
 const READ_TIMEOUTS: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(86_400);
+/// Servers of gRPC break off where they are pinged more often than every five minutes, unless they are told otherwise.
+const PINGS: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(86_400);
 const IDLE_TIMEOUTS: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(3_600);
 const HEALTH_TIMES: RangeInclusive<Duration> = Duration::from_millis(10)..=Duration::from_secs(3_600);
 const EJECTIONS: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(86_400);
@@ -116,6 +121,7 @@ impl Upstream {
             connect_timeout: Duration::from_secs(1),
             read_timeout: Duration::from_secs(60),
             idle_timeout: Duration::from_secs(60),
+            ping_after: Duration::from_secs(600),
             max_connections: CONNECTIONS_DEFAULT as usize,
             retry_percent: RETRY_PERCENT_DEFAULT,
             health: None,
@@ -220,6 +226,7 @@ fn upstream(reader: &mut Reader, entry: Entry<'_>, outside: &dyn Outside) -> Opt
         ),
         read_timeout: time(reader, &fields, "read_timeout", "a timeout", usual.read_timeout, READ_TIMEOUTS),
         idle_timeout: time(reader, &fields, "idle_timeout", "a timeout", usual.idle_timeout, IDLE_TIMEOUTS),
+        ping_after: time(reader, &fields, "ping_after", "a time", usual.ping_after, PINGS),
         max_connections: max_connections as usize,
         retry_percent: count(reader, &fields, "retries", usual.retry_percent, RETRY_PERCENTS),
         health: fields.get("health").and_then(|node| health(reader, node)),

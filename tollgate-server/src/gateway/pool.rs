@@ -367,9 +367,9 @@ impl Pool {
             .timer(TokioTimer::new())
             .max_header_list_size(HEADERS_BYTES_MAX)
             .adaptive_window(true)
-            .keep_alive_interval(address.idle_timeout / 2)
-            .keep_alive_timeout(address.connect_timeout * PING_PATIENCE)
-            .keep_alive_while_idle(true);
+            // While nobody waits for anything, it does not matter whether the server is there.
+            .keep_alive_interval(address.ping_after)
+            .keep_alive_timeout(address.connect_timeout * PING_PATIENCE);
         match dial(address, place).await? {
             Dialled::Plain(stream) => {
                 let (sender, connection) = builder.handshake(TokioIo::new(stream)).await.map_err(refused)?;

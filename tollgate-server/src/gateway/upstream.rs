@@ -40,6 +40,7 @@ pub(crate) struct Address {
     pub(crate) tls: Option<(TlsConnector, ServerName<'static>)>,
     pub(crate) connect_timeout: Duration,
     pub(crate) idle_timeout: Duration,
+    pub(crate) ping_after: Duration,
     /// Connections, for each worker its own.
     pools: Box<[Arc<Pool>]>,
     /// How many there may be, over all workers.
@@ -147,6 +148,7 @@ impl Address {
             tls,
             connect_timeout: upstream.connect_timeout,
             idle_timeout: upstream.idle_timeout,
+            ping_after: upstream.ping_after,
             pools: pools.collect(),
             room,
             under_way: AtomicUsize::new(0),

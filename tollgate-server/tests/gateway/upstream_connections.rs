@@ -188,7 +188,7 @@ async fn a_server_that_answers_no_ping_is_given_up() {
     let upstream = Upstream::start().await;
     let wire = Wire::to(&upstream).await;
     let file = File {
-        upstream: ", protocol: http2, idle_timeout: 400ms, connect_timeout: 50ms",
+        upstream: ", protocol: http2, ping_after: 200ms, connect_timeout: 50ms",
         route: ", timeout: 1h",
         ..File::default()
     };
