@@ -7,6 +7,7 @@ use std::fmt;
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::task::Poll;
 use std::time::Duration;
 
 use http::{Request, Response};
@@ -27,6 +28,8 @@ const HEADERS_BYTES_MAX: u32 = 64 << 10;
 /// A server that is there answers a ping within so many times the time in which it must take a connection. It may have
 /// much to read before it comes to the ping.
 const PING_PATIENCE: u32 = 5;
+/// To open another one takes no longer, where servers are near.
+const READY_MAX: Duration = Duration::from_millis(20);
 
 #[derive(Debug)]
 pub(crate) struct Pool {
@@ -54,8 +57,17 @@ impl Idle {
     }
 }
 
+/// Whether the next request may have it. A server that has answered before it had read the request may take its time for
+/// that, and nobody else waits for it.
 async fn is_ready(sender: &mut http1::SendRequest<RequestBody>) -> bool {
-    !sender.is_closed() && poll_fn(|context| sender.poll_ready(context)).await.is_ok()
+    let now = poll_fn(|context| Poll::Ready(sender.poll_ready(context))).await;
+    match now {
+        Poll::Ready(ready) => ready.is_ok(),
+        Poll::Pending => {
+            let soon = Box::pin(timeout(READY_MAX, poll_fn(|context| sender.poll_ready(context)))).await;
+            soon.is_ok_and(|ready| ready.is_ok())
+        }
+    }
 }
 
 /// A connection for all requests, of HTTP/2.

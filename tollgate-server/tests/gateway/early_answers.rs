@@ -1,10 +1,14 @@
 //! Requests that are answered before their bodies have come. CVE-2025-4366: what is left of a body must never be taken
 //! for the next request.
 
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
+use super::peers::{File, read_answer, read_head, scripted};
 use super::support::{PATIENCE, Running, Upstream, get, header, run, status};
 
 const SMUGGLED: &str = "GET /open/smuggled HTTP/1.1\r\nHost: a\r\n\r\n";
@@ -124,8 +128,6 @@ async fn who_asks_before_sending_is_told_not_to() {
 /// The same when the upstream is the one who answers early.
 #[tokio::test]
 async fn an_upstream_that_answers_early_leaves_nothing_behind() {
-    use super::peers::{File, read_head, scripted};
-    use std::sync::{Arc, Mutex};
     let heads = Arc::new(Mutex::new(Vec::new()));
     let kept = heads.clone();
     let address = scripted(move |mut stream, _| {
@@ -186,4 +188,30 @@ async fn bodies_that_nobody_reads_leave_room_for_others() {
     }
     assert_eq!(ask_http2(&mut sender, post("/open/honest")).await.head.status, 200);
     assert_eq!(upstream.seen()[1].body, body);
+}
+
+/// A server may answer before it has read the request. Until that is sent, its connection is not free for another.
+#[tokio::test]
+async fn nobody_waits_for_the_upload_of_another() {
+    let hasty = scripted(|mut stream, _| async move {
+        while !read_head(&mut stream).await.is_empty() {
+            let answer = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
+            if stream.write_all(answer.as_bytes()).await.is_err() {
+                return;
+            }
+        }
+    })
+    .await;
+    let gateway = run(&File { gateway: "timeouts: { body: 1h }", ..File::default() }.to(&[hasty])).await;
+    let mut uploads = Vec::new();
+    // As many as it takes for each worker to have one.
+    for _ in 0..8 {
+        let mut stream = TcpStream::connect(gateway.address).await.unwrap();
+        let begun = "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\nbegun";
+        stream.write_all(begun.as_bytes()).await.unwrap();
+        assert_eq!(status(&read_answer(&mut stream).await), 200);
+        uploads.push(stream);
+        let asked = timeout(Duration::from_secs(10), get(gateway.address, "/", "")).await;
+        assert_eq!(status(&asked.expect("it waits for somebody else")), 200);
+    }
 }
