@@ -1,6 +1,7 @@
 //! How many requests may be under way at once: which rule of that kind concerns a request, and whose slot it takes.
 
 use crate::key::{Key, NoKey};
+use crate::path::{PatternError, Spelling};
 use crate::request::Request;
 use crate::when::When;
 
@@ -53,6 +54,18 @@ impl Slots {
     pub fn shadow(mut self) -> Slots {
         self.is_shadow = true;
         self
+    }
+
+    /// The same for paths of this spelling, whichever its patterns were read for.
+    ///
+    /// # Errors
+    /// If a pattern has what such paths never have.
+    pub fn spelt(mut self, spelling: Spelling) -> Result<Slots, PatternError> {
+        self.key = self.key.spelt(spelling)?;
+        for pattern in &mut self.when.paths {
+            *pattern = pattern.spelt(spelling)?;
+        }
+        Ok(self)
     }
 
     /// Writes whose slot a request takes behind what is in `text`, and says whether it takes any.

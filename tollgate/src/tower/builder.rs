@@ -59,7 +59,7 @@ pub struct Builder {
     pub(super) slots: Vec<Slots>,
     customs: HashMap<String, Custom>,
     trust: Trust,
-    spelling: Spelling,
+    pub(super) spelling: Spelling,
     other_spellings: OtherSpellings,
     headers: HeaderSet,
     jitter_secs: u64,
@@ -347,7 +347,7 @@ impl Builder {
         let rules = self.spelt_rules()?;
         let builder = self.bounded(limiter_builder(&rules, &self.slots)?).clock(clock.clone());
         let limiter = builder.build().map_err(LayerError::Memory)?;
-        let slots = SlotRules::new(&self.slots, &rules, || Ok(self.counter_in_memory()))?;
+        let slots = SlotRules::new(&self.slots, self.spelling, &rules, || Ok(self.counter_in_memory()))?;
         self.with(rules, limiter, slots, clock)
     }
 
@@ -382,7 +382,7 @@ impl Builder {
         let of_rules = settings_for(&rules, settings);
         let limiter =
             limiter_builder(&rules, &self.slots)?.redis_on(&of_rules, settings).map_err(LayerError::Redis)?;
-        let slots = SlotRules::new(&self.slots, &rules, || self.counter_in_redis(&limiter))?;
+        let slots = SlotRules::new(&self.slots, self.spelling, &rules, || self.counter_in_redis(&limiter))?;
         self.with(rules, limiter, slots, SystemClock::new())
     }
 
@@ -451,15 +451,14 @@ impl Builder {
         {
             return Err(LayerError::UnknownRule(unknown.clone()));
         }
-        for rule in rules.rules() {
-            let made_up = rule
-                .key
-                .parts()
-                .filter_map(|part| if let Part::Custom(name) = part { Some(name) } else { None });
-            for name in made_up {
+        let keys = rules.rules().map(|rule| (&rule.name, &rule.key));
+        for (name, key) in keys.chain(slots.iter().flat_map(SlotRules::keys)) {
+            for part in key.parts() {
                 // Such a part would be missing from every request: the rule would go by what stands in for it.
-                if self.extractors.iter().all(|(known, _)| known != name) {
-                    return Err(LayerError::UnknownExtractor(rule.name.clone(), name.clone()));
+                if let Part::Custom(made_up) = part
+                    && self.extractors.iter().all(|(known, _)| known != made_up)
+                {
+                    return Err(LayerError::UnknownExtractor(name.clone(), made_up.clone()));
                 }
             }
         }

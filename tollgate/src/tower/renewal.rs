@@ -105,7 +105,7 @@ impl Builder {
     pub fn renew<S: Renewable>(self, before: &RateLimitLayer<S>) -> Result<RateLimitLayer<S>, LayerError> {
         let rules = self.spelt_rules()?;
         let limiter = S::renewed(&self, &rules, before)?;
-        let slots = SlotRules::new(&self.slots, &rules, || {
+        let slots = SlotRules::new(&self.slots, self.spelling, &rules, || {
             let same = before.gate.slots.as_ref().and_then(|before| before.counter_of_same(&self.slots));
             same.map_or_else(|| S::counter(&self, &limiter).map(|made| made.0), Ok)
         })?;

@@ -37,7 +37,8 @@ use http::request::Parts;
 use smallvec::SmallVec;
 use tollgate_core::{Decision, RetryAfter};
 use tollgate_rules::answer::{Full, PolicyName};
-use tollgate_rules::key::NoKey;
+use tollgate_rules::key::{Key, NoKey};
+use tollgate_rules::path::Spelling;
 use tollgate_rules::rule::{Rules, RulesError};
 pub use tollgate_rules::slots::Slots;
 
@@ -97,6 +98,11 @@ pub(crate) struct SlotRules {
 }
 
 impl SlotRules {
+    /// Their names and keys.
+    pub(crate) fn keys(&self) -> impl Iterator<Item = (&String, &Key)> {
+        self.all.iter().map(|slots| (&slots.name, &slots.key))
+    }
+
     /// What counts them, if these are the same.
     pub(crate) fn counter_of_same(&self, others: &[Slots]) -> Option<Counter> {
         let of = |all: &[Slots]| all.iter().map(|it| (it.name.clone(), it.most)).collect::<Vec<_>>();
@@ -106,6 +112,7 @@ impl SlotRules {
     /// None if there are no such rules.
     pub(crate) fn new(
         all: &[Slots],
+        spelling: Spelling,
         rules: &Rules,
         counter: impl FnOnce() -> Result<Counter, LayerError>,
     ) -> Result<Option<SlotRules>, LayerError> {
@@ -118,9 +125,17 @@ impl SlotRules {
             }
             names.push(PolicyName::new(name).map_err(|error| LayerError::Name(name.clone(), error))?);
         }
+        let spelt = |slots: &Slots| {
+            let wrong = |error| LayerError::Pattern(slots.name.clone(), error);
+            slots.clone().spelt(spelling).map_err(wrong)
+        };
         match all.is_empty() {
             true => Ok(None),
-            false => Ok(Some(SlotRules { all: all.to_vec(), names, counter: counter()? })),
+            false => Ok(Some(SlotRules {
+                all: all.iter().map(spelt).collect::<Result<_, _>>()?,
+                names,
+                counter: counter()?,
+            })),
         }
     }
 }

@@ -10,8 +10,10 @@ use http_body::Frame;
 use http_body_util::{BodyExt, StreamBody};
 use tokio::sync::{Semaphore, mpsc};
 use tollgate::tower::key::{Key, Otherwise, Part};
+use tollgate::tower::path::{Pattern, Spelling};
 use tollgate::tower::rule::Rule;
 use tollgate::tower::slots::Slots;
+use tollgate::tower::when::When;
 use tollgate::tower::{Builder, ChosenSlots, LayerError, RateLimitLayer, ResponseBody};
 use tollgate::{Limit, Mode, Rate, Store};
 use tower::{Layer, Service, ServiceExt, service_fn};
@@ -308,4 +310,22 @@ fn names_are_given_once_and_something_is_there() {
     assert!(same(builder(1).slots(by_user(1))));
     assert!(matches!(builder(1).slots(Slots::new("ä", 1)).build(), Err(LayerError::Name(..))));
     assert!(matches!(RateLimitLayer::builder().build(), Err(LayerError::NoRules)));
+}
+
+/// As with limits: a pattern for another spelling, or a part that nobody reads, would silently match nothing.
+#[tokio::test]
+async fn rules_of_slots_are_looked_at_like_others() {
+    let spelling = Spelling { ignore_case: true, ..Spelling::default() };
+    let upper = When { paths: vec![Pattern::parse("/Files/**").unwrap()], ..When::default() };
+    let slots = Slots::new("files", 0).when(upper);
+    let layer = RateLimitLayer::builder().paths(spelling).slots(slots).build().unwrap();
+    for (path, wanted) in [("/files/7", 429), ("/FILES/7", 429), ("/other", 200)] {
+        assert_eq!(send(&layer, plain(path)).await.status, wanted, "{path}");
+    }
+
+    let custom = Slots::new("owners", 1).key(Key::of(Part::Custom("owner".to_owned())));
+    let unknown = RateLimitLayer::builder().slots(custom).build().unwrap_err();
+    assert!(
+        matches!(unknown, LayerError::UnknownExtractor(rule, part) if rule == "owners" && part == "owner")
+    );
 }
