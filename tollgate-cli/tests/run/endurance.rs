@@ -60,7 +60,7 @@ async fn thousands_of_half_sent_heads_are_closed_while_others_are_served() {
 /// How long the soak takes.
 fn soak_time() -> Duration {
     let secs = std::env::var("TOLLGATE_SOAK_SECS").ok().and_then(|secs| secs.parse().ok());
-    Duration::from_secs(secs.unwrap_or(5))
+    Duration::from_secs(secs.unwrap_or(60))
 }
 
 /// What the memory may grow by once it has settled: caches of the allocator, not a leak.
