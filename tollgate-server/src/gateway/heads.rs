@@ -3,8 +3,8 @@
 use std::net::IpAddr;
 
 use http::header::{
-    AUTHORIZATION, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, COOKIE, FORWARDED, HOST,
-    HeaderMap, HeaderName, HeaderValue, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
+    AUTHORIZATION, CACHE_CONTROL, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, COOKIE,
+    FORWARDED, HOST, HeaderMap, HeaderName, HeaderValue, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
 };
 use smallvec::SmallVec;
 use tollgate_config::HeaderEdits;
@@ -62,11 +62,18 @@ pub(crate) fn is_forwarded(name: &HeaderName) -> bool {
     [FORWARDED, X_REAL_IP, X_REQUEST_ID].contains(name) || name.as_str().starts_with(X_FORWARDED)
 }
 
-/// Whether a header may come behind a body: none that says how a message is to be read, for whom it is, or whose it is.
+/// How a message is to be read, and whose it is.
+static END_TO_END: [HeaderName; 7] =
+    [AUTHORIZATION, CACHE_CONTROL, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, COOKIE, HOST];
+
+/// Whether a header is for the server behind, whatever anybody says.
+pub(crate) fn is_for_the_server(name: &HeaderName) -> bool {
+    END_TO_END.contains(name) || is_forwarded(name)
+}
+
+/// Whether a header may come behind a body.
 pub(crate) fn may_trail(name: &HeaderName) -> bool {
-    const NEVER: [HeaderName; 7] =
-        [HOST, CONTENT_LENGTH, CONTENT_TYPE, CONTENT_ENCODING, AUTHORIZATION, COOKIE, TRAILER];
-    !is_hop_by_hop(name) && !is_forwarded(name) && !NEVER.contains(name)
+    !is_hop_by_hop(name) && !is_for_the_server(name) && *name != TRAILER
 }
 
 /// Whether a client can do with trailers, which gRPC cannot do without.

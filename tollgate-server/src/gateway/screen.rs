@@ -10,7 +10,7 @@ use http::request::Parts;
 use http::uri::{Authority, PathAndQuery, Uri};
 use http::{Method, StatusCode, Version};
 
-use super::heads::is_hop_by_hop;
+use super::heads::{is_for_the_server, is_forwarded, is_hop_by_hop};
 
 /// Why a request is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,35 +22,6 @@ pub(crate) struct Refusal {
 const fn bad(why: &'static str) -> Refusal {
     Refusal { status: StatusCode::BAD_REQUEST, why }
 }
-
-/// End-to-end headers. A client that calls one of them a matter between two hops wants it removed behind the limits that
-/// looked at it, or wants to have one removed that a proxy has set.
-const NEVER_HOP_BY_HOP: [&str; 13] = [
-    "authorization",
-    "cache-control",
-    "content-length",
-    "content-type",
-    "cookie",
-    "forwarded",
-    "host",
-    "x-forwarded-for",
-    "x-forwarded-host",
-    "x-forwarded-port",
-    "x-forwarded-proto",
-    "x-real-ip",
-    "x-request-id",
-];
-
-/// Headers that we set. Under another spelling that some servers take for the same, a client could set them, too.
-const OURS: [&str; 7] = [
-    "forwarded",
-    "x-forwarded-for",
-    "x-forwarded-host",
-    "x-forwarded-port",
-    "x-forwarded-proto",
-    "x-real-ip",
-    "x-request-id",
-];
 
 /// Looks at a request's head, and brings it into the one form that is forwarded: a target without scheme and authority,
 /// and one `Host`. `named` are headers that the configuration goes by or sets.
@@ -161,33 +132,33 @@ pub(crate) fn listed(line: &[u8]) -> impl Iterator<Item = &[u8]> {
     line.split(|byte| *byte == b',').map(<[u8]>::trim_ascii)
 }
 
+/// A client that calls a header a matter between two hops wants it removed behind the limits that looked at it, or wants to
+/// have one removed that a proxy has set.
 fn check_connection(headers: &HeaderMap, named: &[HeaderName]) -> Result<(), Refusal> {
+    let is_usual = |name: &[u8]| USUAL.iter().any(|it| name.eq_ignore_ascii_case(it));
     let is_protected = |name: &[u8]| {
-        let is = |protected: &str| protected.as_bytes().eq_ignore_ascii_case(name);
-        NEVER_HOP_BY_HOP.iter().any(|it| is(it))
-            || named.iter().any(|it| !is_hop_by_hop(it) && is(it.as_str()))
+        let name = HeaderName::from_bytes(name);
+        name.is_ok_and(|name| is_for_the_server(&name) || named.contains(&name) && !is_hop_by_hop(&name))
     };
-    match listed_names(headers).any(is_protected) {
+    match listed_names(headers).any(|name| !is_usual(name) && is_protected(name)) {
         true => Err(bad("the header Connection names one that is for the server behind")),
         false => Ok(()),
     }
 }
 
-/// `X_Forwarded_For` is `X-Forwarded-For` to whoever makes variables of names.
+/// What nearly every `Connection` says; to read a name takes longer.
+const USUAL: [&[u8]; 3] = [b"keep-alive", b"close", b"upgrade"];
+
+/// `X_Forwarded_For` is `X-Forwarded-For` to whoever makes variables of names: under such a spelling, a client could set
+/// what we set, and what limits go by.
 fn drop_aliases(headers: &mut HeaderMap, named: &[HeaderName]) {
-    let is_odd = |name: &HeaderName| name.as_str().bytes().any(|byte| matches!(byte, b'_' | b'.'));
-    if !headers.keys().any(is_odd) {
-        return;
-    }
-    let plain = |name: &HeaderName| name.as_str().replace(['_', '.'], "-");
+    let is_odd = |name: &&HeaderName| name.as_str().bytes().any(|byte| matches!(byte, b'_' | b'.'));
     let is_alias = |name: &&HeaderName| {
-        let plain = plain(name);
-        let is_ours = OURS.contains(&plain.as_str());
-        is_odd(name) && (is_ours || named.iter().any(|it| it != *name && it.as_str() == plain))
+        let plain = HeaderName::try_from(name.as_str().replace(['_', '.'], "-"));
+        plain.is_ok_and(|plain| is_forwarded(&plain) || named.contains(&plain))
     };
-    let aliases: Vec<HeaderName> = headers.keys().filter(is_alias).cloned().collect();
-    for name in aliases {
-        headers.remove(name);
+    while let Some(alias) = headers.keys().filter(is_odd).find(is_alias).cloned() {
+        headers.remove(alias);
     }
 }
 

@@ -104,7 +104,7 @@ async fn a_limit_by_what_we_say_goes_by_what_we_say() {
 async fn nobody_else_says_for_whom_a_request_is() {
     let upstream = Upstream::start().await;
     let headers = "X-Forwarded-Prefix: /admin\r\nX-Forwarded-Ssl: on\r\nX-Forwarded-Server: bank\r\nX_Tenant: evil\r\n\
-        X.Tenant: evil\r\nX_Request_Id: mine\r\n";
+        X.Tenant: evil\r\nX_Request_Id: mine\r\nX_Forwarded_Prefix: /admin\r\n";
     let gateway = in_front_of(&upstream, "", ", request_headers: { set: { X-Tenant: acme } }").await;
     get(gateway.address, "/", headers).await;
     let seen = upstream.only();
@@ -115,6 +115,7 @@ async fn nobody_else_says_for_whom_a_request_is() {
         "x_tenant",
         "x.tenant",
         "x_request_id",
+        "x_forwarded_prefix",
     ] {
         assert_eq!(seen.header(name), None, "{name}");
     }
