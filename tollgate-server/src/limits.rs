@@ -177,6 +177,17 @@ pub(crate) fn slots(config: &Config) -> impl Iterator<Item = Slots> {
     named.chain(routes.filter_map(|route| Some(Slots::new(&slots_of_route(&route.id), route.in_flight?))))
 }
 
+/// Which of [`slots`] are a route's own, for each route.
+pub(crate) fn own_slots(config: &Config) -> impl Iterator<Item = Option<usize>> {
+    let mut next = config.slots.len();
+    let routes = config.gateway.iter().flat_map(|gateway| &gateway.routes);
+    routes.map(move |route| {
+        let number = next;
+        next += usize::from(route.in_flight.is_some());
+        route.in_flight.map(|_| number)
+    })
+}
+
 /// The names of all limits, in the order in which the middleware counts them.
 pub(crate) fn names(config: &Config) -> impl Iterator<Item = String> {
     config.rules.rules().map(|rule| rule.name.clone()).chain(slots(config).map(|slots| slots.name))

@@ -151,29 +151,21 @@ impl<S: Stored> State<S> {
                 Some(S::limits(config, builder, before).map_err(StartError::Limits)?)
             }
         };
-        let mut own_slots = config.slots.len();
-        let routes = gateway.routes.iter().map(|route| {
-            // Those of routes come behind those of the file.
-            let own = route.in_flight.map(|_| {
-                own_slots += 1;
-                own_slots - 1
-            });
-            Route {
-                metrics: metrics.route(&route.id),
-                limit_names: names.clone(),
-                chosen_slots: ChosenSlots(route.slots.iter().copied().chain(own).collect()),
-                id: tollgate::tower::Route(route.id.as_str().into()),
-                when: route.when.clone(),
-                upstream: upstreams[route.upstream].clone(),
-                chosen: Chosen(route.limits.as_slice().into()),
-                is_critical: route.is_critical,
-                trust: config.client.clone(),
-                timeout: route.timeout,
-                path: route.path.clone(),
-                spelling: config.paths,
-                request_edits: Edits::new(&route.request_headers),
-                response_edits: Edits::new(&route.response_headers),
-            }
+        let routes = gateway.routes.iter().zip(limits::own_slots(config)).map(|(route, own)| Route {
+            metrics: metrics.route(&route.id),
+            limit_names: names.clone(),
+            chosen_slots: ChosenSlots(route.slots.iter().copied().chain(own).collect()),
+            id: tollgate::tower::Route(route.id.as_str().into()),
+            when: route.when.clone(),
+            upstream: upstreams[route.upstream].clone(),
+            chosen: Chosen(route.limits.as_slice().into()),
+            is_critical: route.is_critical,
+            trust: config.client.clone(),
+            timeout: route.timeout,
+            path: route.path.clone(),
+            spelling: config.paths,
+            request_edits: Edits::new(&route.request_headers),
+            response_edits: Edits::new(&route.response_headers),
         });
         let routes: Vec<Route> = routes.collect();
         let max_in_flight = gateway.max_in_flight;
