@@ -26,6 +26,14 @@ pub trait Algorithm {
     /// untouched key.
     fn look(&self, state: &Self::State, now: Time, cost: u32) -> Decision;
 
+    /// Undoes a charge of `cost` that was made at an instant: the key is never better off than if it had not been made, on
+    /// a clock that did not step back in between, but that a window or period which the charge began stays where it is.
+    /// Where that cannot be told, too little is given back; a state so far ahead that its clock was wrong gives nothing.
+    ///
+    /// If the instant is not known, what is given back is the oldest that still counts: whichever charge it was, no
+    /// younger one leaves before its time. Nothing is given back that was not taken.
+    fn give_back(&self, state: &mut Self::State, now: Time, cost: u32, at: Option<Time>);
+
     /// Whether denied requests count against the key, too (a log with [`Count::All`](crate::Count::All)).
     fn counts_denied(&self) -> bool {
         false

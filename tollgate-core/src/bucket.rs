@@ -182,6 +182,26 @@ impl Bucket {
     }
 }
 
+impl Bucket {
+    /// A bucket with the charge lacks more than the same one without it would, at first by the cost. That comes down only
+    /// while the other is full, and then by a nanosecond in a nanosecond: the cost less the time since is still there.
+    fn give_back_in<T: Ticks>(&self, full_at: &mut T, now: Time, cost: u32, at: Option<Time>) {
+        let since = at.map_or(0, |at| now.as_nanos().saturating_sub(at.as_nanos()));
+        let charged = T::product(u64::from(cost.min(self.capacity)), self.ticks_per_unit);
+        let left = charged.saturating_sub(T::product(since, self.ticks_per_ns));
+        let (now, to_fill) = (self.ticks_at::<T>(now), T::narrow(self.ticks_to_fill));
+        let missing = full_at.saturating_sub(now);
+        if left == T::from(0) {
+            return;
+        }
+        if missing <= left {
+            *full_at = T::from(0);
+        } else if missing <= to_fill + to_fill {
+            *full_at = now + (missing - left);
+        }
+    }
+}
+
 /// A [`Bucket`] whose states are known to fit one word.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct NarrowBucket(Bucket);
@@ -203,6 +223,10 @@ impl Algorithm for NarrowBucket {
     #[inline(always)]
     fn decide(&self, full_at: &mut u64, now: Time, cost: u32) -> Decision {
         self.0.decide_in(full_at, now, cost)
+    }
+
+    fn give_back(&self, full_at: &mut u64, now: Time, cost: u32, at: Option<Time>) {
+        self.0.give_back_in(full_at, now, cost, at);
     }
 
     fn window(&self) -> Duration {
@@ -232,6 +256,10 @@ impl Algorithm for Bucket {
     #[inline(always)]
     fn decide(&self, full_at: &mut u128, now: Time, cost: u32) -> Decision {
         self.decide_in(full_at, now, cost)
+    }
+
+    fn give_back(&self, full_at: &mut u128, now: Time, cost: u32, at: Option<Time>) {
+        self.give_back_in(full_at, now, cost, at);
     }
 
     fn window(&self) -> Duration {

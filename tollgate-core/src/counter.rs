@@ -212,6 +212,52 @@ impl Counter {
         decision
     }
 
+    /// [`Algorithm::give_back`], wherever the counts are kept.
+    ///
+    /// The cost is part of what the bucket of its instant took, for as long as that bucket is held. (If the clock had
+    /// stepped back the cost went to a newer bucket, which leaves later: then this gives back less.)
+    pub fn give_back_on<C: AsMut<[u32]>>(
+        &self,
+        state: &mut CounterState<C>,
+        now: Time,
+        cost: u32,
+        at: Option<Time>,
+    ) {
+        let (newest, held) = (state.newest, u64::from(self.buckets));
+        let current = self.position(now).bucket;
+        if newest.saturating_sub(current) > held {
+            return;
+        }
+        let counts = state.counts.as_mut();
+        if let Some(at) = at {
+            let index = newest.checked_sub(self.position(at).bucket).filter(|index| *index <= held);
+            if let Some(count) = index.and_then(|index| counts.get_mut(index as usize)) {
+                *count = count.saturating_sub(cost);
+            }
+            return;
+        }
+        // By so many buckets has the window moved since.
+        let moved = current.saturating_sub(newest).min(held + 1) as usize;
+        let mut left = cost;
+        for index in self.oldest_first().filter_map(|index| index.checked_sub(moved)) {
+            let taken = left.min(counts[index]);
+            counts[index] -= taken;
+            left -= taken;
+        }
+    }
+
+    /// The buckets whose counts can be given back, from the one that leaves first. Of the one at the edge only a share
+    /// counts where it is weighed, so it comes last.
+    fn oldest_first(&self) -> impl Iterator<Item = usize> {
+        let edge = self.buckets as usize;
+        let (first, last) = match self.edge {
+            Edge::Keep => (Some(edge), None),
+            Edge::Weigh => (None, Some(edge)),
+            Edge::Drop => (None, None),
+        };
+        first.into_iter().chain((0..edge).rev()).chain(last)
+    }
+
     /// [`Algorithm::look`], wherever the counts are kept.
     pub fn look_on<C: AsMut<[u32]> + Clone>(
         &self,
@@ -245,6 +291,10 @@ impl Algorithm for Counter {
 
     fn decide(&self, state: &mut Self::State, now: Time, cost: u32) -> Decision {
         self.decide_on(state, now, cost)
+    }
+
+    fn give_back(&self, state: &mut Self::State, now: Time, cost: u32, at: Option<Time>) {
+        self.give_back_on(state, now, cost, at);
     }
 
     fn window(&self) -> Duration {

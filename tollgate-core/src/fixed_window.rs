@@ -72,15 +72,26 @@ impl FixedWindow {
         }
     }
 
+    /// The nanosecond at which a state's window began.
+    #[inline]
+    fn start(&self, state: FixedWindowState) -> u64 {
+        match self.align {
+            Align::Clock => state.window * self.window_ns,
+            Align::FirstRequest => state.window,
+        }
+    }
+
+    /// Whether an instant is in a state's window.
+    fn holds(&self, state: FixedWindowState, at: Time) -> bool {
+        let start = self.start(state);
+        (start..start + self.window_ns).contains(&at.as_nanos())
+    }
+
     /// Time until the settled state's window is over.
     #[inline]
     fn rest(&self, settled: FixedWindowState, now: Time) -> Duration {
-        let start = match self.align {
-            Align::Clock => settled.window * self.window_ns,
-            Align::FirstRequest => settled.window,
-        };
         // Both below 2^63 + 2^55.
-        Duration::from_nanos(start + self.window_ns - now.as_nanos())
+        Duration::from_nanos(self.start(settled) + self.window_ns - now.as_nanos())
     }
 
     #[inline(always)]
@@ -132,6 +143,20 @@ impl Algorithm for FixedWindow {
             *state = after;
         }
         decision
+    }
+
+    /// Within the window of the charge its cost is part of the count. The window stays where it began, even if it was that
+    /// charge that began it.
+    fn give_back(&self, state: &mut FixedWindowState, now: Time, cost: u32, at: Option<Time>) {
+        let settled = self.settled(*state, now);
+        // One that has ended, or was moved here from a wrong clock, is not the one that was charged.
+        if settled != *state || at.is_some_and(|at| !self.holds(*state, at)) {
+            return;
+        }
+        state.count = state.count.saturating_sub(cost);
+        if state.count == 0 {
+            *state = self.fresh();
+        }
     }
 
     fn window(&self) -> Duration {

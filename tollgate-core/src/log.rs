@@ -201,6 +201,19 @@ impl LogState {
         self.memory[UNITS] -= cost;
     }
 
+    /// Takes `units` off the entry of this number, which holds as many, and the entry out of the log if it holds no more.
+    fn take_off(&mut self, number: usize, units: u64) {
+        let entries: Vec<(u64, u64)> = self.entries().collect();
+        self.clear();
+        for (index, (at, cost)) in entries.into_iter().enumerate() {
+            let cost = if index == number { cost - units } else { cost };
+            if cost > 0 {
+                // No more of them than before.
+                self.push_in_place(at, cost);
+            }
+        }
+    }
+
     /// Takes `units` off the oldest entry, which holds more.
     fn cut_oldest(&mut self, units: u64) {
         let Some(((at, cost), words)) = self.entry_at(0) else { return };
@@ -399,6 +412,43 @@ impl Algorithm for Log {
 
     fn decide_in_place(&self, state: &mut LogState, now: Time, cost: u32) -> Decision {
         self.decide_by(LogState::push_in_place, state, now, cost)
+    }
+
+    /// Takes the cost off an entry of that instant, the youngest if there are several, and the entry out of the log if
+    /// nothing is left of it. If the clock had stepped back before, and is still behind, the charge stands at the newest
+    /// instant. A log that counts all keeps it.
+    fn give_back(&self, state: &mut LogState, now: Time, cost: u32, at: Option<Time>) {
+        if self.count == Count::All || state.is_empty() || self.is_too_far_ahead(state, now) {
+            return;
+        }
+        let mut left = u64::from(cost);
+        match at {
+            None => {
+                self.settle(state, now);
+                while let Some((_, cost)) = state.oldest().filter(|_| left > 0) {
+                    match cost > left {
+                        true => state.cut_oldest(left),
+                        false => state.pop_oldest(),
+                    }
+                    left = left.saturating_sub(cost);
+                }
+            }
+            Some(at) => {
+                let is_behind = now.as_nanos() < state.newest_ns() && at <= now;
+                let youngest_of = |instant: u64| {
+                    let is_it = |(its_instant, cost): (u64, u64)| its_instant == instant && cost >= left;
+                    state.entries().enumerate().filter(|(_, it)| is_it(*it)).last()
+                };
+                let found = youngest_of(at.as_nanos());
+                let found = found.or_else(|| youngest_of(state.newest_ns()).filter(|_| is_behind));
+                if let Some((number, _)) = found {
+                    state.take_off(number, left);
+                }
+            }
+        }
+        if state.is_empty() {
+            state.clear();
+        }
     }
 
     fn fresh_in_place(&self) -> LogState {

@@ -146,6 +146,19 @@ impl Algorithm for Steps {
         decision
     }
 
+    /// Within the period of the charge no token has arrived, so the cost is still missing. The period stays where it
+    /// began, even if it was that charge that began it.
+    fn give_back(&self, state: &mut StepsState, now: Time, cost: u32, at: Option<Time>) {
+        let behind = Duration::from_nanos(state.period_start.saturating_sub(now.as_nanos()));
+        let settled = self.settled(*state, now);
+        let is_past = at.is_some_and(|at| at.as_nanos() < settled.period_start);
+        if settled.used == 0 || behind > self.window() || is_past {
+            return;
+        }
+        let used = settled.used.saturating_sub(cost);
+        *state = if used == 0 { self.fresh() } else { StepsState { used, ..settled } };
+    }
+
     fn window(&self) -> Duration {
         Steps::window(self)
     }

@@ -140,10 +140,7 @@ impl Key {
             // Room for how it was found and its length.
             text.extend([0; HEAD]);
             let how = self.write_part(part, otherwise, request, text)?;
-            // A request has no part of four gigabytes.
-            let length = u32::try_from(text.len() - start - HEAD).unwrap_or(u32::MAX);
-            text[start] = how;
-            text[start + 1..start + HEAD].copy_from_slice(&length.to_le_bytes());
+            write_head(text, start, how);
             Ok(())
         });
         if written.is_err() {
@@ -174,6 +171,35 @@ impl Key {
                 Ok(part.write(request, self.grouping, text)?.map_or(MISSING, |kind| INSTEAD | kind))
             }
         }
+    }
+
+    /// Writes the key of which somebody else than a request has named the values, one for each part, behind what is in
+    /// `text`: the same that a request with these values has.
+    ///
+    /// Hosts, methods, addresses and credentials may be spelt as in a request; several segments of a path have slashes
+    /// between them.
+    ///
+    /// # Errors
+    /// If they are not values of this key; `text` is as it was then.
+    pub fn write_values(&self, values: &[&str], text: &mut Vec<u8>) -> Result<(), WrongValues> {
+        if values.len() != self.parts.len() {
+            return Err(WrongValues::Number { wanted: self.parts.len(), given: values.len() });
+        }
+        let before = text.len();
+        let written = self.parts.iter().zip(values).try_for_each(|((part, _), value)| {
+            let start = text.len();
+            text.extend([0; HEAD]);
+            let kind = part.write_value(value, self.grouping, text)?;
+            if text.len() == start + HEAD {
+                return Err(WrongValues::Empty);
+            }
+            write_head(text, start, FOUND | kind);
+            Ok(())
+        });
+        if written.is_err() {
+            text.truncate(before);
+        }
+        written
     }
 
     /// Whether a written key is the one that this text names: the value of its only part, or the literal that stands
@@ -221,6 +247,50 @@ const ADDRESS: u8 = 0b0001_0000;
 const SEGMENTS: u8 = 0b0010_0000;
 
 const LITERAL_TEXT: u8 = LITERAL | TEXT;
+
+/// Writes what stands before a part into the room that was left for it.
+fn write_head(text: &mut [u8], start: usize, how: u8) {
+    // A request has no part of four gigabytes.
+    let length = u32::try_from(text.len() - start - HEAD).unwrap_or(u32::MAX);
+    text[start] = how;
+    text[start + 1..start + HEAD].copy_from_slice(&length.to_le_bytes());
+}
+
+/// Values that are not those of a key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum WrongValues {
+    /// The key has another number of parts.
+    Number {
+        /// So many.
+        wanted: usize,
+        /// As many as were given.
+        given: usize,
+    },
+    /// One of them is empty: whoever has an empty name has none.
+    Empty,
+    /// A part is an address, and this is none.
+    NoAddress(String),
+}
+
+impl fmt::Display for WrongValues {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            WrongValues::Number { wanted: 0, .. } => {
+                write!(f, "this limit is one for all, and has no key; leave the key out")
+            }
+            WrongValues::Number { wanted, given } => {
+                let s = if *wanted == 1 { "" } else { "s" };
+                write!(f, "the key of this limit has {wanted} part{s}, and {given} were given")
+            }
+            WrongValues::Empty => write!(f, "a part of the key is empty; say whose budget it is"),
+            WrongValues::NoAddress(text) => {
+                write!(f, "{text:?} is not an IP address, and this limit goes by addresses")
+            }
+        }
+    }
+}
+
+impl std::error::Error for WrongValues {}
 
 /// Why a request has no key.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -277,6 +347,31 @@ impl Part {
         let found = found.filter(|found| !found.is_empty());
         text.extend(found.as_deref().unwrap_or_default());
         Ok(found.map(|_| TEXT))
+    }
+}
+
+impl Part {
+    /// Writes a value as a request that has it would, and says what kind of value it is.
+    fn write_value(&self, value: &str, grouping: Grouping, text: &mut Vec<u8>) -> Result<u8, WrongValues> {
+        match self {
+            Part::Ip => {
+                let address = value
+                    .trim()
+                    .parse()
+                    .map_err(|_| WrongValues::NoAddress(value.chars().take(64).collect()))?;
+                write_network(grouping.network(address), text);
+                return Ok(ADDRESS);
+            }
+            Part::Header(name) => text.extend(&*header_value(name, value.trim().as_bytes())),
+            Part::Method => text.extend(value.to_ascii_uppercase().as_bytes()),
+            Part::Host => text.extend(host_name(value).to_ascii_lowercase().as_bytes()),
+            Part::Path(_) => {
+                text.extend(value.as_bytes());
+                return Ok(SEGMENTS);
+            }
+            _ => text.extend(value.as_bytes()),
+        }
+        Ok(TEXT)
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use ipnet::IpNet;
 use tollgate_core::{Align, Count, Failure, Lease, Limit, LimitError};
 
-use crate::key::{Key, NoKey};
+use crate::key::{Key, NoKey, WrongValues};
 use crate::path::{PatternError, Spelling};
 use crate::request::Request;
 use crate::when::{When, is_in};
@@ -288,11 +288,49 @@ pub struct Asking {
 }
 
 impl Asked {
+    /// Nothing is charged; the memory stays.
+    pub fn clear(&mut self) {
+        self.charges.clear();
+        self.keys.clear();
+    }
+
     /// Whose budget a charge uses.
     pub fn key(&self, asking: &Asking) -> &[u8] {
         &self.keys[asking.key.clone()]
     }
 }
+
+/// Whose budget somebody asks for who has no request to show.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Named<'a> {
+    /// [The values](Key::write_values) of the rule's key, one for each part.
+    Values(&'a [&'a str]),
+    /// Bytes that mean something to whoever asks, and are a key of their own.
+    Bytes(&'a [u8]),
+}
+
+/// Why somebody who has no request to show is not charged.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NotNamed {
+    /// There is no such rule.
+    NoRule,
+    /// Its key has other values.
+    Values(WrongValues),
+    /// The key is on the list of those that the rule always denies.
+    Denied,
+}
+
+impl fmt::Display for NotNamed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            NotNamed::NoRule => write!(f, "there is no such limit"),
+            NotNamed::Values(wrong) => write!(f, "{wrong}"),
+            NotNamed::Denied => write!(f, "this key is on the limit's list of those that it always denies"),
+        }
+    }
+}
+
+impl std::error::Error for NotNamed {}
 
 /// Why a request is not decided by its limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -381,6 +419,44 @@ impl Rules {
         self.ask_into(&mut asked, request, numbers).map(|()| asked)
     }
 
+    /// Adds what somebody is charged by one rule who has no request to show, and says which of the charges it is; none if
+    /// the rule does not concern the key. Where the same is charged already, it costs more. What goes by requests, as
+    /// some overrides do, is left out of account.
+    ///
+    /// # Errors
+    /// If there is no such rule or key, or the key is on the rule's list of those that are denied.
+    pub fn ask_by_name(
+        &self,
+        asked: &mut Asked,
+        number: usize,
+        whose: Named<'_>,
+        more: u32,
+    ) -> Result<Option<usize>, NotNamed> {
+        let numbered = self.rules.get(number).ok_or(NotNamed::NoRule)?;
+        let start = asked.keys.len();
+        match whose {
+            Named::Values(values) => {
+                numbered.rule.key.write_values(values, &mut asked.keys).map_err(NotNamed::Values)?;
+            }
+            Named::Bytes(bytes) => asked.keys.extend(bytes),
+        }
+        let limit = numbered.limit_of(&asked.keys[start..], |_| false).map_err(|_| NotNamed::Denied);
+        let Ok(Some(limit)) = limit else {
+            asked.keys.truncate(start);
+            return limit.map(|_| None);
+        };
+        let key = start..asked.keys.len();
+        let is_same = |it: &Asking| it.limit == limit && asked.key(it) == &asked.keys[key.clone()];
+        if let Some(same) = asked.charges.iter().position(is_same) {
+            asked.keys.truncate(start);
+            let cost = &mut asked.charges[same].cost;
+            *cost = cost.saturating_add(more);
+            return Ok(Some(same));
+        }
+        asked.charges.push(Asking { rule: number, limit, cost: more, ban: numbered.ban, key });
+        Ok(Some(asked.charges.len() - 1))
+    }
+
     /// The same, written over what another request was charged: then nothing is allocated.
     ///
     /// # Errors
@@ -391,8 +467,7 @@ impl Rules {
         request: &impl Request,
         numbers: impl IntoIterator<Item = usize>,
     ) -> Result<(), Refused> {
-        asked.charges.clear();
-        asked.keys.clear();
+        asked.clear();
         for number in numbers {
             let Some(numbered) = self.rules.get(number) else { continue };
             if asked.charges.iter().any(|asking| asking.rule == number) {
@@ -420,7 +495,7 @@ impl Rules {
 impl Numbered {
     /// Which limit a request is charged, if any, and writes whose budget it uses.
     fn charge(&self, request: &impl Request, keys: &mut Vec<u8>) -> Result<Option<usize>, NoKey> {
-        let Numbered { rule, limit, overrides, .. } = self;
+        let rule = &self.rule;
         if !rule.when.fits(request) || rule.allow.has_client(request) {
             return Ok(None);
         }
@@ -433,7 +508,12 @@ impl Numbered {
             Err(NoKey::Skipped) => return Ok(None),
             written => written?,
         }
-        let written = &keys[start..];
+        self.limit_of(&keys[start..], |when| when.fits(request))
+    }
+
+    /// Which limit a key is charged, if any: as the rule's lists and overrides say.
+    fn limit_of(&self, written: &[u8], fits: impl Fn(&When) -> bool) -> Result<Option<usize>, NoKey> {
+        let Numbered { rule, limit, overrides, .. } = self;
         if rule.allow.has_key(&rule.key, written) {
             return Ok(None);
         }
@@ -442,7 +522,7 @@ impl Numbered {
         }
         let fitting = rule.overrides.iter().position(|it| match &it.whose {
             Whose::Keys(keys) => keys.iter().any(|value| rule.key.is(written, value)),
-            Whose::When(when) => when.fits(request),
+            Whose::When(when) => fits(when),
         });
         Ok(fitting.map_or(Some(*limit), |index| overrides[index]))
     }

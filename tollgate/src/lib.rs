@@ -192,7 +192,7 @@
 //! | [`Store`] | the seam for other stores |
 //! | [`tower`] | the middleware, with the feature `tower`; with `jwt`, keys by verified tokens |
 //! | [`redis`] | the store that processes share, with the feature `redis` |
-//! | [`LimitError`], [`BuildError`], [`ChargeError`] | what can be wrong: a limit's numbers, a limiter's bounds, a charge |
+//! | [`LimitError`], [`BuildError`], [`ChargeError`], [`Unreached`] | what can be wrong: a limit's numbers, a limiter's bounds, a charge, a store that is away |
 //!
 #![cfg_attr(feature = "tower", doc = "[`tower`]: crate::tower")]
 #![cfg_attr(not(feature = "tower"), doc = "[`tower`]: #the-middleware")]
@@ -214,7 +214,7 @@ pub mod tower;
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use limiter::{BuildError, Builder, Limiter};
 pub use memory::{Memory, WhenFull};
-pub use store::{Charge, ChargeError, Key, Store, Verdict};
+pub use store::{Charge, ChargeError, Key, Store, Unreached, Verdict};
 pub use tollgate_core::{
     Align, Count, Decision, Edge, Failure, Lease, Limit, LimitError, Mode, Rate, RetryAfter, Style, Time,
 };

@@ -1,7 +1,7 @@
 use std::fmt;
 use std::hash::Hash;
 
-use tollgate_core::{Decision, Limit};
+use tollgate_core::{Decision, Limit, Time};
 
 use crate::clock::{Clock, SystemClock};
 use crate::memory::{Bounds, Memory, WhenFull};
@@ -368,9 +368,27 @@ impl<C: Clock> Limiter<Memory<C>> {
     /// ```
     ///
     /// # Errors
-    /// If a charge names a limit that there is not, or two name the same.
+    /// If a charge names a limit that there is not, or two name the same key of one.
     pub fn charge(&self, charges: &[Charge]) -> Result<Verdict, ChargeError> {
         self.store.charge_all(charges)
+    }
+
+    /// Gives back what was charged [at a time](Verdict::at), because it was not used: never more than if it had not been
+    /// charged. If the time is not known, the oldest that still counts is given back; in no case more than was taken.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use tollgate::{Align, Charge, Limit, Limiter};
+    /// let limiter = Limiter::new(Limit::fixed_window(10, Duration::from_secs(3600), Align::FirstRequest)?);
+    /// let estimate = Charge { limit: 0, key: limiter.key("alice"), cost: 7 };
+    /// let verdict = limiter.charge(&[estimate])?;
+    /// // It took only 2.
+    /// limiter.give_back(&[Charge { cost: 5, ..estimate }], Some(verdict.at()));
+    /// assert_eq!(limiter.peek("alice").remaining, 8);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn give_back(&self, charges: &[Charge], at: Option<Time>) {
+        self.store.give_back_all(charges, at);
     }
 
     /// How many requests have found no room for their key, and were answered by the [`WhenFull`] policy.

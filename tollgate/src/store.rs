@@ -5,7 +5,7 @@ use std::future::Future;
 use std::hash::Hash;
 
 use smallvec::SmallVec;
-use tollgate_core::Decision;
+use tollgate_core::{Decision, Limit, Time};
 
 /// A key as a store knows it: a seeded hash, never the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +30,8 @@ pub struct Verdict {
     pub(crate) is_degraded: bool,
     /// Of these, one has said that nothing passes then.
     pub(crate) is_closed: bool,
+    /// When it was decided.
+    pub(crate) at: Time,
 }
 
 impl Verdict {
@@ -53,6 +55,11 @@ impl Verdict {
     /// Whether it is denied only because the store did not answer, by a limit whose policy is that nothing passes then.
     pub fn is_closed(&self) -> bool {
         self.is_closed
+    }
+
+    /// When it was decided, by the store's clock: who gives back what was charged names this time.
+    pub fn at(&self) -> Time {
+        self.at
     }
 
     /// All of them as one: see [`Decision::and`].
@@ -85,9 +92,52 @@ pub trait Store {
     /// Says what the charges would be told, and takes nothing.
     fn look(&self, charges: &[Charge]) -> impl Future<Output = Result<Verdict, Self::Error>> + Send;
 
+    /// Undoes charges that were made [at a time](Verdict::at): never more comes back than if they had not been made. If
+    /// the time is not known, what is given back is the oldest that still counts, and never more than there is. Charges
+    /// of a log that counts all requests stay.
+    fn give_back(
+        &self,
+        charges: &[Charge],
+        at: Option<Time>,
+    ) -> impl Future<Output = Result<(), Unreached>> + Send;
+
+    /// Forgets the keys of these charges: they are as good as new, for these limits.
+    fn forget(&self, charges: &[Charge]) -> impl Future<Output = Result<(), Unreached>> + Send;
+
+    /// Charges a limit that is none of its own but came with the request, or looks. Keys are apart from those of other
+    /// limits.
+    fn charge_by(
+        &self,
+        limit: &Limit,
+        key: Key,
+        cost: u32,
+        is_look: bool,
+    ) -> impl Future<Output = Result<Verdict, Self::Error>> + Send;
+
+    /// Undoes a [`charge_by`](Self::charge_by).
+    fn give_back_by(
+        &self,
+        limit: &Limit,
+        key: Key,
+        cost: u32,
+        at: Option<Time>,
+    ) -> impl Future<Output = Result<(), Unreached>> + Send;
+
     /// Whether its answers are there as soon as they are asked for, so that nobody need wait for them.
     const IS_IMMEDIATE: bool = false;
 }
+
+/// A store that did not do what it was told: why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unreached(pub String);
+
+impl fmt::Display for Unreached {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Unreached {}
 
 /// A request that names its limits wrongly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,8 +150,10 @@ pub enum ChargeError {
         /// How many the limiter has.
         limits: usize,
     },
-    /// One request charges the same limit twice.
-    SameLimitTwice(usize),
+    /// One request charges the same key of the same limit twice.
+    SameKeyTwice(usize),
+    /// A limit that comes with a request is a bucket or a fixed window: of others too much would have to be remembered.
+    NotToBeBrought,
 }
 
 impl fmt::Display for ChargeError {
@@ -110,11 +162,11 @@ impl fmt::Display for ChargeError {
             ChargeError::UnknownLimit { limit, limits } => {
                 write!(f, "there is no limit {limit}: the limiter has {limits}, counted from 0")
             }
-            ChargeError::SameLimitTwice(limit) => {
-                write!(
-                    f,
-                    "limit {limit} is charged twice in one request: add the costs up, or use two limits"
-                )
+            ChargeError::NotToBeBrought => {
+                write!(f, "a limit that comes with a request must be a bucket or a fixed window")
+            }
+            ChargeError::SameKeyTwice(limit) => {
+                write!(f, "a key of limit {limit} is charged twice in one request: add the costs up")
             }
         }
     }
@@ -122,14 +174,14 @@ impl fmt::Display for ChargeError {
 
 impl std::error::Error for ChargeError {}
 
-/// Whether every charge names a limit that there is, and none twice.
+/// Whether every charge names a limit that there is, and none the same key twice.
 pub(crate) fn check_charges(charges: &[Charge], limits: usize) -> Result<(), ChargeError> {
     for (index, charge) in charges.iter().enumerate() {
         if charge.limit >= limits {
             return Err(ChargeError::UnknownLimit { limit: charge.limit, limits });
         }
-        if charges[..index].iter().any(|other| other.limit == charge.limit) {
-            return Err(ChargeError::SameLimitTwice(charge.limit));
+        if charges[..index].iter().any(|other| (other.limit, other.key) == (charge.limit, charge.key)) {
+            return Err(ChargeError::SameKeyTwice(charge.limit));
         }
     }
     Ok(())

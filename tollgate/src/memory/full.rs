@@ -72,6 +72,18 @@ impl<S: Clone> HeldOverflow<'_, S> {
         }
     }
 
+    pub(crate) fn give_back<A: Algorithm<State = S>>(
+        &mut self,
+        algorithm: &A,
+        now: Time,
+        cost: u32,
+        at: Option<Time>,
+    ) {
+        if let Some(shared) = &mut self.shared {
+            algorithm.give_back(shared, now, cost, at);
+        }
+    }
+
     /// The answer that depends on nothing but the request: that of a fresh key, or a refusal.
     fn unshared<A: Algorithm<State = S>>(&self, algorithm: &A, now: Time, cost: u32) -> Decision {
         let mut state = algorithm.fresh();

@@ -295,6 +295,20 @@ impl<A: Kept> HeldState<'_, A> {
         }
     }
 
+    /// A key that is not here has nothing to give back.
+    pub(crate) fn give_back(&mut self, cost: u32, at: Option<Time>) {
+        let HeldState { map, part, now, place, .. } = self;
+        match place {
+            Place::Known { at: index } => {
+                if let Some(state) = part.at_mut(*index) {
+                    map.algorithm.give_back(state, *now, cost, at);
+                }
+            }
+            Place::New { .. } => {}
+            Place::None(overflow) => overflow.give_back(&map.algorithm, *now, cost, at),
+        }
+    }
+
     /// Where the key is once there is room for its state to grow.
     #[cold]
     fn make_room_to_grow(&mut self, growth: usize) -> Option<usize> {

@@ -1,14 +1,15 @@
 //! The store in this process: bounded memory, one atomic step a decision.
 
 use std::hash::{BuildHasher, Hash};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 use tollgate_core::{Bucket, Counter, Decision, FixedWindow, Limit, Log, NarrowBucket, State, Steps, Time};
 
 use crate::clock::{Clock, SystemClock};
-use crate::store::{Charge, ChargeError, Key, Store, Verdict, check_charges};
+use crate::store::{Charge, ChargeError, Key, Store, Unreached, Verdict, check_charges};
 
+mod brought;
 mod full;
 mod line;
 mod map;
@@ -17,6 +18,7 @@ mod pack;
 mod part;
 mod table;
 
+use brought::Brought;
 pub use full::WhenFull;
 use map::Map;
 use older::Older;
@@ -130,6 +132,9 @@ pub struct Memory<C = SystemClock> {
     ranks: Box<[i64]>,
     /// The limits in that order.
     order: Box<[usize]>,
+    /// The keys of limits that come with requests, once there is one.
+    brought: Arc<OnceLock<Brought>>,
+    bounds: Bounds,
 }
 
 /// How much room a [`Memory`] has, and what happens when it is full.
@@ -149,8 +154,11 @@ impl Bounds {
 
 impl<C: Clock> Memory<C> {
     pub(crate) fn new(limits: &[Limit], clock: C, bounds: Bounds) -> Memory<C> {
+        let all = bounds;
         let bounds = bounds.share(limits.len());
         Memory {
+            brought: Arc::default(),
+            bounds: all,
             clock,
             hasher: foldhash::quality::RandomState::default(),
             states: limits
@@ -169,7 +177,8 @@ impl<C: Clock> Memory<C> {
     where
         C: Clone,
     {
-        let (bounds, now) = (bounds.share(limits.len()), self.clock.now());
+        let (all, now) = (bounds, self.clock.now());
+        let bounds = all.share(limits.len());
         let first = self.ranks.iter().min().map_or(0, |first| first - limits.len() as i64);
         let mut taken = vec![false; self.limits.len()];
         let renew = |(number, limit): (usize, &Limit)| {
@@ -189,6 +198,8 @@ impl<C: Clock> Memory<C> {
         let mut order: Box<[usize]> = (0..limits.len()).collect();
         order.sort_unstable_by_key(|&limit| ranks[limit]);
         Memory {
+            brought: self.brought.clone(),
+            bounds: all,
             clock: self.clock.clone(),
             hasher: self.hasher.clone(),
             states,
@@ -287,22 +298,93 @@ impl<C: Clock> Memory<C> {
         let looks = charges.iter().map(|charge| {
             with!(&*self.states[charge.limit], table => table.look(charge.key.0 as u64, now, charge.cost))
         });
-        Ok(Verdict { decisions: looks.collect(), ..Verdict::default() })
+        Ok(Verdict { decisions: looks.collect(), at: now, ..Verdict::default() })
     }
 
     pub(crate) fn charge_all(&self, charges: &[Charge]) -> Result<Verdict, ChargeError> {
         check_charges(charges, self.states.len())?;
+        let now = self.clock.now();
+        let is_again =
+            |(at, charge): (usize, &Charge)| charges[..at].iter().any(|it| it.limit == charge.limit);
+        let decisions = match charges.iter().enumerate().any(is_again) {
+            false => self.charge_once(charges, now),
+            true => self.charge_in_turn(charges, now),
+        };
+        Ok(Verdict { decisions, at: now, ..Verdict::default() })
+    }
+
+    /// Charges several keys of one limit, all or none. They may be in one line, so they cannot be held together: all are
+    /// asked first, then charged one limit at a time, and given back if another request was quicker meanwhile.
+    fn charge_in_turn(&self, charges: &[Charge], now: Time) -> SmallVec<[Decision; 4]> {
+        let look = |charge: &Charge| with!(&*self.states[charge.limit], table => table.look(charge.key.0 as u64, now, charge.cost));
+        let mut decisions: SmallVec<[Decision; 4]> = charges.iter().map(look).collect();
+        let mut allowed = decisions.iter().all(|decision| decision.allowed);
+        let mut charged = 0;
+        for (decision, charge) in decisions.iter_mut().zip(charges) {
+            with!(&*self.states[charge.limit], table => {
+                let mut held = table.hold(charge.key.0 as u64, now);
+                // A log that counts all requests counts those that are denied.
+                if allowed || held.counts_denied() {
+                    *decision = held.decide(charge.cost);
+                }
+            });
+            allowed &= decision.allowed;
+            charged += usize::from(allowed);
+        }
+        if !allowed {
+            self.give_back_all(&charges[..charged], Some(now));
+            for (decision, charge) in decisions.iter_mut().zip(&charges[..charged]) {
+                *decision = look(charge);
+            }
+        }
+        decisions
+    }
+
+    /// Undoes charges that were made at an instant, or at one that is not known.
+    pub(crate) fn give_back_all(&self, charges: &[Charge], at: Option<Time>) {
+        let now = self.clock.now();
+        for charge in charges {
+            if let Some(states) = self.states.get(charge.limit) {
+                with!(&**states, table => table.hold(charge.key.0 as u64, now).give_back(charge.cost, at));
+            }
+        }
+    }
+
+    /// Decides by a limit that came with the request.
+    pub(crate) fn decide_by(
+        &self,
+        limit: &Limit,
+        key: Key,
+        cost: u32,
+        is_look: bool,
+    ) -> Result<Verdict, ChargeError> {
+        let now = self.clock.now();
+        let decision = self.brought().decide(&self.hasher, limit, key.0 as u64, now, cost, is_look);
+        let decisions = smallvec![decision.ok_or(ChargeError::NotToBeBrought)?];
+        Ok(Verdict { decisions, at: now, ..Verdict::default() })
+    }
+
+    #[cfg(feature = "redis")]
+    pub(crate) fn now(&self) -> Time {
+        self.clock.now()
+    }
+
+    fn brought(&self) -> &Brought {
+        self.brought.get_or_init(|| Brought::new(self.bounds))
+    }
+
+    fn charge_once(&self, charges: &[Charge], now: Time) -> SmallVec<[Decision; 4]> {
         let mut order: SmallVec<[usize; 4]> = (0..charges.len()).collect();
         order.sort_unstable_by_key(|&at| self.ranks[charges[at].limit]);
         let ordered: SmallVec<[Charge; 4]> = order.iter().map(|&at| charges[at]).collect();
         let mut decisions = SmallVec::new();
-        self.charge_from(&ordered, self.clock.now(), true, &mut decisions);
+        self.charge_from(&ordered, now, true, &mut decisions);
         // Back into the order of the request.
-        let mut verdict = Verdict { decisions: decisions.clone(), ..Verdict::default() };
+        let mut ordered = decisions.clone();
         for (decision, &at) in decisions.into_iter().zip(&order) {
-            verdict.decisions[at] = decision;
+            ordered[at] = decision;
         }
-        Ok(verdict)
+        ordered
     }
 
     /// Takes hold of the first charge's key, then of the others', and once all are held and all have been asked,
@@ -334,16 +416,21 @@ impl<C: Clock> Memory<C> {
     }
 
     pub(crate) fn overflowed(&self) -> u64 {
-        self.states.iter().map(|states| with!(&**states, table => table.overflowed())).sum()
+        let of_limits: u64 =
+            self.states.iter().map(|states| with!(&**states, table => table.overflowed())).sum();
+        of_limits + self.brought.get().map_or(0, Brought::overflowed)
     }
 
     pub(crate) fn keys(&self) -> usize {
         let now = self.clock.now();
-        self.states.iter().map(|states| with!(&**states, table => table.keys(now))).sum()
+        let of_limits: usize =
+            self.states.iter().map(|states| with!(&**states, table => table.keys(now))).sum();
+        of_limits + self.brought.get().map_or(0, Brought::keys)
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        self.states.iter().map(|states| states.bytes()).sum()
+        let of_limits: usize = self.states.iter().map(|states| states.bytes()).sum();
+        of_limits + self.brought.get().map_or(0, Brought::bytes)
     }
 }
 
@@ -361,6 +448,42 @@ impl<C: Clock + Send + Sync> Store for Memory<C> {
     async fn look(&self, charges: &[Charge]) -> Result<Verdict, ChargeError> {
         check_charges(charges, self.states.len())?;
         self.charge_or_look(charges, true)
+    }
+
+    async fn give_back(&self, charges: &[Charge], at: Option<Time>) -> Result<(), Unreached> {
+        self.give_back_all(charges, at);
+        Ok(())
+    }
+
+    async fn forget(&self, charges: &[Charge]) -> Result<(), Unreached> {
+        let now = self.clock.now();
+        for charge in charges {
+            if let Some(states) = self.states.get(charge.limit) {
+                states.reset(charge.key.0 as u64, now);
+            }
+        }
+        Ok(())
+    }
+
+    async fn charge_by(
+        &self,
+        limit: &Limit,
+        key: Key,
+        cost: u32,
+        is_look: bool,
+    ) -> Result<Verdict, ChargeError> {
+        self.decide_by(limit, key, cost, is_look)
+    }
+
+    async fn give_back_by(
+        &self,
+        limit: &Limit,
+        key: Key,
+        cost: u32,
+        at: Option<Time>,
+    ) -> Result<(), Unreached> {
+        self.brought().give_back(&self.hasher, limit, key.0 as u64, self.clock.now(), cost, at);
+        Ok(())
     }
 
     const IS_IMMEDIATE: bool = true;

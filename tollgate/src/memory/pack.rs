@@ -106,6 +106,10 @@ impl Algorithm for SmallWindow {
         self.window.look(state, now, cost)
     }
 
+    fn give_back(&self, state: &mut FixedWindowState, now: Time, cost: u32, at: Option<Time>) {
+        self.window.give_back(state, now, cost, at);
+    }
+
     fn window(&self) -> Duration {
         self.window.window()
     }
@@ -178,6 +182,10 @@ impl<const N: usize> Algorithm for SmallCounter<N> {
     #[inline]
     fn look(&self, state: &Self::State, now: Time, cost: u32) -> Decision {
         self.counter.look_on(state, now, cost)
+    }
+
+    fn give_back(&self, state: &mut Self::State, now: Time, cost: u32, at: Option<Time>) {
+        self.counter.give_back_on(state, now, cost, at);
     }
 
     fn window(&self) -> Duration {

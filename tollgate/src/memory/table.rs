@@ -387,17 +387,31 @@ impl<'a, A: Packed<W> + Kept, const W: usize> HeldSlot<'a, A, W> {
     }
 
     pub(crate) fn decide(&mut self, cost: u32) -> Decision {
-        let algorithm = &self.table.algorithm;
-        if let Place::None(overflow) = &mut self.place {
-            return overflow.decide(algorithm, self.now, cost);
+        let (table, now) = (self.table, self.now);
+        match &mut self.place {
+            Place::None(overflow) => overflow.decide(&table.algorithm, now, cost),
+            _ => self.change(|algorithm, state| algorithm.decide(state, now, cost)),
         }
+    }
+
+    pub(crate) fn give_back(&mut self, cost: u32, at: Option<Time>) {
+        let (table, now) = (self.table, self.now);
+        match &mut self.place {
+            Place::None(overflow) => overflow.give_back(&table.algorithm, now, cost, at),
+            _ => self.change(|algorithm, state| algorithm.give_back(state, now, cost, at)),
+        }
+    }
+
+    /// Changes the state of a key that has a place, or gets one if it is no longer fresh.
+    fn change<R>(&mut self, change: impl FnOnce(&A, &mut A::State) -> R) -> R {
+        let algorithm = &self.table.algorithm;
         if matches!(self.place, Place::Spilled)
             && let Some(state) = lock(self.table.spill_of(self.hash)).get_mut(self.hash)
         {
-            return algorithm.decide(state, self.now, cost);
+            return change(algorithm, state);
         }
         let mut state = self.state();
-        let decision = algorithm.decide(&mut state, self.now, cost);
+        let result = change(algorithm, &mut state);
         // A key that is still fresh needs no place.
         let stays_new = algorithm.is_fresh(&state, self.now);
         match self.place {
@@ -412,7 +426,7 @@ impl<'a, A: Packed<W> + Kept, const W: usize> HeldSlot<'a, A, W> {
             }
             _ => {}
         }
-        decision
+        result
     }
 
     pub(crate) fn reset(&mut self) {

@@ -129,7 +129,7 @@ impl Inner {
     /// Undoes a charge. The request does not wait for that.
     fn give_back(self: &Arc<Self>, part: Part, charged_at: Time, at: Option<Time>) {
         let inner = self.clone();
-        let task = Task::Charge { items: part.items, what: What::GiveBack(charged_at), at };
+        let task = Task::Charge { items: part.items, what: What::GiveBack(Some(charged_at)), at };
         tokio::spawn(async move {
             // What cannot be given back expires.
             let _ = inner.servers.carry_out(part.slot, task, inner.deadline).await;

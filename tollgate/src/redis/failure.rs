@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 use tollgate_core::{Decision, Failure, Limit, RetryAfter};
 
 use super::breaker::TRY_EVERY;
 use crate::clock::SystemClock;
 use crate::memory::{Bounds, Memory, WhenFull};
-use crate::store::{Charge, ChargeError, Verdict};
+use crate::store::{Charge, ChargeError, Key, Verdict};
 
 /// What is remembered while Redis is away.
 const BOUNDS: Bounds = Bounds { max_keys: 100_000, max_bytes: 64 << 20, when_full: WhenFull::Share };
@@ -18,6 +18,8 @@ const BOUNDS: Bounds = Bounds { max_keys: 100_000, max_bytes: 64 << 20, when_ful
 pub(crate) struct Fallback {
     limits: Box<[Away]>,
     memory: Memory<SystemClock>,
+    /// Of limits that come with requests.
+    usual: Failure,
 }
 
 /// A limit while Redis is away.
@@ -30,9 +32,9 @@ enum Away {
 }
 
 impl Fallback {
-    pub(crate) fn new(limits: &[(Limit, Failure)]) -> Fallback {
+    pub(crate) fn new(limits: &[(Limit, Failure)], usual: Failure) -> Fallback {
         let (limits, shares) = away(limits);
-        Fallback { limits, memory: Memory::new(&shares, SystemClock::new(), BOUNDS) }
+        Fallback { limits, memory: Memory::new(&shares, SystemClock::new(), BOUNDS), usual }
     }
 
     /// Goes on where this one stands: limit n is what limit `from[n]` was here, if any.
@@ -45,7 +47,26 @@ impl Fallback {
             })
         };
         let from: Vec<Option<usize>> = limits.iter().enumerate().filter_map(before).collect();
-        Fallback { memory: self.memory.renewed(&shares, &from, BOUNDS), limits }
+        Fallback { memory: self.memory.renewed(&shares, &from, BOUNDS), limits, usual: self.usual }
+    }
+
+    /// Decides without Redis by a limit that came with the request.
+    pub(crate) fn verdict_by(
+        &self,
+        limit: &Limit,
+        key: Key,
+        cost: u32,
+        is_look: bool,
+    ) -> Result<Verdict, ChargeError> {
+        let verdict = match self.usual {
+            Failure::Open => Verdict { decisions: smallvec![unlimited(limit)], ..Verdict::default() },
+            Failure::Closed => closed_verdict(limit),
+            Failure::Local { nodes } => match limit.share(nodes) {
+                Some(share) => self.memory.decide_by(&share, key, cost, is_look)?,
+                None => closed_verdict(limit),
+            },
+        };
+        Ok(Verdict { is_degraded: true, ..verdict })
     }
 
     /// Decides without Redis. The charges name limits that there are.
@@ -67,7 +88,8 @@ impl Fallback {
             Away::Closed(limit) => closed(limit),
             Away::Local(_) => local.next().unwrap_or(crate::store::NO_LIMIT),
         });
-        Ok(Verdict { decisions: decisions.collect(), is_degraded: true, is_closed })
+        let at = self.memory.now();
+        Ok(Verdict { decisions: decisions.collect(), is_degraded: true, is_closed, at })
     }
 }
 
@@ -99,6 +121,10 @@ fn unlimited(limit: &Limit) -> Decision {
         reset_after: Duration::ZERO,
         delay: Duration::ZERO,
     }
+}
+
+fn closed_verdict(limit: &Limit) -> Verdict {
+    Verdict { decisions: smallvec![closed(limit)], is_closed: true, ..Verdict::default() }
 }
 
 fn closed(limit: &Limit) -> Decision {

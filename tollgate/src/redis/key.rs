@@ -59,6 +59,16 @@ impl Names {
         Key(hasher.0.finish128().as_u128())
     }
 
+    /// The name of a key of a limit that comes with its request: like that of a limit which nobody can name.
+    pub(crate) fn brought(&self, algorithm: &str, scale: &[u8], key: Key) -> String {
+        let whole = [&u64::MAX.to_le_bytes(), scale].concat();
+        let mut hasher = self.hasher;
+        hasher.write(&self.namespace.to_le_bytes());
+        hasher.write(&key.0.to_le_bytes());
+        let (key, whole) = (hasher.finish128().as_u128(), hash(&self.hasher, &whole) as u64);
+        format!("rate_limit:{algorithm}:{{{key:032x}}}:{whole:016x}")
+    }
+
     /// `rate_limit:<algorithm>:{<hash>}`, and behind that a hash of the limit's scale and `:2` for the second limit and so
     /// on, or a hash of both the limit's own name and its scale. The braces are Redis Cluster's: what is in them names the slot, so that all limits of a key can be
     /// charged in one step.

@@ -95,7 +95,7 @@ impl Inner {
     }
 
     async fn give_back_one(&self, unspent: Unspent) {
-        let given_back = self.carry_out(&unspent.charge, What::GiveBack(unspent.taken_at)).await;
+        let given_back = self.carry_out(&unspent.charge, What::GiveBack(Some(unspent.taken_at))).await;
         // What was not sent is tried again. What may have been is not: it would be given back twice.
         if let Err(StoreError::Away | StoreError::Busy | StoreError::Unreachable(_)) = given_back {
             self.leases.keep(unspent);

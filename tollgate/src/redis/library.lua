@@ -984,13 +984,14 @@ local function quick_log(key, it)
   return ALLOWED + DECIDED + NUMBER, units
 end
 
--- Give back: a charge is undone, because the request was denied elsewhere.
+-- Give back: a charge is undone, because the request was denied elsewhere or cost less than was thought.
 --
---   give_back(key, it, t_s, t_n), where t is the instant of the charge
+--   give_back(key, it, t_s, t_n), where t is the instant of the charge; below 0 if that is not known
 --
 -- The rule: never more than if the charge had not been made, on a clock that did not step back in between, but that a
 -- window or period which it began stays where it is. Where that is not known, too little is given back. A state that lies so far ahead that its clock was wrong gives nothing back,
--- and one that is gone has nothing to. Writing in place keeps the expiry, which may then be late but is not early.
+-- and one that is gone has nothing to. Where the instant is not known, the oldest that counts is given back: whichever
+-- charge it was, no younger one leaves before its time. Writing in place keeps the expiry, which may then be late but is not early.
 
 -- A bucket with the charge lacks more than the same one without it would, at first by the cost. That comes down only
 -- while the other is full, and then by a nanosecond in a nanosecond: the cost less the time since is still there.
@@ -1002,7 +1003,7 @@ local function give_back_to_bucket(key, it, t_s, t_n)
   end
   local now_d = floor(now_s / DAY)
   local now_t = (now_s - now_d * DAY) * SECOND + now_n
-  if before(t_s, t_n, now_s, now_n) then
+  if t_s >= 0 and before(t_s, t_n, now_s, now_n) then
     local e_s, e_n = subtract(now_s, now_n, t_s, t_n)
     local e_d = floor(e_s / DAY)
     c_d, c_t = c_d - e_d, c_t - ((e_s - e_d * DAY) * SECOND + e_n)
@@ -1056,7 +1057,7 @@ local function give_back_to_steps(key, it, t_s, t_n)
     used = used - periods * count
     s, n = add(s, n, times(periods, p_s, p_n))
   end
-  if before(t_s, t_n, s, n) then
+  if t_s >= 0 and before(t_s, t_n, s, n) then
     return
   end
   used = used - cost
@@ -1078,7 +1079,10 @@ local function give_back_to_fixed_window(key, it, t_s, t_n)
   end
   local s, n, count = read_window(state)
   local end_s, end_n = add(s, n, w_s, w_n)
-  if before(t_s, t_n, s, n) or not before(t_s, t_n, end_s, end_n) or not before(now_s, now_n, end_s, end_n) then
+  if not before(now_s, now_n, end_s, end_n) then
+    return
+  end
+  if t_s >= 0 and (before(t_s, t_n, s, n) or not before(t_s, t_n, end_s, end_n)) then
     return
   end
   local far_s, far_n = add(now_s, now_n, w_s, w_n)
@@ -1093,6 +1097,14 @@ local function give_back_to_fixed_window(key, it, t_s, t_n)
   end
 end
 
+-- A counter's state with less in a bucket, and how much of the cost was not in it.
+local function less_in_bucket(state, index, cost)
+  local at = 12 + index * 4
+  local count = unpack('<I4', state, at + 1)
+  local taken = min(count, cost)
+  return sub(state, 1, at) .. pack('<I4', count - taken) .. sub(state, at + 5), cost - taken
+end
+
 -- The cost is part of what the bucket of its instant took, for as long as that bucket is held. (If the clock had
 -- stepped back the cost went to a newer bucket, which leaves later: then this gives back less.)
 local function give_back_to_counter(key, it, t_s, t_n)
@@ -1102,22 +1114,35 @@ local function give_back_to_counter(key, it, t_s, t_n)
     return
   end
   local newest_q, newest_b = unpack('<dI4', state)
-  local t_q, t_b = position(t_s, t_n, w_s, w_n, buckets)
-  local index = (newest_q - t_q) * buckets + (newest_b - t_b)
-  if index < 0 or index > buckets then
-    return
-  end
   local now_q, now_b = position(now_s, now_n, w_s, w_n, buckets)
-  if (newest_q - now_q) * buckets + (newest_b - now_b) > buckets then
+  local ahead = (newest_q - now_q) * buckets + (newest_b - now_b)
+  if ahead > buckets then
     return
   end
-  local at = 12 + index * 4
-  local count = pack('<I4', max(unpack('<I4', state, at + 1) - it.cost, 0))
-  local left = find(sub(state, 1, at) .. count .. sub(state, at + 5), '[^%z]', 13)
+  local given = state
+  if t_s >= 0 then
+    local t_q, t_b = position(t_s, t_n, w_s, w_n, buckets)
+    local index = (newest_q - t_q) * buckets + (newest_b - t_b)
+    if index < 0 or index > buckets then
+      return
+    end
+    given = less_in_bucket(state, index, it.cost)
+  else
+    -- By so many buckets has the window moved since. Of the one at the edge only a share counts where it is weighed, so
+    -- it comes last.
+    local moved, left = max(-ahead, 0), it.cost
+    for step = it.edge == 2 and 0 or 1, it.edge == 0 and buckets + 1 or buckets do
+      local index = (step > buckets and buckets or buckets - step) - moved
+      if index >= 0 and left > 0 then
+        given, left = less_in_bucket(given, index, left)
+      end
+    end
+  end
+  local left = find(given, '[^%z]', 13)
   if not left or (it.edge == 1 and left > 12 + buckets * 4) then
     call('UNLINK', key)
-  else
-    call('SETRANGE', key, at, count)
+  elseif given ~= state then
+    call('SETRANGE', key, 12, sub(given, 13))
   end
 end
 
@@ -1142,6 +1167,32 @@ local function entry_before(log, tail, at)
   return at - 2, log.s - (log.s - s) % WORD, n - IS_LONG, cost
 end
 
+-- Takes the oldest off a log that was opened, what has left the window and then the cost.
+local function give_back_oldest(log, it)
+  local at_s, at_n = now_s, now_n
+  if before(at_s, at_n, log.s, log.n) then
+    at_s, at_n = log.s, log.n
+  end
+  local gone_s, gone_n = subtract(at_s, at_n, it.w_s, it.w_n)
+  while log.slots > 0 do
+    local s, n, cost, count = entry(log, 0)
+    if before(gone_s, gone_n, s, n) then
+      break
+    end
+    log.first = place(log, count)
+    log.slots, log.units = log.slots - count, log.units - cost
+  end
+  forget(log, it.cost)
+  if log.slots == 0 then
+    call('UNLINK', log.key)
+    return
+  end
+  for _, cut in ipairs(log.cuts or {}) do
+    call('SETRANGE', log.key, HEAD + cut[1] * 8, cut[2])
+  end
+  call('SETRANGE', log.key, 0, pack(HEAD_FORMAT, log.s, log.n, log.units, log.first, log.slots, log.ring, 0, 0))
+end
+
 -- Takes the cost off an entry of that instant, and out of the log if nothing is left of it. If the clock had stepped
 -- back before, and is still behind, the charge stands at the newest instant. A log that counts all keeps it.
 local function give_back_to_log(key, it, t_s, t_n)
@@ -1155,6 +1206,10 @@ local function give_back_to_log(key, it, t_s, t_n)
   local far_s, far_n = add(now_s, now_n, w_s, w_n)
   if before(far_s, far_n, log.s, log.n) then
     return
+  end
+  if t_s < 0 then
+    log.text = head
+    return give_back_oldest(log, it)
   end
   local is_behind = before(now_s, now_n, log.s, log.n) and not before(now_s, now_n, t_s, t_n)
   -- One more than is looked at: if the newest is taken out, that before it is the newest.

@@ -141,8 +141,8 @@ pub(crate) enum What {
     Make,
     /// Only says what it would do.
     Look,
-    /// Undoes one that was made at that time by the server's clock.
-    GiveBack(Time),
+    /// Undoes one that was made at that time by the server's clock, or at one that is not known.
+    GiveBack(Option<Time>),
 }
 
 pub(crate) type Items = SmallVec<[Item; 2]>;

@@ -15,6 +15,7 @@
 //! | `slots`, `claim`, `slots.lua` | how many requests are under way in all processes, for the middleware |
 //! | `breaker` | stops waiting for a server that does not answer |
 //! | `failure` | what is decided then |
+//! | `brought` | limits that come with requests, and what is given back |
 //! | `renewal` | limits that change while they are in use |
 //!
 //! The path of a check: key -> its name -> its node, whose breaker lets it ask -> a link's queue -> one call, the
@@ -22,6 +23,7 @@
 
 mod across;
 mod breaker;
+mod brought;
 mod claim;
 mod cluster;
 mod denied;
@@ -61,7 +63,7 @@ pub use self::settings::{Settings, SettingsError};
 pub(crate) use self::slots::Slots;
 use crate::Limiter;
 use crate::clock::{Clock, SystemClock};
-use crate::store::{Charge, ChargeError, Key, Store, Verdict, check_charges};
+use crate::store::{Charge, ChargeError, Key, Store, Unreached, Verdict, check_charges};
 
 /// What goes over the wire, for the benchmark and for tests that send it by hand.
 #[doc(hidden)]
@@ -79,8 +81,8 @@ pub mod wire {
         super::Packed::new(limit, limit.limit()).charge(cost, false, false)
     }
 
-    /// The undoing of a charge that was made at this instant.
-    pub fn give_back(limit: &Limit, cost: u32, at: Time) -> Vec<u8> {
+    /// The undoing of a charge that was made at this instant, or at one that is not known.
+    pub fn give_back(limit: &Limit, cost: u32, at: Option<Time>) -> Vec<u8> {
         super::Packed::new(limit, limit.limit()).give_back(cost, at)
     }
 
@@ -138,7 +140,7 @@ impl Redis {
         let library = Arc::new(Library::new());
         let common = Common { library, deadline: settings.deadline };
         let terms = settings.terms(limits)?;
-        let fallback = Fallback::new(&settings.policies(limits)?);
+        let fallback = Fallback::new(&settings.policies(limits)?, settings.failure_of_all());
         // What cannot be used is found before anything is started.
         settings.names(limits)?;
         let place = Place::new(settings)?;
@@ -209,7 +211,8 @@ impl Inner {
         match self.servers.slot_of_all(&items) {
             Some(slot) => {
                 let task = Task::Charge { items, what, at };
-                Ok(self.servers.carry_out(slot, task, self.deadline).await?.verdict)
+                let told = self.servers.carry_out(slot, task, self.deadline).await?;
+                Ok(Verdict { at: told.at, ..told.verdict })
             }
             None => self.ask_across(items, is_look, at).await,
         }
@@ -233,6 +236,20 @@ impl Inner {
         told.or_else(|_| self.fallback.verdict(charges, is_look))
     }
 
+    /// Forgets the keys of charges, those of one key together.
+    async fn forget(&self, charges: &[Charge]) -> Result<(), StoreError> {
+        for charges in charges.chunk_by(|one, other| one.key == other.key) {
+            let Some(Charge { key, .. }) = charges.first() else { continue };
+            let names: Vec<_> = charges.iter().map(|it| self.names.name(it.limit, it.key)).collect();
+            // The names of one key are in one slot.
+            let slot = self.servers.slot(&names[0]);
+            self.servers.carry_out(slot, Task::Forget(names), self.deadline).await?;
+            self.denials.forget(*key, self.clock.now());
+            charges.iter().for_each(|it| self.leases.forget(it.limit, it.key));
+        }
+        Ok(())
+    }
+
     fn of_all_limits(&self, key: Key, cost: u32) -> SmallVec<[Charge; 4]> {
         (0..self.limits.len()).map(|limit| Charge { limit, key, cost }).collect()
     }
@@ -251,6 +268,35 @@ impl Store for Redis {
 
     async fn look(&self, charges: &[Charge]) -> Result<Verdict, ChargeError> {
         self.0.decide(charges, true).await
+    }
+
+    async fn give_back(&self, charges: &[Charge], at: Option<Time>) -> Result<(), Unreached> {
+        let each = charges.iter().map(|charge| self.0.item(charge));
+        self.0.undo(each, at).await
+    }
+
+    async fn forget(&self, charges: &[Charge]) -> Result<(), Unreached> {
+        self.0.forget(charges).await.map_err(|why| Unreached(why.to_string()))
+    }
+
+    async fn charge_by(
+        &self,
+        limit: &Limit,
+        key: Key,
+        cost: u32,
+        is_look: bool,
+    ) -> Result<Verdict, ChargeError> {
+        self.0.decide_by(limit, key, cost, is_look).await
+    }
+
+    async fn give_back_by(
+        &self,
+        limit: &Limit,
+        key: Key,
+        cost: u32,
+        at: Option<Time>,
+    ) -> Result<(), Unreached> {
+        self.0.undo(std::iter::once(self.0.brought(limit, key, cost)), at).await
     }
 }
 
@@ -290,9 +336,18 @@ impl Limiter<Redis> {
     /// Charges limits for keys of their own: all of them, or none if any denies the request.
     ///
     /// # Errors
-    /// If a charge names a limit that there is not, or two name the same.
+    /// If a charge names a limit that there is not, or two name the same key of one.
     pub async fn charge(&self, charges: &[Charge]) -> Result<Verdict, ChargeError> {
         self.store().charge(charges).await
+    }
+
+    /// Gives back what was charged [at a time](Verdict::at), because it was not used: never more than if it had not been
+    /// charged. If the time is not known, the oldest that still counts is given back; in no case more than was taken.
+    ///
+    /// # Errors
+    /// If Redis does not answer. Whether it was given back is not known then, and it is not to be tried again.
+    pub async fn give_back(&self, charges: &[Charge], at: Option<Time>) -> Result<(), Unreached> {
+        self.store().give_back(charges, at).await
     }
 
     /// Forgets a key: it is as good as new, in all processes; in those that know that it is denied, within a second.
@@ -302,13 +357,7 @@ impl Limiter<Redis> {
     /// If Redis does not answer.
     pub async fn reset<K: Hash + ?Sized>(&self, key: &K) -> Result<(), StoreError> {
         let (store, key) = (&self.store().0, self.key(key));
-        let names: Vec<_> = (0..store.limits.len()).map(|limit| store.names.name(limit, key)).collect();
-        // The names of one key are in one slot.
-        let slot = store.servers.slot(&names[0]);
-        store.servers.carry_out(slot, Task::Forget(names), store.deadline).await?;
-        store.denials.forget(key, store.clock.now());
-        (0..store.limits.len()).for_each(|limit| store.leases.forget(limit, key));
-        Ok(())
+        store.forget(&store.of_all_limits(key, 0)).await
     }
 
     /// Gives back what this process has [taken ahead](Settings::lease) and not spent: before it ends.

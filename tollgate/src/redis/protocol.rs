@@ -122,11 +122,19 @@ impl Packed {
         matches!(&self.limit, Limit::Log(log) if log.count() == Count::All)
     }
 
-    /// The undoing of a charge that was made at an instant, as its reply told it: a request of its own.
-    pub(crate) fn give_back(&self, cost: u32, at: Time) -> Vec<u8> {
+    /// The undoing of a charge that was made at an instant, as its reply told it, or at one that is not known: a request of
+    /// its own.
+    pub(crate) fn give_back(&self, cost: u32, at: Option<Time>) -> Vec<u8> {
         let mut text = self.charge(cost, false, false);
         text[1] = GIVE_BACK;
-        push_instant(&mut text, at.as_nanos());
+        match at {
+            Some(at) => push_instant(&mut text, at.as_nanos()),
+            // No instant is before the epoch.
+            None => {
+                text.extend((-1.0_f64).to_le_bytes());
+                text.extend([0; 4]);
+            }
+        }
         text
     }
 

@@ -146,7 +146,6 @@ impl Settings {
     }
 
     /// What is done while Redis does not answer, unless a limit has something else.
-    #[cfg(feature = "tower")]
     pub(crate) fn failure_of_all(&self) -> Failure {
         self.failure
     }

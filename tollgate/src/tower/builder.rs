@@ -523,12 +523,12 @@ mod tests {
     use std::time::Duration;
 
     use http::{Request, Response};
-    use tollgate_core::Align;
+    use tollgate_core::{Align, Time};
     use tower_layer::Layer;
     use tower_service::Service;
 
     use super::*;
-    use crate::store::{Charge, Store, Verdict};
+    use crate::store::{Charge, Store, Unreached, Verdict};
 
     /// A store that never says anything of use: an error, or fewer answers than it was asked for.
     struct Broken(Result<Verdict, ()>);
@@ -546,6 +546,28 @@ mod tests {
 
         async fn look(&self, _: &[Charge]) -> Result<Verdict, ()> {
             self.0.clone()
+        }
+
+        async fn give_back(&self, _: &[Charge], _: Option<Time>) -> Result<(), Unreached> {
+            Err(Unreached("broken".to_owned()))
+        }
+
+        async fn forget(&self, _: &[Charge]) -> Result<(), Unreached> {
+            Err(Unreached("broken".to_owned()))
+        }
+
+        async fn charge_by(&self, _: &Limit, _: crate::Key, _: u32, _: bool) -> Result<Verdict, ()> {
+            self.0.clone()
+        }
+
+        async fn give_back_by(
+            &self,
+            _: &Limit,
+            _: crate::Key,
+            _: u32,
+            _: Option<Time>,
+        ) -> Result<(), Unreached> {
+            Err(Unreached("broken".to_owned()))
         }
     }
 

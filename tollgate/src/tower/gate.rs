@@ -12,7 +12,7 @@ use std::time::Duration;
 use http::HeaderName;
 use http::request::Parts;
 use smallvec::SmallVec;
-use tollgate_core::{Decision, RetryAfter};
+use tollgate_core::{Decision, RetryAfter, Time};
 use tollgate_rules::answer::{Answer, Applied, Custom, HeaderSet, Jitter, PolicyName, Situation};
 use tollgate_rules::client::Trust;
 use tollgate_rules::path::Spelling;
@@ -153,14 +153,38 @@ pub(crate) enum NotAsked {
 /// What is asked about a request.
 #[derive(Debug)]
 pub(crate) struct Question {
-    asked: Asked,
+    pub(crate) asked: Asked,
     /// Which of the charges are of rules that decide, and which of rules that only count.
-    enforced: SmallVec<[usize; 4]>,
-    shadows: SmallVec<[usize; 4]>,
+    pub(crate) enforced: SmallVec<[usize; 4]>,
+    pub(crate) shadows: SmallVec<[usize; 4]>,
     pub(crate) slots: slots::Asked,
     /// Whether a limit may say that it has to wait.
     pub(crate) may_wait: bool,
     pub(crate) subject: Option<Subject>,
+}
+
+/// Whether limits are charged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum How {
+    /// As a request that passes is.
+    Charge,
+    /// They say what they would decide, and nothing is taken.
+    Look,
+}
+
+/// What the limits said to a request.
+#[derive(Debug)]
+pub(crate) struct Decided {
+    /// Those that decide, in the order of their charges.
+    pub(crate) decisions: SmallVec<[Decision; 4]>,
+    /// What those of them are told whose keys are banned; nothing if none of them has bans.
+    pub(crate) banned: SmallVec<[Option<Decision>; 4]>,
+    /// Those that only count.
+    pub(crate) shadowed: SmallVec<[Decision; 2]>,
+    pub(crate) allowed: bool,
+    pub(crate) is_degraded: bool,
+    pub(crate) is_closed: bool,
+    pub(crate) at: Time,
 }
 
 /// What is done with a request that its limits have decided about.
@@ -183,7 +207,7 @@ thread_local! {
     /// Answers are written into the same memory one after the other.
     pub(crate) static ANSWER: Cell<Answer> = Cell::default();
     /// And so is what is asked about requests.
-    static ASKED: Cell<Asked> = Cell::default();
+    pub(crate) static ASKED: Cell<Asked> = Cell::default();
 }
 
 /// What the last request of this thread has left behind, to be written over.
@@ -201,6 +225,11 @@ impl Question {
     /// Whether no rule concerns the request.
     pub(crate) fn is_empty(&self) -> bool {
         self.asked.charges.is_empty() && self.slots.is_empty()
+    }
+
+    /// The charges of the rules that decide.
+    pub(crate) fn each(&self) -> impl Iterator<Item = &Asking> {
+        self.enforced.iter().map(|at| &self.asked.charges[*at])
     }
 
     /// Its memory is for the next one.
@@ -245,16 +274,21 @@ impl<S: Store> Gate<S> {
             Refused::Unclear(why) => NotAsked::Bad(why.to_string()),
         })?;
         let slots = slots?;
-        let is_shadow = |at: &usize| self.rules.rule(asked.charges[*at].rule).is_shadow;
-        let (shadows, enforced): (SmallVec<_>, SmallVec<_>) = (0..asked.charges.len()).partition(is_shadow);
-        let may_wait = enforced.iter().any(|at: &usize| self.delays[asked.charges[*at].limit]);
         if let Some(uri) = view::respelt(&parts.uri, self.spelling, self.other_spellings)? {
             parts.uri = uri;
         }
-        Ok(Question { asked, enforced, shadows, slots, may_wait, subject: about.subject.clone() })
+        Ok(Question { slots, subject: about.subject.clone(), ..self.question_of(asked) })
     }
 
-    fn charge(&self, asked: &Asked, asking: &Asking, limit: usize, cost: u32) -> Charge {
+    /// What is asked, by these charges.
+    pub(crate) fn question_of(&self, asked: Asked) -> Question {
+        let is_shadow = |at: &usize| self.rules.rule(asked.charges[*at].rule).is_shadow;
+        let (shadows, enforced): (SmallVec<_>, SmallVec<_>) = (0..asked.charges.len()).partition(is_shadow);
+        let may_wait = enforced.iter().any(|at: &usize| self.delays[asked.charges[*at].limit]);
+        Question { asked, enforced, shadows, slots: slots::Asked::default(), may_wait, subject: None }
+    }
+
+    pub(crate) fn charge(&self, asked: &Asked, asking: &Asking, limit: usize, cost: u32) -> Charge {
         Charge { limit, key: self.limiter.store().key(asked.key(asking)), cost }
     }
 
@@ -263,16 +297,21 @@ impl<S: Store> Gate<S> {
     fn said(&self, charges: &[Charge], said: Result<Verdict, S::Error>) -> Verdict {
         let said = said.ok().filter(|verdict| verdict.decisions().len() == charges.len());
         said.unwrap_or_else(|| {
-            let decisions = charges.iter().map(|charge| Decision {
-                allowed: false,
-                limit: self.rules.limits()[charge.limit].limit.limit(),
-                remaining: 0,
-                retry_after: RetryAfter::After(UNDECIDED_FOR),
-                reset_after: UNDECIDED_FOR,
-                delay: Duration::ZERO,
-            });
-            Verdict { decisions: decisions.collect(), is_degraded: true, is_closed: true }
+            self.undecided(charges.iter().map(|charge| self.rules.limits()[charge.limit].limit.limit()))
         })
+    }
+
+    /// What limits of these sizes say where the store does not.
+    pub(crate) fn undecided(&self, limits: impl Iterator<Item = u32>) -> Verdict {
+        let decisions = limits.map(|limit| Decision {
+            allowed: false,
+            limit,
+            remaining: 0,
+            retry_after: RetryAfter::After(UNDECIDED_FOR),
+            reset_after: UNDECIDED_FOR,
+            delay: Duration::ZERO,
+        });
+        Verdict { decisions: decisions.collect(), is_degraded: true, is_closed: true, at: self.clock.now() }
     }
 
     async fn charged(&self, charges: &[Charge]) -> Verdict {
@@ -285,30 +324,36 @@ impl<S: Store> Gate<S> {
 
     /// Decides, and works out what to tell.
     pub(crate) async fn decide(&self, question: &Question) -> Next {
-        let Question { asked, enforced, shadows, .. } = question;
-        let each = || enforced.iter().map(|at| &asked.charges[*at]);
+        let decided = self.decided(question, How::Charge).await;
+        let delay = decided.decisions.iter().map(|decision| decision.delay).max().unwrap_or_default();
+        self.next(
+            question.each().zip(&decided.decisions),
+            decided.allowed.then_some(delay),
+            decided.is_closed,
+        )
+    }
+
+    /// What the limits say to a request, which is charged unless they are only looked at.
+    pub(crate) async fn decided(&self, question: &Question, how: How) -> Decided {
+        let Question { asked, shadows, .. } = question;
+        let each = || question.each();
 
         let banned = self.banned(question).await;
         let is_banned = banned.iter().any(Option::is_some);
         let charges: SmallVec<[Charge; 4]> =
             each().map(|it| self.charge(asked, it, it.limit, it.cost)).collect();
-        let verdict = match (charges.is_empty(), is_banned) {
+        let is_look = how == How::Look || is_banned;
+        let Verdict { mut decisions, is_degraded, is_closed, at } = match (charges.is_empty(), is_look) {
             (true, _) => Verdict::default(),
             (false, true) => self.looked(&charges).await,
             (false, false) => self.charged(&charges).await,
         };
-        let told: SmallVec<[Decision; 4]>;
-        let decisions = match is_banned {
-            false => verdict.decisions(),
-            true => {
-                let each = verdict.decisions().iter().zip(&banned);
-                told = each.map(|(decision, banned)| banned.unwrap_or(*decision)).collect();
-                &told
-            }
-        };
+        for (decision, banned) in decisions.iter_mut().zip(&banned) {
+            *decision = banned.unwrap_or(*decision);
+        }
         let allowed = decisions.iter().all(|decision| decision.allowed);
-        if !allowed && !is_banned && !verdict.is_degraded() {
-            self.count_denials(asked, each().zip(decisions)).await;
+        if !allowed && !is_look && !is_degraded {
+            self.count_denials(asked, each().zip(&decisions)).await;
         }
         // Each by itself, so that one of them keeps no other from being charged. Like any rule, they take nothing from
         // a request that others deny.
@@ -316,23 +361,21 @@ impl<S: Store> Gate<S> {
         for at in shadows {
             let asking = &asked.charges[*at];
             let charge = [self.charge(asked, asking, asking.limit, asking.cost)];
-            let told = if allowed { self.charged(&charge).await } else { self.looked(&charge).await };
+            let is_look = !allowed || how == How::Look;
+            let told = if is_look { self.looked(&charge).await } else { self.charged(&charge).await };
             shadowed.extend_from_slice(told.decisions());
         }
-        let outcome = match (allowed, verdict.is_closed()) {
-            (true, _) => Outcome::Allowed,
-            (false, false) => Outcome::Denied,
-            (false, true) => Outcome::Closed,
-        };
-        self.observe(question, decisions, &banned, &shadowed, outcome, verdict.is_degraded());
-        let delay = decisions.iter().map(|decision| decision.delay).max().unwrap_or_default();
-        self.next(each().zip(decisions), allowed.then_some(delay), verdict.is_closed())
+        let decided = Decided { decisions, banned, shadowed, allowed, is_degraded, is_closed, at };
+        if how == How::Charge {
+            self.observe(question, &decided);
+        }
+        decided
     }
 
     /// What those charges are told whose keys are banned, in their order; nothing if none of them has bans.
     async fn banned(&self, question: &Question) -> SmallVec<[Option<Decision>; 4]> {
-        let Question { asked, enforced, .. } = question;
-        let each = || enforced.iter().map(|at| &asked.charges[*at]);
+        let asked = &question.asked;
+        let each = || question.each();
         let bans: SmallVec<[Charge; 2]> =
             each().filter_map(|it| Some(self.charge(asked, it, it.ban?.ban, 0))).collect();
         if bans.is_empty() {
@@ -374,6 +417,23 @@ impl<S: Store> Gate<S> {
         goes_on_after: Option<Duration>,
         is_closed: bool,
     ) -> Next {
+        let answer = self.answer(decided, is_closed);
+        match goes_on_after {
+            Some(delay) => {
+                let notes = answer.headers().filter_map(Note::new).collect();
+                leave(&ANSWER, answer);
+                Next::Allowed { delay, notes }
+            }
+            None => Next::Denied { answer, is_closed },
+        }
+    }
+
+    /// What a client is told of decisions.
+    pub(crate) fn answer<'a>(
+        &self,
+        decided: impl Iterator<Item = (&'a Asking, &'a Decision)>,
+        is_closed: bool,
+    ) -> Answer {
         let limits = self.rules.limits();
         let applied: SmallVec<[Applied<'_>; 4]> = decided
             .map(|(asking, decision)| Applied {
@@ -387,14 +447,7 @@ impl<S: Store> Gate<S> {
         let situation = Situation { is_degraded: is_closed, jitter, ..Situation::at(self.clock.now()) };
         let mut answer = reused(&ANSWER);
         answer.write(self.headers, &applied, &situation);
-        match goes_on_after {
-            Some(delay) => {
-                let notes = answer.headers().filter_map(Note::new).collect();
-                leave(&ANSWER, answer);
-                Next::Allowed { delay, notes }
-            }
-            None => Next::Denied { answer, is_closed },
-        }
+        answer
     }
 
     /// Spread over all numbers; nobody gains from guessing it.
@@ -403,16 +456,9 @@ impl<S: Store> Gate<S> {
         count.wrapping_add(self.clock.now().as_nanos()).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(31)
     }
 
-    fn observe(
-        &self,
-        question: &Question,
-        decisions: &[Decision],
-        banned: &[Option<Decision>],
-        shadowed: &[Decision],
-        outcome: Outcome<'_>,
-        is_degraded: bool,
-    ) {
+    fn observe(&self, question: &Question, decided: &Decided) {
         let Some(observer) = &self.observer else { return };
+        let Decided { decisions, banned, shadowed, allowed, is_degraded, is_closed, .. } = decided;
         let ruled = |at: usize, decision: Decision, is_shadow: bool, is_banned: bool| {
             let number = question.asked.charges[at].rule;
             Ruled { name: &self.rules.rule(number).name, number, decision, is_shadow, is_banned }
@@ -424,10 +470,14 @@ impl<S: Store> Gate<S> {
         let shadows = shadows.map(|(at, decision)| ruled(*at, *decision, true, false));
         let slots = self.slots_said(&question.slots);
         let rules: SmallVec<[Ruled<'_>; 4]> = enforced.chain(shadows).chain(slots).collect();
-        let allowed = outcome == Outcome::Allowed;
-        let is_degraded = is_degraded || question.slots.is_degraded;
+        let outcome = match (allowed, is_closed) {
+            (true, _) => Outcome::Allowed,
+            (false, false) => Outcome::Denied,
+            (false, true) => Outcome::Closed,
+        };
+        let is_degraded = *is_degraded || question.slots.is_degraded;
         let subject = question.subject.as_ref().map(|subject| &*subject.0);
-        observer(&Observed { rules: &rules, outcome, allowed, is_degraded, subject });
+        observer(&Observed { rules: &rules, outcome, allowed: *allowed, is_degraded, subject });
     }
 
     /// Tells of a request whose limits were not asked.

@@ -91,10 +91,12 @@
 //! | `renewal` | rules that change while they are in use |
 //! | `gate`, `slots` | decide |
 //! | `service`, `told`, `body` | carry out what was decided |
+//! | `direct` | the same limits asked by name, without a request |
 //! | `token` | verifies tokens, with the feature `jwt` |
 
 mod body;
 mod builder;
+pub mod direct;
 mod error;
 mod gate;
 mod renewal;

@@ -58,7 +58,7 @@ fn wrong_charges_are_refused_and_take_nothing() {
         limiter.charge(&[charge(0), charge(2)]),
         Err(ChargeError::UnknownLimit { limit: 2, limits: 2 })
     );
-    assert_eq!(limiter.charge(&[charge(1), charge(0), charge(1)]), Err(ChargeError::SameLimitTwice(1)));
+    assert_eq!(limiter.charge(&[charge(1), charge(0), charge(1)]), Err(ChargeError::SameKeyTwice(1)));
     assert_eq!(limiter.check("key").remaining, 6);
     assert!(limiter.charge(&[]).unwrap().allowed(), "no limit denies");
 }

@@ -34,7 +34,7 @@ async fn lives(limit: &Limit, server: &RedisServer, name: u64) {
         let cost = if dice.below(3) == 0 { dice.below(5) as u32 } else { 1 };
         let mut told = raw.charge(at, 0, cost).await;
         if told.allowed && dice.below(6) == 0 {
-            raw.call(Some(at), &[Ask::GiveBack { key: 0, cost, at }]).await;
+            raw.call(Some(at), &[Ask::GiveBack { key: 0, cost, at: Some(at) }]).await;
             told = raw.charge(at, 0, 0).await;
         }
         let what = format!("{limit:?}: step {number} at {now}, cost {cost}, {told:?}");

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use testbed::RedisServer;
-use tollgate::{Align, Count, Limit, Limiter, ManualClock, Mode, Rate, Style, Time};
+use tollgate::{Align, Charge, Count, Limit, Limiter, ManualClock, Mode, Rate, Style, Time};
 
 use crate::equivalence::{Dice, step};
 use crate::raw::{Ask, Raw};
@@ -48,8 +48,8 @@ async fn undone_at_once(
             let charge = Ask::Charge { key, cost: other };
             match (undo[key as usize] && firsts[key as usize].allowed, undo_first[key as usize]) {
                 (false, _) => second.push(charge),
-                (true, true) => second.extend([Ask::GiveBack { key, cost, at }, charge]),
-                (true, false) => second.extend([charge, Ask::GiveBack { key, cost, at }]),
+                (true, true) => second.extend([Ask::GiveBack { key, cost, at: Some(at) }, charge]),
+                (true, false) => second.extend([charge, Ask::GiveBack { key, cost, at: Some(at) }]),
             }
         }
         let (_, seconds) = raw.call(Some(at), &second).await;
@@ -240,13 +240,13 @@ async fn what_is_left_lives_as_long_as_it_counts() {
     for (number, limit) in every_variant(50, 3_600).iter().enumerate() {
         let mut raw = Raw::new(&server, limit, number).await;
         let (now, _) = raw.call(None, &[Ask::Charge { key: 9, cost: 0 }]).await;
-        raw.call(None, &[Ask::GiveBack { key: 0, cost: 1, at: now }]).await;
+        raw.call(None, &[Ask::GiveBack { key: 0, cost: 1, at: Some(now) }]).await;
         assert_eq!(raw.expires_after(0).await, None, "{limit:?}: out of nothing");
 
         let (at, told) = raw.call(None, &[Ask::Charge { key: 0, cost: 40 }]).await;
         assert!(told[0].allowed);
         raw.call(None, &[Ask::Charge { key: 0, cost: 2 }]).await;
-        raw.call(None, &[Ask::GiveBack { key: 0, cost: 40, at }]).await;
+        raw.call(None, &[Ask::GiveBack { key: 0, cost: 40, at: Some(at) }]).await;
         let left = raw.expires_after(0).await;
         let (_, told) = raw.call(None, &[Ask::Charge { key: 0, cost: 0 }]).await;
         assert!(left.is_some_and(|left| left >= told[0].reset_after), "{limit:?}: {left:?}, {told:?}");
@@ -254,7 +254,7 @@ async fn what_is_left_lives_as_long_as_it_counts() {
         let counts_all = matches!(limit, Limit::Log(log) if log.count() == Count::All);
         let (at, told) = raw.call(None, &[Ask::Charge { key: 1, cost: 1 }]).await;
         assert!(told[0].allowed);
-        raw.call(None, &[Ask::GiveBack { key: 1, cost: 1, at }]).await;
+        raw.call(None, &[Ask::GiveBack { key: 1, cost: 1, at: Some(at) }]).await;
         assert_eq!(raw.expires_after(1).await.is_some(), counts_all, "{limit:?}");
     }
     all_expire(&server);
@@ -350,6 +350,65 @@ async fn a_part_is_given_back() {
             );
         }
         assert!(parts > 30, "{limit:?}: {parts}");
+    }
+    all_expire(&server);
+}
+
+/// Charges on many keys, undone at their time or at one that is not known, whole or in part, on a clock that goes forward
+/// or steps back: Redis and memory say the same all the time.
+async fn undone_in_both(limit: &Limit, server: &RedisServer, name: u64, is_forward: bool) {
+    let mut raw = Raw::new(server, limit, format!("both{name}")).await;
+    let clock = ManualClock::new(Time::EPOCH);
+    let memory = Limiter::builder(limit.clone()).clock(clock.clone()).max_keys(10_000).build().unwrap();
+    let mut dice = Dice(4_101_842_887_655_102_017 + name);
+    let (most, window_ns) = (u64::from(limit.limit()), limit.window().as_nanos() as u64);
+    let mut now = 1_700_000_000_000_000_000_u64;
+    let mut made: Vec<(u64, Time, u32)> = Vec::new();
+    let mut given = 0;
+    for number in 0..400 {
+        let far = step(&mut dice, window_ns) / 4;
+        now = now.saturating_add_signed(if is_forward { far.max(0) } else { far });
+        let at = Time::from_nanos(now);
+        clock.set(at);
+        let (key, cost) = (dice.below(3), dice.below(most / 3 + 2) as u32 + 1);
+        let what = format!("{limit:?}: step {number} at {now}, key {key}, cost {cost}");
+        if dice.below(3) > 0 {
+            let told = raw.charge(at, key, cost).await;
+            assert_eq!(told, memory.check_n(&key, cost), "{what}");
+            if told.allowed {
+                made.push((key, at, cost));
+            }
+            continue;
+        }
+        // Those of long ago are not looked for in Redis.
+        let recent = made.len().saturating_sub(20);
+        let known = (dice.below(2) == 0 && !made.is_empty())
+            .then(|| made.remove(recent + dice.below((made.len() - recent) as u64) as usize));
+        let (key, charged_at, cost) =
+            known.map_or((key, None, cost), |(key, at, cost)| (key, Some(at), cost));
+        let before = memory.peek_n(&key, 0).remaining;
+        raw.give_back(at, key, cost, charged_at).await;
+        memory.give_back(&[Charge { limit: 0, key: memory.key(&key), cost }], charged_at);
+        let told = memory.check_n(&key, 0);
+        assert_eq!(raw.charge(at, key, 0).await, told, "{what}, given back {cost} of {charged_at:?}");
+        assert!(told.remaining - before <= cost, "{what}: {before} -> {}", told.remaining);
+        given += told.remaining - before;
+    }
+    let counts_all = matches!(limit, Limit::Log(log) if log.count() == Count::All);
+    assert_eq!(given > 0, !counts_all, "{limit:?}: {given} given back");
+}
+
+#[tokio::test]
+async fn memory_and_redis_give_back_the_same() {
+    let server = RedisServer::start().unwrap();
+    let mut name = 0;
+    for size in [5, 300, 70_000] {
+        for limit in every_variant(size, 10) {
+            for is_forward in [true, false] {
+                name += 1;
+                undone_in_both(&limit, &server, name, is_forward).await;
+            }
+        }
     }
     all_expire(&server);
 }

@@ -14,7 +14,7 @@ const MARK_MS: i64 = 4_000_000_000_000;
 #[derive(Clone, Copy)]
 pub(crate) enum Ask {
     Charge { key: u64, cost: u32 },
-    GiveBack { key: u64, cost: u32, at: Time },
+    GiveBack { key: u64, cost: u32, at: Option<Time> },
 }
 
 /// A connection over which one limit is charged.
@@ -76,8 +76,8 @@ impl<'a> Raw<'a> {
         self.call(Some(at), &[Ask::Charge { key, cost }]).await.1.remove(0)
     }
 
-    pub(crate) async fn give_back(&mut self, now: Time, key: u64, cost: u32, at: Time) {
-        self.call(Some(now), &[Ask::GiveBack { key, cost, at }]).await;
+    pub(crate) async fn give_back(&mut self, now: Time, key: u64, cost: u32, at: impl Into<Option<Time>>) {
+        self.call(Some(now), &[Ask::GiveBack { key, cost, at: at.into() }]).await;
     }
 
     pub(crate) async fn expires_after(&mut self, key: u64) -> Option<Duration> {
