@@ -7,8 +7,9 @@ use tollgate_rules::client::{Grouping, Source, Trust};
 use tollgate_rules::path::{Spelling, WhenAmbiguous};
 use tollgate_rules::rule::{Rules, RulesError};
 
+use crate::doors::{Door, Doors, admin, doors};
 use crate::error::{known_instead, listed, quoted};
-use crate::gateway::{Admin, Gateway, Kind, LimitNames, admin, gateway};
+use crate::gateway::{Gateway, Kind, LimitNames, gateway};
 use crate::outside::{Outside, Secret};
 use crate::quantity::Fault;
 use crate::reader::{Entry, Reader};
@@ -45,7 +46,9 @@ pub struct Config {
     /// The gateway, if there is one.
     pub gateway: Option<Gateway>,
     /// Where metrics and health are, unless they are off.
-    pub admin: Option<Admin>,
+    pub admin: Option<Door>,
+    /// Where else limits are asked.
+    pub doors: Doors,
 }
 
 /// What clients are told.
@@ -117,6 +120,7 @@ pub(crate) fn document(reader: &mut Reader, node: &Node, outside: &dyn Outside) 
     }
     let known = LimitNames::new(&known);
     let gateway = fields.get("gateway").and_then(|node| gateway(reader, node, &known, outside));
+    let doors = doors(reader, fields.get("doors"), &known, outside);
     let admin = admin(reader, fields.get("admin"), outside);
     if !reader.problems.is_empty() {
         return None;
@@ -144,6 +148,7 @@ pub(crate) fn document(reader: &mut Reader, node: &Node, outside: &dyn Outside) 
         slots,
         gateway,
         admin,
+        doors,
     })
 }
 

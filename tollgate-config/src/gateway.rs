@@ -17,11 +17,10 @@ use crate::tree::{Node, Typed};
 pub use address::Address;
 pub use address::is_link_local;
 pub use edit::{HeaderEdits, PathEdit};
-pub use listener::Admin;
-pub(crate) use listener::admin;
+pub(crate) use listener::address_taken;
 pub use listener::{Listener, Tls};
 pub use route::Route;
-pub(crate) use route::{Kind, LimitNames};
+pub(crate) use route::{Kind, LimitNames, named_limits};
 pub use upstream::{Balance, Eject, Health, Protocol, Upstream};
 
 /// The gateway.
@@ -151,6 +150,6 @@ fn count(
 }
 
 /// Whether `off` stands here, for what there is none of. YAML of old takes that for `false`, and so do some editors.
-fn is_off(node: &Node) -> bool {
+pub(crate) fn is_off(node: &Node) -> bool {
     matches!(&node.typed, Typed::Word(word) if word == "off" || word == "false")
 }

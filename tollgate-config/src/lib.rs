@@ -43,6 +43,7 @@
 //! | `error`, `nearest` | what to tell the person who typed it |
 //! | `mask` | what not to show of it |
 
+mod doors;
 mod error;
 mod file;
 mod gateway;
@@ -62,11 +63,12 @@ mod tree;
 mod when;
 mod words;
 
+pub use doors::{Authorize, Door, Doors, GrpcDoor, HttpDoor, RespDoor};
 pub use error::{Error, Errors};
 pub use file::{Answers, Config, Jwt};
 pub use gateway::{
-    Address, Admin, Balance, Eject, Gateway, HeaderEdits, Health, Listener, PathEdit, Protocol, Route,
-    Timeouts, Tls, Upstream, is_link_local,
+    Address, Balance, Eject, Gateway, HeaderEdits, Health, Listener, PathEdit, Protocol, Route, Timeouts,
+    Tls, Upstream, is_link_local,
 };
 pub use nearest::nearest;
 pub use outside::{Outside, Secret};

@@ -3,7 +3,7 @@
 use crate::limit;
 
 pub(crate) const FILE: &[&str] =
-    &["store", "client", "paths", "answers", "jwt", "limits", "gateway", "admin"];
+    &["store", "client", "paths", "answers", "jwt", "limits", "gateway", "doors", "admin"];
 
 pub(crate) const STORE: &[&str] = &["memory", "redis"];
 pub(crate) const MEMORY: &[&str] = &["max_keys", "max_bytes", "when_full"];
@@ -88,6 +88,11 @@ pub(crate) const UPSTREAM: &[&str] = &[
 pub(crate) const UPSTREAM_TLS: &[&str] = &["authority"];
 pub(crate) const HEALTH: &[&str] = &["path", "every", "timeout", "healthy_after", "unhealthy_after"];
 pub(crate) const EJECT: &[&str] = &["after", "for"];
+pub(crate) const DOORS: &[&str] = &["http", "grpc", "resp"];
+pub(crate) const HTTP: &[&str] = &["listen", "token", "refunds", "authorize"];
+pub(crate) const AUTHORIZE: &[&str] = &["deny_status", "limits"];
+pub(crate) const GRPC: &[&str] = &["listen", "token", "refunds", "headers"];
+pub(crate) const RESP: &[&str] = &["listen", "token", "max_connections"];
 pub(crate) const ADMIN: &[&str] = &["listen", "token"];
 
 /// Whether nothing behind a name means the same as an empty mapping. Behind any other it is more likely forgotten.
@@ -138,6 +143,11 @@ mod tests {
             ("/$defs/upstream_tls", UPSTREAM_TLS),
             ("/$defs/health/oneOf/1", HEALTH),
             ("/$defs/eject/oneOf/1", EJECT),
+            ("/$defs/doors", DOORS),
+            ("/$defs/http/oneOf/1", HTTP),
+            ("/$defs/authorize", AUTHORIZE),
+            ("/$defs/grpc/oneOf/1", GRPC),
+            ("/$defs/resp/oneOf/1", RESP),
             ("/properties/admin/oneOf/1", ADMIN),
         ];
         let mut all: Vec<(&str, Vec<&str>)> = plain.map(|(at, names)| (at, names.to_vec())).to_vec();

@@ -1,4 +1,4 @@
-//! Where the gateway listens, and the admin listener beside it.
+//! Where the gateway listens.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -6,12 +6,10 @@ use std::path::PathBuf;
 use crate::LISTENERS_MAX;
 use crate::error::{Place, quoted};
 use crate::names;
-use crate::outside::{Outside, Secret};
+use crate::outside::Outside;
 use crate::quantity::Fault;
 use crate::reader::Reader;
 use crate::tree::{Node, Typed};
-
-use super::is_off;
 
 /// Where the gateway listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,25 +32,10 @@ pub struct Tls {
     pub key: PathBuf,
 }
 
-/// Where metrics and health are.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Admin {
-    /// The address; with port 0 it is any that is free.
-    pub listen: SocketAddr,
-    /// What those have to know who ask for more than health. There is one wherever others can reach the address.
-    pub token: Option<Secret>,
-}
-
 const EXAMPLE: &str = "write as in `127.0.0.1:8080`, or `{ address: 0.0.0.0:8443, tls: { ... } }`";
 const TLS_EXAMPLE: &str =
     "write files, as in `tls: { certificate: { file: cert.pem }, key: { file: key.pem } }`";
-const ADMIN_EXAMPLE: &str = "write as in `admin: 127.0.0.1:9180`, or `admin: off`";
 const DEFAULT: ([u8; 4], u16) = ([127, 0, 0, 1], 8080);
-const TOKEN_EXAMPLE: &str =
-    "write one as `openssl rand -hex 32` makes it: `token: { file: admin-token }`, or `\"${ADMIN_TOKEN}\"`";
-/// Shorter ones can be guessed.
-const TOKEN_BYTES_MIN: usize = 16;
-const ADMIN_DEFAULT: ([u8; 4], u16) = ([127, 0, 0, 1], 9180);
 
 pub(super) fn listeners(reader: &mut Reader, node: Option<&Node>, outside: &dyn Outside) -> Vec<Listener> {
     let usual = Listener { address: DEFAULT.into(), tls: None, proxy_protocol: false };
@@ -71,14 +54,14 @@ pub(super) fn listeners(reader: &mut Reader, node: Option<&Node>, outside: &dyn 
 
 fn listener(reader: &mut Reader, node: &Node, outside: &dyn Outside) -> Option<Listener> {
     if !matches!(node.typed, Typed::Map(_)) {
-        let address = taken(reader, node, address)?;
+        let address = address_taken(reader, node, address)?;
         return Some(Listener { address, tls: None, proxy_protocol: false });
     }
     let fields = reader.fields(node, "listen", names::LISTENER, EXAMPLE)?;
     if fields.lacks("address") {
         reader.wrong(node.place, "this does not say where to listen", EXAMPLE);
     }
-    let address = fields.get("address").and_then(|node| taken(reader, node, address));
+    let address = fields.get("address").and_then(|node| address_taken(reader, node, address));
     let tls = fields.get("tls").map(|node| tls(reader, node, outside));
     let proxy_protocol = reader.or(fields.get("proxy_protocol"), false, proxy_protocol);
     // A listener whose encryption is wrong must not become one without.
@@ -101,10 +84,10 @@ fn proxy_protocol(reader: &mut Reader, node: &Node) -> Option<bool> {
 }
 
 /// An address of our own, which nothing else of the file has.
-fn taken(
+pub(crate) fn address_taken(
     reader: &mut Reader,
     node: &Node,
-    parse: fn(&str) -> Result<SocketAddr, Fault>,
+    parse: impl FnOnce(&str) -> Result<SocketAddr, Fault>,
 ) -> Option<SocketAddr> {
     let address = reader.parsed(node, parse)?;
     // Each port 0 is another port.
@@ -185,68 +168,4 @@ fn is_key(text: &str) -> Result<(), Fault> {
         ("there is no private key in this file", "write a file in PEM, with `-----BEGIN PRIVATE KEY-----`")
     };
     Err(Fault { what: what.to_owned(), instead: instead.to_owned() })
-}
-
-/// Where the admin listener is, unless it is off. Read after the gateway, whose addresses come first.
-pub(crate) fn admin(reader: &mut Reader, node: Option<&Node>, outside: &dyn Outside) -> Option<Admin> {
-    let Some(node) = node else {
-        let usual = SocketAddr::from(ADMIN_DEFAULT);
-        if let Some((_, place)) = reader.listening.iter().find(|(other, _)| *other == usual).copied() {
-            let what = format!("{} is where metrics and health are", quoted(&usual.to_string()));
-            reader.wrong(place, what, "write another port, or `admin: off` at the top of the file");
-        }
-        return Some(Admin { listen: usual, token: None });
-    };
-    if is_off(node) {
-        return None;
-    }
-    if !matches!(node.typed, Typed::Map(_)) {
-        let listen = taken(reader, node, admin_address)?;
-        is_guarded(reader, node, listen, false);
-        return Some(Admin { listen, token: None });
-    }
-    let fields = reader.fields(node, "admin", names::ADMIN, ADMIN_EXAMPLE)?;
-    if fields.lacks("listen") {
-        reader.wrong(node.place, "this does not say where to listen", ADMIN_EXAMPLE);
-    }
-    let token = fields.get("token").and_then(|node| token(reader, node, outside));
-    let listening = fields.get("listen")?;
-    let listen = taken(reader, listening, admin_address)?;
-    is_guarded(reader, listening, listen, fields.has("token"));
-    Some(Admin { listen, token })
-}
-
-/// Whoever can reach the listener learns of routes, limits and servers: off this machine, not without a token.
-fn is_guarded(reader: &mut Reader, node: &Node, listen: SocketAddr, has_token: bool) {
-    if has_token || listen.ip().to_canonical().is_loopback() {
-        return;
-    }
-    let what = format!("others can reach {}, and would be told everything", quoted(&listen.to_string()));
-    // YAML takes a bracket for a list.
-    let here = if listen.is_ipv6() { format!("\"{listen}\"") } else { listen.to_string() };
-    let instead = format!(
-        "write `admin: 127.0.0.1:{}`, or give it a token: `admin: {{ listen: {here}, token: {{ file: admin-token }} }}`",
-        listen.port()
-    );
-    reader.wrong(node.place, what, instead);
-}
-
-fn token(reader: &mut Reader, node: &Node, outside: &dyn Outside) -> Option<Secret> {
-    let token = reader.secret(node, "token", outside)?;
-    let what = if token.reveal().bytes().any(|byte| !byte.is_ascii_graphic()) {
-        "the token has characters in it that cannot stand in a header".to_owned()
-    } else if token.reveal().len() < TOKEN_BYTES_MIN {
-        format!("the token has fewer than {TOKEN_BYTES_MIN} characters, and could be guessed")
-    } else {
-        return Some(token);
-    };
-    reader.wrong(node.place, what, TOKEN_EXAMPLE);
-    None
-}
-
-fn admin_address(word: &str) -> Result<SocketAddr, Fault> {
-    word.parse().map_err(|_| Fault {
-        what: format!("{} is not an address to listen on", quoted(word)),
-        instead: ADMIN_EXAMPLE.to_owned(),
-    })
 }

@@ -194,7 +194,7 @@ fn told(names: &[&str]) -> String {
 }
 
 /// The numbers of limits and of bounds on requests under way.
-fn named_limits(
+pub(crate) fn named_limits(
     reader: &mut Reader,
     node: Option<&Node>,
     known: &LimitNames<'_>,
