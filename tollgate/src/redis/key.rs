@@ -59,6 +59,19 @@ impl Names {
         Key(hasher.0.finish128().as_u128())
     }
 
+    /// The names of all that is remembered until its time comes: when, and what.
+    pub(crate) fn records(&self) -> Vec<String> {
+        ["due", "records"].map(|what| format!("rate_limit:{what}:{{{:032x}}}", self.namespace)).into()
+    }
+
+    /// The name of something that is remembered.
+    pub(crate) fn record(&self, name: &str) -> String {
+        let mut hasher = self.hasher;
+        hasher.write(&self.namespace.to_le_bytes());
+        hasher.write(name.as_bytes());
+        format!("rate_limit:record:{{{:032x}}}", hasher.finish128().as_u128())
+    }
+
     /// The name of a key of a limit that comes with its request: like that of a limit which nobody can name.
     pub(crate) fn brought(&self, algorithm: &str, scale: &[u8], key: Key) -> String {
         let whole = [&u64::MAX.to_le_bytes(), scale].concat();

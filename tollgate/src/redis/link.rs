@@ -36,18 +36,22 @@ pub(crate) struct Library {
     pub(crate) text: String,
     pub(crate) charge: String,
     pub(crate) slots: String,
+    pub(crate) records: String,
 }
 
 impl Library {
     pub(crate) fn new() -> Library {
-        let text = concat!(include_str!("library.lua"), include_str!("slots.lua"));
+        let text =
+            concat!(include_str!("library.lua"), include_str!("slots.lua"), include_str!("records.lua"));
         // FNV-1a: any hash that never changes will do.
         let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
         });
-        let (charge, slots) = (format!("tollgate_{hash:016x}"), format!("tollgate_slots_{hash:016x}"));
-        let text = text.replace("@charge@", &charge).replace("@slots@", &slots);
-        Library { text: format!("#!lua name={charge}\n{text}"), charge, slots }
+        let [charge, slots, records] =
+            ["", "slots_", "records_"].map(|part| format!("tollgate_{part}{hash:016x}"));
+        let text =
+            text.replace("@charge@", &charge).replace("@slots@", &slots).replace("@records@", &records);
+        Library { text: format!("#!lua name={charge}\n{text}"), charge, slots, records }
     }
 }
 
@@ -107,6 +111,8 @@ pub(crate) struct Told {
     /// Of each claim, unless its key is not what was written to it.
     #[cfg_attr(not(feature = "tower"), allow(dead_code, reason = "only the middleware counts slots"))]
     pub(crate) claimed: Vec<Option<Claimed>>,
+    /// What was remembered.
+    pub(crate) records: Vec<Vec<u8>>,
 }
 
 /// Why a request was not carried out.
@@ -159,6 +165,11 @@ pub(crate) enum Task {
     /// How many slots this process wants to have.
     #[cfg_attr(not(feature = "tower"), allow(dead_code, reason = "only the middleware counts slots"))]
     Claim(Vec<Claim>),
+    /// Remembers something, or says what is remembered.
+    Record {
+        keys: Vec<String>,
+        arguments: Vec<Vec<u8>>,
+    },
 }
 
 /// One connection's queue.
@@ -363,6 +374,7 @@ enum Work {
     Charges { at: Option<Time>, requests: Vec<Request> },
     Forget { keys: Vec<String>, tell: Tell },
     Claims(Vec<(Vec<Claim>, Tell)>),
+    Record { keys: Vec<String>, arguments: Vec<Vec<u8>>, tell: Tell },
 }
 
 /// One request's part of a call.
@@ -378,6 +390,7 @@ fn calls(asks: Vec<Ask>) -> Vec<Call> {
     for Ask { slot, is_guest, task, tell } in asks {
         let work = match task {
             Task::Forget(keys) => Work::Forget { keys, tell },
+            Task::Record { keys, arguments } => Work::Record { keys, arguments, tell },
             Task::Claim(claims) => {
                 let same = calls.iter_mut().find_map(|call| match &mut call.work {
                     Work::Claims(all) if call.slot == slot && call.is_guest == is_guest => Some(all),
@@ -419,6 +432,11 @@ impl Call {
                 command.arg(keys);
                 command
             }
+            Work::Record { keys, arguments, .. } => {
+                let mut command = ::redis::cmd("FCALL");
+                command.arg(&common.library.records).arg(keys.len()).arg(keys).arg(arguments);
+                command
+            }
             Work::Claims(all) => {
                 let mut command = ::redis::cmd("FCALL");
                 command.arg(&common.library.slots);
@@ -457,6 +475,15 @@ impl Call {
             (Work::Forget { tell, .. }, _) => {
                 let _ = tell.send(Ok(Told::default()));
             }
+            (Work::Record { tell, .. }, Value::Array(values)) => {
+                let text = |value: &Value| match value {
+                    Value::BulkString(text) => Some(text.clone()),
+                    _ => None,
+                };
+                let records: Option<Vec<_>> = values.iter().map(text).collect();
+                let told = records.map(|records| Told { records, ..Told::default() });
+                let _ = tell.send(told.ok_or(NotDone::Failed(StoreError::Garbled)));
+            }
             (Work::Charges { requests, .. }, Value::BulkString(reply)) => {
                 let mut rest = reply.as_slice();
                 let now = protocol::take_instant(&mut rest).map(Time::from_nanos);
@@ -481,7 +508,7 @@ impl Call {
 
     fn tell_all(self, why: &NotDone) {
         match self.work {
-            Work::Forget { tell, .. } => {
+            Work::Forget { tell, .. } | Work::Record { tell, .. } => {
                 let _ = tell.send(Err(why.clone()));
             }
             Work::Claims(all) => all.into_iter().for_each(|(_, tell)| {

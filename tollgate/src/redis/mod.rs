@@ -13,6 +13,7 @@
 //! | `denied` | denials that are known, and need no asking |
 //! | `lease`, `leased` | budget that is taken ahead and spent without asking |
 //! | `slots`, `claim`, `slots.lua` | how many requests are under way in all processes, for the middleware |
+//! | `records`, `records.lua` | what doors remember for a while, for all processes |
 //! | `breaker` | stops waiting for a server that does not answer |
 //! | `failure` | what is decided then |
 //! | `brought` | limits that come with requests, and what is given back |
@@ -34,6 +35,7 @@ mod leased;
 mod link;
 mod node;
 mod protocol;
+mod records;
 mod renewal;
 mod route;
 mod server;
@@ -56,6 +58,7 @@ use self::lease::{Leases, Terms};
 pub use self::link::StoreError;
 use self::link::{Common, Item, Items, Library, Task, What};
 use self::protocol::Packed;
+pub use self::records::Records;
 use self::route::Servers;
 use self::server::Place;
 pub use self::settings::{Settings, SettingsError};

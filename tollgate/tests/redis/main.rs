@@ -14,6 +14,7 @@ mod leases;
 mod network;
 mod processes;
 mod raw;
+mod records;
 mod sharing;
 mod ways_in;
 

@@ -1,0 +1,105 @@
+//! What doors remember for a while, shared by all processes: as `records.lua` has it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::link::Task;
+use super::{Inner, Redis, StoreError};
+use crate::Limiter;
+
+/// Things that are remembered for a while in Redis, for all processes that use it: whoever is there sees to it that the
+/// time of one has come, also if it was another that put it there.
+#[derive(Clone, Debug)]
+pub struct Records(Arc<Inner>);
+
+/// How many there may be.
+const RECORDS_MAX: usize = 1_000_000;
+/// How long an answer is waited for: nobody's request is decided by one.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+impl Limiter<Redis> {
+    /// What is remembered for a while, beside the limits.
+    pub fn records(&self) -> Records {
+        Records(self.store().0.clone())
+    }
+}
+
+impl Records {
+    /// Remembers a value, until it is taken or its time has come. Whether there was room for it.
+    ///
+    /// # Errors
+    /// If Redis does not answer.
+    pub async fn put(&self, id: &str, value: &[u8], lasts: Duration) -> Result<bool, StoreError> {
+        let (most, lasts) = (RECORDS_MAX.to_string(), millis(lasts));
+        let arguments = [b"put", id.as_bytes(), value, lasts.as_bytes(), most.as_bytes()];
+        Ok(self.call(self.0.names.records(), &arguments).await? == [b"1"])
+    }
+
+    /// Takes what is remembered under a name: only one who asks gets it.
+    ///
+    /// # Errors
+    /// If Redis does not answer.
+    pub async fn take(&self, id: &str) -> Result<Option<Vec<u8>>, StoreError> {
+        Ok(self.call(self.0.names.records(), &[b"take", id.as_bytes()]).await?.pop())
+    }
+
+    /// Takes some of those whose time has come, with their names: of several who ask, each gets others.
+    ///
+    /// # Errors
+    /// If Redis does not answer.
+    pub async fn due(&self, most: usize) -> Result<Vec<(String, Vec<u8>)>, StoreError> {
+        let most = most.to_string();
+        let told = self.call(self.0.names.records(), &[b"due", most.as_bytes()]).await?;
+        let (pairs, _) = told.as_chunks();
+        Ok(pairs
+            .iter()
+            .map(|[id, value]| (String::from_utf8_lossy(id).into_owned(), value.clone()))
+            .collect())
+    }
+
+    /// Puts a value where there is none, and says what is there if there is one.
+    ///
+    /// # Errors
+    /// If Redis does not answer.
+    pub async fn claim(
+        &self,
+        name: &str,
+        value: &[u8],
+        lasts: Duration,
+    ) -> Result<Option<Vec<u8>>, StoreError> {
+        let lasts = millis(lasts);
+        let name = vec![self.0.names.record(name)];
+        Ok(self.call(name, &[b"claim", value, lasts.as_bytes()]).await?.pop())
+    }
+
+    /// Puts a value in the place of another that was [claimed](Self::claim).
+    ///
+    /// # Errors
+    /// If Redis does not answer.
+    pub async fn replace(&self, name: &str, value: &[u8], lasts: Duration) -> Result<(), StoreError> {
+        let lasts = millis(lasts);
+        self.call(vec![self.0.names.record(name)], &[b"replace", value, lasts.as_bytes()]).await.map(drop)
+    }
+
+    /// Forgets what was [claimed](Self::claim).
+    ///
+    /// # Errors
+    /// If Redis does not answer.
+    pub async fn forget(&self, name: &str) -> Result<(), StoreError> {
+        let name = self.0.names.record(name);
+        let slot = self.0.servers.slot(&name);
+        self.0.servers.carry_out(slot, Task::Forget(vec![name]), PATIENCE).await.map(drop)
+    }
+
+    async fn call(&self, keys: Vec<String>, arguments: &[&[u8]]) -> Result<Vec<Vec<u8>>, StoreError> {
+        // All of them have the same tag.
+        let slot = self.0.servers.slot(&keys[0]);
+        let task = Task::Record { keys, arguments: arguments.iter().map(|it| it.to_vec()).collect() };
+        Ok(self.0.servers.carry_out(slot, task, PATIENCE).await?.records)
+    }
+}
+
+/// At least one: Redis refuses none.
+fn millis(lasts: Duration) -> String {
+    lasts.as_millis().max(1).to_string()
+}
