@@ -105,7 +105,7 @@ pub trait Store {
     fn forget(&self, charges: &[Charge]) -> impl Future<Output = Result<(), Unreached>> + Send;
 
     /// Charges a limit that is none of its own but came with the request, or looks. Keys are apart from those of other
-    /// limits.
+    /// limits, but what was used counts on where a limit comes along that differs only in its size.
     fn charge_by(
         &self,
         limit: &Limit,

@@ -1,10 +1,11 @@
 //! Limits that come with their requests: one map for the keys of all of them, however many there are.
 
-use std::hash::{BuildHasher, Hash};
+use std::hash::BuildHasher;
 use std::time::Duration;
 
 use tollgate_core::{
-    Algorithm, Bucket, Decision, FixedWindow, FixedWindowState, Limit, RetryAfter, Steps, StepsState, Time,
+    Algorithm, Align, Bucket, Decision, FixedWindow, FixedWindowState, Limit, Mode, RetryAfter, Steps,
+    StepsState, Time,
 };
 
 use super::Bounds;
@@ -135,7 +136,7 @@ impl Brought {
         is_look: bool,
     ) -> Option<Decision> {
         let fitting = Fitting::of(limit)?;
-        let hash = hash_of(hasher, limit, key);
+        let hash = hash_of(hasher, &fitting, key);
         let mut part = lock(self.part(hash));
         if is_look {
             let state = part.get(hash).map_or_else(|| fitting.fresh(), |kept| kept.state);
@@ -175,7 +176,7 @@ impl Brought {
         at: Option<Time>,
     ) {
         let Some(fitting) = Fitting::of(limit) else { return };
-        let hash = hash_of(hasher, limit, key);
+        let hash = hash_of(hasher, &fitting, key);
         if let Some(kept) = lock(self.part(hash)).get_mut(hash) {
             fitting.give_back(&mut kept.state, now, cost, at);
         }
@@ -215,16 +216,17 @@ impl Brought {
     }
 }
 
-/// Keys of different limits are different keys.
-fn hash_of(hasher: &impl BuildHasher, limit: &Limit, key: u64) -> u64 {
-    struct Both<'a>(&'a Limit, u64);
-    impl Hash for Both<'_> {
-        fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
-            self.0.hash(state);
-            self.1.hash(state);
+/// Keys of limits that differ in more than their size are different keys. Whoever comes with a higher or a lower limit
+/// than before has still used what was used.
+fn hash_of(hasher: &impl BuildHasher, fitting: &Fitting<'_>, key: u64) -> u64 {
+    match fitting {
+        Fitting::Bucket(it) => {
+            let mode = (it.is_leaky(), it.mode() == Some(Mode::Shape));
+            hasher.hash_one((0, mode, it.ticks_per_ns(), it.ticks_per_unit(), key))
         }
+        Fitting::Steps(it) => hasher.hash_one((1, it.rate().count(), it.rate().period(), key)),
+        Fitting::FixedWindow(it) => hasher.hash_one((2, it.window(), it.align() == Align::Clock, key)),
     }
-    hasher.hash_one(Both(limit, key))
 }
 
 /// Until when a key counts that was told this: a clock may step back by a window.

@@ -5,6 +5,7 @@
 mod about;
 mod charges;
 mod concerns;
+mod direct;
 mod examples;
 mod headers;
 mod keys;
