@@ -8,6 +8,7 @@ use tollgate_rules::path::{Spelling, WhenAmbiguous};
 use tollgate_rules::rule::{Rules, RulesError};
 
 use crate::doors::{Door, Doors, admin, doors};
+use crate::envoy::Domain;
 use crate::error::{known_instead, listed, quoted};
 use crate::gateway::{Gateway, Kind, LimitNames, gateway};
 use crate::outside::{Outside, Secret};
@@ -35,14 +36,18 @@ pub struct Config {
     pub answers: Answers,
     /// How tokens are verified whose claims are parts of keys.
     pub jwt: Option<Jwt>,
-    /// The limits, by the order in which they stand.
+    /// The limits, by the order in which they stand, and behind them those of descriptors.
     pub rules: Rules,
+    /// How many of the rules are limits of the file's own `limits`: those before all others.
+    pub named_limits: usize,
     /// What those are told whom a limit denies, for each limit.
     pub customs: Vec<Custom>,
     /// The names under which clients are told of the limits.
     pub names: Vec<PolicyName>,
     /// The limits on requests under way, by the order in which they stand.
     pub slots: Vec<Slots>,
+    /// What Envoy may ask about.
+    pub domains: Vec<Domain>,
     /// The gateway, if there is one.
     pub gateway: Option<Gateway>,
     /// Where metrics and health are, unless they are off.
@@ -135,6 +140,7 @@ pub(crate) fn document(reader: &mut Reader, node: &Node, outside: &dyn Outside) 
             "a ban or an override has that name already; write another, as in `per-user`",
         );
     };
+    let (named_limits, domains) = (rules.len(), Vec::new());
     let rules = Rules::new(rules).map_err(wrong).ok()?;
     Some(Config {
         store: store?,
@@ -143,9 +149,11 @@ pub(crate) fn document(reader: &mut Reader, node: &Node, outside: &dyn Outside) 
         answers,
         jwt,
         rules,
+        named_limits,
         customs,
         names: policies,
         slots,
+        domains,
         gateway,
         admin,
         doors,

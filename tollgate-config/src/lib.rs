@@ -35,6 +35,7 @@
 //! | `file` | a whole file |
 //! | `store` | where limits are kept |
 //! | `slots` | a limit on requests under way |
+//! | `envoy` | domains and their descriptors, for Envoy to ask about |
 //! | `gateway` | where it listens, what goes where, and what becomes of it on the way |
 //! | `outside` | variables of the environment and other files that it refers to |
 //! | `names`, `words` | the names that may stand in it, and the words of which one is chosen |
@@ -44,6 +45,7 @@
 //! | `mask` | what not to show of it |
 
 mod doors;
+pub mod envoy;
 mod error;
 mod file;
 mod gateway;

@@ -1,0 +1,60 @@
+//! Descriptors beside each other, and which of them an entry finds.
+
+use std::collections::HashMap;
+use std::ops::Deref;
+
+use super::{Descriptor, Value};
+
+/// Descriptors beside each other, in the order of the file.
+#[derive(Clone, Debug, Default)]
+pub struct Descriptors {
+    all: Vec<Descriptor>,
+    /// Where those of a key are: there may be thousands, and every request looks.
+    by_key: HashMap<String, OfKey>,
+}
+
+/// The descriptors of one key, by their numbers.
+#[derive(Clone, Debug, Default)]
+struct OfKey {
+    exact: HashMap<String, usize>,
+    /// In the order of the file.
+    patterns: Vec<usize>,
+    any: Option<usize>,
+}
+
+impl Descriptors {
+    /// Of two with the same key and value, the first counts.
+    pub fn new(all: Vec<Descriptor>) -> Descriptors {
+        let mut by_key: HashMap<String, OfKey> = HashMap::new();
+        for (number, descriptor) in all.iter().enumerate() {
+            let of_key = by_key.entry(descriptor.key.clone()).or_default();
+            match &descriptor.value {
+                Value::Any => of_key.any = of_key.any.or(Some(number)),
+                Value::Exact(value) => {
+                    of_key.exact.entry(value.clone()).or_insert(number);
+                }
+                Value::Pattern(_) => of_key.patterns.push(number),
+            }
+        }
+        Descriptors { all, by_key }
+    }
+
+    pub(super) fn find(&self, key: &str, value: &str) -> Option<&Descriptor> {
+        let of_key = self.by_key.get(key)?;
+        let fits = |number: &usize| match &self.all[*number].value {
+            Value::Pattern(pattern) => pattern.fits(value),
+            Value::Any | Value::Exact(_) => false,
+        };
+        let number = of_key.exact.get(value).copied();
+        let number = number.or_else(|| of_key.patterns.iter().copied().find(fits)).or(of_key.any)?;
+        self.all.get(number)
+    }
+}
+
+impl Deref for Descriptors {
+    type Target = [Descriptor];
+
+    fn deref(&self) -> &[Descriptor] {
+        &self.all
+    }
+}
