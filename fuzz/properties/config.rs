@@ -1,5 +1,6 @@
 //! Configurations: what is read means something, and what is not is told in a way that helps and harms nobody.
 
+use tollgate_config::envoy::DescriptorLimit;
 use tollgate_config::{Config, Error, Outside, parse, parse_limit, to_yaml};
 
 /// Knows no variable and no file.
@@ -50,6 +51,15 @@ fn check_config(config: &Config) {
     let mut names: Vec<&str> = config.rules.limits().iter().map(|kept| kept.name.as_str()).collect();
     names.sort_unstable();
     assert!(names.is_sorted_by(|one, next| one < next), "two limits of one name: {names:?}");
+    let mut levels: Vec<_> = config.domains.iter().map(|domain| &domain.descriptors).collect();
+    while let Some(level) = levels.pop() {
+        for descriptor in level.iter() {
+            if let DescriptorLimit::Rule(number) = descriptor.limit {
+                assert!((config.named_limits..rules).contains(&number), "{} has no rule", descriptor.key);
+            }
+            levels.push(&descriptor.descriptors);
+        }
+    }
     if let Some(gateway) = &config.gateway {
         assert!(!gateway.listeners.is_empty() && !gateway.routes.is_empty(), "a gateway without a door");
         for upstream in &gateway.upstreams {

@@ -27,15 +27,20 @@ fn summary(config: &Config) -> String {
         Store::Memory { .. } => "in memory",
         Store::Redis(_) => "in Redis",
     };
-    let limits = counted(config.rules.rules().len() + config.slots.len(), "limit");
+    let mut limits = format!("{} {store}", counted(config.named_limits + config.slots.len(), "limit"));
+    if !config.domains.is_empty() {
+        let domains = counted(config.domains.len(), "domain");
+        let asked = counted(config.rules.rules().len() - config.named_limits, "limit");
+        limits = format!("{limits}, {domains} with {asked}");
+    }
     match &config.gateway {
         Some(gateway) => {
             let routes = counted(gateway.routes.len(), "route");
             let addresses: Vec<String> =
                 gateway.listeners.iter().map(|listener| listener.address.to_string()).collect();
-            format!("{limits} {store}, {routes}, listening on {}", addresses.join(", "))
+            format!("{limits}, {routes}, listening on {}", addresses.join(", "))
         }
-        None => format!("{limits} {store}, no gateway"),
+        None => format!("{limits}, no gateway"),
     }
 }
 

@@ -2,13 +2,18 @@
 
 use std::time::Duration;
 
+use tollgate_core::Limit;
+
 mod key;
 mod level;
 mod metadata;
+mod name;
+mod read;
 mod wildcard;
 
 pub use level::Descriptors;
 pub use metadata::{Data, Metadata};
+pub(crate) use read::domains;
 pub use wildcard::Wildcard;
 
 /// The most descriptors of a file, in all of its domains.
@@ -139,6 +144,21 @@ impl Unit {
     /// The unit of this name, in capitals or not.
     pub fn named(name: &str) -> Option<Unit> {
         Unit::ALL.into_iter().find(|unit| unit.name().eq_ignore_ascii_case(name))
+    }
+}
+
+/// In which unit Envoy is told of a limit, and how many. A bucket is told by the speed at which it fills.
+fn told(limit: &Limit) -> (Option<Unit>, u32) {
+    let (count, length) = match limit {
+        Limit::FixedWindow(it) => (u64::from(it.limit()), it.window()),
+        Limit::Log(it) => (u64::from(it.limit()), it.window()),
+        Limit::Counter(it) => (u64::from(it.limit()), it.window()),
+        Limit::Bucket(it) => (it.rate().count(), it.rate().period()),
+        Limit::Steps(it) => (it.rate().count(), it.rate().period()),
+    };
+    match (Unit::of(length), u32::try_from(count)) {
+        (Some(unit), Ok(count)) => (Some(unit), count),
+        _ => (None, limit.limit()),
     }
 }
 

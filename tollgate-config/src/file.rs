@@ -8,7 +8,7 @@ use tollgate_rules::path::{Spelling, WhenAmbiguous};
 use tollgate_rules::rule::{Rules, RulesError};
 
 use crate::doors::{Door, Doors, admin, doors};
-use crate::envoy::Domain;
+use crate::envoy::{Domain, domains};
 use crate::error::{known_instead, listed, quoted};
 use crate::gateway::{Gateway, Kind, LimitNames, gateway};
 use crate::outside::{Outside, Secret};
@@ -124,6 +124,17 @@ pub(crate) fn document(reader: &mut Reader, node: &Node, outside: &dyn Outside) 
         known.push((entry.name, kind));
     }
     let known = LimitNames::new(&known);
+    let named_limits = rules.len();
+    let (domains, asked) = domains(reader, fields.get("domains"), named_limits);
+    for rule in asked {
+        if let Some(entry) = limits.iter().find(|entry| entry.name == rule.name) {
+            let what = format!("a descriptor of a domain is called {} already", quoted(entry.name));
+            reader.wrong(entry.place, what, "write another name, as in `per-user`");
+        }
+        customs.push(Custom::default());
+        policies.extend(PolicyName::new(&rule.name).ok());
+        rules.push(rule);
+    }
     let gateway = fields.get("gateway").and_then(|node| gateway(reader, node, &known, outside));
     let doors = doors(reader, fields.get("doors"), &known, outside);
     let admin = admin(reader, fields.get("admin"), outside);
@@ -140,7 +151,6 @@ pub(crate) fn document(reader: &mut Reader, node: &Node, outside: &dyn Outside) 
             "a ban or an override has that name already; write another, as in `per-user`",
         );
     };
-    let (named_limits, domains) = (rules.len(), Vec::new());
     let rules = Rules::new(rules).map_err(wrong).ok()?;
     Some(Config {
         store: store?,

@@ -85,7 +85,7 @@ pub(crate) fn among(reader: &mut Reader, fields: &Fields<'_>) -> Option<Limit> {
         second(reader, place);
         return None;
     }
-    let nothing = Node { place: fields.place, typed: Typed::Nothing };
+    let nothing = Node::nothing(fields.place);
     let node = fields.get(name).unwrap_or(&nothing);
     if matches!(node.typed, Typed::Word(_) | Typed::List(_)) {
         reader.wrong(node.place, "the parameters must be a mapping", EXAMPLE);

@@ -3,7 +3,7 @@
 use crate::limit;
 
 pub(crate) const FILE: &[&str] =
-    &["store", "client", "paths", "answers", "jwt", "limits", "gateway", "doors", "admin"];
+    &["store", "client", "paths", "answers", "jwt", "limits", "domains", "gateway", "doors", "admin"];
 
 pub(crate) const STORE: &[&str] = &["memory", "redis"];
 pub(crate) const MEMORY: &[&str] = &["max_keys", "max_bytes", "when_full"];
@@ -45,6 +45,21 @@ pub(crate) const OVERRIDE: &[&str] = &["key", "when", "unlimited"];
 pub(crate) const LISTED: &[&str] = &["client", "key"];
 pub(crate) const BAN: &[&str] = &["after", "within", "for"];
 pub(crate) const ANSWER: &[&str] = &["status", "body", "content_type"];
+
+/// Of a descriptor, beside its algorithm.
+pub(crate) const DESCRIPTOR: &[&str] = &[
+    "key",
+    "value",
+    "unlimited",
+    "blocked",
+    "name",
+    "replaces",
+    "shadow",
+    "quota",
+    "share",
+    "metadata",
+    "descriptors",
+];
 
 pub(crate) const GATEWAY: &[&str] =
     &["listen", "routes", "upstreams", "timeouts", "max_connections", "max_in_flight", "access_log"];
@@ -153,6 +168,7 @@ mod tests {
         let mut all: Vec<(&str, Vec<&str>)> = plain.map(|(at, names)| (at, names.to_vec())).to_vec();
         all.push(("/$defs/limit", with_algorithms(LIMIT)));
         all.push(("/$defs/override", with_algorithms(OVERRIDE)));
+        all.push(("/$defs/descriptor", with_algorithms(DESCRIPTOR)));
         let algorithms = [
             "/$defs/token_bucket",
             "/$defs/leaky_bucket",

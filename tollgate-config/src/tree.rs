@@ -20,6 +20,14 @@ use crate::error::{Place, Problem, quoted};
 pub(crate) struct Node {
     pub(crate) place: Place,
     pub(crate) typed: Typed,
+    /// Whether YAML takes a word for text, and not for a number or a truth value. Most of a file does not ask.
+    pub(crate) is_text: bool,
+}
+
+impl Node {
+    pub(crate) fn nothing(place: Place) -> Node {
+        Node { place, typed: Typed::Nothing, is_text: false }
+    }
 }
 
 #[derive(Debug)]
@@ -50,7 +58,7 @@ pub(crate) fn read(
         Ok(raw) => Ok((node(raw, yaml, &mut Vec::new()), Vec::new())),
         Err(error) => match error.without_snippet() {
             // Nothing at all is not wrong by itself.
-            Yaml::Eof { .. } => Ok((Node { place: Place::default(), typed: Typed::Nothing }, Vec::new())),
+            Yaml::Eof { .. } => Ok((Node::nothing(Place::default()), Vec::new())),
             Yaml::DuplicateMappingKey { .. } => {
                 let first = problem(&error, yaml, what, example);
                 let Ok(raw) = raw(yaml, size, DuplicateKeyPolicy::LastWins) else { return Err(first) };
@@ -183,6 +191,7 @@ impl<'de> Visitor<'de> for AnyNode {
 
 fn node(raw: Spanned<Raw>, yaml: &str, problems: &mut Vec<Problem>) -> Node {
     let Spanned { value, referenced, defined } = raw;
+    let is_text = matches!(value, Raw::Text(_));
     let typed = match value {
         Raw::Nothing => Typed::Nothing,
         Raw::Text(text) => Typed::Word(text),
@@ -203,7 +212,7 @@ fn node(raw: Spanned<Raw>, yaml: &str, problems: &mut Vec<Problem>) -> Node {
             Typed::Map(typed)
         }
     };
-    Node { place: place(referenced), typed }
+    Node { place: place(referenced), typed, is_text }
 }
 
 fn twice(place: Place, name: &str) -> Problem {

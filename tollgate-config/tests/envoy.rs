@@ -2,7 +2,15 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot be set up has failed")]
 
 use proptest::prelude::*;
-use tollgate_config::envoy::{Descriptor, DescriptorLimit, Descriptors, Domain, Value, Wildcard};
+use tollgate_config::envoy::{Data, Descriptor, DescriptorLimit, Descriptors, Domain, Unit, Value, Wildcard};
+use tollgate_config::{Config, to_yaml};
+
+#[allow(dead_code, reason = "each test uses what it needs")]
+mod common;
+
+fn config(yaml: &str) -> Config {
+    common::read(yaml).unwrap_or_else(|errors| panic!("{errors}"))
+}
 
 fn descriptor(key: &str, value: &str, descriptors: Vec<Descriptor>) -> Descriptor {
     Descriptor {
@@ -69,6 +77,102 @@ fn values_that_share_have_one_key() {
     assert_ne!(key(&shared, "/files/a"), key(&shared, "/files/b"));
     shared.shares = true;
     assert_eq!(key(&shared, "/files/a"), key(&shared, "/files/b"));
+}
+
+#[test]
+fn a_domain_is_read_as_it_is_written() {
+    let config = config(
+        "
+limits:
+  own: { token_bucket: }
+  busy: { in_flight: 3 }
+domains:
+  mongo_cps:
+    - key: database
+      fixed_window: { limit: 500, window: 1s }
+      name: per-database
+      descriptors:
+        - { key: collection, value: 7, shadow: true, sliding_window_counter: { limit: 9, window: 30d } }
+        - { key: collection, value: tmp*, share: true, quota: true, leaky_bucket: { capacity: 5, leak: 60/min }, replaces: [per-database, x] }
+    - { key: database, value: free, unlimited: true }
+    - { key: database, value: gone, blocked: true }
+    - key: database
+      value: plain
+      metadata: { team: a, number: 1, text: '1', list: [true, ~, 0x10], '2': { deep: 1.5 } }
+  other: []
+gateway: { routes: [{ id: r, upstream: http://h }, { id: s, upstream: http://h, limits: [own] }] }",
+    );
+    let names: Vec<&str> = config.names.iter().map(|name| name.as_str()).collect();
+    let inner = ["mongo_cps.database.collection=7", "mongo_cps.database.collection=tmp*"];
+    assert_eq!(names, ["own", "mongo_cps.database", inner[0], inner[1]]);
+    assert_eq!((config.named_limits, config.rules.rules().len(), config.customs.len()), (1, 4, 4));
+    let rules: Vec<_> = config.rules.rules().collect();
+    assert_eq!(rules.iter().map(|rule| rule.is_shadow).collect::<Vec<_>>(), [false, false, true, false]);
+    // Nothing of it concerns requests of the gateway.
+    let routes = config.gateway.unwrap().routes;
+    assert!(routes.iter().all(|route| route.limits == [0]), "{routes:?}");
+
+    let [mongo, other] = config.domains.as_slice() else { panic!("{:?}", config.domains) };
+    assert_eq!((&*mongo.name, &*other.name, other.descriptors.len()), ("mongo_cps", "other", 0));
+    let find = |entries: &[(&str, &str)]| mongo.find(entries).unwrap().descriptor;
+    let database = find(&[("database", "users")]);
+    assert_eq!((database.limit, database.name.as_deref()), (DescriptorLimit::Rule(1), Some("per-database")));
+    assert_eq!((database.unit, database.requests_per_unit), (Some(Unit::Second), 500));
+    assert_eq!(to_yaml(&rules[1].limit), "fixed_window: { limit: 500, window: 1s, align: clock }");
+    let seven = find(&[("database", "users"), ("collection", "7")]);
+    assert_eq!((seven.limit, seven.is_shadow), (DescriptorLimit::Rule(2), true));
+    assert_eq!((seven.unit, seven.requests_per_unit), (Some(Unit::Month), 9));
+    let shared = find(&[("database", "users"), ("collection", "tmp-1")]);
+    assert_eq!((shared.limit, shared.shares, shared.is_quota), (DescriptorLimit::Rule(3), true, true));
+    assert_eq!((shared.unit, shared.requests_per_unit), (Some(Unit::Minute), 60));
+    assert_eq!(shared.replaces, ["per-database", "x"]);
+    assert_eq!(find(&[("database", "free")]).limit, DescriptorLimit::Unlimited);
+    assert_eq!(find(&[("database", "gone")]).limit, DescriptorLimit::Blocked);
+    let plain = find(&[("database", "plain")]);
+    let text = |text: &str| Data::Text(text.to_owned());
+    let expected = [
+        ("team", text("a")),
+        ("number", Data::Number(1.0)),
+        ("text", text("1")),
+        ("list", Data::List(vec![Data::Bool(true), Data::Null, Data::Number(16.0)])),
+        ("2", Data::Map(vec![("deep".to_owned(), Data::Number(1.5))])),
+    ];
+    assert_eq!(plain.metadata, Some(expected.map(|(name, data)| (name.to_owned(), data)).to_vec()));
+    assert_eq!(plain.limit, DescriptorLimit::None);
+}
+
+/// Budgets are kept under these names: what stands around a descriptor must not change its own.
+#[test]
+fn names_stay_when_others_come_and_go() {
+    let name = |yaml: &str| {
+        let config = config(yaml);
+        let found = config.domains[0].find(&[("a", "1"), ("b", "2")]).unwrap();
+        let DescriptorLimit::Rule(number) = found.descriptor.limit else { panic!("{found:?}") };
+        config.names[number].as_str().to_owned()
+    };
+    let one = name("domains: { d: { key: a, descriptors: { key: b, fixed_window: } } }");
+    let other = name(
+        "limits: { x: { token_bucket: } }
+domains: { d: [{ key: z, token_bucket: }, { key: a, token_bucket: , descriptors: { key: b, token_bucket: } }] }",
+    );
+    assert_eq!((&*one, &*one), ("d.a.b", &*other));
+}
+
+/// A time that is none of Envoy's units is told as none, and not as another.
+#[test]
+fn only_units_that_are_units_are_told() {
+    for (limit, unit, count) in [
+        ("fixed_window: { limit: 7, window: 365d }", Some(Unit::Year), 7),
+        ("fixed_window: { limit: 7, window: 7d }", Some(Unit::Week), 7),
+        ("sliding_window_log: { limit: 7, window: 24h }", Some(Unit::Day), 7),
+        ("fixed_window: { limit: 7, window: 90s }", None, 7),
+        ("token_bucket: { capacity: 7, refill: 3/h }", Some(Unit::Hour), 3),
+        ("token_bucket: { capacity: 7, refill: 3/2h, style: stepped }", None, 7),
+    ] {
+        let config = config(&format!("domains: {{ d: {{ key: a, {limit} }} }}"));
+        let found = config.domains[0].find(&[("a", "")]).unwrap().descriptor;
+        assert_eq!((found.unit, found.requests_per_unit), (unit, count), "{limit}");
+    }
 }
 
 /// Texts that would be mistaken for each other if they were only put together.

@@ -66,7 +66,7 @@ impl Gate {
     }
 
     fn allows(&self, request: &Asks) -> bool {
-        let Ok(asked) = self.config.rules.ask(request, 0..self.config.rules.rules().len()) else {
+        let Ok(asked) = self.config.rules.ask(request, 0..self.config.named_limits) else {
             return false;
         };
         let charges = asked.charges.iter().map(|asking| Charge {
@@ -183,7 +183,7 @@ fn everything_is_read_as_it_is_written() {
     assert_eq!(redis.address.reveal(), "redis://tollgate:hunter2@127.0.0.1:6379");
     assert_eq!(redis.secret.as_ref().unwrap().reveal(), "correct horse battery staple");
     assert_eq!(redis.failure, Failure::Local { nodes: 3 });
-    let rules: Vec<_> = config.rules.rules().collect();
+    let rules: Vec<_> = config.rules.rules().take(config.named_limits).collect();
     let [user, work, login, tomorrow, bytes] = rules.as_slice() else { panic!("{rules:?}") };
     assert_eq!((user.overrides.len(), user.lease.map(|lease| lease.most)), (3, Some(5)));
     assert!(user.overrides[2].limit.is_none() && work.lease.is_none());
@@ -193,6 +193,13 @@ fn everything_is_read_as_it_is_written() {
     assert_eq!((config.answers.jitter_secs, config.answers.headers.name()), (5, "ietf"));
     assert_eq!(config.jwt.as_ref().unwrap().algorithms, ["EdDSA"]);
     assert_eq!((config.slots[0].most, config.slots[0].policy.as_str()), (20, "at-once"));
+    let [edge] = config.domains.as_slice() else { panic!("{:?}", config.domains) };
+    let files = edge.find(&[("remote_address", "192.0.2.9"), ("path", "/files/a")]).unwrap().descriptor;
+    assert_eq!(
+        (files.name.as_deref(), &*files.replaces, files.shares),
+        (Some("files"), &["per-address".into()][..], true)
+    );
+    assert_eq!(config.rules.rules().len(), config.named_limits + 5);
     let gateway = config.gateway.as_ref().unwrap();
     let [upload, users, others] = gateway.routes.as_slice() else { panic!("{gateway:?}") };
     assert_eq!((&*others.limits, &*others.slots), (&[0, 1, 2, 3][..], &[][..]));

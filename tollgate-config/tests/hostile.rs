@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use tollgate::{Clock, SystemClock, Time};
+use tollgate_config::envoy::{DEPTH_MAX, DESCRIPTORS_MAX};
 use tollgate_config::{
     ADDRESSES_MAX, ERRORS_MAX, HEADER_EDITS_MAX, LIMITS_MAX, LISTENERS_MAX, OVERRIDES_MAX, ROUTES_MAX,
     TEXT_BYTES_MAX, UPSTREAMS_MAX,
@@ -82,6 +83,21 @@ fn bombs_end_in_an_error_and_soon() {
                 "{}gateway: {{ routes: {{ id: a, upstream: http://h, limits: [{}] }} }}",
                 limits(LIMITS_MAX),
                 many(80_000, |n| format!("l{n}, "))
+            ),
+        ),
+        (
+            "descriptors",
+            format!("domains:\n  d:\n{}", many(10_000, |n| format!("  - {{key: k, value: {n}}}\n"))),
+        ),
+        (
+            "descriptors in descriptors",
+            format!("domains: {{ d: {} }}", "{key: k, descriptors: [".repeat(20_000)),
+        ),
+        (
+            "descriptors by an alias",
+            format!(
+                "domains:\n  d: &d [{{key: k, fixed_window: }}]\n{}",
+                many(40_000, |n| format!("  d{n}: *d\n"))
             ),
         ),
         (
@@ -231,6 +247,12 @@ fn large_files_are_read_soon() {
     let routes = |one: &dyn Fn(usize) -> String| format!("gateway:\n  routes:\n{}", many(ROUTES_MAX, one));
     let network = |n: usize| format!("{}.{}.{}.0/24,", n >> 16 & 255, n >> 8 & 255, n & 255);
     let path = "a/".repeat(430);
+    let descriptor = |n: usize| {
+        format!(
+            "  - {{key: k, value: v{n}*, share: true, name: n{n}, fixed_window: {{limit: {}, window: 30d, align: clock}}}}\n",
+            n + 1
+        )
+    };
     check_soon(
         &[
             ("networks", format!("limits: {{a: {{token_bucket: , deny: [{}]}}}}", many(49_000, network))),
@@ -251,6 +273,17 @@ fn large_files_are_read_soon() {
                     many(OVERRIDES_MAX, |n| {
                         format!("{{key: [{}], unlimited: true}},", many(40, |m| format!("k{n}x{m},")))
                     })
+                ),
+            ),
+            ("descriptors", format!("domains:\n  d:\n{}", many(DESCRIPTORS_MAX, descriptor))),
+            (
+                "descriptors with long names around them",
+                format!(
+                    "domains:\n  d:\n  - key: {}\n    descriptors:\n{}",
+                    "x".repeat(800_000),
+                    many(DESCRIPTORS_MAX - 1, |n| format!(
+                        "    - {{key: {n}, token_bucket: , replaces: [a, b]}}\n"
+                    ))
                 ),
             ),
             (
@@ -336,7 +369,17 @@ fn bounds_are_told_by_name_and_reached() {
         )
     };
     assert!(read(&edits(HEADER_EDITS_MAX)).is_ok());
+    let descriptors = |count| {
+        format!("domains: {{ d: [{}] }}", many(count, |n| format!("{{ key: k{n}, token_bucket: }}, ")))
+    };
+    assert_eq!(read(&descriptors(DESCRIPTORS_MAX)).unwrap().domains[0].descriptors.len(), DESCRIPTORS_MAX);
+    let deep = |count| {
+        format!("domains: {{ d: {}[]{} }}", "{ key: k, descriptors: ".repeat(count), "}".repeat(count))
+    };
+    assert!(read(&deep(DEPTH_MAX - 1)).is_ok());
     for (yaml, told) in [
+        (descriptors(DESCRIPTORS_MAX + 1), "a file has at most 2000 descriptors, and here is one more"),
+        (deep(DEPTH_MAX), "these descriptors are inside of 10 others, and that is the most"),
         (listeners(LISTENERS_MAX + 1), "there are 65 addresses, and a gateway has at most 64"),
         (upstreams(UPSTREAMS_MAX + 1), "there are 1001 upstreams, and a gateway has at most 1000"),
         (addresses(ADDRESSES_MAX + 1), "there are 1001 addresses, and an upstream has at most 1000"),

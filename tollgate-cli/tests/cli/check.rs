@@ -34,7 +34,8 @@ fn a_good_file_is_summed_up_in_a_line() {
         ("gateway", "1 limit in memory, 1 route, listening on 127.0.0.1:8080"),
         (
             "everything",
-            "6 limits in Redis, 3 routes, listening on 127.0.0.1:8080, 127.0.0.1:8443, 127.0.0.1:8090",
+            "6 limits in Redis, 1 domain with 5 limits, 3 routes, listening on 127.0.0.1:8080, 127.0.0.1:8443, \
+             127.0.0.1:8090",
         ),
     ] {
         let path = format!("{EXAMPLES}/{name}.yaml");
@@ -71,7 +72,7 @@ error: three.yaml:5:1: `stor` is not a parameter of the file
   |
 5 | stor: memory
   | ^^^^
-  = write `store`; the file has store, client, paths, answers, jwt, limits, gateway and admin
+  = write `store`; the file has store, client, paths, answers, jwt, limits, domains, gateway and admin
 
 3 mistakes
 "
