@@ -30,6 +30,12 @@ pub(crate) enum Command {
     #[command(max_term_width = 100, after_help = CHECK_EXIT_CODES)]
     Check(Check),
 
+    /// Turn the configuration of another rate limiter into one of tollgate, and print it
+    Migrate {
+        #[command(subcommand)]
+        from: Origin,
+    },
+
     /// Print what a configuration file may hold, as a JSON Schema for editors
     Schema,
 }
@@ -57,6 +63,21 @@ pub(crate) struct Check {
     #[arg(value_name = "FILE")]
     pub(crate) file: PathBuf,
 }
+
+/// Whose configuration it is.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Origin {
+    /// Envoy's reference rate limit service: all files of a folder that end with .yaml or .yml, a domain each
+    #[command(max_term_width = 100, after_help = MIGRATE_EXIT_CODES)]
+    Envoy {
+        /// The folder
+        #[arg(value_name = "DIR")]
+        folder: PathBuf,
+    },
+}
+
+const MIGRATE_EXIT_CODES: &str =
+    "Exit codes: 0 done, 1 something cannot be read, 2 something in a file is wrong.";
 
 const CHECK_EXIT_CODES: &str = "Exit codes: 0 it is right, 1 it cannot be read, 2 something in it is wrong.";
 

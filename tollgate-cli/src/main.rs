@@ -1,6 +1,6 @@
 //! The command `tollgate`.
 //!
-//! argv -> what was typed (`args`) -> the command (`run`, `simulate`, `check`) -> exit code (`failure`). Data goes to stdout, talk to
+//! argv -> what was typed (`args`) -> the command (`run`, `simulate`, `check`, `migrate`) -> exit code (`failure`). Data goes to stdout, talk to
 //! stderr. Exit codes: 0 done, 2 something typed is wrong, 1 something could not be read or written.
 
 use std::process::ExitCode;
@@ -10,10 +10,12 @@ use clap::Parser;
 mod args;
 mod check;
 mod descriptors;
+mod envoy;
 mod failure;
 mod handover;
 mod input;
 mod log;
+mod migrate;
 mod outside;
 mod run;
 mod screen;
@@ -43,6 +45,7 @@ fn run(args: Args) -> Result<(), Failure> {
     match args.command {
         Some(Command::Simulate(simulate)) => simulate::run(&simulate),
         Some(Command::Check(check)) => check::run(&check),
+        Some(Command::Migrate { from }) => migrate::run(&from),
         Some(Command::Schema) => check::schema(),
         Some(Command::Run(run)) => run::run(&run),
         None => run::run(&Run { config: None }),

@@ -4,15 +4,18 @@ use std::time::Duration;
 
 use tollgate_core::Limit;
 
+mod classic;
 mod key;
 mod level;
 mod metadata;
+mod migrate;
 mod name;
 mod read;
 mod wildcard;
 
 pub use level::Descriptors;
 pub use metadata::{Data, Metadata};
+pub use migrate::migrate;
 pub(crate) use read::domains;
 pub use wildcard::Wildcard;
 

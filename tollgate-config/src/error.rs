@@ -182,6 +182,15 @@ impl Errors {
         Errors { all, is_cut }
     }
 
+    /// What is wrong with several texts, one after the other; none if nothing is.
+    pub(crate) fn joined(several: Vec<Errors>) -> Option<Errors> {
+        let is_cut = several.iter().any(|errors| errors.is_cut);
+        let mut all: Vec<Error> = several.into_iter().flat_map(|errors| errors.all).collect();
+        let is_cut = is_cut || all.len() > ERRORS_MAX;
+        all.truncate(ERRORS_MAX);
+        (!all.is_empty()).then_some(Errors { all, is_cut })
+    }
+
     /// The same, saying which file they are about.
     #[must_use]
     pub fn in_file(self, name: &str) -> Errors {

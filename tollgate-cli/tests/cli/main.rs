@@ -10,6 +10,7 @@ mod check;
 mod compare;
 mod decisions;
 mod memory;
+mod migrate;
 mod mistakes;
 mod pipes;
 mod store;
