@@ -3,6 +3,7 @@
 //! | module | what it is |
 //! |---|---|
 //! | [`gateway`] | a reverse proxy that forwards what its limits allow, and answers 429 to the rest |
+//! | [`resp`] | answers commands of the Redis protocol, such as redis-cell's |
 //! | [`admin`] | metrics and health |
 //! | [`demo`] | a small upstream, for trying things out |
 //! | [`Sockets`] | listening sockets, opened or handed over |
@@ -15,6 +16,7 @@ pub mod demo;
 pub mod gateway;
 mod limits;
 mod metrics;
+pub mod resp;
 mod sockets;
 
 pub use limits::{LimitsError, Stored};

@@ -1,0 +1,282 @@
+//! Commands that ask a limit: what they say, and what they are told.
+//!
+//! | command | is told |
+//! |---|---|
+//! | `CL.THROTTLE key max_burst count period [quantity]` | as by redis-cell: 0 if it may pass and 1 if not; the limit, which is `max_burst` + 1; what remains; seconds to wait, -1 if it may pass or never will; seconds until all is there again |
+//! | `THROTTLE key max_burst count period [quantity]` | as by throttlecrab: 1 if it may pass and 0 if not; the limit, which is `max_burst`; what remains; seconds until all is there again; seconds to wait, 0 if it may pass, -1 if it never will |
+//! | `TG.CHECK limit [key [cost [key ...]]]` | 1 if it may pass and 0 if not; the limit; what remains; milliseconds to wait, -1 if it may pass or never will; milliseconds until all is there again; milliseconds to wait before it goes on, where a limit delays |
+//!
+//! The first two bring their limit along. The third asks one of the configuration, by name; if its key has several parts,
+//! the first stands before the cost and the others behind it, and if it has none, the key is empty or left out. A key that the
+//! limit always denies is told a limit of 0, and one that has no limit one of -1. Quantities and costs are 1 where nothing is said, and 0 asks
+//! and takes nothing. All times are rounded up, so that nobody who waits for so long comes too early.
+
+use std::time::Duration;
+
+use smallvec::SmallVec;
+use tollgate::tower::RateLimitLayer;
+use tollgate::tower::direct::{Answered, Demand, How, Named, NotNamed, Which};
+use tollgate::{Decision, Limit, Rate, RetryAfter, Store, Style};
+
+use super::counts::Became;
+use super::reply::{Replies, quoted};
+use super::wire::Words;
+
+/// An error, which is all that there is to tell.
+pub(crate) type ErrorText = std::borrow::Cow<'static, str>;
+
+const CELL_USAGE: &str =
+    "Cell error: Usage: cl.throttle <key> <max_burst> <count per period> <period> [<quantity>]";
+
+const STORE_AWAY: &str = "UNAVAILABLE the store does not answer, and the policy is that nothing passes then";
+
+/// A limit that came with a command, and how much is asked of it.
+#[derive(Debug, PartialEq, Eq)]
+struct Brought {
+    limit: Limit,
+    cost: u32,
+}
+
+/// `CL.THROTTLE key max_burst count period [quantity]`
+pub(crate) async fn cl_throttle<S: Store>(
+    words: Words<'_>,
+    limits: &RateLimitLayer<S>,
+    out: &mut Replies,
+) -> Result<Became, ErrorText> {
+    let brought = cell(words)?;
+    Ok(match decide(&brought, words, limits).await {
+        Some(decision) => {
+            out.numbers(&as_cell(&decision));
+            became(decision.allowed)
+        }
+        None => unavailable(out),
+    })
+}
+
+/// `THROTTLE key max_burst count period [quantity]`
+pub(crate) async fn throttle<S: Store>(
+    words: Words<'_>,
+    limits: &RateLimitLayer<S>,
+    out: &mut Replies,
+) -> Result<Became, ErrorText> {
+    let brought = crab(words)?;
+    Ok(match decide(&brought, words, limits).await {
+        Some(decision) => {
+            out.numbers(&as_crab(&decision));
+            became(decision.allowed)
+        }
+        None => unavailable(out),
+    })
+}
+
+/// `TG.CHECK limit [key [cost [key ...]]]`
+pub(crate) async fn check<S: Store>(
+    words: Words<'_>,
+    limits: &RateLimitLayer<S>,
+    out: &mut Replies,
+) -> Result<Became, ErrorText> {
+    let name = words.get(1).unwrap_or_default();
+    let Some(number) = limits.rules().position(|rule| rule.name.as_bytes() == name) else {
+        return Err(format!("ERR there is no limit '{}' in the configuration", quoted(name)).into());
+    };
+    let cost = match words.get(3) {
+        None => 1,
+        cost => integer(cost)
+            .and_then(|cost| u32::try_from(cost).ok())
+            .ok_or_else(|| format!("ERR invalid cost; it must be 0 to {}", u32::MAX))?,
+    };
+    let mut values = SmallVec::<[&str; 4]>::new();
+    // Where there is a cost but no key, the key is empty.
+    let first = words.get(2).filter(|key| !key.is_empty() || words.len() > 4);
+    for value in first.into_iter().chain(words.iter().skip(4)) {
+        values.push(std::str::from_utf8(value).map_err(|_| "ERR a part of the key is not UTF-8")?);
+    }
+    let demand = Demand { limit: Which::Rule(number), key: Named::Values(&values), cost };
+    let answered = match limits.ask(&[demand], how(cost)).await {
+        Ok(answered) => answered,
+        Err(unasked) if unasked.why == NotNamed::Denied => {
+            out.numbers(&NEVER);
+            return Ok(Became::Denied);
+        }
+        Err(unasked) => return Err(format!("ERR {}", unasked.why).into()),
+    };
+    if answered.is_closed {
+        return Ok(unavailable(out));
+    }
+    let allowed = answered.allowed;
+    match answered.said.first().and_then(|said| said.decision) {
+        // One that only counts says something else than what counts.
+        Some(decision) if allowed => {
+            out.numbers(&as_own(&Decision { allowed, retry_after: RetryAfter::Now, ..decision }));
+        }
+        Some(decision) => out.numbers(&as_own(&decision)),
+        None => out.numbers(&UNLIMITED),
+    }
+    Ok(became(allowed))
+}
+
+/// What a limit that came with a command says to its second word; none if the store is away.
+async fn decide<S: Store>(
+    brought: &Brought,
+    words: Words<'_>,
+    limits: &RateLimitLayer<S>,
+) -> Option<Decision> {
+    let key = Named::Bytes(words.get(1).unwrap_or_default());
+    let demand = Demand { limit: Which::Own(&brought.limit), key, cost: brought.cost };
+    let answered: Answered = limits.ask(&[demand], how(brought.cost)).await.ok()?;
+    answered.said.first().and_then(|said| said.decision).filter(|_| !answered.is_closed)
+}
+
+/// Who takes nothing only looks.
+fn how(cost: u32) -> How {
+    if cost == 0 { How::Look } else { How::Charge }
+}
+
+fn became(allowed: bool) -> Became {
+    if allowed { Became::Allowed } else { Became::Denied }
+}
+
+fn unavailable(out: &mut Replies) -> Became {
+    out.error(STORE_AWAY);
+    Became::Unavailable
+}
+
+/// What `CL.THROTTLE` says, and what redis-cell answers if it says something else.
+fn cell(words: Words<'_>) -> Result<Brought, ErrorText> {
+    if !matches!(words.len(), 5 | 6) {
+        return Err(CELL_USAGE.into());
+    }
+    let number = |at: usize| {
+        integer(words.get(at)).ok_or_else(|| {
+            format!("Cell error: Couldn't parse as integer: {}", quoted(words.get(at).unwrap_or_default()))
+        })
+    };
+    let (max_burst, count, period) = (number(2)?, number(3)?, number(4)?);
+    let quantity = if words.len() == 6 { number(5)? } else { 1 };
+    let capacity = max_burst.checked_add(1).and_then(|capacity| u32::try_from(capacity).ok());
+    let capacity = capacity
+        .filter(|capacity| *capacity > 0)
+        .ok_or_else(|| format!("Cell error: max_burst is {max_burst}; it must be 0 to {}", u32::MAX - 1))?;
+    if count == 0 || period == 0 {
+        return Err("Cell error: Zero rates are not supported".into());
+    }
+    let cost = u32::try_from(quantity)
+        .map_err(|_| format!("Cell error: quantity is {quantity}; it must be 0 to {}", u32::MAX))?;
+    let limit = bucket(capacity, count, period).map_err(|why| format!("Cell error: {why}"))?;
+    Ok(Brought { limit, cost })
+}
+
+/// What `THROTTLE` says.
+fn crab(words: Words<'_>) -> Result<Brought, ErrorText> {
+    if words.len() > 6 {
+        return Err("ERR wrong number of arguments for 'throttle' command".into());
+    }
+    let number = |at: usize, name: &str, least: u32| {
+        let number = integer(words.get(at)).and_then(|number| u32::try_from(number).ok());
+        let number = number.filter(|number| *number >= least);
+        number.ok_or_else(|| format!("ERR invalid {name}; it must be {least} to {}", u32::MAX))
+    };
+    let capacity = number(2, "max_burst", 1)?;
+    let (count, period) = (number(3, "count_per_period", 1)?, number(4, "period", 1)?);
+    let cost = if words.len() == 6 { number(5, "quantity", 0)? } else { 1 };
+    let limit = bucket(capacity, count.into(), period.into()).map_err(|why| format!("ERR {why}"))?;
+    Ok(Brought { limit, cost })
+}
+
+/// A bucket of so many that gets `count` back in `period` seconds, one by one.
+fn bucket(capacity: u32, count: i64, period: i64) -> Result<Limit, String> {
+    let whole = |number: i64, name: &str| {
+        u64::try_from(number).map_err(|_| format!("{name} is {number}; it must be at least 1"))
+    };
+    let (count, period) = (whole(count, "count")?, whole(period, "period")?);
+    let rate = Rate::new(count, Duration::from_secs(period)).map_err(|why| why.to_string())?;
+    Limit::token_bucket(capacity, rate, Style::Smooth).map_err(|why| why.to_string())
+}
+
+/// A word that is a whole number.
+pub(crate) fn integer(word: Option<&[u8]>) -> Option<i64> {
+    std::str::from_utf8(word?).ok()?.parse().ok()
+}
+
+/// What a key is told that a limit always denies: there is nothing to wait for.
+const NEVER: [i64; 6] = [0, 0, 0, -1, 0, 0];
+/// What a key is told for which a limit has none.
+const UNLIMITED: [i64; 6] = [1, -1, -1, -1, 0, 0];
+
+fn as_cell(decision: &Decision) -> [i64; 5] {
+    let Decision { allowed, limit, remaining, retry_after, reset_after, .. } = *decision;
+    let retry_after = match retry_after {
+        RetryAfter::After(wait) => seconds(wait),
+        RetryAfter::Now | RetryAfter::Never => -1,
+    };
+    [i64::from(!allowed), limit.into(), remaining.into(), retry_after, seconds(reset_after)]
+}
+
+fn as_crab(decision: &Decision) -> [i64; 5] {
+    let Decision { allowed, limit, remaining, retry_after, reset_after, .. } = *decision;
+    let retry_after = match retry_after {
+        RetryAfter::After(wait) => seconds(wait),
+        RetryAfter::Now => 0,
+        RetryAfter::Never => -1,
+    };
+    [allowed.into(), limit.into(), remaining.into(), seconds(reset_after), retry_after]
+}
+
+fn as_own(decision: &Decision) -> [i64; 6] {
+    let Decision { allowed, limit, remaining, retry_after, reset_after, delay } = *decision;
+    let retry_after = match retry_after {
+        RetryAfter::After(wait) => millis(wait),
+        RetryAfter::Now | RetryAfter::Never => -1,
+    };
+    [allowed.into(), limit.into(), remaining.into(), retry_after, millis(reset_after), millis(delay)]
+}
+
+fn seconds(wait: Duration) -> i64 {
+    rounded_up(wait, 1_000_000_000)
+}
+
+fn millis(wait: Duration) -> i64 {
+    rounded_up(wait, 1_000_000)
+}
+
+fn rounded_up(wait: Duration, unit_ns: u128) -> i64 {
+    i64::try_from(wait.as_nanos().div_ceil(unit_ns)).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DENIED: Decision = Decision {
+        allowed: false,
+        limit: 5,
+        remaining: 1,
+        retry_after: RetryAfter::After(Duration::from_nanos(1_000_000_001)),
+        reset_after: Duration::from_nanos(3_900_000_001),
+        delay: Duration::ZERO,
+    };
+
+    /// The same decision in all layouts. Whoever waits for as long as he is told is not too early by a nanosecond.
+    #[test]
+    fn each_layout_has_its_own_order_and_unit() {
+        assert_eq!(as_cell(&DENIED), [1, 5, 1, 2, 4]);
+        assert_eq!(as_crab(&DENIED), [0, 5, 1, 4, 2]);
+        assert_eq!(as_own(&DENIED), [0, 5, 1, 1001, 3901, 0]);
+        let never = Decision { retry_after: RetryAfter::Never, ..DENIED };
+        assert_eq!(as_cell(&never)[3], -1);
+        assert_eq!(as_crab(&never)[4], -1);
+        assert_eq!(as_own(&never)[3], -1);
+        let delay = Duration::from_micros(1_500);
+        let allowed = Decision { allowed: true, retry_after: RetryAfter::Now, delay, ..DENIED };
+        assert_eq!(as_cell(&allowed), [0, 5, 1, -1, 4]);
+        assert_eq!(as_crab(&allowed), [1, 5, 1, 4, 0]);
+        assert_eq!(as_own(&allowed), [1, 5, 1, -1, 3901, 2]);
+    }
+
+    #[test]
+    fn the_longest_wait_is_a_number() {
+        assert_eq!(seconds(Duration::MAX), i64::MAX);
+        assert_eq!(millis(Duration::MAX), i64::MAX);
+        assert_eq!((seconds(Duration::ZERO), millis(Duration::from_nanos(1))), (0, 1));
+    }
+}

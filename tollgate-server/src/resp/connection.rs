@@ -1,0 +1,235 @@
+//! One client's connection, from its first byte to its last.
+
+use std::io;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::BufMut;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::{Instant, Sleep, sleep_until, timeout};
+
+use super::counts::{Became, Tally};
+use super::reply::Replies;
+use super::session::Session;
+use super::wire::{COMMAND_BYTES_MAX, Parser};
+use super::{Behind, Shared, drained};
+
+/// Replies that may wait for a client to read them; one more, of at most a word's length, may be on top.
+const UNSENT_BYTES_MAX: usize = 64 << 10;
+/// What is read at first, and again as long as it is enough: most commands are short.
+const READ_BYTES_MIN: usize = 512;
+/// Buffers that have grown beyond this are not kept for a client that has nothing to say.
+const KEPT_BYTES_MAX: usize = 4 << 10;
+/// How long a client with nothing to say lives on when the door is about to close, so that a command that is on its way
+/// gets an answer.
+const LAST_CALL: Duration = Duration::from_millis(500);
+/// What is read of a client that we have stopped listening to, so that it gets to read our last words.
+const LINGER_BYTES_MAX: usize = 1 << 20;
+const LINGER: Duration = Duration::from_secs(2);
+
+/// A connection, and what was read of it and is to be written to it.
+struct Connection<B> {
+    shared: Arc<Shared<B>>,
+    stream: TcpStream,
+    session: Session,
+    parser: Parser,
+    /// What was read and not answered.
+    unread: Vec<u8>,
+    replies: Replies,
+    tally: Tally,
+}
+
+/// What there is to do next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Next {
+    /// To read on.
+    Read,
+    /// Nothing: the client has been told what there was to tell.
+    Close,
+}
+
+/// How a conversation has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ending {
+    /// The client had nothing more to say.
+    Silent,
+    /// It was told something that it may not have read yet.
+    Said,
+}
+
+/// Serves a connection until it ends.
+pub(super) async fn run<B: Behind>(shared: Arc<Shared<B>>, stream: TcpStream, number: u64) {
+    let session = Session::new(number, shared.behind.token().is_none());
+    let mut connection = Connection {
+        stream,
+        session,
+        parser: Parser::default(),
+        unread: Vec::new(),
+        replies: Replies::default(),
+        tally: Tally::default(),
+        shared,
+    };
+    // How it ended otherwise, the client knows.
+    if let Ok(Ending::Said) = connection.talk().await {
+        connection.linger().await;
+    }
+}
+
+impl<B: Behind> Connection<B> {
+    /// Reads and answers, in turns.
+    async fn talk(&mut self) -> io::Result<Ending> {
+        let news = self.shared.draining.clone();
+        let mut draining = pin!(drained(self.shared.draining.clone()));
+        // One timer for all of it, left as it is by what comes in time.
+        let mut alarm = pin!(sleep_until(Instant::now() + self.shared.patience.idle));
+        // Since when it owes us the rest of a command, or has had nothing to say.
+        let mut since = Instant::now();
+        // Until when it is listened to, once the door is about to close.
+        let mut last_call = None;
+        loop {
+            let was_empty = self.unread.is_empty();
+            if !self.more(draining.as_mut(), alarm.as_mut(), since, &mut last_call).await? {
+                return Ok(Ending::Silent);
+            }
+            let read = self.unread.len();
+            let next = self.answer().await?;
+            self.send().await?;
+            // One who always has something to say would never hear of it otherwise.
+            if last_call.is_none() && *news.borrow() {
+                last_call = Some(Instant::now() + LAST_CALL);
+            }
+            if next == Next::Close || last_call.is_some_and(|last_call| Instant::now() >= last_call) {
+                return Ok(Ending::Said);
+            }
+            // Whoever sends a command byte by byte gets no more time by each of them.
+            if was_empty || self.unread.len() < read {
+                since = Instant::now();
+            }
+        }
+    }
+
+    /// Reads what comes next. False if nothing does: the client has ended, or the door is about to close.
+    async fn more(
+        &mut self,
+        mut draining: Pin<&mut impl Future<Output = ()>>,
+        mut alarm: Pin<&mut Sleep>,
+        since: Instant,
+        last_call: &mut Option<Instant>,
+    ) -> io::Result<bool> {
+        let patience = &self.shared.patience;
+        let deadline = since + if self.unread.is_empty() { patience.idle } else { patience.command };
+        self.make_room();
+        loop {
+            let until = last_call.map_or(deadline, |last_call| last_call.min(deadline));
+            if alarm.deadline() > until {
+                alarm.as_mut().reset(until);
+            }
+            // No more than the longest command: its end is in there, or it has none.
+            let room = self.unread.capacity().min(COMMAND_BYTES_MAX).saturating_sub(self.unread.len());
+            let mut room = (&mut self.unread).limit(room);
+            tokio::select! {
+                biased;
+                read = self.stream.read_buf(&mut room) => return Ok(read? > 0),
+                () = &mut alarm => {
+                    let now = Instant::now();
+                    if now >= deadline {
+                        return Err(io::ErrorKind::TimedOut.into());
+                    }
+                    if now >= until {
+                        return Ok(false);
+                    }
+                    alarm.as_mut().reset(until);
+                }
+                () = &mut draining, if last_call.is_none() => {
+                    *last_call = Some(Instant::now() + LAST_CALL);
+                }
+            }
+        }
+    }
+
+    /// Room for what comes next: twice as much as there was, if that was not enough.
+    fn make_room(&mut self) {
+        if self.unread.is_empty() && self.unread.capacity() > KEPT_BYTES_MAX {
+            self.unread = Vec::new();
+        }
+        if self.unread.len() == self.unread.capacity() {
+            self.unread.reserve(self.unread.len().max(READ_BYTES_MIN));
+        }
+    }
+
+    /// Answers all commands that have come.
+    async fn answer(&mut self) -> io::Result<Next> {
+        let limits = self.shared.behind.limits();
+        let mut at = 0;
+        let next = loop {
+            let bytes = self.unread.get(at..).unwrap_or_default();
+            match self.parser.next(bytes) {
+                Ok(Some(length)) => {
+                    let words = self.parser.words(bytes);
+                    let around = (&*self.shared.behind, &*self.shared.counts);
+                    let became = self.session.answer(words, limits.as_ref(), around, &mut self.replies).await;
+                    if let Some(became) = became {
+                        self.tally.add(became);
+                    }
+                    at += length;
+                    if self.session.is_over {
+                        break Ok(Next::Close);
+                    }
+                }
+                Ok(None) => break Ok(Next::Read),
+                Err(error) => {
+                    self.replies.error(&format!("ERR Protocol error: {error}"));
+                    self.tally.add(Became::Refused);
+                    break Ok(Next::Close);
+                }
+            }
+            if self.replies.bytes.len() >= UNSENT_BYTES_MAX
+                && let Err(error) = self.send().await
+            {
+                break Err(error);
+            }
+        };
+        self.unread.drain(..at.min(self.unread.len()));
+        self.shared.counts.take(&mut self.tally);
+        next
+    }
+
+    /// Sends all replies in one piece, if the client reads them.
+    async fn send(&mut self) -> io::Result<()> {
+        let mut bytes = self.replies.bytes.as_slice();
+        // Mostly the socket takes all of it at once, and nobody needs a timer.
+        while !bytes.is_empty() {
+            match self.stream.try_write(bytes) {
+                Ok(written) => bytes = bytes.get(written..).unwrap_or_default(),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) => return Err(error),
+            }
+        }
+        if !bytes.is_empty() {
+            timeout(self.shared.patience.write, self.stream.write_all(bytes)).await??;
+        }
+        self.replies.bytes.clear();
+        if self.replies.bytes.capacity() > KEPT_BYTES_MAX {
+            self.replies.bytes = Vec::new();
+        }
+        Ok(())
+    }
+
+    /// Ends our side, and reads on for a while: to close a connection on which something unread lies is to reset it, and
+    /// the client may lose our answer.
+    async fn linger(&mut self) {
+        let stream = &mut self.stream;
+        let reading = async {
+            stream.shutdown().await.ok()?;
+            let (mut bytes, mut left) = ([0; 1024], LINGER_BYTES_MAX);
+            while left > 0 {
+                let read = stream.read(&mut bytes).await.ok().filter(|read| *read > 0)?;
+                left = left.saturating_sub(read);
+            }
+            Some(())
+        };
+        let _ = timeout(LINGER, reading).await;
+    }
+}

@@ -1,0 +1,298 @@
+//! One client's conversation: who it is, and what it is told.
+
+use std::fmt::Write;
+
+use subtle::ConstantTimeEq;
+use tollgate::tower::RateLimitLayer;
+
+use super::Behind;
+use super::ask::{self, ErrorText};
+use super::counts::{Became, Counts};
+use super::known::{self, Command, Known};
+use super::reply::{Protocol, Replies, quoted};
+use super::wire::Words;
+
+/// How often a connection may guess the token.
+const GUESSES_MAX: u8 = 8;
+/// The longest name that a client may give itself.
+const NAME_BYTES_MAX: usize = 64;
+
+const NO_TOKEN: &str = "NOAUTH Authentication required.";
+const WRONG_TOKEN: &str = "WRONGPASS invalid username-password pair or user is disabled.";
+const NO_TOKEN_HERE: &str = "ERR AUTH <password> called without any password configured for the default user. \
+    Are you sure your configuration is correct?";
+const HELLO_FIRST: &str = "NOAUTH HELLO must be called with the client already authenticated, otherwise the HELLO \
+    <proto> AUTH <user> <pass> option can be used to authenticate the client and select the RESP protocol version at \
+    the same time";
+const NO_INTEGER: &str = "ERR value is not an integer or out of range";
+const BAD_NAME: &str = "ERR Client names cannot contain spaces, newlines or special characters.";
+const NO_LIMITS: &str = "UNAVAILABLE there are no limits to ask now; try again";
+
+/// What is remembered of a client between its commands.
+#[derive(Debug)]
+pub(crate) struct Session {
+    number: u64,
+    name: Vec<u8>,
+    /// Whether it has said the token, or there is none.
+    is_known: bool,
+    guesses: u8,
+    /// Whether nothing more is read of it.
+    pub(crate) is_over: bool,
+}
+
+impl Session {
+    pub(crate) fn new(number: u64, is_known: bool) -> Session {
+        Session { number, name: Vec::new(), is_known, guesses: 0, is_over: false }
+    }
+
+    /// Answers a command.
+    pub(crate) async fn answer<B: Behind>(
+        &mut self,
+        words: Words<'_>,
+        limits: Option<&RateLimitLayer<B::Store>>,
+        (behind, counts): (&B, &Counts),
+        out: &mut Replies,
+    ) -> Option<Became> {
+        // Of an empty line nobody expects an answer.
+        let name = words.get(0)?;
+        let asked = match self.find(name, words) {
+            Ok(known) => match (known.command, limits) {
+                (Command::ClThrottle, Some(limits)) => ask::cl_throttle(words, limits, out).await,
+                (Command::Throttle, Some(limits)) => ask::throttle(words, limits, out).await,
+                (Command::Check, Some(limits)) => ask::check(words, limits, out).await,
+                (Command::ClThrottle | Command::Throttle | Command::Check, None) => {
+                    out.error(NO_LIMITS);
+                    Ok(Became::Unavailable)
+                }
+                (command, _) => self.talk(command, words, behind, counts, out).map(|()| Became::Other),
+            },
+            Err(refused) => Err(refused),
+        };
+        Some(asked.unwrap_or_else(|refused| {
+            if !refused.is_empty() {
+                out.error(&refused);
+            }
+            Became::Refused
+        }))
+    }
+
+    /// The command of this name, if it is one, has as many words as it needs, and is for this client.
+    fn find(&mut self, name: &[u8], words: Words<'_>) -> Result<&'static Known, ErrorText> {
+        let Some(known) = Known::of(name) else {
+            // A page that has a browser send a form here begins with these. It must not get to the commands in it.
+            if name.eq_ignore_ascii_case(b"post") || name.eq_ignore_ascii_case(b"host:") {
+                tracing::warn!(
+                    "closed: it speaks HTTP, as a page would that has somebody's browser send commands"
+                );
+                self.is_over = true;
+                return Err("".into());
+            }
+            return Err(if self.is_known { unknown(name, words).into() } else { NO_TOKEN.into() });
+        };
+        if !self.is_known && !known.is_for_all {
+            return Err(NO_TOKEN.into());
+        }
+        if !known.takes(words.len()) {
+            return Err(wrong_count(known.name).into());
+        }
+        Ok(known)
+    }
+
+    /// Commands that ask no limit.
+    fn talk<B: Behind>(
+        &mut self,
+        command: Command,
+        words: Words<'_>,
+        behind: &B,
+        counts: &Counts,
+        out: &mut Replies,
+    ) -> Result<(), ErrorText> {
+        match (command, words.len()) {
+            (Command::Ping, 1) => out.simple("PONG"),
+            (Command::Ping | Command::Echo, 2) => out.bulk(words.get(1).unwrap_or_default()),
+            (Command::Hello, _) => self.hello(words, behind, out)?,
+            (Command::Auth, 2) => {
+                self.authenticate(behind, b"default", words.get(1))?;
+                out.simple("OK");
+            }
+            (Command::Auth, 3) => {
+                self.authenticate(behind, words.get(1).unwrap_or_default(), words.get(2))?;
+                out.simple("OK");
+            }
+            (Command::Commands, _) => {
+                if !known::describe(words, out) {
+                    return Err(unknown_subcommand("COMMAND", words).into());
+                }
+            }
+            (Command::Client, count) => self.client(words, count, out)?,
+            (Command::Select, _) => match ask::integer(words.get(1)) {
+                Some(0) => out.simple("OK"),
+                Some(_) => return Err("ERR DB index is out of range".into()),
+                None => return Err(NO_INTEGER.into()),
+            },
+            (Command::Info, _) => out.bulk(info(counts).as_bytes()),
+            (Command::Quit, _) => {
+                out.simple("OK");
+                self.is_over = true;
+            }
+            (Command::Reset, _) => {
+                out.protocol = Protocol::Two;
+                self.name = Vec::new();
+                self.is_known = behind.token().is_none();
+                out.simple("RESET");
+            }
+            (Command::Ping, _) => return Err(wrong_count("ping").into()),
+            (Command::Auth, _) => return Err("ERR syntax error".into()),
+            // The others ask a limit, or have as many words as they need.
+            _ => return Err(wrong_count("this").into()),
+        }
+        Ok(())
+    }
+
+    /// Whether a client knows the token. As in Redis, there is one user.
+    fn authenticate<B: Behind>(
+        &mut self,
+        behind: &B,
+        user: &[u8],
+        said: Option<&[u8]>,
+    ) -> Result<(), ErrorText> {
+        let Some(token) = behind.token() else { return Err(NO_TOKEN_HERE.into()) };
+        // How long it takes must not tell how much of it was right.
+        let is_right = bool::from(said.unwrap_or_default().ct_eq(token.reveal().as_bytes()));
+        if is_right && user == b"default" {
+            self.is_known = true;
+            return Ok(());
+        }
+        self.guesses += 1;
+        self.is_over = self.guesses >= GUESSES_MAX;
+        Err(WRONG_TOKEN.into())
+    }
+
+    /// `HELLO [2|3 [AUTH user pass] [SETNAME name]]`
+    fn hello<B: Behind>(&mut self, words: Words<'_>, behind: &B, out: &mut Replies) -> Result<(), ErrorText> {
+        let wanted = match (words.get(1), ask::integer(words.get(1))) {
+            (None, _) => None,
+            (_, Some(2)) => Some(Protocol::Two),
+            (_, Some(3)) => Some(Protocol::Three),
+            (_, Some(_)) => return Err("NOPROTO unsupported protocol version".into()),
+            (_, None) => return Err("ERR Protocol version is not an integer or out of range".into()),
+        };
+        let (mut at, mut name) = (2, None);
+        while let Some(option) = words.get(at) {
+            match (words.get(at + 1), words.get(at + 2)) {
+                (Some(user), Some(token)) if option.eq_ignore_ascii_case(b"auth") => {
+                    self.authenticate(behind, user, Some(token))?;
+                    at += 3;
+                }
+                (Some(its), _) if option.eq_ignore_ascii_case(b"setname") => {
+                    name = Some(its);
+                    at += 2;
+                }
+                _ => return Err(format!("ERR Syntax error in HELLO option '{}'", quoted(option)).into()),
+            }
+        }
+        if !self.is_known {
+            return Err(HELLO_FIRST.into());
+        }
+        if let Some(name) = name {
+            self.set_name(name)?;
+        }
+        out.protocol = wanted.unwrap_or(out.protocol);
+        let text = |out: &mut Replies, key: &str, value: &str| {
+            out.bulk(key.as_bytes());
+            out.bulk(value.as_bytes());
+        };
+        out.map(7);
+        text(out, "server", "tollgate");
+        text(out, "version", env!("CARGO_PKG_VERSION"));
+        out.bulk(b"proto");
+        out.integer(out.protocol.number());
+        out.bulk(b"id");
+        out.integer(self.id());
+        text(out, "mode", "standalone");
+        text(out, "role", "master");
+        out.bulk(b"modules");
+        out.array(0);
+        Ok(())
+    }
+
+    fn client(&mut self, words: Words<'_>, count: usize, out: &mut Replies) -> Result<(), ErrorText> {
+        let subcommand = words.get(1).unwrap_or_default();
+        let is = |name: &str| subcommand.eq_ignore_ascii_case(name.as_bytes());
+        let takes = |name: &str, words: usize| match is(name) && count != words {
+            true => Err(ErrorText::from(wrong_count(&format!("client|{name}")))),
+            false => Ok(is(name)),
+        };
+        if takes("setname", 3)? {
+            self.set_name(words.get(2).unwrap_or_default())?;
+            out.simple("OK");
+        } else if takes("getname", 2)? {
+            match self.name.as_slice() {
+                [] => out.null(),
+                name => out.bulk(name),
+            }
+        } else if takes("id", 2)? {
+            out.integer(self.id());
+        } else if takes("setinfo", 4)? {
+            // Libraries say their names. Nobody here asks for them.
+            out.simple("OK");
+        } else {
+            return Err(unknown_subcommand("CLIENT", words).into());
+        }
+        Ok(())
+    }
+
+    fn set_name(&mut self, name: &[u8]) -> Result<(), ErrorText> {
+        if name.len() > NAME_BYTES_MAX {
+            return Err(format!("ERR a client's name has at most {NAME_BYTES_MAX} bytes").into());
+        }
+        if !name.iter().all(u8::is_ascii_graphic) {
+            return Err(BAD_NAME.into());
+        }
+        self.name = name.to_vec();
+        Ok(())
+    }
+
+    fn id(&self) -> i64 {
+        i64::try_from(self.number).unwrap_or(i64::MAX)
+    }
+}
+
+/// In the words of Redis: clients look for them.
+fn unknown(name: &[u8], words: Words<'_>) -> String {
+    let mut text = format!("ERR unknown command '{}', with args beginning with: ", quoted(name));
+    let begin = text.len();
+    for word in words.iter().skip(1) {
+        // Writing into a string cannot fail.
+        let _ = write!(text, "'{}' ", quoted(word));
+        if text.len() - begin >= 128 {
+            break;
+        }
+    }
+    text
+}
+
+pub(crate) fn wrong_count(name: &str) -> String {
+    format!("ERR wrong number of arguments for '{name}' command")
+}
+
+fn unknown_subcommand(command: &str, words: Words<'_>) -> String {
+    let subcommand = quoted(words.get(1).unwrap_or_default());
+    format!("ERR unknown subcommand '{subcommand}'. Try {command} HELP.")
+}
+
+/// `INFO`: what clients look for before they ask anything, and what has happened.
+fn info(counts: &Counts) -> String {
+    let mut text = format!(
+        "# Server\r\nserver_name:tollgate\r\ntollgate_version:{}\r\nredis_mode:standalone\r\n\r\n\
+         # Clients\r\nconnected_clients:{}\r\nrejected_connections:{}\r\n\r\n\
+         # Persistence\r\nloading:0\r\n\r\n# Replication\r\nrole:master\r\n\r\n# Commands\r\n",
+        env!("CARGO_PKG_VERSION"),
+        counts.open(),
+        counts.turned_away(),
+    );
+    for (result, count) in counts.commands() {
+        let _ = write!(text, "commands_{result}:{count}\r\n");
+    }
+    text
+}

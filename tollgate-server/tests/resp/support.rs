@@ -1,0 +1,250 @@
+//! What the tests have in common: a door on a clock of their own, and a client that speaks byte by byte.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+use tollgate::tower::RateLimitLayer;
+use tollgate::tower::key::{Key, Part};
+use tollgate::tower::rule::Rule;
+use tollgate::{Align, Limit, ManualClock, Memory, Mode, Rate, Time};
+use tollgate_config::{Outside, Secret};
+use tollgate_server::Sockets;
+use tollgate_server::resp::{Behind, Counts, Door, Patience, listen};
+
+/// Long enough on the busiest machine: only a test that has failed waits for so long.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
+pub(crate) type Layer = RateLimitLayer<Memory<ManualClock>>;
+
+/// What is behind the door.
+pub(crate) struct Limits {
+    pub(crate) layer: Mutex<Option<Layer>>,
+    token: Option<Secret>,
+    max_connections: usize,
+}
+
+impl Behind for Limits {
+    type Store = Memory<ManualClock>;
+
+    fn limits(&self) -> Option<Layer> {
+        self.layer.lock().unwrap().clone()
+    }
+
+    fn token(&self) -> Option<Secret> {
+        self.token.clone()
+    }
+
+    fn max_connections(&self) -> usize {
+        self.max_connections
+    }
+}
+
+/// How a door is set up.
+pub(crate) struct Setup {
+    pub(crate) token: Option<&'static str>,
+    pub(crate) max_connections: usize,
+    pub(crate) patience: Patience,
+}
+
+impl Default for Setup {
+    fn default() -> Setup {
+        Setup { token: None, max_connections: 100, patience: Patience::default() }
+    }
+}
+
+/// A door, and what it goes by.
+pub(crate) struct Running {
+    pub(crate) address: SocketAddr,
+    pub(crate) clock: ManualClock,
+    pub(crate) limits: Arc<Limits>,
+    pub(crate) counts: Arc<Counts>,
+    pub(crate) draining: watch::Sender<bool>,
+    pub(crate) served: JoinHandle<()>,
+}
+
+/// A file that refers to nothing else.
+struct Alone;
+
+impl Outside for Alone {
+    fn variable(&self, _name: &str) -> Option<String> {
+        None
+    }
+
+    fn file(&self, path: &str) -> Result<String, String> {
+        Err(format!("{path} is not there"))
+    }
+}
+
+/// As a file would have it.
+fn secret(text: &str) -> Secret {
+    let yaml = format!("admin: {{ listen: 127.0.0.1:0, token: {text} }}\n");
+    tollgate_config::parse(&yaml, &Alone).unwrap().admin.unwrap().token.unwrap()
+}
+
+/// Limits with names, one of each kind that a command could mean.
+pub(crate) fn layer(clock: &ManualClock) -> Layer {
+    let minute = Duration::from_secs(60);
+    let window = |limit| Limit::fixed_window(limit, minute, Align::FirstRequest).unwrap();
+    let leak = Rate::new(1, Duration::from_secs(1)).unwrap();
+    let user = || Key::of(Part::header("x-user"));
+    RateLimitLayer::builder()
+        .rule(Rule::new("per-user", window(3)).key(user()))
+        .rule(Rule::new("per-user-and-method", window(3)).key(user().and(Part::Method)))
+        .rule(Rule::new("all", window(3)))
+        .rule(Rule::new("planned", window(1)).key(user()).shadow())
+        .rule(Rule::new("shaped", Limit::leaky_bucket(3, leak, Mode::Shape).unwrap()).key(user()))
+        .build_on(clock.clone())
+        .unwrap()
+}
+
+impl Running {
+    pub(crate) async fn start() -> Running {
+        Running::start_with(Setup::default()).await
+    }
+
+    pub(crate) async fn start_with(setup: Setup) -> Running {
+        let clock = ManualClock::new(Time::from_secs(1_700_000_000));
+        let limits = Arc::new(Limits {
+            layer: Mutex::new(Some(layer(&clock))),
+            token: setup.token.map(secret),
+            max_connections: setup.max_connections,
+        });
+        let counts = Arc::new(Counts::default());
+        let (draining, told) = watch::channel(false);
+        let door =
+            Door { behind: limits.clone(), counts: counts.clone(), patience: setup.patience, draining: told };
+        let listener = Sockets::default().listen("127.0.0.1:0".parse().unwrap()).unwrap();
+        let (address, serving) = listen(listener, door).unwrap();
+        Running { address, clock, limits, counts, draining, served: tokio::spawn(serving) }
+    }
+
+    pub(crate) async fn connect(&self) -> Client {
+        Client::connect(self.address).await
+    }
+
+    /// What `INFO` says.
+    pub(crate) async fn info(&self) -> HashMap<String, String> {
+        let text = self.connect().await.ask("INFO").await;
+        let pairs = text.lines().filter_map(|line| line.split_once(':'));
+        pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
+    }
+
+    /// Waits until it is so.
+    pub(crate) async fn until(&self, is_so: impl Fn(&Running) -> bool) {
+        let waiting = async {
+            while !is_so(self) {
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+        };
+        timeout(PATIENCE, waiting).await.unwrap();
+    }
+}
+
+/// A client that sends what it is told to, and reads replies one by one.
+pub(crate) struct Client {
+    pub(crate) stream: TcpStream,
+    read: Vec<u8>,
+}
+
+/// Words as an array of bulk strings.
+pub(crate) fn array(words: &[&[u8]]) -> Vec<u8> {
+    let mut bytes = format!("*{}\r\n", words.len()).into_bytes();
+    for word in words {
+        bytes.extend_from_slice(format!("${}\r\n", word.len()).as_bytes());
+        bytes.extend_from_slice(word);
+        bytes.extend_from_slice(b"\r\n");
+    }
+    bytes
+}
+
+/// The same of a line of words.
+pub(crate) fn command(line: &str) -> Vec<u8> {
+    array(&line.split(' ').map(str::as_bytes).collect::<Vec<_>>())
+}
+
+impl Client {
+    pub(crate) async fn connect(address: SocketAddr) -> Client {
+        let stream = TcpStream::connect(address).await.unwrap();
+        stream.set_nodelay(true).unwrap();
+        Client { stream, read: Vec::new() }
+    }
+
+    pub(crate) async fn send(&mut self, bytes: &[u8]) {
+        timeout(PATIENCE, self.stream.write_all(bytes)).await.unwrap().unwrap();
+    }
+
+    /// Sends a line of words as an array. The reply, as it comes.
+    pub(crate) async fn ask(&mut self, line: &str) -> String {
+        self.send(&command(line)).await;
+        self.reply().await
+    }
+
+    /// The same, of a reply that is numbers.
+    pub(crate) async fn numbers(&mut self, line: &str) -> Vec<i64> {
+        let reply = self.ask(line).await;
+        let numbers = reply.split("\r\n").skip(1).filter(|line| !line.is_empty());
+        let number = |line: &str| line.strip_prefix(':').and_then(|number| number.parse().ok());
+        numbers.map(|line| number(line).unwrap_or_else(|| panic!("{reply}"))).collect()
+    }
+
+    /// The next reply, with everything that is in it.
+    pub(crate) async fn reply(&mut self) -> String {
+        let mut length = self.line(0).await;
+        let mut open = 1_usize;
+        let mut begin = 0;
+        loop {
+            let line = String::from_utf8_lossy(&self.read[begin..length - 2]).into_owned();
+            let (kind, rest) = line.split_at(1);
+            open -= 1;
+            match (kind, rest.parse::<usize>()) {
+                ("*", Ok(count)) => open += count,
+                ("%", Ok(count)) => open += 2 * count,
+                ("$", Ok(count)) => length = self.until(length + count + 2).await,
+                _ => {}
+            }
+            if open == 0 {
+                let reply = self.read.drain(..length).collect();
+                return String::from_utf8(reply).unwrap();
+            }
+            begin = length;
+            length = self.line(begin).await;
+        }
+    }
+
+    /// Where the line that begins here ends.
+    async fn line(&mut self, begin: usize) -> usize {
+        loop {
+            if let Some(end) = self.read[begin..].windows(2).position(|two| two == b"\r\n") {
+                return begin + end + 2;
+            }
+            self.more().await;
+        }
+    }
+
+    async fn until(&mut self, length: usize) -> usize {
+        while self.read.len() < length {
+            self.more().await;
+        }
+        length
+    }
+
+    async fn more(&mut self) {
+        let read = timeout(PATIENCE, self.stream.read_buf(&mut self.read)).await.unwrap().unwrap();
+        assert_ne!(read, 0, "it ended after {:?}", String::from_utf8_lossy(&self.read));
+    }
+
+    /// Everything up to the end of the connection. A connection that is cut has ended, too.
+    pub(crate) async fn rest(&mut self) -> String {
+        let reading =
+            async { while self.stream.read_buf(&mut self.read).await.is_ok_and(|read| read > 0) {} };
+        timeout(PATIENCE, reading).await.unwrap();
+        String::from_utf8_lossy(&std::mem::take(&mut self.read)).into_owned()
+    }
+}

@@ -1,0 +1,202 @@
+//! What clients say before they ask anything, and what they are told.
+
+use testbed::RedisServer;
+
+use super::support::{Client, Running, Setup, command};
+
+/// What Redis says itself, word by word: clients look for these texts.
+#[tokio::test]
+async fn errors_are_those_of_redis() {
+    let redis = RedisServer::start().unwrap();
+    let door = Running::start().await;
+    for line in [
+        "PING",
+        "ping hello",
+        "PING a b",
+        "ECHO hello",
+        "ECHO",
+        "FOO",
+        "FOO bar baz",
+        "foo \r\n",
+        "CLIENT",
+        "CLIENT FOO",
+        "CLIENT SETNAME",
+        "CLIENT GETNAME",
+        "CLIENT SETNAME a\nb",
+        "CLIENT SETNAME me",
+        "CLIENT ID x",
+        "SELECT 0",
+        "SELECT 99",
+        "SELECT x",
+        "SELECT",
+        "HELLO 4",
+        "HELLO x",
+        "HELLO 3 FOO",
+        "HELLO 3 SETNAME",
+        "AUTH x",
+        "AUTH",
+        "AUTH a b c",
+        "COMMAND FOO",
+        "COMMAND DOCS nope",
+        "COMMAND INFO nope",
+        "RESET",
+        "QUIT",
+    ] {
+        let (mut ours, mut theirs) = (door.connect().await, client(&redis).await);
+        assert_eq!(ours.ask(line).await, theirs.ask(line).await, "{line}");
+    }
+    for bytes in [
+        &b"PING\r\n"[..],
+        b"\r\n\r\nPING\n",
+        b"  PING  \r\n",
+        b"*0\r\nPING\r\n",
+        b"*-1\r\nPING\r\n",
+        b"ECHO 'a b'\r\n",
+        b"ECHO \"a b\"\r\n",
+        b"ECHO ''\r\n",
+        b"*2\r\n$4\r\nECHO\r\n$0\r\n\r\n",
+    ] {
+        let (mut ours, mut theirs) = (door.connect().await, client(&redis).await);
+        ours.send(bytes).await;
+        theirs.send(bytes).await;
+        assert_eq!(ours.reply().await, theirs.reply().await, "{}", bytes.escape_ascii());
+    }
+}
+
+async fn client(redis: &RedisServer) -> Client {
+    Client::connect(([127, 0, 0, 1], redis.port()).into()).await
+}
+
+/// Where Redis closes a connection, so do we, with a text that begins with the same words.
+#[tokio::test]
+async fn what_is_no_command_ends_the_conversation_as_with_redis() {
+    let redis = RedisServer::start().unwrap();
+    let door = Running::start().await;
+    for bytes in [
+        &b"*1\r\n#3\r\n"[..],
+        b"*1\r\n*1\r\n$4\r\nPING\r\n",
+        b"*1\r\n$-1\r\n",
+        b"*1\r\n$x\r\n",
+        b"*1\r\n$99999999999\r\n",
+        b"*x\r\n",
+        b"*99999999999\r\n",
+        b"PING 'a\r\n",
+        b"PING 'a'b\r\n",
+        b"PING\r\n*1\r\n:1\r\n",
+        b"QUIT\r\nPING\r\n",
+        b"POST / HTTP/1.1\r\nHost: a.test\r\n\r\nPING\r\n",
+        b"host: a.test\r\nPING\r\n",
+    ] {
+        let (mut ours, mut theirs) = (door.connect().await, client(&redis).await);
+        ours.send(bytes).await;
+        theirs.send(bytes).await;
+        let (ours, theirs) = (ours.rest().await, theirs.rest().await);
+        let begin = theirs.trim_end();
+        assert!(ours.starts_with(begin) && ours.is_empty() == theirs.is_empty(), "{ours} for {theirs}");
+    }
+}
+
+#[tokio::test]
+async fn hello_chooses_the_protocol() {
+    let door = Running::start().await;
+    let mut client = door.connect().await;
+    assert!(client.ask("HELLO").await.starts_with("*14\r\n$6\r\nserver\r\n$8\r\ntollgate\r\n"));
+    assert_eq!(client.ask("CLIENT GETNAME").await, "$-1\r\n");
+    let hello = client.ask("HELLO 3 SETNAME me").await;
+    assert!(hello.starts_with("%7\r\n") && hello.contains("$5\r\nproto\r\n:3\r\n"), "{hello}");
+    assert_eq!(client.ask("CLIENT GETNAME").await, "$2\r\nme\r\n");
+    assert_eq!(client.ask("COMMAND INFO nope").await, "*1\r\n_\r\n");
+    assert_eq!(client.ask("COMMAND DOCS").await, "%0\r\n");
+    // Numbers are the same in both.
+    assert_eq!(client.numbers("CL.THROTTLE user 0 1 1").await, [0, 1, 0, -1, 1]);
+    assert!(client.ask("HELLO 2").await.starts_with("*14\r\n"));
+    assert_eq!(client.ask("RESET").await, "+RESET\r\n");
+    assert_eq!(client.ask("CLIENT GETNAME").await, "$-1\r\n");
+}
+
+#[tokio::test]
+async fn clients_are_told_what_they_look_for() {
+    let door = Running::start().await;
+    let mut client = door.connect().await;
+    assert_eq!(client.ask("CLIENT SETINFO LIB-NAME redis-py").await, "+OK\r\n");
+    let (first, second) = (client.ask("CLIENT ID").await, door.connect().await.ask("CLIENT ID").await);
+    assert_ne!(first, second);
+    let commands = client.ask("COMMAND").await;
+    assert!(commands.contains("$11\r\ncl.throttle\r\n:-1\r\n*2\r\n+write\r\n+fast\r\n:1\r\n:1\r\n:1\r\n"));
+    let count = client.ask("COMMAND COUNT").await;
+    assert!(commands.starts_with(&count.replace(':', "*")), "{count}");
+    let list = client.ask("COMMAND LIST").await;
+    assert!(list.starts_with(&count.replace(':', "*")) && list.contains("$8\r\ntg.check\r\n"), "{list}");
+    let info = door.info().await;
+    assert_eq!((&*info["loading"], &*info["redis_mode"]), ("0", "standalone"));
+}
+
+#[tokio::test]
+async fn only_those_ask_who_know_the_token() {
+    let door =
+        Running::start_with(Setup { token: Some("open-sesame-open-sesame"), ..Setup::default() }).await;
+    let mut client = door.connect().await;
+    let wrong = "-WRONGPASS invalid username-password pair or user is disabled.\r\n";
+    for line in
+        ["CL.THROTTLE k 1 1 1", "TG.CHECK all", "INFO", "COMMAND", "CLIENT ID", "FOO", "SELECT 0", "ECHO x"]
+    {
+        assert_eq!(client.ask(line).await, "-NOAUTH Authentication required.\r\n", "{line}");
+    }
+    assert_eq!(client.ask("PING").await, "+PONG\r\n");
+    assert!(client.ask("HELLO 3").await.starts_with("-NOAUTH HELLO must be called"));
+    for line in [
+        "AUTH open-sesam",
+        "AUTH open-sesame-open-sesamee",
+        "AUTH root open-sesame-open-sesame",
+        "HELLO 3 AUTH default x",
+    ] {
+        assert_eq!(client.ask(line).await, wrong, "{line}");
+    }
+    assert_eq!(client.ask("AUTH open-sesame-open-sesame").await, "+OK\r\n");
+    assert_eq!(client.numbers("CL.THROTTLE k 1 1 1").await[0], 0);
+    // Who begins anew is nobody again.
+    assert_eq!(client.ask("RESET").await, "+RESET\r\n");
+    assert_eq!(client.ask("ECHO x").await, "-NOAUTH Authentication required.\r\n");
+    assert_eq!(client.ask("AUTH default open-sesame-open-sesame").await, "+OK\r\n");
+    let mut other = door.connect().await;
+    assert!(other.ask("HELLO 3 AUTH default open-sesame-open-sesame SETNAME me").await.starts_with("%7\r\n"));
+    assert_eq!(other.ask("CLIENT GETNAME").await, "$2\r\nme\r\n");
+}
+
+#[tokio::test]
+async fn nobody_guesses_the_token_for_long() {
+    let door =
+        Running::start_with(Setup { token: Some("open-sesame-open-sesame"), ..Setup::default() }).await;
+    let mut client = door.connect().await;
+    client.send(&[command("AUTH wrong").repeat(100), command("AUTH open-sesame-open-sesame")].concat()).await;
+    let said = client.rest().await;
+    assert_eq!(said.matches("-WRONGPASS").count(), 8, "{said}");
+    assert!(!said.contains("+OK"));
+}
+
+/// Wherever a conversation is cut into pieces, it is answered the same.
+#[tokio::test]
+async fn commands_may_come_in_pieces() {
+    let door = Running::start().await;
+    let said =
+        [&command("ECHO hello")[..], b"PING\r\n", &command("CL.THROTTLE split 100 1 1"), b"\r\nPING x\r\n"];
+    let said = said.concat();
+    for cut in 1..said.len() {
+        let mut client = door.connect().await;
+        let (first, second) = said.split_at(cut);
+        client.send(first).await;
+        // So that what was sent has been read, and not only the whole of it.
+        tokio::task::yield_now().await;
+        client.send(second).await;
+        assert_eq!(client.reply().await, "$5\r\nhello\r\n", "cut at {cut}");
+        assert_eq!(client.reply().await, "+PONG\r\n");
+        assert!(client.reply().await.starts_with("*5\r\n:"));
+        assert_eq!(client.reply().await, "$1\r\nx\r\n");
+    }
+    let mut client = door.connect().await;
+    for byte in &said {
+        client.send(&[*byte]).await;
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(client.reply().await, "$5\r\nhello\r\n");
+}
