@@ -1,5 +1,5 @@
 //! What holds whatever bytes come: the fuzzer looks for bytes for which it does not, and an ordinary test of
-//! `tollgate-config` tries the ones that are kept under `corpus`.
+//! `tollgate-server` tries the ones that are kept under `corpus`.
 #![allow(dead_code, reason = "each fuzz target uses one of the properties")]
 
 pub(crate) mod client;
@@ -8,13 +8,19 @@ pub(crate) mod input;
 pub(crate) mod key;
 pub(crate) mod made_up;
 pub(crate) mod path;
+pub(crate) mod resp;
 
 /// A target: its name and its property.
 pub(crate) type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub(crate) const TARGETS: [Target; 4] =
-    [("client", client::check), ("config", config::check), ("key", key::check), ("path", path::check)];
+pub(crate) const TARGETS: [Target; 5] = [
+    ("client", client::check),
+    ("config", config::check),
+    ("key", key::check),
+    ("path", path::check),
+    ("resp", resp::check),
+];
 
 /// Whether a message may go to a terminal as it is: an input must not get to move the cursor.
 fn is_harmless(message: &str) -> bool {

@@ -32,3 +32,20 @@ fn the_properties_hold_for_every_kept_input() {
     }
     assert!(bytes <= BYTES_MAX, "{bytes} bytes are too many to keep");
 }
+
+/// Bytes that nobody has chosen, the same ones every time.
+#[test]
+fn commands_are_found_in_whatever_comes() {
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut random = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.to_le_bytes()[3]
+    };
+    for _ in 0..20_000 {
+        let length = usize::from(random());
+        let input: Vec<u8> = (0..length).map(|_| random()).collect();
+        properties::resp::check(&input);
+    }
+}
