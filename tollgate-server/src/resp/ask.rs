@@ -19,6 +19,7 @@ use tollgate::tower::direct::{Answered, Demand, How, Named, NotNamed, Which};
 use tollgate::{Decision, Limit, Rate, RetryAfter, Store, Style};
 
 use super::counts::Became;
+use super::known::Command;
 use super::reply::{Replies, quoted};
 use super::wire::Words;
 
@@ -28,6 +29,7 @@ pub(crate) type ErrorText = std::borrow::Cow<'static, str>;
 const CELL_USAGE: &str =
     "Cell error: Usage: cl.throttle <key> <max_burst> <count per period> <period> [<quantity>]";
 
+const NO_LIMITS: &str = "UNAVAILABLE there are no limits to ask now; try again";
 const STORE_AWAY: &str = "UNAVAILABLE the store does not answer, and the policy is that nothing passes then";
 
 /// A limit that came with a command, and how much is asked of it.
@@ -37,8 +39,30 @@ struct Brought {
     cost: u32,
 }
 
+/// Asks, and writes what is told.
+pub(crate) async fn answer<S: Store>(
+    command: Command,
+    words: Words<'_>,
+    limits: Option<&RateLimitLayer<S>>,
+    out: &mut Replies,
+) -> Became {
+    let answered = match (command, limits) {
+        (_, None) => {
+            out.error(NO_LIMITS);
+            return Became::Unavailable;
+        }
+        (Command::ClThrottle, Some(limits)) => cl_throttle(words, limits, out).await,
+        (Command::Throttle, Some(limits)) => throttle(words, limits, out).await,
+        (_, Some(limits)) => check(words, limits, out).await,
+    };
+    answered.unwrap_or_else(|refused| {
+        out.error(&refused);
+        Became::Refused
+    })
+}
+
 /// `CL.THROTTLE key max_burst count period [quantity]`
-pub(crate) async fn cl_throttle<S: Store>(
+async fn cl_throttle<S: Store>(
     words: Words<'_>,
     limits: &RateLimitLayer<S>,
     out: &mut Replies,
@@ -54,7 +78,7 @@ pub(crate) async fn cl_throttle<S: Store>(
 }
 
 /// `THROTTLE key max_burst count period [quantity]`
-pub(crate) async fn throttle<S: Store>(
+async fn throttle<S: Store>(
     words: Words<'_>,
     limits: &RateLimitLayer<S>,
     out: &mut Replies,
@@ -70,7 +94,7 @@ pub(crate) async fn throttle<S: Store>(
 }
 
 /// `TG.CHECK limit [key [cost [key ...]]]`
-pub(crate) async fn check<S: Store>(
+async fn check<S: Store>(
     words: Words<'_>,
     limits: &RateLimitLayer<S>,
     out: &mut Replies,

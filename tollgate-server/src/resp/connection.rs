@@ -1,20 +1,22 @@
 //! One client's connection, from its first byte to its last.
 
-use std::io;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
+use std::{io, mem};
 
 use bytes::BufMut;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep, sleep_until, timeout};
+use tollgate::Store;
 
 use super::counts::{Became, Tally};
 use super::reply::Replies;
 use super::session::Session;
-use super::wire::{COMMAND_BYTES_MAX, Parser};
-use super::{Behind, Shared, drained};
+use super::together::{Groups, all};
+use super::wire::{COMMAND_BYTES_MAX, Parser, ProtocolError};
+use super::{Behind, Shared, ask, drained};
 
 /// Replies that may wait for a client to read them; one more, of at most a word's length, may be on top.
 const UNSENT_BYTES_MAX: usize = 64 << 10;
@@ -161,6 +163,16 @@ impl<B: Behind> Connection<B> {
 
     /// Answers all commands that have come.
     async fn answer(&mut self) -> io::Result<Next> {
+        let answered = match B::Store::IS_IMMEDIATE {
+            true => self.answer_each().await,
+            false => self.answer_together().await,
+        };
+        self.shared.counts.take(&mut self.tally);
+        answered
+    }
+
+    /// One after the other: the answers are there at once.
+    async fn answer_each(&mut self) -> io::Result<Next> {
         let limits = self.shared.behind.limits();
         let mut at = 0;
         let next = loop {
@@ -170,30 +182,81 @@ impl<B: Behind> Connection<B> {
                     let words = self.parser.words(bytes);
                     let around = (&*self.shared.behind, &*self.shared.counts);
                     let became = self.session.answer(words, limits.as_ref(), around, &mut self.replies).await;
-                    if let Some(became) = became {
-                        self.tally.add(became);
-                    }
+                    became.into_iter().for_each(|became| self.tally.add(became));
                     at += length;
-                    if self.session.is_over {
-                        break Ok(Next::Close);
-                    }
                 }
-                Ok(None) => break Ok(Next::Read),
-                Err(error) => {
-                    self.replies.error(&format!("ERR Protocol error: {error}"));
-                    self.tally.add(Became::Refused);
-                    break Ok(Next::Close);
-                }
+                Ok(None) => break Next::Read,
+                Err(error) => break self.refuse(error),
             }
-            if self.replies.bytes.len() >= UNSENT_BYTES_MAX
-                && let Err(error) = self.send().await
-            {
-                break Err(error);
+            if self.session.is_over {
+                break Next::Close;
             }
+            self.send_if_many().await?;
         };
         self.unread.drain(..at.min(self.unread.len()));
-        self.shared.counts.take(&mut self.tally);
-        next
+        Ok(next)
+    }
+
+    /// As many at a time as do not wait for each other.
+    async fn answer_together(&mut self) -> io::Result<Next> {
+        let limits = self.shared.behind.limits();
+        let limits = limits.as_ref();
+        let unread = mem::take(&mut self.unread);
+        let mut groups = Groups::new(&unread);
+        let mut at = 0;
+        let next = loop {
+            let session = &self.session;
+            let group = groups.next(&mut self.parser, |words| session.asks_about(words).map(|(_, key)| key));
+            match (group.as_slice(), groups.wrong) {
+                ([], None) => break Next::Read,
+                ([], Some(error)) => break self.refuse(error),
+                ([one], _) => {
+                    let around = (&*self.shared.behind, &*self.shared.counts);
+                    let words = one.words(&unread);
+                    let became = self.session.answer(words, limits, around, &mut self.replies).await;
+                    became.into_iter().for_each(|became| self.tally.add(became));
+                }
+                (several, _) => {
+                    let protocol = self.replies.protocol;
+                    let asking = several.iter().filter_map(|one| {
+                        let words = one.words(&unread);
+                        let (command, _) = self.session.asks_about(words)?;
+                        Some(Box::pin(async move {
+                            let mut out = Replies { protocol, ..Replies::default() };
+                            let became = ask::answer(command, words, limits, &mut out).await;
+                            (out, became)
+                        }) as Pin<Box<dyn Future<Output = _> + Send + '_>>)
+                    });
+                    for (out, became) in all::<(Replies, Became)>(asking.collect()).await {
+                        self.replies.bytes.extend_from_slice(&out.bytes);
+                        self.tally.add(became);
+                    }
+                }
+            }
+            at = group.last().map_or(at, |last| last.end);
+            if self.session.is_over {
+                break Next::Close;
+            }
+            self.send_if_many().await?;
+        };
+        self.unread = unread;
+        self.unread.drain(..at.min(self.unread.len()));
+        Ok(next)
+    }
+
+    /// What comes is no command, and nothing behind it is.
+    fn refuse(&mut self, error: ProtocolError) -> Next {
+        self.replies.error(&format!("ERR Protocol error: {error}"));
+        self.tally.add(Became::Refused);
+        Next::Close
+    }
+
+    /// Replies that are longer than their commands must not pile up.
+    async fn send_if_many(&mut self) -> io::Result<()> {
+        match self.replies.bytes.len() >= UNSENT_BYTES_MAX {
+            true => self.send().await,
+            false => Ok(()),
+        }
     }
 
     /// Sends all replies in one piece, if the client reads them.

@@ -21,6 +21,13 @@ pub(crate) enum Command {
     Reset,
 }
 
+impl Command {
+    /// Whether it asks a limit.
+    pub(crate) fn asks(self) -> bool {
+        matches!(self, Command::ClThrottle | Command::Throttle | Command::Check)
+    }
+}
+
 /// What is known of a command.
 #[derive(Debug)]
 pub(crate) struct Known {
@@ -70,6 +77,11 @@ impl Known {
     pub(crate) fn takes(&self, words: usize) -> bool {
         let words = i64::try_from(words).unwrap_or(i64::MAX);
         if self.arity < 0 { words >= -self.arity } else { words == self.arity }
+    }
+
+    /// The number of the word that is its key.
+    pub(crate) fn key(&self) -> usize {
+        usize::try_from(self.key).unwrap_or_default()
     }
 
     /// What clients read to know where a command's key is.

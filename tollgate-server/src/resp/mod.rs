@@ -19,6 +19,7 @@
 //! | `connection` | reads, has answered, writes; nobody is waited for forever |
 //! | `session`, `known` | who a client is, which commands there are |
 //! | `ask` | a command -> a question to a limit -> numbers |
+//! | `together` | what is asked at the same time |
 //! | `reply` | replies -> bytes |
 
 mod ask;
@@ -27,6 +28,7 @@ mod counts;
 mod known;
 mod reply;
 mod session;
+mod together;
 pub mod wire;
 
 use std::io;

@@ -26,7 +26,6 @@ const HELLO_FIRST: &str = "NOAUTH HELLO must be called with the client already a
     the same time";
 const NO_INTEGER: &str = "ERR value is not an integer or out of range";
 const BAD_NAME: &str = "ERR Client names cannot contain spaces, newlines or special characters.";
-const NO_LIMITS: &str = "UNAVAILABLE there are no limits to ask now; try again";
 
 /// What is remembered of a client between its commands.
 #[derive(Debug)]
@@ -55,25 +54,29 @@ impl Session {
     ) -> Option<Became> {
         // Of an empty line nobody expects an answer.
         let name = words.get(0)?;
-        let asked = match self.find(name, words) {
-            Ok(known) => match (known.command, limits) {
-                (Command::ClThrottle, Some(limits)) => ask::cl_throttle(words, limits, out).await,
-                (Command::Throttle, Some(limits)) => ask::throttle(words, limits, out).await,
-                (Command::Check, Some(limits)) => ask::check(words, limits, out).await,
-                (Command::ClThrottle | Command::Throttle | Command::Check, None) => {
-                    out.error(NO_LIMITS);
-                    Ok(Became::Unavailable)
-                }
-                (command, _) => self.talk(command, words, behind, counts, out).map(|()| Became::Other),
-            },
+        let answered = match self.find(name, words) {
+            Ok(known) if known.command.asks() => {
+                return Some(ask::answer(known.command, words, limits, out).await);
+            }
+            Ok(known) => self.talk(known.command, words, behind, counts, out),
             Err(refused) => Err(refused),
         };
-        Some(asked.unwrap_or_else(|refused| {
-            if !refused.is_empty() {
-                out.error(&refused);
+        Some(match answered {
+            Ok(()) => Became::Other,
+            Err(refused) => {
+                if !refused.is_empty() {
+                    out.error(&refused);
+                }
+                Became::Refused
             }
-            Became::Refused
-        }))
+        })
+    }
+
+    /// The command, if it asks a limit and this client may, and the word that says whose.
+    pub(crate) fn asks_about<'a>(&self, words: Words<'a>) -> Option<(Command, &'a [u8])> {
+        let known = Known::of(words.get(0)?).filter(|known| self.is_known && known.command.asks())?;
+        let key = words.get(known.key()).unwrap_or_default();
+        known.takes(words.len()).then_some((known.command, key))
     }
 
     /// The command of this name, if it is one, has as many words as it needs, and is for this client.

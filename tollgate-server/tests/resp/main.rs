@@ -4,6 +4,7 @@
 mod bounds;
 mod clients;
 mod closing;
+mod shared;
 mod support;
 mod talking;
 mod throttling;

@@ -10,10 +10,10 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
-use tollgate::tower::RateLimitLayer;
 use tollgate::tower::key::{Key, Part};
 use tollgate::tower::rule::Rule;
-use tollgate::{Align, Limit, ManualClock, Memory, Mode, Rate, Time};
+use tollgate::tower::{Builder, RateLimitLayer};
+use tollgate::{Align, Limit, ManualClock, Memory, Mode, Rate, Store, Time};
 use tollgate_config::{Outside, Secret};
 use tollgate_server::Sockets;
 use tollgate_server::resp::{Behind, Counts, Door, Patience, listen};
@@ -24,16 +24,16 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 pub(crate) type Layer = RateLimitLayer<Memory<ManualClock>>;
 
 /// What is behind the door.
-pub(crate) struct Limits {
-    pub(crate) layer: Mutex<Option<Layer>>,
+pub(crate) struct Limits<S> {
+    pub(crate) layer: Mutex<Option<RateLimitLayer<S>>>,
     token: Option<Secret>,
     max_connections: usize,
 }
 
-impl Behind for Limits {
-    type Store = Memory<ManualClock>;
+impl<S: Store + Send + Sync + 'static> Behind for Limits<S> {
+    type Store = S;
 
-    fn limits(&self) -> Option<Layer> {
+    fn limits(&self) -> Option<RateLimitLayer<S>> {
         self.layer.lock().unwrap().clone()
     }
 
@@ -60,10 +60,11 @@ impl Default for Setup {
 }
 
 /// A door, and what it goes by.
-pub(crate) struct Running {
+pub(crate) struct Running<S = Memory<ManualClock>> {
     pub(crate) address: SocketAddr,
+    /// What the limits go by, unless they are in Redis.
     pub(crate) clock: ManualClock,
-    pub(crate) limits: Arc<Limits>,
+    pub(crate) limits: Arc<Limits<S>>,
     pub(crate) counts: Arc<Counts>,
     pub(crate) draining: watch::Sender<bool>,
     pub(crate) served: JoinHandle<()>,
@@ -88,8 +89,12 @@ fn secret(text: &str) -> Secret {
     tollgate_config::parse(&yaml, &Alone).unwrap().admin.unwrap().token.unwrap()
 }
 
-/// Limits with names, one of each kind that a command could mean.
 pub(crate) fn layer(clock: &ManualClock) -> Layer {
+    rules().build_on(clock.clone()).unwrap()
+}
+
+/// Limits with names, one of each kind that a command could mean.
+pub(crate) fn rules() -> Builder {
     let minute = Duration::from_secs(60);
     let window = |limit| Limit::fixed_window(limit, minute, Align::FirstRequest).unwrap();
     let leak = Rate::new(1, Duration::from_secs(1)).unwrap();
@@ -100,8 +105,6 @@ pub(crate) fn layer(clock: &ManualClock) -> Layer {
         .rule(Rule::new("all", window(3)))
         .rule(Rule::new("planned", window(1)).key(user()).shadow())
         .rule(Rule::new("shaped", Limit::leaky_bucket(3, leak, Mode::Shape).unwrap()).key(user()))
-        .build_on(clock.clone())
-        .unwrap()
 }
 
 impl Running {
@@ -111,8 +114,15 @@ impl Running {
 
     pub(crate) async fn start_with(setup: Setup) -> Running {
         let clock = ManualClock::new(Time::from_secs(1_700_000_000));
+        Running::open(layer(&clock), clock, setup)
+    }
+}
+
+impl<S: Store + Send + Sync + 'static> Running<S> {
+    /// With any limits.
+    pub(crate) fn open(layer: RateLimitLayer<S>, clock: ManualClock, setup: Setup) -> Running<S> {
         let limits = Arc::new(Limits {
-            layer: Mutex::new(Some(layer(&clock))),
+            layer: Mutex::new(Some(layer)),
             token: setup.token.map(secret),
             max_connections: setup.max_connections,
         });
@@ -137,7 +147,7 @@ impl Running {
     }
 
     /// Waits until it is so.
-    pub(crate) async fn until(&self, is_so: impl Fn(&Running) -> bool) {
+    pub(crate) async fn until(&self, is_so: impl Fn(&Self) -> bool) {
         let waiting = async {
             while !is_so(self) {
                 tokio::time::sleep(Duration::from_millis(2)).await;
