@@ -58,7 +58,7 @@ use self::lease::{Leases, Terms};
 pub use self::link::StoreError;
 use self::link::{Common, Item, Items, Library, Task, What};
 use self::protocol::Packed;
-pub use self::records::Records;
+pub use self::records::{Claim as RecordClaim, Records, Taken};
 use self::route::Servers;
 use self::server::Place;
 pub use self::settings::{Settings, SettingsError};

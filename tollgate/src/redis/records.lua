@@ -4,20 +4,24 @@
 -- FCALL records n KEYS[1..n] what ...
 --
 --   put, KEYS when and what, ARGV id, value, milliseconds, most   1, or 0 if there are so many already
---   take, KEYS when and what, ARGV id                             the value, if there is one; it is gone then
---   due, KEYS when and what, ARGV most                            ids and values of those whose time has come; they are gone then
---   claim, KEYS name, ARGV value, milliseconds                    the value that is there already, or none: then this is
---   replace, KEYS name, ARGV value, milliseconds                  1
+--   take, KEYS when and what, ARGV id                             the value, or an empty one if it is gone, or none
+--   due, KEYS when and what, ARGV most                            the values of those whose time has come
+--   claim, KEYS name, ARGV asked, milliseconds                    what is there already, or none: then this is
+--   answer, KEYS name, ARGV answer, milliseconds                  1, or none if the claim is over
 --
--- `when` is a sorted set of ids by the millisecond at which their time comes, `what` their values. Both live a day longer
--- than the last of them: somebody must be there to see that the time of one has come.
+-- `when` is a sorted set of ids by the millisecond at which their time comes, `what` their values. A value that was handed
+-- out is empty for a while, so that who asks again learns that it is gone. Both live a day longer than the last of them:
+-- somebody must be there to see that the time of one has come. A claim is the length of what was asked, '<I4', what was
+-- asked, and the answer once there is one.
 
 local LONGER_MS = DAY * 1000
+-- For how long it is known of a value that it is gone.
+local GONE_MS = 3600 * 1000
 
-local function taken(when, what, id)
-  local value = call('HGET', what, id)
-  call('HDEL', what, id)
-  call('ZREM', when, id)
+-- Hands out a value: from now on it is gone.
+local function handed_out(keys, id, value, now_ms)
+  call('HSET', keys[2], id, '')
+  call('ZADD', keys[1], now_ms + GONE_MS, id)
   return value
 end
 
@@ -38,18 +42,28 @@ function RECORDS.put(keys, arguments, now_ms)
   return { '1' }
 end
 
-function RECORDS.take(keys, arguments)
-  local value = taken(keys[1], keys[2], arguments[2])
-  return value and { value } or {}
+function RECORDS.take(keys, arguments, now_ms)
+  local id = arguments[2]
+  local value = call('HGET', keys[2], id)
+  if not value then
+    return {}
+  end
+  -- One whose time has come is for those who ask what is due.
+  if value == '' or tonumber(call('ZSCORE', keys[1], id) or 0) <= now_ms then
+    return { '' }
+  end
+  return { handed_out(keys, id, value, now_ms) }
 end
 
 function RECORDS.due(keys, arguments, now_ms)
   local found = {}
-  local ids = call('ZRANGE', keys[1], '-inf', now_ms, 'BYSCORE', 'LIMIT', '0', arguments[2])
-  for _, id in ipairs(ids) do
-    local value = taken(keys[1], keys[2], id)
-    if value then
-      found[#found + 1], found[#found + 2] = id, value
+  for _, id in ipairs(call('ZRANGE', keys[1], '-inf', now_ms, 'BYSCORE', 'LIMIT', '0', arguments[2])) do
+    local value = call('HGET', keys[2], id)
+    if value and value ~= '' then
+      found[#found + 1] = handed_out(keys, id, value, now_ms)
+    else
+      call('HDEL', keys[2], id)
+      call('ZREM', keys[1], id)
     end
   end
   return found
@@ -60,12 +74,16 @@ function RECORDS.claim(keys, arguments)
   if value then
     return { value }
   end
-  call('SET', keys[1], arguments[2], 'PX', arguments[3])
+  call('SET', keys[1], pack('<I4', #arguments[2]) .. arguments[2], 'PX', arguments[3])
   return {}
 end
 
-function RECORDS.replace(keys, arguments)
-  call('SET', keys[1], arguments[2], 'PX', arguments[3])
+function RECORDS.answer(keys, arguments)
+  local value = call('GET', keys[1])
+  if not value then
+    return {}
+  end
+  call('SET', keys[1], sub(value, 1, 4 + unpack('<I4', value)) .. arguments[2], 'PX', arguments[3])
   return { '1' }
 end
 

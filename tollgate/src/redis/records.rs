@@ -17,6 +17,35 @@ const RECORDS_MAX: usize = 1_000_000;
 /// How long an answer is waited for: nobody's request is decided by one.
 const PATIENCE: Duration = Duration::from_secs(1);
 
+/// What became of a record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Taken {
+    /// Here it is, and nobody else gets it.
+    Record(Vec<u8>),
+    /// It was taken, or its time has come.
+    Gone,
+    /// There is none of this name, or it was gone so long ago that nobody remembers.
+    Unknown,
+}
+
+/// What somebody else has claimed before.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Claim {
+    /// What for.
+    pub asked: Vec<u8>,
+    /// What came of it, if that is known.
+    pub answer: Option<Vec<u8>>,
+}
+
+impl Claim {
+    fn read(told: &[u8]) -> Option<Claim> {
+        let (length, rest) = told.split_first_chunk()?;
+        let (asked, answer) = rest.split_at_checked(u32::from_le_bytes(*length) as usize)?;
+        let answer = (!answer.is_empty()).then(|| answer.to_vec());
+        Some(Claim { asked: asked.to_vec(), answer })
+    }
+}
+
 impl Limiter<Redis> {
     /// What is remembered for a while, beside the limits.
     pub fn records(&self) -> Records {
@@ -39,46 +68,48 @@ impl Records {
     ///
     /// # Errors
     /// If Redis does not answer.
-    pub async fn take(&self, id: &str) -> Result<Option<Vec<u8>>, StoreError> {
-        Ok(self.call(self.0.names.records(), &[b"take", id.as_bytes()]).await?.pop())
+    pub async fn take(&self, id: &str) -> Result<Taken, StoreError> {
+        let told = self.call(self.0.names.records(), &[b"take", id.as_bytes()]).await?.pop();
+        Ok(match told {
+            None => Taken::Unknown,
+            Some(gone) if gone.is_empty() => Taken::Gone,
+            Some(value) => Taken::Record(value),
+        })
     }
 
-    /// Takes some of those whose time has come, with their names: of several who ask, each gets others.
+    /// Takes some of those whose time has come: of several who ask, each gets others.
     ///
     /// # Errors
     /// If Redis does not answer.
-    pub async fn due(&self, most: usize) -> Result<Vec<(String, Vec<u8>)>, StoreError> {
+    pub async fn due(&self, most: usize) -> Result<Vec<Vec<u8>>, StoreError> {
         let most = most.to_string();
-        let told = self.call(self.0.names.records(), &[b"due", most.as_bytes()]).await?;
-        let (pairs, _) = told.as_chunks();
-        Ok(pairs
-            .iter()
-            .map(|[id, value]| (String::from_utf8_lossy(id).into_owned(), value.clone()))
-            .collect())
+        self.call(self.0.names.records(), &[b"due", most.as_bytes()]).await
     }
 
-    /// Puts a value where there is none, and says what is there if there is one.
+    /// Claims a name for whoever asks first, with what it is for. None if this is the first.
     ///
     /// # Errors
     /// If Redis does not answer.
     pub async fn claim(
         &self,
         name: &str,
-        value: &[u8],
+        asked: &[u8],
         lasts: Duration,
-    ) -> Result<Option<Vec<u8>>, StoreError> {
-        let lasts = millis(lasts);
-        let name = vec![self.0.names.record(name)];
-        Ok(self.call(name, &[b"claim", value, lasts.as_bytes()]).await?.pop())
+    ) -> Result<Option<Claim>, StoreError> {
+        let (name, lasts) = (vec![self.0.names.record(name)], millis(lasts));
+        let Some(told) = self.call(name, &[b"claim", asked, lasts.as_bytes()]).await?.pop() else {
+            return Ok(None);
+        };
+        Claim::read(&told).map(Some).ok_or(StoreError::Garbled)
     }
 
-    /// Puts a value in the place of another that was [claimed](Self::claim).
+    /// Keeps the answer of whoever has [claimed](Self::claim) a name, unless the claim is over.
     ///
     /// # Errors
     /// If Redis does not answer.
-    pub async fn replace(&self, name: &str, value: &[u8], lasts: Duration) -> Result<(), StoreError> {
+    pub async fn answer(&self, name: &str, answer: &[u8], lasts: Duration) -> Result<(), StoreError> {
         let lasts = millis(lasts);
-        self.call(vec![self.0.names.record(name)], &[b"replace", value, lasts.as_bytes()]).await.map(drop)
+        self.call(vec![self.0.names.record(name)], &[b"answer", answer, lasts.as_bytes()]).await.map(drop)
     }
 
     /// Forgets what was [claimed](Self::claim).

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use testbed::RedisServer;
-use tollgate::redis::{Records, Redis, Settings};
+use tollgate::redis::{RecordClaim, Records, Redis, Settings, Taken};
 use tollgate::{Align, Limit, Limiter};
 
 use crate::all_expire;
@@ -27,12 +27,12 @@ async fn a_record_is_taken_once_by_whoever_asks() {
     let (one, other) = (limiter(&server, ""), limiter(&server, ""));
     put(&one.records(), "a", LONG).await;
     drop(one);
-    assert_eq!(limiter(&server, "elsewhere").records().take("a").await.unwrap(), None);
+    assert_eq!(limiter(&server, "elsewhere").records().take("a").await.unwrap(), Taken::Unknown);
     let records = other.records();
     let both = tokio::join!(records.take("a"), records.take("a"));
     let both = [both.0.unwrap(), both.1.unwrap()];
-    assert!(both.contains(&None) && both.contains(&Some(b"value of a".to_vec())), "{both:?}");
-    assert_eq!(records.due(10).await.unwrap(), []);
+    assert!(both.contains(&Taken::Gone) && both.contains(&Taken::Record(b"value of a".to_vec())), "{both:?}");
+    assert!(records.due(10).await.unwrap().is_empty());
     all_expire(&server);
 }
 
@@ -53,22 +53,28 @@ async fn those_whose_time_has_come_are_taken_and_no_others() {
         found.extend(records.due(2).await.unwrap());
     }
     found.sort();
-    assert_eq!(found[0], ("soon 0".to_owned(), b"value of soon 0".to_vec()));
-    assert_eq!(found[4], ("soon 4".to_owned(), b"value of soon 4".to_vec()));
-    assert_eq!(records.due(2).await.unwrap(), []);
-    assert_eq!(records.take("later").await.unwrap(), Some(b"value of later".to_vec()));
+    let all: Vec<Vec<u8>> = (0..5).map(|number| format!("value of soon {number}").into_bytes()).collect();
+    assert_eq!(found, all);
+    assert!(records.due(2).await.unwrap().is_empty());
+    assert_eq!(records.take("soon 0").await.unwrap(), Taken::Gone);
+    assert_eq!(records.take("later").await.unwrap(), Taken::Record(b"value of later".to_vec()));
 }
 
 #[tokio::test]
 async fn of_several_who_claim_the_same_one_gets_it() {
     let server = RedisServer::start().unwrap();
     let (one, other) = (limiter(&server, ""), limiter(&server, ""));
-    assert_eq!(one.records().claim("a", b"begun", LONG).await.unwrap(), None);
-    assert_eq!(other.records().claim("a", b"mine", LONG).await.unwrap(), Some(b"begun".to_vec()));
-    one.records().replace("a", b"done", LONG).await.unwrap();
-    assert_eq!(other.records().claim("a", b"mine", LONG).await.unwrap(), Some(b"done".to_vec()));
-    assert_eq!(other.records().claim("b", b"mine", LONG).await.unwrap(), None);
-    one.records().forget("a").await.unwrap();
-    assert_eq!(other.records().claim("a", b"mine", LONG).await.unwrap(), None);
+    let (one, other) = (one.records(), other.records());
+    assert_eq!(one.claim("a", b"this", LONG).await.unwrap(), None);
+    let before = |answer: Option<&[u8]>| {
+        Some(RecordClaim { asked: b"this".to_vec(), answer: answer.map(<[u8]>::to_vec) })
+    };
+    assert_eq!(other.claim("a", b"that", LONG).await.unwrap(), before(None));
+    one.answer("a", b"done", LONG).await.unwrap();
+    assert_eq!(other.claim("a", b"that", LONG).await.unwrap(), before(Some(b"done")));
+    assert_eq!(other.claim("b", b"that", LONG).await.unwrap(), None);
+    one.forget("a").await.unwrap();
+    one.answer("a", b"too late", LONG).await.unwrap();
+    assert_eq!(other.claim("a", b"that", LONG).await.unwrap(), None);
     all_expire(&server);
 }
