@@ -1,6 +1,6 @@
 //! Configurations: what is read means something, and what is not is told in a way that helps and harms nobody.
 
-use tollgate_config::envoy::DescriptorLimit;
+use tollgate_config::envoy::{DescriptorLimit, migrate};
 use tollgate_config::{Config, Error, Outside, parse, parse_limit, to_yaml};
 
 /// Knows no variable and no file.
@@ -16,13 +16,14 @@ impl Outside for Nothing {
     }
 }
 
-/// The text as one limit, and as a whole file.
+/// The text as one limit, as a whole file, and as a file of Envoy's rate limit service.
 pub(crate) fn check(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     match parse_limit(text) {
         Ok(limit) => assert_eq!(parse_limit(&to_yaml(&limit)), Ok(limit), "it reads as it is printed"),
         Err(error) => check_error(&error, text),
     }
+    check_migration(text);
     match parse(text, &Nothing) {
         Ok(config) => {
             check_config(&config);
@@ -35,6 +36,18 @@ pub(crate) fn check(bytes: &[u8]) {
             errors.iter().for_each(|error| check_error(error, text));
             check_harmless(&errors.in_file("limits.yaml").to_string());
         }
+    }
+}
+
+/// The text as a file of another's limits: what it becomes has one domain.
+fn check_migration(text: &str) {
+    match migrate(&[("limits.yaml", text)]) {
+        Ok(migrated) => {
+            let config = parse(&migrated, &Nothing).expect("what we print is right");
+            assert_eq!(config.domains.len(), 1, "{migrated}");
+            check_config(&config);
+        }
+        Err(errors) => errors.iter().for_each(|error| check_error(error, text)),
     }
 }
 
@@ -80,7 +93,11 @@ fn check_config(config: &Config) {
         let mut limits = route.limits.clone();
         limits.sort_unstable();
         assert!(limits.is_sorted_by(|one, next| one < next), "{} has a limit twice", route.id);
-        assert!(limits.iter().all(|number| *number < rules), "{} has a limit that is none", route.id);
+        assert!(
+            limits.iter().all(|number| *number < config.named_limits),
+            "{} has a limit that is none",
+            route.id
+        );
     }
 }
 

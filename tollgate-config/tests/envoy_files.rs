@@ -5,10 +5,12 @@
 //! what is told. All of them are ours.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot be set up has failed")]
 
+use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use serde_json::Value as Json;
+use proptest::prelude::*;
+use serde_json::{Value as Json, json};
 use tollgate_config::envoy::{DESCRIPTORS_MAX, Data, Descriptor, DescriptorLimit, migrate};
 use tollgate_config::{Config, to_yaml};
 
@@ -54,14 +56,14 @@ fn config(yaml: &str) -> Config {
     common::read(yaml).unwrap_or_else(|errors| panic!("{errors}\n{yaml}"))
 }
 
-fn json(data: &Data) -> Json {
+fn as_json(data: &Data) -> Json {
     match data {
         Data::Null => Json::Null,
         Data::Bool(is) => (*is).into(),
         Data::Number(number) => (*number).into(),
         Data::Text(text) => text.as_str().into(),
-        Data::List(items) => items.iter().map(json).collect(),
-        Data::Map(entries) => entries.iter().map(|(name, data)| (name.clone(), json(data))).collect(),
+        Data::List(items) => items.iter().map(as_json).collect(),
+        Data::Map(entries) => entries.iter().map(|(name, data)| (name.clone(), as_json(data))).collect(),
     }
 }
 
@@ -85,7 +87,7 @@ fn shown(config: &Config, found: &Descriptor) -> String {
     if !found.replaces.is_empty() {
         text += &format!(" replaces={}", found.replaces.join(","));
     }
-    let metadata = found.metadata.clone().map(|metadata| json(&Data::Map(metadata)));
+    let metadata = found.metadata.clone().map(|metadata| as_json(&Data::Map(metadata)));
     text + &metadata.map(|it| format!(" metadata={it}")).unwrap_or_default()
 }
 
@@ -146,6 +148,61 @@ fn what_a_file_means_is_what_it_becomes() {
                 let looked_up = looked_up(&file, &entries);
                 assert!(expected.starts_with(&looked_up), "{name}: {entries:?} {looked_up}");
             }
+        }
+    }
+}
+
+/// Descriptors beside each other, and inside of each other down to a depth. No two are one when they are joined.
+fn descriptors(depth: u32) -> BoxedStrategy<Json> {
+    let inner = match depth {
+        0 => Just(Json::Null).boxed(),
+        _ => descriptors(depth - 1),
+    };
+    let key = prop::sample::select(vec!["a", "b", "a_x", "no"]);
+    let value = prop::sample::select(vec!["", "x", "xy", "x*", "*y", "*", "x*x", "1", "x_y"]);
+    let unit = prop::sample::select(vec!["second", "Minute", "HOUR", "day", "week", "month", "year"]);
+    let limit = prop_oneof![
+        Just(Json::Null),
+        Just(json!({ "unlimited": true })),
+        (unit, 0_u32..9).prop_map(|(unit, count)| json!({ "unit": unit, "requests_per_unit": count })),
+    ];
+    let one = (key, value, limit, inner).prop_map(|(key, value, limit, inner)| {
+        json!({ "key": key, "value": value, "rate_limit": limit, "descriptors": inner })
+    });
+    let level = prop::collection::vec(one, 0..6).prop_map(|all| {
+        let mut seen = HashSet::new();
+        let joined = |it: &Json| match (it["key"].as_str().unwrap(), it["value"].as_str().unwrap()) {
+            (key, "") => key.to_owned(),
+            (key, value) => format!("{key}_{value}"),
+        };
+        all.into_iter().filter(|it| seen.insert(joined(it))).collect()
+    });
+    level.boxed()
+}
+
+fn entries() -> impl Strategy<Value = Entries> {
+    let key = prop::sample::select(vec!["a", "b", "a_x", "no"]);
+    let value = prop::sample::select(vec!["", "x", "xy", "xx", "y", "xzy", "1", "x_y", "z"]);
+    prop::collection::vec((key.prop_map(str::to_owned), value.prop_map(str::to_owned)), 1..4)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(500) })]
+
+    /// The same for files that nobody has thought of.
+    #[test]
+    fn what_any_file_means_is_what_it_becomes(
+        descriptors in descriptors(2),
+        asked in prop::collection::vec(entries(), 20),
+    ) {
+        let file = json!({ "domain": "any", "descriptors": descriptors });
+        let migrated = migrate(&[("any.yaml", &file.to_string())]).unwrap_or_else(|errors| panic!("{errors}"));
+        let config = config(&migrated);
+        for entries in asked {
+            let wanted: Vec<_> = entries.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
+            let found = config.domains[0].find(&wanted);
+            let found = found.map_or("nothing".to_owned(), |it| shown(&config, it.descriptor));
+            prop_assert_eq!(found, looked_up(&file, &entries), "{:?} in\n{}", entries, migrated);
         }
     }
 }

@@ -192,7 +192,7 @@ fn replaces(reader: &mut Reader, node: &Node, own: Option<&str>) -> Vec<String> 
         match text(reader, &fields, "name") {
             _ if reader.is_full() => {}
             None | Some("") => {
-                reader.wrong(node.place, "this does not say what is replaced", REPLACES_EXAMPLE)
+                reader.wrong(node.place, "this does not say what is replaced", REPLACES_EXAMPLE);
             }
             Some(name) if own == Some(name) => {
                 let what = format!("{} is the name of this limit itself", quoted(name));
