@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`gateway`] | a reverse proxy that forwards what its limits allow, and answers 429 to the rest |
 //! | [`resp`] | answers commands of the Redis protocol, such as redis-cell's |
+//! | [`rls`] | the rate limit service that Envoy asks over gRPC, or others as JSON |
 //! | [`admin`] | metrics and health |
 //! | [`demo`] | a small upstream, for trying things out |
 //! | [`Sockets`] | listening sockets, opened or handed over |
@@ -17,6 +18,7 @@ pub mod gateway;
 mod limits;
 mod metrics;
 pub mod resp;
+pub mod rls;
 mod sockets;
 
 pub use limits::{LimitsError, Stored};

@@ -1,0 +1,117 @@
+//! Connections of those who ask: so many at once, and none that says nothing.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::time::{Sleep, sleep};
+use tonic::transport::server::{Connected, TcpConnectInfo};
+
+/// What every client of HTTP/2 says first is so long.
+const PREFACE_BYTES: usize = 24;
+
+/// How long nobody is accepted after the system has refused: it is short of something, and asking again does not help.
+const AFTER_ERROR: Duration = Duration::from_millis(100);
+
+/// Accepts connections for as long as somebody takes them.
+pub(super) async fn accept(
+    listener: TcpListener,
+    connections_max: usize,
+    patience: Duration,
+    taken: mpsc::Sender<io::Result<Connection>>,
+) {
+    let room = Arc::new(Semaphore::new(connections_max));
+    let accepted = async {
+        loop {
+            // Those that find no room wait outside, where they take no memory of ours.
+            let Ok(place) = room.clone().acquire_owned().await else { return };
+            match listener.accept().await {
+                Ok((stream, _)) => {
+                    // Answers are small, and somebody waits for each.
+                    let _ = stream.set_nodelay(true);
+                    let opening = Some(Opening { missing: PREFACE_BYTES, until: Box::pin(sleep(patience)) });
+                    if taken.send(Ok(Connection { stream, opening, _place: place })).await.is_err() {
+                        return;
+                    }
+                }
+                Err(_) => sleep(AFTER_ERROR).await,
+            }
+        }
+    };
+    tokio::select! {
+        () = accepted => {}
+        () = taken.closed() => {}
+    }
+}
+
+/// A connection, and its place among them.
+pub(super) struct Connection {
+    stream: TcpStream,
+    /// For as long as it has not said which protocol it speaks.
+    opening: Option<Opening>,
+    _place: OwnedSemaphorePermit,
+}
+
+struct Opening {
+    missing: usize,
+    until: Pin<Box<Sleep>>,
+}
+
+impl Connected for Connection {
+    type ConnectInfo = TcpConnectInfo;
+
+    fn connect_info(&self) -> TcpConnectInfo {
+        self.stream.connect_info()
+    }
+}
+
+impl AsyncRead for Connection {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        let before = buffer.filled().len();
+        let read = Pin::new(&mut this.stream).poll_read(context, buffer);
+        let Some(opening) = &mut this.opening else { return read };
+        opening.missing = opening.missing.saturating_sub(buffer.filled().len() - before);
+        if opening.missing == 0 {
+            this.opening = None;
+        } else if opening.until.as_mut().poll(context).is_ready() {
+            return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+        }
+        read
+    }
+}
+
+impl AsyncWrite for Connection {
+    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().stream).poll_write(context, bytes)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        parts: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().stream).poll_write_vectored(context, parts)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_shutdown(context)
+    }
+}

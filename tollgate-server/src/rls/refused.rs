@@ -1,0 +1,114 @@
+//! What is not decided, and why: the one place where that becomes a code of gRPC or a status of HTTP.
+
+use std::fmt;
+
+use http::StatusCode;
+use tonic::{Code, Status};
+
+use super::bounds::{DESCRIPTORS_MAX, ENTRIES_MAX, TEXT_BYTES_MAX};
+
+/// Why a request is not decided. Descriptors are counted from 0.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Refused {
+    NoDomain,
+    LongDomain,
+    NoDescriptors,
+    ManyDescriptors(usize),
+    ManyEntries {
+        descriptor: usize,
+        entries: usize,
+    },
+    LongEntry {
+        descriptor: usize,
+    },
+    /// A limit that came with a descriptor has a unit that there is not.
+    Unit {
+        descriptor: usize,
+        unit: i32,
+    },
+    /// Something is to be given back where that was not allowed.
+    Refund {
+        descriptor: usize,
+    },
+    NotJson(String),
+    LongBody,
+    NoToken,
+    /// The store is away, and the policy is that nothing passes then. Envoy has a policy of its own for that, and follows
+    /// it only if the call fails: an answer with an unknown code it would let pass.
+    Away,
+    /// The limits do not fit the descriptors that refer to them.
+    Broken(String),
+}
+
+impl Refused {
+    fn code(&self) -> Code {
+        match self {
+            Refused::Away => Code::Unavailable,
+            Refused::Broken(_) => Code::Internal,
+            Refused::Refund { .. } => Code::PermissionDenied,
+            Refused::NoToken => Code::Unauthenticated,
+            _ => Code::InvalidArgument,
+        }
+    }
+
+    /// Over HTTP.
+    pub(super) fn status(&self) -> StatusCode {
+        match self {
+            Refused::Away => StatusCode::SERVICE_UNAVAILABLE,
+            Refused::Broken(_) => StatusCode::INTERNAL_SERVER_ERROR,
+            Refused::Refund { .. } => StatusCode::FORBIDDEN,
+            Refused::NoToken => StatusCode::UNAUTHORIZED,
+            Refused::LongBody => StatusCode::PAYLOAD_TOO_LARGE,
+            _ => StatusCode::BAD_REQUEST,
+        }
+    }
+
+    /// The number that gRPC has for it.
+    pub(super) fn number(&self) -> i32 {
+        self.code().into()
+    }
+}
+
+impl From<Refused> for Status {
+    fn from(refused: Refused) -> Status {
+        Status::new(refused.code(), refused.to_string())
+    }
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Refused::NoDomain => write!(f, "`domain` is empty: send the name of a configured domain"),
+            Refused::LongDomain => write!(f, "`domain` is longer than {TEXT_BYTES_MAX} bytes"),
+            Refused::NoDescriptors => write!(f, "`descriptors` is empty: send at least one"),
+            Refused::ManyDescriptors(sent) => {
+                write!(f, "there are {sent} descriptors: send at most {DESCRIPTORS_MAX}")
+            }
+            Refused::ManyEntries { descriptor, entries } => {
+                write!(f, "descriptors[{descriptor}] has {entries} entries: send at most {ENTRIES_MAX}")
+            }
+            Refused::LongEntry { descriptor } => {
+                let what = "has a key or a value that is longer than";
+                write!(f, "descriptors[{descriptor}] {what} {TEXT_BYTES_MAX} bytes")
+            }
+            Refused::Unit { descriptor, unit } => {
+                let units = "1 to 6 (SECOND, MINUTE, HOUR, DAY, MONTH, YEAR)";
+                write!(f, "descriptors[{descriptor}].limit.unit is {unit}: send {units}")
+            }
+            Refused::Refund { descriptor } => {
+                let what = "has `is_negative_hits`, and nothing is given back here";
+                let instead = "to allow it, write `refunds: true` where the configuration opens this door";
+                write!(f, "descriptors[{descriptor}] {what}: {instead}")
+            }
+            Refused::NotJson(why) => write!(f, "the body is no RateLimitRequest in JSON: {why}"),
+            Refused::LongBody => {
+                write!(f, "the body is longer than {} bytes", super::MESSAGE_BYTES_MAX)
+            }
+            Refused::NoToken => {
+                write!(f, "send the token that the configuration has, as in `authorization: Bearer ...`")
+            }
+            Refused::Away => write!(f, "the store of the limits is away: try again, or let a policy decide"),
+            Refused::Broken(why) => write!(f, "the limits do not fit their descriptors: {why}"),
+        }
+    }
+}
