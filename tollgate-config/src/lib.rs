@@ -40,6 +40,7 @@
 //! | `outside` | variables of the environment and other files that it refers to |
 //! | `names`, `words` | the names that may stand in it, and the words of which one is chosen |
 //! | `quantity` | whole numbers, durations and rates, read and printed |
+//! | `seconds` | waits as programs read them |
 //! | `print` | limit -> YAML |
 //! | `error`, `nearest` | what to tell the person who typed it |
 //! | `mask` | what not to show of it |
@@ -59,11 +60,14 @@ mod print;
 mod quantity;
 mod reader;
 mod rule;
+mod seconds;
 mod slots;
 mod store;
 mod tree;
 mod when;
 mod words;
+
+use std::time::Duration;
 
 pub use doors::{Authorize, Door, Doors, GrpcDoor, HttpDoor, RespDoor};
 pub use error::{Error, Errors};
@@ -76,6 +80,7 @@ pub use nearest::nearest;
 pub use outside::{Outside, Secret};
 pub use print::to_yaml;
 pub use quantity::{duration_text, rate_text};
+pub use seconds::push_seconds;
 pub use slots::Slots;
 pub use store::{Redis, Store, WhenFull};
 
@@ -127,6 +132,14 @@ pub fn parse_limit(yaml: &str) -> Result<tollgate_core::Limit, Error> {
         // Whoever gives no limit says why.
         (None, None) => Err(error::Problem::unknown().in_text(yaml, &[])),
     }
+}
+
+/// Reads a duration: `500ms`, `60s`, `15m`, `1h`, `1d`, `1w`.
+///
+/// # Errors
+/// What is wrong with it, and what to write instead.
+pub fn parse_duration(typed: &str) -> Result<Duration, String> {
+    quantity::duration(typed).map_err(|quantity::Fault { what, instead }| format!("{what}; {instead}"))
 }
 
 /// Reads a whole file.

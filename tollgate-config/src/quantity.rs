@@ -117,7 +117,7 @@ pub(crate) fn length(name: &str, typed: &str, from: Duration, to: Duration) -> R
 }
 
 /// A number and a unit: `500ms`, `60s`, `15m`, `1h`, `1d`, `1w`.
-fn duration(typed: &str) -> Result<Duration, Fault> {
+pub(crate) fn duration(typed: &str) -> Result<Duration, Fault> {
     let trimmed = typed.trim();
     let number_end = trimmed.bytes().take_while(|b| b.is_ascii_digit() || *b == b'.').count();
     let (number, unit_typed) = (&trimmed[..number_end], trimmed[number_end..].trim_start());

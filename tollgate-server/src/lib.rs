@@ -10,13 +10,16 @@
 //! | [`Sockets`] | listening sockets, opened or handed over |
 //! | `limits` | a configuration -> the middleware that decides |
 //! | `metrics`, `access_log` | what has happened |
+//! | `guard`, `problem` | who is let in at the doors for programs, and what the others are told |
 
 mod access_log;
 pub mod admin;
 pub mod demo;
 pub mod gateway;
+mod guard;
 mod limits;
 mod metrics;
+mod problem;
 pub mod resp;
 pub mod rls;
 mod sockets;

@@ -1,9 +1,9 @@
 //! Decisions as JSON, one line each, to the byte.
 
 use std::io::{self, Write};
-use std::time::Duration;
 
 use tollgate::{Decision, RetryAfter};
+use tollgate_config::push_seconds;
 
 use crate::Request;
 
@@ -77,46 +77,19 @@ pub fn line(out: &mut Vec<u8>, request: &Request<'_>, decision: &Decision) {
     out.extend_from_slice(b",\"retry_after\":");
     match decision.retry_after {
         RetryAfter::Now => out.extend_from_slice(b"null"),
-        RetryAfter::After(wait) => seconds(out, wait),
+        RetryAfter::After(wait) => push_seconds(out, wait),
         RetryAfter::Never => out.extend_from_slice(b"\"never\""),
     }
     out.extend_from_slice(b",\"reset_after\":");
-    seconds(out, decision.reset_after);
+    push_seconds(out, decision.reset_after);
     out.extend_from_slice(b",\"delay\":");
-    seconds(out, decision.delay);
+    push_seconds(out, decision.delay);
     out.extend_from_slice(b"}\n");
 }
 
 #[inline]
 fn whole(out: &mut Vec<u8>, value: u64) {
     out.extend_from_slice(itoa::Buffer::new().format(value).as_bytes());
-}
-
-/// Seconds rounded up to the microsecond, in the fewest decimals but at least one; zero is `0`.
-#[inline]
-fn seconds(out: &mut Vec<u8>, wait: Duration) {
-    if wait.is_zero() {
-        out.push(b'0');
-        return;
-    }
-    let mut micros = wait.subsec_nanos().div_ceil(1_000);
-    let mut whole_seconds = wait.as_secs();
-    if micros == 1_000_000 {
-        micros = 0;
-        whole_seconds = whole_seconds.saturating_add(1);
-    }
-    whole(out, whole_seconds);
-    let mut decimals = *b".000000";
-    let mut last = 1;
-    for place in (1..decimals.len()).rev() {
-        let digit = (micros % 10) as u8;
-        micros /= 10;
-        decimals[place] += digit;
-        if digit != 0 {
-            last = last.max(place);
-        }
-    }
-    out.extend_from_slice(&decimals[..=last]);
 }
 
 /// A string's inside, escaped as JSON demands and no more.
@@ -148,8 +121,11 @@ fn escaped_slowly(out: &mut Vec<u8>, text: &str) {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::time::Duration;
+
     use tollgate::Time;
+
+    use super::*;
 
     fn check(request: Request<'_>, decision: Decision, expected: &str) {
         let mut out = Vec::new();
@@ -185,32 +161,5 @@ mod tests {
             },
             r#"{"time":"1700000000.5","key":"quote \" back \\ line \n tab \t nul \u0000 é 日","cost":0,"allowed":false,"limit":10,"remaining":9,"retry_after":"never","reset_after":0,"delay":0.000001}"#,
         );
-    }
-
-    #[test]
-    fn waits_are_rounded_up_to_the_microsecond() {
-        for (nanos, expected) in [
-            (0, "0"),
-            (1, "0.000001"),
-            (1_000, "0.000001"),
-            (1_001, "0.000002"),
-            (333_333_334, "0.333334"),
-            (500_000_000, "0.5"),
-            (120_000_000, "0.12"),
-            (999_999_000, "0.999999"),
-            (999_999_001, "1.0"),
-            (1_000_000_000, "1.0"),
-            (59_999_999_999, "60.0"),
-            (60_000_000_001, "60.000001"),
-            (100_000_000_000, "100.0"),
-            (u64::MAX, "18446744073.709552"),
-        ] {
-            let mut out = Vec::new();
-            seconds(&mut out, Duration::from_nanos(nanos));
-            assert_eq!(String::from_utf8(out).unwrap(), expected);
-        }
-        let mut out = Vec::new();
-        seconds(&mut out, Duration::MAX);
-        assert_eq!(out, b"18446744073709551615.0");
     }
 }

@@ -12,10 +12,7 @@ struct Ours;
 /// A problem (RFC 9457) with a status and a sentence of ours.
 pub(crate) fn problem(status: StatusCode, detail: &str) -> Response<UpstreamBody> {
     let title = status.canonical_reason().unwrap_or("Refused");
-    let number = status.as_u16();
-    // Sentences of ours have no quotes; what comes from elsewhere might.
-    let detail: String = detail.chars().filter(|c| !c.is_control() && *c != '"' && *c != '\\').collect();
-    let body = format!(r#"{{"type":"about:blank","title":"{title}","status":{number},"detail":"{detail}"}}"#);
+    let body = tollgate_rules::answer::problem(status.as_u16(), title, detail);
     let mut response = Response::new(UpstreamBody::told(body));
     *response.status_mut() = status;
     let headers = response.headers_mut();

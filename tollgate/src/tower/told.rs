@@ -100,7 +100,8 @@ impl Told {
         self.headers.insert(CONTENT_TYPE, call.0);
         self.headers.insert("grpc-status", HeaderValue::from_static(code));
         // Percent signs begin escapes there, and no sentence of ours has one.
-        if let Ok(message) = HeaderValue::from_str(&message.replace('%', "")) {
+        let message: String = message.chars().filter(|c| !c.is_control() && *c != '%').collect();
+        if let Ok(message) = HeaderValue::from_str(&message) {
             self.headers.insert("grpc-message", message);
         }
         Told { status: StatusCode::OK, headers: self.headers, body: Bytes::new() }
@@ -187,13 +188,10 @@ fn problem(status: StatusCode, code: &'static str, detail: &str, grpc: Option<Gr
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     let title = status.canonical_reason().unwrap_or("Refused");
-    // What would end a string of JSON is in no sentence of ours, but may be in a name that was configured.
-    let detail: String = detail.chars().filter(|c| !c.is_control() && *c != '"' && *c != '\\').collect();
-    let number = status.as_u16();
-    let body = format!(r#"{{"type":"about:blank","title":"{title}","status":{number},"detail":"{detail}"}}"#);
+    let body = tollgate_rules::answer::problem(status.as_u16(), title, detail);
     let told = Told { status, headers, body: body.into() };
     match grpc {
-        Some(call) => told.into_grpc(call, code, &detail),
+        Some(call) => told.into_grpc(call, code, detail),
         None => told,
     }
 }
