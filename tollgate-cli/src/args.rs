@@ -45,6 +45,11 @@ pub(crate) struct Run {
     /// The file; without one, an example that ships with tollgate and a small upstream behind it
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
+
+    /// A folder with the files of Envoy's rate limit service, as they are: its domains, beside what FILE says. Without
+    /// FILE, limits are in memory, and Envoy asks on 127.0.0.1:8081
+    #[arg(long, value_name = "DIR")]
+    pub(crate) envoy_config: Option<PathBuf>,
 }
 
 const RUN_SIGNALS: &str = "\

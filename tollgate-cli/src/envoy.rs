@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::failure::Failure;
 use crate::input::config_text;
+use crate::outside::Files;
 
 /// The most files of a folder. Each is a domain.
 const FILES_MAX: usize = 1_000;
@@ -13,7 +14,9 @@ const BYTES_MAX: usize = 10_000_000;
 
 /// All `*.yaml` and `*.yml` of a folder, by name, each with its path and its text. Files whose names begin with a dot are
 /// those of editors.
-pub(crate) fn files(folder: &Path) -> Result<Vec<(String, String)>, Failure> {
+pub(crate) fn files(folder: &Path, read: &mut Files) -> Result<Vec<(String, String)>, Failure> {
+    // One that comes or goes changes the folder.
+    read.note(folder.to_owned());
     let shown = folder.display();
     let cannot = |error: std::io::Error| Failure::Input(format!("cannot read {shown}: {error}"));
     let mut paths: Vec<PathBuf> = Vec::new();
@@ -35,6 +38,7 @@ pub(crate) fn files(folder: &Path) -> Result<Vec<(String, String)>, Failure> {
     paths.sort();
     let (mut files, mut bytes) = (Vec::new(), 0);
     for path in paths {
+        read.note(path.clone());
         let text = config_text(&path)?;
         bytes += text.len();
         if bytes > BYTES_MAX {

@@ -48,6 +48,6 @@ fn run(args: Args) -> Result<(), Failure> {
         Some(Command::Migrate { from }) => migrate::run(&from),
         Some(Command::Schema) => check::schema(),
         Some(Command::Run(run)) => run::run(&run),
-        None => run::run(&Run { config: None }),
+        None => run::run(&Run { config: None, envoy_config: None }),
     }
 }

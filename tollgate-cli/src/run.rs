@@ -10,15 +10,16 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::interval;
 use tollgate::Memory;
 use tollgate::redis::Redis;
-use tollgate_config::{Config, Store};
+use tollgate_config::{Config, Store, Timeouts};
 use tollgate_server::gateway::{Gateway, StartError};
-use tollgate_server::{Sockets, Stored, admin, demo};
+use tollgate_server::{Doors, Sockets, Stored, admin, demo};
 
 use crate::args::Run;
 use crate::descriptors;
 use crate::failure::Failure;
 use crate::handover;
 use crate::input::config_text;
+use crate::migrate;
 use crate::outside::{Files, Surroundings};
 
 /// What runs where no file is given.
@@ -31,7 +32,7 @@ const FORGOTTEN: &str =
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 pub(crate) fn run(args: &Run) -> Result<(), Failure> {
-    let source = Source { path: args.config.as_deref() };
+    let source = Source { path: args.config.as_deref(), envoy: args.envoy_config.as_deref() };
     let (config, files) = source.read();
     let config = config?;
     crate::log::start();
@@ -43,7 +44,7 @@ pub(crate) fn run(args: &Run) -> Result<(), Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Failure::Input(format!("cannot start: {error}")))?;
     runtime.block_on(async {
-        if source.path.is_none() {
+        if source.is_example() {
             let unable = |error: io::Error| {
                 Failure::Input(format!("cannot listen on {DEMO_UPSTREAM} for the demo upstream: {error}"))
             };
@@ -61,24 +62,45 @@ pub(crate) fn run(args: &Run) -> Result<(), Failure> {
 /// Where the configuration comes from.
 struct Source<'a> {
     path: Option<&'a Path>,
+    /// A folder with files of Envoy's rate limit service.
+    envoy: Option<&'a Path>,
 }
 
 impl Source<'_> {
     fn name(&self) -> String {
-        self.path.map_or(EXAMPLE_NAME.to_owned(), |path| path.display().to_string())
+        let shown = |path: &Path| path.display().to_string();
+        match (self.path, self.envoy) {
+            (Some(path), Some(folder)) => format!("{} and {}", shown(path), shown(folder)),
+            (path, folder) => path.or(folder).map_or(EXAMPLE_NAME.to_owned(), shown),
+        }
+    }
+
+    /// Whether nothing was said of where it comes from.
+    fn is_example(&self) -> bool {
+        self.path.is_none() && self.envoy.is_none()
+    }
+
+    /// The text, and every file that was read for it until now.
+    fn text(&self, files: &mut Files) -> Result<String, Failure> {
+        let mut text = match (self.path, self.envoy) {
+            (Some(path), _) => {
+                files.note(path.to_owned());
+                config_text(path)?
+            }
+            (None, Some(_)) => migrate::HEAD.to_owned(),
+            (None, None) => EXAMPLE.to_owned(),
+        };
+        if let Some(folder) = self.envoy {
+            text.push_str("\n");
+            text.push_str(&migrate::domains(folder, files)?);
+        }
+        Ok(text)
     }
 
     /// What it says, and every file that was read for it.
     fn read(&self) -> (Result<Config, Failure>, Files) {
         let mut files = Files::default();
-        let text = match self.path {
-            Some(path) => {
-                files.note(path.to_owned());
-                config_text(path)
-            }
-            None => Ok(EXAMPLE.to_owned()),
-        };
-        let text = match text {
+        let text = match self.text(&mut files) {
             Ok(text) => text,
             Err(failure) => return (Err(failure), files),
         };
@@ -101,8 +123,10 @@ async fn serve<S: Stored>(
     let mut stop = [listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?];
     let (mut hang_up, mut upgrade) = (listen(SignalKind::hangup())?, listen(SignalKind::user_defined2())?);
     let gateway = Gateway::<S>::start(config, &mut sockets).await.map_err(|error| cannot_start(&error))?;
+    let doors = Doors::open(config, &mut sockets, &gateway).map_err(|error| cannot_start(&error))?;
+    let watched = doors.watched(gateway.watched());
     let watching = config.admin.as_ref().map(|admin| admin.listen).map(|address| {
-        sockets.listen(address).and_then(|listener| admin::listen(listener, gateway.watched())).map_err(|error| {
+        sockets.listen(address).and_then(|listener| admin::listen(listener, watched)).map_err(|error| {
             Failure::Input(match error.kind() {
                 io::ErrorKind::AddrInUse => format!(
                     "{address} is in use by another program; stop that, or write another `admin` in the file"
@@ -117,6 +141,7 @@ async fn serve<S: Stored>(
     }
     descriptors::check(config);
     greet(source, config, gateway.addresses(), watching.as_ref().map(|(address, _)| *address));
+    doors.addresses().iter().for_each(|(door, address)| greet_door(door, *address));
     let watching = watching.map(|(_, serving)| tokio::spawn(serving));
     handover::relieve_predecessor();
     let (mut looks, mut successor) = (interval(LOOK_EVERY), None);
@@ -149,8 +174,9 @@ async fn serve<S: Stored>(
         watching.abort();
     }
     say("draining: no new connections, and requests that are under way end");
+    let patience = config.gateway.as_ref().map_or(Timeouts::default(), |gateway| gateway.timeouts).drain;
     tokio::select! {
-        left = gateway.drain() => match left {
+        ((), left) = async { tokio::join!(doors.close(patience), gateway.drain()) } => match left {
             0 => say("done"),
             left => say(&format!("done; {left} connections took longer than the file allows")),
         },
@@ -211,12 +237,20 @@ fn greet(source: &Source<'_>, config: &Config, addresses: &[SocketAddr], admin: 
     if let Some(admin) = admin {
         say(&format!("metrics and health on http://{admin}/metrics"));
     }
-    if source.path.is_none()
+    if source.is_example()
         && let Some(address) = addresses.first()
     {
         let path = "/api/test";
         say(&format!("try it:  curl -i -H \"X-User-Id: user123\" http://localhost:{}{path}", address.port()));
     }
+}
+
+fn greet_door(door: &str, address: SocketAddr) {
+    say(&match door {
+        "http" => format!("limits asked over HTTP on http://{address}/v1/check"),
+        "grpc" => format!("rate limit service for Envoy on {address}"),
+        _ => format!("limits asked by clients of Redis on redis://{address}"),
+    });
 }
 
 /// Tells people on a terminal; a machine gets a line like all others.

@@ -31,6 +31,13 @@ pub struct Doors {
     pub resp: Option<RespDoor>,
 }
 
+impl Doors {
+    /// Whether there is none.
+    pub fn are_none(&self) -> bool {
+        self.http.is_none() && self.grpc.is_none() && self.resp.is_none()
+    }
+}
+
 /// The door for HTTP.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HttpDoor {

@@ -42,6 +42,21 @@ pub struct Gateway {
     pub access_log: bool,
 }
 
+impl Gateway {
+    /// One that listens nowhere: of a file that has only other doors.
+    pub fn none() -> Gateway {
+        Gateway {
+            listeners: Vec::new(),
+            routes: Vec::new(),
+            upstreams: Vec::new(),
+            timeouts: Timeouts::default(),
+            max_connections: CONNECTIONS_DEFAULT as usize,
+            max_in_flight: IN_FLIGHT_DEFAULT as usize,
+            access_log: false,
+        }
+    }
+}
+
 /// How long the gateway waits for clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timeouts {

@@ -5,6 +5,8 @@
 //! | [`gateway`] | a reverse proxy that forwards what its limits allow, and answers 429 to the rest |
 //! | [`resp`] | answers commands of the Redis protocol, such as redis-cell's |
 //! | [`rls`] | the rate limit service that Envoy asks over gRPC, or others as JSON |
+//! | [`check`] | limits asked over HTTP, by any program and by proxies |
+//! | [`Doors`] | those beside the gateway, at its limits |
 //! | [`admin`] | metrics and health |
 //! | [`demo`] | a small upstream, for trying things out |
 //! | [`Sockets`] | listening sockets, opened or handed over |
@@ -14,7 +16,9 @@
 
 mod access_log;
 pub mod admin;
+pub mod check;
 pub mod demo;
+mod doors;
 pub mod gateway;
 mod guard;
 mod limits;
@@ -24,5 +28,6 @@ pub mod resp;
 pub mod rls;
 mod sockets;
 
+pub use doors::Doors;
 pub use limits::{LimitsError, Stored};
 pub use sockets::Sockets;

@@ -11,6 +11,7 @@ use tollgate::{Limiter, Memory, Store, WhenFull};
 use tollgate_config as config;
 use tollgate_config::Config;
 
+use crate::check::{MemoryRecords, Records, RedisRecords};
 use crate::metrics::Exposition;
 
 /// A store that limits of a configuration can be kept in.
@@ -39,6 +40,14 @@ pub trait Stored: Store + Send + Sync + Sized + 'static {
     /// Gives back what was taken ahead, before the process ends.
     #[doc(hidden)]
     fn release(limiter: &Limiter<Self>) -> impl Future<Output = ()> + Send;
+
+    /// Where reservations, and answers to requests that may be sent again, are kept.
+    #[doc(hidden)]
+    type Records: Records;
+
+    /// They are kept where the limits are.
+    #[doc(hidden)]
+    fn records(limiter: &Limiter<Self>) -> Self::Records;
 
     /// How the store is.
     #[doc(hidden)]
@@ -84,6 +93,12 @@ impl Stored for Memory {
 
     async fn release(_limiter: &Limiter) {}
 
+    type Records = MemoryRecords;
+
+    fn records(_limiter: &Limiter) -> MemoryRecords {
+        MemoryRecords::default()
+    }
+
     fn write_metrics(limiter: &Limiter, out: &mut Exposition) {
         out.single("tollgate_store_bytes", "gauge", "What the states of keys take.", limiter.bytes());
         let help = "Keys in use, each as often as it has limits; of very many an estimate.";
@@ -117,6 +132,12 @@ impl Stored for Redis {
 
     async fn release(limiter: &Limiter<Redis>) {
         limiter.release().await;
+    }
+
+    type Records = RedisRecords;
+
+    fn records(limiter: &Limiter<Redis>) -> RedisRecords {
+        RedisRecords::new(limiter)
     }
 
     fn write_metrics(limiter: &Limiter<Redis>, out: &mut Exposition) {

@@ -36,6 +36,8 @@ fn what_a_folder_becomes_is_right() {
     let printed = "\
 # Limits in memory are those of one process; for several, write as in `store: redis://127.0.0.1:6379`.
 store: memory
+# Where Envoy asks; and others, by POST /json. Off this machine both need a token.
+doors: { grpc: 127.0.0.1:8081, http: 127.0.0.1:8080 }
 
 domains:
   first:

@@ -3,6 +3,7 @@
 
 mod back_pressure;
 mod descriptors;
+mod doors;
 mod endurance;
 mod floods;
 mod outages;

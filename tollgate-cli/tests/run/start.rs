@@ -102,7 +102,7 @@ async fn a_file_that_is_wrong_or_missing_is_told_in_a_sentence() {
     assert!(told.contains("bad.yaml:7:3") && told.contains("write `routes`"), "{told}");
 
     let empty = folder.write("empty.yaml", "limits: { per-user: { key: ip, token_bucket: {} } }\n");
-    let sentence = "error: there is no gateway in this file; write `gateway: { routes: [...] }`";
+    let sentence = "error: there is neither a gateway nor a door in this file; write `gateway: { routes: [...] }`, or `doors: { http: 127.0.0.1:9181 }`";
     let (code, told) = refused(&empty).await;
     assert_eq!((code, told.as_str()), (2, sentence));
 }

@@ -53,6 +53,7 @@ mod upstream;
 mod watch;
 mod worker;
 
+use std::borrow::Cow;
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
@@ -75,7 +76,8 @@ use self::state::State;
 use self::ticks::{Ticker, Ticks};
 pub use self::tls::TlsError;
 use self::upstream::Upstream;
-use self::worker::{Shared, Worker};
+pub(crate) use self::worker::Shared;
+use self::worker::Worker;
 use crate::access_log::AccessLog;
 use crate::admin::Watched;
 use crate::limits::{LimitsError, Stored};
@@ -119,7 +121,7 @@ impl<S: Stored> Gateway<S> {
     /// connections and keeps time; requests have the threads of the workers.
     ///
     /// # Errors
-    /// If the configuration has no gateway, an address cannot be listened on, or something in it cannot be put to work.
+    /// If the configuration has neither a gateway nor another door, an address cannot be listened on, or something in it cannot be put to work.
     pub async fn start(config: &Config, sockets: &mut Sockets) -> Result<Gateway<S>, StartError> {
         Gateway::start_on(config, sockets, Box::new(io::stdout())).await
     }
@@ -141,7 +143,7 @@ impl<S: Stored> Gateway<S> {
         log: Box<dyn io::Write + Send>,
     ) -> Result<Gateway<S>, StartError> {
         let workers = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
-        let gateway = config.gateway.as_ref().ok_or(StartError::NoGateway)?;
+        let gateway = &gateway_of(config)?;
         let mut listeners = Vec::new();
         for listener in &gateway.listeners {
             listeners.push(accept::listen(listener, sockets)?);
@@ -188,6 +190,11 @@ impl<S: Stored> Gateway<S> {
         &self.addresses
     }
 
+    /// What other doors go by, which ask the same limits.
+    pub(crate) fn shared(&self) -> &Arc<Shared<S>> {
+        &self.shared
+    }
+
     /// What the admin listener asks.
     pub fn watched(&self) -> Arc<dyn Watched> {
         Arc::new(View { shared: self.shared.clone(), workers: self.workers.clone() })
@@ -209,7 +216,7 @@ impl<S: Stored> Gateway<S> {
     }
 
     fn replace(&self, config: &Config) -> Result<(), StartError> {
-        let gateway = config.gateway.as_ref().ok_or(StartError::NoGateway)?;
+        let gateway = &gateway_of(config)?;
         self.lasting.check(&Lasting::of(config, gateway))?;
         let before = self.shared.state.load_full();
         let Shared { metrics, ticker, .. } = &*self.shared;
@@ -259,11 +266,21 @@ impl<S: Stored> Gateway<S> {
     }
 }
 
+/// The gateway of a file, or one that listens nowhere if the file has other doors.
+fn gateway_of(config: &Config) -> Result<Cow<'_, tollgate_config::Gateway>, StartError> {
+    match &config.gateway {
+        Some(gateway) => Ok(Cow::Borrowed(gateway)),
+        None if config.doors.are_none() => Err(StartError::NoGateway),
+        None => Ok(Cow::Owned(tollgate_config::Gateway::none())),
+    }
+}
+
 /// What lasts as long as the process does, because sockets and counters hang on it.
 #[derive(Debug)]
 struct Lasting {
     listeners: Vec<Listener>,
     admin: Option<SocketAddr>,
+    doors: [Option<SocketAddr>; 3],
     /// Its connections go on from one configuration to the next.
     redis: Option<Box<Redis>>,
 }
@@ -277,6 +294,11 @@ impl Lasting {
         Lasting {
             listeners: gateway.listeners.clone(),
             admin: config.admin.as_ref().map(|admin| admin.listen),
+            doors: [
+                config.doors.http.as_ref().map(|http| http.door.listen),
+                config.doors.grpc.as_ref().map(|grpc| grpc.door.listen),
+                config.doors.resp.as_ref().map(|resp| resp.door.listen),
+            ],
             redis,
         }
     }
@@ -285,6 +307,7 @@ impl Lasting {
         let changed = [
             ("gateway.listen", self.listeners != new.listeners),
             ("admin", self.admin != new.admin),
+            ("doors", self.doors != new.doors),
             ("the kind of the store", self.redis.is_some() != new.redis.is_some()),
             ("store.redis", self.redis != new.redis),
         ];
@@ -411,7 +434,7 @@ async fn tick<S>(shared: Arc<Shared<S>>) {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum StartError {
-    /// The file has no gateway.
+    /// The file has no gateway and no door.
     NoGateway,
     /// An address cannot be listened on.
     Listen(SocketAddr, io::Error),
@@ -431,7 +454,11 @@ impl fmt::Display for StartError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             StartError::NoGateway => {
-                write!(f, "there is no gateway in this file; write `gateway: {{ routes: [...] }}`")
+                write!(
+                    f,
+                    "there is neither a gateway nor a door in this file; write `gateway: {{ routes: [...] }}`, or \
+                     `doors: {{ http: 127.0.0.1:9181 }}`"
+                )
             }
             StartError::Listen(address, error) if error.kind() == io::ErrorKind::AddrInUse => {
                 write!(

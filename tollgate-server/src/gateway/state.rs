@@ -18,6 +18,7 @@ use super::heads::{Edits, is_forwarded};
 use super::record::observer;
 use super::ticks::Ticker;
 use super::upstream::Upstream;
+use crate::doors::DoorSettings;
 use crate::limits::{self, Stored};
 use crate::metrics::{Draft, RouteMetrics};
 
@@ -46,6 +47,8 @@ pub(crate) struct State<S> {
     pub(crate) max_in_flight: usize,
     /// How many of them on routes that are not critical.
     pub(crate) max_uncritical: usize,
+    /// What the doors beside the gateway go by.
+    pub(crate) doors: DoorSettings,
 }
 
 /// What goes where.
@@ -139,6 +142,8 @@ impl<S: Stored> State<S> {
             });
         }
         let has_limits = config.rules.rules().len() > 0 || limits::slots(config).next().is_some();
+        // Who comes to a door may bring a limit along.
+        let has_limits = has_limits || !config.doors.are_none();
         // Last of what can fail: limits that go on where others stand have begun to.
         let limits = match has_limits {
             false => None,
@@ -147,6 +152,7 @@ impl<S: Stored> State<S> {
                 let builder = limits::builder(config, tokens.as_ref());
                 let counts = names.iter().map(|name| metrics.limit(name)).collect();
                 let builder = builder.other_spellings(OtherSpellings::Keep).observe(observer(counts));
+                let builder = if config.doors.are_none() { builder } else { builder.may_lack_rules() };
                 let before = before.and_then(|before| before.limits.as_ref());
                 Some(S::limits(config, builder, before).map_err(StartError::Limits)?)
             }
@@ -188,6 +194,7 @@ impl<S: Stored> State<S> {
             max_connections: gateway.max_connections,
             max_in_flight,
             max_uncritical,
+            doors: DoorSettings::of(config),
         })
     }
     /// What goes where, for one of the workers.

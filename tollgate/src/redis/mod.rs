@@ -376,7 +376,10 @@ impl Limiter<Redis> {
     pub async fn reach(&self) -> Result<(), StoreError> {
         let inner = &self.store().0;
         let charges = inner.of_all_limits(self.key(""), 1);
-        inner.ask(&charges, true, None).await.map(drop)
+        match charges.is_empty() {
+            true => self.records().take("").await.map(drop),
+            false => inner.ask(&charges, true, None).await.map(drop),
+        }
     }
 
     /// Whether Redis, or a node of its cluster, has not answered for a while, so that the limits' policies decide.

@@ -3,14 +3,19 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::key::Names;
 use super::link::Task;
+use super::route::Servers;
 use super::{Inner, Redis, StoreError};
 use crate::Limiter;
 
 /// Things that are remembered for a while in Redis, for all processes that use it: whoever is there sees to it that the
 /// time of one has come, also if it was another that put it there.
 #[derive(Clone, Debug)]
-pub struct Records(Arc<Inner>);
+pub struct Records {
+    servers: Arc<Servers>,
+    names: Names,
+}
 
 /// How many there may be.
 const RECORDS_MAX: usize = 1_000_000;
@@ -49,7 +54,8 @@ impl Claim {
 impl Limiter<Redis> {
     /// What is remembered for a while, beside the limits.
     pub fn records(&self) -> Records {
-        Records(self.store().0.clone())
+        let Inner { servers, names, .. } = &*self.store().0;
+        Records { servers: servers.clone(), names: names.clone() }
     }
 }
 
@@ -61,7 +67,7 @@ impl Records {
     pub async fn put(&self, id: &str, value: &[u8], lasts: Duration) -> Result<bool, StoreError> {
         let (most, lasts) = (RECORDS_MAX.to_string(), millis(lasts));
         let arguments = [b"put", id.as_bytes(), value, lasts.as_bytes(), most.as_bytes()];
-        Ok(self.call(self.0.names.records(), &arguments).await? == [b"1"])
+        Ok(self.call(self.names.records(), &arguments).await? == [b"1"])
     }
 
     /// Takes what is remembered under a name: only one who asks gets it.
@@ -69,7 +75,7 @@ impl Records {
     /// # Errors
     /// If Redis does not answer.
     pub async fn take(&self, id: &str) -> Result<Taken, StoreError> {
-        let told = self.call(self.0.names.records(), &[b"take", id.as_bytes()]).await?.pop();
+        let told = self.call(self.names.records(), &[b"take", id.as_bytes()]).await?.pop();
         Ok(match told {
             None => Taken::Unknown,
             Some(gone) if gone.is_empty() => Taken::Gone,
@@ -83,7 +89,7 @@ impl Records {
     /// If Redis does not answer.
     pub async fn due(&self, most: usize) -> Result<Vec<Vec<u8>>, StoreError> {
         let most = most.to_string();
-        self.call(self.0.names.records(), &[b"due", most.as_bytes()]).await
+        self.call(self.names.records(), &[b"due", most.as_bytes()]).await
     }
 
     /// Claims a name for whoever asks first, with what it is for. None if this is the first.
@@ -96,7 +102,7 @@ impl Records {
         asked: &[u8],
         lasts: Duration,
     ) -> Result<Option<Claim>, StoreError> {
-        let (name, lasts) = (vec![self.0.names.record(name)], millis(lasts));
+        let (name, lasts) = (vec![self.names.record(name)], millis(lasts));
         let Some(told) = self.call(name, &[b"claim", asked, lasts.as_bytes()]).await?.pop() else {
             return Ok(None);
         };
@@ -109,7 +115,7 @@ impl Records {
     /// If Redis does not answer.
     pub async fn answer(&self, name: &str, answer: &[u8], lasts: Duration) -> Result<(), StoreError> {
         let lasts = millis(lasts);
-        self.call(vec![self.0.names.record(name)], &[b"answer", answer, lasts.as_bytes()]).await.map(drop)
+        self.call(vec![self.names.record(name)], &[b"answer", answer, lasts.as_bytes()]).await.map(drop)
     }
 
     /// Forgets what was [claimed](Self::claim).
@@ -117,16 +123,16 @@ impl Records {
     /// # Errors
     /// If Redis does not answer.
     pub async fn forget(&self, name: &str) -> Result<(), StoreError> {
-        let name = self.0.names.record(name);
-        let slot = self.0.servers.slot(&name);
-        self.0.servers.carry_out(slot, Task::Forget(vec![name]), PATIENCE).await.map(drop)
+        let name = self.names.record(name);
+        let slot = self.servers.slot(&name);
+        self.servers.carry_out(slot, Task::Forget(vec![name]), PATIENCE).await.map(drop)
     }
 
     async fn call(&self, keys: Vec<String>, arguments: &[&[u8]]) -> Result<Vec<Vec<u8>>, StoreError> {
         // All of them have the same tag.
-        let slot = self.0.servers.slot(&keys[0]);
+        let slot = self.servers.slot(&keys[0]);
         let task = Task::Record { keys, arguments: arguments.iter().map(|it| it.to_vec()).collect() };
-        Ok(self.0.servers.carry_out(slot, task, PATIENCE).await?.records)
+        Ok(self.servers.carry_out(slot, task, PATIENCE).await?.records)
     }
 }
 

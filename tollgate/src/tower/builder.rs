@@ -72,6 +72,7 @@ pub struct Builder {
     max_keys: Option<usize>,
     max_bytes: Option<usize>,
     when_full: Option<WhenFull>,
+    pub(super) may_lack_rules: bool,
 }
 
 impl fmt::Debug for Builder {
@@ -100,6 +101,7 @@ impl Default for Builder {
             max_keys: None,
             max_bytes: None,
             when_full: None,
+            may_lack_rules: false,
         }
     }
 }
@@ -291,6 +293,13 @@ impl Builder {
         self
     }
 
+    /// There may be no rules at all: for those who only ask about [limits that they bring](super::direct::Which::Own).
+    #[must_use]
+    pub fn may_lack_rules(mut self) -> Builder {
+        self.may_lack_rules = true;
+        self
+    }
+
     /// Room for so many keys in use, for each limit, in memory.
     #[must_use]
     pub fn max_keys(mut self, max_keys: usize) -> Builder {
@@ -345,7 +354,7 @@ impl Builder {
         C: Clock + Clone + Send + Sync + 'static,
     {
         let rules = self.spelt_rules()?;
-        let builder = self.bounded(limiter_builder(&rules, &self.slots)?).clock(clock.clone());
+        let builder = self.bounded(limiter_builder(&rules, &self)?).clock(clock.clone());
         let limiter = builder.build().map_err(LayerError::Memory)?;
         let slots = SlotRules::new(&self.slots, self.spelling, &rules, || Ok(self.counter_in_memory()))?;
         self.with(rules, limiter, slots, clock)
@@ -381,7 +390,7 @@ impl Builder {
         let rules = self.spelt_rules()?;
         let of_rules = settings_for(&rules, settings);
         let limiter =
-            limiter_builder(&rules, &self.slots)?.redis_on(&of_rules, settings).map_err(LayerError::Redis)?;
+            limiter_builder(&rules, &self)?.redis_on(&of_rules, settings).map_err(LayerError::Redis)?;
         let slots = SlotRules::new(&self.slots, self.spelling, &rules, || self.counter_in_redis(&limiter))?;
         self.with(rules, limiter, slots, SystemClock::new())
     }
@@ -506,8 +515,8 @@ pub(super) fn settings_for(rules: &Rules, settings: &crate::redis::Settings) -> 
 }
 
 /// A limiter for all limits of the rules.
-pub(super) fn limiter_builder(rules: &Rules, slots: &[Slots]) -> Result<limiter::Builder, LayerError> {
-    if rules.limits().is_empty() && slots.is_empty() {
+pub(super) fn limiter_builder(rules: &Rules, builder: &Builder) -> Result<limiter::Builder, LayerError> {
+    if rules.limits().is_empty() && builder.slots.is_empty() && !builder.may_lack_rules {
         return Err(LayerError::NoRules);
     }
     Ok(limiter::Builder::of(rules.limits().iter().map(|kept| kept.limit.clone()).collect()))

@@ -33,7 +33,7 @@ pub trait Renewable: Sized {
 
 impl Renewable for Memory {
     fn renewed(builder: &Builder, rules: &Rules, before: &RateLimitLayer) -> Result<Limiter, LayerError> {
-        let limits = builder.bounded(limiter_builder(rules, &builder.slots)?);
+        let limits = builder.bounded(limiter_builder(rules, builder)?);
         limits.renew(&before.gate.limiter, &places(rules, &before.gate)).map_err(LayerError::Memory)
     }
 
@@ -50,7 +50,7 @@ impl Renewable for crate::redis::Redis {
         before: &RateLimitLayer<Self>,
     ) -> Result<Limiter<Self>, LayerError> {
         let settings = settings_for(rules, before.gate.limiter.store().base());
-        limiter_builder(rules, &builder.slots)?
+        limiter_builder(rules, builder)?
             .renew_redis(&before.gate.limiter, &places(rules, &before.gate), &settings)
             .map_err(LayerError::Redis)
     }

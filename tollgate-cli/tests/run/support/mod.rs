@@ -40,6 +40,7 @@ impl Folder {
     /// Writes a file whole: whoever reads it sees the old one or the new one.
     pub(crate) fn write(&self, name: &str, text: &str) -> PathBuf {
         let (new, path) = (self.0.join(format!("{name}.new")), self.0.join(name));
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(&new, text).unwrap();
         std::fs::rename(&new, &path).unwrap();
         path

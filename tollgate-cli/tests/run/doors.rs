@@ -1,0 +1,177 @@
+//! The doors beside the gateway, of a real process: one limit, whoever asks.
+
+use std::net::SocketAddr;
+
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+use testbed::RedisServer;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use crate::support::{Client, Folder, Process, Upstream, tollgate};
+
+const LIMITS: &str = "
+limits:
+  per-user:
+    key: { header: X-User-Id }
+    fixed_window: { limit: 4, window: 1w, align: first_request }
+";
+const DOORS: &str =
+    "doors: { http: 127.0.0.1:0, grpc: 127.0.0.1:0, resp: 127.0.0.1:0 }\nadmin: 127.0.0.1:0\n";
+
+/// The address behind the last ` on ` of a line.
+fn at(line: &str) -> SocketAddr {
+    let address = line.rsplit(" on ").next().unwrap().split("://").last().unwrap();
+    let is_part = |c: char| c.is_ascii_digit() || ".:".contains(c);
+    address.split(|c| !is_part(c)).next().unwrap().parse().unwrap()
+}
+
+async fn http(process: &Process) -> SocketAddr {
+    at(&process.line("limits asked over HTTP").await)
+}
+
+async fn resp(process: &Process) -> SocketAddr {
+    at(&process.line("limits asked by clients of Redis").await)
+}
+
+/// Asks the door for HTTP.
+async fn post(address: SocketAddr, path: &str, body: &Value) -> (u16, Value) {
+    let body = body.to_string();
+    let request = format!(
+        "POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    let answer = Client::connected(address).await.ask(request.as_bytes()).await.unwrap();
+    let told = serde_json::from_slice(&answer.body).unwrap_or(Value::Null);
+    (answer.status, told)
+}
+
+/// What is left of a limit after a check of some cost.
+async fn check(address: SocketAddr, what: &str, cost: u32) -> (bool, u64) {
+    let asked = json!({ "limit": "per-user", "key": "alice", "cost": cost });
+    let (status, told) = post(address, what, &asked).await;
+    assert_eq!(status, 200, "{told}");
+    (told["allowed"].as_bool().unwrap(), told["limits"][0]["remaining"].as_u64().unwrap())
+}
+
+/// Sends commands to the door for clients of Redis, and reads until as much has come as is expected.
+async fn command(address: SocketAddr, commands: &str, expected: &str) {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    stream.write_all(commands.as_bytes()).await.unwrap();
+    let mut told = vec![0; expected.len()];
+    stream.read_exact(&mut told).await.unwrap();
+    assert_eq!(String::from_utf8_lossy(&told), expected);
+}
+
+#[tokio::test]
+async fn one_limit_whoever_asks() {
+    let (folder, upstream) = (Folder::new("doors"), Upstream::start().await);
+    let gateway = format!(
+        "gateway:\n  listen: 127.0.0.1:0\n  routes: [{{ id: all, upstream: \"http://{}\" }}]\n",
+        upstream.address()
+    );
+    let file = folder.write("tollgate.yaml", &format!("{LIMITS}{DOORS}{gateway}"));
+    let (mut process, address) = Process::serving(&file).await;
+    let (http, resp) = (http(&process).await, resp(&process).await);
+    process.line("rate limit service for Envoy").await;
+
+    let answer = Client::connected(address).await.get("/", "X-User-Id: alice\r\n").await.unwrap();
+    assert_eq!(answer.header("ratelimit"), Some("\"per-user\";r=3;t=604800"));
+    assert_eq!(check(http, "/v1/check", 1).await, (true, 2));
+    command(resp, "TG.CHECK per-user alice\r\n", "*6\r\n:1\r\n:4\r\n:1\r\n:-1\r\n").await;
+    assert_eq!(check(http, "/v1/peek", 2).await, (false, 1));
+    let answer = Client::connected(address).await.get("/", "X-User-Id: alice\r\n").await.unwrap();
+    assert_eq!((answer.status, answer.header("ratelimit")), (200, Some("\"per-user\";r=0;t=604800")));
+    assert_eq!(check(http, "/v1/check", 1).await, (false, 0));
+    command(resp, "CL.THROTTLE alice 4 1 3600\r\n", "*5\r\n:0\r\n:5\r\n:4\r\n:-1\r\n:3600\r\n").await;
+
+    let counted = r#"tollgate_limit_decisions_total{limit="per-user",decision="allowed"}"#;
+    assert_eq!(process.metric(counted).await, 4);
+
+    // A new file counts from the next request on, at every door.
+    folder.write("tollgate.yaml", &format!("{LIMITS}{DOORS}{gateway}").replace("limit: 4", "limit: 10"));
+    process.signal(Signal::SIGHUP);
+    process.line("reloaded").await;
+    assert_eq!(check(http, "/v1/check", 1).await, (true, 5));
+    command(resp, "TG.CHECK per-user alice\r\n", "*6\r\n:1\r\n:10\r\n:4\r\n:-1\r\n").await;
+    process.signal(Signal::SIGTERM);
+    assert_eq!(process.ended().await, 0);
+}
+
+/// A file without a gateway, and without a limit.
+#[tokio::test]
+async fn doors_need_no_gateway() {
+    let folder = Folder::new("doors-alone");
+    let file = folder.write("tollgate.yaml", "doors: { resp: 127.0.0.1:0 }\nadmin: 127.0.0.1:0\n");
+    let mut process = Process::run(&file);
+    let resp = resp(&process).await;
+    command(resp, "CL.THROTTLE alice 0 1 3600\r\n", "*5\r\n:0\r\n:1\r\n:0\r\n:-1\r\n:3600\r\n").await;
+    command(resp, "CL.THROTTLE alice 0 1 3600\r\n", "*5\r\n:1\r\n:1\r\n:0\r\n").await;
+    process.signal(Signal::SIGTERM);
+    assert_eq!(process.ended().await, 0);
+}
+
+/// A process reserves and is killed; another one gives it back when its time has come.
+#[tokio::test]
+async fn what_a_dead_process_has_reserved_is_given_back() {
+    let (folder, server) = (Folder::new("doors-crash"), RedisServer::start().unwrap());
+    let store =
+        format!("store: {{ redis: {{ address: \"{}\", secret: a-secret-of-a-test }} }}\n", server.url());
+    let file = folder.write("tollgate.yaml", &format!("{store}{LIMITS}{DOORS}"));
+    let mut first = Process::run(&file);
+    let door = http(&first).await;
+    let asked = json!({ "limit": "per-user", "key": "alice", "cost": 3, "expires": "1s" });
+    let (status, reserved) = post(door, "/v1/reserve", &asked).await;
+    assert_eq!(status, 200, "{reserved}");
+    assert_eq!(check(door, "/v1/peek", 0).await, (true, 1));
+    let kept = json!({ "limit": "per-user", "key": "alice", "cost": 1, "expires": "1h" });
+    let (_, kept) = post(door, "/v1/reserve", &kept).await;
+    first.signal(Signal::SIGKILL);
+    first.ended().await;
+
+    let second = Process::run(&file);
+    let door = http(&second).await;
+    // A reservation that has not expired is settled by whoever is asked.
+    let settled = json!({ "reservation": kept["reservation"], "cost": 0 });
+    let (status, told) = post(door, "/v1/settle", &settled).await;
+    assert_eq!(status, 200, "{told}");
+    let patience = tokio::time::Instant::now() + crate::support::PATIENCE;
+    while check(door, "/v1/peek", 0).await != (true, 4) {
+        assert!(tokio::time::Instant::now() < patience, "the reservation is still there");
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
+    let late = json!({ "reservation": reserved["reservation"], "cost": 3 });
+    assert_eq!(post(door, "/v1/settle", &late).await.0, 409, "nothing is given back twice");
+}
+
+/// Files of Envoy's rate limit service, as they are.
+#[tokio::test]
+async fn envoys_own_files_are_read_and_read_again() {
+    let folder = Folder::new("doors-envoy");
+    let domain = |per_hour: u32| {
+        format!(
+            "domain: edge\ndescriptors:\n  - key: user\n    rate_limit: {{ unit: hour, requests_per_unit: {per_hour} }}\n"
+        )
+    };
+    let edge = folder.write("domains/edge.yaml", &domain(2));
+    let file = folder.write("tollgate.yaml", DOORS);
+    let mut command = tollgate();
+    command.args(["run", "--config"]).arg(file).arg("--envoy-config").arg(edge.parent().unwrap());
+    let mut process = Process::spawn(&mut command);
+    let door = http(&process).await;
+    let asked =
+        json!({ "domain": "edge", "descriptors": [{ "entries": [{ "key": "user", "value": "ann" }] }] });
+    for expected in [200, 200, 429] {
+        assert_eq!(post(door, "/json", &asked).await.0, expected);
+    }
+    folder.write("domains/edge.yaml", &domain(3));
+    process.line("reloaded").await;
+    for expected in [200, 429] {
+        assert_eq!(post(door, "/json", &asked).await.0, expected);
+    }
+    folder.write("domains/edge.yaml", "domain: edge\ndescriptors: [{ kee: user }]\n");
+    process.line("not reloaded").await;
+    assert!(process.said("edge.yaml:2:") > 0, "{:?}", process.stderr());
+    process.signal(Signal::SIGTERM);
+    assert_eq!(process.ended().await, 0);
+}

@@ -1,0 +1,227 @@
+//! A request that is sent again because its answer was lost takes nothing again, and gets the first answer.
+//!
+//! Whoever sends an `Idempotency-Key` has that promise. What is remembered under it is what took or gave something; a
+//! denial or a mistake did neither, and who comes again with the same key is asked anew.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use axum::extract::Request;
+use axum::http::header::{HeaderMap, HeaderName, HeaderValue};
+use axum::http::uri::PathAndQuery;
+use axum::http::{Response, StatusCode};
+use http_body_util::BodyExt;
+use ring::digest::{Context, SHA256};
+use serde::{Deserialize, Serialize};
+
+use super::Source;
+use super::asked;
+use super::counts::{Endpoint, Said};
+use super::records::{Claimed, Records};
+use super::refusal::Refusal;
+
+/// The longest key.
+pub const IDEMPOTENCY_KEY_BYTES_MAX: usize = 255;
+/// How long an answer is remembered: longer than anybody tries again.
+const REMEMBERED: Duration = Duration::from_secs(600);
+/// How long a request may take until its key is free again, should the process that answers it have ended.
+const UNDER_WAY_MAX: Duration = Duration::from_secs(30);
+
+const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
+
+/// What was asked: a body, and what stood behind the path.
+#[derive(Clone, Debug)]
+pub(super) struct Asked {
+    pub(super) body: Bytes,
+    target: Option<PathAndQuery>,
+}
+
+impl Asked {
+    pub(super) fn query(&self) -> Option<&str> {
+        self.target.as_ref().and_then(PathAndQuery::query)
+    }
+
+    /// The same for the same request, and for no other.
+    fn fingerprint(&self) -> [u8; DIGEST_BYTES] {
+        digest(&[self.query().unwrap_or_default().as_bytes(), &self.body])
+    }
+}
+
+const DIGEST_BYTES: usize = 32;
+
+/// Some texts as one number, so that no two lists of texts have the same.
+fn digest(texts: &[&[u8]]) -> [u8; DIGEST_BYTES] {
+    let mut context = Context::new(&SHA256);
+    for text in texts {
+        context.update(&(text.len() as u64).to_le_bytes());
+        context.update(text);
+    }
+    let mut bytes = [0; DIGEST_BYTES];
+    bytes.copy_from_slice(context.finish().as_ref());
+    bytes
+}
+
+/// Bytes as text.
+pub(super) fn hex(bytes: &[u8]) -> String {
+    bytes
+        .iter()
+        .flat_map(|byte| [byte >> 4, byte & 15])
+        .filter_map(|digit| char::from_digit(digit.into(), 16))
+        .collect()
+}
+
+/// Answers a request: reads it, lets `run` do what it asks for, and counts what came of it.
+pub(super) async fn answer<T, F>(
+    door: Arc<T>,
+    endpoint: Endpoint,
+    request: Request,
+    run: impl FnOnce(Arc<T>, Asked) -> F + Send + 'static,
+) -> Response<Body>
+where
+    T: Source,
+    F: Future<Output = Result<Response<Body>, Refusal>> + Send + 'static,
+{
+    let counted = door.clone();
+    let answered = begin(door, endpoint, request, run).await;
+    let response = answered.unwrap_or_else(Refusal::into_response);
+    counted.counts().count(endpoint, &response);
+    response
+}
+
+async fn begin<T, F>(
+    door: Arc<T>,
+    endpoint: Endpoint,
+    request: Request,
+    run: impl FnOnce(Arc<T>, Asked) -> F + Send + 'static,
+) -> Result<Response<Body>, Refusal>
+where
+    T: Source,
+    F: Future<Output = Result<Response<Body>, Refusal>> + Send + 'static,
+{
+    let (parts, body) = asked::body(request).await?;
+    let asked = Asked { body, target: parts.uri.into_parts().path_and_query };
+    let has_key =
+        matches!(endpoint, Endpoint::Check | Endpoint::Refund | Endpoint::Reserve | Endpoint::Settle);
+    let key = if has_key { idempotency_key(&parts.headers)? } else { None };
+    // A check that nobody waits for any more may end anywhere: it was made, or it was not.
+    let is_one_step = matches!(endpoint, Endpoint::Check | Endpoint::Peek | Endpoint::Reset);
+    if is_one_step && key.is_none() {
+        return run(door, asked).await;
+    }
+    // The others are taken to their end, whether their client waits for it or has gone.
+    let work = tokio::spawn(async move {
+        match key {
+            Some(key) => once(door, endpoint, &key, asked, run).await,
+            None => run(door, asked).await,
+        }
+    });
+    work.await.unwrap_or_else(|_| {
+        Err(Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "something went wrong here; see the log"))
+    })
+}
+
+/// The key of a request, if it has one.
+fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, Refusal> {
+    let mut keys = headers.get_all(IDEMPOTENCY_KEY).iter();
+    let Some(key) = keys.next() else { return Ok(None) };
+    let is_one = keys.next().is_none() && (1..=IDEMPOTENCY_KEY_BYTES_MAX).contains(&key.len());
+    match key.to_str().ok().filter(|_| is_one) {
+        Some(key) => Ok(Some(key.to_owned())),
+        None => {
+            let why = format!(
+                "`Idempotency-Key` is one text of 1 to {IDEMPOTENCY_KEY_BYTES_MAX} printable characters"
+            );
+            Err(Refusal::new(StatusCode::BAD_REQUEST, why))
+        }
+    }
+}
+
+/// Does what is asked if it is asked for the first time, and else repeats the answer.
+async fn once<T, F>(
+    door: Arc<T>,
+    endpoint: Endpoint,
+    key: &str,
+    asked: Asked,
+    run: impl FnOnce(Arc<T>, Asked) -> F + Send,
+) -> Result<Response<Body>, Refusal>
+where
+    T: Source,
+    F: Future<Output = Result<Response<Body>, Refusal>> + Send,
+{
+    // Nobody who can read the records is to learn keys from them.
+    let name = hex(&digest(&[endpoint.name().as_bytes(), key.as_bytes()]));
+    let fingerprint = asked.fingerprint();
+    match door.records().claim(&name, &fingerprint, UNDER_WAY_MAX).await? {
+        Claimed::First => {}
+        Claimed::Before { asked, .. } if asked != fingerprint => {
+            let why = "this `Idempotency-Key` was sent with another request; use a new one";
+            return Err(Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, why));
+        }
+        Claimed::Before { answer: None, .. } => {
+            let why = "the first request with this `Idempotency-Key` is still being answered";
+            return Err(Refusal::new(StatusCode::CONFLICT, why).soon_over());
+        }
+        Claimed::Before { answer: Some(answer), .. } => {
+            door.counts().repeated.fetch_add(1, Ordering::Relaxed);
+            return Remembered::response(&answer);
+        }
+    }
+    let response = run(door.clone(), asked).await;
+    match response {
+        Ok(response) if response.extensions().get() == Some(&Said::Yes) => {
+            let (remembered, response) = Remembered::of(response).await;
+            // What was done is done: if it cannot be remembered, the client still has its answer.
+            let _ = door.records().answer(&name, &remembered, REMEMBERED).await;
+            Ok(response)
+        }
+        other => {
+            door.records().release(&name).await;
+            other
+        }
+    }
+}
+
+/// An answer as it is remembered.
+#[derive(Deserialize, Serialize)]
+struct Remembered {
+    status: u16,
+    headers: Vec<(String, String)>,
+    body: String,
+}
+
+impl Remembered {
+    async fn of(response: Response<Body>) -> (Vec<u8>, Response<Body>) {
+        let (parts, body) = response.into_parts();
+        // Answers of ours are in memory already.
+        let body = body.collect().await.map(http_body_util::Collected::to_bytes).unwrap_or_default();
+        let headers = parts
+            .headers
+            .iter()
+            .filter_map(|(name, value)| Some((name.as_str().to_owned(), value.to_str().ok()?.to_owned())));
+        let remembered = Remembered {
+            status: parts.status.as_u16(),
+            headers: headers.collect(),
+            body: String::from_utf8_lossy(&body).into_owned(),
+        };
+        let bytes = serde_json::to_vec(&remembered).unwrap_or_default();
+        (bytes, Response::from_parts(parts, Body::from(body)))
+    }
+
+    fn response(bytes: &[u8]) -> Result<Response<Body>, Refusal> {
+        let lost =
+            || Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "the first answer cannot be read any more");
+        let Remembered { status, headers, body } = serde_json::from_slice(bytes).map_err(|_| lost())?;
+        let mut response = Response::new(Body::from(body));
+        *response.status_mut() = StatusCode::from_u16(status).map_err(|_| lost())?;
+        for (name, value) in headers {
+            if let (Ok(name), Ok(value)) = (HeaderName::try_from(name), HeaderValue::try_from(value)) {
+                response.headers_mut().insert(name, value);
+            }
+        }
+        response.headers_mut().insert("idempotent-replayed", HeaderValue::from_static("true"));
+        response.extensions_mut().insert(Said::Yes);
+        Ok(response)
+    }
+}

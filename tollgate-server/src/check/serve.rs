@@ -1,0 +1,97 @@
+//! Connections to this door: so many at once, each cut off if it keeps us waiting, and let end when the door closes.
+
+use std::convert::Infallible;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::http::Request;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::select;
+use tokio::sync::{Semaphore, watch};
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+use tollgate::tower::Peer;
+use tower_service::Service;
+
+/// More are closed at once.
+pub const CONNECTIONS_MAX: usize = 4096;
+/// How long a head may take, and a connection may be silent: longer than proxies keep theirs, so that they close first and
+/// send nothing into a connection that is just being closed.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(75);
+/// How long those have that are being answered when the door closes.
+const DRAIN_MAX: Duration = Duration::from_secs(10);
+/// Where the system has no more sockets, it is asked again after this.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
+
+/// Answers on a socket until the door closes.
+pub(super) async fn serve(
+    listener: TcpListener,
+    router: Router,
+    drain: watch::Receiver<bool>,
+) -> io::Result<()> {
+    let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let mut open = JoinSet::new();
+    let mut closing = drain.clone();
+    loop {
+        let accepted = select! {
+            () = is_closing(&mut closing) => break,
+            Some(_) = open.join_next() => continue,
+            accepted = listener.accept() => accepted,
+        };
+        let Ok((stream, peer)) = accepted else {
+            sleep(ACCEPT_AGAIN).await;
+            continue;
+        };
+        let Ok(place) = room.clone().try_acquire_owned() else { continue };
+        let (router, drain) = (router.clone(), drain.clone());
+        open.spawn(async move {
+            connection(stream, peer, router, drain).await;
+            drop(place);
+        });
+    }
+    drop(listener);
+    let _ = timeout(DRAIN_MAX, async { while open.join_next().await.is_some() {} }).await;
+    Ok(())
+}
+
+/// Until the door closes. Whoever could close it and is gone closes it, too.
+async fn is_closing(drain: &mut watch::Receiver<bool>) {
+    let _ = drain.wait_for(|is_closing| *is_closing).await;
+}
+
+async fn connection(stream: TcpStream, peer: SocketAddr, router: Router, mut drain: watch::Receiver<bool>) {
+    // Answers are small, and whoever asks waits for them.
+    let _ = stream.set_nodelay(true);
+    let service = service_fn(move |request: Request<Incoming>| {
+        let mut router = router.clone();
+        let mut request = request.map(Body::new);
+        request.extensions_mut().insert(Peer(peer.ip()));
+        async move { Ok::<_, Infallible>(unfailing(router.call(request).await)) }
+    });
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT);
+    let connection = http.serve_connection(TokioIo::new(stream), service);
+    tokio::pin!(connection);
+    // A client that breaks off is its own affair.
+    let _ = select! {
+        ended = connection.as_mut() => ended,
+        () = is_closing(&mut drain) => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+}
+
+fn unfailing<T>(result: Result<T, Infallible>) -> T {
+    match result {
+        Ok(value) => value,
+    }
+}
