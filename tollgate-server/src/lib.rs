@@ -30,4 +30,5 @@ mod sockets;
 
 pub use doors::Doors;
 pub use limits::{LimitsError, Stored};
+pub use metrics::Exposition;
 pub use sockets::Sockets;

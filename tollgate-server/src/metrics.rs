@@ -272,11 +272,13 @@ impl fmt::Display for Seconds {
 pub struct Exposition(String);
 
 impl Exposition {
+    /// What samples of a name are, before the first of them.
     pub fn family(&mut self, name: &str, kind: &str, help: &str) {
         // Writing into a string cannot fail.
         let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
     }
 
+    /// A number with its labels.
     pub fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: impl fmt::Display) {
         self.0.push_str(name);
         for (number, (label, text)) in labels.iter().enumerate() {
@@ -293,7 +295,8 @@ impl Exposition {
         self.sample(name, &[], value);
     }
 
-    pub(crate) fn into_text(self) -> String {
+    /// What was written.
+    pub fn into_text(self) -> String {
         self.0
     }
 }

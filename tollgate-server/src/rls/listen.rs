@@ -72,7 +72,7 @@ fn knows(metadata: &MetadataMap, token: &Secret) -> bool {
 }
 
 /// How much of the process those who ask may use.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Settings {
     /// The most connections at once; others wait to be accepted.
     pub connections_max: usize,

@@ -1,0 +1,190 @@
+//! The door itself: who may ask, what changes while it is open, and how it closes.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
+use testbed::RedisServer;
+use tokio::time::timeout;
+use tollgate::ManualClock;
+use tollgate::redis::Redis;
+use tollgate_server::Exposition;
+use tollgate_server::rls::{Domains, Options, Settings, json};
+use tonic::{Code, Request};
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_client::HealthClient;
+use tonic_reflection::pb::v1::ServerReflectionRequest;
+use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
+use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
+use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
+
+use super::support::{PATIENCE, Running, Told, builder, edge, is_ok, of, parse, run, run_with, serve};
+
+const USERS: &str = "  edge: [{ key: user, fixed_window: { limit: 3, window: 1m } }]\n";
+const SERVING: i32 = 1;
+const NOT_SERVING: i32 = 2;
+
+pub(crate) fn metrics<S>(service: &Running<S>) -> String {
+    let mut out = Exposition::default();
+    service.told.counts.write(&mut out);
+    out.into_text()
+}
+
+#[tokio::test]
+async fn a_new_configuration_counts_from_the_next_call_on() {
+    let file = |limit: u32, more: &str| {
+        let window = format!("{{ limit: {limit}, window: 1h, align: first_request }}");
+        parse(&format!("domains: {{ edge: [{{ key: user, fixed_window: {window} }}{more}] }}"))
+    };
+    let config = file(3, "");
+    let before = builder(&config).build().unwrap();
+    let told = Told::new(&config, before.clone(), Options::default());
+    let service = serve(told.clone(), Settings::default(), ManualClock::default());
+    let mut client = service.client().await;
+    assert_eq!(client.passes(&[of(&[("user", "ann")])]).await, (true, vec![2]));
+    let config = file(9, ", { key: path, unlimited: true }");
+    *told.layer.lock().unwrap() = Some(builder(&config).renew(&before).unwrap());
+    *told.domains.lock().unwrap() = Arc::new(Domains::new(config.domains));
+    assert_eq!(client.passes(&[of(&[("user", "ann")])]).await.1, [7], "it goes on where it stood");
+    assert_eq!(client.passes(&[of(&[("path", "/")])]).await, (true, vec![u32::MAX]));
+    *told.options.lock().unwrap() = Arc::new(Options { refunds: true, ..Options::default() });
+    let refund = super::support::refund(of(&[("user", "ann")]));
+    assert_eq!(client.passes(&[refund]).await, (true, vec![8]));
+}
+
+#[tokio::test]
+async fn only_those_who_know_the_token_are_answered() {
+    let token = parse("admin: { listen: 127.0.0.1:0, token: open-sesame-please }").admin.unwrap().token;
+    let service = run_with(USERS, Options { token, ..Options::default() }, Settings::default());
+    let mut client = RateLimitServiceClient::new(service.channel().await);
+    for wrong in [
+        None,
+        Some("Bearer open-sesame-pleas"),
+        Some("Basic open-sesame-please"),
+        Some("open-sesame-please"),
+        Some(""),
+    ] {
+        let mut request = Request::new(edge(&[of(&[("user", "ann")])]));
+        if let Some(wrong) = wrong {
+            request.metadata_mut().insert("authorization", wrong.parse().unwrap());
+        }
+        let status = client.should_rate_limit(request).await.unwrap_err();
+        assert_eq!(status.code(), Code::Unauthenticated, "{wrong:?}");
+    }
+    let mut request = Request::new(edge(&[of(&[("user", "ann")])]));
+    request.metadata_mut().insert("authorization", "bearer open-sesame-please".parse().unwrap());
+    let told = client.should_rate_limit(request).await.unwrap().into_inner();
+    assert_eq!(told.statuses[0].limit_remaining, 2, "nobody was charged for what they were not told");
+    // Balancers have no secrets.
+    assert_eq!(health(&service, "ratelimit").await, Ok(SERVING));
+    assert!(metrics(&service).contains("{outcome=\"error\"} 5\n"));
+}
+
+async fn health<S>(service: &Running<S>, name: &str) -> Result<i32, Code> {
+    let mut client = HealthClient::new(service.channel().await);
+    let told = client.check(HealthCheckRequest { service: name.to_owned() }).await;
+    told.map(|told| told.into_inner().status).map_err(|status| status.code())
+}
+
+#[tokio::test]
+async fn health_is_told_until_the_end() {
+    let settings = Settings { last_call: Duration::from_millis(300), ..Settings::default() };
+    let service = run_with(USERS, Options::default(), settings);
+    let mut client = service.client().await;
+    for name in ["", "ratelimit"] {
+        assert_eq!(health(&service, name).await, Ok(SERVING));
+    }
+    assert_eq!(health(&service, "other").await, Err(Code::NotFound));
+    // Somebody watches, and does not go away by itself.
+    let mut watcher = HealthClient::new(service.channel().await);
+    let request = HealthCheckRequest { service: "ratelimit".to_owned() };
+    let mut watched = watcher.watch(request).await.unwrap().into_inner();
+    assert_eq!(watched.message().await.unwrap().unwrap().status, SERVING);
+
+    service.drain.send_replace(true);
+    assert_eq!(watched.message().await.unwrap().unwrap().status, NOT_SERVING);
+    // There is still time for those who have not heard of it.
+    assert_eq!(client.passes(&[of(&[("user", "ann")])]).await, (true, vec![2]));
+    drop(watched);
+    drop(watcher);
+    timeout(PATIENCE, service.ended).await.unwrap().unwrap().unwrap();
+    assert!(tokio::net::TcpStream::connect(service.address).await.is_err());
+}
+
+/// Those who watch for ever do not keep the service from ending.
+#[tokio::test]
+async fn a_watcher_is_not_waited_for() {
+    let short = Duration::from_millis(50);
+    let settings = Settings { last_call: short, patience: short, ..Settings::default() };
+    let service = run_with(USERS, Options::default(), settings);
+    let mut watcher = HealthClient::new(service.channel().await);
+    let mut watched = watcher.watch(HealthCheckRequest::default()).await.unwrap().into_inner();
+    assert_eq!(watched.message().await.unwrap().unwrap().status, SERVING);
+    service.drain.send_replace(true);
+    timeout(PATIENCE, service.ended).await.unwrap().unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn the_service_describes_itself() {
+    let service = run(USERS);
+    let mut client = ServerReflectionClient::new(service.channel().await);
+    let mut ask = async |message_request| {
+        let request = ServerReflectionRequest { host: String::new(), message_request: Some(message_request) };
+        let mut told = client.server_reflection_info(tokio_stream::once(request)).await.unwrap().into_inner();
+        told.message().await.unwrap().unwrap().message_response.unwrap()
+    };
+    let MessageResponse::ListServicesResponse(services) =
+        ask(MessageRequest::ListServices(String::new())).await
+    else {
+        panic!("no list")
+    };
+    let names: Vec<_> = services.service.iter().map(|service| service.name.as_str()).collect();
+    for name in ["envoy.service.ratelimit.v3.RateLimitService", "grpc.health.v1.Health"] {
+        assert!(names.contains(&name), "{names:?}");
+    }
+    // All that is referred to is there.
+    for symbol in [
+        "envoy.service.ratelimit.v3.RateLimitService",
+        "envoy.service.ratelimit.v3.RateLimitResponse.DescriptorStatus",
+        "envoy.extensions.common.ratelimit.v3.RateLimitDescriptor.RateLimitOverride",
+        "envoy.type.v3.RateLimitUnit",
+        "envoy.config.core.v3.HeaderValue",
+        "google.protobuf.Struct",
+        "google.protobuf.UInt64Value",
+        "google.protobuf.Duration",
+    ] {
+        let told = ask(MessageRequest::FileContainingSymbol(symbol.to_owned())).await;
+        let MessageResponse::FileDescriptorResponse(files) = told else { panic!("{symbol}: {told:?}") };
+        for file in files.file_descriptor_proto {
+            let file = <prost_types::FileDescriptorProto as prost::Message>::decode(&file[..]).unwrap();
+            for needed in file.dependency {
+                let told = ask(MessageRequest::FileByFilename(needed.clone())).await;
+                assert!(matches!(told, MessageResponse::FileDescriptorResponse(_)), "{needed}");
+            }
+        }
+    }
+}
+
+/// A store that is away is an error of the call, so that Envoy's own policy decides; what is limited by nothing passes.
+#[tokio::test]
+async fn a_store_that_is_away_is_unavailable() {
+    let mut server = RedisServer::start().unwrap();
+    let settings = tollgate::redis::Settings::new(&server.url()).failure(tollgate::redis::Failure::Closed);
+    let config = parse(&format!("domains:\n{USERS}"));
+    let layer = builder(&config).redis(&settings).unwrap();
+    let told = Told::<Redis>::new(&config, layer, Options::default());
+    let service = serve(told.clone(), Settings::default(), ManualClock::default());
+    let mut client = service.client().await;
+    assert_eq!(client.passes(&[of(&[("user", "ann")])]).await, (true, vec![2]));
+    server.kill().unwrap();
+    for descriptor in [of(&[("user", "ann")]), super::support::limited(5, 1, of(&[]))] {
+        let status = client.ask(edge(&[descriptor])).await.unwrap_err();
+        assert_eq!(status.code(), Code::Unavailable, "{status}");
+    }
+    let body = br#"{"domain":"edge","descriptors":[{"entries":[{"key":"user","value":"ann"}]}]}"#;
+    let snapshot = tollgate_server::rls::Source::snapshot(&*told);
+    let (status, text) = json(body, &snapshot).await;
+    assert_eq!(status, 503);
+    assert!(text.starts_with(r#"{"code":14,"message":"the store"#), "{text}");
+    assert!(is_ok(client.told(&[of(&[("other", "")])]).await.overall_code));
+}

@@ -1,0 +1,157 @@
+//! Requests that mean no good: each gets an answer or a typed error, and the next one is served.
+
+use std::time::Duration;
+
+use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tollgate_server::rls::{
+    DESCRIPTORS_MAX, ENTRIES_MAX, MESSAGE_BYTES_MAX, Options, Settings, TEXT_BYTES_MAX,
+};
+use tonic::Code;
+
+use super::support::{Client, PATIENCE, edge, hits, is_ok, limited, of, run, run_with};
+
+const USERS: &str = "  edge: [{ key: user, fixed_window: { limit: 1000, window: 1m } }]\n";
+
+/// It is refused for a reason, and the client is served afterwards as if nothing had happened.
+async fn refused(client: &mut Client, request: RateLimitRequest, code: Code, why: &str) {
+    let status = client.ask(request).await.unwrap_err();
+    assert_eq!(status.code(), code, "{status}");
+    assert!(status.message().contains(why), "{status}");
+    assert!(is_ok(client.told(&[of(&[("user", "good")])]).await.overall_code));
+}
+
+#[tokio::test]
+async fn units_that_are_none_are_refused() {
+    let service = run(USERS);
+    let mut client = service.client().await;
+    for unit in [0, 7, 99, -1, i32::MAX, i32::MIN] {
+        let descriptors = [of(&[("user", "ann")]), limited(5, unit, of(&[("user", "ann")]))];
+        let why = format!("descriptors[1].limit.unit is {unit}: send 1 to 6");
+        refused(&mut client, edge(&descriptors), Code::InvalidArgument, &why).await;
+    }
+    // What they were refused with has cost nothing.
+    assert_eq!(client.passes(&[of(&[("user", "ann")])]).await, (true, vec![999]));
+    assert_eq!(client.passes(&[limited(u32::MAX, 6, of(&[]))]).await, (true, vec![u32::MAX - 1]));
+}
+
+#[tokio::test]
+async fn too_much_is_refused() {
+    let service = run(USERS);
+    let mut client = service.client().await;
+    let many = |count: usize| edge(&vec![of(&[("user", "ann")]); count]);
+    let told = client.ask(many(DESCRIPTORS_MAX)).await.unwrap();
+    assert_eq!(told.statuses.len(), DESCRIPTORS_MAX);
+    let why = "send at most 100";
+    refused(&mut client, many(DESCRIPTORS_MAX + 1), Code::InvalidArgument, why).await;
+    refused(&mut client, many(10_000), Code::InvalidArgument, "there are 10000 descriptors").await;
+
+    let told = client.told(&[of(&vec![("user", "ann"); ENTRIES_MAX])]).await;
+    assert!(is_ok(told.overall_code) && told.statuses[0].current_limit.is_none());
+    let deep = edge(&[of(&vec![("user", "ann"); ENTRIES_MAX + 1])]);
+    refused(&mut client, deep, Code::InvalidArgument, "descriptors[0] has 33 entries").await;
+
+    let long = "x".repeat(TEXT_BYTES_MAX);
+    assert_eq!(client.passes(&[of(&[("user", &long)])]).await, (true, vec![999]));
+    for longer in ["x".repeat(TEXT_BYTES_MAX + 1), "x".repeat(1_000_000)] {
+        let why = "is longer than 65536 bytes";
+        refused(&mut client, edge(&[of(&[("user", &longer)])]), Code::InvalidArgument, why).await;
+        refused(&mut client, edge(&[of(&[(&longer, "")])]), Code::InvalidArgument, why).await;
+        let domain = RateLimitRequest { domain: longer, ..edge(&[of(&[("user", "ann")])]) };
+        refused(&mut client, domain, Code::InvalidArgument, why).await;
+    }
+    let whole = edge(&[of(&[("user", &"x".repeat(MESSAGE_BYTES_MAX))])]);
+    refused(&mut client, whole, Code::OutOfRange, "").await;
+}
+
+#[tokio::test]
+async fn the_largest_numbers_are_only_numbers() {
+    let service = run_with(USERS, Options { refunds: true, ..Options::default() }, Settings::default());
+    let mut client = service.client().await;
+    let most = |hits: u64| super::support::hits(hits, of(&[("user", "ann")]));
+    let own = || limited(u32::MAX, 1, of(&[("user", "ann")]));
+    for descriptors in [
+        vec![most(u64::MAX); 3],
+        vec![hits(u64::MAX, own()); 3],
+        vec![super::support::refund(most(u64::MAX)); 3],
+        vec![super::support::refund(hits(u64::MAX, own())); 3],
+        vec![hits(u64::from(u32::MAX), own()); 3],
+        vec![most(u64::from(u32::MAX)), super::support::refund(most(u64::from(u32::MAX)))],
+    ] {
+        let request = RateLimitRequest { hits_addend: u32::MAX, ..edge(&descriptors) };
+        assert_eq!(client.ask(request).await.unwrap().statuses.len(), descriptors.len());
+    }
+    assert_eq!(client.passes(&[of(&[("user", "ann")])]).await, (true, vec![999]));
+}
+
+/// Whoever says nothing, or not enough, does not keep a place for ever.
+#[tokio::test]
+async fn a_connection_that_says_nothing_is_closed() {
+    let settings =
+        Settings { connections_max: 2, patience: Duration::from_millis(200), ..Settings::default() };
+    let service = run_with(USERS, Options::default(), settings);
+    let mut silent = TcpStream::connect(service.address).await.unwrap();
+    let mut slow = TcpStream::connect(service.address).await.unwrap();
+    slow.write_all(b"PRI * HT").await.unwrap();
+    // There are two places, and both are taken: this one is served when one of them is free.
+    let told = timeout(PATIENCE, async { service.client().await.passes(&[of(&[("user", "ann")])]).await });
+    assert_eq!(told.await.unwrap(), (true, vec![999]));
+    for stream in [&mut silent, &mut slow] {
+        let mut rest = Vec::new();
+        // It may end with a reset.
+        let _ = timeout(PATIENCE, stream.read_to_end(&mut rest)).await.unwrap();
+    }
+}
+
+/// A call of which the half has come is not waited for longer than the patience says.
+#[tokio::test]
+async fn a_call_that_does_not_come_to_an_end_is_ended() {
+    let settings = Settings { patience: Duration::from_millis(200), ..Settings::default() };
+    let service = run_with(USERS, Options::default(), settings);
+    let mut client = h2_client(service.address).await;
+    let request = http::Request::post(format!(
+        "http://{}/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit",
+        service.address
+    ))
+    .header("content-type", "application/grpc")
+    .header("te", "trailers")
+    .body(super::support::Endless)
+    .unwrap();
+    let response = timeout(PATIENCE, client.send_request(request)).await.unwrap().unwrap();
+    let status = response.headers().get("grpc-status").map(|it| it.to_str().unwrap().to_owned());
+    assert!(matches!(status.as_deref(), Some("1" | "4")), "{response:?}");
+    assert_eq!(service.client().await.passes(&[of(&[("user", "ann")])]).await, (true, vec![999]));
+}
+
+async fn h2_client(
+    address: std::net::SocketAddr,
+) -> hyper::client::conn::http2::SendRequest<super::support::Endless> {
+    let stream = TcpStream::connect(address).await.unwrap();
+    let executor = hyper_util::rt::TokioExecutor::new();
+    let io = hyper_util::rt::TokioIo::new(stream);
+    let (client, connection) = hyper::client::conn::http2::handshake(executor, io).await.unwrap();
+    tokio::spawn(connection);
+    client
+}
+
+#[tokio::test]
+async fn what_is_no_message_is_refused() {
+    let service = run(USERS);
+    // A field of the wrong kind, text that is none, and fields that nobody knows.
+    for (message, code) in [
+        (&b"\x0a\xff\xff\xff\xff\x0f"[..], Some(Code::Internal)),
+        (b"\x0a\x02\xff\xfe", Some(Code::Internal)),
+        (b"\x08\x01", Some(Code::Internal)),
+        (b"\x0a\x04edge\x12\x0d\x0a\x0b\x0a\x04user\x12\x03ann\xa2\x06\x01x", None),
+    ] {
+        let mut grpc = tonic::client::Grpc::new(service.channel().await);
+        grpc.ready().await.unwrap();
+        let path = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+        let request = tonic::Request::new(message);
+        let answered = grpc.unary(request, path.parse().unwrap(), super::support::Raw).await;
+        assert_eq!(answered.map_err(|status| status.code()).err(), code, "{message:?}");
+    }
+    assert_eq!(service.client().await.passes(&[of(&[("user", "ann")])]).await, (true, vec![998]));
+}

@@ -1,0 +1,250 @@
+//! What the tests have in common: a service by a file, on a clock that is cranked by hand, and a client.
+
+use std::net::{SocketAddr, TcpListener};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
+use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::{
+    Entry, RateLimitOverride,
+};
+use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::{Code as Said, DescriptorStatus};
+use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
+use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+use envoy_types::pb::google::protobuf::UInt64Value;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tollgate::tower::{Builder, RateLimitLayer};
+use tollgate::{ManualClock, Memory, Store};
+use tollgate_config::{Config, Outside};
+use tollgate_server::rls::{Counts, Domains, Options, Settings, Snapshot, Source, listen};
+use tonic::transport::Channel;
+
+/// Long enough on the busiest machine: only a test that has failed waits for so long.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A file that refers to nothing else.
+struct Alone;
+
+impl Outside for Alone {
+    fn variable(&self, _: &str) -> Option<String> {
+        None
+    }
+
+    fn file(&self, path: &str) -> Result<String, String> {
+        Err(format!("nobody has {path}"))
+    }
+}
+
+pub(crate) fn parse(yaml: &str) -> Config {
+    tollgate_config::parse(yaml, &Alone).unwrap_or_else(|errors| panic!("{errors}\n{yaml}"))
+}
+
+pub(crate) fn builder(config: &Config) -> Builder {
+    config.rules.rules().fold(RateLimitLayer::builder(), |builder, rule| builder.rule(rule.clone()))
+}
+
+/// What the service is told, which can be changed.
+pub(crate) struct Told<S> {
+    pub(crate) layer: Mutex<Option<RateLimitLayer<S>>>,
+    pub(crate) domains: Mutex<Arc<Domains>>,
+    pub(crate) options: Mutex<Arc<Options>>,
+    pub(crate) counts: Arc<Counts>,
+}
+
+impl<S> Told<S> {
+    pub(crate) fn new(config: &Config, layer: RateLimitLayer<S>, options: Options) -> Arc<Told<S>> {
+        Arc::new(Told {
+            layer: Mutex::new(Some(layer)),
+            domains: Mutex::new(Arc::new(Domains::new(config.domains.clone()))),
+            options: Mutex::new(Arc::new(options)),
+            counts: Arc::default(),
+        })
+    }
+}
+
+impl<S: Store + Send + Sync + 'static> Source for Told<S> {
+    type Store = S;
+
+    fn snapshot(&self) -> Snapshot<S> {
+        Snapshot {
+            layer: self.layer.lock().unwrap().clone(),
+            domains: self.domains.lock().unwrap().clone(),
+            options: self.options.lock().unwrap().clone(),
+            counts: self.counts.clone(),
+        }
+    }
+}
+
+/// A service that runs.
+pub(crate) struct Running<S = Memory<ManualClock>> {
+    pub(crate) told: Arc<Told<S>>,
+    pub(crate) address: SocketAddr,
+    pub(crate) drain: watch::Sender<bool>,
+    pub(crate) ended: JoinHandle<std::io::Result<()>>,
+    pub(crate) clock: ManualClock,
+}
+
+/// A service by the domains of a file.
+pub(crate) fn run(domains: &str) -> Running {
+    run_with(domains, Options::default(), Settings::default())
+}
+
+pub(crate) fn run_with(domains: &str, options: Options, settings: Settings) -> Running {
+    let config = parse(&format!("domains:\n{domains}"));
+    let clock = ManualClock::default();
+    let layer = builder(&config).build_on(clock.clone()).unwrap();
+    serve(Told::new(&config, layer, options), settings, clock)
+}
+
+pub(crate) fn serve<S: Store + Send + Sync + 'static>(
+    told: Arc<Told<S>>,
+    settings: Settings,
+    clock: ManualClock,
+) -> Running<S> {
+    let (drain, draining) = watch::channel(false);
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (address, serving) = listen(listener, told.clone(), settings, draining).unwrap();
+    Running { told, address, drain, ended: tokio::spawn(serving), clock }
+}
+
+impl<S> Running<S> {
+    pub(crate) async fn channel(&self) -> Channel {
+        Channel::from_shared(format!("http://{}", self.address)).unwrap().connect().await.unwrap()
+    }
+
+    pub(crate) async fn client(&self) -> Client {
+        let client = RateLimitServiceClient::new(self.channel().await);
+        Client(client.max_encoding_message_size(usize::MAX))
+    }
+}
+
+/// One that asks.
+pub(crate) struct Client(pub(crate) RateLimitServiceClient<Channel>);
+
+impl Client {
+    pub(crate) async fn ask(
+        &mut self,
+        request: RateLimitRequest,
+    ) -> Result<RateLimitResponse, tonic::Status> {
+        self.0.should_rate_limit(request).await.map(tonic::Response::into_inner)
+    }
+
+    /// What the domain `edge` is told of descriptors.
+    pub(crate) async fn told(&mut self, descriptors: &[RateLimitDescriptor]) -> RateLimitResponse {
+        self.ask(edge(descriptors)).await.unwrap()
+    }
+
+    /// Whether the domain `edge` lets it pass, and how much is left by each status.
+    pub(crate) async fn passes(&mut self, descriptors: &[RateLimitDescriptor]) -> (bool, Vec<u32>) {
+        let told = self.told(descriptors).await;
+        let left = told.statuses.iter().map(|status| status.limit_remaining).collect();
+        (is_ok(told.overall_code), left)
+    }
+}
+
+pub(crate) fn edge(descriptors: &[RateLimitDescriptor]) -> RateLimitRequest {
+    RateLimitRequest { domain: "edge".to_owned(), descriptors: descriptors.to_vec(), hits_addend: 0 }
+}
+
+pub(crate) fn of(entries: &[(&str, &str)]) -> RateLimitDescriptor {
+    let entry = |(key, value): &(&str, &str)| Entry { key: (*key).to_owned(), value: (*value).to_owned() };
+    RateLimitDescriptor { entries: entries.iter().map(entry).collect(), ..RateLimitDescriptor::default() }
+}
+
+pub(crate) fn hits(hits: u64, descriptor: RateLimitDescriptor) -> RateLimitDescriptor {
+    RateLimitDescriptor { hits_addend: Some(UInt64Value { value: hits }), ..descriptor }
+}
+
+pub(crate) fn refund(descriptor: RateLimitDescriptor) -> RateLimitDescriptor {
+    RateLimitDescriptor { is_negative_hits: true, ..descriptor }
+}
+
+pub(crate) fn limited(
+    requests_per_unit: u32,
+    unit: i32,
+    descriptor: RateLimitDescriptor,
+) -> RateLimitDescriptor {
+    RateLimitDescriptor { limit: Some(RateLimitOverride { requests_per_unit, unit }), ..descriptor }
+}
+
+pub(crate) fn is_ok(code: i32) -> bool {
+    match Said::try_from(code).unwrap() {
+        Said::Ok => true,
+        Said::OverLimit => false,
+        Said::Unknown => panic!("Envoy lets pass what is unknown"),
+    }
+}
+
+/// How Envoy is told of the limit: how many, in which unit, by which name.
+pub(crate) fn limit_of(status: &DescriptorStatus) -> Option<(u32, &'static str, &str)> {
+    let limit = status.current_limit.as_ref()?;
+    Some((limit.requests_per_unit, limit.unit().as_str_name(), limit.name.as_str()))
+}
+
+pub(crate) fn reset_of(status: &DescriptorStatus) -> Option<i64> {
+    let reset = status.duration_until_reset.as_ref()?;
+    assert_eq!(reset.nanos, 0, "Envoy cuts off what is no whole second");
+    Some(reset.seconds)
+}
+
+/// A body that never ends, and never comes.
+pub(crate) struct Endless;
+
+impl http_body::Body for Endless {
+    type Data = bytes::Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(
+        self: std::pin::Pin<&mut Self>,
+        _: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<Option<Result<http_body::Frame<bytes::Bytes>, Self::Error>>> {
+        std::task::Poll::Pending
+    }
+}
+
+/// Messages as they are.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Raw;
+
+impl tonic::codec::Codec for Raw {
+    type Encode = &'static [u8];
+    type Decode = bytes::Bytes;
+    type Encoder = Raw;
+    type Decoder = Raw;
+
+    fn encoder(&mut self) -> Raw {
+        Raw
+    }
+
+    fn decoder(&mut self) -> Raw {
+        Raw
+    }
+}
+
+impl tonic::codec::Encoder for Raw {
+    type Item = &'static [u8];
+    type Error = tonic::Status;
+
+    fn encode(
+        &mut self,
+        message: &'static [u8],
+        buffer: &mut tonic::codec::EncodeBuf<'_>,
+    ) -> Result<(), tonic::Status> {
+        bytes::BufMut::put_slice(buffer, message);
+        Ok(())
+    }
+}
+
+impl tonic::codec::Decoder for Raw {
+    type Item = bytes::Bytes;
+    type Error = tonic::Status;
+
+    fn decode(
+        &mut self,
+        buffer: &mut tonic::codec::DecodeBuf<'_>,
+    ) -> Result<Option<bytes::Bytes>, tonic::Status> {
+        let length = bytes::Buf::remaining(buffer);
+        Ok(Some(bytes::Buf::copy_to_bytes(buffer, length)))
+    }
+}
