@@ -113,10 +113,6 @@ impl Watch {
         }
     }
 
-    pub(crate) fn elapsed(&self) -> Duration {
-        self.0.elapsed()
-    }
-
     pub(crate) fn seconds(&self) -> f64 {
         self.0.elapsed().as_secs_f64()
     }

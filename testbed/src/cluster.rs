@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use self::view::{SLOTS, SeenNode, View};
 use crate::RedisServer;
 use crate::patience::wait_until;
-use crate::redis::free_port;
+use crate::process::free_port;
 
 pub use self::slot_move::SlotMove;
 

@@ -4,11 +4,14 @@
 
 mod cluster;
 mod conversation;
+mod envoy;
 pub mod http2;
 mod patience;
+pub mod process;
 mod proxy;
 mod redis;
 
 pub use cluster::{RedisCluster, SlotMove};
+pub use envoy::Envoy;
 pub use proxy::{Fault, FaultProxy};
 pub use redis::RedisServer;

@@ -1,11 +1,12 @@
 use std::io::{self, BufRead, BufReader, Write};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, TcpStream};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use crate::conversation::Conversation;
 use crate::patience::wait_until;
+use crate::process::free_port;
 
 /// How long an answer may take that is waited for at all.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
@@ -212,11 +213,6 @@ impl RedisServer {
         let without = server.ask_text(&["EVAL", script, "0"])?;
         Ok(without.lines().map(str::to_owned).collect())
     }
-}
-
-pub(crate) fn free_port() -> io::Result<u16> {
-    // Bound and let go: the system does not hand the same port out again for a while.
-    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }
 
 impl Drop for RedisServer {

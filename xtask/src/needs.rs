@@ -16,6 +16,9 @@ struct Need {
     package: &'static str,
 }
 
+/// What a test installs Envoy into. Debian has the command without what it needs, so that only trying tells.
+const VENV: Need = Need { program: "python3 -m venv", package: "python3-venv" };
+
 // A C linker is not in the list: without one, this program would not have been built.
 const NEEDS: &[Need] = &[
     Need { program: "curl", package: "curl" },
@@ -23,6 +26,7 @@ const NEEDS: &[Need] = &[
     Need { program: "haproxy", package: "haproxy" },
     Need { program: "nginx", package: "nginx" },
     Need { program: "python3", package: "python3" },
+    VENV,
     Need { program: "redis-server", package: "redis-server" },
     Need { program: "redis-cli", package: "redis-tools" },
     Need { program: "wrk", package: "wrk" },
@@ -38,7 +42,7 @@ enum Plan {
 
 /// Sees to it that every program in the list is there, or says what to install.
 pub(crate) fn provide() -> Result<()> {
-    let missing: Vec<Need> = NEEDS.iter().copied().filter(|need| !is_on_path(need.program)).collect();
+    let missing: Vec<Need> = NEEDS.iter().copied().filter(|need| !is_there(*need)).collect();
     match plan(&missing, is_root() && is_on_path("apt-get")) {
         Plan::Nothing => Ok(()),
         Plan::Install(packages) => install(&packages),
@@ -84,6 +88,14 @@ fn install(packages: &[&str]) -> Result<()> {
         }
     }
     Ok(())
+}
+
+fn is_there(need: Need) -> bool {
+    if need == VENV {
+        let imported = Command::new("python3").args(["-c", "import ensurepip, venv"]).output();
+        return imported.is_ok_and(|output| output.status.success());
+    }
+    is_on_path(need.program)
 }
 
 fn is_on_path(program: &str) -> bool {

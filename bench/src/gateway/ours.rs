@@ -4,8 +4,9 @@ use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use testbed::process::{Folder, Running, free_port, target_folder};
+
 use super::Contender;
-use super::process::{Folder, Running, free_port, target_folder};
 
 /// Everything on that a gateway in production has, but for the log, which the others do not write either.
 pub(super) const TOLLGATE: &str = "tollgate";

@@ -4,8 +4,9 @@
 use std::error::Error;
 use std::path::Path;
 
+use testbed::process::{Folder, Running, free_port};
+
 use super::needs::Programs;
-use super::process::{Folder, Running, free_port};
 use super::{Contender, workers};
 
 pub(super) const NGINX: &str = "nginx";
@@ -66,7 +67,7 @@ fn nginx(
     );
     let file = folder.write(&format!("{name}.conf"), &config)?.display().to_string();
     let arguments = ["-c", &file, "-p", &at.to_string(), "-e", "stderr"];
-    Running::start(folder, name, Path::new("nginx"), &arguments, port)
+    Ok(Running::start(folder, name, Path::new("nginx"), &arguments, port)?)
 }
 
 fn nginx_proxy(

@@ -3,6 +3,7 @@
 
 mod deciding;
 mod door;
+mod envoy;
 mod hostile;
 mod json;
 mod support;

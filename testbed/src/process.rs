@@ -1,19 +1,18 @@
 //! A program that runs, and is gone when its value is.
 
-use std::error::Error;
 use std::fs;
 use std::io;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use crate::timing::Watch;
+use crate::patience::wait_until;
 
 /// How long a program may take until it answers.
 const START_PATIENCE: Duration = Duration::from_secs(20);
-const GLANCE: Duration = Duration::from_millis(20);
 
 /// Linux counts processor time in hundredths of a second, on every machine.
 const US_PER_TICK: u64 = 10_000;
@@ -23,32 +22,53 @@ const GROUP: usize = 2;
 const USER_TIME: usize = 11;
 const SYSTEM_TIME: usize = 12;
 
-/// A port that is free now, and that the system does not hand out again for a while.
-pub(super) fn free_port() -> io::Result<u16> {
+/// A port that is free: bound and let go, it is not handed out again for a while.
+///
+/// # Errors
+/// If there is none.
+pub fn free_port() -> io::Result<u16> {
     Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
 }
 
 /// The folder for what is built.
-pub(super) fn target_folder() -> Result<PathBuf, Box<dyn Error>> {
+///
+/// # Errors
+/// If this program is in no such folder.
+pub fn target_folder() -> io::Result<PathBuf> {
     let program = std::env::current_exe()?;
-    Ok(program.ancestors().nth(2).ok_or("this program is in no folder")?.to_owned())
+    // Tests are one folder deeper than what people start.
+    let mut folders = program.ancestors().skip(1).skip_while(|folder| folder.ends_with("deps"));
+    let folder = folders.nth(1).ok_or_else(|| io::Error::other("this program is in no folder"))?;
+    Ok(folder.to_owned())
 }
 
 /// A folder for configurations, gone when this is.
-pub(super) struct Folder(PathBuf);
+#[derive(Debug)]
+pub struct Folder(PathBuf);
 
 impl Folder {
-    pub(super) fn new() -> io::Result<Folder> {
-        let folder = std::env::temp_dir().join(format!("tollgate-bench-{}", std::process::id()));
+    /// A new one.
+    ///
+    /// # Errors
+    /// If it cannot be made.
+    pub fn new() -> io::Result<Folder> {
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let folder = std::env::temp_dir().join(format!("tollgate-{}-{number}", std::process::id()));
         fs::create_dir_all(&folder)?;
         Ok(Folder(folder))
     }
 
-    pub(super) fn path(&self) -> &Path {
+    /// Where it is.
+    pub fn path(&self) -> &Path {
         &self.0
     }
 
-    pub(super) fn write(&self, name: &str, text: &str) -> io::Result<PathBuf> {
+    /// Writes a file in it, and says where that is.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub fn write(&self, name: &str, text: &str) -> io::Result<PathBuf> {
         let file = self.0.join(name);
         fs::write(&file, text)?;
         Ok(file)
@@ -62,7 +82,8 @@ impl Drop for Folder {
 }
 
 /// A program, with all processes that it has started itself.
-pub(super) struct Running {
+#[derive(Debug)]
+pub struct Running {
     /// A shell that leads the program's group of processes. When our end of its input closes, however we ended, it kills
     /// the whole group.
     keeper: Child,
@@ -70,13 +91,16 @@ pub(super) struct Running {
 
 impl Running {
     /// Starts a program, and waits until it listens. What it complains of goes to a file beside its configuration.
-    pub(super) fn start(
+    ///
+    /// # Errors
+    /// If it does not start, with what it has said.
+    pub fn start(
         folder: &Folder,
         name: &str,
         program: &Path,
         arguments: &[&str],
         port: u16,
-    ) -> Result<Running, Box<dyn Error>> {
+    ) -> io::Result<Running> {
         let log = folder.path().join(format!("{name}.log"));
         let keeper = Command::new("sh")
             .args(["-c", "\"$@\" </dev/null & read -r _; kill -9 0", "keeper"])
@@ -88,19 +112,18 @@ impl Running {
             .stderr(fs::File::create(&log)?)
             .spawn()?;
         let running = Running { keeper };
-        let watch = Watch::start();
-        while TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_err() {
-            if watch.elapsed() > START_PATIENCE {
-                let said = fs::read_to_string(&log).unwrap_or_default();
-                return Err(format!("{name} does not listen on port {port}: {said}").into());
-            }
-            std::thread::park_timeout(GLANCE);
+        if !wait_until(START_PATIENCE, || TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok()) {
+            let said = fs::read_to_string(&log).unwrap_or_default();
+            return Err(io::Error::other(format!("{name} does not listen on port {port}: {said}")));
         }
         Ok(running)
     }
 
     /// The processor time that all of its processes have used.
-    pub(super) fn cpu_us(&self) -> Result<u64, Box<dyn Error>> {
+    ///
+    /// # Errors
+    /// If the system does not tell.
+    pub fn cpu_us(&self) -> io::Result<u64> {
         let mut ticks = 0;
         for process in fs::read_dir("/proc")? {
             // Others come and go while we look.
@@ -108,7 +131,8 @@ impl Running {
             let Some((_, fields)) = stat.rsplit_once(')') else { continue };
             let fields: Vec<u64> = fields.split_whitespace().map(|it| it.parse().unwrap_or(0)).collect();
             if fields.get(GROUP) == Some(&u64::from(self.keeper.id())) {
-                ticks += fields[USER_TIME] + fields[SYSTEM_TIME];
+                let spent = |field: usize| fields.get(field).copied().unwrap_or(0);
+                ticks += spent(USER_TIME) + spent(SYSTEM_TIME);
             }
         }
         Ok(ticks * US_PER_TICK)

@@ -1,0 +1,343 @@
+//! Envoy itself in front of a small upstream, with its rate limit filter asking us.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
+use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_server::{
+    RateLimitService, RateLimitServiceServer,
+};
+use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+use http::{HeaderMap, Request, Response, StatusCode};
+use http_body_util::{BodyExt, Empty, Full};
+use hyper::client::conn::http1::{SendRequest, handshake};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use testbed::Envoy;
+use testbed::process::free_port;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::{Instant, timeout_at};
+use tollgate_server::rls::{Options, Settings};
+use tonic::transport::Server;
+use tonic::transport::server::TcpIncoming;
+
+use super::support::{PATIENCE, Running, run_with};
+
+const DOMAINS: &str = "  edge:
+    - { key: user, fixed_window: { limit: 2, window: 1m }, name: per-user }
+    - { key: cost, fixed_window: { limit: 7, window: 1h } }
+    - { key: plan, fixed_window: { limit: 1000, window: 1h } }
+    - { key: load, fixed_window: { limit: 1000000000, window: 1h } }
+";
+
+/// An Envoy, and the ports of its listeners: where we are asked, where somebody else is who lets everything pass, and
+/// where nobody answers what it asks.
+struct Asking {
+    _envoy: Envoy,
+    asks: u16,
+    asks_other: u16,
+    fails_open: u16,
+    fails_closed: u16,
+    admin: u16,
+}
+
+async fn start(service: &Running) -> Asking {
+    let upstream = upstream().await;
+    let other = easy_service().await;
+    let [asks, asks_other, fails_open, fails_closed, admin, nobody] = [(); 6].map(|()| free_port().unwrap());
+    let listeners = [
+        listener(asks, "behind", "limits", false),
+        listener(asks_other, "behind_other", "other", false),
+        listener(fails_open, "behind", "nobody", false),
+        listener(fails_closed, "behind", "nobody", true),
+    ];
+    let clusters = [
+        cluster("behind", upstream.port(), ""),
+        cluster("behind_other", upstream.port(), ""),
+        cluster("limits", service.address.port(), HTTP2),
+        cluster("other", other.port(), HTTP2),
+        cluster("nobody", nobody, HTTP2),
+    ];
+    let (listeners, clusters) = (listeners.concat(), clusters.concat());
+    let config = format!(
+        "admin: {{ address: {{ socket_address: {{ address: 127.0.0.1, port_value: {admin} }} }} }}
+static_resources:
+  listeners:
+{listeners}
+  clusters:
+{clusters}"
+    );
+    let envoy = tokio::task::spawn_blocking(move || Envoy::start(&config, asks)).await.unwrap().unwrap();
+    Asking { _envoy: envoy, asks, asks_other, fails_open, fails_closed, admin }
+}
+
+const HTTP2: &str = "
+    typed_extension_protocol_options:
+      envoy.extensions.upstreams.http.v3.HttpProtocolOptions:
+        '@type': type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions
+        explicit_http_config: { http2_protocol_options: {} }";
+
+fn cluster(name: &str, port: u16, protocol: &str) -> String {
+    format!(
+        "  - name: {name}
+    type: STATIC
+    connect_timeout: 1s{protocol}
+    circuit_breakers: {{ thresholds: [{{ max_connections: 4096, max_pending_requests: 4096, max_requests: 4096 }}] }}
+    load_assignment:
+      cluster_name: {name}
+      endpoints:
+      - lb_endpoints:
+        - endpoint: {{ address: {{ socket_address: {{ address: 127.0.0.1, port_value: {port} }} }} }}
+"
+    )
+}
+
+/// The time of the filter is its own: Envoy waits for 20 ms, unless it is told otherwise.
+fn listener(port: u16, behind: &str, limits: &str, denies_on_failure: bool) -> String {
+    format!(
+        "  - address: {{ socket_address: {{ address: 127.0.0.1, port_value: {port} }} }}
+    filter_chains:
+    - filters:
+      - name: envoy.filters.network.http_connection_manager
+        typed_config:
+          '@type': type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager
+          stat_prefix: front
+          route_config:
+            virtual_hosts:
+            - name: all
+              domains: ['*']
+              routes:
+              - match: {{ prefix: /user }}
+                route:
+                  cluster: {behind}
+                  rate_limits:
+                  - actions: [{{ request_headers: {{ header_name: x-user, descriptor_key: user }} }}]
+              - match: {{ prefix: /cost }}
+                route: {{ cluster: {behind} }}
+                typed_per_filter_config:
+                  envoy.filters.http.ratelimit:
+                    '@type': type.googleapis.com/envoy.extensions.filters.http.ratelimit.v3.RateLimitPerRoute
+                    rate_limits:
+                    - actions: [{{ generic_key: {{ descriptor_key: cost, descriptor_value: all }} }}]
+                      hits_addend: {{ number: 3 }}
+              - match: {{ prefix: /plan }}
+                route:
+                  cluster: {behind}
+                  rate_limits:
+                  - actions: [{{ generic_key: {{ descriptor_key: plan, descriptor_value: small }} }}]
+                    limit: {{ dynamic_metadata: {{ metadata_key: {{ key: limits.of.clients, path: [{{ key: limit }}] }} }} }}
+              - match: {{ prefix: /load }}
+                route:
+                  cluster: {behind}
+                  rate_limits:
+                  - actions: [{{ generic_key: {{ descriptor_key: load, descriptor_value: all }} }}]
+          http_filters:
+          - name: envoy.filters.http.set_metadata
+            typed_config:
+              '@type': type.googleapis.com/envoy.extensions.filters.http.set_metadata.v3.Config
+              metadata:
+              - metadata_namespace: limits.of.clients
+                value: {{ limit: {{ requests_per_unit: 1, unit: HOUR }} }}
+          - name: envoy.filters.http.ratelimit
+            typed_config:
+              '@type': type.googleapis.com/envoy.extensions.filters.http.ratelimit.v3.RateLimit
+              domain: edge
+              failure_mode_deny: {denies_on_failure}
+              enable_x_ratelimit_headers: DRAFT_VERSION_03
+              rate_limit_service:
+                transport_api_version: V3
+                grpc_service: {{ envoy_grpc: {{ cluster_name: {limits} }} }}
+          - name: envoy.filters.http.router
+            typed_config:
+              '@type': type.googleapis.com/envoy.extensions.filters.http.router.v3.Router
+"
+    )
+}
+
+/// A rate limit service that says yes, and does nothing else.
+struct Easy;
+
+#[tonic::async_trait]
+impl RateLimitService for Easy {
+    async fn should_rate_limit(
+        &self,
+        _: tonic::Request<RateLimitRequest>,
+    ) -> Result<tonic::Response<RateLimitResponse>, tonic::Status> {
+        let told = RateLimitResponse { overall_code: Code::Ok.into(), ..RateLimitResponse::default() };
+        Ok(tonic::Response::new(told))
+    }
+}
+
+async fn easy_service() -> SocketAddr {
+    let incoming = TcpIncoming::bind("127.0.0.1:0".parse().unwrap()).unwrap().with_nodelay(Some(true));
+    let address = incoming.local_addr().unwrap();
+    let server = Server::builder().add_service(RateLimitServiceServer::new(Easy));
+    tokio::spawn(server.serve_with_incoming(incoming));
+    address
+}
+
+/// A server that says hello.
+async fn upstream() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        let hello = |_| async { Ok::<_, Infallible>(Response::new(Full::new(Bytes::from_static(b"hello")))) };
+        while let Ok((stream, _)) = listener.accept().await {
+            tokio::spawn(http1::Builder::new().serve_connection(TokioIo::new(stream), service_fn(hello)));
+        }
+    });
+    address
+}
+
+async fn connect(port: u16) -> SendRequest<Empty<Bytes>> {
+    let stream = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+    let (client, connection) = handshake(TokioIo::new(stream)).await.unwrap();
+    tokio::spawn(connection);
+    client
+}
+
+async fn ask(
+    client: &mut SendRequest<Empty<Bytes>>,
+    path: &str,
+    headers: &[(&str, &str)],
+) -> (StatusCode, HeaderMap, Bytes) {
+    client.ready().await.unwrap();
+    let request = headers.iter().fold(Request::get(path).header("host", "edge"), |request, (name, value)| {
+        request.header(*name, *value)
+    });
+    let response = client.send_request(request.body(Empty::new()).unwrap()).await.unwrap();
+    let (head, body) = response.into_parts();
+    (head.status, head.headers, body.collect().await.unwrap().to_bytes())
+}
+
+fn header<'h>(headers: &'h HeaderMap, name: &str) -> Option<&'h str> {
+    headers.get(name).map(|value| value.to_str().unwrap())
+}
+
+/// What Envoy has counted of its rate limits, by the name behind `ratelimit.`.
+async fn counted(envoy: &Asking, name: &str) -> u64 {
+    counted_behind(envoy, "behind", name).await
+}
+
+async fn counted_behind(envoy: &Asking, behind: &str, name: &str) -> u64 {
+    let (_, _, text) = ask(&mut connect(envoy.admin).await, "/stats?filter=ratelimit", &[]).await;
+    let text = String::from_utf8(text.to_vec()).unwrap();
+    let of_name =
+        |line: &str| line.strip_prefix(&format!("cluster.{behind}.ratelimit.{name}: "))?.parse().ok();
+    text.lines().find_map(of_name).unwrap_or(0)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn envoy_limits_what_we_say() {
+    let options = Options { denied_body: "slow down\n".into(), ..Options::default() };
+    let service = run_with(DOMAINS, options, Settings::default());
+    let envoy = start(&service).await;
+    let mut client = connect(envoy.asks).await;
+
+    for left in ["1", "0"] {
+        let (status, headers, body) = ask(&mut client, "/user", &[("x-user", "ann")]).await;
+        assert_eq!((status, &body[..]), (StatusCode::OK, &b"hello"[..]));
+        assert_eq!(header(&headers, "x-ratelimit-limit"), Some("2, 2;w=60;name=\"per-user\""));
+        assert_eq!(header(&headers, "x-ratelimit-remaining"), Some(left));
+        assert_eq!(header(&headers, "x-ratelimit-reset"), Some("60"));
+    }
+    let (status, headers, body) = ask(&mut client, "/user", &[("x-user", "ann")]).await;
+    assert_eq!((status, &body[..]), (StatusCode::TOO_MANY_REQUESTS, &b"slow down\n"[..]));
+    assert_eq!(header(&headers, "x-envoy-ratelimited"), Some("true"));
+    assert_eq!(header(&headers, "x-ratelimit-remaining"), Some("0"));
+    assert_eq!(header(&headers, "x-ratelimit-reset"), Some("60"));
+    assert_eq!(ask(&mut client, "/user", &[("x-user", "bob")]).await.0, StatusCode::OK);
+
+    // Without the header there is no descriptor, and nothing is asked.
+    for _ in 0..5 {
+        let (status, headers, _) = ask(&mut client, "/user", &[]).await;
+        assert_eq!((status, header(&headers, "x-ratelimit-limit")), (StatusCode::OK, None));
+    }
+
+    // Three at a time, of seven.
+    let mut costs = Vec::new();
+    for _ in 0..3 {
+        let (status, headers, _) = ask(&mut client, "/cost", &[]).await;
+        costs.push((status.as_u16(), header(&headers, "x-ratelimit-remaining").unwrap().to_owned()));
+    }
+    assert_eq!(costs, [(200, "4".to_owned()), (200, "1".to_owned()), (429, "1".to_owned())]);
+
+    // The limit that comes along is one an hour, whatever the file says.
+    let (status, headers, _) = ask(&mut client, "/plan", &[]).await;
+    assert_eq!((status, header(&headers, "x-ratelimit-limit")), (StatusCode::OK, Some("1, 1;w=3600")));
+    assert_eq!(ask(&mut client, "/plan", &[]).await.0, StatusCode::TOO_MANY_REQUESTS);
+
+    assert_eq!(counted(&envoy, "error").await, 0);
+    assert_eq!(counted(&envoy, "over_limit").await, 3);
+
+    // Who cannot ask us does as it was told.
+    assert_eq!(ask(&mut connect(envoy.fails_open).await, "/load", &[]).await.0, StatusCode::OK);
+    let failed = ask(&mut connect(envoy.fails_closed).await, "/load", &[]).await;
+    assert_eq!(failed.0, StatusCode::INTERNAL_SERVER_ERROR);
+    assert_eq!(counted(&envoy, "error").await, 2);
+    // And so does one whose question we cannot answer: that is an error, and no unknown answer.
+    *service.told.layer.lock().unwrap() = None;
+    assert_eq!(ask(&mut client, "/load", &[]).await.0, StatusCode::OK);
+    assert_eq!(counted(&envoy, "error").await, 3);
+}
+
+/// Requests of many connections at once, each as soon as the one before is answered, with a breath in between so that it
+/// is us who are measured, and not how many processors there are.
+async fn load(port: u16) -> u64 {
+    const CONNECTIONS: usize = 200;
+    const BREATH: Duration = Duration::from_millis(100);
+    let answered = Arc::new(AtomicU64::new(0));
+    let mut clients = Vec::new();
+    for _ in 0..CONNECTIONS {
+        clients.push(connect(port).await);
+    }
+    let until = Instant::now() + Duration::from_secs(2);
+    let each = clients.into_iter().enumerate().map(|(number, mut client)| {
+        let answered = answered.clone();
+        tokio::spawn(async move {
+            // Not all in the same instant.
+            tokio::time::sleep(BREATH * u32::try_from(number).unwrap() / 200).await;
+            while Instant::now() < until {
+                let asked = timeout_at(until + PATIENCE, ask(&mut client, "/load", &[])).await.unwrap();
+                assert_eq!(asked.0, StatusCode::OK);
+                answered.fetch_add(1, Ordering::Relaxed);
+                tokio::time::sleep(BREATH).await;
+            }
+        })
+    });
+    for one in each.collect::<Vec<_>>() {
+        one.await.unwrap();
+    }
+    answered.load(Ordering::Relaxed)
+}
+
+/// Envoy waits for 20 ms and then lets a request pass. On a machine that is busy with other things some are always late, so
+/// a service that does nothing is asked in the same time: we are not late where it is not.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_request_passes_because_we_were_slow() {
+    const ROUNDS: usize = 5;
+    let service = run_with(DOMAINS, Options::default(), Settings::default());
+    let envoy = start(&service).await;
+    let late =
+        async || (counted(&envoy, "error").await, counted_behind(&envoy, "behind_other", "error").await);
+    let (mut answered, mut rounds) = (0, Vec::new());
+    for _ in 0..ROUNDS {
+        let before = late().await;
+        answered += tokio::join!(load(envoy.asks), load(envoy.asks_other)).0;
+        let after = late().await;
+        rounds.push((after.0 - before.0, after.1 - before.1));
+        if rounds.last().is_some_and(|(ours, other)| *ours <= 2 * other) {
+            break;
+        }
+    }
+    let (ours, other) = *rounds.last().unwrap();
+    assert!(ours <= 2 * other, "late answers by round, ours and of a service that does nothing: {rounds:?}");
+    let (ok, error) = (counted(&envoy, "ok").await, counted(&envoy, "error").await);
+    assert_eq!(ok + error, answered);
+    assert!(ok > answered / 2, "{ok} of {answered}");
+}
