@@ -150,6 +150,16 @@ impl<'de> Deserialize<'de> for Number {
                 Ok(Number(number))
             }
 
+            fn visit_f64<E: de::Error>(self, number: f64) -> Result<Number, E> {
+                // A whole number may be written as `1.0` or `1e3`. Beyond that many, not all of them have a float.
+                const EXACT_MAX: u64 = 1 << 53;
+                let whole = number as u64;
+                let is_whole = whole <= EXACT_MAX && whole as f64 == number;
+                is_whole
+                    .then_some(Number(whole))
+                    .ok_or_else(|| E::invalid_value(de::Unexpected::Float(number), &self))
+            }
+
             fn visit_str<E: de::Error>(self, text: &str) -> Result<Number, E> {
                 let number = text.parse().map_err(|_| E::invalid_value(de::Unexpected::Str(text), &self))?;
                 Ok(Number(number))

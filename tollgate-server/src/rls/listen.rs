@@ -21,6 +21,7 @@ use tonic::{Request, Response, Status};
 use tonic_health::ServingStatus;
 use tonic_health::server::{HealthReporter, health_reporter};
 
+use super::bounded::Bounded;
 use super::connection::accept;
 use super::refused::Refused;
 use super::{MESSAGE_BYTES_MAX, Source, answer, reflection};
@@ -77,7 +78,10 @@ pub struct Settings {
     /// The most connections at once; others wait to be accepted.
     pub connections_max: usize,
     /// The most calls at once of a connection.
-    pub calls_max: u32,
+    pub calls_of_connection_max: u32,
+    /// The most calls at once of all connections, of which each may have sent [so much](MESSAGE_BYTES_MAX); others are
+    /// refused.
+    pub calls_max: usize,
     /// How long a client may take for its first words, for a call, or until it answers a ping.
     pub patience: Duration,
     /// How often a connection is asked whether there is still somebody.
@@ -90,7 +94,8 @@ impl Default for Settings {
     fn default() -> Settings {
         Settings {
             connections_max: 1024,
-            calls_max: 1024,
+            calls_of_connection_max: 1024,
+            calls_max: 4096,
             patience: Duration::from_secs(10),
             ping_every: Duration::from_secs(30),
             last_call: Duration::from_millis(500),
@@ -114,12 +119,14 @@ pub fn listen<P: Source>(
     listener.set_nonblocking(true)?;
     let listener = TcpListener::from_std(listener)?;
     let address = listener.local_addr()?;
+    let counts = source.snapshot().counts;
     let service = RateLimitServiceServer::new(Service::new(source));
     let service = service.max_decoding_message_size(MESSAGE_BYTES_MAX);
+    let service = Bounded::new(service, settings.calls_max, counts);
     let reflection = reflection::service().map_err(io::Error::other)?;
     let (reporter, health) = health_reporter();
     let server = Server::builder()
-        .max_concurrent_streams(settings.calls_max)
+        .max_concurrent_streams(settings.calls_of_connection_max)
         .timeout(settings.patience)
         .http2_keepalive_interval(Some(settings.ping_every))
         .http2_keepalive_timeout(Some(settings.patience))

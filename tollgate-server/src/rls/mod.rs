@@ -3,6 +3,8 @@
 //! | module | what it is |
 //! |---|---|
 //! | `listen` | the door itself: connections, health, reflection, and the end |
+//! | `connection` | those who ask: so many at once, and none that says nothing |
+//! | `bounded` | calls under way: so many at once |
 //! | `bounds` | what is too much to ask |
 //! | `wanted` | a request's descriptors -> what is wanted of which limits |
 //! | `decide` | what is wanted -> what the limits say, all of them charged or none |
@@ -12,6 +14,7 @@
 //! | `reflection` | what the service is called and takes, for tools that ask |
 //! | `counts` | what has happened |
 
+mod bounded;
 mod bounds;
 mod connection;
 mod counts;

@@ -33,6 +33,8 @@ pub(super) enum Refused {
     NotJson(String),
     LongBody,
     NoToken,
+    /// So many calls are under way that one more would take memory that others need.
+    Busy,
     /// The store is away, and the policy is that nothing passes then. Envoy has a policy of its own for that, and follows
     /// it only if the call fails: an answer with an unknown code it would let pass.
     Away,
@@ -47,6 +49,7 @@ impl Refused {
             Refused::Broken(_) => Code::Internal,
             Refused::Refund { .. } => Code::PermissionDenied,
             Refused::NoToken => Code::Unauthenticated,
+            Refused::Busy => Code::ResourceExhausted,
             _ => Code::InvalidArgument,
         }
     }
@@ -54,7 +57,7 @@ impl Refused {
     /// Over HTTP.
     pub(super) fn status(&self) -> StatusCode {
         match self {
-            Refused::Away => StatusCode::SERVICE_UNAVAILABLE,
+            Refused::Away | Refused::Busy => StatusCode::SERVICE_UNAVAILABLE,
             Refused::Broken(_) => StatusCode::INTERNAL_SERVER_ERROR,
             Refused::Refund { .. } => StatusCode::FORBIDDEN,
             Refused::NoToken => StatusCode::UNAUTHORIZED,
@@ -107,6 +110,7 @@ impl fmt::Display for Refused {
             Refused::NoToken => {
                 write!(f, "send the token that the configuration has, as in `authorization: Bearer ...`")
             }
+            Refused::Busy => write!(f, "too many calls are under way: try again, or raise the bound"),
             Refused::Away => write!(f, "the store of the limits is away: try again, or let a policy decide"),
             Refused::Broken(why) => write!(f, "the limits do not fit their descriptors: {why}"),
         }

@@ -1,5 +1,6 @@
 //! Requests that mean no good: each gets an answer or a typed error, and the next one is served.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
@@ -11,7 +12,7 @@ use tollgate_server::rls::{
 };
 use tonic::Code;
 
-use super::support::{Client, PATIENCE, edge, hits, is_ok, limited, of, run, run_with};
+use super::support::{Client, Endless, PATIENCE, Raw, edge, hits, is_ok, limited, of, refund, run, run_with};
 
 const USERS: &str = "  edge: [{ key: user, fixed_window: { limit: 1000, window: 1m } }]\n";
 
@@ -70,15 +71,15 @@ async fn too_much_is_refused() {
 async fn the_largest_numbers_are_only_numbers() {
     let service = run_with(USERS, Options { refunds: true, ..Options::default() }, Settings::default());
     let mut client = service.client().await;
-    let most = |hits: u64| super::support::hits(hits, of(&[("user", "ann")]));
+    let most = |sum: u64| hits(sum, of(&[("user", "ann")]));
     let own = || limited(u32::MAX, 1, of(&[("user", "ann")]));
     for descriptors in [
         vec![most(u64::MAX); 3],
         vec![hits(u64::MAX, own()); 3],
-        vec![super::support::refund(most(u64::MAX)); 3],
-        vec![super::support::refund(hits(u64::MAX, own())); 3],
+        vec![refund(most(u64::MAX)); 3],
+        vec![refund(hits(u64::MAX, own())); 3],
         vec![hits(u64::from(u32::MAX), own()); 3],
-        vec![most(u64::from(u32::MAX)), super::support::refund(most(u64::from(u32::MAX)))],
+        vec![most(u64::from(u32::MAX)), refund(most(u64::from(u32::MAX)))],
     ] {
         let request = RateLimitRequest { hits_addend: u32::MAX, ..edge(&descriptors) };
         assert_eq!(client.ask(request).await.unwrap().statuses.len(), descriptors.len());
@@ -111,23 +112,23 @@ async fn a_call_that_does_not_come_to_an_end_is_ended() {
     let settings = Settings { patience: Duration::from_millis(200), ..Settings::default() };
     let service = run_with(USERS, Options::default(), settings);
     let mut client = h2_client(service.address).await;
-    let request = http::Request::post(format!(
-        "http://{}/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit",
-        service.address
-    ))
-    .header("content-type", "application/grpc")
-    .header("te", "trailers")
-    .body(super::support::Endless)
-    .unwrap();
-    let response = timeout(PATIENCE, client.send_request(request)).await.unwrap().unwrap();
+    let call = client.send_request(endless_call(service.address));
+    let response = timeout(PATIENCE, call).await.unwrap().unwrap();
     let status = response.headers().get("grpc-status").map(|it| it.to_str().unwrap().to_owned());
     assert!(matches!(status.as_deref(), Some("1" | "4")), "{response:?}");
     assert_eq!(service.client().await.passes(&[of(&[("user", "ann")])]).await, (true, vec![999]));
 }
 
-async fn h2_client(
-    address: std::net::SocketAddr,
-) -> hyper::client::conn::http2::SendRequest<super::support::Endless> {
+fn endless_call(address: SocketAddr) -> http::Request<Endless> {
+    let path = "envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+    http::Request::post(format!("http://{address}/{path}"))
+        .header("content-type", "application/grpc")
+        .header("te", "trailers")
+        .body(Endless)
+        .unwrap()
+}
+
+async fn h2_client(address: SocketAddr) -> hyper::client::conn::http2::SendRequest<Endless> {
     let stream = TcpStream::connect(address).await.unwrap();
     let executor = hyper_util::rt::TokioExecutor::new();
     let io = hyper_util::rt::TokioIo::new(stream);
@@ -150,8 +151,42 @@ async fn what_is_no_message_is_refused() {
         grpc.ready().await.unwrap();
         let path = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
         let request = tonic::Request::new(message);
-        let answered = grpc.unary(request, path.parse().unwrap(), super::support::Raw).await;
+        let answered = grpc.unary(request, path.parse().unwrap(), Raw).await;
         assert_eq!(answered.map_err(|status| status.code()).err(), code, "{message:?}");
     }
     assert_eq!(service.client().await.passes(&[of(&[("user", "ann")])]).await, (true, vec![998]));
+}
+
+/// Calls that never come to an end have only so many places, and those who wait in line have others.
+#[tokio::test]
+async fn so_many_calls_are_under_way_at_once() {
+    let settings = Settings { calls_max: 2, ..Settings::default() };
+    let service = run_with(USERS, Options::default(), settings);
+    let mut endless = h2_client(service.address).await;
+    let mut calls = Vec::new();
+    for _ in 0..2 {
+        let call = endless.send_request(endless_call(service.address));
+        calls.push(tokio::spawn(call));
+    }
+    let mut client = service.client().await;
+    // Until both have arrived.
+    let refused = timeout(PATIENCE, async {
+        loop {
+            match client.ask(edge(&[of(&[("user", "ann")])])).await {
+                Ok(_) => tokio::time::sleep(Duration::from_millis(5)).await,
+                Err(status) => return status,
+            }
+        }
+    });
+    let refused = refused.await.unwrap();
+    assert_eq!(refused.code(), Code::ResourceExhausted, "{refused}");
+    // When they are gone there is room again.
+    calls.into_iter().for_each(|call| call.abort());
+    drop(endless);
+    let served = timeout(PATIENCE, async {
+        while client.ask(edge(&[of(&[("user", "ann")])])).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    });
+    served.await.unwrap();
 }

@@ -69,6 +69,13 @@ async fn names_and_numbers_come_in_every_spelling() {
         (format!(r#"{{"domain":"edge","descriptors":[{{{entries},"hits_addend":3,"limit":null}}]}}"#), 10),
         (
             format!(
+                r#"{{"domain":"edge","descriptors":[{{{entries},"hitsAddend":1.0}}],"hitsAddend":null}}"#
+            ),
+            9,
+        ),
+        (format!(r#"{{"domain":"edge","descriptors":[{{{entries},"hitsAddend":0.2e1}}]}}"#), 7),
+        (
+            format!(
                 r#"{{"domain":"edge","descriptors":[{{{entries},"limit":{{"requestsPerUnit":"5","unit":"HOUR"}}}}]}}"#
             ),
             4,
@@ -101,6 +108,11 @@ async fn what_is_no_request_is_refused_with_a_reason() {
         (r#"{"domain":"edge","descriptors":[],"other":1}"#.to_owned(), "unknown field `other`"),
         (format!(r#"{{"domain":"edge","descriptors":[{{{entries}}}],"hitsAddend":-1}}"#), "a whole number"),
         (format!(r#"{{"domain":"edge","descriptors":[{{{entries}}}],"hitsAddend":1.5}}"#), "a whole number"),
+        (
+            format!(r#"{{"domain":"edge","descriptors":[{{{entries}}}],"hitsAddend":1e300}}"#),
+            "a whole number",
+        ),
+        (format!(r#"{{"domain":"edge","descriptors":[{{{entries}}}],"hitsAddend":true}}"#), "a whole number"),
         (
             format!(r#"{{"domain":"edge","descriptors":[{{{entries}}}],"hitsAddend":4294967296}}"#),
             "below 2^32",
