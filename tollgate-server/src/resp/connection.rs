@@ -39,6 +39,9 @@ struct Connection<B> {
     parser: Parser,
     /// What was read and not answered.
     unread: Vec<u8>,
+    /// How much is read at once.
+    room: usize,
+    arrived: Instant,
     replies: Replies,
     tally: Tally,
 }
@@ -69,6 +72,8 @@ pub(super) async fn run<B: Behind>(shared: Arc<Shared<B>>, stream: TcpStream, nu
         session,
         parser: Parser::default(),
         unread: Vec::new(),
+        room: READ_BYTES_MIN,
+        arrived: Instant::now(),
         replies: Replies::default(),
         tally: Tally::default(),
         shared,
@@ -85,9 +90,9 @@ impl<B: Behind> Connection<B> {
         let news = self.shared.draining.clone();
         let mut draining = pin!(drained(self.shared.draining.clone()));
         // One timer for all of it, left as it is by what comes in time.
-        let mut alarm = pin!(sleep_until(Instant::now() + self.shared.patience.idle));
+        let mut alarm = pin!(sleep_until(self.arrived + self.shared.patience.idle));
         // Since when it owes us the rest of a command, or has had nothing to say.
-        let mut since = Instant::now();
+        let mut since = self.arrived;
         // Until when it is listened to, once the door is about to close.
         let mut last_call = None;
         loop {
@@ -121,19 +126,22 @@ impl<B: Behind> Connection<B> {
         last_call: &mut Option<Instant>,
     ) -> io::Result<bool> {
         let patience = &self.shared.patience;
-        let deadline = since + if self.unread.is_empty() { patience.idle } else { patience.command };
-        self.make_room();
+        let mut deadline = since + if self.unread.is_empty() { patience.idle } else { patience.command };
+        if !self.session.is_known() {
+            // Whoever does not know the token must not take the place of those who do.
+            deadline = deadline.min(self.arrived + patience.command);
+        }
+        if self.unread.is_empty() && self.unread.capacity() > KEPT_BYTES_MAX {
+            self.unread = Vec::new();
+        }
         loop {
             let until = last_call.map_or(deadline, |last_call| last_call.min(deadline));
             if alarm.deadline() > until {
                 alarm.as_mut().reset(until);
             }
-            // No more than the longest command: its end is in there, or it has none.
-            let room = self.unread.capacity().min(COMMAND_BYTES_MAX).saturating_sub(self.unread.len());
-            let mut room = (&mut self.unread).limit(room);
             tokio::select! {
                 biased;
-                read = self.stream.read_buf(&mut room) => return Ok(read? > 0),
+                read = self.read() => return Ok(read? > 0),
                 () = &mut alarm => {
                     let now = Instant::now();
                     if now >= deadline {
@@ -151,14 +159,20 @@ impl<B: Behind> Connection<B> {
         }
     }
 
-    /// Room for what comes next: twice as much as there was, if that was not enough.
-    fn make_room(&mut self) {
-        if self.unread.is_empty() && self.unread.capacity() > KEPT_BYTES_MAX {
-            self.unread = Vec::new();
+    /// Reads what there is, into room for as much as came before, and twice as much if that was not enough.
+    async fn read(&mut self) -> io::Result<usize> {
+        if self.unread.capacity() < self.room {
+            // A client with nothing to say takes no room.
+            self.stream.readable().await?;
+            self.unread.reserve(self.room - self.unread.len());
         }
+        // No more than the longest command: its end is in there, or it has none.
+        let most = self.unread.capacity().min(COMMAND_BYTES_MAX).saturating_sub(self.unread.len());
+        let read = self.stream.read_buf(&mut (&mut self.unread).limit(most)).await?;
         if self.unread.len() == self.unread.capacity() {
-            self.unread.reserve(self.unread.len().max(READ_BYTES_MIN));
+            self.room = (2 * self.unread.capacity()).min(COMMAND_BYTES_MAX);
         }
+        Ok(read)
     }
 
     /// Answers all commands that have come.

@@ -44,6 +44,11 @@ impl Session {
         Session { number, name: Vec::new(), is_known, guesses: 0, is_over: false }
     }
 
+    /// Whether it has said the token, or there is none.
+    pub(crate) fn is_known(&self) -> bool {
+        self.is_known
+    }
+
     /// Answers a command.
     pub(crate) async fn answer<B: Behind>(
         &mut self,
@@ -84,7 +89,7 @@ impl Session {
         let Some(known) = Known::of(name) else {
             // A page that has a browser send a form here begins with these. It must not get to the commands in it.
             if name.eq_ignore_ascii_case(b"post") || name.eq_ignore_ascii_case(b"host:") {
-                tracing::warn!(
+                tracing::debug!(
                     "closed: it speaks HTTP, as a page would that has somebody's browser send commands"
                 );
                 self.is_over = true;

@@ -96,6 +96,24 @@ async fn a_command_that_comes_byte_by_byte_has_one_time_for_all() {
     door.until(|door| door.counts.open() == 0).await;
 }
 
+/// Whoever does not know the token has as long as for a command to say it, whatever else it says.
+#[tokio::test]
+async fn strangers_do_not_stay() {
+    let patience = Patience { command: 10 * SHORT, ..Patience::default() };
+    let token = Some("open-sesame-open-sesame");
+    let door = Running::start_with(Setup { patience, token, ..Setup::default() }).await;
+    let (mut friend, mut stranger) = (door.connect().await, door.connect().await);
+    assert_eq!(friend.ask("AUTH open-sesame-open-sesame").await, "+OK\r\n");
+    let talking = async {
+        while stranger.stream.write_all(b"PING\r\n").await.is_ok() {
+            tokio::time::sleep(SHORT / 10).await;
+        }
+    };
+    timeout(PATIENCE, talking).await.unwrap();
+    door.until(|door| door.counts.open() == 1).await;
+    assert_eq!(friend.ask("PING").await, "+PONG\r\n");
+}
+
 /// Many whole commands, each in time, are no slow command.
 #[tokio::test]
 async fn one_who_always_has_half_a_command_open_is_served() {
