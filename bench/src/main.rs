@@ -8,6 +8,9 @@
 //! | `memory` | the scenarios of the in-memory limiters, and the run |
 //! | `redis` | decisions inside Redis |
 //! | `gateway` | our gateway beside other proxies |
+//! | `doors` | our doors for other protocols beside other servers |
+//! | `install` | programs that take part, installed where that is possible |
+//! | `process` | a program that runs, and is gone when its value is |
 //! | `contenders` | who takes part, each by its natural fastest call |
 //! | `keys` | what is asked for: the keys, and the order in which requests name them |
 //! | `timing` | pinned workers that time themselves |
@@ -16,8 +19,10 @@
 //! | `goals` | what was promised, and whether the figures keep it |
 
 mod contenders;
+mod doors;
 mod gateway;
 mod goals;
+mod install;
 mod keys;
 mod memory;
 mod redis;
@@ -75,6 +80,18 @@ enum Bench {
         #[arg(long, value_name = "FILE")]
         binary: Option<PathBuf>,
     },
+    /// The door of the Redis protocol beside throttlecrab's server and Redis itself: processor time per decision
+    Doors {
+        /// A smoke test of one round; its figures are not to be quoted
+        #[arg(long)]
+        quick: bool,
+        /// Also write every round's figure to this file
+        #[arg(long, value_name = "FILE")]
+        json: Option<PathBuf>,
+    },
+    /// Our door by itself; the bench of the doors runs itself with this
+    #[command(hide = true)]
+    RespDoor { port: u16 },
     /// One contender's bytes per key; the memory bench runs itself with this for each of them
     #[command(hide = true)]
     Resident {
@@ -108,6 +125,11 @@ fn run(bench: Bench) -> Result<(), Box<dyn Error>> {
             let size = if quick { gateway::Size::QUICK } else { gateway::Size::FULL };
             tell(&gateway::run(&size, binary)?, json)?;
         }
+        Bench::Doors { quick, json } => {
+            let size = if quick { doors::Size::QUICK } else { doors::Size::FULL };
+            tell(&doors::run(&size)?, json)?;
+        }
+        Bench::RespDoor { port } => doors::serve(port)?,
         Bench::Resident { who, keys } => println!("{}", resident::bytes_held(who, keys)?),
     }
     Ok(())

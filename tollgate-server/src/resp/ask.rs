@@ -1,15 +1,4 @@
-//! Commands that ask a limit: what they say, and what they are told.
-//!
-//! | command | is told |
-//! |---|---|
-//! | `CL.THROTTLE key max_burst count period [quantity]` | as by redis-cell: 0 if it may pass and 1 if not; the limit, which is `max_burst` + 1; what remains; seconds to wait, -1 if it may pass or never will; seconds until all is there again |
-//! | `THROTTLE key max_burst count period [quantity]` | as by throttlecrab: 1 if it may pass and 0 if not; the limit, which is `max_burst`; what remains; seconds until all is there again; seconds to wait, 0 if it may pass, -1 if it never will |
-//! | `TG.CHECK limit [key [cost [key ...]]]` | 1 if it may pass and 0 if not; the limit; what remains; milliseconds to wait, -1 if it may pass or never will; milliseconds until all is there again; milliseconds to wait before it goes on, where a limit delays |
-//!
-//! The first two bring their limit along. The third asks one of the configuration, by name; if its key has several parts,
-//! the first stands before the cost and the others behind it, and if it has none, the key is empty or left out. A key that the
-//! limit always denies is told a limit of 0, and one that has no limit one of -1. Quantities and costs are 1 where nothing is said, and 0 asks
-//! and takes nothing. All times are rounded up, so that nobody who waits for so long comes too early.
+//! Commands that ask a limit: what they say, and what they are told. The [module](super) has both in a table.
 
 use std::time::Duration;
 

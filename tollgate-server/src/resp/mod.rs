@@ -9,9 +9,22 @@
 //! 5) (integer) 2     in so many seconds all are there again
 //! ```
 //!
-//! What each command says and is told stands in `ask`. A client of the door may also say `PING`, `ECHO`, `HELLO`, `AUTH`,
-//! `COMMAND`, `CLIENT`, `SELECT 0`, `INFO`, `QUIT` and `RESET`, as clients do when they connect. Commands may come many at a
-//! time: all that have come are answered, in their order, with one write.
+//! | command | is told |
+//! |---|---|
+//! | `CL.THROTTLE key max_burst count period [quantity]` | as by redis-cell: 0 if it may pass and 1 if not; the limit, which is `max_burst` + 1; what remains; seconds to wait, -1 if it may pass or never will; seconds until all is there again |
+//! | `THROTTLE key max_burst count period [quantity]` | as by throttlecrab: 1 if it may pass and 0 if not; the limit, which is `max_burst`; what remains; seconds until all is there again; seconds to wait, 0 if it may pass, -1 if it never will |
+//! | `TG.CHECK limit [key [cost [key ...]]]` | 1 if it may pass and 0 if not; the limit; what remains; milliseconds to wait, -1 if it may pass or never will; milliseconds until all is there again; milliseconds to wait before it goes on, where a limit delays |
+//!
+//! The first two bring their limit along: a bucket that gets `count` back in `period` seconds, one by one. The third asks a
+//! limit of the configuration by its name. If its key has several parts, the first stands before the cost and the others
+//! behind it, and if it has none, the key is empty or left out. A key that the limit always denies is told a limit of 0, and
+//! one for which it has none a limit of -1. Quantities and costs are 1 where nothing is said, and 0 asks and takes nothing.
+//! All times are rounded up, so that nobody who waits for so long comes too early. If the store is away and the policy is
+//! that nothing passes then, the error `UNAVAILABLE` is told.
+//!
+//! A client may also say `PING`, `ECHO`, `HELLO`, `AUTH`, `COMMAND`, `CLIENT`, `SELECT 0`, `INFO`, `QUIT` and `RESET`, as
+//! clients do when they connect. Commands may come many at a time: all that have come are answered, in their order, with one
+//! write.
 //!
 //! | file | what it does |
 //! |---|---|

@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tollgate::tower::key::{Key, Part};
-use tollgate::tower::rule::Rule;
+use tollgate::tower::rule::{Ban, Rule};
 use tollgate::tower::{Builder, RateLimitLayer};
 use tollgate::{Align, Limit, ManualClock, Memory, Mode, Rate, Store, Time};
 use tollgate_config::{Outside, Secret};
@@ -99,7 +99,12 @@ pub(crate) fn rules() -> Builder {
     let window = |limit| Limit::fixed_window(limit, minute, Align::FirstRequest).unwrap();
     let leak = Rate::new(1, Duration::from_secs(1)).unwrap();
     let user = || Key::of(Part::header("x-user"));
+    let mut listed = Rule::new("listed", window(2)).key(user());
+    listed.deny.keys.push("mallory".to_owned());
+    listed.allow.keys.push("root".to_owned());
+    listed.ban = Some(Ban { after: 1, within: minute, lasts: Duration::from_secs(3600) });
     RateLimitLayer::builder()
+        .rule(listed)
         .rule(Rule::new("per-user", window(3)).key(user()))
         .rule(Rule::new("per-user-and-method", window(3)).key(user().and(Part::Method)))
         .rule(Rule::new("all", window(3)))

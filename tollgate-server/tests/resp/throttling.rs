@@ -152,6 +152,22 @@ async fn a_configuration_s_limits_are_asked_by_name() {
     assert_eq!(client.reply().await, "-ERR a part of the key is not UTF-8\r\n");
 }
 
+/// What a limit says of a key by its lists and bans is told as any decision is.
+#[tokio::test]
+async fn lists_and_bans_count() {
+    let door = Running::start().await;
+    let mut client = door.connect().await;
+    assert_eq!(client.numbers("TG.CHECK listed mallory").await, [0, 0, 0, -1, 0, 0]);
+    for _ in 0..3 {
+        assert_eq!(client.numbers("TG.CHECK listed root 2").await, [1, -1, -1, -1, 0, 0]);
+    }
+    assert_eq!(client.numbers("TG.CHECK listed alice 2").await[..3], [1, 2, 0]);
+    assert_eq!(client.numbers("TG.CHECK listed alice").await[..4], [0, 2, 0, 60_000]);
+    // That was once too often: it has to wait for the end of the ban.
+    let banned = client.numbers("TG.CHECK listed alice").await;
+    assert_eq!((banned[0], banned[3]), (0, 3_600_000));
+}
+
 /// One that only counts denies nothing.
 #[tokio::test]
 async fn a_shadow_always_allows() {

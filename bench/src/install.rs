@@ -1,0 +1,38 @@
+//! Programs that take part, installed where that is possible.
+
+use std::error::Error;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+/// Where a program is, if it is installed.
+pub(crate) fn find(program: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    // Debian keeps servers where only root looks.
+    let folders = std::env::split_paths(&path).chain([PathBuf::from("/usr/sbin")]);
+    folders.map(|folder| folder.join(program)).find(|file| file.is_file())
+}
+
+/// A program of a package of Debian, installed if it is missing and we may.
+pub(crate) fn debian(program: &str, package: &str) -> Result<PathBuf, Box<dyn Error>> {
+    if let Some(found) = find(program) {
+        return Ok(found);
+    }
+    eprintln!("installing {package}");
+    let install = |arguments: &[&str]| {
+        let mut command = Command::new("apt-get");
+        command.env("DEBIAN_FRONTEND", "noninteractive").args(arguments);
+        succeeds(&mut command)
+    };
+    // The lists may be there already, and reading them again takes long.
+    let package_line = ["install", "--yes", "--no-install-recommends", package];
+    if !install(&package_line) && install(&["update"]) {
+        install(&package_line);
+    }
+    find(program).ok_or_else(|| format!("not installed; try `sudo apt-get install {package}`").into())
+}
+
+/// Whether a command ends well.
+pub(crate) fn succeeds(command: &mut Command) -> bool {
+    // What it says is for whoever waits; standard output is for the report.
+    command.stdin(Stdio::null()).stdout(Stdio::null()).status().is_ok_and(|status| status.success())
+}
