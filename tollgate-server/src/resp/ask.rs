@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 use tollgate::tower::RateLimitLayer;
-use tollgate::tower::direct::{Answered, Demand, How, Named, NotNamed, Which};
+use tollgate::tower::direct::{Demand, How, Named, NotNamed, Which};
 use tollgate::{Decision, Limit, Rate, RetryAfter, Store, Style};
 
 use super::counts::Became;
@@ -134,10 +134,9 @@ async fn decide<S: Store>(
     words: Words<'_>,
     limits: &RateLimitLayer<S>,
 ) -> Option<Decision> {
-    let key = Named::Bytes(words.get(1).unwrap_or_default());
-    let demand = Demand { limit: Which::Own(&brought.limit), key, cost: brought.cost };
-    let answered: Answered = limits.ask(&[demand], how(brought.cost)).await.ok()?;
-    answered.said.first().and_then(|said| said.decision).filter(|_| !answered.is_closed)
+    let key = words.get(1).unwrap_or_default();
+    let verdict = limits.ask_by(&brought.limit, key, brought.cost, how(brought.cost)).await;
+    (!verdict.is_closed()).then(|| verdict.decision())
 }
 
 /// Who takes nothing only looks.

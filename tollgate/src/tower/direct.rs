@@ -133,6 +133,29 @@ impl<S: Store> RateLimitLayer<S> {
         Ok(self.gate.answered(read, how).await)
     }
 
+    /// The same for one limit that comes with its demand, and no rule: cheaper, for doors that do nothing else. The observer
+    /// does not hear of it.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tollgate::tower::RateLimitLayer;
+    /// use tollgate::tower::direct::How;
+    /// use tollgate::{Limit, Rate, Style};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let layer = RateLimitLayer::builder().build()?;
+    /// let limit = Limit::token_bucket(10, Rate::new(1, Duration::from_secs(60))?, Style::Smooth)?;
+    /// assert_eq!(layer.ask_by(&limit, b"alice", 7, How::Charge).await.decision().remaining, 3);
+    /// assert_eq!(layer.ask_by(&limit, b"bob", 0, How::Look).await.decision().remaining, 10);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn ask_by(&self, limit: &Limit, key: &[u8], cost: u32, how: How) -> Verdict {
+        let key = self.gate.limiter.store().key(key);
+        self.gate.charged_by(limit, key, cost, how == How::Look).await
+    }
+
     /// What a client is told of an answer: headers, and if it was denied a status and a body.
     pub fn told(&self, answered: &Answered) -> Answer {
         let each = answered.asked.iter().map(|(asking, decision)| (asking, decision));
@@ -194,15 +217,20 @@ impl<S: Store> Gate<S> {
         Ok(Read { question: self.question_of(asked), own, from })
     }
 
+    /// What a limit that came with its demand says. A store that says nothing has allowed nothing.
+    async fn charged_by(&self, limit: &Limit, key: crate::Key, cost: u32, is_look: bool) -> Verdict {
+        let said = self.limiter.store().charge_by(limit, key, cost, is_look).await;
+        let said = said.ok().filter(|said| !said.decisions().is_empty());
+        said.unwrap_or_else(|| self.undecided([limit.limit()].into_iter()))
+    }
+
     async fn answered(&self, read: Read<'_>, how: How) -> Answered {
         let mut own = SmallVec::<[Verdict; 2]>::new();
         let mut own_allow = true;
         for (limit, key, cost) in &read.own {
             // Behind one that denies, the others are only looked at.
             let is_look = how == How::Look || !own_allow;
-            let said = self.limiter.store().charge_by(limit, *key, *cost, is_look).await;
-            let verdict = said.ok().filter(|said| !said.decisions().is_empty());
-            let verdict = verdict.unwrap_or_else(|| self.undecided([limit.limit()].into_iter()));
+            let verdict = self.charged_by(limit, *key, *cost, is_look).await;
             own_allow &= verdict.allowed();
             own.push(verdict);
         }
