@@ -28,7 +28,6 @@ use testbed::process::{Folder, Running};
 use self::needs::Programs;
 use self::report::{Figure, Report, Row};
 use self::wrk::Asked;
-use testbed::process::{Folder, Running};
 
 /// How much is done.
 pub(crate) struct Size {

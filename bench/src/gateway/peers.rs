@@ -8,7 +8,6 @@ use testbed::process::{Folder, Running, free_port};
 
 use super::needs::Programs;
 use super::{Contender, workers};
-use testbed::process::{Folder, Running, free_port};
 
 pub(super) const NGINX: &str = "nginx";
 pub(super) const NGINX_BARE: &str = "nginx, no forwarded headers";
