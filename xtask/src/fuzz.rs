@@ -14,7 +14,7 @@ use anyhow::{Context, Result, bail};
 use crate::workspace::{Workspace, command};
 
 /// The targets: the files of `fuzz/fuzz_targets`.
-pub(crate) const TARGETS: &[&str] = &["client", "config", "key", "path", "resp"];
+pub(crate) const TARGETS: &[&str] = &["check", "client", "config", "key", "path", "resp"];
 
 /// How long each target runs, unless something else is said.
 pub(crate) const SECONDS: u32 = 60;

@@ -1,0 +1,15 @@
+//! The check API, end to end: real sockets, real proxies, and a clock that is cranked by hand.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot be set up has failed")]
+
+mod authorizing;
+mod corpora;
+mod deciding;
+mod nginx;
+mod openapi;
+mod promises;
+mod redis;
+mod refusing;
+mod repeating;
+mod reserving;
+mod schemathesis;
+mod support;

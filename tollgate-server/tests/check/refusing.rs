@@ -1,0 +1,186 @@
+//! What is refused: everything that is not quite what it should be, each with a status and a sentence of its own.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tollgate_server::check::{BODY_BYTES_MAX, CHECKS_MAX, KEY_BYTES_MAX, KEY_PARTS_MAX};
+
+use super::support::{Made, PATIENCE, PER_USER, get, left, open, post, run, say, send};
+
+#[tokio::test]
+async fn what_is_wrong_is_told_apart() {
+    let door = run(PER_USER);
+    for (body, status, why) in [
+        ("", 400, "not JSON"),
+        ("{", 400, "not JSON"),
+        (r#"{"limit":"per-user","key":"a"} {}"#, 400, "not JSON"),
+        ("[]", 422, "the body"),
+        ("{}", 422, "say which `limit`"),
+        (r#"{"checks":[]}"#, 422, "at least one"),
+        (r#"{"limit":"per-user","checks":[]}"#, 422, "either `limit` or `checks`"),
+        (r#"{"key":"a","checks":[{"limit":"per-user","key":"a"}]}"#, 422, "into each of the `checks`"),
+        (r#"{"limit":"per-user","key":"a","csot":2}"#, 422, "unknown field `csot`"),
+        (r#"{"limit":"per-user","limit":"per-user","key":"a"}"#, 422, "duplicate field"),
+        (r#"{"limit":"per-user","key":"a","cost":-1}"#, 422, "-1"),
+        (r#"{"limit":"per-user","key":"a","cost":1.5}"#, 422, "1.5"),
+        (r#"{"limit":"per-user","key":"a","cost":4294967296}"#, 422, "4294967296"),
+        (r#"{"limit":"per-user","key":7}"#, 422, "a string, or a list"),
+        (r#"{"limit":"per-user","key":["a","b"]}"#, 422, "has 1 part"),
+        (r#"{"limit":"per-user"}"#, 422, "has 1 part"),
+        (r#"{"limit":"per-user","key":""}"#, 422, "is empty"),
+        (r#"{"limit":"per-user","key":"a","deny_status":500}"#, 422, "one of 200, 403, 429"),
+        (r#"{"limit":"per-usr","key":"a"}"#, 404, "did you mean `per-user`?"),
+        (r#"{"limit":"something else","key":"a"}"#, 404, "those of the configuration"),
+        (r#"{"checks":[{"limit":"per-user","key":"a"},{"limit":"per-user","key":[]}]}"#, 422, "checks[1]"),
+        (r#"{"limit":"per-user","key":"\ud800"}"#, 400, "not JSON"),
+    ] {
+        for path in ["/v1/check", "/v1/peek"] {
+            let said = send(door.address, path, "", body).await.problem(status);
+            assert!(said.contains(why), "{path} {body}: {said}");
+        }
+    }
+    assert_eq!(left(door.address, "per-user", "a").await, 10, "nothing was taken");
+    let deny =
+        send(door.address, "/v1/check?deny_status=teapot", "", r#"{"limit":"per-user","key":"a"}"#).await;
+    assert!(deny.problem(400).contains("once"));
+}
+
+#[tokio::test]
+async fn methods_types_and_paths_are_told_apart() {
+    let door = run(PER_USER);
+    let answer = get(door.address, "GET", "/v1/check", "").await;
+    answer.problem(405);
+    assert_eq!(answer.header("allow"), Some("POST"));
+    get(door.address, "GET", "/v1/chekc", "").await.problem(404);
+    let body = r#"{"limit":"per-user","key":"a"}"#;
+    let length = body.len();
+    for kind in ["", "Content-Type: text/plain\r\n", "Content-Type: application/x-www-form-urlencoded\r\n"] {
+        let head = format!(
+            "POST /v1/check HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Length: {length}\r\n"
+        );
+        let answer = say(door.address, format!("{head}{kind}\r\n{body}")).await;
+        assert!(answer.problem(415).contains("application/json"));
+    }
+    assert_eq!(
+        get(door.address, "GET", "/openapi.json", "").await.header("content-type"),
+        Some("application/json")
+    );
+}
+
+#[tokio::test]
+async fn everything_has_a_bound() {
+    let door = run(PER_USER);
+    let long = "x".repeat(BODY_BYTES_MAX);
+    let answer = post(door.address, "/v1/check", &json!({ "limit": "per-user", "key": long })).await;
+    assert!(answer.problem(413).contains(&BODY_BYTES_MAX.to_string()));
+    // Of a length that nobody has said.
+    let chunk = format!("{:x}\r\n{long}\r\n5\r\nabcde\r\n0\r\n\r\n", long.len());
+    let head = "POST /v1/check HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Type: application/json\r\n";
+    say(door.address, format!("{head}Transfer-Encoding: chunked\r\n\r\n{chunk}")).await.problem(413);
+
+    let key = |bytes: usize| json!({ "limit": "per-user", "key": "x".repeat(bytes) });
+    assert_eq!(post(door.address, "/v1/check", &key(KEY_BYTES_MAX)).await.status, 200);
+    post(door.address, "/v1/check", &key(KEY_BYTES_MAX + 1)).await.problem(422);
+    let parts = json!({ "limit": "per-user", "key": vec!["a"; KEY_PARTS_MAX + 1] });
+    assert!(post(door.address, "/v1/check", &parts).await.problem(422).contains("16 parts"));
+    let checks = |count: usize| {
+        let one = |number: usize| json!({ "limit": "per-user", "key": number.to_string() });
+        json!({ "checks": (0..count).map(one).collect::<Vec<Value>>() })
+    };
+    assert_eq!(post(door.address, "/v1/check", &checks(CHECKS_MAX)).await.status, 200);
+    assert!(
+        post(door.address, "/v1/check", &checks(CHECKS_MAX + 1)).await.problem(422).contains("65 checks")
+    );
+    let deep = format!("{}{}", r#"{"key":"#, "[".repeat(10_000));
+    assert!(matches!(send(door.address, "/v1/check", "", &deep).await.status, 400 | 422));
+    // What is told of a long mistake is short.
+    let named = json!({ "limit": "y".repeat(60_000) });
+    assert!(post(door.address, "/v1/check", &named).await.problem(404).len() < 500);
+}
+
+#[tokio::test]
+async fn who_does_not_know_the_token_is_told_nothing() {
+    let token = "admin: { listen: 127.0.0.1:0, token: 0123456789abcdef }\n";
+    let door = run(&format!("{token}{PER_USER}"));
+    let body = r#"{"limit":"per-user","key":"a"}"#;
+    for wrong in
+        ["", "Authorization: Bearer 0123456789abcdeg\r\n", "Authorization: Basic 0123456789abcdef\r\n"]
+    {
+        let answer = send(door.address, "/v1/check", wrong, body).await;
+        assert!(answer.problem(401).contains("doors.http"));
+        assert_eq!(answer.header("www-authenticate"), Some("Bearer"));
+    }
+    let right = "Authorization: Bearer 0123456789abcdef\r\n";
+    assert_eq!(send(door.address, "/v1/check", right, body).await.status, 200);
+    let page = format!("{right}Origin: http://evil.test\r\n");
+    send(door.address, "/v1/check", &page, body).await.problem(403);
+    assert_eq!(get(door.address, "GET", "/openapi.json", "").await.status, 200, "it tells no secret");
+}
+
+#[tokio::test]
+async fn pages_and_names_of_others_are_told_nothing() {
+    let door = run(PER_USER);
+    let body = r#"{"limit":"per-user","key":"a"}"#;
+    send(door.address, "/v1/check", "Origin: http://evil.test\r\n", body).await.problem(403);
+    let length = body.len();
+    let evil = format!(
+        "POST /v1/check HTTP/1.1\r\nHost: evil.test\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}"
+    );
+    assert!(say(door.address, evil).await.problem(421).contains("doors.http"));
+    assert_eq!(left(door.address, "per-user", "a").await, 10);
+}
+
+#[tokio::test]
+async fn a_door_without_limits_says_so() {
+    let door = open(Made::new(
+        "gateway: { listen: 127.0.0.1:0, routes: [{ id: a, upstream: http://127.0.0.1:1 }] }",
+        |_| {},
+    ));
+    let answer = post(door.address, "/v1/check", &json!({ "limit": "per-user", "key": "a" })).await;
+    assert!(answer.problem(404).contains("no limits"));
+}
+
+/// Limits that are not of the file stand behind those that are.
+#[tokio::test]
+async fn limits_that_are_not_of_the_file_have_no_name() {
+    let yaml = "limits:
+  mine: { key: global, fixed_window: { limit: 10, window: 1h } }
+  other: { key: global, fixed_window: { limit: 10, window: 1h } }";
+    let door = open(Made::new(yaml, |settings| settings.limits = 1));
+    assert_eq!(post(door.address, "/v1/check", &json!({ "limit": "mine" })).await.status, 200);
+    post(door.address, "/v1/check", &json!({ "limit": "other" })).await.problem(404);
+}
+
+#[tokio::test]
+async fn a_door_that_closes_answers_who_is_there() {
+    let door = run(PER_USER);
+    let mut stream = TcpStream::connect(door.address).await.unwrap();
+    let body = r#"{"limit":"per-user","key":"a"}"#;
+    let head = format!(
+        "POST /v1/check HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
+        body.len()
+    );
+    stream.write_all(head.as_bytes()).await.unwrap();
+    // The head has been read once another connection is answered behind it.
+    left(door.address, "per-user", "a").await;
+    door.drain.send(true).unwrap();
+    stream.write_all(body.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    timeout(PATIENCE, stream.read_to_string(&mut answer)).await.unwrap().unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200") && answer.contains(r#""remaining":9"#), "{answer}");
+    timeout(PATIENCE, door.ended).await.unwrap().unwrap().unwrap();
+    assert!(TcpStream::connect(door.address).await.is_err(), "nobody listens any more");
+}
+
+/// A connection that says nothing is not kept for ever, and does not keep the door open.
+#[tokio::test]
+async fn silent_connections_do_not_keep_the_door_open() {
+    let door = run(PER_USER);
+    let _silent = TcpStream::connect(door.address).await.unwrap();
+    left(door.address, "per-user", "a").await;
+    door.drain.send(true).unwrap();
+    timeout(Duration::from_secs(20), door.ended).await.unwrap().unwrap().unwrap();
+}
