@@ -184,3 +184,25 @@ async fn silent_connections_do_not_keep_the_door_open() {
     door.drain.send(true).unwrap();
     timeout(Duration::from_secs(20), door.ended).await.unwrap().unwrap().unwrap();
 }
+
+/// Time is tokio's own here, and runs ahead whenever everybody waits.
+#[tokio::test(start_paused = true)]
+async fn who_keeps_the_door_waiting_is_cut_off() {
+    let door = run(PER_USER);
+    let read = async |sent: &str| {
+        let mut stream = TcpStream::connect(door.address).await.unwrap();
+        stream.write_all(sent.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        // Longer than a head may take.
+        let read = timeout(Duration::from_secs(100), stream.read_to_string(&mut answer)).await;
+        let _ = read.expect("the connection stayed open");
+        answer
+    };
+    let head = "POST /v1/check HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n";
+    let answer = read(&format!("{head}{{\"limit\":")).await;
+    assert!(answer.starts_with("HTTP/1.1 408") && answer.contains("took too long"), "{answer}");
+    let answer = read("POST /v1/check HTTP/1.1\r\nHo").await;
+    assert!(!answer.contains(" 200 "), "{answer}");
+    let answer = read("").await;
+    assert!(!answer.contains(" 200 "), "{answer}");
+}
