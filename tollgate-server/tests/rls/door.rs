@@ -7,7 +7,7 @@ use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_client::R
 use testbed::RedisServer;
 use tokio::time::timeout;
 use tollgate::ManualClock;
-use tollgate::redis::Redis;
+use tollgate::redis::{Failure, Redis};
 use tollgate_server::Exposition;
 use tollgate_server::rls::{Domains, Options, Settings, json};
 use tonic::{Code, Request};
@@ -169,7 +169,7 @@ async fn the_service_describes_itself() {
 #[tokio::test]
 async fn a_store_that_is_away_is_unavailable() {
     let mut server = RedisServer::start().unwrap();
-    let settings = tollgate::redis::Settings::new(&server.url()).failure(tollgate::redis::Failure::Closed);
+    let settings = tollgate::redis::Settings::new(&server.url()).failure(Failure::Closed).deadline(PATIENCE);
     let config = parse(&format!("domains:\n{USERS}"));
     let layer = builder(&config).redis(&settings).unwrap();
     let told = Told::<Redis>::new(&config, layer, Options::default());
