@@ -120,8 +120,8 @@ const TOKEN_EXAMPLE: &str =
 /// Shorter ones can be guessed.
 const TOKEN_BYTES_MIN: usize = 16;
 const ADMIN_DEFAULT: ([u8; 4], u16) = ([127, 0, 0, 1], 9180);
-/// Whoever cannot pass this on, as nginx, chooses another.
-const DENY_STATUS_DEFAULT: u32 = 429;
+/// What every proxy takes for a denial. Those that pass on any status may ask for 429.
+const DENY_STATUS_DEFAULT: u32 = 403;
 const CONNECTIONS_DEFAULT: u32 = 10_000;
 const CONNECTIONS_MAX: u32 = 1_000_000;
 

@@ -48,7 +48,7 @@ impl DoorSettings {
                 refunds: http.is_some_and(|http| http.refunds),
                 resets: http.is_some_and(|http| http.refunds),
                 trusted: config.client.clone(),
-                deny_status: http.map_or(429, |http| http.authorize.deny_status),
+                deny_status: http.map_or(403, |http| http.authorize.deny_status),
                 authorize_limits: http.map(|http| Chosen(http.authorize.limits.as_slice().into())),
             }),
             domains: Arc::new(rls::Domains::new(config.domains.clone())),
