@@ -115,10 +115,20 @@ fn check(workspace: &Workspace, example: &Example) -> Result<()> {
 fn shell(workspace: &Workspace, command: &str) -> Result<Command> {
     let built = workspace.target.join("release");
     let inherited = std::env::var_os("PATH").unwrap_or_default();
-    let folders: Vec<PathBuf> = [built].into_iter().chain(std::env::split_paths(&inherited)).collect();
+    // Where the tests have installed Envoy, and where Debian keeps servers.
+    let others = envoy(workspace).into_iter().chain([PathBuf::from("/usr/sbin")]);
+    let folders: Vec<PathBuf> =
+        [built].into_iter().chain(std::env::split_paths(&inherited)).chain(others).collect();
     let mut shell = workspace::command("sh", &workspace.root);
     shell.args(["-c", command]).env("PATH", std::env::join_paths(folders).context("setting PATH")?);
     Ok(shell)
+}
+
+/// The folder of the Envoy that a Python package brings.
+fn envoy(workspace: &Workspace) -> Option<PathBuf> {
+    let pythons = std::fs::read_dir(workspace.target.join("envoy/lib")).ok()?;
+    let mut folders = pythons.filter_map(|python| Some(python.ok()?.path().join("site-packages/envoy/_bin")));
+    folders.find(|folder| folder.is_dir())
 }
 
 /// Runs a command to its end, or ends it when it takes longer than `limit`.
