@@ -126,6 +126,10 @@ async fn what_a_dead_process_has_reserved_is_given_back() {
     assert_eq!(check(door, "/v1/peek", 0).await, (true, 1));
     let kept = json!({ "limit": "per-user", "key": "alice", "cost": 1, "expires": "1h" });
     let (_, kept) = post(door, "/v1/reserve", &kept).await;
+    let names = server.cli(&["KEYS", "rate_limit:records:*"]).unwrap();
+    let kept_as = server.cli(&["HVALS", names.trim()]).unwrap();
+    assert!(kept_as.len() > 50, "two of them: {kept_as}");
+    assert!(!kept_as.contains("alice"), "no key is in the store as it is: {kept_as}");
     first.signal(Signal::SIGKILL);
     first.ended().await;
 

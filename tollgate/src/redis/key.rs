@@ -64,6 +64,16 @@ impl Names {
         ["due", "records"].map(|what| format!("rate_limit:{what}:{{{:032x}}}", self.namespace)).into()
     }
 
+    /// 256 bits that only those can know who know the secret.
+    pub(crate) fn derived(&self, purpose: &str) -> [u8; 32] {
+        let mut derived = [0; 32];
+        for (number, half) in (0_u8..).zip(derived.chunks_mut(16)) {
+            let whole = [&[number], b"derived ".as_slice(), purpose.as_bytes()].concat();
+            half.copy_from_slice(&hash(&self.hasher, &whole).to_le_bytes());
+        }
+        derived
+    }
+
     /// The name of something that is remembered.
     pub(crate) fn record(&self, name: &str) -> String {
         let mut hasher = self.hasher;

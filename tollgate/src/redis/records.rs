@@ -128,6 +128,12 @@ impl Records {
         self.servers.carry_out(slot, Task::Forget(vec![name]), PATIENCE).await.map(drop)
     }
 
+    /// A key for a purpose, the same in every process that has the deployment's secret: for values that nobody is to read
+    /// who only sees the server.
+    pub fn key(&self, purpose: &str) -> [u8; 32] {
+        self.names.derived(purpose)
+    }
+
     async fn call(&self, keys: Vec<String>, arguments: &[&[u8]]) -> Result<Vec<Vec<u8>>, StoreError> {
         // All of them have the same tag.
         let slot = self.servers.slot(&keys[0]);
