@@ -105,7 +105,8 @@ pub trait Store {
     fn forget(&self, charges: &[Charge]) -> impl Future<Output = Result<(), Unreached>> + Send;
 
     /// Charges a limit that is none of its own but came with the request, or looks. Keys are apart from those of other
-    /// limits, but what was used counts on where a limit comes along that differs only in its size.
+    /// limits, but what was used of a window counts on where
+    /// one comes along that differs only in its size; a bucket of another size is another budget.
     fn charge_by(
         &self,
         limit: &Limit,

@@ -217,12 +217,13 @@ impl Brought {
 }
 
 /// Keys of limits that differ in more than their size are different keys. Whoever comes with a higher or a lower limit
-/// than before has still used what was used.
+/// than before has still used what was used, but for buckets: a small one would take what a large one lacks for the work of
+/// a clock that was wrong, and forget it.
 fn hash_of(hasher: &impl BuildHasher, fitting: &Fitting<'_>, key: u64) -> u64 {
     match fitting {
         Fitting::Bucket(it) => {
             let mode = (it.is_leaky(), it.mode() == Some(Mode::Shape));
-            hasher.hash_one((0, mode, it.ticks_per_ns(), it.ticks_per_unit(), key))
+            hasher.hash_one((0, mode, it.ticks_per_ns(), it.ticks_per_unit(), it.capacity(), key))
         }
         Fitting::Steps(it) => hasher.hash_one((1, it.rate().count(), it.rate().period(), key)),
         Fitting::FixedWindow(it) => hasher.hash_one((2, it.window(), it.align() == Align::Clock, key)),

@@ -63,6 +63,7 @@ impl Inner {
             return Ok(verdict);
         }
         let charged = self.each(&parts, What::Make, at, start).await;
+        verdict.at = Time::EPOCH;
         let is_allowed = |told: &Result<Told, _>| told.as_ref().is_ok_and(|told| told.verdict.allowed());
         if charged.iter().all(is_allowed) {
             for (part, told) in parts.iter().zip(charged) {
@@ -140,6 +141,8 @@ impl Inner {
 impl Part {
     /// Writes what was told to the places of the charges.
     fn enter(&self, told: Told, verdict: &mut Verdict) {
+        // The first of them all: whoever gives back later gets no more than is still there of each.
+        verdict.at = if verdict.at == Time::EPOCH { told.at } else { verdict.at.min(told.at) };
         for (place, decision) in self.places.iter().zip(told.verdict.decisions) {
             if verdict.decisions.len() <= *place {
                 verdict.decisions.resize(place + 1, NO_LIMIT);

@@ -12,10 +12,15 @@ use super::{Inner, StoreError};
 use crate::store::{ChargeError, Key, Unreached, Verdict};
 
 impl Inner {
-    /// The charge of a limit that is none of ours. All that its state means nothing without is in the key's name.
+    /// The charge of a limit that is none of ours. All that its state means nothing without is in the key's name; of a
+    /// bucket also its size, as in memory.
     pub(super) fn brought(&self, limit: &Limit, key: Key, cost: u32) -> Item {
         let packed = Packed::new(limit, limit.limit());
-        Item { key: self.names.brought(limit.name(), &packed.scale(), key), limit: Arc::new(packed), cost }
+        let mut scale = packed.scale();
+        if let Limit::Bucket(bucket) = limit {
+            scale.extend(bucket.capacity().to_le_bytes());
+        }
+        Item { key: self.names.brought(limit.name(), &scale, key), limit: Arc::new(packed), cost }
     }
 
     pub(super) async fn decide_by(

@@ -59,9 +59,9 @@ impl Names {
         Key(hasher.0.finish128().as_u128())
     }
 
-    /// The names of all that is remembered until its time comes: when, and what.
+    /// The names of all that is remembered until its time comes: when, what, and what those begin with that are gone.
     pub(crate) fn records(&self) -> Vec<String> {
-        ["due", "records"].map(|what| format!("rate_limit:{what}:{{{:032x}}}", self.namespace)).into()
+        ["due", "records", "gone"].map(|what| format!("rate_limit:{what}:{{{:032x}}}", self.namespace)).into()
     }
 
     /// 256 bits that only those can know who know the secret.

@@ -80,7 +80,7 @@ struct Slice {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Spent {
     pub(crate) decision: Decision,
-    taken_at: Time,
+    pub(crate) taken_at: Time,
 }
 
 /// Units that were not spent in time.

@@ -48,6 +48,9 @@ impl Inner {
             false => self.ask(&others, false, None).await?,
         };
         let is_allowed = told.allowed();
+        // The first of them all: whoever gives back later gets no more than is still there of each.
+        let taken = spending.each().filter_map(|(_, spent)| spent.as_ref().map(|spent| spent.taken_at));
+        let at = taken.chain((!others.is_empty()).then_some(told.at)).min().unwrap_or(now);
         let mut told = told.decisions.into_iter();
         let decisions = spending.each().map(|(charge, spent)| match spent {
             Some(Spent { decision, .. }) if is_allowed => *decision,
@@ -62,7 +65,7 @@ impl Inner {
         if is_allowed {
             spending.keep();
         }
-        Ok(Verdict { decisions, ..Verdict::default() })
+        Ok(Verdict { decisions, at, ..Verdict::default() })
     }
 
     /// Nobody waits for these.

@@ -1146,8 +1146,9 @@ local function give_back_to_counter(key, it, t_s, t_n)
   end
 end
 
--- Entries, from the newest, among which a charge is looked for: it was made a moment ago.
-local GIVE_BACK_ENTRIES = 64
+-- Entries, from the newest, among which a charge is looked for: most were made a moment ago, others a while. One that is
+-- further back stays.
+local GIVE_BACK_ENTRIES = { 64, 4096 }
 
 -- The entry that ends before a slot of the tail: the slot that it begins with, its instant and its cost; nothing if the
 -- tail does not hold it.
@@ -1212,26 +1213,33 @@ local function give_back_to_log(key, it, t_s, t_n)
     return give_back_oldest(log, it)
   end
   local is_behind = before(now_s, now_n, log.s, log.n) and not before(now_s, now_n, t_s, t_n)
-  -- One more than is looked at: if the newest is taken out, that before it is the newest.
-  local count = min(log.slots, 2 * (GIVE_BACK_ENTRIES + 1))
-  local tail = read_slots(log, log.slots - count, count)
-  local first, last, first_s, first_n, first_cost
-  local at = count
-  for _ = 1, GIVE_BACK_ENTRIES do
-    local from, s, n, entry_cost = entry_before(log, tail, at)
-    if not from or before(s, n, t_s, t_n) then
-      break
-    end
-    if entry_cost >= cost then
-      local is_it = s == t_s and n == t_n
-      if is_it or (is_behind and not first and s == log.s and n == log.n) then
-        first, last, first_s, first_n, first_cost = from, at, s, n, entry_cost
-      end
-      if is_it then
+  local count, tail, first, last, first_s, first_n, first_cost
+  for _, entries in ipairs(GIVE_BACK_ENTRIES) do
+    -- One more than is looked at: if the newest is taken out, that before it is the newest.
+    count = min(log.slots, 2 * (entries + 1))
+    tail = read_slots(log, log.slots - count, count)
+    local at, is_over = count, count == log.slots
+    for _ = 1, entries do
+      local from, s, n, entry_cost = entry_before(log, tail, at)
+      if not from or before(s, n, t_s, t_n) then
+        is_over = true
         break
       end
+      if entry_cost >= cost then
+        local is_it = s == t_s and n == t_n
+        if is_it or (is_behind and not first and s == log.s and n == log.n) then
+          first, last, first_s, first_n, first_cost = from, at, s, n, entry_cost
+        end
+        if is_it then
+          is_over = true
+          break
+        end
+      end
+      at = from
     end
-    at = from
+    if is_over or first then
+      break
+    end
   end
   if not first then
     return

@@ -357,8 +357,10 @@ fn not_done(error: &RedisError) -> NotDone {
             NotDone::Elsewhere { address: address.to_owned(), this_time: kind == ServerErrorKind::Ask }
         }
         (ErrorKind::Server(ServerErrorKind::TryAgain), _) => NotDone::Between,
-        // Our function did not get along with what is in the key.
-        _ if error.to_string().contains("@user_function") => NotDone::Failed(StoreError::Garbled),
+        // Our function did not get along with what is in the key, unless it is not allowed to do what it does.
+        _ if error.to_string().contains("@user_function") && !error.to_string().contains("ACL failure") => {
+            NotDone::Failed(StoreError::Garbled)
+        }
         _ => NotDone::Failed(StoreError::Refused(error.to_string())),
     }
 }

@@ -275,7 +275,10 @@ impl Store for Redis {
 
     async fn give_back(&self, charges: &[Charge], at: Option<Time>) -> Result<(), Unreached> {
         let each = charges.iter().map(|charge| self.0.item(charge));
-        self.0.undo(each, at).await
+        self.0.undo(each, at).await?;
+        // Who was denied may pass now.
+        charges.iter().for_each(|charge| self.0.denials.forget(charge.key, self.0.clock.now()));
+        Ok(())
     }
 
     async fn forget(&self, charges: &[Charge]) -> Result<(), Unreached> {

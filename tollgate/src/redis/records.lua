@@ -4,14 +4,14 @@
 -- FCALL records n KEYS[1..n] what ...
 --
 --   put, KEYS when and what, ARGV id, value, milliseconds, most   1, or 0 if there are so many already
---   take, KEYS when and what, ARGV id                             the value, or an empty one if it is gone, or none
---   due, KEYS when and what, ARGV most                            the values of those whose time has come
+--   take, KEYS when, what and gone, ARGV id                       the value, or an empty one if it is gone, or none
+--   due, KEYS when, what and gone, ARGV most                      the values of those whose time has come
 --   claim, KEYS name, ARGV asked, milliseconds                    what is there already, or none: then this is
 --   answer, KEYS name, ARGV answer, milliseconds                  1, or none if the claim is over
 --
--- `when` is a sorted set of ids by the millisecond at which their time comes, `what` their values. A value that was handed
--- out is empty for a while, so that who asks again learns that it is gone. Both live a day longer than the last of them:
--- somebody must be there to see that the time of one has come. A claim is the length of what was asked, '<I4', what was
+-- `when` is a sorted set of ids by the millisecond at which their time comes, `what` their values. Both live a day longer
+-- than the last of them: somebody must be there to see that the time of one has come. `gone`, with an id behind it, is there
+-- for a while once the value was handed out, so that who asks again learns that. A claim is the length of what was asked, '<I4', what was
 -- asked, and the answer once there is one.
 
 local LONGER_MS = DAY * 1000
@@ -19,9 +19,10 @@ local LONGER_MS = DAY * 1000
 local GONE_MS = 3600 * 1000
 
 -- Hands out a value: from now on it is gone.
-local function handed_out(keys, id, value, now_ms)
-  call('HSET', keys[2], id, '')
-  call('ZADD', keys[1], now_ms + GONE_MS, id)
+local function handed_out(keys, id, value)
+  call('HDEL', keys[2], id)
+  call('ZREM', keys[1], id)
+  call('SET', keys[3] .. id, '1', 'PX', GONE_MS)
   return value
 end
 
@@ -46,25 +47,20 @@ function RECORDS.take(keys, arguments, now_ms)
   local id = arguments[2]
   local value = call('HGET', keys[2], id)
   if not value then
-    return {}
+    return call('GET', keys[3] .. id) and { '' } or {}
   end
   -- One whose time has come is for those who ask what is due.
-  if value == '' or tonumber(call('ZSCORE', keys[1], id) or 0) <= now_ms then
+  if tonumber(call('ZSCORE', keys[1], id) or 0) <= now_ms then
     return { '' }
   end
-  return { handed_out(keys, id, value, now_ms) }
+  return { handed_out(keys, id, value) }
 end
 
 function RECORDS.due(keys, arguments, now_ms)
   local found = {}
   for _, id in ipairs(call('ZRANGE', keys[1], '-inf', now_ms, 'BYSCORE', 'LIMIT', '0', arguments[2])) do
-    local value = call('HGET', keys[2], id)
-    if value and value ~= '' then
-      found[#found + 1] = handed_out(keys, id, value, now_ms)
-    else
-      call('HDEL', keys[2], id)
-      call('ZREM', keys[1], id)
-    end
+    -- An id without a value was never put there by us.
+    found[#found + 1] = handed_out(keys, id, call('HGET', keys[2], id) or '')
   end
   return found
 end

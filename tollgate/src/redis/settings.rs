@@ -34,7 +34,7 @@ impl Settings {
     ///
     /// ```text
     /// ACL SETUSER tollgate on >password ~rate_limit:* +fcall +function|load +time +get +set +incrby +getrange
-    ///     +setrange +pexpire +unlink +cluster|slots +asking
+    ///     +setrange +pexpire +pttl +unlink +zadd +zcard +zscore +zrange +zrem +hset +hget +hdel +cluster|slots +asking
     /// ```
     pub fn new(url: &str) -> Settings {
         Settings {

@@ -76,6 +76,16 @@ pub struct Unasked {
     pub why: NotNamed,
 }
 
+impl Unasked {
+    /// Without the key, which may be in a sentence about it.
+    fn unreached(&self) -> Unreached {
+        Unreached(match &self.why {
+            NotNamed::Values(_) => "the key is none of this limit's".to_owned(),
+            other => other.to_string(),
+        })
+    }
+}
+
 /// Where what is said to a demand comes from.
 #[derive(Clone, Copy)]
 enum From {
@@ -169,7 +179,7 @@ impl<S: Store> RateLimitLayer<S> {
     /// # Errors
     /// If the store does not do it. What names no rule or key gives nothing back.
     pub async fn give_back(&self, demands: &[Demand<'_>], at: Option<Time>) -> Result<(), Unreached> {
-        let read = self.gate.read_demands(demands).map_err(|unasked| Unreached(unasked.why.to_string()))?;
+        let read = self.gate.read_demands(demands).map_err(|unasked| unasked.unreached())?;
         self.gate.give_back(&read, at).await
     }
 
@@ -178,7 +188,7 @@ impl<S: Store> RateLimitLayer<S> {
     /// # Errors
     /// If the store does not do it.
     pub async fn forget(&self, demands: &[Demand<'_>]) -> Result<(), Unreached> {
-        let read = self.gate.read_demands(demands).map_err(|unasked| Unreached(unasked.why.to_string()))?;
+        let read = self.gate.read_demands(demands).map_err(|unasked| unasked.unreached())?;
         let asked = &read.question.asked;
         let each = asked.charges.iter().flat_map(|it| {
             let of = move |limit| self.gate.charge(asked, it, limit, 0);
@@ -238,7 +248,9 @@ impl<S: Store> Gate<S> {
         let allowed = decided.allowed && own_allow;
         if !allowed && how == How::Charge {
             let charged = own.iter().position(|verdict| !verdict.allowed()).unwrap_or(own.len());
-            for ((limit, key, cost), verdict) in read.own.iter().zip(&own).take(charged) {
+            // What a policy has allowed was taken from nobody.
+            let made = read.own.iter().zip(&own).take(charged).filter(|(_, verdict)| !verdict.is_degraded());
+            for ((limit, key, cost), verdict) in made {
                 // What cannot be given back ends by itself.
                 let _ = self.limiter.store().give_back_by(limit, *key, *cost, Some(verdict.at)).await;
             }

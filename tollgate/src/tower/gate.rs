@@ -343,11 +343,12 @@ impl<S: Store> Gate<S> {
         let charges: SmallVec<[Charge; 4]> =
             each().map(|it| self.charge(asked, it, it.limit, it.cost)).collect();
         let is_look = how == How::Look || is_banned;
-        let Verdict { mut decisions, is_degraded, is_closed, at } = match (charges.is_empty(), is_look) {
-            (true, _) => Verdict::default(),
-            (false, true) => self.looked(&charges).await,
-            (false, false) => self.charged(&charges).await,
-        };
+        let Verdict { mut decisions, mut is_degraded, is_closed, mut at } =
+            match (charges.is_empty(), is_look) {
+                (true, _) => Verdict::default(),
+                (false, true) => self.looked(&charges).await,
+                (false, false) => self.charged(&charges).await,
+            };
         for (decision, banned) in decisions.iter_mut().zip(&banned) {
             *decision = banned.unwrap_or(*decision);
         }
@@ -358,11 +359,15 @@ impl<S: Store> Gate<S> {
         // Each by itself, so that one of them keeps no other from being charged. Like any rule, they take nothing from
         // a request that others deny.
         let mut shadowed = SmallVec::<[Decision; 2]>::new();
-        for at in shadows {
-            let asking = &asked.charges[*at];
+        for number in shadows {
+            let asking = &asked.charges[*number];
             let charge = [self.charge(asked, asking, asking.limit, asking.cost)];
             let is_look = !allowed || how == How::Look;
             let told = if is_look { self.looked(&charge).await } else { self.charged(&charge).await };
+            // If no other was charged, what these were is given back.
+            if charges.is_empty() {
+                (at, is_degraded) = (told.at, is_degraded || told.is_degraded);
+            }
             shadowed.extend_from_slice(told.decisions());
         }
         let decided = Decided { decisions, banned, shadowed, allowed, is_degraded, is_closed, at };

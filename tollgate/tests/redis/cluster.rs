@@ -461,7 +461,7 @@ async fn a_master_stands_still() {
 async fn a_user_with_the_documented_rights() {
     let cluster = RedisCluster::start().unwrap();
     let rights = "on >secret ~rate_limit:* +fcall +function|load +time +get +set +incrby +getrange +setrange +pexpire \
-                  +unlink +cluster|slots +asking";
+                  +pttl +unlink +zadd +zcard +zscore +zrange +zrem +hset +hget +hdel +cluster|slots +asking";
     for node in cluster.nodes() {
         let mut command = vec!["ACL", "SETUSER", "tollgate"];
         command.extend(rights.split_whitespace());

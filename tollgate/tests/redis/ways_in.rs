@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use testbed::RedisServer;
-use tollgate::redis::{Failure, Settings};
-use tollgate::{Align, Limit};
+use tollgate::redis::{Failure, Settings, Taken};
+use tollgate::{Align, Charge, Limit};
 
 use crate::{PATIENT, all_expire, every_variant, limiter};
 
@@ -29,7 +29,7 @@ async fn is_decided_by(settings: &Settings) -> bool {
 async fn a_user_with_the_documented_rights() {
     let server = RedisServer::start().unwrap();
     let rights = "on >secret ~rate_limit:* +fcall +function|load +time +get +set +incrby +getrange +setrange +pexpire \
-                  +unlink";
+                  +pttl +unlink +zadd +zcard +zscore +zrange +zrem +hset +hget +hdel";
     let mut command = vec!["ACL", "SETUSER", "tollgate"];
     command.extend(rights.split_whitespace());
     assert_eq!(server.cli(&command).unwrap(), "OK");
@@ -44,6 +44,17 @@ async fn a_user_with_the_documented_rights() {
         }
         assert!(limiter.peek("key").await.allowed());
         limiter.reset("key").await.unwrap();
+        let charge = Charge { limit: 0, key: limiter.key("key"), cost: 2 };
+        let at = limiter.charge(&[charge]).await.unwrap().at();
+        limiter.give_back(&[charge], Some(at)).await.unwrap();
+        limiter.give_back(&[charge], None).await.unwrap();
+        let (records, long) = (limiter.records(), Duration::from_secs(60));
+        assert!(records.put("a", b"value", long).await.unwrap());
+        assert!(records.due(10).await.unwrap().is_empty());
+        assert_eq!(records.take("a").await.unwrap(), Taken::Record(b"value".to_vec()));
+        assert_eq!(records.claim("a", b"asked", long).await.unwrap(), None);
+        records.answer("a", b"answer", long).await.unwrap();
+        records.forget("a").await.unwrap();
     }
     assert!(!is_decided_by(&Settings::new(&address("tollgate:wrong"))).await, "a wrong password");
     all_expire(&server);

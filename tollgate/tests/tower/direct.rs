@@ -155,6 +155,77 @@ async fn all_or_none_in_redis() {
     all_or_none(&two_rules().redis(&settings).unwrap()).await;
 }
 
+/// A small bucket that comes along does not make a large one forget what was taken from it.
+async fn buckets_of_two_sizes<S: Store>(layer: &RateLimitLayer<S>) {
+    let bucket = |size| {
+        Limit::token_bucket(size, tollgate::Rate::new(1, HOUR).unwrap(), tollgate::Style::Smooth).unwrap()
+    };
+    let (large, small) = (bucket(100), bucket(2));
+    let ask = async |limit: &Limit, cost: u32| {
+        let demand = [Demand { limit: Which::Own(limit), key: Named::Bytes(b"a"), cost }];
+        charge(layer, &demand).await.allowed
+    };
+    assert!(ask(&large, 100).await);
+    for _ in 0..3 {
+        ask(&small, 1).await;
+        ask(&small, 0).await;
+    }
+    assert!(!ask(&large, 1).await);
+}
+
+#[tokio::test]
+async fn buckets_of_two_sizes_in_memory() {
+    buckets_of_two_sizes(&two_rules().build().unwrap()).await;
+}
+
+#[cfg(feature = "redis")]
+#[tokio::test]
+async fn buckets_of_two_sizes_in_redis() {
+    let server = testbed::RedisServer::start().unwrap();
+    let settings = tollgate::redis::Settings::new(&server.url()).secret(b"secret");
+    buckets_of_two_sizes(&two_rules().redis(&settings).unwrap()).await;
+}
+
+/// Where only rules that count were charged, that is given back, too.
+#[tokio::test]
+async fn what_a_shadow_has_counted_is_given_back() {
+    let shadow = Rule::new("shadow", hourly(9)).key(user()).shadow();
+    let layer = RateLimitLayer::builder().rule(shadow).build().unwrap();
+    let demand = [of(0, &["alice"], 7)];
+    let answered = charge(&layer, &demand).await;
+    assert_eq!(left(&answered), [Some(2)]);
+    layer.give_back(&demand, Some(answered.at)).await.unwrap();
+    assert_eq!(left(&layer.ask(&demand, How::Look).await.unwrap()), [Some(9)]);
+}
+
+/// What was taken ahead and spent is given back, and a denial that was known is known no more.
+#[cfg(feature = "redis")]
+#[tokio::test]
+async fn what_was_spent_of_a_lease_is_given_back() {
+    use tollgate::Lease;
+
+    let server = testbed::RedisServer::start().unwrap();
+    let settings = tollgate::redis::Settings::new(&server.url()).secret(b"secret");
+    let mut leased = Rule::new("leased", hourly(100)).key(user());
+    leased.lease = Some(Lease::of(20));
+    let plain = Rule::new("plain", hourly(5)).key(user());
+    let layer = RateLimitLayer::builder().rule(leased).rule(plain).redis(&settings).unwrap();
+    for _ in 0..30 {
+        let demand = [of(0, &["alice"], 1)];
+        let answered = charge(&layer, &demand).await;
+        assert!(answered.allowed && answered.at > tollgate::Time::EPOCH);
+        layer.give_back(&demand, Some(answered.at)).await.unwrap();
+    }
+    layer.limiter().release().await;
+    assert_eq!(left(&layer.ask(&[of(0, &["alice"], 0)], How::Look).await.unwrap()), [Some(100)]);
+
+    let demand = [of(1, &["bob"], 5)];
+    let answered = charge(&layer, &demand).await;
+    assert!(!charge(&layer, &demand).await.allowed);
+    layer.give_back(&demand, Some(answered.at)).await.unwrap();
+    assert!(charge(&layer, &demand).await.allowed);
+}
+
 /// While Redis is away, the policy decides about limits that come with the demand, too.
 #[cfg(feature = "redis")]
 #[tokio::test]
