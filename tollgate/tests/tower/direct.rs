@@ -7,6 +7,10 @@ use tollgate::tower::rule::{Ban, Override, Whose};
 
 use super::*;
 
+/// A machine that is busy with other tests is no server that is away.
+#[cfg(feature = "redis")]
+const PATIENT: Duration = Duration::from_secs(10);
+
 fn user() -> Key {
     Key::of(Part::header("X-User-Id"))
 }
@@ -151,7 +155,7 @@ async fn all_or_none_in_redis() {
     use tollgate::redis::Settings;
 
     let server = testbed::RedisServer::start().unwrap();
-    let settings = Settings::new(&server.url()).secret(b"secret");
+    let settings = Settings::new(&server.url()).secret(b"secret").deadline(PATIENT);
     all_or_none(&two_rules().redis(&settings).unwrap()).await;
 }
 
@@ -182,7 +186,7 @@ async fn buckets_of_two_sizes_in_memory() {
 #[tokio::test]
 async fn buckets_of_two_sizes_in_redis() {
     let server = testbed::RedisServer::start().unwrap();
-    let settings = tollgate::redis::Settings::new(&server.url()).secret(b"secret");
+    let settings = tollgate::redis::Settings::new(&server.url()).secret(b"secret").deadline(PATIENT);
     buckets_of_two_sizes(&two_rules().redis(&settings).unwrap()).await;
 }
 
@@ -205,7 +209,7 @@ async fn what_was_spent_of_a_lease_is_given_back() {
     use tollgate::Lease;
 
     let server = testbed::RedisServer::start().unwrap();
-    let settings = tollgate::redis::Settings::new(&server.url()).secret(b"secret");
+    let settings = tollgate::redis::Settings::new(&server.url()).secret(b"secret").deadline(PATIENT);
     let mut leased = Rule::new("leased", hourly(100)).key(user());
     leased.lease = Some(Lease::of(20));
     let plain = Rule::new("plain", hourly(5)).key(user());
