@@ -62,6 +62,7 @@ pub struct Counts {
     pub(super) repeated: AtomicU64,
     pub(super) expired: AtomicU64,
     pub(super) lost: AtomicU64,
+    pub(super) unremembered: AtomicU64,
 }
 
 impl Counts {
@@ -97,6 +98,8 @@ impl Counts {
         out.single("tollgate_check_reservations_expired_total", "counter", help, read(&self.expired));
         let help = "Charges that should have been given back, and the store did not do it.";
         out.single("tollgate_check_give_backs_lost_total", "counter", help, read(&self.lost));
+        let help = "Answers that could not be remembered under their idempotency key.";
+        out.single("tollgate_check_unremembered_total", "counter", help, read(&self.unremembered));
     }
 }
 

@@ -219,15 +219,23 @@ async fn change<'a, S: Store>(
     if heard.each.iter().any(|one| one.is_listed) {
         return Ok(found.response(&heard, asks, None, b""));
     }
-    let done = match change {
+    let done = match &change {
         Change::Forget => found.layer.forget(&found.demands()).await,
         Change::GiveBack => found.layer.give_back(&found.demands(), None).await,
     };
     if let Err(why) = done {
-        let why = format!("the store did not do it, or did not say so: {why}");
-        return Err(Refusal::new(StatusCode::SERVICE_UNAVAILABLE, why));
+        let why = format!(
+            "the store did not do it, or did not say so: {why}; look with `/v1/peek` before you ask for it again"
+        );
+        let refusal = Refusal::new(StatusCode::SERVICE_UNAVAILABLE, why);
+        // To forget a key twice is to forget it once.
+        return Err(match change {
+            Change::Forget => refusal,
+            Change::GiveBack => refusal.maybe_done(),
+        });
     }
-    let mut response = found.response(&found.hear(How::Look).await?, asks, None, b"");
+    let heard = found.hear(How::Look).await.map_err(Refusal::maybe_done)?;
+    let mut response = found.response(&heard, asks, None, b"");
     // Whatever the limit says to the next one, this was done.
     response.extensions_mut().insert(Said::Yes);
     Ok(response)

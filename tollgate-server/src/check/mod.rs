@@ -52,8 +52,8 @@ use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::routing::{any, get, post};
+use tokio::join;
 use tokio::net::TcpListener;
-use tokio::select;
 use tokio::sync::watch;
 use tollgate::Store;
 use tollgate::tower::client::Trust;
@@ -64,7 +64,9 @@ pub use self::asked::{BODY_BYTES_MAX, CHECKS_MAX, EXPIRES, KEY_BYTES_MAX, KEY_PA
 pub use self::counts::Counts;
 use self::counts::Endpoint;
 pub use self::once::IDEMPOTENCY_KEY_BYTES_MAX;
-pub use self::records::{Claimed, MemoryRecords, NotKept, Records, RedisRecords, Taken};
+pub use self::records::{
+    CLAIM_NUMBER_BYTES, Claim, Claimed, MemoryRecords, NotKept, Records, RedisRecords, Taken,
+};
 pub use self::reserve::give_back_expired;
 pub use self::serve::CONNECTIONS_MAX;
 use crate::guard::{Guard, no_names, no_pages, only_with_token};
@@ -140,7 +142,7 @@ impl Default for Settings {
 
 /// Answers on a socket of [`Sockets`](crate::Sockets), until `drain` says that the door closes: no more connections are
 /// accepted then, and the future ends when those that there are have ended. Reservations that have expired are given back
-/// meanwhile.
+/// meanwhile; those that are being given back at the end are waited for.
 ///
 /// # Errors
 /// If the socket does not work.
@@ -154,10 +156,13 @@ pub fn listen<T: Source>(
     let address = listener.local_addr()?;
     let router = router(source.clone());
     Ok((address, async move {
-        select! {
-            ended = serve::serve(listener, router, drain) => ended,
-            () = reserve::sweep(source) => Ok(()),
-        }
+        let (ends, ending) = watch::channel(false);
+        let serving = async move {
+            let ended = serve::serve(listener, router, drain).await;
+            ends.send_replace(true);
+            ended
+        };
+        join!(serving, reserve::sweep(source, ending)).0
     }))
 }
 

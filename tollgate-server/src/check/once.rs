@@ -1,7 +1,8 @@
 //! A request that is sent again because its answer was lost takes nothing again, and gets the first answer.
 //!
 //! Whoever sends an `Idempotency-Key` has that promise. What is remembered under it is what took or gave something; a
-//! denial or a mistake did neither, and who comes again with the same key is asked anew.
+//! denial or a mistake did neither, and who comes again with the same key is asked anew. Where it is not known what came of
+//! it, that is the answer, and it is remembered, too.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,12 +15,13 @@ use axum::http::uri::PathAndQuery;
 use axum::http::{Response, StatusCode};
 use http_body_util::BodyExt;
 use ring::digest::{Context, SHA256};
+use ring::rand::{SecureRandom, SystemRandom};
 use serde::{Deserialize, Serialize};
 
 use super::Source;
 use super::asked;
 use super::counts::{Endpoint, Said};
-use super::records::{Claimed, Records};
+use super::records::{CLAIM_NUMBER_BYTES, Claim, Claimed, Records};
 use super::refusal::Refusal;
 
 /// The longest key.
@@ -28,6 +30,8 @@ pub const IDEMPOTENCY_KEY_BYTES_MAX: usize = 255;
 const REMEMBERED: Duration = Duration::from_secs(600);
 /// How long a request may take until its key is free again, should the process that answers it have ended.
 const UNDER_WAY_MAX: Duration = Duration::from_secs(30);
+/// How often it is tried to remember an answer.
+const REMEMBER_TRIES: usize = 2;
 
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 
@@ -61,6 +65,17 @@ fn digest(texts: &[&[u8]]) -> [u8; DIGEST_BYTES] {
     let mut bytes = [0; DIGEST_BYTES];
     bytes.copy_from_slice(context.finish().as_ref());
     bytes
+}
+
+/// A number that nobody can guess.
+pub(super) fn new_number<const BYTES: usize>() -> Result<[u8; BYTES], Refusal> {
+    let mut bytes = [0; BYTES];
+    match SystemRandom::new().fill(&mut bytes) {
+        Ok(()) => Ok(bytes),
+        Err(_) => {
+            Err(Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "the system has no random numbers just now"))
+        }
+    }
 }
 
 /// Bytes as text.
@@ -152,15 +167,20 @@ where
 {
     // Nobody who can read the records is to learn keys from them.
     let name = hex(&digest(&[endpoint.name().as_bytes(), key.as_bytes()]));
-    let fingerprint = asked.fingerprint();
-    match door.records().claim(&name, &fingerprint, UNDER_WAY_MAX).await? {
+    let number = new_number::<CLAIM_NUMBER_BYTES>()?;
+    let claim = Claim { name, asked: asked.fingerprint().to_vec(), number };
+    // What is given back twice is worse than what is not given back: such a key is not free before it is known what came
+    // of it.
+    let lasts = if endpoint == Endpoint::Refund { REMEMBERED } else { UNDER_WAY_MAX };
+    match door.records().claim(&claim, lasts).await? {
         Claimed::First => {}
-        Claimed::Before { asked, .. } if asked != fingerprint => {
+        Claimed::Before { asked, .. } if asked != claim.asked => {
             let why = "this `Idempotency-Key` was sent with another request; use a new one";
             return Err(Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, why));
         }
         Claimed::Before { answer: None, .. } => {
-            let why = "the first request with this `Idempotency-Key` is still being answered";
+            let why = "the first request with this `Idempotency-Key` is still being answered, or nobody knows what \
+                       came of it";
             return Err(Refusal::new(StatusCode::CONFLICT, why).soon_over());
         }
         Claimed::Before { answer: Some(answer), .. } => {
@@ -171,16 +191,41 @@ where
     let response = run(door.clone(), asked).await;
     match response {
         Ok(response) if response.extensions().get() == Some(&Said::Yes) => {
-            let (remembered, response) = Remembered::of(response).await;
-            // What was done is done: if it cannot be remembered, the client still has its answer.
-            let _ = door.records().answer(&name, &remembered, REMEMBERED).await;
-            Ok(response)
+            Ok(remember(&*door, endpoint, &claim, response).await)
+        }
+        // Whoever comes again with this key must not have it done a second time.
+        Err(refusal) if refusal.may_be_done => {
+            Ok(remember(&*door, endpoint, &claim, refusal.into_response()).await)
         }
         other => {
-            door.records().release(&name).await;
+            door.records().release(&claim).await;
             other
         }
     }
+}
+
+/// Keeps an answer for those who come again. What was done is done: if it cannot be kept, the client still has its answer,
+/// and the claim stays until it expires.
+async fn remember<T: Source>(
+    door: &T,
+    endpoint: Endpoint,
+    claim: &Claim,
+    response: Response<Body>,
+) -> Response<Body> {
+    let (remembered, response) = Remembered::of(response).await;
+    for tries in 1.. {
+        match door.records().answer(claim, &remembered, REMEMBERED).await {
+            Ok(()) => break,
+            Err(_) if tries < REMEMBER_TRIES => {}
+            Err(why) => {
+                door.counts().unremembered.fetch_add(1, Ordering::Relaxed);
+                let endpoint = endpoint.name();
+                tracing::warn!(endpoint, %why, "an answer cannot be remembered under its idempotency key");
+                break;
+            }
+        }
+    }
+    response
 }
 
 /// An answer as it is remembered.
@@ -221,7 +266,9 @@ impl Remembered {
             }
         }
         response.headers_mut().insert("idempotent-replayed", HeaderValue::from_static("true"));
-        response.extensions_mut().insert(Said::Yes);
+        if response.status().is_success() {
+            response.extensions_mut().insert(Said::Yes);
+        }
         Ok(response)
     }
 }

@@ -40,31 +40,45 @@ pub trait Records: Send + Sync + 'static {
     /// If the records cannot be reached.
     fn due(&self, most: usize) -> impl Future<Output = Result<Vec<Vec<u8>>, NotKept>> + Send;
 
-    /// Claims a name for whoever asks first, for so long at most. `asked` says what it is for.
+    /// Claims a name for whoever asks first, for so long at most.
     ///
     /// # Errors
     /// If there is no room, or the records cannot be reached.
     fn claim(
         &self,
-        name: &str,
-        asked: &[u8],
+        claim: &Claim,
         expires: Duration,
     ) -> impl Future<Output = Result<Claimed, NotKept>> + Send;
 
-    /// Keeps the answer of whoever has claimed a name. There is always room for it: the claim has seen to that.
+    /// Keeps the answer of whoever has claimed a name. There is always room for it: the claim has seen to that. A claim
+    /// that is over may be somebody else's by now, who is left alone.
     ///
     /// # Errors
     /// If the records cannot be reached.
     fn answer(
         &self,
-        name: &str,
+        claim: &Claim,
         answer: &[u8],
         expires: Duration,
     ) -> impl Future<Output = Result<(), NotKept>> + Send;
 
-    /// Gives up a claim: nothing came of it, and the next who asks is the first again.
-    fn release(&self, name: &str) -> impl Future<Output = ()> + Send;
+    /// Gives up a claim: nothing came of it, and the next who asks is the first again. Somebody else's stays.
+    fn release(&self, claim: &Claim) -> impl Future<Output = ()> + Send;
 }
+
+/// A claim to a name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Claim {
+    /// The name.
+    pub name: String,
+    /// What it is for.
+    pub asked: Vec<u8>,
+    /// What only the claimer knows: by it one claim is told from the next of the same name.
+    pub number: [u8; CLAIM_NUMBER_BYTES],
+}
+
+/// So many that no two claims ever have the same.
+pub const CLAIM_NUMBER_BYTES: usize = 16;
 
 /// What became of a record.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -96,7 +110,9 @@ pub enum Claimed {
 pub enum NotKept {
     /// There is no room.
     Full,
-    /// Those that keep it do not answer: why.
+    /// Those that keep it were not asked, so it is surely not kept: why.
+    NotSent(String),
+    /// Those that keep it were asked and did not answer, so it may be kept: why.
     Unreached(String),
 }
 
@@ -105,6 +121,9 @@ impl fmt::Display for NotKept {
         match self {
             NotKept::Full => {
                 write!(f, "there is no room for another reservation or idempotency key; try again later")
+            }
+            NotKept::NotSent(why) => {
+                write!(f, "what reservations and idempotency keys are kept in cannot be asked: {why}")
             }
             NotKept::Unreached(why) => {
                 write!(f, "what reservations and idempotency keys are kept in does not answer: {why}")

@@ -14,6 +14,8 @@ pub(crate) struct Refusal {
     pub(crate) why: String,
     /// Whether it will be otherwise in a moment.
     is_soon_over: bool,
+    /// Whether it may have been done all the same.
+    pub(crate) may_be_done: bool,
 }
 
 /// What is told of a mistake repeats some of what was sent, and no more than this.
@@ -21,12 +23,19 @@ const WHY_CHARS_MAX: usize = 400;
 
 impl Refusal {
     pub(crate) fn new(status: StatusCode, why: impl Into<String>) -> Refusal {
-        Refusal { status, why: why.into(), is_soon_over: status == StatusCode::SERVICE_UNAVAILABLE }
+        let is_soon_over = status == StatusCode::SERVICE_UNAVAILABLE;
+        Refusal { status, why: why.into(), is_soon_over, may_be_done: false }
     }
 
     /// The same, for whoever should try again in a moment.
     pub(crate) fn soon_over(self) -> Refusal {
         Refusal { is_soon_over: true, ..self }
+    }
+
+    /// The same, of something that may have been done all the same: nobody is asked to try again, since a second time
+    /// could be one too many.
+    pub(crate) fn maybe_done(self) -> Refusal {
+        Refusal { is_soon_over: false, may_be_done: true, ..self }
     }
 
     pub(crate) fn into_response(self) -> Response {

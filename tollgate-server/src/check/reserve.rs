@@ -2,7 +2,8 @@
 //!
 //! A reservation that nobody settles is given back when it expires. It is charged before it is written down and given
 //! back after it is crossed out, so a process that ends in between leaves something taken that nobody used, until its
-//! limit forgets it; nobody ever gets back what was not taken.
+//! limit forgets it; nobody ever gets back what was not taken. Where it is not known whether it is written down, it is left
+//! to expire, for the same reason.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -11,7 +12,8 @@ use std::time::Duration;
 
 use axum::http::StatusCode;
 use axum::response::Response;
-use ring::rand::{SecureRandom, SystemRandom};
+use tokio::select;
+use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 use tollgate::tower::direct::How;
 use tollgate::{Store, Time};
@@ -20,9 +22,10 @@ use tollgate_config::push_seconds;
 use super::asked::{self, Ask, Key, Reservation, Reserve, Settle};
 use super::counts::Said;
 use super::decide::Found;
-use super::once::{Asked, hex};
-use super::records::{Records, Taken};
+use super::once::{Asked, hex, new_number};
+use super::records::{NotKept, Records, Taken};
 use super::refusal::Refusal;
+use super::serve::is_closing;
 use super::{Snapshot, Source, told};
 
 /// How often it is looked what has expired.
@@ -59,9 +62,15 @@ pub(super) async fn reserve<T: Source>(door: Arc<T>, asked: Asked) -> Result<Res
         expires_at_ns: at.saturating_add(expires).as_nanos(),
     };
     let record = serde_json::to_vec(&reservation).unwrap_or_default();
-    if let Err(why) = door.records().put(&id, &record, expires).await {
-        give_back(&*door, &snapshot, &reservation, reservation.taken).await;
-        return Err(why.into());
+    match door.records().put(&id, &record, expires).await {
+        Ok(()) => {}
+        // Nobody will ever find it there.
+        Err(why @ (NotKept::Full | NotKept::NotSent(_))) => {
+            give_back(&*door, &snapshot, &reservation, reservation.taken).await;
+            return Err(why.into());
+        }
+        // It may be there. Whoever finds it gives it back, and nobody else may.
+        Err(why @ NotKept::Unreached(_)) => return Err(Refusal::from(why).maybe_done()),
     }
     let mut more = b",\"reservation\":".to_vec();
     told::push_text(&mut more, &id);
@@ -71,13 +80,7 @@ pub(super) async fn reserve<T: Source>(door: Arc<T>, asked: Asked) -> Result<Res
 }
 
 fn new_id() -> Result<String, Refusal> {
-    let mut bytes = [0; ID_BYTES];
-    match SystemRandom::new().fill(&mut bytes) {
-        Ok(()) => Ok(hex(&bytes)),
-        Err(_) => {
-            Err(Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "the system has no random numbers just now"))
-        }
-    }
+    new_number::<ID_BYTES>().map(|number| hex(&number))
 }
 
 /// Puts right what was reserved.
@@ -192,45 +195,94 @@ async fn give_back<T: Source>(
     let at = Time::from_nanos(reservation.at_ns);
     match found.layer.give_back(&found.demands(), Some(at)).await {
         Ok(()) => true,
-        Err(why) => {
+        // Why may repeat the key, and no key is in the log.
+        Err(_) => {
             door.counts().lost.fetch_add(1, Ordering::Relaxed);
-            tracing::warn!(limit = reservation.limit, %why, "a reservation could not be given back");
+            tracing::warn!(limit = reservation.limit, "a reservation could not be given back");
             false
         }
     }
 }
 
+/// Whether the store of a limit does not answer just now.
+async fn is_away<S: Store>(snapshot: &Snapshot<S>, reservation: &Reservation) -> bool {
+    let look = ask_of(reservation, 0);
+    let Ok(found) = Found::new(snapshot, &look) else { return false };
+    found.hear(How::Look).await.is_ok_and(|heard| heard.is_degraded)
+}
+
+/// Keeps a record that was due until it is looked again.
+async fn put_back<T: Source>(door: &T, record: &[u8]) {
+    let is_kept = match new_id() {
+        Ok(id) => door.records().put(&id, record, SWEEP_EVERY).await.is_ok(),
+        Err(_) => false,
+    };
+    if !is_kept {
+        door.counts().lost.fetch_add(1, Ordering::Relaxed);
+        tracing::warn!("a reservation that has expired could not be kept until the store answers again");
+    }
+}
+
+/// Some of what has expired was given back.
+#[derive(Clone, Copy, Debug)]
+struct Swept {
+    reservations: usize,
+    /// Whether there may be more that can be given back now.
+    goes_on: bool,
+}
+
+/// Gives back some of what has expired. Once the store does not answer, the rest waits: it was not sent, so it is given
+/// back later and still only once.
+async fn give_some_back<T: Source>(door: &T) -> Swept {
+    let due = match door.records().due(SWEPT_AT_ONCE).await {
+        Ok(due) => due,
+        Err(why) => {
+            tracing::warn!(%why, "it cannot be seen which reservations have expired");
+            return Swept { reservations: 0, goes_on: false };
+        }
+    };
+    let snapshot = door.snapshot();
+    let mut swept = Swept { reservations: 0, goes_on: due.len() == SWEPT_AT_ONCE };
+    let mut left = due.iter();
+    for record in left.by_ref() {
+        swept.reservations += 1;
+        door.counts().expired.fetch_add(1, Ordering::Relaxed);
+        if let Ok(reservation) = serde_json::from_slice::<Reservation>(record)
+            && !give_back(door, &snapshot, &reservation, reservation.taken).await
+            && is_away(&snapshot, &reservation).await
+        {
+            swept.goes_on = false;
+            break;
+        }
+    }
+    for record in left {
+        put_back(door, record).await;
+    }
+    swept
+}
+
 /// Gives back what has expired, and says how many reservations that were.
 pub async fn give_back_expired<T: Source>(door: &T) -> usize {
-    let mut swept = 0;
+    let mut all = 0;
     loop {
-        let due = match door.records().due(SWEPT_AT_ONCE).await {
-            Ok(due) => due,
-            Err(why) => {
-                tracing::warn!(%why, "it cannot be seen which reservations have expired");
-                return swept;
-            }
-        };
-        let snapshot = door.snapshot();
-        for record in &due {
-            if let Ok(reservation) = serde_json::from_slice::<Reservation>(record) {
-                give_back(door, &snapshot, &reservation, reservation.taken).await;
-            }
-            door.counts().expired.fetch_add(1, Ordering::Relaxed);
-        }
-        swept += due.len();
-        if due.len() < SWEPT_AT_ONCE {
-            return swept;
+        let Swept { reservations, goes_on } = give_some_back(door).await;
+        all += reservations;
+        if !goes_on {
+            return all;
         }
     }
 }
 
-/// Looks again and again what has expired.
-pub(super) async fn sweep<T: Source>(door: Arc<T>) {
+/// Looks again and again what has expired, until the door ends. What is being given back then is given back.
+pub(super) async fn sweep<T: Source>(door: Arc<T>, mut ends: watch::Receiver<bool>) {
     let mut ticks = interval(SWEEP_EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        ticks.tick().await;
-        give_back_expired(&*door).await;
+        select! {
+            biased;
+            () = is_closing(&mut ends) => return,
+            _ = ticks.tick() => {}
+        }
+        while give_some_back(&*door).await.goes_on && !*ends.borrow() {}
     }
 }

@@ -63,7 +63,7 @@ pub(super) async fn serve(
 }
 
 /// Until the door closes. Whoever could close it and is gone closes it, too.
-async fn is_closing(drain: &mut watch::Receiver<bool>) {
+pub(super) async fn is_closing(drain: &mut watch::Receiver<bool>) {
     let _ = drain.wait_for(|is_closing| *is_closing).await;
 }
 

@@ -4,6 +4,7 @@
 mod authorizing;
 mod corpora;
 mod deciding;
+mod keeping;
 mod nginx;
 mod openapi;
 mod promises;

@@ -1,8 +1,11 @@
 //! Requests that are sent again.
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use serde_json::json;
+use tollgate_server::Exposition;
+use tollgate_server::check::Source;
 
 use super::support::{Made, PER_USER, left, open, post, run, send};
 
@@ -87,6 +90,42 @@ async fn of_many_at_once_one_is_charged() {
         }
     }
     assert_eq!(left(address, "per-user", "alice").await, 6);
+}
+
+/// A store that stumbles once costs nobody the promise; one that stays away is counted, and the key stays taken.
+#[tokio::test]
+async fn an_answer_that_cannot_be_kept_is_tried_again_and_counted() {
+    let door = run(PER_USER);
+    let lost = || {
+        let mut out = Exposition::default();
+        door.made.counts().write(&mut out);
+        let text = out.into_text();
+        let line = text.lines().find_map(|line| line.strip_prefix("tollgate_check_unremembered_total "));
+        line.unwrap().to_owned()
+    };
+    let body = r#"{"limit":"per-user","key":"alice","cost":4}"#;
+    door.made.records.answers_lost.store(1, Ordering::SeqCst);
+    let first = send(door.address, "/v1/check", KEY, body).await;
+    let again = send(door.address, "/v1/check", KEY, body).await;
+    assert_eq!((again.status, &again.body), (200, &first.body));
+    assert_eq!(lost(), "0");
+
+    door.made.records.answers_lost.store(2, Ordering::SeqCst);
+    let other = "Idempotency-Key: other\r\n";
+    assert_eq!(send(door.address, "/v1/check", other, body).await.status, 200);
+    assert_eq!(lost(), "1");
+    send(door.address, "/v1/check", other, body).await.problem(409);
+    assert_eq!(left(door.address, "per-user", "alice").await, 2);
+}
+
+/// Whoever uses up one of them leaves the other as it was.
+#[tokio::test]
+async fn keys_and_reservations_do_not_take_each_others_room() {
+    let door = open(Made::with_room(PER_USER, 1, |_| {}));
+    let body = r#"{"limit":"per-user","key":"alice"}"#;
+    assert_eq!(send(door.address, "/v1/check", KEY, body).await.status, 200);
+    assert_eq!(send(door.address, "/v1/reserve", "", body).await.status, 200);
+    send(door.address, "/v1/reserve", "", body).await.problem(503);
 }
 
 #[tokio::test]

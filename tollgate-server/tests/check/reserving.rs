@@ -3,8 +3,10 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use tollgate_server::check::give_back_expired;
 
-use super::support::{Made, PATIENCE, PER_USER, Running, left, open, post, run};
+use super::keeping::Failing;
+use super::support::{Made, PATIENCE, PER_USER, Running, left, open, post, run, send};
 
 async fn reserve(door: &Running, cost: u32) -> Value {
     let ask = json!({ "limit": "per-user", "key": "alice", "cost": cost, "expires": "60s" });
@@ -145,6 +147,41 @@ async fn where_there_is_no_room_nothing_is_taken() {
     assert!(answer.problem(503).contains("no room"));
     assert_eq!(answer.header("retry-after"), Some("1"));
     assert_eq!(left(door.address, "per-user", "alice").await, 8);
+}
+
+/// What was never sent comes back at once. What may be kept is left to whoever finds it: it comes back once, when it
+/// expires, and not twice.
+#[tokio::test]
+async fn what_may_be_kept_is_given_back_once() {
+    let door = run(PER_USER);
+    let ask = json!({ "limit": "per-user", "key": "alice", "cost": 3, "expires": "60s" });
+    post(door.address, "/v1/check", &json!({ "limit": "per-user", "key": "alice", "cost": 5 })).await;
+    door.made.records.puts(Some(Failing::Before));
+    let answer = post(door.address, "/v1/reserve", &ask).await;
+    answer.problem(503);
+    assert_eq!(answer.header("retry-after"), Some("1"));
+    assert_eq!(left(door.address, "per-user", "alice").await, 5);
+
+    door.made.records.puts(Some(Failing::Behind));
+    let key = "Idempotency-Key: 1\r\n";
+    let answer = send(door.address, "/v1/reserve", key, &ask.to_string()).await;
+    answer.problem(503);
+    assert_eq!(answer.header("retry-after"), None);
+    assert_eq!(left(door.address, "per-user", "alice").await, 2, "it may be kept, and then it expires");
+    door.made.records.puts(None);
+    let again = send(door.address, "/v1/reserve", key, &ask.to_string()).await;
+    again.problem(503);
+    assert_eq!(again.header("idempotent-replayed"), Some("true"));
+    assert_eq!(left(door.address, "per-user", "alice").await, 2, "the same key takes nothing again");
+    door.made.clock.advance(Duration::from_secs(61));
+    give_back_expired(&*door.made).await;
+    // The door may have been quicker, and is done with it then before it is asked anything else.
+    let given_back = async {
+        while left(door.address, "per-user", "alice").await != 5 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, given_back).await.expect("it did not come back once");
 }
 
 #[tokio::test]

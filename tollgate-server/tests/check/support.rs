@@ -15,6 +15,8 @@ use tollgate::{ManualClock, Memory, Store, Time};
 use tollgate_config::{Config, Outside};
 use tollgate_server::check::{self, Counts, MemoryRecords, Settings, Snapshot, Source};
 
+use super::keeping::Keeping;
+
 /// Long enough on the busiest machine: only a test that has failed waits for so long.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -42,19 +44,19 @@ pub(crate) struct Made<S = Memory<ManualClock>> {
     pub(crate) clock: ManualClock,
     layer: Option<RateLimitLayer<S>>,
     settings: Mutex<Arc<Settings>>,
-    records: MemoryRecords<ManualClock>,
+    pub(crate) records: Keeping,
     counts: Counts,
 }
 
 impl<S: Store + Send + Sync + 'static> Source for Made<S> {
     type Store = S;
-    type Records = MemoryRecords<ManualClock>;
+    type Records = Keeping;
 
     fn snapshot(&self) -> Snapshot<S> {
         Snapshot { layer: self.layer.clone(), settings: self.settings.lock().unwrap().clone() }
     }
 
-    fn records(&self) -> &MemoryRecords<ManualClock> {
+    fn records(&self) -> &Keeping {
         &self.records
     }
 
@@ -104,7 +106,7 @@ impl<S> Made<S> {
         };
         change(&mut settings);
         let settings = Mutex::new(Arc::new(settings));
-        let records = MemoryRecords::on(clock.clone(), records, 1 << 24);
+        let records = Keeping::new(MemoryRecords::on(clock.clone(), records, 1 << 24));
         Arc::new(Made { clock, layer, settings, records, counts: Counts::default() })
     }
 }

@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use tollgate::{Clock, SystemClock, Time};
 
-use super::{Claimed, NotKept, Records, Taken};
+use super::{CLAIM_NUMBER_BYTES, Claim, Claimed, NotKept, Records, Taken};
 
-/// Records that end with the process, as limits in memory do.
+/// Records that end with the process, as limits in memory do. Reservations and claims have a room each, so that neither
+/// can keep the other out.
 #[derive(Debug)]
 pub struct MemoryRecords<C = SystemClock> {
     clock: C,
@@ -27,62 +28,88 @@ const DROPPED_AT_ONCE: usize = 8;
 #[derive(Debug, Default)]
 struct Kept {
     reservations: Expiring<Vec<u8>>,
-    claims: Expiring<Claim>,
+    claims: Expiring<KeptClaim>,
     gone: Gone,
-    bytes: usize,
 }
 
 #[derive(Debug)]
-struct Claim {
+struct KeptClaim {
     asked: Vec<u8>,
+    number: [u8; CLAIM_NUMBER_BYTES],
     answer: Option<Vec<u8>>,
 }
 
-impl Claim {
-    fn bytes(&self) -> usize {
-        BYTES_PER_RECORD + self.asked.len() + self.answer.as_ref().map_or(0, Vec::len)
+impl KeptClaim {
+    /// Whether it is this one, and not a later one of the same name.
+    fn is(&self, claim: &Claim) -> bool {
+        self.number == claim.number && self.asked == claim.asked
     }
 }
 
-/// Values by name, and the names by when they expire.
+/// What takes room.
+trait Weighed {
+    /// How much of it, beside what every record takes.
+    fn bytes(&self) -> usize;
+}
+
+impl Weighed for Vec<u8> {
+    fn bytes(&self) -> usize {
+        self.len()
+    }
+}
+
+impl Weighed for KeptClaim {
+    fn bytes(&self) -> usize {
+        self.asked.len() + self.number.len() + self.answer.as_ref().map_or(0, Vec::len)
+    }
+}
+
+/// Values by name, the names by when they expire, and the room that all of it takes.
 #[derive(Debug)]
 struct Expiring<V> {
     values: HashMap<String, (Time, V)>,
     order: BTreeSet<(Time, String)>,
+    bytes: usize,
 }
 
 impl<V> Default for Expiring<V> {
     fn default() -> Expiring<V> {
-        Expiring { values: HashMap::new(), order: BTreeSet::new() }
+        Expiring { values: HashMap::new(), order: BTreeSet::new(), bytes: 0 }
     }
 }
 
-impl<V> Expiring<V> {
+impl<V: Weighed> Expiring<V> {
     fn get(&self, name: &str, now: Time) -> Option<&V> {
         self.values.get(name).filter(|(expires, _)| *expires > now).map(|(_, value)| value)
     }
 
+    /// Whether or not its time has come.
+    fn get_any(&self, name: &str) -> Option<&V> {
+        self.values.get(name).map(|(_, value)| value)
+    }
+
     fn insert(&mut self, name: &str, expires: Time, value: V) {
-        if let Some((before, _)) = self.values.insert(name.to_owned(), (expires, value)) {
-            self.order.remove(&(before, name.to_owned()));
-        }
+        self.remove(name);
+        self.bytes = self.bytes.saturating_add(BYTES_PER_RECORD + value.bytes());
+        self.values.insert(name.to_owned(), (expires, value));
         self.order.insert((expires, name.to_owned()));
     }
 
     fn remove(&mut self, name: &str) -> Option<V> {
         let (expires, value) = self.values.remove(name)?;
         self.order.remove(&(expires, name.to_owned()));
+        self.bytes = self.bytes.saturating_sub(BYTES_PER_RECORD + value.bytes());
         Some(value)
     }
 
     /// The one that expired first.
     fn pop_expired(&mut self, now: Time) -> Option<(String, V)> {
-        let (expires, _) = self.order.first()?;
+        let (expires, name) = self.order.first()?;
         if *expires > now {
             return None;
         }
-        let (_, name) = self.order.pop_first()?;
-        let (_, value) = self.values.remove(&name)?;
+        let name = name.clone();
+        let value = self.remove(&name)?;
         Some((name, value))
     }
 }
@@ -107,16 +134,16 @@ impl Gone {
 }
 
 impl MemoryRecords {
-    /// Room for so many records, and for so many bytes of them, on the system's clock.
+    /// Room for so many reservations and as many claims, and for so many bytes of each, on the system's clock.
     pub fn new(max_records: usize, max_bytes: usize) -> MemoryRecords {
         MemoryRecords::on(SystemClock::new(), max_records, max_bytes)
     }
 }
 
 impl Default for MemoryRecords {
-    /// Room for a hundred thousand records in 64 MiB.
+    /// Room for a hundred thousand reservations in 32 MiB, and for as many claims.
     fn default() -> MemoryRecords {
-        MemoryRecords::new(100_000, 64 << 20)
+        MemoryRecords::new(100_000, 32 << 20)
     }
 }
 
@@ -130,27 +157,20 @@ impl<C: Clock> MemoryRecords<C> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes so many bytes, if there is room for another record of them.
-    fn make_room(&self, kept: &mut Kept, now: Time, bytes: usize) -> Result<(), NotKept> {
-        for _ in 0..DROPPED_AT_ONCE {
-            let Some((_, claim)) = kept.claims.pop_expired(now) else { break };
-            kept.bytes = kept.bytes.saturating_sub(claim.bytes());
-        }
-        let records = kept.reservations.values.len() + kept.claims.values.len();
-        let after = kept.bytes.saturating_add(bytes);
-        if records >= self.max_records || after > self.max_bytes {
-            return Err(NotKept::Full);
-        }
-        kept.bytes = after;
-        Ok(())
+    /// Whether there is room for another one among its kind.
+    fn room<V: Weighed>(&self, among: &Expiring<V>, value: &V) -> Result<(), NotKept> {
+        let after = among.bytes.saturating_add(BYTES_PER_RECORD + value.bytes());
+        let has_room = among.values.len() < self.max_records && after <= self.max_bytes;
+        if has_room { Ok(()) } else { Err(NotKept::Full) }
     }
 }
 
 impl<C: Clock + Send + Sync + 'static> Records for MemoryRecords<C> {
     async fn put(&self, id: &str, record: &[u8], expires: Duration) -> Result<(), NotKept> {
         let (now, mut kept) = (self.clock.now(), self.kept());
-        self.make_room(&mut kept, now, BYTES_PER_RECORD + record.len())?;
-        kept.reservations.insert(id, now.saturating_add(expires), record.to_vec());
+        let record = record.to_vec();
+        self.room(&kept.reservations, &record)?;
+        kept.reservations.insert(id, now.saturating_add(expires), record);
         Ok(())
     }
 
@@ -161,11 +181,10 @@ impl<C: Clock + Send + Sync + 'static> Records for MemoryRecords<C> {
         }
         if kept.reservations.get(id, now).is_none() {
             // One that has expired is left to whoever asks what is due.
-            let is_known = kept.reservations.values.contains_key(id);
+            let is_known = kept.reservations.get_any(id).is_some();
             return Ok(if is_known { Taken::Gone } else { Taken::Unknown });
         }
         let Some(record) = kept.reservations.remove(id) else { return Ok(Taken::Unknown) };
-        kept.bytes = kept.bytes.saturating_sub(BYTES_PER_RECORD + record.len());
         kept.gone.remember(id.to_owned());
         Ok(Taken::Record(record))
     }
@@ -175,42 +194,87 @@ impl<C: Clock + Send + Sync + 'static> Records for MemoryRecords<C> {
         let mut due = Vec::new();
         while due.len() < most {
             let Some((id, record)) = kept.reservations.pop_expired(now) else { break };
-            kept.bytes = kept.bytes.saturating_sub(BYTES_PER_RECORD + record.len());
             kept.gone.remember(id);
             due.push(record);
         }
         Ok(due)
     }
 
-    async fn claim(&self, name: &str, asked: &[u8], expires: Duration) -> Result<Claimed, NotKept> {
+    async fn claim(&self, claim: &Claim, expires: Duration) -> Result<Claimed, NotKept> {
         let (now, mut kept) = (self.clock.now(), self.kept());
-        if let Some(claim) = kept.claims.get(name, now) {
-            return Ok(Claimed::Before { asked: claim.asked.clone(), answer: claim.answer.clone() });
+        if let Some(before) = kept.claims.get(&claim.name, now) {
+            return Ok(Claimed::Before { asked: before.asked.clone(), answer: before.answer.clone() });
         }
-        if let Some(expired) = kept.claims.remove(name) {
-            kept.bytes = kept.bytes.saturating_sub(expired.bytes());
+        kept.claims.remove(&claim.name);
+        for _ in 0..DROPPED_AT_ONCE {
+            if kept.claims.pop_expired(now).is_none() {
+                break;
+            }
         }
-        let claim = Claim { asked: asked.to_vec(), answer: None };
-        self.make_room(&mut kept, now, claim.bytes())?;
-        kept.claims.insert(name, now.saturating_add(expires), claim);
+        let first = KeptClaim { asked: claim.asked.clone(), number: claim.number, answer: None };
+        self.room(&kept.claims, &first)?;
+        kept.claims.insert(&claim.name, now.saturating_add(expires), first);
         Ok(Claimed::First)
     }
 
-    async fn answer(&self, name: &str, answer: &[u8], expires: Duration) -> Result<(), NotKept> {
+    async fn answer(&self, claim: &Claim, answer: &[u8], expires: Duration) -> Result<(), NotKept> {
         let (now, mut kept) = (self.clock.now(), self.kept());
-        // A claim that has expired meanwhile may be somebody else's.
-        let Some(mut claim) = kept.claims.remove(name) else { return Ok(()) };
-        let before = claim.bytes();
-        claim.answer = Some(answer.to_vec());
-        kept.bytes = kept.bytes.saturating_sub(before).saturating_add(claim.bytes());
-        kept.claims.insert(name, now.saturating_add(expires), claim);
+        if kept.claims.get_any(&claim.name).is_some_and(|it| it.is(claim))
+            && let Some(ours) = kept.claims.remove(&claim.name)
+        {
+            let answered = KeptClaim { answer: Some(answer.to_vec()), ..ours };
+            kept.claims.insert(&claim.name, now.saturating_add(expires), answered);
+        }
         Ok(())
     }
 
-    async fn release(&self, name: &str) {
+    async fn release(&self, claim: &Claim) {
         let mut kept = self.kept();
-        if let Some(claim) = kept.claims.remove(name) {
-            kept.bytes = kept.bytes.saturating_sub(claim.bytes());
+        if kept.claims.get_any(&claim.name).is_some_and(|it| it.is(claim)) {
+            kept.claims.remove(&claim.name);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tollgate::ManualClock;
+
+    use super::*;
+
+    fn claim(number: u8) -> Claim {
+        Claim { name: "n".to_owned(), asked: vec![7], number: [number; CLAIM_NUMBER_BYTES] }
+    }
+
+    /// The first is slow: its claim is over, and the second has it, when it comes with its answer.
+    #[tokio::test]
+    async fn who_comes_late_leaves_the_claim_of_the_next_alone() {
+        let clock = ManualClock::new(Time::from_secs(1_000));
+        let records = MemoryRecords::on(clock.clone(), 1, 1 << 20);
+        let (first, second, moment) = (claim(1), claim(2), Duration::from_secs(1));
+        assert_eq!(records.claim(&first, moment).await, Ok(Claimed::First));
+        clock.advance(moment);
+        assert_eq!(records.claim(&second, moment).await, Ok(Claimed::First));
+        records.release(&first).await;
+        assert_eq!(records.answer(&first, b"first", moment).await, Ok(()));
+        let before = |answer: Option<&[u8]>| {
+            Ok(Claimed::Before { asked: vec![7], answer: answer.map(<[u8]>::to_vec) })
+        };
+        assert_eq!(records.claim(&first, moment).await, before(None));
+        assert_eq!(records.answer(&second, b"second", moment).await, Ok(()));
+        assert_eq!(records.claim(&first, moment).await, before(Some(b"second")));
+        records.release(&second).await;
+        assert_eq!(records.kept().claims.bytes, 0);
+    }
+
+    #[tokio::test]
+    async fn claims_and_reservations_have_a_room_each() {
+        let records = MemoryRecords::on(ManualClock::new(Time::from_secs(1_000)), 1, 1 << 20);
+        let moment = Duration::from_secs(1);
+        assert_eq!(records.claim(&claim(1), moment).await, Ok(Claimed::First));
+        assert_eq!(records.put("r", b"record", moment).await, Ok(()));
+        let other = Claim { name: "other".to_owned(), ..claim(1) };
+        assert_eq!(records.claim(&other, moment).await, Err(NotKept::Full));
+        assert_eq!(records.put("s", b"record", moment).await, Err(NotKept::Full));
     }
 }

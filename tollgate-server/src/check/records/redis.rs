@@ -10,7 +10,7 @@ use ring::rand::{SecureRandom, SystemRandom};
 use tollgate::Limiter;
 use tollgate::redis::{self, Redis, StoreError};
 
-use super::{Claimed, NotKept, Records, Taken};
+use super::{CLAIM_NUMBER_BYTES, Claim, Claimed, NotKept, Records, Taken};
 
 /// Records in Redis.
 #[derive(Clone, Debug)]
@@ -45,7 +45,7 @@ impl Seal {
 
     /// The text behind a number that is used once.
     fn seal(&self, text: &[u8]) -> Result<Vec<u8>, NotKept> {
-        let unable = || NotKept::Unreached("the system has no random numbers".to_owned());
+        let unable = || NotKept::NotSent("the system has no random numbers".to_owned());
         let mut once = [0; NONCE_LEN];
         SystemRandom::new().fill(&mut once).map_err(|_| unable())?;
         let mut sealed = text.to_vec();
@@ -65,19 +65,47 @@ impl Seal {
     }
 }
 
-fn unreached(why: StoreError) -> NotKept {
-    NotKept::Unreached(why.to_string())
+impl From<StoreError> for NotKept {
+    fn from(why: StoreError) -> NotKept {
+        match why {
+            StoreError::Away | StoreError::Busy | StoreError::Unreachable(_) => {
+                NotKept::NotSent(why.to_string())
+            }
+            // It was sent, and may have been done.
+            _ => NotKept::Unreached(why.to_string()),
+        }
+    }
+}
+
+/// How long a claim lasts that is made in order to be given up.
+const MOMENT: Duration = Duration::from_secs(1);
+
+/// What a claim is for, as it is kept, with the number of whose it is at its end.
+fn signed(claim: &Claim) -> Vec<u8> {
+    [&claim.asked[..], &claim.number].concat()
+}
+
+impl RedisRecords {
+    /// Whether a claim is still whose it was. One that is over is claimed again, if nobody else has claimed it meanwhile.
+    ///
+    /// It is looked before it is written, in two steps. Somebody else's claim could come in between only if ours ended at
+    /// that very moment, long after its answer was due.
+    async fn is_still_ours(&self, claim: &Claim, expires: Duration) -> Result<bool, NotKept> {
+        let signed = signed(claim);
+        let before = self.records.claim(&claim.name, &signed, expires).await?;
+        Ok(before.is_none_or(|before| before.asked == signed))
+    }
 }
 
 impl Records for RedisRecords {
     async fn put(&self, id: &str, record: &[u8], expires: Duration) -> Result<(), NotKept> {
         let sealed = self.seal.seal(record)?;
-        let has_room = self.records.put(id, &sealed, expires).await.map_err(unreached)?;
+        let has_room = self.records.put(id, &sealed, expires).await?;
         if has_room { Ok(()) } else { Err(NotKept::Full) }
     }
 
     async fn take(&self, id: &str) -> Result<Taken, NotKept> {
-        let taken = self.records.take(id).await.map_err(unreached)?;
+        let taken = self.records.take(id).await?;
         Ok(match taken {
             // What another program has written is no record.
             redis::Taken::Record(sealed) => self.seal.open(&sealed).map_or(Taken::Unknown, Taken::Record),
@@ -87,23 +115,30 @@ impl Records for RedisRecords {
     }
 
     async fn due(&self, most: usize) -> Result<Vec<Vec<u8>>, NotKept> {
-        let sealed = self.records.due(most).await.map_err(unreached)?;
+        let sealed = self.records.due(most).await?;
         Ok(sealed.iter().filter_map(|sealed| self.seal.open(sealed)).collect())
     }
 
-    async fn claim(&self, name: &str, asked: &[u8], expires: Duration) -> Result<Claimed, NotKept> {
-        let before = self.records.claim(name, asked, expires).await.map_err(unreached)?;
-        Ok(before
-            .map_or(Claimed::First, |before| Claimed::Before { asked: before.asked, answer: before.answer }))
+    async fn claim(&self, claim: &Claim, expires: Duration) -> Result<Claimed, NotKept> {
+        let before = self.records.claim(&claim.name, &signed(claim), expires).await?;
+        Ok(before.map_or(Claimed::First, |mut before| {
+            before.asked.truncate(before.asked.len().saturating_sub(CLAIM_NUMBER_BYTES));
+            Claimed::Before { asked: before.asked, answer: before.answer }
+        }))
     }
 
-    async fn answer(&self, name: &str, answer: &[u8], expires: Duration) -> Result<(), NotKept> {
-        self.records.answer(name, answer, expires).await.map_err(unreached)
+    async fn answer(&self, claim: &Claim, answer: &[u8], expires: Duration) -> Result<(), NotKept> {
+        if self.is_still_ours(claim, expires).await? {
+            self.records.answer(&claim.name, answer, expires).await?;
+        }
+        Ok(())
     }
 
-    async fn release(&self, name: &str) {
+    async fn release(&self, claim: &Claim) {
         // What cannot be forgotten expires.
-        let _ = self.records.forget(name).await;
+        if self.is_still_ours(claim, MOMENT).await == Ok(true) {
+            let _ = self.records.forget(&claim.name).await;
+        }
     }
 }
 
