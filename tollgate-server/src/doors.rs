@@ -182,8 +182,11 @@ impl Doors {
         let records = S::records(layer.limiter());
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().thread_name("door").build();
         let runtime = runtime.map_err(StartError::Thread)?;
+        let handle = runtime.handle().clone();
+        // Before anything can go wrong: a runtime that is simply dropped here would wait for its threads, and panic.
+        doors.runtime = Some(runtime);
         let behind = Arc::new(Behind { shared, records, counts: doors.counts.clone() });
-        let _entered = runtime.enter();
+        let _entered = handle.enter();
         let mut listen =
             |address| sockets.listen(address).map_err(|error| StartError::Listen(address, error));
         let unable = |address| move |error: io::Error| StartError::Listen(address, error);
@@ -211,8 +214,6 @@ impl Doors {
             let (address, serving) = resp::listen(listen(at)?, door).map_err(unable(at))?;
             doors.enter("resp", address, serving);
         }
-        drop(_entered);
-        doors.runtime = Some(runtime);
         Ok(doors)
     }
 

@@ -148,6 +148,22 @@ async fn what_a_dead_process_has_reserved_is_given_back() {
     assert_eq!(post(door, "/v1/settle", &late).await.0, 409, "nothing is given back twice");
 }
 
+/// Somebody else has the address of the second door: it is said which, and the first one closes again.
+#[tokio::test]
+async fn an_address_that_is_taken_is_named() {
+    let folder = Folder::new("doors-taken");
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap();
+    let file = folder.write(
+        "tollgate.yaml",
+        &format!("{LIMITS}doors: {{ http: 127.0.0.1:0, resp: \"{address}\" }}\nadmin: 127.0.0.1:0\n"),
+    );
+    let mut process = Process::run(&file);
+    assert_eq!(process.ended().await, 1, "{:?}", process.stderr());
+    process.line(&format!("cannot listen on {address}")).await;
+    assert_eq!(process.said("panicked"), 0, "{:?}", process.stderr());
+}
+
 /// Files of Envoy's rate limit service, as they are.
 #[tokio::test]
 async fn envoys_own_files_are_read_and_read_again() {
