@@ -43,8 +43,10 @@ impl Doors {
 pub struct HttpDoor {
     /// Where it is.
     pub door: Door,
-    /// Whether callers may give back what they do not prove to have taken, and forget keys.
+    /// Whether callers may give back what they do not prove to have taken.
     pub refunds: bool,
+    /// Whether callers may forget keys, bans included.
+    pub resets: bool,
     /// What proxies are told that ask before they let a request through.
     pub authorize: Authorize,
 }
@@ -121,7 +123,9 @@ const TOKEN_EXAMPLE: &str =
 const TOKEN_BYTES_MIN: usize = 16;
 const ADMIN_DEFAULT: ([u8; 4], u16) = ([127, 0, 0, 1], 9180);
 /// What every proxy takes for a denial. Those that pass on any status may ask for 429.
-const DENY_STATUS_DEFAULT: u32 = 403;
+const DENY_STATUS_DEFAULT: u16 = 403;
+/// What proxies may be told, as it is written.
+const DENY_STATUSES: [(&str, u16); 3] = [("401", 401), ("403", 403), ("429", 429)];
 const CONNECTIONS_DEFAULT: u32 = 10_000;
 const CONNECTIONS_MAX: u32 = 1_000_000;
 
@@ -138,8 +142,9 @@ pub(crate) fn doors(
         let (door, fields) = door(reader, node, &HTTP, outside);
         let fields = fields.as_ref();
         let refunds = yes_or_no(reader, fields, "refunds", false);
+        let resets = yes_or_no(reader, fields, "resets", false);
         let authorize = authorize(reader, fields.and_then(|fields| fields.get("authorize")), limits);
-        Some(HttpDoor { door: door?, refunds, authorize })
+        Some(HttpDoor { door: door?, refunds, resets, authorize })
     });
     let grpc = fields.get("grpc").and_then(|node| {
         let (door, fields) = door(reader, node, &GRPC, outside);
@@ -166,16 +171,22 @@ fn yes_or_no(reader: &mut Reader, fields: Option<&Fields<'_>>, name: &str, usual
 fn authorize(reader: &mut Reader, node: Option<&Node>, known: &LimitNames<'_>) -> Authorize {
     let fields = node.and_then(|node| reader.fields(node, "authorize", names::AUTHORIZE, AUTHORIZE_EXAMPLE));
     let deny_status = fields.as_ref().and_then(|fields| fields.get("deny_status"));
-    let deny_status = reader
-        .or(deny_status, DENY_STATUS_DEFAULT, |reader, node| reader.number(node, "deny_status", 400..=599));
+    let deny_status = reader.or(deny_status, DENY_STATUS_DEFAULT, |reader, node| {
+        reader.parsed(node, |word| {
+            let known = DENY_STATUSES.iter().find(|(text, _)| *text == word);
+            known.map(|(_, status)| *status).ok_or_else(|| Fault {
+                what: format!("deny_status is {}, which proxies do not take for a denial", quoted(word)),
+                instead: "write 403, which all of them understand, or 401 or 429".to_owned(),
+            })
+        })
+    });
     let named = fields.as_ref().and_then(|fields| fields.get("limits"));
     let (limits, slots) = named_limits(reader, named, known);
     if let (Some(node), false) = (named, slots.is_empty()) {
         let what = "a limit on requests under way cannot be asked for a request that has not begun";
         reader.wrong(node.place, what, "write limits that have an algorithm");
     }
-    // At most 599.
-    Authorize { deny_status: deny_status as u16, limits }
+    Authorize { deny_status, limits }
 }
 
 /// Where the admin listener is, unless it is off. Read after all others, whose addresses come first.

@@ -46,7 +46,7 @@ impl DoorSettings {
                 limits: config.named_limits,
                 token: http.and_then(|http| http.door.token.clone()),
                 refunds: http.is_some_and(|http| http.refunds),
-                resets: http.is_some_and(|http| http.refunds),
+                resets: http.is_some_and(|http| http.resets),
                 trusted: config.client.clone(),
                 deny_status: http.map_or(403, |http| http.authorize.deny_status),
                 authorize_limits: http.map(|http| Chosen(http.authorize.limits.as_slice().into())),

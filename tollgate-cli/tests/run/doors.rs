@@ -164,6 +164,23 @@ async fn an_address_that_is_taken_is_named() {
     assert_eq!(process.said("panicked"), 0, "{:?}", process.stderr());
 }
 
+/// To give back and to forget are two permissions: who may forget a key lifts its bans.
+#[tokio::test]
+async fn refunds_and_resets_are_allowed_one_by_one() {
+    let folder = Folder::new("doors-resets");
+    for (allowed, refund, reset) in [("refunds: true", 200, 403), ("resets: true", 403, 200)] {
+        let door = format!("doors: {{ http: {{ listen: 127.0.0.1:0, {allowed} }} }}\nadmin: 127.0.0.1:0\n");
+        let file = folder.write("tollgate.yaml", &format!("{LIMITS}{door}"));
+        let mut process = Process::run(&file);
+        let door = http(&process).await;
+        let asked = json!({ "limit": "per-user", "key": "alice" });
+        assert_eq!(post(door, "/v1/refund", &asked).await.0, refund, "{allowed}");
+        assert_eq!(post(door, "/v1/reset", &asked).await.0, reset, "{allowed}");
+        process.signal(Signal::SIGTERM);
+        assert_eq!(process.ended().await, 0);
+    }
+}
+
 /// Files of Envoy's rate limit service, as they are.
 #[tokio::test]
 async fn envoys_own_files_are_read_and_read_again() {

@@ -82,8 +82,8 @@ async fn decide<T: Source>(door: &T, request: Request) -> Result<Response<Body>,
     let settings = &*snapshot.settings;
     let peer = request.extensions().get::<Peer>().copied();
     let Some(Peer(peer)) = peer.filter(|peer| settings.trusted.trusts(peer.0)) else {
-        let why = "only proxies ask here, and this address is none of them; add it to \
-                   `doors.http.authorize.trusted`";
+        let why = "only proxies ask here, and this address is none of them; add it to the file: \
+                   `client: { trusted: [...] }`";
         return Err(Refusal::new(StatusCode::FORBIDDEN, why));
     };
     let in_query = DenyStatus::in_query(request.uri().query(), &DENY_STATUSES)?;

@@ -89,7 +89,7 @@ async fn strangers_are_told_nothing() {
         settings.trusted = Trust::proxies([parse_cidr("10.0.0.0/8").unwrap()]);
     }));
     let why = ask(&door, "", &original("GET", "/", "203.0.113.7")).await.problem(403);
-    assert!(why.contains("doors.http.authorize.trusted"), "{why}");
+    assert!(why.contains("client: { trusted"), "{why}");
 }
 
 /// Whoever describes a request badly gets no yes.
