@@ -33,6 +33,8 @@ pub(crate) struct DoorSettings {
     check: Arc<check::Settings>,
     domains: Arc<rls::Domains>,
     rls: Arc<rls::Options>,
+    /// The same asked as JSON at the HTTP door, by what is allowed there.
+    rls_json: Arc<rls::Options>,
     resp_token: Option<Secret>,
     resp_connections: usize,
 }
@@ -56,6 +58,10 @@ impl DoorSettings {
                 token: grpc.and_then(|grpc| grpc.door.token.clone()),
                 refunds: grpc.is_some_and(|grpc| grpc.refunds),
                 headers: grpc.is_some_and(|grpc| grpc.headers),
+                ..rls::Options::default()
+            }),
+            rls_json: Arc::new(rls::Options {
+                refunds: http.is_some_and(|http| http.refunds),
                 ..rls::Options::default()
             }),
             resp_token: resp.and_then(|resp| resp.door.token.clone()),
@@ -115,7 +121,9 @@ impl<S: Stored> check::Source for Behind<S> {
     fn other_routes(&self) -> Router {
         let (shared, counts) = (self.shared.clone(), self.counts.clone());
         let json = async move |body: Bytes| {
-            let (status, text) = rls::json(&body, &rls_snapshot(&shared, &counts)).await;
+            let mut snapshot = rls_snapshot(&shared, &counts);
+            snapshot.options = shared.state.load().doors.rls_json.clone();
+            let (status, text) = rls::json(&body, &snapshot).await;
             (status, [(CONTENT_TYPE, "application/json")], text).into_response()
         };
         Router::new().route("/json", post(json)).layer(DefaultBodyLimit::max(rls::MESSAGE_BYTES_MAX))

@@ -50,7 +50,7 @@ async fn post(address: SocketAddr, path: &str, body: &Value) -> (u16, Value) {
 async fn check(address: SocketAddr, what: &str, cost: u32) -> (bool, u64) {
     let asked = json!({ "limit": "per-user", "key": "alice", "cost": cost });
     let (status, told) = post(address, what, &asked).await;
-    assert_eq!(status, 200, "{told}");
+    assert_eq!((status, &told["degraded"]), (200, &json!(false)), "{told}");
     (told["allowed"].as_bool().unwrap(), told["limits"][0]["remaining"].as_u64().unwrap())
 }
 
@@ -115,8 +115,10 @@ async fn doors_need_no_gateway() {
 #[tokio::test]
 async fn what_a_dead_process_has_reserved_is_given_back() {
     let (folder, server) = (Folder::new("doors-crash"), RedisServer::start().unwrap());
-    let store =
-        format!("store: {{ redis: {{ address: \"{}\", secret: a-secret-of-a-test }} }}\n", server.url());
+    let store = format!(
+        "store: {{ redis: {{ address: \"{}\", secret: a-secret-of-a-test, deadline: 1s }} }}\n",
+        server.url()
+    );
     let file = folder.write("tollgate.yaml", &format!("{store}{LIMITS}{DOORS}"));
     let mut first = Process::run(&file);
     let door = http(&first).await;
@@ -160,7 +162,7 @@ async fn an_address_that_is_taken_is_named() {
     );
     let mut process = Process::run(&file);
     assert_eq!(process.ended().await, 1, "{:?}", process.stderr());
-    process.line(&format!("cannot listen on {address}")).await;
+    process.line(&format!("{address} is in use by another program")).await;
     assert_eq!(process.said("panicked"), 0, "{:?}", process.stderr());
 }
 
@@ -211,4 +213,27 @@ async fn envoys_own_files_are_read_and_read_again() {
     assert!(process.said("edge.yaml:2:") > 0, "{:?}", process.stderr());
     process.signal(Signal::SIGTERM);
     assert_eq!(process.ended().await, 0);
+}
+
+/// What one door may do, another may not for that.
+#[tokio::test]
+async fn refunds_are_allowed_door_by_door() {
+    let folder = Folder::new("doors-refunds");
+    let domains =
+        "domains: { edge: [{ key: user, fixed_window: { limit: 9, window: 1w, align: first_request } }] }\n";
+    let give_back = json!({ "domain": "edge", "descriptors": [
+        { "entries": [{ "key": "user", "value": "ann" }], "hitsAddend": "5", "isNegativeHits": true },
+    ]});
+    for (number, (grpc, http, expected)) in
+        [(true, false, 400..500), (false, true, 200..201)].into_iter().enumerate()
+    {
+        let doors = format!(
+            "doors:\n  grpc: {{ listen: 127.0.0.1:0, refunds: {grpc} }}\n  http: {{ listen: 127.0.0.1:0, refunds: {http} }}\nadmin: off\n"
+        );
+        let file = folder.write(&format!("{number}.yaml"), &format!("{domains}{doors}"));
+        let process = Process::run(&file);
+        let door = self::http(&process).await;
+        let (status, told) = post(door, "/json", &give_back).await;
+        assert!(expected.contains(&status), "grpc {grpc}, http {http}: {status} {told}");
+    }
 }
