@@ -4,6 +4,8 @@ use std::error::Error;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
+use testbed::process::target_folder;
+
 /// Where a program is, if it is installed.
 pub(crate) fn find(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
@@ -29,6 +31,29 @@ pub(crate) fn debian(program: &str, package: &str) -> Result<PathBuf, Box<dyn Er
         install(&package_line);
     }
     find(program).ok_or_else(|| format!("not installed; try `sudo apt-get install {package}`").into())
+}
+
+/// The program that people run: this one, or it is built, with this one's profile settings if the environment has any.
+pub(crate) fn tollgate(built: Option<PathBuf>) -> Result<PathBuf, Box<dyn Error>> {
+    if let Some(program) = built {
+        return Ok(program);
+    }
+    let target = target_folder()?;
+    eprintln!("building tollgate");
+    let mut build = cargo();
+    build
+        .args(["build", "--quiet", "--release", "--package", "tollgate-cli", "--target-dir"])
+        .arg(&target)
+        .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
+    match succeeds(&mut build) {
+        true => Ok(target.join("release/tollgate")),
+        false => Err("tollgate cannot be built".into()),
+    }
+}
+
+/// The cargo that has built this.
+pub(crate) fn cargo() -> Command {
+    Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
 }
 
 /// Whether a command ends well.

@@ -9,8 +9,8 @@
 //! | `redis` | decisions inside Redis |
 //! | `gateway` | our gateway beside other proxies |
 //! | `doors` | our doors for other protocols beside other servers |
-//! | `install` | programs that take part, installed where that is possible |
-//! | `process` | a program that runs, and is gone when its value is |
+//! | `install` | programs that take part, built or installed where that is possible |
+//! | `wrk` | who asks over HTTP |
 //! | `contenders` | who takes part, each by its natural fastest call |
 //! | `keys` | what is asked for: the keys, and the order in which requests name them |
 //! | `timing` | pinned workers that time themselves |
@@ -29,6 +29,7 @@ mod redis;
 mod report;
 mod resident;
 mod timing;
+mod wrk;
 
 use std::error::Error;
 use std::fmt::Display;
@@ -80,7 +81,7 @@ enum Bench {
         #[arg(long, value_name = "FILE")]
         binary: Option<PathBuf>,
     },
-    /// The door of the Redis protocol beside throttlecrab's server and Redis itself: processor time per decision
+    /// The doors for RESP, HTTP and gRPC beside throttlecrab's server and Redis itself: processor time per decision
     Doors {
         /// A smoke test of one round; its figures are not to be quoted
         #[arg(long)]
@@ -88,10 +89,13 @@ enum Bench {
         /// Also write every round's figure to this file
         #[arg(long, value_name = "FILE")]
         json: Option<PathBuf>,
+        /// A `tollgate` that is built already
+        #[arg(long, value_name = "FILE")]
+        binary: Option<PathBuf>,
     },
-    /// Our door by itself; the bench of the doors runs itself with this
+    /// Who asks over gRPC; the bench of the doors runs itself with this
     #[command(hide = true)]
-    RespDoor { port: u16 },
+    GrpcLoad(doors::Load),
     /// One contender's bytes per key; the memory bench runs itself with this for each of them
     #[command(hide = true)]
     Resident {
@@ -125,11 +129,11 @@ fn run(bench: Bench) -> Result<(), Box<dyn Error>> {
             let size = if quick { gateway::Size::QUICK } else { gateway::Size::FULL };
             tell(&gateway::run(&size, binary)?, json)?;
         }
-        Bench::Doors { quick, json } => {
+        Bench::Doors { quick, json, binary } => {
             let size = if quick { doors::Size::QUICK } else { doors::Size::FULL };
-            tell(&doors::run(&size)?, json)?;
+            tell(&doors::run(&size, binary)?, json)?;
         }
-        Bench::RespDoor { port } => doors::serve(port)?,
+        Bench::GrpcLoad(load) => println!("{}", doors::ask_many(&load)?),
         Bench::Resident { who, keys } => println!("{}", resident::bytes_held(who, keys)?),
     }
     Ok(())

@@ -3,6 +3,22 @@
 use std::path::Path;
 use std::process::Command;
 
+/// What a quick run says that starts our program.
+fn with_tollgate(name: &str) -> String {
+    let bench = Path::new(env!("CARGO_BIN_EXE_bench"));
+    // Where everything is tested, the program is there already; it need not be a fast one to be asked.
+    let tollgate = bench.with_file_name("tollgate");
+    if !tollgate.is_file() {
+        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        let built =
+            Command::new(cargo).args(["build", "--quiet", "--package", "tollgate-cli"]).status().unwrap();
+        assert!(built.success());
+    }
+    let run = Command::new(bench).args([name, "--quick", "--binary"]).arg(tollgate).output().unwrap();
+    assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
+    String::from_utf8(run.stdout).unwrap()
+}
+
 #[test]
 fn the_quick_report_has_a_row_for_every_scenario_and_a_line_for_every_goal() {
     let run = Command::new(env!("CARGO_BIN_EXE_bench")).args(["memory", "--quick"]).output().unwrap();
@@ -82,18 +98,7 @@ fn the_quick_report_on_redis_has_every_row_and_goal() {
 
 #[test]
 fn the_quick_report_on_gateways_has_every_row_and_goal() {
-    let bench = Path::new(env!("CARGO_BIN_EXE_bench"));
-    // Where everything is tested, the program is there already; it need not be a fast one to be asked.
-    let tollgate = bench.with_file_name("tollgate");
-    if !tollgate.is_file() {
-        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        let built =
-            Command::new(cargo).args(["build", "--quiet", "--package", "tollgate-cli"]).status().unwrap();
-        assert!(built.success());
-    }
-    let run = Command::new(bench).args(["gateway", "--quick", "--binary"]).arg(tollgate).output().unwrap();
-    assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
-    let report = String::from_utf8(run.stdout).unwrap();
+    let report = with_tollgate("gateway");
 
     assert!(report.contains("not to be quoted"), "{report}");
     let (allowed, denied) = report.split_once("denied: 429").unwrap();
@@ -124,5 +129,47 @@ fn the_quick_report_on_gateways_has_every_row_and_goal() {
         let line = line.unwrap_or_else(|| panic!("no line {goal:?} in\n{report}"));
         assert!(line.starts_with("met ") || line.starts_with("NOT met "), "{line}");
         assert!(!line.contains("NaN"), "{line}");
+    }
+}
+
+#[test]
+fn the_quick_report_on_doors_has_every_row_and_goal() {
+    let report = with_tollgate("doors");
+
+    assert!(report.contains("not to be quoted"), "{report}");
+    // It takes minutes to build, so it is there only where somebody has run the whole bench.
+    let is_alone = report.contains("left out: throttlecrab: not installed");
+    let theirs = (!is_alone).then_some("throttlecrab");
+    let resp = ["tollgate, CL.THROTTLE", "tollgate, TG.CHECK"];
+    for (way, ours) in [
+        ("RESP, 16 in a pipeline", &resp[..]),
+        ("RESP, one at a time", &resp),
+        ("HTTP", &["tollgate, /v1/check"]),
+        ("gRPC", &["tollgate, ShouldRateLimit"]),
+    ] {
+        for job in ["allowed", "denied"] {
+            let title = format!("\n{way}, {job} ");
+            let (_, table) = report.split_once(&title).unwrap_or_else(|| panic!("no {title:?} in\n{report}"));
+            let (table, _) = table.split_once("\n\n").unwrap();
+            let is_counted = way.starts_with("RESP") && job == "allowed";
+            let redis = is_counted.then_some("Redis, INCR");
+            for name in ours.iter().copied().chain(theirs).chain(redis) {
+                assert!(table.contains(&format!("\n{name:<32}  ")), "no {name:?} in {title:?} of\n{report}");
+            }
+            assert!(!table.contains("NaN"), "{table}");
+        }
+    }
+    for goal in [
+        "tollgate, CL.THROTTLE, RESP, 16 in a pipeline: ",
+        "tollgate, CL.THROTTLE, RESP, one at a time: ",
+        "tollgate, TG.CHECK, RESP, 16 in a pipeline: ",
+        "tollgate, TG.CHECK, RESP, one at a time: ",
+        "tollgate, /v1/check, HTTP: ",
+    ] {
+        let goal = format!("<= throttlecrab's processor time per decision, {goal}");
+        let line = report.lines().find(|line| line.contains(&goal));
+        assert_eq!(line.is_none(), is_alone, "{goal:?} in\n{report}");
+        let is_told = |line: &str| line.starts_with("met ") || line.starts_with("NOT met ");
+        assert!(line.is_none_or(is_told), "{line:?}");
     }
 }

@@ -30,6 +30,11 @@ pub fn free_port() -> io::Result<u16> {
     Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
 }
 
+/// Waits until somebody listens on a port of the loopback. Says whether anybody does.
+pub fn listens(port: u16) -> bool {
+    wait_until(START_PATIENCE, || TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok())
+}
+
 /// The folder for what is built.
 ///
 /// # Errors
@@ -112,7 +117,7 @@ impl Running {
             .stderr(fs::File::create(&log)?)
             .spawn()?;
         let running = Running { keeper };
-        if !wait_until(START_PATIENCE, || TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok()) {
+        if !listens(port) {
             let said = fs::read_to_string(&log).unwrap_or_default();
             return Err(io::Error::other(format!("{name} does not listen on port {port}: {said}")));
         }

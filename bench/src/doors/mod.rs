@@ -1,4 +1,4 @@
-//! Our door of the Redis protocol beside throttlecrab's server and Redis itself: the same client, the same keys, on one
+//! Our doors for other protocols beside throttlecrab's server and Redis itself: the same clients, the same keys, on one
 //! machine in one run.
 //!
 //! A contender's figure is the processor time of its process over the decisions that it was asked for: that is what a
@@ -6,106 +6,158 @@
 //!
 //! | file | what it does |
 //! |---|---|
-//! | `ours` | the door, in a process of its own |
+//! | `ours` | tollgate, with all of its doors open |
 //! | `peers` | the others, installed where that is possible |
+//! | `ask` | asks a contender: redis-benchmark, wrk with `check.lua`, or this program again |
+//! | `grpc` | who asks over gRPC |
 //! | `report` | the figures, and what was promised |
 #![allow(clippy::float_arithmetic, reason = "figures for people; nothing is decided by them")]
 
+mod ask;
+mod grpc;
 mod ours;
 mod peers;
 mod report;
 
 use std::error::Error;
-use std::process::Command;
+use std::path::PathBuf;
 
-pub(crate) use self::ours::serve;
-use self::report::{Report, Row};
+use clap::ValueEnum;
+use serde::Serialize;
 use testbed::process::{Folder, Running};
+
+use self::ask::Ask;
+pub(crate) use self::grpc::{Load, ask_many};
+use self::report::{Report, Row};
+use crate::install::{debian, tollgate};
 
 /// How much is done.
 pub(crate) struct Size {
     quick: bool,
     rounds: usize,
-    /// Decisions in one round, with one in a pipeline and with more.
-    alone: usize,
+    /// As many keys are asked about, in no order.
+    keys: usize,
+    /// Decisions in one round; over HTTP it is a second of them.
     piped: usize,
+    alone: usize,
+    grpc: usize,
 }
 
 impl Size {
-    pub(crate) const FULL: Size = Size { quick: false, rounds: 7, alone: 60_000, piped: 300_000 };
-    pub(crate) const QUICK: Size = Size { quick: true, rounds: 1, alone: 5_000, piped: 20_000 };
+    pub(crate) const FULL: Size =
+        Size { quick: false, rounds: 7, keys: 10_000, piped: 300_000, alone: 60_000, grpc: 40_000 };
+    pub(crate) const QUICK: Size =
+        Size { quick: true, rounds: 1, keys: 500, piped: 20_000, alone: 5_000, grpc: 5_000 };
 }
 
-/// Decisions in one pipeline. With one, most of the time is the network's.
-const DEPTHS: [usize; 2] = [16, 1];
-const CONNECTIONS: &str = "50";
-/// As many keys are asked about, by chance.
-const KEYS: &str = "10000";
+/// What the answers are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Job {
+    /// Every key has plenty.
+    Allowed,
+    /// Every key has two, and then no more for an hour. With one, throttlecrab 0.4.40 denies nothing.
+    Denied,
+}
 
-/// Who is asked, and what.
+impl Job {
+    const ALL: [Job; 2] = [Job::Allowed, Job::Denied];
+
+    fn name(self) -> &'static str {
+        match self {
+            Job::Allowed => "allowed",
+            Job::Denied => "denied",
+        }
+    }
+}
+
+/// How a decision is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Way {
+    /// By the protocol of Redis, so many at a time.
+    Piped,
+    /// One at a time: most of it is the network's.
+    Alone,
+    Http,
+    Grpc,
+}
+
+impl Way {
+    const ALL: [Way; 4] = [Way::Piped, Way::Alone, Way::Http, Way::Grpc];
+
+    fn name(self) -> &'static str {
+        match self {
+            Way::Piped => "RESP, 16 in a pipeline",
+            Way::Alone => "RESP, one at a time",
+            Way::Http => "HTTP",
+            Way::Grpc => "gRPC",
+        }
+    }
+}
+
+/// A server that runs, for one of the jobs.
 struct Contender {
-    name: &'static str,
+    job: Job,
     process: Running,
+    questions: Vec<Question>,
+}
+
+/// What a contender is asked, and where.
+struct Question {
+    name: &'static str,
     port: u16,
-    command: &'static [&'static str],
+    ask: Ask,
+}
+
+/// A question in one way: a row of the report.
+struct Visit<'a> {
+    process: &'a Running,
+    question: &'a Question,
+    row: Row,
 }
 
 /// Runs everything. Progress goes to standard error.
-pub(crate) fn run(size: &Size) -> Result<Report, Box<dyn Error>> {
+pub(crate) fn run(size: &Size, binary: Option<PathBuf>) -> Result<Report, Box<dyn Error>> {
+    debian("wrk", "wrk")?;
+    let throttlecrab = peers::throttlecrab(size.quick);
+    let binary = tollgate(binary)?;
     let folder = Folder::new()?;
-    let mut contenders = ours::start(&folder)?;
-    let left_out = peers::start(&folder, &mut contenders)?;
-    let mut rows: Vec<Row> = Vec::new();
-    for depth in DEPTHS {
-        rows.extend(contenders.iter().map(|contender| Row::new(contender.name, depth)));
+    let mut contenders = vec![peers::redis(&folder)?];
+    for job in Job::ALL {
+        contenders.push(ours::start(&binary, &folder, job)?);
+        if let Ok(program) = &throttlecrab {
+            contenders.push(peers::start(program, &folder, job)?);
+        }
     }
+
+    let mut groups: Vec<Vec<Visit<'_>>> = Vec::new();
+    for (job, way) in Job::ALL.into_iter().flat_map(|job| Way::ALL.map(|way| (job, way))) {
+        let mut group = Vec::new();
+        for Contender { process, questions, .. } in contenders.iter().filter(|it| it.job == job) {
+            for question in questions.iter().filter(|question| question.ask.is_asked(way)) {
+                group.push(Visit { process, question, row: Row::new(question.name, way, job) });
+            }
+        }
+        groups.push(group);
+    }
+    // The first round makes the keys known, and uses them up where that is the job.
     let warm_up = usize::from(!size.quick);
     for round in 0..size.rounds + warm_up {
         eprintln!("round {} of {}", round + 1, size.rounds + warm_up);
-        for (at, row) in rows.iter_mut().enumerate() {
-            let contender = &contenders[at % contenders.len()];
-            let requests = if row.depth == 1 { size.alone } else { size.piped };
-            let (cpu_us, per_second) = visit(contender, row.depth, requests)?;
-            if round >= warm_up {
-                row.cpu_us.push(cpu_us);
-                row.per_second.push(per_second);
+        for group in &mut groups {
+            let len = group.len();
+            for turn in 0..len {
+                let Visit { process, question, row } = &mut group[(turn + round) % len];
+                let figure = ask::visit(process, question, row, size, &folder)
+                    .map_err(|error| format!("{}, {}: {error}", row.name, row.way.name()))?;
+                if round >= warm_up {
+                    row.rounds.push(figure);
+                }
             }
         }
     }
-    drop(contenders);
+    let rows = groups.into_iter().flatten().map(|visit| visit.row).collect();
+    let left_out = throttlecrab.err().map(|why| format!("throttlecrab: {why}"));
     Ok(Report::new(size.quick, left_out, rows))
-}
-
-/// Asks one of them. Processor time per decision, and decisions per second.
-fn visit(contender: &Contender, depth: usize, requests: usize) -> Result<(f64, f64), Box<dyn Error>> {
-    let before = contender.process.cpu_us()?;
-    let output = Command::new("redis-benchmark")
-        .args(["-p", &contender.port.to_string(), "-c", CONNECTIONS, "-r", KEYS, "--csv"])
-        .args(["-n", &requests.to_string(), "-P", &depth.to_string()])
-        .args(contender.command)
-        .output()
-        .map_err(|error| format!("redis-benchmark: {error}; try `sudo apt-get install redis-tools`"))?;
-    let spent = contender.process.cpu_us()? - before;
-    let text = String::from_utf8_lossy(&output.stdout);
-    let per_second = per_second(&text)
-        .ok_or_else(|| format!("{}: {text} {}", contender.name, String::from_utf8_lossy(&output.stderr)))?;
-    Ok((spent as f64 / requests as f64, per_second))
-}
-
-/// The second field of the last line: requests per second.
-fn per_second(csv: &str) -> Option<f64> {
-    let line = csv.lines().rfind(|line| line.starts_with('"'))?;
-    line.split("\",\"").nth(1)?.parse().ok()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_redis_benchmark_says_is_read() {
-        let text = "\"test\",\"rps\",\"avg_latency_ms\"\n\"CL.THROTTLE user 1 1 1\",\"66666.67\",\"0.400\"\n";
-        assert_eq!(per_second(text), Some(66666.67));
-        assert_eq!(per_second("nothing"), None);
-    }
 }

@@ -1,72 +1,55 @@
-//! Our door, in a process of its own.
+//! Tollgate, with all of its doors open.
 
 use std::error::Error;
-use std::sync::Arc;
-use std::time::Duration;
+use std::path::Path;
 
-use tokio::runtime::Runtime;
-use tokio::sync::watch;
-use tollgate::tower::RateLimitLayer;
-use tollgate::tower::key::{Key, Part};
-use tollgate::tower::rule::Rule;
-use tollgate::{Limit, Memory, Rate, Style};
-use tollgate_config::Secret;
-use tollgate_server::Sockets;
-use tollgate_server::resp::{Behind, Counts, Door, Patience, listen};
-
-use super::Contender;
 use testbed::process::{Folder, Running, free_port};
+
+use super::ask::Ask;
+use super::grpc::Api;
+use super::peers::listens_on;
+use super::{Contender, Job, Question};
 
 pub(super) const CL_THROTTLE: &str = "tollgate, CL.THROTTLE";
 pub(super) const CHECK: &str = "tollgate, TG.CHECK";
+pub(super) const HTTP: &str = "tollgate, /v1/check";
+pub(super) const GRPC: &str = "tollgate, ShouldRateLimit";
 
-/// The same limits for as long as it runs.
-struct Fixed(RateLimitLayer);
-
-impl Behind for Fixed {
-    type Store = Memory;
-
-    fn limits(&self) -> Option<RateLimitLayer> {
-        Some(self.0.clone())
-    }
-
-    fn token(&self) -> Option<Secret> {
-        None
-    }
-
-    fn max_connections(&self) -> usize {
-        1_000
-    }
-}
-
-/// Serves until the process is killed.
-pub(crate) fn serve(port: u16) -> Result<(), Box<dyn Error>> {
-    let rate = Rate::new(1_000_000, Duration::from_secs(1))?;
-    let limit = Limit::token_bucket(1_000_000, rate, Style::Smooth)?;
-    let rule = Rule::new("plenty", limit).key(Key::of(Part::header("X-User-Id")));
-    let layer = RateLimitLayer::builder().rule(rule).build()?;
-    let (_draining, draining) = watch::channel(false);
-    let counts = Arc::new(Counts::default());
-    let door = Door { behind: Arc::new(Fixed(layer)), counts, patience: Patience::default(), draining };
-    let runtime = Runtime::new()?;
-    let _in_it = runtime.enter();
-    let listener = Sockets::default().listen(([127, 0, 0, 1], port).into())?;
-    let (_, serving) = listen(listener, door)?;
-    runtime.block_on(serving);
-    Ok(())
-}
-
-/// A process for each of the commands.
-pub(super) fn start(folder: &Folder) -> Result<Vec<Contender>, Box<dyn Error>> {
-    let program = std::env::current_exe()?;
-    let commands: [(&str, &[&str]); 2] = [
-        (CL_THROTTLE, &["CL.THROTTLE", "user:__rand_int__", "999999", "1000000", "1"]),
-        (CHECK, &["TG.CHECK", "plenty", "user:__rand_int__"]),
-    ];
-    let start = |(name, command)| {
-        let port = free_port()?;
-        let process = Running::start(folder, "tollgate", &program, &["resp-door", &port.to_string()], port)?;
-        Ok(Contender { name, process, port, command })
+/// The program that people run, with metrics on.
+pub(super) fn start(binary: &Path, folder: &Folder, job: Job) -> Result<Contender, Box<dyn Error>> {
+    let [resp, http, grpc, admin] = [free_port()?, free_port()?, free_port()?, free_port()?];
+    let bucket = match job {
+        Job::Allowed => "{ capacity: 1000000, refill: 1000000/s }",
+        Job::Denied => "{ capacity: 2, refill: 1/h }",
     };
-    commands.into_iter().map(start).collect()
+    let config = format!(
+        "limits:
+  per-user: {{ key: {{ header: X-User-Id }}, token_bucket: {bucket} }}
+domains:
+  edge:
+    - {{ key: user, token_bucket: {bucket} }}
+doors: {{ http: '127.0.0.1:{http}', grpc: '127.0.0.1:{grpc}', resp: '127.0.0.1:{resp}' }}
+admin: 127.0.0.1:{admin}
+"
+    );
+    let name = format!("tollgate-{}", job.name());
+    let config = folder.write(&format!("{name}.yaml"), &config)?.display().to_string();
+    let process = Running::start(folder, &name, binary, &["run", "--config", &config], resp)?;
+    listens_on(&[http, grpc])?;
+
+    // The first number says whether a request is limited, and with TG.CHECK whether it is allowed.
+    let (limit, throttle_answer, check_answer) = match job {
+        Job::Allowed => (["999999", "1000000", "1"], "*5\r\n:0\r\n", "*6\r\n:1\r\n"),
+        Job::Denied => (["1", "1", "3600"], "*5\r\n:1\r\n", "*6\r\n:0\r\n"),
+    };
+    let throttle = Ask::command(&["CL.THROTTLE"], &limit, throttle_answer);
+    let check = Ask::command(&["TG.CHECK", "per-user"], &[], check_answer);
+    let post = Ask::Http { path: "/v1/check", body: r#"{"limit":"per-user","key":"%s"}"#.to_owned() };
+    let questions = vec![
+        Question { name: CL_THROTTLE, port: resp, ask: throttle },
+        Question { name: CHECK, port: resp, ask: check },
+        Question { name: HTTP, port: http, ask: post },
+        Question { name: GRPC, port: grpc, ask: Ask::Grpc(Api::Envoy) },
+    ];
+    Ok(Contender { job, process, questions })
 }

@@ -1,60 +1,92 @@
-//! The others: throttlecrab's server, which speaks the same protocol, and Redis, which counts and does not limit.
+//! The others: throttlecrab's server, which speaks the same protocols, and Redis, which counts and does not limit.
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
-use super::Contender;
-use crate::install::{debian, succeeds};
-use testbed::process::{Folder, Running, free_port, target_folder};
+use testbed::process::{Folder, Running, free_port, listens, target_folder};
 
-pub(super) const THROTTLECRAB: &str = "throttlecrab, THROTTLE";
-pub(super) const INCR: &str = "Redis, INCR";
+use super::ask::Ask;
+use super::grpc::Api;
+use super::{Contender, Job, Question};
+use crate::install::{cargo, debian, succeeds};
+
+pub(super) const THROTTLECRAB: &str = "throttlecrab";
+const INCR: &str = "Redis, INCR";
 
 /// The version that was compared last. Its licence is MIT.
 const VERSION: &str = "0.4.40";
 
-/// Starts them. Who does not take part, and why.
-pub(super) fn start(folder: &Folder, contenders: &mut Vec<Contender>) -> Result<Vec<String>, Box<dyn Error>> {
+pub(super) fn redis(folder: &Folder) -> Result<Contender, Box<dyn Error>> {
     let port = free_port()?;
     let text = port.to_string();
     let arguments = ["--port", &text, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"];
     let process = Running::start(folder, "redis", Path::new("redis-server"), &arguments, port)?;
-    contenders.push(Contender { name: INCR, process, port, command: &["INCR", "user:__rand_int__"] });
-
-    let program = match throttlecrab() {
-        Ok(program) => program,
-        Err(why) => return Ok(vec![format!("throttlecrab: {why}")]),
-    };
-    let port = free_port()?;
-    let text = port.to_string();
-    // Room for all keys from the start: otherwise it sweeps all of them again and again.
-    let arguments =
-        ["--redis", "--redis-host", "127.0.0.1", "--redis-port", &text, "--store-capacity", "100000"];
-    let process = Running::start(folder, "throttlecrab", &program, &arguments, port)?;
-    let command: &[&str] = &["THROTTLE", "user:__rand_int__", "1000000", "1000000", "1"];
-    contenders.push(Contender { name: THROTTLECRAB, process, port, command });
-    Ok(Vec::new())
+    let questions = vec![Question { name: INCR, port, ask: Ask::command(&["INCR"], &[], ":") }];
+    Ok(Contender { job: Job::Allowed, process, questions })
 }
 
-/// Its server, built where we keep what is built.
-fn throttlecrab() -> Result<PathBuf, Box<dyn Error>> {
+/// With all of its protocols, as ours. Its limits come with what is asked.
+pub(super) fn start(program: &Path, folder: &Folder, job: Job) -> Result<Contender, Box<dyn Error>> {
+    let ports = [free_port()?, free_port()?, free_port()?];
+    let [resp, http, grpc] = ports.map(|port| port.to_string());
+    let host = "127.0.0.1";
+    let arguments = [
+        ["--redis", "--redis-host", host, "--redis-port", &resp],
+        ["--http", "--http-host", host, "--http-port", &http],
+        ["--grpc", "--grpc-host", host, "--grpc-port", &grpc],
+    ];
+    // Room for all keys from the start: otherwise it sweeps all of them again and again. And no list of who is denied
+    // most, which ours does not keep either.
+    let arguments = [arguments.as_flattened(), &["--store-capacity", "100000", "--max-denied-keys", "0"]];
+    let name = format!("throttlecrab-{}", job.name());
+    let [resp, http, grpc] = ports;
+    let process = Running::start(folder, &name, program, &arguments.concat(), resp)?;
+    listens_on(&[http, grpc])?;
+
+    let (limit, answer) = match job {
+        Job::Allowed => (["1000000", "1000000", "1"], "*5\r\n:1\r\n"),
+        Job::Denied => (["2", "1", "3600"], "*5\r\n:0\r\n"),
+    };
+    let [burst, count, period] = limit;
+    let body = format!(r#"{{"key":"%s","max_burst":{burst},"count_per_period":{count},"period":{period}}}"#);
+    let asks = [
+        (resp, Ask::command(&["THROTTLE"], &limit, answer)),
+        (http, Ask::Http { path: "/throttle", body }),
+        (grpc, Ask::Grpc(Api::Throttlecrab)),
+    ];
+    let questions = asks.map(|(port, ask)| Question { name: THROTTLECRAB, port, ask }).into();
+    Ok(Contender { job, process, questions })
+}
+
+/// Waits for the other doors of a program: it need not open all of them at once.
+pub(super) fn listens_on(ports: &[u16]) -> Result<(), Box<dyn Error>> {
+    match ports.iter().find(|port| !listens(**port)) {
+        None => Ok(()),
+        Some(port) => Err(format!("nobody listens on port {port}").into()),
+    }
+}
+
+/// Its server, built where we keep what is built. That takes minutes, so a quick run does without.
+pub(super) fn throttlecrab(is_quick: bool) -> Result<PathBuf, Box<dyn Error>> {
     let root = target_folder()?.join("throttlecrab");
     let program = root.join("bin/throttlecrab-server");
-    if !program.is_file() {
-        // Its build looks for it.
-        debian("protoc", "protobuf-compiler")?;
-        eprintln!("installing throttlecrab-server into {}", root.display());
-        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        let mut install = Command::new(cargo);
-        install
-            .args(["install", "--quiet", "--locked", "throttlecrab-server", "--version", VERSION, "--root"])
-            .arg(&root)
-            .arg("--target-dir")
-            .arg(root.join("build"));
-        if !succeeds(&mut install) {
-            return Err("not installed; `cargo install throttlecrab-server` failed".into());
-        }
+    if program.is_file() {
+        return Ok(program);
     }
-    Ok(program)
+    if is_quick {
+        return Err("not installed; a run that is not quick installs it".into());
+    }
+    // Its build looks for it.
+    debian("protoc", "protobuf-compiler")?;
+    eprintln!("installing throttlecrab-server into {}", root.display());
+    let mut install = cargo();
+    install
+        .args(["install", "--quiet", "--locked", "throttlecrab-server", "--version", VERSION, "--root"])
+        .arg(&root)
+        .arg("--target-dir")
+        .arg(root.join("build"));
+    match succeeds(&mut install) {
+        true => Ok(program),
+        false => Err("not installed; `cargo install throttlecrab-server` failed".into()),
+    }
 }

@@ -4,59 +4,86 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::DEPTHS;
-use super::ours::{CHECK, CL_THROTTLE};
+use super::ours::{CHECK, CL_THROTTLE, GRPC, HTTP};
 use super::peers::THROTTLECRAB;
+use super::{Job, Way};
 use crate::goals::Goal;
 
-/// One contender: its figures in each round.
+/// One visit to a contender.
+#[derive(Clone, Copy, Serialize)]
+pub(super) struct Figure {
+    /// Processor time per decision.
+    pub(super) cpu_us: f64,
+    pub(super) per_second: f64,
+}
+
+/// One contender, asked in one way: a figure per round.
 #[derive(Serialize)]
 pub(super) struct Row {
     pub(super) name: &'static str,
-    pub(super) depth: usize,
-    pub(super) cpu_us: Vec<f64>,
-    pub(super) per_second: Vec<f64>,
-}
-
-impl Row {
-    pub(super) fn new(name: &'static str, depth: usize) -> Row {
-        Row { name, depth, cpu_us: Vec::new(), per_second: Vec::new() }
-    }
+    pub(super) way: Way,
+    pub(super) job: Job,
+    pub(super) rounds: Vec<Figure>,
 }
 
 #[derive(Serialize)]
 pub(crate) struct Report {
     quick: bool,
-    left_out: Vec<String>,
+    left_out: Option<String>,
     rows: Vec<Row>,
     goals: Vec<Goal>,
 }
 
-fn median(figures: &[f64]) -> f64 {
-    let mut sorted = figures.to_vec();
-    sorted.sort_unstable_by(f64::total_cmp);
-    sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
+impl Row {
+    pub(super) fn new(name: &'static str, way: Way, job: Job) -> Row {
+        Row { name, way, job, rounds: Vec::new() }
+    }
+
+    fn median(&self, of: impl Fn(&Figure) -> f64) -> f64 {
+        middle(self.rounds.iter().map(of).collect())
+    }
+
+    /// This one's figure over another's, round by round.
+    fn ratio(&self, to: &Row, of: impl Fn(&Figure) -> f64) -> f64 {
+        middle(self.rounds.iter().zip(&to.rounds).map(|(one, other)| of(one) / of(other)).collect())
+    }
 }
 
-/// Ours over the other's, round by round; none if one of them does not take part.
-fn ratio(rows: &[Row], depth: usize, ours: &str, other: &str) -> Option<f64> {
-    let find = |name: &str| rows.iter().find(|row| row.depth == depth && row.name == name);
-    let pairs = find(ours)?.cpu_us.iter().zip(&find(other)?.cpu_us);
-    Some(median(&pairs.map(|(ours, other)| ours / other).collect::<Vec<_>>()))
+/// The median; the number of rounds is odd.
+fn middle(mut figures: Vec<f64>) -> f64 {
+    figures.sort_unstable_by(f64::total_cmp);
+    figures.get(figures.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+fn find<'a>(rows: &'a [Row], name: &str, way: Way, job: Job) -> Option<&'a Row> {
+    rows.iter().find(|row| row.name == name && row.way == way && row.job == job)
+}
+
+/// Processor time per decision beside throttlecrab's, if that takes part.
+fn goals(rows: &[Row]) -> Vec<Goal> {
+    let promised = [
+        (CL_THROTTLE, Way::Piped),
+        (CL_THROTTLE, Way::Alone),
+        (CHECK, Way::Piped),
+        (CHECK, Way::Alone),
+        (HTTP, Way::Http),
+    ];
+    let goal = |(name, way): (&str, Way)| {
+        let to_theirs = |job| {
+            let theirs = find(rows, THROTTLECRAB, way, job)?;
+            Some(find(rows, name, way, job)?.ratio(theirs, |figure| figure.cpu_us))
+        };
+        let (allowed, denied) = to_theirs(Job::Allowed).zip(to_theirs(Job::Denied))?;
+        let promise = format!("<= throttlecrab's processor time per decision, {name}, {}", way.name());
+        let figure = format!("{allowed:.2}x allowed, {denied:.2}x denied");
+        Some(Goal::new(promise, figure, allowed.max(denied) <= 1.0))
+    };
+    promised.into_iter().filter_map(goal).collect()
 }
 
 impl Report {
-    pub(super) fn new(quick: bool, left_out: Vec<String>, rows: Vec<Row>) -> Report {
-        let mut goals = Vec::new();
-        for (name, depth) in
-            [CL_THROTTLE, CHECK].into_iter().flat_map(|name| DEPTHS.map(|depth| (name, depth)))
-        {
-            if let Some(ratio) = ratio(&rows, depth, name, THROTTLECRAB) {
-                let promise = format!("<= throttlecrab's processor time, {name}, {depth} in a pipeline");
-                goals.push(Goal::new(promise, format!("{ratio:.2}"), ratio <= 1.0));
-            }
-        }
-        Report { quick, left_out, rows, goals }
+    pub(super) fn new(quick: bool, left_out: Option<String>, rows: Vec<Row>) -> Report {
+        Report { quick, left_out, goals: goals(&rows), rows }
     }
 }
 
@@ -67,15 +94,49 @@ impl fmt::Display for Report {
         }
         writeln!(
             f,
-            "Processor time per decision in microseconds, and decisions per second, by how many are in a pipeline; medians\n\
-             of interleaved rounds.\n"
+            "Processor time of a server per decision, in microseconds, and decisions per second. Medians of interleaved\n\
+             rounds; a ratio is the median of the rounds' ratios.\n"
         )?;
-        writeln!(f, "{:<28}  {:>9}  {:>12}  {:>12}", "", "pipeline", "us/decision", "decisions/s")?;
-        for Row { name, depth, cpu_us, per_second } in &self.rows {
-            let (cpu_us, per_second) = (median(cpu_us), median(per_second));
-            writeln!(f, "{name:<28}  {depth:>9}  {cpu_us:>12.2}  {per_second:>12.0}")?;
+        if let Some(missing) = &self.left_out {
+            writeln!(f, "left out: {missing}\n")?;
         }
-        self.left_out.iter().try_for_each(|who| writeln!(f, "\nLeft out: {who}"))?;
+        for (way, job) in Way::ALL.into_iter().flat_map(|way| Job::ALL.map(|job| (way, job))) {
+            let title = format!("{}, {}", way.name(), job.name());
+            let theirs = find(&self.rows, THROTTLECRAB, way, job);
+            writeln!(
+                f,
+                "{title:<32}  {:>7}  {:>15}  {:>11}  {:>15}",
+                "CPU us", "to throttlecrab", "decisions/s", "to throttlecrab"
+            )?;
+            for row in self.rows.iter().filter(|row| row.way == way && row.job == job) {
+                let ratio = |of: fn(&Figure) -> f64| {
+                    theirs.map_or("-".to_owned(), |theirs| format!("{:.2}x", row.ratio(theirs, of)))
+                };
+                writeln!(
+                    f,
+                    "{:<32}  {:>7.2}  {:>15}  {:>11.0}  {:>15}",
+                    row.name,
+                    row.median(|figure| figure.cpu_us),
+                    ratio(|figure| figure.cpu_us),
+                    row.median(|figure| figure.per_second),
+                    ratio(|figure| figure.per_second),
+                )?;
+            }
+            writeln!(f)?;
+        }
+        writeln!(
+            f,
+            "Our doors beside each other: processor time per decision to that of TG.CHECK, one at a time.\n"
+        )?;
+        for (name, way) in [(CHECK, Way::Piped), (HTTP, Way::Http), (GRPC, Way::Grpc)] {
+            let to_resp = |job| {
+                let resp = find(&self.rows, CHECK, Way::Alone, job)?;
+                Some(find(&self.rows, name, way, job)?.ratio(resp, |figure| figure.cpu_us))
+            };
+            let told = |job| to_resp(job).map_or("-".to_owned(), |ratio| format!("{ratio:.2}x"));
+            let (allowed, denied) = (told(Job::Allowed), told(Job::Denied));
+            writeln!(f, "{:<32}  allowed {allowed:>6}  denied {denied:>6}", way.name())?;
+        }
         writeln!(f, "\nGoals\n")?;
         self.goals.iter().try_for_each(|goal| writeln!(f, "{goal}"))
     }

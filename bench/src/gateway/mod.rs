@@ -9,7 +9,6 @@
 //! | `needs` | the programs, installed where that is possible |
 //! | `peers` | the others, set up as their manuals say |
 //! | `ours` | the gateway, with and without each of its features |
-//! | `wrk` | who asks |
 //! | `report` | the figures, and what was promised |
 #![allow(clippy::float_arithmetic, reason = "figures for people; nothing is decided by them")]
 
@@ -17,7 +16,6 @@ mod needs;
 mod ours;
 mod peers;
 mod report;
-mod wrk;
 
 use std::error::Error;
 use std::path::PathBuf;
@@ -27,7 +25,8 @@ use testbed::process::{Folder, Running};
 
 use self::needs::Programs;
 use self::report::{Figure, Report, Row};
-use self::wrk::Asked;
+use crate::install::tollgate;
+use crate::wrk::{self, Asked};
 
 /// How much is done.
 pub(crate) struct Size {
@@ -77,10 +76,7 @@ struct Contender {
 /// Runs everything. Progress goes to standard error.
 pub(crate) fn run(size: &Size, binary: Option<PathBuf>) -> Result<Report, Box<dyn Error>> {
     let programs = Programs::provide()?;
-    let binary = match binary {
-        Some(binary) => binary,
-        None => ours::build()?,
-    };
+    let binary = tollgate(binary)?;
     let folder = Folder::new()?;
     let redis = RedisServer::start()?;
     let (upstream, upstream_port) = peers::upstream(&folder)?;
@@ -99,7 +95,7 @@ pub(crate) fn run(size: &Size, binary: Option<PathBuf>) -> Result<Report, Box<dy
         // Connections to the upstream are opened, and limits are used up.
         for (contender, _) in visits.last().into_iter().flatten() {
             eprintln!("{}: {}", contender.name, job.path());
-            wrk::ask(contender.port, job).map_err(|error| format!("{}: {error}", contender.name))?;
+            ask(contender, job)?;
         }
     }
     for round in 0..size.rounds {
@@ -119,8 +115,26 @@ pub(crate) fn run(size: &Size, binary: Option<PathBuf>) -> Result<Report, Box<dy
 
 fn visit(contender: &Contender, job: Job) -> Result<Figure, Box<dyn Error>> {
     let before = contender.process.cpu_us()?;
-    let Asked { requests, per_second, p50_us, p99_us } =
-        wrk::ask(contender.port, job).map_err(|error| format!("{}: {error}", contender.name))?;
+    let Asked { requests, per_second, p50_us, p99_us, .. } = ask(contender, job)?;
     let spent = contender.process.cpu_us()? - before;
     Ok(Figure { cpu_us: spent as f64 / requests as f64, per_second, p50_us, p99_us })
+}
+
+/// Asks for a second. Every answer must be the one that the job is about.
+fn ask(contender: &Contender, job: Job) -> Result<Asked, Box<dyn Error>> {
+    let url = format!("http://127.0.0.1:{}{}", contender.port, job.path());
+    let asked = wrk::ask(&["--header", "X-User-Id: user123", &url])
+        .map_err(|error| format!("{}: {error}", contender.name))?;
+    let is_right = match job {
+        Job::Allowed => asked.refused == 0,
+        // The first use up the limit.
+        Job::Denied => asked.refused + 16 >= asked.requests && asked.requests > 16,
+    };
+    match is_right {
+        true => Ok(asked),
+        false => {
+            let (name, path) = (contender.name, job.path());
+            Err(format!("{name}: {path}: not the answers that were asked for: {asked:?}").into())
+        }
+    }
 }

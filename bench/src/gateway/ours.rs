@@ -1,10 +1,9 @@
 //! The gateway, with and without each of its features.
 
 use std::error::Error;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 
-use testbed::process::{Folder, Running, free_port, target_folder};
+use testbed::process::{Folder, Running, free_port};
 
 use super::Contender;
 
@@ -25,22 +24,6 @@ struct Variant<'a> {
     access_log: bool,
     has_admin: bool,
     is_limited: bool,
-}
-
-/// Builds the program that people run, with this one's profile settings if the environment has any.
-pub(super) fn build() -> Result<PathBuf, Box<dyn Error>> {
-    let target = target_folder()?;
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    eprintln!("building tollgate");
-    let status = Command::new(cargo)
-        .args(["build", "--quiet", "--release", "--package", "tollgate-cli", "--target-dir"])
-        .arg(&target)
-        .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
-        .status()?;
-    match status.success() {
-        true => Ok(target.join("release/tollgate")),
-        false => Err("tollgate cannot be built".into()),
-    }
 }
 
 /// All variants.

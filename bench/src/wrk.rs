@@ -1,54 +1,47 @@
-//! Who asks: wrk, with as many connections as it takes to keep everybody busy.
+//! Who asks over HTTP: wrk, with as many connections as it takes to keep everybody busy.
+#![allow(clippy::float_arithmetic, reason = "figures for people; nothing is decided by them")]
 
 use std::error::Error;
 use std::process::Command;
-
-use super::Job;
 
 const CONNECTIONS: u32 = 64;
 
 /// What wrk has seen.
 #[derive(Debug, PartialEq)]
-pub(super) struct Asked {
-    pub(super) requests: u64,
-    pub(super) per_second: f64,
-    pub(super) p50_us: f64,
-    pub(super) p99_us: f64,
+pub(crate) struct Asked {
+    pub(crate) requests: u64,
+    /// Those whose answers were neither 2xx nor 3xx.
+    pub(crate) refused: u64,
+    pub(crate) per_second: f64,
+    pub(crate) p50_us: f64,
+    pub(crate) p99_us: f64,
 }
 
-/// Asks for a second. Every answer must be the one that the job is about.
-pub(super) fn ask(port: u16, job: Job) -> Result<Asked, Box<dyn Error>> {
+/// Asks for a second, of an address and with whatever else wrk is to be told. An answer that does not come is an error.
+pub(crate) fn ask(arguments: &[&str]) -> Result<Asked, Box<dyn Error>> {
     let connections = CONNECTIONS.to_string();
     let output = Command::new("wrk")
         .args(["--threads", "1", "--connections", &connections, "--duration", "1s", "--latency"])
-        .args(["--header", "X-User-Id: user123"])
-        .arg(format!("http://127.0.0.1:{port}{}", job.path()))
+        .args(arguments)
         .output()?;
     let text = String::from_utf8_lossy(&output.stdout);
-    let (asked, refused) = read(&text).ok_or_else(|| format!("wrk says {text:?}"))?;
-    let is_right = match job {
-        Job::Allowed => refused == 0,
-        // The first use up the limit.
-        Job::Denied => refused + 16 >= asked.requests && asked.requests > 16,
-    };
-    if !is_right || text.contains("Socket errors") {
-        return Err(format!("{}: not the answers that were asked for: {text}", job.path()).into());
+    match read(&text) {
+        Some(asked) if !text.contains("Socket errors") => Ok(asked),
+        _ => Err(format!("wrk says {text:?} {:?}", String::from_utf8_lossy(&output.stderr)).into()),
     }
-    Ok(asked)
 }
 
-/// A run, and how many of its answers were neither 2xx nor 3xx.
-fn read(text: &str) -> Option<(Asked, u64)> {
+fn read(text: &str) -> Option<Asked> {
     let after = |word: &str| text.lines().find_map(|line| line.trim().strip_prefix(word).map(str::trim));
     let requests = text.lines().find_map(|line| line.split_once(" requests in ")?.0.trim().parse().ok())?;
-    let asked = Asked {
+    let refused = after("Non-2xx or 3xx responses:").map_or(Some(0), |number| number.parse().ok())?;
+    Some(Asked {
         requests,
+        refused,
         per_second: after("Requests/sec:")?.parse().ok()?,
         p50_us: micros(after("50%")?)?,
         p99_us: micros(after("99%")?)?,
-    };
-    let refused = after("Non-2xx or 3xx responses:").map_or(Some(0), |number| number.parse().ok())?;
-    Some((asked, refused))
+    })
 }
 
 fn micros(text: &str) -> Option<f64> {
@@ -73,8 +66,9 @@ mod tests {
             Req/Sec    50.60k     3.35k   55.42k    90.00%\n  Latency Distribution\n     50%  980.00us\n     \
             75%    1.71ms\n     90%    2.54ms\n     99%    5.62ms\n  50333 requests in 1.00s, 8.21MB read\n  \
             Non-2xx or 3xx responses: 50332\nRequests/sec:  50293.03\nTransfer/sec:      8.20MB\n";
-        let asked = Asked { requests: 50_333, per_second: 50_293.03, p50_us: 980.0, p99_us: 5_620.0 };
-        assert_eq!(read(text), Some((asked, 50_332)));
+        let (requests, refused, per_second) = (50_333, 50_332, 50_293.03);
+        let asked = Asked { requests, refused, per_second, p50_us: 980.0, p99_us: 5_620.0 };
+        assert_eq!(read(text), Some(asked));
         assert_eq!(read("unable to connect to 127.0.0.1:8080 Connection refused\n"), None);
     }
 }
