@@ -211,15 +211,17 @@ async fn is_away<S: Store>(snapshot: &Snapshot<S>, reservation: &Reservation) ->
     found.hear(How::Look).await.is_ok_and(|heard| heard.is_degraded)
 }
 
-/// Keeps a record that was due until it is looked again.
-async fn put_back<T: Source>(door: &T, record: &[u8]) {
-    let is_kept = match new_id() {
-        Ok(id) => door.records().put(&id, record, SWEEP_EVERY).await.is_ok(),
-        Err(_) => false,
-    };
-    if !is_kept {
-        door.counts().lost.fetch_add(1, Ordering::Relaxed);
-        tracing::warn!("a reservation that has expired could not be kept until the store answers again");
+/// Hands records that were due back to those who keep them, for somebody else.
+async fn put_back<T: Source>(door: &T, waiting: Vec<Vec<u8>>) {
+    for record in waiting {
+        let is_kept = match new_id() {
+            Ok(id) => door.records().put(&id, &record, SWEEP_EVERY).await.is_ok(),
+            Err(_) => false,
+        };
+        if !is_kept {
+            door.counts().lost.fetch_add(1, Ordering::Relaxed);
+            tracing::warn!("a reservation that has expired could not be kept until the store answers again");
+        }
     }
 }
 
@@ -231,20 +233,27 @@ struct Swept {
     goes_on: bool,
 }
 
-/// Gives back some of what has expired. Once the store does not answer, the rest waits: it was not sent, so it is given
-/// back later and still only once.
-async fn give_some_back<T: Source>(door: &T) -> Swept {
-    let due = match door.records().due(SWEPT_AT_ONCE).await {
-        Ok(due) => due,
-        Err(why) => {
-            tracing::warn!(%why, "it cannot be seen which reservations have expired");
-            return Swept { reservations: 0, goes_on: false };
-        }
-    };
+/// Gives back what waits, or else some of what has expired. Once the store does not answer, the rest waits here: it was not
+/// sent, so it is given back later and still only once. No more is asked for meanwhile.
+async fn give_some_back<T: Source>(door: &T, waiting: &mut Vec<Vec<u8>>) -> Swept {
     let snapshot = door.snapshot();
-    let mut swept = Swept { reservations: 0, goes_on: due.len() == SWEPT_AT_ONCE };
-    let mut left = due.iter();
-    for record in left.by_ref() {
+    let has_waited = !waiting.is_empty();
+    if let Some(Ok(first)) = waiting.first().map(|record| serde_json::from_slice(record))
+        && is_away(&snapshot, &first).await
+    {
+        return Swept { reservations: 0, goes_on: false };
+    }
+    if !has_waited {
+        match door.records().due(SWEPT_AT_ONCE).await {
+            Ok(due) => *waiting = due,
+            Err(why) => {
+                tracing::warn!(%why, "it cannot be seen which reservations have expired");
+                return Swept { reservations: 0, goes_on: false };
+            }
+        }
+    }
+    let mut swept = Swept { reservations: 0, goes_on: has_waited || waiting.len() == SWEPT_AT_ONCE };
+    for record in waiting.iter() {
         swept.reservations += 1;
         door.counts().expired.fetch_add(1, Ordering::Relaxed);
         if let Ok(reservation) = serde_json::from_slice::<Reservation>(record)
@@ -255,19 +264,18 @@ async fn give_some_back<T: Source>(door: &T) -> Swept {
             break;
         }
     }
-    for record in left {
-        put_back(door, record).await;
-    }
+    waiting.drain(..swept.reservations);
     swept
 }
 
 /// Gives back what has expired, and says how many reservations that were.
 pub async fn give_back_expired<T: Source>(door: &T) -> usize {
-    let mut all = 0;
+    let (mut all, mut waiting) = (0, Vec::new());
     loop {
-        let Swept { reservations, goes_on } = give_some_back(door).await;
+        let Swept { reservations, goes_on } = give_some_back(door, &mut waiting).await;
         all += reservations;
         if !goes_on {
+            put_back(door, waiting).await;
             return all;
         }
     }
@@ -277,12 +285,14 @@ pub async fn give_back_expired<T: Source>(door: &T) -> usize {
 pub(super) async fn sweep<T: Source>(door: Arc<T>, mut ends: watch::Receiver<bool>) {
     let mut ticks = interval(SWEEP_EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut waiting = Vec::new();
     loop {
         select! {
             biased;
-            () = is_closing(&mut ends) => return,
+            () = is_closing(&mut ends) => break,
             _ = ticks.tick() => {}
         }
-        while give_some_back(&*door).await.goes_on && !*ends.borrow() {}
+        while give_some_back(&*door, &mut waiting).await.goes_on && !*ends.borrow() {}
     }
+    put_back(&*door, waiting).await;
 }
