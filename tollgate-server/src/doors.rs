@@ -9,9 +9,10 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Bytes;
-use axum::extract::DefaultBodyLimit;
+use axum::extract::{DefaultBodyLimit, FromRequest, Request};
+use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
-use axum::response::IntoResponse;
+use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
@@ -24,6 +25,7 @@ use crate::admin::Watched;
 use crate::gateway::{Gateway, Shared, StartError};
 use crate::limits::Stored;
 use crate::metrics::Exposition;
+use crate::problem::problem;
 use crate::sockets::Sockets;
 use crate::{check, resp, rls};
 
@@ -120,13 +122,25 @@ impl<S: Stored> check::Source for Behind<S> {
 
     fn other_routes(&self) -> Router {
         let (shared, counts) = (self.shared.clone(), self.counts.clone());
-        let json = async move |body: Bytes| {
+        let json = async move |request: Request| {
+            let body = match in_time(request).await {
+                Ok(body) => body,
+                Err(response) => return response,
+            };
             let mut snapshot = rls_snapshot(&shared, &counts);
             snapshot.options = shared.state.load().doors.rls_json.clone();
             let (status, text) = rls::json(&body, &snapshot).await;
             (status, [(CONTENT_TYPE, "application/json")], text).into_response()
         };
         Router::new().route("/json", post(json)).layer(DefaultBodyLimit::max(rls::MESSAGE_BYTES_MAX))
+    }
+}
+
+/// The body of a request, if it does not take longer than other bodies may.
+async fn in_time(request: Request) -> Result<Bytes, Response> {
+    match timeout(check::BODY_TIMEOUT, Bytes::from_request(request, &())).await {
+        Ok(body) => body.map_err(IntoResponse::into_response),
+        Err(_) => Err(problem(StatusCode::REQUEST_TIMEOUT, "the body took too long")),
     }
 }
 
@@ -294,5 +308,40 @@ impl Watched for WithDoors {
 
     fn token(&self) -> Option<Secret> {
         self.gateway.token()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::Pin;
+    use std::task::{Context, Poll};
+
+    use axum::body::Body;
+    use http_body::Frame;
+
+    use super::*;
+
+    /// A body that never comes.
+    struct Never;
+
+    impl http_body::Body for Never {
+        type Data = Bytes;
+        type Error = io::Error;
+
+        fn poll_frame(
+            self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+            Poll::Pending
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nobody_waits_for_a_body_that_never_comes() {
+        let read = timeout(Duration::from_secs(60), in_time(Request::new(Body::new(Never)))).await;
+        let refused = read.unwrap_or_else(|_| Ok(Bytes::new())).unwrap_err();
+        assert_eq!(refused.status(), StatusCode::REQUEST_TIMEOUT);
+        let read = in_time(Request::new(Body::from("{}"))).await;
+        assert_eq!(read.unwrap_or_default(), "{}");
     }
 }

@@ -29,7 +29,7 @@ pub const EXPIRES: std::ops::RangeInclusive<Duration> = Duration::from_secs(1)..
 /// How long something is reserved for if nothing is said.
 const EXPIRES_USUAL: Duration = Duration::from_secs(60);
 /// How long a body may take.
-const BODY_TIMEOUT: Duration = Duration::from_secs(10);
+pub(crate) const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Whose budget: one value, or one for each part of the limit's key. A limit that is one for all has none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

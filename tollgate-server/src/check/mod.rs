@@ -21,7 +21,7 @@
 //!
 //! | file | what it does |
 //! |---|---|
-//! | `serve` | connections |
+//! | `serve`, `heads` | connections, and how long the head of a request may take |
 //! | `asked` | JSON -> what is asked |
 //! | `decide`, `reserve` | decides |
 //! | `once` | does what is sent twice once |
@@ -34,6 +34,7 @@ mod asked;
 mod authorize;
 mod counts;
 mod decide;
+mod heads;
 mod once;
 mod original;
 mod records;
@@ -60,6 +61,7 @@ use tollgate::tower::client::Trust;
 use tollgate::tower::{Chosen, RateLimitLayer};
 use tollgate_config::Secret;
 
+pub(crate) use self::asked::BODY_TIMEOUT;
 pub use self::asked::{BODY_BYTES_MAX, CHECKS_MAX, EXPIRES, KEY_BYTES_MAX, KEY_PARTS_MAX};
 pub use self::counts::Counts;
 use self::counts::Endpoint;

@@ -21,11 +21,13 @@ use tokio::time::{sleep, timeout};
 use tollgate::tower::Peer;
 use tower_service::Service;
 
+use super::heads::{Heads, Turn};
+
 /// More are closed at once.
 pub const CONNECTIONS_MAX: usize = 4096;
-/// How long a head may take, and a connection may be silent: longer than proxies keep theirs, so that they close first and
-/// send nothing into a connection that is just being closed.
-const HEAD_TIMEOUT: Duration = Duration::from_secs(75);
+/// How long a connection may be silent that has been of use: longer than proxies keep theirs, so that they close first and
+/// send nothing into a connection that is just being closed. A head that has begun has less.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(75);
 /// How long those have that are being answered when the door closes.
 const DRAIN_MAX: Duration = Duration::from_secs(10);
 /// Where the system has no more sockets, it is asked again after this.
@@ -70,14 +72,21 @@ pub(super) async fn is_closing(drain: &mut watch::Receiver<bool>) {
 async fn connection(stream: TcpStream, peer: SocketAddr, router: Router, mut drain: watch::Receiver<bool>) {
     // Answers are small, and whoever asks waits for them.
     let _ = stream.set_nodelay(true);
+    let turn = Turn::default();
+    let stream = Heads::new(stream, turn.clone());
     let service = service_fn(move |request: Request<Incoming>| {
-        let mut router = router.clone();
+        turn.ours();
+        let (mut router, turn) = (router.clone(), turn.clone());
         let mut request = request.map(Body::new);
         request.extensions_mut().insert(Peer(peer.ip()));
-        async move { Ok::<_, Infallible>(unfailing(router.call(request).await)) }
+        async move {
+            let response = unfailing(router.call(request).await);
+            turn.answered();
+            Ok::<_, Infallible>(response)
+        }
     });
     let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT);
+    http.timer(TokioTimer::new()).header_read_timeout(IDLE_TIMEOUT);
     let connection = http.serve_connection(TokioIo::new(stream), service);
     tokio::pin!(connection);
     // A client that breaks off is its own affair.

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
-use tollgate_server::check::{BODY_BYTES_MAX, CHECKS_MAX, KEY_BYTES_MAX, KEY_PARTS_MAX};
+use tollgate_server::check::{self, BODY_BYTES_MAX, CHECKS_MAX, KEY_BYTES_MAX, KEY_PARTS_MAX};
 
 use super::support::{Made, PATIENCE, PER_USER, get, left, open, post, run, say, send};
 
@@ -193,8 +193,8 @@ async fn who_keeps_the_door_waiting_is_cut_off() {
         let mut stream = TcpStream::connect(door.address).await.unwrap();
         stream.write_all(sent.as_bytes()).await.unwrap();
         let mut answer = String::new();
-        // Longer than a head may take.
-        let read = timeout(Duration::from_secs(100), stream.read_to_string(&mut answer)).await;
+        // A bit longer than a head or a body may take.
+        let read = timeout(Duration::from_secs(11), stream.read_to_string(&mut answer)).await;
         let _ = read.expect("the connection stayed open");
         answer
     };
@@ -205,4 +205,32 @@ async fn who_keeps_the_door_waiting_is_cut_off() {
     assert!(!answer.contains(" 200 "), "{answer}");
     let answer = read("").await;
     assert!(!answer.contains(" 200 "), "{answer}");
+}
+
+/// A connection that was of use may be silent for longer than proxies keep theirs; a head that has begun may not be slow.
+#[tokio::test(start_paused = true)]
+async fn who_was_answered_may_be_silent_for_a_while() {
+    let door = run(PER_USER);
+    let mut stream = TcpStream::connect(door.address).await.unwrap();
+    for silent in [9, 70, 70] {
+        tokio::time::sleep(Duration::from_secs(silent)).await;
+        stream.write_all(b"GET /openapi.json HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n").await.unwrap();
+        let mut answer = vec![0; "HTTP/1.1 200".len() + check::OPENAPI.len()];
+        timeout(PATIENCE, stream.read_exact(&mut answer)).await.unwrap().unwrap();
+        assert!(answer.starts_with(b"HTTP/1.1 200"));
+        // The rest of it: its head has some more lines.
+        let mut rest = vec![0; 4096];
+        assert!(timeout(PATIENCE, stream.read(&mut rest)).await.unwrap().unwrap() > 0);
+    }
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    let begun = tokio::time::Instant::now();
+    for byte in b"GET /openapi.json HTTP/1.1" {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        if stream.write_all(&[*byte]).await.is_err() {
+            break;
+        }
+    }
+    let mut rest = Vec::new();
+    let _ = timeout(PATIENCE, stream.read_to_end(&mut rest)).await.expect("the connection stayed open");
+    assert!(begun.elapsed() < Duration::from_secs(15), "{:?}", begun.elapsed());
 }
