@@ -91,7 +91,7 @@ impl Source<'_> {
             (None, None) => EXAMPLE.to_owned(),
         };
         if let Some(folder) = self.envoy {
-            text.push_str("\n");
+            text.push('\n');
             text.push_str(&migrate::domains(folder, files)?);
         }
         Ok(text)
