@@ -110,7 +110,7 @@ fn expect(port: u16, question: &str, expected: &str) -> Result<(), Box<dyn Error
             Ok(read) if read > 0 => told.push_str(&String::from_utf8_lossy(&part[..read])),
             _ => return Err(format!("asked {question:?}, it says {told:?} and not {expected:?}").into()),
         }
-        // An answer of many words is another one.
+        // The right answers are short.
         if told.len() > part.len() {
             return Err(format!("asked {question:?}, it says too much").into());
         }

@@ -24,7 +24,7 @@ use std::path::PathBuf;
 
 use clap::ValueEnum;
 use serde::Serialize;
-use testbed::process::{Folder, Running};
+use testbed::process::{Folder, Running, listens};
 
 use self::ask::Ask;
 pub(crate) use self::grpc::{Load, ask_many};
@@ -160,4 +160,12 @@ pub(crate) fn run(size: &Size, binary: Option<PathBuf>) -> Result<Report, Box<dy
     let rows = groups.into_iter().flatten().map(|visit| visit.row).collect();
     let left_out = throttlecrab.err().map(|why| format!("throttlecrab: {why}"));
     Ok(Report::new(size.quick, left_out, rows))
+}
+
+/// Waits for the other doors of a program: it need not open all of them at once.
+fn listens_on(ports: &[u16]) -> Result<(), Box<dyn Error>> {
+    match ports.iter().find(|port| !listens(**port)) {
+        None => Ok(()),
+        Some(port) => Err(format!("nobody listens on port {port}").into()),
+    }
 }

@@ -7,8 +7,7 @@ use testbed::process::{Folder, Running, free_port};
 
 use super::ask::Ask;
 use super::grpc::Api;
-use super::peers::listens_on;
-use super::{Contender, Job, Question};
+use super::{Contender, Job, Question, listens_on};
 
 pub(super) const CL_THROTTLE: &str = "tollgate, CL.THROTTLE";
 pub(super) const CHECK: &str = "tollgate, TG.CHECK";

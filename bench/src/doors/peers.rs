@@ -3,11 +3,11 @@
 use std::error::Error;
 use std::path::{Path, PathBuf};
 
-use testbed::process::{Folder, Running, free_port, listens, target_folder};
+use testbed::process::{Folder, Running, free_port, target_folder};
 
 use super::ask::Ask;
 use super::grpc::Api;
-use super::{Contender, Job, Question};
+use super::{Contender, Job, Question, listens_on};
 use crate::install::{cargo, debian, succeeds};
 
 pub(super) const THROTTLECRAB: &str = "throttlecrab";
@@ -56,14 +56,6 @@ pub(super) fn start(program: &Path, folder: &Folder, job: Job) -> Result<Contend
     ];
     let questions = asks.map(|(port, ask)| Question { name: THROTTLECRAB, port, ask }).into();
     Ok(Contender { job, process, questions })
-}
-
-/// Waits for the other doors of a program: it need not open all of them at once.
-pub(super) fn listens_on(ports: &[u16]) -> Result<(), Box<dyn Error>> {
-    match ports.iter().find(|port| !listens(**port)) {
-        None => Ok(()),
-        Some(port) => Err(format!("nobody listens on port {port}").into()),
-    }
 }
 
 /// Its server, built where we keep what is built. That takes minutes, so a quick run does without.
