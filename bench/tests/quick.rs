@@ -5,7 +5,6 @@ use std::path::Path;
 use std::process::Command;
 
 /// What a quick run says that starts our program.
-#[allow(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 fn with_tollgate(name: &str) -> String {
     let bench = Path::new(env!("CARGO_BIN_EXE_bench"));
     // Where everything is tested, the program is there already; it need not be a fast one to be asked.
