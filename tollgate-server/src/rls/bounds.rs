@@ -16,8 +16,9 @@ pub const DESCRIPTORS_MAX: usize = 100;
 /// The most entries of a descriptor. No configuration has so many inside of each other.
 pub const ENTRIES_MAX: usize = 32;
 
-/// The most bytes of a domain's name, or of an entry's key or value: more than Envoy takes from a client by default.
-pub const TEXT_BYTES_MAX: usize = 64 << 10;
+/// The most bytes of a domain's name, or of an entry's key or value: more than Envoy takes from a client by default, even if
+/// each byte of it is no UTF-8 and is replaced by three.
+pub const TEXT_BYTES_MAX: usize = 3 * (64 << 10);
 
 pub(super) fn check(request: &RateLimitRequest) -> Result<(), Refused> {
     let descriptors = request.descriptors.len();

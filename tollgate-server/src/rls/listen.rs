@@ -5,10 +5,6 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_server::{
-    RateLimitService, RateLimitServiceServer,
-};
-use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use subtle::ConstantTimeEq;
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
@@ -17,14 +13,13 @@ use tokio_stream::wrappers::ReceiverStream;
 use tollgate_config::Secret;
 use tonic::metadata::MetadataMap;
 use tonic::transport::Server;
-use tonic::{Request, Response, Status};
 use tonic_health::ServingStatus;
 use tonic_health::server::{HealthReporter, health_reporter};
 
 use super::bounded::Bounded;
 use super::connection::accept;
-use super::refused::Refused;
-use super::{MESSAGE_BYTES_MAX, Source, answer, reflection};
+use super::service::Service;
+use super::{Source, reflection};
 
 /// What health checks of this service are asked about, as the reference has it; the empty name is the whole server.
 const HEALTH_NAMES: [&str; 2] = ["ratelimit", ""];
@@ -35,37 +30,7 @@ const METADATA_BYTES_MAX: u32 = 16 << 10;
 /// The most bytes of a connection that have come and that nobody has read yet.
 const WINDOW_BYTES: u32 = 1 << 20;
 
-/// The service, for a server of one's own.
-#[derive(Debug)]
-pub struct Service<P> {
-    source: Arc<P>,
-}
-
-impl<P: Source> Service<P> {
-    /// By what a source says.
-    pub fn new(source: Arc<P>) -> Service<P> {
-        Service { source }
-    }
-}
-
-#[tonic::async_trait]
-impl<P: Source> RateLimitService for Service<P> {
-    async fn should_rate_limit(
-        &self,
-        request: Request<RateLimitRequest>,
-    ) -> Result<Response<RateLimitResponse>, Status> {
-        let snapshot = self.source.snapshot();
-        if let Some(token) = &snapshot.options.token
-            && !knows(request.metadata(), token)
-        {
-            snapshot.counts.count(super::Outcome::Error);
-            return Err(Refused::NoToken.into());
-        }
-        Ok(Response::new(answer(&snapshot, request.get_ref()).await?))
-    }
-}
-
-fn knows(metadata: &MetadataMap, token: &Secret) -> bool {
+pub(super) fn knows(metadata: &MetadataMap, token: &Secret) -> bool {
     let sent = metadata.get("authorization").map_or(&b""[..], |value| value.as_encoded_bytes());
     let Some((scheme, sent)) = sent.split_at_checked(b"Bearer ".len()) else { return false };
     // How long it takes must not tell how much of it was right.
@@ -120,9 +85,7 @@ pub fn listen<P: Source>(
     let listener = TcpListener::from_std(listener)?;
     let address = listener.local_addr()?;
     let counts = source.snapshot().counts;
-    let service = RateLimitServiceServer::new(Service::new(source));
-    let service = service.max_decoding_message_size(MESSAGE_BYTES_MAX);
-    let service = Bounded::new(service, settings.calls_max, counts);
+    let service = Bounded::new(Service(source), settings.calls_max, counts);
     let reflection = reflection::service().map_err(io::Error::other)?;
     let (reporter, health) = health_reporter();
     let server = Server::builder()

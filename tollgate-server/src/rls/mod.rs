@@ -5,6 +5,7 @@
 //! | `listen` | the door itself: connections, health, reflection, and the end |
 //! | `connection` | those who ask: so many at once, and none that says nothing |
 //! | `bounded` | calls under way: so many at once |
+//! | `service`, `message` | the method that is called; bytes -> requests, answers -> bytes |
 //! | `bounds` | what is too much to ask |
 //! | `wanted` | a request's descriptors -> what is wanted of which limits |
 //! | `decide` | what is wanted -> what the limits say, all of them charged or none |
@@ -21,9 +22,11 @@ mod counts;
 mod decide;
 mod json;
 mod listen;
+mod message;
 mod reflection;
 mod refused;
 mod reply;
+mod service;
 mod wanted;
 
 use std::sync::Arc;
@@ -39,7 +42,7 @@ pub use self::bounds::{DESCRIPTORS_MAX, ENTRIES_MAX, MESSAGE_BYTES_MAX, TEXT_BYT
 pub use self::counts::Counts;
 use self::counts::Outcome;
 pub use self::json::json;
-pub use self::listen::{Service, Settings, listen};
+pub use self::listen::{Settings, listen};
 use self::refused::Refused;
 
 /// Where the service learns what there is: each call asks anew, so that a new configuration counts from the next one on.

@@ -30,6 +30,8 @@ pub(super) enum Refused {
     Refund {
         descriptor: usize,
     },
+    NotMessage,
+    NoMethod,
     NotJson(String),
     LongBody,
     NoToken,
@@ -49,6 +51,7 @@ impl Refused {
             Refused::Broken(_) => Code::Internal,
             Refused::Refund { .. } => Code::PermissionDenied,
             Refused::NoToken => Code::Unauthenticated,
+            Refused::NoMethod => Code::Unimplemented,
             Refused::Busy => Code::ResourceExhausted,
             _ => Code::InvalidArgument,
         }
@@ -103,6 +106,8 @@ impl fmt::Display for Refused {
                 let instead = "to allow it, write `refunds: true` where the configuration opens this door";
                 write!(f, "descriptors[{descriptor}] {what}: {instead}")
             }
+            Refused::NotMessage => write!(f, "the message is no RateLimitRequest"),
+            Refused::NoMethod => write!(f, "there is no such method: call ShouldRateLimit"),
             Refused::NotJson(why) => write!(f, "the body is no RateLimitRequest in JSON: {why}"),
             Refused::LongBody => {
                 write!(f, "the body is longer than {} bytes", super::MESSAGE_BYTES_MAX)

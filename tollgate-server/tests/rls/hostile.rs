@@ -57,7 +57,7 @@ async fn too_much_is_refused() {
     let long = "x".repeat(TEXT_BYTES_MAX);
     assert_eq!(client.passes(&[of(&[("user", &long)])]).await, (true, vec![999]));
     for longer in ["x".repeat(TEXT_BYTES_MAX + 1), "x".repeat(1_000_000)] {
-        let why = "is longer than 65536 bytes";
+        let why = "is longer than 196608 bytes";
         refused(&mut client, edge(&[of(&[("user", &longer)])]), Code::InvalidArgument, why).await;
         refused(&mut client, edge(&[of(&[(&longer, "")])]), Code::InvalidArgument, why).await;
         let domain = RateLimitRequest { domain: longer, ..edge(&[of(&[("user", "ann")])]) };
@@ -140,12 +140,14 @@ async fn h2_client(address: SocketAddr) -> hyper::client::conn::http2::SendReque
 #[tokio::test]
 async fn what_is_no_message_is_refused() {
     let service = run(USERS);
-    // A field of the wrong kind, text that is none, and fields that nobody knows.
+    // A field that is too long, one of the wrong kind, one that ends early, and one that nobody knows.
     for (message, code) in [
-        (&b"\x0a\xff\xff\xff\xff\x0f"[..], Some(Code::Internal)),
-        (b"\x0a\x02\xff\xfe", Some(Code::Internal)),
-        (b"\x08\x01", Some(Code::Internal)),
+        (&b"\x0a\xff\xff\xff\xff\x0f"[..], Some(Code::InvalidArgument)),
+        (b"\x08\x01", Some(Code::InvalidArgument)),
+        (b"\x0a\x04edge\x12\x0d\x0a\x0b\x0a\x04user\x12\x04ann", Some(Code::InvalidArgument)),
         (b"\x0a\x04edge\x12\x0d\x0a\x0b\x0a\x04user\x12\x03ann\xa2\x06\x01x", None),
+        // Text that is no UTF-8: Envoy would let it pass if it were refused.
+        (b"\x0a\x04edge\x12\x0e\x0a\x0c\x0a\x04user\x12\x04ann\xff", None),
     ] {
         let mut grpc = tonic::client::Grpc::new(service.channel().await);
         grpc.ready().await.unwrap();
@@ -154,7 +156,9 @@ async fn what_is_no_message_is_refused() {
         let answered = grpc.unary(request, path.parse().unwrap(), Raw).await;
         assert_eq!(answered.map_err(|status| status.code()).err(), code, "{message:?}");
     }
-    assert_eq!(service.client().await.passes(&[of(&[("user", "ann")])]).await, (true, vec![998]));
+    let mut client = service.client().await;
+    assert_eq!(client.passes(&[of(&[("user", "ann")])]).await, (true, vec![998]));
+    assert_eq!(client.passes(&[of(&[("user", "ann\u{fffd}")])]).await, (true, vec![998]));
 }
 
 /// Calls that never come to an end have only so many places, and those who wait in line have others.

@@ -1,0 +1,73 @@
+//! The method of the service that Envoy calls.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+use tonic::body::Body;
+use tonic::server::{Grpc, NamedService, UnaryService};
+use tonic::{Request, Response, Status};
+
+use super::message::Messages;
+use super::refused::Refused;
+use super::{MESSAGE_BYTES_MAX, Source, answer};
+
+const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+
+type Answering<T, E> = Pin<Box<dyn Future<Output = Result<T, E>> + Send>>;
+
+/// The service, by what a source says.
+#[derive(Debug)]
+pub(super) struct Service<P>(pub(super) Arc<P>);
+
+impl<P> Clone for Service<P> {
+    fn clone(&self) -> Service<P> {
+        Service(self.0.clone())
+    }
+}
+
+impl<P> NamedService for Service<P> {
+    const NAME: &'static str = "envoy.service.ratelimit.v3.RateLimitService";
+}
+
+impl<P: Source> tower_service::Service<http::Request<Body>> for Service<P> {
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = Answering<http::Response<Body>, Infallible>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+        let service = self.clone();
+        Box::pin(async move {
+            if request.uri().path() != SHOULD_RATE_LIMIT {
+                return Ok(Status::from(Refused::NoMethod).into_http());
+            }
+            let mut grpc = Grpc::new(Messages).max_decoding_message_size(MESSAGE_BYTES_MAX);
+            Ok(grpc.unary(service, request).await)
+        })
+    }
+}
+
+impl<P: Source> UnaryService<RateLimitRequest> for Service<P> {
+    type Response = RateLimitResponse;
+    type Future = Answering<Response<RateLimitResponse>, Status>;
+
+    fn call(&mut self, request: Request<RateLimitRequest>) -> Self::Future {
+        let source = self.0.clone();
+        Box::pin(async move {
+            let snapshot = source.snapshot();
+            if let Some(token) = &snapshot.options.token
+                && !super::listen::knows(request.metadata(), token)
+            {
+                snapshot.counts.count(super::Outcome::Error);
+                return Err(Refused::NoToken.into());
+            }
+            Ok(Response::new(answer(&snapshot, request.get_ref()).await?))
+        })
+    }
+}
