@@ -3,6 +3,8 @@
 //! Most requests are one question to the limits. Where something might deny that cannot be charged with the others, all
 //! are looked at first: descriptors that only look, those that are denied whatever is left, and those of a quota, which
 //! deny only together.
+//!
+//! A cost of a descriptor's own is the exception: it takes what is left of the limit that denies it.
 
 use smallvec::SmallVec;
 use tollgate::tower::RateLimitLayer;
@@ -51,9 +53,11 @@ pub(super) async fn decide<S: Store + Send + Sync>(
         let taken = asking.ask(How::Charge, takes).await?;
         if taken.as_ref().is_none_or(|taken| taken.allowed) {
             asking.give_back(taken.as_ref(), takes).await?;
+            asking.take_what_is_left().await;
             return Ok(Decided { each: asking.each, allowed: true });
         }
     }
+    asking.take_what_is_left().await;
     Ok(Decided { each: asking.each, allowed: false })
 }
 
@@ -124,6 +128,35 @@ impl<'w, S: Store + Send + Sync> Asking<'w, S> {
         // How much there is now. It is done already, so it does not matter if nobody says.
         let _ = self.ask(How::Look, gives).await;
         Ok(())
+    }
+
+    /// Takes what is left from limits that deny a cost which a descriptor has of its own.
+    ///
+    /// Such a cost is often that of something that is done already: Envoy looks first, with none, and tells the true cost
+    /// when the response has ended. If it took nothing because there is too little left, that little would stay, every look
+    /// would find it, and the budget would never run out.
+    async fn take_what_is_left(&mut self) {
+        let Some(layer) = self.layer else { return };
+        for (wanted, each) in self.wanted.iter().zip(&mut self.each) {
+            let denies_own = each.is_over && wanted.has_own_hits;
+            let Some(demand) = wanted.demand(false).filter(|_| denies_own) else { continue };
+            // Once more if somebody else was quicker.
+            for _ in 0..2 {
+                let left = each.decision.map_or(0, |decision| decision.remaining);
+                let cost = demand.cost.min(left);
+                if cost == 0 {
+                    break;
+                }
+                // It is denied already, so it does not matter if nobody answers.
+                let Ok(answered) = layer.ask(&[Demand { cost, ..demand }], How::Charge).await else { break };
+                let said = answered.said.first().and_then(|said| said.decision);
+                let Some(decision) = said.filter(|_| !answered.is_closed) else { break };
+                each.decision = Some(decision);
+                if decision.allowed {
+                    break;
+                }
+            }
+        }
     }
 
     /// What is asked of the limits, and which descriptors want it.

@@ -21,6 +21,8 @@ use super::refused::Refused;
 pub(super) struct Wanted<'s> {
     pub(super) limit: Wants,
     pub(super) hits: Hits,
+    /// Whether they are the descriptor's own, and not those of the request.
+    pub(super) has_own_hits: bool,
     /// How Envoy is told of the limit, if there is one.
     pub(super) told: Option<RateLimit>,
     pub(super) is_shadow: bool,
@@ -100,7 +102,7 @@ pub(super) fn of<'s>(
         if matches!(hits, Hits::GiveBack(_)) && !refunds {
             return Err(Refused::Refund { descriptor: number });
         }
-        all.push(match (domain, &descriptor.limit) {
+        let wanted = match (domain, &descriptor.limit) {
             (None, _) => nothing(hits),
             (Some(domain), Some(own)) => by_own_limit(domain, &descriptor.entries, own, hits)
                 .ok_or(Refused::Unit { descriptor: number, unit: own.unit })?,
@@ -115,7 +117,8 @@ pub(super) fn of<'s>(
                     None => nothing(hits),
                 }
             }
-        });
+        };
+        all.push(Wanted { has_own_hits: descriptor.hits_addend.is_some(), ..wanted });
     }
     if !replaced.is_empty() {
         for wanted in &mut all {
@@ -128,7 +131,15 @@ pub(super) fn of<'s>(
 }
 
 fn nothing(hits: Hits) -> Wanted<'static> {
-    Wanted { limit: Wants::Nothing, hits, told: None, is_shadow: false, is_quota: false, metadata: None }
+    Wanted {
+        limit: Wants::Nothing,
+        hits,
+        has_own_hits: false,
+        told: None,
+        is_shadow: false,
+        is_quota: false,
+        metadata: None,
+    }
 }
 
 /// A descriptor's own number counts, and may be none; that of the request is one where it is none.
@@ -159,11 +170,11 @@ fn by_descriptor(descriptor: &Descriptor, key: Vec<u8>, hits: Hits) -> Wanted<'_
     };
     Wanted {
         limit,
-        hits,
         told,
         is_shadow: descriptor.is_shadow,
         is_quota: descriptor.is_quota,
         metadata: descriptor.metadata.as_ref(),
+        ..nothing(hits)
     }
 }
 

@@ -145,11 +145,45 @@ async fn hits_are_those_of_the_descriptor_or_of_the_request_or_one() {
     for _ in 0..3 {
         assert_eq!(client.passes(&[hits(0, ann())]).await, (true, vec![8]));
     }
-    assert_eq!(client.passes(&[hits(9, ann())]).await, (false, vec![8]));
+    request.hits_addend = 9;
+    request.descriptors = vec![ann()];
+    let told = client.ask(request).await.unwrap();
+    assert_eq!((is_ok(told.overall_code), told.statuses[0].limit_remaining), (false, 8));
     assert_eq!(client.passes(&[hits(8, ann())]).await, (true, vec![0]));
     // One that looks is told when nothing is left, and those beside it pay nothing then.
     assert_eq!(client.passes(&[hits(0, ann()), of(&[("user", "bob")])]).await, (false, vec![0, 20]));
     assert_eq!(client.passes(&[of(&[("user", "bob")])]).await, (true, vec![19]));
+}
+
+/// Envoy looks with a cost of none when a request comes, and tells the true cost when its response has ended. A last cost
+/// that did not fit took nothing once, and the budget never ran out.
+#[tokio::test]
+async fn a_cost_that_is_told_afterwards_takes_what_is_left() {
+    let domains = "  edge:
+    - { key: tokens, fixed_window: { limit: 100, window: 1h } }
+    - { key: trial, fixed_window: { limit: 100, window: 1h }, shadow: true }
+    - { key: user, fixed_window: { limit: 5, window: 1h } }
+";
+    let service = run(domains);
+    let mut client = service.client().await;
+    let all = || of(&[("tokens", "all")]);
+    for left in [70, 40, 10] {
+        assert!(client.passes(&[hits(0, all())]).await.0);
+        assert_eq!(client.passes(&[hits(30, all())]).await, (true, vec![left]));
+    }
+    assert_eq!(client.passes(&[hits(0, all())]).await, (true, vec![10]));
+    // Nobody pays who stands beside it and is not asked for more than there is.
+    let both = [hits(30, all()), hits(1, of(&[("user", "ann")]))];
+    assert_eq!(client.passes(&both).await, (false, vec![0, 5]));
+    assert_eq!(client.passes(&[hits(0, all())]).await, (false, vec![0]));
+    // So it is with a limit that comes along, and with one that only counts.
+    let own = hits(30, limited(40, 3, all()));
+    assert_eq!(client.passes(std::slice::from_ref(&own)).await, (true, vec![10]));
+    assert_eq!(client.passes(&[own]).await, (false, vec![0]));
+    let trial = || of(&[("trial", "all")]);
+    assert_eq!(client.passes(&[hits(101, trial())]).await, (true, vec![0]));
+    service.clock.advance(Duration::from_secs(3600));
+    assert_eq!(client.passes(&[hits(0, all())]).await, (true, vec![100]));
 }
 
 #[tokio::test]
@@ -158,7 +192,8 @@ async fn more_than_any_limit_has_never_passes() {
     let mut client = service.client().await;
     for sum in [21, u64::from(u32::MAX), u64::from(u32::MAX) + 1, u64::MAX] {
         let descriptors = [hits(sum, of(&[("user", "ann")])), of(&[("user", "bob")])];
-        assert_eq!(client.passes(&descriptors).await, (false, vec![20, 20]), "{sum}");
+        assert_eq!(client.passes(&descriptors).await, (false, vec![0, 20]), "{sum}");
+        service.clock.advance(Duration::from_secs(60));
     }
     assert_eq!(client.passes(&[hits(u64::MAX, of(&[("other", "")]))]).await, (true, vec![0]));
 }
@@ -180,9 +215,10 @@ async fn hits_are_given_back_only_where_that_is_allowed() {
     let mut client = service.client().await;
     assert_eq!(client.passes(&[hits(3, ann())]).await, (true, vec![0]));
     assert_eq!(client.passes(&[refund(ann())]).await, (true, vec![1]));
-    assert_eq!(client.passes(&[hits(2, ann())]).await, (false, vec![1]));
     // What others are denied is given back to nobody.
-    assert_eq!(client.passes(&[refund(ann()), hits(6, of(&[("path", "/")]))]).await, (false, vec![1, 5]));
+    let others = vec![of(&[("path", "/")]); 6];
+    let denied = client.passes(&[vec![refund(ann())], others].concat()).await;
+    assert_eq!((denied.0, &denied.1[..2]), (false, &[1, 5][..]));
     assert_eq!(client.passes(&[refund(ann()), of(&[("path", "/")])]).await, (true, vec![2, 4]));
     // And never more than there was.
     assert_eq!(client.passes(&[refund(hits(u64::MAX, ann()))]).await, (true, vec![3]));
@@ -282,7 +318,7 @@ async fn limits_of_a_quota_deny_only_together() {
     assert_eq!(client.passes(&[small]).await, (false, vec![0]));
     service.clock.advance(Duration::from_secs(60));
     let two = [large, hits(4, of(&[("user", "ann")]))];
-    assert_eq!(client.passes(&two).await, (false, vec![2, 3]));
+    assert_eq!(client.passes(&two).await, (false, vec![2, 0]));
 }
 
 #[tokio::test]
@@ -314,7 +350,7 @@ async fn headers_and_a_body_are_sent_where_they_are_wanted() {
     assert_eq!(headers(&told), expected);
     assert!(told.raw_body.is_empty());
     // The limit that denies is told, whatever is left of others.
-    let told = client.told(&[of(&[("path", "/")]), hits(3, of(&[("user", "ann")]))]).await;
+    let told = client.told(&[vec![of(&[("path", "/")])], vec![of(&[("user", "ann")]); 3]].concat()).await;
     assert_eq!(told.raw_body, b"slow down");
     assert_eq!(headers(&told), expected);
     let told = client.told(&[of(&[("other", "")])]).await;

@@ -84,6 +84,7 @@ async fn the_largest_numbers_are_only_numbers() {
         let request = RateLimitRequest { hits_addend: u32::MAX, ..edge(&descriptors) };
         assert_eq!(client.ask(request).await.unwrap().statuses.len(), descriptors.len());
     }
+    assert_eq!(client.passes(&[refund(most(u64::MAX))]).await, (true, vec![1000]));
     assert_eq!(client.passes(&[of(&[("user", "ann")])]).await, (true, vec![999]));
 }
 
