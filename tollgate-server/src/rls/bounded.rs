@@ -1,40 +1,70 @@
-//! Calls under way: so many at once.
+//! Calls under way: only of those who may call, and so many at once.
 
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
-use http::{Request, Response};
-use tokio::sync::Semaphore;
+use bytes::Bytes;
+use http::{HeaderMap, Request, Response, header};
+use http_body::Frame;
+use subtle::ConstantTimeEq;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tollgate_config::Secret;
 use tonic::Status;
 use tonic::body::Body;
 use tonic::server::NamedService;
 use tower_service::Service;
 
+use super::Source;
+use super::connection::Known;
 use super::counts::{Counts, Outcome};
 use super::refused::Refused;
 
-/// A service that refuses calls for which there is no room. A call has its place from its head until its answer, so that
-/// what those send who are slow is bounded, too.
+/// What calls are for.
 #[derive(Clone, Debug)]
-pub(super) struct Bounded<T> {
-    inner: T,
-    room: Arc<Semaphore>,
-    counts: Arc<Counts>,
+pub(super) enum Calls {
+    /// They are decided. Their messages share so many bytes while they come.
+    Limits(Arc<Semaphore>),
+    /// They ask how we are. Balancers have no secrets, so they need no token.
+    Health,
+    /// They ask what there is to call.
+    Reflection,
 }
 
-impl<T> Bounded<T> {
-    pub(super) fn new(inner: T, calls_max: usize, counts: Arc<Counts>) -> Bounded<T> {
-        Bounded { inner, room: Arc::new(Semaphore::new(calls_max)), counts }
+/// A service that refuses calls without the token, and those for which there is no room. A call has its place from its head
+/// until its answer, so that what those send who are slow is bounded, too; where the answer may go on for ever, until the end
+/// of it.
+#[derive(Debug)]
+pub(super) struct Bounded<T, P> {
+    inner: T,
+    source: Arc<P>,
+    calls: Calls,
+    room: Arc<Semaphore>,
+}
+
+impl<T, P> Bounded<T, P> {
+    pub(super) fn new(inner: T, source: Arc<P>, calls: Calls, calls_max: usize) -> Bounded<T, P> {
+        Bounded { inner, source, calls, room: Arc::new(Semaphore::new(calls_max)) }
     }
 }
 
-impl<T: NamedService> NamedService for Bounded<T> {
+impl<T: Clone, P> Clone for Bounded<T, P> {
+    fn clone(&self) -> Bounded<T, P> {
+        Bounded {
+            inner: self.inner.clone(),
+            source: self.source.clone(),
+            calls: self.calls.clone(),
+            room: self.room.clone(),
+        }
+    }
+}
+
+impl<T: NamedService, P> NamedService for Bounded<T, P> {
     const NAME: &'static str = T::NAME;
 }
 
-impl<T> Service<Request<Body>> for Bounded<T>
+impl<T, P: Source> Service<Request<Body>> for Bounded<T, P>
 where
     T: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
     T::Future: Send + 'static,
@@ -48,16 +78,121 @@ where
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let Ok(place) = self.room.clone().try_acquire_owned() else {
-            self.counts.count(Outcome::Error);
-            let refused = Status::from(Refused::Busy).into_http();
-            return Box::pin(async { Ok(refused) });
+        let snapshot = self.source.snapshot();
+        let unanswered = Unanswered(matches!(self.calls, Calls::Limits(_)).then_some(snapshot.counts));
+        let refuse = |refused: Refused| -> Self::Future {
+            let refused = Status::from(refused).into_http();
+            Box::pin(async { Ok(refused) })
         };
+        if let Some(token) = &snapshot.options.token
+            && !matches!(self.calls, Calls::Health)
+        {
+            if !knows(request.headers(), token) {
+                return refuse(Refused::NoToken);
+            }
+            if let Some(known) = request.extensions().get::<Known>() {
+                known.learn();
+            }
+        }
+        let Ok(place) = self.room.clone().try_acquire_owned() else { return refuse(Refused::Busy) };
+        let request = match &self.calls {
+            Calls::Limits(room) => {
+                let room = room.clone();
+                request.map(|body| Body::new(Metered { body, room, taken: None }))
+            }
+            Calls::Health | Calls::Reflection => request,
+        };
+        let lasts = !matches!(self.calls, Calls::Limits(_));
         let answering = self.inner.call(request);
         Box::pin(async move {
-            let answered = answering.await;
-            drop(place);
-            answered
+            let answered = answering.await?;
+            if answered.headers().get("grpc-status").is_none_or(|status| status == "0") {
+                unanswered.is_answered();
+            }
+            Ok(match lasts {
+                true => answered.map(|body| Body::new(Placed { body, _place: place })),
+                false => answered,
+            })
         })
+    }
+}
+
+fn knows(headers: &HeaderMap, token: &Secret) -> bool {
+    let sent = headers.get(header::AUTHORIZATION).map_or(&b""[..], |value| value.as_bytes());
+    let Some((scheme, sent)) = sent.split_at_checked(b"Bearer ".len()) else { return false };
+    // How long it takes must not tell how much of it was right.
+    scheme.eq_ignore_ascii_case(b"Bearer ") && bool::from(sent.ct_eq(token.reveal().as_bytes()))
+}
+
+/// A call that counts as an error unless it gets an answer: it may be refused in many places, and end without a word if it
+/// takes too long or nobody waits for it any more.
+struct Unanswered(Option<Arc<Counts>>);
+
+impl Unanswered {
+    fn is_answered(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Unanswered {
+    fn drop(&mut self) {
+        if let Some(counts) = &self.0 {
+            counts.count(Outcome::Error);
+        }
+    }
+}
+
+/// What comes of a call, for as long as there is room for it.
+struct Metered {
+    body: Body,
+    room: Arc<Semaphore>,
+    taken: Option<OwnedSemaphorePermit>,
+}
+
+impl http_body::Body for Metered {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let this = self.get_mut();
+        let frame = ready!(Pin::new(&mut this.body).poll_frame(context));
+        if let Some(Ok(frame)) = &frame
+            && let Some(bytes) = frame.data_ref()
+        {
+            let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+            let Ok(more) = this.room.clone().try_acquire_many_owned(length) else {
+                return Poll::Ready(Some(Err(Refused::Busy.into())));
+            };
+            match &mut this.taken {
+                Some(taken) => taken.merge(more),
+                None => this.taken = Some(more),
+            }
+        }
+        Poll::Ready(frame)
+    }
+}
+
+/// An answer, and the place of its call.
+struct Placed {
+    body: Body,
+    _place: OwnedSemaphorePermit,
+}
+
+impl http_body::Body for Placed {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        Pin::new(&mut self.get_mut().body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
     }
 }

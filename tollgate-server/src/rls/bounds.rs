@@ -7,7 +7,14 @@ use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 
 use super::refused::Refused;
 
-/// The most bytes of a request, in the form of gRPC or of JSON.
+/// The most bytes of a request over gRPC: a client's longest value may be in each descriptor.
+pub const CALL_BYTES_MAX: usize = 8 << 20;
+const _: () = assert!(CALL_BYTES_MAX >= DESCRIPTORS_MAX * (64 << 10));
+
+/// The most bytes of a call's metadata: Envoy sends on what its clients say of their traces.
+pub(super) const METADATA_BYTES_MAX: u32 = 128 << 10;
+
+/// The most bytes of a request in JSON. Envoy does not ask in JSON, and who does can be told that it is too long.
 pub const MESSAGE_BYTES_MAX: usize = 1 << 20;
 
 /// The most descriptors of a request.

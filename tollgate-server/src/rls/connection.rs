@@ -1,8 +1,9 @@
-//! Connections of those who ask: so many at once, and none that says nothing.
+//! Connections of those who ask: so many at once, and none that says nothing or does not know the token.
 
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::{Sleep, sleep};
-use tonic::transport::server::{Connected, TcpConnectInfo};
+use tonic::transport::server::Connected;
 
 /// What every client of HTTP/2 says first is so long.
 const PREFACE_BYTES: usize = 24;
@@ -23,6 +24,7 @@ pub(super) async fn accept(
     listener: TcpListener,
     connections_max: usize,
     patience: Duration,
+    asks_token: Arc<dyn Fn() -> bool + Send + Sync>,
     taken: mpsc::Sender<io::Result<Connection>>,
 ) {
     let room = Arc::new(Semaphore::new(connections_max));
@@ -34,12 +36,21 @@ pub(super) async fn accept(
                 Ok((stream, _)) => {
                     // Answers are small, and somebody waits for each.
                     let _ = stream.set_nodelay(true);
-                    let opening = Some(Opening { missing: PREFACE_BYTES, until: Box::pin(sleep(patience)) });
-                    if taken.send(Ok(Connection { stream, opening, _place: place })).await.is_err() {
+                    let opening = Opening {
+                        missing: PREFACE_BYTES,
+                        asks_token: asks_token.clone(),
+                        until: Box::pin(sleep(patience)),
+                    };
+                    let known = Known::default();
+                    let connection = Connection { stream, opening: Some(opening), known, _place: place };
+                    if taken.send(Ok(connection)).await.is_err() {
                         return;
                     }
                 }
-                Err(_) => sleep(AFTER_ERROR).await,
+                Err(error) => {
+                    tracing::warn!(%error, "no connection can be accepted");
+                    sleep(AFTER_ERROR).await;
+                }
             }
         }
     };
@@ -52,21 +63,37 @@ pub(super) async fn accept(
 /// A connection, and its place among them.
 pub(super) struct Connection {
     stream: TcpStream,
-    /// For as long as it has not said which protocol it speaks.
+    /// For as long as it has not said which protocol it speaks, and that it knows the token if there is one.
     opening: Option<Opening>,
+    known: Known,
     _place: OwnedSemaphorePermit,
 }
 
 struct Opening {
     missing: usize,
+    asks_token: Arc<dyn Fn() -> bool + Send + Sync>,
     until: Pin<Box<Sleep>>,
 }
 
-impl Connected for Connection {
-    type ConnectInfo = TcpConnectInfo;
+/// Whether a connection has made a call with the token. Each of its calls brings it along.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Known(Arc<AtomicBool>);
 
-    fn connect_info(&self) -> TcpConnectInfo {
-        self.stream.connect_info()
+impl Known {
+    pub(super) fn learn(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    fn is_so(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+impl Connected for Connection {
+    type ConnectInfo = Known;
+
+    fn connect_info(&self) -> Known {
+        self.known.clone()
     }
 }
 
@@ -81,7 +108,7 @@ impl AsyncRead for Connection {
         let read = Pin::new(&mut this.stream).poll_read(context, buffer);
         let Some(opening) = &mut this.opening else { return read };
         opening.missing = opening.missing.saturating_sub(buffer.filled().len() - before);
-        if opening.missing == 0 {
+        if opening.missing == 0 && (this.known.is_so() || !(opening.asks_token)()) {
             this.opening = None;
         } else if opening.until.as_mut().poll(context).is_ready() {
             return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));

@@ -1,22 +1,21 @@
 //! The door itself: connections, health, reflection, and the end.
 
+use std::future::pending;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use subtle::ConstantTimeEq;
 use tokio::net::TcpListener;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::sleep;
 use tokio_stream::wrappers::ReceiverStream;
-use tollgate_config::Secret;
-use tonic::metadata::MetadataMap;
 use tonic::transport::Server;
 use tonic_health::ServingStatus;
 use tonic_health::server::{HealthReporter, health_reporter};
 
-use super::bounded::Bounded;
+use super::bounded::{Bounded, Calls};
+use super::bounds::METADATA_BYTES_MAX;
 use super::connection::accept;
 use super::service::Service;
 use super::{Source, reflection};
@@ -24,18 +23,17 @@ use super::{Source, reflection};
 /// What health checks of this service are asked about, as the reference has it; the empty name is the whole server.
 const HEALTH_NAMES: [&str; 2] = ["ratelimit", ""];
 
-/// The most bytes of a call's metadata.
-const METADATA_BYTES_MAX: u32 = 16 << 10;
+/// The most bytes of a question about health, or of one about what there is.
+const SMALL_MESSAGE_BYTES_MAX: usize = 4 << 10;
+
+/// The most health checks at once, those who watch included.
+const HEALTH_CALLS_MAX: usize = 1024;
+
+/// The most at once who ask what there is.
+const REFLECTION_CALLS_MAX: usize = 64;
 
 /// The most bytes of a connection that have come and that nobody has read yet.
 const WINDOW_BYTES: u32 = 1 << 20;
-
-pub(super) fn knows(metadata: &MetadataMap, token: &Secret) -> bool {
-    let sent = metadata.get("authorization").map_or(&b""[..], |value| value.as_encoded_bytes());
-    let Some((scheme, sent)) = sent.split_at_checked(b"Bearer ".len()) else { return false };
-    // How long it takes must not tell how much of it was right.
-    scheme.eq_ignore_ascii_case(b"Bearer ") && bool::from(sent.ct_eq(token.reveal().as_bytes()))
-}
 
 /// How much of the process those who ask may use.
 #[derive(Clone, Copy, Debug)]
@@ -44,10 +42,12 @@ pub struct Settings {
     pub connections_max: usize,
     /// The most calls at once of a connection.
     pub calls_of_connection_max: u32,
-    /// The most calls at once of all connections, of which each may have sent [so much](MESSAGE_BYTES_MAX); others are
-    /// refused.
+    /// The most calls at once of all connections; others are refused.
     pub calls_max: usize,
-    /// How long a client may take for its first words, for a call, or until it answers a ping.
+    /// The most bytes at once of messages that have not come to their end, of all calls; what is beyond is refused.
+    pub unread_bytes_max: usize,
+    /// How long a client may take for its first words, for a call, or until it answers a ping; and where there is a token,
+    /// until it has shown that it knows it.
     pub patience: Duration,
     /// How often a connection is asked whether there is still somebody.
     pub ping_every: Duration,
@@ -61,6 +61,7 @@ impl Default for Settings {
             connections_max: 1024,
             calls_of_connection_max: 1024,
             calls_max: 4096,
+            unread_bytes_max: 256 << 20,
             patience: Duration::from_secs(10),
             ping_every: Duration::from_secs(30),
             last_call: Duration::from_millis(500),
@@ -84,10 +85,16 @@ pub fn listen<P: Source>(
     listener.set_nonblocking(true)?;
     let listener = TcpListener::from_std(listener)?;
     let address = listener.local_addr()?;
-    let counts = source.snapshot().counts;
-    let service = Bounded::new(Service(source), settings.calls_max, counts);
+    let unread = Arc::new(Semaphore::new(settings.unread_bytes_max.min(Semaphore::MAX_PERMITS)));
+    let limits = Calls::Limits(unread);
+    let service = Bounded::new(Service(source.clone()), source.clone(), limits, settings.calls_max);
     let reflection = reflection::service().map_err(io::Error::other)?;
+    let reflection = reflection.max_decoding_message_size(SMALL_MESSAGE_BYTES_MAX);
+    let reflection = Bounded::new(reflection, source.clone(), Calls::Reflection, REFLECTION_CALLS_MAX);
     let (reporter, health) = health_reporter();
+    let health = health.max_decoding_message_size(SMALL_MESSAGE_BYTES_MAX);
+    let health = Bounded::new(health, source.clone(), Calls::Health, HEALTH_CALLS_MAX);
+    let asks_token = Arc::new(move || source.snapshot().options.token.is_some());
     let server = Server::builder()
         .max_concurrent_streams(settings.calls_of_connection_max)
         .timeout(settings.patience)
@@ -102,7 +109,7 @@ pub fn listen<P: Source>(
         tell(&reporter, ServingStatus::Serving).await;
         // None waits here: the next one is accepted when the one before is served.
         let (taken, connections) = mpsc::channel(1);
-        let accepting = accept(listener, settings.connections_max, settings.patience, taken);
+        let accepting = accept(listener, settings.connections_max, settings.patience, asks_token, taken);
         let (ended, is_ending) = watch::channel(false);
         let ending = end_after(drain.clone(), reporter, settings.last_call, ended);
         let served =
@@ -114,8 +121,11 @@ pub fn listen<P: Source>(
                 () = async { begun(is_ending).await; sleep(settings.patience).await } => Ok(()),
             }
         };
-        let (served, (), ()) = tokio::join!(serving, accepting, ending);
-        served
+        tokio::select! {
+            served = serving => served,
+            // They end when the service does; if it ends by itself, nobody waits for them.
+            () = async { tokio::join!(accepting, ending); pending().await } => Ok(()),
+        }
     }))
 }
 

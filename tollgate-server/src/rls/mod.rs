@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `listen` | the door itself: connections, health, reflection, and the end |
 //! | `connection` | those who ask: so many at once, and none that says nothing |
-//! | `bounded` | calls under way: so many at once |
+//! | `bounded` | calls under way: only of those who may call, and so many at once |
 //! | `service`, `message` | the method that is called; bytes -> requests, answers -> bytes |
 //! | `bounds` | what is too much to ask |
 //! | `wanted` | a request's descriptors -> what is wanted of which limits |
@@ -38,7 +38,7 @@ use tollgate::tower::RateLimitLayer;
 use tollgate_config::Secret;
 use tollgate_config::envoy::Domain;
 
-pub use self::bounds::{DESCRIPTORS_MAX, ENTRIES_MAX, MESSAGE_BYTES_MAX, TEXT_BYTES_MAX};
+pub use self::bounds::{CALL_BYTES_MAX, DESCRIPTORS_MAX, ENTRIES_MAX, MESSAGE_BYTES_MAX, TEXT_BYTES_MAX};
 pub use self::counts::Counts;
 use self::counts::Outcome;
 pub use self::json::json;

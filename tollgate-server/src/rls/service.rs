@@ -10,9 +10,10 @@ use tonic::body::Body;
 use tonic::server::{Grpc, NamedService, UnaryService};
 use tonic::{Request, Response, Status};
 
+use super::bounds::CALL_BYTES_MAX;
 use super::message::Messages;
 use super::refused::Refused;
-use super::{MESSAGE_BYTES_MAX, Source, answer};
+use super::{Source, answer_uncounted};
 
 const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 
@@ -47,7 +48,7 @@ impl<P: Source> tower_service::Service<http::Request<Body>> for Service<P> {
             if request.uri().path() != SHOULD_RATE_LIMIT {
                 return Ok(Status::from(Refused::NoMethod).into_http());
             }
-            let mut grpc = Grpc::new(Messages).max_decoding_message_size(MESSAGE_BYTES_MAX);
+            let mut grpc = Grpc::new(Messages).max_decoding_message_size(CALL_BYTES_MAX);
             Ok(grpc.unary(service, request).await)
         })
     }
@@ -61,13 +62,10 @@ impl<P: Source> UnaryService<RateLimitRequest> for Service<P> {
         let source = self.0.clone();
         Box::pin(async move {
             let snapshot = source.snapshot();
-            if let Some(token) = &snapshot.options.token
-                && !super::listen::knows(request.metadata(), token)
-            {
-                snapshot.counts.count(super::Outcome::Error);
-                return Err(Refused::NoToken.into());
-            }
-            Ok(Response::new(answer(&snapshot, request.get_ref()).await?))
+            // Errors are counted where all of them pass, also those of calls that do not come as far as this.
+            let (response, outcome) = answer_uncounted(&snapshot, request.get_ref()).await?;
+            snapshot.counts.count(outcome);
+            Ok(Response::new(response))
         })
     }
 }

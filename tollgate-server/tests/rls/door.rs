@@ -80,6 +80,65 @@ async fn only_those_who_know_the_token_are_answered() {
     assert!(metrics(&service).contains("{outcome=\"error\"} 5\n"));
 }
 
+/// Who does not know the token is told so before anything else of the call has come, and does not stay.
+#[tokio::test]
+async fn who_does_not_know_the_token_does_not_stay() {
+    let token = parse("admin: { listen: 127.0.0.1:0, token: open-sesame-please }").admin.unwrap().token;
+    let settings = Settings { patience: Duration::from_millis(300), ..Settings::default() };
+    let service = run_with(USERS, Options { token, ..Options::default() }, settings);
+    let mut stranger = super::hostile::h2_client(service.address).await;
+    let call = stranger.send_request(super::hostile::endless_call(service.address));
+    let response = timeout(PATIENCE, call).await.unwrap().unwrap();
+    assert_eq!(response.headers()["grpc-status"], "16", "{response:?}");
+    // What there is to call is told to those who may.
+    let mut reflection = ServerReflectionClient::new(service.channel().await);
+    let nothing = tokio_stream::empty::<ServerReflectionRequest>();
+    let status = reflection.server_reflection_info(nothing).await.unwrap_err();
+    assert_eq!(status.code(), Code::Unauthenticated);
+
+    let mut friend = RateLimitServiceClient::new(service.channel().await);
+    let mut request = Request::new(edge(&[of(&[("user", "ann")])]));
+    request.metadata_mut().insert("authorization", "Bearer open-sesame-please".parse().unwrap());
+    friend.should_rate_limit(request).await.unwrap();
+    let mut friends = super::hostile::h2_client(service.address).await;
+    let mut call = super::hostile::endless_call(service.address);
+    call.headers_mut().insert("authorization", "Bearer open-sesame-please".parse().unwrap());
+    let ended = timeout(PATIENCE, friends.send_request(call)).await.unwrap().unwrap();
+    assert_eq!(ended.headers()["grpc-status"], "1", "it is the call that took too long");
+    timeout(PATIENCE, async {
+        while !stranger.is_closed() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await
+    .unwrap();
+    assert!(!friends.is_closed());
+}
+
+/// Those who ask about health take little, and only so many may watch.
+#[tokio::test]
+async fn health_checks_are_bounded() {
+    const WATCHERS_MAX: usize = 1024;
+    let service = run(USERS);
+    let long = health(&service, &"x".repeat(5 << 10)).await;
+    assert_eq!(long, Err(Code::OutOfRange));
+    let (mut one, mut other) =
+        (HealthClient::new(service.channel().await), HealthClient::new(service.channel().await));
+    let mut watched = Vec::new();
+    for number in 0..WATCHERS_MAX {
+        let watcher = if number % 2 == 0 { &mut one } else { &mut other };
+        watched.push(watcher.watch(HealthCheckRequest::default()).await.unwrap());
+    }
+    assert_eq!(health(&service, "").await, Err(Code::ResourceExhausted));
+    drop(watched);
+    let freed = async {
+        while health(&service, "").await != Ok(SERVING) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(PATIENCE, freed).await.unwrap();
+}
+
 async fn health<S>(service: &Running<S>, name: &str) -> Result<i32, Code> {
     let mut client = HealthClient::new(service.channel().await);
     let told = client.check(HealthCheckRequest { service: name.to_owned() }).await;

@@ -7,9 +7,7 @@ use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
-use tollgate_server::rls::{
-    DESCRIPTORS_MAX, ENTRIES_MAX, MESSAGE_BYTES_MAX, Options, Settings, TEXT_BYTES_MAX,
-};
+use tollgate_server::rls::{CALL_BYTES_MAX, DESCRIPTORS_MAX, ENTRIES_MAX, Options, Settings, TEXT_BYTES_MAX};
 use tonic::Code;
 
 use super::support::{Client, Endless, PATIENCE, Raw, edge, hits, is_ok, limited, of, refund, run, run_with};
@@ -63,8 +61,37 @@ async fn too_much_is_refused() {
         let domain = RateLimitRequest { domain: longer, ..edge(&[of(&[("user", "ann")])]) };
         refused(&mut client, domain, Code::InvalidArgument, why).await;
     }
-    let whole = edge(&[of(&[("user", &"x".repeat(MESSAGE_BYTES_MAX))])]);
+    let whole = edge(&[of(&[("user", &"x".repeat(CALL_BYTES_MAX))])]);
     refused(&mut client, whole, Code::OutOfRange, "").await;
+}
+
+/// Whatever Envoy's clients can make long is not too long, or they would pass: a header in every descriptor, and what they
+/// say of their traces.
+#[tokio::test]
+async fn what_clients_can_make_long_is_decided() {
+    let service = run(USERS);
+    let mut client = service.client().await;
+    let long = "x".repeat(60 << 10);
+    let told = client.told(&vec![of(&[("user", &long)]); DESCRIPTORS_MAX]).await;
+    assert_eq!(told.statuses.len(), DESCRIPTORS_MAX);
+    let mut request = tonic::Request::new(edge(&[of(&[("user", "ann")])]));
+    request.metadata_mut().insert("tracestate", long.parse().unwrap());
+    let told = client.0.should_rate_limit(request).await.unwrap().into_inner();
+    assert_eq!(told.statuses[0].limit_remaining, 999);
+}
+
+/// All messages that have not come to their end share so many bytes, and what is too much for them leaves nothing behind.
+#[tokio::test]
+async fn messages_share_so_many_bytes() {
+    let settings = Settings { unread_bytes_max: 1000, ..Settings::default() };
+    let service = run_with(USERS, Options::default(), settings);
+    let mut client = service.client().await;
+    let long = "x".repeat(1000);
+    for _ in 0..5 {
+        refused(&mut client, edge(&[of(&[("user", &long)])]), Code::ResourceExhausted, "too many").await;
+    }
+    let text = super::door::metrics(&service);
+    assert!(text.contains("{outcome=\"error\"} 5\n"), "{text}");
 }
 
 #[tokio::test]
@@ -117,10 +144,13 @@ async fn a_call_that_does_not_come_to_an_end_is_ended() {
     let response = timeout(PATIENCE, call).await.unwrap().unwrap();
     let status = response.headers().get("grpc-status").map(|it| it.to_str().unwrap().to_owned());
     assert!(matches!(status.as_deref(), Some("1" | "4")), "{response:?}");
+    // It got no answer, and that is counted as well.
+    let text = super::door::metrics(&service);
+    assert!(text.contains("{outcome=\"error\"} 1\n"), "{text}");
     assert_eq!(service.client().await.passes(&[of(&[("user", "ann")])]).await, (true, vec![999]));
 }
 
-fn endless_call(address: SocketAddr) -> http::Request<Endless> {
+pub(crate) fn endless_call(address: SocketAddr) -> http::Request<Endless> {
     let path = "envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
     http::Request::post(format!("http://{address}/{path}"))
         .header("content-type", "application/grpc")
@@ -129,7 +159,7 @@ fn endless_call(address: SocketAddr) -> http::Request<Endless> {
         .unwrap()
 }
 
-async fn h2_client(address: SocketAddr) -> hyper::client::conn::http2::SendRequest<Endless> {
+pub(crate) async fn h2_client(address: SocketAddr) -> hyper::client::conn::http2::SendRequest<Endless> {
     let stream = TcpStream::connect(address).await.unwrap();
     let executor = hyper_util::rt::TokioExecutor::new();
     let io = hyper_util::rt::TokioIo::new(stream);
@@ -157,6 +187,8 @@ async fn what_is_no_message_is_refused() {
         let answered = grpc.unary(request, path.parse().unwrap(), Raw).await;
         assert_eq!(answered.map_err(|status| status.code()).err(), code, "{message:?}");
     }
+    let text = super::door::metrics(&service);
+    assert!(text.contains("{outcome=\"error\"} 3\n"), "{text}");
     let mut client = service.client().await;
     assert_eq!(client.passes(&[of(&[("user", "ann")])]).await, (true, vec![998]));
     assert_eq!(client.passes(&[of(&[("user", "ann\u{fffd}")])]).await, (true, vec![998]));
