@@ -70,6 +70,10 @@ impl<'a> Groups<'a> {
     }
 
     fn whole(&mut self, parser: &mut Parser) -> Option<Whole> {
+        // What stands behind it may look like a command and is none.
+        if self.wrong.is_some() {
+            return None;
+        }
         let begin = self.at;
         match parser.next(self.bytes.get(begin..).unwrap_or_default()) {
             Ok(length) => {
@@ -126,6 +130,8 @@ mod tests {
         assert_eq!(sizes(b"x\na 1\na 2\nx\nx\na 1\n").0, [1, 2, 1, 1, 1]);
         assert_eq!(sizes(b"a 1\n\na 2\na 3").0, [1, 1, 1]);
         assert_eq!(sizes(b"a 1\na 2\na '\n"), (vec![2], Some(ProtocolError::Quotes)));
+        // A quote that closes on the next line opens there: what is behind the error is no command.
+        assert_eq!(sizes(b"a 1\na '\na 2\n'\na 3\n"), (vec![1], Some(ProtocolError::Quotes)));
         let many: String = (0..150).map(|number| format!("a {number}\n")).collect();
         assert_eq!(sizes(many.as_bytes()).0, [64, 64, 22]);
     }
