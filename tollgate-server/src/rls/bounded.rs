@@ -107,7 +107,7 @@ where
         Box::pin(async move {
             let answered = answering.await?;
             if answered.headers().get("grpc-status").is_none_or(|status| status == "0") {
-                unanswered.is_answered();
+                unanswered.tell_answered();
             }
             Ok(match lasts {
                 true => answered.map(|body| Body::new(Placed { body, _place: place })),
@@ -129,7 +129,7 @@ fn knows(headers: &HeaderMap, token: &Secret) -> bool {
 struct Unanswered(Option<Arc<Counts>>);
 
 impl Unanswered {
-    fn is_answered(mut self) {
+    fn tell_answered(mut self) {
         self.0 = None;
     }
 }
