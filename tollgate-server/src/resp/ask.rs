@@ -21,6 +21,9 @@ const CELL_USAGE: &str =
 const NO_LIMITS: &str = "UNAVAILABLE there are no limits to ask now; try again";
 const STORE_AWAY: &str = "UNAVAILABLE the store does not answer, and the policy is that nothing passes then";
 
+/// The limits, and how many of them can be asked for by name.
+pub(crate) type Limits<'l, S> = (&'l RateLimitLayer<S>, usize);
+
 /// A limit that came with a command, and how much is asked of it.
 #[derive(Debug, PartialEq, Eq)]
 struct Brought {
@@ -32,7 +35,7 @@ struct Brought {
 pub(crate) async fn answer<S: Store>(
     command: Command,
     words: Words<'_>,
-    limits: Option<&RateLimitLayer<S>>,
+    limits: Option<Limits<'_, S>>,
     out: &mut Replies,
 ) -> Became {
     let answered = match (command, limits) {
@@ -40,8 +43,8 @@ pub(crate) async fn answer<S: Store>(
             out.error(NO_LIMITS);
             return Became::Unavailable;
         }
-        (Command::ClThrottle, Some(limits)) => cl_throttle(words, limits, out).await,
-        (Command::Throttle, Some(limits)) => throttle(words, limits, out).await,
+        (Command::ClThrottle, Some((limits, _))) => cl_throttle(words, limits, out).await,
+        (Command::Throttle, Some((limits, _))) => throttle(words, limits, out).await,
         (_, Some(limits)) => check(words, limits, out).await,
     };
     answered.unwrap_or_else(|refused| {
@@ -85,11 +88,11 @@ async fn throttle<S: Store>(
 /// `TG.CHECK limit [key [cost [key ...]]]`
 async fn check<S: Store>(
     words: Words<'_>,
-    limits: &RateLimitLayer<S>,
+    (limits, named): Limits<'_, S>,
     out: &mut Replies,
 ) -> Result<Became, ErrorText> {
     let name = words.get(1).unwrap_or_default();
-    let Some(number) = limits.rules().position(|rule| rule.name.as_bytes() == name) else {
+    let Some(number) = limits.rules().take(named).position(|rule| rule.name.as_bytes() == name) else {
         return Err(format!("ERR there is no limit '{}' in the configuration", quoted(name)).into());
     };
     let cost = match words.get(3) {

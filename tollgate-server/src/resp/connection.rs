@@ -187,7 +187,8 @@ impl<B: Behind> Connection<B> {
 
     /// One after the other: the answers are there at once.
     async fn answer_each(&mut self) -> io::Result<Next> {
-        let limits = self.shared.behind.limits();
+        let layer = self.shared.behind.limits();
+        let limits = layer.as_ref().map(|layer| (layer, self.shared.behind.named_limits()));
         let mut at = 0;
         let next = loop {
             let bytes = self.unread.get(at..).unwrap_or_default();
@@ -195,7 +196,7 @@ impl<B: Behind> Connection<B> {
                 Ok(Some(length)) => {
                     let words = self.parser.words(bytes);
                     let around = (&*self.shared.behind, &*self.shared.counts);
-                    let became = self.session.answer(words, limits.as_ref(), around, &mut self.replies).await;
+                    let became = self.session.answer(words, limits, around, &mut self.replies).await;
                     became.into_iter().for_each(|became| self.tally.add(became));
                     at += length;
                 }
@@ -213,8 +214,8 @@ impl<B: Behind> Connection<B> {
 
     /// As many at a time as do not wait for each other.
     async fn answer_together(&mut self) -> io::Result<Next> {
-        let limits = self.shared.behind.limits();
-        let limits = limits.as_ref();
+        let layer = self.shared.behind.limits();
+        let limits = layer.as_ref().map(|layer| (layer, self.shared.behind.named_limits()));
         let unread = mem::take(&mut self.unread);
         let mut groups = Groups::new(&unread);
         let mut at = 0;

@@ -71,6 +71,9 @@ pub trait Behind: Send + Sync + 'static {
     /// The limits that can be asked, if there are any now.
     fn limits(&self) -> Option<RateLimitLayer<Self::Store>>;
 
+    /// How many of them have names that can be asked for: the first so many. Others belong to descriptors.
+    fn named_limits(&self) -> usize;
+
     /// What those have to know who ask. Whoever has said it once is not asked again.
     fn token(&self) -> Option<Secret>;
 

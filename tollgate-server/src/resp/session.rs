@@ -3,7 +3,6 @@
 use std::fmt::Write;
 
 use subtle::ConstantTimeEq;
-use tollgate::tower::RateLimitLayer;
 
 use super::Behind;
 use super::ask::{self, ErrorText};
@@ -53,7 +52,7 @@ impl Session {
     pub(crate) async fn answer<B: Behind>(
         &mut self,
         words: Words<'_>,
-        limits: Option<&RateLimitLayer<B::Store>>,
+        limits: Option<ask::Limits<'_, B::Store>>,
         (behind, counts): (&B, &Counts),
         out: &mut Replies,
     ) -> Option<Became> {

@@ -37,6 +37,11 @@ impl<S: Store + Send + Sync + 'static> Behind for Limits<S> {
         self.layer.lock().unwrap().clone()
     }
 
+    fn named_limits(&self) -> usize {
+        let layer = self.layer.lock().unwrap();
+        layer.as_ref().map_or(0, |layer| layer.rules().filter(|rule| rule.name != OF_DESCRIPTOR).count())
+    }
+
     fn token(&self) -> Option<Secret> {
         self.token.clone()
     }
@@ -93,6 +98,9 @@ pub(crate) fn layer(clock: &ManualClock) -> Layer {
     rules().build_on(clock.clone()).unwrap()
 }
 
+/// The last limit: it belongs to a descriptor, and nobody asks for it by name.
+const OF_DESCRIPTOR: &str = "edge/user";
+
 /// Limits with names, one of each kind that a command could mean.
 pub(crate) fn rules() -> Builder {
     let minute = Duration::from_secs(60);
@@ -110,6 +118,7 @@ pub(crate) fn rules() -> Builder {
         .rule(Rule::new("all", window(3)))
         .rule(Rule::new("planned", window(1)).key(user()).shadow())
         .rule(Rule::new("shaped", Limit::leaky_bucket(3, leak, Mode::Shape).unwrap()).key(user()))
+        .rule(Rule::new(OF_DESCRIPTOR, window(3)).key(user()))
 }
 
 impl Running {

@@ -139,6 +139,7 @@ async fn a_configuration_s_limits_are_asked_by_name() {
     assert_eq!(client.numbers("TG.CHECK all  2").await[..3], [1, 3, 0]);
     for (line, expected) in [
         ("TG.CHECK nobody alice", "there is no limit 'nobody' in the configuration"),
+        ("TG.CHECK edge/user alice", "there is no limit 'edge/user' in the configuration"),
         ("TG.CHECK per-user alice x", "invalid cost; it must be 0 to 4294967295"),
         ("TG.CHECK per-user", "the key of this limit has 1 part, and 0 were given"),
         ("TG.CHECK per-user alice 1 GET", "the key of this limit has 1 part, and 2 were given"),
