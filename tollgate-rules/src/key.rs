@@ -356,13 +356,13 @@ impl Part {
         match self {
             Part::Ip => {
                 let address = value
-                    .trim()
+                    .trim_ascii()
                     .parse()
                     .map_err(|_| WrongValues::NoAddress(value.chars().take(64).collect()))?;
                 write_network(grouping.network(address), text);
                 return Ok(ADDRESS);
             }
-            Part::Header(name) => text.extend(&*header_value(name, value.trim().as_bytes())),
+            Part::Header(name) => text.extend(&*header_value(name, value.trim_ascii().as_bytes())),
             Part::Method => text.extend(value.to_ascii_uppercase().as_bytes()),
             Part::Host => text.extend(host_name(value).to_ascii_lowercase().as_bytes()),
             Part::Path(_) => {
@@ -502,4 +502,25 @@ fn unescaped(bytes: &[u8], plus: u8) -> Cow<'_, [u8]> {
         at += 1;
     }
     plain.into()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
+
+    use super::*;
+
+    /// Requests are trimmed of the spaces of ASCII only. Whoever is asked about with another one is not who is without it.
+    #[test]
+    fn a_value_is_trimmed_as_a_request_is() {
+        let key = Key::of(Part::header("x-user"));
+        let written = |value: &str| {
+            let mut text = Vec::new();
+            key.write_values(&[value], &mut text).unwrap();
+            text
+        };
+        assert_eq!(written(" ann\t"), written("ann"));
+        assert_ne!(written("\u{a0}ann"), written("ann"));
+        assert_ne!(written("ann\u{2003}"), written("ann"));
+    }
 }
