@@ -159,6 +159,10 @@ impl<S: Stored> resp::Behind for Behind<S> {
         self.layer()
     }
 
+    fn named_limits(&self) -> usize {
+        self.shared.state.load().doors.check.limits
+    }
+
     fn token(&self) -> Option<Secret> {
         self.shared.state.load().doors.resp_token.clone()
     }
