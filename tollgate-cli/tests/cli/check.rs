@@ -72,7 +72,7 @@ error: three.yaml:5:1: `stor` is not a parameter of the file
   |
 5 | stor: memory
   | ^^^^
-  = write `store`; the file has store, client, paths, answers, jwt, limits, domains, gateway and admin
+  = write `store`; the file has store, client, paths, answers, jwt, limits, domains, gateway, doors and admin
 
 3 mistakes
 "
