@@ -1,20 +1,28 @@
 //! Descriptors beside each other, and which of them an entry finds.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::ops::Deref;
 
 use super::{Descriptor, Value};
 
 /// Descriptors beside each other, in the order of the file.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub struct Descriptors {
     all: Vec<Descriptor>,
     /// Where those of a key are: there may be thousands, and every request looks.
     by_key: HashMap<String, OfKey>,
 }
 
+impl fmt::Debug for Descriptors {
+    /// What was said, and not in which order it can be found.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(&self.all).finish()
+    }
+}
+
 /// The descriptors of one key, by their numbers.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 struct OfKey {
     exact: HashMap<String, usize>,
     /// In the order of the file.
