@@ -154,7 +154,7 @@ impl<S: Store> RateLimitLayer<S> {
     ///
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let layer = RateLimitLayer::builder().build()?;
+    /// let layer = RateLimitLayer::builder().may_lack_rules().build()?;
     /// let limit = Limit::token_bucket(10, Rate::new(1, Duration::from_secs(60))?, Style::Smooth)?;
     /// assert_eq!(layer.ask_by(&limit, b"alice", 7, How::Charge).await.decision().remaining, 3);
     /// assert_eq!(layer.ask_by(&limit, b"bob", 0, How::Look).await.decision().remaining, 10);
