@@ -1,8 +1,9 @@
 //! Denials that are known: until its wait is over, a request is denied without asking Redis.
 //!
-//! That is exact: nobody else's request makes a wait shorter. A reset does, and units that another process had taken
-//! ahead and gives back: so a denial is known for [`KNOWN_MAX`] at most, or for as long as such units are held. A log that
-//! counts denied requests must be asked. Where several limits are charged, the others say what they said then.
+//! That is exact: nobody else's request makes a wait shorter. A reset does, and whatever is given back: where this process
+//! does that, the denial is forgotten; another may, too, so it is known for [`KNOWN_MAX`] at most, or for as long as units
+//! are held that were taken ahead. A log that counts denied requests must be asked. Where several limits are charged, the
+//! others say what they said then.
 
 use std::hash::{BuildHasher as _, Hash as _, Hasher as _};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,8 +25,9 @@ pub(crate) struct Denials {
     places: Box<[Mutex<Option<Denial>>]>,
     /// How long each limit's denials may be known.
     limits: Box<[Duration]>,
-    /// When a key was last reset, in nanoseconds: what was asked before that says nothing any more.
-    reset_ns: AtomicU64,
+    /// When a key was last reset or given something back, in nanoseconds: what was asked before that says nothing any more.
+    /// Keys share these; a denial that is forgotten with another's is asked for once more.
+    forgotten_ns: Box<[AtomicU64]>,
     hasher: foldhash::fast::FixedState,
 }
 
@@ -48,7 +50,7 @@ impl Denials {
         Denials {
             places: (0..PLACES).map(|_| Mutex::new(None)).collect(),
             limits: limits.map(known_for).collect(),
-            reset_ns: AtomicU64::new(0),
+            forgotten_ns: (0..PLACES).map(|_| AtomicU64::new(0)).collect(),
             hasher: foldhash::fast::FixedState::default(),
         }
     }
@@ -61,12 +63,19 @@ impl Denials {
         lock(&self.places[hasher.finish() as usize % PLACES])
     }
 
+    fn forgotten(&self, key: Key) -> &AtomicU64 {
+        &self.forgotten_ns[self.hasher.hash_one(key.0) as usize % PLACES]
+    }
+
     /// What a request is told if it is known to be denied at `now`.
     pub(crate) fn known(&self, charges: &[Charge], now: Time) -> Option<Verdict> {
         let place = self.place(charges);
         let denial = place.as_ref()?;
         let gone = now.saturating_since(denial.asked_at);
-        let is_known = denial.charges.as_slice() == charges && gone < denial.known_for;
+        let asked_ns = denial.asked_at.as_nanos();
+        let is_known = denial.charges.as_slice() == charges
+            && gone < denial.known_for
+            && charges.iter().all(|charge| self.forgotten(charge.key).load(Ordering::Acquire) < asked_ns);
         let decisions = denial.decisions.iter().map(|decision| Decision {
             retry_after: match decision.retry_after {
                 // One that waits less than another may have nothing against it any more; together they do.
@@ -93,15 +102,14 @@ impl Denials {
         }
         let decisions = verdict.decisions.clone();
         let denial = Denial { charges: SmallVec::from_slice(charges), decisions, asked_at, known_for };
-        let mut place = self.place(charges);
-        if asked_at.as_nanos() > self.reset_ns.load(Ordering::Acquire) {
-            *place = Some(denial);
-        }
+        *self.place(charges) = Some(denial);
     }
 
     /// Tells others what is known of limits, under their new numbers; what is not told of has none.
     pub(crate) fn hand_on(&self, to: &Denials, number: impl Fn(usize) -> Option<usize>) {
-        to.reset_ns.fetch_max(self.reset_ns.load(Ordering::Acquire), Ordering::AcqRel);
+        for (before, after) in self.forgotten_ns.iter().zip(&to.forgotten_ns) {
+            after.fetch_max(before.load(Ordering::Acquire), Ordering::AcqRel);
+        }
         for place in &self.places {
             let Some(denial) = lock(place).clone() else { continue };
             let renumbered = |charge: &Charge| Some(Charge { limit: number(charge.limit)?, ..*charge });
@@ -113,15 +121,9 @@ impl Denials {
         }
     }
 
-    /// Forgets a key, which was reset at `now`.
+    /// Forgets a key, which was reset or given something back at `now`.
     pub(crate) fn forget(&self, key: Key, now: Time) {
-        self.reset_ns.fetch_max(now.as_nanos(), Ordering::AcqRel);
-        for place in &self.places {
-            let mut place = lock(place);
-            if place.as_ref().is_some_and(|denial| denial.charges.iter().any(|charge| charge.key == key)) {
-                *place = None;
-            }
-        }
+        self.forgotten(key).fetch_max(now.as_nanos(), Ordering::AcqRel);
     }
 }
 

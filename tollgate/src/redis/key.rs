@@ -64,6 +64,13 @@ impl Names {
         ["due", "records", "gone"].map(|what| format!("rate_limit:{what}:{{{:032x}}}", self.namespace)).into()
     }
 
+    fn in_namespace(&self, bytes: &[u8]) -> u128 {
+        let mut hasher = self.hasher;
+        hasher.write(&self.namespace.to_le_bytes());
+        hasher.write(bytes);
+        hasher.finish128().as_u128()
+    }
+
     /// 256 bits that only those can know who know the secret.
     pub(crate) fn derived(&self, purpose: &str) -> [u8; 32] {
         let mut derived = [0; 32];
@@ -76,19 +83,13 @@ impl Names {
 
     /// The name of something that is remembered.
     pub(crate) fn record(&self, name: &str) -> String {
-        let mut hasher = self.hasher;
-        hasher.write(&self.namespace.to_le_bytes());
-        hasher.write(name.as_bytes());
-        format!("rate_limit:record:{{{:032x}}}", hasher.finish128().as_u128())
+        format!("rate_limit:record:{{{:032x}}}", self.in_namespace(name.as_bytes()))
     }
 
     /// The name of a key of a limit that comes with its request: like that of a limit which nobody can name.
     pub(crate) fn brought(&self, algorithm: &str, scale: &[u8], key: Key) -> String {
         let whole = [&u64::MAX.to_le_bytes(), scale].concat();
-        let mut hasher = self.hasher;
-        hasher.write(&self.namespace.to_le_bytes());
-        hasher.write(&key.0.to_le_bytes());
-        let (key, whole) = (hasher.finish128().as_u128(), hash(&self.hasher, &whole) as u64);
+        let (key, whole) = (self.in_namespace(&key.0.to_le_bytes()), hash(&self.hasher, &whole) as u64);
         format!("rate_limit:{algorithm}:{{{key:032x}}}:{whole:016x}")
     }
 
@@ -97,13 +98,10 @@ impl Names {
     /// charged in one step.
     pub(crate) fn name(&self, limit: usize, key: Key) -> String {
         let (before, behind) = &self.limits[limit];
-        let mut hasher = self.hasher;
-        hasher.write(&self.namespace.to_le_bytes());
-        hasher.write(&key.0.to_le_bytes());
         let mut name = String::with_capacity(before.len() + 32 + behind.len());
         name.push_str(before);
         // Writing to a string cannot fail.
-        let _ = write!(name, "{:032x}{behind}", hasher.finish128().as_u128());
+        let _ = write!(name, "{:032x}{behind}", self.in_namespace(&key.0.to_le_bytes()));
         name
     }
 }
