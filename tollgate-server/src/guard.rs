@@ -81,7 +81,8 @@ pub(crate) async fn only_with_token(State(guard): State<Guard>, request: Request
     response
 }
 
-fn knows(headers: &HeaderMap, token: &Secret) -> bool {
+/// Whether somebody sends the token.
+pub(crate) fn knows(headers: &HeaderMap, token: &Secret) -> bool {
     let sent = headers.get(AUTHORIZATION).map_or(&b""[..], |value| value.as_bytes());
     let Some((scheme, sent)) = sent.split_at_checked(b"Bearer ".len()) else { return false };
     // How long it takes must not tell how much of it was right.

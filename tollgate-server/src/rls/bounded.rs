@@ -6,11 +6,9 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
-use http::{HeaderMap, Request, Response, header};
+use http::{Request, Response};
 use http_body::Frame;
-use subtle::ConstantTimeEq;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tollgate_config::Secret;
 use tonic::Status;
 use tonic::body::Body;
 use tonic::server::NamedService;
@@ -20,6 +18,7 @@ use super::Source;
 use super::connection::Known;
 use super::counts::{Counts, Outcome};
 use super::refused::Refused;
+use crate::guard::knows;
 
 /// What calls are for.
 #[derive(Clone, Debug)]
@@ -115,13 +114,6 @@ where
             })
         })
     }
-}
-
-fn knows(headers: &HeaderMap, token: &Secret) -> bool {
-    let sent = headers.get(header::AUTHORIZATION).map_or(&b""[..], |value| value.as_bytes());
-    let Some((scheme, sent)) = sent.split_at_checked(b"Bearer ".len()) else { return false };
-    // How long it takes must not tell how much of it was right.
-    scheme.eq_ignore_ascii_case(b"Bearer ") && bool::from(sent.ct_eq(token.reveal().as_bytes()))
 }
 
 /// A call that counts as an error unless it gets an answer: it may be refused in many places, and end without a word if it
