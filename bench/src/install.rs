@@ -33,7 +33,7 @@ pub(crate) fn debian(program: &str, package: &str) -> Result<PathBuf, Box<dyn Er
     find(program).ok_or_else(|| format!("not installed; try `sudo apt-get install {package}`").into())
 }
 
-/// The program that people run: this one, or it is built, with this one's profile settings if the environment has any.
+/// The program that packages contain: this one, or it is built, with this one's profile settings if the environment has any.
 pub(crate) fn tollgate(built: Option<PathBuf>) -> Result<PathBuf, Box<dyn Error>> {
     if let Some(program) = built {
         return Ok(program);
@@ -42,11 +42,11 @@ pub(crate) fn tollgate(built: Option<PathBuf>) -> Result<PathBuf, Box<dyn Error>
     eprintln!("building tollgate");
     let mut build = cargo();
     build
-        .args(["build", "--quiet", "--release", "--package", "tollgate-cli", "--target-dir"])
+        .args(["build", "--quiet", "--profile", "dist", "--package", "tollgate-cli", "--target-dir"])
         .arg(&target)
         .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
     match succeeds(&mut build) {
-        true => Ok(target.join("release/tollgate")),
+        true => Ok(target.join("dist/tollgate")),
         false => Err("tollgate cannot be built".into()),
     }
 }

@@ -15,3 +15,13 @@ pub use cluster::{RedisCluster, SlotMove};
 pub use envoy::Envoy;
 pub use proxy::{Fault, FaultProxy};
 pub use redis::RedisServer;
+
+/// How much a test does: `ordinary` in every run, `long` where `cargo xtask test --long` asks for more.
+///
+/// Both must keep the same promise. The long run makes it harder to break, it does not replace the ordinary one.
+pub fn ordinary_or_long<T>(ordinary: T, long: T) -> T {
+    match std::env::var_os("TOLLGATE_LONG_TESTS") {
+        None => ordinary,
+        Some(_) => long,
+    }
+}

@@ -1,15 +1,14 @@
 //! Structured logs, on stderr.
 
-use tracing_subscriber::EnvFilter;
+use tracing::level_filters::LevelFilter;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::prelude::*;
 
-/// From now on, what happens is told. `TOLLGATE_LOG` says how much: `warn`, `info`, `debug`.
+/// Starts the log. `TOLLGATE_LOG` sets the level (`warn`, `info`, `debug`), also by module (`info,tollgate_server=debug`).
 pub(crate) fn start() {
-    let filter = EnvFilter::try_from_env("TOLLGATE_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-    let started = tracing_subscriber::fmt()
-        .json()
-        .flatten_event(true)
-        .with_writer(std::io::stderr)
-        .with_env_filter(filter);
+    let configured = std::env::var("TOLLGATE_LOG").ok().and_then(|text| text.parse::<Targets>().ok());
+    let filter = configured.unwrap_or_else(|| Targets::new().with_default(LevelFilter::INFO));
+    let lines = tracing_subscriber::fmt::layer().json().flatten_event(true).with_writer(std::io::stderr);
     // A second one is never started.
-    let _ = started.try_init();
+    let _ = tracing_subscriber::registry().with(filter).with(lines).try_init();
 }

@@ -7,10 +7,7 @@ use jsonschema::Validator;
 use serde_json::Value;
 use tollgate_config::SCHEMA;
 
-#[allow(dead_code, reason = "each test uses what it needs")]
-mod common;
-
-use common::{examples, read};
+use crate::common::{examples, read};
 
 /// A file that is wrong.
 struct Case {

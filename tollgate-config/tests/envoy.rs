@@ -5,11 +5,8 @@ use proptest::prelude::*;
 use tollgate_config::envoy::{Data, Descriptor, DescriptorLimit, Descriptors, Domain, Unit, Value, Wildcard};
 use tollgate_config::{Config, to_yaml};
 
-#[allow(dead_code, reason = "each test uses what it needs")]
-mod common;
-
 fn config(yaml: &str) -> Config {
-    common::read(yaml).unwrap_or_else(|errors| panic!("{errors}"))
+    crate::common::read(yaml).unwrap_or_else(|errors| panic!("{errors}"))
 }
 
 fn descriptor(key: &str, value: &str, descriptors: Vec<Descriptor>) -> Descriptor {

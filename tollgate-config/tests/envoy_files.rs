@@ -14,9 +14,6 @@ use serde_json::{Value as Json, json};
 use tollgate_config::envoy::{DESCRIPTORS_MAX, Data, Descriptor, DescriptorLimit, migrate};
 use tollgate_config::{Config, to_yaml};
 
-#[allow(dead_code, reason = "each test uses what it needs")]
-mod common;
-
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/envoy");
 
 /// The files of a folder, each with its name, its text, and where the text beside it is.
@@ -53,7 +50,7 @@ fn cases(text: &str) -> Vec<(Entries, String)> {
 }
 
 fn config(yaml: &str) -> Config {
-    common::read(yaml).unwrap_or_else(|errors| panic!("{errors}\n{yaml}"))
+    crate::common::read(yaml).unwrap_or_else(|errors| panic!("{errors}\n{yaml}"))
 }
 
 fn as_json(data: &Data) -> Json {

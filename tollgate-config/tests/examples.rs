@@ -8,13 +8,11 @@ use tollgate_config::{Config, Store};
 use tollgate_core::{Failure, Limit};
 use tollgate_rules::path::normalise;
 
-#[allow(dead_code, reason = "each test uses what it needs")]
-mod common;
 #[path = "../../fuzz/properties/made_up.rs"]
 mod made_up;
 
-use common::{EXAMPLES, examples, read};
-use made_up::MadeUp as Asks;
+use self::made_up::MadeUp as Asks;
+use crate::common::{EXAMPLES, examples, read};
 
 fn example(name: &str) -> Config {
     let yaml = std::fs::read_to_string(format!("{EXAMPLES}/{name}.yaml")).unwrap();

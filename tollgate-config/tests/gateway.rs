@@ -7,10 +7,7 @@ use tollgate_config::{
     Address, Balance, Config, Eject, Gateway, HeaderEdits, PathEdit, Protocol, Route, Secret, Timeouts,
 };
 
-#[allow(dead_code, reason = "each test uses what it needs")]
-mod common;
-
-use common::read;
+use crate::common::read;
 
 fn config(yaml: &str) -> Config {
     read(yaml).unwrap_or_else(|errors| panic!("{errors}"))

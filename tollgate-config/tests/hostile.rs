@@ -11,10 +11,7 @@ use tollgate_config::{
     TEXT_BYTES_MAX, UPSTREAMS_MAX,
 };
 
-#[allow(dead_code, reason = "each test uses what it needs")]
-mod common;
-
-use common::{examples, read};
+use crate::common::{examples, read};
 
 /// How much of a processor a file may take. Tests check every overflow and are given more than what is promised.
 const PATIENCE: Duration = Duration::from_millis(if cfg!(debug_assertions) { 1_000 } else { 100 });

@@ -9,11 +9,7 @@ use proptest::prelude::*;
 use proptest::sample::select;
 use tollgate_rules::client::{HOPS_MAX, IpNet, Source, Trust, canonical, parse_cidr};
 
-#[allow(dead_code, reason = "each test uses what it needs")]
-#[path = "../../tollgate-core/tests/core/property.rs"]
-mod property;
-
-use property::check;
+use crate::property::check;
 
 const MATRIX: &str = include_str!("clients.txt");
 

@@ -7,11 +7,7 @@ use proptest::prelude::*;
 use proptest::sample::select;
 use tollgate_rules::path::{Pattern, Spelling, WhenAmbiguous, normalise, segment};
 
-#[allow(dead_code, reason = "each test uses what it needs")]
-#[path = "../../tollgate-core/tests/core/property.rs"]
-mod property;
-
-use property::check;
+use crate::property::check;
 
 fn spelling() -> impl Strategy<Value = Spelling> {
     any::<(bool, bool, bool, bool)>().prop_map(

@@ -43,7 +43,7 @@ fn commands_are_found_in_whatever_comes() {
         state ^= state << 17;
         state.to_le_bytes()[3]
     };
-    for _ in 0..20_000 {
+    for _ in 0..testbed::ordinary_or_long(5_000, 20_000) {
         let length = usize::from(random());
         let input: Vec<u8> = (0..length).map(|_| random()).collect();
         properties::resp::check(&input);

@@ -153,7 +153,7 @@ mod tests {
     use super::*;
 
     fn workspace() -> Workspace {
-        Workspace { root: ".".into(), target: "target".into(), packages: Vec::new() }
+        Workspace { root: ".".into(), target: "target".into(), packages: Vec::new(), long_tests: false }
     }
 
     fn check(command: &str, expected: &[&str]) -> Result<(), String> {

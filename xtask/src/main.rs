@@ -3,6 +3,7 @@
 //! | start here | what it is |
 //! |---|---|
 //! | [`steps`] | the steps of `cargo xtask test`, in order, and the runner |
+//! | [`test_run`] | runs the test programs, and finds the slowest tests |
 //! | [`tidy`] | what holds for the files themselves: words, sizes, arrows between crates, the two READMEs |
 //! | [`fuzz`] | looks for inputs that break a property, for a bounded time |
 //! | [`examples`] | runs the commands that README.md and docs/ print, and compares what they print |
@@ -15,6 +16,7 @@ mod fuzz;
 mod markdown;
 mod needs;
 mod steps;
+mod test_run;
 mod tidy;
 mod workspace;
 
@@ -30,10 +32,14 @@ fn main() -> ExitCode {
             print!("{}", help());
             ExitCode::SUCCESS
         }
-        ["test", names @ ..] => match steps::select(names) {
-            Ok(chosen) => finish(steps::run(&chosen)),
-            Err(message) => usage(&message),
-        },
+        ["test", arguments @ ..] => {
+            let long = arguments.contains(&"--long");
+            let names: Vec<&str> = arguments.iter().copied().filter(|it| *it != "--long").collect();
+            match steps::select(&names) {
+                Ok(chosen) => finish(steps::run(&chosen, long)),
+                Err(message) => usage(&message),
+            }
+        }
         ["fuzz", arguments @ ..] => match fuzz::Plan::read(arguments) {
             Ok(plan) => finish(fuzz::run(&plan)),
             Err(message) => usage(&message),
@@ -60,8 +66,9 @@ fn usage(message: &str) -> ExitCode {
 
 fn help() -> String {
     let mut text = String::from(
-        "Usage: cargo xtask test [STEP...]\n\n\
-         Runs every step, or only the named ones, in this order; stops at the first failure.\n\n",
+        "Usage: cargo xtask test [--long] [STEP...]\n\n\
+         Runs every step, or only the named ones, in this order; stops at the first failure. With --long, some\n\
+         tests do several times as much: floods, soaks, comparisons of stores.\n\n",
     );
     for step in steps::STEPS {
         text.push_str(&format!("  {:<9} {}\n", step.name, step.what));

@@ -25,6 +25,7 @@ const NEEDS: &[Need] = &[
     Need { program: "git", package: "git" },
     Need { program: "haproxy", package: "haproxy" },
     Need { program: "nginx", package: "nginx" },
+    Need { program: "protoc", package: "protobuf-compiler" },
     Need { program: "python3", package: "python3" },
     VENV,
     Need { program: "redis-server", package: "redis-server" },

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use crate::workspace::Workspace;
-use crate::{examples, needs, tidy};
+use crate::{examples, needs, test_run, tidy};
 
 /// One named check.
 pub(crate) struct Step {
@@ -59,9 +59,9 @@ pub(crate) fn select(names: &[&str]) -> Result<Vec<&'static Step>, String> {
 }
 
 /// Runs the steps, one after the other, up to the first that fails.
-pub(crate) fn run(chosen: &[&Step]) -> Result<()> {
+pub(crate) fn run(chosen: &[&Step], long: bool) -> Result<()> {
     needs::provide()?;
-    let workspace = Workspace::load()?;
+    let workspace = Workspace { long_tests: long, ..Workspace::load()? };
     let mut rows = Vec::new();
     for (index, step) in chosen.iter().enumerate() {
         println!("[{}/{}] {}: {}", index + 1, chosen.len(), step.name, step.what);
@@ -133,10 +133,8 @@ fn clippy(workspace: &Workspace) -> Result<Outcome> {
 
 // Benches stay out: they measure, and a measurement taken while everything else builds says nothing.
 fn tests(workspace: &Workspace) -> Result<Outcome> {
-    workspace
-        .cargo("test --workspace --all-features --lib --bins --tests --examples")
-        .run()
-        .map(|()| Outcome::Passed)
+    test_run::run(workspace, "test --workspace --all-features --lib --bins --tests --examples")?;
+    Ok(Outcome::Passed)
 }
 
 fn doctests(workspace: &Workspace) -> Result<Outcome> {
@@ -149,13 +147,12 @@ fn docs(workspace: &Workspace) -> Result<Outcome> {
 }
 
 // `--cfg loom` changes every crate, so this build has a folder of its own: in the common one, it and the ordinary
-// build would throw each other's work away. Link-time optimisation would cost more than these tests take.
+// build would throw each other's work away.
 fn loom(workspace: &Workspace) -> Result<Outcome> {
     workspace
         .cargo("test -p tollgate --release --test loom")
         .flags("RUSTFLAGS", "--cfg loom")
         .env("CARGO_TARGET_DIR", &workspace.target.join("loom").to_string_lossy())
-        .env("CARGO_PROFILE_RELEASE_LTO", "off")
         .env("LOOM_MAX_PREEMPTIONS", "3")
         .run()?;
     Ok(Outcome::Passed)

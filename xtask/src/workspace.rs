@@ -11,6 +11,8 @@ pub(crate) struct Workspace {
     pub(crate) root: PathBuf,
     pub(crate) target: PathBuf,
     pub(crate) packages: Vec<Package>,
+    /// Whether tests do more than in an ordinary run.
+    pub(crate) long_tests: bool,
 }
 
 /// One crate of ours.
@@ -42,6 +44,7 @@ impl Workspace {
             root: text(metadata, "workspace_root")?.into(),
             target: text(metadata, "target_directory")?.into(),
             packages: packages.iter().map(Package::read).collect::<Result<_>>()?,
+            long_tests: false,
         })
     }
 
@@ -136,6 +139,16 @@ impl Cargo {
         Ok(())
     }
 
+    /// Shows the command, runs it and returns what it prints; errors go where ours go.
+    pub(crate) fn output(mut self) -> Result<String> {
+        println!("      {}", self.shown);
+        let output = self.command.stderr(Stdio::inherit()).output().context("starting cargo")?;
+        if !output.status.success() {
+            bail!("`{}` failed: {}", self.shown, output.status);
+        }
+        String::from_utf8(output.stdout).context("cargo prints what is not UTF-8")
+    }
+
     /// Runs the command in silence and tells whether it succeeded.
     pub(crate) fn succeeds(mut self) -> bool {
         let status = self.command.stdout(Stdio::null()).stderr(Stdio::null()).status();
@@ -166,7 +179,8 @@ mod tests {
 
     #[test]
     fn a_shown_command_can_be_pasted() {
-        let workspace = Workspace { root: ".".into(), target: "target".into(), packages: Vec::new() };
+        let workspace =
+            Workspace { root: ".".into(), target: "target".into(), packages: Vec::new(), long_tests: false };
         let cargo = workspace.cargo("doc --no-deps").env("A", "-D warnings").env("B", "3");
         assert_eq!(cargo.shown, "B=3 A='-D warnings' cargo doc --no-deps");
     }

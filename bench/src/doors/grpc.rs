@@ -5,14 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use clap::{Args, ValueEnum};
-use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
-use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
-use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
-use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use prost::Message;
 use tokio::runtime::Builder;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
+use tollgate_server::rls::messages::{Code, Entry, RateLimitDescriptor, RateLimitRequest, RateLimitResponse};
 use tonic::Status;
 use tonic::client::Grpc;
 use tonic::codegen::http::uri::PathAndQuery;
@@ -138,10 +135,9 @@ async fn caller(
 }
 
 async fn ask_envoys(grpc: &mut Grpc<Channel>, key: String) -> Result<bool, Status> {
-    let entry = Entry { key: "user".to_owned(), value: key };
+    let entry = Entry { key: "user".into(), value: key.into() };
     let descriptor = RateLimitDescriptor { entries: vec![entry], ..RateLimitDescriptor::default() };
-    let request =
-        RateLimitRequest { domain: "edge".to_owned(), descriptors: vec![descriptor], hits_addend: 1 };
+    let request = RateLimitRequest { domain: "edge".into(), descriptors: vec![descriptor], hits_addend: 1 };
     let path = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
     let told: RateLimitResponse = call(grpc, path, request).await?;
     Ok(told.overall_code == i32::from(Code::Ok))

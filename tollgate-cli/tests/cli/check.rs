@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::{Ended, file, run, tollgate};
+use crate::cli::{Ended, file, run, tollgate};
 
 const EXAMPLES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples");
 const PASSWORD: &str = "hunter2";

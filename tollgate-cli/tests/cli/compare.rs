@@ -1,6 +1,6 @@
 //! The five algorithms side by side.
 
-use crate::{DEMO, check_golden, run};
+use crate::cli::{DEMO, check_golden, run};
 
 #[test]
 fn limit_and_trace_may_be_left_out() {

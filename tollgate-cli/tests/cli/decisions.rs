@@ -1,6 +1,6 @@
 //! `--format jsonl`: every decision, to the byte.
 
-use crate::{Ended, file, run, simulate};
+use crate::cli::{Ended, file, run, simulate};
 
 const FIXED: &str = "fixed_window: { limit: 2, window: 10s }";
 

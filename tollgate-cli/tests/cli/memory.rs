@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::io::Write as _;
 use std::process::{Child, Stdio};
 
-use crate::tollgate;
+use crate::cli::tollgate;
 
 /// The most memory that the process has had so far.
 fn peak_kb(child: &Child) -> u64 {

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use crate::{Ended, file, run};
+use crate::cli::{Ended, file, run};
 
 /// An empty folder of this test run.
 fn folder(name: &str) -> PathBuf {

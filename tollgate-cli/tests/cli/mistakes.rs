@@ -1,6 +1,6 @@
 //! What is said when something typed is wrong, or a file is missing.
 
-use crate::{Ended, file, run, simulate};
+use crate::cli::{Ended, file, run, simulate};
 
 fn refused(code: i32, stderr: &str) -> Ended {
     Ended { code, stdout: String::new(), stderr: stderr.to_owned() }

@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader, Read, Write as _};
 use std::process::Stdio;
 
-use crate::{DEMO, file, tollgate};
+use crate::cli::{DEMO, file, tollgate};
 
 /// `tollgate ... | head -3`: the reader has seen enough, which is no failure and needs no words.
 #[test]

@@ -2,7 +2,7 @@
 
 use testbed::RedisServer;
 
-use crate::{DEMO, UPLOADS, run};
+use crate::cli::{DEMO, UPLOADS, run};
 
 const LIMITS: [&str; 8] = [
     "token_bucket: { capacity: 5, refill: 7/min }",

@@ -1,6 +1,6 @@
 //! `--format table`: what a limit does, key by key.
 
-use crate::{DEMO, UPLOADS, check_golden, run, simulate, tollgate};
+use crate::cli::{DEMO, UPLOADS, check_golden, run, simulate, tollgate};
 
 #[test]
 fn the_demo_by_key() {

@@ -11,7 +11,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-use crate::support::{Folder, PATIENCE, Process, until};
+use crate::run::support::{Folder, PATIENCE, Process, until};
 
 const MUCH: usize = 200 << 20;
 /// What the gateway's memory may grow by.

@@ -2,7 +2,7 @@
 
 use tokio::net::TcpStream;
 
-use crate::support::{Client, Folder, Process, Upstream, one_route, tollgate, until};
+use crate::run::support::{Client, Folder, Process, Upstream, one_route, tollgate, until};
 
 /// The binary, by a shell that limits it first.
 fn limited(limit: &str, file: &std::path::Path) -> Process {

@@ -8,7 +8,7 @@ use testbed::RedisServer;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::support::{Client, Folder, Process, Upstream, tollgate};
+use crate::run::support::{Client, Folder, Process, Upstream, tollgate};
 
 const LIMITS: &str = "
 limits:
@@ -141,7 +141,7 @@ async fn what_a_dead_process_has_reserved_is_given_back() {
     let settled = json!({ "reservation": kept["reservation"], "cost": 0 });
     let (status, told) = post(door, "/v1/settle", &settled).await;
     assert_eq!(status, 200, "{told}");
-    let patience = tokio::time::Instant::now() + crate::support::PATIENCE;
+    let patience = tokio::time::Instant::now() + crate::run::support::PATIENCE;
     while check(door, "/v1/peek", 0).await != (true, 4) {
         assert!(tokio::time::Instant::now() < patience, "the reservation is still there");
         tokio::time::sleep(std::time::Duration::from_millis(20)).await;

@@ -8,7 +8,7 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use crate::support::{Folder, Load, PATIENCE, Process, Upstream, one_route};
+use crate::run::support::{Folder, Load, PATIENCE, Process, Upstream, one_route};
 
 /// Half a head, in several ways of being half.
 const HALVES: [&str; 4] = ["", "G", "GET / HTTP/1.1\r\nHost:", "GET / HTTP/1.1\r\nHost: slow\r\nX-More: "];
@@ -60,7 +60,7 @@ async fn thousands_of_half_sent_heads_are_closed_while_others_are_served() {
 /// How long the soak takes.
 fn soak_time() -> Duration {
     let secs = std::env::var("TOLLGATE_SOAK_SECS").ok().and_then(|secs| secs.parse().ok());
-    Duration::from_secs(secs.unwrap_or(60))
+    Duration::from_secs(secs.unwrap_or(testbed::ordinary_or_long(10, 60)))
 }
 
 /// What the memory may grow by once it has settled: caches of the allocator, not a leak.

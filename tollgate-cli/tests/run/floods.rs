@@ -12,7 +12,7 @@ use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 
-use crate::support::{Folder, Load, PATIENCE, Process, Upstream, one_route, until};
+use crate::run::support::{Folder, Load, PATIENCE, Process, Upstream, one_route, until};
 
 /// What the memory may grow by: buffers of a few connections, and caches of the allocator.
 const GROWTH_BYTES_MAX: u64 = 16 << 20;

@@ -2,7 +2,7 @@
 
 use testbed::RedisServer;
 
-use crate::support::{Folder, Load, Process, Upstream, get, one_route};
+use crate::run::support::{Folder, Load, Process, Upstream, get, one_route};
 
 const KILLS: usize = 5;
 
@@ -47,13 +47,13 @@ async fn an_upstream_killed_and_restarted_under_load_is_answered_for_and_found_a
         upstream.kill();
         let begun = tokio::time::Instant::now();
         while get(address, "/").await.status == 200 {
-            assert!(begun.elapsed() < crate::support::PATIENCE, "it was never missed");
+            assert!(begun.elapsed() < crate::run::support::PATIENCE, "it was never missed");
         }
         load.more(50).await;
         upstream.restart().await;
         let begun = tokio::time::Instant::now();
         while get(address, "/").await.status != 200 {
-            assert!(begun.elapsed() < crate::support::PATIENCE, "it was never found again");
+            assert!(begun.elapsed() < crate::run::support::PATIENCE, "it was never found again");
         }
         slowest_recovery = slowest_recovery.max(begun.elapsed());
     }

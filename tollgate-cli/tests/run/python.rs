@@ -6,7 +6,7 @@ use std::process::Stdio;
 use tokio::process::Command;
 use tokio::time::timeout;
 
-use crate::support::{Folder, PATIENCE, Process, Upstream};
+use crate::run::support::{Folder, PATIENCE, Process, Upstream};
 
 const LIMIT: usize = 5;
 

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use nix::sys::signal::Signal;
 use testbed::RedisServer;
 
-use crate::support::{Answer, Folder, Load, Process, Upstream, get, one_route, until};
+use crate::run::support::{Answer, Folder, Load, Process, Upstream, get, one_route, until};
 
 /// How often the file changes.
 const RELOADS: u64 = 1000;

@@ -5,7 +5,7 @@ use std::process::Command;
 use nix::sys::signal::Signal;
 use testbed::RedisServer;
 
-use crate::support::{Client, Folder, Process, Upstream, get, tollgate, until};
+use crate::run::support::{Client, Folder, Process, Upstream, get, tollgate, until};
 
 const PASSWORD: &str = "canary-password";
 const SECRET: &str = "canary-secret-of-the-keys";

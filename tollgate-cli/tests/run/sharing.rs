@@ -10,7 +10,7 @@ use testbed::RedisServer;
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
-use crate::support::{Folder, PATIENCE, Process, Upstream};
+use crate::run::support::{Folder, PATIENCE, Process, Upstream};
 
 /// So many pass, and none comes back while the test runs.
 const LIMIT: u64 = 10_000;

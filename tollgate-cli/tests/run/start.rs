@@ -6,7 +6,7 @@ use std::process::Command;
 use nix::sys::signal::Signal;
 use testbed::RedisServer;
 
-use crate::support::{Folder, Process, Upstream, get, one_route, tollgate, until};
+use crate::run::support::{Folder, Process, Upstream, get, one_route, tollgate, until};
 
 /// What `curl` prints.
 fn curl(args: &[&str]) -> String {

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 use nix::sys::signal::Signal;
 use tokio::task::JoinSet;
 
-use crate::support::{Client, Folder, Process, Tally, Upstream, get, one_route, until};
+use crate::run::support::{Client, Folder, Process, Tally, Upstream, get, one_route, until};
 
 /// So many requests that the upstream holds.
 async fn hold(address: std::net::SocketAddr, upstream: &Upstream, count: usize) -> JoinSet<Tally> {

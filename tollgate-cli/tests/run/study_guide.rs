@@ -7,7 +7,7 @@ use tollgate::{Clock, SystemClock};
 
 use testbed::RedisServer;
 
-use crate::support::{Client, Folder, Process, Upstream, tollgate};
+use crate::run::support::{Client, Folder, Process, Upstream, tollgate};
 
 const EXAMPLE: &str = include_str!("../../../examples/study-guide.yaml");
 const HOUR_SECS: u64 = 3600;

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use nix::sys::signal::Signal;
 
-use crate::support::{Folder, Load, Process, Upstream, get, one_route, tollgate, until};
+use crate::run::support::{Folder, Load, Process, Upstream, get, one_route, tollgate, until};
 
 /// The number of the process that was started last.
 async fn successor(process: &mut Process, count: usize) -> i32 {

@@ -6,9 +6,9 @@ use tollgate_rules::client::Grouping;
 use tollgate_rules::key::{Key, NoKey, Otherwise, Part};
 use tollgate_rules::path::Pattern;
 
-use crate::key_property;
 use crate::property::check_at_least;
-use crate::sent::{Sent, sent};
+use crate::rules::key_property;
+use crate::rules::sent::{Sent, sent};
 
 fn key_of(key: &Key, request: &Sent) -> Result<Vec<u8>, NoKey> {
     let mut text = Vec::new();

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use tollgate_rules::path::{Spelling, normalise};
 
-pub(crate) use crate::made_up::MadeUp as Sent;
+pub(crate) use crate::rules::made_up::MadeUp as Sent;
 
 /// `GET /` of `example.com`, from 203.0.113.7, unless something else is said.
 pub(crate) fn sent() -> Sent {

@@ -4,7 +4,7 @@ use tollgate_rules::key::{Key, NoKey, Otherwise, Part};
 use tollgate_rules::slots::Slots;
 use tollgate_rules::when::When;
 
-use crate::sent::sent;
+use crate::rules::sent::sent;
 
 fn per_user(otherwise: Otherwise) -> Slots {
     Slots::new("per-user", 2).key(Key::of(Part::header("X-User")).otherwise(otherwise))

@@ -8,7 +8,7 @@ use tollgate_rules::client::{IpNet, parse_cidr};
 use tollgate_rules::path::Pattern;
 use tollgate_rules::when::{Wanted, When};
 
-use crate::sent::{Sent, sent};
+use crate::rules::sent::{Sent, sent};
 
 fn strings(texts: &[&str]) -> Vec<String> {
     texts.iter().map(|text| (*text).to_owned()).collect()

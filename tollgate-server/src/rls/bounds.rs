@@ -3,8 +3,7 @@
 //! Envoy lets requests pass where its rate limit service refuses to decide, unless it is told otherwise. So no bound may be
 //! within reach of Envoy's clients: they choose the values of headers, and Envoy takes heads of 60 KiB.
 
-use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
-
+use super::messages::RateLimitRequest;
 use super::refused::Refused;
 
 /// The most bytes of a request over gRPC: a client's longest value may be in each descriptor.
@@ -23,30 +22,28 @@ pub const DESCRIPTORS_MAX: usize = 100;
 /// The most entries of a descriptor. No configuration has so many inside of each other.
 pub const ENTRIES_MAX: usize = 32;
 
-/// The most bytes of a domain's name, or of an entry's key or value: more than Envoy takes from a client by default, even if
-/// each byte of it is no UTF-8 and is replaced by three.
+/// The most bytes of a domain's name, or of an entry's key or value: three times what Envoy takes from a client by default.
 pub const TEXT_BYTES_MAX: usize = 3 * (64 << 10);
 
 pub(super) fn check(request: &RateLimitRequest) -> Result<(), Refused> {
-    let descriptors = request.descriptors.len();
     if request.domain.is_empty() {
         return Err(Refused::NoDomain);
     }
     if request.domain.len() > TEXT_BYTES_MAX {
         return Err(Refused::LongDomain);
     }
-    if descriptors == 0 {
+    if request.descriptors.is_empty() {
         return Err(Refused::NoDescriptors);
     }
-    if descriptors > DESCRIPTORS_MAX {
-        return Err(Refused::ManyDescriptors(descriptors));
+    if request.descriptors.len() > DESCRIPTORS_MAX {
+        return Err(Refused::ManyDescriptors);
     }
     for (number, descriptor) in request.descriptors.iter().enumerate() {
         let entries = &descriptor.entries;
         if entries.len() > ENTRIES_MAX {
-            return Err(Refused::ManyEntries { descriptor: number, entries: entries.len() });
+            return Err(Refused::ManyEntries { descriptor: number });
         }
-        let is_long = |text: &String| text.len() > TEXT_BYTES_MAX;
+        let is_long = |text: &[u8]| text.len() > TEXT_BYTES_MAX;
         if entries.iter().any(|entry| is_long(&entry.key) || is_long(&entry.value)) {
             return Err(Refused::LongEntry { descriptor: number });
         }

@@ -5,24 +5,19 @@ use std::fmt;
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use envoy_types::pb::envoy::config::core::v3::HeaderValue;
-use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
-use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::{
-    Entry, RateLimitOverride,
-};
-use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::{
-    Code, DescriptorStatus, RateLimit, rate_limit,
-};
-use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
-use envoy_types::pb::envoy::r#type::v3::RateLimitUnit;
-use envoy_types::pb::google::protobuf::value::Kind;
-use envoy_types::pb::google::protobuf::{Struct, UInt64Value, Value};
 use http::StatusCode;
+use prost_types::value::Kind;
+use prost_types::{Struct, Value};
 use serde::de::{self, Deserializer, Visitor};
 use serde::{Deserialize, Serialize};
 use tollgate::Store;
+use tollgate_config::envoy::Unit;
 
 use super::counts::Outcome;
+use super::messages::{
+    Code, DescriptorStatus, Entry, HeaderValue, RateLimit, RateLimitDescriptor, RateLimitOverride,
+    RateLimitRequest, RateLimitResponse, RateLimitUnit,
+};
 use super::refused::Refused;
 use super::{MESSAGE_BYTES_MAX, Snapshot, answer};
 
@@ -66,7 +61,7 @@ fn read(body: &[u8]) -> Result<RateLimitRequest, Refused> {
     }
     let typed: Typed = serde_json::from_slice(body).map_err(|why| Refused::NotJson(why.to_string()))?;
     Ok(RateLimitRequest {
-        domain: typed.domain.unwrap_or_default(),
+        domain: typed.domain.unwrap_or_default().into(),
         descriptors: typed.descriptors.into_iter().flatten().map(descriptor).collect(),
         hits_addend: match typed.hits_addend.map(|hits| u32::try_from(hits.0)) {
             Some(Err(_)) => return Err(Refused::NotJson("`hitsAddend` must be below 2^32".to_owned())),
@@ -78,8 +73,8 @@ fn read(body: &[u8]) -> Result<RateLimitRequest, Refused> {
 
 fn descriptor(typed: TypedDescriptor) -> RateLimitDescriptor {
     let entry = |typed: TypedEntry| Entry {
-        key: typed.key.unwrap_or_default(),
-        value: typed.value.unwrap_or_default(),
+        key: typed.key.unwrap_or_default().into(),
+        value: typed.value.unwrap_or_default().into(),
     };
     let limit = |typed: TypedLimit| RateLimitOverride {
         // What is beyond any limit is as good as the largest.
@@ -89,7 +84,7 @@ fn descriptor(typed: TypedDescriptor) -> RateLimitDescriptor {
     RateLimitDescriptor {
         entries: typed.entries.into_iter().flatten().map(entry).collect(),
         limit: typed.limit.map(limit),
-        hits_addend: typed.hits_addend.map(|hits| UInt64Value { value: hits.0 }),
+        hits_addend: typed.hits_addend.map(|hits| hits.0),
         is_negative_hits: typed.is_negative_hits.unwrap_or(false),
     }
 }
@@ -171,8 +166,8 @@ impl<'de> Deserialize<'de> for Number {
 
 impl<'de> Deserialize<'de> for TypedUnit {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<TypedUnit, D::Error> {
-        struct Unit;
-        impl Visitor<'_> for Unit {
+        struct UnitVisitor;
+        impl Visitor<'_> for UnitVisitor {
             type Value = TypedUnit;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -188,12 +183,13 @@ impl<'de> Deserialize<'de> for TypedUnit {
             }
 
             fn visit_str<E: de::Error>(self, name: &str) -> Result<TypedUnit, E> {
-                let unit = RateLimitUnit::from_str_name(name);
+                let is_named = |unit: &Unit| unit.name() == name && *unit != Unit::Week;
+                let unit = Unit::ALL.into_iter().find(is_named);
                 let unit = unit.ok_or_else(|| E::invalid_value(de::Unexpected::Str(name), &self))?;
-                Ok(TypedUnit(unit.into()))
+                Ok(TypedUnit(RateLimitUnit::from(unit).into()))
             }
         }
-        deserializer.deserialize_any(Unit)
+        deserializer.deserialize_any(UnitVisitor)
     }
 }
 
@@ -271,17 +267,17 @@ impl From<DescriptorStatus> for ToldStatus {
 
 impl From<RateLimit> for ToldLimit {
     fn from(limit: RateLimit) -> ToldLimit {
-        let unit = rate_limit::Unit::try_from(limit.unit).unwrap_or_default();
+        let unit = RateLimitUnit::try_from(limit.unit).ok().and_then(RateLimitUnit::unit);
         ToldLimit {
             requests_per_unit: limit.requests_per_unit,
-            unit: if unit == rate_limit::Unit::Unknown { "" } else { unit.as_str_name() },
+            unit: unit.map_or("", Unit::name),
             name: limit.name,
         }
     }
 }
 
 fn code(number: i32) -> &'static str {
-    Code::try_from(number).unwrap_or_default().as_str_name()
+    Code::try_from(number).unwrap_or_default().name()
 }
 
 fn of_struct(structure: Struct) -> serde_json::Value {

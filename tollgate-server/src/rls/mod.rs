@@ -5,7 +5,8 @@
 //! | `listen` | the door itself: connections, health, reflection, and the end |
 //! | `connection` | those who ask: so many at once, and none that says nothing |
 //! | `bounded` | calls under way: only of those who may call, and so many at once |
-//! | `service`, `message` | the method that is called; bytes -> requests, answers -> bytes |
+//! | [`messages`] | the messages of Envoy's interface, and their form on the wire |
+//! | `service` | the method that is called |
 //! | `bounds` | what is too much to ask |
 //! | `wanted` | a request's descriptors -> what is wanted of which limits |
 //! | `decide` | what is wanted -> what the limits say, all of them charged or none |
@@ -22,7 +23,7 @@ mod counts;
 mod decide;
 mod json;
 mod listen;
-mod message;
+pub mod messages;
 mod reflection;
 mod refused;
 mod reply;
@@ -32,7 +33,6 @@ mod wanted;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use tollgate::Store;
 use tollgate::tower::RateLimitLayer;
 use tollgate_config::Secret;
@@ -43,6 +43,7 @@ pub use self::counts::Counts;
 use self::counts::Outcome;
 pub use self::json::json;
 pub use self::listen::{Settings, listen};
+use self::messages::{RateLimitRequest, RateLimitResponse};
 use self::refused::Refused;
 
 /// Where the service learns what there is: each call asks anew, so that a new configuration counts from the next one on.
@@ -78,8 +79,8 @@ impl Domains {
         Domains(domains.into())
     }
 
-    fn get(&self, name: &str) -> Option<&Domain> {
-        let at = self.0.binary_search_by(|domain| domain.name.as_str().cmp(name)).ok()?;
+    fn get(&self, name: &[u8]) -> Option<&Domain> {
+        let at = self.0.binary_search_by(|domain| domain.name.as_bytes().cmp(name)).ok()?;
         self.0.get(at)
     }
 }

@@ -13,10 +13,9 @@ pub(super) enum Refused {
     NoDomain,
     LongDomain,
     NoDescriptors,
-    ManyDescriptors(usize),
+    ManyDescriptors,
     ManyEntries {
         descriptor: usize,
-        entries: usize,
     },
     LongEntry {
         descriptor: usize,
@@ -30,7 +29,7 @@ pub(super) enum Refused {
     Refund {
         descriptor: usize,
     },
-    NotMessage,
+    NotMessage(String),
     NoMethod,
     NotJson(String),
     LongBody,
@@ -87,11 +86,12 @@ impl fmt::Display for Refused {
             Refused::NoDomain => write!(f, "`domain` is empty: send the name of a configured domain"),
             Refused::LongDomain => write!(f, "`domain` is longer than {TEXT_BYTES_MAX} bytes"),
             Refused::NoDescriptors => write!(f, "`descriptors` is empty: send at least one"),
-            Refused::ManyDescriptors(sent) => {
-                write!(f, "there are {sent} descriptors: send at most {DESCRIPTORS_MAX}")
+            Refused::ManyDescriptors => {
+                write!(f, "there are more than {DESCRIPTORS_MAX} descriptors: send at most {DESCRIPTORS_MAX}")
             }
-            Refused::ManyEntries { descriptor, entries } => {
-                write!(f, "descriptors[{descriptor}] has {entries} entries: send at most {ENTRIES_MAX}")
+            Refused::ManyEntries { descriptor } => {
+                let too_many = format_args!("more than {ENTRIES_MAX} entries");
+                write!(f, "descriptors[{descriptor}] has {too_many}: send at most {ENTRIES_MAX}")
             }
             Refused::LongEntry { descriptor } => {
                 let what = "has a key or a value that is longer than";
@@ -106,7 +106,7 @@ impl fmt::Display for Refused {
                 let instead = "to allow it, write `refunds: true` where the configuration opens this door";
                 write!(f, "descriptors[{descriptor}] {what}: {instead}")
             }
-            Refused::NotMessage => write!(f, "the message is no RateLimitRequest"),
+            Refused::NotMessage(why) => write!(f, "the message is not a RateLimitRequest: {why}"),
             Refused::NoMethod => write!(f, "there is no such method: call ShouldRateLimit"),
             Refused::NotJson(why) => write!(f, "the body is no RateLimitRequest in JSON: {why}"),
             Refused::LongBody => {

@@ -1,19 +1,19 @@
 //! What the limits said -> what Envoy is told.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-use envoy_types::pb::envoy::config::core::v3::HeaderValue;
-use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
-use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::{Code, DescriptorStatus};
-use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
-use envoy_types::pb::google::protobuf::value::Kind;
-use envoy_types::pb::google::protobuf::{Duration as PbDuration, ListValue, NullValue, Struct, Value};
+use bytes::Bytes;
+use prost_types::value::Kind;
+use prost_types::{Duration as PbDuration, ListValue, NullValue, Struct, Value};
 use tollgate_config::envoy::{Data, Metadata};
 
 use super::Options;
 use super::counts::Outcome;
 use super::decide::{Decided, Each};
+use super::messages::{
+    Code, DescriptorStatus, HeaderValue, RateLimitDescriptor, RateLimitRequest, RateLimitResponse,
+};
 use super::wanted::{Wanted, Wants};
 
 /// The answer to a request, and what became of it.
@@ -26,7 +26,7 @@ pub(super) fn reply(
     let both = || wanted.iter().zip(&decided.each);
     let statuses: Vec<_> = both().map(|(wanted, each)| status(wanted, each)).collect();
     let headers = if options.headers { headers(&statuses) } else { Vec::new() };
-    let raw_body = if decided.allowed { Vec::new() } else { options.denied_body.to_vec() };
+    let raw_body = if decided.allowed { Bytes::new() } else { options.denied_body.clone() };
     let is_shadowed = both().any(|(wanted, each)| wanted.is_shadow && each.is_over);
     let (code, outcome) = match (decided.allowed, is_shadowed) {
         (true, false) => (Code::Ok, Outcome::Ok),
@@ -39,7 +39,6 @@ pub(super) fn reply(
         response_headers_to_add: headers,
         raw_body,
         dynamic_metadata: dynamic_metadata(request, both()),
-        ..RateLimitResponse::default()
     };
     (response, outcome)
 }
@@ -58,7 +57,6 @@ fn status(wanted: &Wanted<'_>, each: &Each) -> DescriptorStatus {
             seconds: i64::try_from(whole_secs(decision.reset_after)).unwrap_or(i64::MAX),
             nanos: 0,
         }),
-        quota: None,
     }
 }
 
@@ -76,8 +74,7 @@ fn headers(statuses: &[DescriptorStatus]) -> Vec<HeaderValue> {
     };
     let limit = nearest.current_limit.as_ref().map_or(0, |limit| limit.requests_per_unit);
     let reset = nearest.duration_until_reset.as_ref().map_or(0, |reset| reset.seconds);
-    let header =
-        |key: &str, value: String| HeaderValue { key: key.to_owned(), value, ..HeaderValue::default() };
+    let header = |key: &str, value: String| HeaderValue { key: key.to_owned(), value };
     vec![
         header("x-ratelimit-limit", limit.to_string()),
         header("x-ratelimit-remaining", nearest.limit_remaining.to_string()),
@@ -99,8 +96,8 @@ fn dynamic_metadata<'w>(
         return None;
     }
     let descriptors = request.descriptors.iter().map(described).collect();
-    let mut fields = HashMap::from([
-        ("domain".to_owned(), of_kind(Kind::StringValue(request.domain.clone()))),
+    let mut fields = BTreeMap::from([
+        ("domain".to_owned(), of_kind(Kind::StringValue(text(&request.domain)))),
         ("descriptors".to_owned(), list(descriptors)),
         ("metadata".to_owned(), of_kind(Kind::StructValue(metadata))),
     ]);
@@ -112,10 +109,15 @@ fn dynamic_metadata<'w>(
 }
 
 fn described(descriptor: &RateLimitDescriptor) -> Value {
-    let entry = |(key, value): (&str, &str)| of_kind(Kind::StringValue(format!("{key}={value}")));
-    let entries = descriptor.entries.iter().map(|it| entry((&it.key, &it.value))).collect();
-    let fields = HashMap::from([("entries".to_owned(), list(entries))]);
+    let entry = |key, value| of_kind(Kind::StringValue(format!("{}={}", text(key), text(value))));
+    let entries = descriptor.entries.iter().map(|it| entry(&it.key, &it.value)).collect();
+    let fields = BTreeMap::from([("entries".to_owned(), list(entries))]);
     of_kind(Kind::StructValue(Struct { fields }))
+}
+
+/// Metadata is text, what Envoy's clients send may not be.
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
 }
 
 /// What is there already stays; of mappings on both sides, the same is true of what is in them.

@@ -5,13 +5,14 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use tonic::body::Body;
+use tonic::codec::{Codec, DecodeBuf, Decoder};
 use tonic::server::{Grpc, NamedService, UnaryService};
 use tonic::{Request, Response, Status};
+use tonic_prost::{ProstCodec, ProstDecoder, ProstEncoder};
 
 use super::bounds::CALL_BYTES_MAX;
-use super::message::Messages;
+use super::messages::{RateLimitRequest, RateLimitResponse};
 use super::refused::Refused;
 use super::{Source, answer_uncounted};
 
@@ -51,6 +52,36 @@ impl<P: Source> tower_service::Service<http::Request<Body>> for Service<P> {
             let mut grpc = Grpc::new(Messages).max_decoding_message_size(CALL_BYTES_MAX);
             Ok(grpc.unary(service, request).await)
         })
+    }
+}
+
+/// How the messages of a call are read and written.
+struct Messages;
+
+/// Reads requests. A message that is malformed is the caller's mistake; tonic's own codec calls it an internal error.
+struct RequestDecoder(ProstDecoder<RateLimitRequest>);
+
+impl Codec for Messages {
+    type Encode = RateLimitResponse;
+    type Decode = RateLimitRequest;
+    type Encoder = ProstEncoder<RateLimitResponse>;
+    type Decoder = RequestDecoder;
+
+    fn encoder(&mut self) -> Self::Encoder {
+        ProstCodec::<RateLimitResponse, RateLimitRequest>::default().encoder()
+    }
+
+    fn decoder(&mut self) -> RequestDecoder {
+        RequestDecoder(ProstCodec::<RateLimitResponse, RateLimitRequest>::default().decoder())
+    }
+}
+
+impl Decoder for RequestDecoder {
+    type Item = RateLimitRequest;
+    type Error = Status;
+
+    fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<RateLimitRequest>, Status> {
+        self.0.decode(buffer).map_err(|status| Refused::NotMessage(status.message().to_owned()).into())
     }
 }
 

@@ -1,19 +1,16 @@
 //! A request's descriptors -> what is wanted of which limits.
 
-use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
-use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::{
-    Entry, RateLimitOverride,
-};
-use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
-use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::RateLimit;
-use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::rate_limit;
-use envoy_types::pb::envoy::r#type::v3::RateLimitUnit;
+use std::borrow::Cow;
+
 use smallvec::SmallVec;
 use tollgate::tower::direct::{Demand, Named, Which};
 use tollgate::{Align, Limit};
 use tollgate_config::envoy::{Descriptor, DescriptorLimit, Domain, Metadata, Unit};
 
 use super::Domains;
+use super::messages::{
+    Entry, RateLimit, RateLimitDescriptor, RateLimitOverride, RateLimitRequest, RateLimitUnit,
+};
 use super::refused::Refused;
 
 /// What a descriptor wants.
@@ -107,8 +104,12 @@ pub(super) fn of<'s>(
             (Some(domain), Some(own)) => by_own_limit(domain, &descriptor.entries, own, hits)
                 .ok_or(Refused::Unit { descriptor: number, unit: own.unit })?,
             (Some(domain), None) => {
+                // Bytes that are not UTF-8 count like the character that replaces them.
+                let text = |bytes| String::from_utf8_lossy(bytes);
+                let entries: SmallVec<[(Cow<'_, str>, Cow<'_, str>); 4]> =
+                    descriptor.entries.iter().map(|it| (text(&it.key), text(&it.value))).collect();
                 let entries: SmallVec<[(&str, &str); 4]> =
-                    descriptor.entries.iter().map(|it| (it.key.as_str(), it.value.as_str())).collect();
+                    entries.iter().map(|(key, value)| (&**key, &**value)).collect();
                 match domain.find(&entries) {
                     Some(found) => {
                         replaced.extend(found.descriptor.replaces.iter().map(String::as_str));
@@ -144,7 +145,7 @@ fn nothing(hits: Hits) -> Wanted<'static> {
 
 /// A descriptor's own number counts, and may be none; that of the request is one where it is none.
 fn hits(descriptor: &RateLimitDescriptor, of_request: u32) -> Hits {
-    let hits = descriptor.hits_addend.as_ref().map_or(u64::from(of_request.max(1)), |hits| hits.value);
+    let hits = descriptor.hits_addend.unwrap_or(u64::from(of_request.max(1)));
     match (u32::try_from(hits), descriptor.is_negative_hits) {
         (hits, true) => Hits::GiveBack(hits.unwrap_or(u32::MAX)),
         (Ok(0), false) => Hits::Look,
@@ -164,7 +165,7 @@ fn by_descriptor(descriptor: &Descriptor, key: Vec<u8>, hits: Hits) -> Wanted<'_
         Wants::Blocked | Wants::Rule { .. } => Some(RateLimit {
             name: descriptor.name.clone().unwrap_or_default(),
             requests_per_unit: descriptor.requests_per_unit,
-            unit: descriptor.unit.map_or(rate_limit::Unit::Unknown, told_unit).into(),
+            unit: descriptor.unit.map_or(RateLimitUnit::Unknown, RateLimitUnit::from).into(),
         }),
         Wants::Nothing | Wants::Unlimited | Wants::Own { .. } => None,
     };
@@ -185,15 +186,8 @@ fn by_own_limit(
     own: &RateLimitOverride,
     hits: Hits,
 ) -> Option<Wanted<'static>> {
-    let unit = match RateLimitUnit::try_from(own.unit).ok()? {
-        RateLimitUnit::Unknown => return None,
-        RateLimitUnit::Second => Unit::Second,
-        RateLimitUnit::Minute => Unit::Minute,
-        RateLimitUnit::Hour => Unit::Hour,
-        RateLimitUnit::Day => Unit::Day,
-        RateLimitUnit::Month => Unit::Month,
-        RateLimitUnit::Year => Unit::Year,
-    };
+    // Envoy defines a week for limits that it is shown, and none for those that it sends.
+    let unit = RateLimitUnit::try_from(own.unit).ok()?.unit().filter(|unit| *unit != Unit::Week)?;
     // Nothing at all per unit is a window that nothing fits into.
     let limit = match Limit::fixed_window(own.requests_per_unit, unit.length(), Align::Clock) {
         Ok(limit) => Wants::Own { limit, key: own_key(domain, entries) },
@@ -202,7 +196,7 @@ fn by_own_limit(
     let told = RateLimit {
         name: String::new(),
         requests_per_unit: own.requests_per_unit,
-        unit: told_unit(unit).into(),
+        unit: RateLimitUnit::from(unit).into(),
     };
     Some(Wanted { limit, told: Some(told), ..nothing(hits) })
 }
@@ -210,25 +204,13 @@ fn by_own_limit(
 /// Each text behind its length, so that no text can look like the end of another.
 fn own_key(domain: &Domain, entries: &[Entry]) -> Vec<u8> {
     let texts = || {
-        let entries = entries.iter().flat_map(|entry| [entry.key.as_str(), entry.value.as_str()]);
-        [domain.name.as_str()].into_iter().chain(entries)
+        let entries = entries.iter().flat_map(|entry| [&entry.key[..], &entry.value[..]]);
+        [domain.name.as_bytes()].into_iter().chain(entries)
     };
     let mut key = Vec::with_capacity(texts().map(|text| size_of::<u64>() + text.len()).sum());
     for text in texts() {
         key.extend((text.len() as u64).to_le_bytes());
-        key.extend(text.as_bytes());
+        key.extend(text);
     }
     key
-}
-
-fn told_unit(unit: Unit) -> rate_limit::Unit {
-    match unit {
-        Unit::Second => rate_limit::Unit::Second,
-        Unit::Minute => rate_limit::Unit::Minute,
-        Unit::Hour => rate_limit::Unit::Hour,
-        Unit::Day => rate_limit::Unit::Day,
-        Unit::Week => rate_limit::Unit::Week,
-        Unit::Month => rate_limit::Unit::Month,
-        Unit::Year => rate_limit::Unit::Year,
-    }
 }

@@ -293,7 +293,7 @@ fn run(algorithm: Algorithm, steps: &[Step]) -> Result<(), TestCaseError> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(192) })]
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(testbed::ordinary_or_long(64, 192)) })]
 
     #[test]
     fn nothing_is_used_twice_and_nothing_is_banked(steps in prop::collection::vec(step(), 1..60)) {

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
-use envoy_types::pb::google::protobuf::value::Kind;
+use bytes::Bytes;
+use prost_types::value::Kind;
+use tollgate_server::rls::messages::{RateLimitRequest, RateLimitResponse};
 use tollgate_server::rls::{Options, Settings};
 use tonic::Code;
 
@@ -76,7 +77,7 @@ async fn what_is_not_configured_passes_without_a_limit() {
         assert!(is_ok(told.statuses[0].code) && told.statuses[0].current_limit.is_none());
         assert!(told.statuses[0].duration_until_reset.is_none());
     }
-    let elsewhere = RateLimitRequest { domain: "other".to_owned(), ..edge(&vec![of(&[("user", "ann")]); 9]) };
+    let elsewhere = RateLimitRequest { domain: "other".into(), ..edge(&vec![of(&[("user", "ann")]); 9]) };
     let told = client.ask(elsewhere).await.unwrap();
     assert!(is_ok(told.overall_code) && told.statuses.len() == 9);
     assert!(told.statuses.iter().all(|status| is_ok(status.code) && status.current_limit.is_none()));
@@ -86,7 +87,7 @@ async fn what_is_not_configured_passes_without_a_limit() {
 async fn nothing_to_decide_about_is_an_error() {
     let service = run(USERS);
     let mut client = service.client().await;
-    let nowhere = RateLimitRequest { domain: String::new(), ..edge(&[of(&[("user", "ann")])]) };
+    let nowhere = RateLimitRequest { domain: Bytes::new(), ..edge(&[of(&[("user", "ann")])]) };
     let status = client.ask(nowhere).await.unwrap_err();
     assert_eq!(status.code(), Code::InvalidArgument);
     assert!(status.message().contains("`domain` is empty"), "{status}");
@@ -251,7 +252,7 @@ async fn a_limit_that_comes_along_is_a_window_of_its_unit_by_the_clock() {
     let told = client.told(&[limited(0, MINUTE, of(&[("user", "ann")]))]).await;
     assert!(!is_ok(told.overall_code));
     assert_eq!(limit_of(&told.statuses[0]), Some((0, "MINUTE", "")));
-    let elsewhere = RateLimitRequest { domain: "other".to_owned(), ..edge(&[limited(0, MINUTE, of(&[]))]) };
+    let elsewhere = RateLimitRequest { domain: "other".into(), ..edge(&[limited(0, MINUTE, of(&[]))]) };
     assert!(is_ok(client.ask(elsewhere).await.unwrap().overall_code), "the domain must be there");
     // Every unit has its length.
     for (unit, length) in [(1, 1), (2, 60), (3, 3_600), (4, 86_400), (5, 30 * 86_400), (6, 365 * 86_400)] {
@@ -342,7 +343,7 @@ async fn headers_and_a_body_are_sent_where_they_are_wanted() {
     let mut client = service.client().await;
     let both = [of(&[("path", "/")]), of(&[("user", "ann")])];
     let told = client.told(&both).await;
-    let headers = |told: &envoy_types::pb::envoy::service::ratelimit::v3::RateLimitResponse| {
+    let headers = |told: &RateLimitResponse| {
         let each = told.response_headers_to_add.iter();
         each.map(|header| format!("{}: {}", header.key, header.value)).collect::<Vec<_>>()
     };
@@ -351,7 +352,7 @@ async fn headers_and_a_body_are_sent_where_they_are_wanted() {
     assert!(told.raw_body.is_empty());
     // The limit that denies is told, whatever is left of others.
     let told = client.told(&[vec![of(&[("path", "/")])], vec![of(&[("user", "ann")]); 3]].concat()).await;
-    assert_eq!(told.raw_body, b"slow down");
+    assert_eq!(&told.raw_body[..], b"slow down");
     assert_eq!(headers(&told), expected);
     let told = client.told(&[of(&[("other", "")])]).await;
     assert!(headers(&told).is_empty());
@@ -365,7 +366,7 @@ async fn metadata_of_those_that_pass_is_sent_along() {
 ";
     let service = run(domains);
     let mut client = service.client().await;
-    let metadata = |told: &envoy_types::pb::envoy::service::ratelimit::v3::RateLimitResponse| {
+    let metadata = |told: &RateLimitResponse| {
         let fields = told.dynamic_metadata.clone().unwrap().fields;
         assert_eq!(fields["domain"].kind, Some(Kind::StringValue("edge".to_owned())));
         assert!(fields.contains_key("descriptors"));

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use testbed::RedisServer;
 use tokio::time::timeout;
 use tollgate::ManualClock;
@@ -18,7 +17,9 @@ use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
 use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
 use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
 
-use super::support::{PATIENCE, Running, Told, builder, edge, is_ok, of, parse, run, run_with, serve};
+use super::support::{
+    Client, PATIENCE, Running, Told, builder, edge, is_ok, of, parse, run, run_with, serve,
+};
 
 const USERS: &str = "  edge: [{ key: user, fixed_window: { limit: 3, window: 1m } }]\n";
 const SERVING: i32 = 1;
@@ -56,7 +57,7 @@ async fn a_new_configuration_counts_from_the_next_call_on() {
 async fn only_those_who_know_the_token_are_answered() {
     let token = parse("admin: { listen: 127.0.0.1:0, token: open-sesame-please }").admin.unwrap().token;
     let service = run_with(USERS, Options { token, ..Options::default() }, Settings::default());
-    let mut client = RateLimitServiceClient::new(service.channel().await);
+    let mut client = Client::new(service.channel().await);
     for wrong in [
         None,
         Some("Bearer open-sesame-pleas"),
@@ -68,12 +69,12 @@ async fn only_those_who_know_the_token_are_answered() {
         if let Some(wrong) = wrong {
             request.metadata_mut().insert("authorization", wrong.parse().unwrap());
         }
-        let status = client.should_rate_limit(request).await.unwrap_err();
+        let status = client.ask(request).await.unwrap_err();
         assert_eq!(status.code(), Code::Unauthenticated, "{wrong:?}");
     }
     let mut request = Request::new(edge(&[of(&[("user", "ann")])]));
     request.metadata_mut().insert("authorization", "bearer open-sesame-please".parse().unwrap());
-    let told = client.should_rate_limit(request).await.unwrap().into_inner();
+    let told = client.ask(request).await.unwrap();
     assert_eq!(told.statuses[0].limit_remaining, 2, "nobody was charged for what they were not told");
     // Balancers have no secrets.
     assert_eq!(health(&service, "ratelimit").await, Ok(SERVING));
@@ -96,10 +97,10 @@ async fn who_does_not_know_the_token_does_not_stay() {
     let status = reflection.server_reflection_info(nothing).await.unwrap_err();
     assert_eq!(status.code(), Code::Unauthenticated);
 
-    let mut friend = RateLimitServiceClient::new(service.channel().await);
+    let mut friend = Client::new(service.channel().await);
     let mut request = Request::new(edge(&[of(&[("user", "ann")])]));
     request.metadata_mut().insert("authorization", "Bearer open-sesame-please".parse().unwrap());
-    friend.should_rate_limit(request).await.unwrap();
+    friend.ask(request).await.unwrap();
     let mut friends = super::hostile::h2_client(service.address).await;
     let mut call = super::hostile::endless_call(service.address);
     call.headers_mut().insert("authorization", "Bearer open-sesame-please".parse().unwrap());

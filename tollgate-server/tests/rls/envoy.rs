@@ -1,17 +1,15 @@
 //! Envoy itself in front of a small upstream, with its rate limit filter asking us.
 
 use std::convert::Infallible;
+use std::future::{Ready, ready};
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
-use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_server::{
-    RateLimitService, RateLimitServiceServer,
-};
-use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use http::{HeaderMap, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Empty, Full};
 use hyper::client::conn::http1::{SendRequest, handshake};
@@ -22,9 +20,12 @@ use testbed::Envoy;
 use testbed::process::free_port;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{Instant, timeout_at};
+use tollgate_server::rls::messages::{Code, RateLimitRequest, RateLimitResponse};
 use tollgate_server::rls::{Options, Settings};
+use tonic::server::{Grpc, NamedService, UnaryService};
 use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
+use tonic_prost::ProstCodec;
 
 use super::support::{PATIENCE, Running, run_with};
 
@@ -163,24 +164,43 @@ fn listener(port: u16, behind: &str, limits: &str, denies_on_failure: bool, wait
     )
 }
 
-/// A rate limit service that says yes, and does nothing else.
+/// A rate limit service that allows everything at once.
+#[derive(Clone)]
 struct Easy;
 
-#[tonic::async_trait]
-impl RateLimitService for Easy {
-    async fn should_rate_limit(
-        &self,
-        _: tonic::Request<RateLimitRequest>,
-    ) -> Result<tonic::Response<RateLimitResponse>, tonic::Status> {
+impl NamedService for Easy {
+    const NAME: &'static str = "envoy.service.ratelimit.v3.RateLimitService";
+}
+
+impl UnaryService<RateLimitRequest> for Easy {
+    type Response = RateLimitResponse;
+    type Future = Ready<Result<tonic::Response<RateLimitResponse>, tonic::Status>>;
+
+    fn call(&mut self, _: tonic::Request<RateLimitRequest>) -> Self::Future {
         let told = RateLimitResponse { overall_code: Code::Ok.into(), ..RateLimitResponse::default() };
-        Ok(tonic::Response::new(told))
+        ready(Ok(tonic::Response::new(told)))
+    }
+}
+
+impl tower_service::Service<Request<tonic::body::Body>> for Easy {
+    type Response = Response<tonic::body::Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<tonic::body::Body>) -> Self::Future {
+        let codec = ProstCodec::<RateLimitResponse, RateLimitRequest>::default();
+        Box::pin(async { Ok(Grpc::new(codec).unary(Easy, request).await) })
     }
 }
 
 async fn easy_service() -> SocketAddr {
     let incoming = TcpIncoming::bind("127.0.0.1:0".parse().unwrap()).unwrap().with_nodelay(Some(true));
     let address = incoming.local_addr().unwrap();
-    let server = Server::builder().add_service(RateLimitServiceServer::new(Easy));
+    let server = Server::builder().add_service(Easy);
     tokio::spawn(server.serve_with_incoming(incoming));
     address
 }

@@ -3,10 +3,10 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
+use tollgate_server::rls::messages::RateLimitRequest;
 use tollgate_server::rls::{CALL_BYTES_MAX, DESCRIPTORS_MAX, ENTRIES_MAX, Options, Settings, TEXT_BYTES_MAX};
 use tonic::Code;
 
@@ -45,12 +45,12 @@ async fn too_much_is_refused() {
     assert_eq!(told.statuses.len(), DESCRIPTORS_MAX);
     let why = "send at most 100";
     refused(&mut client, many(DESCRIPTORS_MAX + 1), Code::InvalidArgument, why).await;
-    refused(&mut client, many(10_000), Code::InvalidArgument, "there are 10000 descriptors").await;
+    refused(&mut client, many(10_000), Code::InvalidArgument, "there are more than 100 descriptors").await;
 
     let told = client.told(&[of(&vec![("user", "ann"); ENTRIES_MAX])]).await;
     assert!(is_ok(told.overall_code) && told.statuses[0].current_limit.is_none());
     let deep = edge(&[of(&vec![("user", "ann"); ENTRIES_MAX + 1])]);
-    refused(&mut client, deep, Code::InvalidArgument, "descriptors[0] has 33 entries").await;
+    refused(&mut client, deep, Code::InvalidArgument, "descriptors[0] has more than 32 entries").await;
 
     let long = "x".repeat(TEXT_BYTES_MAX);
     assert_eq!(client.passes(&[of(&[("user", &long)])]).await, (true, vec![999]));
@@ -58,7 +58,7 @@ async fn too_much_is_refused() {
         let why = "is longer than 196608 bytes";
         refused(&mut client, edge(&[of(&[("user", &longer)])]), Code::InvalidArgument, why).await;
         refused(&mut client, edge(&[of(&[(&longer, "")])]), Code::InvalidArgument, why).await;
-        let domain = RateLimitRequest { domain: longer, ..edge(&[of(&[("user", "ann")])]) };
+        let domain = RateLimitRequest { domain: longer.into(), ..edge(&[of(&[("user", "ann")])]) };
         refused(&mut client, domain, Code::InvalidArgument, why).await;
     }
     let whole = edge(&[of(&[("user", &"x".repeat(CALL_BYTES_MAX))])]);
@@ -76,7 +76,7 @@ async fn what_clients_can_make_long_is_decided() {
     assert_eq!(told.statuses.len(), DESCRIPTORS_MAX);
     let mut request = tonic::Request::new(edge(&[of(&[("user", "ann")])]));
     request.metadata_mut().insert("tracestate", long.parse().unwrap());
-    let told = client.0.should_rate_limit(request).await.unwrap().into_inner();
+    let told = client.ask(request).await.unwrap();
     assert_eq!(told.statuses[0].limit_remaining, 999);
 }
 

@@ -4,21 +4,20 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
-use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::{
-    Entry, RateLimitOverride,
-};
-use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::{Code as Said, DescriptorStatus};
-use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
-use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
-use envoy_types::pb::google::protobuf::UInt64Value;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tollgate::tower::{Builder, RateLimitLayer};
 use tollgate::{ManualClock, Memory, Store};
+use tollgate_config::envoy::Unit;
 use tollgate_config::{Config, Outside};
+use tollgate_server::rls::messages::{
+    Code as Said, DescriptorStatus, Entry, RateLimitDescriptor, RateLimitOverride, RateLimitRequest,
+    RateLimitResponse, RateLimitUnit,
+};
 use tollgate_server::rls::{Counts, Domains, Options, Settings, Snapshot, Source, listen};
+use tonic::client::Grpc;
 use tonic::transport::Channel;
+use tonic_prost::ProstCodec;
 
 /// Long enough on the busiest machine: only a test that has failed waits for so long.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
@@ -114,20 +113,29 @@ impl<S> Running<S> {
     }
 
     pub(crate) async fn client(&self) -> Client {
-        let client = RateLimitServiceClient::new(self.channel().await);
-        Client(client.max_encoding_message_size(usize::MAX))
+        Client::new(self.channel().await)
     }
 }
 
 /// One that asks.
-pub(crate) struct Client(pub(crate) RateLimitServiceClient<Channel>);
+pub(crate) struct Client(Grpc<Channel>);
 
 impl Client {
+    pub(crate) fn new(channel: Channel) -> Client {
+        Client(Grpc::new(channel).max_encoding_message_size(usize::MAX))
+    }
+
     pub(crate) async fn ask(
         &mut self,
-        request: RateLimitRequest,
+        request: impl tonic::IntoRequest<RateLimitRequest>,
     ) -> Result<RateLimitResponse, tonic::Status> {
-        self.0.should_rate_limit(request).await.map(tonic::Response::into_inner)
+        self.0.ready().await.unwrap();
+        let path = http::uri::PathAndQuery::from_static(
+            "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit",
+        );
+        let codec = ProstCodec::<RateLimitRequest, RateLimitResponse>::default();
+        let told = self.0.unary(request.into_request(), path, codec).await;
+        told.map(tonic::Response::into_inner)
     }
 
     /// What the domain `edge` is told of descriptors.
@@ -144,16 +152,19 @@ impl Client {
 }
 
 pub(crate) fn edge(descriptors: &[RateLimitDescriptor]) -> RateLimitRequest {
-    RateLimitRequest { domain: "edge".to_owned(), descriptors: descriptors.to_vec(), hits_addend: 0 }
+    RateLimitRequest { domain: "edge".into(), descriptors: descriptors.to_vec(), hits_addend: 0 }
 }
 
 pub(crate) fn of(entries: &[(&str, &str)]) -> RateLimitDescriptor {
-    let entry = |(key, value): &(&str, &str)| Entry { key: (*key).to_owned(), value: (*value).to_owned() };
+    let entry = |(key, value): &(&str, &str)| Entry {
+        key: key.as_bytes().to_vec().into(),
+        value: value.as_bytes().to_vec().into(),
+    };
     RateLimitDescriptor { entries: entries.iter().map(entry).collect(), ..RateLimitDescriptor::default() }
 }
 
 pub(crate) fn hits(hits: u64, descriptor: RateLimitDescriptor) -> RateLimitDescriptor {
-    RateLimitDescriptor { hits_addend: Some(UInt64Value { value: hits }), ..descriptor }
+    RateLimitDescriptor { hits_addend: Some(hits), ..descriptor }
 }
 
 pub(crate) fn refund(descriptor: RateLimitDescriptor) -> RateLimitDescriptor {
@@ -179,7 +190,8 @@ pub(crate) fn is_ok(code: i32) -> bool {
 /// How Envoy is told of the limit: how many, in which unit, by which name.
 pub(crate) fn limit_of(status: &DescriptorStatus) -> Option<(u32, &'static str, &str)> {
     let limit = status.current_limit.as_ref()?;
-    Some((limit.requests_per_unit, limit.unit().as_str_name(), limit.name.as_str()))
+    let unit = RateLimitUnit::try_from(limit.unit).unwrap().unit();
+    Some((limit.requests_per_unit, unit.map_or("UNKNOWN", Unit::name), limit.name.as_str()))
 }
 
 pub(crate) fn reset_of(status: &DescriptorStatus) -> Option<i64> {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tollgate::{Align, Count, Limit, Rate, RetryAfter, Style, WhenFull};
 
-use crate::{every_variant, limiter};
+use crate::memory::{every_variant, limiter};
 
 /// Room for a million keys is room for a million keys: chance does not fill a line before its time.
 #[test]
@@ -20,7 +20,7 @@ fn there_is_room_for_as_many_keys_as_promised() {
 }
 
 /// Fills a small limiter with keys in use until one finds no room.
-fn filled(limit: Limit, when_full: WhenFull) -> (crate::Tested, tollgate::ManualClock) {
+fn filled(limit: Limit, when_full: WhenFull) -> (crate::memory::Tested, tollgate::ManualClock) {
     let (limiter, clock) = limiter(limit, |it| it.max_keys(50).when_full(when_full));
     let mut n = 0u32;
     while limiter.overflowed() == 0 {

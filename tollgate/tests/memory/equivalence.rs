@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use tollgate::{Decision, Limit, Time};
 use tollgate_core::Algorithm;
 
-use crate::{START, every_variant, limiter};
+use crate::memory::{START, every_variant, limiter};
 
 /// A step of a test: whose request, how long after the last or before it, what it costs, and what is done.
 type Step = (u8, i64, u32, u8);

@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use tollgate::{Align, Charge, Decision, Limit, Limiter, ManualClock, Rate, Style, Time};
 use tollgate_core::{Algorithm, State};
 
-use crate::{START, Tested, every_variant, limiter};
+use crate::memory::{START, Tested, every_variant, limiter};
 
 fn renewed(before: &Tested, limits: &[Limit], from: &[Option<usize>]) -> Tested {
     let builder = Limiter::builder(limits[0].clone()).clock(ManualClock::default());

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tollgate::{Align, Charge, ChargeError, Count, Limit, RetryAfter, Store};
 
-use crate::{every_variant, limiter};
+use crate::memory::{every_variant, limiter};
 
 fn fixed(limit: u32) -> Limit {
     Limit::fixed_window(limit, Duration::from_secs(60), Align::FirstRequest).unwrap()

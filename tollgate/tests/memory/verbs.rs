@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tollgate::{Align, Limit, Limiter, RetryAfter, SystemClock};
 
-use crate::{every_variant, limiter};
+use crate::memory::{every_variant, limiter};
 
 #[test]
 fn a_peek_takes_nothing_and_tells_what_a_check_would() {

@@ -10,9 +10,9 @@ use tollgate::redis::{Failure, Redis, Settings};
 use tollgate::{Align, Charge, Clock as _, Count, Limit, Limiter, SystemClock, Time, Verdict};
 
 use crate::child::Worker;
-use crate::equivalence::{Dice, agree};
-use crate::processes::{self, PROCESSES, connect, every_algorithm};
-use crate::{PATIENT, every_variant, limiter};
+use crate::redis::equivalence::{Dice, agree};
+use crate::redis::processes::{self, PROCESSES, connect, every_algorithm};
+use crate::redis::{PATIENT, every_variant, limiter};
 
 /// How much later than the deadline a decision may come on a busy test machine.
 const LATE_MAX: Duration = Duration::from_millis(250);
@@ -59,7 +59,7 @@ const REQUESTS: usize = 4_000;
 fn four_processes_on_a_cluster_admit_exactly_the_limit() {
     let cluster = RedisCluster::start().unwrap();
     let mut workers: Vec<Worker> =
-        (0..PROCESSES).map(|_| Worker::start("cluster::one_of_four", &cluster.url())).collect();
+        (0..PROCESSES).map(|_| Worker::start("redis::cluster::one_of_four", &cluster.url())).collect();
     for limit in every_algorithm(500) {
         let admitted = processes::round(&mut workers);
         assert_eq!(admitted.iter().sum::<u32>(), 500, "{limit:?}: {admitted:?}");

@@ -8,7 +8,7 @@ use testbed::RedisServer;
 use tollgate::redis::{Failure, Redis, Settings};
 use tollgate::{Align, Count, Edge, Limit, Limiter, Mode, Rate, RetryAfter, Style, Verdict};
 
-use crate::{PATIENT, all_expire, every_variant, limiter, resized};
+use crate::redis::{PATIENT, all_expire, every_variant, limiter, resized};
 
 const DAY: Duration = Duration::from_secs(86_400);
 

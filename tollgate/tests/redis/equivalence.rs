@@ -3,11 +3,11 @@
 
 use std::time::Duration;
 
-use testbed::RedisServer;
+use testbed::{RedisServer, ordinary_or_long};
 use tollgate::redis::Settings;
 use tollgate::{Decision, Limit, Limiter, ManualClock, Memory, Time};
 
-use crate::{PATIENT, every_variant, limiter};
+use crate::redis::{PATIENT, every_variant, limiter};
 
 /// The same numbers in every run.
 pub(crate) struct Dice(pub(crate) u64);
@@ -82,11 +82,12 @@ pub(crate) async fn agree(
     }
 }
 
-/// 2 * 10^5 steps over all variants, small limits and large.
+/// 2 * 10^5 steps over all variants, small limits and large, in a long run; a quarter of them in an ordinary one.
 #[tokio::test]
 async fn memory_and_redis_agree_on_every_field() {
     let server = RedisServer::start().unwrap();
     let mut number = 0;
+    let steps = ordinary_or_long(400, 1_600);
     for size in [1, 5, 300, 70_000] {
         for limit in every_variant(size, 10) {
             // The server's own clock shows microseconds, and some states are kept in those.
@@ -94,7 +95,7 @@ async fn memory_and_redis_agree_on_every_field() {
                 number += 1;
                 let seed = 88_172_645_463_325_252 + number;
                 let limit = std::slice::from_ref(&limit);
-                agree(limit, &server.url(), &number.to_string(), 1_600, seed, grain_ns).await;
+                agree(limit, &server.url(), &number.to_string(), steps, seed, grain_ns).await;
             }
         }
     }

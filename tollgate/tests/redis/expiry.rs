@@ -6,9 +6,9 @@ use std::time::Duration;
 use testbed::RedisServer;
 use tollgate::{Limit, Time};
 
-use crate::equivalence::{Dice, step};
-use crate::raw::{Ask, Raw};
-use crate::{all_expire, every_variant};
+use crate::redis::equivalence::{Dice, step};
+use crate::redis::raw::{Ask, Raw};
+use crate::redis::{all_expire, every_variant};
 
 /// With a time of the caller's choosing keys live a day longer.
 const EXTRA: Duration = Duration::from_secs(86_400);

@@ -8,7 +8,7 @@ use testbed::RedisServer;
 use tollgate::redis::Settings;
 use tollgate::{Align, Count, Limit, RetryAfter};
 
-use crate::{PATIENT, all_expire, limiter};
+use crate::redis::{PATIENT, all_expire, limiter};
 
 /// How many calls the server has had.
 pub(crate) fn calls(server: &RedisServer) -> u64 {

@@ -9,8 +9,8 @@ use testbed::{Fault, FaultProxy, RedisServer};
 use tollgate::redis::{Failure, Lease, Redis, Settings, SettingsError};
 use tollgate::{Align, Count, Edge, Limit, Limiter, Mode, Rate, Style};
 
-use crate::known_denials::calls;
-use crate::{PATIENT, all_expire, limiter};
+use crate::redis::known_denials::calls;
+use crate::redis::{PATIENT, all_expire, limiter};
 
 const LIMIT: u32 = 20_000;
 

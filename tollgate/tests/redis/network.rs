@@ -9,8 +9,8 @@ use tollgate::redis::{Failure, Redis, Settings, StoreError};
 use tollgate::{Align, Clock as _, Limit, Limiter, SystemClock, Time};
 
 use crate::child::{self, Worker};
-use crate::faults::{healthy, ten_an_hour};
-use crate::{PATIENT, all_expire, limiter};
+use crate::redis::faults::{healthy, ten_an_hour};
+use crate::redis::{PATIENT, all_expire, limiter};
 
 const DEADLINE: Duration = Duration::from_millis(20);
 /// How much later than the deadline a decision may come on a busy test machine. The goal is [`GOAL`].
@@ -223,7 +223,7 @@ async fn more_requests_than_may_wait_are_turned_away() {
 fn a_server_that_never_answers_costs_no_memory() {
     let server = RedisServer::start().unwrap();
     let proxy = FaultProxy::start(server.port()).unwrap();
-    let mut worker = Worker::start("network::asks_in_vain", &proxy.url());
+    let mut worker = Worker::start("redis::network::asks_in_vain", &proxy.url());
     assert_eq!(worker.says(), "ready");
     proxy.set(Fault::HalfOpen);
     worker.go();

@@ -5,16 +5,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use testbed::RedisServer;
+use testbed::{RedisServer, ordinary_or_long};
 use tollgate::redis::{Redis, Settings};
 use tollgate::{Align, Count, Edge, Limit, Limiter, Mode, Rate, Style};
 
 use crate::child::{self, Worker};
-use crate::{PATIENT, all_expire, limiter};
+use crate::redis::{PATIENT, all_expire, limiter};
 
 pub(crate) const PROCESSES: usize = 4;
 const CONNECTIONS: usize = 16;
-const REQUESTS: usize = 100_000;
 /// Requests of a process at a time: several for each connection, so that they share calls.
 const TASKS: usize = 128;
 
@@ -22,6 +21,11 @@ const LIMIT: u32 = 1_000;
 const OTHER_LIMIT: u32 = 5_000;
 /// More than there are requests.
 const LOG_LIMIT: u32 = 1_000_000;
+
+/// Of all processes, in each round.
+fn requests() -> usize {
+    ordinary_or_long(20_000, 100_000)
+}
 
 /// One of each algorithm, so slow that nothing comes back during the test.
 pub(crate) fn every_algorithm(n: u32) -> [Limit; 5] {
@@ -59,7 +63,7 @@ pub(crate) fn connect(url: &str, round: usize, limits: &[Limit], connections: us
 async fn four_processes_admit_exactly_the_limit() {
     let server = RedisServer::start().unwrap();
     let mut workers: Vec<Worker> =
-        (0..PROCESSES).map(|_| Worker::start("processes::one_of_four", &server.url())).collect();
+        (0..PROCESSES).map(|_| Worker::start("redis::processes::one_of_four", &server.url())).collect();
     for (round, limits) in rounds().iter().enumerate() {
         ready(&mut workers);
         let clients = server.cli(&["CLIENT", "LIST", "TYPE", "normal"]).unwrap();
@@ -73,7 +77,7 @@ async fn four_processes_admit_exactly_the_limit() {
         // A denied request took nothing from the limit that would have let it pass, and the log has counted them all.
         let left = connect(&server.url(), round, limits, 1).peek("key").await;
         let left: Vec<u32> = left.decisions().iter().map(|decision| decision.remaining).collect();
-        assert_eq!(left, [0, OTHER_LIMIT - LIMIT, LOG_LIMIT - REQUESTS as u32][..left.len()], "{limits:?}");
+        assert_eq!(left, [0, OTHER_LIMIT - LIMIT, LOG_LIMIT - requests() as u32][..left.len()], "{limits:?}");
     }
     all_expire(&server);
 }
@@ -99,7 +103,7 @@ pub(crate) fn round(workers: &mut [Worker]) -> Vec<u32> {
 /// The worker. Does nothing when it is run with the other tests.
 #[test]
 fn one_of_four() {
-    work(&rounds(), CONNECTIONS, REQUESTS / PROCESSES);
+    work(&rounds(), CONNECTIONS, requests() / PROCESSES);
 }
 
 /// What a worker does: so many requests in each round.

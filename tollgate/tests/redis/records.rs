@@ -7,7 +7,7 @@ use testbed::RedisServer;
 use tollgate::redis::{RecordClaim, Records, Redis, Settings, Taken};
 use tollgate::{Align, Limit, Limiter};
 
-use crate::all_expire;
+use crate::redis::all_expire;
 
 const LONG: Duration = Duration::from_secs(60);
 

@@ -6,7 +6,7 @@ use testbed::RedisServer;
 use tollgate::redis::Settings;
 use tollgate::{Align, Charge, Limit, RetryAfter, Time};
 
-use crate::{PATIENT, all_expire, every_variant, limiter, resized};
+use crate::redis::{PATIENT, all_expire, every_variant, limiter, resized};
 
 /// Many at once, over many connections and in calls that they share: exactly the limit is admitted. The windows are so
 /// long that nothing comes back meanwhile.

@@ -10,7 +10,7 @@ use testbed::RedisServer;
 use tollgate::redis::{Failure, Settings, Taken};
 use tollgate::{Align, Charge, Limit};
 
-use crate::{PATIENT, all_expire, every_variant, limiter};
+use crate::redis::{PATIENT, all_expire, every_variant, limiter};
 
 fn five_an_hour() -> Limit {
     Limit::fixed_window(5, Duration::from_secs(3_600), Align::FirstRequest).unwrap()
@@ -148,7 +148,7 @@ async fn a_cluster_with_tls() {
         &settings.clone().tls_authority(authority.pem.as_bytes()).deadline(PATIENT).failure(Failure::Closed),
     );
     // It takes a moment to find itself whole.
-    assert!(crate::faults::until(&trusting, |verdict| !verdict.is_degraded()).await.allowed());
+    assert!(crate::redis::faults::until(&trusting, |verdict| !verdict.is_degraded()).await.allowed());
     let brief = settings.deadline(Duration::from_millis(500)).failure(Failure::Closed);
     let stranger = limiter(&[five_an_hour()], &brief.tls_authority(stranger.pem.as_bytes()));
     assert!(stranger.check("key").await.is_degraded(), "not whom we trust");
@@ -266,7 +266,7 @@ async fn the_master_that_sentinels_name() {
         .deadline(Duration::from_millis(500))
         .failure(Failure::Closed);
     let limiter = limiter(&[five_an_hour()], &settings);
-    let decided = crate::faults::until(&limiter, |verdict| !verdict.is_degraded()).await;
+    let decided = crate::redis::faults::until(&limiter, |verdict| !verdict.is_degraded()).await;
     assert!(decided.allowed());
     assert_eq!(master.cli(&["DBSIZE"]).unwrap(), "1");
     // The sentinel must know the replica, and the replica the functions and the key, before there is anyone to take over.
@@ -291,7 +291,7 @@ async fn the_master_that_sentinels_name() {
     .unwrap();
 
     master.kill().unwrap();
-    crate::faults::until(&limiter, tollgate::Verdict::is_degraded).await;
+    crate::redis::faults::until(&limiter, tollgate::Verdict::is_degraded).await;
     let decided = tokio::time::timeout(Duration::from_secs(30), async {
         loop {
             let verdict = limiter.check("until").await;

@@ -14,10 +14,7 @@ use tower::{Layer, ServiceExt, service_fn};
 
 use super::slots::{builder, by_user, check_denial, crowd, held, observed, of, under_way};
 use super::{per_client, send, statuses};
-use child::Worker;
-
-#[path = "../redis/child.rs"]
-mod child;
+use crate::child::{self, Worker};
 
 /// Enough for a busy test machine.
 const PATIENT: Duration = Duration::from_secs(20);
@@ -138,7 +135,7 @@ async fn a_slot_is_kept_for_as_long_as_its_request_is_under_way() {
 async fn a_process_that_is_killed_gives_its_slots_back() {
     let server = RedisServer::start().unwrap();
     let layer = builder(2).redis(&settings(&server.url()).slots_hold(HOLD)).unwrap();
-    let mut worker = Worker::start("slots_redis::a_process_that_holds", &server.url());
+    let mut worker = Worker::start("tower::slots_redis::a_process_that_holds", &server.url());
     worker.go();
     assert_eq!(worker.says(), "[200, 200]");
     assert_eq!(send(&layer, of("a")).await.status, 429);

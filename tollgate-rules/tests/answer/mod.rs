@@ -15,13 +15,10 @@ use tollgate_rules::answer::{Answer, Applied, HeaderSet, PolicyName, Situation};
 
 mod golden;
 mod properties;
-#[allow(dead_code, reason = "each test uses what it needs")]
-#[path = "../../../tollgate-core/tests/core/property.rs"]
-mod property;
 mod vectors;
 mod waiting;
 
-use property::check;
+use crate::property::check;
 
 const NOW: Time = Time::from_nanos(1_700_000_000_250_000_000);
 

@@ -1,8 +1,8 @@
 //! Keys, predicates and rules: what a request is charged, case by case, and what holds for every request.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot be set up has failed")]
 
+mod charges;
 mod keys;
-mod rules;
 mod sent;
 mod slots;
 mod when;
@@ -14,6 +14,3 @@ mod input;
 mod key_property;
 #[path = "../../../fuzz/properties/made_up.rs"]
 mod made_up;
-#[allow(dead_code, reason = "each test uses what it needs")]
-#[path = "../../../tollgate-core/tests/core/property.rs"]
-mod property;

@@ -8,7 +8,7 @@ use tollgate_rules::key::{Key, NoKey, Otherwise, Part};
 use tollgate_rules::rule::{Ban, BanLimits, Cost, List, Override, Refused, Rule, Rules, RulesError, Whose};
 use tollgate_rules::when::{Wanted, When};
 
-use crate::sent::{Sent, sent};
+use crate::rules::sent::{Sent, sent};
 
 fn limit(of: u32) -> Limit {
     Limit::fixed_window(of, Duration::from_secs(60), Align::Clock).unwrap()

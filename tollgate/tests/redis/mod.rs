@@ -2,7 +2,6 @@
 //! processes, and an answer in time whatever the server does.
 #![allow(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
-mod child;
 mod cluster;
 mod deploys;
 mod equivalence;

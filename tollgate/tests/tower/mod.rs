@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot be set up has failed")]
 
 mod about;
+mod allocations;
 mod charges;
 mod concerns;
 mod direct;
