@@ -1,7 +1,7 @@
-//! Who takes part, each by its natural fastest call.
+//! The contenders, each called in its fastest usual way.
 //!
-//! Every contender borrows the key, reads its own clock as it does in production, hands its whole answer to
-//! [`black_box`], and is then asked the same: was it allowed?
+//! Every contender borrows the key, reads its own clock as in production, passes its whole result to [`black_box`],
+//! and reports whether the request was allowed.
 
 use std::error::Error;
 use std::hash::{BuildHasher, Hash};
@@ -14,24 +14,24 @@ use clap::ValueEnum;
 use governor::clock::DefaultClock;
 use governor::state::keyed::DashMapStateStore;
 use governor::{Quota, RateLimiter};
+use ratekeeper::{Limit, Limiter, Rate, RefillStyle};
 use serde::Serialize;
 use throttlecrab::PeriodicStore;
-use tollgate::{Limit, Limiter, Rate, Style};
 
 use crate::timing;
 
-/// A limiter whose limit and table are set.
+/// A limiter with a limit and an allocated table.
 pub(crate) trait Contender<K>: Sync {
-    /// Decides a request for each key in turn. How many were allowed?
+    /// Decides a request for each key in turn; returns the number allowed.
     fn decide_all(&self, keys: &[K]) -> usize;
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Who {
-    /// Yes or no, as governor answers.
+    /// Allowed or denied only, as governor answers.
     Allows,
-    /// The whole verdict: what remains, and the waits.
+    /// The whole decision: remaining budget and waits.
     Check,
     CheckMany,
     Governor,
@@ -39,7 +39,7 @@ pub(crate) enum Who {
     Throttlecrab,
 }
 
-/// How many checks `check_many` is given at once.
+/// Keys per call of `check_many`.
 const BATCH: usize = 16;
 
 impl Who {
@@ -55,7 +55,7 @@ impl Who {
     }
 }
 
-/// A budget that all contenders can express: so many at once, and one more after each period.
+/// A budget that all contenders support: a burst of `capacity`, and one more unit per `period`.
 #[derive(Clone, Copy)]
 pub(crate) struct Budget {
     pub(crate) capacity: u32,
@@ -63,15 +63,15 @@ pub(crate) struct Budget {
 }
 
 impl Budget {
-    /// Never used up, and slow to come back, so that no key becomes idle and gives up its place.
+    /// Never exhausted, and refilled so slowly that no key becomes idle and is evicted.
     pub(crate) const AMPLE: Budget = Budget { capacity: 50_000_000, period: Duration::from_secs(60) };
-    /// Used up by [`Budget::SPENT_BY`] requests for the rest of the run. It is not 1, because throttlecrab never
-    /// denies a request of a budget of 1.
+    /// Exhausted for the rest of the run by [`Budget::SPENT_BY`] requests. Not 1, because throttlecrab never denies a
+    /// request with a budget of 1.
     pub(crate) const SCANT: Budget = Budget { capacity: 2, period: Duration::from_secs(86_400) };
     pub(crate) const SPENT_BY: usize = 2;
 
     pub(crate) fn token_bucket(self) -> Result<Limit, Box<dyn Error>> {
-        Ok(Limit::token_bucket(self.capacity, Rate::new(1, self.period)?, Style::Smooth)?)
+        Ok(Limit::token_bucket(self.capacity, Rate::new(1, self.period)?, RefillStyle::Smooth)?)
     }
 
     fn quota(self) -> Result<Quota, Box<dyn Error>> {
@@ -80,12 +80,12 @@ impl Budget {
     }
 }
 
-/// A key type, and who can hold it.
+/// A key type, and the contenders that support it.
 pub(crate) trait Held: Hash + Sized {
     const NAME: &'static str;
     const WHO: &'static [Who];
 
-    /// A contender with an empty table for `keys` keys.
+    /// Creates a contender with an empty table for `keys` keys.
     fn contender(who: Who, budget: Budget, keys: usize) -> Result<Box<dyn Contender<Self>>, Box<dyn Error>>;
 }
 
@@ -120,9 +120,9 @@ where
     K: Hash + Eq + Clone + Send + Sync + 'static,
 {
     Ok(match who {
-        Who::Allows => Box::new(Allows(tollgate(budget.token_bucket()?, keys)?)),
-        Who::Check => Box::new(tollgate(budget.token_bucket()?, keys)?),
-        Who::CheckMany => Box::new(Many(tollgate(budget.token_bucket()?, keys)?)),
+        Who::Allows => Box::new(Allows(ratekeeper(budget.token_bucket()?, keys)?)),
+        Who::Check => Box::new(ratekeeper(budget.token_bucket()?, keys)?),
+        Who::CheckMany => Box::new(Many(ratekeeper(budget.token_bucket()?, keys)?)),
         Who::Governor => Box::new(RateLimiter::keyed(budget.quota()?)),
         Who::GovernorAhash => {
             Box::new(RateLimiter::dashmap_with_hasher(budget.quota()?, ahash::RandomState::new()))
@@ -131,8 +131,8 @@ where
     })
 }
 
-/// Our own limiter with any of our limits.
-pub(crate) fn tollgate(limit: Limit, keys: usize) -> Result<Limiter, Box<dyn Error>> {
+/// Creates Ratekeeper's limiter with any of its limits.
+pub(crate) fn ratekeeper(limit: Limit, keys: usize) -> Result<Limiter, Box<dyn Error>> {
     Ok(Limiter::builder(limit).max_keys(keys).build()?)
 }
 
@@ -172,8 +172,8 @@ where
     }
 }
 
-/// Behind a lock, since its calls take `&mut self`. Of its three stores the periodic one is the fastest: it sweeps
-/// once a minute, the others every so many requests.
+/// Locked, because its calls take `&mut self`. The periodic store is the fastest of its three: it sweeps once a
+/// minute, the others after a number of requests.
 struct Throttlecrab {
     limiter: Mutex<throttlecrab::RateLimiter<PeriodicStore>>,
     capacity: i64,

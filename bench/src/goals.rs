@@ -1,14 +1,14 @@
-//! What was promised of the in-memory limiter, and whether the figures keep it.
+//! The goals of the in-memory limiter, and whether the figures meet them.
 
 use std::fmt;
 
 use serde::Serialize;
 
 use crate::contenders::Who;
-use crate::memory::{KeySet, Outcome, TOKEN_BUCKET, TOLLGATE};
+use crate::memory::{KeySet, Outcome, RATEKEEPER, TOKEN_BUCKET};
 use crate::report::{BytesPerKey, Ratio, Scenario};
 
-/// A promise beside its figure.
+/// A goal and its figure.
 #[derive(Serialize)]
 pub(crate) struct Goal {
     promise: String,
@@ -29,7 +29,7 @@ impl fmt::Display for Goal {
     }
 }
 
-/// At least so many times as fast as governor, in every scenario that fits.
+/// At least `times` as fast as governor, in every matching scenario.
 struct Faster {
     times: f64,
     ours: Who,
@@ -54,7 +54,7 @@ const FASTER: [Faster; 6] = [
 
 const BYTES_PER_KEY_MAX: f64 = 34.0;
 
-/// An algorithm, and at most how many times as long as the token bucket it may take.
+/// An algorithm, and the maximum ratio of its time to the token bucket's.
 const SLOWER: [(&str, f64); 4] = [
     ("leaky_bucket", 2.0),
     ("fixed_window", 2.0),
@@ -64,7 +64,7 @@ const SLOWER: [(&str, f64); 4] = [
 
 pub(crate) fn check(contenders: &[Scenario], algorithms: &[Scenario], bytes: &[BytesPerKey]) -> Vec<Goal> {
     let mut goals: Vec<Goal> = FASTER.iter().map(|goal| goal.check(contenders)).collect();
-    let ours = bytes.iter().find(|row| row.name == TOLLGATE).map_or(f64::NAN, |row| row.bytes);
+    let ours = bytes.iter().find(|row| row.name == RATEKEEPER).map_or(f64::NAN, |row| row.bytes);
     goals.push(Goal {
         promise: format!("<= {BYTES_PER_KEY_MAX} B a key"),
         figure: format!("{ours:.1} B"),
@@ -106,7 +106,7 @@ impl Faster {
     }
 }
 
-/// The algorithm against the token bucket, where it does worst.
+/// Compares an algorithm with the token bucket in its worst scenario.
 fn slower(name: &str, times: f64, scenarios: &[Scenario]) -> Goal {
     let worst = scenarios
         .iter()

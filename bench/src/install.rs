@@ -1,4 +1,4 @@
-//! Programs that take part, installed where that is possible.
+//! Builds or installs the programs of a benchmark where possible.
 
 use std::error::Error;
 use std::path::PathBuf;
@@ -6,15 +6,15 @@ use std::process::{Command, Stdio};
 
 use testbed::process::target_folder;
 
-/// Where a program is, if it is installed.
+/// Returns the path of an installed program.
 pub(crate) fn find(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    // Debian keeps servers where only root looks.
+    // Debian installs servers in /usr/sbin, which is often only in root's PATH.
     let folders = std::env::split_paths(&path).chain([PathBuf::from("/usr/sbin")]);
     folders.map(|folder| folder.join(program)).find(|file| file.is_file())
 }
 
-/// A program of a package of Debian, installed if it is missing and we may.
+/// Returns a program of a Debian package, which is installed if missing and permitted.
 pub(crate) fn debian(program: &str, package: &str) -> Result<PathBuf, Box<dyn Error>> {
     if let Some(found) = find(program) {
         return Ok(found);
@@ -25,7 +25,7 @@ pub(crate) fn debian(program: &str, package: &str) -> Result<PathBuf, Box<dyn Er
         command.env("DEBIAN_FRONTEND", "noninteractive").args(arguments);
         succeeds(&mut command)
     };
-    // The lists may be there already, and reading them again takes long.
+    // Try without `apt-get update` first: the lists may be present, and updating them is slow.
     let package_line = ["install", "--yes", "--no-install-recommends", package];
     if !install(&package_line) && install(&["update"]) {
         install(&package_line);
@@ -33,31 +33,32 @@ pub(crate) fn debian(program: &str, package: &str) -> Result<PathBuf, Box<dyn Er
     find(program).ok_or_else(|| format!("not installed; try `sudo apt-get install {package}`").into())
 }
 
-/// The program that packages contain: this one, or it is built, with this one's profile settings if the environment has any.
-pub(crate) fn tollgate(built: Option<PathBuf>) -> Result<PathBuf, Box<dyn Error>> {
+/// Returns the given binary, or builds it with the profile of the packages and any profile settings in the
+/// environment.
+pub(crate) fn ratekeeper(built: Option<PathBuf>) -> Result<PathBuf, Box<dyn Error>> {
     if let Some(program) = built {
         return Ok(program);
     }
     let target = target_folder()?;
-    eprintln!("building tollgate");
+    eprintln!("building ratekeeper");
     let mut build = cargo();
     build
-        .args(["build", "--quiet", "--profile", "dist", "--package", "tollgate-cli", "--target-dir"])
+        .args(["build", "--quiet", "--profile", "dist", "--package", "ratekeeper-cli", "--target-dir"])
         .arg(&target)
         .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
     match succeeds(&mut build) {
-        true => Ok(target.join("dist/tollgate")),
-        false => Err("tollgate cannot be built".into()),
+        true => Ok(target.join("dist/ratekeeper")),
+        false => Err("ratekeeper cannot be built".into()),
     }
 }
 
-/// The cargo that has built this.
+/// Returns the cargo that built this program.
 pub(crate) fn cargo() -> Command {
     Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
 }
 
-/// Whether a command ends well.
+/// Runs a command; returns true if it succeeds.
 pub(crate) fn succeeds(command: &mut Command) -> bool {
-    // What it says is for whoever waits; standard output is for the report.
+    // Discard its stdout, which is reserved for the report; stderr still shows progress.
     command.stdin(Stdio::null()).stdout(Stdio::null()).status().is_ok_and(|status| status.success())
 }

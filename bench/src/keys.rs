@@ -1,13 +1,13 @@
-//! What is asked for: the keys, and the order in which requests name them.
+//! The keys, and the order in which requests use them.
 //!
-//! A server has just read a request's key when it asks the limiter, so the key lies in the cache. The streams
-//! here lie in memory in the order in which they are read, which has the same effect: what is measured is the
-//! limiter's memory, not the caller's.
+//! A server has just read a request's key when it calls the limiter, so the key is cached. The streams here lie in
+//! memory in the order in which they are read, with the same effect: the benchmark measures the limiter's memory
+//! accesses, not the caller's.
 #![allow(clippy::float_arithmetic, reason = "a popularity curve; nothing is decided by it")]
 
 /// A key of a contender's table.
 pub(crate) trait Key: Clone + Send + Sync {
-    /// The key with this number; different numbers give different keys.
+    /// Returns the key with this number; different numbers give different keys.
     fn numbered(number: u64) -> Self;
 }
 
@@ -24,19 +24,19 @@ impl Key for String {
     }
 }
 
-/// All keys from number 0 on.
+/// Returns the first `keys` keys.
 pub(crate) fn population<K: Key>(keys: usize) -> Vec<K> {
     (0..keys as u64).map(K::numbered).collect()
 }
 
-/// How often each key is asked for.
+/// How often each key is requested.
 pub(crate) enum Popularity {
     Uniform,
-    /// The key of rank r is asked for in proportion to 1 / r.
+    /// The key of rank r is requested in proportion to 1 / r.
     Zipf,
 }
 
-/// `requests` numbers of keys below `keys`, the same for the same `seed`.
+/// Returns `requests` key numbers below `keys`, deterministic for a `seed`.
 pub(crate) fn requests(popularity: &Popularity, keys: usize, requests: usize, seed: u64) -> Vec<u32> {
     let mut random = Random(seed);
     match popularity {
@@ -60,13 +60,13 @@ pub(crate) fn requests(popularity: &Popularity, keys: usize, requests: usize, se
     }
 }
 
-/// The keys that `numbers` name, laid out in that order.
+/// Returns the keys with these numbers, stored in this order.
 pub(crate) fn stream<K: Key>(numbers: &[u32]) -> Vec<K> {
     numbers.iter().map(|&number| K::numbered(u64::from(number))).collect()
 }
 
-/// The numbers below `keys` in an order that has nothing to do with the order of insertion, so that popular keys
-/// do not lie side by side in anyone's table. The same for all workers.
+/// Returns the numbers below `keys` in an order unrelated to that of insertion, so that popular keys are not adjacent
+/// in any table. Identical for all workers.
 fn shuffled(keys: usize) -> Vec<u32> {
     let mut random = Random(0);
     let mut numbers: Vec<u32> = (0..keys as u32).collect();
@@ -76,7 +76,7 @@ fn shuffled(keys: usize) -> Vec<u32> {
     numbers
 }
 
-/// `SplitMix64`: small, and good enough to pick keys.
+/// `SplitMix64`: small, and random enough to pick keys.
 struct Random(u64);
 
 impl Random {
@@ -85,12 +85,12 @@ impl Random {
         mix(self.0)
     }
 
-    /// A number below `bound`, which fits 32 bits.
+    /// Returns a number below `bound`, which must fit 32 bits.
     fn below(&mut self, bound: usize) -> u32 {
         ((u128::from(self.next()) * bound as u128) >> 64) as u32
     }
 
-    /// A number from 0 to below 1.
+    /// Returns a number in [0, 1).
     fn unit(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1u64 << 53) as f64
     }
@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn zipf_asks_for_the_most_popular_key_as_often_as_its_share() {
+    fn zipf_requests_keys_in_proportion_to_their_share() {
         let keys = 1000;
         let mut counts = vec![0u32; keys];
         for number in requests(&Popularity::Zipf, keys, 100_000, 1) {

@@ -1,25 +1,26 @@
-//! Tollgate beside its peers, on one machine, in one run.
+//! Benchmarks Ratekeeper against its peers, on one machine, in one run.
 //!
-//! An absolute time says little on a shared machine; a ratio within one run holds. So all contenders take turns in
-//! every scenario, and the goals are ratios.
+//! On a shared machine absolute times vary, but ratios within one run are stable. All contenders therefore take turns
+//! in every scenario, and the goals are ratios.
 //!
-//! | file | what it does |
+//! | module | purpose |
 //! |---|---|
-//! | `memory` | the scenarios of the in-memory limiters, and the run |
+//! | `memory` | scenarios of the in-memory limiters, and their run |
 //! | `redis` | decisions inside Redis |
-//! | `gateway` | our gateway beside other proxies |
-//! | `doors` | our doors for other protocols beside other servers |
-//! | `install` | programs that take part, built or installed where that is possible |
-//! | `wrk` | who asks over HTTP |
-//! | `contenders` | who takes part, each by its natural fastest call |
-//! | `keys` | what is asked for: the keys, and the order in which requests name them |
+//! | `gateway` | the gateway beside other proxies |
+//! | `apis` | the APIs beside other servers |
+//! | `install` | builds or installs the contenders where possible |
+//! | `wrk` | load generator for HTTP |
+//! | `contenders` | the contenders, each called in its fastest usual way |
+//! | `keys` | the keys, and the order in which requests use them |
 //! | `timing` | pinned workers that time themselves |
-//! | `resident` | bytes per key, each contender in a process of its own |
+//! | `resident` | bytes per key, one process per contender |
 //! | `report` | the figures, as a table and as JSON |
+//! | `goals` | the goals, and whether the figures meet them |
 //! | `goals` | what was promised, and whether the figures keep it |
 
+mod apis;
 mod contenders;
-mod doors;
 mod gateway;
 mod goals;
 mod install;
@@ -43,7 +44,7 @@ use serde::Serialize;
 use crate::contenders::Who;
 
 #[derive(Parser)]
-#[command(about = "Tollgate beside its peers, on one machine, in one run")]
+#[command(about = "Ratekeeper beside its peers, on one machine, in one run")]
 struct Args {
     #[command(subcommand)]
     bench: Bench,
@@ -77,26 +78,26 @@ enum Bench {
         /// Also write every round's figure to this file
         #[arg(long, value_name = "FILE")]
         json: Option<PathBuf>,
-        /// A `tollgate` that is built already
+        /// A `ratekeeper` that is built already
         #[arg(long, value_name = "FILE")]
         binary: Option<PathBuf>,
     },
-    /// The doors for RESP, HTTP and gRPC beside throttlecrab's server and Redis itself: processor time per decision
-    Doors {
+    /// The APIs for RESP, HTTP and gRPC beside throttlecrab's server and Redis itself: processor time per decision
+    Apis {
         /// A smoke test of one round; its figures are not to be quoted
         #[arg(long)]
         quick: bool,
         /// Also write every round's figure to this file
         #[arg(long, value_name = "FILE")]
         json: Option<PathBuf>,
-        /// A `tollgate` that is built already
+        /// A `ratekeeper` that is built already
         #[arg(long, value_name = "FILE")]
         binary: Option<PathBuf>,
     },
-    /// Who asks over gRPC; the bench of the doors runs itself with this
+    /// Load generator for gRPC; the API benchmark starts it as a process
     #[command(hide = true)]
-    GrpcLoad(doors::Load),
-    /// One contender's bytes per key; the memory bench runs itself with this for each of them
+    GrpcLoad(apis::Load),
+    /// Bytes per key of one contender; the memory benchmark starts it as a process for each
     #[command(hide = true)]
     Resident {
         #[arg(value_enum)]
@@ -129,17 +130,17 @@ fn run(bench: Bench) -> Result<(), Box<dyn Error>> {
             let size = if quick { gateway::Size::QUICK } else { gateway::Size::FULL };
             tell(&gateway::run(&size, binary)?, json)?;
         }
-        Bench::Doors { quick, json, binary } => {
-            let size = if quick { doors::Size::QUICK } else { doors::Size::FULL };
-            tell(&doors::run(&size, binary)?, json)?;
+        Bench::Apis { quick, json, binary } => {
+            let size = if quick { apis::Size::QUICK } else { apis::Size::FULL };
+            tell(&apis::run(&size, binary)?, json)?;
         }
-        Bench::GrpcLoad(load) => println!("{}", doors::ask_many(&load)?),
+        Bench::GrpcLoad(load) => println!("{}", apis::ask_many(&load)?),
         Bench::Resident { who, keys } => println!("{}", resident::bytes_held(who, keys)?),
     }
     Ok(())
 }
 
-/// Prints a report, and keeps it as JSON if that is wanted.
+/// Prints a report, and writes it as JSON if a file is given.
 fn tell(report: &(impl Display + Serialize), json: Option<PathBuf>) -> Result<(), Box<dyn Error>> {
     print!("{report}");
     if let Some(file) = json {

@@ -1,15 +1,15 @@
-//! The scenarios of the in-memory limiters, and the run.
+//! The scenarios of the in-memory limiters, and their run.
 //!
-//! In each scenario every contender holds all keys before anything is timed. Then the contenders take turns, round
-//! after round, each beginning with a warm-up that is not timed; the figure is the median of the rounds. Every
-//! contender gets the same keys in the same order.
+//! In each scenario every contender stores all keys before timing starts. Then the contenders take turns, round after
+//! round, each with an untimed warm-up; the figure is the median of the rounds. Every contender gets the same keys in
+//! the same order.
 
 use std::error::Error;
 use std::fs;
 use std::time::Duration;
 
+use ratekeeper::{EdgePolicy, LeakyMode, Limit, LogPolicy, Rate, WindowAlign};
 use serde::Serialize;
-use tollgate::{Align, Count, Edge, Limit, Mode, Rate};
 
 use crate::contenders::{self, Budget, Contender, Held, Who};
 use crate::goals;
@@ -18,19 +18,19 @@ use crate::report::{BytesPerKey, Figure, Report, Scenario};
 use crate::resident;
 use crate::timing::{Cores, Share};
 
-/// How much is done. Many short rounds rather than few long ones: whoever else uses the machine then spoils some
-/// rounds, not all.
+/// The extent of a run. Many short rounds instead of few long ones, so that other load on the machine affects only
+/// some of them.
 pub(crate) struct Size {
     pub(crate) quick: bool,
-    /// What stands for a million keys.
+    /// The number of keys that stands for a million.
     million: usize,
     rounds: usize,
-    /// Chunks of requests that a worker times in one visit, where all keys fit the caches and where they do not.
+    /// Chunks of requests that a worker times per round: if all keys fit the caches, and if they do not.
     chunks_cached: usize,
     chunks_uncached: usize,
 }
 
-/// The unit in which streams are handed out: whole batches of `check_many`, and few enough to stay in the cache.
+/// Requests per chunk: whole batches of `check_many`, and few enough to stay cached.
 const CHUNK: usize = 256;
 
 impl Size {
@@ -40,7 +40,7 @@ impl Size {
         Size { quick: true, million: 10_000, rounds: 3, chunks_cached: 8, chunks_uncached: 8 };
 }
 
-/// Which keys are asked for, and how often each.
+/// The keys of a scenario and their popularity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum KeySet {
@@ -61,13 +61,13 @@ impl KeySet {
     }
 }
 
-/// What every request of a scenario is told.
+/// The decision of every request of a scenario.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Outcome {
     /// Allowed, and written to the key's state.
     Allowed,
-    /// Denied, since the key's budget is used up.
+    /// Denied, because the key's budget is exhausted.
     Denied,
 }
 
@@ -80,11 +80,11 @@ impl Outcome {
     }
 }
 
-/// Key sets that one table serves.
+/// Key sets that share one table.
 struct Table {
     keys: usize,
     sets: &'static [KeySet],
-    /// Chunks in a worker's stream, and how many of them it times in one visit.
+    /// Chunks in a worker's stream, and chunks that it times per round.
     stream_chunks: usize,
     visit_chunks: usize,
 }
@@ -106,12 +106,12 @@ impl Table {
 
 const WORKERS: usize = 2;
 
-/// Who holds keys: what is asked of our limiter makes no difference to that.
+/// Contenders by how they store keys; Ratekeeper's storage does not depend on the call.
 const HOLDERS: [(&str, Who); 3] =
-    [(TOLLGATE, Who::Check), ("governor", Who::Governor), ("throttlecrab", Who::Throttlecrab)];
-pub(crate) const TOLLGATE: &str = "tollgate";
+    [(RATEKEEPER, Who::Check), ("governor", Who::Governor), ("throttlecrab", Who::Throttlecrab)];
+pub(crate) const RATEKEEPER: &str = "ratekeeper";
 
-/// Runs everything. Progress goes to standard error.
+/// Runs all scenarios. Progress goes to stderr.
 pub(crate) fn run(size: &Size) -> Result<Report, Box<dyn Error>> {
     let run = Run { size, cores: Cores::for_workers(WORKERS)? };
     let load_average = fs::read_to_string("/proc/loadavg")?.split(' ').next().unwrap_or_default().to_owned();
@@ -148,7 +148,7 @@ struct Run<'a> {
     cores: Cores,
 }
 
-/// A contender, and the name of its column.
+/// A contender and the name of its column.
 type Named<K> = (&'static str, Box<dyn Contender<K>>);
 
 impl Run<'_> {
@@ -173,7 +173,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Every scenario of one table.
+    /// Runs every scenario of one table.
     fn table<K: Key + Held>(
         &self,
         table: &Table,
@@ -208,7 +208,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// One scenario: the contenders take turns.
+    /// Runs one scenario: the contenders take turns.
     fn rounds<K: Key>(
         &self,
         table: &Table,
@@ -221,7 +221,7 @@ impl Run<'_> {
         for round in 0..self.size.rounds {
             let shares: Vec<Share<'_, K>> =
                 streams.iter().map(|stream| share(stream, table, round)).collect();
-            // Whoever comes after the hungriest should not always be the same.
+            // Rotate the order, so that the same contender does not always follow the one that uses the most cache.
             for turn in 0..contenders.len() {
                 let index = (turn + round) % contenders.len();
                 let (name, contender) = &contenders[index];
@@ -241,7 +241,7 @@ impl Run<'_> {
     }
 }
 
-/// A worker's requests in one round: the next stretch of its stream, from the start again at the end.
+/// Returns a worker's requests in one round: the next part of its stream, which wraps around.
 fn share<'a, K>(stream: &'a [K], table: &Table, round: usize) -> Share<'a, K> {
     let warm_up = table.visit_chunks / 4;
     let mut chunks =
@@ -252,15 +252,15 @@ fn share<'a, K>(stream: &'a [K], table: &Table, round: usize) -> Share<'a, K> {
     }
 }
 
-/// The token bucket's column, to which the other algorithms are compared.
+/// The column of the token bucket, the reference for the other algorithms.
 pub(crate) const TOKEN_BUCKET: &str = "token_bucket";
 
-/// Our limiter with each algorithm, with budgets that nobody uses up.
+/// Creates Ratekeeper's limiter with each algorithm, with budgets that are never exhausted.
 fn our_algorithms(table: &Table) -> Result<Vec<Named<String>>, Box<dyn Error>> {
     let Budget { capacity, period } = Budget::AMPLE;
     let month = Duration::from_secs(30 * 86_400);
-    // A log remembers every request, so a hot key cannot have an ample budget for long: its log is held at a
-    // millisecond's requests, some ten thousands. One of a million keys holds the few of this run.
+    // A log stores every request, so a hot key cannot have an ample budget for long: a window of one millisecond
+    // keeps its log at some ten thousand requests. Each of a million keys stores only its few requests of this run.
     let (log_limit, log_window) = if table.keys == 1 {
         (10_000_000, Duration::from_millis(1))
     } else {
@@ -268,16 +268,16 @@ fn our_algorithms(table: &Table) -> Result<Vec<Named<String>>, Box<dyn Error>> {
     };
     let limits = [
         Budget::AMPLE.token_bucket()?,
-        Limit::leaky_bucket(capacity, Rate::new(1, period)?, Mode::Police)?,
-        Limit::fixed_window(capacity, month, Align::Clock)?,
-        Limit::sliding_window_log(log_limit, log_window, Count::Admitted)?,
-        Limit::sliding_window_counter(capacity, month, 1, Edge::Weigh)?,
+        Limit::leaky_bucket(capacity, Rate::new(1, period)?, LeakyMode::Police)?,
+        Limit::fixed_window(capacity, month, WindowAlign::Clock)?,
+        Limit::sliding_window_log(log_limit, log_window, LogPolicy::Admitted)?,
+        Limit::sliding_window_counter(capacity, month, 1, EdgePolicy::Weigh)?,
     ];
     limits
         .into_iter()
         .map(|limit| {
             let name = limit.name();
-            let contender: Box<dyn Contender<String>> = Box::new(contenders::tollgate(limit, table.keys)?);
+            let contender: Box<dyn Contender<String>> = Box::new(contenders::ratekeeper(limit, table.keys)?);
             Ok((name, contender))
         })
         .collect()

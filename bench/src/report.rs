@@ -9,12 +9,12 @@ use crate::contenders::{Held, Who};
 use crate::goals::Goal;
 use crate::memory::{KeySet, Outcome, TOKEN_BUCKET};
 
-/// Everything that one run has measured.
+/// All measurements of one run.
 #[derive(Serialize)]
 pub(crate) struct Report {
     pub(crate) quick: bool,
     pub(crate) rounds: usize,
-    /// Of the minute before the run.
+    /// The one-minute load average before the run.
     pub(crate) load_average: String,
     pub(crate) contenders: Vec<Scenario>,
     pub(crate) algorithms: Vec<Scenario>,
@@ -22,7 +22,7 @@ pub(crate) struct Report {
     pub(crate) goals: Vec<Goal>,
 }
 
-/// One situation, and how everyone did in it.
+/// One scenario and the figures of all contenders.
 #[derive(Serialize)]
 pub(crate) struct Scenario {
     pub(crate) keys: KeySet,
@@ -51,8 +51,8 @@ impl BytesPerKey {
     }
 }
 
-/// How many times as long one contender took as another. Rounds are compared one by one, so that what slows down
-/// a whole round falls out.
+/// How many times as long one contender took as another. Ratios are taken per round, so that a slowdown of a whole
+/// round cancels out.
 #[derive(Clone, Copy)]
 pub(crate) struct Ratio {
     pub(crate) median: f64,
@@ -78,7 +78,7 @@ impl Figure {
         middle(&sorted(self.ns_per_decision.clone()))
     }
 
-    /// The span of the middle half of the rounds, in percent of the median.
+    /// Returns the interquartile range of the rounds, in percent of the median.
     fn spread_percent(&self) -> f64 {
         let sorted = sorted(self.ns_per_decision.clone());
         let quarter = sorted.len() / 4;
@@ -91,13 +91,13 @@ fn sorted(mut figures: Vec<f64>) -> Vec<f64> {
     figures
 }
 
-/// The median of sorted figures; the number of rounds is odd.
+/// Returns the median of sorted figures; the number of rounds is odd.
 fn middle(sorted: &[f64]) -> f64 {
     sorted[sorted.len() / 2]
 }
 
 impl Report {
-    /// The spread of every figure, the calmest first.
+    /// Returns the spread of every figure, lowest first.
     fn spreads_percent(&self) -> Vec<f64> {
         let scenarios = self.contenders.iter().chain(&self.algorithms);
         sorted(scenarios.flat_map(|scenario| &scenario.figures).map(Figure::spread_percent).collect())
@@ -119,7 +119,7 @@ impl fmt::Display for Ratio {
     }
 }
 
-/// What a table says of each scenario.
+/// A column of a table of scenarios.
 enum Column<'a> {
     Median { name: &'a str },
     Ratio { head: &'a str, slow: &'a str, fast: &'a str },
@@ -145,7 +145,7 @@ impl<'a> Column<'a> {
     }
 }
 
-/// A row for each scenario.
+/// Prints a row for each scenario.
 fn table(f: &mut fmt::Formatter<'_>, scenarios: &[Scenario], columns: &[Column<'_>]) -> fmt::Result {
     write!(f, "{:<45}", "")?;
     for column in columns {

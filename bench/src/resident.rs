@@ -1,7 +1,7 @@
-//! Bytes per key: how much a process grows while a contender takes in its keys.
+//! Bytes per key: the growth of a process while a contender stores its keys.
 //!
-//! Each contender has a process of its own, so that none finds memory that another has left. The caller keeps one
-//! key at a time, in a buffer; whatever the table stores of the others is its own.
+//! Each contender runs in a separate process, so that none reuses memory that another has freed. The caller holds one
+//! key at a time; all other memory belongs to the contender's table.
 
 use std::error::Error;
 use std::process::Command;
@@ -12,7 +12,7 @@ use clap::ValueEnum;
 use crate::contenders::{Budget, Held, Who};
 use crate::keys::Key;
 
-/// Runs this program again to measure one contender.
+/// Starts this program again to measure one contender.
 pub(crate) fn measure(who: Who, keys: usize) -> Result<u64, Box<dyn Error>> {
     let argument = who.to_possible_value().ok_or("a contender without a name")?;
     let child = Command::new(env::current_exe()?)
@@ -24,9 +24,9 @@ pub(crate) fn measure(who: Who, keys: usize) -> Result<u64, Box<dyn Error>> {
     Ok(String::from_utf8(child.stdout)?.trim().parse()?)
 }
 
-/// How many bytes more are resident once the contender has seen `keys` keys of 16 bytes.
+/// Returns the growth of resident memory, in bytes, after a contender has stored `keys` keys of 16 bytes.
 pub(crate) fn bytes_held(who: Who, keys: usize) -> Result<u64, Box<dyn Error>> {
-    // Whatever a contender sets up once per process is not a matter of keys.
+    // Exclude what a contender allocates once per process.
     let first = String::contender(who, Budget::AMPLE, 1)?;
     first.decide_all(slice::from_ref(&String::numbered(0)));
 

@@ -1,7 +1,7 @@
 //! Pinned workers that time themselves.
 //!
-//! A thread that only coordinates would take a core from the workers, so there is none: each worker reads the clock
-//! around its own share, and the slowest worker's time over the decisions of all is the figure.
+//! A coordinating thread would take a core from the workers, so there is none: each worker times its own share, and
+//! the figure is the slowest worker's time divided by the decisions of all.
 #![allow(
     clippy::disallowed_methods,
     reason = "a benchmark measures real time, and a contender wants it as an argument"
@@ -17,24 +17,24 @@ use core_affinity::CoreId;
 
 use crate::contenders::Contender;
 
-/// The requests of one worker in one visit to a contender.
+/// The requests of one worker for one contender in one round.
 pub(crate) struct Share<'a, K> {
-    /// Decided first and not timed: the contender before has left the caches full of its own.
+    /// Decided first and not timed, because the caches still hold the previous contender's data.
     pub(crate) warm_up: Vec<&'a [K]>,
     pub(crate) timed: Vec<&'a [K]>,
 }
 
-/// What one visit showed.
+/// The measurement of one contender in one round.
 pub(crate) struct Visit {
-    /// The slowest worker's time over the decisions of all workers.
+    /// The slowest worker's time divided by the decisions of all workers.
     pub(crate) ns_per_decision: f64,
-    /// How many requests were timed.
+    /// Number of timed requests.
     pub(crate) decisions: usize,
-    /// How many of them were allowed.
+    /// Number of them that were allowed.
     pub(crate) allowed: usize,
 }
 
-/// Where workers run: one core each.
+/// The cores of the workers, one each.
 pub(crate) struct Cores(Vec<CoreId>);
 
 impl Cores {
@@ -46,13 +46,13 @@ impl Cores {
         Ok(Cores(cores))
     }
 
-    /// One worker per share, all at once.
+    /// Runs one worker per share, concurrently.
     pub(crate) fn visit<K: Sync>(&self, contender: &dyn Contender<K>, shares: &[Share<'_, K>]) -> Visit {
         let ready = AtomicUsize::new(0);
         let work = |core: CoreId, share: &Share<'_, K>| {
             core_affinity::set_for_current(core);
             hint::black_box(decide_chunks(contender, &share.warm_up));
-            // Spinning: every worker has a core, and waking a sleeper would take longer than some visits.
+            // Spin: every worker has a core, and waking a sleeping thread would take longer than some rounds.
             ready.fetch_add(1, Ordering::AcqRel);
             while ready.load(Ordering::Acquire) < shares.len() {
                 hint::spin_loop();
@@ -84,20 +84,20 @@ fn decide_chunks<K>(contender: &dyn Contender<K>, chunks: &[&[K]]) -> usize {
     chunks.iter().map(|chunk| contender.decide_all(chunk)).sum()
 }
 
-/// For a contender that is told the time.
+/// Returns the time, for a contender that takes it as an argument.
 #[inline]
 pub(crate) fn now() -> SystemTime {
     SystemTime::now()
 }
 
-/// How long something took.
+/// Times a function.
 pub(crate) fn timed<T>(work: impl FnOnce() -> T) -> (T, Duration) {
     let start = Instant::now();
     let result = work();
     (result, start.elapsed())
 }
 
-/// The same where the work is not one function.
+/// A stopwatch for work that is not a single function.
 pub(crate) struct Watch(Instant);
 
 impl Watch {
@@ -105,9 +105,9 @@ impl Watch {
         Watch(Instant::now())
     }
 
-    /// Waits until so much time has passed since the start.
+    /// Waits until `passed` has elapsed since the start.
     pub(crate) fn wait_until(&self, passed: Duration) {
-        // Nobody unparks this thread, but it may wake up early.
+        // No thread unparks this one, but it may wake spuriously.
         while let Some(left) = passed.checked_sub(self.0.elapsed()).filter(|left| !left.is_zero()) {
             thread::park_timeout(left);
         }

@@ -1,4 +1,4 @@
-//! Who asks over HTTP: wrk, with as many connections as it takes to keep everybody busy.
+//! Load generator for HTTP: wrk, with enough connections to saturate the server.
 #![allow(clippy::float_arithmetic, reason = "figures for people; nothing is decided by them")]
 
 use std::error::Error;
@@ -6,18 +6,18 @@ use std::process::Command;
 
 const CONNECTIONS: u32 = 64;
 
-/// What wrk has seen.
+/// The results of wrk.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Asked {
     pub(crate) requests: u64,
-    /// Those whose answers were neither 2xx nor 3xx.
+    /// Answers that are neither 2xx nor 3xx.
     pub(crate) refused: u64,
     pub(crate) per_second: f64,
     pub(crate) p50_us: f64,
     pub(crate) p99_us: f64,
 }
 
-/// Asks for a second, of an address and with whatever else wrk is to be told. An answer that does not come is an error.
+/// Runs wrk for one second with an address and further arguments. A missing answer is an error.
 pub(crate) fn ask(arguments: &[&str]) -> Result<Asked, Box<dyn Error>> {
     let connections = CONNECTIONS.to_string();
     let output = Command::new("wrk")
@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_wrk_prints_is_read() {
+    fn wrk_output_is_parsed() {
         let text = "Running 1s test @ http://127.0.0.1:8080/denied\n  1 threads and 64 connections\n  \
             Thread Stats   Avg      Stdev     Max   +/- Stdev\n    Latency     1.38ms    1.11ms  15.17ms   87.31%\n    \
             Req/Sec    50.60k     3.35k   55.42k    90.00%\n  Latency Distribution\n     50%  980.00us\n     \

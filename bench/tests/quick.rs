@@ -5,17 +5,17 @@ use std::path::Path;
 use std::process::Command;
 
 /// What a quick run says that starts our program.
-fn with_tollgate(name: &str) -> String {
+fn with_ratekeeper(name: &str) -> String {
     let bench = Path::new(env!("CARGO_BIN_EXE_bench"));
     // Where everything is tested, the program is there already; it need not be a fast one to be asked.
-    let tollgate = bench.with_file_name("tollgate");
-    if !tollgate.is_file() {
+    let ratekeeper = bench.with_file_name("ratekeeper");
+    if !ratekeeper.is_file() {
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let built =
-            Command::new(cargo).args(["build", "--quiet", "--package", "tollgate-cli"]).status().unwrap();
+            Command::new(cargo).args(["build", "--quiet", "--package", "ratekeeper-cli"]).status().unwrap();
         assert!(built.success());
     }
-    let run = Command::new(bench).args([name, "--quick", "--binary"]).arg(tollgate).output().unwrap();
+    let run = Command::new(bench).args([name, "--quick", "--binary"]).arg(ratekeeper).output().unwrap();
     assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
     String::from_utf8(run.stdout).unwrap()
 }
@@ -99,7 +99,7 @@ fn the_quick_report_on_redis_has_every_row_and_goal() {
 
 #[test]
 fn the_quick_report_on_gateways_has_every_row_and_goal() {
-    let report = with_tollgate("gateway");
+    let report = with_ratekeeper("gateway");
 
     assert!(report.contains("not to be quoted"), "{report}");
     let (allowed, denied) = report.split_once("denied: 429").unwrap();
@@ -109,11 +109,11 @@ fn the_quick_report_on_gateways_has_every_row_and_goal() {
         "nginx, no forwarded headers",
         "HAProxy",
         "Envoy",
-        "tollgate",
-        "tollgate, Redis store",
-        "tollgate, no headers",
-        "tollgate, no admin",
-        "tollgate, access log",
+        "ratekeeper",
+        "ratekeeper, Redis store",
+        "ratekeeper, no headers",
+        "ratekeeper, no admin",
+        "ratekeeper, access log",
     ] {
         let row = format!("\n{name:<30}  ");
         let is_there = allowed.contains(&row) && denied.contains(&row);
@@ -134,19 +134,19 @@ fn the_quick_report_on_gateways_has_every_row_and_goal() {
 }
 
 #[test]
-fn the_quick_report_on_doors_has_every_row_and_goal() {
-    let report = with_tollgate("doors");
+fn the_quick_report_on_apis_has_every_row_and_goal() {
+    let report = with_ratekeeper("apis");
 
     assert!(report.contains("not to be quoted"), "{report}");
     // It takes minutes to build, so it is there only where somebody has run the whole bench.
     let is_alone = report.contains("left out: throttlecrab: not installed");
     let theirs = (!is_alone).then_some("throttlecrab");
-    let resp = ["tollgate, CL.THROTTLE", "tollgate, TG.CHECK"];
+    let resp = ["ratekeeper, CL.THROTTLE", "ratekeeper, RK.CHECK"];
     for (way, ours) in [
         ("RESP, 16 in a pipeline", &resp[..]),
         ("RESP, one at a time", &resp),
-        ("HTTP", &["tollgate, /v1/check"]),
-        ("gRPC", &["tollgate, ShouldRateLimit"]),
+        ("HTTP", &["ratekeeper, /v1/check"]),
+        ("gRPC", &["ratekeeper, ShouldRateLimit"]),
     ] {
         for job in ["allowed", "denied"] {
             let title = format!("\n{way}, {job} ");
@@ -161,11 +161,11 @@ fn the_quick_report_on_doors_has_every_row_and_goal() {
         }
     }
     for goal in [
-        "tollgate, CL.THROTTLE, RESP, 16 in a pipeline: ",
-        "tollgate, CL.THROTTLE, RESP, one at a time: ",
-        "tollgate, TG.CHECK, RESP, 16 in a pipeline: ",
-        "tollgate, TG.CHECK, RESP, one at a time: ",
-        "tollgate, /v1/check, HTTP: ",
+        "ratekeeper, CL.THROTTLE, RESP, 16 in a pipeline: ",
+        "ratekeeper, CL.THROTTLE, RESP, one at a time: ",
+        "ratekeeper, RK.CHECK, RESP, 16 in a pipeline: ",
+        "ratekeeper, RK.CHECK, RESP, one at a time: ",
+        "ratekeeper, /v1/check, HTTP: ",
     ] {
         let goal = format!("<= throttlecrab's processor time per decision, {goal}");
         let line = report.lines().find(|line| line.contains(&goal));

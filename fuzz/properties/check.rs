@@ -1,5 +1,4 @@
-//! Bodies of the check API: whatever bytes come, the answer is one that the documentation knows, and no limit is ever
-//! charged more than it has.
+//! Bodies of the HTTP API: for any bytes, the response is a documented one, and no limit is charged beyond its size.
 
 use std::sync::{Arc, OnceLock};
 
@@ -7,26 +6,26 @@ use axum::Router;
 use axum::body::Body;
 use axum::http::Request;
 use http_body_util::BodyExt;
+use ratekeeper::tower::RatekeeperLayer;
+use ratekeeper::tower::key::{Key, Part};
+use ratekeeper::tower::rule::Rule;
+use ratekeeper::{Limit, ManualClock, Memory, Time, WindowAlign};
+use ratekeeper_server::http_api::{Counts, MemoryRecords, Settings, Snapshot, Source, router};
 use serde_json::Value;
 use tokio::runtime::{Builder, Runtime};
-use tollgate::tower::RateLimitLayer;
-use tollgate::tower::key::{Key, Part};
-use tollgate::tower::rule::Rule;
-use tollgate::{Align, Limit, ManualClock, Memory, Time};
-use tollgate_server::check::{Counts, MemoryRecords, Settings, Snapshot, Source, router};
 use tower_service::Service;
 
 const PATHS: [&str; 6] = ["/v1/check", "/v1/peek", "/v1/reserve", "/v1/settle", "/v1/refund", "/v1/reset"];
 const SIZE: u32 = 10;
 
-struct Door {
-    layer: RateLimitLayer<Memory<ManualClock>>,
+struct Api {
+    layer: RatekeeperLayer<Memory<ManualClock>>,
     settings: Arc<Settings>,
     records: MemoryRecords<ManualClock>,
     counts: Counts,
 }
 
-impl Source for Door {
+impl Source for Api {
     type Store = Memory<ManualClock>;
     type Records = MemoryRecords<ManualClock>;
 
@@ -43,25 +42,25 @@ impl Source for Door {
     }
 }
 
-/// Two limits, `u` for each of something and `a` for all, at a time that stands still.
-fn door() -> Option<(Router, Runtime)> {
+/// Creates two limits, `u` per user and `a` for all, on a clock that stands still.
+fn api() -> Option<(Router, Runtime)> {
     let clock = ManualClock::new(Time::from_secs(1_700_000_000));
-    let limit = Limit::fixed_window(SIZE, std::time::Duration::from_secs(3600), Align::Clock).ok()?;
+    let limit = Limit::fixed_window(SIZE, std::time::Duration::from_secs(3600), WindowAlign::Clock).ok()?;
     let per_user = Rule::new("u", limit.clone()).key(Key::of(Part::header("X-User-Id")));
-    let builder = RateLimitLayer::builder().rule(per_user).rule(Rule::new("a", limit)).max_keys(1_000);
-    let door = Door {
+    let builder = RatekeeperLayer::builder().rule(per_user).rule(Rule::new("a", limit)).max_keys(1_000);
+    let api = Api {
         layer: builder.build_on(clock.clone()).ok()?,
         settings: Arc::new(Settings { limits: 2, refunds: true, resets: true, ..Settings::default() }),
         records: MemoryRecords::on(clock, 1_000, 1 << 20),
         counts: Counts::default(),
     };
-    Some((router(Arc::new(door)), Builder::new_current_thread().enable_time().build().ok()?))
+    Some((router(Arc::new(api)), Builder::new_current_thread().enable_time().build().ok()?))
 }
 
-/// The first byte says which path, and the others are the body.
+/// Checks one request: the first byte selects the path, the others are the body.
 pub(crate) fn check(bytes: &[u8]) {
-    static DOOR: OnceLock<Option<(Router, Runtime)>> = OnceLock::new();
-    let Some((router, runtime)) = DOOR.get_or_init(door) else { panic!("there is no door") };
+    static API: OnceLock<Option<(Router, Runtime)>> = OnceLock::new();
+    let Some((router, runtime)) = API.get_or_init(api) else { panic!("there is no API") };
     let (first, body) = bytes.split_first().unwrap_or((&0, &[]));
     let path = PATHS[usize::from(*first) % PATHS.len()];
     let request =
@@ -80,7 +79,7 @@ pub(crate) fn check(bytes: &[u8]) {
         panic!("the answer is not JSON")
     };
     let Some(kind) = kind.as_ref().and_then(|kind| kind.to_str().ok()) else { panic!("of no type") };
-    // Without room for another reservation, it says so.
+    // 503 is the response to a reservation that does not fit into memory.
     assert!(matches!(status, 200 | 400 | 403 | 404 | 409 | 413 | 422 | 429 | 503), "{path}: {status}");
     assert!(status != 503 || path == "/v1/reserve", "{path}: {body}");
     if kind == "application/problem+json" {

@@ -1,13 +1,14 @@
-//! Where a request comes from: nothing that a stranger sends is believed, and networks read back as they are printed.
+//! Client addresses: headers of untrusted peers are ignored, and printed networks parse back to themselves.
 
 use std::net::IpAddr;
 use std::num::NonZeroU8;
 
-use tollgate_rules::client::{Grouping, IpNet, Source, Trust, canonical, parse_cidr};
+use ratekeeper_rules::client::{Grouping, IpNet, Source, TrustedProxies, canonical, parse_cidr};
 
 use super::input::Input;
 
-/// Lines, networks, a peer, and a typed network, as the bytes choose. Texts end at a byte that none of them holds.
+/// Checks header lines, networks, a peer and a network's text from the bytes. Texts end at 0xff, which none of them
+/// contains.
 pub(crate) fn check(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     check_cidr(&String::from_utf8_lossy(input.until(0xff)));
@@ -17,7 +18,7 @@ pub(crate) fn check(bytes: &[u8]) {
     let peer = input.address();
     let mut networks: Vec<IpNet> = (0..input.below(3)).filter_map(|_| network(&mut input)).collect();
     if input.below(4) != 0 {
-        // Most peers are trusted: the others are soon decided.
+        // Most peers are trusted, because untrusted ones exercise little code.
         networks.push(peer.into());
     }
     let before = input.until(0xff);
@@ -27,7 +28,7 @@ pub(crate) fn check(bytes: &[u8]) {
     }
 
     let trusts = |address: IpAddr| networks.iter().any(|network| holds(*network, address));
-    let plain = Trust::proxies(networks.clone()).with_source(source);
+    let plain = TrustedProxies::proxies(networks.clone()).with_source(source);
     for trust in [nth.map(|nth| plain.clone().with_nth_from_right(nth)), Some(plain)].into_iter().flatten() {
         let client = trust.client(peer, lines.iter().copied());
         assert_eq!(client, canonical(client), "not canonical");
@@ -47,7 +48,11 @@ pub(crate) fn check(bytes: &[u8]) {
         }
         check_grouping(client);
     }
-    assert_eq!(Trust::default().client(peer, lines.iter().copied()), canonical(peer), "nobody is trusted");
+    assert_eq!(
+        TrustedProxies::default().client(peer, lines.iter().copied()),
+        canonical(peer),
+        "nobody is trusted"
+    );
 }
 
 fn network(input: &mut Input<'_>) -> Option<IpNet> {
@@ -56,7 +61,7 @@ fn network(input: &mut Input<'_>) -> Option<IpNet> {
     IpNet::new(address, input.byte() % (bits + 1)).ok()
 }
 
-/// Whether a network of either form holds an address of either form, bit by bit.
+/// Returns true if a network contains an address, either in IPv4 or IPv6 form, compared bit by bit.
 fn holds(network: IpNet, address: IpAddr) -> bool {
     let (mut of_network, mut prefix) = (network.addr(), network.prefix_len());
     if of_network.is_ipv6() && canonical(of_network).is_ipv4() && prefix >= 96 {

@@ -1,12 +1,12 @@
-//! Configurations: what is read means something, and what is not is told in a way that helps and harms nobody.
+//! Configurations: a valid text has one meaning, and the errors of an invalid one are helpful and safe to print.
 
-use tollgate_config::envoy::{DescriptorLimit, migrate};
-use tollgate_config::{Config, Error, Outside, parse, parse_limit, to_yaml};
+use ratekeeper_config::envoy::{DescriptorLimit, migrate};
+use ratekeeper_config::{Config, Environment, Error, parse, parse_limit, to_yaml};
 
-/// Knows no variable and no file.
+/// An environment without variables and files.
 struct Nothing;
 
-impl Outside for Nothing {
+impl Environment for Nothing {
     fn variable(&self, _: &str) -> Option<String> {
         None
     }
@@ -16,7 +16,7 @@ impl Outside for Nothing {
     }
 }
 
-/// The text as one limit, as a whole file, and as a file of Envoy's rate limit service.
+/// Checks the text as a limit, as a configuration file, and as a file of Envoy's rate limit service.
 pub(crate) fn check(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     match parse_limit(text) {
@@ -39,7 +39,7 @@ pub(crate) fn check(bytes: &[u8]) {
     }
 }
 
-/// The text as a file of another's limits: what it becomes has one domain.
+/// Checks the text as a file of Envoy's rate limit service: migrated, it has one domain.
 fn check_migration(text: &str) {
     match migrate(&[("limits.yaml", text)]) {
         Ok(migrated) => {
@@ -74,7 +74,7 @@ fn check_config(config: &Config) {
         }
     }
     if let Some(gateway) = &config.gateway {
-        assert!(!gateway.listeners.is_empty() && !gateway.routes.is_empty(), "a gateway without a door");
+        assert!(!gateway.listeners.is_empty() && !gateway.routes.is_empty(), "a gateway without an API");
         for upstream in &gateway.upstreams {
             let is_tls = upstream.addresses.first().map(|address| address.is_tls);
             assert!(is_tls.is_some(), "{} has no address", upstream.name);
@@ -102,18 +102,18 @@ fn check_config(config: &Config) {
 }
 
 fn check_error(error: &Error, text: &str) {
-    // Every character that ends a line for anybody.
+    // Every character that some reader takes for the end of a line.
     let lines = 1 + text.matches(['\n', '\r', '\u{b}', '\u{c}', '\u{85}', '\u{2028}', '\u{2029}']).count();
     assert!((1..=lines + 1).contains(&error.line()), "line {} of {lines}", error.line());
     assert!((1..=text.chars().count() + 1).contains(&error.column()), "column {}", error.column());
     assert!(!error.what().is_empty() && !error.instead().is_empty());
     let told = error.to_string();
     check_harmless(&told);
-    // At most a screen, and the names that may stand there.
+    // At most a screen, plus the names that the text may contain.
     assert!(told.chars().count() <= 2_000 + text.chars().count(), "{} characters", told.chars().count());
 }
 
-/// No message holds a control character, whatever was typed.
+/// Checks that a message contains no control character, for any input.
 fn check_harmless(told: &str) {
     assert!(super::is_harmless(told), "{told:?}");
 }

@@ -1,12 +1,12 @@
-//! Keys: two requests have the same key if, and only if, the same values were found in the same way.
+//! Keys: two requests have the same key if and only if the same values were found in the same way.
 //!
-//! What the values are is worked out here once more, in the plainest way, from what `tollgate_rules::key` promises.
+//! A second, simple implementation of the promises of `ratekeeper_rules::key` computes the expected values.
 
 use std::net::{IpAddr, Ipv6Addr};
 
-use tollgate_rules::client::{Grouping, IpNet};
-use tollgate_rules::key::{Key, NoKey, Otherwise, Part};
-use tollgate_rules::path::{Pattern, Spelling, normalise};
+use ratekeeper_rules::client::{Grouping, IpNet};
+use ratekeeper_rules::key::{Key, KeyFallback, NoKey, Part};
+use ratekeeper_rules::path::{PathNormalization, Pattern, normalise};
 
 use super::input::Input;
 use super::made_up::MadeUp;
@@ -19,7 +19,7 @@ const PATTERNS: [&str; 4] = ["/users/{id}/**", "/{a}/{b}", "/api/**", "/{a}/x/{b
 
 fn request(input: &mut Input<'_>) -> MadeUp {
     let typed = input.text(24);
-    let path = normalise(&typed, Spelling::default()).unwrap_or("/a/b".into()).into_owned();
+    let path = normalise(&typed, PathNormalization::default()).unwrap_or("/a/b".into()).into_owned();
     let headers =
         (0..input.below(5)).map(|_| (input.one_of(&HEADERS).to_owned(), input.bytes(24).to_vec())).collect();
     MadeUp {
@@ -35,7 +35,7 @@ fn request(input: &mut Input<'_>) -> MadeUp {
     }
 }
 
-/// A part, with what is needed to find it here.
+/// A key part, as this implementation looks it up.
 #[derive(Clone, Copy, Debug)]
 enum Wanted {
     Ip,
@@ -113,11 +113,11 @@ fn key(parts: &Parts, ipv6_prefix: u8) -> Key {
     let grouping = Grouping::by_ipv6_prefix(ipv6_prefix).expect("a prefix");
     let start = Key::global().grouped(grouping);
     parts.iter().fold(start, |key, (wanted, or)| {
-        key.and(part(*wanted)).otherwise(match or {
-            Or::Part(wanted) => Otherwise::Part(part(*wanted)),
-            Or::Literal(literal) => Otherwise::Literal(literal.clone()),
-            Or::Deny => Otherwise::Deny,
-            Or::Skip => Otherwise::Skip,
+        key.and(part(*wanted)).fallback(match or {
+            Or::Part(wanted) => KeyFallback::Part(part(*wanted)),
+            Or::Literal(literal) => KeyFallback::Literal(literal.clone()),
+            Or::Deny => KeyFallback::Deny,
+            Or::Skip => KeyFallback::Skip,
         })
     })
 }
@@ -125,7 +125,7 @@ fn key(parts: &Parts, ipv6_prefix: u8) -> Key {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Value {
     Text(Vec<u8>),
-    /// The bits of a network, and how many of them count; IPv4 apart from IPv6.
+    /// Whether it is IPv6, the bits of a network, and its prefix length.
     Network(bool, u128, u8),
     Segments(Vec<String>),
 }
@@ -162,7 +162,7 @@ fn value(wanted: Wanted, ipv6_prefix: u8, request: &MadeUp) -> Result<Option<Val
         Wanted::Cookie(name) => cookies(name, request),
         Wanted::Query(name) => parameters(name, &request.query),
         Wanted::Segment(number) => {
-            // Before the first slash there is nothing.
+            // Segment 0 is the empty text before the first slash.
             request
                 .path
                 .split('/')
@@ -214,7 +214,7 @@ fn cookies(name: &str, request: &MadeUp) -> Vec<Vec<u8>> {
     found
 }
 
-/// Without quotes, and what has a backslash between them as Python reads it; then without escapes.
+/// Removes quotes, resolving backslashes within them as Python does, then percent-decodes.
 fn plain_cookie(value: &[u8]) -> Vec<u8> {
     let is_quoted = value.len() > 1 && value.starts_with(b"\"") && value.ends_with(b"\"");
     let inner = if is_quoted { &value[1..value.len() - 1] } else { value };
@@ -274,7 +274,7 @@ fn decoded(text: &str) -> Vec<u8> {
     }
 }
 
-/// What [`HOSTS`] are.
+/// Normalises one of [`HOSTS`].
 fn host(typed: &str) -> &'static str {
     match typed {
         "" => "",
@@ -283,7 +283,7 @@ fn host(typed: &str) -> &'static str {
     }
 }
 
-/// What [`PATTERNS`] capture.
+/// Returns the captures of one of [`PATTERNS`].
 fn captured(pattern: usize, path: &str) -> Option<Vec<String>> {
     let segments: Vec<&str> = path.strip_prefix('/')?.split('/').collect();
     let found: Vec<&str> = match (pattern, segments.as_slice()) {
@@ -296,11 +296,11 @@ fn captured(pattern: usize, path: &str) -> Option<Vec<String>> {
     found.iter().all(|it| !it.is_empty()).then(|| found.into_iter().map(str::to_owned).collect())
 }
 
-/// Checks two keys of two requests that the bytes choose.
+/// Checks two keys of two requests chosen by the bytes.
 pub(crate) fn check(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let first_parts = parts(&mut input);
-    // Mostly the same parts for another request: a key is compared with others of its own limit.
+    // Usually both requests have the same parts, because keys are compared within one limit.
     let second_parts = if input.below(4) == 0 { parts(&mut input) } else { first_parts.clone() };
     let prefixes = [input.one_of(&[64, 48, 128, 32]), input.one_of(&[64, 64, 64, 56])];
     let requests = [request(&mut input), request(&mut input)];
@@ -325,7 +325,7 @@ pub(crate) fn check(bytes: &[u8]) {
     }
 }
 
-/// A key of one part is named by its own text, and no other key is.
+/// Checks that the text of a key with one part names it, and that no text names any other key.
 fn check_names(key: &Key, parts: &Parts, values: &[Found], written: &[u8]) {
     let ([(part, _)], [found]) = (parts.as_slice(), values) else {
         for text in ["", "a", "1.2.3.4", "::/0"] {

@@ -1,10 +1,10 @@
-//! A request that nobody has sent.
+//! Synthetic requests.
 
 use std::net::IpAddr;
 
-use tollgate_rules::request::Request;
+use ratekeeper_rules::request::Request;
 
-/// A request, made up. Its path is in normal form.
+/// A synthetic request. Its path is normalised.
 #[derive(Clone, Debug)]
 pub(crate) struct MadeUp {
     pub(crate) method: String,
@@ -19,7 +19,7 @@ pub(crate) struct MadeUp {
 }
 
 impl MadeUp {
-    /// The values of all headers of this name.
+    /// Returns the values of all headers with this name.
     pub(crate) fn lines<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a [u8]> + 'a {
         self.headers.iter().filter(move |(its, _)| its == name).map(|(_, value)| value.as_slice())
     }

@@ -1,5 +1,5 @@
-//! What holds whatever bytes come: the fuzzer looks for bytes for which it does not, and an ordinary test of
-//! `tollgate-server` tries the ones that are kept under `corpus`.
+//! Properties that hold for any bytes. The fuzzer searches for counterexamples, and a test in `ratekeeper-server`
+//! checks the inputs kept under `corpus`.
 #![allow(dead_code, reason = "each fuzz target uses one of the properties")]
 
 pub(crate) mod client;
@@ -22,7 +22,7 @@ pub(crate) const TARGETS: [Target; 5] = [
     ("resp", resp::check),
 ];
 
-/// Whether a message may go to a terminal as it is: an input must not get to move the cursor.
+/// Returns true if a message is safe to print: it contains no control character that could move the cursor.
 fn is_harmless(message: &str) -> bool {
     message.chars().all(|c| c == '\n' || !c.is_control())
 }

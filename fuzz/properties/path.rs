@@ -1,14 +1,14 @@
-//! Paths: a normal form is its own normal form, and patterns match what a slow and obvious matcher says.
+//! Paths: normalisation is idempotent, and patterns match what a slow reference matcher matches.
 
-use tollgate_rules::path::{Pattern, Spelling, WhenAmbiguous, normalise, segment};
+use ratekeeper_rules::path::{PathNormalization, Pattern, WhenAmbiguous, normalise, segment};
 
 use super::input::Input;
 
-/// A spelling, a path and a pattern. The texts end at a byte that no text in UTF-8 has.
+/// Checks normalisation options, a path and a pattern. Texts end at 0xff, which UTF-8 never contains.
 pub(crate) fn check(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let flags = input.byte();
-    let spelling = Spelling {
+    let spelling = PathNormalization {
         ambiguous: if flags & 1 == 0 { WhenAmbiguous::Refuse } else { WhenAmbiguous::Keep },
         ignore_case: flags & 2 != 0,
         ignore_trailing_slash: flags & 4 != 0,
@@ -20,12 +20,12 @@ pub(crate) fn check(bytes: &[u8]) {
     check_pattern(&typed, normal.as_deref(), spelling);
 }
 
-fn check_normal(path: &str, spelling: Spelling) -> Option<String> {
+fn check_normal(path: &str, spelling: PathNormalization) -> Option<String> {
     let normal = match normalise(path, spelling) {
         Ok(normal) => normal.into_owned(),
         Err(refused) => {
             assert!(refused.at < path.len() && path.is_char_boundary(refused.at), "{refused}");
-            let keeping = Spelling { ambiguous: WhenAmbiguous::Keep, ..spelling };
+            let keeping = PathNormalization { ambiguous: WhenAmbiguous::Keep, ..spelling };
             assert_eq!(normalise(path, keeping).is_err(), !path.starts_with('/'), "{path:?}");
             return None;
         }
@@ -45,7 +45,7 @@ fn check_normal(path: &str, spelling: Spelling) -> Option<String> {
     let most = if spelling.ignore_case { 5 } else { 3 };
     assert!(normal.len() <= most * path.len().max(1), "{} bytes became {}", path.len(), normal.len());
 
-    // A path without wildcards is a pattern that matches it.
+    // A normalised path without wildcards is a pattern that matches itself.
     if normal.len() <= Pattern::BYTES_MAX && !normal.contains('*') {
         let same = Pattern::parse_with(&normal, spelling).expect("a normal path is a pattern");
         assert!(same.matches(&normal), "{normal:?} does not match itself");
@@ -53,7 +53,7 @@ fn check_normal(path: &str, spelling: Spelling) -> Option<String> {
     Some(normal)
 }
 
-fn check_pattern(typed: &str, path: Option<&str>, spelling: Spelling) {
+fn check_pattern(typed: &str, path: Option<&str>, spelling: PathNormalization) {
     let pattern = match Pattern::parse_with(typed, spelling) {
         Ok(pattern) => pattern,
         Err(error) => {
@@ -82,9 +82,8 @@ fn check_pattern(typed: &str, path: Option<&str>, spelling: Spelling) {
     assert_eq!(pattern.capture(path, "no such name"), None);
 }
 
-/// Whether a printed pattern matches: for each of its ends and each end of the path, the answer follows from shorter
-/// ones.
-fn matches(printed: &str, path: &str, spelling: Spelling) -> bool {
+/// Reference matcher for a printed pattern: the result for each pair of suffixes follows from shorter suffixes.
+fn matches(printed: &str, path: &str, spelling: PathNormalization) -> bool {
     let wanted: Vec<&str> = printed[1..].split('/').collect();
     let segments: Vec<&str> = path[1..].split('/').collect();
     ends_match(
@@ -102,7 +101,7 @@ fn matches(printed: &str, path: &str, spelling: Spelling) -> bool {
     )
 }
 
-/// Text as characters, of which an escape is one.
+/// Splits text into characters; an escape is one character.
 fn units(text: &str) -> Vec<&str> {
     let mut units = Vec::new();
     let mut rest = text;
@@ -115,8 +114,8 @@ fn units(text: &str) -> Vec<&str> {
     units
 }
 
-/// A star that is meant is printed as an escape, whichever way paths have it.
-fn is_unit(wanted: &str, unit: &str, spelling: Spelling) -> bool {
+/// A literal star is printed as an escape, whichever form the path has.
+fn is_unit(wanted: &str, unit: &str, spelling: PathNormalization) -> bool {
     wanted == unit || (wanted == "%2A" && unit == "*" && spelling.decode_delimiters)
 }
 
@@ -126,7 +125,7 @@ fn ends_match<W, T>(
     is_many: impl Fn(&W) -> bool,
     is_one: impl Fn(&W, &T) -> bool,
 ) -> bool {
-    // For the end of `wanted` that is looked at: whether it matches each end of `texts`, the empty one last.
+    // For the current suffix of `wanted`: whether it matches each suffix of `texts`, the empty one last.
     let mut fits = vec![false; texts.len() + 1];
     fits[texts.len()] = true;
     for wanted in wanted.iter().rev() {

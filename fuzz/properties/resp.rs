@@ -1,9 +1,9 @@
-//! Commands of the Redis protocol: whatever bytes come, cut wherever they may be, the same commands are found in them, and
-//! no more of them is kept than is promised.
+//! Commands of the Redis protocol: any bytes, in any fragmentation, give the same commands, and the parser buffers no
+//! more than the documented maximum.
 //!
-//! What the commands are is worked out here once more, in the plainest way, from all bytes at once.
+//! A second, simple implementation parses the expected commands from all bytes together.
 
-use tollgate_server::resp::wire::{
+use ratekeeper_server::redis_api::protocol::{
     COMMAND_BYTES_MAX, COUNT_LINE_BYTES_MAX, LINE_BYTES_MAX, Parser, ProtocolError, WORD_BYTES_MAX, WORDS_MAX,
 };
 
@@ -12,7 +12,7 @@ use super::is_harmless;
 
 type Command = Vec<Vec<u8>>;
 
-/// Texts that mean something, so that a fuzzer need not find them.
+/// Meaningful fragments, so that the fuzzer need not discover them.
 const PIECES: [&[u8]; 16] = [
     b"\r\n",
     b"*0\r\n",
@@ -32,7 +32,7 @@ const PIECES: [&[u8]; 16] = [
     b"*9223372036854775807\r\n",
 ];
 
-/// What a client sends: pieces that mean something, words of any bytes, and long ones.
+/// Builds a client's stream: meaningful fragments, words of any bytes, and long words.
 fn stream(input: &mut Input<'_>) -> Vec<u8> {
     let mut stream = Vec::new();
     while !input.is_empty() {
@@ -45,7 +45,7 @@ fn stream(input: &mut Input<'_>) -> Vec<u8> {
                 stream.extend_from_slice(word);
                 stream.extend_from_slice(b"\r\n");
             }
-            // At the bounds of lines and words.
+            // Lengths around the maxima of lines and words.
             _ => {
                 let length = usize::from(input.byte()) * 33;
                 stream.extend(std::iter::repeat_n(b'a', length));
@@ -55,7 +55,7 @@ fn stream(input: &mut Input<'_>) -> Vec<u8> {
     stream
 }
 
-/// What is found in bytes that come in pieces, as a server reads them: what was answered is dropped.
+/// Parses a stream that arrives in pieces, as the server does: parsed commands are dropped from the buffer.
 fn found(stream: &[u8], mut pieces: impl FnMut() -> usize) -> (Vec<Command>, Option<ProtocolError>) {
     let (mut parser, mut buffer, mut commands) = (Parser::default(), Vec::new(), Vec::new());
     let mut rest = stream;
@@ -84,16 +84,16 @@ fn found(stream: &[u8], mut pieces: impl FnMut() -> usize) -> (Vec<Command>, Opt
     (commands, None)
 }
 
-/// The first line, without its end; none if it is not all there.
+/// Returns the first line without its line feed, and the rest; `None` if the line is incomplete.
 fn line(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let end = bytes.iter().position(|byte| *byte == b'\n')?;
     Some((&bytes[..end], &bytes[end + 1..]))
 }
 
-/// A command, and what is behind it; none if it is not all there, and an error if it never will be.
+/// A command and the rest; `None` if it is incomplete, an error if it is invalid.
 type Plain<'a> = Result<Option<(Command, &'a [u8])>, ()>;
 
-/// A number in a line of its own, behind a sign.
+/// Parses a line with a number after a type byte.
 fn count(bytes: &[u8]) -> Result<Option<(i64, &[u8])>, ()> {
     let Some((line, rest)) = line(bytes) else {
         return if bytes.len() > COUNT_LINE_BYTES_MAX { Err(()) } else { Ok(None) };
@@ -101,7 +101,7 @@ fn count(bytes: &[u8]) -> Result<Option<(i64, &[u8])>, ()> {
     let digits = line.get(1..).and_then(|line| line.strip_suffix(b"\r")).ok_or(())?;
     let text = std::str::from_utf8(digits).map_err(|_| ())?;
     let number: i64 = text.parse().map_err(|_| ())?;
-    // Only as it would be written.
+    // Accept only the canonical form of the number.
     if line.len() > COUNT_LINE_BYTES_MAX || number.to_string() != text {
         Err(())
     } else {
@@ -183,7 +183,7 @@ fn plain_line(bytes: &[u8]) -> Plain<'_> {
     if command.len() > WORDS_MAX { Err(()) } else { Ok(Some((command, rest))) }
 }
 
-/// Checks what a client sends, whole, in pieces, and byte by byte.
+/// Checks a client's stream: whole, in pieces, and byte by byte.
 pub(crate) fn check(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let steps = [input.byte(), input.byte(), input.byte()].map(|step| usize::from(step) + 1);

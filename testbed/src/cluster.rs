@@ -1,4 +1,4 @@
-//! A Redis Cluster on this machine, and what happens to one: nodes die and come back, replicas take over, slots move.
+//! A local Redis Cluster, with node failures, restarts, failovers and hash slot migration.
 
 mod slot_move;
 #[cfg(test)]
@@ -19,33 +19,34 @@ pub use self::slot_move::SlotMove;
 
 /// Masters at the start; each has one replica.
 const MASTERS: usize = 3;
-/// Far more than it takes: a test that waits so long fails.
+/// Far longer than a start takes: a test that waits this long fails.
 const START_PATIENCE: Duration = Duration::from_secs(60);
-/// The nodes give a failover up after five seconds.
+/// Redis aborts a manual failover after five seconds.
 const FAILOVER_PATIENCE: Duration = Duration::from_secs(6);
 const FAILOVER_TRIES: usize = 5;
-/// A port that was free a moment ago may have found another user.
+/// A free port may be taken by another process before the node binds it.
 const PORT_TRIES: usize = 5;
 
-/// A Redis Cluster of six processes that keep nothing on disk but who they are.
+/// A Redis Cluster of six processes that persist nothing but their cluster configuration.
 ///
-/// At the start nodes 0, 1 and 2 are masters of a third of the slots each, and nodes 3, 4 and 5 are their replicas.
+/// At the start nodes 0, 1 and 2 are masters of a third of the hash slots each, and nodes 3, 4 and 5 are their
+/// replicas.
 #[derive(Debug)]
 pub struct RedisCluster {
     nodes: Vec<RedisServer>,
     node_timeout: Duration,
-    /// When each node last became master by a failover that a test asked for.
+    /// When each node last became master by a failover that a test requested.
     elections: Mutex<Vec<Option<Instant>>>,
 }
 
 impl RedisCluster {
-    /// How long a node may say nothing before the others take it for dead, unless a test wants it otherwise.
+    /// Default node timeout: how long a node may be silent before the others consider it failed.
     pub const NODE_TIMEOUT: Duration = Duration::from_secs(1);
 
-    /// Starts a cluster, and waits until it is [whole](Self::wait_until_whole).
+    /// Starts a cluster and waits until it is [complete](Self::wait_until_whole).
     ///
     /// # Errors
-    /// If `redis-server` is not installed or does not start, or the nodes do not come together.
+    /// If `redis-server` is not installed or does not start, or the nodes do not form a cluster.
     pub fn start() -> io::Result<RedisCluster> {
         RedisCluster::start_with(RedisCluster::NODE_TIMEOUT, &[])
     }
@@ -53,7 +54,7 @@ impl RedisCluster {
     /// The same, with another node timeout and options of `redis-server` for every node.
     ///
     /// # Errors
-    /// If `redis-server` is not installed or does not start, or the nodes do not come together.
+    /// If `redis-server` is not installed or does not start, or the nodes do not form a cluster.
     pub fn start_with(node_timeout: Duration, options: &[&str]) -> io::Result<RedisCluster> {
         let mut bus_ports = Vec::new();
         let mut nodes = Vec::new();
@@ -69,10 +70,10 @@ impl RedisCluster {
         Ok(cluster)
     }
 
-    /// Makes a cluster of nodes that do not know each other.
+    /// Forms a cluster of nodes that do not know each other.
     fn introduce(&self, bus_ports: &[u16]) -> io::Result<()> {
         for (index, node) in self.nodes.iter().enumerate() {
-            // Different from the start, or the nodes would first have to find out that they are not.
+            // Distinct from the start: otherwise the nodes would first have to resolve epoch collisions.
             node.ask(&["CLUSTER", "SET-CONFIG-EPOCH", &(index + 1).to_string()])?;
         }
         let masters = &self.nodes[..MASTERS];
@@ -81,7 +82,7 @@ impl RedisCluster {
             let last = usize::from(SLOTS) * (index + 1) / MASTERS - 1;
             master.ask(&["CLUSTER", "ADDSLOTSRANGE", &first.to_string(), &last.to_string()])?;
         }
-        // Each meets each: news of the others through others would take longer.
+        // Every pair of nodes meets: discovery by gossip would take longer.
         for (index, node) in self.nodes.iter().enumerate() {
             for (other, bus_port) in self.nodes.iter().zip(bus_ports).skip(index + 1) {
                 let (port, bus_port) = (other.port().to_string(), bus_port.to_string());
@@ -90,7 +91,7 @@ impl RedisCluster {
         }
         for (master, replica) in masters.iter().zip(&self.nodes[MASTERS..]) {
             let id = master.ask(&["CLUSTER", "MYID"])?;
-            // Refused until they have met.
+            // Redis rejects this until the two nodes have met.
             let mut refused = None;
             let follows = || {
                 refused = replica.ask(&["CLUSTER", "REPLICATE", &id]).err();
@@ -103,27 +104,27 @@ impl RedisCluster {
         Ok(())
     }
 
-    /// All nodes, those that were killed included. Everywhere else, a node is its place in here.
+    /// All nodes, including killed ones. Other methods identify a node by its index in this slice.
     pub fn nodes(&self) -> &[RedisServer] {
         &self.nodes
     }
 
-    /// How long a node may say nothing before the others take it for dead.
+    /// How long a node may be silent before the others consider it failed.
     pub fn node_timeout(&self) -> Duration {
         self.node_timeout
     }
 
-    /// Its address as clients take it: three of the nodes, which know the others.
+    /// The cluster's URL for clients, with three of the nodes as seeds.
     pub fn url(&self) -> String {
         let seeds: Vec<_> =
             self.nodes[..MASTERS].iter().map(|node| format!("127.0.0.1:{}", node.port())).collect();
         format!("redis+cluster://{}", seeds.join(","))
     }
 
-    /// The slot of a key.
+    /// The hash slot of a key.
     ///
     /// # Errors
-    /// If no node answers.
+    /// If no node replies.
     pub fn slot_of(&self, key: &str) -> io::Result<u16> {
         let mut result = Err(nobody_answers());
         for node in &self.nodes {
@@ -135,13 +136,13 @@ impl RedisCluster {
         result?.parse().map_err(io::Error::other)
     }
 
-    /// The master of a slot. It may be dead, as long as no replica has taken over.
+    /// The master of a hash slot. It may be dead, as long as no replica has taken over.
     ///
     /// # Errors
-    /// If no node answers, or none that does knows a master of this slot.
+    /// If no node replies, or none that does knows a master of this hash slot.
     pub fn master_of(&self, slot: u16) -> io::Result<usize> {
         let views = self.views();
-        // A node that was away may not have heard yet, but its news is older.
+        // A node that was unavailable may have an outdated view, which has a lower epoch.
         let newest =
             views.seen_nodes().filter(|seen| seen.is_master && seen.owns(slot)).max_by_key(|seen| seen.epoch);
         newest
@@ -149,10 +150,10 @@ impl RedisCluster {
             .ok_or_else(|| io::Error::other(format!("no node knows a master of slot {slot}")))
     }
 
-    /// A replica of a master, as the replica itself has it.
+    /// A replica of a master, according to the replica's own view.
     ///
     /// # Errors
-    /// If no node that answers is one.
+    /// If no node that replies is a replica of it.
     pub fn replica_of(&self, master: usize) -> io::Result<usize> {
         let views = self.views();
         let port = self.nodes[master].port();
@@ -166,13 +167,14 @@ impl RedisCluster {
     /// `kill -9`.
     ///
     /// # Errors
-    /// If the system refuses.
+    /// If the process cannot be killed.
     pub fn kill(&mut self, index: usize) -> io::Result<()> {
         self.nodes[index].kill()
     }
 
-    /// Starts a node again, with nothing in it but who it is: on the same port, a member of the cluster, and a replica
-    /// if another has taken over its slots meanwhile. It takes [a while](Self::wait_until_whole) to be that.
+    /// Restarts a node on the same port, with its cluster configuration but without data. It rejoins the cluster, as
+    /// a replica if another node has taken over its hash slots; [`wait_until_whole`](Self::wait_until_whole) waits
+    /// for that.
     ///
     /// # Errors
     /// If it does not start.
@@ -180,20 +182,21 @@ impl RedisCluster {
         self.nodes[index].restart()
     }
 
-    /// Makes a replica the master, in agreement with its master, and waits until all nodes know.
+    /// Promotes a replica by a manual failover, coordinated with its master, and waits until all nodes know.
     ///
-    /// A node stands for election only once in four node timeouts, and in four seconds. If the last time was here and
-    /// is not as long ago, this waits first: otherwise its master would hold back writes for seconds, in vain.
+    /// A node starts an election at most once in four node timeouts, and at most once in four seconds. If its last
+    /// one was requested here more recently, this waits first: otherwise its master would block writes for seconds,
+    /// and the failover would fail.
     ///
     /// # Errors
-    /// If it is no replica, or the nodes do not agree.
+    /// If the node is not a replica, or the nodes do not agree.
     #[expect(clippy::disallowed_methods, reason = "when the real server will listen again")]
     pub fn failover(&self, replica: usize) -> io::Result<()> {
         let pause = (self.node_timeout * 4).max(Duration::from_secs(4));
         let mut elections = self.elections.lock().unwrap_or_else(PoisonError::into_inner);
         wait_until(pause, || elections[replica].is_none_or(|last| last.elapsed() >= pause));
         let mut result = Err(nobody_answers());
-        // Again, because it may have stood for election on its own a moment ago, when its master was dead.
+        // Retries, because the replica may have started an election itself shortly before, when its master was dead.
         for _ in 0..FAILOVER_TRIES {
             self.nodes[replica].ask(&["CLUSTER", "FAILOVER"])?;
             result = self.wait("the replica is master", FAILOVER_PATIENCE, |views| {
@@ -207,33 +210,33 @@ impl RedisCluster {
         result
     }
 
-    /// Waits until the nodes that answer agree on the master of every slot, each of these masters answers, and all of
-    /// them serve requests.
+    /// Waits until the nodes that reply agree on the master of every hash slot, each of these masters replies, and
+    /// all of them serve requests.
     ///
-    /// So it waits for a replica that takes over, even if nobody has noticed yet that the master is dead.
+    /// So it also waits for a takeover if no node has detected yet that the master is dead.
     ///
     /// # Errors
-    /// If it is not so after this time.
+    /// If the timeout `patience` has passed.
     pub fn wait_until_ok(&self, patience: Duration) -> io::Result<()> {
         self.wait("every slot is served", patience, |views| views.are_ok(&self.nodes))
     }
 
-    /// The same, and all nodes answer, know each other, and every master has a replica that follows it.
+    /// The same, and also until all nodes reply and know each other, and every master has a replica that is in sync.
     ///
     /// # Errors
-    /// If it is not so after this time.
+    /// If the timeout `patience` has passed.
     pub fn wait_until_whole(&self, patience: Duration) -> io::Result<()> {
         self.wait("the cluster is whole", patience, |views| views.are_whole(&self.nodes))
     }
 
-    /// Every key without an expiry on any master: there must be none.
+    /// All keys without an expiry, on any master. Tests assert that there are none.
     ///
     /// # Errors
-    /// If a master does not answer, or a slot has none.
+    /// If a master does not reply, or a hash slot has no master.
     pub fn keys_without_expiry(&self) -> io::Result<Vec<String>> {
         let views = self.views();
         let masters: Vec<_> = views.masters().collect();
-        // What is on a node that does not answer is not `none`.
+        // A master that does not reply may hold keys, so it must not count as empty.
         if let Some(slot) = (0..SLOTS).find(|&slot| !masters.iter().any(|(_, own)| own.owns(slot))) {
             return Err(io::Error::other(format!("slot {slot} has no master that answers")));
         }
@@ -258,7 +261,7 @@ impl RedisCluster {
     }
 
     fn views(&self) -> Views {
-        // All at once: one that stands still does not hold up the others.
+        // In parallel, so that a paused node does not delay the others.
         std::thread::scope(|threads| {
             let asked: Vec<_> =
                 self.nodes.iter().map(|node| threads.spawn(|| View::of(node.port()).ok())).collect();
@@ -271,7 +274,7 @@ impl RedisCluster {
     }
 }
 
-/// The view of each node, or nothing if it does not answer.
+/// The view of each node, or None if it does not reply.
 #[derive(Debug)]
 struct Views(Vec<Option<View>>);
 
@@ -292,12 +295,12 @@ impl Views {
         self.0.iter().flatten().flat_map(|view| &view.nodes)
     }
 
-    /// What a node says of itself.
+    /// A node's entry for itself.
     fn own(&self, index: usize) -> Option<&SeenNode> {
         self.0[index].as_ref()?.own()
     }
 
-    /// The nodes that answer and take themselves for masters.
+    /// The nodes that reply and consider themselves masters.
     fn masters(&self) -> impl Iterator<Item = (usize, &SeenNode)> {
         (0..self.0.len()).filter_map(|index| Some((index, self.own(index).filter(|own| own.is_master)?)))
     }
@@ -319,7 +322,7 @@ impl Views {
                 && view.tells_of_all
                 && view.followers() == first.followers()
         };
-        // A replica says itself whom it follows and whether it has caught up.
+        // Only the replica's own view shows its master and whether replication is in sync.
         let has_replica = |master: &SeenNode| {
             self.0.iter().flatten().any(|view| {
                 view.is_following
@@ -336,23 +339,23 @@ fn nobody_answers() -> io::Error {
     io::Error::other("no node answers")
 }
 
-/// Starts a node that knows no others, and says on which port it talks to them.
+/// Starts a node that knows no other nodes, and returns it with its cluster bus port.
 fn start_node(node_timeout: Duration, options: &[&str]) -> io::Result<(RedisServer, u16)> {
     let mut result = Err(nobody_answers());
     for _ in 0..PORT_TRIES {
         let bus_port = free_port()?;
         let settings = [
             ("--cluster-enabled", "yes"),
-            // By default ten thousand above the other port, where there may be no port.
+            // The default is 10000 above the client port, which may exceed the valid range.
             ("--cluster-port", &bus_port.to_string()),
             ("--cluster-node-timeout", &node_timeout.as_millis().to_string()),
-            // A slot without a master does not stop the others.
+            // A hash slot without a master must not stop the others.
             ("--cluster-require-full-coverage", "no"),
-            // Otherwise a node learns its address from who meets it, and nobody meets the first.
+            // Otherwise a node learns its address from the node that meets it, and no node meets the first.
             ("--cluster-announce-ip", "127.0.0.1"),
-            // By default a master waits five seconds for more replicas that want the same.
+            // By default a master delays a sync by five seconds to serve more replicas with it.
             ("--repl-diskless-sync-delay", "0"),
-            // Nodes tell clients of a replica once it has heard from its master, by default up to ten seconds later.
+            // Nodes report a replica to clients once its master has pinged it, by default up to ten seconds later.
             ("--repl-ping-replica-period", "1"),
         ];
         let settings: Vec<_> = settings.iter().flat_map(|&(name, value)| [name, value]).collect();

@@ -4,15 +4,15 @@ use std::time::Duration;
 
 /// A connection to a Redis server.
 ///
-/// Beside `redis-cli` for two reasons: a server that stands still ends the wait after a while, and asking often costs no
-/// process each time.
+/// Used instead of `redis-cli` where a paused server must cause a timeout, or where many commands must not start a
+/// process each.
 #[derive(Debug)]
 pub(crate) struct Conversation {
     stream: BufReader<TcpStream>,
 }
 
 impl Conversation {
-    /// Connects; this and each answer may take so long.
+    /// Connects. `patience` is the timeout of connecting and of each reply.
     pub(crate) fn open(port: u16, patience: Duration) -> io::Result<Conversation> {
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
         let stream = TcpStream::connect_timeout(&address, patience)?;
@@ -22,8 +22,8 @@ impl Conversation {
         Ok(Conversation { stream: BufReader::new(stream) })
     }
 
-    /// Sends a command, and gives the texts and numbers in its answer from the first to the last, however they are
-    /// nested. An error that the server answers is an error here, in the server's words.
+    /// Sends a command and returns the strings and numbers of the reply, flattened in order. An error reply is
+    /// returned as an error with the server's message.
     pub(crate) fn ask(&mut self, words: &[impl AsRef<[u8]>]) -> io::Result<Vec<Vec<u8>>> {
         let mut command = format!("*{}\r\n", words.len()).into_bytes();
         for word in words.iter().map(AsRef::as_ref) {
@@ -35,7 +35,7 @@ impl Conversation {
         self.answer()
     }
 
-    /// The same, if the answer is one text or number.
+    /// The same, joined by newlines into one string.
     pub(crate) fn ask_text(&mut self, words: &[impl AsRef<[u8]>]) -> io::Result<String> {
         let answer = self.ask(words)?;
         let texts: Vec<_> = answer.iter().map(|text| String::from_utf8_lossy(text)).collect();
@@ -44,7 +44,7 @@ impl Conversation {
 
     fn answer(&mut self) -> io::Result<Vec<Vec<u8>>> {
         let mut values = Vec::new();
-        // Of this answer, how many parts are still to come. A list is one part, and announces more.
+        // Values of this reply that have not been read yet. An array is one value and adds its elements.
         let mut to_come = 1_usize;
         while to_come > 0 {
             to_come -= 1;
@@ -52,7 +52,7 @@ impl Conversation {
             match line.split_at_checked(1) {
                 Some(("+" | ":", text)) => values.push(text.as_bytes().to_vec()),
                 Some(("-", error)) => return Err(io::Error::other(error)),
-                // No value.
+                // Nil.
                 Some(("$" | "*", "-1")) => {}
                 Some(("$", length)) => {
                     let mut value = vec![0; number(length)? + 2];

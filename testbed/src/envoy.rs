@@ -1,4 +1,4 @@
-//! Envoy, installed where that is possible.
+//! Starts Envoy, and installs it first if necessary.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::process::{Folder, Running, target_folder};
 
-/// An Envoy that runs by a configuration.
+/// A running Envoy.
 #[derive(Debug)]
 pub struct Envoy {
     _running: Running,
@@ -15,10 +15,10 @@ pub struct Envoy {
 }
 
 impl Envoy {
-    /// Starts it, and waits until it listens on a port.
+    /// Starts Envoy with a configuration and waits until it listens on `port`.
     ///
     /// # Errors
-    /// If it cannot be installed or does not start, with what it has said.
+    /// If it cannot be installed or does not start; the message includes its standard error.
     pub fn start(config: &str, port: u16) -> io::Result<Envoy> {
         let program = Envoy::program()?;
         let folder = Folder::new()?;
@@ -28,12 +28,12 @@ impl Envoy {
         Ok(Envoy { _running: running, _folder: folder })
     }
 
-    /// The program: the system's, or else one that a Python package brings, in the folder of what is built.
+    /// The path of the program: the system's, or else that of a Python package in the build directory.
     ///
     /// # Errors
-    /// If there is none, and none can be installed.
+    /// If Envoy is not installed and cannot be installed.
     pub fn program() -> io::Result<PathBuf> {
-        // Tests run beside each other, and one installation is enough.
+        // Tests run in parallel, and one installation is enough.
         static INSTALLING: Mutex<()> = Mutex::new(());
         let _installing = INSTALLING.lock().unwrap_or_else(PoisonError::into_inner);
         let path = std::env::var_os("PATH").unwrap_or_default();
@@ -55,7 +55,7 @@ impl Envoy {
     }
 }
 
-/// The program inside the package, whichever Python it was installed for.
+/// The path of the program in the package, for any Python version.
 fn packed(venv: &Path) -> Option<PathBuf> {
     let pythons = std::fs::read_dir(venv.join("lib")).ok()?;
     let mut files =
@@ -64,6 +64,6 @@ fn packed(venv: &Path) -> Option<PathBuf> {
 }
 
 fn succeeds(command: &mut Command) -> bool {
-    // What it says is for whoever waits; standard output is for the report.
+    // Standard error stays visible to the user; standard output is reserved for the report.
     command.stdin(Stdio::null()).stdout(Stdio::null()).status().is_ok_and(|status| status.success())
 }

@@ -1,9 +1,9 @@
-//! HTTP/2 frame by frame, for clients and servers that do with it what no library would.
+//! HTTP/2 frames as bytes, for test clients and servers that violate the protocol as no library would.
 
-/// What a client says first.
+/// The client connection preface.
 pub const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// Kinds of frames.
+/// Frame types.
 pub mod kind {
     #![allow(missing_docs, reason = "the names are those of the standard")]
     pub const DATA: u8 = 0;
@@ -16,16 +16,16 @@ pub mod kind {
     pub const CONTINUATION: u8 = 9;
 }
 
-/// The last frame of its side of a stream.
+/// Flag of the last frame that a peer sends on a stream.
 pub const END_STREAM: u8 = 1;
-/// The last frame of a head.
+/// Flag of the last frame of a header block.
 pub const END_HEADERS: u8 = 4;
-/// The answer to a ping or to settings.
+/// Flag that acknowledges a PING or SETTINGS frame.
 pub const ACK: u8 = 1;
-/// How many bytes come before a frame's payload.
+/// Length of a frame header in bytes.
 pub const HEAD_BYTES: usize = 9;
 
-/// A frame as bytes.
+/// Encodes a frame.
 pub fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let mut bytes = (payload.len() as u32).to_be_bytes()[1..].to_vec();
     bytes.extend([kind, flags]);
@@ -34,21 +34,21 @@ pub fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// What a frame begins with.
+/// A frame header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Head {
-    /// Of the payload.
+    /// Length of the payload in bytes.
     pub length: usize,
-    /// One of [`kind`].
+    /// Frame type, one of [`kind`].
     pub kind: u8,
-    /// What they mean is up to the kind.
+    /// Flags; their meaning depends on the frame type.
     pub flags: u8,
-    /// 0 is the connection.
+    /// Stream identifier; 0 is the connection.
     pub stream: u32,
 }
 
 impl Head {
-    /// Reads one.
+    /// Decodes a frame header.
     pub fn of(bytes: [u8; HEAD_BYTES]) -> Head {
         let [first, second, third, kind, flags, stream @ ..] = bytes;
         let length = u32::from_be_bytes([0, first, second, third]) as usize;
@@ -56,7 +56,7 @@ impl Head {
     }
 }
 
-/// A name or a value as HPACK has it, without any coding.
+/// An HPACK string literal without Huffman coding.
 fn literal(text: &str) -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut left = text.len();
@@ -76,7 +76,7 @@ fn literal(text: &str) -> Vec<u8> {
     bytes
 }
 
-/// Headers as a frame carries them.
+/// Encodes a header block.
 pub fn block<'a>(headers: impl IntoIterator<Item = (&'a str, &'a str)>) -> Vec<u8> {
     let mut bytes = Vec::new();
     for (name, value) in headers {
@@ -87,12 +87,12 @@ pub fn block<'a>(headers: impl IntoIterator<Item = (&'a str, &'a str)>) -> Vec<u
     bytes
 }
 
-/// What a request's head has to have.
+/// The pseudo-headers of a request.
 pub fn request_head<'a>(method: &'a str, path: &'a str) -> [(&'a str, &'a str); 4] {
     [(":method", method), (":scheme", "http"), (":authority", "a"), (":path", path)]
 }
 
-/// A request without a body.
+/// Encodes a GET request without a body.
 pub fn get(stream: u32, path: &str) -> Vec<u8> {
     frame(kind::HEADERS, END_STREAM | END_HEADERS, stream, &block(request_head("GET", path)))
 }

@@ -1,6 +1,6 @@
-//! Real servers for tests and benchmarks: each on a free port of the loopback, in a folder of its own, and gone when its
-//! value is dropped. And what goes wrong on the way to them: a proxy with faults that a test switches on and off, and HTTP/2
-//! byte by byte for peers that mean no good.
+//! Real servers for tests and benchmarks: each listens on a free loopback port, has its own directory, and is killed
+//! when its value is dropped. Also a proxy that injects network faults, and HTTP/2 at the byte level for tests with
+//! malicious peers.
 
 mod cluster;
 mod conversation;
@@ -16,11 +16,11 @@ pub use envoy::Envoy;
 pub use proxy::{Fault, FaultProxy};
 pub use redis::RedisServer;
 
-/// How much a test does: `ordinary` in every run, `long` where `cargo xtask test --long` asks for more.
+/// The size of a test: `ordinary` by default, `long` with `cargo xtask test --long`.
 ///
-/// Both must keep the same promise. The long run makes it harder to break, it does not replace the ordinary one.
+/// Both must check the same promise. The long run checks it harder; it does not replace the ordinary one.
 pub fn ordinary_or_long<T>(ordinary: T, long: T) -> T {
-    match std::env::var_os("TOLLGATE_LONG_TESTS") {
+    match std::env::var_os("RATEKEEPER_LONG_TESTS") {
         None => ordinary,
         Some(_) => long,
     }

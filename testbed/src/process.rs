@@ -1,4 +1,4 @@
-//! A program that runs, and is gone when its value is.
+//! Child processes that are killed when their value is dropped.
 
 use std::fs;
 use std::io;
@@ -11,65 +11,65 @@ use std::time::Duration;
 
 use crate::patience::wait_until;
 
-/// How long a program may take until it answers.
+/// How long a program may take until it listens.
 const START_PATIENCE: Duration = Duration::from_secs(20);
 
-/// Linux counts processor time in hundredths of a second, on every machine.
+/// Linux counts processor time in hundredths of a second, on every architecture.
 const US_PER_TICK: u64 = 10_000;
 
-/// Where a process number's group and times stand in `/proc/PID/stat`, counted from behind the program's name.
+/// Index of a process's group and times in `/proc/PID/stat`, counted from the field after the program's name.
 const GROUP: usize = 2;
 const USER_TIME: usize = 11;
 const SYSTEM_TIME: usize = 12;
 
-/// A port that is free: bound and let go, it is not handed out again for a while.
+/// A free port: after it was bound and closed, the system does not assign it again for a while.
 ///
 /// # Errors
-/// If there is none.
+/// If no port is free.
 pub fn free_port() -> io::Result<u16> {
     Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
 }
 
-/// Waits until somebody listens on a port of the loopback. Says whether anybody does.
+/// Waits until a loopback port accepts connections; returns false after a timeout.
 pub fn listens(port: u16) -> bool {
     wait_until(START_PATIENCE, || TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok())
 }
 
-/// The folder for what is built.
+/// The build directory.
 ///
 /// # Errors
-/// If this program is in no such folder.
+/// If this program is not in a build directory.
 pub fn target_folder() -> io::Result<PathBuf> {
     let program = std::env::current_exe()?;
-    // Tests are one folder deeper than what people start.
+    // Test programs are one directory deeper than other programs.
     let mut folders = program.ancestors().skip(1).skip_while(|folder| folder.ends_with("deps"));
     let folder = folders.nth(1).ok_or_else(|| io::Error::other("this program is in no folder"))?;
     Ok(folder.to_owned())
 }
 
-/// A folder for configurations, gone when this is.
+/// A temporary directory for configurations, deleted on drop.
 #[derive(Debug)]
 pub struct Folder(PathBuf);
 
 impl Folder {
-    /// A new one.
+    /// Creates a new directory.
     ///
     /// # Errors
-    /// If it cannot be made.
+    /// If it cannot be created.
     pub fn new() -> io::Result<Folder> {
         static COUNT: AtomicUsize = AtomicUsize::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
-        let folder = std::env::temp_dir().join(format!("tollgate-{}-{number}", std::process::id()));
+        let folder = std::env::temp_dir().join(format!("ratekeeper-{}-{number}", std::process::id()));
         fs::create_dir_all(&folder)?;
         Ok(Folder(folder))
     }
 
-    /// Where it is.
+    /// The path of the directory.
     pub fn path(&self) -> &Path {
         &self.0
     }
 
-    /// Writes a file in it, and says where that is.
+    /// Writes a file in the directory and returns its path.
     ///
     /// # Errors
     /// If it cannot be written.
@@ -86,19 +86,19 @@ impl Drop for Folder {
     }
 }
 
-/// A program, with all processes that it has started itself.
+/// A running program, with all processes that it has started.
 #[derive(Debug)]
 pub struct Running {
-    /// A shell that leads the program's group of processes. When our end of its input closes, however we ended, it kills
-    /// the whole group.
+    /// A shell that leads the program's process group. It kills the whole group when its standard input closes, which
+    /// also happens if this process crashes.
     keeper: Child,
 }
 
 impl Running {
-    /// Starts a program, and waits until it listens. What it complains of goes to a file beside its configuration.
+    /// Starts a program and waits until it listens. Its standard error goes to a file next to its configuration.
     ///
     /// # Errors
-    /// If it does not start, with what it has said.
+    /// If it does not start; the message includes its standard error.
     pub fn start(
         folder: &Folder,
         name: &str,
@@ -124,14 +124,14 @@ impl Running {
         Ok(running)
     }
 
-    /// The processor time that all of its processes have used.
+    /// The processor time that all of its processes have used, in microseconds.
     ///
     /// # Errors
-    /// If the system does not tell.
+    /// If `/proc` cannot be read.
     pub fn cpu_us(&self) -> io::Result<u64> {
         let mut ticks = 0;
         for process in fs::read_dir("/proc")? {
-            // Others come and go while we look.
+            // Processes may end during the scan.
             let Ok(stat) = fs::read_to_string(process?.path().join("stat")) else { continue };
             let Some((_, fields)) = stat.rsplit_once(')') else { continue };
             let fields: Vec<u64> = fields.split_whitespace().map(|it| it.parse().unwrap_or(0)).collect();

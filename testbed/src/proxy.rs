@@ -5,41 +5,41 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// What is wrong with the way to a server.
+/// A network fault between a client and a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// Nothing: bytes pass as they come.
+    /// No fault: bytes are forwarded immediately.
     Pass,
-    /// Whatever arrives is held back for so long before it is passed on, in both directions.
+    /// Bytes are forwarded after this delay, in both directions.
     Delay(Duration),
-    /// Answers come one byte at a time, each after so long.
+    /// Replies are forwarded one byte at a time, each after this delay.
     Drip(Duration),
-    /// Connections are accepted and everything is swallowed. What has lost bytes cannot go on: those connections end
-    /// with the fault.
+    /// Connections are accepted and all bytes are discarded. Connections that have lost bytes are closed when the
+    /// fault ends.
     HalfOpen,
-    /// Connections end, and new ones are reset as soon as something is said on them.
+    /// Connections are closed, and new ones are reset as soon as the client sends something.
     Reset,
 }
 
-/// A way to a server on this machine that can be made to fail.
+/// A TCP proxy to a local server that injects faults.
 ///
-/// Ends, with all its connections, when it is dropped.
+/// Dropping it closes the listener and all connections.
 #[derive(Debug)]
 pub struct FaultProxy {
     port: u16,
     switch: Arc<Switch>,
-    door: Option<JoinHandle<()>>,
+    api: Option<JoinHandle<()>>,
 }
 
-/// Connections at a time; more are closed at once. Each takes two threads.
+/// Maximum of open connections; further ones are closed immediately. Each takes two threads.
 const CONNECTIONS_MAX: usize = 256;
-/// How soon a thread that waits for bytes sees that the fault has changed.
+/// Interval at which a thread that waits for bytes checks whether the fault has changed.
 const GLANCE: Duration = Duration::from_millis(10);
-/// How long a peer may take none of its bytes before its connection ends.
+/// Timeout of a write to a peer that does not read, after which its connection is closed.
 const STUCK: Duration = Duration::from_secs(1);
 
 impl FaultProxy {
-    /// Listens on a free port, and passes everything to and from this port.
+    /// Listens on a free port and forwards connections to the port `upstream`.
     ///
     /// # Errors
     /// If there is no free port.
@@ -47,29 +47,29 @@ impl FaultProxy {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         let port = listener.local_addr()?.port();
         let switch = Arc::new(Switch::default());
-        let door = std::thread::Builder::new().spawn({
+        let api = std::thread::Builder::new().spawn({
             let switch = switch.clone();
             move || accept(&listener, upstream, &switch)
         })?;
-        Ok(FaultProxy { port, switch, door: Some(door) })
+        Ok(FaultProxy { port, switch, api: Some(api) })
     }
 
-    /// From now on, this is wrong. It holds for the bytes under way, too.
+    /// Sets the fault, which also applies to bytes in flight.
     pub fn set(&self, fault: Fault) {
         self.switch.change(|setting| setting.fault = fault);
     }
 
-    /// How many connections it serves at the moment.
+    /// Number of open connections.
     pub fn connections(&self) -> usize {
         self.switch.connections.load(Ordering::Relaxed)
     }
 
-    /// Where it listens.
+    /// The port on which the proxy listens.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// The address of a Redis server behind it.
+    /// The URL of a Redis server behind the proxy.
     pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port)
     }
@@ -78,15 +78,15 @@ impl FaultProxy {
 impl Drop for FaultProxy {
     fn drop(&mut self) {
         self.switch.change(|setting| setting.is_over = true);
-        // The listening thread waits for somebody to come.
+        // Wakes the accepting thread, which waits for a connection.
         let _ = TcpStream::connect((Ipv4Addr::LOCALHOST, self.port));
-        if let Some(door) = self.door.take() {
-            let _ = door.join();
+        if let Some(api) = self.api.take() {
+            let _ = api.join();
         }
     }
 }
 
-/// What all threads look at.
+/// State shared by all threads.
 #[derive(Debug, Default)]
 struct Switch {
     setting: Mutex<Setting>,
@@ -98,7 +98,7 @@ struct Switch {
 struct Setting {
     fault: Fault,
     is_over: bool,
-    /// Counts the changes: a fault that is set anew is another one.
+    /// Incremented by every change: setting the same fault again is a change, too.
     version: u64,
 }
 
@@ -110,7 +110,7 @@ impl Default for Setting {
 
 impl Switch {
     fn lock(&self) -> MutexGuard<'_, Setting> {
-        // A setting is whole at any time.
+        // A setting is consistent at any time, so a poisoned lock is harmless.
         self.setting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -125,7 +125,7 @@ impl Switch {
         self.changed.notify_all();
     }
 
-    /// Waits for so long, or until the setting is no longer this one. Says whether it still is.
+    /// Waits for `length` or until the setting changes; returns whether it is unchanged.
     fn holds_for(&self, setting: Setting, length: Duration) -> bool {
         let (now, _) = self
             .changed
@@ -144,7 +144,7 @@ fn accept(listener: &TcpListener, upstream: u16, switch: &Arc<Switch>) {
         connections.retain(|connection| !connection.is_finished());
         if connections.len() < CONNECTIONS_MAX {
             let switch = switch.clone();
-            // An error ends this connection, as it would without a proxy.
+            // An error closes this connection, as it would without a proxy.
             let thread = std::thread::Builder::new().spawn(move || {
                 switch.connections.fetch_add(1, Ordering::Relaxed);
                 let _ = connection(&client, upstream, &switch);
@@ -158,13 +158,13 @@ fn accept(listener: &TcpListener, upstream: u16, switch: &Arc<Switch>) {
     }
 }
 
-/// Serves a connection until it ends.
+/// Serves a connection until it is closed.
 fn connection(client: &TcpStream, upstream: u16, switch: &Switch) -> io::Result<()> {
     prepare(client)?;
     let setting = switch.now();
     match setting.fault {
         Fault::Reset => {
-            // Closing a socket with bytes that nobody has read is what resets it.
+            // Closing a socket with unread bytes resets the connection.
             let mut waited = Duration::ZERO;
             while !is_ready(client)? && waited < STUCK && switch.now().version == setting.version {
                 waited += GLANCE;
@@ -193,25 +193,25 @@ fn prepare(stream: &TcpStream) -> io::Result<()> {
     stream.set_write_timeout(Some(STUCK))
 }
 
-/// The server sees an end; and the other direction's thread does, on both. The client sees its end when the last of
-/// them has gone, and what it said meanwhile resets it.
+/// Ends the connection for the server and for the thread of the other direction. The client's socket is closed when
+/// both threads have ended, and bytes that it has sent meanwhile reset it.
 fn hang_up(client: &TcpStream, server: &TcpStream) {
     let _ = client.shutdown(std::net::Shutdown::Read);
     let _ = server.shutdown(std::net::Shutdown::Both);
 }
 
-/// Whether there is something to read, or an end, within a glance.
+/// Whether bytes or the end of the stream can be read within [`GLANCE`].
 fn is_ready(stream: &TcpStream) -> io::Result<bool> {
     match stream.peek(&mut [0]) {
         Ok(_) => Ok(true),
         Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => Ok(false),
-        // A signal.
+        // Interrupted by a signal.
         Err(error) if error.kind() == ErrorKind::Interrupted => Ok(false),
         Err(error) => Err(error),
     }
 }
 
-/// Carries bytes one way until the connection ends, on either side or by a fault.
+/// Forwards bytes in one direction until the connection is closed, by a peer or by a fault.
 fn pump(mut from: &TcpStream, to: &TcpStream, is_answer: bool, switch: &Switch) -> io::Result<()> {
     let mut bytes = [0; 4096];
     loop {
@@ -230,14 +230,14 @@ fn pump(mut from: &TcpStream, to: &TcpStream, is_answer: bool, switch: &Switch) 
     }
 }
 
-/// Passes bytes on as the fault has it. Says whether the connection can go on.
+/// Forwards bytes according to the fault; returns whether the connection can continue.
 fn carry(mut bytes: &[u8], mut to: &TcpStream, is_answer: bool, switch: &Switch) -> io::Result<bool> {
     while !bytes.is_empty() {
         let setting = switch.now();
         let length = match setting.fault {
             _ if setting.is_over => return Ok(false),
             Fault::HalfOpen | Fault::Reset => return Ok(false),
-            // The fault has changed meanwhile: look again.
+            // The fault has changed during the wait, so it is read again.
             Fault::Delay(length) if !switch.holds_for(setting, length) => continue,
             Fault::Drip(length) if is_answer && !switch.holds_for(setting, length) => continue,
             Fault::Drip(_) if is_answer => 1,
@@ -249,7 +249,7 @@ fn carry(mut bytes: &[u8], mut to: &TcpStream, is_answer: bool, switch: &Switch)
     Ok(true)
 }
 
-/// Reads and forgets while the connection is half open, and ends with the fault.
+/// Discards bytes while the connection is half open; returns when the fault ends.
 fn swallow(mut from: &TcpStream, setting: Setting, switch: &Switch) -> io::Result<()> {
     let mut bytes = [0; 4096];
     while setting.fault == Fault::HalfOpen && switch.now().version == setting.version {
@@ -266,7 +266,7 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(10);
 
-    /// A server that says everything back, until the test's process ends.
+    /// An echo server that runs until the test's process ends.
     fn echo() -> u16 {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -291,7 +291,7 @@ mod tests {
             && heard == text.as_bytes()
     }
 
-    /// Whether there is nothing to read for so long.
+    /// Whether nothing can be read for this long.
     fn is_silent(mut stream: &TcpStream, length: Duration) -> bool {
         stream.set_read_timeout(Some(length)).unwrap();
         let read = stream.read(&mut [0; 100]);
@@ -299,7 +299,7 @@ mod tests {
         read.is_err_and(|error| matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut))
     }
 
-    /// Whether the other side has ended it, in either way.
+    /// Whether the peer has closed or reset the connection.
     fn is_ended(mut stream: &TcpStream) -> bool {
         match stream.read(&mut [0; 100]) {
             Ok(length) => length == 0,
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_pass_and_are_held_back_by_a_delay() {
+    fn bytes_are_forwarded_immediately_or_after_the_delay() {
         let proxy = FaultProxy::start(echo()).unwrap();
         assert_eq!(proxy.connections(), 0);
         let stream = connect(&proxy);
@@ -320,7 +320,7 @@ mod tests {
         let mut heard = [0; 4];
         (&stream).read_exact(&mut heard).unwrap();
         assert_eq!(&heard, b"slow");
-        // What is held back goes on at once when the fault ends.
+        // Delayed bytes are forwarded immediately when the fault ends.
         proxy.set(Fault::Delay(LONG * 100));
         (&stream).write_all(b"stuck").unwrap();
         assert!(is_silent(&stream, Duration::from_millis(50)));
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn a_half_open_connection_says_nothing_and_ends_with_the_fault() {
+    fn half_open_connection_discards_bytes_and_closes_when_the_fault_ends() {
         let proxy = FaultProxy::start(echo()).unwrap();
         let (old, idle) = (connect(&proxy), connect(&proxy));
         assert!(echoes(&old, "hello") && echoes(&idle, "hello"));
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn it_ends_when_it_is_dropped_whatever_the_fault() {
+    fn dropped_proxy_stops_listening_with_any_fault() {
         let upstream = echo();
         for fault in
             [Fault::Pass, Fault::Delay(LONG * 100), Fault::Drip(LONG * 100), Fault::HalfOpen, Fault::Reset]
@@ -383,7 +383,7 @@ mod tests {
             let stream = connect(&proxy);
             assert!(echoes(&stream, "hello"));
             proxy.set(fault);
-            // It may have ended already.
+            // The fault may already have closed the connection.
             let _ = (&stream).write_all(b"hello");
             drop(proxy);
             assert!(TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_err(), "{fault:?}");
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_is_gone_is_gone_behind_the_proxy_too() {
+    fn connection_to_an_unavailable_server_is_closed() {
         let nobody = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
         let proxy = FaultProxy::start(nobody).unwrap();
         assert!(is_ended(&connect(&proxy)));

@@ -8,12 +8,12 @@ use crate::conversation::Conversation;
 use crate::patience::wait_until;
 use crate::process::free_port;
 
-/// How long an answer may take that is waited for at all.
+/// Timeout of a reply.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
-/// The same for a walk over all keys.
+/// Timeout of a scan over all keys.
 const SCAN_PATIENCE: Duration = Duration::from_secs(120);
 
-/// A Redis server that keeps nothing on disk.
+/// A Redis server without persistence.
 #[derive(Debug)]
 pub struct RedisServer {
     port: u16,
@@ -24,7 +24,7 @@ pub struct RedisServer {
 }
 
 impl RedisServer {
-    /// Starts a server, and waits until it is ready.
+    /// Starts a server and waits until it is ready.
     ///
     /// # Errors
     /// If `redis-server` is not installed or does not start.
@@ -32,14 +32,15 @@ impl RedisServer {
         RedisServer::start_with(&[])
     }
 
-    /// The same, with options of `redis-server`.
+    /// The same, with options for `redis-server`.
     ///
     /// # Errors
     /// If `redis-server` is not installed or does not start.
     pub fn start_with(options: &[&str]) -> io::Result<RedisServer> {
         let port = free_port()?;
-        let folder = std::env::temp_dir().join(format!("tollgate-redis-{}-{port}", std::process::id()));
-        // A test that was killed may have left one of this name, and a node of a cluster would believe what is in it.
+        let folder = std::env::temp_dir().join(format!("ratekeeper-redis-{}-{port}", std::process::id()));
+        // A killed test may have left a directory of this name, and a cluster node would load the configuration in
+        // it.
         let _ = std::fs::remove_dir_all(&folder);
         std::fs::create_dir_all(&folder)?;
         let options = options.iter().map(|&option| option.to_owned()).collect();
@@ -48,15 +49,15 @@ impl RedisServer {
         Ok(server)
     }
 
-    /// Starts it again after it was [killed](Self::kill), on the same port and with nothing in it.
+    /// Starts the server again after it was [killed](Self::kill), on the same port and without data.
     ///
     /// # Errors
     /// If it does not start.
     pub fn restart(&mut self) -> io::Result<()> {
         self.kill()?;
-        // A shell between us and the server outlives neither: when our end of its input closes, however we ended, it
-        // kills the server. If we did not say before that we want the folder, nobody else will clear it away.
-        // It closes its own output, so that the output ends when the server does.
+        // The shell kills the server when its standard input closes, which also happens if this process crashes. It
+        // then deletes the directory, unless it was sent `wanted` before: after a crash no other process would delete
+        // it. It closes its standard output, so that the pipe ends when the server does.
         let keeper = "folder=$1; shift; redis-server \"$@\" & echo pid $!; exec >&-; \
             read -r wanted; kill -9 $!; wait $!; [ \"$wanted\" ] || rm -rf \"$folder\"";
         let mut keeper = Command::new("sh")
@@ -82,8 +83,8 @@ impl RedisServer {
             .map_err(|error| io::Error::other(format!("cannot start a shell: {error}")))?;
         let said = keeper.stdout.take().map(BufReader::new);
         self.keeper = Some(keeper);
-        // Both, in whichever order: on a busy machine the server is ready before the shell says its number. If we were
-        // gone by then, the shell would die of saying so, and the server would stay.
+        // Waits for both lines, in either order: on a busy machine the server is ready before the shell prints the
+        // process id. If the pipe were closed by then, the shell would die of SIGPIPE and leave the server running.
         let (mut pid, mut is_ready) = (None, false);
         for line in said.into_iter().flat_map(BufRead::lines).map_while(Result::ok) {
             if let Some(number) = line.strip_prefix("pid ") {
@@ -98,14 +99,14 @@ impl RedisServer {
         Err(io::Error::other("redis-server ended before it was ready; is it installed?"))
     }
 
-    /// `kill -9`. When this returns, its process is gone, and its port and its folder are free.
+    /// `kill -9`. On return the process has ended, and its port and its directory are free.
     ///
     /// # Errors
-    /// If the system refuses.
+    /// If the process cannot be killed.
     pub fn kill(&mut self) -> io::Result<()> {
         if let Some(mut keeper) = self.keeper.take() {
             if let Some(mut input) = keeper.stdin.take() {
-                // If it cannot be told, somebody has killed it.
+                // A write error means that the shell was killed; its exit status shows that.
                 let _ = input.write_all(b"wanted\n");
             }
             if !keeper.wait()?.success() {
@@ -115,9 +116,9 @@ impl RedisServer {
         Ok(())
     }
 
-    /// Ends the server after somebody has killed the shell that would have done so.
+    /// Kills the server if its shell was killed from outside and cannot do so.
     fn kill_orphan(&self) -> io::Result<()> {
-        // Nobody holds the number for us any more: it may belong to another process by now. The server tells.
+        // The process id may have been reused since, so the server must confirm it.
         let own = format!("process_id:{}", self.pid);
         if !self.ask(&["INFO", "server"]).is_ok_and(|info| info.lines().any(|line| line.trim_end() == own)) {
             return Ok(());
@@ -127,18 +128,18 @@ impl RedisServer {
         if wait_until(ANSWER_PATIENCE, is_gone) { Ok(()) } else { Err(io::ErrorKind::TimedOut.into()) }
     }
 
-    /// Stops it in its tracks, as a machine does that swaps or loses its network.
+    /// Pauses the process by SIGSTOP, to simulate a machine that swaps or loses its network.
     ///
     /// # Errors
-    /// If the system refuses.
+    /// If the signal cannot be sent.
     pub fn pause(&self) -> io::Result<()> {
         self.signal("STOP")
     }
 
-    /// Lets it go on.
+    /// Resumes the paused process.
     ///
     /// # Errors
-    /// If the system refuses.
+    /// If the signal cannot be sent.
     pub fn resume(&self) -> io::Result<()> {
         self.signal("CONT")
     }
@@ -148,22 +149,22 @@ impl RedisServer {
         if status.success() { Ok(()) } else { Err(io::Error::other(format!("kill -s {signal} failed"))) }
     }
 
-    /// Where it listens.
+    /// The port on which the server listens.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// The number of its process.
+    /// The process id of the server.
     pub fn pid(&self) -> u32 {
         self.pid
     }
 
-    /// Its address as clients take it.
+    /// The server's URL for clients.
     pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
-    /// Sends a command, and gives what `redis-cli` would print without a terminal.
+    /// Runs `redis-cli` with a command and returns its output.
     ///
     /// # Errors
     /// If the server does not answer.
@@ -177,12 +178,12 @@ impl RedisServer {
         Ok(String::from_utf8_lossy(&output.stdout).trim_end().to_owned())
     }
 
-    /// Sends a command, and gives its answer, a line for each text or number in it. Unlike [`cli`](Self::cli), this
-    /// waits ten seconds at most.
+    /// Sends a command and returns its reply, one line for each string or number. Unlike [`cli`](Self::cli), this
+    /// waits at most ten seconds.
     ///
     /// # Errors
-    /// If the server does not answer, or answers with an error: then the message is what it says, `ASK` and `MOVED`
-    /// included.
+    /// If the server does not reply, or replies with an error: then the message is the server's, also for `ASK` and
+    /// `MOVED`.
     pub fn ask(&self, words: &[&str]) -> io::Result<String> {
         self.conversation()?.ask_text(words)
     }
@@ -191,12 +192,12 @@ impl RedisServer {
         Conversation::open(self.port, ANSWER_PATIENCE)
     }
 
-    /// Every key without an expiry: there must be none.
+    /// All keys without an expiry. Tests assert that there are none.
     ///
     /// # Errors
-    /// If the server does not answer.
+    /// If the server does not reply.
     pub fn keys_without_expiry(&self) -> io::Result<Vec<String>> {
-        // One call, however many keys there are.
+        // A single call for any number of keys.
         let script = "local cursor, without = '0', {} \
             repeat \
               local page = redis.call('SCAN', cursor, 'COUNT', 1000) \
@@ -207,8 +208,8 @@ impl RedisServer {
             until cursor == '0' \
             return table.concat(without, '\\n')";
         let mut server = Conversation::open(self.port, SCAN_PATIENCE)?;
-        // In a cluster, the keys of a slot that is just moving here are shown only to those who ask so. Any other server
-        // does not know the word, and need not.
+        // A cluster node shows the keys of a hash slot that it is importing only after `ASKING`. Servers that are not
+        // in a cluster reply with an error, which is ignored.
         let _ = server.ask(&["ASKING"]);
         let without = server.ask_text(&["EVAL", script, "0"])?;
         Ok(without.lines().map(str::to_owned).collect())
@@ -217,13 +218,13 @@ impl RedisServer {
 
 impl Drop for RedisServer {
     fn drop(&mut self) {
-        // A paused process dies of this, too.
+        // SIGKILL also ends a paused process.
         let _ = self.kill();
         let _ = std::fs::remove_dir_all(&self.folder);
     }
 }
 
-/// Whether there is a process of this number.
+/// Whether a process with this id exists.
 #[cfg(test)]
 pub(crate) fn is_running(pid: u32) -> bool {
     let asked = Command::new("kill").args(["-s", "0", &pid.to_string()]).stderr(Stdio::null()).status();
@@ -250,7 +251,7 @@ mod tests {
         assert!(server.keys_without_expiry().is_err(), "no answer is not the answer `none`");
     }
     #[test]
-    fn answers_are_lines_and_errors_are_errors() {
+    fn replies_are_lines_and_error_replies_are_errors() {
         let server = RedisServer::start().unwrap();
         assert_eq!(server.ask(&["ECHO", "a\r\nb"]).unwrap(), "a\r\nb");
         let nested = "return {1, {'two', {'three'}}, false, {}, redis.status_reply('four')}";
@@ -261,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_does_not_start_is_an_error() {
+    fn server_that_does_not_start_is_an_error() {
         let server = RedisServer::start().unwrap();
         let taken = server.port().to_string();
         assert!(RedisServer::start_with(&["--port", &taken]).is_err());
@@ -270,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_killed_server_is_gone_at_once_and_starts_again() {
+    fn killed_server_has_ended_on_return_and_restarts() {
         let mut server = RedisServer::start().unwrap();
         for _ in 0..10 {
             let pid = server.pid();
@@ -284,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_whose_keeper_was_killed_does_not_stay() {
+    fn server_whose_keeper_was_killed_is_killed_too() {
         let mut server = RedisServer::start().unwrap();
         let (pid, keeper) = (server.pid(), server.keeper.as_ref().unwrap().id());
         assert!(Command::new("kill").args(["-s", "KILL", &keeper.to_string()]).status().unwrap().success());
@@ -302,7 +303,8 @@ mod tests {
         if std::env::var_os(VICTIM).is_some() {
             let server = RedisServer::start().unwrap();
             println!("\nserver {} {}", server.pid(), server.folder.display());
-            // Nothing comes: it is killed while it waits. If the other process fails first, this ends as well.
+            // No input arrives: the process is killed while it waits. If the parent fails first, the pipe closes and
+            // this ends.
             io::stdin().read_line(&mut String::new()).unwrap();
             return;
         }

@@ -1,14 +1,13 @@
-//! Runs the commands that README.md and docs/ print.
+//! Runs the commands of README.md and docs/, by the kind of their fenced block:
 //!
-//! | block | what happens |
-//! |---|---|
-//! | `console` | each line that starts with `$ ` is run on its own and must exit with 0; the lines below it are what it prints on stdout, and a line `...` stands for any number of lines. Nothing below it: anything may be printed |
-//! | `sh` | the block is run as one script that stops at the first failure; it must exit with 0 |
-//! | `sh background 8080` | the script runs until the page is at its end; the next block waits until it listens on that port |
-//! | any other | nothing; `rust` blocks are doc tests of the library |
+//! - `console`: each line that starts with `$ ` is run separately and must exit with 0. The lines below it are its
+//!   expected stdout; a line `...` matches any number of lines. Without lines below, any output is accepted.
+//! - `sh`: the block is run as one script that stops at the first failure; it must exit with 0.
+//! - `sh background 8080`: the script runs until the end of the page; the next block waits until the port is open.
+//! - any other: not run; `rust` blocks are doc tests of the library.
 //!
-//! Commands run at the root of the repository with the freshly built `tollgate` on the `PATH`. A line of the console
-//! that ends with a backslash goes on in the next one. Blank lines at the end of an output are layout and do not count.
+//! Commands run at the root of the repository with the freshly built `ratekeeper` on the `PATH`. A console line that
+//! ends with a backslash continues on the next line. Trailing blank lines of an output are ignored.
 
 mod background;
 mod diff;
@@ -26,10 +25,10 @@ use crate::markdown;
 use crate::workspace::{self, Workspace};
 use transcript::{Example, Item};
 
-/// A command of the README may build something first; a newcomer would not wait longer either.
+/// Time limit of a command; long enough for a build.
 const COMMAND_TIME_MAX: Duration = Duration::from_secs(600);
 
-/// Above this many lines, a page should pipe the output through `head`.
+/// Maximum lines of output; a longer one should be piped through `head`.
 const OUTPUT_LINES_MAX: usize = 10_000;
 
 pub(crate) fn run(workspace: &Workspace) -> Result<()> {
@@ -115,7 +114,7 @@ fn check(workspace: &Workspace, example: &Example) -> Result<()> {
 fn shell(workspace: &Workspace, command: &str) -> Result<Command> {
     let built = workspace.target.join("release");
     let inherited = std::env::var_os("PATH").unwrap_or_default();
-    // Where the tests have installed Envoy, and where Debian keeps servers.
+    // The folders where the tests install Envoy and where Debian installs servers.
     let others = envoy(workspace).into_iter().chain([PathBuf::from("/usr/sbin")]);
     let folders: Vec<PathBuf> =
         [built].into_iter().chain(std::env::split_paths(&inherited)).chain(others).collect();
@@ -124,19 +123,19 @@ fn shell(workspace: &Workspace, command: &str) -> Result<Command> {
     Ok(shell)
 }
 
-/// The folder of the Envoy that a Python package brings.
+/// Returns the folder of the Envoy binary from its Python package.
 fn envoy(workspace: &Workspace) -> Option<PathBuf> {
     let pythons = std::fs::read_dir(workspace.target.join("envoy/lib")).ok()?;
     let mut folders = pythons.filter_map(|python| Some(python.ok()?.path().join("site-packages/envoy/_bin")));
     folders.find(|folder| folder.is_dir())
 }
 
-/// Runs a command to its end, or ends it when it takes longer than `limit`.
+/// Runs a command to its end, or kills it after `limit`.
 fn execute(mut command: Command, limit: Duration) -> Result<Output> {
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().context("starting sh")?;
     let id = child.id().to_string();
     let (sender, receiver) = mpsc::channel();
-    // Only a wait in another thread can be given up, since nothing here polls.
+    // The wait runs in another thread, because `wait_with_output` has no timeout.
     thread::spawn(move || sender.send(child.wait_with_output()));
     match receiver.recv_timeout(limit) {
         Ok(output) => output.context("waiting for the command"),
@@ -163,29 +162,29 @@ mod tests {
     }
 
     #[test]
-    fn an_example_that_prints_what_the_page_says_passes() {
+    fn example_with_the_expected_output_passes() {
         assert_eq!(check("echo a; echo b", &["a", "b"]), Ok(()));
         assert_eq!(check("echo a; echo b; echo c", &["a", "...", "c"]), Ok(()));
     }
 
     #[test]
-    fn an_example_without_expected_lines_only_has_to_succeed() {
+    fn example_without_expected_lines_only_has_to_succeed() {
         assert_eq!(check("echo anything", &[]), Ok(()));
         assert!(check("exit 3", &[]).unwrap_err().contains('3'));
     }
 
     #[test]
-    fn the_right_output_does_not_excuse_a_failure() {
+    fn expected_output_with_a_failing_exit_code_fails() {
         assert!(check("echo a; echo why >&2; exit 1", &["a"]).unwrap_err().contains("why"));
     }
 
     #[test]
-    fn another_output_is_shown_as_a_diff() {
+    fn unexpected_output_is_shown_as_a_diff() {
         assert!(check("echo b", &["a"]).unwrap_err().ends_with("- a\n+ b\n"));
     }
 
     #[test]
-    fn a_command_that_does_not_end_is_ended() {
+    fn command_over_its_time_limit_is_killed() {
         let endless = shell(&workspace(), "exec tail -f /dev/null").unwrap();
         let error = execute(endless, Duration::ZERO).unwrap_err();
         assert!(error.to_string().contains("still running"), "{error}");

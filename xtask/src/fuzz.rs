@@ -1,7 +1,7 @@
-//! `cargo xtask fuzz`: looks for inputs that break a property, for a bounded time.
+//! `cargo xtask fuzz`: searches for inputs that break a property, for a bounded time.
 //!
-//! The properties and the inputs to start from are in the folder `fuzz`. An ordinary test runs those inputs through the
-//! same properties, so this is only needed to look further.
+//! The properties and the initial inputs are in the folder `fuzz`. An ordinary test runs the properties on these
+//! inputs; fuzzing searches beyond them.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -16,19 +16,19 @@ use crate::workspace::{Workspace, command};
 /// The targets: the files of `fuzz/fuzz_targets`.
 pub(crate) const TARGETS: &[&str] = &["check", "client", "config", "key", "path", "resp"];
 
-/// How long each target runs, unless something else is said.
+/// Default duration of each target.
 pub(crate) const SECONDS: u32 = 60;
 
 /// What to run.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Plan {
     targets: Vec<&'static str>,
-    /// For each of them.
+    /// Duration of each target.
     seconds: u32,
 }
 
 impl Plan {
-    /// Reads `[TARGET] [--seconds N]`; without a target it is all of them.
+    /// Parses `[TARGET] [--seconds N]`; without a target, selects all.
     pub(crate) fn read(arguments: &[&str]) -> Result<Plan, String> {
         let mut plan = Plan { targets: Vec::new(), seconds: SECONDS };
         let mut rest = arguments.iter();
@@ -50,7 +50,7 @@ impl Plan {
     }
 }
 
-/// Runs the targets, one after the other; fails if any of them found something.
+/// Runs the targets one after the other; fails if any of them found an input.
 pub(crate) fn run(plan: &Plan) -> Result<()> {
     let workspace = Workspace::load()?;
     if !succeeds(&workspace, &["cargo", "--version"]) {
@@ -80,7 +80,7 @@ pub(crate) fn run(plan: &Plan) -> Result<()> {
 }
 
 fn nightly(workspace: &Workspace, arguments: &[&str]) -> std::process::Command {
-    // `cargo +nightly` only works where `cargo` is rustup's own, which it is not below `cargo run`.
+    // `cargo +nightly` works only with rustup's cargo proxy, which is not used below `cargo run`.
     let mut nightly = command("rustup", &workspace.root);
     nightly.args(["run", "nightly"]).args(arguments);
     nightly
@@ -91,7 +91,7 @@ fn succeeds(workspace: &Workspace, arguments: &[&str]) -> bool {
     status.is_ok_and(|status| status.success())
 }
 
-/// Whether a target ran to the end of its time. What it learns is kept apart from the inputs that are committed.
+/// Returns true if a target ran for its whole time. New inputs are kept apart from the committed ones.
 fn fuzz(workspace: &Workspace, target: &str, seconds: u32) -> Result<bool> {
     let folder = workspace.root.join("fuzz");
     let (grown, corpus) = (folder.join("grown").join(target), folder.join("corpus").join(target));
@@ -107,14 +107,14 @@ fn fuzz(workspace: &Workspace, target: &str, seconds: u32) -> Result<bool> {
     Ok(status.success())
 }
 
-/// The inputs that a target has failed with, relative to the root.
+/// Returns the failing inputs of a target, relative to the root.
 fn artifacts(root: &Path, target: &str) -> BTreeSet<PathBuf> {
     let folder = Path::new("fuzz/artifacts").join(target);
     let entries = fs::read_dir(root.join(&folder)).into_iter().flatten().flatten();
     entries.map(|entry| folder.join(entry.file_name())).collect()
 }
 
-/// What to tell of a target that failed.
+/// Returns the message for a target that failed.
 fn report(target: &str, found: &[PathBuf]) -> String {
     if found.is_empty() {
         return format!("{target}: it did not run to its end; what it printed above says why");
@@ -141,14 +141,14 @@ mod tests {
     }
 
     #[test]
-    fn a_target_and_a_time_may_be_given_in_either_order() {
+    fn target_and_duration_are_accepted_in_either_order() {
         let expected = Ok(Plan { targets: vec!["path"], seconds: 5 });
         assert_eq!(Plan::read(&["path", "--seconds", "5"]), expected);
         assert_eq!(Plan::read(&["--seconds", "5", "path"]), expected);
     }
 
     #[test]
-    fn what_is_no_target_and_no_time_is_refused() {
+    fn unknown_target_or_invalid_duration_is_rejected() {
         assert!(Plan::read(&["paths"]).is_err_and(|message| message.contains("client, config, key, path")));
         for wrong in [&["--seconds"][..], &["--seconds", "0"], &["--seconds", "-1"], &["--seconds", "x"]] {
             assert!(Plan::read(wrong).is_err_and(|message| message.contains("whole number")), "{wrong:?}");
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn the_list_of_targets_is_what_the_folder_holds() {
+    fn list_of_targets_matches_the_folders() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz");
         let names = |folder: &str| -> BTreeSet<String> {
             let entries = fs::read_dir(root.join(folder)).unwrap().map(|entry| entry.unwrap().path());
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_finding_is_reported_with_the_command_that_shows_it_again() {
+    fn finding_is_reported_with_the_command_that_reproduces_it() {
         let text = report("key", &[PathBuf::from("fuzz/artifacts/key/crash-1")]);
         assert!(text.contains("cargo +nightly fuzz run key fuzz/artifacts/key/crash-1\n"), "{text}");
         assert!(report("key", &[]).contains("did not run to its end"));

@@ -1,15 +1,15 @@
-//! Tollgate's chores. `cargo xtask test` is the one command that checks everything.
+//! Development tasks. `cargo xtask test` runs every check.
 //!
-//! | start here | what it is |
+//! | module | purpose |
 //! |---|---|
-//! | [`steps`] | the steps of `cargo xtask test`, in order, and the runner |
-//! | [`test_run`] | runs the test programs, and finds the slowest tests |
-//! | [`tidy`] | what holds for the files themselves: words, sizes, arrows between crates, the two READMEs |
-//! | [`fuzz`] | looks for inputs that break a property, for a bounded time |
-//! | [`examples`] | runs the commands that README.md and docs/ print, and compares what they print |
-//! | [`needs`] | programs that the steps call, installed where that is possible |
-//! | [`workspace`] | where things are, and how cargo is called |
-//! | [`markdown`] | the fenced blocks and headings of a page |
+//! | [`steps`] | the steps of `cargo xtask test`, in order, and their runner |
+//! | [`test_run`] | runs the test programs and lists the slowest tests |
+//! | [`tidy`] | rules for the files: words, sizes, dependencies between crates, the two READMEs |
+//! | [`fuzz`] | searches for inputs that break a property, for a bounded time |
+//! | [`examples`] | runs the commands of README.md and docs/ and compares their output |
+//! | [`needs`] | programs that the steps call, installed where possible |
+//! | [`workspace`] | paths, packages and cargo calls |
+//! | [`markdown`] | fenced blocks and headings of a page |
 
 mod examples;
 mod fuzz;
@@ -22,7 +22,7 @@ mod workspace;
 
 use std::process::ExitCode;
 
-/// The command line was wrong; 1 is kept for a step that failed.
+/// Exit code of a usage error; 1 is a failed step.
 const EXIT_USAGE: u8 = 2;
 
 fn main() -> ExitCode {
@@ -80,6 +80,6 @@ fn help() -> String {
         fuzz::SECONDS,
         fuzz::TARGETS.join(", ")
     ));
-    text.push_str("\nTOLLGATE_CASES=N raises the number of cases that each property test tries.\n");
+    text.push_str("\nRATEKEEPER_CASES=N raises the number of cases that each property test tries.\n");
     text
 }

@@ -1,8 +1,8 @@
-//! The parts of a Markdown page that can be checked: its fenced blocks and its headings.
+//! The parts of a Markdown page that are checked: fenced blocks and headings.
 
 use anyhow::{Result, bail};
 
-/// A page, as far as it is read here.
+/// A page, as far as it is parsed.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Page {
     pub(crate) blocks: Vec<Block>,
@@ -15,13 +15,13 @@ pub(crate) struct Page {
 pub(crate) struct Block {
     /// The line of the opening fence, counted from 1.
     pub(crate) line: usize,
-    /// What follows the opening fence, such as `rust,no_run`.
+    /// The info string after the opening fence, as in `rust,no_run`.
     pub(crate) info: String,
     pub(crate) lines: Vec<String>,
 }
 
 impl Block {
-    /// The first word after the fence.
+    /// Returns the first word of the info string.
     pub(crate) fn tag(&self) -> &str {
         self.info.split([',', ' ']).next().unwrap_or_default()
     }
@@ -40,7 +40,7 @@ impl Fence {
         let mark = unindented.chars().next().filter(|mark| matches!(mark, '`' | '~'))?;
         let info = unindented.trim_start_matches(mark);
         let length = unindented.len() - info.len();
-        // A code span may open a line with three backticks too; it closes on the same line.
+        // A code span may also start a line with three backticks, but it closes on the same line.
         if length < 3 || (mark == '`' && info.contains('`')) {
             return None;
         }
@@ -52,7 +52,7 @@ impl Fence {
         line.len() >= self.length && line.chars().all(|character| character == self.mark)
     }
 
-    /// The line without the indent that it shares with the fence, as in a block inside a list.
+    /// Removes the indent that a line shares with the fence, as in a block inside a list.
     fn unindent<'a>(&self, line: &'a str) -> &'a str {
         let spaces = line.len() - line.trim_start_matches(' ').len();
         &line[spaces.min(self.indent)..]
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tag_is_the_first_word_of_the_info() {
+    fn tag_is_the_first_word_of_the_info_string() {
         for (fence, tag) in
             [("```rust,no_run", "rust"), ("```console", "console"), ("``` sh x", "sh"), ("```", "")]
         {
@@ -113,25 +113,25 @@ mod tests {
     }
 
     #[test]
-    fn a_longer_fence_holds_a_shorter_one() {
+    fn longer_fence_contains_a_shorter_one() {
         let page = parse("````md\n```sh\n```\n````\n").unwrap();
         assert_eq!(page.blocks.len(), 1);
         assert_eq!(page.blocks[0].lines, ["```sh", "```"]);
     }
 
     #[test]
-    fn a_block_in_a_list_loses_the_indent_of_the_list() {
+    fn block_in_a_list_loses_the_indent_of_the_list() {
         let page = parse("- x\n  ```console\n  $ a\n    b\n  ```\n").unwrap();
         assert_eq!(page.blocks[0].lines, ["$ a", "  b"]);
     }
 
     #[test]
-    fn a_code_span_of_three_backticks_opens_nothing() {
+    fn code_span_of_three_backticks_is_not_a_block() {
         assert!(parse("```ls``` lists\n").unwrap().blocks.is_empty());
     }
 
     #[test]
-    fn an_open_block_is_an_error_that_names_its_line() {
+    fn unclosed_block_is_an_error_that_names_its_line() {
         let error = parse("a\n```sh\nls\n").unwrap_err();
         assert!(error.to_string().contains("line 2"), "{error}");
     }

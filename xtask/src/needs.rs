@@ -1,7 +1,7 @@
 //! Programs that the steps call.
 //!
-//! As root on a system with apt-get, what is missing is installed. Anywhere else it is named, with the command that
-//! installs it: a chore does not ask for a password.
+//! As root on a system with apt-get, missing programs are installed. Elsewhere the error names them and the command
+//! that installs them, because a task must not ask for a password.
 
 use std::process::Command;
 
@@ -9,17 +9,18 @@ use anyhow::{Context, Result, bail};
 
 use crate::workspace::Workspace;
 
-/// A program and the Debian package that brings it.
+/// A program and its Debian package.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Need {
     program: &'static str,
     package: &'static str,
 }
 
-/// What a test installs Envoy into. Debian has the command without what it needs, so that only trying tells.
+/// The module with which a test installs Envoy. Debian ships it without its dependencies, so it is tested by
+/// importing it.
 const VENV: Need = Need { program: "python3 -m venv", package: "python3-venv" };
 
-// A C linker is not in the list: without one, this program would not have been built.
+// A C linker is not listed: without one, this program could not have been built.
 const NEEDS: &[Need] = &[
     Need { program: "curl", package: "curl" },
     Need { program: "git", package: "git" },
@@ -33,7 +34,7 @@ const NEEDS: &[Need] = &[
     Need { program: "wrk", package: "wrk" },
 ];
 
-/// What to do about the missing programs.
+/// What to do about missing programs.
 #[derive(Debug, PartialEq, Eq)]
 enum Plan {
     Nothing,
@@ -41,7 +42,7 @@ enum Plan {
     Tell(String),
 }
 
-/// Sees to it that every program in the list is there, or says what to install.
+/// Installs the missing programs, or fails with the command that installs them.
 pub(crate) fn provide() -> Result<()> {
     let missing: Vec<Need> = NEEDS.iter().copied().filter(|need| !is_there(*need)).collect();
     match plan(&missing, is_root() && is_on_path("apt-get")) {
@@ -51,7 +52,7 @@ pub(crate) fn provide() -> Result<()> {
     }
 }
 
-/// Asks whether a component of the toolchain is there, as `cargo NAME`.
+/// Checks that a component of the toolchain is installed, as `cargo NAME`.
 pub(crate) fn component(workspace: &Workspace, name: &str, component: &str) -> Result<()> {
     if !workspace.cargo(&format!("{name} --version")).succeeds() {
         bail!("`cargo {name}` is missing; install it with `rustup component add {component}`");
@@ -101,7 +102,7 @@ fn is_there(need: Need) -> bool {
 
 fn is_on_path(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    // Debian keeps servers where only root looks.
+    // Debian installs servers in /usr/sbin, which is often only in root's PATH.
     let folders = std::env::split_paths(&path).chain(["/usr/sbin".into()]);
     folders.into_iter().any(|folder| folder.join(program).is_file())
 }
@@ -117,18 +118,18 @@ mod tests {
     const REDIS: Need = Need { program: "redis-server", package: "redis" };
 
     #[test]
-    fn nothing_is_done_when_nothing_is_missing() {
+    fn complete_system_needs_no_installation() {
         assert_eq!(plan(&[], true), Plan::Nothing);
         assert_eq!(plan(&[], false), Plan::Nothing);
     }
 
     #[test]
-    fn what_is_missing_is_installed_where_that_is_possible() {
+    fn missing_programs_are_installed_where_possible() {
         assert_eq!(plan(&[REDIS], true), Plan::Install(vec!["redis"]));
     }
 
     #[test]
-    fn elsewhere_the_message_names_program_and_command() {
+    fn elsewhere_the_error_names_program_and_command() {
         let Plan::Tell(message) = plan(&[REDIS], false) else { panic!("nothing may be installed here") };
         assert!(message.contains("missing: redis-server;"), "{message}");
         assert!(message.contains("apt-get install redis"), "{message}");

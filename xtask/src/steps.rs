@@ -1,6 +1,6 @@
 //! The steps of `cargo xtask test`.
 //!
-//! Cheap steps stand first, so that a slip in formatting does not wait for a build.
+//! Cheap steps come first, so that a formatting error is reported before a build.
 
 use std::time::{Duration, Instant};
 
@@ -17,11 +17,11 @@ pub(crate) struct Step {
     run: fn(&Workspace) -> Result<Outcome>,
 }
 
-/// How a step ended when it did not fail.
+/// How a step ended if it did not fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Outcome {
     Passed,
-    /// The reason, in words that complete "skipped: ...".
+    /// The reason, which completes "skipped: ...".
     Skipped(&'static str),
 }
 
@@ -49,7 +49,7 @@ pub(crate) const STEPS: &[Step] = &[
     Step { name: "deny", what: "licences, advisories and sources of the dependencies", run: deny },
 ];
 
-/// The steps with these names, in the order of [`STEPS`]; all of them when no name is given.
+/// Returns the steps with these names, in the order of [`STEPS`]; all of them without names.
 pub(crate) fn select(names: &[&str]) -> Result<Vec<&'static Step>, String> {
     if let Some(unknown) = names.iter().find(|name| STEPS.iter().all(|step| step.name != **name)) {
         let known: Vec<_> = STEPS.iter().map(|step| step.name).collect();
@@ -58,7 +58,7 @@ pub(crate) fn select(names: &[&str]) -> Result<Vec<&'static Step>, String> {
     Ok(STEPS.iter().filter(|step| names.is_empty() || names.contains(&step.name)).collect())
 }
 
-/// Runs the steps, one after the other, up to the first that fails.
+/// Runs the steps in order, up to the first failure.
 pub(crate) fn run(chosen: &[&Step], long: bool) -> Result<()> {
     needs::provide()?;
     let workspace = Workspace { long_tests: long, ..Workspace::load()? };
@@ -131,7 +131,7 @@ fn clippy(workspace: &Workspace) -> Result<Outcome> {
         .map(|()| Outcome::Passed)
 }
 
-// Benches stay out: they measure, and a measurement taken while everything else builds says nothing.
+// Benchmarks are excluded: measurements during a build are meaningless.
 fn tests(workspace: &Workspace) -> Result<Outcome> {
     test_run::run(workspace, "test --workspace --all-features --lib --bins --tests --examples")?;
     Ok(Outcome::Passed)
@@ -146,11 +146,11 @@ fn docs(workspace: &Workspace) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-// `--cfg loom` changes every crate, so this build has a folder of its own: in the common one, it and the ordinary
-// build would throw each other's work away.
+// `--cfg loom` changes every crate, so this build has a separate target folder: in a shared one, this build and the
+// ordinary one would invalidate each other.
 fn loom(workspace: &Workspace) -> Result<Outcome> {
     workspace
-        .cargo("test -p tollgate --release --test loom")
+        .cargo("test -p ratekeeper --release --test loom")
         .flags("RUSTFLAGS", "--cfg loom")
         .env("CARGO_TARGET_DIR", &workspace.target.join("loom").to_string_lossy())
         .env("LOOM_MAX_PREEMPTIONS", "3")
@@ -159,7 +159,7 @@ fn loom(workspace: &Workspace) -> Result<Outcome> {
 }
 
 fn readme(workspace: &Workspace) -> Result<Outcome> {
-    workspace.cargo("build --release -p tollgate-cli").run()?;
+    workspace.cargo("build --release -p ratekeeper-cli").run()?;
     examples::run(workspace)?;
     Ok(Outcome::Passed)
 }
@@ -180,23 +180,23 @@ mod tests {
     }
 
     #[test]
-    fn no_name_means_every_step() {
+    fn without_names_all_steps_are_selected() {
         assert_eq!(select(&[]).unwrap().len(), STEPS.len());
     }
 
     #[test]
-    fn named_steps_run_in_the_order_of_the_list() {
+    fn named_steps_keep_the_order_of_the_list() {
         assert_eq!(names(&select(&["docs", "fmt"]).unwrap()), ["fmt", "docs"]);
     }
 
     #[test]
-    fn an_unknown_step_is_refused_and_the_known_ones_are_named() {
+    fn unknown_step_is_rejected_with_the_known_names() {
         let message = select(&["fmt", "lint"]).err().unwrap();
         assert!(message.contains("`lint`") && message.contains("clippy"), "{message}");
     }
 
     #[test]
-    fn the_summary_has_a_row_a_step_and_a_total() {
+    fn summary_has_a_row_per_step_and_a_total() {
         let rows = [
             ("fmt", Outcome::Passed, Duration::from_millis(449)),
             ("deny", Outcome::Skipped("absent"), Duration::from_millis(60_051)),

@@ -1,7 +1,7 @@
-//! Runs the test programs that cargo has built, and finds the slowest tests.
+//! Runs the test programs that cargo has built, and lists the slowest tests.
 //!
-//! `cargo test` does not say how long a test takes. The programs can, with an option that the toolchain calls unstable;
-//! the variable that allows it would make cargo build everything again, so the programs are started from here.
+//! `cargo test` does not report the duration of a test. The test programs can, with an unstable option; the
+//! environment variable that enables it would make cargo rebuild everything, so the programs are started from here.
 
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader};
@@ -13,23 +13,23 @@ use serde_json::Value;
 
 use crate::workspace::{Workspace, command};
 
-/// How many of the slowest tests are shown.
+/// Number of slowest tests shown.
 const SLOWEST: usize = 10;
 
-/// Tests at once for each processor: most of them wait for a server or a timeout, and compute little.
+/// Concurrent tests per processor: most tests wait for a server or a timeout and compute little.
 const TESTS_PER_PROCESSOR: usize = 2;
 
 /// A test program.
 #[derive(Debug, PartialEq, Eq)]
 struct Program {
     path: PathBuf,
-    /// Where `cargo test` would start it.
+    /// The working directory that `cargo test` would use.
     folder: PathBuf,
-    /// Package and target, such as `xtask/integration`.
+    /// Package and target, as in `xtask/integration`.
     name: String,
 }
 
-/// How long a test took.
+/// The duration of a test.
 #[derive(Debug, PartialEq)]
 struct Timing {
     millis: u64,
@@ -54,7 +54,7 @@ pub(crate) fn run(workspace: &Workspace, build: &str) -> Result<()> {
     Ok(())
 }
 
-/// The test program that a message of cargo announces.
+/// Returns the test program that a cargo message announces.
 fn program(message: &Value) -> Option<Program> {
     let path = message["executable"].as_str()?;
     if message["reason"] != "compiler-artifact" || message["profile"]["test"] != true {
@@ -72,7 +72,7 @@ fn run_program(program: &Program, long: bool, timings: &mut Vec<Timing>) -> Resu
     started.args(["-Zunstable-options", "--report-time", "--test-threads", &threads()]);
     started.env("RUSTC_BOOTSTRAP", "1").stdout(Stdio::piped());
     if long {
-        started.env("TOLLGATE_LONG_TESTS", "1");
+        started.env("RATEKEEPER_LONG_TESTS", "1");
     }
     let mut child = started.spawn().context("starting it")?;
     for line in BufReader::new(child.stdout.take().context("its output")?).lines() {
@@ -94,7 +94,7 @@ fn threads() -> String {
     (TESTS_PER_PROCESSOR * processors).to_string()
 }
 
-/// The name and the time in a line such as `test a::b ... ok <0.123s>`.
+/// Parses name and duration from a line like `test a::b ... ok <0.123s>`.
 fn timing(line: &str) -> Option<(&str, u64)> {
     let (test, result) = line.strip_prefix("test ")?.split_once(" ... ")?;
     let (_, seconds) = result.strip_suffix("s>")?.split_once('<')?;
@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn test_programs_are_found_among_cargo_messages() {
+    fn test_programs_are_found_in_cargo_messages() {
         let message = |test: bool| {
             serde_json::json!({
                 "reason": "compiler-artifact", "executable": "/t/deps/a-1", "manifest_path": "/x/a/Cargo.toml",
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn time_of_a_test_is_read_from_its_line() {
+    fn duration_is_parsed_from_a_test_line() {
         assert_eq!(timing("test a::b ... ok <12.345s>"), Some(("a::b", 12_345)));
         assert_eq!(timing("test a::b - should panic ... ok <0.020s>"), Some(("a::b - should panic", 20)));
         assert_eq!(timing("test a::b ... FAILED <1.5s>"), Some(("a::b", 1_500)));
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn slowest_tests_come_first_and_are_ten_at_most() {
+    fn at_most_ten_slowest_tests_are_listed_slowest_first() {
         let timings = (0..12).map(|n| Timing { millis: n * 1_100, test: format!("t{n}") }).collect();
         let table = slowest(timings);
         assert!(table.starts_with("12 tests; the slowest:\n     12.1 s  t11\n     11.0 s  t10\n"), "{table}");

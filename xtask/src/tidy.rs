@@ -1,12 +1,13 @@
-//! What holds for the files themselves, whatever they do.
+//! Rules for the files themselves.
 //!
-//! Every rule has a file below and says, in its finding, what to do instead. The rules see each file that is
-//! committed or could be; ignored files, files that are not text and a fuzzer's inputs are left alone.
+//! Each rule has a module, and its findings state what to do instead. The rules apply to every file that is or could
+//! be committed; ignored files, binary files and fuzz inputs are excluded.
 
 mod crates;
 mod rust_code;
 mod text;
 mod twins;
+mod words;
 
 use std::fmt;
 use std::fs;
@@ -15,12 +16,12 @@ use anyhow::{Context, Result};
 
 use crate::workspace::Workspace;
 
-/// One thing to tidy up.
-#[derive(Debug, PartialEq, Eq)]
+/// One violation of a rule.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Finding {
     /// Relative to the root.
     path: String,
-    /// Counted from 1; absent when the finding is about the whole file.
+    /// Counted from 1; absent if the finding is about the whole file.
     line: Option<usize>,
     message: String,
 }
@@ -44,7 +45,7 @@ impl fmt::Display for Finding {
     }
 }
 
-/// What is in these files is there because it is odd.
+/// Fuzz inputs are malformed on purpose.
 const INPUTS: &str = "fuzz/corpus/";
 
 /// A text file.
@@ -55,7 +56,8 @@ pub(crate) struct File {
 
 pub(crate) fn check(workspace: &Workspace) -> Result<Vec<Finding>> {
     let files = read(workspace)?;
-    let mut findings: Vec<Finding> = files.iter().flat_map(text::check).collect();
+    let mut findings: Vec<Finding> =
+        files.iter().flat_map(|file| [text::check(file), words::check(file)].concat()).collect();
     findings.extend(crates::check(workspace)?);
     findings.extend(twins::check(&files));
     Ok(findings)
@@ -65,7 +67,7 @@ fn read(workspace: &Workspace) -> Result<Vec<File>> {
     let mut files = Vec::new();
     for path in workspace.files()?.into_iter().filter(|path| !path.starts_with(INPUTS)) {
         let bytes = fs::read(workspace.root.join(&path)).with_context(|| format!("reading {path}"))?;
-        // What is not UTF-8 is not text.
+        // Files that are not UTF-8 are binary.
         if let Ok(text) = String::from_utf8(bytes) {
             files.push(File { path, text });
         }

@@ -1,4 +1,4 @@
-//! Where the workspace and its crates are, and how cargo is called in it.
+//! The paths and packages of the workspace, and cargo calls.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -11,15 +11,15 @@ pub(crate) struct Workspace {
     pub(crate) root: PathBuf,
     pub(crate) target: PathBuf,
     pub(crate) packages: Vec<Package>,
-    /// Whether tests do more than in an ordinary run.
+    /// Whether tests run their long variants.
     pub(crate) long_tests: bool,
 }
 
-/// One crate of ours.
+/// One crate of the workspace.
 pub(crate) struct Package {
     pub(crate) name: String,
     pub(crate) manifest: PathBuf,
-    /// Names of what it uses when it is built for a user: dev-dependencies are left out.
+    /// Names of its dependencies, without dev-dependencies.
     pub(crate) uses: Vec<String>,
 }
 
@@ -48,14 +48,14 @@ impl Workspace {
         })
     }
 
-    /// A cargo command in this workspace; the arguments are parted by spaces.
+    /// Returns a cargo command in this workspace; the arguments are separated by spaces.
     pub(crate) fn cargo(&self, arguments: &str) -> Cargo {
         let mut command = command("cargo", &self.root);
         command.args(arguments.split(' '));
         Cargo { shown: format!("cargo {arguments}"), command }
     }
 
-    /// Paths of the files that are, or could be, committed, relative to the root.
+    /// Returns the paths of files that are or could be committed, relative to the root.
     pub(crate) fn files(&self) -> Result<Vec<String>> {
         let output = command("git", &self.root)
             .args(["ls-files", "--cached", "--others", "--exclude-standard", "-z"])
@@ -69,7 +69,7 @@ impl Workspace {
         let mut files: Vec<String> = listed.split_terminator('\0').map(String::from).collect();
         files.sort();
         files.dedup();
-        // git still lists a file that was deleted and not yet committed so.
+        // git still lists a deleted file until the deletion is committed.
         files.retain(|file| self.root.join(file).is_file());
         Ok(files)
     }
@@ -92,11 +92,11 @@ fn text(value: &Value, field: &str) -> Result<String> {
     Ok(found.to_string())
 }
 
-/// A program that is started in `folder`, as a user at a prompt would start it.
+/// Returns a command to run in `folder`, with the environment of a user's shell.
 pub(crate) fn command(program: &str, folder: &Path) -> Command {
     let mut command = Command::new(program);
     command.current_dir(folder).stdin(Stdio::null());
-    // `cargo run` describes the package xtask in these; they mean nothing to what is started from here.
+    // `cargo run` sets these variables for the package xtask; child processes must not see them.
     for (name, _) in std::env::vars_os() {
         let name = name.to_string_lossy();
         if name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_") {
@@ -106,7 +106,7 @@ pub(crate) fn command(program: &str, folder: &Path) -> Command {
     command
 }
 
-/// A cargo command, kept with the line that a user would type for it.
+/// A cargo command, with the line that a user would type for it.
 pub(crate) struct Cargo {
     shown: String,
     command: Command,
@@ -120,7 +120,7 @@ impl Cargo {
         self
     }
 
-    /// Adds compiler flags to those that the environment already asks for.
+    /// Adds compiler flags to those in the environment.
     pub(crate) fn flags(self, name: &str, more: &str) -> Cargo {
         let flags = match std::env::var(name) {
             Ok(present) if !present.trim().is_empty() => format!("{present} {more}"),
@@ -129,7 +129,7 @@ impl Cargo {
         self.env(name, &flags)
     }
 
-    /// Shows the command and runs it; its output goes where ours goes.
+    /// Prints the command and runs it with inherited output.
     pub(crate) fn run(mut self) -> Result<()> {
         println!("      {}", self.shown);
         let status = self.command.status().context("starting cargo")?;
@@ -139,7 +139,7 @@ impl Cargo {
         Ok(())
     }
 
-    /// Shows the command, runs it and returns what it prints; errors go where ours go.
+    /// Prints the command, runs it and returns its stdout; stderr is inherited.
     pub(crate) fn output(mut self) -> Result<String> {
         println!("      {}", self.shown);
         let output = self.command.stderr(Stdio::inherit()).output().context("starting cargo")?;
@@ -149,7 +149,7 @@ impl Cargo {
         String::from_utf8(output.stdout).context("cargo prints what is not UTF-8")
     }
 
-    /// Runs the command in silence and tells whether it succeeded.
+    /// Runs the command silently; returns true if it succeeds.
     pub(crate) fn succeeds(mut self) -> bool {
         let status = self.command.stdout(Stdio::null()).stderr(Stdio::null()).status();
         status.is_ok_and(|status| status.success())
@@ -161,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_crate_uses_is_read_without_its_dev_dependencies() {
+    fn dependencies_are_read_without_dev_dependencies() {
         let metadata = serde_json::json!({
             "workspace_root": "/x", "target_directory": "/x/target",
             "packages": [{
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shown_command_can_be_pasted() {
+    fn shown_command_can_be_pasted_into_a_shell() {
         let workspace =
             Workspace { root: ".".into(), target: "target".into(), packages: Vec::new(), long_tests: false };
         let cargo = workspace.cargo("doc --no-deps").env("A", "-D warnings").env("B", "3");

@@ -1,15 +1,15 @@
-//! Our gateway beside nginx, HAProxy and Envoy: the same upstream, the same requests, on one machine in one run.
+//! The gateway beside nginx, HAProxy and Envoy: the same upstream and requests, on one machine in one run.
 //!
-//! A contender's figure is the processor time of all its processes over the requests that it answered: that is what a
-//! proxy costs, however busy the machine is. All run all the time, and get their requests in turns; a ratio is that of
-//! one round's figures.
+//! A contender's figure is the processor time of all its processes per answered request: the cost of a proxy,
+//! independent of the load on the machine. All contenders run throughout and receive their requests in turns; ratios
+//! compare figures of the same round.
 //!
-//! | file | what it does |
+//! | module | purpose |
 //! |---|---|
-//! | `needs` | the programs, installed where that is possible |
-//! | `peers` | the others, set up as their manuals say |
+//! | `needs` | the programs, installed where possible |
+//! | `peers` | the other proxies, configured as their manuals recommend |
 //! | `ours` | the gateway, with and without each of its features |
-//! | `report` | the figures, and what was promised |
+//! | `report` | the figures and the goals |
 #![allow(clippy::float_arithmetic, reason = "figures for people; nothing is decided by them")]
 
 mod needs;
@@ -25,10 +25,10 @@ use testbed::process::{Folder, Running};
 
 use self::needs::Programs;
 use self::report::{Figure, Report, Row};
-use crate::install::tollgate;
+use crate::install::ratekeeper;
 use crate::wrk::{self, Asked};
 
-/// How much is done.
+/// The extent of a run.
 pub(crate) struct Size {
     quick: bool,
     rounds: usize,
@@ -39,18 +39,18 @@ impl Size {
     pub(crate) const QUICK: Size = Size { quick: true, rounds: 1 };
 }
 
-/// As many for everybody as our gateway has.
+/// The number of workers of every contender, equal to the gateway's default.
 fn workers() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// What a client asks for.
+/// The expected decisions.
 #[derive(Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Job {
-    /// Every request is within its limit, and goes to the upstream.
+    /// Every request is within its limit and is forwarded to the upstream.
     Allowed,
-    /// The limit is used up.
+    /// The limit is exhausted.
     Denied,
 }
 
@@ -65,7 +65,7 @@ impl Job {
     }
 }
 
-/// A proxy that runs.
+/// A running proxy.
 struct Contender {
     name: &'static str,
     process: Running,
@@ -73,17 +73,17 @@ struct Contender {
     is_limited: bool,
 }
 
-/// Runs everything. Progress goes to standard error.
+/// Runs all contenders. Progress goes to stderr.
 pub(crate) fn run(size: &Size, binary: Option<PathBuf>) -> Result<Report, Box<dyn Error>> {
     let programs = Programs::provide()?;
-    let binary = tollgate(binary)?;
+    let binary = ratekeeper(binary)?;
     let folder = Folder::new()?;
     let redis = RedisServer::start()?;
     let (upstream, upstream_port) = peers::upstream(&folder)?;
     let mut contenders = peers::start(&programs, &folder, upstream_port)?;
     contenders.extend(ours::start(&binary, &folder, upstream_port, &redis.url())?);
 
-    // Without limits nothing is denied.
+    // A contender without limits denies nothing.
     let takes_part = |contender: &&Contender, job| contender.is_limited || job == Job::Allowed;
     let mut visits: Vec<Vec<(&Contender, Row)>> = Vec::new();
     for job in Job::ALL {
@@ -92,7 +92,7 @@ pub(crate) fn run(size: &Size, binary: Option<PathBuf>) -> Result<Report, Box<dy
         if size.quick {
             continue;
         }
-        // Connections to the upstream are opened, and limits are used up.
+        // Warm-up: opens connections to the upstream and exhausts limits.
         for (contender, _) in visits.last().into_iter().flatten() {
             eprintln!("{}: {}", contender.name, job.path());
             ask(contender, job)?;
@@ -120,14 +120,14 @@ fn visit(contender: &Contender, job: Job) -> Result<Figure, Box<dyn Error>> {
     Ok(Figure { cpu_us: spent as f64 / requests as f64, per_second, p50_us, p99_us })
 }
 
-/// Asks for a second. Every answer must be the one that the job is about.
+/// Sends requests for one second. Fails unless the answers match the job.
 fn ask(contender: &Contender, job: Job) -> Result<Asked, Box<dyn Error>> {
     let url = format!("http://127.0.0.1:{}{}", contender.port, job.path());
     let asked = wrk::ask(&["--header", "X-User-Id: user123", &url])
         .map_err(|error| format!("{}: {error}", contender.name))?;
     let is_right = match job {
         Job::Allowed => asked.refused == 0,
-        // The first use up the limit.
+        // The first few requests are allowed, until the limit is exhausted.
         Job::Denied => asked.refused + 16 >= asked.requests && asked.requests > 16,
     };
     match is_right {

@@ -1,4 +1,4 @@
-//! The programs that take part, installed where that is possible.
+//! The programs of the benchmark, installed where possible.
 
 use std::error::Error;
 use std::path::PathBuf;
@@ -7,16 +7,16 @@ use testbed::Envoy;
 
 use crate::install::debian;
 
-/// What there is.
+/// The programs found.
 pub(super) struct Programs {
     pub(super) haproxy: Option<PathBuf>,
     pub(super) envoy: Option<PathBuf>,
-    /// Who does not take part, and why.
+    /// The contenders left out, and why.
     pub(super) left_out: Vec<String>,
 }
 
 impl Programs {
-    /// Installs what is missing, if we may. Without nginx and wrk there is nothing to compare and nobody who asks.
+    /// Installs missing programs if permitted. nginx, the reference, and wrk, the load generator, are required.
     pub(super) fn provide() -> Result<Programs, Box<dyn Error>> {
         for program in ["nginx", "wrk"] {
             debian(program, program)?;

@@ -7,15 +7,15 @@ use testbed::process::{Folder, Running, free_port};
 
 use super::Contender;
 
-/// Everything on that a gateway in production has, but for the log, which the others do not write either.
-pub(super) const TOLLGATE: &str = "tollgate";
-pub(super) const REDIS: &str = "tollgate, Redis store";
-pub(super) const NO_HEADERS: &str = "tollgate, no headers";
-pub(super) const NO_ADMIN: &str = "tollgate, no admin";
-pub(super) const ACCESS_LOG: &str = "tollgate, access log";
-pub(super) const NO_LIMITS: &str = "tollgate, no limits";
+/// Every production feature on, except the access log, which the other proxies do not write either.
+pub(super) const RATEKEEPER: &str = "ratekeeper";
+pub(super) const REDIS: &str = "ratekeeper, Redis store";
+pub(super) const NO_HEADERS: &str = "ratekeeper, no headers";
+pub(super) const NO_ADMIN: &str = "ratekeeper, no admin";
+pub(super) const ACCESS_LOG: &str = "ratekeeper, access log";
+pub(super) const NO_LIMITS: &str = "ratekeeper, no limits";
 
-/// One way to set the gateway up.
+/// One configuration of the gateway.
 struct Variant<'a> {
     name: &'static str,
     file: &'static str,
@@ -26,7 +26,7 @@ struct Variant<'a> {
     is_limited: bool,
 }
 
-/// All variants.
+/// Starts all variants.
 pub(super) fn start(
     binary: &Path,
     folder: &Folder,
@@ -34,8 +34,8 @@ pub(super) fn start(
     redis: &str,
 ) -> Result<Vec<Contender>, Box<dyn Error>> {
     let usual = Variant {
-        name: TOLLGATE,
-        file: "tollgate",
+        name: RATEKEEPER,
+        file: "ratekeeper",
         store: "memory",
         headers: "ietf",
         access_log: false,
@@ -62,13 +62,13 @@ impl Variant<'_> {
         let config = format!(
             "store: {store}
 admin: {admin}
-answers: {{ headers: {headers} }}
+responses: {{ header_set: {headers} }}
 limits:
   plenty:
-    key: {{ header: X-User-Id, otherwise: anonymous }}
+    key: {{ header: X-User-Id, fallback: anonymous }}
     token_bucket: {{ capacity: 1000000, refill: 1000000/s }}
   little:
-    key: {{ header: X-User-Id, otherwise: anonymous }}
+    key: {{ header: X-User-Id, fallback: anonymous }}
     token_bucket: {{ capacity: 1, refill: 1/h }}
 gateway:
   listen: 127.0.0.1:{port}

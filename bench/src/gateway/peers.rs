@@ -1,5 +1,5 @@
-//! The others, set up as their manuals say: connections are kept on both sides, nothing is logged, and there are as many
-//! workers as ours. All tell the upstream for whom they work, since ours does.
+//! The peers, configured as their manuals recommend: keep-alive on both sides, no logs, and as many workers as the
+//! gateway. All set forwarding headers for the upstream, because the gateway does.
 
 use std::error::Error;
 use std::path::Path;
@@ -14,7 +14,7 @@ pub(super) const NGINX_BARE: &str = "nginx, no forwarded headers";
 const HAPROXY: &str = "HAProxy";
 const ENVOY: &str = "Envoy";
 
-/// What all of them forward to: a server that does as little as a server can.
+/// Starts the upstream of all contenders: a minimal server.
 pub(super) fn upstream(folder: &Folder) -> Result<(Running, u16), Box<dyn Error>> {
     let port = free_port()?;
     let server = format!(
@@ -23,13 +23,13 @@ pub(super) fn upstream(folder: &Folder) -> Result<(Running, u16), Box<dyn Error>
     Ok((nginx(folder, "upstream", 1, &server, port)?, port))
 }
 
-/// All that are there.
+/// Starts all proxies that are installed.
 pub(super) fn start(
     programs: &Programs,
     folder: &Folder,
     upstream: u16,
 ) -> Result<Vec<Contender>, Box<dyn Error>> {
-    // Every name that our gateway sets.
+    // Every header that the gateway sets.
     let forwarded = "proxy_set_header Host $http_host; proxy_set_header X-Forwarded-For $remote_addr;
         proxy_set_header X-Real-IP $remote_addr; proxy_set_header X-Forwarded-Proto $scheme;
         proxy_set_header X-Forwarded-Port $server_port; proxy_set_header X-Forwarded-Host $http_host;
@@ -128,7 +128,7 @@ backend behind
     Ok(Contender { name: HAPROXY, process, port, is_limited: true })
 }
 
-/// A filter of Envoy for one route: a bucket of its own, and what is left of it told.
+/// Returns a route of Envoy with a separate token bucket and rate limit headers.
 fn envoy_route(path: &str, tokens: u32, every: &str) -> String {
     format!(
         "- match: {{ prefix: {path} }}

@@ -1,18 +1,18 @@
-//! The figures for people, and what was promised.
+//! Prints the figures and the goals.
 
 use std::fmt;
 
 use serde::Serialize;
 
 use super::Job;
-use super::ours::{ACCESS_LOG, NO_ADMIN, NO_HEADERS, NO_LIMITS, REDIS, TOLLGATE};
+use super::ours::{ACCESS_LOG, NO_ADMIN, NO_HEADERS, NO_LIMITS, RATEKEEPER, REDIS};
 use super::peers::{NGINX, NGINX_BARE};
 use crate::goals::Goal;
 
-/// One visit to a contender.
+/// The measurement of one contender in one round.
 #[derive(Clone, Copy, Serialize)]
 pub(super) struct Figure {
-    /// Processor time per request.
+    /// Processor time per request, in microseconds.
     pub(super) cpu_us: f64,
     pub(super) per_second: f64,
     pub(super) p50_us: f64,
@@ -45,7 +45,7 @@ impl Row {
     }
 }
 
-/// The median; the number of rounds is odd.
+/// Returns the median; the number of rounds is odd.
 fn middle(mut figures: Vec<f64>) -> f64 {
     figures.sort_unstable_by(f64::total_cmp);
     figures.get(figures.len() / 2).copied().unwrap_or(f64::NAN)
@@ -55,7 +55,7 @@ fn find<'a>(rows: &'a [Row], name: &str, job: Job) -> Option<&'a Row> {
     rows.iter().find(|row| row.name == name && row.job == job)
 }
 
-/// One contender's figure over another's, round by round.
+/// Returns the median over the rounds of one contender's figure divided by another's.
 fn ratio(rows: &[Row], job: Job, [name, to]: [&str; 2], of: impl Fn(&Figure) -> f64) -> f64 {
     let Some((row, to)) = find(rows, name, job).zip(find(rows, to, job)) else { return f64::NAN };
     middle(row.rounds.iter().zip(&to.rounds).map(|(one, other)| of(one) / of(other)).collect())
@@ -63,7 +63,7 @@ fn ratio(rows: &[Row], job: Job, [name, to]: [&str; 2], of: impl Fn(&Figure) -> 
 
 fn goals(rows: &[Row]) -> Vec<Goal> {
     let goal = |job: Job, most: f64, words: &str| {
-        let to = |peer| ratio(rows, job, [TOLLGATE, peer], |figure| figure.cpu_us);
+        let to = |peer| ratio(rows, job, [RATEKEEPER, peer], |figure| figure.cpu_us);
         let promise =
             format!("<= {most:.1}x nginx's processor time per {words} request, headers and metrics on");
         let figure = format!("{:.2}x ({:.2}x one that sets no forwarded headers)", to(NGINX), to(NGINX_BARE));
@@ -114,14 +114,14 @@ impl fmt::Display for Report {
         }
         writeln!(f, "What each feature of ours costs, in microseconds of processor time per request.\n")?;
         for (what, on, off) in [
-            ("headers", TOLLGATE, NO_HEADERS),
-            ("admin listener", TOLLGATE, NO_ADMIN),
-            ("access log", ACCESS_LOG, TOLLGATE),
-            ("limits, headers included", TOLLGATE, NO_LIMITS),
-            ("limits in Redis", REDIS, TOLLGATE),
+            ("headers", RATEKEEPER, NO_HEADERS),
+            ("admin listener", RATEKEEPER, NO_ADMIN),
+            ("access log", ACCESS_LOG, RATEKEEPER),
+            ("limits, headers included", RATEKEEPER, NO_LIMITS),
+            ("limits in Redis", REDIS, RATEKEEPER),
         ] {
             let cost = |job| {
-                // Without limits nothing is denied.
+                // A contender without limits denies nothing.
                 let (on, off) = find(&self.rows, on, job).zip(find(&self.rows, off, job))?;
                 let pairs = on.rounds.iter().zip(&off.rounds);
                 Some(middle(pairs.map(|(on, off)| on.cpu_us - off.cpu_us).collect()))

@@ -1,16 +1,16 @@
-//! Decisions inside Redis: ours beside the scripts that people write, on one server in one run.
+//! Decisions inside Redis: Ratekeeper's library beside commonly used scripts, on one server in one run.
 //!
-//! A contender's figure is the server's own processor time (`INFO cpu`) over the decisions, since that is what is
-//! shared; the commands are pipelined, so that neither side waits for the network, and once one by one. The contenders
-//! take turns, and a ratio is that of one round's figures.
+//! A contender's figure is the server's processor time (`INFO cpu`) per decision, because the server is the shared
+//! resource. Commands are pipelined, so that neither side waits for the network, and also sent one by one. The
+//! contenders take turns, and ratios compare figures of the same round.
 //!
-//! | file | what it does |
+//! | file | purpose |
 //! |---|---|
-//! | `*.lua` | the baseline: the usual script for each algorithm |
-//! | `scenarios` | what is asked, and how |
-//! | `report` | the figures, and what was promised |
-//! | `wire` | the protocol by hand |
-//! | `together` | whole programs: many tasks that ask at the same time |
+//! | `*.lua` | the baseline: a commonly used script for each algorithm |
+//! | `scenarios` | the scenarios, as packed commands |
+//! | `report` | the figures and the goals |
+//! | `wire` | a minimal client of the Redis protocol |
+//! | `together` | whole programs: many concurrent tasks |
 #![allow(clippy::float_arithmetic, reason = "figures for people; nothing is decided by them")]
 
 mod report;
@@ -21,23 +21,23 @@ mod wire;
 use std::error::Error;
 use std::time::Duration;
 
+use ratekeeper::{Limit, LogPolicy};
 use serde::Serialize;
 use testbed::RedisServer;
-use tollgate::{Count, Limit};
 
 use self::scenarios::{By, Contender, Loaded, is_admitted, scenarios};
 use self::wire::{Reply, Wire, pack};
 use crate::goals::Goal;
 use crate::timing;
 
-/// How much is done.
+/// The extent of a run.
 pub(crate) struct Size {
     quick: bool,
     rounds: usize,
-    /// Decisions of a contender in one round, with one in a pipeline and with more.
+    /// Decisions of a contender per round, unpipelined and pipelined.
     alone: usize,
     piped: usize,
-    /// Where requests come in ticks: how many fill the window, and how many are measured.
+    /// For paced scenarios: ticks that fill the window, and ticks that are measured.
     ticks_before: usize,
     ticks: usize,
     pub(super) checks_per_task: usize,
@@ -57,21 +57,21 @@ impl Size {
         Size { quick: true, rounds: 1, alone: 64, piped: 64, ticks_before: 5, ticks: 5, checks_per_task: 20 };
 }
 
-/// Decisions in one pipeline. With one, most of the server's time is the network's.
+/// Decisions per pipeline. With one, the network dominates the server's time.
 const DEPTHS: [usize; 3] = [64, 16, 1];
 
-/// One contender: what it is called, and its figure in each round.
+/// One contender: its name, and its figures in each round.
 #[derive(Serialize)]
 pub(crate) struct Row {
     name: String,
     depth: usize,
     server_us_per_decision: Vec<f64>,
     decisions_per_second: Vec<f64>,
-    /// Of those measured, in percent; nothing where a reply does not say.
+    /// Percentage of the measured requests; `None` if the replies do not state it.
     admitted_percent: Option<f64>,
 }
 
-/// A log that is full.
+/// Sizes of a full log.
 #[derive(Serialize)]
 struct LogBytes {
     limit: u32,
@@ -91,14 +91,14 @@ pub(crate) struct Report {
     goals: Vec<Goal>,
 }
 
-/// The server with everything loaded.
+/// The server with all scripts loaded.
 struct Bench {
     server: RedisServer,
     wire: Wire,
     function: String,
 }
 
-/// How many of those that say so were admitted.
+/// Admitted requests, out of the replies that state it.
 #[derive(Default)]
 struct Admitted {
     yes: u64,
@@ -109,7 +109,7 @@ impl Bench {
     fn start() -> Result<Bench, Box<dyn Error>> {
         let server = RedisServer::start()?;
         let mut wire = Wire::connect(server.port())?;
-        let (library, function) = tollgate::redis::wire::library();
+        let (library, function) = ratekeeper::redis::wire::library();
         wire.text(&["FUNCTION", "LOAD", "REPLACE", &library])?;
         Ok(Bench { server, wire, function })
     }
@@ -135,7 +135,7 @@ impl Bench {
         Ok(all)
     }
 
-    /// Seconds of processor time that the server has used.
+    /// Returns the processor time that the server has used, in seconds.
     fn cpu_seconds(&mut self) -> Result<f64, Box<dyn Error>> {
         let info = self.wire.text(&["INFO", "cpu"])?;
         let of =
@@ -193,7 +193,7 @@ impl Bench {
         Ok(())
     }
 
-    /// All contenders, in turns.
+    /// Runs all contenders in turns.
     fn rows(&mut self, size: &Size, depth: usize) -> Result<Vec<Row>, Box<dyn Error>> {
         let contenders = self.contenders(size, depth)?;
         let mut rows = Vec::new();
@@ -221,11 +221,11 @@ impl Bench {
         Ok(rows)
     }
 
-    /// Bytes of a full log, ours and the baseline's.
+    /// Measures the bytes of a full log, ours and the baseline's.
     fn log_bytes(&mut self, limit: u32) -> Result<LogBytes, Box<dyn Error>> {
         let day = Duration::from_secs(86_400);
         let charge =
-            tollgate::redis::wire::charge(&Limit::sliding_window_log(limit, day, Count::Admitted)?, 1);
+            ratekeeper::redis::wire::charge(&Limit::sliding_window_log(limit, day, LogPolicy::Admitted)?, 1);
         let sha = self.wire.text(&["SCRIPT", "LOAD", include_str!("sliding_window_log.lua")])?;
         let (function, text) = (self.function.clone(), limit.to_string());
         for _ in 0..limit {
@@ -242,7 +242,7 @@ impl Bench {
     }
 }
 
-/// Runs everything. Progress goes to standard error.
+/// Runs all scenarios. Progress goes to stderr.
 pub(crate) fn run(size: &Size) -> Result<Report, Box<dyn Error>> {
     let mut bench = Bench::start()?;
     let mut rows = Vec::new();

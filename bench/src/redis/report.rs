@@ -1,4 +1,4 @@
-//! The figures for people, and what was promised.
+//! Prints the figures and the goals.
 
 use std::fmt;
 
@@ -13,7 +13,7 @@ fn median(figures: &[f64]) -> f64 {
     sorted[sorted.len() / 2]
 }
 
-/// Ours over the baseline, round by round.
+/// Returns the median over the rounds of our figure divided by the baseline's.
 fn ratio(rows: &[Row], depth: usize, ours: &str, baseline: &str) -> f64 {
     let find = |name: &str| rows.iter().find(|row| row.depth == depth && row.name == name);
     let Some((ours, baseline)) = find(ours).zip(find(baseline)) else { return f64::NAN };
@@ -21,8 +21,8 @@ fn ratio(rows: &[Row], depth: usize, ours: &str, baseline: &str) -> f64 {
     median(&pairs.map(|(ours, baseline)| ours / baseline).collect::<Vec<_>>())
 }
 
-/// The promises are about the deepest pipeline, where the decisions are nearly all that the server does; the ratios at
-/// the other depths stand beside.
+/// Checks the goals. They apply to the deepest pipeline, where decisions are nearly all of the server's work; the
+/// ratios at the other depths are printed beside.
 pub(super) fn goals(
     rows: &[Row],
     logs: &[LogBytes],

@@ -1,33 +1,33 @@
-//! What is asked: each algorithm by our library and by the usual script, over the same keys in the same order.
+//! The scenarios: each algorithm by our library and by a commonly used script, over the same keys in the same order.
 
 use std::error::Error;
 use std::time::Duration;
 
-use tollgate::{Align, Count, Edge, Limit, Mode, Rate, Style, Time};
+use ratekeeper::{EdgePolicy, LeakyMode, Limit, LogPolicy, Rate, RefillStyle, Time, WindowAlign};
 
 use super::wire::{Reply, pack};
 
-/// Decisions in one call, where calls are shared.
+/// Decisions per call, where calls are shared.
 pub(super) const SHARED: usize = 16;
-/// Keys of a scenario that is about many.
+/// Keys of a scenario with many keys.
 const KEYS: usize = 10_000;
-/// Keys of a log that is held at its limit. Each is asked once a tick.
+/// Keys of a log held near its limit. Each is checked once per tick.
 const HOT_KEYS: usize = 64;
-/// A tick of those: 95 requests a second of the 100 that are allowed.
+/// Their tick: 95 requests per second of the 100 allowed.
 const TICK: Duration = Duration::from_micros(10_500);
 
-/// When requests come.
+/// When requests are sent.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Pace {
-    /// As fast as it goes.
+    /// Without delay.
     Fast,
-    /// One for each key a tick, by the clock. The server sleeps in between, and wakes up for each.
+    /// One per key and tick, by the clock. The server sleeps between ticks and wakes for each.
     Clock,
-    /// The same by a time that is said with the request, as fast as it goes. Neither side then asks for the time.
+    /// One per key and tick, by a time sent with the request, without delay. Neither side then reads the clock.
     Said,
 }
 
-/// An algorithm with both its forms: our limit, and the baseline's script and arguments.
+/// An algorithm in both forms: our limit, and the baseline's script and arguments.
 pub(super) struct Scenario {
     pub(super) name: &'static str,
     script: &'static str,
@@ -35,25 +35,25 @@ pub(super) struct Scenario {
     arguments: [&'static str; 4],
     keys: usize,
     pace: Pace,
-    /// Whether it is measured with several decisions in a call, too.
+    /// Whether it is also measured with several decisions per call.
     is_shared: bool,
 }
 
-/// Keys that are in use: each has been charged before, and none is as good as new when its turn comes again.
+/// Active keys: each has been charged before, and none has its full budget when it is charged again.
 pub(super) const TOKEN: &str = "token bucket";
 pub(super) const LEAKY: &str = "leaky bucket";
-/// Keys that are full again whenever their turn comes.
+/// Keys that have their full budget whenever they are charged.
 pub(super) const RESTED: &str = "token bucket, rested keys";
 pub(super) const FIXED: &str = "fixed window";
 pub(super) const COUNTER: &str = "counter";
-/// A window so short that a good part of the requests begin one, and the window before has to be weighed.
+/// A window so short that many requests start a new one, so that the previous window must be weighted.
 pub(super) const SHORT_COUNTER: &str = "counter, new windows";
-/// Logs that grow: nothing leaves them.
+/// Growing logs: no entry expires.
 pub(super) const LOG: &str = "log, growing";
-/// Logs that hold 95 of 100 a second, and admit everything: as many leave as come.
+/// Logs that hold 95 of 100 requests per second and admit all: as many entries expire as are added.
 pub(super) const HOT_LOG: &str = "hot log, admitted";
 pub(super) const PACED_LOG: &str = "hot log, admitted, by the clock";
-/// One key far above its 100 a second.
+/// One key far above its 100 per second.
 pub(super) const DENIED_LOG: &str = "hot log, denied";
 
 pub(super) fn scenarios() -> Result<Vec<Scenario>, Box<dyn Error>> {
@@ -77,39 +77,39 @@ pub(super) fn scenarios() -> Result<Vec<Scenario>, Box<dyn Error>> {
     Ok(vec![
         Scenario {
             is_shared: true,
-            ..scenario(TOKEN, Limit::token_bucket(million, a_minute, Style::Smooth)?, token, in_use)
+            ..scenario(TOKEN, Limit::token_bucket(million, a_minute, RefillStyle::Smooth)?, token, in_use)
         },
         Scenario {
             is_shared: true,
-            ..scenario(LEAKY, Limit::leaky_bucket(million, a_minute, Mode::Police)?, leaky, in_use)
+            ..scenario(LEAKY, Limit::leaky_bucket(million, a_minute, LeakyMode::Police)?, leaky, in_use)
         },
         scenario(
             RESTED,
-            Limit::token_bucket(1_000, Rate::new(1_000, second)?, Style::Smooth)?,
+            Limit::token_bucket(1_000, Rate::new(1_000, second)?, RefillStyle::Smooth)?,
             token,
             ["1000", "1000", "1", "3600"],
         ),
         scenario(
             FIXED,
-            Limit::fixed_window(million, hour, Align::Clock)?,
+            Limit::fixed_window(million, hour, WindowAlign::Clock)?,
             fixed,
             ["1000000", "3600", "", ""],
         ),
         scenario(
             COUNTER,
-            Limit::sliding_window_counter(million, hour, 1, Edge::Weigh)?,
+            Limit::sliding_window_counter(million, hour, 1, EdgePolicy::Weigh)?,
             counter,
             ["1000000", "3600", "", ""],
         ),
         scenario(
             SHORT_COUNTER,
-            Limit::sliding_window_counter(million, 20 * second, 1, Edge::Weigh)?,
+            Limit::sliding_window_counter(million, 20 * second, 1, EdgePolicy::Weigh)?,
             counter,
             ["1000000", "20", "", ""],
         ),
         scenario(
             LOG,
-            Limit::sliding_window_log(1_000, hour, Count::Admitted)?,
+            Limit::sliding_window_log(1_000, hour, LogPolicy::Admitted)?,
             log,
             ["1000", "3600", "", ""],
         ),
@@ -117,7 +117,7 @@ pub(super) fn scenarios() -> Result<Vec<Scenario>, Box<dyn Error>> {
             keys: 1,
             ..scenario(
                 DENIED_LOG,
-                Limit::sliding_window_log(100, second, Count::Admitted)?,
+                Limit::sliding_window_log(100, second, LogPolicy::Admitted)?,
                 log,
                 ["100", "1", "", ""],
             )
@@ -127,7 +127,7 @@ pub(super) fn scenarios() -> Result<Vec<Scenario>, Box<dyn Error>> {
             pace: Pace::Said,
             ..scenario(
                 HOT_LOG,
-                Limit::sliding_window_log(100, second, Count::Admitted)?,
+                Limit::sliding_window_log(100, second, LogPolicy::Admitted)?,
                 log,
                 ["100", "1", "", ""],
             )
@@ -137,7 +137,7 @@ pub(super) fn scenarios() -> Result<Vec<Scenario>, Box<dyn Error>> {
             pace: Pace::Clock,
             ..scenario(
                 PACED_LOG,
-                Limit::sliding_window_log(100, second, Count::Admitted)?,
+                Limit::sliding_window_log(100, second, LogPolicy::Admitted)?,
                 log,
                 ["100", "1", "", ""],
             )
@@ -145,35 +145,35 @@ pub(super) fn scenarios() -> Result<Vec<Scenario>, Box<dyn Error>> {
     ])
 }
 
-/// How a contender is asked.
+/// How decisions are made.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum By {
     Baseline,
     Ours,
     OursShared,
-    /// Neither: what Redis takes for a call with nothing in it.
+    /// None: the cost of an empty call to Redis.
     Nothing,
 }
 
-/// Commands that are packed and ready.
+/// A contender's packed commands.
 pub(super) struct Contender {
     pub(super) name: String,
     pub(super) by: By,
-    /// Sent before the first round, so that every key is there.
+    /// Sent before the first round, so that every key exists.
     pub(super) before: Vec<Vec<u8>>,
-    /// One for each round, or one for all rounds.
+    /// The pipelines of each round, or one set for all rounds.
     pub(super) rounds: Vec<Vec<Vec<u8>>>,
     /// Pipelines of a round that are not measured.
     pub(super) warm_up: usize,
-    /// Commands, and so replies, of a pipeline.
+    /// Commands, and therefore replies, per pipeline.
     pub(super) replies: usize,
     pub(super) decisions: usize,
-    /// A tick, and how many pipelines go in it, if requests come by the clock.
+    /// A tick and its number of pipelines, if requests are paced by the clock.
     pub(super) tick: Option<(Duration, usize)>,
 }
 
 impl Contender {
-    /// `make` packs one command, given the number of its first request.
+    /// Creates a contender; `make` packs one command, given the number of its first request.
     pub(super) fn new(
         name: String,
         by: By,
@@ -216,31 +216,31 @@ fn pipelines(
     (0..count).map(pipeline).collect()
 }
 
-/// Whether a request was admitted, by the reply to its command; nothing where a command holds several.
+/// Returns whether a reply admits its request; `None` for a command with several requests.
 pub(super) fn is_admitted(by: By, reply: &Reply) -> Option<bool> {
     match (by, reply) {
-        // After the instant of the decision a byte of flags.
+        // A byte of flags follows the 8-byte instant of the decision.
         (By::Ours, Reply::Text(text)) => Some(text.get(8)? % 2 == 1),
         (By::Baseline, Reply::Many(parts)) => Some(*parts.first()? == Reply::Number(1)),
         _ => None,
     }
 }
 
-/// What is loaded, and how much is asked of it.
+/// The loaded scripts, and the extent of the load.
 pub(super) struct Loaded<'a> {
     pub(super) function: &'a str,
     pub(super) sha: &'a str,
-    /// Decisions in a pipeline, and in a round.
+    /// Decisions per pipeline, and per round.
     pub(super) depth: usize,
     pub(super) requests: usize,
     pub(super) rounds: usize,
-    /// Ticks of a round that fill the window before anything is measured, and those that are.
+    /// Ticks per round that fill the window, and ticks that are measured.
     pub(super) ticks_before: usize,
     pub(super) ticks: usize,
 }
 
 impl Scenario {
-    /// The baseline's script. Where the time is said, it takes that instead of asking for it.
+    /// Returns the baseline's script. If the time is sent with the request, the script reads it from its arguments.
     pub(super) fn script(&self) -> String {
         match self.pace {
             Pace::Said => self.script.replace("redis.call('TIME')", "{ ARGV[3], ARGV[4] }"),
@@ -248,7 +248,7 @@ impl Scenario {
         }
     }
 
-    /// All ways in which the scenario is asked.
+    /// Returns the contenders of this scenario.
     pub(super) fn contenders(&self, loaded: &Loaded<'_>) -> Vec<Contender> {
         let mut ways = vec![By::Baseline, By::Ours];
         if self.is_shared {
@@ -279,7 +279,7 @@ impl Scenario {
             }
             Pace::Clock => contender.tick = Some((TICK, HOT_KEYS / decisions)),
             Pace::Said => {
-                // Time goes on from round to round.
+                // The sent time continues from round to round.
                 let count = requests / decisions;
                 contender.rounds = (0..loaded.rounds)
                     .map(|round| pipelines(round * requests, count, commands, per_command, &mut make))
@@ -292,18 +292,18 @@ impl Scenario {
         contender
     }
 
-    /// Packs a command, given the number of its first request.
+    /// Returns a function that packs a command, given the number of its first request.
     fn command(&self, by: By, loaded: &Loaded<'_>) -> impl FnMut(&mut Vec<u8>, usize) {
         let Scenario { name, limit, arguments, keys, pace, .. } = self;
         let (keys, is_said) = (*keys, *pace == Pace::Said);
-        // An order that no cache likes.
+        // An order that defeats caches.
         let key = move |number: usize| number * 7_919 % keys;
         let (function, sha) = (loaded.function.to_owned(), loaded.sha.to_owned());
-        let charge = tollgate::redis::wire::charge(limit, 1);
+        let charge = ratekeeper::redis::wire::charge(limit, 1);
         let count = if by == By::OursShared { SHARED } else { 1 };
         let depth = loaded.depth;
         let prefix = format!("rate_limit:{}:", limit.name());
-        // The scenario is part of what would be a hash.
+        // In production this part of the key is a hash; here it identifies the scenario.
         let scenario = name
             .bytes()
             .fold(depth as u128, |hash, byte| hash.wrapping_mul(31).wrapping_add(u128::from(byte)))
@@ -324,7 +324,7 @@ impl Scenario {
                 pack(packed, &parts);
                 return;
             }
-            // As long as they are in production.
+            // Keys have the same length as in production.
             let keys: Vec<String> = (number..number + count)
                 .map(|number| format!("{prefix}{{{:032x}}}", scenario + key(number) as u128))
                 .collect();
@@ -332,7 +332,7 @@ impl Scenario {
             let mut parts: Vec<&[u8]> = vec![b"FCALL", function.as_bytes(), count_text.as_bytes()];
             parts.extend(keys.iter().map(|key| key.as_bytes()));
             parts.extend(std::iter::repeat_n(charge.as_slice(), count));
-            let said = tollgate::redis::wire::time(Time::EPOCH.saturating_add(at));
+            let said = ratekeeper::redis::wire::time(Time::EPOCH.saturating_add(at));
             if is_said {
                 parts.push(&said);
             }

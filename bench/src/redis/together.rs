@@ -1,13 +1,13 @@
-//! Whole programs: tasks that ask at the same time, through our client and through the usual one.
+//! Whole programs: concurrent tasks, through our client and through the usual Redis client.
 
 use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ratekeeper::redis::{Lease, Settings};
+use ratekeeper::{Limit, Limiter, Rate, RefillStyle, WindowAlign};
 use serde::Serialize;
 use testbed::RedisServer;
-use tollgate::redis::{Lease, Settings};
-use tollgate::{Align, Limit, Limiter, Rate, Style};
 
 use super::Size;
 use super::wire::Wire;
@@ -20,7 +20,7 @@ pub(crate) struct Row {
     pub(super) ours: f64,
 }
 
-/// One busy key, asked about by 64 tasks: each decision by Redis, and from units that are taken ahead.
+/// One hot key, checked by 64 tasks: each decision by Redis, and from a lease.
 #[derive(Serialize)]
 pub(crate) struct Leased {
     pub(super) exact: f64,
@@ -29,7 +29,7 @@ pub(crate) struct Leased {
     pub(super) checks: u64,
 }
 
-/// A key that is denied, checked over and over.
+/// A denied key, checked repeatedly.
 #[derive(Serialize)]
 pub(crate) struct Denials {
     pub(super) checks: u64,
@@ -49,7 +49,7 @@ pub(super) fn run(server: &RedisServer, size: &Size) -> Result<(Vec<Row>, Denial
     let denials = runtime.block_on(denials(server, size))?;
     let checks = size.checks_per_task;
     let exact = runtime.block_on(ours(server, 64, checks, None, 1))?;
-    // So many more that both take as long.
+    // 40 times the checks, so that both runs take about as long.
     let (before, checks) = (calls(server)?, checks * 40);
     let lease = Lease::of(100_000);
     let leased = runtime.block_on(ours(server, 64, checks, Some(lease), 1))?;
@@ -57,7 +57,7 @@ pub(super) fn run(server: &RedisServer, size: &Size) -> Result<(Vec<Row>, Denial
     Ok((rows, denials, Leased { exact, leased, calls, checks: 64 * checks as u64 }))
 }
 
-/// Runs so many of the same task at once, and gives decisions per second.
+/// Runs `tasks` concurrent tasks; returns decisions per second.
 async fn rate<T>(tasks: usize, checks: usize, task: impl Fn(usize) -> T) -> Result<f64, Box<dyn Error>>
 where
     T: Future<Output = Result<(), String>> + Send + 'static,
@@ -70,7 +70,7 @@ where
     Ok((tasks * checks) as f64 / watch.seconds())
 }
 
-/// Each task has so many keys; if it is one, all tasks have the same.
+/// Each task uses `keys` separate keys; if `keys` is 1, all tasks share one.
 async fn ours(
     server: &RedisServer,
     tasks: usize,
@@ -78,7 +78,8 @@ async fn ours(
     lease: Option<Lease>,
     keys: usize,
 ) -> Result<f64, Box<dyn Error>> {
-    let limit = Limit::token_bucket(1_000_000_000, Rate::new(1, Duration::from_secs(1))?, Style::Smooth)?;
+    let limit =
+        Limit::token_bucket(1_000_000_000, Rate::new(1, Duration::from_secs(1))?, RefillStyle::Smooth)?;
     let settings = Settings::new(&server.url()).namespace(&format!("{lease:?}/{keys}"));
     let mut settings = settings.deadline(Duration::from_secs(10)).connections(1);
     if let Some(lease) = lease {
@@ -121,7 +122,7 @@ async fn baseline(server: &RedisServer, tasks: usize, checks: usize) -> Result<f
 }
 
 async fn denials(server: &RedisServer, size: &Size) -> Result<Denials, Box<dyn Error>> {
-    let limit = Limit::fixed_window(1, Duration::from_secs(86_400), Align::FirstRequest)?;
+    let limit = Limit::fixed_window(1, Duration::from_secs(86_400), WindowAlign::FirstRequest)?;
     let settings = Settings::new(&server.url()).namespace("denied").deadline(Duration::from_secs(10));
     let limiter = Limiter::builder(limit).redis(&settings)?;
     limiter.check("key").await;
@@ -137,7 +138,7 @@ async fn denials(server: &RedisServer, size: &Size) -> Result<Denials, Box<dyn E
     Ok(Denials { checks: checks as u64, calls: calls(server)? - before, per_second })
 }
 
-/// How often functions were called.
+/// Returns the server's number of FCALL calls.
 fn calls(server: &RedisServer) -> Result<u64, Box<dyn Error>> {
     let stats = Wire::connect(server.port())?.text(&["INFO", "commandstats"])?;
     let calls = stats.lines().find_map(|line| line.strip_prefix("cmdstat_fcall:calls=")?.split(',').next());

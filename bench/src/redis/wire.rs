@@ -1,5 +1,5 @@
-//! The Redis protocol by hand: commands are packed before anything is timed, and a reply is read just far enough to
-//! know that it is one.
+//! A minimal client of the Redis protocol: commands are packed before timing starts, and replies are parsed only as
+//! far as needed.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -9,7 +9,7 @@ pub(super) struct Wire {
     read: BufReader<TcpStream>,
 }
 
-/// A reply, as far as anybody here looks at it.
+/// A reply, as far as this benchmark reads it.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Reply {
     Number(i64),
@@ -25,7 +25,7 @@ impl Wire {
         Ok(Wire { write, read })
     }
 
-    /// Sends packed commands, and reads so many replies.
+    /// Sends packed commands and reads `replies` replies.
     pub(super) fn send(
         &mut self,
         packed: &[u8],

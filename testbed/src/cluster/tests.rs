@@ -1,19 +1,19 @@
 use super::*;
 use crate::redis::is_running;
 
-/// For what has no promise of its own: far more than it takes.
+/// Timeout of steps whose duration is not under test, far longer than they take.
 const LONG: Duration = Duration::from_secs(30);
 
-/// How long it may take until a dead master is replaced.
+/// Maximum time until a replica replaces a dead master.
 const TAKEOVER: Duration = RedisCluster::NODE_TIMEOUT.saturating_add(Duration::from_secs(2));
 
-/// A key, its slot, and the master of it.
+/// The hash slot of a key, and its master.
 fn place(cluster: &RedisCluster, key: &str) -> (u16, usize) {
     let slot = cluster.slot_of(key).unwrap();
     (slot, cluster.master_of(slot).unwrap())
 }
 
-/// Writes a key on its master, and waits until the replica has it.
+/// Writes a key on its master and waits until the replica has it.
 fn write(cluster: &RedisCluster, key: &str) {
     let (_, master) = place(cluster, key);
     let mut master = cluster.nodes()[master].conversation().unwrap();
@@ -34,7 +34,7 @@ fn another_master(cluster: &RedisCluster, than: usize) -> usize {
 }
 
 #[test]
-fn every_node_knows_the_whole_cluster_from_the_start_and_none_is_left_at_the_end() {
+fn every_node_knows_all_nodes_at_the_start_and_drop_kills_all() {
     let cluster = RedisCluster::start().unwrap();
     let ports: Vec<_> = cluster.nodes().iter().map(RedisServer::port).collect();
     for node in cluster.nodes() {
@@ -74,7 +74,7 @@ fn every_node_knows_the_whole_cluster_from_the_start_and_none_is_left_at_the_end
 }
 
 #[test]
-fn a_replica_takes_over_from_a_dead_master_which_comes_back_as_a_replica() {
+fn replica_takes_over_from_a_dead_master_which_restarts_as_a_replica() {
     let mut cluster = RedisCluster::start().unwrap();
     write(&cluster, "key");
     let (slot, master) = place(&cluster, "key");
@@ -93,13 +93,13 @@ fn a_replica_takes_over_from_a_dead_master_which_comes_back_as_a_replica() {
     cluster.wait_until_whole(LONG).unwrap();
     assert_eq!(cluster.master_of(slot).unwrap(), replica);
     assert_eq!(cluster.replica_of(replica).unwrap(), master);
-    // The second of them has become master on its own a moment ago, and must be asked again.
+    // The second node has won an election shortly before, so its failover needs a retry.
     cluster.failover(master).unwrap();
     cluster.failover(replica).unwrap();
 }
 
 #[test]
-fn a_master_that_stands_still_is_replaced_and_steps_back_when_it_goes_on() {
+fn paused_master_is_replaced_and_becomes_a_replica_when_resumed() {
     let cluster = RedisCluster::start().unwrap();
     let (slot, master) = place(&cluster, "key");
     let replica = cluster.replica_of(master).unwrap();
@@ -113,7 +113,7 @@ fn a_master_that_stands_still_is_replaced_and_steps_back_when_it_goes_on() {
 }
 
 #[test]
-fn a_failover_swaps_a_master_and_its_replica_as_often_as_one_likes() {
+fn repeated_failovers_swap_a_master_and_its_replica() {
     let cluster = RedisCluster::start().unwrap();
     write(&cluster, "key");
     let (slot, mut master) = place(&cluster, "key");
@@ -131,7 +131,7 @@ fn a_failover_swaps_a_master_and_its_replica_as_often_as_one_likes() {
 }
 
 #[test]
-fn a_moved_slot_answers_from_its_new_master() {
+fn migrated_hash_slot_is_served_by_its_new_master() {
     let cluster = RedisCluster::start().unwrap();
     let (slot, from) = place(&cluster, "{tag}");
     let to = another_master(&cluster, from);
@@ -147,7 +147,7 @@ fn a_moved_slot_answers_from_its_new_master() {
         assert_eq!(read(&cluster, to, key).unwrap(), "here");
         assert_eq!(read(&cluster, from, key).unwrap_err(), moved);
     }
-    // A key that may stay for ever is found wherever it is.
+    // A key without an expiry is found on every master.
     assert_eq!(cluster.keys_without_expiry().unwrap(), Vec::<String>::new());
     cluster.nodes()[to].ask(&["SET", "{tag}", "for ever"]).unwrap();
     assert_eq!(cluster.keys_without_expiry().unwrap(), ["{tag}"]);
@@ -156,10 +156,10 @@ fn a_moved_slot_answers_from_its_new_master() {
     assert_eq!(read(&cluster, from, &keys[249]).unwrap(), "here");
 }
 
-/// Once a new master died before its replica had heard of the slot: the replica took over all others, and this one was
-/// nobody's until the dead node came back.
+/// Regression: a new master died before its replica knew of the migrated hash slot. The replica took over all other
+/// hash slots, and this one had no owner until the dead node was restarted.
 #[test]
-fn all_nodes_know_of_a_move_when_it_ends() {
+fn all_nodes_know_the_new_master_when_a_migration_ends() {
     let cluster = RedisCluster::start().unwrap();
     for slot in 0..100 {
         let from = cluster.master_of(slot).unwrap();
@@ -169,7 +169,7 @@ fn all_nodes_know_of_a_move_when_it_ends() {
 }
 
 #[test]
-fn a_half_moved_slot_answers_with_ask() {
+fn half_migrated_hash_slot_replies_with_ask() {
     let cluster = RedisCluster::start().unwrap();
     let (slot, from) = place(&cluster, "{tag}");
     let to = another_master(&cluster, from);
@@ -192,7 +192,7 @@ fn a_half_moved_slot_answers_with_ask() {
     assert!(cluster.end_move(slot_move).is_err(), "there are keys left");
     assert_eq!(cluster.move_keys(slot_move, usize::MAX).unwrap(), 2);
     assert_eq!((here(), asked()), (0, 3));
-    // The new master answers only those whom the old one has sent.
+    // The new master serves only clients that the old one has redirected.
     assert_eq!(read(&cluster, to, keys[0]), moved);
     let mut new = cluster.nodes()[to].conversation().unwrap();
     new.ask(&["ASKING"]).unwrap();

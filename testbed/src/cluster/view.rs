@@ -1,4 +1,4 @@
-//! What a node of a cluster says about itself and the others.
+//! A cluster node's view of itself and the other nodes.
 
 use std::fmt;
 use std::io;
@@ -7,38 +7,38 @@ use std::time::Duration;
 
 use crate::conversation::Conversation;
 
-/// How many slots the keys of a cluster are spread over.
+/// Number of hash slots of a cluster.
 pub(super) const SLOTS: u16 = 16384;
 
-/// Longer than a node on a busy machine takes. One that takes longer counts as away.
+/// Timeout of a reply, longer than a node on a busy machine needs. A slower node counts as unavailable.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The cluster as one node sees it.
 #[derive(Debug)]
 pub(super) struct View {
-    /// Itself among them.
+    /// All nodes, including itself.
     pub(super) nodes: Vec<SeenNode>,
-    /// Whether it would serve a request.
+    /// Whether the node serves requests.
     pub(super) is_serving: bool,
-    /// Whether it is a replica that follows its master.
+    /// Whether the node is a replica whose link to its master is up.
     pub(super) is_following: bool,
-    /// Whether it tells clients of all the nodes. Of a replica that has heard nothing from its master yet, it does not.
+    /// Whether the node reports all nodes to clients. It omits a replica that its master has not pinged yet.
     pub(super) tells_of_all: bool,
 }
 
-/// A node in the view of a node.
+/// A node as another node sees it.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct SeenNode {
     pub(super) id: String,
     pub(super) port: u16,
-    /// The one whose view it is.
+    /// Whether this is the node that has the view.
     pub(super) is_self: bool,
     pub(super) is_master: bool,
-    /// Known, reachable, and introduced.
+    /// Whether the node is reachable, not marked as failed, and past the handshake.
     pub(super) is_well: bool,
-    /// Of a replica: whom it follows.
+    /// The id of a replica's master.
     pub(super) master: Option<String>,
-    /// Of two that claim a slot, the one with the higher number is right.
+    /// If two nodes claim a hash slot, the one with the higher epoch owns it.
     pub(super) epoch: u64,
     slots: Vec<RangeInclusive<u16>>,
 }
@@ -61,12 +61,12 @@ impl View {
         })
     }
 
-    /// The node whose view it is.
+    /// The entry of the node that has the view.
     pub(super) fn own(&self) -> Option<&SeenNode> {
         self.nodes.iter().find(|node| node.is_self)
     }
 
-    /// The port of the master of each slot.
+    /// The port of each hash slot's master.
     pub(super) fn owners(&self) -> Vec<Option<u16>> {
         let mut owners = vec![None; usize::from(SLOTS)];
         for node in &self.nodes {
@@ -77,7 +77,7 @@ impl View {
         owners
     }
 
-    /// Who follows whom, by port and identity.
+    /// The port of each node with the id of its master, sorted.
     pub(super) fn followers(&self) -> Vec<(u16, Option<&str>)> {
         let mut followers: Vec<_> =
             self.nodes.iter().map(|node| (node.port, node.master.as_deref())).collect();
@@ -86,7 +86,7 @@ impl View {
     }
 }
 
-/// One line, for the message of a test that has waited in vain.
+/// One line, for the message of a timeout.
 impl fmt::Display for View {
     fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
         let View { nodes, is_serving, is_following, tells_of_all } = self;
@@ -101,7 +101,7 @@ impl fmt::Display for View {
 }
 
 impl SeenNode {
-    /// Reads a line of `CLUSTER NODES`: identity, address, flags, master, two times, epoch, link, slots.
+    /// Parses a line of `CLUSTER NODES`: id, address, flags, master, two times, epoch, link, hash slots.
     fn parse(line: &str) -> Option<SeenNode> {
         let mut words = line.split(' ');
         let id = words.next()?.to_owned();
@@ -113,7 +113,7 @@ impl SeenNode {
         let epoch = words.nth(2)?.parse().ok()?;
         let is_linked = words.next()? == "connected";
         let slots = words
-            // A slot in brackets is on its way; who owns it is said by the others.
+            // A hash slot in brackets is migrating; the ranges without brackets show its owner.
             .filter(|word| !word.starts_with('['))
             .map(|range| {
                 let (first, last) = range.split_once('-').unwrap_or((range, range));
@@ -147,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_is_read() {
+    fn parses_a_line_of_cluster_nodes() {
         let line =
             "f1 127.0.0.1:7000@17000,name myself,master - 0 1426238317239 4 connected 0-5460 9000 [77->-f2]";
         let seen = SeenNode::parse(line).unwrap();

@@ -1,4 +1,4 @@
-//! A command that does not end by itself: a server that the next commands of the page talk to.
+//! Background commands: servers that later commands of a page connect to.
 
 use std::net::{Ipv4Addr, TcpStream};
 use std::os::unix::process::CommandExt;
@@ -14,24 +14,24 @@ use crate::markdown::Block;
 /// How often the port is tried.
 const TRY_EVERY: Duration = Duration::from_millis(100);
 
-/// Runs until it is dropped.
+/// A background command; killed when dropped.
 #[derive(Debug)]
 pub(super) struct Background {
     group: String,
 }
 
-/// The port of a block that says `sh background 8080`.
+/// Returns the port of a block with the info string `sh background 8080`.
 pub(super) fn port(block: &Block) -> Option<u16> {
     block.info.strip_prefix("sh background ")?.trim().parse().ok()
 }
 
-/// Starts a script, and waits until something listens on the port.
+/// Starts a script and waits until its port is open.
 pub(super) fn start(mut shell: Command, port: u16, limit: Duration) -> Result<Background> {
     let answers = || TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok();
     if answers() {
         bail!("something listens on port {port} already; stop it and try again");
     }
-    // A group of its own, so that what the shell starts ends with it.
+    // A separate process group, so that children of the shell are killed with it.
     let mut child = shell.process_group(0).stdin(Stdio::null()).spawn().context("starting sh")?;
     let background = Background { group: format!("-{}", child.id()) };
     let (sender, receiver) = mpsc::channel();
@@ -50,7 +50,7 @@ pub(super) fn start(mut shell: Command, port: u16, limit: Duration) -> Result<Ba
 
 impl Drop for Background {
     fn drop(&mut self) {
-        // If it has ended already, there is nothing to end.
+        // Fails only if the command has exited already.
         let _ = Command::new("kill").args(["--", &self.group]).stderr(Stdio::null()).status();
     }
 }

@@ -1,16 +1,16 @@
-//! Compares what a command printed with what its page says.
+//! Compares the output of a command with its page.
 
-/// A line of the page that stands for any number of lines, also none.
+/// A line of the page that matches any number of lines, including none.
 const ANY_LINES: &str = "...";
 
-/// Of the lines that a `...` stands for, a difference shows the last few: what is looked for is often among them.
+/// A difference shows the last few lines that a `...` matches: the missing line is often among them.
 const HIDDEN_SHOWN_MAX: usize = 5;
 
-/// `None` when the lines are those of the page; otherwise the shortest difference: `- ` the page, `+ ` the command,
-/// `| ` what a `...` stands for.
+/// Returns `None` if the output matches the page; otherwise the shortest difference: `- ` the page, `+ ` the command,
+/// `| ` lines that a `...` matches.
 ///
-/// `costs[e][p]` is the number of lines that must change to make the rest of the page, from line `e` on, equal to the
-/// rest of the output, from line `p` on. It is filled from the end, and then read as a path from the beginning.
+/// `costs[e][p]` is the number of lines to change to make the page from line `e` on equal to the output from line `p`
+/// on. It is filled from the end and then read as a path from the beginning.
 pub(super) fn diff(expected: &[&str], printed: &[&str]) -> Option<String> {
     let costs = costs(expected, printed);
     if costs[0][0] == 0 {
@@ -75,7 +75,7 @@ fn costs(expected: &[&str], printed: &[&str]) -> Vec<Vec<usize>> {
 mod tests {
     use super::*;
 
-    /// Compares lines that are parted by spaces.
+    /// Compares lines separated by spaces.
     fn check(expected: &str, printed: &str) -> Option<String> {
         let [expected, printed] = [expected, printed].map(|text| text.split(' ').collect::<Vec<_>>());
         diff(&expected, &printed)
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn dots_stand_for_any_number_of_lines() {
+    fn dots_match_any_number_of_lines() {
         for printed in ["a z", "a b z", "a b c d z", "a z z"] {
             assert_eq!(check("a ... z", printed), None, "{printed}");
         }
@@ -98,32 +98,32 @@ mod tests {
     }
 
     #[test]
-    fn dots_do_not_excuse_a_missing_line() {
+    fn dots_do_not_match_a_missing_line() {
         assert!(check("a ... z", "a b").is_some());
         assert!(check("... b ...", "a c").is_some());
         assert!(check("a ...", "b a").is_some());
     }
 
     #[test]
-    fn dots_within_a_line_are_only_dots() {
+    fn dots_within_a_line_are_literal() {
         assert!(diff(&["a ..."], &["a b"]).is_some());
         assert!(diff(&[" ..."], &["a"]).is_some());
     }
 
     #[test]
-    fn white_space_counts() {
+    fn white_space_is_significant() {
         assert!(diff(&["a"], &["a "]).is_some());
     }
 
     #[test]
-    fn the_difference_shows_what_is_equal_too() {
+    fn difference_shows_equal_lines_too() {
         assert_eq!(check("a b c", "a x c").as_deref(), Some("  a\n- b\n+ x\n  c\n"));
         assert_eq!(check("a b", "a b c").as_deref(), Some("  a\n  b\n+ c\n"));
         assert_eq!(check("a ... y z", "a b c y").as_deref(), Some("  a\n  ...\n| b\n| c\n  y\n- z\n"));
     }
 
     #[test]
-    fn of_the_lines_under_dots_the_last_few_are_shown() {
+    fn difference_shows_the_last_few_lines_under_dots() {
         assert_eq!(check("... z", "1 2 3 4 5 6 7").as_deref(), Some("  ...\n| 3\n| 4\n| 5\n| 6\n| 7\n- z\n"));
     }
 }

@@ -1,35 +1,35 @@
-//! From a fenced block to the commands in it.
+//! Extracts the commands of a fenced block.
 
 use anyhow::{Result, bail};
 
 use crate::markdown::Block;
 
-/// What to do for a piece of a block.
+/// What to do with a part of a block.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Item {
     Run(Example),
     Skip { line: usize, command: String, why: &'static str },
 }
 
-/// A command, or a script, and what it prints.
+/// A command or script, and its expected output.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Example {
     /// The line of the page, counted from 1.
     pub(super) line: usize,
     pub(super) command: String,
-    /// Empty when the page does not say.
+    /// Empty if the page shows no output.
     pub(super) expected: Vec<String>,
 }
 
 impl Example {
-    /// The first line of the command, for a list.
+    /// Returns the first line of the command, for a list.
     pub(super) fn title(&self) -> &str {
         let mut lines = self.command.lines().filter(|line| !line.starts_with("set -e"));
         lines.next().unwrap_or_default()
     }
 }
 
-/// Commands that a page prints and that cannot run again inside the clone that they led to.
+/// Commands of a page that cannot be repeated inside the clone.
 const SKIPPED: &[(&str, &str)] = &[
     ("cargo xtask test", "this is what is running"),
     ("git clone ", "this is the clone"),
@@ -37,7 +37,7 @@ const SKIPPED: &[(&str, &str)] = &[
 ];
 
 fn reason_to_skip(command: &str) -> Option<&'static str> {
-    // The space makes a bare `cargo xtask test` match, and keeps `cargo xtask tests` out.
+    // The trailing space makes a bare `cargo xtask test` match, but not `cargo xtask tests`.
     let command = format!("{} ", command.trim());
     SKIPPED
         .iter()
@@ -45,7 +45,7 @@ fn reason_to_skip(command: &str) -> Option<&'static str> {
         .map(|(_, why)| *why)
 }
 
-/// The commands of a block; none for a block that is no transcript.
+/// Returns the commands of a block; none if the block is not a transcript.
 pub(super) fn items(block: &Block) -> Result<Vec<Item>> {
     match block.tag() {
         "console" => console(block),
@@ -63,7 +63,7 @@ fn console(block: &Block) -> Result<Vec<Item>> {
                 examples.push(Example { line, command: command.to_string(), expected: Vec::new() });
             }
             (None, Some(example)) if goes_on(example) => {
-                // A terminal shows `> ` before the rest of a command; a page may leave it out.
+                // A terminal shows `> ` before a continuation line; a page may omit it.
                 let rest = text.strip_prefix("> ").unwrap_or(text);
                 example.command.push('\n');
                 example.command.push_str(rest);
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
     use crate::markdown;
 
-    /// The items of a page's only block.
+    /// Returns the items of a page's only block.
     fn check(page: &str) -> Result<Vec<Item>> {
         items(&markdown::parse(page).unwrap().blocks[0])
     }
@@ -123,20 +123,20 @@ mod tests {
     }
 
     #[test]
-    fn a_transcript_is_commands_and_what_they_print() {
+    fn transcript_is_split_into_commands_and_outputs() {
         let page = "```console\n$ a --b\none\n  two\n$ c\n$ d\n...\n```\n";
         let expected = [run(2, "a --b", &["one", "  two"]), run(5, "c", &[]), run(6, "d", &["..."])];
         assert_eq!(check(page).unwrap(), expected);
     }
 
     #[test]
-    fn blank_lines_part_examples_and_are_not_output() {
+    fn blank_lines_between_examples_are_not_output() {
         let page = "```console\n$ a\none\n\ntwo\n\n$ b\n\n```\n";
         assert_eq!(check(page).unwrap(), [run(2, "a", &["one", "", "two"]), run(7, "b", &[])]);
     }
 
     #[test]
-    fn a_command_goes_on_after_a_backslash() {
+    fn command_continues_after_a_backslash() {
         for rest in ["    --b", "> --b"] {
             let page = format!("```console\n$ a \\\n{rest}\none\n```\n");
             let command = format!("a \\\n{}", rest.trim_start_matches("> "));
@@ -145,19 +145,19 @@ mod tests {
     }
 
     #[test]
-    fn a_transcript_without_a_command_is_an_error() {
+    fn transcript_without_a_command_is_an_error() {
         assert!(check("```console\none\n$ a\n```\n").is_err());
         assert!(check("```console\n```\n").is_err());
     }
 
     #[test]
-    fn a_script_is_run_as_one() {
+    fn script_runs_as_one_command() {
         let page = "```sh\ncat <<END\na\nEND\nb # why\n```\n";
         assert_eq!(check(page).unwrap(), [run(1, "set -e\ncat <<END\na\nEND\nb # why\n", &[])]);
     }
 
     #[test]
-    fn what_cannot_run_here_is_skipped_and_said() {
+    fn unrepeatable_commands_are_skipped_with_a_reason() {
         let page =
             "```sh\ngit clone x && cd x\ncd x\ncargo xtask test    # everything\ncargo xtask test fmt\n```\n";
         let items = check(page).unwrap();

@@ -1,4 +1,4 @@
-//! Crates: which may use which, where they are, and that they share the lints.
+//! Crates: allowed dependencies, folders, and shared lints.
 
 use std::fs;
 
@@ -7,23 +7,23 @@ use anyhow::{Context, Result};
 use super::Finding;
 use crate::workspace::{Package, Workspace};
 
-/// What a crate may use of ours. Arrows point down only; dev-dependencies are free.
+/// Which crates of the workspace a crate may depend on. Dev-dependencies are not restricted.
 enum Uses {
     Any,
     Only(&'static [&'static str]),
-    /// Nothing but the standard library, whoever wrote it.
+    /// Only the standard library: no external crate either.
     StdOnly,
 }
 
-// A new arrow is a decision: it changes this table and ARCHITECTURE.md in one commit.
+// A new dependency is a design decision: change this table and ARCHITECTURE.md in one commit.
 const ARROWS: &[(&str, Uses)] = &[
-    ("tollgate-core", Uses::StdOnly),
-    ("tollgate-rules", Uses::Only(&["tollgate-core"])),
-    ("tollgate", Uses::Only(&["tollgate-core", "tollgate-rules"])),
-    ("tollgate-config", Uses::Only(&["tollgate-core", "tollgate-rules"])),
-    ("tollgate-server", Uses::Only(&["tollgate", "tollgate-config", "tollgate-rules"])),
-    ("tollgate-sim", Uses::Only(&["tollgate", "tollgate-config", "tollgate-core"])),
-    ("tollgate-cli", Uses::Any),
+    ("ratekeeper-core", Uses::StdOnly),
+    ("ratekeeper-rules", Uses::Only(&["ratekeeper-core"])),
+    ("ratekeeper", Uses::Only(&["ratekeeper-core", "ratekeeper-rules"])),
+    ("ratekeeper-config", Uses::Only(&["ratekeeper-core", "ratekeeper-rules"])),
+    ("ratekeeper-server", Uses::Only(&["ratekeeper", "ratekeeper-config", "ratekeeper-rules"])),
+    ("ratekeeper-insight", Uses::Only(&["ratekeeper", "ratekeeper-config", "ratekeeper-core"])),
+    ("ratekeeper-cli", Uses::Any),
     ("testbed", Uses::Only(&[])),
     ("bench", Uses::Any),
     ("xtask", Uses::Only(&[])),
@@ -49,7 +49,7 @@ pub(super) fn check(workspace: &Workspace) -> Result<Vec<Finding>> {
     Ok(findings)
 }
 
-/// What a package uses and must not.
+/// Returns the forbidden dependencies of a package.
 fn arrows(package: &Package, ours: &[&str]) -> impl Iterator<Item = String> {
     let name = &package.name;
     let row = ARROWS.iter().find(|(row, _)| row == name);
@@ -81,7 +81,7 @@ fn shares_lints(manifest: &str) -> bool {
 mod tests {
     use super::*;
 
-    /// What is wrong with a crate that uses these, in a workspace of all the crates in the table.
+    /// Returns the findings for a crate with these dependencies, in a workspace of all crates in the table.
     fn check(name: &str, uses: &[&str]) -> Vec<String> {
         let ours: Vec<&str> = ARROWS.iter().map(|(row, _)| *row).collect();
         let uses = uses.iter().map(ToString::to_string).collect();
@@ -89,33 +89,35 @@ mod tests {
     }
 
     #[test]
-    fn arrows_that_point_down_are_fine() {
-        assert!(check("tollgate-core", &[]).is_empty());
-        assert!(check("tollgate", &["tollgate-core", "tokio"]).is_empty());
-        assert!(check("tollgate-sim", &["tollgate", "tollgate-config", "tollgate-core"]).is_empty());
-        assert!(check("tollgate-cli", &["tollgate-sim", "tollgate", "clap"]).is_empty());
+    fn allowed_dependencies_pass() {
+        assert!(check("ratekeeper-core", &[]).is_empty());
+        assert!(check("ratekeeper", &["ratekeeper-core", "tokio"]).is_empty());
+        assert!(
+            check("ratekeeper-insight", &["ratekeeper", "ratekeeper-config", "ratekeeper-core"]).is_empty()
+        );
+        assert!(check("ratekeeper-cli", &["ratekeeper-insight", "ratekeeper", "clap"]).is_empty());
     }
 
     #[test]
-    fn arrows_that_point_up_or_across_are_found() {
-        assert_eq!(check("tollgate", &["tollgate-core", "tollgate-config"]).len(), 1);
-        assert_eq!(check("tollgate-config", &["tollgate"]).len(), 1);
-        assert_eq!(check("tollgate-sim", &["tollgate-cli"]).len(), 1);
-        assert_eq!(check("xtask", &["tollgate-core", "anyhow"]).len(), 1);
+    fn forbidden_dependencies_are_found() {
+        assert_eq!(check("ratekeeper", &["ratekeeper-core", "ratekeeper-config"]).len(), 1);
+        assert_eq!(check("ratekeeper-config", &["ratekeeper"]).len(), 1);
+        assert_eq!(check("ratekeeper-insight", &["ratekeeper-cli"]).len(), 1);
+        assert_eq!(check("xtask", &["ratekeeper-core", "anyhow"]).len(), 1);
     }
 
     #[test]
-    fn the_core_uses_nothing_at_all() {
-        assert_eq!(check("tollgate-core", &["serde"]).len(), 1);
+    fn core_may_not_depend_on_any_crate() {
+        assert_eq!(check("ratekeeper-core", &["serde"]).len(), 1);
     }
 
     #[test]
-    fn a_crate_without_a_row_is_found() {
-        assert_eq!(check("tollgate-new", &[]).len(), 1);
+    fn crate_without_a_row_is_found() {
+        assert_eq!(check("ratekeeper-new", &[]).len(), 1);
     }
 
     #[test]
-    fn the_lints_are_shared_in_either_spelling() {
+    fn both_forms_of_shared_lints_are_accepted() {
         assert!(shares_lints("[package]\nname = \"a\"\n\n[lints]\nworkspace = true\n"));
         assert!(shares_lints("lints.workspace = true\n"));
         assert!(!shares_lints("[package]\nname = \"a\"\n"));

@@ -1,6 +1,7 @@
-//! Rust source with everything blanked that is not code.
+//! Blanks everything in Rust source that is not code.
 
-/// The same text, line for line, with comments and the inside of strings and characters replaced by spaces.
+/// Returns the text with comments and the contents of string and character literals replaced by spaces, line for
+/// line.
 pub(super) fn code_only(text: &str) -> String {
     let mut scanner = Scanner { source: text.chars().collect(), position: 0, code: String::new() };
     while let Some(character) = scanner.peek(0) {
@@ -63,7 +64,7 @@ impl Scanner {
         }
     }
 
-    /// A string or a character, from quote to quote.
+    /// Blanks a string or character literal, from quote to quote.
     fn quoted(&mut self, quote: char) {
         self.keep();
         while let Some(character) = self.peek(0).filter(|character| *character != quote) {
@@ -75,12 +76,12 @@ impl Scanner {
         self.keep();
     }
 
-    /// Tells `'a'` from the lifetime `'a`.
+    /// Distinguishes the literal `'a'` from the lifetime `'a`.
     fn is_character(&self) -> bool {
         self.peek(1) == Some('\\') || self.peek(2) == Some('\'')
     }
 
-    /// A name, a keyword or a number; or the prefix of a raw string, and then the string too.
+    /// Copies a name, a keyword or a number; after the prefix of a raw string, also handles the string.
     fn word(&mut self) {
         let start = self.position;
         while self.peek(0).is_some_and(|character| character.is_alphanumeric() || character == '_') {
@@ -132,14 +133,14 @@ mod tests {
     }
 
     #[test]
-    fn lines_keep_their_numbers() {
+    fn line_numbers_are_preserved() {
         let source = "/* a\n b */\nlet x = \"c\nd\\\n e\";\nf();\n";
         assert_eq!(code_only(source).lines().count(), source.lines().count());
         assert_eq!(code_only(source).lines().last(), Some("f();"));
     }
 
     #[test]
-    fn what_is_left_open_ends_with_the_file() {
+    fn unclosed_literal_or_comment_ends_with_the_file() {
         for source in ["/* a", "\"a", "r#\"a", "'\\", "\"\\"] {
             assert!(!code_only(source).contains('a'), "{source}");
         }

@@ -1,31 +1,31 @@
-//! Words and sizes.
+//! Forbidden patterns, white space and file sizes.
 
 use super::rust_code::code_only;
 use super::{File, Finding};
 
-/// A longer source file has become a place where things go.
+/// Maximum lines of a source file; a longer one lacks a single purpose.
 const RUST_LINES_MAX: usize = 600;
 
 /// Paths that may be longer, each with the reason.
 const LONG_FILES: &[(&str, &str)] = &[];
 
-/// Something that must not be written, and what to do instead.
+/// A forbidden pattern, and what to do instead.
 struct Rule {
     pattern: &'static str,
     seen: Seen,
     instead: &'static str,
 }
 
-/// Where a rule looks.
+/// Where a rule applies.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Seen {
-    /// In every text file, comments and strings included.
+    /// Every text file, including comments and strings.
     Anywhere,
-    /// In Rust code only: a comment or a string may speak of it.
+    /// Rust code only: comments and strings may mention the pattern.
     RustCode,
 }
 
-// The patterns of `Anywhere` are put together from halves, or this file would break its own rules.
+// The patterns of `Anywhere` are concatenated from halves, because this file would otherwise break its own rules.
 const RULES: &[Rule] = &[
     Rule { pattern: concat!("TO", "DO"), seen: Seen::Anywhere, instead: "finish it, or open an issue" },
     Rule { pattern: concat!("FIX", "ME"), seen: Seen::Anywhere, instead: "mend it, or open an issue" },
@@ -96,7 +96,7 @@ fn numbered(text: &str) -> impl Iterator<Item = (usize, &str)> {
     text.split('\n').enumerate().map(|(index, line)| (index + 1, line))
 }
 
-/// Whether the line holds the pattern as a word of its own, or, for an absolute path, as the start of a path.
+/// Returns true if the line contains the pattern as a whole word, or an absolute path as the start of a path.
 fn holds(line: &str, pattern: &str) -> bool {
     line.match_indices(pattern).any(|(start, _)| {
         let before = line[..start].chars().next_back();
@@ -108,7 +108,7 @@ fn holds(line: &str, pattern: &str) -> bool {
 fn starts_anew(before: Option<char>, pattern: &str) -> bool {
     match before {
         Some(before) if pattern.starts_with(is_word) => !is_word(before),
-        // `docs` or `..` before the slash make it a relative path, `example.com` an address.
+        // `docs` or `..` before the slash make it a relative path, `example.com` a URL.
         Some(before) if pattern.starts_with('/') => !is_word(before) && !matches!(before, '.' | '~' | '-'),
         _ => true,
     }
@@ -126,7 +126,7 @@ fn is_word(character: char) -> bool {
 mod tests {
     use super::*;
 
-    /// The findings of a file, as `line: the quoted pattern or the message`.
+    /// Returns the findings of a file as printed.
     fn check(path: &str, text: &str) -> Vec<String> {
         let file = File { path: path.to_string(), text: text.to_string() };
         super::check(&file).iter().map(ToString::to_string).collect()
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn white_space_is_found_with_its_line() {
+    fn white_space_is_reported_with_its_line() {
         assert_eq!(check("a.md", "a\nb \n"), ["a.md:2: white space at the end of the line"]);
         assert_eq!(check("a.md", "a\r\n"), ["a.md:1: white space at the end of the line"]);
         assert_eq!(check("a.rs", "\tf();\n"), ["a.rs:1: a tab; indent with spaces"]);
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_of_a_machine_are_found_and_others_are_not() {
+    fn machine_specific_paths_are_found() {
         for folder in [concat!("/wo", "rk/"), concat!("/ro", "ot/"), concat!("/ho", "me/")] {
             assert_eq!(check("a.md", &format!("see {folder}x\n")).len(), 1, "{folder}");
             assert_eq!(check("a.rs", &format!("let p = \"{folder}x\";\n")).len(), 1, "{folder}");
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn words_of_the_code_are_found_in_the_code_only() {
+    fn code_patterns_are_found_in_code_only() {
         for code in ["unsafe {}", "dbg!(x)", "std::thread::sleep(d)", "#[ignore]", "#[ignore = \"slow\"]"] {
             assert_eq!(check("a.rs", &format!("{code}\n")).len(), 1, "{code}");
             assert!(check("a.rs", &format!("// {code}\n")).is_empty(), "{code} in a comment");
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_source_file_is_found() {
+    fn long_source_file_is_found() {
         assert!(check("a.rs", &"f();\n".repeat(RUST_LINES_MAX)).is_empty());
         assert_eq!(check("a.rs", &"f();\n".repeat(RUST_LINES_MAX + 1)).len(), 1);
         assert!(check("a.jsonl", &"{}\n".repeat(RUST_LINES_MAX + 1)).is_empty());

@@ -1,4 +1,4 @@
-//! A page and its Korean translation say the same: the same blocks, byte for byte, and the same headings.
+//! A page and its Korean translation match: the same fenced blocks, byte for byte, and the same heading levels.
 
 use super::{File, Finding};
 use crate::markdown::{self, Block, Page};
@@ -65,12 +65,12 @@ mod tests {
     }
 
     #[test]
-    fn a_translation_changes_the_prose_only() {
+    fn translation_may_differ_in_prose_only() {
         assert!(check("# A\nb\n```sh\nls\n```\n", "# 가\n나\n```sh\nls\n```\n다\n").is_empty());
     }
 
     #[test]
-    fn a_block_that_differs_is_found_on_both_sides() {
+    fn differing_block_is_reported_with_both_positions() {
         assert_eq!(
             check("```sh\nls\n```\n", "가\n```sh\nls -l\n```\n"),
             ["README.ko.md:2: this block differs from the one at README.md:1"]
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_block_or_heading_is_counted() {
+    fn missing_block_or_heading_is_counted() {
         assert_eq!(
             check("# A\n## B\n```\n```\n", "# 가\n"),
             [
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_page_is_found() {
+    fn missing_page_is_found() {
         let file = |path: &str| File { path: path.to_string(), text: String::new() };
         assert_eq!(super::check(&[file("README.md")]).len(), 1);
         assert_eq!(super::check(&[file("README.ko.md")]).len(), 1);

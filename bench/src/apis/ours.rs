@@ -1,0 +1,54 @@
+//! Ratekeeper, with all of its APIs open.
+
+use std::error::Error;
+use std::path::Path;
+
+use testbed::process::{Folder, Running, free_port};
+
+use super::ask::Ask;
+use super::grpc::Api;
+use super::{Contender, Job, Question, listens_on};
+
+pub(super) const CL_THROTTLE: &str = "ratekeeper, CL.THROTTLE";
+pub(super) const CHECK: &str = "ratekeeper, RK.CHECK";
+pub(super) const HTTP: &str = "ratekeeper, /v1/check";
+pub(super) const GRPC: &str = "ratekeeper, ShouldRateLimit";
+
+/// Starts the release binary, with metrics on.
+pub(super) fn start(binary: &Path, folder: &Folder, job: Job) -> Result<Contender, Box<dyn Error>> {
+    let [resp, http, grpc, admin] = [free_port()?, free_port()?, free_port()?, free_port()?];
+    let bucket = match job {
+        Job::Allowed => "{ capacity: 1000000, refill: 1000000/s }",
+        Job::Denied => "{ capacity: 2, refill: 1/h }",
+    };
+    let config = format!(
+        "limits:
+  per-user: {{ key: {{ header: X-User-Id }}, token_bucket: {bucket} }}
+domains:
+  edge:
+    - {{ key: user, token_bucket: {bucket} }}
+apis: {{ http: '127.0.0.1:{http}', envoy: '127.0.0.1:{grpc}', resp: '127.0.0.1:{resp}' }}
+admin: 127.0.0.1:{admin}
+"
+    );
+    let name = format!("ratekeeper-{}", job.name());
+    let config = folder.write(&format!("{name}.yaml"), &config)?.display().to_string();
+    let process = Running::start(folder, &name, binary, &["run", "--config", &config], resp)?;
+    listens_on(&[http, grpc])?;
+
+    // The first integer is 1 if CL.THROTTLE denies the request, and 1 if RK.CHECK allows it.
+    let (limit, throttle_answer, check_answer) = match job {
+        Job::Allowed => (["999999", "1000000", "1"], "*5\r\n:0\r\n", "*6\r\n:1\r\n"),
+        Job::Denied => (["1", "1", "3600"], "*5\r\n:1\r\n", "*6\r\n:0\r\n"),
+    };
+    let throttle = Ask::command(&["CL.THROTTLE"], &limit, throttle_answer);
+    let check = Ask::command(&["RK.CHECK", "per-user"], &[], check_answer);
+    let post = Ask::Http { path: "/v1/check", body: r#"{"limit":"per-user","key":"%s"}"#.to_owned() };
+    let questions = vec![
+        Question { name: CL_THROTTLE, port: resp, ask: throttle },
+        Question { name: CHECK, port: resp, ask: check },
+        Question { name: HTTP, port: http, ask: post },
+        Question { name: GRPC, port: grpc, ask: Ask::Grpc(Api::Envoy) },
+    ];
+    Ok(Contender { job, process, questions })
+}

@@ -1,0 +1,69 @@
+//! Errors that end a command: the only module that maps them to a message and an exit code.
+
+use std::fmt;
+use std::io;
+use std::process::ExitCode;
+
+use ratekeeper_config::Errors;
+use ratekeeper_insight::{ReplayError, TraceError};
+
+#[derive(Debug)]
+pub(crate) enum CliError {
+    /// Invalid input by the user: a limit, a line of a trace, a combination of options.
+    Typed(String),
+    /// The configuration is invalid.
+    Config(Box<Errors>),
+    /// Input cannot be read.
+    Input(String),
+    /// Output cannot be written.
+    Output(io::Error),
+}
+
+impl CliError {
+    pub(crate) fn tell(self) -> ExitCode {
+        // A closed pipe, as with `| head`, is not a failure.
+        if matches!(&self, CliError::Output(error) if error.kind() == io::ErrorKind::BrokenPipe) {
+            return ExitCode::SUCCESS;
+        }
+        eprintln!("{self}");
+        match self {
+            CliError::Typed(_) | CliError::Config(_) => ExitCode::from(2),
+            CliError::Input(_) | CliError::Output(_) => ExitCode::from(1),
+        }
+    }
+}
+
+impl fmt::Display for CliError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            CliError::Typed(message) | CliError::Input(message) => write!(f, "error: {message}"),
+            CliError::Config(errors) => {
+                for error in errors.iter() {
+                    writeln!(f, "error: {error}\n")?;
+                }
+                let count = errors.iter().len();
+                let more = if errors.is_cut() { " or more" } else { "" };
+                write!(f, "{count}{more} {}", if count == 1 { "mistake" } else { "mistakes" })
+            }
+            CliError::Output(error) => write!(f, "error: cannot write to stdout: {error}"),
+        }
+    }
+}
+
+impl From<TraceError> for CliError {
+    fn from(error: TraceError) -> CliError {
+        match error {
+            TraceError::Bad { .. } => CliError::Typed(error.to_string()),
+            TraceError::Io { .. } => CliError::Input(format!("cannot read {error}")),
+        }
+    }
+}
+
+impl From<ReplayError> for CliError {
+    fn from(error: ReplayError) -> CliError {
+        match error {
+            ReplayError::Trace(error) => error.into(),
+            ReplayError::Output(error) => CliError::Output(error),
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! Opens limits and traces.
+
+use std::fs::File;
+use std::io::{self, IsTerminal, Read};
+use std::path::Path;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use ratekeeper::Limit;
+use ratekeeper_config::{TEXT_BYTES_MAX, parse_limit};
+
+use crate::args::{Format, Progress, Simulate};
+use crate::failure::CliError;
+
+/// The default trace.
+const DEMO: &str = include_str!("../../traces/demo.csv");
+const DEMO_NAME: &str = "demo.csv, shipped with ratekeeper";
+/// The default limit: 10 per minute.
+pub(crate) const LIMIT_DEFAULT: &str = "sliding_window_counter:";
+
+/// An open trace and its progress bar.
+pub(crate) struct Source {
+    pub(crate) name: String,
+    pub(crate) input: Box<dyn Read>,
+    pub(crate) bar: ProgressBar,
+}
+
+pub(crate) fn limit(args: &Simulate) -> Result<Limit, CliError> {
+    let (name, yaml) = match (&args.limit, &args.limit_file) {
+        (Some(yaml), _) => ("--limit".to_owned(), yaml.clone()),
+        (None, Some(path)) => (path.display().to_string(), config_text(path)?),
+        (None, None) => ("--limit".to_owned(), LIMIT_DEFAULT.to_owned()),
+    };
+    parse_limit(&yaml).map_err(|error| CliError::Typed(error.in_file(&name).to_string()))
+}
+
+/// Reads the text of a limit or a configuration.
+pub(crate) fn config_text(path: &Path) -> Result<String, CliError> {
+    let name = path.display();
+    let cannot = |error: io::Error| CliError::Input(format!("cannot read {name}: {error}"));
+    let mut bytes = Vec::new();
+    // Read one byte more than the maximum, so that a larger file is rejected instead of truncated.
+    File::open(path)
+        .map_err(cannot)?
+        .take(TEXT_BYTES_MAX as u64 + 1)
+        .read_to_end(&mut bytes)
+        .map_err(cannot)?;
+    String::from_utf8(bytes)
+        .map_err(|_| CliError::Typed(format!("{name} is not UTF-8\n  = save the file as UTF-8")))
+}
+
+pub(crate) fn demo() -> Source {
+    Source { name: DEMO_NAME.to_owned(), input: Box::new(DEMO.as_bytes()), bar: ProgressBar::hidden() }
+}
+
+pub(crate) fn trace(args: &Simulate) -> Result<Source, CliError> {
+    let Some(path) = &args.trace else { return Ok(demo()) };
+    if path == Path::new("-") {
+        let input = Box::new(io::stdin().lock());
+        return Ok(Source { name: "stdin".to_owned(), input, bar: ProgressBar::hidden() });
+    }
+    let name = path.display().to_string();
+    let cannot = |error: io::Error| CliError::Input(format!("cannot read {name}: {error}"));
+    let file = File::open(path).map_err(cannot)?;
+    let about = file.metadata().map_err(cannot)?;
+    // JSON lines on the same terminal would break up a progress bar.
+    let is_wanted = args.progress == Progress::Auto
+        && about.is_file()
+        && io::stderr().is_terminal()
+        && !(args.format == Format::Jsonl && io::stdout().is_terminal());
+    let bar = if is_wanted { bar(about.len()) } else { ProgressBar::hidden() };
+    Ok(Source { name, input: Box::new(bar.wrap_read(file)), bar })
+}
+
+fn bar(bytes: u64) -> ProgressBar {
+    let style = ProgressStyle::with_template("  {bar:40.cyan} {bytes} of {total_bytes}, {eta} left");
+    let bar = ProgressBar::new(bytes);
+    match style {
+        Ok(style) => bar.with_style(style),
+        Err(_) => bar,
+    }
+}

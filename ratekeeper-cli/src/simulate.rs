@@ -1,0 +1,107 @@
+//! Replays a trace through a limiter and writes the results to stdout.
+
+use std::io::{self, Write};
+
+use ratekeeper::Limit;
+use ratekeeper_insight::{Comparison, Jsonl, Summary, Trace, replay_batches};
+
+use crate::args::{Format, Simulate};
+use crate::failure::CliError;
+use crate::input::{self, Source};
+use crate::screen;
+use crate::store::Store;
+
+pub(crate) fn run(args: &Simulate) -> Result<(), CliError> {
+    if args.compare && args.format == Format::Jsonl {
+        return Err(CliError::Typed(
+            "--format jsonl prints the decisions of one limit, and --compare has five\n  = leave one of the two out"
+                .to_owned(),
+        ));
+    }
+    if args.compare && args.store != "memory" {
+        return Err(CliError::Typed(
+            "--compare keeps the states of five limits in memory\n  = leave --store out, or compare one by one"
+                .to_owned(),
+        ));
+    }
+    let limit = input::limit(args)?;
+    let source = input::trace(args)?;
+    match (args.compare, args.format) {
+        (true, _) => compare(&limit, args.max_keys, source),
+        (false, Format::Table) => table(&limit, args, source),
+        (false, Format::Jsonl) => jsonl(limit, args, source),
+    }
+}
+
+fn jsonl(limit: Limit, args: &Simulate, source: Source) -> Result<(), CliError> {
+    let mut store = Store::new(&args.store, limit, args.max_keys)?;
+    let mut trace = Trace::open(&source.name, source.input)?;
+    let mut lines = Jsonl::new(io::stdout().lock());
+    let mut decisions = Vec::new();
+    let replayed = replay_batches(&mut trace, |batch| {
+        let decided = store.decide_batch(batch, &mut decisions);
+        batch
+            .requests()
+            .zip(&decisions)
+            .try_for_each(|(request, decision)| lines.write(&request, decision))?;
+        if batch.is_all_for_now() {
+            lines.flush()?;
+        }
+        decided
+    });
+    // Decisions made before an invalid line are still written.
+    let written = lines.finish();
+    source.bar.finish_and_clear();
+    store.end()?;
+    replayed?;
+    written.map_err(CliError::Output)?;
+    tell_overflow(store.overflowed());
+    Ok(())
+}
+
+fn table(limit: &Limit, args: &Simulate, source: Source) -> Result<(), CliError> {
+    let mut store = Store::new(&args.store, limit.clone(), args.max_keys)?;
+    let mut trace = Trace::open(&source.name, source.input)?;
+    let mut summary = Summary::new(limit);
+    let mut decisions = Vec::new();
+    let replayed = replay_batches(&mut trace, |batch| {
+        store.decide_batch(batch, &mut decisions)?;
+        summary.count(batch, &decisions);
+        Ok(())
+    });
+    source.bar.finish_and_clear();
+    store.end()?;
+    replayed?;
+    print(&summary.report(&source.name, args.keys, screen::look()))?;
+    tell_overflow(store.overflowed());
+    Ok(())
+}
+
+fn compare(limit: &Limit, max_keys: usize, source: Source) -> Result<(), CliError> {
+    let mut comparison =
+        Comparison::new(limit, max_keys).map_err(|error| CliError::Typed(error.to_string()))?;
+    let mut trace = Trace::open(&source.name, source.input)?;
+    let replayed = replay_batches(&mut trace, |batch| {
+        comparison.count(batch);
+        Ok(())
+    });
+    source.bar.finish_and_clear();
+    replayed?;
+    print(&comparison.report(&source.name, screen::look()))?;
+    tell_overflow(comparison.overflowed());
+    Ok(())
+}
+
+fn print(report: &str) -> Result<(), CliError> {
+    let mut stdout = io::stdout().lock();
+    stdout.write_all(report.as_bytes()).and_then(|()| stdout.flush()).map_err(CliError::Output)
+}
+
+fn tell_overflow(requests: u64) {
+    if requests > 0 {
+        eprintln!(
+            "warning: {requests} requests found no room for their key, so these decisions are not exact\n  = give \
+             more room with --max-keys"
+        );
+    }
+}

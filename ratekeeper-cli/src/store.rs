@@ -1,0 +1,92 @@
+//! Where a simulation keeps its state: in memory, or in Redis with the trace's time.
+
+use std::io;
+use std::time::Duration;
+
+use ratekeeper::redis::{Redis, Settings};
+use ratekeeper::{Clock, Decision, Limit, Limiter, SystemClock};
+use ratekeeper_insight::{Batch, Simulator};
+use tokio::runtime::Runtime;
+
+use crate::failure::CliError;
+
+/// Decides the requests of a trace.
+pub(crate) enum Store {
+    Memory(Simulator),
+    Redis(Box<OnServer>),
+}
+
+pub(crate) struct OnServer {
+    runtime: Runtime,
+    limiter: Limiter<Redis>,
+    /// The error that ended the replay.
+    failure: Option<String>,
+}
+
+/// Deadline of one check. A simulation is not latency-sensitive, but must not hang.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+impl Store {
+    pub(crate) fn new(store: &str, limit: Limit, max_keys: usize) -> Result<Store, CliError> {
+        let wrong = |error: &dyn ToString| CliError::Typed(error.to_string());
+        if store == "memory" {
+            return Simulator::new(limit, max_keys).map(Store::Memory).map_err(|error| wrong(&error));
+        }
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(|error| CliError::Input(format!("cannot start: {error}")))?;
+        // Each run uses its own key namespace; its keys expire.
+        let run = format!("simulate/{}/{}", std::process::id(), SystemClock::new().now().as_nanos());
+        let settings = Settings::new(store).namespace(&run).deadline(PATIENCE).connections(1);
+        let limiter = {
+            let _on_runtime = runtime.enter();
+            Limiter::builder(limit).redis(&settings).map_err(|error| {
+                CliError::Typed(format!("--store: {error}\n  = or write `memory`, which is the default"))
+            })?
+        };
+        Ok(Store::Redis(Box::new(OnServer { runtime, limiter, failure: None })))
+    }
+
+    /// Replaces `decisions` with those of the batch's requests, each decided at its own time and in order.
+    pub(crate) fn decide_batch(&mut self, batch: &Batch, decisions: &mut Vec<Decision>) -> io::Result<()> {
+        match self {
+            Store::Memory(simulator) => simulator.decide_batch(batch, decisions),
+            Store::Redis(server) => {
+                decisions.clear();
+                for request in batch.requests() {
+                    let asked = server.limiter.check_at(request.time, request.key, request.cost);
+                    match server.runtime.block_on(asked) {
+                        Ok(verdict) => decisions.push(verdict.decision()),
+                        Err(error) => {
+                            server.failure = Some(error.to_string());
+                            return Err(io::Error::other(error));
+                        }
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the store's error, if it ended the replay.
+    pub(crate) fn end(&self) -> Result<(), CliError> {
+        match self {
+            Store::Redis(server) => match &server.failure {
+                Some(failure) => Err(CliError::Input(format!(
+                    "{failure}\n  = is the server of --store running, and is it Redis 7 or newer?"
+                ))),
+                None => Ok(()),
+            },
+            Store::Memory(_) => Ok(()),
+        }
+    }
+
+    /// Returns the number of requests whose key did not fit into memory.
+    pub(crate) fn overflowed(&self) -> u64 {
+        match self {
+            Store::Memory(simulator) => simulator.overflowed(),
+            Store::Redis(_) => 0,
+        }
+    }
+}

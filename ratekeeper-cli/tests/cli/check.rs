@@ -1,0 +1,175 @@
+//! `check` and `schema`: summaries and errors of a configuration file.
+
+use std::path::PathBuf;
+
+use crate::cli::{Ended, file, ratekeeper, run};
+
+const EXAMPLES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples");
+const PASSWORD: &str = "hunter2";
+
+fn check(path: &str) -> Ended {
+    run(&["check", path], "")
+}
+
+/// Runs `check` with environment variables.
+fn check_with(path: &str, variables: &[(&str, &str)]) -> Ended {
+    let output = ratekeeper(&["check", path]).envs(variables.iter().copied()).output().unwrap();
+    Ended {
+        code: output.status.code().unwrap(),
+        stdout: String::from_utf8(output.stdout).unwrap(),
+        stderr: String::from_utf8(output.stderr).unwrap(),
+    }
+}
+
+#[test]
+fn valid_file_is_summarised_in_one_line() {
+    let secrets = [
+        ("REDIS_PASSWORD", PASSWORD),
+        ("RATEKEEPER_SECRET", PASSWORD),
+        ("UPSTREAM_TOKEN", PASSWORD),
+        ("ADMIN_TOKEN", "0123456789abcdef"),
+    ];
+    for (name, said) in [
+        ("social", "6 limits in memory, no gateway"),
+        ("gateway", "1 limit in memory, 1 route, listening on 127.0.0.1:8080"),
+        (
+            "everything",
+            "6 limits in Redis, 1 domain with 5 limits, 3 routes, listening on 127.0.0.1:8080, 127.0.0.1:8443, \
+             127.0.0.1:8090",
+        ),
+    ] {
+        let path = format!("{EXAMPLES}/{name}.yaml");
+        let ended = check_with(&path, &secrets);
+        assert_eq!(ended, Ended { code: 0, stdout: format!("{path}: {said}\n"), stderr: String::new() });
+    }
+}
+
+#[test]
+fn all_mistakes_are_reported_in_one_run() {
+    file(
+        "three.yaml",
+        "limits:\n  per-user:\n    key: usr\n    token_bucket: { capacity: 0 }\nstor: memory\n",
+    );
+    assert_eq!(
+        check("three.yaml"),
+        Ended {
+            code: 2,
+            stdout: String::new(),
+            stderr: "\
+error: three.yaml:3:10: `usr` is not a part of a request
+  |
+3 |     key: usr
+  |          ^^^
+  = write `ip`, `global`, or as in `{ header: X-User-Id, fallback: anonymous }`
+
+error: three.yaml:4:31: capacity is 0, so nothing would ever pass
+  |
+4 |     token_bucket: { capacity: 0 }
+  |                               ^
+  = write a whole number from 1 to 4294967295
+
+error: three.yaml:5:1: `stor` is not a parameter of the file
+  |
+5 | stor: memory
+  | ^^^^
+  = write `store`; the file has store, client, paths, responses, jwt, limits, domains, gateway, apis and admin
+
+3 mistakes
+"
+            .to_owned()
+        }
+    );
+    file("one.yaml", "stor: memory\n");
+    assert!(check("one.yaml").stderr.ends_with("\n\n1 mistake\n"));
+    file("endless.yaml", "a: 1\n".repeat(5) + &(0..500).map(|n| format!("b{n}: 1\n")).collect::<String>());
+    assert!(check("endless.yaml").stderr.ends_with("\n\n100 or more mistakes\n"));
+}
+
+#[test]
+fn unreadable_file_exits_with_1_and_invalid_file_with_2() {
+    let ended = check("nowhere.yaml");
+    assert_eq!((ended.code, &*ended.stdout), (1, ""));
+    assert_eq!(ended.stderr, "error: cannot read nowhere.yaml: No such file or directory (os error 2)\n");
+    file("latin-config.yaml", b"store: memory # \xe9\n");
+    let ended = check("latin-config.yaml");
+    assert_eq!(
+        (ended.code, &*ended.stderr),
+        (2, "error: latin-config.yaml is not UTF-8\n  = save the file as UTF-8\n")
+    );
+    assert_eq!(run(&["check"], "").code, 2);
+}
+
+#[test]
+fn files_are_resolved_from_the_folder_of_the_configuration() {
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("beside");
+    std::fs::create_dir_all(&folder).unwrap();
+    file("beside/secret.txt", format!("{PASSWORD}\n"));
+    file("beside/empty.txt", "\n");
+    file("beside/latin.txt", b"\xe9");
+    file("beside/large.txt", "x".repeat(1_000_001));
+    let config = |name: &str| {
+        format!(
+            "store: {{ redis: {{ address: redis://127.0.0.1, secret: {{ file: {name} }} }} }}\nlimits: {{ a: {{ token_bucket: }} }}\n"
+        )
+    };
+    file("beside/good.yaml", config("secret.txt"));
+    let ended = check("beside/good.yaml");
+    assert_eq!((ended.code, &*ended.stdout), (0, "beside/good.yaml: 1 limit in Redis, no gateway\n"));
+    for (name, what) in [
+        ("empty.txt", "beside/bad.yaml:1:55: the secret is empty"),
+        (
+            "nowhere.txt",
+            "beside/bad.yaml:1:63: the file cannot be read: No such file or directory (os error 2)",
+        ),
+        ("latin.txt", "beside/bad.yaml:1:63: the file cannot be read: it is not UTF-8"),
+        ("large.txt", "beside/bad.yaml:1:63: the file cannot be read: it has more than 1000000 bytes"),
+    ] {
+        file("beside/bad.yaml", config(name));
+        let ended = check("beside/bad.yaml");
+        assert_eq!((ended.code, ended.stderr.lines().next()), (2, Some(&*format!("error: {what}"))));
+    }
+}
+
+#[test]
+fn secrets_are_never_printed() {
+    let everything = format!("{EXAMPLES}/everything.yaml");
+    let ended = check_with(&everything, &[("REDIS_PASSWORD", PASSWORD)]);
+    assert_eq!(ended.code, 2);
+    assert!(ended.stderr.contains("the environment has no variable `RATEKEEPER_SECRET`"), "{}", ended.stderr);
+    for yaml in [
+        format!("store: redis://user:{PASSWORD}@127.0.0.1\nlimits: {{ a: {{ token_bucket: }} }}"),
+        format!("store: redis//user:{PASSWORD}@127.0.0.1"),
+        format!("store: {{ redis: {{ adress: redis://user:{PASSWORD}@127.0.0.1 }} }}"),
+        format!("store: {{ redis: {{ address: redis://h, secret: {PASSWORD}, instances: x }} }}"),
+        format!("store: {{ redis: {{ address: redis://h, secrt: {PASSWORD} }} }}"),
+        format!("store:\n  redis:\n    address: redis://h\n    secret:\n      - {PASSWORD}"),
+        format!("store:\n  redis:\n    address: redis://h\n    secret: |\n      {PASSWORD}\n   oops"),
+        format!(
+            "store:\n  redis:\n    address: redis://h\n    tls: {{ certificate: {{ file: x }}, key: {PASSWORD} }}"
+        ),
+        format!("jwt: {{ keys: {PASSWORD} }}"),
+        format!("admin: {{ listen: 0.0.0.0:9180, token: {PASSWORD} }}"),
+    ] {
+        file("secret.yaml", &yaml);
+        let ended = check("secret.yaml");
+        assert!(!ended.stdout.contains(PASSWORD) && !ended.stderr.contains(PASSWORD), "{ended:?}");
+    }
+}
+
+#[test]
+fn schema_is_printed_unchanged() {
+    let schema =
+        std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../ratekeeper-config/schema.json"));
+    assert_eq!(run(&["schema"], ""), Ended { code: 0, stdout: schema.unwrap(), stderr: String::new() });
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn write_error_on_stdout_is_reported() {
+    for args in [&["schema"][..], &["check", &format!("{EXAMPLES}/gateway.yaml")]] {
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let output = ratekeeper(args).stdout(full).output().unwrap();
+        assert_eq!(output.status.code(), Some(1));
+        assert!(output.stderr.starts_with(b"error: cannot write to stdout: "));
+    }
+}

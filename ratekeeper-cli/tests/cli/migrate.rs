@@ -1,0 +1,114 @@
+//! `migrate`: converts another rate limiter's configuration.
+
+use std::fs;
+use std::path::PathBuf;
+
+use crate::cli::{Ended, file, run};
+
+/// Creates an empty folder for this test run.
+fn folder(name: &str) -> PathBuf {
+    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
+    // A previous run may have left one.
+    let _ = fs::remove_dir_all(&path);
+    fs::create_dir(&path).unwrap();
+    path
+}
+
+#[test]
+fn folder_is_migrated_to_a_valid_configuration() {
+    let folder = folder("envoy-good");
+    let files = [
+        (
+            "b.yml",
+            "domain: second\ndescriptors: [{ key: b, rate_limit: { unit: year, requests_per_unit: 2 } }]\n",
+        ),
+        (
+            "a.yaml",
+            "domain: first\ndescriptors: [{ key: a, value: 'x*', rate_limit: { unlimited: true } }]\n",
+        ),
+        ("notes.txt", "domain: third\n"),
+        (".#a.yaml", "domain: fourth\n"),
+    ];
+    for (name, text) in files {
+        fs::write(folder.join(name), text).unwrap();
+    }
+    fs::create_dir(folder.join("folder.yaml")).unwrap();
+    let printed = "\
+# Limits in memory are those of one process; for several, write as in `store: redis://127.0.0.1:6379`.
+store: memory
+# Where Envoy asks; and others, by POST /json. Off this machine both need a token.
+apis: { envoy: 127.0.0.1:8081, http: 127.0.0.1:8080 }
+
+domains:
+  first:
+    - key: a
+      value: \"x*\"
+      unlimited: true
+  second:
+    - key: b
+      fixed_window: { limit: 2, window: 365d, align: clock }
+";
+    let migrated = run(&["migrate", "envoy", "envoy-good"], "");
+    assert_eq!(migrated, Ended { code: 0, stdout: printed.to_owned(), stderr: String::new() });
+
+    file("migrated.yaml", printed);
+    let said = "migrated.yaml: no limits in memory, 2 domains with 1 limit, no gateway\n";
+    let checked = run(&["check", "migrated.yaml"], "");
+    assert_eq!(checked, Ended { code: 0, stdout: said.to_owned(), stderr: String::new() });
+}
+
+/// A partial migration would leave requests unlimited.
+#[test]
+fn mistakes_are_reported_and_nothing_is_printed() {
+    let folder = folder("envoy-bad");
+    fs::write(folder.join("a.yaml"), "domain: edge\n").unwrap();
+    fs::write(folder.join("b.yaml"), "domain: edge\ndescriptors: [{ key: a, rate_limit: { unit: dya } }]\n")
+        .unwrap();
+    let told = "\
+error: envoy-bad/b.yaml:1:9: the domain `edge` is that of envoy-bad/a.yaml, too
+  |
+1 | domain: edge
+  |         ^^^^
+  = join the two files, or give each a domain of its own
+
+error: envoy-bad/b.yaml:2:45: `dya` is not a unit
+  |
+2 | descriptors: [{ key: a, rate_limit: { unit: dya } }]
+  |                                             ^^^
+  = write `day`; the units are second, minute, hour, day, week, month and year
+
+2 mistakes
+";
+    let migrated = run(&["migrate", "envoy", "envoy-bad"], "");
+    assert_eq!(migrated, Ended { code: 2, stdout: String::new(), stderr: told.to_owned() });
+}
+
+#[test]
+fn empty_or_missing_folder_is_an_error() {
+    let folder = folder("envoy-none");
+    let none = "error: there is no file in envoy-none whose name ends with .yaml or .yml\n";
+    let migrated = run(&["migrate", "envoy", "envoy-none"], "");
+    assert_eq!(migrated, Ended { code: 2, stdout: String::new(), stderr: none.to_owned() });
+    fs::remove_dir(folder).unwrap();
+    let migrated = run(&["migrate", "envoy", "envoy-none"], "");
+    assert_eq!((migrated.code, &*migrated.stdout), (1, ""));
+    assert!(migrated.stderr.starts_with("error: cannot read envoy-none: "), "{migrated:?}");
+}
+
+#[test]
+fn too_many_files_or_bytes_are_an_error() {
+    let folder = folder("envoy-many");
+    for number in 0..1_001 {
+        fs::write(folder.join(format!("{number}.yaml")), "").unwrap();
+    }
+    let told = "error: there are more than 1000 files in envoy-many\n";
+    let migrated = run(&["migrate", "envoy", "envoy-many"], "");
+    assert_eq!(migrated, Ended { code: 2, stdout: String::new(), stderr: told.to_owned() });
+    let folder = self::folder("envoy-large");
+    for number in 0..11 {
+        fs::write(folder.join(format!("{number}.yaml")), "#".repeat(1_000_000)).unwrap();
+    }
+    let told = "error: the files in envoy-large have more than 10000000 bytes\n";
+    let migrated = run(&["migrate", "envoy", "envoy-large"], "");
+    assert_eq!(migrated, Ended { code: 2, stdout: String::new(), stderr: told.to_owned() });
+}

@@ -1,0 +1,136 @@
+//! Errors for invalid input and missing files.
+
+use crate::cli::{Ended, file, run, simulate};
+
+fn refused(code: i32, stderr: &str) -> Ended {
+    Ended { code, stdout: String::new(), stderr: stderr.to_owned() }
+}
+
+#[test]
+fn invalid_limit_is_shown_with_its_position() {
+    assert_eq!(
+        simulate("token_bucket: { capcity: 10 }", &[], "time\n1\n"),
+        refused(
+            2,
+            "error: --limit:1:17: `capcity` is not a parameter of token_bucket
+  |
+1 | token_bucket: { capcity: 10 }
+  |                 ^^^^^^^
+  = write `capacity`; token_bucket has capacity, refill and style
+"
+        )
+    );
+}
+
+#[test]
+fn invalid_limit_file_is_shown_by_name() {
+    file("wrong.yaml", "fixed_window:\n  limit: 0\n");
+    assert_eq!(
+        run(&["simulate", "--limit-file", "wrong.yaml", "--trace", "-"], "time\n1\n"),
+        refused(
+            2,
+            "error: wrong.yaml:2:10: limit is 0, so nothing would ever pass
+  |
+2 |   limit: 0
+  |          ^
+  = write a whole number from 1 to 4294967295
+"
+        )
+    );
+    file("latin.yaml", b"fixed_window: { } # \xe9\n");
+    assert_eq!(
+        run(&["simulate", "--limit-file", "latin.yaml", "--trace", "-"], ""),
+        refused(2, "error: latin.yaml is not UTF-8\n  = save the file as UTF-8\n")
+    );
+    file("large.yaml", "#".repeat(2_000_000));
+    let ended = run(&["simulate", "--limit-file", "large.yaml", "--trace", "-"], "");
+    assert_eq!(ended.code, 2);
+    assert!(ended.stderr.contains("at most 1000000 are read"), "{}", ended.stderr);
+}
+
+#[test]
+fn invalid_trace_is_shown_by_line_and_column() {
+    file("wrong.csv", "time,key,cost\n1,a,1\n2,b,-3\n");
+    for options in [&["--format", "table"][..], &["--compare"]] {
+        let args = [&["simulate", "--limit", "token_bucket:", "--trace", "wrong.csv"], options].concat();
+        assert_eq!(
+            run(&args, ""),
+            refused(
+                2,
+                "error: wrong.csv:3: in column cost, `-3` is negative\n  = write a whole number from 0 to \
+                 4294967295, or nothing for 1\n"
+            )
+        );
+    }
+}
+
+#[test]
+fn missing_file_exits_with_1() {
+    for args in [
+        ["--limit", "token_bucket:", "--trace", "nowhere.csv"],
+        ["--limit-file", "nowhere.csv", "--trace", "-"],
+    ] {
+        assert_eq!(
+            run(&[&["simulate"], &args[..]].concat(), ""),
+            refused(1, "error: cannot read nowhere.csv: No such file or directory (os error 2)\n")
+        );
+    }
+}
+
+#[test]
+fn folder_as_trace_is_an_error() {
+    assert_eq!(
+        run(&["simulate", "--limit", "token_bucket:", "--trace", "."], ""),
+        refused(1, "error: cannot read .: Is a directory (os error 21)\n")
+    );
+}
+
+#[test]
+fn compare_with_jsonl_is_rejected() {
+    assert_eq!(
+        run(&["simulate", "--compare", "--format", "jsonl"], ""),
+        refused(
+            2,
+            "error: --format jsonl prints the decisions of one limit, and --compare has five\n  = leave one of \
+             the two out\n"
+        )
+    );
+}
+
+#[test]
+fn missing_or_unknown_arguments_are_named() {
+    for (args, told) in [
+        (&["simulate", "--trace", "-"][..], "--limit <YAML>"),
+        (&["simulate", "--limit", "token_bucket:"], "--trace <FILE>"),
+        (
+            &["simulate", "--limit", "token_bucket:", "--limit-file", "x", "--trace", "-"],
+            "cannot be used with",
+        ),
+        (&["simulat"], "a similar subcommand exists: 'simulate'"),
+        (&["simulate", "--compere"], "a similar argument exists: '--compare'"),
+        (&["simulate", "--compare", "--max-keys", "0"], "there must be room for at least one key"),
+        (&["simulate", "--compare", "--keys", "few"], "invalid value 'few'"),
+    ] {
+        let ended = run(args, "");
+        assert_eq!((ended.code, &*ended.stdout), (2, ""), "{args:?}");
+        assert!(ended.stderr.contains(told), "{args:?}\n{}", ended.stderr);
+    }
+}
+
+#[test]
+fn help_shows_valid_examples() {
+    for args in [&["--help"][..], &["help"], &["simulate", "--help"], &["help", "simulate"], &["--version"]] {
+        let ended = run(args, "");
+        assert_eq!((ended.code, &*ended.stderr), (0, ""), "{args:?}");
+    }
+    let help = run(&["simulate", "--help"], "").stdout;
+    assert!(help.contains(
+        "ratekeeper simulate --limit 'token_bucket: { capacity: 5, refill: 1/s }' --trace trace.csv"
+    ));
+    for line in
+        help.lines().filter(|line| line.contains(": ") && line.contains('{') && !line.contains("--limit"))
+    {
+        let yaml = line.trim();
+        assert!(ratekeeper_config::parse_limit(yaml).is_ok(), "the help shows a limit that is none: {yaml}");
+    }
+}

@@ -1,0 +1,92 @@
+//! `--format table`: the results of a limit, key by key.
+
+use crate::cli::{DEMO, UPLOADS, check_golden, ratekeeper, run, simulate};
+
+#[test]
+fn demo_trace_is_listed_by_key() {
+    let ended = run(
+        &["simulate", "--limit", "fixed_window:", "--trace", "-"],
+        &std::fs::read_to_string(DEMO).unwrap(),
+    );
+    assert_eq!((ended.code, &*ended.stderr), (0, ""));
+    check_golden("demo-fixed-window.txt", &ended.stdout);
+}
+
+#[test]
+fn costs_have_their_own_column() {
+    let trace = std::fs::read_to_string(UPLOADS).unwrap();
+    let ended = simulate("token_bucket: { capacity: 100, refill: 6/min }", &[], &trace);
+    assert_eq!((ended.code, &*ended.stderr), (0, ""));
+    check_golden("uploads-token-bucket.txt", &ended.stdout);
+}
+
+/// At the boundary of a minute a fixed window allows twice its limit, and the table reports it.
+#[test]
+fn boundary_burst_of_the_fixed_window_is_flagged() {
+    let trace: String = (50..70).map(|second| format!("{second}\n")).collect();
+    for (limit, peak) in [
+        ("fixed_window: { limit: 5, window: 60s }", "10 / 5 !"),
+        ("sliding_window_log: { limit: 5, window: 60s }", "5 / 5"),
+    ] {
+        let shown = simulate(limit, &[], &format!("time\n{trace}")).stdout;
+        let all = shown.lines().find(|line| line.starts_with("  all ")).unwrap_or_default().to_owned();
+        assert!(all.ends_with(peak), "{shown}");
+    }
+}
+
+#[test]
+fn most_denied_keys_come_first_and_the_rest_is_summed() {
+    let trace: String = (0..5).flat_map(|key| (0..=key).map(move |_| format!("1,key-{key}\n"))).collect();
+    let shown =
+        simulate("fixed_window: { limit: 1, window: 60s }", &["--keys", "2"], &format!("time,key\n{trace}"));
+    let rows: Vec<Vec<&str>> =
+        shown.stdout.lines().skip(4).take(5).map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(rows[0][..4], ["key", "asked", "admitted", "denied"]);
+    assert_eq!(rows[1][..4], ["key-4", "5", "1", "4"]);
+    assert_eq!(rows[2][..4], ["key-3", "4", "1", "3"]);
+    assert_eq!(rows[3][..6], ["3", "keys", "more", "6", "3", "3"]);
+    assert_eq!(rows[4][..4], ["all", "15", "5", "10"]);
+}
+
+/// Only the first 100,000 keys have individual statistics; the others are summed, and the table states it.
+#[test]
+fn statistics_of_unlimited_keys_are_bounded() {
+    let trace: String = (0..100_005).map(|n| format!("1,key-{n}\n")).collect();
+    let shown =
+        simulate("fixed_window: { limit: 1 }", &["--keys", "0"], &format!("time,key\n{trace}")).stdout;
+    let row = |name: &str| {
+        let line = shown.lines().find(|line| line.starts_with(name)).unwrap_or_default();
+        line[name.len().min(line.len())..].split_whitespace().next().unwrap_or_default().to_owned()
+    };
+    assert_eq!(row("  100,000 keys more"), "100,000");
+    assert_eq!(row("  other keys"), "5");
+    assert_eq!(row("  all"), "100,005");
+    assert!(shown.contains("other keys: only the first 100,000 keys are followed one by one"), "{shown}");
+}
+
+#[test]
+fn lines_out_of_order_are_noted() {
+    let shown = simulate("token_bucket:", &[], "time\n5\n3\n").stdout;
+    assert!(shown.contains("lines are out of order"), "{shown}");
+}
+
+#[test]
+fn empty_trace_prints_an_empty_table() {
+    let ended = simulate("token_bucket:", &[], "time,key\n");
+    assert_eq!((ended.code, &*ended.stderr), (0, ""));
+    assert!(ended.stdout.contains("0 requests of 0 keys"), "{}", ended.stdout);
+}
+
+/// Key names are the user's data, but they reach a terminal.
+#[test]
+fn control_characters_in_keys_are_not_printed() {
+    let shown = simulate("token_bucket:", &[], "time,key\n1,\x1b[31mred\n").stdout;
+    assert!(!shown.contains('\x1b') && shown.contains("[31mred"), "{shown:?}");
+}
+
+#[test]
+fn output_without_a_terminal_has_no_colours_and_no_progress_bar() {
+    let output = ratekeeper(&["simulate", "--limit", "token_bucket:", "--trace", DEMO]).output().unwrap();
+    assert!(!output.stdout.contains(&0x1b));
+    assert_eq!(output.stderr, b"");
+}

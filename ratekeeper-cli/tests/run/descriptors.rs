@@ -1,0 +1,64 @@
+//! A process with a low limit on open files.
+
+use tokio::net::TcpStream;
+
+use crate::run::support::{Client, Folder, Process, Upstream, one_route, ratekeeper, until};
+
+/// Starts the binary from a shell that first lowers the limit.
+fn limited(limit: &str, file: &std::path::Path) -> Process {
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", &format!("{limit} && exec \"$0\" run --config \"$1\"")]);
+    Process::spawn(command.arg(ratekeeper().get_program()).arg(file))
+}
+
+/// Returns the soft and the hard limit of a process.
+fn open_files(process: &Process) -> (u64, u64) {
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", process.pid())).unwrap();
+    let line = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
+    let mut numbers = line.split_whitespace().filter_map(|word| word.parse().ok());
+    (numbers.next().unwrap(), numbers.next().unwrap())
+}
+
+#[tokio::test]
+async fn soft_limit_is_raised_and_a_low_hard_limit_is_logged() {
+    let (folder, upstream) = (Folder::new("descriptors"), Upstream::start().await);
+    let file = folder.write("a.yaml", &one_route(&upstream, "", "  max_connections: 1000"));
+    let process = limited("ulimit -Sn 100 && ulimit -Hn 3000", &file);
+    process.address().await;
+    assert_eq!(open_files(&process), (3_000, 3_000));
+    assert_eq!(process.said("max_connections"), 0, "{:?}", process.stderr());
+
+    let process = limited("ulimit -Sn 100 && ulimit -Hn 2000", &file);
+    process.address().await;
+    let told = process.line("max_connections").await;
+    assert!(told.contains("WARN") && told.contains("2000") && told.contains("2200"), "{told}");
+}
+
+#[tokio::test]
+async fn exhausted_descriptors_do_not_eject_the_upstream() {
+    let (folder, upstream) = (Folder::new("exhausted"), Upstream::start().await);
+    let at = upstream.address();
+    let up = format!("ratekeeper_upstream_up{{upstream=\"one\",address=\"{at}\"}}");
+    let file = format!(
+        "admin: 127.0.0.1:0\ngateway:\n  listen: 127.0.0.1:0\n  upstreams:\n    one:\n      addresses: [http://{at}]\n      \
+         outlier_ejection: {{ after: 1, for: 1h }}\n      health: {{ path: /, every: 100ms, unhealthy_after: 1 }}\n  \
+         routes: [{{ id: all, upstream: one }}]\n"
+    );
+    let process = limited("ulimit -n 64", &folder.write("a.yaml", &file));
+    let address = process.address().await;
+    // A connection opened before the others, without a request yet.
+    let mut client = Client::connected(address).await;
+    let mut crowd = Vec::new();
+    for _ in 0..100 {
+        crowd.push(TcpStream::connect(address).await.unwrap());
+    }
+    // Several times: the descriptor that a health check frees goes to the next connection in the queue.
+    until("there are no more", || process.said("accept failed") > 6).await;
+    let answer = client.get("/", "").await.unwrap();
+    assert_eq!(answer.status, 503, "{}", answer.head);
+    drop(crowd);
+    process.until_metric("ratekeeper_connections", 1).await;
+    assert_eq!(process.metric(&up).await, 1, "{:?}", process.stderr());
+    assert_eq!(process.said("upstream ejected"), 0, "{:?}", process.stderr());
+    assert_eq!(client.get("/", "").await.unwrap().status, 200);
+}

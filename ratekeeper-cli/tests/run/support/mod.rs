@@ -1,0 +1,63 @@
+//! Shared test support: a process from a configuration file, an upstream, and clients.
+
+mod client;
+mod process;
+mod upstream;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tokio::time::timeout;
+
+pub(crate) use client::{Answer, Client, Load, Tally, get};
+pub(crate) use process::{Process, ratekeeper};
+pub(crate) use upstream::Upstream;
+
+/// Test timeout: long enough for a busy machine, so that only a failing test reaches it.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Waits until a condition holds.
+pub(crate) async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let waiting = async {
+        while !is_so() {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    };
+    assert!(timeout(PATIENCE, waiting).await.is_ok(), "it never came to this: {what}");
+}
+
+/// A folder for one test.
+pub(crate) struct Folder(PathBuf);
+
+impl Folder {
+    pub(crate) fn new(name: &str) -> Folder {
+        let folder =
+            Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("run-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        Folder(folder)
+    }
+
+    /// Writes a file atomically: a reader sees the old or the new content.
+    pub(crate) fn write(&self, name: &str, text: &str) -> PathBuf {
+        let (new, path) = (self.0.join(format!("{name}.new")), self.0.join(name));
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(&new, text).unwrap();
+        std::fs::rename(&new, &path).unwrap();
+        path
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Returns a configuration with one route to an upstream, with additions at the top level (`above`) and in `gateway`.
+pub(crate) fn one_route(upstream: &Upstream, above: &str, gateway: &str) -> String {
+    let at = upstream.address();
+    format!(
+        "{above}\nadmin: 127.0.0.1:0\ngateway:\n  listen: 127.0.0.1:0\n  access_log: false\n{gateway}\n  \
+         routes:\n    - {{ id: all, upstream: http://{at} }}\n"
+    )
+}

@@ -1,0 +1,180 @@
+//! The binary, run as a user runs it.
+
+use std::io::{BufRead, BufReader, Read};
+use std::net::SocketAddr;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill, killpg};
+use nix::unistd::Pid;
+use tokio::time::timeout;
+
+use super::{PATIENCE, get, until};
+
+type Lines = Arc<Mutex<Vec<String>>>;
+
+/// A `ratekeeper` process and its descendants. All are killed on drop.
+pub(crate) struct Process {
+    child: Child,
+    pid: Pid,
+    code: Option<i32>,
+    /// A successor that it started may outlive it.
+    has_successor: bool,
+    stderr: Lines,
+    /// Finishes when all output has been read.
+    stderr_reader: JoinHandle<()>,
+    stdout: Lines,
+}
+
+/// Returns the command without the tester's environment settings.
+pub(crate) fn ratekeeper() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ratekeeper"));
+    command.env_remove("RATEKEEPER_LOG").env_remove("LISTEN_FDS").current_dir(env!("CARGO_TARGET_TMPDIR"));
+    command
+}
+
+impl Process {
+    pub(crate) fn run(file: &Path) -> Process {
+        Process::spawn(ratekeeper().args(["run", "--config"]).arg(file))
+    }
+
+    pub(crate) fn spawn(command: &mut Command) -> Process {
+        // A separate process group, so that its descendants can be killed with it.
+        let command = command.process_group(0).stdin(Stdio::null());
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let (stdout, _) = collect(child.stdout.take().unwrap());
+        let (stderr, stderr_reader) = collect(child.stderr.take().unwrap());
+        let pid = Pid::from_raw(i32::try_from(child.id()).unwrap());
+        Process { child, pid, code: None, has_successor: false, stderr, stderr_reader, stdout }
+    }
+
+    /// Starts the gateway and waits until it accepts requests.
+    pub(crate) async fn serving(file: &Path) -> (Process, SocketAddr) {
+        let process = Process::run(file);
+        let address = process.address().await;
+        (process, address)
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Returns its stderr so far.
+    pub(crate) fn stderr(&self) -> Vec<String> {
+        self.stderr.lock().unwrap().clone()
+    }
+
+    pub(crate) fn stdout(&self) -> Vec<String> {
+        self.stdout.lock().unwrap().clone()
+    }
+
+    /// Returns the number of stderr lines that contain a text.
+    pub(crate) fn said(&self, text: &str) -> usize {
+        self.stderr.lock().unwrap().iter().filter(|line| line.contains(text)).count()
+    }
+
+    /// Waits for the first stderr line that contains a text.
+    pub(crate) async fn line(&self, text: &str) -> String {
+        let lines = self.stderr.clone();
+        let found = || lines.lock().unwrap().iter().find(|line| line.contains(text)).cloned();
+        until(&format!("a line with `{text}`"), || {
+            // Checked before the lines, so that a line cannot arrive in between.
+            let is_over = self.stderr_reader.is_finished();
+            let is_there = found().is_some();
+            assert!(is_there || !is_over, "it ended before it said `{text}`: {:#?}", self.stderr());
+            is_there
+        })
+        .await;
+        found().unwrap()
+    }
+
+    /// Returns the address of the gateway.
+    pub(crate) async fn address(&self) -> SocketAddr {
+        after(&self.line("gateway on http://").await, "gateway on http://")
+    }
+
+    pub(crate) async fn admin(&self) -> SocketAddr {
+        after(&self.line("health on http://").await, "health on http://")
+    }
+
+    /// Returns a metric's value; 0 if it is missing.
+    pub(crate) async fn metric(&self, name: &str) -> u64 {
+        let answer = get(self.admin().await, "/metrics").await;
+        let text = String::from_utf8(answer.body).unwrap();
+        let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok());
+        value.unwrap_or(0)
+    }
+
+    /// Waits until a metric has a value.
+    pub(crate) async fn until_metric(&self, name: &str, value: u64) {
+        let waiting = async {
+            while self.metric(name).await != value {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        assert!(timeout(PATIENCE, waiting).await.is_ok(), "{name} was never {value}");
+    }
+
+    pub(crate) fn signal(&mut self, signal: Signal) {
+        self.has_successor |= signal == Signal::SIGUSR2;
+        assert!(self.code().is_none(), "it has ended: {:#?}", self.stderr());
+        kill(self.pid, signal).unwrap();
+    }
+
+    /// Returns its exit code if it has ended; -1 if a signal ended it.
+    fn code(&mut self) -> Option<i32> {
+        if self.code.is_none() {
+            self.code = self.child.try_wait().unwrap().map(|status| status.code().unwrap_or(-1));
+        }
+        self.code
+    }
+
+    /// Waits for its end and returns its exit code.
+    pub(crate) async fn ended(&mut self) -> i32 {
+        until("the end of the process", || self.code().is_some()).await;
+        self.code.unwrap()
+    }
+
+    pub(crate) fn has_ended(&mut self) -> bool {
+        self.code().is_some()
+    }
+
+    /// Returns its resident memory.
+    pub(crate) fn resident_bytes(&self) -> u64 {
+        let pages = std::fs::read_to_string(format!("/proc/{}/statm", self.pid())).unwrap();
+        pages.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4096
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        if self.code().is_none() || self.has_successor {
+            // Fails only if the process group is empty.
+            let _ = killpg(self.pid, Signal::SIGKILL);
+        }
+        let _ = self.child.wait();
+    }
+}
+
+/// Collects lines in a separate thread.
+fn collect(output: impl Read + Send + 'static) -> (Lines, JoinHandle<()>) {
+    let lines = Lines::default();
+    let all = lines.clone();
+    let reader = std::thread::spawn(move || {
+        for line in BufReader::new(output).lines().map_while(Result::ok) {
+            all.lock().unwrap().push(line);
+        }
+    });
+    (lines, reader)
+}
+
+/// Returns the address after a text.
+fn after(line: &str, text: &str) -> SocketAddr {
+    let rest = line.split_once(text).unwrap().1;
+    let end = rest.find(['"', '/']).unwrap_or(rest.len());
+    rest[..end].parse().unwrap()
+}

@@ -1,0 +1,246 @@
+//! Reads the domains of a file.
+
+use std::collections::HashSet;
+
+use ratekeeper_rules::rule::Rule;
+
+use crate::error::quoted;
+use crate::limit;
+use crate::names;
+use crate::reader::{Entry, Fields, Reader};
+use crate::tree::{Node, Typed};
+
+use super::metadata::{self, Metadata};
+use super::name::Path;
+use super::{
+    DEPTH_MAX, DESCRIPTORS_MAX, Descriptor, DescriptorLimit, Descriptors, Domain, Value, Wildcard, told,
+};
+
+const EXAMPLE: &str =
+    "write as in `domains: { edge: [{ key: remote_address, fixed_window: { limit: 100, window: 1m } }] }`";
+const DESCRIPTOR_EXAMPLE: &str =
+    "write as in `{ key: remote_address, fixed_window: { limit: 100, window: 1m } }`";
+
+/// Reads the domains and the rules of their descriptors. The first rule has the index `first_rule`.
+pub(crate) fn domains(
+    reader: &mut Reader,
+    node: Option<&Node>,
+    first_rule: usize,
+) -> (Vec<Domain>, Vec<Rule>) {
+    let fields = node.and_then(|node| reader.named(node, "domains", EXAMPLE));
+    let Some(fields) = fields else { return (Vec::new(), Vec::new()) };
+    let (mut domains, mut rules, mut count) = (Vec::new(), Vec::new(), 0);
+    for Entry { name, place, node } in fields.iter() {
+        if name.is_empty() {
+            reader.wrong(place, "this domain has an empty name", "write the name that Envoy sends");
+        }
+        if matches!(node.typed, Typed::Nothing) {
+            let what = format!("there is nothing behind the domain {}", quoted(name));
+            reader.wrong(place, what, EXAMPLE);
+        }
+        let mut reading = Reading { rules, first_rule, count };
+        let descriptors = reading.level(reader, node, &Path::of(name), 0);
+        domains.push(Domain { name: name.to_owned(), descriptors });
+        (rules, count) = (reading.rules, reading.count);
+    }
+    (domains, rules)
+}
+
+/// The state of reading domains.
+struct Reading {
+    /// The rules of all domains so far.
+    rules: Vec<Rule>,
+    first_rule: usize,
+    /// The number of descriptors of all domains so far.
+    count: usize,
+}
+
+/// The descriptor that is being read. An empty value stands for any.
+struct Here<'n> {
+    key: &'n str,
+    value: &'n str,
+    path: Path,
+    /// Its depth.
+    deep: usize,
+}
+
+impl Reading {
+    /// Reads the descriptors of one level at depth `deep`.
+    fn level(&mut self, reader: &mut Reader, node: &Node, around: &Path, deep: usize) -> Descriptors {
+        if deep == DEPTH_MAX {
+            let what = format!("these descriptors are inside of {DEPTH_MAX} others, and that is the most");
+            reader.wrong(node.place, what, "have fewer entries in a descriptor of Envoy");
+            return Descriptors::default();
+        }
+        let mut seen = HashSet::new();
+        let mut all = Vec::new();
+        for node in reader.list(node) {
+            self.count += 1;
+            if self.count > DESCRIPTORS_MAX {
+                if self.count == DESCRIPTORS_MAX + 1 {
+                    let what =
+                        format!("a file has at most {DESCRIPTORS_MAX} descriptors, and here is one more");
+                    let instead =
+                        "join values by a pattern, as in `value: api/*`, or leave `value` out for any";
+                    reader.wrong(node.place, what, instead);
+                }
+                break;
+            }
+            let known: Vec<&str> =
+                names::DESCRIPTOR.iter().copied().chain(limit::algorithm_names()).collect();
+            let Some(fields) = reader.fields(node, "a descriptor", &known, DESCRIPTOR_EXAMPLE) else {
+                continue;
+            };
+            if !fields.has("key") {
+                reader.wrong(node.place, "this descriptor has no key", DESCRIPTOR_EXAMPLE);
+            }
+            let key = fields.get("key").and_then(|node| reader.name(node, DESCRIPTOR_EXAMPLE));
+            let value = fields.get("value").and_then(|node| value(reader, node));
+            if let Some(key) = key
+                && !seen.insert((key, value))
+            {
+                let what = match value {
+                    Some(value) => {
+                        format!(
+                            "a second descriptor has the key {} and the value {}",
+                            quoted(key),
+                            quoted(value)
+                        )
+                    }
+                    None => format!("a second descriptor has the key {} and no value", quoted(key)),
+                };
+                reader.wrong(node.place, what, "remove one of the two, or join what is in them");
+            }
+            let (key, value) = (key.unwrap_or_default(), value.unwrap_or_default());
+            let here = Here { key, value, path: around.with(key, value), deep: deep + 1 };
+            all.extend(self.descriptor(reader, &fields, &here));
+        }
+        Descriptors::new(all)
+    }
+
+    fn descriptor(
+        &mut self,
+        reader: &mut Reader,
+        fields: &Fields<'_>,
+        here: &Here<'_>,
+    ) -> Option<Descriptor> {
+        let value = match (here.value, Wildcard::new(here.value)) {
+            ("", _) => Value::Any,
+            (_, Some(pattern)) => Value::Pattern(pattern),
+            (value, None) => Value::Exact(value.to_owned()),
+        };
+        let mut is = |name| reader.or(fields.get(name), false, |reader, node| reader.yes_or_no(node, name));
+        let (is_shadow, is_quota, shares) = (is("shadow"), is("quota"), is("share"));
+        let limit = self.limit(reader, fields, here, is_shadow);
+        if let (true, Some(entry)) = (shares && !matches!(value, Value::Pattern(_)), fields.entry("share")) {
+            let what = "there is no `*` in the value, so there is nothing to share";
+            reader.wrong(entry.place, what, "write a pattern, as in `value: api/*`, or remove `share`");
+        }
+        if matches!(limit, Some(DescriptorLimit::None)) {
+            for name in ["name", "replaces", "shadow", "quota"] {
+                if let Some(entry) = fields.entry(name) {
+                    let what = format!("`{name}` is said of a limit, and this descriptor has none");
+                    let instead = format!("write a limit as in `fixed_window: {{}}`, or remove `{name}`");
+                    reader.wrong(entry.place, what, instead);
+                }
+            }
+        }
+        let name = fields.get("name").and_then(|node| reader.name(node, "write as in `name: per-user`"));
+        let replaces = fields.get("replaces").map_or(Vec::new(), |node| replaces(reader, node, name));
+        let metadata = fields.get("metadata").and_then(|node| metadata(reader, node));
+        let inner = fields.get("descriptors");
+        let inner = inner.map(|node| self.level(reader, node, &here.path, here.deep)).unwrap_or_default();
+        let (unit, requests_per_unit) = match limit? {
+            DescriptorLimit::Rule(number) => told(&self.rules.get(number - self.first_rule)?.limit),
+            _ => (None, 0),
+        };
+        Some(Descriptor {
+            key: here.key.to_owned(),
+            value,
+            limit: limit?,
+            name: name.map(str::to_owned),
+            replaces,
+            unit,
+            requests_per_unit,
+            is_shadow,
+            is_quota,
+            shares,
+            metadata,
+            descriptors: inner,
+        })
+    }
+
+    /// Reads the limit of a descriptor, and adds its rule.
+    fn limit(
+        &mut self,
+        reader: &mut Reader,
+        fields: &Fields<'_>,
+        here: &Here<'_>,
+        is_shadow: bool,
+    ) -> Option<DescriptorLimit> {
+        let mut is = |name| reader.or(fields.get(name), false, |reader, node| reader.yes_or_no(node, name));
+        let plain = [
+            ("unlimited", is("unlimited"), DescriptorLimit::Unlimited),
+            ("blocked", is("blocked"), DescriptorLimit::Blocked),
+        ];
+        let mut said =
+            plain.into_iter().filter(|(_, is_said, _)| *is_said).map(|(name, _, limit)| (name, limit));
+        let plain = said.next();
+        let algorithm =
+            fields.iter().map(|entry| entry.name).find(|it| limit::algorithm_names().contains(it));
+        if let (Some((first, _)), Some(second)) = (plain, said.next().map(|(name, _)| name).or(algorithm)) {
+            let what = format!("this descriptor is `{first}`, and then it has a limit of another kind");
+            let place = fields.entry(second).map_or(fields.place, |entry| entry.place);
+            reader.wrong(place, what, format!("remove `{first}` or `{second}`"));
+            return None;
+        }
+        match (plain, algorithm) {
+            (Some((_, limit)), _) => Some(limit),
+            (None, None) => Some(DescriptorLimit::None),
+            (None, Some(_)) => {
+                let limit = limit::among(reader, fields)?;
+                self.rules.push(Rule { is_shadow, ..Rule::new(&here.path.name(), limit) });
+                Some(DescriptorLimit::Rule(self.first_rule + self.rules.len() - 1))
+            }
+        }
+    }
+}
+
+/// Reads the value of a descriptor. An empty value is rejected: it is used for any value internally.
+fn value<'n>(reader: &mut Reader, node: &'n Node) -> Option<&'n str> {
+    let word = reader.word(node)?;
+    if word.is_empty() {
+        reader.wrong(node.place, "this value is empty", "write a value, or remove `value` if any is meant");
+        return None;
+    }
+    Some(word)
+}
+
+fn replaces(reader: &mut Reader, node: &Node, own: Option<&str>) -> Vec<String> {
+    let example = "write the names of other limits, as in `replaces: [per-user]`";
+    let mut names = Vec::new();
+    for node in reader.list(node) {
+        let Some(name) = reader.name(node, example) else { continue };
+        if own == Some(name) {
+            let what = format!("{} is the name of this limit itself", quoted(name));
+            reader.wrong(node.place, what, example);
+        }
+        names.push(name.to_owned());
+    }
+    names
+}
+
+fn metadata(reader: &mut Reader, node: &Node) -> Option<Metadata> {
+    let example = "write names and values, as in `metadata: { team: payments }`";
+    match (&node.typed, metadata::of(node)) {
+        (Typed::Map(_), Ok(metadata::Data::Map(metadata))) => Some(metadata),
+        (Typed::Map(_), Err(place)) => {
+            reader.wrong(place, "a name of metadata must be a word", example);
+            None
+        }
+        _ => {
+            reader.wrong(node.place, "metadata must be a mapping", example);
+            None
+        }
+    }
+}

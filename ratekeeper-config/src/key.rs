@@ -1,0 +1,246 @@
+//! The key of a limit: whose budget a request uses.
+
+use ratekeeper_rules::key::{Key, KeyFallback, Part};
+use ratekeeper_rules::path::{PathNormalization, normalise};
+
+use crate::error::{known_instead, quoted};
+use crate::names;
+use crate::nearest;
+use crate::quantity::Fault;
+use crate::reader::{Entry, Fields, Reader};
+use crate::tree::{Node, Typed};
+use crate::when::{header_name, pattern, verified};
+use crate::words::PLAIN_PARTS;
+
+const EXAMPLE: &str = "write `ip`, `global`, or as in `{ header: X-User-Id, fallback: anonymous }`";
+const FALLBACK_EXAMPLE: &str = "write `deny`, `skip`, `ip`, a name that such requests share, or another part";
+/// Attributes that need a name, such as the header of `header`.
+const NAMED_PARTS: [&str; 5] = ["header", "cookie", "query", "path", "claim"];
+/// Maximum number of a path segment.
+const SEGMENTS_MAX: u32 = 64;
+
+/// The values of a key, for fields that list some of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Values {
+    /// One budget for all requests, without values.
+    None,
+    /// IP addresses, which are listed as clients.
+    Addresses,
+    /// A text.
+    Texts,
+    /// Path segments, which are normalised before they are compared.
+    Segments,
+    /// Several attributes, whose values cannot be listed.
+    Several,
+}
+
+impl Values {
+    fn of(part: &Part) -> Values {
+        match part {
+            Part::Ip => Values::Addresses,
+            Part::Segment(_) | Part::Path(_) => Values::Segments,
+            _ => Values::Texts,
+        }
+    }
+
+    /// Reads values of the key. Returns none, and records an error, if the key has no text values.
+    pub(crate) fn read(self, reader: &mut Reader, node: &Node) -> Vec<String> {
+        let (what, instead) = match self {
+            Values::Texts | Values::Segments => {
+                let mut texts = Vec::new();
+                for node in reader.some(node, "write a key, or several as in `[acme, umbrella]`") {
+                    let Some(word) = reader.word(node) else { continue };
+                    if self == Values::Segments {
+                        texts.extend(normal_segments(reader, node).filter(|normal| normal != word));
+                    }
+                    // The text as written may equal a literal of `fallback`.
+                    texts.push(word.to_owned());
+                }
+                return texts;
+            }
+            Values::None => {
+                ("one budget for all has no keys to name", "remove this, or give the limit a `key`")
+            }
+            Values::Addresses => (
+                "the keys of this limit are addresses, and no texts",
+                "write `client: 203.0.113.7`, in an override as `when: { client: 203.0.113.7 }`",
+            ),
+            Values::Several => (
+                "the keys of this limit have several parts, and no text is equal to them",
+                "write which requests are meant, as in `when: { header: { X-User-Id: acme } }`",
+            ),
+        };
+        reader.wrong(node.place, what, instead);
+        Vec::new()
+    }
+}
+
+/// Normalises segments, because keys are formed from the normalised path.
+fn normal_segments(reader: &mut Reader, node: &Node) -> Option<String> {
+    let spelling = PathNormalization { ignore_trailing_slash: true, ..reader.spelling };
+    reader.parsed(node, |word| {
+        let path = format!("/{word}");
+        let normal =
+            normalise(&path, spelling).ok().and_then(|normal| Some(normal.strip_prefix('/')?.to_owned()));
+        normal.filter(|normal| !normal.is_empty()).ok_or_else(|| Fault {
+            what: format!("{} is in no path, so no key is equal to it", quoted(word)),
+            instead: "write a segment as in `acme`, or several with slashes between them".to_owned(),
+        })
+    })
+}
+
+/// Reads a key, and returns the kind of its values.
+pub(crate) fn key(reader: &mut Reader, node: &Node) -> (Key, Values) {
+    if matches!(&node.typed, Typed::Word(word) if word == "global") {
+        return (Key::global(), Values::None);
+    }
+    let mut key = Key::global();
+    let mut values = Values::None;
+    for node in reader.some(node, EXAMPLE) {
+        let (part, missing) = match &node.typed {
+            Typed::Map(_) => {
+                let Some(fields) = reader.fields(node, "a key", names::KEY, EXAMPLE) else { continue };
+                let missing = fields.get("fallback").and_then(|node| fallback(reader, node));
+                (named_part(reader, node, &fields), missing)
+            }
+            _ => (plain_part(reader, node), None),
+        };
+        values = match (values, &part) {
+            (Values::None, Some(part)) => Values::of(part),
+            // An invalid attribute could have any kind of values.
+            _ => Values::Several,
+        };
+        if let Some(part) = part {
+            key = key.and(part);
+        }
+        if let Some(missing) = missing {
+            key = key.fallback(missing);
+        }
+    }
+    (key, values)
+}
+
+fn plain_part(reader: &mut Reader, node: &Node) -> Option<Part> {
+    reader.parsed(node, |word| {
+        let part = PLAIN_PARTS.into_iter().find(|(name, _)| *name == word);
+        part.map(|(_, part)| part).ok_or_else(|| Fault {
+            what: format!("{} is not a part of a request", quoted(word)),
+            instead: match word {
+                "global" => "`global` is one budget for all, and stands alone: `key: global`".to_owned(),
+                word if NAMED_PARTS.contains(&word) => which(word),
+                word => {
+                    let known = ["ip", "method", "host", "route", "global"];
+                    let is_header = word.contains('-') && header_name(word).is_ok();
+                    match (nearest(word, &known), is_header) {
+                        (None, true) => format!("write `{{ header: {word} }}` if a header is meant"),
+                        _ => known_instead(word, &known, EXAMPLE),
+                    }
+                }
+            },
+        })
+    })
+}
+
+fn which(part: &str) -> String {
+    let example = match part {
+        "header" => "X-User-Id",
+        "cookie" => "session",
+        "query" => "api_key",
+        "path" => "/users/{id}/**",
+        _ => "sub",
+    };
+    format!("write which, as in `{{ {part}: {example} }}`")
+}
+
+fn named_part(reader: &mut Reader, node: &Node, fields: &Fields<'_>) -> Option<Part> {
+    let said: Vec<Entry<'_>> = fields.iter().filter(|entry| entry.name != "fallback").collect();
+    let [Entry { name, node: value, .. }] = said.as_slice() else {
+        match said.as_slice() {
+            [] => reader.wrong(node.place, "this does not say which part of a request is meant", EXAMPLE),
+            [_, second, ..] => {
+                let instead = "write several parts as a list, as in `[ip, { header: X-User-Id }]`";
+                reader.wrong(second.place, "this is a second part of the request", instead);
+            }
+            [_] => {}
+        }
+        return None;
+    };
+    // A missing value has been reported.
+    if matches!(value.typed, Typed::Nothing) {
+        return None;
+    }
+    match *name {
+        "header" => reader.parsed(value, header_name).map(Part::Header),
+        "cookie" => reader.name(value, &which("cookie")).map(|name| Part::Cookie(name.to_owned())),
+        "query" => reader.name(value, &which("query")).map(|name| Part::Query(name.to_owned())),
+        "claim" => {
+            verified(reader, value);
+            reader.name(value, &which("claim")).map(|name| Part::Claim(name.to_owned()))
+        }
+        "path" => path_part(reader, value),
+        // An unknown name has been reported.
+        _ => None,
+    }
+}
+
+fn path_part(reader: &mut Reader, node: &Node) -> Option<Part> {
+    let word = reader.word(node)?;
+    if word.starts_with('/') {
+        let pattern = pattern(reader, node)?;
+        if pattern.names().next().is_none() {
+            let instead = "write `{name}` for a segment that counts, as in `/users/{id}/**`";
+            reader.wrong(node.place, "nothing of this path tells requests apart", instead);
+        }
+        return Some(Part::Path(pattern));
+    }
+    if word.bytes().any(|byte| !byte.is_ascii_digit()) {
+        let what = format!("{} is neither a pattern nor the number of a segment", quoted(word));
+        reader.wrong(node.place, what, "write `1` for the first segment, or as in `/users/{id}/**`");
+        return None;
+    }
+    let number = reader.number(node, "the number of a segment", 1..=SEGMENTS_MAX)?;
+    Some(Part::Segment(number as usize))
+}
+
+fn fallback(reader: &mut Reader, node: &Node) -> Option<KeyFallback> {
+    if let Typed::Map(_) = &node.typed {
+        let fields = reader.fields(node, "fallback", names::FALLBACK, FALLBACK_EXAMPLE)?;
+        return match (fields.get("literal"), fields.iter().len()) {
+            (Some(literal), 1) => reader.word(literal).map(|word| KeyFallback::Literal(word.to_owned())),
+            (Some(_), _) => {
+                reader.wrong(node.place, "`fallback` has more than one source", FALLBACK_EXAMPLE);
+                None
+            }
+            (None, _) => named_part(reader, node, &fields).map(KeyFallback::Part),
+        };
+    }
+    reader.parsed(node, |word| match word {
+        "deny" => Ok(KeyFallback::Deny),
+        "skip" => Ok(KeyFallback::Skip),
+        word if NAMED_PARTS.contains(&word) => {
+            Err(Fault { what: format!("`{word}` does not say which"), instead: which(word) })
+        }
+        word => match PLAIN_PARTS.into_iter().find(|(name, _)| *name == word) {
+            Some((_, part)) => Ok(KeyFallback::Part(part)),
+            None => literal(word),
+        },
+    })
+}
+
+/// A literal that forms one shared budget. A likely misspelling of `deny` or `skip` is rejected.
+fn literal(word: &str) -> Result<KeyFallback, Fault> {
+    let meant = nearest(word, &["deny", "skip"]);
+    match meant {
+        Some(meant) => Err(Fault {
+            what: format!("{} is nearly `{meant}`, but not quite", quoted(word)),
+            instead: format!(
+                "write `{meant}`, or `{{ literal: {} }}` if it is a name that requests share",
+                quoted(word).trim_matches('`')
+            ),
+        }),
+        None if word.is_empty() => {
+            Err(Fault { what: "this name is empty".to_owned(), instead: FALLBACK_EXAMPLE.to_owned() })
+        }
+        None => Ok(KeyFallback::Literal(word.to_owned())),
+    }
+}

@@ -1,0 +1,262 @@
+//! Hides secrets in source lines that messages show: passwords in addresses, and values of secret fields.
+//!
+//! Works on text, not on parsed values, because most lines shown could not be parsed. In doubt, it hides too much.
+
+use std::ops::Range;
+
+use crate::nearest;
+
+/// Replaces a secret.
+const STARS: &str = "***";
+/// Names whose values are secret, also if misspelt.
+const SECRET_NAMES: [&str; 4] = ["secret", "password", "passphrase", "authorization"];
+/// The name of bearer tokens.
+const TOKEN: &str = "token";
+/// Names whose values may be secret: a value over several lines is, a single word is not necessarily.
+const PEM_NAMES: [&str; 5] = ["keys", "key", "certificate", "ca", "address"];
+/// Bytes searched backwards for the parent name of a line. Beyond this bound, the line is hidden.
+const BYTES_BACK_MAX: usize = 64 * 1024;
+
+/// A single line with its secrets masked.
+pub(crate) fn masked(text: &str) -> String {
+    let mut shown = String::new();
+    let mut from = 0;
+    for range in hidden(text) {
+        shown.push_str(&text[from..range.start]);
+        shown.push_str(STARS);
+        from = range.end;
+    }
+    shown.push_str(&text[from..]);
+    shown
+}
+
+/// A character of a line, or a whole secret.
+pub(crate) struct Cell<'t> {
+    /// The text to show.
+    pub(crate) shown: &'t str,
+    /// Its byte range in the line.
+    pub(crate) bytes: Range<usize>,
+}
+
+/// The cells of a line, with secrets masked: the `known` ranges, and detected ones. `before` is the text above the
+/// line.
+pub(crate) fn cells<'t>(
+    line: &'t str,
+    before: &str,
+    known: impl Iterator<Item = Range<usize>>,
+) -> Vec<Cell<'t>> {
+    let indented = line.len() - line.trim_start().len();
+    let whole = is_below_secret(line, before).then_some(indented..line.trim_end().len());
+    let secrets = apart(hidden(line).into_iter().chain(known).chain(whole).collect());
+    let mut cells = Vec::new();
+    let mut at = 0;
+    while let Some(character) = line[at..].chars().next() {
+        let bytes = match secrets.iter().find(|range| range.start == at && !range.is_empty()) {
+            Some(range) => range.clone(),
+            None => at..at + character.len_utf8(),
+        };
+        let is_secret = secrets.contains(&bytes);
+        at = bytes.end;
+        cells.push(Cell { shown: if is_secret { STARS } else { &line[bytes.clone()] }, bytes });
+    }
+    cells
+}
+
+/// The secret ranges of a line, sorted and disjoint.
+fn hidden(line: &str) -> Vec<Range<usize>> {
+    let mut ranges: Vec<Range<usize>> = values(line).filter_map(|(name, at)| value(line, name, at)).collect();
+    ranges.extend(passwords(line));
+    ranges.extend(line.find("-----BEGIN").map(|start| start..line.trim_end().len()));
+    apart(ranges)
+}
+
+/// Sorts the ranges, and merges those that overlap or touch.
+fn apart(mut ranges: Vec<Range<usize>>) -> Vec<Range<usize>> {
+    ranges.retain(|range| !range.is_empty());
+    ranges.sort_by_key(|range| range.start);
+    let mut apart: Vec<Range<usize>> = Vec::new();
+    for range in ranges {
+        match apart.last_mut() {
+            Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
+            _ => apart.push(range),
+        }
+    }
+    apart
+}
+
+/// The names in a line, and the start of their values.
+fn values(line: &str) -> impl Iterator<Item = (&str, usize)> {
+    line.match_indices(':').map(|(colon, _)| {
+        let before = line[..colon].trim_end().trim_end_matches(['"', '\'']);
+        let is_name = |c: char| c.is_alphanumeric() || c == '_' || c == '-';
+        let name = before.rfind(|c| !is_name(c)).map_or(before, |at| {
+            let after = before[at..].chars().next().map_or(0, char::len_utf8);
+            &before[at + after..]
+        });
+        let behind = &line[colon + 1..];
+        (name, line.len() - behind.trim_start().len())
+    })
+}
+
+fn is_secret(name: &str) -> bool {
+    // Other lengths cannot be close to a secret name, and need no comparison.
+    // `tokens` is a likely name of a limit, so only names of the same length count as a misspelt `token`.
+    let is_token = name.len() == TOKEN.len() && nearest(name, &[TOKEN]).is_some();
+    is_token || (4..=14).contains(&name.len()) && nearest(name, &SECRET_NAMES).is_some()
+}
+
+/// The range of the value that starts at `start`, if it is secret.
+fn value(line: &str, name: &str, start: usize) -> Option<Range<usize>> {
+    let value = &line[start..];
+    if !is_secret(name) && name != "keys" || value.is_empty() || value.starts_with('#') {
+        return None;
+    }
+    if let Some(inner) = value.strip_prefix('{') {
+        let is_file = inner.trim_start().trim_start_matches(['"', '\'']).starts_with("file");
+        let is_path = is_file && !inner.contains(['[', '{']);
+        return (!is_path).then(|| start..line.trim_end().len());
+    }
+    let is_in_braces = line[..start].matches(['{', '[']).count() > line[..start].matches(['}', ']']).count();
+    let end = match value.chars().next() {
+        Some(quote @ ('"' | '\'')) => value[1..].find(quote).map(|at| start + at + 2),
+        // A `${NAME}` contains a closing brace.
+        _ if is_in_braces && !value.contains("${") => value.find([',', '}', ']']).map(|at| start + at),
+        _ => None,
+    };
+    let range = start..end.unwrap_or(line.len());
+    let range = start..start + line[range].trim_end().len();
+    (!is_reference(&line[range.clone()])).then_some(range)
+}
+
+/// Whether the value is `${NAME}`, which names a secret without revealing it.
+pub(crate) fn is_reference(value: &str) -> bool {
+    let plain = value.trim_matches(['"', '\'']);
+    let name = plain.strip_prefix("${").and_then(|rest| rest.strip_suffix('}'));
+    name.is_some_and(is_variable)
+}
+
+/// Whether this is a valid name of an environment variable.
+pub(crate) fn is_variable(name: &str) -> bool {
+    let is_letter = |byte: u8| byte.is_ascii_alphabetic() || byte == b'_';
+    name.bytes().next().is_some_and(is_letter)
+        && name.bytes().all(|byte| is_letter(byte) || byte.is_ascii_digit())
+}
+
+/// Passwords in addresses: the text between `:` and `@` in `redis://user:password@host`.
+fn passwords(line: &str) -> Vec<Range<usize>> {
+    let mut starts: Vec<usize> = line.match_indices("://").map(|(at, scheme)| at + scheme.len()).collect();
+    let has_scheme = !starts.is_empty();
+    if let (false, Some(at)) = (has_scheme, line.rfind('@')) {
+        let separators = [": ", "- ", "\"", "'", "{", "["];
+        let before = |it: &&str| line[..at].rfind(*it).map(|found| found + it.len());
+        starts.push(separators.iter().filter_map(before).max().unwrap_or(0));
+    }
+    let ends = starts.iter().skip(1).copied().chain([line.len()]);
+    let addresses = starts.iter().zip(ends).filter_map(|(&start, end)| {
+        let at = start + line[start..end].rfind('@')?;
+        let from = match line[start..at].find(':') {
+            Some(colon) => start + colon + 1,
+            // Without a colon, the text may be a password alone.
+            None if has_scheme => start,
+            None => return None,
+        };
+        (!is_reference(&line[from..at])).then_some(from..at)
+    });
+    addresses.collect()
+}
+
+/// Whether the line is nested below the name of a secret, by its indentation.
+fn is_below_secret(line: &str, before: &str) -> bool {
+    let indent = |line: &str| line.len() - line.trim_start_matches([' ', '-']).len();
+    let own = indent(line);
+    let content = line.trim_start_matches([' ', '-']);
+    if own == 0 || content.starts_with("file:") {
+        return false;
+    }
+    let near = near_end(before);
+    let mut above = near.rsplit(['\n', '\r']).filter(|line| !line.trim().is_empty());
+    match above.find(|line| indent(line) < own) {
+        Some(parent) => values(parent).next().is_some_and(|(name, at)| {
+            let starts_text = parent[at..].starts_with(['|', '>', '"', '\'']);
+            is_secret(name) || PEM_NAMES.contains(&name) && starts_text
+        }),
+        None => near.len() < before.len(),
+    }
+}
+
+/// The last whole lines of a text, at most `BYTES_BACK_MAX` bytes.
+fn near_end(before: &str) -> &str {
+    let Some(from) = before.len().checked_sub(BYTES_BACK_MAX) else { return before };
+    // A line break is also a character boundary.
+    let is_break = |byte: &u8| matches!(byte, b'\n' | b'\r');
+    let cut = before.as_bytes()[from..].iter().position(is_break).map_or(before.len(), |at| from + at + 1);
+    &before[cut..]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_passwords_and_secrets_are_hidden() {
+        for (typed, shown) in [
+            ("address: redis://user:hunter2@host:6379/0", "address: redis://user:***@host:6379/0"),
+            ("address: redis://:hunter2@host", "address: redis://:***@host"),
+            ("address: redis://hunter2@host", "address: redis://***@host"),
+            ("address: redis://u:hunt@er2@host", "address: redis://u:***@host"),
+            ("address: redis://u:hunter 2@host", "address: redis://u:***@host"),
+            ("address: redis//u:hunter2@host", "address: redis//u:***@host"),
+            ("store: redis:/u:hunter2@host", "store: redis:***@host"),
+            ("redis://u:${PASSWORD}@host", "redis://u:${PASSWORD}@host"),
+            ("redis://127.0.0.1:6379", "redis://127.0.0.1:6379"),
+            ("[redis://a:hunter2@b, http://c:hunter2@d]", "[redis://a:***@b, http://c:***@d]"),
+            ("secret: hunter2", "secret: ***"),
+            ("http: { listen: 0.0.0.0:1, token: hunter2 }", "http: { listen: 0.0.0.0:1, token: *** }"),
+            ("tokne: hunter2", "tokne: ***"),
+            ("tokens: { key: ip }", "tokens: { key: ip }"),
+            ("secret:   hunter2 # ours", "secret:   ***"),
+            ("secret: 'hunter2' # ours", "secret: *** # ours"),
+            ("- { secret: hunter2, instances: x }", "- { secret: ***, instances: x }"),
+            ("{\"secret\":\"hunter2\",\"nodes\":3}", "{\"secret\":***,\"nodes\":3}"),
+            ("secrt: hunter2", "secrt: ***"),
+            ("Password : hunter2", "Password : ***"),
+            ("secret: ${HASH_KEY}", "secret: ${HASH_KEY}"),
+            ("secret: \"${HASH_KEY}\"", "secret: \"${HASH_KEY}\""),
+            ("secret: ${HASH_KEY}hunter2", "secret: ***"),
+            ("secret: ${hunter2", "secret: ***"),
+            ("secret: { file: key.txt }", "secret: { file: key.txt }"),
+            ("secret: { fle: hunter2 }", "secret: ***"),
+            ("secret: [hunter2]", "secret: ***"),
+            ("secret:", "secret:"),
+            ("keys: '{\"keys\": []}'", "keys: ***"),
+            ("key: { header: X-User-Id }", "key: { header: X-User-Id }"),
+            ("key: \"-----BEGIN PRIVATE KEY-----\\nMIIE", "key: \"***"),
+            ("allow: [me@example.com, 10.0.0.1]", "allow: [me@example.com, 10.0.0.1]"),
+            ("", ""),
+        ] {
+            assert_eq!(masked(typed), shown);
+            let shown_by_cell: String =
+                cells(typed, "", std::iter::empty()).iter().map(|cell| cell.shown).collect();
+            assert_eq!(shown_by_cell, shown);
+        }
+    }
+
+    #[test]
+    fn lines_nested_below_a_secret_name_are_hidden() {
+        let shown = |text: &str| {
+            let (before, line) = text.rsplit_once('\n').unwrap();
+            cells(line, before, std::iter::empty()).iter().map(|cell| cell.shown).collect::<String>()
+        };
+        assert_eq!(shown("redis:\n  secret: |\n    hunter2"), "    ***");
+        assert_eq!(shown("redis:\n  secret:\n\n    - hunter2"), "    ***");
+        assert_eq!(shown("redis:\n  secret:\n  - hunter2"), "  ***");
+        assert_eq!(shown("tls:\n  key: |\n    MIIE\n    hunter2"), "    ***");
+        assert_eq!(shown("secret:\n  file: key.txt"), "  file: key.txt");
+        assert_eq!(shown("key:\n  header: X-User-Id"), "  header: X-User-Id");
+        assert_eq!(shown("redis:\n  secret: a\n  instances: x"), "  instances: x");
+        assert_eq!(shown("secret: a\ninstances: x"), "instances: x");
+        // The parent name is beyond the search bound.
+        let far = |between: &str| shown(&format!("limits:\n{}\n  a: x", between.repeat(BYTES_BACK_MAX)));
+        assert_eq!((far("\n").as_str(), far("é").as_str()), ("  ***", "  ***"));
+    }
+}

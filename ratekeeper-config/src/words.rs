@@ -1,0 +1,52 @@
+//! Enumeration values and their meanings. The first of each is the default. Tests compare the schema with them.
+
+use ratekeeper_core::{EdgePolicy, FailurePolicy, LeakyMode, LogPolicy, RefillStyle, WindowAlign};
+use ratekeeper_rules::client::Source;
+use ratekeeper_rules::key::Part;
+use ratekeeper_rules::path::WhenAmbiguous;
+
+use crate::gateway::{Balance, Protocol};
+use crate::store::WhenFull;
+
+pub(crate) const STYLES: [(&str, RefillStyle); 2] =
+    [("smooth", RefillStyle::Smooth), ("stepped", RefillStyle::Stepped)];
+pub(crate) const MODES: [(&str, LeakyMode); 2] = [("police", LeakyMode::Police), ("shape", LeakyMode::Shape)];
+pub(crate) const ALIGNS: [(&str, WindowAlign); 2] =
+    [("clock", WindowAlign::Clock), ("first_request", WindowAlign::FirstRequest)];
+pub(crate) const COUNTS: [(&str, LogPolicy); 2] =
+    [("admitted", LogPolicy::Admitted), ("all", LogPolicy::All)];
+pub(crate) const EDGES: [(&str, EdgePolicy); 3] =
+    [("weigh", EdgePolicy::Weigh), ("drop", EdgePolicy::Drop), ("keep", EdgePolicy::Keep)];
+
+pub(crate) const WHEN_FULL: [(&str, WhenFull); 3] =
+    [("share", WhenFull::Share), ("deny", WhenFull::Deny), ("allow", WhenFull::Allow)];
+/// The number of instances is configured separately.
+pub(crate) const FAILURES: [(&str, FailurePolicy); 3] = [
+    ("local", FailurePolicy::Local { instances: 1 }),
+    ("open", FailurePolicy::Open),
+    ("closed", FailurePolicy::Closed),
+];
+/// Schemes of Redis addresses.
+pub(crate) const SCHEMES: [&str; 6] =
+    ["redis", "rediss", "unix", "redis+sentinel", "redis+cluster", "rediss+cluster"];
+
+pub(crate) const SOURCES: [(&str, Source); 2] =
+    [("x_forwarded_for", Source::XForwardedFor), ("forwarded", Source::Forwarded)];
+pub(crate) const AMBIGUOUS: [(&str, WhenAmbiguous); 2] =
+    [("refuse", WhenAmbiguous::Refuse), ("keep", WhenAmbiguous::Keep)];
+/// Whether a difference is ignored.
+pub(crate) const SPELLINGS: [(&str, bool); 2] = [("exact", false), ("ignore", true)];
+
+/// Signature algorithms of tokens.
+pub(crate) const SIGNATURES: [&str; 12] = [
+    "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "EdDSA", "HS256", "HS384",
+    "HS512",
+];
+
+/// Attributes of a request that need no name.
+pub(crate) const PLAIN_PARTS: [(&str, Part); 4] =
+    [("ip", Part::Ip), ("method", Part::Method), ("host", Part::Host), ("route", Part::Route)];
+
+pub(crate) const BALANCES: [(&str, Balance); 2] =
+    [("round_robin", Balance::RoundRobin), ("least_requests", Balance::LeastRequests)];
+pub(crate) const PROTOCOLS: [(&str, Protocol); 2] = [("http1", Protocol::Http1), ("http2", Protocol::Http2)];

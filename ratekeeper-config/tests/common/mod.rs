@@ -1,0 +1,44 @@
+//! Helpers for tests of whole files.
+
+use std::path::Path;
+
+use ratekeeper_config::{Config, Environment, Errors, parse};
+
+/// The directory of the shipped examples.
+pub(crate) const EXAMPLES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples");
+
+/// An environment with a few variables and the files of the examples.
+pub(crate) struct Here;
+
+impl Environment for Here {
+    fn variable(&self, name: &str) -> Option<String> {
+        match name {
+            "REDIS_PASSWORD" => Some("hunter2".to_owned()),
+            "RATEKEEPER_SECRET" => Some("correct horse battery staple".to_owned()),
+            "UPSTREAM_TOKEN" => Some("hunter2".to_owned()),
+            "ADMIN_TOKEN" => Some("0123456789abcdef".to_owned()),
+            "EMPTY" => Some(String::new()),
+            "WEB_ADDRESS" => Some("http://user:hunter2@127.0.0.1".to_owned()),
+            _ => None,
+        }
+    }
+
+    fn file(&self, path: &str) -> Result<String, String> {
+        if path == "encrypted" {
+            return Ok("-----BEGIN ENCRYPTED PRIVATE KEY-----\n".to_owned());
+        }
+        std::fs::read_to_string(Path::new(EXAMPLES).join(path)).map_err(|_| "there is none".to_owned())
+    }
+}
+
+/// Reads a configuration file.
+pub(crate) fn read(yaml: &str) -> Result<Config, Errors> {
+    parse(yaml, &Here)
+}
+
+/// The shipped examples, with their paths.
+pub(crate) fn examples() -> Vec<(String, String)> {
+    let files = std::fs::read_dir(EXAMPLES).unwrap().map(|file| file.unwrap().path());
+    let yaml = files.filter(|path| path.extension().is_some_and(|it| it == "yaml"));
+    yaml.map(|path| (path.display().to_string(), std::fs::read_to_string(&path).unwrap())).collect()
+}

@@ -1,0 +1,324 @@
+//! The shipped examples are valid, and decide as their comments state.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot be set up has failed")]
+
+use std::time::Duration;
+
+use ratekeeper::{Charge, Limiter, ManualClock, Memory, Time};
+use ratekeeper_config::{Config, Store};
+use ratekeeper_core::{FailurePolicy, Limit};
+use ratekeeper_rules::path::normalise;
+
+#[path = "../../fuzz/properties/made_up.rs"]
+mod made_up;
+
+use self::made_up::MadeUp as Asks;
+use crate::common::{EXAMPLES, examples, read};
+
+fn example(name: &str) -> Config {
+    let yaml = std::fs::read_to_string(format!("{EXAMPLES}/{name}.yaml")).unwrap();
+    read(&yaml).unwrap_or_else(|errors| panic!("{}", errors.in_file(name)))
+}
+
+impl Asks {
+    fn post(path: &str) -> Asks {
+        Asks {
+            method: "POST".to_owned(),
+            host: "example.com".to_owned(),
+            path: path.to_owned(),
+            query: String::new(),
+            headers: Vec::new(),
+            client: [192, 0, 2, 1].into(),
+            route: String::new(),
+            claims: Vec::new(),
+            customs: Vec::new(),
+        }
+    }
+
+    fn with(mut self, name: &str, value: &str) -> Asks {
+        self.headers.push((name.to_owned(), value.as_bytes().to_vec()));
+        self
+    }
+
+    fn from(self, client: [u8; 4]) -> Asks {
+        Asks { client: client.into(), ..self }
+    }
+}
+
+/// The limits of a file, with a manual clock.
+struct Gate {
+    config: Config,
+    clock: ManualClock,
+    limiter: Limiter<Memory<ManualClock>>,
+}
+
+impl Gate {
+    fn new(config: Config) -> Gate {
+        // Noon on a Tuesday: far from the boundaries of a clock day and a clock week.
+        let clock = ManualClock::new(Time::from_secs(1_700_000_000 - 1_700_000_000 % 86_400 + 43_200));
+        let limits: Vec<Limit> = config.rules.limits().iter().map(|kept| kept.limit.clone()).collect();
+        let (first, rest) = limits.split_first().unwrap();
+        let builder =
+            rest.iter().cloned().fold(Limiter::builder(first.clone()), |builder, limit| builder.and(limit));
+        let limiter = builder.max_keys(1_000).clock(clock.clone()).build().unwrap();
+        Gate { config, clock, limiter }
+    }
+
+    fn allows(&self, request: &Asks) -> bool {
+        let Ok(asked) = self.config.rules.ask(request, 0..self.config.named_limits) else {
+            return false;
+        };
+        let charges = asked.charges.iter().map(|asking| Charge {
+            limit: asking.limit,
+            key: self.limiter.key(asked.key(asking)),
+            cost: asking.cost,
+        });
+        let verdict = self.limiter.charge(&charges.collect::<Vec<_>>()).unwrap();
+        verdict.decisions().iter().all(|decision| decision.allowed)
+    }
+
+    /// The number of allowed requests out of `count`.
+    fn passing(&self, count: usize, request: &Asks) -> usize {
+        (0..count).filter(|_| self.allows(request)).count()
+    }
+
+    fn wait(&self, seconds: u64) {
+        self.clock.advance(Duration::from_secs(seconds));
+    }
+}
+
+const DAY: u64 = 86_400;
+
+#[test]
+fn every_example_is_valid() {
+    assert!(examples().len() >= 3);
+    for (name, yaml) in examples() {
+        if let Err(errors) = read(&yaml) {
+            panic!("{}", errors.in_file(&name));
+        }
+        assert!(yaml.contains("ratekeeper check examples/"), "{name} does not say how it is checked");
+    }
+}
+
+#[test]
+fn two_posts_a_second_per_user() {
+    let gate = Gate::new(example("social"));
+    let (ann, bob) =
+        (Asks::post("/posts").with("x-user-id", "ann"), Asks::post("/posts").with("x-user-id", "bob"));
+    assert_eq!(gate.passing(3, &ann), 2);
+    assert_eq!(gate.passing(3, &bob), 2);
+    gate.clock.advance(Duration::from_millis(999));
+    assert!(!gate.allows(&ann));
+    gate.clock.advance(Duration::from_millis(1));
+    assert_eq!(gate.passing(3, &ann), 2);
+}
+
+#[test]
+fn ten_accounts_a_day_per_address() {
+    let gate = Gate::new(example("social"));
+    let (here, there) = (Asks::post("/accounts"), Asks::post("/accounts").from([192, 0, 2, 2]));
+    assert_eq!(gate.passing(11, &here), 10);
+    // A different user at the same address uses the same budget.
+    assert!(!gate.allows(&here.clone().with("x-user-id", "somebody")));
+    assert_eq!(gate.passing(11, &there), 10);
+    gate.wait(DAY / 2 - 1);
+    assert!(!gate.allows(&here));
+    gate.wait(1);
+    assert_eq!(gate.passing(11, &here), 10);
+}
+
+#[test]
+fn five_rewards_a_week_per_device() {
+    let gate = Gate::new(example("social"));
+    let device = Asks::post("/rewards").with("x-device-id", "phone");
+    assert_eq!(gate.passing(6, &device), 5);
+    assert_eq!(gate.passing(6, &Asks::post("/rewards").with("x-device-id", "tablet")), 5);
+    assert_eq!(gate.passing(6, &Asks::post("/rewards")), 0);
+    gate.wait(7 * DAY - 1);
+    assert!(!gate.allows(&device));
+    gate.wait(1);
+    assert_eq!(gate.passing(6, &device), 5);
+}
+
+#[test]
+fn one_bucket_per_endpoint_and_user() {
+    let gate = Gate::new(example("social"));
+    for (path, count) in [("/trial/posts", 1), ("/trial/friends", 150), ("/trial/likes", 5)] {
+        for user in ["ann", "bob"] {
+            assert_eq!(gate.passing(count + 1, &Asks::post(path).with("x-user-id", user)), count, "{path}");
+        }
+    }
+    gate.wait(DAY / 5);
+    for (path, count) in [("/trial/posts", 0), ("/trial/friends", 30), ("/trial/likes", 1)] {
+        assert_eq!(gate.passing(count + 1, &Asks::post(path).with("x-user-id", "ann")), count, "{path}");
+    }
+}
+
+#[test]
+fn gateway_example_limits_users_and_shares_the_anonymous_budget() {
+    let config = example("gateway");
+    let gateway = config.gateway.clone().unwrap();
+    let [listener] = gateway.listeners.as_slice() else { panic!("{gateway:?}") };
+    assert_eq!(listener.address.to_string(), "127.0.0.1:8080");
+    let [route] = gateway.routes.as_slice() else { panic!("{gateway:?}") };
+    assert_eq!((&*route.id, &*route.limits), ("api-route", &[0][..]));
+    assert_eq!(gateway.upstreams[route.upstream].name, "http://127.0.0.1:8081");
+    assert!(route.when.fits(&Asks::post("/api/users")) && route.when.fits(&Asks::post("/api")));
+    assert!(!route.when.fits(&Asks::post("/apis")));
+    assert!(matches!(config.store, Store::Memory { .. }));
+
+    let gate = Gate::new(config);
+    assert_eq!(gate.passing(11, &Asks::post("/api").with("x-user-id", "ann")), 10);
+    assert_eq!(gate.passing(5, &Asks::post("/api")), 5);
+    assert_eq!(gate.passing(6, &Asks::post("/api").from([192, 0, 2, 2])), 5);
+    // A user with the name of the fallback has a separate budget.
+    assert!(gate.allows(&Asks::post("/api").with("x-user-id", "anonymous")));
+}
+
+#[test]
+fn everything_example_is_read_with_all_settings() {
+    let config = example("everything");
+    let Store::Redis(redis) = &config.store else { panic!("{:?}", config.store) };
+    assert_eq!(redis.address.reveal(), "redis://ratekeeper:hunter2@127.0.0.1:6379");
+    assert_eq!(redis.secret.as_ref().unwrap().reveal(), "correct horse battery staple");
+    assert_eq!(redis.failure, FailurePolicy::Local { instances: 3 });
+    let rules: Vec<_> = config.rules.rules().take(config.named_limits).collect();
+    let [user, work, login, tomorrow, bytes] = rules.as_slice() else { panic!("{rules:?}") };
+    assert_eq!((user.overrides.len(), user.lease.map(|lease| lease.most)), (3, Some(5)));
+    assert!(user.overrides[2].limit.is_none() && work.lease.is_none());
+    assert_eq!((login.allow.clients.len(), login.deny.clients.len()), (1, 2));
+    assert_eq!((login.failure, login.ban.map(|ban| ban.after)), (Some(FailurePolicy::Closed), Some(20)));
+    assert!(tomorrow.is_shadow && !bytes.is_shadow);
+    assert_eq!((config.answers.jitter_secs, config.answers.headers.name()), (5, "ietf"));
+    assert_eq!(config.jwt.as_ref().unwrap().algorithms, ["EdDSA"]);
+    assert_eq!((config.slots[0].most, config.slots[0].policy.as_str()), (20, "at-once"));
+    let [edge] = config.domains.as_slice() else { panic!("{:?}", config.domains) };
+    let files = edge.find(&[("remote_address", "192.0.2.9"), ("path", "/files/a")]).unwrap().descriptor;
+    assert_eq!(
+        (files.name.as_deref(), &*files.replaces, files.shares),
+        (Some("files"), &["per-address".into()][..], true)
+    );
+    assert_eq!(config.rules.rules().len(), config.named_limits + 5);
+    let gateway = config.gateway.as_ref().unwrap();
+    let [upload, users, others] = gateway.routes.as_slice() else { panic!("{gateway:?}") };
+    assert_eq!((&*others.limits, &*others.slots), (&[0, 1, 2, 3][..], &[][..]));
+    assert_eq!(
+        (&*upload.limits, &*upload.slots, upload.max_in_flight),
+        (&[0, 1, 4][..], &[0][..], Some(500))
+    );
+    assert_eq!((&*users.limits, users.is_critical), (&[0, 1, 2, 3, 4][..], true));
+    let token = &users.request_headers.set[0];
+    assert_eq!((&*token.0, token.1.reveal()), ("authorization", "Bearer hunter2"));
+    let names: Vec<&str> = gateway.upstreams.iter().map(|upstream| upstream.name.as_str()).collect();
+    assert_eq!(names, ["files", "users", "http://127.0.0.1:8081"]);
+    assert_eq!(gateway.listeners.iter().filter(|listener| listener.tls.is_some()).count(), 1);
+    // The named segments of a path form the key.
+    let gate = Gate::new(config);
+    let own = |path| Asks::post(path).with("x-api-key", "k");
+    assert!(gate.allows(&own("/files/ann/a")) && gate.allows(&own("/files/bob/a")));
+    assert!(!gate.allows(&Asks::post("/files/ann/a")));
+}
+
+#[test]
+fn debug_output_contains_no_secrets() {
+    let printed = format!("{:?}", example("everything"));
+    for secret in ["hunter2", "correct horse", "11qYAYKxCrfVS"] {
+        assert!(!printed.contains(secret), "{printed}");
+    }
+}
+
+/// A route without `limits` has all limits; a route with an empty list has none.
+#[test]
+fn route_without_limits_differs_from_an_empty_list() {
+    let yaml = "
+limits: { a: { token_bucket: }, b: { token_bucket: } }
+gateway:
+  routes: [{ id: all, upstream: http://h }, { id: none, upstream: http://h, limits: [] }]";
+    let routes = read(yaml).unwrap().gateway.unwrap().routes;
+    assert_eq!((&*routes[0].limits, &*routes[1].limits), (&[0, 1][..], &[][..]));
+}
+
+/// Overrides and lists match the values of the key.
+#[test]
+fn overrides_and_lists_match_keys() {
+    for (key, named, request) in [
+        ("{ header: X-User-Id }", "ann", Asks::post("/").with("x-user-id", "ann")),
+        ("{ path: '/users/{id}/**' }", "7", Asks::post("/users/7/posts")),
+        ("{ path: 2 }", "7", Asks::post("/users/7/posts")),
+        ("host", "EXAMPLE.com", Asks::post("/")),
+        ("method", "POST", Asks::post("/")),
+    ] {
+        let yaml =
+            |list: &str| format!("limits: {{ a: {{ key: {key}, fixed_window: {{ limit: 1 }}, {list} }} }}");
+        let overridden = yaml(&format!("overrides: {{ key: '{named}', unlimited: true }}"));
+        assert_eq!(Gate::new(read(&overridden).unwrap()).passing(3, &request), 3, "{key}");
+        assert_eq!(
+            Gate::new(read(&yaml(&format!("allow: '{named}'"))).unwrap()).passing(3, &request),
+            3,
+            "{key}"
+        );
+        assert_eq!(
+            Gate::new(read(&yaml(&format!("deny: '{named}'"))).unwrap()).passing(3, &request),
+            0,
+            "{key}"
+        );
+        assert_eq!(Gate::new(read(&yaml("deny: other")).unwrap()).passing(3, &request), 1, "{key}");
+    }
+}
+
+/// Keys use normalised path segments, and lists may contain other forms of them. Without normalization, a `deny`
+/// entry would match nothing.
+#[test]
+fn listed_path_segments_are_normalised() {
+    for (case, named, came) in [
+        ("exact", "café", "/orgs/caf%C3%A9/x"),
+        ("exact", "caf%c3%a9", "/orgs/café/x"),
+        ("exact", "a b", "/orgs/a%20b/x"),
+        ("exact", "@me", "/orgs/%40me/x"),
+        ("ignore", "Acme", "/orgs/Acme/x"),
+        ("ignore", "ACME", "/orgs/acme/x"),
+    ] {
+        for key in ["{ path: '/orgs/{org}/**', fallback: Acme }", "{ path: 2, fallback: Acme }"] {
+            let yaml = format!(
+                "paths: {{ case: {case} }}\nlimits: {{ a: {{ key: {key}, fixed_window: {{ limit: 1 }}, deny: ['{named}'] }} }}"
+            );
+            let config = read(&yaml).unwrap_or_else(|errors| panic!("{errors}"));
+            let path = normalise(came, config.paths).unwrap().into_owned();
+            let ask = |path: &str| {
+                let request = Asks { path: path.to_owned(), ..Asks::post("") };
+                config.rules.ask(&request, [0]).is_err()
+            };
+            assert!(ask(&path), "{named} is {came}");
+            assert!(!ask("/orgs/other/x"), "{named}");
+            // A fallback literal is compared as written.
+            assert_eq!(ask("/"), named == "Acme", "{named}");
+        }
+    }
+}
+
+/// Names that YAML could read as other types, and repetition by anchors and merge keys.
+#[test]
+fn names_are_text_and_anchors_work() {
+    let yaml = "\u{feff}# with a byte order mark\r\nlimits:\r\n  no: &usual { key: { header: X-User-Id }, fixed_window: { limit: 3 } }\r\n  5: *usual\r\n  off:\r\n    <<: *usual\r\n    shadow: true\r\n  1e3: { fixed_window: &size { limit: 007 } }\r\n  0x10: { fixed_window: *size }\r\n";
+    let config = read(yaml).unwrap_or_else(|errors| panic!("{errors}"));
+    let names: Vec<&str> = config.names.iter().map(|name| name.as_str()).collect();
+    assert_eq!(names, ["no", "5", "off", "1e3", "0x10"]);
+    let limits: Vec<u32> = config.rules.rules().map(|rule| rule.limit.limit()).collect();
+    assert_eq!(limits, [3, 3, 3, 7, 7]);
+    assert!(config.rules.rule(2).is_shadow);
+}
+
+/// The example of the README is valid.
+#[test]
+fn readme_example_is_valid() {
+    let page = include_str!("../../README.md");
+    let files: Vec<&str> = page
+        .split("```yaml\n")
+        .skip(1)
+        .filter_map(|rest| rest.split("```").next())
+        .filter(|text| text.contains("gateway:"))
+        .collect();
+    assert_eq!(files.len(), 1);
+    let config = read(files[0]).unwrap_or_else(|errors| panic!("{errors}"));
+    assert_eq!((config.rules.rules().len(), config.slots.len()), (1, 1));
+    assert_eq!(config.gateway.unwrap().routes.len(), 2);
+}

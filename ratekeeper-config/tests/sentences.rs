@@ -1,0 +1,109 @@
+//! Every message of the reader occurs in the expected messages of an invalid file, so no message is untested.
+#![allow(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
+/// Source files that contain messages.
+const SPEAKING: [&str; 15] = [
+    "envoy/classic.rs",
+    "envoy/migrate.rs",
+    "envoy/read.rs",
+    "error.rs",
+    "file.rs",
+    "gateway.rs",
+    "key.rs",
+    "limit.rs",
+    "outside.rs",
+    "quantity.rs",
+    "reader.rs",
+    "rule.rs",
+    "store.rs",
+    "tree.rs",
+    "when.rs",
+];
+
+/// Messages that no file produces.
+const UNREACHABLE: [&str; 7] = [
+    // Used if no other problem was recorded, which does not happen.
+    "this is not understood",
+    "write it in another way",
+    // Used only if the core checks more of a limit than the reader does.
+    "change the parameters",
+    // Parts of messages of the YAML parser, and the expectation passed to it. They are never shown.
+    " at line ",
+    "budget breached",
+    "recursion limit exceeded",
+    "a mapping, a list or a word",
+];
+
+/// The string literals of a Rust file, without comments and tests. Unescapes the escapes that occur.
+fn literals(code: &str) -> Vec<String> {
+    let code = code.split("#[cfg(test)]").next().unwrap();
+    let lines = code.lines().filter(|line| !line.trim_start().starts_with("//"));
+    // A quotation mark in a character literal does not start a string.
+    let code = lines.collect::<Vec<_>>().join("\n").replace("'\"'", "' '");
+    let mut found = Vec::new();
+    let mut chars = code.chars();
+    while chars.by_ref().any(|c| c == '"') {
+        let mut text = String::new();
+        while let Some(c) = chars.next().filter(|c| *c != '"') {
+            match c {
+                '\\' => match chars.next().unwrap() {
+                    // The string continues at the first character of the next line.
+                    '\n' => text.push('\n'),
+                    'n' => {}
+                    escaped => text.push(escaped),
+                },
+                c => text.push(c),
+            }
+        }
+        let mut lines = text.split('\n');
+        let first = lines.next().unwrap().to_owned();
+        found.push(lines.fold(first, |text, line| text + line.trim_start()));
+    }
+    found
+}
+
+/// The fixed parts of a message, between its placeholders.
+fn fixed_parts(sentence: &str) -> Vec<&str> {
+    sentence.split(['{', '}']).step_by(2).filter(|part| part.trim().len() > 1).collect()
+}
+
+#[test]
+fn every_message_is_tested_by_an_invalid_file() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let beside = fs::read_dir(folder.join("tests/envoy/bad")).unwrap().map(|entry| entry.unwrap().path());
+    let beside = beside.filter(|path| path.extension().is_some_and(|end| end == "txt"));
+    let told: Vec<String> = ["bad_files.txt", "bad_limits.txt", "hostile.rs", "envoy_files.rs"]
+        .iter()
+        .map(|name| folder.join("tests").join(name))
+        .chain(beside)
+        .flat_map(|name| fs::read_to_string(name).unwrap().lines().map(str::to_owned).collect::<Vec<_>>())
+        .collect();
+    let mut untold = BTreeSet::new();
+    for name in SPEAKING {
+        for literal in literals(&fs::read_to_string(folder.join("src").join(name)).unwrap()) {
+            // Literals without a space are names.
+            if !literal.trim().contains(' ') {
+                continue;
+            }
+            let parts = fixed_parts(&literal);
+            let says = |line: &String| {
+                let mut rest = line.as_str();
+                parts.iter().all(|part| match rest.split_once(part) {
+                    Some((_, after)) => {
+                        rest = after;
+                        true
+                    }
+                    None => false,
+                })
+            };
+            if !told.iter().any(says) && !UNREACHABLE.contains(&literal.as_str()) {
+                untold.insert(format!("{name}: {literal}"));
+            }
+        }
+    }
+    assert!(untold.is_empty(), "no bad file is told:\n{}", untold.into_iter().collect::<Vec<_>>().join("\n"));
+}

@@ -1,0 +1,60 @@
+//! Settings of a limit that several processes share through a store.
+
+use std::time::Duration;
+
+/// What decides while the store is unavailable.
+///
+/// ```
+/// use ratekeeper_core::FailurePolicy;
+///
+/// // Four processes: each enforces a quarter of the limit by itself.
+/// let failure = FailurePolicy::Local { instances: 4 };
+/// assert_ne!(failure, FailurePolicy::default(), "unless this is said, a process takes itself for the only one");
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FailurePolicy {
+    /// Every request is allowed.
+    Open,
+    /// Every request is denied.
+    Closed,
+    /// Each process enforces its share of the limit in memory: the limit divided by the number of processes. Counting
+    /// starts at zero with the first failure.
+    Local {
+        /// Number of processes that share the limit.
+        instances: u32,
+    },
+}
+
+impl Default for FailurePolicy {
+    /// [`Local`](FailurePolicy::Local) with a single process.
+    fn default() -> FailurePolicy {
+        FailurePolicy::Local { instances: 1 }
+    }
+}
+
+/// How a process leases budget of a limit, to spend it without calling the shared store.
+///
+/// ```
+/// use std::time::Duration;
+/// use ratekeeper_core::Lease;
+///
+/// let lease = Lease { hold: Duration::from_millis(50), ..Lease::of(20) };
+/// assert!(lease.hold <= Lease::HOLD_MAX);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lease {
+    /// Maximum units per lease of one key.
+    pub most: u32,
+    /// How long a lease is held.
+    pub hold: Duration,
+}
+
+impl Lease {
+    /// Leases at most `most` units, for 100 ms.
+    pub fn of(most: u32) -> Lease {
+        Lease { most, hold: Duration::from_millis(100) }
+    }
+
+    /// The longest that a lease may be held.
+    pub const HOLD_MAX: Duration = Duration::from_secs(1);
+}

@@ -1,0 +1,275 @@
+//! Status and body of a denial.
+
+use std::fmt;
+
+use ratekeeper_core::RetryAfter;
+
+use super::text::{push_escaped, push_integer};
+use super::{Applied, PolicyName, Situation};
+
+/// A problem type, as the draft of the `RateLimit` fields registers it for RFC 9457.
+pub(super) struct Problem {
+    /// The fragment of its type URI.
+    kind: &'static str,
+    title: &'static str,
+    pub(super) status: u16,
+}
+
+pub(super) const QUOTA_EXCEEDED: Problem =
+    Problem { kind: "quota-exceeded", title: "Quota Exceeded", status: 429 };
+
+pub(super) const REDUCED_CAPACITY: Problem =
+    Problem { kind: "temporary-reduced-capacity", title: "Temporary Reduced Capacity", status: 503 };
+
+impl Problem {
+    /// Appends the body up to the `detail` text.
+    pub(super) fn push_head(&self, text: &mut String, status: u16) {
+        for piece in [r#"{"type":""#, PROBLEM_TYPES, self.kind, r#"","title":""#, self.title] {
+            text.push_str(piece);
+        }
+        text.push_str(r#"","status":"#);
+        push_integer(text, u64::from(status));
+        text.push_str(r#","detail":""#);
+    }
+}
+
+/// Appends the body after the `detail` text: the names of the limits that denied.
+pub(super) fn push_violated<'a>(text: &mut String, names: impl Iterator<Item = &'a PolicyName>) {
+    text.push_str(r#"","violated-policies":["#);
+    for (index, name) in names.enumerate() {
+        text.push_str(if index == 0 { "" } else { "," });
+        text.push_str(name.quoted());
+    }
+    text.push_str("]}");
+}
+
+const PROBLEM_TYPES: &str = "https://iana.org/assignments/http-problem-types#";
+
+pub(super) const PROBLEM_JSON: &str = "application/problem+json";
+const PLAIN_TEXT: &str = "text/plain; charset=utf-8";
+
+/// A limit's custom denial: status, body and content type.
+///
+/// Each replaces only its own default, whether the verdict is degraded or not. A body without a content type is plain
+/// text. A content type without a body applies to the default body.
+///
+/// ```
+/// use ratekeeper_rules::answer::DenialResponse;
+///
+/// // nginx's auth_request passes on a 403, but turns a 429 into an error of its own.
+/// let custom = DenialResponse::default().with_status(403)?;
+/// let custom = custom.with_body("Slow down, please.").with_content_type("text/plain")?;
+///
+/// assert!(custom.clone().with_status(42).is_err());
+/// assert!(custom.with_content_type("text/plain\r\nSet-Cookie: a=b").is_err());
+/// # Ok::<(), ratekeeper_rules::answer::DenialResponseError>(())
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DenialResponse {
+    status: Option<u16>,
+    content_type: Option<Box<str>>,
+    body: Option<Box<str>>,
+}
+
+impl DenialResponse {
+    /// Sets the status.
+    ///
+    /// # Errors
+    /// If it is not the status of a final response, 200 to 599.
+    pub fn with_status(mut self, status: u16) -> Result<DenialResponse, DenialResponseError> {
+        if !(200..=599).contains(&status) {
+            return Err(DenialResponseError::Status(status));
+        }
+        self.status = Some(status);
+        Ok(self)
+    }
+
+    /// Sets the content type.
+    ///
+    /// # Errors
+    /// If it is empty or not printable ASCII.
+    pub fn with_content_type(mut self, content_type: &str) -> Result<DenialResponse, DenialResponseError> {
+        let is_printable = content_type.bytes().all(|byte| matches!(byte, b' '..=b'~'));
+        if content_type.trim().is_empty() || !is_printable {
+            return Err(DenialResponseError::ContentType);
+        }
+        self.content_type = Some(content_type.into());
+        Ok(self)
+    }
+
+    /// Sets the body.
+    #[must_use]
+    pub fn with_body(mut self, body: &str) -> DenialResponse {
+        self.body = Some(body.into());
+        self
+    }
+}
+
+/// What is wrong with a [`DenialResponse`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum DenialResponseError {
+    /// A status outside 200 to 599.
+    Status(u16),
+    /// A content type that is empty or not printable ASCII.
+    ContentType,
+}
+
+impl fmt::Display for DenialResponseError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            DenialResponseError::Status(status) => {
+                write!(f, "{status} is not a status that ends a request; write 200 to 599")
+            }
+            DenialResponseError::ContentType => {
+                write!(f, "a content type is printable ASCII; write it as in `text/plain`")
+            }
+        }
+    }
+}
+
+impl std::error::Error for DenialResponseError {}
+
+/// A denial about to be written, with its problem type and customisation resolved.
+pub(super) struct Denial<'a> {
+    limits: &'a [Applied<'a>],
+    problem: Problem,
+    custom: Option<&'a DenialResponse>,
+    retry_after: Option<u64>,
+}
+
+impl<'a> Denial<'a> {
+    /// `binding` is the limit whose custom response applies.
+    pub(super) fn new(
+        limits: &'a [Applied<'a>],
+        binding: &Applied<'a>,
+        situation: &Situation,
+        retry_after: Option<u64>,
+    ) -> Denial<'a> {
+        let problem = if situation.is_degraded { REDUCED_CAPACITY } else { QUOTA_EXCEEDED };
+        Denial { limits, problem, custom: binding.custom, retry_after }
+    }
+
+    pub(super) fn status(&self) -> u16 {
+        self.custom.and_then(|custom| custom.status).unwrap_or(self.problem.status)
+    }
+
+    /// None if the body is empty.
+    pub(super) fn content_type(&self) -> Option<&'a str> {
+        let Some(custom) = self.custom else { return Some(PROBLEM_JSON) };
+        match (custom.content_type.as_deref(), custom.body.as_deref()) {
+            (_, Some("")) => None,
+            (Some(content_type), _) => Some(content_type),
+            (None, Some(_)) => Some(PLAIN_TEXT),
+            (None, None) => Some(PROBLEM_JSON),
+        }
+    }
+
+    pub(super) fn push_body(&self, text: &mut String) {
+        if let Some(body) = self.custom.and_then(|custom| custom.body.as_deref()) {
+            return text.push_str(body);
+        }
+        self.problem.push_head(text, self.status());
+        self.push_detail(text);
+        push_violated(text, self.denied().map(|applied| applied.name));
+    }
+
+    fn denied(&self) -> impl Iterator<Item = &'a Applied<'a>> + Clone {
+        self.limits.iter().filter(|applied| !applied.decision.allowed)
+    }
+
+    /// Appends a sentence for people, escaped for JSON: which limit denied, and how long to wait.
+    fn push_detail(&self, text: &mut String) {
+        let is_degraded = self.problem.kind == REDUCED_CAPACITY.kind;
+        text.push_str(if is_degraded {
+            "The service has less capacity than usual for now, and the "
+        } else {
+            "The "
+        });
+        // A request that is never allowed now may be allowed once full capacity is restored.
+        if self.retry_after.is_none() && !is_degraded {
+            let never = |applied: &&Applied| applied.decision.retry_after == RetryAfter::Never;
+            let is_one = push_names(text, self.denied().filter(never).map(|applied| applied.name));
+            text.push_str(if is_one { " never admits" } else { " never admit" });
+            text.push_str(" a request of this cost, so waiting does not help.");
+            return;
+        }
+        let is_one = push_names(text, self.denied().map(|applied| applied.name));
+        text.push_str(if is_one { " does" } else { " do" });
+        text.push_str(" not admit this request yet.");
+        if let Some(wait) = self.retry_after {
+            text.push_str(" Try again in ");
+            push_wait(text, wait);
+            text.push('.');
+        }
+    }
+}
+
+/// Appends `limit "a"`, or `limits "a", "b" and "c"`, escaped for JSON; returns whether it is one.
+pub(super) fn push_names<'a>(text: &mut String, names: impl Iterator<Item = &'a PolicyName> + Clone) -> bool {
+    let count = names.clone().count();
+    text.push_str(if count == 1 { "limit " } else { "limits " });
+    for (index, name) in names.enumerate() {
+        text.push_str(match index {
+            0 => "",
+            _ if index + 1 == count => " and ",
+            _ => ", ",
+        });
+        text.push_str(r#"\""#);
+        push_escaped(text, name.as_str());
+        text.push_str(r#"\""#);
+    }
+    count == 1
+}
+
+/// Appends seconds as text: `1 hour 5 minutes`.
+fn push_wait(text: &mut String, wait: u64) {
+    const UNITS: [(u64, &str); 4] = [(86_400, " day"), (3_600, " hour"), (60, " minute"), (1, " second")];
+    let mut rest = wait;
+    for (unit, name) in UNITS {
+        let count = rest / unit;
+        rest %= unit;
+        if count > 0 {
+            push_integer(text, count);
+            text.push_str(name);
+            text.push_str(if count == 1 { "" } else { "s" });
+            text.push_str(if rest > 0 { " " } else { "" });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waits_are_written_in_days_hours_minutes_and_seconds() {
+        for (wait, expected) in [
+            (1, "1 second"),
+            (59, "59 seconds"),
+            (60, "1 minute"),
+            (3_661, "1 hour 1 minute 1 second"),
+            (7_200, "2 hours"),
+            (86_400, "1 day"),
+            (2 * 86_400 + 59, "2 days 59 seconds"),
+        ] {
+            let mut text = String::new();
+            push_wait(&mut text, wait);
+            assert_eq!(text, expected);
+        }
+    }
+
+    #[test]
+    fn custom_response_rejects_bad_status_and_content_type() {
+        for status in [0, 100, 199, 600] {
+            assert_eq!(
+                DenialResponse::default().with_status(status),
+                Err(DenialResponseError::Status(status))
+            );
+        }
+        for content_type in ["", " ", "a\nb", "a\rb", "é"] {
+            let custom = DenialResponse::default().with_content_type(content_type);
+            assert_eq!(custom, Err(DenialResponseError::ContentType), "{content_type:?}");
+        }
+    }
+}

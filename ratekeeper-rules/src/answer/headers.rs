@@ -1,0 +1,345 @@
+//! The header sets, as a table: a set is data, and another revision of the draft is another row.
+
+use std::fmt;
+
+use ratekeeper_core::{Limit, Rate};
+
+use super::text::{INTEGER_MAX, push_bytes, push_integer};
+use super::wait::seconds;
+use super::{Applied, Situation};
+
+/// Which headers describe the limits of a request, by the name used in a configuration.
+///
+/// | name | headers | value of |
+/// |---|---|---|
+/// | `ietf` | `ratelimit`, `ratelimit-policy`: revisions 08 to 11 of the IETF draft; the default | every limit |
+/// | `draft6` | `ratelimit-limit`, `-remaining`, `-reset` (seconds): revisions 04 to 06 | the binding limit |
+/// | | `ratelimit-policy` | every limit |
+/// | `legacy` | `x-ratelimit-limit`, `-remaining`, `-reset` (seconds) | the binding limit |
+/// | `legacy_epoch` | as `legacy`, with `-reset` in seconds since the epoch | the binding limit |
+/// | `github` | `x-ratelimit-limit`, `-remaining`, `-used`, `-reset` (since the epoch) | the binding limit |
+/// | | `x-ratelimit-resource` (the policy's name) | the binding limit |
+/// | `spring` | `x-ratelimit-remaining`, `-replenish-rate`, `-burst-capacity` | the binding limit |
+/// | | `x-ratelimit-requested-tokens` | the binding limit |
+/// | `none` | | |
+///
+/// The binding limit is the one that denies, with the longest wait if several do; else the one with the least
+/// remaining; the first if several are equal.
+///
+/// ```
+/// use ratekeeper_rules::answer::HeaderSet;
+///
+/// assert_eq!(HeaderSet::default().name(), "ietf");
+/// assert!(HeaderSet::named("github").is_some());
+/// assert_eq!(HeaderSet::named("gitlab"), None);
+/// ```
+#[derive(Clone, Copy)]
+pub struct HeaderSet(&'static Set);
+
+impl HeaderSet {
+    /// The set of this name.
+    pub fn named(name: &str) -> Option<HeaderSet> {
+        HeaderSet::all().find(|set| set.name() == name)
+    }
+
+    /// Every set, the default first.
+    pub fn all() -> impl Iterator<Item = HeaderSet> {
+        [&IETF].into_iter().chain(OTHERS).map(HeaderSet)
+    }
+
+    /// Its name in a configuration.
+    pub fn name(self) -> &'static str {
+        self.0.name
+    }
+
+    pub(super) fn lines(self) -> &'static [Line] {
+        self.0.lines
+    }
+}
+
+impl Default for HeaderSet {
+    /// `ietf`.
+    fn default() -> HeaderSet {
+        HeaderSet(&IETF)
+    }
+}
+
+impl PartialEq for HeaderSet {
+    fn eq(&self, other: &HeaderSet) -> bool {
+        self.name() == other.name()
+    }
+}
+
+impl Eq for HeaderSet {}
+
+impl fmt::Debug for HeaderSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "HeaderSet({})", self.name())
+    }
+}
+
+struct Set {
+    name: &'static str,
+    lines: &'static [Line],
+}
+
+/// One header of a set.
+pub(super) struct Line {
+    pub(super) name: &'static str,
+    value: Value,
+}
+
+enum Value {
+    /// A structured field List with one member per limit: an item, and its parameters if present.
+    List(Part, &'static [(&'static str, Part)]),
+    /// One value of the binding limit.
+    Single(Part),
+}
+
+/// A value that describes a limit and its decision.
+#[derive(Clone, Copy)]
+enum Part {
+    /// The policy's name, as a String.
+    QuotedName,
+    /// The policy's name without quotes.
+    PlainName,
+    Quota,
+    Remaining,
+    /// The quota minus the remaining units.
+    Used,
+    /// The window in seconds.
+    Window,
+    /// The effective window: for a denied request, until the limit allows it.
+    Until,
+    /// The same for headers that require a value: if waiting does not help, until the key has its full budget.
+    ResetDelta,
+    /// The same as an instant.
+    ResetEpoch,
+    /// Units restored per second, rounded down.
+    PerSecond,
+    Cost,
+    /// The opaque partition key, as a Byte Sequence.
+    Partition,
+}
+
+use Part::{
+    Cost, Partition, PerSecond, PlainName, Quota, QuotedName, Remaining, ResetDelta, ResetEpoch, Until, Used,
+    Window,
+};
+
+const fn list(name: &'static str, item: Part, parameters: &'static [(&'static str, Part)]) -> Line {
+    Line { name, value: Value::List(item, parameters) }
+}
+
+const fn single(name: &'static str, part: Part) -> Line {
+    Line { name, value: Value::Single(part) }
+}
+
+/// draft-ietf-httpapi-ratelimit-headers-08 to -11. The unit `qu` is omitted because requests are the default.
+static IETF: Set = Set {
+    name: "ietf",
+    lines: &[
+        list("ratelimit", QuotedName, &[("r", Remaining), ("t", Until), ("pk", Partition)]),
+        list("ratelimit-policy", QuotedName, &[("q", Quota), ("w", Window), ("pk", Partition)]),
+    ],
+};
+
+static OTHERS: &[Set] = &[
+    Set {
+        name: "draft6",
+        lines: &[
+            single("ratelimit-limit", Quota),
+            single("ratelimit-remaining", Remaining),
+            single("ratelimit-reset", ResetDelta),
+            list("ratelimit-policy", Quota, &[("w", Window)]),
+        ],
+    },
+    Set {
+        name: "legacy",
+        lines: &[
+            single("x-ratelimit-limit", Quota),
+            single("x-ratelimit-remaining", Remaining),
+            single("x-ratelimit-reset", ResetDelta),
+        ],
+    },
+    Set {
+        name: "legacy_epoch",
+        lines: &[
+            single("x-ratelimit-limit", Quota),
+            single("x-ratelimit-remaining", Remaining),
+            single("x-ratelimit-reset", ResetEpoch),
+        ],
+    },
+    Set {
+        name: "github",
+        lines: &[
+            single("x-ratelimit-limit", Quota),
+            single("x-ratelimit-remaining", Remaining),
+            single("x-ratelimit-used", Used),
+            single("x-ratelimit-reset", ResetEpoch),
+            single("x-ratelimit-resource", PlainName),
+        ],
+    },
+    Set {
+        name: "spring",
+        lines: &[
+            single("x-ratelimit-remaining", Remaining),
+            single("x-ratelimit-replenish-rate", PerSecond),
+            single("x-ratelimit-burst-capacity", Quota),
+            single("x-ratelimit-requested-tokens", Cost),
+        ],
+    },
+    Set { name: "none", lines: &[] },
+];
+
+impl Line {
+    pub(super) fn is_list(&self) -> bool {
+        matches!(self.value, Value::List(..))
+    }
+
+    /// Appends the value. `binding` is one of `limits`, of which there is at least one.
+    pub(super) fn push(
+        &self,
+        text: &mut String,
+        limits: &[Applied],
+        binding: &Applied,
+        situation: &Situation,
+    ) {
+        match self.value {
+            Value::Single(part) => {
+                if let Some(said) = part.of(binding, situation) {
+                    said.push(text);
+                }
+            }
+            Value::List(item, parameters) => {
+                for (index, applied) in limits.iter().enumerate() {
+                    text.push_str(if index == 0 { "" } else { ", " });
+                    if let Some(said) = item.of(applied, situation) {
+                        said.push(text);
+                    }
+                    for (key, part) in parameters {
+                        if let Some(said) = part.of(applied, situation) {
+                            text.push(';');
+                            text.push_str(key);
+                            text.push('=');
+                            said.push(text);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Part {
+    /// The value for a limit; None if there is none.
+    fn of<'a>(self, applied: &Applied<'a>, situation: &Situation) -> Option<Said<'a>> {
+        let (limit, remaining) = (applied.limit.limit(), applied.decision.remaining);
+        Some(Said::Number(match self {
+            QuotedName => return Some(Said::Text(applied.name.quoted())),
+            PlainName => return Some(Said::Text(applied.name.as_str())),
+            Partition => return applied.partition.map(Said::Bytes),
+            Quota => u64::from(limit),
+            Remaining => u64::from(remaining),
+            Used => u64::from(limit.saturating_sub(remaining)),
+            Window => window(applied.limit)?,
+            Until => applied.until(situation)?,
+            ResetDelta => applied.reset_delta(situation),
+            ResetEpoch => applied.reset_epoch(situation),
+            PerSecond => per_second(applied.limit),
+            Cost => u64::from(applied.cost),
+        }))
+    }
+}
+
+/// A value before it is written.
+enum Said<'a> {
+    Text(&'a str),
+    Number(u64),
+    Bytes(&'a [u8]),
+}
+
+impl Said<'_> {
+    fn push(&self, text: &mut String) {
+        match *self {
+            Said::Text(said) => text.push_str(said),
+            Said::Number(number) => push_integer(text, number),
+            Said::Bytes(bytes) => push_bytes(text, bytes),
+        }
+    }
+}
+
+/// The window in whole seconds; for a bucket, the time from empty to full.
+///
+/// None if it exceeds the largest number of a header (thirty million years): a smaller number would promise more.
+fn window(limit: &Limit) -> Option<u64> {
+    Some(seconds(limit.window())).filter(|window| *window <= INTEGER_MAX)
+}
+
+/// Units restored per second, rounded down: zero if less than one.
+fn per_second(limit: &Limit) -> u64 {
+    let per = |count: u64, nanos: u128| {
+        let exact = u128::from(count) * 1_000_000_000 / nanos.max(1);
+        u64::try_from(exact).unwrap_or(u64::MAX)
+    };
+    let of_rate = |rate: Rate| per(rate.count(), rate.period().as_nanos());
+    match limit {
+        Limit::Bucket(it) => of_rate(it.rate()),
+        Limit::SteppedBucket(it) => of_rate(it.rate()),
+        Limit::FixedWindow(_) | Limit::Log(_) | Limit::Counter(_) => {
+            per(u64::from(limit.limit()), limit.window().as_nanos())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use ratekeeper_core::{RefillStyle, WindowAlign};
+
+    use super::*;
+
+    fn bucket(capacity: u32, count: u64, period: Duration, style: RefillStyle) -> Limit {
+        Limit::token_bucket(capacity, Rate::new(count, period).unwrap(), style).unwrap()
+    }
+
+    #[test]
+    fn a_window_is_whole_seconds_rounded_up() {
+        let fixed = |window| Limit::fixed_window(5, window, WindowAlign::Clock).unwrap();
+        assert_eq!(window(&fixed(Duration::from_millis(1))), Some(1));
+        assert_eq!(window(&fixed(Duration::from_millis(1_500))), Some(2));
+        assert_eq!(window(&fixed(Duration::from_secs(86_400))), Some(86_400));
+        // For a bucket, the time from empty to full.
+        let minute = Duration::from_secs(60);
+        assert_eq!(window(&bucket(10, 4, minute, RefillStyle::Smooth)), Some(150));
+        assert_eq!(window(&bucket(10, 4, minute, RefillStyle::Stepped)), Some(180));
+        assert_eq!(
+            window(&bucket(u32::MAX, 1, Duration::from_secs(366 * 86_400), RefillStyle::Smooth)),
+            None
+        );
+    }
+
+    #[test]
+    fn a_rate_per_second_is_rounded_down() {
+        let second = Duration::from_secs(1);
+        assert_eq!(per_second(&bucket(1, 10_000_000, second, RefillStyle::Smooth)), 10_000_000);
+        assert_eq!(per_second(&bucket(1, 3, 2 * second, RefillStyle::Stepped)), 1);
+        assert_eq!(per_second(&bucket(1, 4, 60 * second, RefillStyle::Smooth)), 0);
+        assert_eq!(per_second(&Limit::fixed_window(100, 10 * second, WindowAlign::Clock).unwrap()), 10);
+        let most = Limit::fixed_window(u32::MAX, Duration::from_millis(1), WindowAlign::Clock).unwrap();
+        assert_eq!(per_second(&most), 4_294_967_295_000);
+    }
+
+    #[test]
+    fn names_are_lower_case_and_unique() {
+        let names: Vec<&str> = HeaderSet::all().map(HeaderSet::name).collect();
+        for set in HeaderSet::all() {
+            assert_eq!(names.iter().filter(|name| **name == set.name()).count(), 1, "{set:?}");
+            assert_eq!(HeaderSet::named(set.name()), Some(set));
+            for line in set.lines() {
+                assert!(line.name.bytes().all(|b| b.is_ascii_lowercase() || b == b'-'), "{}", line.name);
+            }
+        }
+    }
+}

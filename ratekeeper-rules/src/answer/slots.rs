@@ -1,0 +1,123 @@
+//! The response if a concurrency limit has no free permit.
+
+use super::denial::{PROBLEM_JSON, QUOTA_EXCEEDED, REDUCED_CAPACITY, push_names, push_violated};
+use super::text::push_integer;
+use super::{Answer, HeaderSet, PolicyName};
+
+/// A concurrency limit whose permits are all in use.
+#[derive(Clone, Copy, Debug)]
+pub struct Full<'a> {
+    /// The name that responses report.
+    pub name: &'a PolicyName,
+    /// Maximum requests in flight.
+    pub most: u32,
+}
+
+/// The end of a request in flight cannot be predicted, so a denied client may retry soon.
+const RETRY_AFTER_SECS: u64 = 1;
+
+impl Answer {
+    /// Writes the response to a request that these limits deny, over the previous one. `is_degraded` if it is denied
+    /// only because the number of requests in flight is unknown.
+    ///
+    /// The IETF headers have a unit for concurrent requests. The other sets have none, so they contain only
+    /// `Retry-After`.
+    ///
+    /// ```
+    /// use ratekeeper_rules::answer::{Answer, Full, HeaderSet, PolicyName};
+    ///
+    /// let (name, mut answer) = (PolicyName::new("per-user")?, Answer::default());
+    /// answer.write_full(HeaderSet::default(), &[Full { name: &name, most: 20 }], false);
+    /// assert_eq!((answer.status(), answer.header("retry-after")), (Some(429), Some("1")));
+    /// let policy = r#""per-user";q=20;qu="concurrent-requests""#;
+    /// assert_eq!(answer.header("ratelimit-policy"), Some(policy));
+    /// # Ok::<(), ratekeeper_rules::answer::NameError>(())
+    /// ```
+    pub fn write_full(&mut self, set: HeaderSet, full: &[Full], is_degraded: bool) {
+        self.text.clear();
+        self.headers.clear();
+        if set == HeaderSet::default() {
+            self.push_list("ratelimit", full, |text, _| {
+                text.push_str(";r=0;t=");
+                push_integer(text, RETRY_AFTER_SECS);
+            });
+            self.push_list("ratelimit-policy", full, |text, most| {
+                text.push_str(";q=");
+                push_integer(text, u64::from(most));
+                text.push_str(r#";qu="concurrent-requests""#);
+            });
+        }
+        push_integer(&mut self.text, RETRY_AFTER_SECS);
+        self.end_header("retry-after", false);
+        self.text.push_str("no-store");
+        self.end_header("cache-control", false);
+        self.text.push_str(PROBLEM_JSON);
+        self.end_header("content-type", false);
+
+        let problem = if is_degraded { REDUCED_CAPACITY } else { QUOTA_EXCEEDED };
+        self.status = Some(problem.status);
+        let (text, names) = (&mut self.text, full.iter().map(|full| full.name));
+        problem.push_head(text, problem.status);
+        text.push_str(if is_degraded {
+            "The service has less capacity than usual for now, and the "
+        } else {
+            "As many requests as the "
+        });
+        let is_one = push_names(text, names.clone());
+        text.push_str(match (is_degraded, is_one) {
+            (true, true) => " does not admit this request yet.",
+            (true, false) => " do not admit this request yet.",
+            (false, true) => " allows are in flight.",
+            (false, false) => " allow are in flight.",
+        });
+        text.push_str(" Try again in 1 second.");
+        push_violated(text, names);
+    }
+
+    fn push_list(&mut self, name: &'static str, full: &[Full], parameters: impl Fn(&mut String, u32)) {
+        for (index, Full { name, most }) in full.iter().enumerate() {
+            self.text.push_str(if index == 0 { "" } else { ", " });
+            self.text.push_str(name.quoted());
+            parameters(&mut self.text, *most);
+        }
+        self.end_header(name, true);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(set: &str, names: &[&str], is_degraded: bool) -> Answer {
+        let names: Vec<_> = names.iter().map(|name| PolicyName::new(name).unwrap()).collect();
+        let full: Vec<_> = names.iter().map(|name| Full { name, most: 7 }).collect();
+        let mut answer = Answer::default();
+        answer.write_full(HeaderSet::named(set).unwrap(), &full, is_degraded);
+        answer
+    }
+
+    #[test]
+    fn response_names_all_exhausted_limits() {
+        let answer = told("ietf", &["a", "b"], false);
+        assert_eq!(answer.header("ratelimit"), Some(r#""a";r=0;t=1, "b";r=0;t=1"#));
+        assert!(answer.headers().all(|header| header.is_list == header.name.starts_with("ratelimit")));
+        assert_eq!(
+            answer.body(),
+            concat!(
+                r#"{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","#,
+                r#""title":"Quota Exceeded","status":429,"#,
+                r#""detail":"As many requests as the limits \"a\" and \"b\" allow are in flight. "#,
+                r#"Try again in 1 second.","violated-policies":["a","b"]}"#
+            )
+        );
+    }
+
+    #[test]
+    fn other_header_sets_contain_only_retry_after() {
+        let names: Vec<_> = told("github", &["a"], true).headers().map(|header| header.name).collect();
+        assert_eq!(names, ["retry-after", "cache-control", "content-type"]);
+        let answer = told("none", &["a"], true);
+        assert_eq!(answer.status(), Some(503));
+        assert!(answer.body().contains("#temporary-reduced-capacity"), "{}", answer.body());
+    }
+}

@@ -1,0 +1,529 @@
+//! Keys: whose budget a request uses.
+//!
+//! A key is a list of parts. Each part is written with its origin, its kind and its length, so that different lists
+//! of values never share a key: `("a", "bc")` is not `("ab", "c")`, a client named `anonymous` is not a client
+//! without a name, and a text never equals an address with the same bytes.
+//!
+//! If servers treat several forms of a value as equal, they are one value here; otherwise a client could get a new
+//! budget with each form. `::ffff:1.2.3.4` is `1.2.3.4`. Hosts, methods and the scheme of `Authorization` are
+//! case-insensitive. A host has no port and no trailing dot. Escapes in a query or a cookie are decoded, and a
+//! cookie's quotes are removed. If servers would choose between several values in different ways, the request is
+//! rejected: a header, cookie or parameter that is present twice.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::net::IpAddr;
+
+use crate::client::{Grouping, IpNet, canonical_network};
+use crate::path::{PathNormalization, Pattern, PatternError, segment};
+use crate::request::{Request, host_name};
+
+/// A part of a request.
+#[derive(Clone, Debug)]
+pub enum Part {
+    /// The client's address, or the network that it is grouped into.
+    Ip,
+    /// A header, by its name in lower case. A request with two of them is rejected.
+    Header(String),
+    /// A cookie, by its exact name. A request with two of them is rejected.
+    Cookie(String),
+    /// A query parameter, by its decoded name. A request with two of them is rejected.
+    Query(String),
+    /// A segment of the path, counted from 1.
+    Segment(usize),
+    /// The segments that a pattern's `{names}` capture in the path, combined. Missing if the path does not match.
+    Path(Pattern),
+    /// The method, in upper case.
+    Method,
+    /// The requested host, in lower case, without its port.
+    Host,
+    /// The route.
+    Route,
+    /// A claim of a verified token.
+    Claim(String),
+    /// A value that the service computes, by name.
+    Custom(String),
+}
+
+impl Part {
+    /// A header. The name is case-insensitive.
+    pub fn header(name: &str) -> Part {
+        Part::Header(name.to_ascii_lowercase())
+    }
+}
+
+/// What replaces a part that a request does not have.
+#[derive(Clone, Debug)]
+pub enum KeyFallback {
+    /// Another part; requests that have neither share a budget.
+    Part(Part),
+    /// A fixed name: all requests without the part share this budget.
+    Literal(String),
+    /// The request is denied.
+    Deny,
+    /// The limit does not apply to the request.
+    Skip,
+}
+
+/// Whose budget a request uses.
+#[derive(Clone, Debug, Default)]
+pub struct Key {
+    parts: Vec<(Part, KeyFallback)>,
+    grouping: Grouping,
+}
+
+impl Key {
+    /// One budget for all requests.
+    pub fn global() -> Key {
+        Key::default()
+    }
+
+    /// One budget for each value of a part. A request without the part uses the client's address.
+    pub fn of(part: Part) -> Key {
+        Key::global().and(part)
+    }
+
+    /// One budget for each combination of this part and the parts before it.
+    #[must_use]
+    pub fn and(mut self, part: Part) -> Key {
+        self.parts.push((part, KeyFallback::Part(Part::Ip)));
+        self
+    }
+
+    /// Sets what replaces the last part in a request that does not have it.
+    #[must_use]
+    pub fn fallback(mut self, fallback: KeyFallback) -> Key {
+        if let Some((_, last)) = self.parts.last_mut() {
+            *last = fallback;
+        }
+        self
+    }
+
+    /// Sets how addresses are grouped into networks.
+    #[must_use]
+    pub fn grouped(mut self, grouping: Grouping) -> Key {
+        self.grouping = grouping;
+        self
+    }
+
+    /// Every part that the key may read, including fallbacks.
+    pub fn parts(&self) -> impl Iterator<Item = &Part> {
+        self.parts.iter().flat_map(|(part, otherwise)| {
+            let other = if let KeyFallback::Part(other) = otherwise { Some(other) } else { None };
+            std::iter::once(part).chain(other)
+        })
+    }
+
+    /// The same key with its patterns read for this normalisation.
+    pub(crate) fn spelt(mut self, spelling: PathNormalization) -> Result<Key, PatternError> {
+        for (part, otherwise) in &mut self.parts {
+            let instead = match otherwise {
+                KeyFallback::Part(part) => Some(part),
+                _ => None,
+            };
+            for part in [Some(part), instead].into_iter().flatten() {
+                if let Part::Path(pattern) = part {
+                    *pattern = pattern.spelt(spelling)?;
+                }
+            }
+        }
+        Ok(self)
+    }
+
+    /// Appends the key of a request to `text`.
+    ///
+    /// # Errors
+    /// If the request has no key; `text` is then unchanged.
+    pub fn write(&self, request: &impl Request, text: &mut Vec<u8>) -> Result<(), NoKey> {
+        let before = text.len();
+        let written = self.parts.iter().try_for_each(|(part, otherwise)| {
+            let start = text.len();
+            // Reserved for origin, kind and length.
+            text.extend([0; HEAD]);
+            let how = self.write_part(part, otherwise, request, text)?;
+            write_head(text, start, how);
+            Ok(())
+        });
+        if written.is_err() {
+            text.truncate(before);
+        }
+        written
+    }
+
+    /// Writes a part or its fallback, and returns the origin and the kind of the value.
+    fn write_part(
+        &self,
+        part: &Part,
+        otherwise: &KeyFallback,
+        request: &impl Request,
+        text: &mut Vec<u8>,
+    ) -> Result<u8, NoKey> {
+        if let Some(kind) = part.write(request, self.grouping, text)? {
+            return Ok(FOUND | kind);
+        }
+        match otherwise {
+            KeyFallback::Deny => Err(NoKey::Denied),
+            KeyFallback::Skip => Err(NoKey::Skipped),
+            KeyFallback::Literal(literal) => {
+                text.extend(literal.as_bytes());
+                Ok(LITERAL | TEXT)
+            }
+            KeyFallback::Part(part) => {
+                Ok(part.write(request, self.grouping, text)?.map_or(MISSING, |kind| INSTEAD | kind))
+            }
+        }
+    }
+
+    /// Appends the key for `values`, one for each part, to `text`: the same key as that of a request with these
+    /// values. For callers without a request.
+    ///
+    /// Hosts, methods, addresses and credentials may have any form that is valid in a request; several path segments
+    /// are separated by slashes.
+    ///
+    /// # Errors
+    /// If they are not values of this key; `text` is then unchanged.
+    pub fn write_values(&self, values: &[&str], text: &mut Vec<u8>) -> Result<(), WrongValues> {
+        if values.len() != self.parts.len() {
+            return Err(WrongValues::Number { wanted: self.parts.len(), given: values.len() });
+        }
+        let before = text.len();
+        let written = self.parts.iter().zip(values).try_for_each(|((part, _), value)| {
+            let start = text.len();
+            text.extend([0; HEAD]);
+            let kind = part.write_value(value, self.grouping, text)?;
+            if text.len() == start + HEAD {
+                return Err(WrongValues::Empty);
+            }
+            write_head(text, start, FOUND | kind);
+            Ok(())
+        });
+        if written.is_err() {
+            text.truncate(before);
+        }
+        written
+    }
+
+    /// Whether `value` names a written key: the value of its only part, or the literal that replaces it. A value from
+    /// a fallback part never matches: a cookie `acme` is not the user `acme`.
+    ///
+    /// An address matches in any of its forms, or by a network that contains it; hosts and methods in any case;
+    /// several path segments separated by slashes.
+    pub fn is(&self, written: &[u8], value: &str) -> bool {
+        let ([(part, _)], Some((head, found))) = (self.parts.as_slice(), written.split_at_checked(HEAD))
+        else {
+            return false;
+        };
+        match (head[0], part) {
+            (LITERAL_TEXT, _) => found == value.as_bytes(),
+            (how, _) if how & HOW != FOUND => false,
+            (_, Part::Ip) => network_in(found).is_some_and(|network| self.is_network(network, value)),
+            (_, Part::Header(name)) => found == &*header_value(name, value.as_bytes()),
+            (_, Part::Method) => found.eq_ignore_ascii_case(value.as_bytes()),
+            (_, Part::Host) => found.eq_ignore_ascii_case(host_name(value).as_bytes()),
+            _ => found == value.as_bytes(),
+        }
+    }
+
+    fn is_network(&self, network: IpNet, typed: &str) -> bool {
+        match typed.parse::<IpAddr>() {
+            Ok(address) => self.grouping.network(address) == network,
+            Err(_) => typed.parse().is_ok_and(|typed: IpNet| canonical_network(typed).contains(&network)),
+        }
+    }
+}
+
+/// Bytes before each part: origin and kind in one byte, and the length in four.
+const HEAD: usize = 5;
+
+/// The bits for the origin of a part.
+const HOW: u8 = 0b0000_1111;
+const FOUND: u8 = 0;
+const INSTEAD: u8 = 1;
+const LITERAL: u8 = 2;
+const MISSING: u8 = 3;
+
+/// The bits for the kind of a value.
+const TEXT: u8 = 0;
+const ADDRESS: u8 = 0b0001_0000;
+const SEGMENTS: u8 = 0b0010_0000;
+
+const LITERAL_TEXT: u8 = LITERAL | TEXT;
+
+/// Writes the head of a part into the bytes reserved for it.
+fn write_head(text: &mut [u8], start: usize, how: u8) {
+    // No part of a request reaches four gigabytes.
+    let length = u32::try_from(text.len() - start - HEAD).unwrap_or(u32::MAX);
+    text[start] = how;
+    text[start + 1..start + HEAD].copy_from_slice(&length.to_le_bytes());
+}
+
+/// Values that do not fit a key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum WrongValues {
+    /// The number of values differs from the number of parts.
+    Number {
+        /// Parts of the key.
+        wanted: usize,
+        /// Values given.
+        given: usize,
+    },
+    /// A value is empty; an empty value counts as missing.
+    Empty,
+    /// A part is an address, and this value is not.
+    NoAddress(String),
+}
+
+impl fmt::Display for WrongValues {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            WrongValues::Number { wanted: 0, .. } => {
+                write!(f, "this limit is one for all, and has no key; leave the key out")
+            }
+            WrongValues::Number { wanted, given } => {
+                let s = if *wanted == 1 { "" } else { "s" };
+                write!(f, "the key of this limit has {wanted} part{s}, and {given} were given")
+            }
+            WrongValues::Empty => write!(f, "a part of the key is empty; say whose budget it is"),
+            WrongValues::NoAddress(text) => {
+                write!(f, "{text:?} is not an IP address, and this limit goes by addresses")
+            }
+        }
+    }
+}
+
+impl std::error::Error for WrongValues {}
+
+/// Why a request has no key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NoKey {
+    /// A part is missing, and the rule denies requests without it.
+    Denied,
+    /// A part is missing, and the limit does not apply to requests without it.
+    Skipped,
+    /// A part is present twice, so the key is ambiguous: `header x-user-id`.
+    Twice(String),
+}
+
+impl fmt::Display for NoKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            NoKey::Denied => write!(f, "the request does not say whose it is"),
+            NoKey::Skipped => write!(f, "the limit does not concern the request"),
+            NoKey::Twice(what) => write!(f, "the {what} is there twice; send it once"),
+        }
+    }
+}
+
+impl std::error::Error for NoKey {}
+
+impl Part {
+    /// Writes the part and returns the kind of its value. If the request does not have the part, writes nothing.
+    fn write(
+        &self,
+        request: &impl Request,
+        grouping: Grouping,
+        text: &mut Vec<u8>,
+    ) -> Result<Option<u8>, NoKey> {
+        let found: Option<Cow<'_, [u8]>> = match self {
+            Part::Ip => {
+                write_network(grouping.network(request.client()), text);
+                return Ok(Some(ADDRESS));
+            }
+            Part::Header(name) => only("header", name, request.header(name))?
+                .map(|value| header_value(name, value.trim_ascii())),
+            Part::Cookie(name) => only("cookie", name, cookies(request, name))?.map(cookie_value),
+            Part::Query(name) => only("parameter", name, parameters(request.query(), name))?,
+            Part::Segment(number) => {
+                let found = number.checked_sub(1).and_then(|index| segment(request.path(), index));
+                found.map(|segment| segment.as_bytes().into())
+            }
+            Part::Path(pattern) => return Ok(write_segments(pattern, request.path(), text)),
+            Part::Method => Some(request.method().to_ascii_uppercase().into_bytes().into()),
+            Part::Host => Some(host_name(request.host()).to_ascii_lowercase().into_bytes().into()),
+            Part::Route => Some(request.route().as_bytes().into()),
+            Part::Claim(name) => request.claim(name).map(|claim| claim.as_bytes().into()),
+            Part::Custom(name) => request.custom(name).map(|custom| custom.into_bytes().into()),
+        };
+        // An empty value counts as missing.
+        let found = found.filter(|found| !found.is_empty());
+        text.extend(found.as_deref().unwrap_or_default());
+        Ok(found.map(|_| TEXT))
+    }
+}
+
+impl Part {
+    /// Writes a value as `write` does for a request that has it, and returns its kind.
+    fn write_value(&self, value: &str, grouping: Grouping, text: &mut Vec<u8>) -> Result<u8, WrongValues> {
+        match self {
+            Part::Ip => {
+                let address = value
+                    .trim_ascii()
+                    .parse()
+                    .map_err(|_| WrongValues::NoAddress(value.chars().take(64).collect()))?;
+                write_network(grouping.network(address), text);
+                return Ok(ADDRESS);
+            }
+            Part::Header(name) => text.extend(&*header_value(name, value.trim_ascii().as_bytes())),
+            Part::Method => text.extend(value.to_ascii_uppercase().as_bytes()),
+            Part::Host => text.extend(host_name(value).to_ascii_lowercase().as_bytes()),
+            Part::Path(_) => {
+                text.extend(value.as_bytes());
+                return Ok(SEGMENTS);
+            }
+            _ => text.extend(value.as_bytes()),
+        }
+        Ok(TEXT)
+    }
+}
+
+/// An IPv4 address is four bytes; an IPv6 network is sixteen bytes and its prefix length.
+fn write_network(network: IpNet, text: &mut Vec<u8>) {
+    match network {
+        IpNet::V4(network) => text.extend(network.addr().octets()),
+        IpNet::V6(network) => {
+            text.extend(network.addr().octets());
+            text.push(network.prefix_len());
+        }
+    }
+}
+
+/// The network that [`write_network`] wrote.
+fn network_in(written: &[u8]) -> Option<IpNet> {
+    if let Some((address, [prefix])) = written.split_first_chunk::<16>() {
+        return IpNet::new(IpAddr::from(*address), *prefix).ok();
+    }
+    <[u8; 4]>::try_from(written).ok().map(|address| IpAddr::from(address).into())
+}
+
+/// Writes the captured segments, separated by slashes. A segment contains no slash and is not empty, so this is
+/// unambiguous.
+fn write_segments(pattern: &Pattern, path: &str, text: &mut Vec<u8>) -> Option<u8> {
+    if !pattern.matches(path) {
+        return None;
+    }
+    let segments = pattern.names().filter_map(|name| pattern.capture(path, name));
+    for (index, segment) in segments.enumerate() {
+        text.extend((index > 0).then_some(b'/'));
+        text.extend(segment.as_bytes());
+    }
+    Some(SEGMENTS)
+}
+
+/// The only value; an error if there are two.
+fn only<T>(what: &str, name: &str, mut values: impl Iterator<Item = T>) -> Result<Option<T>, NoKey> {
+    let first = values.next();
+    match values.next() {
+        Some(_) => Err(NoKey::Twice(format!("{what} {name}"))),
+        None => Ok(first),
+    }
+}
+
+/// The values of all cookies of this name.
+fn cookies<'a>(request: &'a impl Request, name: &'a str) -> impl Iterator<Item = &'a [u8]> {
+    let pairs = request.header("cookie").flat_map(|line| line.split(|byte| *byte == b';'));
+    pairs.filter_map(move |pair| {
+        let at = pair.iter().position(|byte| *byte == b'=')?;
+        (pair[..at].trim_ascii() == name.as_bytes()).then(|| pair[at + 1..].trim_ascii())
+    })
+}
+
+/// The scheme of credentials is case-insensitive, and any number of spaces follows it: `bearer  k` is `Bearer k`.
+fn header_value<'a>(name: &str, value: &'a [u8]) -> Cow<'a, [u8]> {
+    let is_credentials = matches!(name, "authorization" | "proxy-authorization");
+    match value.iter().position(u8::is_ascii_whitespace).filter(|_| is_credentials) {
+        Some(end) => {
+            let scheme = value[..end].to_ascii_lowercase();
+            [&scheme, b" ".as_slice(), value[end..].trim_ascii_start()].concat().into()
+        }
+        None => value.into(),
+    }
+}
+
+/// The value as servers decode it: without its quotes and the backslashes between them, and without escapes. A plus
+/// sign stays a plus sign.
+fn cookie_value(value: &[u8]) -> Cow<'_, [u8]> {
+    match value.strip_prefix(b"\"").and_then(|rest| rest.strip_suffix(b"\"")) {
+        Some(quoted) if quoted.contains(&b'\\') => {
+            unescaped(&without_backslashes(quoted), b'+').into_owned().into()
+        }
+        Some(quoted) => unescaped(quoted, b'+'),
+        None => unescaped(value, b'+'),
+    }
+}
+
+/// `\101` is `A` and `\"` is a quote, as in Python.
+fn without_backslashes(quoted: &[u8]) -> Vec<u8> {
+    let mut plain = Vec::with_capacity(quoted.len());
+    let mut rest = quoted;
+    while let Some((first, behind)) = rest.split_first() {
+        rest = match (first, behind) {
+            (b'\\', [a @ b'0'..=b'3', b @ b'0'..=b'7', c @ b'0'..=b'7', behind @ ..]) => {
+                plain.push((a - b'0') << 6 | (b - b'0') << 3 | (c - b'0'));
+                behind
+            }
+            (b'\\', [byte, behind @ ..]) => {
+                plain.push(*byte);
+                behind
+            }
+            (byte, behind) => {
+                plain.push(*byte);
+                behind
+            }
+        };
+    }
+    plain
+}
+
+/// The decoded values of all parameters of this name: differently escaped values are equal.
+fn parameters<'a>(query: &'a str, name: &'a str) -> impl Iterator<Item = Cow<'a, [u8]>> {
+    query.split('&').filter_map(move |pair| {
+        let (its_name, value) = pair.split_once('=').unwrap_or((pair, ""));
+        let is_it = *unescaped(its_name.as_bytes(), b' ') == *name.as_bytes();
+        is_it.then(|| unescaped(value.as_bytes(), b' '))
+    })
+}
+
+/// Decodes percent escapes, and replaces each `+` by `plus`.
+fn unescaped(bytes: &[u8], plus: u8) -> Cow<'_, [u8]> {
+    if !bytes.iter().any(|byte| matches!(byte, b'%' | b'+')) {
+        return bytes.into();
+    }
+    let mut plain = Vec::with_capacity(bytes.len());
+    let mut at = 0;
+    while at < bytes.len() {
+        let digit = |byte: Option<&u8>| byte.and_then(|byte| char::from(*byte).to_digit(16));
+        match (bytes[at], digit(bytes.get(at + 1)), digit(bytes.get(at + 2))) {
+            // Two hexadecimal digits fit a byte.
+            (b'%', Some(high), Some(low)) => {
+                plain.push((high * 16 + low) as u8);
+                at += 2;
+            }
+            (b'+', ..) => plain.push(plus),
+            (byte, ..) => plain.push(byte),
+        }
+        at += 1;
+    }
+    plain.into()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
+
+    use super::*;
+
+    /// Values in requests are trimmed of ASCII white space only, so a value with other white space is a different
+    /// key.
+    #[test]
+    fn values_are_trimmed_of_ascii_white_space_only() {
+        let key = Key::of(Part::header("x-user"));
+        let written = |value: &str| {
+            let mut text = Vec::new();
+            key.write_values(&[value], &mut text).unwrap();
+            text
+        };
+        assert_eq!(written(" ann\t"), written("ann"));
+        assert_ne!(written("\u{a0}ann"), written("ann"));
+        assert_ne!(written("ann\u{2003}"), written("ann"));
+    }
+}

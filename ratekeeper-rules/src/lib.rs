@@ -1,0 +1,24 @@
+//! Rules: how a request is turned into keys and charges, and how decisions are turned into a response.
+//!
+//! Everything here is a pure function of text and decisions. `ratekeeper-config` builds these types from a
+//! configuration; `ratekeeper`'s middleware and the server's APIs apply them to requests.
+//!
+//! | module | purpose |
+//! |---|---|
+//! | [`client`] | the client's address behind proxies |
+//! | [`path`] | normalised paths and path patterns |
+//! | [`key`] | whose budget a request uses |
+//! | [`when`] | which requests a rule applies to |
+//! | [`rule`] | what a request is charged, by all rules |
+//! | [`slots`] | concurrency limits: requests in flight per key |
+//! | [`answer`] | rate limit headers, and status and body of a denial |
+//! | [`request`] | the parts of a request that rules read |
+
+pub mod answer;
+pub mod client;
+pub mod key;
+pub mod path;
+pub mod request;
+pub mod rule;
+pub mod slots;
+pub mod when;

@@ -1,0 +1,145 @@
+//! Path normalisation and path patterns.
+//!
+//! `/login`, `//login`, `/x/../login`, `/%6Cogin` and `/login;a=b` reach the same handler in one server or another. A
+//! limit that compares raw text is bypassed by a different form of the path, so a path is normalised before it is
+//! compared or becomes part of a key:
+//!
+//! ```
+//! use ratekeeper_rules::path::{Pattern, PathNormalization, normalise};
+//!
+//! let spelling = PathNormalization::default();
+//! let pattern = Pattern::parse("/users/{id}/**").unwrap();
+//! let path = normalise("//x/../users/%37;a=b/posts", spelling).unwrap();
+//! assert_eq!(path, "/users/7/posts");
+//! assert!(pattern.matches(&path));
+//! assert_eq!(pattern.capture(&path, "id"), Some("7"));
+//! assert!(normalise("/users%2F7", spelling).is_err());
+//! ```
+//!
+//! **Forward what was matched.** The upstream may read a path in another way, and then a request is charged as one
+//! path and served as another. If the normalised path differs from the received one, forward the normalised path or
+//! reject the request. The only exception is `OPTIONS *`, which has no path and is forwarded unchanged.
+//!
+//! # The normal form
+//!
+//! A normalised path begins with `/`, is plain ASCII, and normalises to itself. The steps, from left to right:
+//!
+//! 1. Escapes (`%41`) of letters, digits and `- . _ ~` are decoded, once: `%2561` remains. Every other escape stays,
+//!    in upper case.
+//! 2. Characters that a path may not contain literally (spaces, quotes, `<>[]^{|}`, everything outside ASCII) are
+//!    escaped: `/é` and `/%C3%A9` are the same.
+//! 3. Parameters, from `;` to the end of a segment, are dropped. `%3B` is text.
+//! 4. Empty segments and `.` are dropped, and `..` is dropped with the segment before it; above the root is the root.
+//!    Empty segments are dropped first: `/a//../b` is `/b`. One trailing slash remains, also after a dot segment:
+//!    `/a/b/..` is `/a/`.
+//!
+//! The empty path and `*` (of `OPTIONS *`) are `/`, so that a limit on all paths applies to them, too. The empty path
+//! is also what remains of an authority (`CONNECT host:443`) that was split off. Any other text without a leading
+//! slash is not a path and is always rejected: an authority, `http://host/path`, `a/b`.
+
+mod matching;
+mod normal;
+mod pattern;
+mod pieces;
+mod template;
+
+use std::fmt;
+
+pub use normal::normalise;
+pub use pattern::{Pattern, PatternError};
+pub use template::Template;
+
+/// Which forms of a path are equal, beyond those that always are. Patterns and the paths they match need the same
+/// normalisation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct PathNormalization {
+    /// What to do with a path that servers read in different ways.
+    pub ambiguous: WhenAmbiguous,
+    /// `/Login` is `/login`, for case-insensitive servers. Uses Unicode lower case for each character, escaped or
+    /// not.
+    pub ignore_case: bool,
+    /// `/a/` is `/a`.
+    pub ignore_trailing_slash: bool,
+    /// `/%40me` is `/@me`: escapes of the delimiters that a path may contain literally, `! $ & ' ( ) * + , = : @`,
+    /// are decoded, too. RFC 3986 allows them to differ, but most servers do not distinguish them; there, a limit on
+    /// `/users/@me` or a key with a captured address needs this.
+    pub decode_delimiters: bool,
+}
+
+/// What to do with a path that servers read in different ways; [`Ambiguity`] lists these.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum WhenAmbiguous {
+    /// [`normalise`] fails, and the request is rejected with 400.
+    #[default]
+    Refuse,
+    /// Ambiguous characters are text, never separators: escapes stay, other characters are escaped, and `%` without
+    /// two hex digits becomes `%25`.
+    ///
+    /// For upstreams that do the same, for example those that read `group%2Fproject` as one name. In front of an
+    /// upstream that decodes `%2F` to a slash, this lets requests bypass their limits.
+    Keep,
+}
+
+/// Why a path is rejected, and where.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Ambiguous {
+    /// Byte offset from the start of the path.
+    pub at: usize,
+    /// What was found there.
+    pub what: Ambiguity,
+}
+
+/// What servers interpret in different ways.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Ambiguity {
+    /// `%2F`, which separates segments for servers that decode before they split.
+    EncodedSlash,
+    /// `%5C`, which the same servers decode to a backslash.
+    EncodedBackslash,
+    /// `%00`, at which servers written in C end the path.
+    EncodedNul,
+    /// `\`, which browsers and Windows treat as a slash.
+    Backslash,
+    /// A raw ASCII control character, which some servers drop and at which others stop.
+    Control,
+    /// `%` without two hex digits after it, which is text for some servers and an error for others.
+    BadEscape,
+    /// Escapes that are not UTF-8 when decoded, for example `%C0%AF`, an overlong slash.
+    NotUtf8,
+    /// A raw `?` or `#`: a query that was not cut off, or a fragment, at which some servers cut.
+    QueryOrFragment,
+    /// No leading slash: not a path, and rejected even under [`WhenAmbiguous::Keep`].
+    NoLeadingSlash,
+}
+
+impl fmt::Display for Ambiguity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Ambiguity::EncodedSlash => "an encoded slash",
+            Ambiguity::EncodedBackslash => "an encoded backslash",
+            Ambiguity::EncodedNul => "an encoded NUL",
+            Ambiguity::Backslash => "a backslash",
+            Ambiguity::Control => "a control character",
+            Ambiguity::BadEscape => "a percent sign without two hex digits",
+            Ambiguity::NotUtf8 => "escapes that are not UTF-8",
+            Ambiguity::QueryOrFragment => "a query or a fragment",
+            Ambiguity::NoLeadingSlash => "no slash in front",
+        })
+    }
+}
+
+impl fmt::Display for Ambiguous {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Contains nothing of the path itself, because this may end up in a response or a log.
+        write!(f, "the path has {} at byte {}", self.what, self.at)
+    }
+}
+
+impl std::error::Error for Ambiguous {}
+
+/// A segment of a normalised path, counted from 0: number 1 of `/users/7` is `7`. The empty text after a trailing
+/// slash is not a segment.
+pub fn segment(normalised: &str, index: usize) -> Option<&str> {
+    let segments = normalised.strip_prefix('/')?;
+    segments.split('/').nth(index).filter(|segment| !segment.is_empty())
+}

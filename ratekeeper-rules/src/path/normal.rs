@@ -1,0 +1,113 @@
+//! Path normalisation.
+
+use std::borrow::Cow;
+
+use super::pieces::{Pieces, is_plain};
+use super::{Ambiguity, Ambiguous, PathNormalization};
+
+/// The normalised path, as the [module](super) describes it. `path` is the received path, without the query.
+///
+/// Nothing is copied if the path is already normalised, or if its normalised form is a prefix of it. The work is
+/// linear in the length of the path. The result is at most three times as long; five times if case is ignored,
+/// because the lower case of a few characters has more bytes.
+///
+/// # Errors
+///
+/// [`Ambiguous`] names the first position that servers interpret in different ways, unless
+/// [`PathNormalization::ambiguous`] keeps these.
+pub fn normalise(path: &str, spelling: PathNormalization) -> Result<Cow<'_, str>, Ambiguous> {
+    if path.is_empty() || path == "*" {
+        return Ok(Cow::Borrowed("/"));
+    }
+    let Some(segments) = path.strip_prefix('/') else {
+        return Err(Ambiguous { at: 0, what: Ambiguity::NoLeadingSlash });
+    };
+    if is_normal_at_a_glance(path, spelling) {
+        return Ok(Cow::Borrowed(path));
+    }
+    let mut normal = Normal { path, same_bytes: 0, copy: None };
+    let mut at = 1;
+    let mut ends_with_slash = true;
+    for segment in segments.split('/') {
+        let (name, parameters) = segment.split_once(';').unwrap_or((segment, ""));
+        let before = normal.text().len();
+        normal.push("/");
+        for piece in Pieces::new(name, at, spelling) {
+            piece?.write(spelling, |text| normal.push(text));
+        }
+        // Parameters are dropped, but checked: a server that does not drop them reads them.
+        for piece in Pieces::new(parameters, at + name.len() + 1, spelling) {
+            piece?;
+        }
+        let written = normal.text().get(before + 1..).unwrap_or_default();
+        ends_with_slash = matches!(written, "" | "." | "..");
+        match written {
+            "" | "." => normal.truncate(before),
+            ".." => normal.truncate(normal.text()[..before].rfind('/').unwrap_or(0)),
+            _ => {}
+        }
+        at += segment.len() + 1;
+    }
+    if normal.text().is_empty() || (ends_with_slash && !spelling.ignore_trailing_slash) {
+        normal.push("/");
+    }
+    Ok(normal.finish())
+}
+
+/// Fast path: whether a path that begins with a slash is already normalised. True for most paths.
+fn is_normal_at_a_glance(path: &str, spelling: PathNormalization) -> bool {
+    let mut before = 0;
+    for byte in path.bytes() {
+        let is_fine = if before == b'/' {
+            is_plain(byte, spelling) && byte != b'.'
+        } else {
+            is_plain(byte, spelling) || byte == b'/'
+        };
+        if !is_fine {
+            return false;
+        }
+        before = byte;
+    }
+    !(spelling.ignore_trailing_slash && before == b'/')
+}
+
+/// A normalised path under construction, which needs no copy while it is a prefix of the path.
+struct Normal<'a> {
+    path: &'a str,
+    /// Length of the prefix that equals the text so far; unused once there is a copy.
+    same_bytes: usize,
+    copy: Option<String>,
+}
+
+impl<'a> Normal<'a> {
+    fn text(&self) -> &str {
+        self.copy.as_deref().unwrap_or(&self.path[..self.same_bytes])
+    }
+
+    fn push(&mut self, text: &str) {
+        match &mut self.copy {
+            Some(copy) => copy.push_str(text),
+            None if self.path[self.same_bytes..].starts_with(text) => self.same_bytes += text.len(),
+            None => {
+                let mut copy = String::with_capacity(self.path.len());
+                copy.push_str(&self.path[..self.same_bytes]);
+                copy.push_str(text);
+                self.copy = Some(copy);
+            }
+        }
+    }
+
+    fn truncate(&mut self, bytes: usize) {
+        match &mut self.copy {
+            Some(copy) => copy.truncate(bytes),
+            None => self.same_bytes = bytes,
+        }
+    }
+
+    fn finish(self) -> Cow<'a, str> {
+        match self.copy {
+            Some(copy) => Cow::Owned(copy),
+            None => Cow::Borrowed(&self.path[..self.same_bytes]),
+        }
+    }
+}

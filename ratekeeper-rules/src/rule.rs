@@ -1,0 +1,530 @@
+//! Rules: a limit with a key, conditions and policies.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::ops::Range;
+use std::time::Duration;
+
+use ipnet::IpNet;
+use ratekeeper_core::{FailurePolicy, Lease, Limit, LimitError, LogPolicy, WindowAlign};
+
+use crate::key::{Key, NoKey, WrongValues};
+use crate::path::{PathNormalization, PatternError};
+use crate::request::Request;
+use crate::when::{When, is_in};
+
+/// A limit with its key, conditions and policies.
+#[derive(Clone, Debug)]
+pub struct Rule {
+    /// The rule's name, which responses report.
+    pub name: String,
+    /// How much is allowed.
+    pub limit: Limit,
+    /// Whose budget a request uses.
+    pub key: Key,
+    /// What a request costs.
+    pub cost: Cost,
+    /// Which requests the rule applies to.
+    pub when: When,
+    /// Shadow: evaluated and reported, never enforced.
+    pub is_shadow: bool,
+    /// Other limits for some keys or requests; the first that fits applies.
+    pub overrides: Vec<Override>,
+    /// Clients and keys that the rule does not apply to.
+    pub allow: List,
+    /// Clients and keys that are always denied.
+    pub deny: List,
+    /// Bans keys that are denied often.
+    pub ban: Option<Ban>,
+    /// Decides while the store is unavailable; none uses the store's default.
+    pub failure: Option<FailurePolicy>,
+    /// How budget is leased.
+    pub lease: Option<Lease>,
+}
+
+impl Rule {
+    /// A rule with one budget for all requests and a cost of 1 each.
+    pub fn new(name: &str, limit: Limit) -> Rule {
+        Rule {
+            name: name.to_owned(),
+            limit,
+            key: Key::global(),
+            cost: Cost::Fixed(1),
+            when: When::default(),
+            is_shadow: false,
+            overrides: Vec::new(),
+            allow: List::default(),
+            deny: List::default(),
+            ban: None,
+            failure: None,
+            lease: None,
+        }
+    }
+
+    /// Sets whose budget a request uses.
+    #[must_use]
+    pub fn key(mut self, key: Key) -> Rule {
+        self.key = key;
+        self
+    }
+
+    /// Sets which requests the rule applies to.
+    #[must_use]
+    pub fn when(mut self, when: When) -> Rule {
+        self.when = when;
+        self
+    }
+
+    /// Sets what a request costs.
+    #[must_use]
+    pub fn cost(mut self, cost: Cost) -> Rule {
+        self.cost = cost;
+        self
+    }
+
+    /// Makes it a shadow rule: evaluated and reported, never enforced.
+    #[must_use]
+    pub fn shadow(mut self) -> Rule {
+        self.is_shadow = true;
+        self
+    }
+
+    /// The same rule with its patterns read for this path normalisation.
+    ///
+    /// # Errors
+    /// If a pattern contains text that never occurs in paths normalised this way.
+    pub fn spelt(mut self, spelling: PathNormalization) -> Result<Rule, PatternError> {
+        self.key = self.key.spelt(spelling)?;
+        let overrides = self.overrides.iter_mut().filter_map(|it| match &mut it.whose {
+            OverrideScope::When(when) => Some(when),
+            OverrideScope::Keys(_) => None,
+        });
+        for pattern in overrides.chain([&mut self.when]).flat_map(|when| &mut when.paths) {
+            *pattern = pattern.spelt(spelling)?;
+        }
+        Ok(self)
+    }
+}
+
+/// What a request costs: at least 1, because a request of cost 0 would never be denied.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Cost {
+    /// The same for every request.
+    Fixed(u32),
+    /// The number in a header; the largest if there are several lines.
+    Header {
+        /// Its name, in lower case.
+        name: String,
+        /// Cost if the header is missing or not a number.
+        otherwise: u32,
+        /// Upper bound; larger numbers are reduced to it.
+        most: u32,
+    },
+    /// By route name.
+    Routes {
+        /// Route names and costs.
+        costs: Vec<(String, u32)>,
+        /// Cost on all other routes.
+        otherwise: u32,
+    },
+}
+
+impl Cost {
+    fn of(&self, request: &impl Request) -> u32 {
+        let cost = match self {
+            Cost::Fixed(cost) => *cost,
+            Cost::Header { name, otherwise, most } => {
+                // A client may send its own line in addition to the one that a proxy adds.
+                let said =
+                    request.header(name).map(|value| number(value).map_or(*otherwise, |it| it.min(*most)));
+                said.max().unwrap_or(*otherwise)
+            }
+            Cost::Routes { costs, otherwise } => {
+                let cost = costs.iter().find(|(route, _)| route == request.route());
+                cost.map_or(*otherwise, |(_, cost)| *cost)
+            }
+        };
+        cost.max(1)
+    }
+}
+
+/// The number in a header value, if it is one; a number above `u32::MAX` becomes `u32::MAX`.
+fn number(value: &[u8]) -> Option<u32> {
+    let digits = value.trim_ascii();
+    if digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) {
+        return None;
+    }
+    Some(std::str::from_utf8(digits).ok()?.parse().unwrap_or(u32::MAX))
+}
+
+/// Another limit for some keys or requests.
+#[derive(Clone, Debug)]
+pub struct Override {
+    /// Where it applies.
+    pub whose: OverrideScope,
+    /// The limit; none means unlimited.
+    pub limit: Option<Limit>,
+}
+
+/// Where an [`Override`] applies.
+#[derive(Clone, Debug)]
+pub enum OverrideScope {
+    /// Keys with a single part, [by value](Key::is).
+    Keys(Vec<String>),
+    /// Requests that fit conditions, for example a token with `plan: gold`.
+    When(When),
+}
+
+/// A list of clients and keys.
+#[derive(Clone, Debug, Default)]
+pub struct List {
+    /// Networks of clients.
+    pub clients: Vec<IpNet>,
+    /// Keys with a single part, [by value](Key::is).
+    pub keys: Vec<String>,
+}
+
+impl List {
+    fn has_client(&self, request: &impl Request) -> bool {
+        is_in(&self.clients, request)
+    }
+
+    fn has_key(&self, key: &Key, written: &[u8]) -> bool {
+        self.keys.iter().any(|value| key.is(written, value))
+    }
+}
+
+/// Bans a key after a number of denials within a window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ban {
+    /// Denials that start a ban.
+    pub after: u32,
+    /// The window in which denials are counted.
+    pub within: Duration,
+    /// How long a ban lasts.
+    pub lasts: Duration,
+}
+
+/// All rules, with their limits numbered for a store.
+#[derive(Clone, Debug, Default)]
+pub struct Rules {
+    rules: Vec<Numbered>,
+    limits: Vec<KeptLimit>,
+}
+
+/// A rule and the indices of its limits.
+#[derive(Clone, Debug)]
+struct Numbered {
+    rule: Rule,
+    limit: usize,
+    /// The limit of each override, if it has one.
+    overrides: Vec<Option<usize>>,
+    ban: Option<BanLimits>,
+}
+
+/// A limit that a store keeps.
+#[derive(Clone, Debug)]
+pub struct KeptLimit {
+    /// The limit.
+    pub limit: Limit,
+    /// The unique name of the limit.
+    pub name: String,
+    /// The rule's failure policy.
+    pub failure: Option<FailurePolicy>,
+    /// The rule's lease.
+    pub lease: Option<Lease>,
+}
+
+/// Indices of the limits of a [`Ban`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BanLimits {
+    /// Counts denials: each charges 1.
+    pub denials: usize,
+    /// Charged 1 when a ban starts, and exhausted while it lasts.
+    pub ban: usize,
+}
+
+/// Rules that cannot be combined.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RulesError {
+    /// Two limits have the same name; the generated names of overrides and bans are included.
+    SameName(String),
+    /// A ban's parameters are out of range.
+    Ban(String, LimitError),
+}
+
+impl fmt::Display for RulesError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            RulesError::SameName(name) => write!(f, "two limits are called {name}; give one another name"),
+            RulesError::Ban(name, why) => write!(f, "the ban of {name} cannot be: {why}"),
+        }
+    }
+}
+
+impl std::error::Error for RulesError {}
+
+/// What a request is charged.
+#[derive(Clone, Debug, Default)]
+pub struct Asked {
+    /// The charges, in the order of the rules.
+    pub charges: Vec<Asking>,
+    /// Their keys, concatenated.
+    keys: Vec<u8>,
+}
+
+/// A charge of one rule.
+#[derive(Clone, Debug)]
+pub struct Asking {
+    /// Index of the rule.
+    pub rule: usize,
+    /// Index into [all limits](Rules::limits).
+    pub limit: usize,
+    /// Units to charge.
+    pub cost: u32,
+    /// The limits of the rule's ban.
+    pub ban: Option<BanLimits>,
+    key: Range<usize>,
+}
+
+impl Asked {
+    /// Removes all charges; the memory stays allocated.
+    pub fn clear(&mut self) {
+        self.charges.clear();
+        self.keys.clear();
+    }
+
+    /// The key of a charge.
+    pub fn key(&self, asking: &Asking) -> &[u8] {
+        &self.keys[asking.key.clone()]
+    }
+}
+
+/// The key of a check that is made without a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeyInput<'a> {
+    /// [The values](Key::write_values) of the rule's key, one for each part.
+    Values(&'a [&'a str]),
+    /// Opaque bytes that are the key.
+    Bytes(&'a [u8]),
+}
+
+/// Why a check without a request is not charged.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum KeyError {
+    /// The rule does not exist.
+    NoRule,
+    /// The values do not fit the rule's key.
+    Values(WrongValues),
+    /// The key is on the rule's deny list.
+    Denied,
+}
+
+impl fmt::Display for KeyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            KeyError::NoRule => write!(f, "there is no such limit"),
+            KeyError::Values(wrong) => write!(f, "{wrong}"),
+            KeyError::Denied => write!(f, "this key is on the limit's list of those that it always denies"),
+        }
+    }
+}
+
+impl std::error::Error for KeyError {}
+
+/// Why a request is denied or rejected before its limits are checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// The request is on a rule's deny list, or lacks a required part of the key.
+    Denied {
+        /// Index of the rule.
+        rule: usize,
+    },
+    /// The request's key is ambiguous.
+    Unclear(NoKey),
+}
+
+impl Rules {
+    /// Numbers the limits of the rules.
+    ///
+    /// # Errors
+    /// If two limits have the same name, because a store identifies limits by name, or a ban's parameters are out of
+    /// range.
+    pub fn new(rules: impl IntoIterator<Item = Rule>) -> Result<Rules, RulesError> {
+        let mut all = Rules::default();
+        for rule in rules {
+            let mut keep = |limit: &Limit, what: &str, lease: Option<Lease>| {
+                let name = if what.is_empty() { rule.name.clone() } else { format!("{}/{what}", rule.name) };
+                all.limits.push(KeptLimit { limit: limit.clone(), name, failure: rule.failure, lease });
+                all.limits.len() - 1
+            };
+            let limit = keep(&rule.limit, "", rule.lease);
+            let others = rule.overrides.iter().enumerate();
+            let overrides = others
+                .map(|(index, it)| Some(keep(it.limit.as_ref()?, &format!("override {index}"), rule.lease)))
+                .collect();
+            let ban = match rule.ban {
+                Some(ban) => {
+                    let wrong = |why| RulesError::Ban(rule.name.clone(), why);
+                    let denials = Limit::sliding_window_log(ban.after, ban.within, LogPolicy::Admitted);
+                    let lasting = Limit::fixed_window(1, ban.lasts, WindowAlign::FirstRequest);
+                    Some(BanLimits {
+                        denials: keep(&denials.map_err(wrong)?, "denials", None),
+                        ban: keep(&lasting.map_err(wrong)?, "ban", None),
+                    })
+                }
+                None => None,
+            };
+            all.rules.push(Numbered { rule, limit, overrides, ban });
+        }
+        let mut names = HashSet::new();
+        match all.limits.iter().find(|kept| !names.insert(&kept.name)) {
+            Some(twice) => Err(RulesError::SameName(twice.name.clone())),
+            None => Ok(all),
+        }
+    }
+
+    /// All limits, in the order in which a store must keep them.
+    pub fn limits(&self) -> &[KeptLimit] {
+        &self.limits
+    }
+
+    /// The rules, in order.
+    pub fn rules(&self) -> impl ExactSizeIterator<Item = &Rule> {
+        self.rules.iter().map(|numbered| &numbered.rule)
+    }
+
+    /// The rule with this index.
+    ///
+    /// # Panics
+    /// If the index is out of range; an index from [`Rules::ask`] never is.
+    pub fn rule(&self, number: usize) -> &Rule {
+        &self.rules[number].rule
+    }
+
+    /// What a request is charged by the rules with these indices. Duplicate and unknown indices are ignored.
+    ///
+    /// A rule's lists are checked in this order, and the first that contains the request decides: allowed clients,
+    /// denied clients, allowed keys, denied keys. An address is harder to forge than a key, so a client in a denied
+    /// network cannot get around it with an allowed key.
+    ///
+    /// # Errors
+    /// If the request is denied or rejected independently of its limits. Shadow rules never fail.
+    pub fn ask(
+        &self,
+        request: &impl Request,
+        numbers: impl IntoIterator<Item = usize>,
+    ) -> Result<Asked, Refused> {
+        let mut asked = Asked::default();
+        self.ask_into(&mut asked, request, numbers).map(|()| asked)
+    }
+
+    /// Adds the charge of one rule for a check without a request, and returns its index in the charges; none if the
+    /// rule does not apply to the key. If the same key of the same limit is charged already, its cost is increased.
+    /// Overrides with conditions on requests are ignored.
+    ///
+    /// # Errors
+    /// If the rule does not exist, the values do not fit its key, or the key is on the rule's deny list.
+    pub fn ask_by_name(
+        &self,
+        asked: &mut Asked,
+        number: usize,
+        whose: KeyInput<'_>,
+        more: u32,
+    ) -> Result<Option<usize>, KeyError> {
+        let numbered = self.rules.get(number).ok_or(KeyError::NoRule)?;
+        let start = asked.keys.len();
+        match whose {
+            KeyInput::Values(values) => {
+                numbered.rule.key.write_values(values, &mut asked.keys).map_err(KeyError::Values)?;
+            }
+            KeyInput::Bytes(bytes) => asked.keys.extend(bytes),
+        }
+        let limit = numbered.limit_of(&asked.keys[start..], |_| false).map_err(|_| KeyError::Denied);
+        let Ok(Some(limit)) = limit else {
+            asked.keys.truncate(start);
+            return limit.map(|_| None);
+        };
+        let key = start..asked.keys.len();
+        let is_same = |it: &Asking| it.limit == limit && asked.key(it) == &asked.keys[key.clone()];
+        if let Some(same) = asked.charges.iter().position(is_same) {
+            asked.keys.truncate(start);
+            let cost = &mut asked.charges[same].cost;
+            *cost = cost.saturating_add(more);
+            return Ok(Some(same));
+        }
+        asked.charges.push(Asking { rule: number, limit, cost: more, ban: numbered.ban, key });
+        Ok(Some(asked.charges.len() - 1))
+    }
+
+    /// Like [`Rules::ask`], but reuses the memory of `asked`, so that nothing is allocated.
+    ///
+    /// # Errors
+    /// If the request is denied or rejected independently of its limits. The contents of `asked` are then
+    /// unspecified.
+    pub fn ask_into(
+        &self,
+        asked: &mut Asked,
+        request: &impl Request,
+        numbers: impl IntoIterator<Item = usize>,
+    ) -> Result<(), Refused> {
+        asked.clear();
+        for number in numbers {
+            let Some(numbered) = self.rules.get(number) else { continue };
+            if asked.charges.iter().any(|asking| asking.rule == number) {
+                continue;
+            }
+            let start = asked.keys.len();
+            match numbered.charge(request, &mut asked.keys) {
+                Ok(Some(limit)) => asked.charges.push(Asking {
+                    rule: number,
+                    limit,
+                    cost: numbered.rule.cost.of(request),
+                    ban: numbered.ban,
+                    key: start..asked.keys.len(),
+                }),
+                Ok(None) => asked.keys.truncate(start),
+                Err(_) if numbered.rule.is_shadow => asked.keys.truncate(start),
+                Err(NoKey::Denied) => return Err(Refused::Denied { rule: number }),
+                Err(unclear) => return Err(Refused::Unclear(unclear)),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Numbered {
+    /// Returns the limit to charge, if any, and writes the key.
+    fn charge(&self, request: &impl Request, keys: &mut Vec<u8>) -> Result<Option<usize>, NoKey> {
+        let rule = &self.rule;
+        if !rule.when.fits(request) || rule.allow.has_client(request) {
+            return Ok(None);
+        }
+        // A shadow rule still charges requests that it would deny.
+        if rule.deny.has_client(request) && !rule.is_shadow {
+            return Err(NoKey::Denied);
+        }
+        let start = keys.len();
+        match rule.key.write(request, keys) {
+            Err(NoKey::Skipped) => return Ok(None),
+            written => written?,
+        }
+        self.limit_of(&keys[start..], |when| when.fits(request))
+    }
+
+    /// Returns the limit to charge for a key, if any, by the rule's lists and overrides.
+    fn limit_of(&self, written: &[u8], fits: impl Fn(&When) -> bool) -> Result<Option<usize>, NoKey> {
+        let Numbered { rule, limit, overrides, .. } = self;
+        if rule.allow.has_key(&rule.key, written) {
+            return Ok(None);
+        }
+        if rule.deny.has_key(&rule.key, written) && !rule.is_shadow {
+            return Err(NoKey::Denied);
+        }
+        let fitting = rule.overrides.iter().position(|it| match &it.whose {
+            OverrideScope::Keys(keys) => keys.iter().any(|value| rule.key.is(written, value)),
+            OverrideScope::When(when) => fits(when),
+        });
+        Ok(fitting.map_or(Some(*limit), |index| overrides[index]))
+    }
+}

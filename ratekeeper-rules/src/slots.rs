@@ -1,0 +1,86 @@
+//! Concurrency limits: which requests they apply to, and whose permit a request takes.
+
+use crate::key::{Key, NoKey};
+use crate::path::{PathNormalization, PatternError};
+use crate::request::Request;
+use crate::when::When;
+
+/// A limit on the requests in flight of a key. A request takes a permit when it arrives and releases it when its
+/// response has ended.
+///
+/// ```
+/// use ratekeeper_rules::key::{Key, Part};
+/// use ratekeeper_rules::slots::Slots;
+///
+/// let slots = Slots::new("per-user", 20).key(Key::of(Part::header("X-User-Id")));
+/// assert_eq!((slots.most, slots.is_shadow), (20, false));
+/// ```
+#[derive(Clone, Debug)]
+pub struct Slots {
+    /// The limit's name, which responses report.
+    pub name: String,
+    /// Whose permits a request takes.
+    pub key: Key,
+    /// Which requests the limit applies to.
+    pub when: When,
+    /// Maximum requests in flight; 0 denies every request.
+    pub most: u32,
+    /// Shadow: evaluated and reported, never enforced.
+    pub is_shadow: bool,
+}
+
+impl Slots {
+    /// At most `most` requests in flight, over all clients.
+    pub fn new(name: &str, most: u32) -> Slots {
+        Slots { name: name.to_owned(), key: Key::global(), when: When::default(), most, is_shadow: false }
+    }
+
+    /// Sets whose permits a request takes.
+    #[must_use]
+    pub fn key(mut self, key: Key) -> Slots {
+        self.key = key;
+        self
+    }
+
+    /// Sets which requests the limit applies to.
+    #[must_use]
+    pub fn when(mut self, when: When) -> Slots {
+        self.when = when;
+        self
+    }
+
+    /// Makes it a shadow limit: evaluated and reported, never enforced.
+    #[must_use]
+    pub fn shadow(mut self) -> Slots {
+        self.is_shadow = true;
+        self
+    }
+
+    /// The same limit with its patterns read for this path normalisation.
+    ///
+    /// # Errors
+    /// If a pattern contains text that never occurs in paths normalised this way.
+    pub fn spelt(mut self, spelling: PathNormalization) -> Result<Slots, PatternError> {
+        self.key = self.key.spelt(spelling)?;
+        for pattern in &mut self.when.paths {
+            *pattern = pattern.spelt(spelling)?;
+        }
+        Ok(self)
+    }
+
+    /// Appends the key whose permit a request takes to `text`, and returns whether the limit applies.
+    ///
+    /// # Errors
+    /// If the request has no key and the limit requires one; `text` is then unchanged. A shadow limit never fails.
+    pub fn ask(&self, request: &impl Request, text: &mut Vec<u8>) -> Result<bool, NoKey> {
+        if !self.when.fits(request) {
+            return Ok(false);
+        }
+        match self.key.write(request, text) {
+            Ok(()) => Ok(true),
+            Err(NoKey::Skipped) => Ok(false),
+            Err(_) if self.is_shadow => Ok(false),
+            Err(why) => Err(why),
+        }
+    }
+}

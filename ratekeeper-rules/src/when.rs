@@ -1,0 +1,88 @@
+//! Conditions: which requests a rule applies to.
+
+use ipnet::IpNet;
+
+use crate::client::{canonical, canonical_network};
+use crate::path::Pattern;
+use crate::request::{Request, host_name};
+
+/// The conditions of a rule. A request must fit all that are set; of several values in one condition, one must fit.
+/// An empty condition fits every request.
+#[derive(Clone, Debug, Default)]
+pub struct When {
+    /// Methods, case-insensitive.
+    pub methods: Vec<String>,
+    /// Path patterns.
+    pub paths: Vec<Pattern>,
+    /// Hosts, case-insensitive and without ports; `*.example.com` is every name below it, but not itself.
+    pub hosts: Vec<String>,
+    /// Headers, by name in lower case; all must fit.
+    pub headers: Vec<(String, Wanted)>,
+    /// Claims of a verified token; all must fit.
+    pub claims: Vec<(String, Wanted)>,
+    /// Networks that contain the client.
+    pub clients: Vec<IpNet>,
+}
+
+/// The condition on a header or a claim.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    /// It is present.
+    Present,
+    /// It is absent.
+    Absent,
+    /// It has one of these values. If a header has several lines, one is enough.
+    OneOf(Vec<String>),
+}
+
+impl Wanted {
+    fn fits<'a>(&self, mut values: impl Iterator<Item = &'a [u8]>) -> bool {
+        match self {
+            Wanted::Present => values.next().is_some(),
+            Wanted::Absent => values.next().is_none(),
+            Wanted::OneOf(wanted) => {
+                values.any(|value| wanted.iter().any(|wanted| wanted.as_bytes() == value.trim_ascii()))
+            }
+        }
+    }
+}
+
+impl When {
+    /// Whether the rule applies to a request.
+    pub fn fits(&self, request: &impl Request) -> bool {
+        let is_method = |method: &String| method.eq_ignore_ascii_case(request.method());
+        (self.methods.is_empty() || self.methods.iter().any(is_method))
+            && (self.paths.is_empty() || self.paths.iter().any(|it| it.matches(request.path())))
+            && (self.hosts.is_empty() || self.hosts.iter().any(|it| is_host(it, request.host())))
+            && (self.clients.is_empty() || is_in(&self.clients, request))
+            && self.headers.iter().all(|(name, wanted)| wanted.fits(request.header(name)))
+            && self
+                .claims
+                .iter()
+                .all(|(name, wanted)| wanted.fits(request.claim(name).map(str::as_bytes).into_iter()))
+    }
+}
+
+/// Whether a request's client is in one of the networks.
+pub(crate) fn is_in(networks: &[IpNet], request: &impl Request) -> bool {
+    // Without networks, the client's address is not needed: it takes work to find, and may be missing.
+    if networks.is_empty() {
+        return false;
+    }
+    let client = canonical(request.client());
+    networks.iter().any(|network| canonical_network(*network).contains(&client))
+}
+
+fn is_host(pattern: &str, host: &str) -> bool {
+    let (pattern, host) = (host_name(pattern), host_name(host));
+    match pattern.strip_prefix("*.") {
+        Some(domain) => {
+            let below = host.len().checked_sub(domain.len() + 1).filter(|length| *length > 0);
+            below.is_some_and(|length| {
+                let end = &host.as_bytes()[length..];
+                end[0] == b'.' && end[1..].eq_ignore_ascii_case(domain.as_bytes())
+            })
+        }
+        None => host.eq_ignore_ascii_case(pattern),
+    }
+}

@@ -1,0 +1,184 @@
+//! The rows of `paths.txt`: paths with their normalised form, and which patterns match them.
+
+use std::borrow::Cow;
+
+use ratekeeper_rules::path::{PathNormalization, Pattern, WhenAmbiguous, normalise, segment};
+
+/// A parsed row of the file.
+struct Row {
+    /// Line number in the file, from 1.
+    line: usize,
+    spelling: PathNormalization,
+    columns: Vec<String>,
+}
+
+/// The rows of one section of the file: 0 normalisation, 1 matches, 2 errors.
+fn rows(part: usize) -> Vec<Row> {
+    let mut parts_begun = 0;
+    let mut spelling = PathNormalization::default();
+    let mut rows = Vec::new();
+    for (index, line) in include_str!("paths.txt").lines().enumerate() {
+        let line_number = index + 1;
+        if line.is_empty() || line.starts_with("# ") || line == "#" {
+            continue;
+        }
+        if line.starts_with("== ") {
+            parts_begun += 1;
+        } else if let Some(words) = line.strip_prefix("with ") {
+            spelling = spelling_of(words);
+        } else if parts_begun == part + 1 {
+            let columns = line.split('|').map(|column| bytes_put_in(column.trim())).collect();
+            rows.push(Row { line: line_number, spelling, columns });
+        }
+    }
+    assert_eq!(parts_begun, 3, "a part of the file is missing");
+    rows
+}
+
+fn spelling_of(words: &str) -> PathNormalization {
+    let mut spelling = PathNormalization::default();
+    for word in words.split(' ') {
+        match word {
+            "keep" => spelling.ambiguous = WhenAmbiguous::Keep,
+            "ignore-case" => spelling.ignore_case = true,
+            "ignore-trailing-slash" => spelling.ignore_trailing_slash = true,
+            "decode-delimiters" => spelling.decode_delimiters = true,
+            _ => assert_eq!(word, "defaults", "`with {word}` is not known"),
+        }
+    }
+    spelling
+}
+
+/// Replaces `<0A>` by its character, and `<>` by the empty text.
+fn bytes_put_in(column: &str) -> String {
+    let mut text = String::new();
+    let mut left = column;
+    while let Some((before, after)) = left.split_once('<') {
+        let (hex, after) = after.split_once('>').expect("a `<` without `>`");
+        text.push_str(before);
+        if !hex.is_empty() {
+            text.push(char::from(u8::from_str_radix(hex, 16).expect("two hex digits")));
+        }
+        left = after;
+    }
+    text + left
+}
+
+#[test]
+fn every_path_normalises_as_in_its_row() {
+    let rows = rows(0);
+    assert!(rows.len() >= 150, "{} rows", rows.len());
+    for Row { line, spelling, columns } in rows {
+        let [path, expected] = columns.as_slice() else { panic!("line {line}: not two columns") };
+        let got = match normalise(path, spelling) {
+            Ok(normal) => normal.into_owned(),
+            Err(refused) => {
+                let message = refused.to_string();
+                assert!(message.contains(&refused.what.to_string()), "{message}");
+                format!("refused: {} at {}", refused.what, refused.at)
+            }
+        };
+        assert_eq!(got, *expected, "line {line}: {path:?}");
+        if !got.starts_with("refused") {
+            assert_eq!(normalise(&got, spelling).as_deref(), Ok(&*got), "line {line}: normal once more");
+        }
+    }
+}
+
+#[test]
+fn normalised_path_is_not_copied() {
+    let mut normal_already = 0;
+    for Row { line, spelling, columns } in rows(0) {
+        let path = &columns[0];
+        if *path == columns[1] {
+            let normal = normalise(path, spelling).unwrap();
+            assert!(matches!(normal, Cow::Borrowed(_)), "line {line}: {path:?}");
+            normal_already += 1;
+        }
+    }
+    assert!(normal_already >= 30, "{normal_already} rows");
+    // A path that only loses its end is not copied either.
+    for (path, normal) in [("/a;b", "/a"), ("/a/b/..", "/a/"), ("/a//", "/a/")] {
+        assert!(
+            matches!(normalise(path, PathNormalization::default()), Ok(Cow::Borrowed(text)) if text == normal)
+        );
+    }
+}
+
+#[test]
+fn every_pattern_matches_as_in_its_row() {
+    let rows = rows(1);
+    assert!(rows.len() >= 100, "{} rows", rows.len());
+    for Row { line, spelling, columns } in rows {
+        let [typed, path, expected] = columns.as_slice() else { panic!("line {line}: not three columns") };
+        let pattern =
+            Pattern::parse_with(typed, spelling).unwrap_or_else(|error| panic!("line {line}: {error}"));
+        let answer = |pattern: &Pattern| match normalise(path, spelling) {
+            Err(_) => "refused".to_owned(),
+            Ok(path) if !pattern.matches(&path) => {
+                assert!(pattern.names().all(|name| pattern.capture(&path, name).is_none()), "line {line}");
+                "no".to_owned()
+            }
+            Ok(path) => pattern.names().fold("yes".to_owned(), |answer, name| {
+                format!("{answer} {name}={}", pattern.capture(&path, name).unwrap())
+            }),
+        };
+        assert_eq!(answer(&pattern), *expected, "line {line}: {typed} on {path:?}");
+
+        let printed = pattern.to_string();
+        let again = Pattern::parse_with(&printed, spelling).unwrap();
+        assert_eq!(again, pattern, "line {line}: {typed} is printed as {printed}");
+    }
+}
+
+#[test]
+fn pattern_error_states_what_is_wrong_and_where() {
+    let rows = rows(2);
+    assert!(rows.len() >= 30, "{} rows", rows.len());
+    for Row { line, spelling, columns } in rows {
+        let [typed, at, what, instead] = columns.as_slice() else { panic!("line {line}: not four columns") };
+        let error = Pattern::parse_with(typed, spelling).expect_err(typed);
+        assert_eq!(error.at().to_string(), *at, "line {line}: {error}");
+        assert!(error.what().contains(what), "line {line}: {error}");
+        assert!(error.instead().contains(instead), "line {line}: {error}");
+        assert_eq!(error.to_string(), format!("at byte {at}: {}; {}", error.what(), error.instead()));
+    }
+}
+
+#[test]
+fn pattern_above_the_maximum_length_is_rejected() {
+    let longest = format!("/{}", "a".repeat(Pattern::BYTES_MAX - 1));
+    assert!(Pattern::parse(&longest).is_ok());
+    let error = Pattern::parse(&format!("{longest}a")).unwrap_err();
+    assert_eq!(error.what(), "the pattern is 1025 bytes long");
+}
+
+#[test]
+fn equivalent_patterns_are_equal_and_print_alike() {
+    for typed in ["/api/**/b/", "/%61pi/**/**/b/", "//api/x/../**;p/./b/.", "/api/**/b/{c}/.."] {
+        let pattern = Pattern::parse(typed).unwrap();
+        assert_eq!(pattern, Pattern::parse("/api/**/b/").unwrap(), "{typed}");
+        assert_eq!(pattern.to_string(), "/api/**/b/", "{typed}");
+    }
+    assert_ne!(Pattern::parse("/api/*/b").unwrap(), Pattern::parse("/api/{x}/b").unwrap());
+}
+
+#[test]
+fn names_are_listed_in_order_and_unknown_names_capture_nothing() {
+    let pattern = Pattern::parse("/{b}/x/{a}").unwrap();
+    assert_eq!(pattern.names().collect::<Vec<_>>(), ["b", "a"]);
+    assert_eq!(pattern.capture("/1/x/2", "c"), None);
+    // A path that is not normalised matches nothing.
+    assert!(!Pattern::parse("/**").unwrap().matches("a"));
+    assert!(!Pattern::parse("/**").unwrap().matches(""));
+}
+
+#[test]
+fn segments_are_counted_from_zero() {
+    assert_eq!(segment("/users/7/", 0), Some("users"));
+    assert_eq!(segment("/users/7/", 1), Some("7"));
+    assert_eq!(segment("/users/7/", 2), None);
+    assert_eq!(segment("/users/7/", 3), None);
+    assert_eq!(segment("/", 0), None);
+    assert_eq!(segment("users", 0), None);
+}

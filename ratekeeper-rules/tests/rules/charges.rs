@@ -1,0 +1,327 @@
+//! Charges: which limits a request is charged, and how much.
+
+use std::time::Duration;
+
+use ratekeeper_core::{FailurePolicy, Lease, Limit, LimitError, LogPolicy, WindowAlign};
+use ratekeeper_rules::client::parse_cidr;
+use ratekeeper_rules::key::{Key, KeyFallback, NoKey, Part};
+use ratekeeper_rules::rule::{
+    Ban, BanLimits, Cost, List, Override, OverrideScope, Refused, Rule, Rules, RulesError,
+};
+use ratekeeper_rules::when::{Wanted, When};
+
+use crate::rules::sent::{Sent, sent};
+
+fn limit(of: u32) -> Limit {
+    Limit::fixed_window(of, Duration::from_secs(60), WindowAlign::Clock).unwrap()
+}
+
+fn per_user(name: &str) -> Rule {
+    Rule::new(name, limit(10)).key(Key::of(Part::header("X-User")))
+}
+
+fn user(name: &str) -> Sent {
+    sent().header("x-user", name)
+}
+
+/// The indices of the limits that a request is charged, and the costs.
+fn charged(rules: &Rules, request: &Sent) -> Result<Vec<(usize, u32)>, Refused> {
+    let asked = rules.ask(request, 0..rules.rules().len())?;
+    Ok(asked.charges.iter().map(|asking| (asking.limit, asking.cost)).collect())
+}
+
+/// The size of the limit that one rule charges; 10 is the rule's own limit, others are overrides.
+fn limits_of(rule: &Rule, request: &Sent) -> Result<Option<u32>, Refused> {
+    let rules = Rules::new([rule.clone()]).unwrap();
+    let charges = charged(&rules, request)?;
+    assert!(charges.len() <= 1, "{charges:?}");
+    Ok(charges.first().map(|(number, _)| rules.limits()[*number].limit.limit()))
+}
+
+fn keys(keys: &[&str]) -> Vec<String> {
+    keys.iter().map(|key| (*key).to_owned()).collect()
+}
+
+fn list(clients: &[&str], names: &[&str]) -> List {
+    List { clients: clients.iter().map(|it| parse_cidr(it).unwrap()).collect(), keys: keys(names) }
+}
+
+const DENIED: Refused = Refused::Denied { rule: 0 };
+
+#[test]
+fn cost_is_at_least_one_and_header_costs_are_bounded() {
+    let by_header = |otherwise, most| Cost::Header { name: "x-cost".to_owned(), otherwise, most };
+    let cost = |cost: &Cost, request: &Sent| {
+        let rules = Rules::new([Rule::new("a", limit(10)).cost(cost.clone())]).unwrap();
+        charged(&rules, request).unwrap()[0].1
+    };
+    assert_eq!(cost(&Cost::Fixed(3), &sent()), 3);
+    assert_eq!(cost(&Cost::Fixed(0), &sent()), 1);
+
+    let usual = by_header(2, 100);
+    for (value, expected) in [
+        ("5", 5),
+        (" 7\t", 7),
+        ("007", 7),
+        ("100", 100),
+        ("101", 100),
+        ("4294967296", 100),
+        ("99999999999999999999999999999999999999999", 100),
+        ("0", 1),
+        ("000", 1),
+        ("", 2),
+        (" ", 2),
+        ("-5", 2),
+        ("+5", 2),
+        ("5.5", 2),
+        ("5,6", 2),
+        ("0x10", 2),
+        ("1e3", 2),
+        ("ten", 2),
+        ("٣", 2),
+    ] {
+        assert_eq!(cost(&usual, &sent().header("x-cost", value)), expected, "{value:?}");
+    }
+    assert_eq!(cost(&usual, &sent().header("x-cost", b"\xff5")), 2);
+    assert_eq!(cost(&usual, &sent()), 2, "no header");
+    assert_eq!(cost(&by_header(0, 100), &sent()), 1);
+    assert_eq!(cost(&by_header(2, 0), &sent().header("x-cost", "5")), 1);
+    assert_eq!(cost(&by_header(2, u32::MAX), &sent().header("x-cost", "4294967295")), u32::MAX);
+    // A client that adds another line does not lower its cost.
+    for lines in [["1", "50"], ["50", "1"], ["x", "50"], ["50", ""]] {
+        let request = lines.iter().fold(sent(), |request, line| request.header("x-cost", line));
+        assert_eq!(cost(&usual, &request), 50, "{lines:?}");
+    }
+
+    let by_route =
+        Cost::Routes { costs: vec![("upload".to_owned(), 10), ("free".to_owned(), 0)], otherwise: 3 };
+    for (route, expected) in [("upload", 10), ("free", 1), ("other", 3), ("", 3), ("Upload", 3)] {
+        assert_eq!(cost(&by_route, &sent().on_route(route)), expected, "{route}");
+    }
+}
+
+#[test]
+fn first_matching_override_applies() {
+    let gold = When { claims: vec![("plan".to_owned(), Wanted::OneOf(keys(&["gold"])))], ..When::default() };
+    let rule = Rule {
+        overrides: vec![
+            Override { whose: OverrideScope::Keys(keys(&["acme", "initech"])), limit: Some(limit(100)) },
+            Override { whose: OverrideScope::When(gold), limit: Some(limit(50)) },
+            Override { whose: OverrideScope::Keys(keys(&["acme", "root"])), limit: None },
+        ],
+        ..per_user("a")
+    };
+    for (request, expected) in [
+        (user("ann"), Some(10)),
+        (user("acme"), Some(100)),
+        (user("initech"), Some(100)),
+        (user("ann").claim("plan", "gold"), Some(50)),
+        (user("acme").claim("plan", "gold"), Some(100)),
+        (user("root").claim("plan", "gold"), Some(50)),
+        (user("root"), None),
+        (user("ACME"), Some(10)),
+        (sent(), Some(10)),
+        // Without the header the key is the address, which never matches a user name with the same bytes.
+        (sent().sent_by("97.99.109.101"), Some(10)),
+    ] {
+        assert_eq!(limits_of(&rule, &request), Ok(expected), "{request:?}");
+    }
+}
+
+#[test]
+fn address_overrides_match_any_form_or_network() {
+    let rule = Rule {
+        overrides: vec![
+            Override { whose: OverrideScope::Keys(keys(&["198.51.100.7"])), limit: Some(limit(100)) },
+            Override { whose: OverrideScope::Keys(keys(&["10.0.0.0/8", "2001:db8::1"])), limit: None },
+        ],
+        ..Rule::new("a", limit(10)).key(Key::of(Part::Ip))
+    };
+    for (client, expected) in [
+        ("203.0.113.7", Some(10)),
+        ("198.51.100.7", Some(100)),
+        ("::ffff:198.51.100.7", Some(100)),
+        ("10.9.8.7", None),
+        ("2001:db8::ffff", None),
+        ("2001:db8:0:1::1", Some(10)),
+    ] {
+        assert_eq!(limits_of(&rule, &sent().sent_by(client)), Ok(expected), "{client}");
+    }
+}
+
+#[test]
+fn client_lists_precede_key_lists_and_allow_precedes_deny() {
+    let rule = Rule {
+        allow: list(&["10.1.0.0/16"], &["root", "both"]),
+        deny: list(&["10.0.0.0/8", "6.6.6.6"], &["eve", "both"]),
+        ..per_user("a")
+    };
+    for (request, expected) in [
+        (user("ann"), Ok(Some(10))),
+        (user("root"), Ok(None)),
+        (user("eve"), Err(DENIED)),
+        (user("both"), Ok(None)),
+        (user("ann").sent_by("6.6.6.6"), Err(DENIED)),
+        (user("ann").sent_by("::ffff:6.6.6.6"), Err(DENIED)),
+        (user("ann").sent_by("10.2.0.1"), Err(DENIED)),
+        (user("ann").sent_by("10.1.0.1"), Ok(None)),
+        // An allowed client may use any key, and a denied one cannot get around it with an allowed key.
+        (user("eve").sent_by("10.1.0.1"), Ok(None)),
+        (user("root").sent_by("6.6.6.6"), Err(DENIED)),
+        // The client lists apply even to a request without a valid key.
+        (user("a").header("x-user", "b").sent_by("6.6.6.6"), Err(DENIED)),
+        (user("a").header("x-user", "b").sent_by("10.1.0.1"), Ok(None)),
+    ] {
+        assert_eq!(limits_of(&rule, &request), expected, "{request:?}");
+    }
+}
+
+#[test]
+fn lists_apply_only_where_the_rule_applies() {
+    let posts = When { methods: keys(&["POST"]), ..When::default() };
+    let rule = Rule { deny: list(&["6.6.6.6"], &["eve"]), ..per_user("a") }.when(posts);
+    let request = user("eve").sent_by("6.6.6.6");
+    assert_eq!(limits_of(&rule, &request), Ok(None));
+    assert_eq!(limits_of(&rule, &request.with_method("POST")), Err(DENIED));
+}
+
+#[test]
+fn request_without_a_key_is_denied_skipped_or_rejected() {
+    let with = |otherwise| Rule::new("a", limit(10)).key(Key::of(Part::header("X-User")).fallback(otherwise));
+    assert_eq!(limits_of(&with(KeyFallback::Deny), &sent()), Err(DENIED));
+    assert_eq!(limits_of(&with(KeyFallback::Skip), &sent()), Ok(None));
+    let twice = user("a").header("x-user", "b");
+    let unclear = Refused::Unclear(NoKey::Twice("header x-user".to_owned()));
+    assert_eq!(limits_of(&with(KeyFallback::Skip), &twice), Err(unclear));
+    // Denied clients are denied even if the request has no key and the rule would be skipped.
+    let rule = Rule { deny: list(&["6.6.6.6"], &[]), ..with(KeyFallback::Skip) };
+    assert_eq!(limits_of(&rule, &sent().sent_by("6.6.6.6")), Err(DENIED));
+}
+
+#[test]
+fn shadow_rule_charges_and_never_denies() {
+    let deny = list(&["6.6.6.6"], &["eve"]);
+    let strict = Key::of(Part::header("X-User")).fallback(KeyFallback::Deny);
+    let shadow = Rule { deny, ..Rule::new("a", limit(10)).key(strict).shadow() };
+    for (request, expected) in [
+        (user("ann"), Some(10)),
+        (user("eve"), Some(10)),
+        (user("ann").sent_by("6.6.6.6"), Some(10)),
+        (sent(), None),
+        (user("a").header("x-user", "b"), None),
+    ] {
+        assert_eq!(limits_of(&shadow, &request), Ok(expected), "{request:?}");
+    }
+    // Later rules are still checked, and the key of the omitted charge is removed.
+    let rules = Rules::new([shadow, per_user("b")]).unwrap();
+    let asked = rules.ask(&sent(), [0, 1]).unwrap();
+    assert_eq!(asked.charges.len(), 1);
+    let mut key = Vec::new();
+    per_user("b").key.write(&sent(), &mut key).unwrap();
+    assert_eq!(asked.key(&asked.charges[0]), key);
+}
+
+#[test]
+fn all_rules_charge_and_each_charge_has_its_key() {
+    let posts = When { methods: keys(&["POST"]), ..When::default() };
+    let rules = Rules::new([
+        Rule::new("all", limit(10)),
+        per_user("users"),
+        Rule::new("posts", limit(10)).when(posts).cost(Cost::Fixed(5)),
+        Rule::new("clients", limit(10)).key(Key::of(Part::Ip)),
+    ])
+    .unwrap();
+    assert_eq!(charged(&rules, &user("ann")), Ok(vec![(0, 1), (1, 1), (3, 1)]));
+    let post = user("ann").with_method("POST");
+    assert_eq!(charged(&rules, &post), Ok(vec![(0, 1), (1, 1), (2, 5), (3, 1)]));
+    let asked = rules.ask(&post, 0..4).unwrap();
+    for asking in &asked.charges {
+        let mut expected = Vec::new();
+        rules.rule(asking.rule).key.write(&post, &mut expected).unwrap();
+        assert_eq!(asked.key(asking), expected, "{}", rules.rule(asking.rule).name);
+    }
+}
+
+#[test]
+fn rules_are_selected_by_index_and_charged_once() {
+    let rules = Rules::new([per_user("a"), per_user("b"), per_user("c")]).unwrap();
+    let asked = |numbers: &[usize]| {
+        let asked = rules.ask(&user("ann"), numbers.iter().copied()).unwrap();
+        asked.charges.iter().map(|asking| asking.rule).collect::<Vec<_>>()
+    };
+    assert_eq!(asked(&[2, 0]), [2, 0]);
+    assert_eq!(asked(&[]), [0; 0]);
+    // A store rejects a check that charges one limit twice, and then nothing would be limited.
+    assert_eq!(asked(&[1, 1, 0, 1]), [1, 0]);
+    assert_eq!(asked(&[7, 1, usize::MAX]), [1]);
+}
+
+#[test]
+fn limits_of_rules_overrides_and_bans_are_numbered_in_order() {
+    let ban = Ban { after: 5, within: Duration::from_secs(60), lasts: Duration::from_secs(3_600) };
+    let (failure, lease) = (Some(FailurePolicy::Closed), Some(Lease::of(3)));
+    let first = Rule {
+        overrides: vec![
+            Override { whose: OverrideScope::Keys(keys(&["a"])), limit: Some(limit(20)) },
+            Override { whose: OverrideScope::Keys(keys(&["b"])), limit: None },
+            Override { whose: OverrideScope::Keys(keys(&["c"])), limit: Some(limit(30)) },
+        ],
+        ban: Some(ban),
+        failure,
+        lease,
+        ..per_user("first")
+    };
+    let second = Rule { ban: Some(ban), ..per_user("second") };
+    let rules = Rules::new([first, second]).unwrap();
+
+    let denials = Limit::sliding_window_log(5, Duration::from_secs(60), LogPolicy::Admitted).unwrap();
+    let lasting = Limit::fixed_window(1, Duration::from_secs(3_600), WindowAlign::FirstRequest).unwrap();
+    let expected = [
+        ("first", limit(10), failure, lease),
+        ("first/override 0", limit(20), failure, lease),
+        ("first/override 2", limit(30), failure, lease),
+        // Denials are counted exactly, so they are never leased.
+        ("first/denials", denials.clone(), failure, None),
+        ("first/ban", lasting.clone(), failure, None),
+        ("second", limit(10), None, None),
+        ("second/denials", denials, None, None),
+        ("second/ban", lasting, None, None),
+    ];
+    assert_eq!(rules.limits().len(), expected.len());
+    for (kept, (name, limit, failure, lease)) in rules.limits().iter().zip(expected) {
+        assert_eq!((kept.name.as_str(), &kept.limit), (name, &limit));
+        assert_eq!((kept.failure, kept.lease), (failure, lease), "{name}");
+    }
+
+    let asked = rules.ask(&user("c"), [0, 1]).unwrap();
+    let charges: Vec<_> = asked.charges.iter().map(|asking| (asking.limit, asking.ban)).collect();
+    let first_ban = BanLimits { denials: 3, ban: 4 };
+    assert_eq!(charges, [(2, Some(first_ban)), (5, Some(BanLimits { denials: 6, ban: 7 }))]);
+    let asked = rules.ask(&user("b"), [0]).unwrap();
+    assert!(asked.charges.is_empty(), "no limit, no ban");
+}
+
+#[test]
+fn conflicting_rules_are_rejected() {
+    let same = |name: &str| Some(RulesError::SameName(name.to_owned()));
+    assert_eq!(Rules::new([per_user("a"), per_user("b"), per_user("a")]).err(), same("a"));
+    assert_eq!(Rules::new([per_user("a"), per_user("A")]).err(), None);
+    // A store identifies limits by name, so it would keep both under one name.
+    let ban = Ban { after: 5, within: Duration::from_secs(60), lasts: Duration::from_secs(60) };
+    let banning = Rule { ban: Some(ban), ..per_user("a") };
+    assert_eq!(Rules::new([banning.clone(), per_user("a/ban")]).err(), same("a/ban"));
+    assert_eq!(Rules::new([per_user("a/denials"), banning]).err(), same("a/denials"));
+
+    for (ban, why) in [
+        (Ban { after: 0, ..ban }, LimitError::Zero("limit")),
+        (Ban { within: Duration::ZERO, ..ban }, LimitError::WindowOutOfRange(Duration::ZERO)),
+        (Ban { lasts: Duration::ZERO, ..ban }, LimitError::WindowOutOfRange(Duration::ZERO)),
+        (Ban { lasts: Duration::MAX, ..ban }, LimitError::WindowOutOfRange(Duration::MAX)),
+    ] {
+        let error = Rules::new([Rule { ban: Some(ban), ..per_user("a") }]).err();
+        assert_eq!(error, Some(RulesError::Ban("a".to_owned(), why)), "{ban:?}");
+    }
+    let told = RulesError::SameName("a".to_owned()).to_string();
+    assert_eq!(told, "two limits are called a; give one another name");
+    assert!(Rules::new([]).unwrap().limits().is_empty());
+}

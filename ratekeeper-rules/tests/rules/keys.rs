@@ -1,0 +1,376 @@
+//! Keys: whose budget a request uses.
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use ratekeeper_rules::client::Grouping;
+use ratekeeper_rules::key::{Key, KeyFallback, NoKey, Part};
+use ratekeeper_rules::path::Pattern;
+
+use crate::property::check_at_least;
+use crate::rules::key_property;
+use crate::rules::sent::{Sent, sent};
+
+fn key_of(key: &Key, request: &Sent) -> Result<Vec<u8>, NoKey> {
+    let mut text = Vec::new();
+    key.write(request, &mut text).map(|()| text)
+}
+
+fn header() -> Part {
+    Part::header("X-User")
+}
+
+fn cookie() -> Part {
+    Part::Cookie("session".to_owned())
+}
+
+fn query() -> Part {
+    Part::Query("api key".to_owned())
+}
+
+fn captures(pattern: &str) -> Part {
+    Part::Path(Pattern::parse(pattern).unwrap())
+}
+
+/// The name of a part, the part, requests that have it, each with its value as text, and requests that do not.
+type Row = (&'static str, Part, Vec<(&'static str, Sent)>, Vec<Sent>);
+
+/// A row for each part.
+fn table() -> Vec<Row> {
+    let user = |value: &str| sent().header("x-user", value);
+    let cookies = |line: &str| sent().header("cookie", line);
+    let path = |path: &str| sent().target(path);
+    vec![
+        (
+            "ip",
+            Part::Ip,
+            vec![
+                ("203.0.113.7", sent()),
+                ("1.2.3.4", sent().sent_by("1.2.3.4")),
+                ("1.2.3.4", sent().sent_by("::ffff:1.2.3.4")),
+                ("1.2.3.4", sent().sent_by("64:ff9b::1.2.3.4")),
+                ("2001:db8::", sent().sent_by("2001:db8::1")),
+                ("2001:db8::", sent().sent_by("2001:db8::ffff:2")),
+                ("2001:db8:0:1::", sent().sent_by("2001:db8:0:1::1")),
+            ],
+            vec![],
+        ),
+        (
+            "header",
+            header(),
+            vec![("ann", user("ann")), ("ann", user(" ann\t")), ("Ann", user("Ann")), ("a, b", user("a, b"))],
+            vec![sent(), user(""), user(" \t"), sent().header("x-user-id", "ann")],
+        ),
+        (
+            "credentials",
+            Part::header("Authorization"),
+            vec![
+                ("Bearer Ann", sent().header("authorization", "Bearer Ann")),
+                ("Bearer Ann", sent().header("authorization", " bEARER \t Ann ")),
+                ("Bearer ann", sent().header("authorization", "Bearer ann")),
+                ("Ann", sent().header("authorization", "Ann")),
+                ("ann", sent().header("authorization", "ann")),
+            ],
+            vec![sent(), user("ann"), sent().header("authorization", " ")],
+        ),
+        (
+            "cookie",
+            cookie(),
+            vec![
+                ("ann", cookies("session=ann")),
+                ("ann", cookies("session=\"ann\"")),
+                ("ann", cookies("session=%61n%6E")),
+                ("ann", cookies("session=\"%61nn\"")),
+                ("ann", cookies(r#"session="\141\n\156""#)),
+                ("a+b", cookies("session=a+b")),
+                ("a+b", cookies("session=a%2bb")),
+                ("a\"b", cookies("session=a\"b")),
+                ("a\"b", cookies(r#"session="a\"b""#)),
+                (r"\141\", cookies(r"session=\141\")),
+                (r"9\", cookies(r#"session="\9\\""#)),
+                ("ann", cookies("a=b;session = ann ; c=d")),
+                ("ann", sent().header("cookie", "a=b").header("cookie", "session=ann")),
+                ("a=b", cookies("session=a=b")),
+                ("Ann", cookies("session=Ann; Session=bob; xsession=eve; session")),
+            ],
+            vec![
+                sent(),
+                cookies("session="),
+                cookies("session=\"\""),
+                cookies("session"),
+                cookies(""),
+                cookies("SESSION=ann;=ann;;"),
+            ],
+        ),
+        (
+            "query",
+            query(),
+            vec![
+                ("ann", path("/?api%20key=ann")),
+                ("ann", path("/?a=b&api+key=%61n%6E&c")),
+                ("a b", path("/?api+key=a+b")),
+                ("a b", path("/?api%20key=a%20b")),
+                ("a+b", path("/?api+key=a%2Bb")),
+                ("%zz%", path("/?api+key=%zz%")),
+                ("%zz%", path("/?api+key=%25zz%25")),
+                ("a=b", path("/?api+key=a=b")),
+            ],
+            vec![sent(), path("/?api+key="), path("/?api+key"), path("/?API+KEY=ann"), path("/?&&=ann&")],
+        ),
+        (
+            "segment",
+            Part::Segment(2),
+            vec![("7", path("/users/7")), ("7", path("/users/7/posts")), ("7", path("//users/./%37;a=b/"))],
+            vec![sent(), path("/users"), path("/users/")],
+        ),
+        (
+            "path",
+            captures("/users/{id}/**"),
+            vec![("7", path("/users/7")), ("7", path("/users/7/posts")), ("8", path("/users/8"))],
+            vec![sent(), path("/users/"), path("/groups/7")],
+        ),
+        (
+            "path of two",
+            captures("/{org}/repos/{repo}"),
+            vec![("a/b", path("/a/repos/b")), ("b/a", path("/b/repos/a"))],
+            vec![sent(), path("/a/repos/"), path("/a/b")],
+        ),
+        ("path of none", captures("/api/**"), vec![("", path("/api")), ("", path("/api/x"))], vec![sent()]),
+        (
+            "method",
+            Part::Method,
+            vec![("GET", sent()), ("POST", sent().with_method("POST")), ("POST", sent().with_method("post"))],
+            vec![],
+        ),
+        (
+            "host",
+            Part::Host,
+            vec![
+                ("example.com", sent()),
+                ("example.com", sent().for_host("EXAMPLE.com")),
+                ("example.com", sent().for_host("example.com.")),
+                ("example.com", sent().for_host("example.com:443")),
+                ("example.com", sent().for_host("Example.Com.:443")),
+                ("[::1]", sent().for_host("[::1]:443")),
+                ("[::1]", sent().for_host("[::1]")),
+                ("::1", sent().for_host("::1")),
+                ("api.example.com", sent().for_host("api.example.com")),
+            ],
+            vec![sent().for_host(""), sent().for_host(":80"), sent().for_host(".")],
+        ),
+        ("route", Part::Route, vec![("api", sent().on_route("api"))], vec![sent()]),
+        (
+            "claim",
+            Part::Claim("sub".to_owned()),
+            vec![("ann", sent().claim("sub", "ann"))],
+            vec![sent(), sent().claim("sub", ""), sent().claim("name", "ann")],
+        ),
+        (
+            "custom",
+            Part::Custom("tenant".to_owned()),
+            vec![("acme", sent().custom("tenant", "acme"))],
+            vec![sent(), sent().custom("tenant", ""), sent().custom("other", "acme")],
+        ),
+    ]
+}
+
+#[test]
+fn requests_share_a_budget_iff_they_have_the_same_value() {
+    for (what, part, present, _) in table() {
+        let key = Key::of(part).fallback(KeyFallback::Deny);
+        for (one, request) in &present {
+            let written = key_of(&key, request).unwrap_or_else(|why| panic!("{what}: {why}: {request:?}"));
+            for (other, other_request) in &present {
+                let other_written = key_of(&key, other_request).unwrap();
+                assert_eq!(one == other, written == other_written, "{what}: {request:?}, {other_request:?}");
+                assert_eq!(key.is(&written, other), one == other, "{what}: {other:?} of {request:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn request_without_the_part_uses_the_fallback() {
+    for (what, part, present, missing) in table() {
+        for request in &missing {
+            let key = |otherwise| key_of(&Key::of(part.clone()).fallback(otherwise), request);
+            assert_eq!(key(KeyFallback::Deny), Err(NoKey::Denied), "{what}: {request:?}");
+            assert_eq!(key(KeyFallback::Skip), Err(NoKey::Skipped), "{what}: {request:?}");
+
+            // The literal is one budget for all of them, and no request can choose it.
+            let literal = |text: &str| KeyFallback::Literal(text.to_owned());
+            assert_eq!(key(literal("ann")), key_of(&Key::of(header()).fallback(literal("ann")), &sent()));
+            for (text, other) in &present {
+                let shared = Key::of(part.clone()).fallback(literal(text));
+                assert_ne!(key(literal(text)).unwrap(), key_of(&shared, other).unwrap(), "{what}: {other:?}");
+            }
+
+            // The default fallback is the address.
+            let by_default = Key::of(part.clone());
+            assert_eq!(key_of(&by_default, request), key(KeyFallback::Part(Part::Ip)), "{what}");
+            let elsewhere = request.clone().sent_by("198.51.100.1");
+            assert_ne!(key_of(&by_default, request), key_of(&by_default, &elsewhere), "{what}");
+        }
+    }
+}
+
+#[test]
+fn duplicate_parts_are_rejected_even_if_equal() {
+    for (what, part, request) in [
+        ("header x-user", header(), sent().header("x-user", "ann").header("x-user", "ann")),
+        ("header x-user", header(), sent().header("x-user", "").header("x-user", "ann")),
+        ("cookie session", cookie(), sent().header("cookie", "session=ann; session=bob")),
+        ("cookie session", cookie(), sent().header("cookie", "session=ann").header("cookie", "session=ann")),
+        // Servers differ in which of the two they use: a client could send a new key in one each time, and be served
+        // by the other.
+        ("parameter api key", query(), sent().target("/?api+key=new&api%20key=ann")),
+        ("parameter api key", query(), sent().target("/?api+key&api+key=ann")),
+    ] {
+        let twice = Err(NoKey::Twice(what.to_owned()));
+        assert_eq!(key_of(&Key::of(part.clone()), &request), twice, "{request:?}");
+        let instead = Key::of(Part::Route).fallback(KeyFallback::Part(part));
+        assert_eq!(key_of(&instead, &request), twice, "{request:?} instead of another");
+    }
+    let told = NoKey::Twice("cookie session".to_owned()).to_string();
+    assert_eq!(told, "the cookie session is there twice; send it once");
+}
+
+#[test]
+fn fallback_value_is_a_different_key() {
+    let key = Key::of(header()).fallback(KeyFallback::Part(cookie()));
+    let user = key_of(&key, &sent().header("x-user", "acme")).unwrap();
+    let session = key_of(&key, &sent().header("cookie", "session=acme")).unwrap();
+    let neither = key_of(&key, &sent()).unwrap();
+    assert_ne!(user, session);
+    assert_ne!(neither, session);
+    assert_eq!(
+        key_of(&key, &sent().sent_by("1.2.3.4")).unwrap(),
+        neither,
+        "those without either share a budget"
+    );
+    // An override for the user `acme` must not apply to a client with a cookie of that name.
+    assert!(key.is(&user, "acme") && !key.is(&session, "acme") && !key.is(&neither, ""));
+}
+
+#[test]
+fn matching_pattern_without_names_differs_from_no_match() {
+    let key = Key::of(header()).fallback(KeyFallback::Part(captures("/api/**")));
+    assert_ne!(key_of(&key, &sent().target("/api")), key_of(&key, &sent().target("/other")));
+}
+
+#[test]
+fn adjacent_parts_are_unambiguous() {
+    let key = Key::of(header()).and(cookie()).fallback(KeyFallback::Literal(String::new()));
+    let of =
+        |user: &str, line: &str| key_of(&key, &sent().header("x-user", user).header("cookie", line)).unwrap();
+    assert_ne!(of("a", "session=bc"), of("ab", "session=c"));
+    assert_ne!(of("a", "session="), of("a", "session=a"));
+    assert_eq!(of("a", "session="), of("a", "b=c"));
+    assert_ne!(key_of(&Key::global(), &sent()), key_of(&Key::of(Part::Ip), &sent()));
+
+    // A value that looks like the end of its part and the start of the next does not change that.
+    let key = Key::of(Part::Query("a".to_owned())).and(Part::Query("b".to_owned()));
+    for between in ["%00%00%00%00%00", "%00%01%00%00%00", "%00%02%00%00%00", "%00"] {
+        let long_first = key_of(&key, &sent().target(&format!("/?a=x{between}y&b=z"))).unwrap();
+        let long_second = key_of(&key, &sent().target(&format!("/?a=x&b=y{between}z"))).unwrap();
+        assert_ne!(long_first, long_second, "{between}");
+    }
+}
+
+#[test]
+fn text_never_equals_an_address_with_the_same_bytes() {
+    // The bytes of 97.98.99.100 are `abcd`.
+    let client = sent().sent_by("97.98.99.100");
+    let (ip, user) = (Key::of(Part::Ip), Key::of(header()));
+    let (address, text) =
+        (key_of(&ip, &client).unwrap(), key_of(&user, &client.header("x-user", "abcd")).unwrap());
+    assert_ne!(address, text);
+    assert!(ip.is(&address, "97.98.99.100") && !ip.is(&address, "abcd"));
+    assert!(user.is(&text, "abcd") && !user.is(&text, "97.98.99.100"));
+}
+
+#[test]
+fn address_matches_in_any_form_or_by_containing_network() {
+    let by = |bits: u8| Key::of(Part::Ip).grouped(Grouping::by_ipv6_prefix(bits).unwrap());
+    for (bits, client, named, others) in [
+        (
+            64,
+            "1.2.3.4",
+            vec![
+                "1.2.3.4",
+                "::ffff:1.2.3.4",
+                "::ffff:102:304",
+                "1.2.3.4/32",
+                "1.0.0.0/8",
+                "::ffff:1.2.0.0/112",
+            ],
+            vec!["1.2.3.5", "2.0.0.0/8", "::/0", "01.2.3.4", "1.2.3", "", "1.2.3.4/33", "1.2.3.4/"],
+        ),
+        (
+            64,
+            "2001:db8::1",
+            vec!["2001:db8::1", "2001:DB8:0::2", "2001:db8::/64", "2001:db8::/32", "::/0"],
+            vec!["2001:db8:0:1::1", "2001:db8::/65", "2001:db8:1::/48", "0.0.0.0/0"],
+        ),
+        (128, "2001:db8::1", vec!["2001:db8::1", "2001:db8::/64"], vec!["2001:db8::2"]),
+    ] {
+        let key = by(bits);
+        let written = key_of(&key, &sent().sent_by(client)).unwrap();
+        for name in named {
+            assert!(key.is(&written, name), "{name} is {client} by /{bits}");
+        }
+        for name in others {
+            assert!(!key.is(&written, name), "{name} is not {client} by /{bits}");
+        }
+    }
+    let written = [48, 64].map(|bits| key_of(&by(bits), &sent().sent_by("2001:db8::1")).unwrap());
+    assert_ne!(written[0], written[1], "networks of different sizes are different clients");
+}
+
+#[test]
+fn values_are_compared_as_in_requests() {
+    for (part, request, named, others) in [
+        (Part::Method, sent().with_method("POST"), vec!["POST", "post"], vec!["POS", "GET"]),
+        (Part::Host, sent(), vec!["example.com", "Example.COM.", "example.com:80"], vec!["example.org"]),
+        (header(), sent().header("x-user", "ann"), vec!["ann"], vec!["Ann", " ann", "an", "anna", ""]),
+    ] {
+        let key = Key::of(part);
+        let written = key_of(&key, &request).unwrap();
+        assert!(named.iter().all(|name| key.is(&written, name)), "{named:?}");
+        assert!(!others.iter().any(|name| key.is(&written, name)), "{others:?}");
+    }
+}
+
+#[test]
+fn literal_matches_by_value_and_multi_part_keys_do_not() {
+    let key = Key::of(header()).fallback(KeyFallback::Literal("anonymous".to_owned()));
+    assert!(key.is(&key_of(&key, &sent()).unwrap(), "anonymous"));
+    let both = key.and(Part::Method);
+    let written = key_of(&both, &sent().header("x-user", "ann")).unwrap();
+    for name in ["ann", "GET", "annGET", ""] {
+        assert!(!both.is(&written, name), "{name}");
+    }
+    assert!(!Key::global().is(&key_of(&Key::global(), &sent()).unwrap(), ""));
+}
+
+#[test]
+fn failed_write_leaves_the_buffer_unchanged() {
+    let key = Key::of(Part::Ip).and(header()).fallback(KeyFallback::Deny);
+    let mut text = b"before".to_vec();
+    assert_eq!(key.write(&sent(), &mut text), Err(NoKey::Denied));
+    assert_eq!(text, b"before");
+    assert_eq!(key.write(&sent().header("x-user", "ann"), &mut text), Ok(()));
+    assert_eq!(text.strip_prefix(b"before"), key_of(&key, &sent().header("x-user", "ann")).ok().as_deref());
+}
+
+#[test]
+fn keys_are_equal_iff_the_found_values_are_equal() {
+    // Small numbers choose among few values, so that two requests are often alike.
+    let bytes = vec(
+        prop_oneof![3 => 0..6_u8, 1 => any::<u8>(), 1 => prop::sample::select(&b"ab=;& %+/"[..])],
+        0..160,
+    );
+    check_at_least(50_000, &bytes, |bytes| {
+        key_property::check(&bytes);
+        Ok(())
+    });
+}

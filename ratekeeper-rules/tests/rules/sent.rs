@@ -1,0 +1,62 @@
+//! A builder for requests in tests.
+
+use std::net::IpAddr;
+
+use ratekeeper_rules::path::{PathNormalization, normalise};
+
+pub(crate) use crate::rules::made_up::MadeUp as Sent;
+
+/// `GET /` to `example.com` from 203.0.113.7, as the default.
+pub(crate) fn sent() -> Sent {
+    Sent {
+        method: "GET".to_owned(),
+        host: "example.com".to_owned(),
+        path: "/".to_owned(),
+        query: String::new(),
+        headers: Vec::new(),
+        client: IpAddr::from([203, 0, 113, 7]),
+        route: String::new(),
+        claims: Vec::new(),
+        customs: Vec::new(),
+    }
+}
+
+impl Sent {
+    pub(crate) fn with_method(self, method: &str) -> Sent {
+        Sent { method: method.to_owned(), ..self }
+    }
+
+    pub(crate) fn for_host(self, host: &str) -> Sent {
+        Sent { host: host.to_owned(), ..self }
+    }
+
+    /// Sets path and query.
+    pub(crate) fn target(self, target: &str) -> Sent {
+        let (path, query) = target.split_once('?').unwrap_or((target, ""));
+        let path = normalise(path, PathNormalization::default()).unwrap().into_owned();
+        Sent { path, query: query.to_owned(), ..self }
+    }
+
+    pub(crate) fn header(mut self, name: &str, value: impl AsRef<[u8]>) -> Sent {
+        self.headers.push((name.to_owned(), value.as_ref().to_vec()));
+        self
+    }
+
+    pub(crate) fn sent_by(self, client: &str) -> Sent {
+        Sent { client: client.parse().unwrap(), ..self }
+    }
+
+    pub(crate) fn on_route(self, route: &str) -> Sent {
+        Sent { route: route.to_owned(), ..self }
+    }
+
+    pub(crate) fn claim(mut self, name: &str, value: &str) -> Sent {
+        self.claims.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    pub(crate) fn custom(mut self, name: &str, value: &str) -> Sent {
+        self.customs.push((name.to_owned(), value.to_owned()));
+        self
+    }
+}

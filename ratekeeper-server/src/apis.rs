@@ -1,0 +1,351 @@
+//! The HTTP, Envoy and Redis APIs, on the gateway's limits. They are independent of each other, and each applies a
+//! reloaded configuration from the next request on.
+
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::{DefaultBodyLimit, FromRequest, Request};
+use axum::http::StatusCode;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::{IntoResponse, Response};
+use axum::routing::post;
+use ratekeeper::tower::{RatekeeperLayer, RuleSet};
+use ratekeeper_config::{Config, Secret};
+use tokio::runtime::Runtime;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use crate::admin::Watched;
+use crate::backend::Backend;
+use crate::gateway::{Gateway, Shared, StartError};
+use crate::metrics::Exposition;
+use crate::problem::problem;
+use crate::sockets::Sockets;
+use crate::{envoy, http_api, redis_api};
+
+/// The API settings of a configuration.
+#[derive(Debug)]
+pub(crate) struct ApiSettings {
+    check: Arc<http_api::Settings>,
+    domains: Arc<envoy::Domains>,
+    rls: Arc<envoy::Options>,
+    /// For the Envoy API's JSON form, which the HTTP API serves with its own permissions.
+    rls_json: Arc<envoy::Options>,
+    resp_token: Option<Secret>,
+    resp_connections: usize,
+}
+
+impl ApiSettings {
+    pub(crate) fn of(config: &Config) -> ApiSettings {
+        let (http, envoy_api) = (config.apis.http.as_ref(), config.apis.envoy.as_ref());
+        let resp = config.apis.resp.as_ref();
+        ApiSettings {
+            check: Arc::new(http_api::Settings {
+                limits: config.named_limits,
+                token: http.and_then(|http| http.api.token.clone()),
+                refunds: http.is_some_and(|http| http.refunds),
+                resets: http.is_some_and(|http| http.resets),
+                trusted: config.client.clone(),
+                deny_status: http.map_or(403, |http| http.authorize.deny_status),
+                authorize_limits: http.map(|http| RuleSet(http.authorize.limits.as_slice().into())),
+            }),
+            domains: Arc::new(envoy::Domains::new(config.domains.clone())),
+            rls: Arc::new(envoy::Options {
+                token: envoy_api.and_then(|envoy_api| envoy_api.api.token.clone()),
+                refunds: envoy_api.is_some_and(|envoy_api| envoy_api.refunds),
+                headers: envoy_api.is_some_and(|envoy_api| envoy_api.headers),
+                ..envoy::Options::default()
+            }),
+            rls_json: Arc::new(envoy::Options {
+                refunds: http.is_some_and(|http| http.refunds),
+                ..envoy::Options::default()
+            }),
+            resp_token: resp.and_then(|resp| resp.api.token.clone()),
+            resp_connections: resp.map_or(0, |resp| resp.max_connections),
+        }
+    }
+}
+
+/// What every API uses: the limits of the current configuration.
+struct ServiceContext<S: Backend> {
+    shared: Arc<Shared<S>>,
+    records: S::Records,
+    counts: Arc<Counts>,
+}
+
+/// The counters of the APIs.
+#[derive(Debug, Default)]
+struct Counts {
+    check: http_api::Counts,
+    rls: Arc<envoy::Counts>,
+    resp: Arc<redis_api::Counts>,
+}
+
+impl<S: Backend> ServiceContext<S> {
+    fn layer(&self) -> Option<RatekeeperLayer<S>> {
+        self.shared.state.load().limits.clone()
+    }
+}
+
+fn rls_snapshot<S>(shared: &Shared<S>, counts: &Counts) -> envoy::Snapshot<S> {
+    let state = shared.state.load();
+    envoy::Snapshot {
+        layer: state.limits.clone(),
+        domains: state.apis.domains.clone(),
+        options: state.apis.rls.clone(),
+        counts: counts.rls.clone(),
+    }
+}
+
+impl<S: Backend> http_api::Source for ServiceContext<S> {
+    type Store = S;
+    type Records = S::Records;
+
+    fn snapshot(&self) -> http_api::Snapshot<S> {
+        let state = self.shared.state.load();
+        http_api::Snapshot { layer: state.limits.clone(), settings: state.apis.check.clone() }
+    }
+
+    fn records(&self) -> &S::Records {
+        &self.records
+    }
+
+    fn counts(&self) -> &http_api::Counts {
+        &self.counts.check
+    }
+
+    fn other_routes(&self) -> Router {
+        let (shared, counts) = (self.shared.clone(), self.counts.clone());
+        let json = async move |request: Request| {
+            let body = match in_time(request).await {
+                Ok(body) => body,
+                Err(response) => return response,
+            };
+            let mut snapshot = rls_snapshot(&shared, &counts);
+            snapshot.options = shared.state.load().apis.rls_json.clone();
+            let (status, text) = envoy::json(&body, &snapshot).await;
+            (status, [(CONTENT_TYPE, "application/json")], text).into_response()
+        };
+        Router::new().route("/json", post(json)).layer(DefaultBodyLimit::max(envoy::MESSAGE_BYTES_MAX))
+    }
+}
+
+/// Reads the body of a request, at most for the time that any body may take.
+async fn in_time(request: Request) -> Result<Bytes, Response> {
+    match timeout(http_api::BODY_TIMEOUT, Bytes::from_request(request, &())).await {
+        Ok(body) => body.map_err(IntoResponse::into_response),
+        Err(_) => Err(problem(StatusCode::REQUEST_TIMEOUT, "the body took too long")),
+    }
+}
+
+impl<S: Backend> envoy::Source for ServiceContext<S> {
+    type Store = S;
+
+    fn snapshot(&self) -> envoy::Snapshot<S> {
+        rls_snapshot(&self.shared, &self.counts)
+    }
+}
+
+impl<S: Backend> redis_api::ServiceContext for ServiceContext<S> {
+    type Store = S;
+
+    fn limits(&self) -> Option<RatekeeperLayer<S>> {
+        self.layer()
+    }
+
+    fn named_limits(&self) -> usize {
+        self.shared.state.load().apis.check.limits
+    }
+
+    fn token(&self) -> Option<Secret> {
+        self.shared.state.load().apis.resp_token.clone()
+    }
+
+    fn max_connections(&self) -> usize {
+        self.shared.state.load().apis.resp_connections
+    }
+}
+
+/// The running APIs.
+pub struct Apis {
+    /// A separate runtime with one thread per core.
+    runtime: Option<Runtime>,
+    closing: watch::Sender<bool>,
+    open: JoinSet<()>,
+    addresses: Vec<(&'static str, SocketAddr)>,
+    counts: Arc<Counts>,
+}
+
+impl fmt::Debug for Apis {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Apis").field("addresses", &self.addresses).finish_non_exhaustive()
+    }
+}
+
+impl Apis {
+    /// Opens the APIs of a configuration, on the limits of the running gateway.
+    ///
+    /// # Errors
+    /// Returns an error if an address cannot be listened on or a thread cannot be started.
+    pub fn open<S: Backend>(
+        config: &Config,
+        sockets: &mut Sockets,
+        gateway: &Gateway<S>,
+    ) -> Result<Apis, StartError> {
+        let (closing, closes) = watch::channel(false);
+        let counts = Arc::<Counts>::default();
+        let mut apis = Apis { runtime: None, closing, open: JoinSet::new(), addresses: Vec::new(), counts };
+        let shared = gateway.shared().clone();
+        let Some(layer) = shared.state.load().limits.clone().filter(|_| !config.apis.are_none()) else {
+            return Ok(apis);
+        };
+        let records = S::records(layer.limiter());
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().thread_name("api").build();
+        let runtime = runtime.map_err(StartError::Thread)?;
+        let handle = runtime.handle().clone();
+        // Stored before anything can fail: dropping a runtime here would block on its threads, and panic.
+        apis.runtime = Some(runtime);
+        let behind = Arc::new(ServiceContext { shared, records, counts: apis.counts.clone() });
+        let _entered = handle.enter();
+        let mut listen =
+            |address| sockets.listen(address).map_err(|error| StartError::Listen(address, error));
+        let unable = |address| move |error: io::Error| StartError::Listen(address, error);
+        if let Some(http) = &config.apis.http {
+            let at = http.api.listen;
+            let (address, serving) =
+                http_api::listen(listen(at)?, behind.clone(), closes.clone()).map_err(unable(at))?;
+            apis.enter("http", address, async move { ended("http", serving.await) });
+        }
+        if let Some(envoy_api) = &config.apis.envoy {
+            let at = envoy_api.api.listen;
+            let (address, serving) =
+                envoy::listen(listen(at)?, behind.clone(), envoy::Settings::default(), closes.clone())
+                    .map_err(unable(at))?;
+            apis.enter("envoy", address, async move { ended("envoy", serving.await) });
+        }
+        if let Some(resp) = &config.apis.resp {
+            let at = resp.api.listen;
+            let api = redis_api::Api {
+                behind,
+                counts: apis.counts.resp.clone(),
+                patience: redis_api::Patience::default(),
+                draining: closes,
+            };
+            let (address, serving) = redis_api::listen(listen(at)?, api).map_err(unable(at))?;
+            apis.enter("resp", address, serving);
+        }
+        Ok(apis)
+    }
+
+    /// Requires that the runtime has been entered.
+    fn enter(
+        &mut self,
+        name: &'static str,
+        address: SocketAddr,
+        serving: impl Future<Output = ()> + Send + 'static,
+    ) {
+        self.open.spawn(serving);
+        self.addresses.push((name, address));
+    }
+
+    /// The addresses, by the names of the APIs in the configuration.
+    pub fn addresses(&self) -> &[(&'static str, SocketAddr)] {
+        &self.addresses
+    }
+
+    /// What the admin listener reports: the gateway's metrics and state, with the counters of the APIs.
+    pub fn watched(&self, gateway: Arc<dyn Watched>) -> Arc<dyn Watched> {
+        Arc::new(WithApis { gateway, counts: (!self.addresses.is_empty()).then(|| self.counts.clone()) })
+    }
+
+    /// Closes the APIs gracefully: requests in flight are answered, for at most `patience`.
+    pub async fn close(mut self, patience: Duration) {
+        self.closing.send_replace(true);
+        let _ = timeout(patience, async { while self.open.join_next().await.is_some() {} }).await;
+    }
+}
+
+impl Drop for Apis {
+    fn drop(&mut self) {
+        // An async context must not block on the runtime's threads.
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+fn ended(api: &str, how: io::Result<()>) {
+    if let Err(error) = how {
+        tracing::error!(api, %error, "API stopped unexpectedly");
+    }
+}
+
+/// The gateway's metrics with those of the APIs.
+struct WithApis {
+    gateway: Arc<dyn Watched>,
+    /// None if no API is configured.
+    counts: Option<Arc<Counts>>,
+}
+
+impl Watched for WithApis {
+    fn metrics(&self) -> String {
+        let mut text = self.gateway.metrics();
+        if let Some(counts) = &self.counts {
+            let mut out = Exposition::default();
+            counts.check.write(&mut out);
+            counts.rls.write(&mut out);
+            counts.resp.write(&mut out);
+            text.push_str(&out.into_text());
+        }
+        text
+    }
+
+    fn is_ready(&self) -> bool {
+        self.gateway.is_ready()
+    }
+
+    fn token(&self) -> Option<Secret> {
+        self.gateway.token()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::Pin;
+    use std::task::{Context, Poll};
+
+    use axum::body::Body;
+    use http_body::Frame;
+
+    use super::*;
+
+    /// A body that never arrives.
+    struct Never;
+
+    impl http_body::Body for Never {
+        type Data = Bytes;
+        type Error = io::Error;
+
+        fn poll_frame(
+            self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+            Poll::Pending
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn stalled_body_times_out_with_408() {
+        let read = timeout(Duration::from_secs(60), in_time(Request::new(Body::new(Never)))).await;
+        let status = read.map(|read| read.map_err(|refused| refused.status()));
+        assert_eq!(status, Ok(Err(StatusCode::REQUEST_TIMEOUT)));
+        let read = in_time(Request::new(Body::from("{}"))).await;
+        assert_eq!(read.unwrap_or_default(), "{}");
+    }
+}

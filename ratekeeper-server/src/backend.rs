@@ -1,0 +1,265 @@
+//! Builds the middleware from a configuration.
+
+use std::fmt;
+use std::sync::Arc;
+
+use ratekeeper::redis::{Redis, Settings};
+use ratekeeper::tower::slots::Slots;
+use ratekeeper::tower::token::{Tokens, TokensError};
+use ratekeeper::tower::{Builder, LayerError, RatekeeperLayer};
+use ratekeeper::{Limiter, Memory, Store, WhenFull};
+use ratekeeper_config as config;
+use ratekeeper_config::Config;
+
+use crate::http_api::{MemoryRecords, Records, RedisRecords};
+use crate::metrics::Exposition;
+
+/// A store that can hold the limits of a configuration.
+pub trait Backend: Store + Send + Sync + Sized + 'static {
+    /// Builds the limits of a configuration with this kind of store. On a reload, state migrates from `before`.
+    ///
+    /// # Errors
+    /// Returns an error if the store is of another kind, or if the middleware cannot be built.
+    fn limits(
+        config: &Config,
+        builder: Builder,
+        before: Option<&RatekeeperLayer<Self>>,
+    ) -> Result<RatekeeperLayer<Self>, LimitsError>;
+
+    /// Sends the store a request that changes nothing.
+    ///
+    /// # Errors
+    /// Returns why the store does not answer.
+    #[doc(hidden)]
+    fn reach(limiter: &Limiter<Self>) -> impl Future<Output = Result<(), String>> + Send;
+
+    /// Whether the store is unavailable and the failure policy decides.
+    #[doc(hidden)]
+    fn is_degraded(limiter: &Limiter<Self>) -> bool;
+
+    /// Returns leased budget to the store, before the process ends.
+    #[doc(hidden)]
+    fn release(limiter: &Limiter<Self>) -> impl Future<Output = ()> + Send;
+
+    /// Where reservations and responses to idempotent requests are stored.
+    #[doc(hidden)]
+    type Records: Records;
+
+    /// Records are stored beside the limits.
+    #[doc(hidden)]
+    fn records(limiter: &Limiter<Self>) -> Self::Records;
+
+    /// Writes the store's metrics.
+    #[doc(hidden)]
+    fn write_metrics(limiter: &Limiter<Self>, out: &mut Exposition);
+}
+
+impl Backend for Memory {
+    fn limits(
+        config: &Config,
+        mut builder: Builder,
+        before: Option<&RatekeeperLayer>,
+    ) -> Result<RatekeeperLayer, LimitsError> {
+        let config::Store::Memory { max_keys, max_bytes, when_full } = &config.store else {
+            return Err(LimitsError::OtherStore);
+        };
+        if let Some(max_keys) = max_keys {
+            builder = builder.max_keys(*max_keys);
+        }
+        if let Some(max_bytes) = max_bytes {
+            builder = builder.max_bytes(*max_bytes);
+        }
+        if let Some(when_full) = when_full {
+            builder = builder.when_full(match when_full {
+                config::WhenFull::Share => WhenFull::Share,
+                config::WhenFull::Deny => WhenFull::Deny,
+                config::WhenFull::Allow => WhenFull::Allow,
+            });
+        }
+        match before {
+            Some(before) => builder.reload_from(before),
+            None => builder.build(),
+        }
+        .map_err(LimitsError::Layer)
+    }
+
+    async fn reach(_limiter: &Limiter) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn is_degraded(_limiter: &Limiter) -> bool {
+        false
+    }
+
+    async fn release(_limiter: &Limiter) {}
+
+    type Records = MemoryRecords;
+
+    fn records(_limiter: &Limiter) -> MemoryRecords {
+        MemoryRecords::default()
+    }
+
+    fn write_metrics(limiter: &Limiter, out: &mut Exposition) {
+        out.single("ratekeeper_store_bytes", "gauge", "Bytes used by the states of keys.", limiter.bytes());
+        let help = "Keys in use, once per limit; an estimate for large tables.";
+        out.single("ratekeeper_keys", "gauge", help, limiter.keys());
+        let help = "Checks of keys for which the store was full.";
+        out.single("ratekeeper_store_overflowed_total", "counter", help, limiter.overflowed());
+    }
+}
+
+impl Backend for Redis {
+    fn limits(
+        config: &Config,
+        builder: Builder,
+        before: Option<&RatekeeperLayer<Redis>>,
+    ) -> Result<RatekeeperLayer<Redis>, LimitsError> {
+        let config::Store::Redis(redis) = &config.store else { return Err(LimitsError::OtherStore) };
+        match before {
+            Some(before) => builder.reload_from(before),
+            None => builder.redis(&settings(redis)),
+        }
+        .map_err(LimitsError::Layer)
+    }
+
+    async fn reach(limiter: &Limiter<Redis>) -> Result<(), String> {
+        limiter.reach().await.map_err(|why| why.to_string())
+    }
+
+    fn is_degraded(limiter: &Limiter<Redis>) -> bool {
+        limiter.is_degraded()
+    }
+
+    async fn release(limiter: &Limiter<Redis>) {
+        limiter.release().await;
+    }
+
+    type Records = RedisRecords;
+
+    fn records(limiter: &Limiter<Redis>) -> RedisRecords {
+        RedisRecords::new(limiter)
+    }
+
+    fn write_metrics(limiter: &Limiter<Redis>, out: &mut Exposition) {
+        let is_up = u8::from(!limiter.is_degraded());
+        out.single("ratekeeper_redis_up", "gauge", "Whether Redis answers.", is_up);
+    }
+}
+
+fn settings(redis: &config::Redis) -> Settings {
+    let mut settings = Settings::new(redis.address.reveal()).failure(redis.failure);
+    if let Some(secret) = &redis.secret {
+        settings = settings.secret(secret.reveal().as_bytes());
+    }
+    if let Some(namespace) = &redis.namespace {
+        settings = settings.namespace(namespace);
+    }
+    if let Some(deadline) = redis.deadline {
+        settings = settings.deadline(deadline);
+    }
+    if let Some(connections) = redis.connections {
+        settings = settings.connections(connections as usize);
+    }
+    if let Some(authority) = &redis.authority {
+        settings = settings.tls_authority(authority.reveal().as_bytes());
+    }
+    if let Some((certificate, key)) = &redis.certificate {
+        settings = settings.tls_certificate(certificate.reveal().as_bytes(), key.reveal().as_bytes());
+    }
+    settings
+}
+
+/// Builds the part of the middleware that does not depend on the store.
+pub(crate) fn builder(config: &Config, tokens: Option<&Arc<Tokens>>) -> Builder {
+    let mut builder = RatekeeperLayer::builder()
+        .trust(config.client.clone())
+        .paths(config.paths)
+        .headers(config.answers.headers)
+        .jitter_secs(config.answers.jitter_secs);
+    for (rule, custom) in config.rules.rules().zip(&config.customs) {
+        builder = builder.rule(rule.clone()).answer(&rule.name, custom.clone());
+    }
+    for slots in slots(config) {
+        builder = builder.slots(slots);
+    }
+    if let Some(tokens) = tokens.cloned() {
+        builder = builder.tokens(tokens);
+    }
+    builder
+}
+
+/// The concurrency limits: those of the configuration, then one for each route with a limit on requests in flight.
+pub(crate) fn slots(config: &Config) -> impl Iterator<Item = Slots> {
+    let named = config.slots.iter().map(|slots| {
+        let config::Slots { name, key, when, most, is_shadow, .. } = slots.clone();
+        Slots { name, key, when, most, is_shadow }
+    });
+    let routes = config.gateway.iter().flat_map(|gateway| &gateway.routes);
+    named.chain(routes.filter_map(|route| Some(Slots::new(&slots_of_route(&route.id), route.max_in_flight?))))
+}
+
+/// For each route, the index of its concurrency limit in [`slots`].
+pub(crate) fn own_slots(config: &Config) -> impl Iterator<Item = Option<usize>> {
+    let mut next = config.slots.len();
+    let routes = config.gateway.iter().flat_map(|gateway| &gateway.routes);
+    routes.map(move |route| {
+        let number = next;
+        next += usize::from(route.max_in_flight.is_some());
+        route.max_in_flight.map(|_| number)
+    })
+}
+
+/// The names of all limits, in the order in which the middleware numbers them.
+pub(crate) fn names(config: &Config) -> impl Iterator<Item = String> {
+    config.rules.rules().map(|rule| rule.name.clone()).chain(slots(config).map(|slots| slots.name))
+}
+
+/// The name that clients see if a route exceeds its limit on requests in flight. No configured limit can have this
+/// name.
+fn slots_of_route(id: &str) -> String {
+    format!("route {id}")
+}
+
+/// The verifier of JWTs, if the configuration has keys.
+pub(crate) fn tokens(config: &Config) -> Result<Option<Arc<Tokens>>, LimitsError> {
+    let verified = config.jwt.as_ref().map(|jwt| {
+        let mut tokens = Tokens::new(jwt.keys.reveal())?.header(&jwt.header)?;
+        if let Some(issuer) = &jwt.issuer {
+            tokens = tokens.issuer(issuer);
+        }
+        if !jwt.audience.is_empty() {
+            tokens = tokens.audience(jwt.audience.iter().map(String::as_str));
+        }
+        if !jwt.algorithms.is_empty() {
+            tokens = tokens.algorithms(&jwt.algorithms)?;
+        }
+        Ok(Arc::new(tokens))
+    });
+    verified.transpose().map_err(LimitsError::Tokens)
+}
+
+/// Why the limits of a configuration cannot be applied.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum LimitsError {
+    /// The store is of another kind than the one in use.
+    OtherStore,
+    /// The keys that verify JWTs are unusable.
+    Tokens(TokensError),
+    /// The middleware cannot be built.
+    Layer(LayerError),
+}
+
+impl fmt::Display for LimitsError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            LimitsError::OtherStore => {
+                write!(f, "the store is of another kind than the one in use; restart to change it")
+            }
+            LimitsError::Tokens(error) => write!(f, "jwt: {error}"),
+            LimitsError::Layer(error) => write!(f, "{error}"),
+        }
+    }
+}
+
+impl std::error::Error for LimitsError {}

@@ -1,0 +1,102 @@
+//! The gRPC method that Envoy calls.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use tonic::body::Body;
+use tonic::codec::{Codec, DecodeBuf, Decoder};
+use tonic::server::{Grpc, NamedService, UnaryService};
+use tonic::{Request, Response, Status};
+use tonic_prost::{ProstCodec, ProstDecoder, ProstEncoder};
+
+use super::bounds::CALL_BYTES_MAX;
+use super::messages::{RateLimitRequest, RateLimitResponse};
+use super::refused::Refused;
+use super::{Source, answer_uncounted};
+
+const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+
+type Answering<T, E> = Pin<Box<dyn Future<Output = Result<T, E>> + Send>>;
+
+/// The rate limit service.
+#[derive(Debug)]
+pub(super) struct Service<P>(pub(super) Arc<P>);
+
+impl<P> Clone for Service<P> {
+    fn clone(&self) -> Service<P> {
+        Service(self.0.clone())
+    }
+}
+
+impl<P> NamedService for Service<P> {
+    const NAME: &'static str = "envoy.service.ratelimit.v3.RateLimitService";
+}
+
+impl<P: Source> tower_service::Service<http::Request<Body>> for Service<P> {
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = Answering<http::Response<Body>, Infallible>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+        let service = self.clone();
+        Box::pin(async move {
+            if request.uri().path() != SHOULD_RATE_LIMIT {
+                return Ok(Status::from(Refused::NoMethod).into_http());
+            }
+            let mut grpc = Grpc::new(Messages).max_decoding_message_size(CALL_BYTES_MAX);
+            Ok(grpc.unary(service, request).await)
+        })
+    }
+}
+
+/// The codec of a call's messages.
+struct Messages;
+
+/// Decodes requests. A malformed message is the caller's error; tonic's codec would report an internal one.
+struct RequestDecoder(ProstDecoder<RateLimitRequest>);
+
+impl Codec for Messages {
+    type Encode = RateLimitResponse;
+    type Decode = RateLimitRequest;
+    type Encoder = ProstEncoder<RateLimitResponse>;
+    type Decoder = RequestDecoder;
+
+    fn encoder(&mut self) -> Self::Encoder {
+        ProstCodec::<RateLimitResponse, RateLimitRequest>::default().encoder()
+    }
+
+    fn decoder(&mut self) -> RequestDecoder {
+        RequestDecoder(ProstCodec::<RateLimitResponse, RateLimitRequest>::default().decoder())
+    }
+}
+
+impl Decoder for RequestDecoder {
+    type Item = RateLimitRequest;
+    type Error = Status;
+
+    fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<RateLimitRequest>, Status> {
+        self.0.decode(buffer).map_err(|status| Refused::NotMessage(status.message().to_owned()).into())
+    }
+}
+
+impl<P: Source> UnaryService<RateLimitRequest> for Service<P> {
+    type Response = RateLimitResponse;
+    type Future = Answering<Response<RateLimitResponse>, Status>;
+
+    fn call(&mut self, request: Request<RateLimitRequest>) -> Self::Future {
+        let source = self.0.clone();
+        Box::pin(async move {
+            let snapshot = source.snapshot();
+            // Errors are counted in `Bounded`, which also sees calls that do not reach this method.
+            let (response, outcome) = answer_uncounted(&snapshot, request.get_ref()).await?;
+            snapshot.counts.count(outcome);
+            Ok(Response::new(response))
+        })
+    }
+}

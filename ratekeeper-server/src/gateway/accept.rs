@@ -1,0 +1,111 @@
+//! Listens, accepts connections and assigns them to workers.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use ratekeeper_config as config;
+use tokio::net::TcpListener;
+use tokio::time::sleep;
+use tokio_rustls::TlsAcceptor;
+
+use super::StartError;
+use super::draining::Waiting;
+use super::tls::{self, Certificate};
+use super::worker::Worker;
+use crate::sockets::Sockets;
+
+/// Pause after a failed accept: while file descriptors are exhausted, an immediate retry fails, too.
+const NO_DESCRIPTORS_PAUSE: Duration = Duration::from_millis(50);
+
+/// One listener.
+#[derive(Debug)]
+pub(crate) struct Listening {
+    pub(crate) port: u16,
+    pub(crate) proxy_protocol: bool,
+    pub(crate) tls: Option<Acceptor>,
+    pub(crate) certificate: Option<Arc<Certificate>>,
+}
+
+/// A TLS acceptor that implements `Debug`.
+pub(crate) struct Acceptor(TlsAcceptor);
+
+impl std::ops::Deref for Acceptor {
+    type Target = TlsAcceptor;
+
+    fn deref(&self) -> &TlsAcceptor {
+        &self.0
+    }
+}
+
+impl std::fmt::Debug for Acceptor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Acceptor")
+    }
+}
+
+/// Binds the listener that `config` describes.
+pub(crate) fn listen(
+    config: &config::Listener,
+    sockets: &mut Sockets,
+) -> Result<(std::net::TcpListener, Arc<Listening>), StartError> {
+    let (acceptor, certificate) = match &config.tls {
+        None => (None, None),
+        Some(files) => {
+            let certificate = Arc::new(Certificate::read(files).map_err(StartError::Tls)?);
+            let acceptor = tls::acceptor(certificate.clone()).map_err(StartError::Tls)?;
+            (Some(Acceptor(acceptor)), Some(certificate))
+        }
+    };
+    let unable = |error| StartError::Listen(config.address, error);
+    let listener = sockets.listen(config.address).map_err(unable)?;
+    let port = listener.local_addr().map_err(unable)?.port();
+    let proxy_protocol = config.proxy_protocol;
+    Ok((listener, Arc::new(Listening { port, proxy_protocol, tls: acceptor, certificate })))
+}
+
+/// Assigns each connection to the worker with the fewest, until draining begins and the listen queue is empty.
+pub(crate) async fn accept<S>(
+    listener: TcpListener,
+    listening: Arc<Listening>,
+    workers: Arc<[Arc<Worker<S>>]>,
+    mut draining: Waiting,
+) {
+    loop {
+        let accepted = tokio::select! {
+            biased;
+            accepted = listener.accept() => accepted,
+            () = &mut draining => return,
+        };
+        let (stream, from) = match accepted {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                // The client disconnected before it was accepted; the next accept needs no pause.
+                if !matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset)
+                {
+                    tracing::warn!(%error, "accept failed");
+                    sleep(NO_DESCRIPTORS_PAUSE).await;
+                }
+                continue;
+            }
+        };
+        let open = |worker: &&Arc<Worker<S>>| worker.connections.load(Ordering::Relaxed);
+        let Some(worker) = workers.iter().min_by_key(open) else { return };
+        let most = worker.shared.state.load().max_connections;
+        if workers.iter().map(|worker| open(&worker)).sum::<usize>() >= most {
+            // Closing fails the client immediately; left in the queue, the connection would wait.
+            worker.shared.turned_away.fetch_add(1, Ordering::Relaxed);
+            continue;
+        }
+        // The PROXY header names the client address, which an untrusted peer must not choose.
+        if listening.proxy_protocol && !worker.shared.state.load().client.trusts(from.ip()) {
+            worker.shared.untrusted.fetch_add(1, Ordering::Relaxed);
+            tracing::debug!(peer = %from.ip(), "connection closed: peer is not a trusted proxy");
+            continue;
+        }
+        // A connection without TCP_NODELAY is slower, but works.
+        let _ = stream.set_nodelay(true);
+        worker.take(stream, from, listening.clone());
+    }
+}

@@ -1,0 +1,158 @@
+//! Opens sockets to servers: name lookup, TCP connection and TLS handshake.
+
+use std::fmt;
+use std::io::{self, IoSlice};
+use std::net::{IpAddr, SocketAddr};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpStream, lookup_host};
+use tokio_rustls::client::TlsStream;
+
+use super::capacity::Place;
+use super::pool::NoConnection;
+use super::upstream::Address;
+
+/// File descriptors are exhausted, in the system or in this process: the same numbers on all supported platforms.
+const ENFILE: i32 = 23;
+const EMFILE: i32 = 24;
+
+pub(crate) enum Dialled {
+    Plain(Socket),
+    Tls(Box<TlsStream<Socket>>),
+}
+
+/// A socket with its connection permit, also after a protocol switch: a WebSocket is a connection, too.
+pub(crate) struct Socket {
+    stream: TcpStream,
+    _place: Option<Place>,
+}
+
+pub(crate) async fn dial(address: &Address, place: Option<Place>) -> Result<Dialled, NoConnection> {
+    let stream = connect(&address.config.host, address.config.port).await?;
+    stream.set_nodelay(true).map_err(refused)?;
+    let socket = Socket { stream, _place: place };
+    match &address.tls {
+        None => Ok(Dialled::Plain(socket)),
+        Some((connector, name)) => {
+            let secured = connector.connect(name.clone(), socket).await.map_err(refused)?;
+            Ok(Dialled::Tls(Box::new(secured)))
+        }
+    }
+}
+
+/// Connects to the first address of a host that accepts.
+async fn connect(host: &str, port: u16) -> Result<TcpStream, NoConnection> {
+    let host = host.trim_matches(['[', ']']);
+    // The operator wrote this address, and the configuration was validated.
+    if let Ok(ip) = host.parse::<IpAddr>() {
+        return TcpStream::connect((ip, port)).await.map_err(unconnected);
+    }
+    let found = lookup_host((host, port)).await.map_err(unconnected)?;
+    connect_first(host, found).await
+}
+
+/// The owner of a DNS name chooses its addresses. Clouds serve machine credentials at link-local addresses, so those
+/// are skipped.
+async fn connect_first(
+    host: &str,
+    found: impl Iterator<Item = SocketAddr>,
+) -> Result<TcpStream, NoConnection> {
+    let mut why = refused(format!("{host} has no address"));
+    for address in found {
+        if ratekeeper_config::is_link_local(address.ip()) {
+            why = refused(format!("{host} leads to {}, which is link-local", address.ip()));
+            continue;
+        }
+        match TcpStream::connect(address).await {
+            Ok(stream) => return Ok(stream),
+            Err(error) => why = unconnected(error),
+        }
+    }
+    Err(why)
+}
+
+pub(crate) fn refused(error: impl fmt::Display) -> NoConnection {
+    NoConnection::Refused(error.to_string())
+}
+
+fn unconnected(error: io::Error) -> NoConnection {
+    match error.raw_os_error() {
+        Some(EMFILE | ENFILE) => NoConnection::Exhausted,
+        _ => refused(error),
+    }
+}
+
+impl AsyncRead for Socket {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(context, buffer)
+    }
+}
+
+impl AsyncWrite for Socket {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(context, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn link_local_addresses_of_a_name_are_skipped() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
+        let good = listener.local_addr().expect("it is bound");
+        let closed = SocketAddr::from(([127, 0, 0, 1], 1));
+        let bad = ["169.254.169.254:80", "[fe80::1]:80", "[::ffff:169.254.169.254]:80", "169.254.0.1:80"];
+        for bad in bad.map(|it| it.parse::<SocketAddr>().expect("it is an address")) {
+            let told = connect_first("meta.test", [bad].into_iter()).await.expect_err("it is link-local");
+            assert_eq!(told.to_string(), format!("meta.test leads to {}, which is link-local", bad.ip()));
+            // Other addresses of the same name are still tried, in order.
+            let stream =
+                connect_first("meta.test", [bad, closed, good].into_iter()).await.expect("one is good");
+            assert_eq!(stream.peer_addr().expect("it is connected"), good);
+        }
+        assert!(connect_first("meta.test", [].into_iter()).await.is_err());
+    }
+
+    #[tokio::test]
+    async fn names_and_literals_are_connected_to() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
+        let port = listener.local_addr().expect("it is bound").port();
+        for host in ["127.0.0.1", "localhost"] {
+            assert!(connect(host, port).await.is_ok(), "{host}");
+        }
+    }
+}

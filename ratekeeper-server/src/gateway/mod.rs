@@ -1,0 +1,496 @@
+//! The gateway: a reverse proxy that forwards the requests its limits allow.
+//!
+//! ```text
+//! accept -> worker (a thread for each core) -> connection -> request
+//! request: screen -> route -> limits -> forward -> answer
+//! ```
+//!
+//! | file | what it does |
+//! |---|---|
+//! | `accept` | accepts connections and assigns each to the worker with the fewest |
+//! | `worker` | a thread with its own runtime and its own connections to upstreams |
+//! | `connection`, `watch` | one client connection and its timeouts |
+//! | `stream_stall` | resets HTTP/2 streams whose client does not read |
+//! | `opening` | connection setup before the first request, under one deadline |
+//! | `tunnel` | connections that have switched protocols, for example to WebSocket |
+//! | `draining` | signals graceful shutdown to connections |
+//! | `deadline` | request timeouts |
+//! | `timer` | a coarse clock for idle connections, slow clients and ejected upstreams |
+//! | `proxy_protocol`, `tls` | the PROXY protocol and TLS, below HTTP |
+//! | `request` | the lifecycle of a request |
+//! | `screen` | rejects requests that two servers could parse differently |
+//! | `hop_headers` | removes hop-by-hop headers, sets forwarding headers |
+//! | `forward`, `upstream` | forwards a request: load balancing, outlier ejection and retries |
+//! | `pool`, `capacity`, `dial` | upstream connections: kept, limited and opened |
+//! | `health` | active health checks |
+//! | `body` | request and response bodies |
+//! | `access` | access log and metrics of each request |
+//! | `answer` | responses that the gateway itself generates |
+//! | `state` | the active configuration, swapped atomically on reload |
+
+mod accept;
+mod access;
+mod answer;
+mod body;
+mod capacity;
+mod connection;
+mod deadline;
+mod dial;
+mod draining;
+mod forward;
+mod health;
+mod hop_headers;
+mod opening;
+mod pool;
+mod proxy_protocol;
+mod request;
+mod screen;
+mod state;
+mod stream_stall;
+mod timer;
+mod tls;
+mod tunnel;
+mod upstream;
+mod watch;
+mod worker;
+
+use std::borrow::Cow;
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use ratekeeper::FailurePolicy;
+use ratekeeper_config::{Config, Listener, Redis, Secret, Store};
+use tokio::net::TcpListener;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, timeout};
+
+use self::accept::Listening;
+use self::access::Ledger;
+use self::draining::Draining;
+use self::state::State;
+use self::timer::{Ticker, Ticks};
+pub use self::tls::TlsError;
+use self::upstream::Upstream;
+pub(crate) use self::worker::Shared;
+use self::worker::Worker;
+use crate::access_log::AccessLog;
+use crate::admin::Watched;
+use crate::backend::{Backend, LimitsError};
+use crate::metrics::{Exposition, Metrics};
+use crate::sockets::Sockets;
+
+/// Interval between sweeps for idle upstream connections.
+const SWEEP_EVERY: Duration = Duration::from_secs(1);
+/// Interval between checks for open connections during graceful shutdown.
+const DRAIN_STEP: Duration = Duration::from_millis(5);
+
+/// How long connections are accepted that were in the listen queue when draining began.
+const LAST_ACCEPTS_MAX: Duration = Duration::from_millis(500);
+/// How long to wait for the access-log lines of tunnels that were cut.
+const LAST_LINES_MAX: Duration = Duration::from_millis(100);
+/// Interval between store availability checks.
+const STORE_EVERY: Duration = Duration::from_millis(250);
+
+/// How long startup retries the store before the gateway starts without it.
+const FIRST_REACH: Duration = Duration::from_secs(1);
+const AWAY: &str = "store unavailable, applying failure policy";
+
+/// Route label of requests without a route in the metrics.
+const UNROUTED: &str = "";
+
+/// A running gateway.
+#[derive(Debug)]
+pub struct Gateway<S> {
+    shared: Arc<Shared<S>>,
+    workers: Arc<[Arc<Worker<S>>]>,
+    listening: Vec<Arc<Listening>>,
+    lasting: Lasting,
+    addresses: Vec<SocketAddr>,
+    accepting: JoinSet<()>,
+    /// Background tasks: the ticker and the store watcher.
+    tasks: JoinSet<()>,
+}
+
+impl<S: Backend> Gateway<S> {
+    /// Starts the gateway that `config` describes, with one worker thread per core. Must be called on a tokio
+    /// runtime, which accepts connections and runs timers; requests run on the worker threads.
+    ///
+    /// # Errors
+    /// If the configuration has neither a gateway nor an API, an address cannot be bound, or certificates, limits,
+    /// the store or a thread cannot be set up.
+    pub async fn start(config: &Config, sockets: &mut Sockets) -> Result<Gateway<S>, StartError> {
+        Gateway::start_on(config, sockets, Box::new(io::stdout())).await
+    }
+
+    /// Like [`start`](Gateway::start), but with new sockets, and with the access log written to `log` instead of
+    /// stdout.
+    ///
+    /// # Errors
+    /// As [`start`](Gateway::start).
+    pub async fn start_with_log(
+        config: &Config,
+        log: Box<dyn io::Write + Send>,
+    ) -> Result<Gateway<S>, StartError> {
+        Gateway::start_on(config, &mut Sockets::default(), log).await
+    }
+
+    async fn start_on(
+        config: &Config,
+        sockets: &mut Sockets,
+        log: Box<dyn io::Write + Send>,
+    ) -> Result<Gateway<S>, StartError> {
+        let workers = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+        let gateway = &gateway_of(config)?;
+        let mut listeners = Vec::new();
+        for listener in &gateway.listeners {
+            listeners.push(accept::listen(listener, sockets)?);
+        }
+        let metrics = Metrics::new(workers);
+        let ticker = Arc::new(Ticker::new());
+        let mut draft = metrics.draft();
+        let unrouted = draft.route(UNROUTED);
+        let state = State::new(config, gateway, workers, &ticker, &mut draft, None)?;
+        metrics.take(draft);
+        let is_up = reach(config, &state).await?;
+        let log = AccessLog::start(workers, log).map_err(StartError::Thread)?;
+        let ledger = Arc::new(Ledger::new(log, unrouted));
+        state.upstreams.iter().for_each(health::watch);
+        let shared = Arc::new(Shared {
+            state: ArcSwap::from_pointee(state),
+            ticker,
+            draining: Draining::default(),
+            ledger,
+            metrics,
+            turned_away: AtomicU64::new(0),
+            untrusted: AtomicU64::new(0),
+        });
+        let workers: Result<Vec<_>, _> =
+            (0..workers).map(|number| Worker::start(number, shared.clone())).collect();
+        let workers: Arc<[Arc<Worker<S>>]> = workers.map_err(StartError::Thread)?.into();
+        let (mut accepting, mut listening, mut addresses) = (JoinSet::new(), Vec::new(), Vec::new());
+        for (listener, its) in listeners {
+            let listener = TcpListener::from_std(listener).map_err(StartError::Thread)?;
+            addresses.push(listener.local_addr().map_err(StartError::Thread)?);
+            let draining = shared.draining.wait();
+            accepting.spawn(accept::accept(listener, its.clone(), workers.clone(), draining));
+            listening.push(its);
+        }
+        let mut tasks = JoinSet::new();
+        tasks.spawn(tick(shared.clone()));
+        tasks.spawn(watch_store(shared.clone(), is_up));
+        let lasting = Lasting::of(config, gateway);
+        Ok(Gateway { shared, workers, listening, lasting, addresses, accepting, tasks })
+    }
+
+    /// Addresses that the gateway listens on.
+    pub fn addresses(&self) -> &[SocketAddr] {
+        &self.addresses
+    }
+
+    /// State that the other APIs share with the gateway: they check the same limits.
+    pub(crate) fn shared(&self) -> &Arc<Shared<S>> {
+        &self.shared
+    }
+
+    /// Metrics, readiness and token for the admin listener.
+    pub fn watched(&self) -> Arc<dyn Watched> {
+        Arc::new(View { shared: self.shared.clone(), workers: self.workers.clone() })
+    }
+
+    /// Replaces the configuration atomically. Requests in flight finish under the old one.
+    ///
+    /// # Errors
+    /// If the new configuration cannot be applied or needs a restart; the old one then stays in effect.
+    pub fn reload(&self, config: &Config) -> Result<(), StartError> {
+        let reloaded = self.replace(config);
+        self.shared.metrics.reloaded(reloaded.is_ok());
+        reloaded
+    }
+
+    /// Counts a failed reload whose configuration could not be read.
+    pub fn kept_old(&self) {
+        self.shared.metrics.reloaded(false);
+    }
+
+    fn replace(&self, config: &Config) -> Result<(), StartError> {
+        let gateway = &gateway_of(config)?;
+        self.lasting.check(&Lasting::of(config, gateway))?;
+        let before = self.shared.state.load_full();
+        let Shared { metrics, ticker, .. } = &*self.shared;
+        // All certificates are read before any is replaced, so that a bad file changes nothing.
+        let certificates = || self.listening.iter().filter_map(|it| it.certificate.as_ref());
+        let fresh: Result<Vec<_>, _> = certificates().map(|it| it.read_again()).collect();
+        let (fresh, mut draft) = (fresh.map_err(StartError::Tls)?, metrics.draft());
+        draft.route(UNROUTED);
+        let state = State::new(config, gateway, self.workers.len(), ticker, &mut draft, Some(&before))?;
+        for (certificate, fresh) in certificates().zip(fresh) {
+            certificate.exchange(fresh);
+        }
+        let is_new =
+            |upstream: &&Arc<Upstream>| !before.upstreams.iter().any(|old| Arc::ptr_eq(old, upstream));
+        state.upstreams.iter().filter(is_new).for_each(health::watch);
+        metrics.take(draft);
+        self.shared.state.store(Arc::new(state));
+        Ok(())
+    }
+
+    /// Shuts down gracefully: accepts no more connections, lets requests in flight finish and announces the close to
+    /// clients. Returns when all connections are closed or the drain timeout has passed; the result is the number of
+    /// connections that were still open then.
+    pub async fn drain(mut self) -> usize {
+        self.shared.draining.begin();
+        // Connections in the listen queue are still accepted: closing the socket would reset them.
+        let _ =
+            timeout(LAST_ACCEPTS_MAX, async { while self.accepting.join_next().await.is_some() {} }).await;
+        self.accepting.shutdown().await;
+        let open = || self.workers.iter().map(|it| it.connections.load(Ordering::Relaxed)).sum::<usize>();
+        let all_gone = async || {
+            while open() > 0 {
+                sleep(DRAIN_STEP).await;
+            }
+        };
+        let patience = self.shared.state.load().timeouts.drain;
+        let _ = timeout(patience, all_gone()).await;
+        let left = open();
+        // Cuts tunnels, whose access-log lines follow shortly after.
+        self.shared.draining.end();
+        let _ = timeout(LAST_LINES_MAX, all_gone()).await;
+        self.tasks.shutdown().await;
+        if let Some(limits) = &self.shared.state.load_full().limits {
+            S::release(limits.limiter()).await;
+        }
+        self.shared.ledger.log.written().await;
+        left
+    }
+}
+
+/// The configured gateway, or one without listeners if only APIs are configured.
+fn gateway_of(config: &Config) -> Result<Cow<'_, ratekeeper_config::Gateway>, StartError> {
+    match &config.gateway {
+        Some(gateway) => Ok(Cow::Borrowed(gateway)),
+        None if config.apis.are_none() => Err(StartError::NoGateway),
+        None => Ok(Cow::Owned(ratekeeper_config::Gateway::none())),
+    }
+}
+
+/// Settings that need a restart to change, because sockets and counters depend on them.
+#[derive(Debug)]
+struct Lasting {
+    listeners: Vec<Listener>,
+    admin: Option<SocketAddr>,
+    apis: [Option<SocketAddr>; 3],
+    /// Its connections are kept across reloads.
+    redis: Option<Box<Redis>>,
+}
+
+impl Lasting {
+    fn of(config: &Config, gateway: &ratekeeper_config::Gateway) -> Lasting {
+        let redis = match &config.store {
+            Store::Redis(redis) => Some(redis.clone()),
+            Store::Memory { .. } => None,
+        };
+        Lasting {
+            listeners: gateway.listeners.clone(),
+            admin: config.admin.as_ref().map(|admin| admin.listen),
+            apis: [
+                config.apis.http.as_ref().map(|http| http.api.listen),
+                config.apis.envoy.as_ref().map(|envoy| envoy.api.listen),
+                config.apis.resp.as_ref().map(|resp| resp.api.listen),
+            ],
+            redis,
+        }
+    }
+
+    fn check(&self, new: &Lasting) -> Result<(), StartError> {
+        let changed = [
+            ("gateway.listen", self.listeners != new.listeners),
+            ("admin", self.admin != new.admin),
+            ("apis", self.apis != new.apis),
+            ("the kind of the store", self.redis.is_some() != new.redis.is_some()),
+            ("store.redis", self.redis != new.redis),
+        ];
+        match changed.iter().find(|(_, is_changed)| *is_changed) {
+            Some((what, _)) => Err(StartError::NeedsRestart(what)),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Whether the store answers. With failure policy `closed`, an unavailable store fails startup.
+async fn reach<S: Backend>(config: &Config, state: &State<S>) -> Result<bool, StartError> {
+    let Some(limits) = &state.limits else { return Ok(true) };
+    let begun = Instant::now();
+    loop {
+        let Err(why) = S::reach(limits.limiter()).await else { return Ok(true) };
+        if begun.elapsed() < FIRST_REACH {
+            sleep(STORE_EVERY).await;
+            continue;
+        }
+        if matches!(&config.store, Store::Redis(redis) if redis.failure == FailurePolicy::Closed) {
+            return Err(StartError::Store(why));
+        }
+        tracing::warn!(why, "{AWAY}");
+        return Ok(false);
+    }
+}
+
+/// Logs when the store becomes unavailable and when it recovers, also without traffic.
+async fn watch_store<S: Backend>(shared: Arc<Shared<S>>, mut was_up: bool) {
+    loop {
+        sleep(STORE_EVERY).await;
+        let state = shared.state.load_full();
+        let Some(limits) = &state.limits else { continue };
+        // One late answer is not an outage: the store must also report itself degraded.
+        let is_up = S::reach(limits.limiter()).await.is_ok() || (was_up && !S::is_degraded(limits.limiter()));
+        match (was_up, is_up) {
+            (true, false) => tracing::warn!("{AWAY}"),
+            (false, true) => tracing::info!("store available again"),
+            _ => {}
+        }
+        was_up = is_up;
+    }
+}
+
+/// The gateway as the admin listener sees it, also during graceful shutdown.
+#[derive(Debug)]
+struct View<S> {
+    shared: Arc<Shared<S>>,
+    workers: Arc<[Arc<Worker<S>>]>,
+}
+
+impl<S: Backend> Watched for View<S> {
+    fn metrics(&self) -> String {
+        let mut out = Exposition::default();
+        let (shared, state) = (&self.shared, self.shared.state.load());
+        shared.metrics.write(&mut out);
+        let open: usize = self.workers.iter().map(|it| it.connections.load(Ordering::Relaxed)).sum();
+        out.single("ratekeeper_connections", "gauge", "Client connections.", open);
+        let turned_away = shared.turned_away.load(Ordering::Relaxed);
+        let help = "Connections rejected at the connection limit.";
+        out.single("ratekeeper_connections_rejected_total", "counter", help, turned_away);
+        let untrusted = shared.untrusted.load(Ordering::Relaxed);
+        let help = "Connections rejected because their peer is not a trusted proxy.";
+        out.single("ratekeeper_connections_untrusted_total", "counter", help, untrusted);
+        let under_way = shared.ledger.under_way.load(Ordering::Relaxed);
+        out.single("ratekeeper_requests_in_flight", "gauge", "Requests in flight.", under_way);
+        let dropped = shared.ledger.log.dropped();
+        let help = "Access log lines dropped because the writer was too slow.";
+        out.single("ratekeeper_access_log_dropped_total", "counter", help, dropped);
+        let waiting = state.limits.as_ref().map_or(0, |limits| limits.waiting());
+        out.single("ratekeeper_waiters", "gauge", "Requests delayed by a shaping leaky bucket.", waiting);
+        if let Some(limits) = &state.limits {
+            S::write_metrics(limits.limiter(), &mut out);
+            out.family(
+                "ratekeeper_concurrency_permits",
+                "gauge",
+                "Requests in flight, by concurrency limit.",
+            );
+            for (name, held) in limits.slots_held() {
+                out.sample("ratekeeper_concurrency_permits", &[("limit", name)], held);
+            }
+        }
+        out.family(
+            "ratekeeper_upstream_up",
+            "gauge",
+            "Whether an upstream address is healthy and not ejected.",
+        );
+        let now = shared.ticker.now();
+        let each = || state.upstreams.iter().flat_map(|it| it.addresses().iter().map(move |at| (it, at)));
+        for (upstream, address) in each() {
+            let labels =
+                [("upstream", upstream.config.name.as_str()), ("address", address.authority.as_str())];
+            out.sample("ratekeeper_upstream_up", &labels, u8::from(address.is_available(now)));
+        }
+        out.family("ratekeeper_upstream_connections", "gauge", "Connections to an upstream address.");
+        for (upstream, address) in each() {
+            let labels =
+                [("upstream", upstream.config.name.as_str()), ("address", address.authority.as_str())];
+            out.sample("ratekeeper_upstream_connections", &labels, address.connections());
+        }
+        out.into_text()
+    }
+
+    fn is_ready(&self) -> bool {
+        !self.shared.draining.has_begun()
+    }
+
+    fn token(&self) -> Option<Secret> {
+        self.shared.state.load().admin_token.clone()
+    }
+}
+
+/// Advances the ticker and closes idle upstream connections.
+async fn tick<S>(shared: Arc<Shared<S>>) {
+    let mut swept = Instant::now();
+    loop {
+        sleep(Ticker::STEP).await;
+        let now = shared.ticker.tick();
+        if swept.elapsed() < SWEEP_EVERY {
+            continue;
+        }
+        swept = Instant::now();
+        for address in shared.state.load().upstreams.iter().flat_map(|upstream| upstream.addresses()) {
+            let oldest = now.since(Ticks::default()).saturating_sub(address.idle_timeout);
+            address.sweep(Ticks::default().after(oldest));
+        }
+    }
+}
+
+/// Why a gateway cannot start or cannot reload its configuration.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum StartError {
+    /// The configuration has neither a gateway nor an API.
+    NoGateway,
+    /// The gateway cannot listen on an address.
+    Listen(SocketAddr, io::Error),
+    /// A certificate cannot be used.
+    Tls(TlsError),
+    /// The limits cannot be set up.
+    Limits(LimitsError),
+    /// The store is unavailable and the failure policy is `closed`.
+    Store(String),
+    /// The named setting cannot be changed without a restart.
+    NeedsRestart(&'static str),
+    /// A thread cannot be started.
+    Thread(io::Error),
+}
+
+impl fmt::Display for StartError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            StartError::NoGateway => {
+                write!(
+                    f,
+                    "there is neither a gateway nor an API in this file; write `gateway: {{ routes: [...] }}`, or \
+                     `apis: {{ http: 127.0.0.1:9181 }}`"
+                )
+            }
+            StartError::Listen(address, error) if error.kind() == io::ErrorKind::AddrInUse => {
+                write!(
+                    f,
+                    "{address} is in use by another program; stop that, or write another `listen` in the file"
+                )
+            }
+            StartError::Listen(address, error) => write!(f, "cannot listen on {address}: {error}"),
+            StartError::Tls(error) => write!(f, "{error}"),
+            StartError::Limits(error) => write!(f, "{error}"),
+            StartError::Store(why) => write!(
+                f,
+                "{why}; start Redis, or write `on_store_failure: local` or `on_store_failure: open` to start without it"
+            ),
+            StartError::NeedsRestart(what) => {
+                write!(f, "{what} cannot be changed while the gateway runs; restart to change it")
+            }
+            StartError::Thread(error) => write!(f, "a thread cannot be started: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for StartError {}

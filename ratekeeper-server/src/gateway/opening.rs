@@ -1,0 +1,142 @@
+//! Connection setup before the first request: PROXY header, TLS handshake and first bytes.
+
+use std::future::{Future, poll_fn};
+use std::io;
+use std::mem::MaybeUninit;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::io::{AsyncRead, ReadBuf};
+use tokio::time::{Instant, sleep, timeout_at};
+
+use super::draining::Draining;
+use super::timer::{Ticker, Ticks};
+use super::watch::Watch;
+
+/// How long a connection without requests stays open once draining begins, so that a request already in transit gets
+/// a response.
+pub(crate) const LAST_CALL: Duration = Duration::from_millis(500);
+
+/// Begins the HTTP/2 preface, and no HTTP/1 request.
+const HTTP2_BEGIN: &[u8] = b"PRI ";
+/// Size of the first read. Most request heads are shorter.
+const FIRST_BYTES_MAX: usize = 4096;
+
+/// A connection before its first request. All setup steps share one deadline, so a client that is slow at each step
+/// gains no extra time.
+#[derive(Debug)]
+pub(crate) struct Opening {
+    arrived: Ticks,
+    pub(crate) deadline: Instant,
+}
+
+impl Opening {
+    pub(crate) fn new(ticker: &Ticker, patience: Duration) -> Opening {
+        Opening { arrived: ticker.now(), deadline: Instant::now() + patience }
+    }
+
+    /// Runs a setup step until the deadline. Once draining begins, it has at most [`LAST_CALL`] left.
+    pub(crate) async fn step<T>(&self, draining: &Draining, step: impl Future<Output = T>) -> Option<T> {
+        let draining = draining.wait();
+        tokio::select! {
+            biased;
+            done = timeout_at(self.deadline, step) => done.ok(),
+            () = async {
+                draining.await;
+                sleep(LAST_CALL).await;
+            } => None,
+        }
+    }
+
+    /// The connection's watch, which counts from its arrival.
+    pub(crate) fn watch(&self, ticker: Arc<Ticker>) -> Arc<Watch> {
+        Watch::since(ticker, self.arrived)
+    }
+}
+
+/// Reads the client's first bytes, enough to detect HTTP/2; fewer if the client closes first.
+///
+/// It reads rather than peeks: after a peek, a wait for the missing bytes would poll in a loop.
+pub(crate) async fn first_bytes(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Bytes> {
+    let mut first = Vec::new();
+    loop {
+        let before = first.len();
+        poll_fn(|context| {
+            // Exists only during a read, so that a waiting client holds no buffer.
+            let mut bytes = [MaybeUninit::uninit(); FIRST_BYTES_MAX];
+            let mut buffer = ReadBuf::uninit(&mut bytes);
+            ready!(Pin::new(&mut *stream).poll_read(context, &mut buffer))?;
+            first.extend_from_slice(buffer.filled());
+            Poll::Ready(io::Result::Ok(()))
+        })
+        .await?;
+        let may_be_http2 = first.len() < HTTP2_BEGIN.len() && HTTP2_BEGIN.starts_with(&first);
+        if first.len() == before || !may_be_http2 {
+            return Ok(first.into());
+        }
+    }
+}
+
+/// Whether the client begins with the HTTP/2 preface.
+pub(crate) fn speaks_http2(first: &[u8]) -> bool {
+    first.starts_with(HTTP2_BEGIN)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Context;
+
+    use tokio::io::AsyncWriteExt;
+
+    use super::*;
+
+    /// Counts reads.
+    struct Counting<I>(I, usize);
+
+    impl<I: AsyncRead + Unpin> AsyncRead for Counting<I> {
+        fn poll_read(
+            mut self: Pin<&mut Self>,
+            context: &mut Context<'_>,
+            buffer: &mut ReadBuf<'_>,
+        ) -> Poll<io::Result<()>> {
+            self.1 += 1;
+            Pin::new(&mut self.0).poll_read(context, buffer)
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn partial_http2_preface_is_awaited_without_busy_polling() {
+        let (mut client, server) = tokio::io::duplex(100);
+        let mut server = Counting(server, 0);
+        let saying = async {
+            client.write_all(b"PR").await.unwrap();
+            sleep(Duration::from_secs(60)).await;
+            client.write_all(b"I * HTTP/2.0").await.unwrap();
+            client
+        };
+        let (first, _client) = tokio::join!(first_bytes(&mut server), saying);
+        assert_eq!(first.unwrap(), "PRI * HTTP/2.0");
+        assert!(server.1 < 10, "asked {} times", server.1);
+    }
+
+    #[tokio::test]
+    async fn protocol_is_detected_from_the_fewest_bytes() {
+        for (said, is_http2) in [("G", false), ("PRI ", true), ("PRI\t", false), ("PO", false)] {
+            let (mut client, mut server) = tokio::io::duplex(100);
+            client.write_all(said.as_bytes()).await.unwrap();
+            let first = first_bytes(&mut server).await.unwrap();
+            assert_eq!((&*first, speaks_http2(&first)), (said.as_bytes(), is_http2));
+        }
+        // The client closes before the preface is complete.
+        for said in ["", "PRI"] {
+            let (mut client, mut server) = tokio::io::duplex(100);
+            client.write_all(said.as_bytes()).await.unwrap();
+            drop(client);
+            let first = first_bytes(&mut server).await.unwrap();
+            assert_eq!((&*first, speaks_http2(&first)), (said.as_bytes(), false));
+        }
+    }
+}

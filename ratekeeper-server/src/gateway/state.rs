@@ -1,0 +1,204 @@
+//! The active configuration: routes, upstreams and limits.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::header::HeaderName;
+use ratekeeper::tower::token::Tokens;
+use ratekeeper::tower::{ConcurrencySet, NonCanonicalPath, RatekeeperLayer, RuleSet};
+use ratekeeper_config::{Config, Gateway, PathEdit, Secret, Timeouts};
+use ratekeeper_rules::client::TrustedProxies;
+use ratekeeper_rules::key::{Key, Part};
+use ratekeeper_rules::path::PathNormalization;
+use ratekeeper_rules::rule::{Cost, OverrideScope};
+use ratekeeper_rules::when::When;
+
+use super::StartError;
+use super::access::observer;
+use super::hop_headers::{Edits, is_forwarded};
+use super::timer::Ticker;
+use super::upstream::Upstream;
+use crate::apis::ApiSettings;
+use crate::backend::{self, Backend};
+use crate::metrics::{Draft, RouteMetrics};
+
+/// Everything that decides on a request, swapped atomically on reload.
+#[derive(Debug)]
+pub(crate) struct State<S> {
+    /// None if neither limits nor APIs are configured.
+    pub(crate) limits: Option<RatekeeperLayer<S>>,
+    /// One copy per worker, so that workers do not contend for the reference counts of routes.
+    routes: Vec<Vec<Arc<Route>>>,
+    pub(crate) upstreams: Vec<Arc<Upstream>>,
+    pub(crate) client: TrustedProxies,
+    pub(crate) paths: PathNormalization,
+    /// Verifies the tokens whose claims routes read.
+    pub(crate) tokens: Option<Arc<Tokens>>,
+    /// Headers that the configuration reads or sets.
+    pub(crate) header_names: Arc<[HeaderName]>,
+    /// Whether any of them is a forwarding header.
+    pub(crate) reads_forwarded: bool,
+    pub(crate) timeouts: Timeouts,
+    pub(crate) has_access_log: bool,
+    /// Token that clients of the admin listener must send for metrics.
+    pub(crate) admin_token: Option<Secret>,
+    pub(crate) max_connections: usize,
+    /// Maximum number of requests in flight.
+    pub(crate) max_in_flight: usize,
+    /// Number of requests in flight from which routes that are not critical are shed.
+    pub(crate) max_uncritical: usize,
+    /// Settings of the APIs.
+    pub(crate) apis: ApiSettings,
+}
+
+/// Conditions, upstream, limits and edits of a route.
+#[derive(Clone, Debug)]
+pub(crate) struct Route {
+    /// The route's name, as rules see it.
+    pub(crate) id: ratekeeper::tower::Route,
+    pub(crate) when: When,
+    pub(crate) upstream: Arc<Upstream>,
+    /// The route's limits; `chosen_slots` are its concurrency limits.
+    pub(crate) chosen: RuleSet,
+    pub(crate) chosen_slots: ConcurrencySet,
+    pub(crate) is_critical: bool,
+    /// Trusted proxies.
+    pub(crate) trust: TrustedProxies,
+    pub(crate) timeout: Duration,
+    pub(crate) path: PathEdit,
+    /// Normalisation of the paths that the route matches.
+    pub(crate) spelling: PathNormalization,
+    pub(crate) metrics: Arc<RouteMetrics>,
+    /// Names of all configured limits, by number.
+    pub(crate) limit_names: Arc<[String]>,
+    pub(crate) request_edits: Edits,
+    pub(crate) response_edits: Edits,
+}
+
+/// Of ten in-flight permits, how many routes that are not critical may use if there are critical ones.
+const UNCRITICAL_OF_TEN: usize = 8;
+
+/// All headers that limits or routes read, and those that routes set: a client may neither declare them hop-by-hop
+/// nor send aliases of them.
+fn header_names(config: &Config, gateway: &Gateway) -> Vec<HeaderName> {
+    let mut names: Vec<&str> = Vec::new();
+    for rule in config.rules.rules() {
+        names.extend(in_key(&rule.key).chain(in_when(&rule.when)));
+        names.extend(match &rule.cost {
+            Cost::Header { name, .. } => Some(name.as_str()),
+            _ => None,
+        });
+        for it in &rule.overrides {
+            if let OverrideScope::When(when) = &it.whose {
+                names.extend(in_when(when));
+            }
+        }
+    }
+    for slots in &config.slots {
+        names.extend(in_key(&slots.key).chain(in_when(&slots.when)));
+    }
+    for route in &gateway.routes {
+        names.extend(in_when(&route.when));
+        let edits = &route.request_headers;
+        names.extend(edits.set.iter().chain(&edits.add).map(|(name, _)| name.as_str()));
+    }
+    names.extend(config.jwt.iter().map(|jwt| jwt.header.as_str()));
+    let mut names: Vec<HeaderName> = names.into_iter().filter_map(|name| name.parse().ok()).collect();
+    names.sort_by(|one, other| one.as_str().cmp(other.as_str()));
+    names.dedup();
+    names
+}
+
+fn in_key(key: &Key) -> impl Iterator<Item = &str> {
+    key.parts().filter_map(|part| match part {
+        Part::Header(name) => Some(name.as_str()),
+        _ => None,
+    })
+}
+
+fn in_when(when: &When) -> impl Iterator<Item = &str> {
+    when.headers.iter().map(|(name, _)| name.as_str())
+}
+
+impl<S: Backend> State<S> {
+    /// Builds the state of a configuration and migrates state from `before`. On an error, nothing has changed.
+    pub(crate) fn new(
+        config: &Config,
+        gateway: &Gateway,
+        workers: usize,
+        ticker: &Arc<Ticker>,
+        metrics: &mut Draft,
+        before: Option<&State<S>>,
+    ) -> Result<State<S>, StartError> {
+        let names: Arc<[String]> = backend::names(config).collect();
+        let tokens = backend::tokens(config).map_err(StartError::Limits)?;
+        let mut upstreams = Vec::new();
+        for upstream in &gateway.upstreams {
+            // An unchanged upstream keeps its connections and health.
+            let same = before.and_then(|it| it.upstreams.iter().find(|old| old.config == *upstream));
+            upstreams.push(match same {
+                Some(same) => same.clone(),
+                None => Arc::new(Upstream::new(upstream, workers, ticker).map_err(StartError::Tls)?),
+            });
+        }
+        let has_limits = config.rules.rules().len() > 0 || backend::slots(config).next().is_some();
+        // API clients may send inline limits.
+        let has_limits = has_limits || !config.apis.are_none();
+        // The last step that can fail, because it starts the state migration of the limits.
+        let limits = match has_limits {
+            false => None,
+            true => {
+                // Paths are normalised before the route is looked up.
+                let builder = backend::builder(config, tokens.as_ref());
+                let counts = names.iter().map(|name| metrics.limit(name)).collect();
+                let builder = builder.other_spellings(NonCanonicalPath::Keep).observe(observer(counts));
+                let builder = if config.apis.are_none() { builder } else { builder.may_lack_rules() };
+                let before = before.and_then(|before| before.limits.as_ref());
+                Some(S::limits(config, builder, before).map_err(StartError::Limits)?)
+            }
+        };
+        let routes = gateway.routes.iter().zip(backend::own_slots(config)).map(|(route, own)| Route {
+            metrics: metrics.route(&route.id),
+            limit_names: names.clone(),
+            chosen_slots: ConcurrencySet(route.slots.iter().copied().chain(own).collect()),
+            id: ratekeeper::tower::Route(route.id.as_str().into()),
+            when: route.when.clone(),
+            upstream: upstreams[route.upstream].clone(),
+            chosen: RuleSet(route.limits.as_slice().into()),
+            is_critical: route.is_critical,
+            trust: config.client.clone(),
+            timeout: route.timeout,
+            path: route.path.clone(),
+            spelling: config.paths,
+            request_edits: Edits::new(&route.request_headers),
+            response_edits: Edits::new(&route.response_headers),
+        });
+        let routes: Vec<Route> = routes.collect();
+        let max_in_flight = gateway.max_in_flight;
+        let has_critical = routes.iter().any(|route| route.is_critical);
+        let max_uncritical =
+            if has_critical { (max_in_flight * UNCRITICAL_OF_TEN / 10).max(1) } else { max_in_flight };
+        let header_names = header_names(config, gateway);
+        Ok(State {
+            limits,
+            routes: (0..workers).map(|_| routes.iter().cloned().map(Arc::new).collect()).collect(),
+            upstreams,
+            client: config.client.clone(),
+            paths: config.paths,
+            tokens,
+            reads_forwarded: header_names.iter().any(is_forwarded),
+            header_names: header_names.into(),
+            timeouts: gateway.timeouts,
+            has_access_log: gateway.access_log,
+            admin_token: config.admin.as_ref().and_then(|admin| admin.token.clone()),
+            max_connections: gateway.max_connections,
+            max_in_flight,
+            max_uncritical,
+            apis: ApiSettings::of(config),
+        })
+    }
+    /// The routes, for one worker.
+    pub(crate) fn routes(&self, worker: usize) -> &[Arc<Route>] {
+        &self.routes[worker]
+    }
+}

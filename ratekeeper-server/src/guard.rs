@@ -1,0 +1,95 @@
+//! Access checks in front of the admin listener and the HTTP API.
+//!
+//! Each check is a layer of a router and rejects one class of requests. Each API decides which of its routes a layer
+//! covers.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::http::header::{AUTHORIZATION, HOST, HeaderMap, HeaderValue, ORIGIN, WWW_AUTHENTICATE};
+use axum::http::uri::Authority;
+use axum::http::{StatusCode, Uri};
+use axum::middleware::Next;
+use axum::response::Response;
+use ratekeeper_config::Secret;
+use subtle::ConstantTimeEq;
+
+use crate::problem::problem;
+
+/// The state that the layers of one API share.
+#[derive(Clone)]
+pub(crate) struct Guard {
+    /// The configuration section that holds the API's token.
+    place: &'static str,
+    token: Arc<dyn Fn() -> Option<Secret> + Send + Sync>,
+}
+
+impl Guard {
+    /// `token` is called on every request, because a reload can change the token.
+    pub(crate) fn new(
+        place: &'static str,
+        token: impl Fn() -> Option<Secret> + Send + Sync + 'static,
+    ) -> Guard {
+        Guard { place, token: Arc::new(token) }
+    }
+}
+
+/// Rejects cross-origin browser requests: pages of other sites must not read these responses.
+pub(crate) async fn no_pages(request: Request, next: Next) -> Response {
+    match request.headers().contains_key(ORIGIN) {
+        true => problem(
+            StatusCode::FORBIDDEN,
+            "cross-origin browser requests are rejected; remove the `Origin` header",
+        ),
+        false => next.run(request).await,
+    }
+}
+
+/// Rejects requests for host names if there is no token. DNS rebinding makes a page same-origin with this address,
+/// but its requests still carry the site's host name, and the page does not know the token.
+pub(crate) async fn no_names(State(guard): State<Guard>, request: Request, next: Next) -> Response {
+    if (guard.token)().is_some() || is_for_us(request.uri(), request.headers()) {
+        return next.run(request).await;
+    }
+    let place = guard.place;
+    let why = format!(
+        "there is nothing here by this name: ask for localhost or an IP address, or give `{place}` a token"
+    );
+    problem(StatusCode::MISDIRECTED_REQUEST, &why)
+}
+
+/// Whether every host that the request names is an IP address or `localhost`, which no other site can own. Browsers
+/// always send a host, so a request without one is accepted.
+fn is_for_us(uri: &Uri, headers: &HeaderMap) -> bool {
+    let is_ours = |host: &str| {
+        let is_ip = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>().is_ok();
+        is_ip || host.eq_ignore_ascii_case("localhost")
+    };
+    let in_headers = |value: &HeaderValue| {
+        Authority::try_from(value.as_bytes()).is_ok_and(|authority| is_ours(authority.host()))
+    };
+    uri.host().is_none_or(is_ours) && headers.get_all(HOST).iter().all(in_headers)
+}
+
+/// Requires the bearer token, if one is configured.
+pub(crate) async fn only_with_token(State(guard): State<Guard>, request: Request, next: Next) -> Response {
+    if (guard.token)().is_none_or(|token| knows(request.headers(), &token)) {
+        return next.run(request).await;
+    }
+    let place = guard.place;
+    let why = format!(
+        "send the token that the configuration has under `{place}`, as in `Authorization: Bearer ...`"
+    );
+    let mut response = problem(StatusCode::UNAUTHORIZED, &why);
+    response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    response
+}
+
+/// Whether the request carries the token.
+pub(crate) fn knows(headers: &HeaderMap, token: &Secret) -> bool {
+    let sent = headers.get(AUTHORIZATION).map_or(&b""[..], |value| value.as_bytes());
+    let Some((scheme, sent)) = sent.split_at_checked(b"Bearer ".len()) else { return false };
+    // Constant-time comparison: the duration must not reveal how much of the token was right.
+    scheme.eq_ignore_ascii_case(b"Bearer ") && bool::from(sent.ct_eq(token.reveal().as_bytes()))
+}

@@ -1,0 +1,169 @@
+//! `/v1/authorize`: a proxy requests a decision about each request before it forwards it.
+//!
+//! | proxy | passes to its client | use |
+//! |---|---|---|
+//! | nginx, `auth_request` | only 401 and 403; the rest becomes 500 | 403; real status in `X-RateLimit-Denied` |
+//! | Traefik, `forwardAuth` | the whole denial | `?deny_status=429` |
+//! | Caddy, `forward_auth` | the whole denial | `?deny_status=429` |
+//!
+//! For nginx:
+//!
+//! ```nginx
+//! location / {
+//!     auth_request     /_limit;
+//!     auth_request_set $ratelimit        $upstream_http_ratelimit;
+//!     auth_request_set $ratelimit_policy $upstream_http_ratelimit_policy;
+//!     auth_request_set $retry_after      $upstream_http_retry_after;
+//!     auth_request_set $denied           $upstream_http_x_ratelimit_denied;
+//!     error_page 403 = @denied;
+//!     add_header RateLimit        $ratelimit        always;
+//!     add_header RateLimit-Policy $ratelimit_policy always;
+//!     proxy_pass http://application;
+//! }
+//! location = /_limit {
+//!     internal;
+//!     proxy_pass http://127.0.0.1:9181/v1/authorize;
+//!     proxy_pass_request_body off;
+//!     proxy_set_header Content-Length     "";
+//!     proxy_set_header X-Original-Method  $request_method;
+//!     proxy_set_header X-Original-URI     $request_uri;
+//!     proxy_set_header X-Original-Host    $http_host;
+//!     proxy_set_header X-Original-URL     "";
+//!     proxy_set_header X-Forwarded-Method "";
+//!     proxy_set_header X-Forwarded-Uri    "";
+//!     proxy_set_header X-Forwarded-For    $proxy_add_x_forwarded_for;
+//! }
+//! location @denied {
+//!     if ($denied = "") { return 403; }
+//!     add_header Retry-After      $retry_after      always;
+//!     add_header RateLimit        $ratelimit        always;
+//!     add_header RateLimit-Policy $ratelimit_policy always;
+//!     return 429;
+//! }
+//! ```
+//!
+//! Callers are authorised by address and not by a token, because the client's `Authorization` has to pass through.
+//! Concurrency limits do not apply here: a subrequest ends before the request begins.
+
+use std::convert::Infallible;
+use std::future::{Ready, ready};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use axum::body::{Body, Bytes};
+use axum::extract::{Request, State};
+use axum::http::header::{CACHE_CONTROL, HeaderName, HeaderValue};
+use axum::http::{Response, StatusCode};
+use http_body_util::Empty;
+use ratekeeper::tower::{ConcurrencySet, Peer, RequestContext, RuleSet};
+use tower_service::Service;
+
+use super::counts::{Endpoint, Said};
+use super::refusal::Refusal;
+use super::request::DenyStatus;
+use super::{Source, original};
+
+/// The values of `deny_status` for proxies. 429 passes the denial on with its real status; the others replace the
+/// status of any denial.
+const DENY_STATUSES: [u16; 3] = [401, 403, 429];
+
+/// The real status of a denial whose status was replaced: it distinguishes a denial from an application's 403.
+const DENIED: HeaderName = HeaderName::from_static("x-ratelimit-denied");
+
+/// Responds to a proxy.
+pub(super) async fn authorize<T: Source>(State(api): State<Arc<T>>, request: Request) -> Response<Body> {
+    let response = decide(&*api, request).await.unwrap_or_else(Refusal::into_response);
+    api.counts().count(Endpoint::Authorize, &response);
+    response
+}
+
+async fn decide<T: Source>(api: &T, request: Request) -> Result<Response<Body>, Refusal> {
+    let snapshot = api.snapshot();
+    let settings = &*snapshot.settings;
+    let peer = request.extensions().get::<Peer>().copied();
+    let Some(Peer(peer)) = peer.filter(|peer| settings.trusted.trusts(peer.0)) else {
+        let why = "only proxies ask here, and this address is none of them; add it to the file: \
+                   `client: { trusted_proxies: [...] }`";
+        return Err(Refusal::new(StatusCode::FORBIDDEN, why));
+    };
+    let in_query = DenyStatus::in_query(request.uri().query(), &DENY_STATUSES)?;
+    let deny_status = in_query.or_else(|| DenyStatus::of(settings.deny_status, &DENY_STATUSES));
+    let deny_status = deny_status.unwrap_or(DenyStatus(StatusCode::FORBIDDEN));
+    let (parts, _) = request.into_parts();
+    let lines = parts.headers.get_all(settings.trusted.source().header_name());
+    let client = settings.trusted.client(peer, lines.iter().map(HeaderValue::as_bytes));
+    let original = original::request(parts, &settings.trusted)?;
+    let Some(layer) = &snapshot.layer else { return Ok(allowed(Response::new(Body::empty()))) };
+
+    let all = || RuleSet((0..settings.limits).collect());
+    let chosen = settings.authorize_limits.clone().unwrap_or_else(all);
+    let slots = ConcurrencySet([].into());
+    let about = RequestContext {
+        client: Some(client),
+        chosen: Some(&chosen),
+        slots: Some(&slots),
+        ..RequestContext::default()
+    };
+    let Ok(response) = layer.call_with(Passing, original, about).await;
+    let response = response.map(Body::new);
+    Ok(match response.extensions().get::<Passed>() {
+        Some(Passed) => allowed(response),
+        None => denied(response, deny_status),
+    })
+}
+
+fn allowed(mut response: Response<Body>) -> Response<Body> {
+    response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response.extensions_mut().insert(Said::Yes);
+    response
+}
+
+fn denied(mut response: Response<Body>, deny_status: DenyStatus) -> Response<Body> {
+    let own = own_status(&response);
+    let status = if deny_status.0 == StatusCode::TOO_MANY_REQUESTS { own } else { deny_status.0 };
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    headers.insert(DENIED, HeaderValue::from(own.as_u16()));
+    response.extensions_mut().insert(Said::No);
+    response
+}
+
+/// The real status of a denial. A gRPC denial has status 200 and its code in `grpc-status`; a proxy would take the
+/// 200 for an allowed request.
+fn own_status(response: &Response<Body>) -> StatusCode {
+    match response.headers().get("grpc-status").map(HeaderValue::as_bytes) {
+        Some(b"3") => StatusCode::BAD_REQUEST,
+        Some(b"7") => StatusCode::FORBIDDEN,
+        Some(b"13") => StatusCode::INTERNAL_SERVER_ERROR,
+        Some(b"14") => StatusCode::SERVICE_UNAVAILABLE,
+        Some(_) => StatusCode::TOO_MANY_REQUESTS,
+        // A denial configured with a success status must still deny.
+        None if response.status().is_success() => StatusCode::TOO_MANY_REQUESTS,
+        None => response.status(),
+    }
+}
+
+/// Stands in for the application: a request that reaches it is allowed.
+#[derive(Clone, Copy, Debug)]
+struct Passing;
+
+/// Marks a response of [`Passing`].
+#[derive(Clone, Copy, Debug)]
+struct Passed;
+
+impl Service<http::Request<()>> for Passing {
+    type Response = Response<Empty<Bytes>>;
+    type Error = Infallible;
+    type Future = Ready<Result<Self::Response, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: http::Request<()>) -> Self::Future {
+        let mut response = Response::new(Empty::new());
+        response.extensions_mut().insert(Passed);
+        ready(Ok(response))
+    }
+}

@@ -1,0 +1,113 @@
+//! The time limit for request heads. A head arrives before its sender is authenticated, so a slow one is cut off
+//! early, while a connection that has already served a request may be idle for longer.
+
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::{Instant, Sleep, sleep_until};
+
+/// How long a head may take from its first byte; for the first head, from when the connection is accepted.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The state of a connection. Reader and service are polled by one task, one after the other.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Turn(Arc<AtomicU8>);
+
+/// The client sends a head.
+const HEAD: u8 = 0;
+/// The server reads the body and responds. Bodies have a separate time limit.
+const OURS: u8 = 1;
+/// Everything is answered, and no byte has arrived since.
+const IDLE: u8 = 2;
+
+impl Turn {
+    /// A head is complete.
+    pub(super) fn ours(&self) {
+        self.0.store(OURS, Ordering::Relaxed);
+    }
+
+    /// The response is complete.
+    pub(super) fn answered(&self) {
+        self.0.store(IDLE, Ordering::Relaxed);
+    }
+}
+
+/// A stream that fails if the client is too slow with a head.
+#[derive(Debug)]
+pub(super) struct Heads<I> {
+    stream: I,
+    turn: Turn,
+    deadline: Instant,
+    /// Created on the first wait: most heads arrive in one read.
+    late: Option<Pin<Box<Sleep>>>,
+}
+
+impl<I> Heads<I> {
+    pub(super) fn new(stream: I, turn: Turn) -> Heads<I> {
+        Heads { stream, turn, deadline: Instant::now() + HEAD_TIMEOUT, late: None }
+    }
+
+    /// Ready once the time for a head is over.
+    fn poll_late(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        let late = self.late.get_or_insert_with(|| Box::pin(sleep_until(self.deadline)));
+        if late.deadline() != self.deadline {
+            late.as_mut().reset(self.deadline);
+        }
+        late.as_mut().poll(context)
+    }
+}
+
+impl<I: AsyncRead + Unpin> AsyncRead for Heads<I> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        let before = buffer.filled().len();
+        let read = Pin::new(&mut this.stream).poll_read(context, buffer);
+        match this.turn.0.load(Ordering::Relaxed) {
+            HEAD if read.is_pending() => {
+                ready!(this.poll_late(context));
+                return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+            }
+            IDLE if buffer.filled().len() > before => {
+                this.turn.0.store(HEAD, Ordering::Relaxed);
+                this.deadline = Instant::now() + HEAD_TIMEOUT;
+            }
+            _ => {}
+        }
+        read
+    }
+}
+
+impl<I: AsyncWrite + Unpin> AsyncWrite for Heads<I> {
+    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().stream).poll_write(context, bytes)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_shutdown(context)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        parts: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().stream).poll_write_vectored(context, parts)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+}

@@ -1,0 +1,103 @@
+//! Responses to checks.
+
+use axum::body::Body;
+use axum::http::StatusCode;
+use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName, HeaderValue};
+use axum::response::Response;
+use ratekeeper::RetryAfter;
+use ratekeeper::tower::answer::Answer;
+use ratekeeper_config::push_seconds;
+
+use super::counts::Said;
+use super::decide::{Heard, One};
+use super::request::Ask;
+
+/// Approximate bytes per limit in a response.
+const BYTES_PER_LIMIT: usize = 192;
+
+/// A response in JSON, with its outcome for the metrics.
+pub(super) fn json(status: StatusCode, said: Said, body: Vec<u8>) -> Response {
+    let mut response = Response::new(Body::from(body));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response.extensions_mut().insert(said);
+    response
+}
+
+/// Adds the rate limit headers. A denial's content type is left out, because it belongs to another body.
+pub(super) fn tell(response: &mut Response, answer: &Answer) {
+    for header in answer.headers().filter(|header| header.name != "content-type") {
+        if let Ok(value) = HeaderValue::from_str(header.value) {
+            response.headers_mut().insert(HeaderName::from_static(header.name), value);
+        }
+    }
+}
+
+/// Begins the response to a check: `{"allowed":...,"limits":[...],"degraded":...`. The caller appends further fields.
+pub(super) fn begin(heard: &Heard, asks: &[Ask<'_>]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(64 + asks.len() * BYTES_PER_LIMIT);
+    out.extend_from_slice(b"{\"allowed\":");
+    push_flag(&mut out, heard.allowed);
+    out.extend_from_slice(b",\"limits\":[");
+    for (number, (ask, one)) in asks.iter().zip(&heard.each).enumerate() {
+        if number > 0 {
+            out.push(b',');
+        }
+        push_limit(&mut out, &ask.limit, one);
+    }
+    out.extend_from_slice(b"],\"degraded\":");
+    push_flag(&mut out, heard.is_degraded);
+    out
+}
+
+fn push_limit(out: &mut Vec<u8>, name: &str, one: &One) {
+    out.extend_from_slice(b"{\"limit\":");
+    push_text(out, name);
+    out.extend_from_slice(b",\"allowed\":");
+    push_flag(out, one.allowed());
+    match (one.decision, one.is_listed) {
+        (Some(decision), _) => {
+            out.extend_from_slice(b",\"size\":");
+            push_number(out, decision.limit);
+            out.extend_from_slice(b",\"remaining\":");
+            push_number(out, decision.remaining);
+            out.extend_from_slice(b",\"retry_after\":");
+            match decision.retry_after {
+                RetryAfter::Now => out.extend_from_slice(b"null"),
+                RetryAfter::After(wait) => push_seconds(out, wait),
+                RetryAfter::Never => out.extend_from_slice(b"\"never\""),
+            }
+            out.extend_from_slice(b",\"reset_after\":");
+            push_seconds(out, decision.reset_after);
+            out.extend_from_slice(b",\"delay\":");
+            push_seconds(out, decision.delay);
+        }
+        // A key on the deny list has no budget.
+        (None, true) => out.extend_from_slice(
+            b",\"size\":null,\"remaining\":null,\"retry_after\":\"never\",\"reset_after\":0,\"delay\":0",
+        ),
+        (None, false) => out.extend_from_slice(
+            b",\"size\":null,\"remaining\":null,\"retry_after\":null,\"reset_after\":0,\"delay\":0",
+        ),
+    }
+    out.extend_from_slice(b",\"shadow\":");
+    push_flag(out, one.is_shadow);
+    out.extend_from_slice(b",\"banned\":");
+    push_flag(out, one.is_banned);
+    out.push(b'}');
+}
+
+pub(super) fn push_flag(out: &mut Vec<u8>, flag: bool) {
+    out.extend_from_slice(if flag { b"true" } else { b"false" });
+}
+
+pub(super) fn push_number(out: &mut Vec<u8>, number: u32) {
+    out.extend_from_slice(itoa::Buffer::new().format(number).as_bytes());
+}
+
+/// Appends a JSON string, with its quotes.
+pub(super) fn push_text(out: &mut Vec<u8>, text: &str) {
+    // Writing into memory cannot fail, and every `str` is a valid JSON string.
+    let _ = serde_json::to_writer(out, text);
+}

@@ -1,0 +1,106 @@
+//! Connections of the HTTP API: bounded in number, cut off when slow, and drained when the API closes.
+
+use std::convert::Infallible;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::http::Request;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use ratekeeper::tower::Peer;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::select;
+use tokio::sync::{Semaphore, watch};
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+use tower_service::Service;
+
+use super::read_timeout::{Heads, Turn};
+
+/// Most open connections; further ones are closed immediately.
+pub const CONNECTIONS_MAX: usize = 4096;
+/// How long a connection may be idle after a request: longer than proxies keep theirs, so that the proxy closes first
+/// and never sends into a connection that is being closed. A head that has begun has less time.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(75);
+/// How long requests in flight may take when the API closes.
+const DRAIN_MAX: Duration = Duration::from_secs(10);
+/// Delay before the next attempt if the system cannot accept a connection.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
+
+/// Serves connections until the API closes.
+pub(super) async fn serve(
+    listener: TcpListener,
+    router: Router,
+    drain: watch::Receiver<bool>,
+) -> io::Result<()> {
+    let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let mut open = JoinSet::new();
+    let mut closing = drain.clone();
+    loop {
+        let accepted = select! {
+            () = is_closing(&mut closing) => break,
+            Some(_) = open.join_next() => continue,
+            accepted = listener.accept() => accepted,
+        };
+        let Ok((stream, peer)) = accepted else {
+            sleep(ACCEPT_AGAIN).await;
+            continue;
+        };
+        let Ok(place) = room.clone().try_acquire_owned() else { continue };
+        let (router, drain) = (router.clone(), drain.clone());
+        open.spawn(async move {
+            connection(stream, peer, router, drain).await;
+            drop(place);
+        });
+    }
+    drop(listener);
+    let _ = timeout(DRAIN_MAX, async { while open.join_next().await.is_some() {} }).await;
+    Ok(())
+}
+
+/// Resolves when the API closes, or when the sender is dropped.
+pub(super) async fn is_closing(drain: &mut watch::Receiver<bool>) {
+    let _ = drain.wait_for(|is_closing| *is_closing).await;
+}
+
+async fn connection(stream: TcpStream, peer: SocketAddr, router: Router, mut drain: watch::Receiver<bool>) {
+    // Responses are small, and the client waits for them.
+    let _ = stream.set_nodelay(true);
+    let turn = Turn::default();
+    let stream = Heads::new(stream, turn.clone());
+    let service = service_fn(move |request: Request<Incoming>| {
+        turn.ours();
+        let (mut router, turn) = (router.clone(), turn.clone());
+        let mut request = request.map(Body::new);
+        request.extensions_mut().insert(Peer(peer.ip()));
+        async move {
+            let response = unfailing(router.call(request).await);
+            turn.answered();
+            Ok::<_, Infallible>(response)
+        }
+    });
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new()).header_read_timeout(IDLE_TIMEOUT);
+    let connection = http.serve_connection(TokioIo::new(stream), service);
+    tokio::pin!(connection);
+    // A client that disconnects is not an error.
+    let _ = select! {
+        ended = connection.as_mut() => ended,
+        () = is_closing(&mut drain) => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+}
+
+fn unfailing<T>(result: Result<T, Infallible>) -> T {
+    match result {
+        Ok(value) => value,
+    }
+}

@@ -1,0 +1,34 @@
+//! The Ratekeeper server: gateway, network APIs and admin listener.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`gateway`] | a reverse proxy that forwards what its limits allow, and answers 429 to the rest |
+//! | [`redis_api`] | the Redis API: commands in the Redis protocol, such as redis-cell's `CL.THROTTLE` |
+//! | [`envoy`] | the Envoy API: Envoy's rate limit service (RLS) over gRPC, or as JSON |
+//! | [`http_api`] | the HTTP API: limits checked over HTTP, by any program and by proxies |
+//! | [`Apis`] | the HTTP, Envoy and Redis APIs, on the gateway's limits |
+//! | [`admin`] | metrics and health |
+//! | [`demo`] | a small upstream for experiments |
+//! | [`Sockets`] | listening sockets, opened or handed over |
+//! | `backend` | builds the middleware from a configuration |
+//! | `metrics`, `access_log` | counters and the request log |
+//! | `guard`, `problem` | access checks of the HTTP API and the admin listener, and their error responses |
+
+mod access_log;
+pub mod admin;
+mod apis;
+mod backend;
+pub mod demo;
+pub mod envoy;
+pub mod gateway;
+mod guard;
+pub mod http_api;
+mod metrics;
+mod problem;
+pub mod redis_api;
+mod sockets;
+
+pub use apis::Apis;
+pub use backend::{Backend, LimitsError};
+pub use metrics::Exposition;
+pub use sockets::Sockets;

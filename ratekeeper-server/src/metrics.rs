@@ -1,0 +1,353 @@
+//! Request and limit metrics.
+//!
+//! Each worker has its own counters, so that counting costs a request only an addition; a scrape sums them. All
+//! labels come from the configuration, never from client input.
+
+use std::collections::HashMap;
+use std::fmt::{self, Write};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// The outcome of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Decision {
+    /// All limits allowed it, or none applied.
+    Allowed,
+    /// A limit denied it.
+    Denied,
+    /// The store was unavailable and the failure policy is `closed`.
+    Closed,
+    /// Rejected before any limit: denied by a list, or malformed.
+    Refused,
+    /// Shed because of overload.
+    Shed,
+    /// The client disconnected before a decision.
+    Undecided,
+}
+
+impl Decision {
+    const ALL: [Decision; 6] = [
+        Decision::Allowed,
+        Decision::Denied,
+        Decision::Closed,
+        Decision::Refused,
+        Decision::Shed,
+        Decision::Undecided,
+    ];
+
+    /// The decision with this number.
+    pub(crate) fn of(number: u8) -> Decision {
+        Decision::ALL.get(usize::from(number)).copied().unwrap_or(Decision::Undecided)
+    }
+
+    /// Its name in metrics and logs.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Decision::Allowed => "allowed",
+            Decision::Denied => "denied",
+            Decision::Closed => "closed",
+            Decision::Refused => "refused",
+            Decision::Shed => "shed",
+            Decision::Undecided => "undecided",
+        }
+    }
+}
+
+/// Status classes, 1xx to 5xx.
+const CLASSES: usize = 5;
+
+/// Upper bounds of the histogram buckets, in microseconds; one more bucket holds longer durations.
+const BUCKETS_US: [u64; 14] = [
+    250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 500_000, 1_000_000, 2_500_000,
+    10_000_000,
+];
+
+/// One worker's counters for one route, on separate cache lines.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Counts {
+    requests: [[AtomicU64; CLASSES]; Decision::ALL.len()],
+    buckets: [AtomicU64; BUCKETS_US.len() + 1],
+    micros: AtomicU64,
+}
+
+/// The counters of a route.
+#[derive(Debug)]
+pub(crate) struct RouteMetrics {
+    workers: Box<[Counts]>,
+}
+
+impl RouteMetrics {
+    fn new(workers: usize) -> RouteMetrics {
+        RouteMetrics { workers: (0..workers).map(|_| Counts::default()).collect() }
+    }
+
+    /// Counts a completed request.
+    pub(crate) fn count(&self, worker: usize, decision: Decision, status: u16, took: Duration) {
+        let Some(counts) = self.workers.get(worker) else { return };
+        let class = usize::from(status / 100).clamp(1, CLASSES) - 1;
+        let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
+        let bucket = BUCKETS_US.partition_point(|end| *end < micros);
+        counts.requests[decision as usize][class].fetch_add(1, Ordering::Relaxed);
+        counts.buckets[bucket].fetch_add(1, Ordering::Relaxed);
+        counts.micros.fetch_add(micros, Ordering::Relaxed);
+    }
+
+    fn sum(&self, of: impl Fn(&Counts) -> &AtomicU64) -> u64 {
+        self.workers.iter().map(|counts| of(counts).load(Ordering::Relaxed)).sum()
+    }
+}
+
+/// One worker's counters for one limit, on separate cache lines.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct LimitCounts {
+    by_kind: [AtomicU64; LimitDecision::ALL.len()],
+}
+
+/// The decision of one limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LimitDecision {
+    Allowed,
+    Denied,
+    Banned,
+    /// A shadow limit would have denied.
+    WouldDeny,
+}
+
+impl LimitDecision {
+    const ALL: [LimitDecision; 4] =
+        [LimitDecision::Allowed, LimitDecision::Denied, LimitDecision::Banned, LimitDecision::WouldDeny];
+
+    fn name(self) -> &'static str {
+        match self {
+            LimitDecision::Allowed => "allowed",
+            LimitDecision::Denied => "denied",
+            LimitDecision::Banned => "banned",
+            LimitDecision::WouldDeny => "would_deny",
+        }
+    }
+}
+
+/// The counters of a limit.
+#[derive(Debug)]
+pub(crate) struct LimitMetrics {
+    workers: Box<[LimitCounts]>,
+}
+
+impl LimitMetrics {
+    fn new(workers: usize) -> LimitMetrics {
+        LimitMetrics { workers: (0..workers).map(|_| LimitCounts::default()).collect() }
+    }
+
+    pub(crate) fn count(&self, worker: usize, decision: LimitDecision) {
+        if let Some(counts) = self.workers.get(worker) {
+            counts.by_kind[decision as usize].fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// All counters, by name. A reload drops the counters of routes and limits that it removes.
+#[derive(Debug)]
+pub(crate) struct Metrics {
+    workers: usize,
+    named: Mutex<Named>,
+    reloads: [AtomicU64; 2],
+}
+
+#[derive(Clone, Debug, Default)]
+struct Named {
+    routes: HashMap<String, Arc<RouteMetrics>>,
+    limits: HashMap<String, Arc<LimitMetrics>>,
+}
+
+/// The counters of a configuration that is not yet applied: they are not reported before [`Metrics::take`].
+#[derive(Debug)]
+pub(crate) struct Draft {
+    workers: usize,
+    before: Named,
+    named: Named,
+}
+
+impl Draft {
+    /// The counters of a route. A reload keeps them as long as a route of this name exists.
+    pub(crate) fn route(&mut self, name: &str) -> Arc<RouteMetrics> {
+        let before = self.before.routes.get(name).cloned();
+        let route = before.unwrap_or_else(|| Arc::new(RouteMetrics::new(self.workers)));
+        self.named.routes.entry(name.to_owned()).or_insert(route).clone()
+    }
+
+    /// The counters of a limit, kept across reloads like those of a route.
+    pub(crate) fn limit(&mut self, name: &str) -> Arc<LimitMetrics> {
+        let before = self.before.limits.get(name).cloned();
+        let limit = before.unwrap_or_else(|| Arc::new(LimitMetrics::new(self.workers)));
+        self.named.limits.entry(name.to_owned()).or_insert(limit).clone()
+    }
+}
+
+impl Metrics {
+    pub(crate) fn new(workers: usize) -> Metrics {
+        Metrics { workers, named: Mutex::default(), reloads: Default::default() }
+    }
+
+    /// Starts the counters of the next configuration.
+    pub(crate) fn draft(&self) -> Draft {
+        let before = self.named.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        Draft { workers: self.workers, before, named: Named::default() }
+    }
+
+    /// Reports these counters from now on, and no others.
+    pub(crate) fn take(&self, draft: Draft) {
+        *self.named.lock().unwrap_or_else(PoisonError::into_inner) = draft.named;
+    }
+
+    pub(crate) fn reloaded(&self, is_done: bool) {
+        self.reloads[usize::from(is_done)].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Writes all metrics in the Prometheus text format.
+    pub(crate) fn write(&self, out: &mut Exposition) {
+        let named = self.named.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut routes: Vec<_> = named.routes.iter().collect();
+        routes.sort_unstable_by_key(|(name, _)| *name);
+        out.family("ratekeeper_requests_total", "counter", "Requests, by route, decision and status class.");
+        for (name, route) in &routes {
+            for decision in Decision::ALL {
+                for class in 0..CLASSES {
+                    let count = route.sum(|counts| &counts.requests[decision as usize][class]);
+                    // Most combinations never occur.
+                    if count > 0 {
+                        let (decision, code) = (decision.name(), format!("{}xx", class + 1));
+                        let labels = [("route", name.as_str()), ("decision", decision), ("code", &code)];
+                        out.sample("ratekeeper_requests_total", &labels, count);
+                    }
+                }
+            }
+        }
+        let name = "ratekeeper_request_duration_seconds";
+        out.family(name, "histogram", "Time from the request head to the end of the response.");
+        for (route_name, route) in &routes {
+            let mut sum = 0;
+            for (number, end) in BUCKETS_US.iter().map(Some).chain([None]).enumerate() {
+                sum += route.sum(|counts| &counts.buckets[number]);
+                let end = end.map_or("+Inf".to_owned(), |micros| Seconds(*micros).to_string());
+                out.sample(&format!("{name}_bucket"), &[("route", route_name), ("le", &end)], sum);
+            }
+            let micros = route.sum(|counts| &counts.micros);
+            out.sample(&format!("{name}_sum"), &[("route", route_name)], Seconds(micros));
+            out.sample(&format!("{name}_count"), &[("route", route_name)], sum);
+        }
+        out.family("ratekeeper_limit_decisions_total", "counter", "Decisions, by limit.");
+        let mut limits: Vec<_> = named.limits.iter().collect();
+        limits.sort_unstable_by_key(|(name, _)| *name);
+        for (name, limit) in limits {
+            for decision in LimitDecision::ALL {
+                let of = |counts: &LimitCounts| counts.by_kind[decision as usize].load(Ordering::Relaxed);
+                let count: u64 = limit.workers.iter().map(of).sum();
+                let labels = [("limit", name.as_str()), ("decision", decision.name())];
+                out.sample("ratekeeper_limit_decisions_total", &labels, count);
+            }
+        }
+        out.family("ratekeeper_reloads_total", "counter", "Configuration reloads, by result.");
+        for (is_done, result) in ["kept_old", "done"].iter().enumerate() {
+            let count = self.reloads[is_done].load(Ordering::Relaxed);
+            out.sample("ratekeeper_reloads_total", &[("result", result)], count);
+        }
+    }
+}
+
+/// Microseconds, displayed as seconds.
+struct Seconds(u64);
+
+impl fmt::Display for Seconds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = format!("{}.{:06}", self.0 / 1_000_000, self.0 % 1_000_000);
+        f.write_str(text.trim_end_matches('0').trim_end_matches('.'))
+    }
+}
+
+/// Metrics in the Prometheus text format.
+#[derive(Debug, Default)]
+pub struct Exposition(String);
+
+impl Exposition {
+    /// Writes the header of a metric family, before its first sample.
+    pub fn family(&mut self, name: &str, kind: &str, help: &str) {
+        // Writing into a string cannot fail.
+        let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
+    }
+
+    /// Writes one sample.
+    pub fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: impl fmt::Display) {
+        self.0.push_str(name);
+        for (number, (label, text)) in labels.iter().enumerate() {
+            self.0.push_str(if number == 0 { "{" } else { "," });
+            let text = text.replace('\\', r"\\").replace('"', "\\\"").replace('\n', r"\n");
+            let _ = write!(self.0, "{label}=\"{text}\"");
+        }
+        let _ = writeln!(self.0, "{} {value}", if labels.is_empty() { "" } else { "}" });
+    }
+
+    /// Writes a family with one sample and no labels.
+    pub fn single(&mut self, name: &str, kind: &str, help: &str, value: impl fmt::Display) {
+        self.family(name, kind, help);
+        self.sample(name, &[], value);
+    }
+
+    /// The text written so far.
+    pub fn into_text(self) -> String {
+        self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scrape_sums_the_counters_of_all_workers() {
+        let metrics = Metrics::new(2);
+        let mut draft = metrics.draft();
+        let route = draft.route("api \"v1\"");
+        route.count(0, Decision::Allowed, 200, Duration::from_micros(250));
+        route.count(1, Decision::Allowed, 204, Duration::from_micros(251));
+        route.count(1, Decision::Denied, 429, Duration::from_secs(60));
+        draft.limit("per-user").count(1, LimitDecision::Denied);
+        metrics.take(draft);
+        let mut out = Exposition::default();
+        metrics.write(&mut out);
+        let text = out.into_text();
+        for line in [
+            r#"ratekeeper_requests_total{route="api \"v1\"",decision="allowed",code="2xx"} 2"#,
+            r#"ratekeeper_requests_total{route="api \"v1\"",decision="denied",code="4xx"} 1"#,
+            r#"ratekeeper_request_duration_seconds_bucket{route="api \"v1\"",le="0.00025"} 1"#,
+            r#"ratekeeper_request_duration_seconds_bucket{route="api \"v1\"",le="0.0005"} 2"#,
+            r#"ratekeeper_request_duration_seconds_bucket{route="api \"v1\"",le="10"} 2"#,
+            r#"ratekeeper_request_duration_seconds_bucket{route="api \"v1\"",le="+Inf"} 3"#,
+            r#"ratekeeper_request_duration_seconds_sum{route="api \"v1\""} 60.000501"#,
+            r#"ratekeeper_request_duration_seconds_count{route="api \"v1\""} 3"#,
+            r#"ratekeeper_limit_decisions_total{limit="per-user",decision="denied"} 1"#,
+            r#"ratekeeper_limit_decisions_total{limit="per-user",decision="allowed"} 0"#,
+        ] {
+            assert!(text.lines().any(|it| it == line), "{line}\n{text}");
+        }
+    }
+
+    #[test]
+    fn removed_route_is_no_longer_reported() {
+        let metrics = Metrics::new(1);
+        let mut draft = metrics.draft();
+        draft.route("former").count(0, Decision::Allowed, 200, Duration::ZERO);
+        draft.route("new").count(0, Decision::Allowed, 200, Duration::ZERO);
+        metrics.take(draft);
+        let mut draft = metrics.draft();
+        draft.route("new").count(0, Decision::Allowed, 200, Duration::ZERO);
+        metrics.take(draft);
+        let mut out = Exposition::default();
+        metrics.write(&mut out);
+        let text = out.into_text();
+        assert!(!text.contains("former"));
+        assert!(text.contains(r#"{route="new",decision="allowed",code="2xx"} 2"#));
+    }
+}

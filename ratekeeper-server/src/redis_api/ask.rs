@@ -1,0 +1,297 @@
+//! The commands that check a limit: their arguments and replies. The [module](super) documents both.
+
+use std::time::Duration;
+
+use ratekeeper::tower::RatekeeperLayer;
+use ratekeeper::tower::check::{Check, How, KeyError, KeyInput, LimitRef};
+use ratekeeper::{Decision, Limit, Rate, RefillStyle, RetryAfter, Store};
+use smallvec::SmallVec;
+
+use super::commands::Command;
+use super::counts::Became;
+use super::protocol::Words;
+use super::reply::{Replies, quoted};
+
+/// The text of an error reply.
+pub(crate) type ErrorText = std::borrow::Cow<'static, str>;
+
+const CELL_USAGE: &str =
+    "Cell error: Usage: cl.throttle <key> <max_burst> <count per period> <period> [<quantity>]";
+
+const NO_LIMITS: &str = "UNAVAILABLE there are no limits to ask now; try again";
+const STORE_AWAY: &str = "UNAVAILABLE store unavailable and the failure policy is closed";
+
+/// The limits, and how many of them can be checked by name.
+pub(crate) type Limits<'l, S> = (&'l RatekeeperLayer<S>, usize);
+
+/// An inline limit, and the cost to charge.
+#[derive(Debug, PartialEq, Eq)]
+struct Brought {
+    limit: Limit,
+    cost: u32,
+}
+
+/// Checks the limit and writes the reply.
+pub(crate) async fn answer<S: Store>(
+    command: Command,
+    words: Words<'_>,
+    limits: Option<Limits<'_, S>>,
+    out: &mut Replies,
+) -> Became {
+    let answered = match (command, limits) {
+        (_, None) => {
+            out.error(NO_LIMITS);
+            return Became::Unavailable;
+        }
+        (Command::ClThrottle, Some((limits, _))) => cl_throttle(words, limits, out).await,
+        (Command::Throttle, Some((limits, _))) => throttle(words, limits, out).await,
+        (_, Some(limits)) => check(words, limits, out).await,
+    };
+    answered.unwrap_or_else(|refused| {
+        out.error(&refused);
+        Became::Refused
+    })
+}
+
+/// `CL.THROTTLE key max_burst count period [quantity]`
+async fn cl_throttle<S: Store>(
+    words: Words<'_>,
+    limits: &RatekeeperLayer<S>,
+    out: &mut Replies,
+) -> Result<Became, ErrorText> {
+    let brought = cell(words)?;
+    Ok(match decide(&brought, words, limits).await {
+        Some(decision) => {
+            out.numbers(&as_cell(&decision));
+            became(decision.allowed)
+        }
+        None => unavailable(out),
+    })
+}
+
+/// `THROTTLE key max_burst count period [quantity]`
+async fn throttle<S: Store>(
+    words: Words<'_>,
+    limits: &RatekeeperLayer<S>,
+    out: &mut Replies,
+) -> Result<Became, ErrorText> {
+    let brought = crab(words)?;
+    Ok(match decide(&brought, words, limits).await {
+        Some(decision) => {
+            out.numbers(&as_crab(&decision));
+            became(decision.allowed)
+        }
+        None => unavailable(out),
+    })
+}
+
+/// `RK.CHECK limit [key [cost [key ...]]]`
+async fn check<S: Store>(
+    words: Words<'_>,
+    (limits, named): Limits<'_, S>,
+    out: &mut Replies,
+) -> Result<Became, ErrorText> {
+    let name = words.get(1).unwrap_or_default();
+    let Some(number) = limits.rules().take(named).position(|rule| rule.name.as_bytes() == name) else {
+        return Err(format!("ERR there is no limit '{}' in the configuration", quoted(name)).into());
+    };
+    let cost = match words.get(3) {
+        None => 1,
+        cost => integer(cost)
+            .and_then(|cost| u32::try_from(cost).ok())
+            .ok_or_else(|| format!("ERR invalid cost; it must be 0 to {}", u32::MAX))?,
+    };
+    let mut values = SmallVec::<[&str; 4]>::new();
+    // With a cost but no key, the key is an empty word.
+    let first = words.get(2).filter(|key| !key.is_empty() || words.len() > 4);
+    for value in first.into_iter().chain(words.iter().skip(4)) {
+        values.push(std::str::from_utf8(value).map_err(|_| "ERR a part of the key is not UTF-8")?);
+    }
+    let demand = Check { limit: LimitRef::Rule(number), key: KeyInput::Values(&values), cost };
+    let answered = match limits.check(&[demand], how(cost)).await {
+        Ok(answered) => answered,
+        Err(unasked) if unasked.why == KeyError::Denied => {
+            out.numbers(&NEVER);
+            return Ok(Became::Denied);
+        }
+        Err(unasked) => return Err(format!("ERR {}", unasked.why).into()),
+    };
+    if answered.is_closed {
+        return Ok(unavailable(out));
+    }
+    let allowed = answered.allowed;
+    match answered.said.first().and_then(|said| said.decision) {
+        // A shadow limit may decide otherwise than the verdict.
+        Some(decision) if allowed => {
+            out.numbers(&as_own(&Decision { allowed, retry_after: RetryAfter::Now, ..decision }));
+        }
+        Some(decision) => out.numbers(&as_own(&decision)),
+        None => out.numbers(&UNLIMITED),
+    }
+    Ok(became(allowed))
+}
+
+/// Checks an inline limit with the command's key; none if the store is unavailable and the policy is `closed`.
+async fn decide<S: Store>(
+    brought: &Brought,
+    words: Words<'_>,
+    limits: &RatekeeperLayer<S>,
+) -> Option<Decision> {
+    let key = words.get(1).unwrap_or_default();
+    let verdict = limits.check_inline(&brought.limit, key, brought.cost, how(brought.cost)).await;
+    (!verdict.is_closed()).then(|| verdict.decision())
+}
+
+/// A cost of 0 peeks.
+fn how(cost: u32) -> How {
+    if cost == 0 { How::Peek } else { How::Charge }
+}
+
+fn became(allowed: bool) -> Became {
+    if allowed { Became::Allowed } else { Became::Denied }
+}
+
+fn unavailable(out: &mut Replies) -> Became {
+    out.error(STORE_AWAY);
+    Became::Unavailable
+}
+
+/// Parses `CL.THROTTLE`, with the error messages of redis-cell.
+fn cell(words: Words<'_>) -> Result<Brought, ErrorText> {
+    if !matches!(words.len(), 5 | 6) {
+        return Err(CELL_USAGE.into());
+    }
+    let number = |at: usize| {
+        integer(words.get(at)).ok_or_else(|| {
+            format!("Cell error: Couldn't parse as integer: {}", quoted(words.get(at).unwrap_or_default()))
+        })
+    };
+    let (max_burst, count, period) = (number(2)?, number(3)?, number(4)?);
+    let quantity = if words.len() == 6 { number(5)? } else { 1 };
+    let capacity = max_burst.checked_add(1).and_then(|capacity| u32::try_from(capacity).ok());
+    let capacity = capacity
+        .filter(|capacity| *capacity > 0)
+        .ok_or_else(|| format!("Cell error: max_burst is {max_burst}; it must be 0 to {}", u32::MAX - 1))?;
+    if count == 0 || period == 0 {
+        return Err("Cell error: Zero rates are not supported".into());
+    }
+    let cost = u32::try_from(quantity)
+        .map_err(|_| format!("Cell error: quantity is {quantity}; it must be 0 to {}", u32::MAX))?;
+    let limit = bucket(capacity, count, period).map_err(|why| format!("Cell error: {why}"))?;
+    Ok(Brought { limit, cost })
+}
+
+/// Parses `THROTTLE`.
+fn crab(words: Words<'_>) -> Result<Brought, ErrorText> {
+    if words.len() > 6 {
+        return Err("ERR wrong number of arguments for 'throttle' command".into());
+    }
+    let number = |at: usize, name: &str, least: u32| {
+        let number = integer(words.get(at)).and_then(|number| u32::try_from(number).ok());
+        let number = number.filter(|number| *number >= least);
+        number.ok_or_else(|| format!("ERR invalid {name}; it must be {least} to {}", u32::MAX))
+    };
+    let capacity = number(2, "max_burst", 1)?;
+    let (count, period) = (number(3, "count_per_period", 1)?, number(4, "period", 1)?);
+    let cost = if words.len() == 6 { number(5, "quantity", 0)? } else { 1 };
+    let limit = bucket(capacity, count.into(), period.into()).map_err(|why| format!("ERR {why}"))?;
+    Ok(Brought { limit, cost })
+}
+
+/// A token bucket of `capacity` units that refills `count` units per `period` seconds, one by one.
+fn bucket(capacity: u32, count: i64, period: i64) -> Result<Limit, String> {
+    let whole = |number: i64, name: &str| {
+        u64::try_from(number).map_err(|_| format!("{name} is {number}; it must be at least 1"))
+    };
+    let (count, period) = (whole(count, "count")?, whole(period, "period")?);
+    let rate = Rate::new(count, Duration::from_secs(period)).map_err(|why| why.to_string())?;
+    Limit::token_bucket(capacity, rate, RefillStyle::Smooth).map_err(|why| why.to_string())
+}
+
+/// Parses a whole number.
+pub(crate) fn integer(word: Option<&[u8]>) -> Option<i64> {
+    std::str::from_utf8(word?).ok()?.parse().ok()
+}
+
+/// The reply for a key on the limit's deny list: no wait helps.
+const NEVER: [i64; 6] = [0, 0, 0, -1, 0, 0];
+/// The reply for a key that the limit exempts.
+const UNLIMITED: [i64; 6] = [1, -1, -1, -1, 0, 0];
+
+fn as_cell(decision: &Decision) -> [i64; 5] {
+    let Decision { allowed, limit, remaining, retry_after, reset_after, .. } = *decision;
+    let retry_after = match retry_after {
+        RetryAfter::After(wait) => seconds(wait),
+        RetryAfter::Now | RetryAfter::Never => -1,
+    };
+    [i64::from(!allowed), limit.into(), remaining.into(), retry_after, seconds(reset_after)]
+}
+
+fn as_crab(decision: &Decision) -> [i64; 5] {
+    let Decision { allowed, limit, remaining, retry_after, reset_after, .. } = *decision;
+    let retry_after = match retry_after {
+        RetryAfter::After(wait) => seconds(wait),
+        RetryAfter::Now => 0,
+        RetryAfter::Never => -1,
+    };
+    [allowed.into(), limit.into(), remaining.into(), seconds(reset_after), retry_after]
+}
+
+fn as_own(decision: &Decision) -> [i64; 6] {
+    let Decision { allowed, limit, remaining, retry_after, reset_after, delay } = *decision;
+    let retry_after = match retry_after {
+        RetryAfter::After(wait) => millis(wait),
+        RetryAfter::Now | RetryAfter::Never => -1,
+    };
+    [allowed.into(), limit.into(), remaining.into(), retry_after, millis(reset_after), millis(delay)]
+}
+
+fn seconds(wait: Duration) -> i64 {
+    rounded_up(wait, 1_000_000_000)
+}
+
+fn millis(wait: Duration) -> i64 {
+    rounded_up(wait, 1_000_000)
+}
+
+fn rounded_up(wait: Duration, unit_ns: u128) -> i64 {
+    i64::try_from(wait.as_nanos().div_ceil(unit_ns)).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DENIED: Decision = Decision {
+        allowed: false,
+        limit: 5,
+        remaining: 1,
+        retry_after: RetryAfter::After(Duration::from_nanos(1_000_000_001)),
+        reset_after: Duration::from_nanos(3_900_000_001),
+        delay: Duration::ZERO,
+    };
+
+    /// One decision in all layouts. Times are rounded up, so that a retry is not early even by a nanosecond.
+    #[test]
+    fn each_layout_has_its_own_order_and_unit() {
+        assert_eq!(as_cell(&DENIED), [1, 5, 1, 2, 4]);
+        assert_eq!(as_crab(&DENIED), [0, 5, 1, 4, 2]);
+        assert_eq!(as_own(&DENIED), [0, 5, 1, 1001, 3901, 0]);
+        let never = Decision { retry_after: RetryAfter::Never, ..DENIED };
+        assert_eq!(as_cell(&never)[3], -1);
+        assert_eq!(as_crab(&never)[4], -1);
+        assert_eq!(as_own(&never)[3], -1);
+        let delay = Duration::from_micros(1_500);
+        let allowed = Decision { allowed: true, retry_after: RetryAfter::Now, delay, ..DENIED };
+        assert_eq!(as_cell(&allowed), [0, 5, 1, -1, 4]);
+        assert_eq!(as_crab(&allowed), [1, 5, 1, 4, 0]);
+        assert_eq!(as_own(&allowed), [1, 5, 1, -1, 3901, 2]);
+    }
+
+    #[test]
+    fn longest_wait_does_not_overflow() {
+        assert_eq!(seconds(Duration::MAX), i64::MAX);
+        assert_eq!(millis(Duration::MAX), i64::MAX);
+        assert_eq!((seconds(Duration::ZERO), millis(Duration::from_nanos(1))), (0, 1));
+    }
+}

@@ -1,0 +1,189 @@
+//! The Redis API: any Redis client can check limits here, with the commands of redis-cell.
+//!
+//! ```text
+//! $ redis-cli -p 6380 CL.THROTTLE user:alice 14 30 60
+//! 1) (integer) 0     it may pass
+//! 2) (integer) 15    of so many
+//! 3) (integer) 14    so many are left
+//! 4) (integer) -1    there is nothing to wait for
+//! 5) (integer) 2     in so many seconds all are there again
+//! ```
+//!
+//! Replies are arrays of integers:
+//!
+//! - `CL.THROTTLE key max_burst count period [quantity]`, as in redis-cell: 0 if allowed, 1 if denied; the limit,
+//!   which is `max_burst` + 1; units remaining; seconds until a retry, -1 if allowed or if no wait helps; seconds
+//!   until the full budget is restored.
+//! - `THROTTLE key max_burst count period [quantity]`, as in throttlecrab: 1 if allowed, 0 if denied; the limit,
+//!   which is `max_burst`; units remaining; seconds until the full budget is restored; seconds until a retry, 0 if
+//!   allowed, -1 if no wait helps.
+//! - `RK.CHECK limit [key [cost [key ...]]]`: 1 if allowed, 0 if denied; the limit; units remaining; milliseconds
+//!   until a retry, -1 if allowed or if no wait helps; milliseconds until the full budget is restored; milliseconds
+//!   that the caller has to delay the request, if the limit shapes traffic.
+//!
+//! The first two carry an inline limit: a token bucket that refills `count` units per `period` seconds, one by one.
+//! The third checks a limit of the configuration by name. If its key has several parts, the first precedes the cost
+//! and the others follow it; if it has none, the key is empty or omitted. For a key on the limit's deny list the
+//! reply has a limit of 0, and for a key that the limit exempts a limit of -1. Quantities and costs default to 1, and
+//! 0 peeks. All times are rounded up, so that a retry after the stated time is never too early. If the store is
+//! unavailable and the failure policy is `closed`, the reply is the error `UNAVAILABLE`.
+//!
+//! `PING`, `ECHO`, `HELLO`, `AUTH`, `COMMAND`, `CLIENT`, `SELECT 0`, `INFO`, `QUIT` and `RESET` are supported because
+//! clients send them when they connect. Commands can be pipelined: all that have arrived are answered in order, with
+//! one write.
+//!
+//! | file | what it does |
+//! |---|---|
+//! | [`protocol`] | parses commands |
+//! | `connection` | reads, answers and writes, with time limits |
+//! | `session`, `commands` | the state of a client, and the table of commands |
+//! | `ask` | checks a limit for a command |
+//! | `pipeline` | groups commands that are checked concurrently |
+//! | `reply` | encodes replies |
+//! | `counts` | metrics |
+
+mod ask;
+mod commands;
+mod connection;
+mod counts;
+mod pipeline;
+pub mod protocol;
+mod reply;
+mod session;
+
+use std::io;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ratekeeper::Store;
+use ratekeeper::tower::RatekeeperLayer;
+use ratekeeper_config::Secret;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+
+pub use self::counts::Counts;
+
+/// Delay after an accept error: without free file descriptors, an immediate retry would fail again.
+const NO_DESCRIPTORS_PAUSE: Duration = Duration::from_millis(50);
+
+/// What the API serves. It is consulted repeatedly, so that a reload takes effect from the next command on.
+pub trait ServiceContext: Send + Sync + 'static {
+    /// The store of the limits.
+    type Store: Store + Send + Sync + 'static;
+
+    /// The limits, if there are any now.
+    fn limits(&self) -> Option<RatekeeperLayer<Self::Store>>;
+
+    /// How many of the rules, from the first, can be checked by name. The others belong to descriptors of the Envoy
+    /// API.
+    fn named_limits(&self) -> usize;
+
+    /// The token that clients must send with `AUTH`, once per connection.
+    fn token(&self) -> Option<Secret>;
+
+    /// Most open connections.
+    fn max_connections(&self) -> usize;
+}
+
+/// How long the API waits for a client before it closes the connection.
+#[derive(Clone, Debug)]
+pub struct Patience {
+    /// Between commands.
+    pub idle: Duration,
+    /// From the first byte of a command to its last.
+    pub command: Duration,
+    /// For the client to read its replies.
+    pub write: Duration,
+}
+
+impl Default for Patience {
+    fn default() -> Patience {
+        let short = Duration::from_secs(10);
+        Patience { idle: Duration::from_secs(300), command: short, write: short }
+    }
+}
+
+/// The parts of the API.
+#[derive(Debug)]
+pub struct Api<B> {
+    /// The limits and settings.
+    pub behind: Arc<B>,
+    /// The metrics.
+    pub counts: Arc<Counts>,
+    /// The time limits for clients.
+    pub patience: Patience,
+    /// Becomes true when the API is to close: commands that have arrived by then are answered, and no others.
+    pub draining: watch::Receiver<bool>,
+}
+
+/// What all connections share.
+type Shared<B> = Api<B>;
+
+/// Serves the API on a socket of [`Sockets`](crate::Sockets), until `draining` is true and all connections have
+/// ended.
+///
+/// # Errors
+/// Returns the error of the socket, if it cannot be used.
+pub fn listen<B: ServiceContext>(
+    listener: std::net::TcpListener,
+    api: Api<B>,
+) -> io::Result<(SocketAddr, impl Future<Output = ()> + Send)> {
+    listener.set_nonblocking(true)?;
+    let listener = TcpListener::from_std(listener)?;
+    let address = listener.local_addr()?;
+    Ok((address, serve(listener, Arc::new(api))))
+}
+
+/// Resolves when the API is to close.
+async fn drained(mut draining: watch::Receiver<bool>) {
+    // A dropped sender closes the API as well.
+    let _ = draining.wait_for(|is_draining| *is_draining).await;
+}
+
+async fn serve<B: ServiceContext>(listener: TcpListener, shared: Arc<Shared<B>>) {
+    let mut draining = pin!(drained(shared.draining.clone()));
+    let mut connections = JoinSet::new();
+    loop {
+        tokio::select! {
+            biased;
+            // A panic in one connection does not affect the others.
+            Some(_) = connections.join_next() => {}
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => enter(&mut connections, &shared, stream),
+                // A client that has already disconnected needs no delay.
+                Err(error) if matches!(
+                    error.kind(),
+                    io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset
+                ) => {}
+                Err(error) => {
+                    tracing::warn!(%error, "accept failed");
+                    sleep(NO_DESCRIPTORS_PAUSE).await;
+                }
+            },
+            () = &mut draining => break,
+        }
+    }
+    drop(listener);
+    while connections.join_next().await.is_some() {}
+}
+
+fn enter<B: ServiceContext>(connections: &mut JoinSet<()>, shared: &Arc<Shared<B>>, stream: TcpStream) {
+    if connections.len() >= shared.behind.max_connections() {
+        shared.counts.turn_away();
+        // If the socket does not accept the error, the client sees the connection end.
+        let _ = stream.try_write(b"-ERR max number of clients reached\r\n");
+        return;
+    }
+    // Without `TCP_NODELAY` the connection is slower, but works.
+    let _ = stream.set_nodelay(true);
+    let (open, number) = shared.counts.enter();
+    let shared = shared.clone();
+    connections.spawn(async move {
+        let _open = open;
+        connection::run(shared, stream, number).await;
+    });
+}

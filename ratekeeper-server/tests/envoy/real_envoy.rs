@@ -1,0 +1,381 @@
+//! A real Envoy in front of a small upstream, with its rate limit filter calling the service.
+
+use std::convert::Infallible;
+use std::future::{Ready, ready};
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderMap, Request, Response, StatusCode};
+use http_body_util::{BodyExt, Empty, Full};
+use hyper::client::conn::http1::{SendRequest, handshake};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use ratekeeper_server::envoy::messages::{Code, RateLimitRequest, RateLimitResponse};
+use ratekeeper_server::envoy::{Options, Settings};
+use testbed::Envoy;
+use testbed::process::free_port;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::{Instant, timeout_at};
+use tonic::server::{Grpc, NamedService, UnaryService};
+use tonic::transport::Server;
+use tonic::transport::server::TcpIncoming;
+use tonic_prost::ProstCodec;
+
+use super::support::{PATIENCE, Running, run_with};
+
+const DOMAINS: &str = "  edge:
+    - { key: user, fixed_window: { limit: 2, window: 1m }, name: per-user }
+    - { key: cost, fixed_window: { limit: 7, window: 1h } }
+    - { key: plan, fixed_window: { limit: 1000, window: 1h } }
+    - { key: load, fixed_window: { limit: 1000000000, window: 1h } }
+";
+
+/// An Envoy and the ports of its listeners, by rate limit service: the service under test, one that allows
+/// everything, and unreachable ones that fail open and closed.
+struct Asking {
+    _envoy: Envoy,
+    asks: u16,
+    asks_other: u16,
+    fails_open: u16,
+    fails_closed: u16,
+    admin: u16,
+}
+
+async fn start(service: &Running, waits: &str) -> Asking {
+    let upstream = upstream().await;
+    let other = easy_service().await;
+    let [asks, asks_other, fails_open, fails_closed, admin, nobody] = [(); 6].map(|()| free_port().unwrap());
+    let listeners = [
+        listener(asks, "behind", "limits", false, waits),
+        listener(asks_other, "behind_other", "other", false, waits),
+        listener(fails_open, "behind", "nobody", false, waits),
+        listener(fails_closed, "behind", "nobody", true, waits),
+    ];
+    let clusters = [
+        cluster("behind", upstream.port(), ""),
+        cluster("behind_other", upstream.port(), ""),
+        cluster("limits", service.address.port(), HTTP2),
+        cluster("other", other.port(), HTTP2),
+        cluster("nobody", nobody, HTTP2),
+    ];
+    let (listeners, clusters) = (listeners.concat(), clusters.concat());
+    let config = format!(
+        "admin: {{ address: {{ socket_address: {{ address: 127.0.0.1, port_value: {admin} }} }} }}
+static_resources:
+  listeners:
+{listeners}
+  clusters:
+{clusters}"
+    );
+    let envoy = tokio::task::spawn_blocking(move || Envoy::start(&config, asks)).await.unwrap().unwrap();
+    Asking { _envoy: envoy, asks, asks_other, fails_open, fails_closed, admin }
+}
+
+/// The timeout of the filter: Envoy's default of 20 ms, or one that does not matter on a busy machine.
+const BY_ITSELF: &str = "";
+const FOR_LONG: &str = "              timeout: 10s\n";
+
+const HTTP2: &str = "
+    typed_extension_protocol_options:
+      envoy.extensions.upstreams.http.v3.HttpProtocolOptions:
+        '@type': type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions
+        explicit_http_config: { http2_protocol_options: {} }";
+
+fn cluster(name: &str, port: u16, protocol: &str) -> String {
+    format!(
+        "  - name: {name}
+    type: STATIC
+    connect_timeout: 1s{protocol}
+    circuit_breakers: {{ thresholds: [{{ max_connections: 4096, max_pending_requests: 4096, max_requests: 4096 }}] }}
+    load_assignment:
+      cluster_name: {name}
+      endpoints:
+      - lb_endpoints:
+        - endpoint: {{ address: {{ socket_address: {{ address: 127.0.0.1, port_value: {port} }} }} }}
+"
+    )
+}
+
+fn listener(port: u16, behind: &str, limits: &str, denies_on_failure: bool, waits: &str) -> String {
+    format!(
+        "  - address: {{ socket_address: {{ address: 127.0.0.1, port_value: {port} }} }}
+    filter_chains:
+    - filters:
+      - name: envoy.filters.network.http_connection_manager
+        typed_config:
+          '@type': type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager
+          stat_prefix: front
+          route_config:
+            virtual_hosts:
+            - name: all
+              domains: ['*']
+              routes:
+              - match: {{ prefix: /user }}
+                route:
+                  cluster: {behind}
+                  rate_limits:
+                  - actions: [{{ request_headers: {{ header_name: x-user, descriptor_key: user }} }}]
+              - match: {{ prefix: /cost }}
+                route: {{ cluster: {behind} }}
+                typed_per_filter_config:
+                  envoy.filters.http.ratelimit:
+                    '@type': type.googleapis.com/envoy.extensions.filters.http.ratelimit.v3.RateLimitPerRoute
+                    rate_limits:
+                    - actions: [{{ generic_key: {{ descriptor_key: cost, descriptor_value: all }} }}]
+                      hits_addend: {{ number: 3 }}
+              - match: {{ prefix: /plan }}
+                route:
+                  cluster: {behind}
+                  rate_limits:
+                  - actions: [{{ generic_key: {{ descriptor_key: plan, descriptor_value: small }} }}]
+                    limit: {{ dynamic_metadata: {{ metadata_key: {{ key: limits.of.clients, path: [{{ key: limit }}] }} }} }}
+              - match: {{ prefix: /load }}
+                route:
+                  cluster: {behind}
+                  rate_limits:
+                  - actions: [{{ generic_key: {{ descriptor_key: load, descriptor_value: all }} }}]
+          http_filters:
+          - name: envoy.filters.http.set_metadata
+            typed_config:
+              '@type': type.googleapis.com/envoy.extensions.filters.http.set_metadata.v3.Config
+              metadata:
+              - metadata_namespace: limits.of.clients
+                value: {{ limit: {{ requests_per_unit: 1, unit: HOUR }} }}
+          - name: envoy.filters.http.ratelimit
+            typed_config:
+              '@type': type.googleapis.com/envoy.extensions.filters.http.ratelimit.v3.RateLimit
+              domain: edge
+{waits}              failure_mode_deny: {denies_on_failure}
+              enable_x_ratelimit_headers: DRAFT_VERSION_03
+              rate_limit_service:
+                transport_api_version: V3
+                grpc_service: {{ envoy_grpc: {{ cluster_name: {limits} }} }}
+          - name: envoy.filters.http.router
+            typed_config:
+              '@type': type.googleapis.com/envoy.extensions.filters.http.router.v3.Router
+"
+    )
+}
+
+/// A rate limit service that allows everything immediately.
+#[derive(Clone)]
+struct Easy;
+
+impl NamedService for Easy {
+    const NAME: &'static str = "envoy.service.ratelimit.v3.RateLimitService";
+}
+
+impl UnaryService<RateLimitRequest> for Easy {
+    type Response = RateLimitResponse;
+    type Future = Ready<Result<tonic::Response<RateLimitResponse>, tonic::Status>>;
+
+    fn call(&mut self, _: tonic::Request<RateLimitRequest>) -> Self::Future {
+        let told = RateLimitResponse { overall_code: Code::Ok.into(), ..RateLimitResponse::default() };
+        ready(Ok(tonic::Response::new(told)))
+    }
+}
+
+impl tower_service::Service<Request<tonic::body::Body>> for Easy {
+    type Response = Response<tonic::body::Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<tonic::body::Body>) -> Self::Future {
+        let codec = ProstCodec::<RateLimitResponse, RateLimitRequest>::default();
+        Box::pin(async { Ok(Grpc::new(codec).unary(Easy, request).await) })
+    }
+}
+
+async fn easy_service() -> SocketAddr {
+    let incoming = TcpIncoming::bind("127.0.0.1:0".parse().unwrap()).unwrap().with_nodelay(Some(true));
+    let address = incoming.local_addr().unwrap();
+    let server = Server::builder().add_service(Easy);
+    tokio::spawn(server.serve_with_incoming(incoming));
+    address
+}
+
+/// An upstream that says hello.
+async fn upstream() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        let hello = |_| async { Ok::<_, Infallible>(Response::new(Full::new(Bytes::from_static(b"hello")))) };
+        while let Ok((stream, _)) = listener.accept().await {
+            tokio::spawn(http1::Builder::new().serve_connection(TokioIo::new(stream), service_fn(hello)));
+        }
+    });
+    address
+}
+
+async fn connect(port: u16) -> SendRequest<Empty<Bytes>> {
+    let stream = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+    let (client, connection) = handshake(TokioIo::new(stream)).await.unwrap();
+    tokio::spawn(connection);
+    client
+}
+
+async fn ask(
+    client: &mut SendRequest<Empty<Bytes>>,
+    path: &str,
+    headers: &[(&str, impl AsRef<[u8]>)],
+) -> (StatusCode, HeaderMap, Bytes) {
+    client.ready().await.unwrap();
+    let request = headers.iter().fold(Request::get(path).header("host", "edge"), |request, (name, value)| {
+        request.header(*name, value.as_ref())
+    });
+    let response = client.send_request(request.body(Empty::new()).unwrap()).await.unwrap();
+    let (head, body) = response.into_parts();
+    (head.status, head.headers, body.collect().await.unwrap().to_bytes())
+}
+
+fn header<'h>(headers: &'h HeaderMap, name: &str) -> Option<&'h str> {
+    headers.get(name).map(|value| value.to_str().unwrap())
+}
+
+const NO_HEADERS: &[(&str, &str)] = &[];
+
+/// A counter of Envoy's rate limit filter, by the name after `ratelimit.`.
+async fn counted(envoy: &Asking, name: &str) -> u64 {
+    counted_behind(envoy, "behind", name).await
+}
+
+async fn counted_behind(envoy: &Asking, behind: &str, name: &str) -> u64 {
+    let (_, _, text) = ask(&mut connect(envoy.admin).await, "/stats?filter=ratelimit", NO_HEADERS).await;
+    let text = String::from_utf8(text.to_vec()).unwrap();
+    let of_name =
+        |line: &str| line.strip_prefix(&format!("cluster.{behind}.ratelimit.{name}: "))?.parse().ok();
+    text.lines().find_map(of_name).unwrap_or(0)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn envoy_enforces_the_decisions_of_the_service() {
+    let options = Options { denied_body: "slow down\n".into(), ..Options::default() };
+    let service = run_with(DOMAINS, options, Settings::default());
+    let envoy = start(&service, FOR_LONG).await;
+    let mut client = connect(envoy.asks).await;
+
+    for left in ["1", "0"] {
+        let (status, headers, body) = ask(&mut client, "/user", &[("x-user", "ann")]).await;
+        assert_eq!((status, &body[..]), (StatusCode::OK, &b"hello"[..]));
+        assert_eq!(header(&headers, "x-ratelimit-limit"), Some("2, 2;w=60;name=\"per-user\""));
+        assert_eq!(header(&headers, "x-ratelimit-remaining"), Some(left));
+        assert_eq!(header(&headers, "x-ratelimit-reset"), Some("60"));
+    }
+    let (status, headers, body) = ask(&mut client, "/user", &[("x-user", "ann")]).await;
+    assert_eq!((status, &body[..]), (StatusCode::TOO_MANY_REQUESTS, &b"slow down\n"[..]));
+    assert_eq!(header(&headers, "x-envoy-ratelimited"), Some("true"));
+    assert_eq!(header(&headers, "x-ratelimit-remaining"), Some("0"));
+    assert_eq!(header(&headers, "x-ratelimit-reset"), Some("60"));
+    assert_eq!(ask(&mut client, "/user", &[("x-user", "bob")]).await.0, StatusCode::OK);
+
+    // Without the header there is no descriptor, and the service is not called.
+    for _ in 0..5 {
+        let (status, headers, _) = ask(&mut client, "/user", NO_HEADERS).await;
+        assert_eq!((status, header(&headers, "x-ratelimit-limit")), (StatusCode::OK, None));
+    }
+
+    // Envoy forwards bytes that are not UTF-8, even a header full of them, and would allow a request that the service
+    // rejects.
+    let full = vec![0xff; 58 << 10];
+    for user in [&b"ann\xff"[..], &full] {
+        let user = [("x-user", user)];
+        let mut statuses = Vec::new();
+        for _ in 0..3 {
+            statuses.push(ask(&mut client, "/user", &user).await.0.as_u16());
+        }
+        assert_eq!(statuses, [200, 200, 429]);
+    }
+
+    // Three units per request, of seven; the last request charges what remains.
+    let mut costs = Vec::new();
+    for _ in 0..3 {
+        let (status, headers, _) = ask(&mut client, "/cost", NO_HEADERS).await;
+        costs.push((status.as_u16(), header(&headers, "x-ratelimit-remaining").unwrap().to_owned()));
+    }
+    assert_eq!(costs, [(200, "4".to_owned()), (200, "1".to_owned()), (429, "0".to_owned())]);
+
+    // The inline limit is one per hour, whatever the configuration has.
+    let (status, headers, _) = ask(&mut client, "/plan", NO_HEADERS).await;
+    assert_eq!((status, header(&headers, "x-ratelimit-limit")), (StatusCode::OK, Some("1, 1;w=3600")));
+    assert_eq!(ask(&mut client, "/plan", NO_HEADERS).await.0, StatusCode::TOO_MANY_REQUESTS);
+
+    assert_eq!(counted(&envoy, "error").await, 0);
+    assert_eq!(counted(&envoy, "over_limit").await, 5);
+
+    // If the service is unreachable, `failure_mode_deny` decides.
+    assert_eq!(ask(&mut connect(envoy.fails_open).await, "/load", NO_HEADERS).await.0, StatusCode::OK);
+    let failed = ask(&mut connect(envoy.fails_closed).await, "/load", NO_HEADERS).await;
+    assert_eq!(failed.0, StatusCode::INTERNAL_SERVER_ERROR);
+    assert_eq!(counted(&envoy, "error").await, 2);
+    // The same holds if the service cannot decide: it returns an error, not an unknown code.
+    *service.told.layer.lock().unwrap() = None;
+    assert_eq!(ask(&mut client, "/load", NO_HEADERS).await.0, StatusCode::OK);
+    assert_eq!(counted(&envoy, "error").await, 3);
+}
+
+/// Sends requests over many connections, each after the previous response and a pause, so that the service is
+/// measured and not the number of processors.
+async fn load(port: u16) -> u64 {
+    const CONNECTIONS: usize = 200;
+    const BREATH: Duration = Duration::from_millis(100);
+    let answered = Arc::new(AtomicU64::new(0));
+    let mut clients = Vec::new();
+    for _ in 0..CONNECTIONS {
+        clients.push(connect(port).await);
+    }
+    let until = Instant::now() + Duration::from_secs(2);
+    let each = clients.into_iter().enumerate().map(|(number, mut client)| {
+        let answered = answered.clone();
+        tokio::spawn(async move {
+            // The connections do not start in the same instant.
+            tokio::time::sleep(BREATH * u32::try_from(number).unwrap() / 200).await;
+            while Instant::now() < until {
+                let asked =
+                    timeout_at(until + PATIENCE, ask(&mut client, "/load", NO_HEADERS)).await.unwrap();
+                assert_eq!(asked.0, StatusCode::OK);
+                answered.fetch_add(1, Ordering::Relaxed);
+                tokio::time::sleep(BREATH).await;
+            }
+        })
+    });
+    for one in each.collect::<Vec<_>>() {
+        one.await.unwrap();
+    }
+    answered.load(Ordering::Relaxed)
+}
+
+/// Envoy waits 20 ms and then allows a request. On a busy machine some calls are always late, so a service that does
+/// nothing is measured at the same time: the service under test must not be late where that one is not.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_request_is_allowed_because_of_a_slow_decision() {
+    const ROUNDS: usize = 5;
+    let service = run_with(DOMAINS, Options::default(), Settings::default());
+    let envoy = start(&service, BY_ITSELF).await;
+    let late =
+        async || (counted(&envoy, "error").await, counted_behind(&envoy, "behind_other", "error").await);
+    let (mut answered, mut rounds) = (0, Vec::new());
+    for _ in 0..ROUNDS {
+        let before = late().await;
+        answered += tokio::join!(load(envoy.asks), load(envoy.asks_other)).0;
+        let after = late().await;
+        rounds.push((after.0 - before.0, after.1 - before.1));
+        if rounds.last().is_some_and(|(ours, other)| *ours <= 2 * other) {
+            break;
+        }
+    }
+    let (ours, other) = *rounds.last().unwrap();
+    assert!(ours <= 2 * other, "late answers by round, ours and of a service that does nothing: {rounds:?}");
+    let (ok, error) = (counted(&envoy, "ok").await, counted(&envoy, "error").await);
+    assert_eq!(ok + error, answered);
+    assert!(ok > 0, "none of {answered}");
+}

@@ -1,0 +1,133 @@
+//! Limits of the gateway itself: requests in flight and connections.
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use super::peers::{File, read_answer};
+use super::support::{Running, Upstream, get, header, read_all, run, status, until};
+
+async fn bounded(upstream: &Upstream) -> Running {
+    let at = upstream.address;
+    run(&format!(
+        "gateway:
+  listen: 127.0.0.1:0
+  max_in_flight: 10
+  routes:
+    - {{ id: pay, path: /hold/pay, upstream: http://{at}, critical: true }}
+    - {{ id: rest, upstream: http://{at} }}
+"
+    ))
+    .await
+}
+
+async fn hold(gateway: &Running, path: &str) -> TcpStream {
+    let mut stream = TcpStream::connect(gateway.address).await.unwrap();
+    stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: a\r\n\r\n").as_bytes()).await.unwrap();
+    stream
+}
+
+fn gauge(gateway: &Running, name: &str) -> usize {
+    let metrics = gateway.gateway.watched().metrics();
+    let value = metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    value.unwrap().parse().unwrap()
+}
+
+/// Connections to the only address of the only upstream.
+pub(crate) fn upstream_connections(gateway: &Running) -> usize {
+    let metrics = gateway.gateway.watched().metrics();
+    let line = metrics.lines().find(|line| line.starts_with("ratekeeper_upstream_connections{")).unwrap();
+    line.rsplit(' ').next().unwrap().parse().unwrap()
+}
+
+fn is_refused(answer: &str) {
+    assert_eq!(status(answer), 503, "{answer}");
+    assert_eq!(header(answer, "retry-after"), Some("1"), "{answer}");
+    assert_eq!(header(answer, "content-type"), Some("application/problem+json"), "{answer}");
+}
+
+#[tokio::test]
+async fn routes_that_are_not_critical_are_shed_first() {
+    let upstream = Upstream::start().await;
+    let gateway = bounded(&upstream).await;
+    let mut held = Vec::new();
+    for _ in 0..8 {
+        held.push(hold(&gateway, "/hold").await);
+    }
+    upstream.until_waiting(8).await;
+    is_refused(&get(gateway.address, "/", "").await);
+    for _ in 0..2 {
+        held.push(hold(&gateway, "/hold/pay").await);
+    }
+    upstream.until_waiting(10).await;
+    is_refused(&get(gateway.address, "/hold/pay", "").await);
+    assert_eq!(gauge(&gateway, "ratekeeper_requests_in_flight"), 10);
+
+    // Permits are released when responses have been sent.
+    upstream.let_go(10);
+    for stream in &mut held {
+        assert_eq!(status(&read_answer(stream).await), 200);
+    }
+    until(|| gauge(&gateway, "ratekeeper_requests_in_flight") == 0).await;
+    assert_eq!(status(&get(gateway.address, "/", "").await), 200);
+    let line = gateway.log.lines(13).await.into_iter().find(|line| line.contains("503")).unwrap();
+    assert!(line.contains(r#""decision":"shed""#), "{line}");
+}
+
+#[tokio::test]
+async fn disconnected_clients_release_their_permits() {
+    let upstream = Upstream::start().await;
+    let gateway = bounded(&upstream).await;
+    for _ in 0..3 {
+        let mut held = Vec::new();
+        for _ in 0..8 {
+            held.push(hold(&gateway, "/hold").await);
+        }
+        until(|| gauge(&gateway, "ratekeeper_requests_in_flight") == 8).await;
+        is_refused(&get(gateway.address, "/", "").await);
+        drop(held);
+        until(|| gauge(&gateway, "ratekeeper_requests_in_flight") == 0).await;
+    }
+    assert_eq!(status(&get(gateway.address, "/", "").await), 200);
+}
+
+/// A response counts until its last byte is sent or the client disconnects.
+#[tokio::test]
+async fn unread_response_keeps_its_permit() {
+    let address = super::peers::scripted(|mut stream, _| async move {
+        super::peers::read_head(&mut stream).await;
+        stream.write_all(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n").await.unwrap();
+        while stream.write_all(b"4\r\nmore\r\n").await.is_ok() {}
+    })
+    .await;
+    let gateway = run(&File { gateway: "max_in_flight: 1", ..File::default() }.to(&[address])).await;
+    let mut stream = hold(&gateway, "/").await;
+    assert_eq!(stream.read(&mut [0; 1]).await.unwrap(), 1);
+    is_refused(&get(gateway.address, "/", "").await);
+    drop(stream);
+    until(|| gauge(&gateway, "ratekeeper_requests_in_flight") == 0).await;
+}
+
+#[tokio::test]
+async fn connections_above_the_limit_are_closed() {
+    let upstream = Upstream::start().await;
+    let gateway =
+        run(&File { gateway: "max_connections: 3", ..File::default() }.to(&[upstream.address])).await;
+    let mut kept = Vec::new();
+    for _ in 0..3 {
+        let mut stream = hold(&gateway, "/").await;
+        assert_eq!(status(&read_answer(&mut stream).await), 200);
+        kept.push(stream);
+    }
+    let mut fourth = TcpStream::connect(gateway.address).await.unwrap();
+    assert_eq!(read_all(&mut fourth).await, "", "it is closed at once");
+    assert_eq!(gauge(&gateway, "ratekeeper_connections"), 3);
+    assert_eq!(gauge(&gateway, "ratekeeper_connections_rejected_total"), 1);
+    // Existing connections are unaffected.
+    for stream in &mut kept {
+        stream.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
+        assert_eq!(status(&read_answer(stream).await), 200);
+    }
+    kept.pop();
+    until(|| gauge(&gateway, "ratekeeper_connections") == 2).await;
+    assert_eq!(status(&get(gateway.address, "/", "").await), 200);
+}

@@ -1,0 +1,212 @@
+//! Attempts to bypass a limit or to forge headers.
+
+use std::fmt::Write as _;
+
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+
+use super::peers::{File, Folder, read_answer, read_head, scripted};
+use super::support::{Upstream, get, header, in_front_of, run, say, status};
+
+/// Statuses of a request that is sent three times, where two are allowed.
+async fn three_times(gateway: &super::support::Running, headers: &str) -> [u16; 3] {
+    let mut statuses = [0; 3];
+    for status in &mut statuses {
+        *status = super::support::status(&get(gateway.address, "/", headers).await);
+    }
+    statuses
+}
+
+/// The claims of Alice, valid for 75 years.
+const TOKEN: &str = "eyJhbGciOiJIUzI1NiIsInR5cCI6IkpXVCJ9.eyJzdWIiOiJhbGljZSIsImV4cCI6NDEwMjQ0NDgwMH0.\
+    TmvL0cO62RctIm9e4IquISdR6FXO9mWzLVCoKAeDBCY";
+const KEYS: &str =
+    r#"{"keys":[{"kty":"oct","alg":"HS256","k":"YSBzZWNyZXQgb2YgYXQgbGVhc3QgMzIgYnl0ZXMsIGZvciB0ZXN0cw"}]}"#;
+
+#[tokio::test]
+async fn request_with_two_tokens_is_rejected() {
+    let upstream = Upstream::start().await;
+    let folder = Folder::new();
+    let keys = folder.write("jwks.json", KEYS);
+    let jwt = format!("jwt: {{ keys: {{ file: '{keys}' }} }}");
+    let limited = format!(
+        "{jwt}\nlimits: {{ per-user: {{ key: {{ claim: sub, fallback: ip }}, fixed_window: {{ limit: 2, window: 1h }} }} }}"
+    );
+    let gateway = in_front_of(&upstream, &limited, "").await;
+    let alice = format!("Authorization: Bearer {TOKEN}\r\n");
+    assert_eq!(three_times(&gateway, &alice).await, [200, 200, 429]);
+    for twice in
+        [format!("{alice}Authorization: Bearer x\r\n"), format!("Authorization: Bearer x\r\n{alice}")]
+    {
+        assert_eq!(three_times(&gateway, &twice).await, [400; 3]);
+    }
+    assert_eq!(upstream.seen().len(), 2);
+
+    // A route does not use either token.
+    let gateway = in_front_of(&upstream, &jwt, ", claim: { sub: alice }").await;
+    assert_eq!(status(&get(gateway.address, "/", &alice).await), 200);
+    let twice = format!("{alice}Authorization: Bearer x\r\n");
+    assert_eq!(status(&get(gateway.address, "/", &twice).await), 400);
+}
+
+/// A header that limits or routes read cannot be declared hop-by-hop, which would remove it.
+#[tokio::test]
+async fn headers_that_the_configuration_reads_cannot_be_hop_by_hop() {
+    let upstream = Upstream::start().await;
+    let limits = "limits:
+  beta: { when: { header: { X-Beta: '1' } }, fixed_window: { limit: 2, window: 1h } }
+  heavy: { cost: { header: X-Cost }, fixed_window: { limit: 1000, window: 1h } }
+  tiers:
+    fixed_window: { limit: 1000, window: 1h }
+    overrides: [{ when: { header: { X-Tier: gold } }, unlimited: true }]
+";
+    let route = ", header: { X-Route: '1' }, request_headers: { set: { X-Tenant: acme } }";
+    let gateway = in_front_of(&upstream, limits, route).await;
+    let usual = "X-Beta: 1\r\nX-Route: 1\r\n";
+    assert_eq!(three_times(&gateway, usual).await, [200, 200, 429]);
+    for name in ["x-beta", "X-COST", "x-tier", "X-Route", "x-tenant", "x-request-id"] {
+        let request = format!("GET / HTTP/1.1\r\nHost: a\r\nConnection: close, {name}\r\n{usual}\r\n");
+        assert_eq!(status(&say(gateway.address, request).await), 400, "{name}");
+    }
+    assert_eq!(upstream.seen().len(), 2);
+}
+
+/// Limits and routes may read hop-by-hop headers, for example `Upgrade`.
+#[tokio::test]
+async fn limits_can_read_hop_by_hop_headers() {
+    let upstream = Upstream::start().await;
+    let limits = "limits: { sockets: { when: { header: { Upgrade: websocket } }, fixed_window: { limit: 2, window: 1h } } }";
+    let gateway = in_front_of(&upstream, limits, "").await;
+    let request = "GET / HTTP/1.1\r\nHost: a\r\nConnection: close, Upgrade\r\nUpgrade: websocket\r\n\r\n";
+    for wanted in [200, 200, 429] {
+        assert_eq!(status(&say(gateway.address, request).await), wanted);
+    }
+}
+
+#[tokio::test]
+async fn limits_on_forwarding_headers_use_the_values_of_the_gateway() {
+    let upstream = Upstream::start().await;
+    for name in ["X-Forwarded-For", "X-Real-IP", "X-Forwarded-Host", "X-Forwarded-Proto"] {
+        let limits = format!(
+            "limits: {{ odd: {{ key: {{ header: {name} }}, fixed_window: {{ limit: 2, window: 1h }} }} }}"
+        );
+        let gateway = in_front_of(&upstream, &limits, "").await;
+        let mut statuses = Vec::new();
+        for number in 0..3 {
+            let answer = get(gateway.address, "/", &format!("{name}: 203.0.113.{number}\r\n")).await;
+            statuses.push(status(&answer));
+        }
+        assert_eq!(statuses, [200, 200, 429], "{name}");
+    }
+}
+
+#[tokio::test]
+async fn forged_forwarding_headers_and_aliases_are_removed() {
+    let upstream = Upstream::start().await;
+    let headers = "X-Forwarded-Prefix: /admin\r\nX-Forwarded-Ssl: on\r\nX-Forwarded-Server: bank\r\nX_Tenant: evil\r\n\
+        X.Tenant: evil\r\nX_Request_Id: mine\r\nX_Forwarded_Prefix: /admin\r\n";
+    let gateway = in_front_of(&upstream, "", ", request_headers: { set: { X-Tenant: acme } }").await;
+    get(gateway.address, "/", headers).await;
+    let seen = upstream.only();
+    for name in [
+        "x-forwarded-prefix",
+        "x-forwarded-ssl",
+        "x-forwarded-server",
+        "x_tenant",
+        "x.tenant",
+        "x_request_id",
+        "x_forwarded_prefix",
+    ] {
+        assert_eq!(seen.header(name), None, "{name}");
+    }
+    assert_eq!(seen.header("x-tenant"), Some("acme"));
+}
+
+/// A proxy writes one of the two headers and forwards the client's value of the other.
+#[tokio::test]
+async fn only_the_configured_forwarding_header_of_a_trusted_proxy_counts() {
+    let upstream = Upstream::start().await;
+    let gateway = in_front_of(&upstream, "client: { trusted_proxies: [127.0.0.0/8] }", "").await;
+    get(gateway.address, "/", "X-Forwarded-For: 203.0.113.7\r\nForwarded: for=6.6.6.6;host=evil\r\n").await;
+    let seen = upstream.only();
+    assert_eq!(seen.header("forwarded"), None);
+    assert_eq!(seen.header("x-forwarded-for"), Some("203.0.113.7, 127.0.0.1"));
+
+    let upstream = Upstream::start().await;
+    let trust = "client: { trusted_proxies: [127.0.0.0/8], source: forwarded }";
+    let gateway = in_front_of(&upstream, trust, "").await;
+    get(gateway.address, "/", "X-Forwarded-For: 6.6.6.6\r\nForwarded: for=203.0.113.7\r\n").await;
+    let seen = upstream.only();
+    assert_eq!(seen.header("forwarded"), Some("for=203.0.113.7, for=127.0.0.1;proto=http"));
+    assert_eq!(seen.header("x-forwarded-for"), Some("203.0.113.7, 127.0.0.1"));
+    assert_eq!(seen.header("x-real-ip"), Some("203.0.113.7"));
+}
+
+/// Requests over HTTP/2 in a tunnel would not be limited.
+#[tokio::test]
+async fn upgrade_to_http2_is_not_forwarded() {
+    let address = scripted(|mut stream, _| async move {
+        let head = read_head(&mut stream).await;
+        let agreed = "HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\n";
+        let plain = "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 0\r\n\r\n";
+        let wants = header(&head, "upgrade").is_some();
+        let _ = stream.write_all(if wants { agreed } else { plain }.as_bytes()).await;
+    })
+    .await;
+    let gateway = run(&File::default().to(&[address])).await;
+    for (wanted, answer) in [
+        ("Upgrade: h2c\r\n", 200),
+        ("Upgrade: websocket, h2c\r\n", 200),
+        ("Upgrade: websocket\r\nUpgrade: H2C\r\n", 200),
+        // The upstream switches to a protocol that the client did not offer.
+        ("Upgrade: websocket\r\n", 502),
+    ] {
+        let mut stream = TcpStream::connect(gateway.address).await.unwrap();
+        let request = format!("GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\n{wanted}\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        assert_eq!(status(&read_answer(&mut stream).await), answer, "{wanted}");
+    }
+}
+
+/// Trailers cannot override headers that limits and routes have evaluated.
+#[tokio::test]
+async fn trailers_cannot_override_evaluated_headers() {
+    let address = scripted(|mut stream, _| async move {
+        let mut got = read_head(&mut stream).await;
+        while !got.ends_with("0\r\n\r\n") && !got.contains("x-checksum: 7\r\n\r\n") {
+            let line = read_head(&mut stream).await;
+            if line.is_empty() {
+                break;
+            }
+            got += &line;
+        }
+        let mut answer = "HTTP/1.1 200 OK\r\nConnection: close\r\n".to_owned();
+        let _ = write!(answer, "Content-Length: {}\r\n\r\n{got}", got.len());
+        let _ = stream.write_all(answer.as_bytes()).await;
+    })
+    .await;
+    let limits = "limits: { per-user: { key: { header: X-User-Id }, token_bucket: { capacity: 1000 } } }";
+    let gateway = run(&File { limits, ..File::default() }.to(&[address])).await;
+    let request = "POST / HTTP/1.1\r\nHost: a\r\nX-User-Id: alice\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\
+        Trailer: X-Checksum, X-User-Id, X-Forwarded-For, Authorization\r\n\r\n3\r\nabc\r\n0\r\n\
+        X-Checksum: 7\r\nX-User-Id: bob\r\nX-Forwarded-For: 6.6.6.6\r\nAuthorization: x\r\n\r\n";
+    let answer = say(gateway.address, request).await.to_lowercase();
+    let (_, body) = answer.split_once("\r\n\r\n").unwrap();
+    let (_, trailers) = body.split_once("abc").unwrap();
+    assert!(trailers.contains("x-checksum: 7"), "{answer}");
+    for said in ["bob", "6.6.6.6", "authorization: x"] {
+        assert!(!trailers.contains(said), "{answer}");
+    }
+}
+
+#[tokio::test]
+async fn asterisk_target_is_allowed_only_for_options() {
+    let upstream = Upstream::start().await;
+    let gateway = run(&File::default().to_urls(&[format!("http://{}/v1", upstream.address)])).await;
+    assert_eq!(status(&get(gateway.address, "*", "").await), 400);
+    let options = "OPTIONS * HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n";
+    assert_eq!(status(&say(gateway.address, options).await), 200);
+    assert_eq!(upstream.only().uri.path(), "*");
+    let trace = say(gateway.address, "TRACE / HTTP/1.1\r\nHost: a\r\n\r\n").await;
+    assert!(header(&trace, "allow").is_some_and(|allowed| allowed.starts_with("GET, ")), "{trace}");
+}

@@ -1,0 +1,131 @@
+//! Failures and whether they are the server's or the client's fault.
+
+use std::time::Duration;
+
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+use tokio::time::{Instant, sleep, timeout};
+
+use super::balancing::is_up;
+use super::peers::{File, read_answer, read_head, scripted};
+use super::support::{PATIENCE, Upstream, get, in_front_of, read_all, run, say, status, until};
+
+/// A server that never responds counts as failing, like one that responds with errors.
+#[tokio::test]
+async fn hanging_server_is_ejected() {
+    let hanging = scripted(|mut stream, _| async move {
+        read_head(&mut stream).await;
+        std::future::pending::<()>().await;
+    })
+    .await;
+    let upstream = Upstream::start().await;
+    let file = File {
+        upstream: ", outlier_ejection: { after: 2, for: 1h }",
+        route: ", timeout: 100ms",
+        ..File::default()
+    };
+    let gateway = run(&file.to(&[hanging, upstream.address])).await;
+    let mut late = 0;
+    for _ in 0..12 {
+        late += usize::from(status(&get(gateway.address, "/", "").await) == 504);
+    }
+    assert_eq!(late, 2);
+    assert!(!is_up(&gateway, hanging) && is_up(&gateway, upstream.address));
+}
+
+/// A malformed chunked body is rejected and does not eject a server.
+#[tokio::test]
+async fn malformed_request_body_does_not_eject_the_server() {
+    let upstream = Upstream::start().await;
+    let file = File { upstream: ", outlier_ejection: { after: 1, for: 1h }", ..File::default() };
+    let gateway = run(&file.to(&[upstream.address])).await;
+    let broken = "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\nZZZ\r\n";
+    for _ in 0..4 {
+        assert!([0, 400].contains(&status(&say(gateway.address, broken).await)));
+    }
+    assert!(is_up(&gateway, upstream.address));
+    assert_eq!(status(&get(gateway.address, "/", "").await), 200);
+}
+
+/// The route timeout limits the server: the time the client takes to send its body does not count.
+#[tokio::test]
+async fn slow_upload_does_not_count_against_the_route_timeout() {
+    let upstream = Upstream::start().await;
+    let gateway = in_front_of(&upstream, "", ", timeout: 200ms").await;
+    let mut stream = TcpStream::connect(gateway.address).await.unwrap();
+    let head = "POST / HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: 16\r\n\r\n";
+    stream.write_all(head.as_bytes()).await.unwrap();
+    for _ in 0..8 {
+        sleep(Duration::from_millis(75)).await;
+        stream.write_all(b"ab").await.unwrap();
+    }
+    assert_eq!(status(&read_all(&mut stream).await), 200);
+    assert_eq!(upstream.only().body, "ab".repeat(8));
+    // The upload does not extend the server's timeout.
+    let late = "POST /hold HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: 2\r\n\r\nab";
+    let begin = Instant::now();
+    assert_eq!(status(&say(gateway.address, late).await), 504);
+    assert!(begin.elapsed() < Duration::from_secs(5));
+}
+
+/// A server that does not read the body cannot hold a client forever.
+#[tokio::test]
+async fn server_that_does_not_read_the_body_times_out() {
+    let deaf = scripted(|mut stream, _| async move {
+        read_head(&mut stream).await;
+        std::future::pending::<()>().await;
+    })
+    .await;
+    let gateway = run(&File { route: ", timeout: 200ms", ..File::default() }.to(&[deaf])).await;
+    let mut stream = TcpStream::connect(gateway.address).await.unwrap();
+    let head = "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1000000000\r\n\r\n";
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let (mut reading, mut writing) = stream.split();
+    let much = vec![b'x'; 1 << 20];
+    let sending = async {
+        while writing.write_all(&much).await.is_ok() {}
+        std::future::pending::<()>().await;
+    };
+    let answer = tokio::select! {
+        answer = read_answer(&mut reading) => answer,
+        () = sending => unreachable!(),
+    };
+    assert_eq!(status(&answer), 504);
+}
+
+/// If a server stops in the middle of a response, the gateway closes both connections.
+#[tokio::test]
+async fn stalled_response_is_closed_after_the_read_timeout() {
+    let stopping = scripted(|mut stream, _| async move {
+        read_head(&mut stream).await;
+        let begun = "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nbegun";
+        stream.write_all(begun.as_bytes()).await.unwrap();
+        // Waits until the gateway closes the connection.
+        read_head(&mut stream).await;
+    })
+    .await;
+    let limits = "limits: { at-once: { key: ip, concurrency: { limit: 1 } } }";
+    let file = File { upstream: ", read_timeout: 100ms", limits, ..File::default() };
+    let gateway = run(&file.to(&[stopping])).await;
+    for _ in 0..3 {
+        let answer = timeout(PATIENCE, get(gateway.address, "/", "")).await.unwrap();
+        assert!(status(&answer) == 200 && answer.ends_with("begun"), "{answer}");
+        until(|| gateway.gateway.watched().metrics().contains("ratekeeper_requests_in_flight 0")).await;
+    }
+}
+
+/// The read timeout applies to each part, not to the whole response.
+#[tokio::test]
+async fn slow_response_in_parts_arrives_complete() {
+    let slow = scripted(|mut stream, _| async move {
+        read_head(&mut stream).await;
+        stream.write_all(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 8\r\n\r\n").await.unwrap();
+        for _ in 0..8 {
+            sleep(Duration::from_millis(60)).await;
+            stream.write_all(b"x").await.unwrap();
+        }
+    })
+    .await;
+    let gateway = run(&File { upstream: ", read_timeout: 300ms", ..File::default() }.to(&[slow])).await;
+    assert!(get(gateway.address, "/", "").await.ends_with("\r\n\r\nxxxxxxxx"));
+}

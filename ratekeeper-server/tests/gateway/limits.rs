@@ -1,0 +1,63 @@
+//! Allowed and denied requests, and reloads.
+
+use super::support::{Upstream, get, header, in_front_of, one_route, parse, status};
+
+const TEN: &str =
+    "limits: { per-user: { key: { header: X-User-Id }, sliding_window_log: { limit: 10, window: 60s } } }";
+
+#[tokio::test]
+async fn request_above_the_limit_gets_429_with_retry_after() {
+    let upstream = Upstream::start().await;
+    let gateway = in_front_of(&upstream, TEN, "").await;
+    for _ in 0..10 {
+        let answer = get(gateway.address, "/api/test", "X-User-Id: user123\r\n").await;
+        assert_eq!(status(&answer), 200, "{answer}");
+        assert!(header(&answer, "ratelimit").is_some() && answer.ends_with("hello"), "{answer}");
+    }
+    let answer = get(gateway.address, "/api/test", "X-User-Id: user123\r\n").await;
+    assert_eq!(status(&answer), 429, "{answer}");
+    for name in ["retry-after", "ratelimit", "ratelimit-policy", "cache-control", "content-type"] {
+        assert!(header(&answer, name).is_some(), "{name}: {answer}");
+    }
+    assert_eq!(upstream.seen().len(), 10);
+    assert_eq!(status(&get(gateway.address, "/api/test", "X-User-Id: other\r\n").await), 200);
+}
+
+#[tokio::test]
+async fn route_without_limits_allows_what_another_denies() {
+    let upstream = Upstream::start().await;
+    let at = upstream.address;
+    let gateway = super::support::run(&format!(
+        "limits: {{ one: {{ sliding_window_log: {{ limit: 1, window: 1h }} }} }}
+gateway:
+  listen: 127.0.0.1:0
+  routes:
+    - {{ id: free, path: /free/**, upstream: http://{at}, limits: [] }}
+    - {{ id: rest, upstream: http://{at} }}
+"
+    ))
+    .await;
+    for (path, wanted) in [("/a", 200), ("/b", 429), ("/free/a", 200), ("/free/b", 200)] {
+        assert_eq!(status(&get(gateway.address, path, "").await), wanted, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn reload_keeps_counters_and_a_failed_one_changes_nothing() {
+    let upstream = Upstream::start().await;
+    let gateway = in_front_of(&upstream, TEN, "").await;
+    let ask = || get(gateway.address, "/", "X-User-Id: a\r\n");
+    for _ in 0..10 {
+        assert_eq!(status(&ask().await), 200);
+    }
+    assert_eq!(status(&ask().await), 429);
+    gateway.gateway.reload(&parse(&one_route(&upstream, TEN, ""))).unwrap();
+    assert_eq!(status(&ask().await), 429, "the counters are kept");
+    let wider = TEN.replace("limit: 10", "limit: 12");
+    gateway.gateway.reload(&parse(&one_route(&upstream, &wider, ""))).unwrap();
+    for wanted in [200, 200, 429] {
+        assert_eq!(status(&ask().await), wanted, "ten are used");
+    }
+    gateway.gateway.reload(&parse("limits:\n")).unwrap_err();
+    assert_eq!(status(&ask().await), 429);
+}

@@ -1,0 +1,203 @@
+//! Retries, their budget, and upstream connection limits.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use super::peers::{File, nobody, read_answer, read_head, scripted};
+use super::support::{Upstream, get, header, run, say, status, until};
+
+const OFF: &str = ", outlier_ejection: off";
+
+async fn ask(address: SocketAddr, method: &str, body: &str) -> u16 {
+    let length = body.len();
+    let head = format!(
+        "{method} / HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}"
+    );
+    status(&say(address, head).await)
+}
+
+/// A server that reads requests and closes the connection without a response, and the number of requests it read.
+async fn silent() -> (SocketAddr, Arc<AtomicUsize>) {
+    let count = Arc::new(AtomicUsize::new(0));
+    let taken = count.clone();
+    let address = scripted(move |mut stream, _| {
+        let taken = taken.clone();
+        async move {
+            read_head(&mut stream).await;
+            taken.fetch_add(1, Ordering::Relaxed);
+        }
+    })
+    .await;
+    (address, count)
+}
+
+/// Nothing was sent, so nothing can happen twice.
+#[tokio::test]
+async fn refused_connection_fails_no_request() {
+    let upstream = Upstream::start().await;
+    let gateway = run(&File { upstream: OFF, ..File::default() }.to(&[nobody(), upstream.address])).await;
+    for (method, body) in [("GET", ""), ("POST", "body"), ("PUT", "body"), ("PATCH", "body"), ("DELETE", "")]
+    {
+        // Of two requests in turn, one goes to the unreachable address.
+        assert_eq!(
+            (ask(gateway.address, method, body).await, ask(gateway.address, method, body).await),
+            (200, 200),
+            "{method}"
+        );
+    }
+    assert_eq!(upstream.seen().len(), 10);
+    assert!(upstream.seen()[2..8].iter().all(|seen| seen.body == "body"));
+}
+
+/// The budget protects overloaded servers from extra load; a server that was never reached has no load.
+#[tokio::test]
+async fn refused_connection_does_not_use_the_retry_budget() {
+    let upstream = Upstream::start().await;
+    let setting = ", outlier_ejection: off, retry_budget: 0%";
+    let gateway =
+        run(&File { upstream: setting, ..File::default() }.to(&[nobody(), upstream.address, nobody()])).await;
+    for number in 0..50 {
+        assert_eq!(ask(gateway.address, "POST", "body").await, 200, "{number}");
+    }
+    assert_eq!(upstream.seen().len(), 50);
+    let all_away = run(&File { upstream: setting, ..File::default() }.to(&[nobody(), nobody()])).await;
+    assert_eq!(ask(all_away.address, "GET", "").await, 502);
+}
+
+#[tokio::test]
+async fn only_idempotent_requests_without_a_body_are_retried() {
+    let (silent, taken) = silent().await;
+    let upstream = Upstream::start().await;
+    let gateway = run(&File { upstream: OFF, ..File::default() }.to(&[silent, upstream.address])).await;
+    let cases = [
+        ("GET", "", 200),
+        ("HEAD", "", 200),
+        ("OPTIONS", "", 200),
+        ("PUT", "", 200),
+        ("DELETE", "", 200),
+        ("POST", "", 502),
+        ("POST", "body", 502),
+        ("PATCH", "", 502),
+        // Its body has already been sent.
+        ("PUT", "body", 502),
+    ];
+    for (method, body, wanted) in cases {
+        let (taken_before, seen_before) = (taken.load(Ordering::Relaxed), upstream.seen().len());
+        // One of two requests goes to the silent server first.
+        let mut statuses = Vec::new();
+        while taken.load(Ordering::Relaxed) == taken_before {
+            statuses.push(ask(gateway.address, method, body).await);
+        }
+        assert_eq!(statuses.pop(), Some(wanted), "{method} {body}");
+        assert_eq!(taken.load(Ordering::Relaxed), taken_before + 1, "{method} {body}");
+        let answered = statuses.len() + usize::from(wanted == 200);
+        assert_eq!(upstream.seen().len(), seen_before + answered, "{method} {body}");
+    }
+}
+
+#[tokio::test]
+async fn retries_stay_within_the_budget() {
+    const REQUESTS: usize = 100;
+    for (setting, most) in [
+        (", outlier_ejection: off, retry_budget: 0%", REQUESTS),
+        (", outlier_ejection: off, retry_budget: 20%", REQUESTS + 10 + 20),
+    ] {
+        let (address, taken) = silent().await;
+        let gateway = run(&File { upstream: setting, ..File::default() }.to(&[address])).await;
+        for _ in 0..REQUESTS {
+            assert_eq!(ask(gateway.address, "GET", "").await, 502);
+        }
+        let taken = taken.load(Ordering::Relaxed);
+        assert!((REQUESTS..=most).contains(&taken), "{setting}: {taken}");
+        assert!(most == REQUESTS || taken > REQUESTS, "{setting}: {taken}");
+    }
+}
+
+#[tokio::test]
+async fn post_is_never_retried() {
+    let (address, taken) = silent().await;
+    let gateway = run(&File { upstream: OFF, ..File::default() }.to(&[address])).await;
+    for number in 1..=20 {
+        assert_eq!(ask(gateway.address, "POST", "body").await, 502);
+        assert_eq!(taken.load(Ordering::Relaxed), number);
+    }
+}
+
+/// Servers close connections that they have kept for long enough. The server has not seen a request that meets this,
+/// so even a POST is sent over another connection, and neither the retry budget nor the failure count is charged.
+#[tokio::test]
+async fn closed_idle_connection_is_not_a_failure() {
+    let closed = Arc::new(AtomicUsize::new(0));
+    let count = closed.clone();
+    let address = scripted(move |mut stream, _| {
+        let count = count.clone();
+        async move {
+            let head = read_head(&mut stream).await;
+            let mut body = vec![0; header(&head, "content-length").map_or(0, |it| it.parse().unwrap())];
+            stream.read_exact(&mut body).await.unwrap();
+            stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok").await.unwrap();
+            drop(stream);
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+    })
+    .await;
+    let gateway = run(&File {
+        upstream: ", retry_budget: 0%, outlier_ejection: { after: 1, for: 1h }",
+        ..File::default()
+    }
+    .to(&[address]))
+    .await;
+    let mut stream = TcpStream::connect(gateway.address).await.unwrap();
+    for number in 1..=100 {
+        let (method, body) = if number % 2 == 0 { ("GET", "") } else { ("POST", "body") };
+        let head = format!("{method} / HTTP/1.1\r\nHost: a\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+        stream.write_all(head.as_bytes()).await.unwrap();
+        let answer = read_answer(&mut stream).await;
+        assert!(status(&answer) == 200 && answer.ends_with("ok"), "{number}: {answer}");
+        until(|| closed.load(Ordering::Relaxed) == number).await;
+    }
+}
+
+/// Number of workers, used as the connection limit.
+fn workers() -> usize {
+    std::thread::available_parallelism().unwrap().get()
+}
+
+#[tokio::test]
+async fn requests_above_the_upstream_connection_limit_get_503() {
+    let upstream = Upstream::start().await;
+    let setting = format!(", max_connections: {}, connect_timeout: 100ms", workers());
+    let gateway = run(&File { upstream: &setting, ..File::default() }.to(&[upstream.address])).await;
+    let address = gateway.address;
+    let held: Vec<_> =
+        (0..workers()).map(|_| tokio::spawn(async move { get(address, "/hold", "").await })).collect();
+    upstream.until_waiting(workers()).await;
+    let refused = get(address, "/", "").await;
+    assert_eq!(status(&refused), 503, "{refused}");
+    assert!(header(&refused, "retry-after").is_some(), "{refused}");
+    upstream.let_go(workers());
+    for asked in held {
+        assert_eq!(status(&asked.await.unwrap()), 200);
+    }
+    assert_eq!(status(&get(address, "/", "").await), 200);
+    assert_eq!(*upstream.connections.lock().unwrap(), workers());
+}
+
+#[tokio::test]
+async fn waiting_request_gets_the_next_upstream_connection() {
+    let upstream = Upstream::start().await;
+    let setting = format!(", max_connections: {}, connect_timeout: 30s", workers());
+    let gateway = run(&File { upstream: &setting, ..File::default() }.to(&[upstream.address])).await;
+    let address = gateway.address;
+    let asked: Vec<_> =
+        (0..20).map(|_| tokio::spawn(async move { get(address, "/hold", "").await })).collect();
+    upstream.let_go(20);
+    for asked in asked {
+        assert_eq!(status(&asked.await.unwrap()), 200);
+    }
+    assert!(*upstream.connections.lock().unwrap() <= workers());
+}

@@ -1,0 +1,97 @@
+//! HTTP/2 clients with small flow-control windows.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use testbed::http2::kind::{DATA, RST_STREAM, SETTINGS, WINDOW_UPDATE};
+use testbed::http2::{frame, get as request};
+use tokio::io::AsyncWriteExt;
+use tokio::time::sleep;
+
+use super::http2_abuse::CANCEL;
+use super::peers::{File, RawHttp2 as Client, read_head, scripted};
+use super::support::{get, run, status, until};
+
+const INITIAL_WINDOW_SIZE: u16 = 4;
+const LARGE: usize = 200_000;
+
+/// A server that sends a large body, or half of a small one and the rest a second later, or five bytes.
+async fn server() -> SocketAddr {
+    scripted(|mut stream, _| async move {
+        loop {
+            let head = read_head(&mut stream).await;
+            if head.is_empty() {
+                return;
+            }
+            let (length, pause) = match head.split(' ').nth(1) {
+                Some("/large") => (LARGE, Duration::ZERO),
+                Some("/pauses") => (10, Duration::from_secs(1)),
+                _ => (5, Duration::ZERO),
+            };
+            let body = "x".repeat(length);
+            let (begin, end) = body.split_at(length / 2);
+            let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n{begin}");
+            // The gateway closes the connection during these tests.
+            let _ = stream.write_all(head.as_bytes()).await;
+            sleep(pause).await;
+            let _ = stream.write_all(end.as_bytes()).await;
+        }
+    })
+    .await
+}
+
+fn window(stream: u32, more: u32) -> Vec<u8> {
+    frame(WINDOW_UPDATE, 0, stream, &more.to_be_bytes())
+}
+
+/// A client with an initial stream window of zero.
+async fn without_window(gateway: &super::support::Running) -> Client {
+    let mut client = Client::connect(gateway.address).await;
+    let setting = [&INITIAL_WINDOW_SIZE.to_be_bytes()[..], &0_u32.to_be_bytes()].concat();
+    client.0.write_all(&frame(SETTINGS, 0, 0, &setting)).await.unwrap();
+    client
+}
+
+#[tokio::test]
+async fn only_the_stalled_stream_is_reset() {
+    let file = File {
+        gateway: "timeouts: { header: 200ms, idle: 400ms }\n  max_in_flight: 2",
+        route: ", critical: true",
+        ..File::default()
+    };
+    let gateway = run(&file.to(&[server().await])).await;
+    let mut client = without_window(&gateway).await;
+    client.0.write_all(&[request(1, "/large"), request(3, "/pauses")].concat()).await.unwrap();
+    let watched = gateway.gateway.watched();
+    until(|| watched.metrics().contains("\nratekeeper_requests_in_flight 2\n")).await;
+    assert_eq!(status(&get(gateway.address, "/", "").await), 503, "both places are taken");
+    sleep(Duration::from_millis(100)).await;
+    client.0.write_all(&window(3, 1_000)).await.unwrap();
+    let reset = client.next_of(RST_STREAM).await.expect("the connection ended");
+    assert_eq!((reset.stream, reset.payload), (1, CANCEL.to_be_bytes().to_vec()));
+    // The other stream waits for its upstream, for longer than the client timeout.
+    assert_eq!(status(&get(gateway.address, "/", "").await), 200, "there is a place again");
+    let end = client.next_of(DATA).await.expect("the connection ended");
+    assert_eq!((end.stream, end.payload.len()), (3, 5));
+}
+
+#[tokio::test]
+async fn slowly_reading_http2_client_gets_the_whole_response() {
+    let file = File { gateway: "timeouts: { header: 200ms, idle: 500ms }", ..File::default() };
+    let gateway = run(&file.to(&[server().await])).await;
+    let mut client = without_window(&gateway).await;
+    client.0.write_all(&[request(1, "/large"), window(0, 1_000_000)].concat()).await.unwrap();
+    let mut got = 0;
+    while got < LARGE {
+        client.0.write_all(&window(1, 4_000)).await.unwrap();
+        let mut part = 0;
+        while part < 4_000.min(LARGE - got) {
+            let frame = client.next().await.expect("the connection ended");
+            assert_ne!(frame.kind, RST_STREAM, "after {got} bytes");
+            part += if frame.kind == DATA { frame.payload.len() } else { 0 };
+        }
+        got += part;
+        sleep(Duration::from_millis(35)).await;
+    }
+    assert_eq!(got, LARGE);
+}

@@ -1,0 +1,347 @@
+//! Upstream connections: lifetime, sharing and limits.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body_util::Full;
+use hyper::server::conn::http2 as server;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::io::{AsyncWriteExt, copy_bidirectional};
+use tokio::net::TcpStream;
+use tokio::sync::{Notify, Semaphore};
+
+use super::peers::{File, Folder, Identity, ask_http2, read_answer, read_head, scripted, speak_http2};
+use super::support::{Upstream, get, parse, run, say, status, until};
+
+/// Sends a request on an open connection and returns the status.
+async fn ask(client: &mut TcpStream, path: &str) -> u16 {
+    client.write_all(format!("GET {path} HTTP/1.1\r\nHost: a\r\n\r\n").as_bytes()).await.unwrap();
+    status(&read_answer(client).await)
+}
+
+/// An upstream that answers every request and counts opened and open connections.
+struct Counting {
+    address: SocketAddr,
+    opened: Arc<AtomicUsize>,
+    open: Arc<AtomicUsize>,
+}
+
+async fn counting() -> Counting {
+    let (opened, open) = (Arc::<AtomicUsize>::default(), Arc::<AtomicUsize>::default());
+    let counts = (opened.clone(), open.clone());
+    let address = scripted(move |mut stream, _| {
+        let (opened, open) = counts.clone();
+        async move {
+            opened.fetch_add(1, Ordering::Relaxed);
+            open.fetch_add(1, Ordering::Relaxed);
+            while !read_head(&mut stream).await.is_empty() {
+                let _ = stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok").await;
+            }
+            open.fetch_sub(1, Ordering::Relaxed);
+        }
+    })
+    .await;
+    Counting { address, opened, open }
+}
+
+/// Regression: a connection's task kept the connection alive, and with it the upstream that a reload had replaced, so
+/// each reload left its connections open forever.
+#[tokio::test]
+async fn reload_closes_the_connections_of_replaced_upstreams() {
+    let upstream = counting().await;
+    let file = |idle: usize| {
+        let setting = format!(", idle_timeout: {idle}s");
+        File { upstream: &setting, ..File::default() }.to(&[upstream.address])
+    };
+    let gateway = run(&file(3_000)).await;
+    // Client connections that stay open do not keep the old upstream alive.
+    let mut client = TcpStream::connect(gateway.address).await.unwrap();
+    for number in 1..=5 {
+        assert_eq!(ask(&mut client, "/").await, 200);
+        assert_eq!(upstream.opened.load(Ordering::Relaxed), number);
+        gateway.gateway.reload(&parse(&file(3_000 + number))).unwrap();
+        until(|| upstream.open.load(Ordering::Relaxed) == 0).await;
+    }
+}
+
+/// A link to an upstream that can be cut without notice to either side, as in a power failure.
+struct Wire {
+    address: SocketAddr,
+    cut: Arc<Notify>,
+    open: Arc<AtomicUsize>,
+}
+
+impl Wire {
+    async fn to(upstream: &Upstream) -> Wire {
+        let (to, cut, open) = (upstream.address, Arc::new(Notify::new()), Arc::<AtomicUsize>::default());
+        let shared = (cut.clone(), open.clone());
+        let address = scripted(move |mut near, _| {
+            let (cut, open) = shared.clone();
+            async move {
+                open.fetch_add(1, Ordering::Relaxed);
+                let mut far = TcpStream::connect(to).await.unwrap();
+                tokio::select! {
+                    _ = copy_bidirectional(&mut near, &mut far) => {}
+                    // Both ends stay open.
+                    () = cut.notified() => std::future::pending().await,
+                }
+                open.fetch_sub(1, Ordering::Relaxed);
+            }
+        })
+        .await;
+        Wire { address, cut, open }
+    }
+
+    /// No more bytes pass on the existing connections.
+    fn cut(&self) {
+        self.cut.notify_waiters();
+    }
+
+    fn open(&self) -> usize {
+        self.open.load(Ordering::Relaxed)
+    }
+}
+
+/// A server that disappears without closing: the kernel reports it only after about 15 minutes.
+#[tokio::test]
+async fn dead_shared_connection_is_replaced_after_timeouts() {
+    let upstream = Upstream::start().await;
+    let wire = Wire::to(&upstream).await;
+    let file = File {
+        upstream: ", protocol: http2, idle_timeout: 1h, outlier_ejection: off",
+        route: ", timeout: 200ms",
+        ..File::default()
+    };
+    let gateway = run(&file.to(&[wire.address])).await;
+    let mut client = TcpStream::connect(gateway.address).await.unwrap();
+    assert_eq!(ask(&mut client, "/").await, 200);
+    wire.cut();
+    let mut lost = 0;
+    while ask(&mut client, "/").await != 200 {
+        lost += 1;
+        // The clock for the last received data is coarse.
+        assert!(lost <= 2, "the dead connection is still in use");
+    }
+    assert!(lost >= 1);
+}
+
+/// Other workers do not keep using the dead connection.
+#[tokio::test]
+async fn dead_shared_connection_is_replaced_for_all_workers() {
+    let upstream = Upstream::start().await;
+    let wire = Wire::to(&upstream).await;
+    let file = File {
+        upstream: ", protocol: http2, max_connections: 1, idle_timeout: 1h, outlier_ejection: off",
+        route: ", timeout: 200ms",
+        ..File::default()
+    };
+    let gateway = run(&file.to(&[wire.address])).await;
+    let mut clients = Vec::new();
+    for _ in 0..4 {
+        clients.push(TcpStream::connect(gateway.address).await.unwrap());
+    }
+    for client in &mut clients {
+        assert_eq!(ask(client, "/").await, 200);
+    }
+    wire.cut();
+    let mut lost = 0;
+    while ask(&mut clients[0], "/").await != 200 {
+        lost += 1;
+        assert!(lost <= 3, "the dead connection is still in use");
+    }
+    for client in &mut clients {
+        assert_eq!(ask(client, "/").await, 200);
+    }
+    assert_eq!(*upstream.connections.lock().unwrap(), 2);
+}
+
+/// A late response does not condemn the connection while other responses arrive in time.
+#[tokio::test]
+async fn slow_response_does_not_replace_the_shared_connection() {
+    let upstream = Upstream::start().await;
+    let wire = Wire::to(&upstream).await;
+    let file = File {
+        upstream: ", protocol: http2, outlier_ejection: off",
+        route: ", timeout: 1s",
+        ..File::default()
+    };
+    let gateway = run(&file.to(&[wire.address])).await;
+    // HTTP/2, so that both requests run on one worker.
+    let sender = speak_http2(TcpStream::connect(gateway.address).await.unwrap()).await;
+    let get = |path: &str| Request::get(format!("http://a{path}")).body(Full::default()).unwrap();
+    let (mut slow, mut quick, late) = (sender.clone(), sender, get("/hold"));
+    let slow = tokio::spawn(async move { ask_http2(&mut slow, late).await.head.status });
+    upstream.until_waiting(1).await;
+    while !slow.is_finished() {
+        assert_eq!(ask_http2(&mut quick, get("/")).await.head.status, 200);
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(slow.await.unwrap(), 504);
+    assert_eq!(ask_http2(&mut quick, get("/")).await.head.status, 200);
+    assert_eq!(*upstream.connections.lock().unwrap(), 1);
+}
+
+#[tokio::test]
+async fn unanswered_ping_closes_the_upstream_connection() {
+    let upstream = Upstream::start().await;
+    let wire = Wire::to(&upstream).await;
+    let file = File {
+        upstream: ", protocol: http2, ping_after: 200ms, connect_timeout: 50ms",
+        route: ", timeout: 1h",
+        ..File::default()
+    };
+    let gateway = run(&file.to(&[wire.address])).await;
+    let address = gateway.address;
+    let request = "POST /hold HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
+    let asked = tokio::spawn(async move { say(address, request).await });
+    upstream.until_waiting(1).await;
+    wire.cut();
+    assert_eq!(status(&asked.await.unwrap()), 502);
+}
+
+/// While a request waits, the connection stays open and other requests share it.
+#[tokio::test]
+async fn unused_shared_connection_is_closed() {
+    let upstream = Upstream::start().await;
+    let wire = Wire::to(&upstream).await;
+    let setting = ", protocol: http2, idle_timeout: 100ms";
+    let gateway = run(&File { upstream: setting, ..File::default() }.to(&[wire.address])).await;
+    // HTTP/2, so that both requests run on one worker.
+    let sender = speak_http2(TcpStream::connect(gateway.address).await.unwrap()).await;
+    let get = |path: &str| Request::get(format!("http://a{path}")).body(Full::default()).unwrap();
+    let (mut slow, mut quick, late) = (sender.clone(), sender, get("/hold"));
+    let slow = tokio::spawn(async move { ask_http2(&mut slow, late).await.head.status });
+    upstream.until_waiting(1).await;
+    // Longer than the idle timeout and the sweep interval.
+    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    assert_eq!(ask_http2(&mut quick, get("/")).await.head.status, 200);
+    assert_eq!(*upstream.connections.lock().unwrap(), 1);
+    upstream.let_go(1);
+    assert_eq!(slow.await.unwrap(), 200);
+    until(|| wire.open() == 0).await;
+    let gauge = || super::bounds::upstream_connections(&gateway);
+    until(|| gauge() == 0).await;
+    assert_eq!(ask_http2(&mut quick, get("/")).await.head.status, 200);
+    assert_eq!((gauge(), *upstream.connections.lock().unwrap()), (1, 2));
+}
+
+/// Regression: the limit was divided among the workers and rounded up to at least one each, and HTTP/2 ignored it.
+#[tokio::test]
+async fn connection_limit_below_the_number_of_workers_holds() {
+    for protocol in ["http1", "http2"] {
+        let upstream = Upstream::start().await;
+        let setting = format!(", protocol: {protocol}, max_connections: 1, connect_timeout: 30s");
+        let gateway = run(&File { upstream: &setting, ..File::default() }.to(&[upstream.address])).await;
+        let address = gateway.address;
+        let all_at_once = || async {
+            let asked: Vec<_> =
+                (0..20).map(|_| tokio::spawn(async move { get(address, "/hold", "").await })).collect();
+            upstream.let_go(20);
+            for asked in asked {
+                assert_eq!(status(&asked.await.unwrap()), 200, "{protocol}");
+            }
+        };
+        // No connection is open yet.
+        all_at_once().await;
+        // Sequential requests from clients on different workers.
+        let mut clients = Vec::new();
+        for _ in 0..4 {
+            clients.push(TcpStream::connect(address).await.unwrap());
+        }
+        for _ in 0..5 {
+            for client in &mut clients {
+                assert_eq!(ask(client, "/").await, 200, "{protocol}");
+            }
+        }
+        all_at_once().await;
+        assert_eq!(*upstream.connections.lock().unwrap(), 1, "{protocol}");
+    }
+}
+
+/// Other workers need the only allowed connection while one worker is opening it.
+#[tokio::test]
+async fn waiting_requests_share_a_connection_opened_by_another_worker() {
+    let (folder, identity, gate) = (Folder::new(), Identity::new(), Arc::new(Semaphore::new(0)));
+    let (acceptor, closed) = (identity.acceptor("h2"), gate.clone());
+    let address = scripted(move |stream, _| {
+        let (acceptor, closed) = (acceptor.clone(), closed.clone());
+        async move {
+            closed.acquire().await.unwrap().forget();
+            let Ok(stream) = acceptor.accept(stream).await else { return };
+            let answer = |_| async { Ok::<_, Infallible>(Response::new(Full::<Bytes>::from("ok"))) };
+            let serving = server::Builder::new(TokioExecutor::new());
+            let _ = serving.serve_connection(TokioIo::new(stream), service_fn(answer)).await;
+        }
+    })
+    .await;
+    let authority = folder.write("authority.pem", &identity.certificate);
+    let setting = format!(
+        ", protocol: http2, max_connections: 1, connect_timeout: 10s, tls: {{ ca: {{ file: {authority} }} }}"
+    );
+    let file = File { upstream: &setting, ..File::default() };
+    let gateway = run(&file.to_urls(&[format!("https://{address}")])).await;
+    let at = gateway.address;
+    let asked: Vec<_> = (0..8).map(|_| tokio::spawn(async move { get(at, "/", "").await })).collect();
+    let is_in_flight = || gateway.gateway.watched().metrics().contains("ratekeeper_requests_in_flight 8\n");
+    until(is_in_flight).await;
+    // Exactly one: a second connection would never complete its handshake.
+    gate.add_permits(1);
+    for asked in asked {
+        assert_eq!(status(&asked.await.unwrap()), 200);
+    }
+    assert_eq!(super::bounds::upstream_connections(&gateway), 1);
+}
+
+#[tokio::test]
+async fn connection_limit_not_divisible_by_workers_holds() {
+    let most = 2 * std::thread::available_parallelism().unwrap().get() - 1;
+    let upstream = Upstream::start().await;
+    let setting = format!(", max_connections: {most}, connect_timeout: 30s");
+    let gateway = run(&File { upstream: &setting, ..File::default() }.to(&[upstream.address])).await;
+    let address = gateway.address;
+    let asked: Vec<_> =
+        (0..4 * most).map(|_| tokio::spawn(async move { get(address, "/hold", "").await })).collect();
+    upstream.until_waiting(most).await;
+    let in_flight = || gateway.gateway.watched().metrics().contains(&format!("in_flight {}\n", 4 * most));
+    until(in_flight).await;
+    upstream.let_go(4 * most);
+    for asked in asked {
+        assert_eq!(status(&asked.await.unwrap()), 200);
+    }
+    assert_eq!(*upstream.connections.lock().unwrap(), most);
+}
+
+/// A connection counts even after a protocol switch.
+#[tokio::test]
+async fn websocket_counts_against_the_connection_limit() {
+    let address = scripted(|mut stream, _| async move {
+        while let head = read_head(&mut stream).await
+            && !head.is_empty()
+        {
+            let answer: &[u8] = match head.contains("websocket") {
+                true => {
+                    b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n"
+                }
+                false => b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n",
+            };
+            let _ = stream.write_all(answer).await;
+        }
+    })
+    .await;
+    let setting = ", max_connections: 1, connect_timeout: 100ms";
+    let gateway = run(&File { upstream: setting, ..File::default() }.to(&[address])).await;
+    let mut socket = TcpStream::connect(gateway.address).await.unwrap();
+    let request = "GET / HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n";
+    socket.write_all(request.as_bytes()).await.unwrap();
+    assert_eq!(status(&read_head(&mut socket).await), 101);
+    assert_eq!(status(&get(gateway.address, "/", "").await), 503);
+    drop(socket);
+    until(|| super::bounds::upstream_connections(&gateway) == 0).await;
+    assert_eq!(status(&get(gateway.address, "/", "").await), 200);
+}

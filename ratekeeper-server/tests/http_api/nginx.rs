@@ -1,0 +1,136 @@
+//! A real nginx with the documented configuration, which requests a decision about each request.
+
+use std::fs;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use super::support::{PATIENCE, get, run};
+
+/// The module documentation, which contains the nginx configuration.
+const DOCUMENTED: &str = include_str!("../../src/http_api/authorize.rs");
+
+/// The documented configuration, with the addresses of this test. The application answers `/forbidden` with a 403.
+fn configuration(port: u16, api: SocketAddr, application: u16) -> String {
+    let lines = DOCUMENTED.split("```nginx").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
+    let lines: Vec<&str> = lines.lines().map(|line| line.trim_start_matches("//!")).collect();
+    let documented = lines.join("\n");
+    assert!(documented.contains("127.0.0.1:9181") && documented.contains("http://application"));
+    let documented = documented.replace("127.0.0.1:9181", &api.to_string());
+    format!(
+        "daemon off; worker_processes 1; pid nginx.pid; error_log error.log warn;
+events {{ worker_connections 64; }}
+http {{
+  access_log off;
+  client_body_temp_path body; proxy_temp_path proxy; fastcgi_temp_path f; uwsgi_temp_path u; scgi_temp_path s;
+  upstream application {{ server 127.0.0.1:{application}; }}
+  server {{ listen 127.0.0.1:{application};
+    location / {{ return 200 hello; }}
+    location /forbidden {{ return 403; }}
+  }}
+  server {{ listen 127.0.0.1:{port};
+{documented}
+  }}
+}}"
+    )
+}
+
+/// nginx in a temporary folder; dropping this ends the one and removes the other.
+struct Nginx {
+    keeper: Child,
+    folder: PathBuf,
+    address: SocketAddr,
+}
+
+impl Nginx {
+    async fn start(api: SocketAddr) -> Nginx {
+        let free_port = || {
+            let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+            listener.local_addr().unwrap().port()
+        };
+        let (port, application) = (free_port(), free_port());
+        let folder = std::env::temp_dir().join(format!("ratekeeper-check-nginx-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        fs::write(folder.join("nginx.conf"), configuration(port, api, application)).unwrap();
+        // A shell that leads a process group: when its input closes, it kills the whole group.
+        let keeper = Command::new("sh")
+            .args(["-c", "\"$@\" </dev/null & read -r _; kill -9 0", "keeper"])
+            .args(["nginx", "-p"])
+            .arg(&folder)
+            .args(["-c", "nginx.conf"])
+            // Debian installs servers outside the path of ordinary users.
+            .env("PATH", format!("{}:/usr/sbin", std::env::var("PATH").unwrap_or_default()))
+            .process_group(0)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(fs::File::create(folder.join("said.log")).unwrap())
+            .spawn()
+            .unwrap();
+        let nginx = Nginx { keeper, folder, address: (Ipv4Addr::LOCALHOST, port).into() };
+        let listening = async {
+            while TcpStream::connect(nginx.address).await.is_err() {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        if timeout(PATIENCE, listening).await.is_err() {
+            panic!("nginx does not listen: {}", nginx.said());
+        }
+        nginx
+    }
+
+    fn said(&self) -> String {
+        let read = |name| fs::read_to_string(self.folder.join(name)).unwrap_or_default();
+        format!("{}{}", read("said.log"), read("error.log"))
+    }
+}
+
+impl Drop for Nginx {
+    fn drop(&mut self) {
+        drop(self.keeper.stdin.take());
+        let _ = self.keeper.wait();
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nginx_enforces_the_limits() {
+    let api = run("limits:
+  per-user: { key: { header: X-User-Id, fallback: anonymous }, fixed_window: { limit: 2, window: 1h, align: first_request } }
+  login: { key: ip, when: { path: /login, method: POST }, fixed_window: { limit: 1, window: 1h, align: first_request } }");
+    let nginx = Nginx::start(api.address).await;
+    let alice = "X-User-Id: alice\r\n";
+    for left in [1, 0] {
+        let answer = get(nginx.address, "GET", "/?a=b", alice).await;
+        assert_eq!((answer.status, answer.body.as_str()), (200, "hello"), "{}", nginx.said());
+        assert!(answer.header("ratelimit").unwrap().contains(&format!("r={left}")), "{answer:?}");
+        assert!(answer.header("ratelimit-policy").unwrap().contains("per-user"), "{answer:?}");
+        assert_eq!(answer.header("retry-after"), None);
+    }
+    let answer = get(nginx.address, "GET", "/", alice).await;
+    assert_eq!(answer.status, 429, "{answer:?} {}", nginx.said());
+    assert_eq!(answer.header("retry-after"), Some("3600"));
+    assert!(answer.header("ratelimit").unwrap().contains("r=0"), "{answer:?}");
+
+    // Headers from a client do not replace those that nginx sets.
+    let liar = "X-User-Id: bob\r\nX-Original-URI: /cheap\r\nX-Original-Method: GET\r\nX-Forwarded-Uri: /cheap\r\nX-Original-URL: http://a/b\r\n";
+    let posted = |path: &str, headers: &str| {
+        let (address, path) = (nginx.address, path.to_owned());
+        let headers = format!("{headers}Content-Length: 0\r\n");
+        async move { get(address, "POST", &path, &headers).await.status }
+    };
+    assert_eq!(posted("/login", liar).await, 200, "{}", nginx.said());
+    assert_eq!(posted("/x/../login", &liar.replace("bob", "carol")).await, 429, "{}", nginx.said());
+
+    // A 403 of the application is passed on unchanged.
+    assert_eq!(get(nginx.address, "GET", "/forbidden", "X-User-Id: dave\r\n").await.status, 403);
+    assert_eq!(
+        get(nginx.address, "GET", "/_limit", "X-User-Id: dave\r\n").await.status,
+        404,
+        "it is internal"
+    );
+}

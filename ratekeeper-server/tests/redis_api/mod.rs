@@ -1,0 +1,10 @@
+//! End-to-end tests of the Redis API: real sockets and real clients.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot be set up has failed")]
+
+mod bounds;
+mod clients;
+mod closing;
+mod shared;
+mod support;
+mod talking;
+mod throttling;

@@ -1,0 +1,494 @@
+//! The store in this process: bounded memory, and one atomic step per decision.
+
+use std::hash::{BuildHasher, Hash};
+use std::sync::{Arc, OnceLock};
+
+use ratekeeper_core::{
+    Bucket, Counter, Decision, FixedWindow, Limit, Log, NarrowBucket, State, SteppedBucket, Time,
+};
+use smallvec::{SmallVec, smallvec};
+
+use crate::clock::{Clock, SystemClock};
+use crate::store::{Charge, ChargeError, Key, Store, StoreUnavailable, Verdict, check_charges};
+
+mod inline;
+mod line;
+mod map;
+mod overflow;
+mod pack;
+mod predecessor;
+mod shard;
+mod table;
+
+use inline::Brought;
+use map::Map;
+pub use overflow::WhenFull;
+use pack::{SmallCounter, SmallWindow};
+use predecessor::Older;
+use table::Table;
+
+/// The states of one limit's keys. The variant depends on the size of the limit's state.
+#[derive(Debug)]
+enum States {
+    Bucket(Table<NarrowBucket, 1>),
+    WideBucket(Table<Bucket, 2>),
+    SteppedBucket(Table<SteppedBucket, 2>),
+    FixedWindow(Table<SmallWindow, 1>),
+    WideFixedWindow(Table<FixedWindow, 2>),
+    Counter(Table<SmallCounter<2>, 1>),
+    WideCounter(Table<SmallCounter<2>, 2>),
+    FineCounter(Table<SmallCounter<8>, 5>),
+    FinestCounter(Map<Counter>),
+    Log(Map<Log>),
+}
+
+/// Evaluates one expression on the table of any variant.
+macro_rules! with {
+    ($states:expr, $table:ident => $do:expr) => {
+        match $states {
+            States::Bucket($table) => $do,
+            States::WideBucket($table) => $do,
+            States::SteppedBucket($table) => $do,
+            States::FixedWindow($table) => $do,
+            States::WideFixedWindow($table) => $do,
+            States::Counter($table) => $do,
+            States::WideCounter($table) => $do,
+            States::FineCounter($table) => $do,
+            States::FinestCounter($table) => $do,
+            States::Log($table) => $do,
+        }
+    };
+}
+
+impl States {
+    fn new(limit: &Limit, bounds: Bounds, older: Older) -> States {
+        macro_rules! table {
+            ($algorithm:expr) => {
+                Table::new($algorithm, bounds, older)
+            };
+        }
+        match limit {
+            Limit::Bucket(it) => match it.narrow() {
+                Some(narrow) => States::Bucket(table!(narrow)),
+                None => States::WideBucket(table!(it.clone())),
+            },
+            Limit::SteppedBucket(it) => States::SteppedBucket(table!(it.clone())),
+            Limit::FixedWindow(it) => match SmallWindow::new(it) {
+                Some(small) => States::FixedWindow(table!(small)),
+                None => States::WideFixedWindow(table!(it.clone())),
+            },
+            Limit::Counter(it) => {
+                if let Some(smallest) = SmallCounter::in_a_word(it) {
+                    States::Counter(table!(smallest))
+                } else if let Some(small) = SmallCounter::new(it) {
+                    States::WideCounter(table!(small))
+                } else if let Some(fine) = SmallCounter::new(it) {
+                    States::FineCounter(table!(fine))
+                } else {
+                    States::FinestCounter(Map::new(it.clone(), bounds, older))
+                }
+            }
+            Limit::Log(it) => States::Log(Map::new(it.clone(), bounds, older)),
+        }
+    }
+
+    fn older(&self) -> &Older {
+        with!(self, table => table.older())
+    }
+
+    /// A key's state, from this table or from its predecessor.
+    fn state(&self, hash: u64, now: Time) -> Option<State> {
+        with!(self, table => table.state(hash, now))
+    }
+
+    fn reset(&self, hash: u64, now: Time) {
+        with!(self, table => table.hold(hash, now).reset());
+    }
+
+    fn bytes(&self) -> usize {
+        with!(self, table => table.bytes() + table.older().bytes())
+    }
+
+    #[inline]
+    fn decide<R>(
+        &self,
+        hash: u64,
+        now: impl FnOnce() -> Time,
+        cost: u32,
+        told: impl FnOnce(Decision) -> R,
+    ) -> R {
+        with!(self, table => table.decide(hash, now, cost, told))
+    }
+}
+
+/// Keeps the state of every key in this process.
+#[derive(Debug)]
+pub struct Memory<C = SystemClock> {
+    clock: C,
+    hasher: foldhash::quality::RandomState,
+    /// Stored inline for one limit, the usual case, which saves a decision one pointer.
+    states: SmallVec<[Arc<States>; 1]>,
+    limits: Box<[Limit]>,
+    /// Lock order of the limits. Stores that share states have the same order, so requests cannot deadlock. Newer
+    /// limits are locked first, because they read the states of their predecessors.
+    ranks: Box<[i64]>,
+    /// The limits in lock order.
+    order: Box<[usize]>,
+    /// The keys of inline limits, created with the first.
+    brought: Arc<OnceLock<Brought>>,
+    bounds: Bounds,
+}
+
+/// The bounds of a [`Memory`], and its policy when it is full.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bounds {
+    pub(crate) max_keys: usize,
+    pub(crate) max_bytes: usize,
+    pub(crate) when_full: WhenFull,
+}
+
+impl Bounds {
+    /// The bounds of one limit out of `limits`.
+    fn share(self, limits: usize) -> Bounds {
+        Bounds { max_bytes: self.max_bytes / limits.max(1), ..self }
+    }
+}
+
+impl<C: Clock> Memory<C> {
+    pub(crate) fn new(limits: &[Limit], clock: C, bounds: Bounds) -> Memory<C> {
+        let all = bounds;
+        let bounds = bounds.share(limits.len());
+        Memory {
+            brought: Arc::default(),
+            bounds: all,
+            clock,
+            hasher: foldhash::quality::RandomState::default(),
+            states: limits
+                .iter()
+                .map(|limit| Arc::new(States::new(limit, bounds, Older::default())))
+                .collect(),
+            limits: limits.into(),
+            ranks: (0..).take(limits.len()).collect(),
+            order: (0..limits.len()).collect(),
+        }
+    }
+
+    /// A store for new limits, where limit n takes over the state of limit `from[n]` of this store, if any. Unchanged
+    /// limits share their states; a changed limit migrates a key's state when it first sees the key.
+    pub(crate) fn renewed(&self, limits: &[Limit], from: &[Option<usize>], bounds: Bounds) -> Memory<C>
+    where
+        C: Clone,
+    {
+        let (all, now) = (bounds, self.clock.now());
+        let bounds = all.share(limits.len());
+        let first = self.ranks.iter().min().map_or(0, |first| first - limits.len() as i64);
+        let mut taken = vec![false; self.limits.len()];
+        let renew = |(number, limit): (usize, &Limit)| {
+            // If two limits name the same predecessor, only the first gets it: otherwise one request would lock a key
+            // twice.
+            let before = from.get(number).copied().flatten().filter(|&it| it < taken.len());
+            let before = before.filter(|&it| !std::mem::replace(&mut taken[it], true));
+            if let Some(before) = before.filter(|&it| self.limits[it] == *limit) {
+                return (self.states[before].clone(), self.ranks[before]);
+            }
+            let older = before
+                .filter(|&it| limit.is_compatible(&self.limits[it]))
+                .map(|it| Older::new(&self.limits[it], self.states[it].clone(), limit, now));
+            let states = States::new(limit, bounds, older.unwrap_or_default());
+            (Arc::new(states), first + number as i64)
+        };
+        let (states, ranks): (SmallVec<_>, Vec<i64>) = limits.iter().enumerate().map(renew).unzip();
+        let mut order: Box<[usize]> = (0..limits.len()).collect();
+        order.sort_unstable_by_key(|&limit| ranks[limit]);
+        Memory {
+            brought: self.brought.clone(),
+            bounds: all,
+            clock: self.clock.clone(),
+            hasher: self.hasher.clone(),
+            states,
+            limits: limits.into(),
+            ranks: ranks.into(),
+            order,
+        }
+    }
+
+    #[inline]
+    fn hash<K: Hash + ?Sized>(&self, key: &K) -> u64 {
+        self.hasher.hash_one(key)
+    }
+
+    pub(crate) fn key<K: Hash + ?Sized>(&self, key: &K) -> Key {
+        Key(u128::from(self.hash(key)))
+    }
+
+    #[inline]
+    pub(crate) fn check<K: Hash + ?Sized, R>(
+        &self,
+        key: &K,
+        cost: u32,
+        told: impl FnOnce(Decision) -> R,
+    ) -> R {
+        let hash = self.hash(key);
+        match &*self.states {
+            [only] => only.decide(hash, || self.clock.now(), cost, told),
+            _ => told(self.check_several(hash, cost)),
+        }
+    }
+
+    #[inline(never)]
+    fn check_several(&self, hash: u64, cost: u32) -> Decision {
+        let charges = self.order.iter().map(|&limit| Charge { limit, key: Key(u128::from(hash)), cost });
+        let charges: SmallVec<[Charge; 4]> = charges.collect();
+        let mut verdict = Verdict::default();
+        self.charge_from(&charges, self.clock.now(), true, &mut verdict.decisions);
+        verdict.decision()
+    }
+
+    /// The checks of a batch share one reading of the clock, and all their lines are being fetched from memory before
+    /// the first is used.
+    #[inline]
+    pub(crate) fn check_many<K: Hash>(&self, keys: &[K], cost: u32, mut each: impl FnMut(usize, Decision)) {
+        const BATCH: usize = 16;
+        let [only] = &*self.states else {
+            return keys
+                .iter()
+                .enumerate()
+                .for_each(|(index, key)| self.check(key, cost, |it| each(index, it)));
+        };
+        with!(&**only, table => {
+            for (batch, keys) in keys.chunks(BATCH).enumerate() {
+                let mut hashes = [0; BATCH];
+                for (hash, key) in hashes.iter_mut().zip(keys) {
+                    *hash = self.hash(key);
+                }
+                // A separate loop, short enough that the processor runs all loads in parallel.
+                let touched = hashes.iter().fold(0, |all, &hash| all ^ table.touch(hash));
+                std::hint::black_box(touched);
+                let now = self.clock.now();
+                for (index, hash) in hashes.into_iter().take(keys.len()).enumerate() {
+                    table.decide_touched(hash, now, cost, |decision| each(batch * BATCH + index, decision));
+                }
+            }
+        });
+    }
+
+    /// The loads complete while the caller continues: no instruction waits for their results.
+    #[inline]
+    pub(crate) fn prefetch<K: Hash + ?Sized>(&self, key: &K) {
+        let hash = self.hash(key);
+        let touched =
+            self.states.iter().fold(0, |all, states| all ^ with!(&**states, table => table.touch(hash)));
+        std::hint::black_box(touched);
+    }
+
+    pub(crate) fn peek<K: Hash + ?Sized>(&self, key: &K, cost: u32) -> Decision {
+        let (hash, now) = (self.hash(key), self.clock.now());
+        let looks = self.states.iter().map(|states| with!(&**states, table => table.peek(hash, now, cost)));
+        Verdict { decisions: looks.collect(), ..Verdict::default() }.decision()
+    }
+
+    pub(crate) fn reset<K: Hash + ?Sized>(&self, key: &K) {
+        let (hash, now) = (self.hash(key), self.clock.now());
+        self.states.iter().for_each(|states| states.reset(hash, now));
+    }
+
+    /// Charges all limits or none; only peeks if `is_look` is set.
+    pub(crate) fn charge_or_look(&self, charges: &[Charge], is_look: bool) -> Result<Verdict, ChargeError> {
+        if !is_look {
+            return self.charge_all(charges);
+        }
+        let now = self.clock.now();
+        let looks = charges.iter().map(|charge| {
+            with!(&*self.states[charge.limit], table => table.peek(charge.key.0 as u64, now, charge.cost))
+        });
+        Ok(Verdict { decisions: looks.collect(), at: now, ..Verdict::default() })
+    }
+
+    pub(crate) fn charge_all(&self, charges: &[Charge]) -> Result<Verdict, ChargeError> {
+        check_charges(charges, self.states.len())?;
+        let now = self.clock.now();
+        let is_again =
+            |(at, charge): (usize, &Charge)| charges[..at].iter().any(|it| it.limit == charge.limit);
+        let decisions = match charges.iter().enumerate().any(is_again) {
+            false => self.charge_once(charges, now),
+            true => self.charge_in_turn(charges, now),
+        };
+        Ok(Verdict { decisions, at: now, ..Verdict::default() })
+    }
+
+    /// Charges several keys of one limit, all or none. The keys may share a line, so they cannot be locked together:
+    /// the store peeks at all of them, then charges them one at a time, and refunds if a concurrent request has used
+    /// the budget in between.
+    fn charge_in_turn(&self, charges: &[Charge], now: Time) -> SmallVec<[Decision; 4]> {
+        let peek = |charge: &Charge| with!(&*self.states[charge.limit], table => table.peek(charge.key.0 as u64, now, charge.cost));
+        let mut decisions: SmallVec<[Decision; 4]> = charges.iter().map(peek).collect();
+        let mut allowed = decisions.iter().all(|decision| decision.allowed);
+        let mut charged = 0;
+        for (decision, charge) in decisions.iter_mut().zip(charges) {
+            with!(&*self.states[charge.limit], table => {
+                let mut held = table.hold(charge.key.0 as u64, now);
+                // A log with `LogPolicy::All` counts denied requests, too.
+                if allowed || held.counts_denied() {
+                    *decision = held.decide(charge.cost);
+                }
+            });
+            allowed &= decision.allowed;
+            charged += usize::from(allowed);
+        }
+        if !allowed {
+            self.refund_all(&charges[..charged], Some(now));
+            for (decision, charge) in decisions.iter_mut().zip(&charges[..charged]) {
+                *decision = peek(charge);
+            }
+        }
+        decisions
+    }
+
+    /// Refunds charges that were made at `at`, or at an unknown time.
+    pub(crate) fn refund_all(&self, charges: &[Charge], at: Option<Time>) {
+        let now = self.clock.now();
+        for charge in charges {
+            if let Some(states) = self.states.get(charge.limit) {
+                with!(&**states, table => table.hold(charge.key.0 as u64, now).refund(charge.cost, at));
+            }
+        }
+    }
+
+    /// Decides a request by an inline limit.
+    pub(crate) fn decide_by(
+        &self,
+        limit: &Limit,
+        key: Key,
+        cost: u32,
+        is_look: bool,
+    ) -> Result<Verdict, ChargeError> {
+        let now = self.clock.now();
+        let decision = self.brought().decide(&self.hasher, limit, key.0 as u64, now, cost, is_look);
+        let decisions = smallvec![decision.ok_or(ChargeError::UnsupportedInline)?];
+        Ok(Verdict { decisions, at: now, ..Verdict::default() })
+    }
+
+    #[cfg(feature = "redis")]
+    pub(crate) fn now(&self) -> Time {
+        self.clock.now()
+    }
+
+    fn brought(&self) -> &Brought {
+        self.brought.get_or_init(|| Brought::new(self.bounds))
+    }
+
+    fn charge_once(&self, charges: &[Charge], now: Time) -> SmallVec<[Decision; 4]> {
+        let mut order: SmallVec<[usize; 4]> = (0..charges.len()).collect();
+        order.sort_unstable_by_key(|&at| self.ranks[charges[at].limit]);
+        let ordered: SmallVec<[Charge; 4]> = order.iter().map(|&at| charges[at]).collect();
+        let mut decisions = SmallVec::new();
+        self.charge_from(&ordered, now, true, &mut decisions);
+        // Restores the order of the request.
+        let mut ordered = decisions.clone();
+        for (decision, &at) in decisions.into_iter().zip(&order) {
+            ordered[at] = decision;
+        }
+        ordered
+    }
+
+    /// Locks and peeks at the first charge's key, then recursively at the others'. Once all are locked and their
+    /// decisions known, each is charged as the recursion returns: all of them, or none.
+    fn charge_from(
+        &self,
+        charges: &[Charge],
+        now: Time,
+        allowed_so_far: bool,
+        decisions: &mut SmallVec<[Decision; 4]>,
+    ) -> bool {
+        let Some((&Charge { limit, key, cost }, rest)) = charges.split_first() else {
+            return allowed_so_far;
+        };
+        // This store's keys have 64 bits.
+        let hash = key.0 as u64;
+        with!(&*self.states[limit], table => {
+            let mut held = table.hold(hash, now);
+            let asked = held.peek(cost);
+            let at = decisions.len();
+            decisions.push(asked);
+            let allowed = self.charge_from(rest, now, allowed_so_far && asked.allowed, decisions);
+            // A limit that denies makes its own decision; a log that counts all requests counts this one, too.
+            if allowed || !asked.allowed || held.counts_denied() {
+                decisions[at] = held.decide(cost);
+            }
+            allowed
+        })
+    }
+
+    pub(crate) fn overflowed(&self) -> u64 {
+        let of_limits: u64 =
+            self.states.iter().map(|states| with!(&**states, table => table.overflowed())).sum();
+        of_limits + self.brought.get().map_or(0, Brought::overflowed)
+    }
+
+    pub(crate) fn keys(&self) -> usize {
+        let now = self.clock.now();
+        let of_limits: usize =
+            self.states.iter().map(|states| with!(&**states, table => table.keys(now))).sum();
+        of_limits + self.brought.get().map_or(0, Brought::keys)
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        let of_limits: usize = self.states.iter().map(|states| states.bytes()).sum();
+        of_limits + self.brought.get().map_or(0, Brought::bytes)
+    }
+}
+
+impl<C: Clock + Send + Sync> Store for Memory<C> {
+    type Error = ChargeError;
+
+    fn key<K: Hash + ?Sized>(&self, key: &K) -> Key {
+        self.key(key)
+    }
+
+    async fn charge(&self, charges: &[Charge]) -> Result<Verdict, ChargeError> {
+        self.charge_all(charges)
+    }
+
+    async fn peek(&self, charges: &[Charge]) -> Result<Verdict, ChargeError> {
+        check_charges(charges, self.states.len())?;
+        self.charge_or_look(charges, true)
+    }
+
+    async fn refund(&self, charges: &[Charge], at: Option<Time>) -> Result<(), StoreUnavailable> {
+        self.refund_all(charges, at);
+        Ok(())
+    }
+
+    async fn reset(&self, charges: &[Charge]) -> Result<(), StoreUnavailable> {
+        let now = self.clock.now();
+        for charge in charges {
+            if let Some(states) = self.states.get(charge.limit) {
+                states.reset(charge.key.0 as u64, now);
+            }
+        }
+        Ok(())
+    }
+
+    async fn charge_inline(
+        &self,
+        limit: &Limit,
+        key: Key,
+        cost: u32,
+        is_look: bool,
+    ) -> Result<Verdict, ChargeError> {
+        self.decide_by(limit, key, cost, is_look)
+    }
+
+    async fn refund_by(
+        &self,
+        limit: &Limit,
+        key: Key,
+        cost: u32,
+        at: Option<Time>,
+    ) -> Result<(), StoreUnavailable> {
+        self.brought().refund(&self.hasher, limit, key.0 as u64, self.clock.now(), cost, at);
+        Ok(())
+    }
+
+    const IS_IMMEDIATE: bool = true;
+}

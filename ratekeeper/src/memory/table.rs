@@ -1,0 +1,463 @@
+//! The table for keys whose states are a few words: a decision accesses one cache line.
+//!
+//! A key's hash selects its line. The table neither grows nor probes: it reserves its memory when it is created (the
+//! system commits a page when it is first used), and a key whose line is full of keys in use is *spilled* to a small
+//! side map. A new key may overwrite the entry of an idle one, so the lines need no sweep.
+
+use std::time::Duration;
+
+use ratekeeper_core::{Algorithm, Decision, State, Time};
+
+use super::Bounds;
+use super::line::{self, Line, LockedLine, Tag, WORDS};
+use super::overflow::{HeldOverflow, Overflow, Quota};
+use super::pack::Packed;
+use super::predecessor::{Kept, Older};
+use super::shard::{Part, parts, scale};
+use crate::sync::{AtomicU64, Mutex, lock};
+
+/// Entries per 100 keys: the more entries, the fewer keys find their line full.
+const SLOTS_PERCENT: usize = 230;
+/// Extra capacity of the side map, because small tables fill unevenly.
+const SPILL_EXTRA: usize = 64;
+/// Spilled keys that a newly spilled key scans for idle ones.
+const SWEEP: usize = 16;
+/// Counting the keys of a larger table scans at most this many lines, 64 MiB, and extrapolates.
+const COUNTED_LINES_MAX: usize = 1 << 20;
+
+#[derive(Debug)]
+pub(crate) struct Table<A: Algorithm, const W: usize> {
+    algorithm: A,
+    words: Box<[AtomicU64]>,
+    /// Index of the first word that is aligned to a cache line.
+    first: usize,
+    lines: usize,
+    spill: Box<[Mutex<Part<A::State>>]>,
+    spilled: Quota,
+    overflow: Overflow<A::State>,
+    window: Duration,
+    older: Older,
+}
+
+#[cfg(not(loom))]
+fn zeroed(words: usize) -> Box<[AtomicU64]> {
+    bytemuck::allocation::zeroed_slice_box(words)
+}
+
+#[cfg(loom)]
+fn zeroed(words: usize) -> Box<[AtomicU64]> {
+    (0..words).map(|_| AtomicU64::new(0)).collect()
+}
+
+impl<A: Packed<W> + Kept, const W: usize> Table<A, W> {
+    /// Bytes of a spilled key, including its share of the shards.
+    const BYTES_PER_SPILLED: usize = Part::<A::State>::BYTES_PER_KEY_MAX + 1;
+
+    /// A table for `max_keys` keys in use, or for as many as fit into `max_bytes`.
+    pub(crate) fn new(algorithm: A, bounds: Bounds, older: Older) -> Table<A, W> {
+        let Bounds { max_keys, max_bytes, when_full } = bounds;
+        let per_1000_keys = Self::bytes_for(1000) - Self::bytes_for(0);
+        let room = max_bytes.saturating_sub(Self::bytes_for(0)) as u128 * 1000 / per_1000_keys as u128;
+        let mut max_keys = max_keys.min(usize::try_from(room).unwrap_or(usize::MAX)).max(1);
+        // Corrects for rounding: lines and spilled entries are whole numbers.
+        while max_keys > 1 && Self::bytes_for(max_keys) > max_bytes {
+            max_keys -= max_keys / 1000 + 1;
+        }
+        let (lines, spill_max) = (Self::lines_for(max_keys), Self::spill_for(max_keys));
+        let words = zeroed((lines + 1) * WORDS);
+        Table {
+            first: words.as_ptr().align_offset(WORDS * size_of::<u64>()) % WORDS,
+            words,
+            lines,
+            spill: (0..parts(spill_max)).map(|_| Mutex::new(Part::default())).collect(),
+            spilled: Quota::new(spill_max),
+            overflow: Overflow::new(when_full, algorithm.fresh_in_place()),
+            window: algorithm.window(),
+            algorithm,
+            older,
+        }
+    }
+
+    fn lines_for(max_keys: usize) -> usize {
+        (max_keys.saturating_mul(SLOTS_PERCENT) / 100 / line::slots::<W>()).max(1)
+    }
+
+    /// Capacity of the side map, several times the expected number of spilled keys: with five, three and one entries
+    /// per line, 1.5, 5 and 19 % of the keys find their line full by chance.
+    fn spill_for(max_keys: usize) -> usize {
+        max_keys / (2 * line::slots::<W>()) + SPILL_EXTRA
+    }
+
+    fn bytes_for(max_keys: usize) -> usize {
+        (Self::lines_for(max_keys) + 1) * size_of::<Line>()
+            + Self::spill_for(max_keys) * Self::BYTES_PER_SPILLED
+    }
+
+    /// The maximum bytes of the table, side map included.
+    pub(crate) fn bytes(&self) -> usize {
+        size_of_val(&*self.words) + self.spilled.max() * Self::BYTES_PER_SPILLED
+    }
+
+    pub(crate) fn overflowed(&self) -> u64 {
+        self.overflow.requests()
+    }
+
+    /// Number of keys in use, approximate for lines that change during the count. Takes no locks.
+    pub(crate) fn keys(&self, now: Time) -> usize {
+        let (lines, _): (&[Line], _) = self.words[self.first..].as_chunks();
+        let lines = &lines[..self.lines];
+        let step = lines.len().div_ceil(COUNTED_LINES_MAX);
+        let (looked, keys) = lines.iter().step_by(step).fold((0, 0), |(looked, keys), line| {
+            // A key whose line is being changed counts as in use.
+            let is_idle = |slot| {
+                line::state_if_free(line, slot)
+                    .is_some_and(|state| self.algorithm.is_fresh(&self.algorithm.unpack(state), now))
+            };
+            let in_use = (0..line::slots::<W>()).filter(|&slot| line::is_taken(line, slot) && !is_idle(slot));
+            (looked + 1, keys + in_use.count())
+        });
+        // At most the number of entries, which fits into a usize.
+        (keys as u128 * lines.len() as u128 / looked as u128) as usize + self.spilled.used()
+    }
+
+    #[inline]
+    fn line(&self, hash: u64) -> &Line {
+        let (lines, _) = self.words[self.first..].as_chunks();
+        &lines[scale(hash, self.lines)]
+    }
+
+    /// Fetches a key's line from memory without waiting for it.
+    #[inline]
+    pub(crate) fn touch(&self, hash: u64) -> u64 {
+        self.line(hash)[0].load(crate::sync::Ordering::Relaxed)
+    }
+
+    /// Decides and charges a request, and returns the result of `told` for the decision: fields that `told` does not
+    /// use are optimised out.
+    ///
+    /// The clock is read while the line is fetched from memory: each takes about as long as all the rest.
+    #[inline]
+    pub(crate) fn decide<R>(
+        &self,
+        hash: u64,
+        now: impl FnOnce() -> Time,
+        cost: u32,
+        told: impl FnOnce(Decision) -> R,
+    ) -> R {
+        self.decide_by(line::find::<W>, hash, now, cost, told)
+    }
+
+    /// The same as `decide` for a key that was [touched](Self::touch).
+    #[inline]
+    pub(crate) fn decide_touched<R>(
+        &self,
+        hash: u64,
+        now: Time,
+        cost: u32,
+        told: impl FnOnce(Decision) -> R,
+    ) -> R {
+        self.decide_by(line::find_in_cache::<W>, hash, || now, cost, told)
+    }
+
+    #[inline(always)]
+    fn decide_by<R>(
+        &self,
+        find: impl Fn(&Line, Tag) -> Option<usize>,
+        hash: u64,
+        now: impl FnOnce() -> Time,
+        cost: u32,
+        told: impl FnOnce(Decision) -> R,
+    ) -> R {
+        let (line, tag) = (self.line(hash), Tag::of(hash));
+        let mut control = line::control(line);
+        let now = now();
+        loop {
+            let Some(slot) = find(line, tag) else {
+                return told(self.decide_held(hash, now, cost));
+            };
+            let before = line::state::<W>(line, slot);
+            // A state of one word is always consistent; several words may belong to two states.
+            if W == 1 || line::is_unchanged(line, control) {
+                let mut state = self.algorithm.unpack(before);
+                let decision = self.algorithm.decide(&mut state, now, cost);
+                let after = self.algorithm.pack(&state);
+                if after == before {
+                    if line::is_unchanged(line, control) {
+                        return told(decision);
+                    }
+                } else if let Some(mut locked) = line::try_lock(line, control) {
+                    locked.set_state(slot, after);
+                    // Unlocks first, because `told` may check a key of the same line.
+                    drop(locked);
+                    return told(decision);
+                }
+            }
+            control = line::control(line);
+        }
+    }
+
+    /// Decides a request of a key that is not in its line: rare, so its code is kept out of the hot path.
+    #[cold]
+    #[inline(never)]
+    fn decide_held(&self, hash: u64, now: Time, cost: u32) -> Decision {
+        self.hold(hash, now).decide(cost)
+    }
+
+    /// Decides a request without charging it.
+    pub(crate) fn peek(&self, hash: u64, now: Time, cost: u32) -> Decision {
+        let (line, tag) = (self.line(hash), Tag::of(hash));
+        loop {
+            let control = line::control(line);
+            let state = match line::find::<W>(line, tag) {
+                Some(slot) => self.algorithm.unpack(line::state(line, slot)),
+                None => return self.hold(hash, now).peek(cost),
+            };
+            if line::is_unchanged(line, control) {
+                return self.algorithm.peek(&state, now, cost);
+            }
+        }
+    }
+
+    /// Locks a key: no other request for it is decided until the returned value is dropped.
+    pub(crate) fn hold(&self, hash: u64, now: Time) -> HeldSlot<'_, A, W> {
+        let locked = line::lock(self.line(hash));
+        let mut held = HeldSlot { table: self, locked, hash, now, place: Place::New };
+        held.place = held.find();
+        held
+    }
+
+    pub(crate) fn older(&self) -> &Older {
+        &self.older
+    }
+
+    /// A key's state, from this table or from its predecessor.
+    pub(crate) fn state(&self, hash: u64, now: Time) -> Option<State> {
+        let locked = line::lock(self.line(hash));
+        let here = match line::find::<W>(locked.line(), Tag::of(hash)) {
+            Some(slot) => Some(self.algorithm.unpack(line::state(locked.line(), slot))),
+            None if locked.has_spilled() => lock(self.spill_of(hash)).get(hash).cloned(),
+            None => None,
+        };
+        here.map(A::lift).or_else(|| self.older.state(hash, now))
+    }
+
+    /// The migrated state of a key without an entry, if it still counts.
+    fn migrate_state(&self, hash: u64, now: Time) -> Option<A::State> {
+        let state = self.algorithm.lower(self.older.state(hash, now)?)?;
+        (!self.algorithm.is_fresh(&state, now)).then_some(state)
+    }
+
+    fn spill_of(&self, hash: u64) -> &Mutex<Part<A::State>> {
+        &self.spill[scale(hash, self.spill.len())]
+    }
+}
+
+/// Where the state of a locked key is or will be stored.
+enum Place<'a, S> {
+    /// In an entry of the line.
+    Slot(usize),
+    /// In the side map. The key is locked by its line's lock; the shard's lock only guards the shard.
+    Spilled,
+    /// No entry, and none is reserved.
+    New,
+    /// No entry yet; this entry of the line is free for it.
+    NewSlot(usize),
+    /// No entry yet; an entry of the side map is reserved for it.
+    NewSpilled,
+    /// The line and the side map are full.
+    None(HeldOverflow<'a, S>),
+}
+
+/// A key locked by one request.
+pub(crate) struct HeldSlot<'a, A: Packed<W>, const W: usize> {
+    table: &'a Table<A, W>,
+    locked: LockedLine<'a>,
+    hash: u64,
+    now: Time,
+    place: Place<'a, A::State>,
+}
+
+impl<'a, A: Packed<W> + Kept, const W: usize> HeldSlot<'a, A, W> {
+    fn find(&mut self) -> Place<'a, A::State> {
+        let table = self.table;
+        if let Some(slot) = line::find::<W>(self.locked.line(), Tag::of(self.hash)) {
+            return Place::Slot(slot);
+        }
+        let free = self.free_slot(self.now.saturating_sub(table.window));
+        if self.locked.has_spilled() {
+            let mut spill = lock(table.spill_of(self.hash));
+            if spill.get(self.hash).is_some() {
+                // The line has a free entry again, so the key moves back.
+                let Some(slot) = free else { return Place::Spilled };
+                if let Some(state) = spill.remove(self.hash) {
+                    table.spilled.refund(1);
+                    self.locked.remove_spilled();
+                    self.write(slot, &state);
+                    return Place::Slot(slot);
+                }
+            }
+        }
+        let place = match free {
+            Some(slot) => Place::NewSlot(slot),
+            None if self.take_room_on_the_side() => Place::NewSpilled,
+            // As a last resort, an entry that is idle now but would not be if the clock stepped back.
+            None => match self.free_slot(self.now) {
+                Some(slot) => Place::NewSlot(slot),
+                None => return Place::None(table.overflow.hold()),
+            },
+        };
+        match (table.migrate_state(self.hash, self.now), place) {
+            (Some(state), Place::NewSlot(slot)) => {
+                self.write(slot, &state);
+                Place::Slot(slot)
+            }
+            (Some(state), Place::NewSpilled) => {
+                lock(table.spill_of(self.hash)).insert(self.hash, state);
+                Place::Spilled
+            }
+            (_, place) => place,
+        }
+    }
+
+    /// An entry that is empty or whose key has been idle since `then`.
+    fn free_slot(&self, then: Time) -> Option<usize> {
+        let idle = |slot: &usize| {
+            let state = self.table.algorithm.unpack(line::state(self.locked.line(), *slot));
+            self.table.algorithm.is_fresh(&state, then)
+        };
+        self.locked.empty_slot::<W>().or_else(|| (0..line::slots::<W>()).find(idle))
+    }
+
+    fn take_room_on_the_side(&mut self) -> bool {
+        // Keys that are idle now, but would not be if the clock stepped back, are evicted only if the map is full.
+        let long_ago = self.now.saturating_sub(self.table.window);
+        self.sweep_side(long_ago);
+        let taken = self.table.spilled.take(1) || {
+            self.sweep_side(self.now);
+            self.table.spilled.take(1)
+        };
+        taken && {
+            let counted = self.locked.add_spilled();
+            self.table.spilled.refund(usize::from(!counted));
+            counted
+        }
+    }
+
+    /// Evicts spilled keys that have been idle since `then`.
+    fn sweep_side(&mut self, then: Time) {
+        let HeldSlot { table, locked, hash, .. } = self;
+        let mut spill = lock(table.spill_of(*hash));
+        let is_idle = |state: &A::State| table.algorithm.is_fresh(state, then);
+        spill.sweep(SWEEP, is_idle, |idle, _| {
+            // The line counts its spilled keys, so an eviction needs the line's lock; keys of a locked line are
+            // skipped.
+            let home = table.line(idle);
+            let gone = if locked.is(home) {
+                locked.remove_spilled();
+                true
+            } else {
+                line::lock_if_free(home).map(|mut home| home.remove_spilled()).is_some()
+            };
+            table.spilled.refund(usize::from(gone));
+            gone
+        });
+        spill.shrink();
+    }
+
+    fn write(&mut self, slot: usize, state: &A::State) {
+        self.locked.set_tag(slot, Some(Tag::of(self.hash)));
+        self.locked.set_state(slot, self.table.algorithm.pack(state));
+    }
+
+    fn state(&self) -> A::State {
+        let algorithm = &self.table.algorithm;
+        match self.place {
+            Place::Slot(slot) => algorithm.unpack(line::state(self.locked.line(), slot)),
+            Place::Spilled => {
+                let spill = lock(self.table.spill_of(self.hash));
+                spill.get(self.hash).cloned().unwrap_or_else(|| algorithm.fresh())
+            }
+            _ => algorithm.fresh(),
+        }
+    }
+
+    pub(crate) fn peek(&self, cost: u32) -> Decision {
+        match &self.place {
+            Place::None(overflow) => overflow.peek(&self.table.algorithm, self.now, cost),
+            _ => self.table.algorithm.peek(&self.state(), self.now, cost),
+        }
+    }
+
+    pub(crate) fn decide(&mut self, cost: u32) -> Decision {
+        let (table, now) = (self.table, self.now);
+        match &mut self.place {
+            Place::None(overflow) => overflow.decide(&table.algorithm, now, cost),
+            _ => self.change(|algorithm, state| algorithm.decide(state, now, cost)),
+        }
+    }
+
+    pub(crate) fn refund(&mut self, cost: u32, at: Option<Time>) {
+        let (table, now) = (self.table, self.now);
+        match &mut self.place {
+            Place::None(overflow) => overflow.refund(&table.algorithm, now, cost, at),
+            _ => self.change(|algorithm, state| algorithm.refund(state, now, cost, at)),
+        }
+    }
+
+    /// Changes the state of a key, and gives the key its reserved entry if it is no longer fresh.
+    fn change<R>(&mut self, change: impl FnOnce(&A, &mut A::State) -> R) -> R {
+        let algorithm = &self.table.algorithm;
+        if matches!(self.place, Place::Spilled)
+            && let Some(state) = lock(self.table.spill_of(self.hash)).get_mut(self.hash)
+        {
+            return change(algorithm, state);
+        }
+        let mut state = self.state();
+        let result = change(algorithm, &mut state);
+        // A key that is still fresh needs no entry.
+        let stays_new = algorithm.is_fresh(&state, self.now);
+        match self.place {
+            Place::Slot(slot) => self.locked.set_state(slot, algorithm.pack(&state)),
+            Place::NewSlot(slot) if !stays_new => {
+                self.write(slot, &state);
+                self.place = Place::Slot(slot);
+            }
+            Place::NewSpilled if !stays_new => {
+                lock(self.table.spill_of(self.hash)).insert(self.hash, state);
+                self.place = Place::Spilled;
+            }
+            _ => {}
+        }
+        result
+    }
+
+    pub(crate) fn reset(&mut self) {
+        self.table.older.reset(self.hash, self.now);
+        match self.place {
+            Place::Slot(slot) => {
+                self.locked.set_tag(slot, None);
+                self.locked.set_state(slot, [0; W]);
+            }
+            Place::Spilled => {
+                lock(self.table.spill_of(self.hash)).remove(self.hash);
+                self.locked.remove_spilled();
+                self.table.spilled.refund(1);
+            }
+            _ => return,
+        }
+        self.place = Place::New;
+    }
+
+    pub(crate) fn counts_denied(&self) -> bool {
+        self.table.algorithm.counts_denied()
+    }
+}
+
+impl<A: Packed<W>, const W: usize> Drop for HeldSlot<'_, A, W> {
+    fn drop(&mut self) {
+        if matches!(self.place, Place::NewSpilled) {
+            self.locked.remove_spilled();
+            self.table.spilled.refund(1);
+        }
+    }
+}

@@ -1,0 +1,304 @@
+//! Redis Cluster: the map from hash slots to nodes, and its refresh.
+//!
+//! A node that does not own a key redirects the request, so an outdated map costs latency only. The map is refreshed
+//! after each redirection and whenever a node does not answer.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use ::redis::Value;
+use tokio::sync::{mpsc, watch};
+
+use super::batcher::{Common, StoreError};
+use super::node::Node;
+use super::server::{Address, Way};
+
+const SLOTS: usize = 16_384;
+/// Marks a hash slot without a node.
+const NOBODY: u16 = u16::MAX;
+/// Redis supports at most 1,000 nodes in a cluster.
+const NODES_MAX: usize = 1_000;
+/// Time limit for one node to return its map.
+const TELL_MAX: Duration = Duration::from_millis(250);
+/// Shortest time between two refreshes.
+const ASK_EVERY: Duration = Duration::from_millis(50);
+
+/// The hash slot of a key, computed from its hash tag.
+pub(crate) fn slot(name: &str) -> u16 {
+    let tag = name.split_once('{').and_then(|(_, rest)| rest.split_once('}')).map_or(name, |(tag, _)| tag);
+    crc16(tag.as_bytes()) % SLOTS as u16
+}
+
+/// CRC-16/XMODEM.
+fn crc16(bytes: &[u8]) -> u16 {
+    bytes.iter().fold(0, |crc, byte| (crc << 8) ^ TABLE[usize::from((crc >> 8) as u8 ^ byte)])
+}
+
+const TABLE: [u16; 256] = {
+    let mut table = [0; 256];
+    let mut index = 0;
+    while index < 256 {
+        let mut crc = (index as u16) << 8;
+        let mut bit = 0;
+        while bit < 8 {
+            crc = if crc & 0x8000 == 0 { crc << 1 } else { (crc << 1) ^ 0x1021 };
+            bit += 1;
+        }
+        table[index] = crc;
+        index += 1;
+    }
+    table
+};
+
+/// The nodes of the cluster and their hash slots.
+#[derive(Debug)]
+struct Map {
+    nodes: Vec<Arc<Node>>,
+    /// The index in `nodes` of each hash slot.
+    slots: Box<[u16]>,
+}
+
+impl Map {
+    fn empty() -> Map {
+        Map { nodes: Vec::new(), slots: vec![NOBODY; SLOTS].into() }
+    }
+
+    fn node(&self, slot: u16) -> Option<&Arc<Node>> {
+        self.nodes.get(usize::from(self.slots[usize::from(slot)]))
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Cluster {
+    map: watch::Receiver<Map>,
+    maker: Arc<Maker>,
+    /// Placeholder while no node is known.
+    nobody: Arc<Node>,
+    /// Requests a refresh.
+    look: mpsc::Sender<()>,
+}
+
+impl Cluster {
+    /// Starts the refresh task on the current runtime; it ends when the `Cluster` is dropped.
+    pub(crate) fn new(seeds: Vec<Address>, way: Way, links: usize, common: Common) -> Cluster {
+        let (tell, map) = watch::channel(Map::empty());
+        let (look, looks) = mpsc::channel(1);
+        let maker = Arc::new(Maker { way, links, common, strays: Mutex::default() });
+        tokio::spawn(Explorer { seeds, maker: maker.clone(), tell, next: 0 }.run(looks));
+        Cluster { map, maker, nobody: Arc::default(), look }
+    }
+
+    /// The node of a hash slot in the current map, or the placeholder.
+    pub(crate) fn node(&self, slot: u16) -> Arc<Node> {
+        self.map.borrow().node(slot).unwrap_or(&self.nobody).clone()
+    }
+
+    /// Waits until the node of a hash slot is known.
+    pub(crate) async fn wait_for(&self, slot: u16) -> Result<Arc<Node>, StoreError> {
+        self.look_again();
+        let mut map = self.map.clone();
+        let map = map.wait_for(|map| map.node(slot).is_some()).await;
+        let gone = || StoreError::Unreachable(format!("no node of the cluster has slot {slot}"));
+        map.ok().and_then(|map| map.node(slot).cloned()).ok_or_else(gone)
+    }
+
+    /// The node at an address to which another node redirects.
+    pub(crate) fn node_at(&self, address: &str, teller: &Node) -> Result<Arc<Node>, StoreError> {
+        let wrong = || StoreError::Refused(format!("it sends to {address:?}, which is no address"));
+        let mut address = Address::parse(address).ok_or_else(wrong)?;
+        if is_nameless(&address.host) {
+            address.host = teller.address.as_ref().map(|it| it.host.clone()).unwrap_or_default();
+        }
+        let known = self.map.borrow().nodes.iter().find(|it| it.address.as_ref() == Some(&address)).cloned();
+        known.map_or_else(|| self.maker.stray(&address), Ok)
+    }
+
+    /// Requests a refresh of the map.
+    pub(crate) fn look_again(&self) {
+        // If the channel is full, a refresh is already pending.
+        let _ = self.look.try_send(());
+    }
+
+    pub(crate) fn is_degraded(&self) -> bool {
+        let map = self.map.borrow();
+        map.nodes.iter().any(|node| node.breaker.is_open())
+            || (map.nodes.is_empty() && self.nobody.breaker.is_open())
+    }
+}
+
+/// Creates nodes.
+#[derive(Debug)]
+struct Maker {
+    way: Way,
+    links: usize,
+    common: Common,
+    /// Nodes known only from redirections, newest last.
+    strays: Mutex<Vec<Arc<Node>>>,
+}
+
+impl Maker {
+    const STRAYS_MAX: usize = 16;
+
+    fn make(&self, address: &Address) -> Result<Arc<Node>, StoreError> {
+        let server = self.way.to(address).map_err(|error| StoreError::Unreachable(error.to_string()))?;
+        Ok(Arc::new(Node::new(Some(address.clone()), &server, self.links, &self.common)))
+    }
+
+    fn stray(&self, address: &Address) -> Result<Arc<Node>, StoreError> {
+        let mut strays = self.strays.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = strays.iter().find(|it| it.address.as_ref() == Some(address)) {
+            return Ok(known.clone());
+        }
+        if strays.len() == Self::STRAYS_MAX {
+            strays.remove(0);
+        }
+        strays.push(self.make(address)?);
+        Ok(strays[strays.len() - 1].clone())
+    }
+
+    fn take_stray(&self, address: &Address) -> Option<Arc<Node>> {
+        let mut strays = self.strays.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = strays.iter().position(|it| it.address.as_ref() == Some(address))?;
+        Some(strays.remove(at))
+    }
+}
+
+/// Refreshes the map.
+struct Explorer {
+    seeds: Vec<Address>,
+    maker: Arc<Maker>,
+    tell: watch::Sender<Map>,
+    /// The node to query next.
+    next: usize,
+}
+
+impl Explorer {
+    async fn run(mut self, mut looks: mpsc::Receiver<()>) {
+        loop {
+            self.explore().await;
+            tokio::time::sleep(ASK_EVERY).await;
+            if looks.recv().await.is_none() {
+                return;
+            }
+        }
+    }
+
+    /// Queries one node after the other until one returns a map.
+    async fn explore(&mut self) {
+        let known =
+            self.tell.borrow().nodes.iter().filter_map(|node| node.address.clone()).collect::<Vec<_>>();
+        let all: Vec<_> = known.iter().chain(&self.seeds).collect();
+        for turn in 0..all.len() {
+            let address = all[(self.next + turn) % all.len()];
+            if let Ok(Some(ranges)) = tokio::time::timeout(TELL_MAX, self.ask(address)).await
+                && let Some(map) = self.map(&ranges)
+            {
+                // The next refresh starts with another node, because this one may be partitioned from the others.
+                self.next = (self.next + turn + 1) % all.len();
+                self.tell.send_replace(map);
+                return;
+            }
+        }
+    }
+
+    async fn ask(&self, address: &Address) -> Option<Vec<Range>> {
+        let mut connection = self.maker.way.to(address).ok()?.connect().await.ok()?;
+        let told: Value = ::redis::cmd("CLUSTER").arg("SLOTS").query_async(&mut connection).await.ok()?;
+        ranges(&told, address)
+    }
+
+    fn map(&self, ranges: &[Range]) -> Option<Map> {
+        let mut map = Map::empty();
+        let old = self.tell.borrow();
+        for Range { first, last, address } in ranges {
+            let is_it = |node: &&Arc<Node>| node.address.as_ref() == Some(address);
+            let index = match map.nodes.iter().position(|node| is_it(&node)) {
+                Some(index) => index,
+                None if map.nodes.len() == NODES_MAX => return None,
+                None => {
+                    let known = old.nodes.iter().find(is_it).cloned();
+                    let known = known.or_else(|| self.maker.take_stray(address));
+                    map.nodes.push(match known {
+                        Some(node) => node,
+                        None => self.maker.make(address).ok()?,
+                    });
+                    map.nodes.len() - 1
+                }
+            };
+            // Below NODES_MAX.
+            map.slots.get_mut(usize::from(*first)..=usize::from(*last))?.fill(index as u16);
+        }
+        (!map.nodes.is_empty()).then_some(map)
+    }
+}
+
+/// Whether a node reports that it does not know its own host.
+fn is_nameless(host: &str) -> bool {
+    host.is_empty() || host == "?"
+}
+
+/// Hash slots of one node.
+#[derive(Debug, PartialEq, Eq)]
+struct Range {
+    first: u16,
+    last: u16,
+    address: Address,
+}
+
+/// Parses the reply to CLUSTER SLOTS: for each range the first hash slot, the last, the master and its replicas; each
+/// node as host, port and more.
+fn ranges(told: &Value, teller: &Address) -> Option<Vec<Range>> {
+    let range = |value: &Value| {
+        let [first, last, master, ..] = value.as_sequence()? else { return None };
+        let [host, port, ..] = master.as_sequence()? else { return None };
+        let host: Option<String> = ::redis::from_redis_value_ref(host).ok()?;
+        // A missing host means the node that replied.
+        let host = host.filter(|host| !is_nameless(host)).unwrap_or_else(|| teller.host.clone());
+        let port = ::redis::from_redis_value_ref(port).ok()?;
+        Some(Range {
+            first: ::redis::from_redis_value_ref(first).ok()?,
+            last: ::redis::from_redis_value_ref(last).ok()?,
+            address: Address { host, port },
+        })
+    };
+    told.as_sequence()?.iter().map(range).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hash_slots_match_redis() {
+        // Values of CLUSTER KEYSLOT.
+        assert_eq!(crc16(b"123456789"), 0x31c3);
+        assert_eq!(slot("foo"), 12_182);
+        assert_eq!(slot("rate_limit:x:{foo}:2"), 12_182);
+    }
+
+    #[test]
+    fn cluster_slots_reply_is_parsed() {
+        let node =
+            |host: Value, port| Value::Array(vec![host, Value::Int(port), Value::BulkString(b"id".into())]);
+        let range = |first, last, master| {
+            let replica = node(Value::BulkString(b"replica".into()), 9);
+            Value::Array(vec![Value::Int(first), Value::Int(last), master, replica])
+        };
+        let teller = Address { host: "teller".to_owned(), port: 1 };
+        let told = Value::Array(vec![
+            range(0, 10, node(Value::BulkString(b"one".into()), 7)),
+            range(11, 16_383, node(Value::Nil, 8)),
+        ]);
+        let address = |host: &str, port| Address { host: host.to_owned(), port };
+        assert_eq!(
+            ranges(&told, &teller).unwrap(),
+            [
+                Range { first: 0, last: 10, address: address("one", 7) },
+                Range { first: 11, last: 16_383, address: address("teller", 8) }
+            ]
+        );
+        for wrong in [Value::Okay, Value::Array(vec![Value::Int(1)]), range(-1, 70_000, Value::Nil)] {
+            assert_eq!(ranges(&wrong, &teller), None);
+        }
+    }
+}

@@ -1,0 +1,1494 @@
+-- Ratekeeper's decisions inside Redis: one call decides any number of requests, each over one or more limits.
+--
+-- FCALL charge n KEYS[1..n] ARGV[1..n] [time]
+--
+-- KEYS     the states, one key for each charge.
+-- ARGV     for each key its charge, packed: kind (B), flags (B), cost (I4), limit (I4), and the parameters of the
+--          kind. Flags: 1, the next charge belongs to the same request; 2, peek; 4, refund a charge of this cost,
+--          made at an instant that is appended, '<dI4'. A refund is a separate request; see "Refunds" below.
+-- time     absent in production: the server's clock decides. Otherwise an instant, '<dI4', for tests and the
+--          simulator.
+-- Reply    one string: the instant of the decisions in microseconds, '<d', or, if it is not a whole number of them,
+--          -1 and '<dI4'. Then for each charge a byte (1 allowed, 2 decided, 4 a state follows, 8 the state is one
+--          number, '<d'; 64 could not be decided) and the state before the charge, from which the caller computes the
+--          decision with the arithmetic of the other stores. A log is too long for that; see "Sliding window log"
+--          below.
+--
+-- Instants are seconds and nanoseconds since the epoch. Lua's numbers are doubles, so every whole number here stays
+-- below 2^53; larger products are computed in parts. Nothing is rounded.
+--
+-- Redis runs a call atomically, so a state that was read is still current when it is written. All charges of a
+-- request are decided first, and then all are made or none. Requests are decided one after the other, so two requests
+-- for the same key in one call cannot both get its last unit. A key expires only after its state has no effect any
+-- more, and every key has an expiry.
+
+-- Redis provides its API when a function is called, not while the library is loaded.
+local call, try, pack, unpack, floor, ceil, max, min, byte, char, sub, rep, find, format, concat
+
+local function bind()
+  call, try, pack, unpack, concat = redis.call, redis.pcall, struct.pack, struct.unpack, table.concat
+  floor, ceil, max, min = math.floor, math.ceil, math.max, math.min
+  byte, char, sub, rep, find, format = string.byte, string.char, string.sub, string.rep, string.find, string.format
+end
+
+local SECOND = 1e9
+local DAY, DAY_NS = 86400, 86400 * 1e9
+local EXACT = 2 ^ 53
+local WORD = 2 ^ 32
+-- The longest expiry, in milliseconds: 285 thousand years.
+local EXPIRY_MAX = 2 ^ 53
+-- With an injected time keys live this much longer, because that time is not the server's.
+local EXPIRY_EXTRA = DAY * 1000
+
+-- The instant of the decisions, set by each call, and the milliseconds by which keys outlive their states.
+local now_s, now_n, extra
+-- The same in microseconds, if it is a whole number of them before the year 2106, as the server's time is.
+local now_us
+
+local LOOK, GIVE_BACK = 2, 4
+local ALLOWED, DECIDED, STATE, NUMBER = 1, 2, 4, 8
+-- The reply to a charge that could not be decided: the key holds a foreign value.
+local GARBLED = '\64'
+
+-- Whether instant a is before instant b.
+local function before(a_s, a_n, b_s, b_n)
+  return a_s < b_s or (a_s == b_s and a_n < b_n)
+end
+
+local function add(a_s, a_n, b_s, b_n)
+  local n = a_n + b_n
+  if n >= SECOND then
+    return a_s + b_s + 1, n - SECOND
+  end
+  return a_s + b_s, n
+end
+
+local function subtract(a_s, a_n, b_s, b_n)
+  local n = a_n - b_n
+  if n < 0 then
+    return a_s - b_s - 1, n + SECOND
+  end
+  return a_s - b_s, n
+end
+
+-- k times a duration, k below 2^44.
+local function times(k, s, n)
+  local k_high = floor(k / 4194304)
+  local k_low = k - k_high * 4194304
+  local high = n * k_high
+  local carry = floor(high / SECOND)
+  local low = (high - carry * SECOND) * 4194304 + n * k_low
+  local low_s = floor(low / SECOND)
+  return s * k + carry * 4194304 + low_s, low - low_s * SECOND
+end
+
+-- The number of whole durations w in a, and the remainder.
+local function divide(a_s, a_n, w_s, w_n)
+  if w_n == 0 then
+    local q = floor(a_s / w_s)
+    return q, a_s - q * w_s, a_n
+  end
+  local q = floor((a_s * SECOND + a_n) / (w_s * SECOND + w_n))
+  local r_s, r_n = subtract(a_s, a_n, times(q, w_s, w_n))
+  while r_s < 0 do
+    q = q - 1
+    r_s, r_n = add(r_s, r_n, w_s, w_n)
+  end
+  while not before(r_s, r_n, w_s, w_n) do
+    q = q + 1
+    r_s, r_n = subtract(r_s, r_n, w_s, w_n)
+  end
+  return q, r_s, r_n
+end
+
+-- k (32 bits) times a duration (up to 366 days), as three digits of base 10^9.
+local function product(k, s, n)
+  local k_high = floor(k / 65536)
+  local k_low = k - k_high * 65536
+  local a = n * k_high
+  local a1 = floor(a / SECOND)
+  local b = (a - a1 * SECOND) * 65536 + n * k_low
+  local b1 = floor(b / SECOND)
+  local c = s * k_high
+  local c1 = floor(c / SECOND)
+  local d = (c - c1 * SECOND) * 65536 + s * k_low + a1 * 65536 + b1
+  local d1 = floor(d / SECOND)
+  return c1 * 65536 + d1, d - d1 * SECOND, b - b1 * SECOND
+end
+
+-- Whether j times a is at most k times b.
+local function product_at_most(j, a_s, a_n, k, b_s, b_n)
+  local x2, x1, x0 = product(j, a_s, a_n)
+  local y2, y1, y0 = product(k, b_s, b_n)
+  if x2 ~= y2 then
+    return x2 < y2
+  end
+  if x1 ~= y1 then
+    return x1 < y1
+  end
+  return x0 <= y0
+end
+
+-- k * u / w, rounded down.
+local function share(k, u_s, u_n, w_s, w_n)
+  local u, w = u_s * SECOND + u_n, w_s * SECOND + w_n
+  if k * w < EXACT then
+    return floor(k * u / w)
+  end
+  local e = floor(k * (u / w))
+  if not product_at_most(e, w_s, w_n, k, u_s, u_n) then
+    return e - 1
+  end
+  if product_at_most(e + 1, w_s, w_n, k, u_s, u_n) then
+    return e + 1
+  end
+  return e
+end
+
+-- The expiry of a state that has no effect after `ms`: whole milliseconds, rounded up.
+local function expiry(ms)
+  ms = max(ceil(ms), 0) + 1 + extra
+  return ms < EXPIRY_MAX and ms or EXPIRY_MAX
+end
+
+-- Each kind of limit has a function
+--
+--   kind(key, it) -> allowed, state, write, value, ms
+--
+-- that reads the state of a key and decides a charge, but writes nothing. `it` is the charge as parsed by `read`.
+-- `state` is the state for the reply. `write(key, value, ms, is_charged)` then makes the change, and is nil if there
+-- is none. A state that has been advanced to now is written even if the request is denied.
+--
+-- Some kinds have a fast path for requests of one charge, the most common, at a time of whole microseconds, as the
+-- server's is:
+--
+--   quick(key, it) -> flags, state
+--
+-- It decides the common case and writes. If it returns no flags, the case was another and nothing has changed.
+--
+-- Two kinds store their state as one whole number below 2^53, like Redis counters: INCRBY reads and charges in one
+-- command, and a wrong charge is corrected afterwards.
+
+-- Writes a state with an expiry after the time for which it counts.
+local function put(key, value, ms)
+  call('SET', key, value, 'PX', expiry(ms))
+end
+
+-- Overwrites the beginning of a state. The expiry is kept, because it is late enough.
+local function patch(key, value)
+  call('SETRANGE', key, '0', value)
+end
+
+-- Overwrites the count that follows the instant of a state. The expiry is kept: it depends on the instant, which has
+-- not changed, and not on the count.
+local function patch_count(key, count)
+  call('SETRANGE', key, '12', pack('<I4', count))
+end
+
+local function drop(key)
+  call('UNLINK', key)
+end
+
+-- A state of this size, or nil: a limit of the same name but another kind may have used the key before.
+local function of_size(state, size)
+  return state and #state == size and byte(state) == 0 and state or nil
+end
+
+-- Whether a state is a number as INCRBY stores it. All other states begin with the low byte of a whole double, which
+-- is 0.
+local function is_number(state)
+  return byte(state) ~= 0
+end
+
+-- Like `of_size`, but also accepts a number.
+local function number_or_of_size(state, size)
+  return state and (is_number(state) or #state == size) and state or nil
+end
+
+-- Smooth token bucket and both leaky buckets.
+-- Parameters: capacity and cost as times, ticks per nanosecond: '<ddd ddd d'. A time is days, nanoseconds of the day
+-- and ticks of the nanosecond, because the slowest bucket takes longer than 2^53 s to fill. If a unit is a whole
+-- number of microseconds: capacity and cost in microseconds, '<dd'.
+-- State: the instant at which the bucket is full again, '<ddd'; or, if both the unit and the instant are whole
+-- microseconds, that number of microseconds.
+--
+-- This instant moves with every charge, and the expiry would move with it. To save writes, time is divided into
+-- grains: a key lives up to one grain longer than its state counts, and the expiry is written only when the instant
+-- moves to another grain.
+local MICROS, DAY_US = 1e6, 86400 * 1e6
+-- A grain is about a second, or the time of two to four units if that is longer, but at most 19 hours. It does not
+-- depend on the capacity, because processes with different capacities rely on each other's expiries.
+local GRAIN_US_MIN, GRAIN_US_MAX = 2 ^ 20, 2 ^ 36
+
+local function grain_us(unit_us)
+  local grain = GRAIN_US_MIN
+  while grain < 2 * unit_us and grain < GRAIN_US_MAX do
+    grain = grain * 2
+  end
+  return grain
+end
+
+-- A bucket that needs more than this many times its full refill time was written under a wrong clock: it counts as
+-- emptied just now. A factor of 2 would suffice, and is used for an injected time and in the other stores. But the
+-- state may come from a process with a higher capacity while the limit is being lowered, and then it must be kept.
+local FAR, FAR_INJECTED = 16, 2
+
+local function multiple(k, d, t, f, ticks)
+  local carry = floor(f * k / ticks)
+  t = t * k + carry
+  local days = floor(t / DAY_NS)
+  return { d = d * k + days, t = t - days * DAY_NS, f = f * k - carry * ticks }
+end
+
+-- Reads the state of a bucket in either format.
+local function read_bucket(state)
+  if is_number(state) then
+    local us = state + 0
+    local d = floor(us / DAY_US)
+    return d, (us - d * DAY_US) * 1000, 0
+  end
+  return unpack('<ddd', state)
+end
+
+local function bucket_value(it, d, t, f)
+  local us = d * DAY_US + t / 1000
+  if it.wanted and t % 1000 == 0 and us < EXACT then
+    return us
+  end
+  return pack('<ddd', d, t, f)
+end
+
+local function bucket(key, it)
+  local cost, limit, ticks = it.cost, it.limit, it.ticks
+  local f_d, f_t, f_f = it.f_d, it.f_t, it.f_f
+  local now_d = floor(now_s / DAY)
+  local now_t = (now_s - now_d * DAY) * SECOND + now_n
+  local state = number_or_of_size(call('GET', key), 24)
+  -- The missing units, as a time.
+  local d, t, f = 0, 0, 0
+  local is_moved = false
+  -- The grain that the expiry covers, if the state can be overwritten in place.
+  local grain_d, grain
+  if state then
+    d, t, f = read_bucket(state)
+    if is_number(state) then
+      state = pack('<ddd', d, t, f)
+    else
+      grain_d, grain = d, t - t % it.grain
+    end
+    d, t = d - now_d, t - now_t
+    if t < 0 then
+      d, t = d - 1, t + DAY_NS
+    end
+    if d < 0 then
+      d, t, f = 0, 0, 0
+    else
+      local far = extra == 0 and it.far or it.far_injected
+      if d > far.d or (d == far.d and (t > far.t or (t == far.t and f > far.f))) then
+        d, t, f = f_d, f_t, f_f
+        is_moved = true
+      end
+    end
+  end
+  local after_d, after_t, after_f = d + it.c_d, t + it.c_t, f + it.c_f
+  if after_f >= ticks then
+    after_f, after_t = after_f - ticks, after_t + 1
+  end
+  if after_t >= DAY_NS then
+    after_t, after_d = after_t - DAY_NS, after_d + 1
+  end
+  local allowed = cost == 0
+  if not allowed and cost <= limit then
+    allowed = after_d < f_d or (after_d == f_d and (after_t < f_t or (after_t == f_t and after_f <= f_f)))
+  end
+  if allowed and cost > 0 then
+    d, t, f = after_d, after_t, after_f
+  elseif not is_moved then
+    return allowed, state
+  end
+  local full_d, full_t = now_d + d, now_t + t
+  if full_t >= DAY_NS then
+    full_d, full_t = full_d + 1, full_t - DAY_NS
+  end
+  local value = bucket_value(it, full_d, full_t, f)
+  if grain_d == full_d and grain == full_t - full_t % it.grain and type(value) == 'string' then
+    return allowed, state, patch, value
+  end
+  return allowed, state, put, value, d * DAY * 1000 + (t + it.grain) / 1e6
+end
+
+-- Corrects the charge of `quick_bucket` in all cases except an existing key with enough units.
+local function put_bucket_right(key, it, before)
+  local wanted, fill, grain = it.wanted, it.fill, it.grain_us
+  if before == 0 then
+    -- The key did not exist.
+    put(key, now_us + wanted, (wanted + grain) / 1000)
+    return ALLOWED + DECIDED
+  elseif before < now_us then
+    -- The bucket was full.
+    local full = now_us + wanted
+    if full - full % grain == before - before % grain then
+      call('INCRBY', key, now_us - before)
+    else
+      put(key, full, (wanted + grain) / 1000)
+    end
+    return ALLOWED + DECIDED + NUMBER, before
+  end
+  if before - now_us > (extra == 0 and FAR or FAR_INJECTED) * fill then
+    -- Written under a wrong clock: counts as emptied just now.
+    put(key, now_us + fill, (fill + grain) / 1000)
+  else
+    call('INCRBY', key, it.back_text)
+  end
+  return DECIDED + NUMBER, before
+end
+
+local function quick_bucket(key, it)
+  local full = try('INCRBY', key, it.wanted_text)
+  if type(full) ~= 'number' then
+    -- The state is in the other format, written by a request with an injected time.
+    return nil
+  end
+  local wanted = it.wanted
+  local before = full - wanted
+  if before < now_us or full > now_us + it.fill then
+    return put_bucket_right(key, it, before)
+  end
+  local grain = it.grain_us
+  if full % grain < wanted then
+    call('PEXPIRE', key, expiry((full - now_us + grain) / 1000))
+  end
+  return ALLOWED + DECIDED + NUMBER, before
+end
+
+-- Stepped token bucket.
+-- Parameters: tokens per period, the period: '<d dI4'. State: the start of the current period, missing tokens:
+-- '<dI4I4'.
+local function steps(key, it)
+  local cost, limit, count, p_s, p_n = it.cost, it.limit, it.count, it.p_s, it.p_n
+  local state = of_size(call('GET', key), 16)
+  local s, n, used = now_s, now_n, 0
+  -- The number of periods that the current expiry covers.
+  local covered = 0
+  local is_changed = false
+  if state then
+    s, n, used = unpack('<dI4I4', state)
+    if before(now_s, now_n, s, n) then
+      local w_s, w_n = times(ceil(limit / count), p_s, p_n)
+      local behind_s, behind_n = subtract(s, n, now_s, now_n)
+      if before(w_s, w_n, behind_s, behind_n) then
+        s, n = now_s, now_n
+        is_changed = true
+      end
+    else
+      local e_s, e_n = subtract(now_s, now_n, s, n)
+      local periods = divide(e_s, e_n, p_s, p_n)
+      covered = ceil(used / count)
+      if periods >= covered then
+        s, n, used, covered = now_s, now_n, 0, 0
+      elseif periods > 0 then
+        used = used - periods * count
+        s, n = add(s, n, times(periods, p_s, p_n))
+        is_changed = true
+      end
+    end
+  end
+  local allowed = cost == 0 or cost <= limit - used
+  if allowed and cost > 0 then
+    used = used + cost
+  elseif not is_changed then
+    return allowed, state
+  end
+  local periods = ceil(used / count)
+  if not is_changed and periods <= covered then
+    return allowed, state, patch_count, used
+  end
+  local f_s, f_n = add(s, n, times(periods, p_s, p_n))
+  return allowed, state, put, pack('<dI4I4', s, n, used), (f_s - now_s) * 1000 + (f_n - now_n) / 1e6
+end
+
+-- Fixed window.
+-- Parameters: the window, whether windows begin with the first request: '<dI4B'. State: the start of the window, the
+-- units charged in it: '<dI4I4'. Limits below COUNTS / 2 with windows of whole seconds aligned to the clock, before
+-- the year 2106, store one number: the start in seconds times COUNTS, plus the units charged.
+local COUNTS = 2 ^ 21
+
+-- Reads the state of a window in either format.
+local function read_window(state)
+  if is_number(state) then
+    local count = state % COUNTS
+    return (state - count) / COUNTS, 0, count
+  end
+  return unpack('<dI4I4', state)
+end
+
+local function window_value(it, s, n, count)
+  -- A count from when the limit was higher may need the other format.
+  if it.cost_text and s < WORD and count < COUNTS / 2 then
+    return s * COUNTS + count
+  end
+  return pack('<dI4I4', s, n, count)
+end
+
+local function fixed_window(key, it)
+  local cost, w_s, w_n = it.cost, it.w_s, it.w_n
+  local cur_s, cur_n = now_s, now_n
+  if not it.from_first then
+    if w_n == 0 then
+      cur_s, cur_n = now_s - now_s % w_s, 0
+    else
+      local _, r_s, r_n = divide(now_s, now_n, w_s, w_n)
+      cur_s, cur_n = subtract(now_s, now_n, r_s, r_n)
+    end
+  end
+  local state = number_or_of_size(call('GET', key), 16)
+  local s, n, count = cur_s, cur_n, 0
+  local is_moved, is_same = false, false
+  if state then
+    s, n, count = read_window(state)
+    is_same = not is_number(state)
+    if not is_same then
+      state = pack('<dI4I4', s, n, count)
+    end
+    if s ~= cur_s or n ~= cur_n then
+      local end_s, end_n = add(s, n, w_s, w_n)
+      if not before(cur_s, cur_n, end_s, end_n) then
+        s, n, count, is_same = cur_s, cur_n, 0, false
+      else
+        local far_s, far_n = add(cur_s, cur_n, w_s, w_n)
+        if before(far_s, far_n, s, n) then
+          s, n = cur_s, cur_n
+          is_moved, is_same = true, false
+        end
+      end
+    end
+  end
+  local allowed = cost == 0 or cost <= it.limit - count
+  if allowed and cost > 0 then
+    count = count + cost
+  elseif not is_moved then
+    return allowed, state
+  end
+  if is_same then
+    return allowed, state, patch_count, count
+  end
+  return allowed, state, put, window_value(it, s, n, count), (s - now_s + w_s) * 1000 + (n - now_n + w_n) / 1e6
+end
+
+local function quick_window(key, it)
+  local after = try('INCRBY', key, it.cost_text)
+  if type(after) ~= 'number' then
+    return nil
+  end
+  local cost, w_s = it.cost, it.w_s
+  local start = now_s - now_s % w_s
+  local count = after - start * COUNTS
+  if count > cost and count <= it.limit then
+    return ALLOWED + DECIDED + NUMBER, after - cost
+  end
+  local state = after - cost
+  if state < start * COUNTS and state - state % COUNTS + w_s * COUNTS <= start * COUNTS then
+    -- The key did not exist, or its window is over.
+    put(key, start * COUNTS + cost, (start - now_s + w_s) * 1000 - now_n / 1e6)
+    if state == 0 then
+      return ALLOWED + DECIDED
+    end
+    return ALLOWED + DECIDED + NUMBER, state
+  end
+  call('INCRBY', key, it.back_text)
+  if count > cost and count - cost < COUNTS then
+    return DECIDED + NUMBER, state
+  end
+  return nil
+end
+
+-- The number of the window of an instant, the number of its bucket in the window, and the elapsed time of the bucket,
+-- scaled to the window.
+local function position(s, n, w_s, w_n, buckets)
+  local q, r_s, r_n = divide(s, n, w_s, w_n)
+  if buckets == 1 then
+    return q, 0, r_s, r_n
+  end
+  local carry = floor(r_n * buckets / SECOND)
+  return q, divide(r_s * buckets + carry, r_n * buckets - carry * SECOND, w_s, w_n)
+end
+
+-- Sliding window counter.
+-- Parameters: the window, the number of buckets, the edge policy (0 weigh, 1 drop, 2 keep): '<dI4 I4 B'. State: the
+-- newest bucket as the number of its window and its number in the window, '<dI4'; then the units charged in each
+-- bucket, newest first, one bucket more than the window has, '<I4' each.
+local function counter(key, it)
+  local cost, limit, w_s, w_n, buckets, edge = it.cost, it.limit, it.w_s, it.w_n, it.buckets, it.edge
+  local q, b, p_s, p_n = position(now_s, now_n, w_s, w_n, buckets)
+  local state = of_size(call('GET', key), 16 + buckets * 4)
+  local counts = {}
+  local is_same, is_changed = false, false
+  if state then
+    local q0, b0 = unpack('<dI4', state)
+    local shift = (q - q0) * buckets + (b - b0)
+    if shift <= 0 then
+      for i = 0, buckets do
+        counts[i] = unpack('<I4', state, 13 + i * 4)
+      end
+      if shift < -buckets then
+        -- Written under a wrong clock: moved to now. The weight of the bucket at the edge is no longer known, so it
+        -- counts fully and none of it becomes free early.
+        is_changed = true
+        if edge == 0 then
+          local both = counts[buckets - 1] + counts[buckets]
+          counts[buckets - 1] = both < limit and both or limit
+          counts[buckets] = 0
+        end
+      else
+        is_same = true
+        if shift < 0 then
+          -- The clock stepped back: the state stays as it is until time has caught up.
+          q, b, p_s, p_n = q0, b0, 0, 0
+        end
+      end
+    elseif shift <= buckets then
+      is_changed = true
+      for i = 0, shift - 1 do
+        counts[i] = 0
+      end
+      for i = shift, buckets do
+        counts[i] = unpack('<I4', state, 13 + (i - shift) * 4)
+      end
+    else
+      is_changed = true
+    end
+  end
+  if not counts[0] then
+    for i = 0, buckets do
+      counts[i] = 0
+    end
+  end
+  local used = 0
+  for i = 0, buckets - 1 do
+    used = used + counts[i]
+  end
+  local at_edge = counts[buckets]
+  -- Nothing is left that could count, not even if the clock stepped back.
+  local is_gone = used == 0 and (at_edge == 0 or edge == 1)
+  if edge == 2 then
+    used = used + at_edge
+  elseif edge == 0 and at_edge > 0 then
+    local u_s, u_n = subtract(w_s, w_n, p_s, p_n)
+    used = used + share(at_edge, u_s, u_n, w_s, w_n)
+  end
+  local allowed = cost == 0 or used + cost <= limit
+  if allowed and cost > 0 then
+    counts[0] = counts[0] + cost
+    if is_same then
+      return allowed, state, patch_count, counts[0]
+    end
+  elseif not is_changed then
+    return allowed, state
+  elseif is_gone then
+    return allowed, state, drop
+  end
+  local parts = { pack('<dI4', q, b) }
+  for i = 0, buckets do
+    parts[i + 2] = pack('<I4', counts[i])
+  end
+  -- Until the newest bucket has left the window. Doubles of milliseconds are exact to a microsecond here.
+  local leaves = q + 1 + (edge == 1 and b or b + 1) / buckets
+  local ms = leaves * (w_s * 1000 + w_n / 1e6) - (now_s * 1000 + now_n / 1e6)
+  return allowed, state, put, concat(parts), ms
+end
+
+-- The fast path for one bucket per window: two numbers instead of a list.
+local function quick_counter(key, it)
+  local w_s, w_n = it.w_s, it.w_n
+  local q, r_s, r_n
+  if w_n == 0 then
+    r_s, r_n = now_s % w_s, now_n
+    q = (now_s - r_s) / w_s
+  else
+    q, r_s, r_n = divide(now_s, now_n, w_s, w_n)
+  end
+  local state = of_size(call('GET', key), 20)
+  local newest, previous, is_same = 0, 0, false
+  if state then
+    local q0, _, count, older = unpack('<dI4I4I4', state)
+    if q0 == q then
+      newest, previous, is_same = count, older, true
+    elseif q0 == q - 1 then
+      previous = count
+    elseif q0 > q then
+      -- The clock stepped back.
+      return nil
+    end
+  end
+  local cost, edge = it.cost, it.edge
+  local used = newest + cost
+  if previous > 0 then
+    if edge == 2 then
+      used = used + previous
+    elseif edge == 0 then
+      local u_s, u_n = subtract(w_s, w_n, r_s, r_n)
+      used = used + share(previous, u_s, u_n, w_s, w_n)
+    end
+  end
+  if used > it.limit then
+    if is_same then
+      return DECIDED + STATE, state
+    end
+    return nil
+  end
+  if is_same then
+    patch_count(key, newest + cost)
+  else
+    local leaves = q + (edge == 1 and 1 or 2)
+    local ms = leaves * (w_s * 1000 + w_n / 1e6) - (now_s * 1000 + now_n / 1e6)
+    put(key, pack('<dI4I4I4', q, 0, cost, previous), ms)
+  end
+  return ALLOWED + DECIDED + (state and STATE or 0), state
+end
+
+-- Sliding window log.
+-- Parameters: the window, whether denied requests are logged too: '<dI4B'.
+-- State: a head, then a ring of 8-byte slots. An entry is one slot: its nanoseconds and the low 32 bits of its
+-- second, '<I4I4'. If it costs more than 1, bit 30 of the nanoseconds is set and a second slot holds the cost: the
+-- low 31 bits, with bit 31 set to distinguish it from an instant, and the rest.
+-- The head: the newest instant, the cost of all entries, the ring index of the oldest slot, the number of used slots,
+-- the ring size, '<dI4 d I4I4I4'; the number of slots in the back and in the front, 'BB'; then those slots. The back
+-- contains the newest slots that are not yet written to their index in the ring. The front is a copy of the oldest
+-- slots. So the common request reads and writes only the head, and accesses the ring once in a few requests.
+-- Reply, '<dI4 d dI4': the newest instant, the cost of all entries, and, if denied, the instant at which it would be
+-- allowed. Or one number: the cost of all entries, if the request was allowed and is the newest.
+-- A decision takes O(1) amortized time: each entry is written once and dropped once, whatever the limit. A denial may
+-- also scan entries for the instant at which it would be allowed.
+local HEAD_FORMAT = '<dI4dI4I4I4BB'
+local HEAD_AND_ENDS = HEAD_FORMAT .. 'c0c0'
+-- The size of the head without its slots.
+local FIXED = 34
+-- The offset of the numbers of those slots.
+local ENDS_AT = 32
+local BACK, FRONT = 4, 4
+local HEAD = FIXED + (BACK + FRONT) * 8
+local HEAD_LAST = '' .. HEAD - 1
+-- Slots read with one command.
+local CHUNK = 32
+local RING_MIN = 4
+local IS_LONG = 2 ^ 30
+local IS_COST = 2 ^ 31
+-- A key lives up to window / LOG_GRAIN longer than it counts, so that the expiry is written only this often.
+local LOG_GRAIN = 8
+
+local function slots(s, n, cost)
+  if cost == 1 then
+    return pack('<I4I4', n, s % WORD), 1
+  end
+  local high = floor(cost / IS_COST)
+  return pack('<I4I4I4I4', n + IS_LONG, s % WORD, cost - high * IS_COST + IS_COST, high), 2
+end
+
+-- Both halves of a slot, from the text that has been read or from a new chunk.
+local function slot(log, place)
+  local at = HEAD + place * 8
+  if at + 8 <= #log.text then
+    return unpack('<I4I4', log.text, at + 1)
+  end
+  local from = log.chunk_at
+  if not from or at < from or at + 8 > from + #log.chunk then
+    from = at
+    log.chunk_at, log.chunk = at, call('GETRANGE', log.key, at, at + CHUNK * 8 - 1)
+  end
+  return unpack('<I4I4', log.chunk, at - from + 1)
+end
+
+local function place(log, index)
+  local at = log.first + index
+  return at < log.ring and at or at - log.ring
+end
+
+-- The entry that begins at this index: its instant, its cost and its number of slots.
+local function entry(log, index)
+  local n, s = slot(log, place(log, index))
+  s = log.s - (log.s - s) % WORD
+  if n < IS_LONG then
+    return s, n, 1, 1
+  end
+  local low, high = slot(log, place(log, index + 1))
+  return s, n - IS_LONG, low - IS_COST + high * IS_COST, 2
+end
+
+-- The instant at which the oldest `units` have left the window; an entry at (s, n) is assumed after all others.
+local function leaves(log, units, s, n)
+  local index = 0
+  while index < log.slots do
+    local e_s, e_n, cost, count = entry(log, index)
+    units = units - cost
+    if units <= 0 then
+      return add(e_s, e_n, log.w_s, log.w_n)
+    end
+    index = index + count
+  end
+  return add(s, n, log.w_s, log.w_n)
+end
+
+-- Drops the oldest units: one unit above the limit denies every request, so units beyond that have no effect, and the
+-- oldest leave the window first.
+local function forget(log, surplus)
+  while surplus > 0 and log.slots > 0 do
+    local s, n, cost, count = entry(log, 0)
+    if cost > surplus then
+      -- The remainder of the entry is stored in the last of its slots.
+      local text, kept = slots(s, n, cost - surplus)
+      local at = place(log, count - kept)
+      log.cuts = { { at, sub(text, 1, 8) } }
+      if kept == 2 then
+        log.cuts[2] = { place(log, 1), sub(text, 9) }
+      end
+      log.first, log.slots, log.units = at, log.slots - (count - kept), log.units - surplus
+      return
+    end
+    log.first = place(log, count)
+    log.slots, log.units, surplus = log.slots - count, log.units - cost, surplus - cost
+  end
+end
+
+-- Reads slots of the ring from this index, wrapping around at its end.
+local function read_slots(log, index, count)
+  local from = place(log, index)
+  local text = call('GETRANGE', log.key, HEAD + from * 8, HEAD + min(from + count, log.ring) * 8 - 1)
+  local rest = from + count - log.ring
+  return rest > 0 and text .. call('GETRANGE', log.key, HEAD, HEAD + rest * 8 - 1) or text
+end
+
+local function write_slots(log, index, text)
+  local from = place(log, index)
+  local fits = (log.ring - from) * 8
+  call('SETRANGE', log.key, HEAD + from * 8, fits < #text and sub(text, 1, fits) or text)
+  if fits < #text then
+    call('SETRANGE', log.key, HEAD, sub(text, fits + 1))
+  end
+end
+
+-- Reads the beginning of a log after moving the back into the ring. The move does not change the contents, so it is
+-- also done for a peek.
+local function open_log(key, last)
+  local text = call('GETRANGE', key, 0, last)
+  if text == '' then
+    return text
+  end
+  local _, _, _, first, slots, ring, back = unpack(HEAD_FORMAT, text)
+  if back == 0 then
+    return text
+  end
+  write_slots({ key = key, first = first, ring = ring }, slots - back, sub(text, FIXED + 1, FIXED + back * 8))
+  call('SETRANGE', key, ENDS_AT, '\0\0')
+  return call('GETRANGE', key, 0, last)
+end
+
+-- Milliseconds until the log has left the window and its grain is over.
+local function log_ms(it, s, n)
+  return (s - now_s + it.w_s) * 1000 + (n - now_n + it.w_n) / 1e6 + it.grain_ms
+end
+
+-- Renews the expiry if the newest instant has moved to another grain.
+local function extend_log(key, it, old_s, old_n, s, n)
+  local old_ms, ms = old_s * 1000 + old_n / 1e6, s * 1000 + n / 1e6
+  if ms - ms % it.grain_ms ~= old_ms - old_ms % it.grain_ms then
+    call('PEXPIRE', key, expiry(log_ms(it, s, n)))
+  end
+end
+
+local function write_log(key, log, _, is_charged)
+  local is_moved = log.moved ~= nil
+  local added, count = '', 0
+  if log.cost > 0 and (is_charged or log.counts_all) then
+    local cost = log.cost
+    if log.counts_all then
+      cost = cost < log.limit + 1 and cost or log.limit + 1
+      local surplus = log.units + cost - (log.limit + 1)
+      if is_moved and surplus > 0 then
+        log.moved, log.units = log.moved - surplus, log.units - surplus
+      else
+        forget(log, surplus)
+      end
+    end
+    added, count = slots(log.at_s, log.at_n, cost)
+    log.s, log.n, log.units = log.at_s, log.at_n, log.units + cost
+  elseif log.is_cleared then
+    call('UNLINK', key)
+    return
+  elseif not is_moved then
+    if log.is_changed then
+      call('SETRANGE', key, 0, pack(HEAD_FORMAT, log.s, log.n, log.units, log.first, log.slots, log.ring, 0, 0))
+    end
+    return
+  end
+  if is_moved and log.moved > 0 then
+    -- One entry of all units, at the current instant.
+    local moved, moved_count = slots(now_s, now_n, log.moved)
+    added, count = moved .. added, moved_count + count
+  end
+  local used = log.slots + count
+  if used > log.ring then
+    -- The ring grows; the oldest slot comes first.
+    local ring = max(used, min(max(log.ring * 2, RING_MIN), log.it.slots_max))
+    local old = ''
+    if log.slots > 0 then
+      -- Cut entries are written first, to be read with the rest.
+      for _, cut in ipairs(log.cuts) do
+        call('SETRANGE', key, HEAD + cut[1] * 8, cut[2])
+      end
+      old = read_slots(log, 0, log.slots)
+    end
+    local head = pack(HEAD_FORMAT, log.s, log.n, log.units, 0, used, ring, 0, 0) .. rep('\0', HEAD - FIXED)
+    put(key, head .. old .. added .. rep('\0', (ring - used) * 8), log_ms(log.it, log.s, log.n))
+    return
+  end
+  for _, cut in ipairs(log.cuts) do
+    call('SETRANGE', key, HEAD + cut[1] * 8, cut[2])
+  end
+  if count > 0 then
+    write_slots(log, log.slots, added)
+  end
+  call('SETRANGE', key, 0, pack(HEAD_FORMAT, log.s, log.n, log.units, log.first, used, log.ring, 0, 0))
+  extend_log(key, log.it, log.old_s, log.old_n, log.s, log.n)
+end
+
+local function log(key, it)
+  local cost, limit, w_s, w_n = it.cost, it.limit, it.w_s, it.w_n
+  local text = open_log(key, HEAD + CHUNK * 8 - 1)
+  local log = {
+    it = it, key = key, text = text, w_s = w_s, w_n = w_n, cost = cost, limit = limit,
+    counts_all = it.counts_all and not it.is_look,
+    s = 0, n = 0, units = 0, first = 0, slots = 0, ring = 0, cuts = {},
+  }
+  local at_s, at_n = now_s, now_n
+  if text ~= '' then
+    log.s, log.n, log.units, log.first, log.slots, log.ring = unpack(HEAD_FORMAT, text)
+    log.old_s, log.old_n = log.s, log.n
+    local far_s, far_n = add(now_s, now_n, w_s, w_n)
+    if before(far_s, far_n, log.s, log.n) then
+      log.moved = log.units
+      log.s, log.n, log.first, log.slots, log.ring, log.text = now_s, now_n, 0, 0, 0, ''
+    else
+      if before(at_s, at_n, log.s, log.n) then
+        at_s, at_n = log.s, log.n
+      end
+      local gone_s, gone_n = subtract(at_s, at_n, w_s, w_n)
+      if not before(gone_s, gone_n, log.s, log.n) then
+        log.s, log.n, log.units, log.first, log.slots, log.ring, log.text = 0, 0, 0, 0, 0, 0, ''
+        log.is_cleared = true
+      else
+        while log.slots > 0 do
+          local s, n, entry_cost, count = entry(log, 0)
+          if before(gone_s, gone_n, s, n) then
+            break
+          end
+          log.first = place(log, count)
+          log.slots, log.units = log.slots - count, log.units - entry_cost
+          log.is_changed = true
+        end
+      end
+    end
+  end
+  log.at_s, log.at_n = at_s, at_n
+  local allowed = log.units + cost <= limit
+  if not allowed and cost <= limit then
+    local units = log.units + cost - limit
+    if log.counts_all then
+      units = units + cost
+    end
+    log.pass_s, log.pass_n = leaves(log, units, at_s, at_n)
+  end
+  return allowed, log, write_log, log
+end
+
+local function told_log(log)
+  return pack('<dI4ddI4', log.s, log.n, log.units, log.pass_s or 0, log.pass_n or 0)
+end
+
+-- Creates a log with one entry.
+local function begin_log(key, it)
+  local head = pack(HEAD_FORMAT, now_s, now_n, 1, 0, 1, it.ring_min, 1, 0)
+  put(key, head .. pack('<I4I4', now_n, now_s % WORD) .. it.padding, log_ms(it, now_s, now_n))
+  return ALLOWED + DECIDED + NUMBER, 1
+end
+
+-- The fast path: the request and all entries it reads cost 1.
+local function quick_log(key, it)
+  local text = call('GETRANGE', key, '0', HEAD_LAST)
+  if text == '' then
+    return begin_log(key, it)
+  end
+  local s, n, units, first, slots, ring, back, front = unpack(HEAD_FORMAT, text)
+  if now_s < s or (now_s == s and now_n < n) then
+    return nil
+  end
+  local w_s, w_n = it.w_s, it.w_n
+  local gone_s, gone_n = now_s - w_s, now_n - w_n
+  if gone_n < 0 then
+    gone_s, gone_n = gone_s - 1, gone_n + SECOND
+  end
+  if gone_s > s or (gone_s == s and gone_n >= n) then
+    return begin_log(key, it)
+  end
+  -- Drops entries that have left the window; the newest has not. The oldest slots are in `from`, between `at` and
+  -- `last`.
+  local from, at, last = text, FIXED + back * 8, FIXED + (back + front) * 8
+  local in_ring = slots - back
+  local dropped = 0
+  local e_s, e_n
+  while true do
+    if at == last then
+      if dropped < in_ring then
+        local oldest = (first + dropped) % ring
+        local count = min(FRONT, in_ring - dropped, ring - oldest)
+        from = call('GETRANGE', key, HEAD + oldest * 8, HEAD + (oldest + count) * 8 - 1)
+        at, last = 0, count * 8
+      else
+        from, at, last = text, FIXED + (dropped - in_ring) * 8, FIXED + back * 8
+      end
+    end
+    e_n, e_s = unpack('<I4I4', from, at + 1)
+    if e_n >= IS_LONG then
+      return nil
+    end
+    e_s = s - (s - e_s) % WORD
+    if gone_s < e_s or (gone_s == e_s and gone_n < e_n) then
+      break
+    end
+    at, dropped = at + 8, dropped + 1
+  end
+  local limit = it.limit
+  if units - dropped >= limit then
+    if units > limit or dropped > 0 then
+      return nil
+    end
+    if from ~= text then
+      -- Caches the oldest slots in the head, so that the next request need not read the ring.
+      local ends = sub(text, FIXED + 1, FIXED + back * 8) .. from
+      call('SETRANGE', key, ENDS_AT, pack('<BBc0', back, #from / 8, ends))
+    end
+    e_s, e_n = add(e_s, e_n, w_s, w_n)
+    return DECIDED + STATE, pack('<dI4ddI4', s, n, units, e_s, e_n)
+  end
+  slots = slots - dropped + 1
+  if slots > ring then
+    return nil
+  end
+  first = (first + dropped) % ring
+  units = units - dropped + 1
+  local oldest = sub(from, at + 1, last)
+  local gone_of_back = dropped > in_ring and dropped - in_ring or 0
+  local newest = sub(text, FIXED + 1 + gone_of_back * 8, FIXED + back * 8) .. pack('<I4I4', now_n, now_s % WORD)
+  back = back - gone_of_back + 1
+  if back == BACK then
+    write_slots({ key = key, first = first, ring = ring }, slots - back, newest)
+    back, newest = 0, ''
+  end
+  local front_count = (last - at) / 8
+  call('SETRANGE', key, '0', pack(
+    HEAD_AND_ENDS, now_s, now_n, units, first, slots, ring, back, front_count, newest, oldest
+  ))
+  extend_log(key, it, s, n, now_s, now_n)
+  return ALLOWED + DECIDED + NUMBER, units
+end
+
+-- Refunds: a charge is undone because the request was denied elsewhere or cost less than estimated.
+--
+--   give_back(key, it, t_s, t_n), where t is the instant of the charge; below 0 if it is unknown
+--
+-- The rule: a key never has more budget than without the charge, on a clock that did not step back in between, except
+-- that a window or period that the charge began stays where it is. If the exact amount is unknown, less is refunded.
+-- A state so far ahead that its clock must have been wrong is not refunded, and an expired state needs no refund. If
+-- the instant is unknown, the oldest units that count are refunded: whichever charge it was, no newer unit leaves
+-- before its time. Overwriting in place keeps the expiry, which may then be late but never early.
+
+-- Compared with a bucket without the charge, this one lacks up to the cost more. The difference shrinks only while
+-- the other bucket is full, and then by a nanosecond per nanosecond: the cost minus the elapsed time is still
+-- refundable.
+local function give_back_to_bucket(key, it, t_s, t_n)
+  local c_d, c_t, c_f = it.c_d, it.c_t, it.c_f
+  local state = number_or_of_size(call('GET', key), 24)
+  if not state then
+    return
+  end
+  local now_d = floor(now_s / DAY)
+  local now_t = (now_s - now_d * DAY) * SECOND + now_n
+  if t_s >= 0 and before(t_s, t_n, now_s, now_n) then
+    local e_s, e_n = subtract(now_s, now_n, t_s, t_n)
+    local e_d = floor(e_s / DAY)
+    c_d, c_t = c_d - e_d, c_t - ((e_s - e_d * DAY) * SECOND + e_n)
+    if c_t < 0 then
+      c_d, c_t = c_d - 1, c_t + DAY_NS
+    end
+    if c_d < 0 then
+      return
+    end
+  end
+  local full_d, full_t, full_f = read_bucket(state)
+  -- Written under a wrong clock, as in `bucket`; precision of a day is enough here.
+  if full_d - now_d > (extra == 0 and FAR or FAR_INJECTED) * (it.f_d + 1) then
+    return
+  end
+  full_d, full_t, full_f = full_d - c_d, full_t - c_t, full_f - c_f
+  if full_f < 0 then
+    full_t, full_f = full_t - 1, full_f + it.ticks
+  end
+  if full_t < 0 then
+    full_d, full_t = full_d - 1, full_t + DAY_NS
+  end
+  if full_d < now_d or (full_d == now_d and (full_t < now_t or (full_t == now_t and full_f == 0))) then
+    call('UNLINK', key)
+  else
+    call('SET', key, bucket_value(it, full_d, full_t, full_f), 'KEEPTTL')
+  end
+end
+
+-- Within the period of the charge no token has been added, so the full cost is refundable. The period keeps its
+-- start, even if the refunded charge began it.
+local function give_back_to_steps(key, it, t_s, t_n)
+  local cost, limit, count, p_s, p_n = it.cost, it.limit, it.count, it.p_s, it.p_n
+  local state = of_size(call('GET', key), 16)
+  if not state then
+    return
+  end
+  local s, n, used = unpack('<dI4I4', state)
+  if before(now_s, now_n, s, n) then
+    local w_s, w_n = times(ceil(limit / count), p_s, p_n)
+    local behind_s, behind_n = subtract(s, n, now_s, now_n)
+    if before(w_s, w_n, behind_s, behind_n) then
+      return
+    end
+  else
+    local e_s, e_n = subtract(now_s, now_n, s, n)
+    local periods = divide(e_s, e_n, p_s, p_n)
+    if periods >= ceil(used / count) then
+      return
+    end
+    used = used - periods * count
+    s, n = add(s, n, times(periods, p_s, p_n))
+  end
+  if t_s >= 0 and before(t_s, t_n, s, n) then
+    return
+  end
+  used = used - cost
+  if used <= 0 then
+    call('UNLINK', key)
+    return
+  end
+  local f_s, f_n = add(s, n, times(ceil(used / count), p_s, p_n))
+  put(key, pack('<dI4I4', s, n, used), (f_s - now_s) * 1000 + (f_n - now_n) / 1e6)
+end
+
+-- Within the window of the charge its cost is part of the count. The window keeps its start, even if the refunded
+-- charge began it.
+local function give_back_to_fixed_window(key, it, t_s, t_n)
+  local w_s, w_n = it.w_s, it.w_n
+  local state = number_or_of_size(call('GET', key), 16)
+  if not state then
+    return
+  end
+  local s, n, count = read_window(state)
+  local end_s, end_n = add(s, n, w_s, w_n)
+  if not before(now_s, now_n, end_s, end_n) then
+    return
+  end
+  if t_s >= 0 and (before(t_s, t_n, s, n) or not before(t_s, t_n, end_s, end_n)) then
+    return
+  end
+  local far_s, far_n = add(now_s, now_n, w_s, w_n)
+  if before(far_s, far_n, s, n) then
+    return
+  end
+  count = count - it.cost
+  if count <= 0 then
+    call('UNLINK', key)
+  else
+    call('SET', key, window_value(it, s, n, count), 'KEEPTTL')
+  end
+end
+
+-- The state of a counter with less in one bucket, and the part of the cost that the bucket did not contain.
+local function less_in_bucket(state, index, cost)
+  local at = 12 + index * 4
+  local count = unpack('<I4', state, at + 1)
+  local taken = min(count, cost)
+  return sub(state, 1, at) .. pack('<I4', count - taken) .. sub(state, at + 5), cost - taken
+end
+
+-- The cost is part of the bucket of its instant while that bucket is kept. If the clock stepped back, the cost is in
+-- a newer bucket, which leaves later; then less is refunded.
+local function give_back_to_counter(key, it, t_s, t_n)
+  local w_s, w_n, buckets = it.w_s, it.w_n, it.buckets
+  local state = of_size(call('GET', key), 16 + buckets * 4)
+  if not state then
+    return
+  end
+  local newest_q, newest_b = unpack('<dI4', state)
+  local now_q, now_b = position(now_s, now_n, w_s, w_n, buckets)
+  local ahead = (newest_q - now_q) * buckets + (newest_b - now_b)
+  if ahead > buckets then
+    return
+  end
+  local given = state
+  if t_s >= 0 then
+    local t_q, t_b = position(t_s, t_n, w_s, w_n, buckets)
+    local index = (newest_q - t_q) * buckets + (newest_b - t_b)
+    if index < 0 or index > buckets then
+      return
+    end
+    given = less_in_bucket(state, index, it.cost)
+  else
+    -- `moved` is the number of buckets by which the window has moved since. Where the bucket at the edge is weighed,
+    -- only a share of it counts, so it comes last.
+    local moved, left = max(-ahead, 0), it.cost
+    for step = it.edge == 2 and 0 or 1, it.edge == 0 and buckets + 1 or buckets do
+      local index = (step > buckets and buckets or buckets - step) - moved
+      if index >= 0 and left > 0 then
+        given, left = less_in_bucket(given, index, left)
+      end
+    end
+  end
+  local left = find(given, '[^%z]', 13)
+  if not left or (it.edge == 1 and left > 12 + buckets * 4) then
+    call('UNLINK', key)
+  elseif given ~= state then
+    call('SETRANGE', key, 12, sub(given, 13))
+  end
+end
+
+-- The number of newest entries searched for a charge: first the recent ones, then more. A charge further back is not
+-- refunded.
+local GIVE_BACK_ENTRIES = { 64, 4096 }
+
+-- The entry that ends before a slot of the tail: its first slot, its instant and its cost; nil if the tail does not
+-- contain it.
+local function entry_before(log, tail, at)
+  if at == 0 then
+    return nil
+  end
+  local n, s = unpack('<I4I4', tail, at * 8 - 7)
+  if n < IS_COST then
+    return at - 1, log.s - (log.s - s) % WORD, n, 1
+  end
+  if at == 1 then
+    return nil
+  end
+  local cost = n - IS_COST + s * IS_COST
+  n, s = unpack('<I4I4', tail, at * 8 - 15)
+  return at - 2, log.s - (log.s - s) % WORD, n - IS_LONG, cost
+end
+
+-- Drops entries that have left the window, then the oldest units up to the cost.
+local function give_back_oldest(log, it)
+  local at_s, at_n = now_s, now_n
+  if before(at_s, at_n, log.s, log.n) then
+    at_s, at_n = log.s, log.n
+  end
+  local gone_s, gone_n = subtract(at_s, at_n, it.w_s, it.w_n)
+  while log.slots > 0 do
+    local s, n, cost, count = entry(log, 0)
+    if before(gone_s, gone_n, s, n) then
+      break
+    end
+    log.first = place(log, count)
+    log.slots, log.units = log.slots - count, log.units - cost
+  end
+  forget(log, it.cost)
+  if log.slots == 0 then
+    call('UNLINK', log.key)
+    return
+  end
+  for _, cut in ipairs(log.cuts or {}) do
+    call('SETRANGE', log.key, HEAD + cut[1] * 8, cut[2])
+  end
+  call('SETRANGE', log.key, 0, pack(HEAD_FORMAT, log.s, log.n, log.units, log.first, log.slots, log.ring, 0, 0))
+end
+
+-- Reduces an entry of that instant by the cost, and removes it if nothing is left. If the clock stepped back before
+-- the charge and is still behind, the charge is at the newest instant. A log that counts all requests is not
+-- refunded.
+local function give_back_to_log(key, it, t_s, t_n)
+  local cost, w_s, w_n = it.cost, it.w_s, it.w_n
+  local head = it.counts_all and '' or open_log(key, HEAD - 1)
+  if head == '' then
+    return
+  end
+  local log = { key = key }
+  log.s, log.n, log.units, log.first, log.slots, log.ring = unpack(HEAD_FORMAT, head)
+  local far_s, far_n = add(now_s, now_n, w_s, w_n)
+  if before(far_s, far_n, log.s, log.n) then
+    return
+  end
+  if t_s < 0 then
+    log.text = head
+    return give_back_oldest(log, it)
+  end
+  local is_behind = before(now_s, now_n, log.s, log.n) and not before(now_s, now_n, t_s, t_n)
+  local count, tail, first, last, first_s, first_n, first_cost
+  for _, entries in ipairs(GIVE_BACK_ENTRIES) do
+    -- One entry more than is searched: if the newest is removed, the one before it becomes the newest.
+    count = min(log.slots, 2 * (entries + 1))
+    tail = read_slots(log, log.slots - count, count)
+    local at, is_over = count, count == log.slots
+    for _ = 1, entries do
+      local from, s, n, entry_cost = entry_before(log, tail, at)
+      if not from or before(s, n, t_s, t_n) then
+        is_over = true
+        break
+      end
+      if entry_cost >= cost then
+        local is_it = s == t_s and n == t_n
+        if is_it or (is_behind and not first and s == log.s and n == log.n) then
+          first, last, first_s, first_n, first_cost = from, at, s, n, entry_cost
+        end
+        if is_it then
+          is_over = true
+          break
+        end
+      end
+      at = from
+    end
+    if is_over or first then
+      break
+    end
+  end
+  if not first then
+    return
+  end
+  local kept, kept_count = '', 0
+  if first_cost > cost then
+    kept, kept_count = slots(first_s, first_n, first_cost - cost)
+  elseif last == count then
+    local _, s, n = entry_before(log, tail, first)
+    log.s, log.n = s or 0, n or 0
+  end
+  local left = log.slots - (last - first) + kept_count
+  local leaves_s, leaves_n = add(log.s, log.n, w_s, w_n)
+  if left == 0 or not before(now_s, now_n, leaves_s, leaves_n) then
+    call('UNLINK', key)
+    return
+  end
+  local moved = kept .. sub(tail, last * 8 + 1)
+  if moved ~= '' then
+    write_slots(log, log.slots - count + first, moved)
+  end
+  call('SETRANGE', key, 0, pack(HEAD_FORMAT, log.s, log.n, log.units - cost, log.first, left, log.ring, 0, 0))
+end
+
+-- Parses a packed charge. Each table is created with all its fields, because a growing table is slow.
+local READ = {
+  -- Bucket.
+  function(charge)
+    local _, flags, cost, limit, f_d, f_t, f_f, c_d, c_t, c_f, ticks = unpack('<BBI4I4ddddddd', charge)
+    return {
+      flags = flags, more = flags % 2 == 1, is_look = flags % 4 >= LOOK,
+      cost = cost, limit = limit, kind = bucket, give_back = give_back_to_bucket,
+      f_d = f_d, f_t = f_t, f_f = f_f, c_d = c_d, c_t = c_t, c_f = c_f, ticks = ticks,
+      far = multiple(FAR, f_d, f_t, f_f, ticks), far_injected = multiple(FAR_INJECTED, f_d, f_t, f_f, ticks),
+      grain = grain_us((f_d * DAY_US + f_t / 1000) / limit) * 1000,
+    }
+  end,
+  function(charge)
+    local _, flags, cost, limit, count, p_s, p_n = unpack('<BBI4I4ddI4', charge)
+    return {
+      flags = flags, more = flags % 2 == 1, is_look = flags % 4 >= LOOK,
+      cost = cost, limit = limit, kind = steps, give_back = give_back_to_steps,
+      count = count, p_s = p_s, p_n = p_n,
+    }
+  end,
+  function(charge)
+    local _, flags, cost, limit, w_s, w_n, from_first = unpack('<BBI4I4dI4B', charge)
+    local is_number = from_first == 0 and w_n == 0 and limit < COUNTS / 2
+    return {
+      flags = flags, more = flags % 2 == 1, is_look = flags % 4 >= LOOK,
+      cost = cost, limit = limit, kind = fixed_window, give_back = give_back_to_fixed_window,
+      quick = is_number and quick_window or nil, cost_text = is_number and '' .. cost or nil, back_text = '-' .. cost,
+      w_s = w_s, w_n = w_n, from_first = from_first == 1,
+    }
+  end,
+  function(charge)
+    local _, flags, cost, limit, w_s, w_n, buckets, edge = unpack('<BBI4I4dI4I4B', charge)
+    return {
+      flags = flags, more = flags % 2 == 1, is_look = flags % 4 >= LOOK,
+      cost = cost, limit = limit, give_back = give_back_to_counter,
+      kind = counter, quick = buckets == 1 and quick_counter or nil,
+      w_s = w_s, w_n = w_n, buckets = buckets, edge = edge,
+    }
+  end,
+  function(charge)
+    local _, flags, cost, limit, w_s, w_n, counts_all = unpack('<BBI4I4dI4B', charge)
+    local ring_min = min(RING_MIN, limit)
+    return {
+      flags = flags, more = flags % 2 == 1, is_look = flags % 4 >= LOOK,
+      cost = cost, limit = limit, kind = log, give_back = give_back_to_log,
+      quick = cost == 1 and counts_all == 0 and quick_log or nil,
+      w_s = w_s, w_n = w_n, counts_all = counts_all == 1,
+      -- Each unit takes at most one slot, and a log of all requests keeps one unit above the limit.
+      slots_max = limit + counts_all, ring_min = ring_min,
+      padding = rep('\0', HEAD - FIXED - 8 + ring_min * 8),
+      grain_ms = (w_s * 1000 + w_n / 1e6) / LOG_GRAIN,
+    }
+  end,
+  -- Bucket of whole microseconds.
+  function(charge)
+    local _, flags, cost, limit, fill, wanted = unpack('<BBI4I4dd', charge)
+    local f_d, c_d = floor(fill / DAY_US), floor(wanted / DAY_US)
+    local wanted_text, grain = format('%d', wanted), grain_us(fill / limit)
+    local f_t = (fill - f_d * DAY_US) * 1000
+    return {
+      flags = flags, more = flags % 2 == 1, is_look = flags % 4 >= LOOK,
+      cost = cost, limit = limit, kind = bucket, give_back = give_back_to_bucket,
+      quick = quick_bucket, fill = fill, wanted = wanted, wanted_text = wanted_text, back_text = '-' .. wanted_text,
+      f_d = f_d, f_t = f_t, f_f = 0,
+      far = multiple(FAR, f_d, f_t, 0, 1), far_injected = multiple(FAR_INJECTED, f_d, f_t, 0, 1),
+      c_d = c_d, c_t = (wanted - c_d * DAY_US) * 1000, c_f = 0, ticks = 1,
+      grain_us = grain, grain = grain * 1000,
+    }
+  end,
+}
+
+-- Cache of parsed charges by their text. There are few: the number of limits times the number of costs.
+local known, known_count = {}, 0
+local KNOWN_MAX = 1024
+
+local function read(charge)
+  local it = READ[byte(charge)](charge)
+  local flags, cost = it.flags, it.cost
+  if flags >= GIVE_BACK then
+    -- Each refund has its own instant, so caching it is useless.
+    it.quick = nil
+    it.t_s, it.t_n = unpack('<dI4', charge, #charge - 11)
+    return it
+  end
+  if it.is_look or cost == 0 or cost > it.limit then
+    it.quick = nil
+  end
+  if known_count == KNOWN_MAX then
+    known, known_count = {}, 0
+  end
+  known[charge], known_count = it, known_count + 1
+  return it
+end
+
+-- The reply to a charge that was not decided by a fast path: flags, and the state if there was one. A charge is
+-- decided if its limit allowed or denied it.
+local function told(allowed, is_decided, state)
+  local flags = (allowed and ALLOWED or 0) + (is_decided and DECIDED or 0)
+  if not state then
+    return flags
+  end
+  -- A log that is already packed is a string, which has no field `s`.
+  return flags + STATE, state.s and told_log(state) or state
+end
+
+-- Decides a request of one charge, the most common.
+local function decide_one(key, it)
+  if it.quick and now_us then
+    local flags, number = it.quick(key, it)
+    if flags then
+      return flags, number
+    end
+  elseif it.flags >= GIVE_BACK then
+    it.give_back(key, it, it.t_s, it.t_n)
+    return DECIDED
+  end
+  local allowed, state, write, value, ms = it.kind(key, it)
+  if write and not it.is_look then
+    write(key, value, ms, allowed)
+  end
+  return told(allowed, not it.is_look, state)
+end
+
+local function packed(flags, state)
+  if flags >= NUMBER then
+    return pack('<Bd', flags, state)
+  elseif state then
+    return pack('<Bc0', flags, state)
+  end
+  return char(flags)
+end
+
+-- Decides the charges first to last of one request: all are decided, then all are made or none.
+local function decide_several(keys, its, first, last, replies)
+  local asked = {}
+  local all = true
+  for i = first, last do
+    asked[i] = { its[i].kind(keys[i], its[i]) }
+    all = all and asked[i][1]
+  end
+  for i = first, last do
+    local it, answer = its[i], asked[i]
+    local allowed, state, write = answer[1], answer[2], answer[3]
+    -- A denying limit always decides, and a log of all requests counts this request too.
+    local is_decided = not it.is_look and (all or not allowed or it.counts_all)
+    if is_decided and write then
+      write(keys[i], answer[4], answer[5], all)
+    end
+    replies[i + 1] = packed(told(allowed, is_decided, state))
+  end
+end
+
+-- The last second of the clock as text and as a number, which is valid for many calls.
+local second_text, second
+
+local function decide(keys, arguments)
+  if not call then
+    bind()
+  end
+  local count = #keys
+  local at = arguments[count + 1]
+  if not at then
+    local time = call('TIME')
+    if time[1] ~= second_text then
+      second_text, second = time[1], time[1] + 0
+    end
+    local us = time[2] + 0
+    now_s, now_n, now_us, extra = second, us * 1000, second * MICROS + us, 0
+  else
+    now_s, now_n = unpack('<dI4', at)
+    extra = EXPIRY_EXTRA
+    now_us = now_n % 1000 == 0 and now_s > 0 and now_s < WORD and now_s * MICROS + now_n / 1000 or nil
+  end
+  local charge = arguments[1]
+  local it = known[charge] or read(charge)
+  if count == 1 and now_us then
+    local flags, state = decide_one(keys[1], it)
+    if flags >= NUMBER then
+      return pack('<dBd', now_us, flags, state)
+    elseif state then
+      return pack('<dBc0', now_us, flags, state)
+    end
+    return pack('<dB', now_us, flags)
+  end
+  local replies = { now_us and pack('<d', now_us) or pack('<ddI4', -1, now_s, now_n) }
+  local i = 1
+  while i <= count do
+    if i > 1 then
+      charge = arguments[i]
+      it = known[charge] or read(charge)
+    end
+    if not it.more then
+      -- A foreign value in one key must not fail the other requests of the call.
+      local is_right, flags, state = pcall(decide_one, keys[i], it)
+      replies[i + 1] = is_right and packed(flags, state) or GARBLED
+      i = i + 1
+    else
+      local its = { [i] = it }
+      local last = i
+      while last < count and its[last].more do
+        last = last + 1
+        charge = arguments[last]
+        its[last] = known[charge] or read(charge)
+      end
+      if not pcall(decide_several, keys, its, i, last, replies) then
+        -- Parse errors occur before anything is written.
+        for j = i, last do
+          replies[j + 1] = GARBLED
+        end
+      end
+      i = last + 1
+    end
+  end
+  return concat(replies)
+end
+
+redis.register_function('@charge@', decide)

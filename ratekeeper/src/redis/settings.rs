@@ -1,0 +1,262 @@
+//! The address of Redis and the options for its use.
+
+use std::fmt;
+use std::time::Duration;
+
+use ratekeeper_core::{FailurePolicy, Lease, Limit};
+
+use super::lease::Terms;
+
+/// The address of Redis and the options for its use.
+#[derive(Clone)]
+pub struct Settings {
+    pub(crate) url: String,
+    pub(crate) secret: Vec<u8>,
+    pub(crate) namespace: String,
+    pub(crate) deadline: Duration,
+    slots_hold: Duration,
+    failure: FailurePolicy,
+    /// Options of single limits; the latest comes first.
+    failures: Vec<(usize, FailurePolicy)>,
+    leases: Vec<(usize, Lease)>,
+    names: Vec<(usize, String)>,
+    pub(crate) links: usize,
+    pub(crate) authority: Option<Vec<u8>>,
+    pub(crate) certificate: Option<(Vec<u8>, Vec<u8>)>,
+}
+
+impl Settings {
+    /// Uses the server at an address: `redis://127.0.0.1:6379`, `redis://user:password@host:6379/0`,
+    /// `rediss://host:6379` with TLS, or `unix:///run/redis.sock`. For Sentinel,
+    /// `redis+sentinel://user:password@host:26379,other:26379/master` names the master; for a cluster,
+    /// `redis+cluster://user:password@host:6379,other:6379` names some of its nodes, with TLS `rediss+cluster://`. A
+    /// dedicated Redis user needs these permissions, the last two only in a cluster:
+    ///
+    /// ```text
+    /// ACL SETUSER ratekeeper on >password ~rate_limit:* +fcall +function|load +time +get +set +incrby +getrange
+    ///     +setrange +pexpire +pttl +unlink +zadd +zcard +zscore +zrange +zrem +hset +hget +hdel +cluster|slots +asking
+    /// ```
+    pub fn new(url: &str) -> Settings {
+        Settings {
+            url: url.to_owned(),
+            secret: Vec::new(),
+            namespace: String::new(),
+            deadline: Duration::from_millis(20),
+            slots_hold: Duration::from_secs(10),
+            failure: FailurePolicy::default(),
+            failures: Vec::new(),
+            leases: Vec::new(),
+            names: Vec::new(),
+            links: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+            authority: None,
+            certificate: None,
+        }
+    }
+
+    /// The CA that signed the server's certificate, in PEM. Default: the CAs of the system.
+    #[must_use]
+    pub fn tls_authority(mut self, pem: &[u8]) -> Settings {
+        self.authority = Some(pem.to_vec());
+        self
+    }
+
+    /// The client certificate and its key, both in PEM, for a server that requires one.
+    #[must_use]
+    pub fn tls_certificate(mut self, certificate_pem: &[u8], key_pem: &[u8]) -> Settings {
+        self.certificate = Some((certificate_pem.to_vec(), key_pem.to_vec()));
+        self
+    }
+
+    /// The secret with which keys are hashed before they reach Redis; all processes must use the same one. Without a
+    /// secret, anyone who can read Redis can test which keys exist.
+    #[must_use]
+    pub fn secret(mut self, secret: &[u8]) -> Settings {
+        self.secret = secret.to_vec();
+        self
+    }
+
+    /// Limiters with the same namespace share their limits: by [name](Self::named), or else by position. Limiters
+    /// with different namespaces share nothing.
+    #[must_use]
+    pub fn namespace(mut self, namespace: &str) -> Settings {
+        namespace.clone_into(&mut self.namespace);
+        self
+    }
+
+    /// The time limit of a decision, after which the [`FailurePolicy`] decides. Default: 20 ms.
+    #[must_use]
+    pub fn deadline(mut self, deadline: Duration) -> Settings {
+        self.deadline = deadline;
+        self
+    }
+
+    /// How long a process keeps its concurrency permits (`ratekeeper::tower::slots`) without renewing them; it renews
+    /// them every third of this time. Default: 10 s. The permits of a crashed process are free after this time. All
+    /// processes should use the same value.
+    #[must_use]
+    pub fn slots_hold(mut self, hold: Duration) -> Settings {
+        self.slots_hold = hold;
+        self
+    }
+
+    /// The failure policy of all limits. Default: each process enforces the limits locally.
+    #[must_use]
+    pub fn failure(mut self, failure: FailurePolicy) -> Settings {
+        self.failure = failure;
+        self
+    }
+
+    /// The failure policy of one limit; `limit` is its position, from 0.
+    #[must_use]
+    pub fn failure_of(mut self, limit: usize, failure: FailurePolicy) -> Settings {
+        self.failures.insert(0, (limit, failure));
+        self
+    }
+
+    /// Names a limit, so that processes share it regardless of its position; `limit` is its position, from 0.
+    #[must_use]
+    pub fn named(mut self, limit: usize, name: &str) -> Settings {
+        self.names.insert(0, (limit, name.to_owned()));
+        self
+    }
+
+    /// Leases budget of a limit for busy keys: this process takes units from Redis in advance and spends them
+    /// locally. `limit` is the limit's position, from 0. All processes must use the same lease.
+    ///
+    /// The limit is never exceeded, but less may be allowed:
+    /// - A process may hold two leases of a key, of up to [`Lease::most`] units each, for [`Lease::hold`] while
+    ///   another process has none.
+    /// - A bucket is smaller by the units that refill during the hold, rounded up.
+    /// - The window of a log is longer by the hold.
+    /// - The remaining budget that other processes report excludes leased units.
+    /// - If the reply to a lease is lost, or the process ends without [`Limiter::release`](crate::Limiter::release),
+    ///   the leased units stay charged until they expire.
+    ///
+    /// Limits that must decide each request in Redis cannot be leased: a leaky bucket that delays and a log that
+    /// counts all requests.
+    #[must_use]
+    pub fn lease(mut self, limit: usize, lease: Lease) -> Settings {
+        self.leases.insert(0, (limit, lease));
+        self
+    }
+
+    /// The name of each limit, if it has one.
+    pub(crate) fn names(&self, limits: &[Limit]) -> Result<Vec<Option<&str>>, SettingsError> {
+        check_numbers(self.names.iter().map(|(number, _)| *number), limits)?;
+        let name = |number| self.names.iter().find(|(its, _)| *its == number).map(|(_, name)| name.as_str());
+        Ok((0..limits.len()).map(name).collect())
+    }
+
+    /// The failure policy of limits that have no policy of their own.
+    pub(crate) fn failure_of_all(&self) -> FailurePolicy {
+        self.failure
+    }
+
+    /// How long concurrency permits are held: 30 ms to 1 h.
+    #[cfg(feature = "tower")]
+    pub(crate) fn checked_slots_hold(&self) -> Result<Duration, SettingsError> {
+        let range = Duration::from_millis(30)..=Duration::from_secs(3600);
+        range.contains(&self.slots_hold).then_some(self.slots_hold).ok_or(SettingsError::SlotsHold)
+    }
+
+    /// Each limit with its failure policy.
+    pub(crate) fn policies(&self, limits: &[Limit]) -> Result<Vec<(Limit, FailurePolicy)>, SettingsError> {
+        check_numbers(self.failures.iter().map(|(number, _)| *number), limits)?;
+        let policy = |number| of(&self.failures, number).unwrap_or(self.failure);
+        Ok(limits.iter().enumerate().map(|(number, limit)| (limit.clone(), policy(number))).collect())
+    }
+
+    /// The lease terms of each limit, if it is leased.
+    pub(crate) fn terms(&self, limits: &[Limit]) -> Result<Vec<Option<Terms>>, SettingsError> {
+        check_numbers(self.leases.iter().map(|(number, _)| *number), limits)?;
+        let terms = |(number, limit)| match of(&self.leases, number) {
+            Some(lease) => Terms::new(limit, lease).map(Some).ok_or(SettingsError::Lease { limit: number }),
+            None => Ok(None),
+        };
+        limits.iter().enumerate().map(terms).collect()
+    }
+
+    /// The number of connections. Default: the number of cores.
+    #[must_use]
+    pub fn connections(mut self, connections: usize) -> Settings {
+        self.links = connections.max(1);
+        self
+    }
+}
+
+impl fmt::Debug for Settings {
+    /// Omits the secret, and the address because it may contain a password.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Settings")
+            .field("namespace", &self.namespace)
+            .field("deadline", &self.deadline)
+            .field("failure", &self.failure)
+            .field("failures", &self.failures)
+            .field("leases", &self.leases)
+            .field("connections", &self.links)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The option of the limit at a position.
+fn of<T: Copy>(all: &[(usize, T)], number: usize) -> Option<T> {
+    all.iter().find(|(its, _)| *its == number).map(|(_, said)| *said)
+}
+
+fn check_numbers(mut numbers: impl Iterator<Item = usize>, limits: &[Limit]) -> Result<(), SettingsError> {
+    match numbers.find(|number| *number >= limits.len()) {
+        Some(limit) => Err(SettingsError::UnknownLimit { limit, limits: limits.len() }),
+        None => Ok(()),
+    }
+}
+
+/// Invalid settings.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum SettingsError {
+    /// The address cannot be parsed.
+    Address(String),
+    /// There is no tokio runtime to drive the connections.
+    NoRuntime,
+    /// An option names a limit that does not exist.
+    UnknownLimit {
+        /// Its position.
+        limit: usize,
+        /// The number of limits.
+        limits: usize,
+    },
+    /// Concurrency permits cannot be held for this time.
+    SlotsHold,
+    /// A limit cannot be leased with these terms.
+    Lease {
+        /// Its position.
+        limit: usize,
+    },
+}
+
+impl fmt::Display for SettingsError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            SettingsError::Address(why) => {
+                write!(f, "the address of Redis is wrong: {why}; write it as in redis://127.0.0.1:6379")
+            }
+            SettingsError::UnknownLimit { limit, limits } => {
+                write!(f, "there is no limit {limit}: the limiter has {limits}, counted from 0")
+            }
+            SettingsError::Lease { limit } => write!(
+                f,
+                "limit {limit} cannot be leased: write a lease of at least 1, held for no longer than a second and \
+                 than it takes to fill half of a bucket; a leaky bucket that delays and a log that counts all \
+                 requests have none"
+            ),
+            SettingsError::SlotsHold => {
+                write!(f, "slots are held for 30 ms to an hour; write a time in between")
+            }
+            SettingsError::NoRuntime => {
+                write!(f, "a limiter on Redis needs a tokio runtime: make it inside of one")
+            }
+        }
+    }
+}
+
+impl std::error::Error for SettingsError {}

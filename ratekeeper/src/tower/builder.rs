@@ -1,0 +1,529 @@
+//! Construction of a layer.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize};
+
+use http::HeaderName;
+use http::request::Parts;
+use ratekeeper_core::{LeakyMode, Limit};
+use ratekeeper_rules::answer::{DenialResponse, HeaderSet, PolicyName};
+use ratekeeper_rules::client::TrustedProxies;
+use ratekeeper_rules::key::{Key, Part};
+use ratekeeper_rules::path::PathNormalization;
+use ratekeeper_rules::rule::{Rule, Rules};
+
+use super::engine::{DecisionEvent, Gate, Observer, PeerOf, Verify};
+use super::error::LayerError;
+use super::slots::{SlotRules, Slots};
+use super::{Claims, KeyExtractor, NonCanonicalPath, Peer, RatekeeperLayer};
+use crate::clock::{Clock, SystemClock};
+use crate::limiter::{self, Limiter, MAX_KEYS};
+use crate::memory::{Memory, WhenFull};
+use crate::slots::{self, Counter};
+
+/// Settings of a [`RatekeeperLayer`].
+///
+/// ```
+/// use std::time::Duration;
+/// use ratekeeper::tower::answer::HeaderSet;
+/// use ratekeeper::tower::client::{TrustedProxies, parse_cidr};
+/// use ratekeeper::tower::path::{PathNormalization, WhenAmbiguous};
+/// use ratekeeper::tower::{NonCanonicalPath, RatekeeperLayer};
+/// use ratekeeper::{WindowAlign, Limit, WhenFull};
+///
+/// let layer = RatekeeperLayer::builder()
+///     .per_client("per-client", Limit::fixed_window(100, Duration::from_secs(60), WindowAlign::Clock)?)
+///     // From where requests come, and whose word counts for that.
+///     .peer(|request| request.extensions.get::<std::net::IpAddr>().copied())
+///     .trust(TrustedProxies::proxies([parse_cidr("10.0.0.0/8").expect("a network")]))
+///     // Which paths are the same, and which of them goes on.
+///     .paths(PathNormalization { ambiguous: WhenAmbiguous::Refuse, ignore_case: true, ..PathNormalization::default() })
+///     .other_spellings(NonCanonicalPath::Refuse)
+///     // What clients are told.
+///     .headers(HeaderSet::named("legacy").expect("a set"))
+///     .jitter_secs(5)
+///     // Bounds.
+///     .max_waiting(100)
+///     .max_keys(50_000)
+///     .max_bytes(16 << 20)
+///     .when_full(WhenFull::Deny)
+///     .build()?;
+/// # let _ = layer;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct Builder {
+    pub(super) rules: Vec<Rule>,
+    pub(super) slots: Vec<Slots>,
+    customs: HashMap<String, DenialResponse>,
+    trust: TrustedProxies,
+    pub(super) spelling: PathNormalization,
+    other_spellings: NonCanonicalPath,
+    headers: HeaderSet,
+    jitter_secs: u64,
+    peer: PeerOf,
+    verify: Option<Verify>,
+    token_header: Option<HeaderName>,
+    extractors: Vec<(String, Arc<dyn KeyExtractor>)>,
+    observer: Option<Observer>,
+    max_waiting: usize,
+    max_keys: Option<usize>,
+    max_bytes: Option<usize>,
+    when_full: Option<WhenFull>,
+    pub(super) may_lack_rules: bool,
+}
+
+impl fmt::Debug for Builder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Builder").field("rules", &self.rules).finish_non_exhaustive()
+    }
+}
+
+impl Default for Builder {
+    fn default() -> Builder {
+        Builder {
+            rules: Vec::new(),
+            slots: Vec::new(),
+            customs: HashMap::new(),
+            trust: TrustedProxies::default(),
+            spelling: PathNormalization::default(),
+            other_spellings: NonCanonicalPath::default(),
+            headers: HeaderSet::default(),
+            jitter_secs: 0,
+            peer: Arc::new(known_peer),
+            verify: None,
+            token_header: None,
+            extractors: Vec::new(),
+            observer: None,
+            max_waiting: 1_024,
+            max_keys: None,
+            max_bytes: None,
+            when_full: None,
+            may_lack_rules: false,
+        }
+    }
+}
+
+/// The peer address from a request's extensions: [`Peer`], `SocketAddr` or `IpAddr`, in this order.
+fn known_peer(request: &Parts) -> Option<IpAddr> {
+    let extensions = &request.extensions;
+    let address = extensions.get::<SocketAddr>().map(SocketAddr::ip);
+    extensions.get::<Peer>().map(|peer| peer.0).or(address).or_else(|| extensions.get::<IpAddr>().copied())
+}
+
+impl Builder {
+    /// Adds a rule. A request must be allowed by all rules that apply to it; if one denies it, none is charged.
+    #[must_use]
+    pub fn rule(mut self, rule: Rule) -> Builder {
+        self.rules.push(rule);
+        self
+    }
+
+    /// Adds a limit per client address: shorthand for a rule with the key [`Part::Ip`].
+    #[must_use]
+    pub fn per_client(self, name: &str, limit: Limit) -> Builder {
+        self.rule(Rule::new(name, limit).key(Key::of(Part::Ip)))
+    }
+
+    /// Sets the response to requests that the rule of this name denies, instead of 429 with Problem Details. gRPC
+    /// calls still get `RESOURCE_EXHAUSTED`, which their clients understand.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use ratekeeper::tower::{RatekeeperLayer, answer::DenialResponse};
+    /// use ratekeeper::{WindowAlign, Limit};
+    ///
+    /// let limit = Limit::fixed_window(100, Duration::from_secs(60), WindowAlign::Clock)?;
+    /// let full = DenialResponse::default().with_status(503)?.with_body("Come back later.");
+    /// let layer = RatekeeperLayer::builder().per_client("per-client", limit).answer("per-client", full).build()?;
+    /// # let _ = layer;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn answer(mut self, rule: &str, custom: DenialResponse) -> Builder {
+        self.customs.insert(rule.to_owned(), custom);
+        self
+    }
+
+    /// Sets how the peer address of a request's connection is found. The default is a [`Peer`], a `SocketAddr` or an
+    /// `IpAddr` in the request's extensions. The [module](super) shows where axum, tonic and hyper keep it.
+    ///
+    /// If a rule needs the address and the request has none, the request gets 500: a wrong setup neither merges
+    /// clients into one budget nor bypasses a limit.
+    #[must_use]
+    pub fn peer(mut self, peer: impl Fn(&Parts) -> Option<IpAddr> + Send + Sync + 'static) -> Builder {
+        self.peer = Arc::new(peer);
+        self
+    }
+
+    /// Sets the trusted proxies, whose forwarding headers name the client; none by default.
+    #[must_use]
+    pub fn trust(mut self, trust: TrustedProxies) -> Builder {
+        self.trust = trust;
+        self
+    }
+
+    /// Sets the path normalisation for all rules; patterns parsed with another normalisation are converted. By
+    /// default, ambiguous paths (`/a%2fb`), which servers interpret differently, get 400.
+    #[must_use]
+    pub fn paths(mut self, spelling: PathNormalization) -> Builder {
+        self.spelling = spelling;
+        self
+    }
+
+    /// Sets the handling of requests whose path is not the [normalised path](super::path); by default the normalised
+    /// path is forwarded.
+    #[must_use]
+    pub fn other_spellings(mut self, other_spellings: NonCanonicalPath) -> Builder {
+        self.other_spellings = other_spellings;
+        self
+    }
+
+    /// Sets the rate limit headers in responses; the default is the set of the IETF draft.
+    #[must_use]
+    pub fn headers(mut self, headers: HeaderSet) -> Builder {
+        self.headers = headers;
+        self
+    }
+
+    /// Lengthens waits by a random 0 to `at_most` seconds, so that clients denied together do not retry together.
+    #[must_use]
+    pub fn jitter_secs(mut self, at_most: u64) -> Builder {
+        self.jitter_secs = at_most;
+        self
+    }
+
+    /// Adds an extractor for key parts, under the name that rules use: `Part::Custom(name)`.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use http::request::Parts;
+    /// use ratekeeper::tower::RatekeeperLayer;
+    /// use ratekeeper::tower::key::{Key, Part};
+    /// use ratekeeper::tower::rule::Rule;
+    /// use ratekeeper::{WindowAlign, Limit};
+    ///
+    /// fn tenant(request: &Parts) -> Option<String> {
+    ///     let user = request.headers.get("x-user")?.to_str().ok()?;
+    ///     Some(user.split_once('@')?.1.to_owned())
+    /// }
+    ///
+    /// let limit = Limit::fixed_window(1000, Duration::from_secs(3600), WindowAlign::Clock)?;
+    /// let per_tenant = Rule::new("per-tenant", limit).key(Key::of(Part::Custom("tenant".to_owned())));
+    /// let layer = RatekeeperLayer::builder().rule(per_tenant).extractor("tenant", tenant).build()?;
+    /// # let _ = layer;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn extractor(mut self, name: &str, extractor: impl KeyExtractor) -> Builder {
+        self.extractors.push((name.to_owned(), Arc::new(extractor)));
+        self
+    }
+
+    /// Sets the function that verifies tokens, whose claims rules may use. It is called at most once per request, and
+    /// only if a rule uses a claim. If it returns `None`, [`Claims`] in the request's extensions apply. With the
+    /// feature `jwt`, `Builder::tokens` provides this function.
+    ///
+    /// ```
+    /// use http::request::Parts;
+    /// use ratekeeper::tower::{Claims, RatekeeperLayer};
+    ///
+    /// # fn session(text: &str) -> Option<String> { Some(text.to_owned()) }
+    /// fn verify(request: &Parts) -> Option<Claims> {
+    ///     let user = session(request.headers.get("x-session")?.to_str().ok()?)?;
+    ///     Some(Claims([("sub".to_owned(), user)].into()))
+    /// }
+    ///
+    /// let builder = RatekeeperLayer::builder().claims(verify);
+    /// # let _ = builder;
+    /// ```
+    #[must_use]
+    pub fn claims(mut self, verify: impl Fn(&Parts) -> Option<Claims> + Send + Sync + 'static) -> Builder {
+        self.verify = Some(Arc::new(verify));
+        self.token_header = None;
+        self
+    }
+
+    /// Verifies tokens with a key set; rules may use their claims. A request with two tokens gets 400 if a rule uses
+    /// a claim.
+    #[cfg(feature = "jwt")]
+    #[must_use]
+    pub fn tokens(self, tokens: impl Into<Arc<super::token::Tokens>>) -> Builder {
+        let tokens = tokens.into();
+        let token_header = Some(tokens.header_name().clone());
+        Builder { token_header, ..self.claims(move |request| tokens.claims(request)) }
+    }
+
+    /// Sets an observer, for metrics and logs. It is called for every request with the decisions of its limits,
+    /// including shadow rules, or the reason why no limit was checked. The request waits for it, so it should be
+    /// fast.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use ratekeeper::tower::{Outcome, RatekeeperLayer, rule::Rule};
+    /// # use ratekeeper::{WindowAlign, Limit};
+    /// # let limit = Limit::fixed_window(1000, Duration::from_secs(3600), WindowAlign::Clock)?;
+    /// let layer = RatekeeperLayer::builder()
+    ///     .rule(Rule::new("planned", limit).shadow())
+    ///     .observe(|observed| {
+    ///         for rule in observed.rules.iter().filter(|rule| rule.is_shadow && !rule.decision.allowed) {
+    ///             println!("{} would have denied a request", rule.name);
+    ///         }
+    ///         if observed.outcome == Outcome::Busy {
+    ///             println!("too many wait");
+    ///         }
+    ///     })
+    ///     .build()?;
+    /// # let _ = layer;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn observe(mut self, observer: impl Fn(&DecisionEvent<'_>) + Send + Sync + 'static) -> Builder {
+        self.observer = Some(Arc::new(observer));
+        self
+    }
+
+    /// Bounds the requests that wait for leaky buckets with delay; the default is 1024. Above it, requests that
+    /// a leaky bucket may delay get 503 immediately and are not charged.
+    #[must_use]
+    pub fn max_waiting(mut self, max_waiting: usize) -> Builder {
+        self.max_waiting = max_waiting;
+        self
+    }
+
+    /// Allows a layer without rules, for callers that only check [inline limits](super::check::LimitRef::Inline).
+    #[must_use]
+    pub fn may_lack_rules(mut self) -> Builder {
+        self.may_lack_rules = true;
+        self
+    }
+
+    /// Bounds the keys in use per limit in memory.
+    #[must_use]
+    pub fn max_keys(mut self, max_keys: usize) -> Builder {
+        self.max_keys = Some(max_keys);
+        self
+    }
+
+    /// Bounds the memory of all state, in bytes.
+    #[must_use]
+    pub fn max_bytes(mut self, max_bytes: usize) -> Builder {
+        self.max_bytes = Some(max_bytes);
+        self
+    }
+
+    /// Sets the decision for new keys when the memory table is full.
+    #[must_use]
+    pub fn when_full(mut self, when_full: WhenFull) -> Builder {
+        self.when_full = Some(when_full);
+        self
+    }
+
+    /// Builds the layer with its state in this process.
+    ///
+    /// # Errors
+    /// If there is no rule, the rules are inconsistent, or the memory bound is too small for any key.
+    pub fn build(self) -> Result<RatekeeperLayer, LayerError> {
+        self.build_on(SystemClock::new())
+    }
+
+    /// Builds the layer with its state in this process and the given clock: a test advances a
+    /// [`ManualClock`](crate::ManualClock) instead of waiting.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use ratekeeper::tower::RatekeeperLayer;
+    /// use ratekeeper::{WindowAlign, Limit, ManualClock};
+    ///
+    /// let clock = ManualClock::default();
+    /// let limit = Limit::fixed_window(1, Duration::from_secs(3600), WindowAlign::Clock)?;
+    /// let layer = RatekeeperLayer::builder().per_client("per-client", limit).build_on(clock.clone())?;
+    /// clock.advance(Duration::from_secs(3600));
+    /// # let _ = layer;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// Delays still use tokio timers.
+    ///
+    /// # Errors
+    /// As [`build`](Builder::build).
+    pub fn build_on<C>(self, clock: C) -> Result<RatekeeperLayer<Memory<C>>, LayerError>
+    where
+        C: Clock + Clone + Send + Sync + 'static,
+    {
+        let rules = self.spelt_rules()?;
+        let builder = self.bounded(limiter_builder(&rules, &self)?).clock(clock.clone());
+        let limiter = builder.build().map_err(LayerError::Memory)?;
+        let slots = SlotRules::new(&self.slots, self.spelling, &rules, || Ok(self.counter_in_memory()))?;
+        self.with(rules, limiter, slots, clock)
+    }
+
+    /// Builds the layer with its state in Redis: all processes whose rules have the same names share their limits.
+    /// Must be called on a tokio runtime.
+    ///
+    /// # Errors
+    /// If there is no rule, the rules are inconsistent, or the settings are invalid.
+    ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// use ratekeeper::redis::Settings;
+    /// use ratekeeper::tower::RatekeeperLayer;
+    /// use ratekeeper::{WindowAlign, Limit};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let limit = Limit::fixed_window(100, Duration::from_secs(60), WindowAlign::Clock)?;
+    /// let layer = RatekeeperLayer::builder()
+    ///     .per_client("per-client", limit)
+    ///     .redis(&Settings::new("redis://127.0.0.1:6379"))?;
+    /// # let _ = layer;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[cfg(feature = "redis")]
+    pub fn redis(
+        self,
+        settings: &crate::redis::Settings,
+    ) -> Result<RatekeeperLayer<crate::redis::Redis>, LayerError> {
+        let rules = self.spelt_rules()?;
+        let of_rules = settings_for(&rules, settings);
+        let limiter =
+            limiter_builder(&rules, &self)?.redis_on(&of_rules, settings).map_err(LayerError::Redis)?;
+        let slots = SlotRules::new(&self.slots, self.spelling, &rules, || self.counter_in_redis(&limiter))?;
+        self.with(rules, limiter, slots, SystemClock::new())
+    }
+
+    /// The permit counter in this process.
+    pub(super) fn counter_in_memory(&self) -> Counter {
+        let most = self.slots.iter().map(|slots| slots.most);
+        Counter::Memory(Arc::new(slots::Memory::new(most, self.max_keys.unwrap_or(MAX_KEYS))))
+    }
+
+    /// The permit counter shared by processes through Redis.
+    #[cfg(feature = "redis")]
+    pub(super) fn counter_in_redis(
+        &self,
+        limiter: &Limiter<crate::redis::Redis>,
+    ) -> Result<Counter, LayerError> {
+        let named = self.slots.iter().map(|slots| (slots.name.as_str(), slots.most));
+        let store = limiter.store();
+        store.slots(store.base(), named).map(Counter::Redis).map_err(LayerError::Redis)
+    }
+
+    /// The rules, with patterns converted to the layer's path normalisation; otherwise they would silently match
+    /// nothing.
+    pub(super) fn spelt_rules(&self) -> Result<Rules, LayerError> {
+        let spelt = |rule: &Rule| {
+            let wrong = |error| LayerError::Pattern(rule.name.clone(), error);
+            rule.clone().spelt(self.spelling).map_err(wrong)
+        };
+        let rules: Vec<Rule> = self.rules.iter().map(spelt).collect::<Result<_, _>>()?;
+        Rules::new(rules).map_err(LayerError::Rules)
+    }
+
+    pub(super) fn bounded(&self, mut builder: limiter::Builder) -> limiter::Builder {
+        if let Some(max_keys) = self.max_keys {
+            builder = builder.max_keys(max_keys);
+        }
+        if let Some(max_bytes) = self.max_bytes {
+            builder = builder.max_bytes(max_bytes);
+        }
+        if let Some(when_full) = self.when_full {
+            builder = builder.when_full(when_full);
+        }
+        builder
+    }
+
+    fn with<S>(
+        self,
+        rules: Rules,
+        limiter: Limiter<S>,
+        slots: Option<SlotRules>,
+        clock: impl Clock + Send + Sync + 'static,
+    ) -> Result<RatekeeperLayer<S>, LayerError> {
+        Ok(RatekeeperLayer { gate: Arc::new(self.gate(rules, limiter, slots, clock)?) })
+    }
+
+    pub(super) fn gate<S>(
+        self,
+        rules: Rules,
+        limiter: Limiter<S>,
+        slots: Option<SlotRules>,
+        clock: impl Clock + Send + Sync + 'static,
+    ) -> Result<Gate<S>, LayerError> {
+        let name = |rule: &Rule| {
+            PolicyName::new(&rule.name).map_err(|error| LayerError::Name(rule.name.clone(), error))
+        };
+        let names: Vec<PolicyName> = rules.rules().map(name).collect::<Result<_, _>>()?;
+        if let Some(unknown) = self.customs.keys().find(|name| rules.rules().all(|rule| rule.name != **name))
+        {
+            return Err(LayerError::UnknownRule(unknown.clone()));
+        }
+        let keys = rules.rules().map(|rule| (&rule.name, &rule.key));
+        for (name, key) in keys.chain(slots.iter().flat_map(SlotRules::keys)) {
+            for part in key.parts() {
+                // Without an extractor the part would be missing from every request, and the key's fallback would
+                // apply.
+                if let Part::Custom(made_up) = part
+                    && self.extractors.iter().all(|(known, _)| known != made_up)
+                {
+                    return Err(LayerError::UnknownExtractor(name.clone(), made_up.clone()));
+                }
+            }
+        }
+        let customs = rules.rules().map(|rule| self.customs.get(&rule.name).cloned().unwrap_or_default());
+        let is_delay =
+            |limit: &Limit| matches!(limit, Limit::Bucket(it) if it.mode() == Some(LeakyMode::Shape));
+        Ok(Gate {
+            customs: customs.collect(),
+            delays: rules.limits().iter().map(|kept| is_delay(&kept.limit)).collect(),
+            limiter,
+            rules,
+            slots,
+            names,
+            trust: self.trust,
+            spelling: self.spelling,
+            other_spellings: self.other_spellings,
+            headers: self.headers,
+            jitter_secs: self.jitter_secs,
+            peer: self.peer,
+            verify: self.verify,
+            token_header: self.token_header,
+            extractors: self.extractors,
+            observer: self.observer,
+            max_waiting: self.max_waiting,
+            waiting: Arc::new(AtomicUsize::new(0)),
+            clock: Box::new(clock),
+            answers: AtomicU64::new(0),
+        })
+    }
+}
+
+/// Settings with the names, failure policies and leases of the rules' limits.
+#[cfg(feature = "redis")]
+pub(super) fn settings_for(rules: &Rules, settings: &crate::redis::Settings) -> crate::redis::Settings {
+    let mut settings = settings.clone();
+    for (number, kept) in rules.limits().iter().enumerate() {
+        settings = settings.named(number, &kept.name);
+        if let Some(failure) = kept.failure {
+            settings = settings.failure_of(number, failure);
+        }
+        if let Some(lease) = kept.lease {
+            settings = settings.lease(number, lease);
+        }
+    }
+    settings
+}
+
+/// A limiter builder for all limits of the rules.
+pub(super) fn limiter_builder(rules: &Rules, builder: &Builder) -> Result<limiter::Builder, LayerError> {
+    if rules.limits().is_empty() && builder.slots.is_empty() && !builder.may_lack_rules {
+        return Err(LayerError::NoRules);
+    }
+    Ok(limiter::Builder::of(rules.limits().iter().map(|kept| kept.limit.clone()).collect()))
+}
+
+#[cfg(test)]
+mod tests;

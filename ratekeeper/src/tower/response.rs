@@ -1,0 +1,222 @@
+//! Responses to clients: rate limit headers on the service's response, and denials.
+
+use bytes::Bytes;
+use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName, RETRY_AFTER};
+use http::{HeaderMap, HeaderValue, Response, StatusCode};
+use ratekeeper_rules::answer::{Answer, Header, Merged, merged};
+use smallvec::SmallVec;
+
+use super::body::ResponseBody;
+use super::engine::{ANSWER, NotAsked, leave};
+
+/// A header to add to a response.
+#[derive(Debug)]
+pub(crate) struct Note {
+    name: &'static str,
+    value: HeaderValue,
+    /// Whether the header is a list, so that the upstream's members can be kept.
+    is_list: bool,
+}
+
+/// Inline capacity for the default header set.
+pub(crate) type Notes = SmallVec<[Note; 2]>;
+
+const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
+const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
+
+/// The default header set, and the headers of a denial.
+const HEADERS_USUAL: usize = 6;
+
+/// Parses a header name. Comparing with the names of nearly every response is faster than parsing.
+fn header_name(name: &'static str) -> HeaderName {
+    match name {
+        "ratelimit" => RATELIMIT,
+        "ratelimit-policy" => RATELIMIT_POLICY,
+        "retry-after" => RETRY_AFTER,
+        "cache-control" => CACHE_CONTROL,
+        "content-type" => CONTENT_TYPE,
+        other => HeaderName::from_static(other),
+    }
+}
+
+impl Note {
+    pub(crate) fn new(header: Header<'_>) -> Option<Note> {
+        let value = match header.value {
+            // Comparing is faster than parsing, as for names.
+            "no-store" => HeaderValue::from_static("no-store"),
+            "application/problem+json" => HeaderValue::from_static("application/problem+json"),
+            other => HeaderValue::from_str(other).ok()?,
+        };
+        Some(Note { name: header.name, value, is_list: header.is_list })
+    }
+}
+
+/// Adds rate limit headers to a response and merges them with those of the upstream.
+pub(crate) fn tell(headers: &mut HeaderMap, notes: Notes) {
+    // If the upstream sends a single value, none of ours is added: a mixture would describe no limit.
+    let has_theirs = notes.iter().any(|note| !note.is_list && headers.contains_key(note.name));
+    for Note { name, value, is_list } in notes {
+        let name = header_name(name);
+        if is_list && headers.contains_key(&name) {
+            join(headers, name, value);
+        } else if is_list || !has_theirs {
+            // A header map that is full gets none of our headers.
+            let _ = headers.try_insert(name, value);
+        }
+    }
+}
+
+/// Merges our list members into the upstream's list.
+fn join(headers: &mut HeaderMap, name: HeaderName, ours: HeaderValue) {
+    let Ok(text) = ours.to_str() else { return };
+    let both = match merged(headers.get_all(&name).iter().map(HeaderValue::as_bytes), text) {
+        Merged::Joined(both) => HeaderValue::from_str(&both).ok(),
+        Merged::Beside(_) => None,
+    };
+    let _ = match both {
+        Some(both) => headers.try_insert(name, both).map(|_| ()),
+        None => headers.try_append(name, ours).map(|_| ()),
+    };
+}
+
+/// A response sent instead of the service's.
+#[derive(Debug)]
+pub(crate) struct Told {
+    status: StatusCode,
+    headers: HeaderMap,
+    body: Bytes,
+}
+
+impl Told {
+    pub(crate) fn into_response<B>(self) -> Response<ResponseBody<B>> {
+        let mut response = Response::new(ResponseBody::told(self.body));
+        *response.status_mut() = self.status;
+        *response.headers_mut() = self.headers;
+        response
+    }
+
+    /// Converts the response for a gRPC call: a trailers-only response with the status in `grpc-status`.
+    fn into_grpc(mut self, call: GrpcCall, code: &'static str, message: &str) -> Told {
+        self.headers.insert(CONTENT_TYPE, call.0);
+        self.headers.insert("grpc-status", HeaderValue::from_static(code));
+        // `%` starts an escape in `grpc-message`, and none of our messages contains one.
+        let message: String = message.chars().filter(|c| !c.is_control() && *c != '%').collect();
+        if let Ok(message) = HeaderValue::from_str(&message) {
+            self.headers.insert("grpc-message", message);
+        }
+        Told { status: StatusCode::OK, headers: self.headers, body: Bytes::new() }
+    }
+}
+
+/// A gRPC call, whose client reads the status from a trailer, and the content type of its response.
+#[derive(Clone, Debug)]
+pub(crate) struct GrpcCall(pub(crate) HeaderValue);
+
+impl GrpcCall {
+    /// Returns `None` if the request is not a gRPC call.
+    pub(crate) fn of(headers: &HeaderMap) -> Option<GrpcCall> {
+        let kind = headers.get(CONTENT_TYPE)?;
+        match kind.as_bytes().strip_prefix(b"application/grpc")? {
+            [] | [b'+' | b';', ..] => Some(GrpcCall(HeaderValue::from_static("application/grpc"))),
+            // gRPC-Web has several content types; the response repeats the request's.
+            [b'-', b'w', b'e', b'b', ..] => Some(GrpcCall(kind.clone())),
+            _ => None,
+        }
+    }
+}
+
+const INVALID_ARGUMENT: &str = "3";
+const PERMISSION_DENIED: &str = "7";
+const RESOURCE_EXHAUSTED: &str = "8";
+const INTERNAL: &str = "13";
+const UNAVAILABLE: &str = "14";
+
+/// The response to a request that its limits deny; `is_closed` if only because the store is unavailable.
+pub(crate) fn denied(answer: Answer, is_closed: bool, grpc: Option<GrpcCall>) -> Told {
+    let status = answer.status().and_then(|status| StatusCode::from_u16(status).ok());
+    let mut told = Told {
+        status: status.unwrap_or(StatusCode::TOO_MANY_REQUESTS),
+        headers: HeaderMap::with_capacity(HEADERS_USUAL),
+        body: Bytes::new(),
+    };
+    for Note { name, value, .. } in answer.headers().filter_map(Note::new) {
+        told.headers.insert(header_name(name), value);
+    }
+    let told = match grpc {
+        None => Told { body: Bytes::copy_from_slice(answer.body().as_bytes()), ..told },
+        Some(call) => {
+            let (code, why) = match is_closed {
+                true => (UNAVAILABLE, "less capacity than usual for now"),
+                false => (RESOURCE_EXHAUSTED, "too many requests"),
+            };
+            match answer.header(RETRY_AFTER.as_str()) {
+                Some(wait) => told.into_grpc(call, code, &format!("{why}; try again in {wait} s")),
+                None => told.into_grpc(call, code, why),
+            }
+        }
+    };
+    leave(&ANSWER, answer);
+    told
+}
+
+/// The response to a request that is rejected before any limit is checked.
+pub(crate) fn not_asked(why: &NotAsked, grpc: Option<GrpcCall>) -> Told {
+    match why {
+        NotAsked::Bad(why) => problem(StatusCode::BAD_REQUEST, INVALID_ARGUMENT, why, grpc),
+        NotAsked::Forbidden(_) => {
+            problem(StatusCode::FORBIDDEN, PERMISSION_DENIED, "this client is not let in", grpc)
+        }
+        NotAsked::NoPeer => problem(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            INTERNAL,
+            "the limiter was not told from where requests come; see ratekeeper::tower::Builder::peer",
+            grpc,
+        ),
+    }
+}
+
+/// The response to a request that would have to wait while the maximum number of requests waits.
+pub(crate) fn busy(grpc: Option<GrpcCall>) -> Told {
+    let why = "too many requests wait already";
+    let mut told = problem(StatusCode::SERVICE_UNAVAILABLE, UNAVAILABLE, why, grpc);
+    told.headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
+    told
+}
+
+fn problem(status: StatusCode, code: &'static str, detail: &str, grpc: Option<GrpcCall>) -> Told {
+    let mut headers = HeaderMap::new();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    let title = status.canonical_reason().unwrap_or("Refused");
+    let body = ratekeeper_rules::answer::problem(status.as_u16(), title, detail);
+    let told = Told { status, headers, body: body.into() };
+    match grpc {
+        Some(call) => told.into_grpc(call, code, detail),
+        None => told,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answered(content_type: &'static str) -> Option<HeaderValue> {
+        let mut headers = HeaderMap::new();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+        GrpcCall::of(&headers).map(|call| call.0)
+    }
+
+    #[test]
+    fn grpc_calls_are_recognised_by_content_type() {
+        for kind in ["application/grpc", "application/grpc+proto", "application/grpc;charset=utf-8"] {
+            assert_eq!(answered(kind).unwrap(), "application/grpc");
+        }
+        for kind in ["application/grpc-web", "application/grpc-web-text+proto"] {
+            assert_eq!(answered(kind).unwrap(), kind);
+        }
+        for kind in ["application/json", "application/grpcs", "text/plain; application/grpc"] {
+            assert_eq!(answered(kind), None, "{kind}");
+        }
+        assert!(GrpcCall::of(&HeaderMap::new()).is_none());
+    }
+}

@@ -1,0 +1,12 @@
+//! Integration tests of the library. One program, so that it is linked once; the loom tests need another build.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot be set up has failed")]
+
+mod child;
+mod flood;
+mod memory;
+#[cfg(feature = "redis")]
+mod redis;
+#[cfg(feature = "jwt")]
+mod tokens;
+#[cfg(feature = "tower")]
+mod tower;

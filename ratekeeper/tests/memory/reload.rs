@@ -1,0 +1,253 @@
+//! Goal: a limit that changes while it is in use keeps its state. Method: the plain algorithms, with each key's state
+//! migrated by the core at every change, decide the same as the store; and threads that race with changes get what
+//! the limits allow.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, RwLock};
+use std::time::Duration;
+
+use proptest::prelude::*;
+use ratekeeper::{Charge, Decision, Limit, Limiter, ManualClock, Rate, RefillStyle, Time, WindowAlign};
+use ratekeeper_core::{Algorithm, State};
+
+use crate::memory::{START, Tested, every_variant, limiter};
+
+fn renewed(before: &Tested, limits: &[Limit], from: &[Option<usize>]) -> Tested {
+    let builder = Limiter::builder(limits[0].clone()).clock(ManualClock::default());
+    let builder = limits[1..].iter().cloned().fold(builder, |it, limit| it.and(limit));
+    builder.max_keys(5_000).reload_from(before, from).unwrap()
+}
+
+fn hourly(limit: u32) -> Limit {
+    Limit::fixed_window(limit, Duration::from_secs(3_600), WindowAlign::FirstRequest).unwrap()
+}
+
+fn fresh(limit: &Limit) -> State {
+    match limit {
+        Limit::Bucket(it) => State::Bucket(it.fresh()),
+        Limit::SteppedBucket(it) => State::SteppedBucket(it.fresh()),
+        Limit::FixedWindow(it) => State::FixedWindow(it.fresh()),
+        Limit::Log(it) => State::Log(it.fresh()),
+        Limit::Counter(it) => State::Counter(it.fresh()),
+    }
+}
+
+fn decide(limit: &Limit, state: &mut State, now: Time, cost: u32) -> Decision {
+    match (limit, state) {
+        (Limit::Bucket(it), State::Bucket(state)) => it.decide(state, now, cost),
+        (Limit::SteppedBucket(it), State::SteppedBucket(state)) => it.decide(state, now, cost),
+        (Limit::FixedWindow(it), State::FixedWindow(state)) => it.decide(state, now, cost),
+        (Limit::Log(it), State::Log(state)) => it.decide(state, now, cost),
+        (Limit::Counter(it), State::Counter(state)) => it.decide(state, now, cost),
+        (limit, state) => unreachable!("{limit:?} with {state:?}"),
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    /// The key, the milliseconds since the previous step, and the cost.
+    Check(u8, u64, u32),
+    Look(u8),
+    Reset(u8),
+    /// The limit gets this size, of the same variant; its rate changes if it has one.
+    Change(u32),
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let gap_ms = prop_oneof![2 => Just(0), 3 => 1..2_000_u64, 1 => 2_000..40_000_u64];
+    let size = prop_oneof![4 => 1..20_u32, 1 => Just(90_000_000)];
+    let step = prop_oneof![
+        12 => (0..30_u8, gap_ms, 0..4_u32).prop_map(|(key, gap, cost)| Step::Check(key, gap, cost)),
+        1 => (0..30_u8).prop_map(Step::Look),
+        1 => (0..30_u8).prop_map(Step::Reset),
+        2 => size.prop_map(Step::Change),
+    ];
+    // At most as many changes as predecessors are kept.
+    prop::collection::vec(step, 1..120).prop_filter("too many changes", |steps| {
+        steps.iter().filter(|step| matches!(step, Step::Change(_))).count() <= 8
+    })
+}
+
+/// The variant with this index and another size.
+fn variant(number: usize, size: u32) -> Limit {
+    every_variant(size, 10).swap_remove(number).1
+}
+
+fn run(number: usize, max_keys: usize, steps: &[Step]) -> Result<(), TestCaseError> {
+    let mut limit = variant(number, 5);
+    let (mut tested, clock) = limiter(limit.clone(), |it| it.max_keys(max_keys));
+    let mut states: HashMap<u8, State> = HashMap::new();
+    let mut now = START;
+    for step in steps {
+        match *step {
+            Step::Check(key, gap_ms, cost) => {
+                now = now.saturating_add(Duration::from_millis(gap_ms));
+                clock.set(now);
+                let state = states.entry(key).or_insert_with(|| fresh(&limit));
+                let expected = decide(&limit, state, now, cost);
+                prop_assert_eq!(tested.check_n(&key, cost), expected, "key {} at {:?}", key, now);
+            }
+            Step::Look(key) => {
+                let mut state = states.get(&key).cloned().unwrap_or_else(|| fresh(&limit));
+                let expected = decide(&limit, &mut state, now, 0);
+                prop_assert_eq!(tested.peek_n(&key, 0), expected, "key {} at {:?}", key, now);
+            }
+            Step::Reset(key) => {
+                tested.reset(&key);
+                states.remove(&key);
+            }
+            Step::Change(size) => {
+                let to = variant(number, size);
+                tested = renewed(&tested, std::slice::from_ref(&to), &[Some(0)]);
+                for state in states.values_mut() {
+                    *state = to.migrate_state(&limit, state.clone(), now).unwrap();
+                }
+                limit = to;
+            }
+        }
+    }
+    prop_assert_eq!(tested.overflowed(), 0);
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 500, ..ProptestConfig::default() })]
+
+    #[test]
+    fn changed_limit_decides_as_the_algorithm_with_migrated_state(steps in steps()) {
+        for (number, (name, _)) in every_variant(5, 10).into_iter().enumerate() {
+            // A counter with sixty buckets is in a map, which holds exactly `max_keys` keys.
+            run(number, 40, &steps).map_err(|error| TestCaseError::fail(format!("{name}: {error}")))?;
+        }
+    }
+}
+
+#[test]
+fn unchanged_limit_is_shared_at_any_index() {
+    let (one, clock) = limiter(hourly(10), |it| it.and(hourly(20)).and(hourly(30)));
+    assert!(one.check_n("a", 5).allowed);
+    // The first limit is removed, the others are reordered, and one is new.
+    let other = renewed(&one, &[hourly(30), hourly(40), hourly(20)], &[Some(2), None, Some(1)]);
+    let charge = |it: &Tested, limit| it.charge(&[Charge { limit, key: it.key("a"), cost: 1 }]).unwrap();
+    assert_eq!([0, 1, 2].map(|limit| charge(&other, limit).decision().remaining), [24, 39, 14]);
+    // Charges by one limiter are visible to the other.
+    assert_eq!(charge(&one, 1).decision().remaining, 13);
+    assert_eq!(charge(&other, 2).decision().remaining, 12);
+    clock.advance(Duration::from_secs(3_600));
+    assert_eq!(charge(&other, 2).decision().remaining, 19, "one clock");
+}
+
+#[test]
+fn limit_with_another_window_or_algorithm_starts_with_full_budgets() {
+    let (one, _clock) = limiter(hourly(10), |it| it);
+    assert!(one.check_n("a", 9).allowed);
+    let daily = Limit::fixed_window(10, Duration::from_secs(86_400), WindowAlign::FirstRequest).unwrap();
+    let rate = Rate::new(10, Duration::from_secs(3_600)).unwrap();
+    for limit in [daily, Limit::token_bucket(10, rate, RefillStyle::Smooth).unwrap()] {
+        assert_eq!(renewed(&one, &[limit], &[Some(0)]).check("a").remaining, 9);
+    }
+    assert_eq!(renewed(&one, &[hourly(11)], &[]).check("a").remaining, 10, "nobody said where it comes from");
+}
+
+/// A predecessor is kept while its states count, and for a bounded number of changes.
+#[test]
+fn predecessors_are_dropped_when_expired_or_too_many() {
+    let (one, clock) = limiter(hourly(10), |it| it);
+    one.check_n("a", 9);
+    let mut last = renewed(&one, &[hourly(20)], &[Some(0)]);
+    let alone = one.bytes();
+    drop(one);
+    assert!(last.bytes() > alone);
+    clock.advance(Duration::from_secs(3 * 3_600));
+    last.check("b");
+    assert!(last.bytes() <= alone, "nothing in it counts any more");
+    last.check_n("c", 15);
+    for limit in 21..40 {
+        last = renewed(&last, &[hourly(limit)], &[Some(0)]);
+    }
+    let bytes = last.bytes();
+    last = renewed(&last, &[hourly(40)], &[Some(0)]);
+    assert_eq!(last.bytes(), bytes);
+}
+
+/// Four threads check one key while its limit is raised a hundred times. After the key was migrated, each predecessor
+/// allows at most the requests that were in flight then.
+#[test]
+fn threads_that_race_with_raises_are_not_denied() {
+    const CHANGES: u32 = 100;
+    const STEP: u32 = 1_000;
+    for (name, first) in every_variant(STEP, 86_400) {
+        // A log that counts all requests keeps denying a client that retries, also under a higher limit.
+        if name == "log, all" {
+            continue;
+        }
+        let (first, _clock) = limiter(first, |it| it.max_keys(1_000));
+        let current = Arc::new(RwLock::new(Arc::new(first)));
+        let (is_over, admitted) = (AtomicBool::new(false), AtomicU32::new(0));
+        // Collected, because a thread that panics would leave the others waiting.
+        let wrong = Mutex::new(Vec::new());
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                let (current, is_over, admitted, wrong) = (&current, &is_over, &admitted, &wrong);
+                scope.spawn(move || {
+                    while !is_over.load(Ordering::Acquire) {
+                        let limiter = current.read().unwrap().clone();
+                        let decision = limiter.check("hot");
+                        if decision.allowed {
+                            admitted.fetch_add(1, Ordering::AcqRel);
+                        } else {
+                            // Each of the other threads may have one allowed request that it has not counted yet.
+                            let all = admitted.load(Ordering::Acquire) + 4;
+                            if all < decision.limit {
+                                wrong.lock().unwrap().push((all, decision));
+                            }
+                        }
+                    }
+                });
+            }
+            for change in 2..=CHANGES {
+                let (_, to) =
+                    every_variant(STEP * change, 86_400).into_iter().find(|(its, _)| *its == name).unwrap();
+                let before = current.read().unwrap().clone();
+                let next = Arc::new(renewed(&before, &[to], &[Some(0)]));
+                *current.write().unwrap() = next;
+                // Waits until the threads use the new limiter, so that every limit is in use.
+                let seen = admitted.load(Ordering::Acquire);
+                while admitted.load(Ordering::Acquire) == seen && seen < STEP * (change - 1) {
+                    std::thread::yield_now();
+                }
+            }
+            while current.read().unwrap().check("hot").allowed {
+                admitted.fetch_add(1, Ordering::AcqRel);
+            }
+            is_over.store(true, Ordering::Release);
+        });
+        assert_eq!(wrong.into_inner().unwrap(), [], "{name}: denied too early");
+        let admitted = admitted.into_inner();
+        let all = STEP * CHANGES;
+        assert!((all..=all + 4 * CHANGES).contains(&admitted), "{name}: {admitted} of {all}");
+    }
+}
+
+/// Two limiters share some limits in different orders, and one migrates state from the other: they do not deadlock.
+#[test]
+fn limiters_that_share_limits_in_different_orders_do_not_deadlock() {
+    let (one, _clock) = limiter(hourly(1_000_000), |it| it.and(hourly(2_000_000)).and(hourly(3_000_000)));
+    let other = renewed(
+        &one,
+        &[hourly(3_000_000), hourly(1_000_001), hourly(2_000_000)],
+        &[Some(2), Some(0), Some(1)],
+    );
+    std::thread::scope(|scope| {
+        for limiter in [&one, &other, &one, &other] {
+            scope.spawn(move || {
+                for number in 0..50_000_u32 {
+                    assert!(limiter.check("hot").allowed);
+                    limiter.check(&(number % 100));
+                }
+            });
+        }
+    });
+    assert_eq!(one.peek_n("hot", 0).remaining, 900_000, "the first limit is not shared");
+}

@@ -1,0 +1,59 @@
+//! Heap allocations of the middleware for an allowed request. The counting allocator is global to the test binary,
+//! and its counts are per thread.
+#![allow(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
+
+use std::convert::Infallible;
+use std::future::{Future, ready};
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use http::{HeaderMap, Request, Response};
+use ratekeeper::tower::key::{Key, Part};
+use ratekeeper::tower::rule::Rule;
+use ratekeeper::tower::slots::Slots;
+use ratekeeper::tower::{Peer, RatekeeperLayer};
+use ratekeeper::{Limit, WindowAlign};
+use tower::{Layer, Service, service_fn};
+
+/// Allocations between the call and the ready response. The service's header map has spare capacity, as a server's
+/// usually has, so that only the middleware's allocations count.
+fn allocations(layer: &RatekeeperLayer) -> u64 {
+    let respond = |_: Request<String>| {
+        let mut response = Response::new(());
+        *response.headers_mut() = HeaderMap::with_capacity(8);
+        ready(Ok::<_, Infallible>(response))
+    };
+    let mut service = layer.layer(service_fn(respond));
+    let mut once = || {
+        let request = Request::get("/users/7?x=y").header("x-user", "alice").header("host", "example.com");
+        let request = request.extension(Peer([192, 0, 2, 7].into())).body(String::new()).unwrap();
+        let mut polled = Poll::Pending;
+        let counted = allocation_counter::measure(|| {
+            let mut response = pin!(service.call(request));
+            polled = response.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        });
+        assert!(matches!(&polled, Poll::Ready(Ok(response)) if response.headers().contains_key("ratelimit")));
+        counted.count_total
+    };
+    // The first call also allocates the thread's reused buffers.
+    once();
+    let theirs = allocation_counter::measure(|| drop(HeaderMap::<()>::with_capacity(8))).count_total;
+    let counts = [once(), once(), once()];
+    assert_eq!(counts, [counts[0]; 3]);
+    counts[0] - theirs
+}
+
+#[test]
+fn allowed_request_allocates_only_header_values() {
+    let limit = || Limit::fixed_window(100, Duration::from_secs(3600), WindowAlign::FirstRequest).unwrap();
+    let one = || RatekeeperLayer::builder().per_client("per-client", limit());
+    // The values of the two headers.
+    assert_eq!(allocations(&one().build().unwrap()), 2);
+    let user = Rule::new("per-user", limit()).key(Key::of(Part::header("x-user")));
+    let three = one().rule(user).rule(Rule::new("all", limit())).build().unwrap();
+    assert_eq!(allocations(&three), 2);
+    // Permits are counted in preallocated memory.
+    let slots = one().slots(Slots::new("at-once", 9).key(Key::of(Part::header("x-user"))));
+    assert_eq!(allocations(&slots.build().unwrap()), 2);
+}

@@ -1,0 +1,177 @@
+//! Reloads: rules change while they are in use, and the usage of keys is kept.
+
+use ratekeeper::tower::rule::{Override, OverrideScope, Rule};
+use ratekeeper::tower::{Builder, LayerError, RatekeeperLayer};
+
+use super::{hourly, ip, plain, send, statuses, with};
+
+fn by_user(limit: u32) -> Rule {
+    super::once(ratekeeper::tower::key::Key::of(ratekeeper::tower::key::Part::header("x-user")))
+        .limited(limit)
+}
+
+/// The same rule with another limit.
+trait Limited {
+    fn limited(self, limit: u32) -> Self;
+}
+
+impl Limited for Rule {
+    fn limited(mut self, limit: u32) -> Rule {
+        self.limit = hourly(limit);
+        self
+    }
+}
+
+fn of(rules: impl IntoIterator<Item = Rule>) -> Builder {
+    rules.into_iter().fold(RatekeeperLayer::builder(), Builder::rule)
+}
+
+#[tokio::test]
+async fn usage_is_kept_when_a_limit_is_raised_and_lowered() {
+    let per_client = |limit| Rule::new("per-client", hourly(limit)).key(ip());
+    let first = of([per_client(2)]).build().unwrap();
+    assert_eq!(statuses(&first, [plain("/"), plain("/"), plain("/")]).await, [200, 200, 429]);
+    // Another rule comes first.
+    let raised = of([Rule::new("all", hourly(9)), per_client(4)]).reload_from(&first).unwrap();
+    assert_eq!(statuses(&raised, [plain("/"), plain("/"), plain("/")]).await, [200, 200, 429]);
+    let lowered = of([per_client(3), Rule::new("all", hourly(9))]).reload_from(&raised).unwrap();
+    assert_eq!(send(&lowered, plain("/")).await.status, 429);
+    let again = of([per_client(9), Rule::new("all", hourly(3))]).reload_from(&lowered).unwrap();
+    let got = send(&again, plain("/")).await;
+    assert_eq!(got.status, 200, "{got:?}");
+    assert!(got.header("ratelimit").unwrap().contains(r#""per-client";r=4"#), "{got:?}");
+    assert!(got.header("ratelimit").unwrap().contains(r#""all";r=0"#), "{got:?}");
+}
+
+#[tokio::test]
+async fn unchanged_rule_is_shared_by_old_and_new_layer() {
+    let first = of([by_user(3)]).build().unwrap();
+    let second = of([by_user(3), Rule::new("all", hourly(9))]).reload_from(&first).unwrap();
+    assert_eq!(send(&first, with("x-user", "a")).await.status, 200);
+    assert_eq!(send(&second, with("x-user", "a")).await.status, 200);
+    assert_eq!(statuses(&first, [with("x-user", "a"), with("x-user", "a")]).await, [200, 429]);
+    assert_eq!(send(&second, with("x-user", "a")).await.status, 429);
+}
+
+#[tokio::test]
+async fn overrides_keep_usage_and_renamed_rules_start_anew() {
+    let mut rule = by_user(1);
+    let gold =
+        |limit| Override { whose: OverrideScope::Keys(vec!["gold".to_owned()]), limit: Some(hourly(limit)) };
+    rule.overrides.push(gold(2));
+    let first = of([rule.clone()]).build().unwrap();
+    let gold_two = || [with("x-user", "gold"), with("x-user", "gold")];
+    assert_eq!(statuses(&first, gold_two()).await, [200, 200]);
+    assert_eq!(send(&first, with("x-user", "a")).await.status, 200);
+    rule.overrides[0] = gold(3);
+    let second = of([rule.clone()]).reload_from(&first).unwrap();
+    assert_eq!(statuses(&second, gold_two()).await, [200, 429]);
+    assert_eq!(send(&second, with("x-user", "a")).await.status, 429);
+    rule.name = "another".to_owned();
+    let third = of([rule]).reload_from(&second).unwrap();
+    assert_eq!(send(&third, with("x-user", "a")).await.status, 200);
+}
+
+#[tokio::test]
+async fn failed_reload_leaves_the_old_layer_unchanged() {
+    let first = of([by_user(2)]).build().unwrap();
+    assert_eq!(send(&first, with("x-user", "a")).await.status, 200);
+    assert_eq!(of([]).reload_from(&first).unwrap_err(), LayerError::NoRules);
+    assert!(matches!(of([by_user(1), by_user(1)]).reload_from(&first), Err(LayerError::Rules(_))));
+    assert!(matches!(of([by_user(1)]).max_keys(0).reload_from(&first), Err(LayerError::Memory(_))));
+    assert_eq!(statuses(&first, [with("x-user", "a"), with("x-user", "a")]).await, [200, 429]);
+}
+
+#[cfg(feature = "redis")]
+mod in_redis {
+    use std::time::Duration;
+
+    use ratekeeper::redis::{FailurePolicy, Lease, Settings};
+    use testbed::RedisServer;
+
+    use super::*;
+
+    fn settings(server: &RedisServer) -> Settings {
+        Settings::new(&server.url()).deadline(Duration::from_secs(10)).connections(2)
+    }
+
+    fn connections(server: &RedisServer) -> u64 {
+        let stats = server.cli(&["INFO", "stats"]).unwrap();
+        let line = stats.lines().find_map(|line| line.strip_prefix("total_connections_received:"));
+        line.unwrap().trim().parse().unwrap()
+    }
+
+    #[tokio::test]
+    async fn usage_and_connections_are_kept() {
+        let server = RedisServer::start().unwrap();
+        let first = of([by_user(2)]).redis(&settings(&server)).unwrap();
+        let all_of = || [with("x-user", "a"), with("x-user", "a"), with("x-user", "a")];
+        // The denial of the third request is cached.
+        assert_eq!(statuses(&first, all_of()).await, [200, 200, 429]);
+        let before = connections(&server);
+        let raised = of([Rule::new("all", hourly(9)), by_user(4)]).reload_from(&first).unwrap();
+        assert_eq!(statuses(&raised, all_of()).await, [200, 200, 429]);
+        // Requests of the old layer are decided by its limit, on shared usage.
+        assert_eq!(send(&first, with("x-user", "a")).await.status, 429);
+        assert_eq!(send(&first, with("x-user", "b")).await.status, 200);
+        drop(first);
+        let lowered = of([by_user(3)]).reload_from(&raised).unwrap();
+        assert_eq!(statuses(&lowered, [with("x-user", "a"), with("x-user", "b")]).await, [429, 200]);
+        let again = of([by_user(6), Rule::new("all", hourly(9))]).reload_from(&lowered).unwrap();
+        drop((raised, lowered));
+        assert_eq!(statuses(&again, all_of()).await, [200, 200, 429]);
+        // Each call of `connections` opens one connection.
+        assert_eq!(connections(&server), before + 1);
+        assert_eq!(server.keys_without_expiry().unwrap(), Vec::<String>::new());
+    }
+
+    /// The unspent lease of a changed limit is refunded.
+    #[tokio::test]
+    async fn leases_of_a_changed_limit_are_refunded() {
+        let server = RedisServer::start().unwrap();
+        let mut leased = by_user(1_000);
+        leased.lease = Some(Lease { most: 100, hold: Duration::from_secs(1) });
+        let first = of([leased]).redis(&settings(&server)).unwrap();
+        let mut sent = 0;
+        // Once a lease is taken, the server has counted more units than were sent.
+        let counted = |server: &RedisServer| {
+            let name = server.cli(&["--scan"]).unwrap();
+            // The first byte of the count, which follows the timestamp.
+            let count = ["BITFIELD_RO", name.trim(), "GET", "u8", "96"];
+            server.cli(&count).unwrap().trim().parse::<u32>().unwrap_or(0)
+        };
+        while counted(&server) <= sent {
+            assert_eq!(send(&first, with("x-user", "a")).await.status, 200);
+            sent += 1;
+            assert!(sent < 100, "nothing is ever taken ahead");
+        }
+        let raised = of([by_user(2_000)]).reload_from(&first).unwrap();
+        drop(first);
+        let mut left = 0;
+        for _ in 0..100 {
+            let got = send(&raised, with("x-user", "a")).await;
+            sent += 1;
+            let told = got.header("ratelimit").unwrap();
+            let told = told.split_once("r=").unwrap().1.split(';').next().unwrap();
+            left = told.parse::<u32>().unwrap();
+            if left == 2_000 - sent {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        panic!("{left} left after {sent}");
+    }
+
+    #[tokio::test]
+    async fn local_usage_during_an_outage_is_kept() {
+        let mut server = RedisServer::start().unwrap();
+        let local = settings(&server).failure(FailurePolicy::Local { instances: 1 });
+        let first = of([by_user(2)]).redis(&local).unwrap();
+        assert_eq!(send(&first, with("x-user", "b")).await.status, 200);
+        server.kill().unwrap();
+        let all_of = || [with("x-user", "a"), with("x-user", "a"), with("x-user", "a")];
+        assert_eq!(statuses(&first, all_of()).await, [200, 200, 429]);
+        let raised = of([Rule::new("all", hourly(9)), by_user(4)]).reload_from(&first).unwrap();
+        assert_eq!(statuses(&raised, all_of()).await, [200, 200, 429]);
+    }
+}

@@ -1,0 +1,136 @@
+//! The request context that a router in front passes beside the request.
+
+use std::convert::Infallible;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use http::{Request, Response, StatusCode};
+use ratekeeper::tower::key::{Key, Part};
+use ratekeeper::tower::rule::Rule;
+use ratekeeper::tower::slots::Slots;
+use ratekeeper::tower::{
+    Claims, ConcurrencySet, Peer, RatekeeperLayer, RequestContext, Route, RuleSet, Subject,
+};
+use tower::service_fn;
+
+use super::{CLIENT, hourly, ip, once};
+
+async fn hello(_: Request<()>) -> Result<Response<String>, Infallible> {
+    Ok(Response::new("hello".to_owned()))
+}
+
+/// The status of one request.
+async fn status(layer: &RatekeeperLayer, request: Request<()>, about: RequestContext<'_>) -> u16 {
+    let mut answering = layer.call_with(service_fn(hello), request, about);
+    match answering.told() {
+        Some(told) => told.status().as_u16(),
+        None => answering.await.unwrap().status().as_u16(),
+    }
+}
+
+#[tokio::test]
+async fn client_in_context_overrides_the_extensions() {
+    let layer = RatekeeperLayer::builder().rule(once(ip())).build().unwrap();
+    let request = || Request::get("/").extension(Peer([203, 0, 113, 1].into())).body(()).unwrap();
+    let from =
+        |last: u8| RequestContext { client: Some([192, 0, 2, last].into()), ..RequestContext::default() };
+    for last in [1, 2] {
+        assert_eq!(status(&layer, request(), from(last)).await, 200);
+        assert_eq!(status(&layer, request(), from(last)).await, 429);
+    }
+    // Without a client in the context, the request's extensions apply.
+    assert_eq!(status(&layer, request(), RequestContext::default()).await, 200);
+    assert_eq!(status(&layer, request(), RequestContext::default()).await, 429);
+}
+
+#[tokio::test]
+async fn context_selects_rules_concurrency_limits_and_route() {
+    let layer = RatekeeperLayer::builder()
+        .rule(Rule::new("first", hourly(1)))
+        .rule(Rule::new("second", hourly(1)).key(Key::of(Part::Route)))
+        .slots(Slots::new("none", 0))
+        .build()
+        .unwrap();
+    let (first, second) = (RuleSet([0].into()), RuleSet([1].into()));
+    let (one, other) = (Route("one".into()), Route("other".into()));
+    let no_slots = ConcurrencySet([].into());
+    let about = |chosen, route| RequestContext {
+        client: Some(CLIENT),
+        chosen: Some(chosen),
+        route: Some(route),
+        slots: Some(&no_slots),
+        ..RequestContext::default()
+    };
+    for (chosen, route, wanted) in [
+        (&first, &one, 200),
+        (&first, &other, 429),
+        (&second, &one, 200),
+        (&second, &other, 200),
+        (&second, &one, 429),
+    ] {
+        assert_eq!(
+            status(&layer, Request::new(()), about(chosen, route)).await,
+            wanted,
+            "{chosen:?} {route:?}"
+        );
+    }
+    // Without a selection, the concurrency limit of 0 applies.
+    let about = RequestContext { slots: None, ..about(&second, &other) };
+    assert_eq!(status(&layer, Request::new(()), about).await, 429);
+}
+
+/// Token verification costs more than all other steps together.
+#[tokio::test]
+async fn claims_in_context_are_not_verified_again() {
+    let verified = Arc::new(AtomicUsize::new(0));
+    let count = verified.clone();
+    let layer = RatekeeperLayer::builder()
+        .rule(once(Key::of(Part::Claim("sub".to_owned()))))
+        .claims(move |_| {
+            count.fetch_add(1, Ordering::Relaxed);
+            None
+        })
+        .build()
+        .unwrap();
+    let alice = Claims([("sub".to_owned(), "alice".to_owned())].into());
+    let about =
+        || RequestContext { client: Some(CLIENT), claims: Some(Some(&alice)), ..RequestContext::default() };
+    assert_eq!(status(&layer, Request::new(()), about()).await, 200);
+    assert_eq!(status(&layer, Request::new(()), about()).await, 429);
+    let nobody = RequestContext { claims: Some(None), ..about() };
+    assert_eq!(
+        status(&layer, Request::new(()), nobody).await,
+        200,
+        "there is no key, so the rule is left out"
+    );
+    assert_eq!(verified.load(Ordering::Relaxed), 0);
+}
+
+#[tokio::test]
+async fn observer_receives_subject_and_denial_is_immediate() {
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let heard = told.clone();
+    let layer = RatekeeperLayer::builder()
+        .rule(once(ip()))
+        .observe(move |observed| {
+            let name = observed.subject.and_then(|subject| subject.downcast_ref::<&str>());
+            heard.lock().unwrap().push((*name.unwrap(), observed.allowed));
+        })
+        .build()
+        .unwrap();
+    let call = |name: &'static str| {
+        let about = RequestContext {
+            client: Some(CLIENT),
+            subject: Some(Subject(Arc::new(name))),
+            ..RequestContext::default()
+        };
+        layer.call_with(service_fn(hello), Request::new(()), about)
+    };
+    assert!(call("one").told().is_none());
+    let mut denied = call("other");
+    let response = denied.told().unwrap();
+    assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert!(response.headers().contains_key("retry-after"));
+    assert!(denied.told().is_none(), "it is told once");
+    assert_eq!(*told.lock().unwrap(), [("one", true), ("other", false)]);
+}

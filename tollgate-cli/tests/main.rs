@@ -1,5 +1,0 @@
-//! The command, tested from outside. One program, so that everything is linked once.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot be set up has failed")]
-
-mod cli;
-mod run;

@@ -1,0 +1,92 @@
+//! Retired names, and their replacements.
+//!
+//! This rule applies to names in code, and to the product's old name anywhere. Prose is left to review.
+
+use super::rust_code::code_only;
+use super::{File, Finding};
+
+/// The product's name before its first release; concatenated, because this file would otherwise break its own rule.
+const OLD_NAME: &str = concat!("toll", "gate");
+
+/// The only page that may mention the old name.
+const CHANGELOG: &str = "CHANGELOG.md";
+
+/// A replaced name.
+struct Retired {
+    name: &'static str,
+    instead: &'static str,
+}
+
+const RETIRED: &[Retired] = &[
+    Retired { name: "About", instead: "RequestContext" },
+    Retired { name: "Answered", instead: "CheckOutcome" },
+    Retired { name: "Behind", instead: "ServiceContext" },
+    Retired { name: "Chosen", instead: "RuleSet" },
+    Retired { name: "Demand", instead: "Check" },
+    Retired { name: "NotNamed", instead: "KeyError" },
+    Retired { name: "Observed", instead: "DecisionEvent" },
+    Retired { name: "Otherwise", instead: "KeyFallback" },
+    Retired { name: "Outside", instead: "Environment" },
+    Retired { name: "Ruled", instead: "RuleOutcome" },
+    Retired { name: "Spelling", instead: "PathNormalization" },
+    Retired { name: "Stored", instead: "Backend" },
+    Retired { name: "Unasked", instead: "CheckError" },
+    Retired { name: "Unreached", instead: "StoreUnavailable" },
+    Retired { name: "Which", instead: "LimitRef" },
+    Retired { name: "Whose", instead: "OverrideScope" },
+    Retired { name: "carried", instead: "migrate_state" },
+    Retired { name: "give_back", instead: "refund" },
+];
+
+pub(super) fn check(file: &File) -> Vec<Finding> {
+    let File { path, text } = file;
+    let mut findings = Vec::new();
+    if path.to_lowercase().contains(OLD_NAME) {
+        findings.push(Finding::in_file(path, "the old name of the product; it is called Ratekeeper"));
+    }
+    if path != CHANGELOG {
+        for (index, _) in text.lines().enumerate().filter(|(_, line)| line.to_lowercase().contains(OLD_NAME))
+        {
+            let message = "the old name of the product; it is called Ratekeeper";
+            findings.push(Finding::in_line(path, index + 1, message));
+        }
+    }
+    if path.ends_with(".rs") {
+        for (index, line) in code_only(text).lines().enumerate() {
+            let words = line.split(|character: char| !character.is_alphanumeric() && character != '_');
+            for retired in words.filter_map(|word| RETIRED.iter().find(|retired| retired.name == word)) {
+                let message = format!("`{}`: write `{}`", retired.name, retired.instead);
+                findings.push(Finding::in_line(path, index + 1, message));
+            }
+        }
+    }
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(path: &str, text: &str) -> Vec<String> {
+        let file = File { path: path.to_string(), text: text.to_string() };
+        super::check(&file).iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn old_name_is_found_in_any_case_inside_words_and_in_paths() {
+        for text in
+            [OLD_NAME.to_uppercase(), format!("{OLD_NAME}_requests_total"), format!("use {OLD_NAME};")]
+        {
+            assert_eq!(check("a.md", &text).len(), 1, "{text}");
+        }
+        assert_eq!(check(&format!("{OLD_NAME}/a.md"), "").len(), 1);
+        assert!(check("CHANGELOG.md", OLD_NAME).is_empty());
+    }
+
+    #[test]
+    fn retired_names_are_found_in_code_only() {
+        assert_eq!(check("a.rs", "struct Whose;\n"), ["a.rs:1: `Whose`: write `OverrideScope`"]);
+        assert!(check("a.rs", "// Whose it is.\nlet a = \"Which\"; struct Whosever;\n").is_empty());
+        assert!(check("a.md", "Which one?\n").is_empty());
+    }
+}
