@@ -17,7 +17,6 @@
 //! | `resident` | bytes per key, one process per contender |
 //! | `report` | the figures, as a table and as JSON |
 //! | `goals` | the goals, and whether the figures meet them |
-//! | `goals` | what was promised, and whether the figures keep it |
 
 mod apis;
 mod contenders;

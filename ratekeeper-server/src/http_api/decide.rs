@@ -181,8 +181,7 @@ pub(super) async fn peek<T: Source>(api: Arc<T>, asked: Asked) -> Result<Respons
 pub(super) async fn reset<T: Source>(api: Arc<T>, asked: Asked) -> Result<Response, Refusal> {
     let snapshot = api.snapshot();
     if !snapshot.settings.resets {
-        let why =
-            "resets are off: whoever may reset a key has no limit; allow them with `apis.http.resets: true`";
+        let why = "resets are off, because a client that may reset a key has no limit; allow them with `apis.http.resets: true`";
         return Err(Refusal::new(StatusCode::FORBIDDEN, why));
     }
     let asks: [Ask<'_>; 1] = [request::read(&asked.body)?];
@@ -193,7 +192,7 @@ pub(super) async fn reset<T: Source>(api: Arc<T>, asked: Asked) -> Result<Respon
 pub(super) async fn refund<T: Source>(api: Arc<T>, asked: Asked) -> Result<Response, Refusal> {
     let snapshot = api.snapshot();
     if !snapshot.settings.refunds {
-        let why = "refunds are off: whoever may give back has no limit; allow them with `apis.http.refunds: true`, \
+        let why = "refunds are off, because a client that may refund has no limit; allow them with `apis.http.refunds: true`, \
                    or use `/v1/reserve` and `/v1/settle`";
         return Err(Refusal::new(StatusCode::FORBIDDEN, why));
     }
