@@ -1,7 +1,7 @@
 //! Configurations: a valid text has one meaning, and the errors of an invalid one are helpful and safe to print.
 
 use ratekeeper_config::envoy::{DescriptorLimit, migrate};
-use ratekeeper_config::{Config, Environment, Error, parse, parse_limit, to_yaml};
+use ratekeeper_config::{Config, Diagnostic, Environment, parse, parse_limit, to_yaml};
 
 /// An environment without variables and files.
 struct Nothing;
@@ -54,7 +54,7 @@ fn check_migration(text: &str) {
 fn check_config(config: &Config) {
     let rules = config.rules.rules().len();
     assert_eq!(
-        (config.names.len(), config.customs.len()),
+        (config.names.len(), config.deny_responses.len()),
         (rules, rules),
         "each rule has a name and an answer"
     );
@@ -83,7 +83,7 @@ fn check_config(config: &Config) {
         for route in &gateway.routes {
             assert!(route.upstream < gateway.upstreams.len(), "{} goes nowhere", route.id);
             assert!(
-                route.slots.iter().all(|number| *number < config.slots.len()),
+                route.concurrency.iter().all(|number| *number < config.concurrency.len()),
                 "{} has no slots",
                 route.id
             );
@@ -101,12 +101,12 @@ fn check_config(config: &Config) {
     }
 }
 
-fn check_error(error: &Error, text: &str) {
+fn check_error(error: &Diagnostic, text: &str) {
     // Every character that some reader takes for the end of a line.
     let lines = 1 + text.matches(['\n', '\r', '\u{b}', '\u{c}', '\u{85}', '\u{2028}', '\u{2029}']).count();
     assert!((1..=lines + 1).contains(&error.line()), "line {} of {lines}", error.line());
     assert!((1..=text.chars().count() + 1).contains(&error.column()), "column {}", error.column());
-    assert!(!error.what().is_empty() && !error.instead().is_empty());
+    assert!(!error.message().is_empty() && !error.help().is_empty());
     let told = error.to_string();
     check_harmless(&told);
     // At most a screen, plus the names that the text may contain.

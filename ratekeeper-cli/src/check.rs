@@ -27,7 +27,7 @@ fn summary(config: &Config) -> String {
         Store::Memory { .. } => "in memory",
         Store::Redis(_) => "in Redis",
     };
-    let mut limits = format!("{} {store}", counted(config.named_limits + config.slots.len(), "limit"));
+    let mut limits = format!("{} {store}", counted(config.named_limits + config.concurrency.len(), "limit"));
     if !config.domains.is_empty() {
         let domains = counted(config.domains.len(), "domain");
         let asked = counted(config.rules.rules().len() - config.named_limits, "limit");

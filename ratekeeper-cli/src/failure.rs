@@ -39,11 +39,11 @@ impl fmt::Display for CliError {
             CliError::Typed(message) | CliError::Input(message) => write!(f, "error: {message}"),
             CliError::Config(errors) => {
                 for error in errors.iter() {
-                    writeln!(f, "error: {error}\n")?;
+                    writeln!(f, "{error}\n")?;
                 }
                 let count = errors.iter().len();
                 let more = if errors.is_cut() { " or more" } else { "" };
-                write!(f, "{count}{more} {}", if count == 1 { "mistake" } else { "mistakes" })
+                write!(f, "{count}{more} {}", if count == 1 { "error" } else { "errors" })
             }
             CliError::Output(error) => write!(f, "error: cannot write to stdout: {error}"),
         }

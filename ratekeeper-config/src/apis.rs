@@ -2,13 +2,13 @@
 
 use std::net::SocketAddr;
 
-use crate::error::quoted;
-use crate::gateway::{LimitNames, address_taken, is_off, named_limits};
+use crate::environment::{Environment, Secret};
+use crate::error::{Position, quoted};
+use crate::gateway::{LimitNames, RouteLimits, is_off, listen_address, named_limits};
 use crate::names;
-use crate::outside::{Environment, Secret};
-use crate::quantity::Fault;
+use crate::quantity::ValueError;
 use crate::reader::{Fields, Reader};
-use crate::tree::{Node, Typed};
+use crate::tree::{Node, NodeValue};
 
 /// The address of an API and its token.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,7 +80,7 @@ pub struct RespApi {
 }
 
 /// How error messages describe a kind of API.
-struct Sort {
+struct ApiKind {
     name: &'static str,
     names: &'static [&'static str],
     example: &'static str,
@@ -88,36 +88,35 @@ struct Sort {
     danger: &'static str,
 }
 
-const ADMIN: Sort = Sort {
+const ADMIN: ApiKind = ApiKind {
     name: "admin",
     names: names::ADMIN,
     example: "write as in `admin: 127.0.0.1:9180`, or `admin: off`",
-    danger: "would be told everything",
+    danger: "could read all metrics",
 };
-const HTTP: Sort = Sort {
+const HTTP: ApiKind = ApiKind {
     name: "http",
     names: names::HTTP,
     example: "write as in `http: 127.0.0.1:9181`",
-    danger: "could use up anybody's limits",
+    danger: "could use up the budget of any key",
 };
-const ENVOY: Sort = Sort {
+const ENVOY: ApiKind = ApiKind {
     name: "envoy",
     names: names::ENVOY,
-    example: "write as in `envoy: 127.0.0.1:8081`",
-    danger: "could use up anybody's limits",
+    example: "write as in `envoy: 127.0.0.1:9182`",
+    danger: "could use up the budget of any key",
 };
-const RESP: Sort = Sort {
+const RESP: ApiKind = ApiKind {
     name: "resp",
     names: names::RESP,
     example: "write as in `resp: 127.0.0.1:6380`",
-    danger: "could use up anybody's limits",
+    danger: "could use up the budget of any key",
 };
 
 const EXAMPLE: &str =
-    "write as in `apis: { http: 127.0.0.1:9181, envoy: 127.0.0.1:8081, resp: 127.0.0.1:6380 }`";
+    "write as in `apis: { http: 127.0.0.1:9181, envoy: 127.0.0.1:9182, resp: 127.0.0.1:6380 }`";
 const AUTHORIZE_EXAMPLE: &str = "write as in `authorize: { deny_status: 403, limits: [per-user] }`";
-const TOKEN_EXAMPLE: &str =
-    "write one as `openssl rand -hex 32` makes it: `token: { file: admin-token }`, or `\"${ADMIN_TOKEN}\"`";
+const TOKEN_EXAMPLE: &str = "create one with `openssl rand -hex 32`, and write `token: { file: admin-token }` or `\"${ADMIN_TOKEN}\"`";
 /// Shorter tokens can be guessed.
 const TOKEN_BYTES_MIN: usize = 16;
 const ADMIN_DEFAULT: ([u8; 4], u16) = ([127, 0, 0, 1], 9180);
@@ -133,12 +132,12 @@ pub(crate) fn apis(
     reader: &mut Reader,
     node: Option<&Node>,
     limits: &LimitNames<'_>,
-    outside: &dyn Environment,
+    environment: &dyn Environment,
 ) -> Apis {
     let fields = node.and_then(|node| reader.fields(node, "apis", names::APIS, EXAMPLE));
     let Some(fields) = fields else { return Apis::default() };
     let http = fields.get("http").and_then(|node| {
-        let (api, fields) = api(reader, node, &HTTP, outside);
+        let (api, fields) = api(reader, node, &HTTP, environment);
         let fields = fields.as_ref();
         let refunds = yes_or_no(reader, fields, "refunds", false);
         let resets = yes_or_no(reader, fields, "resets", false);
@@ -146,13 +145,13 @@ pub(crate) fn apis(
         Some(HttpApi { api: api?, refunds, resets, authorize })
     });
     let envoy = fields.get("envoy").and_then(|node| {
-        let (api, fields) = api(reader, node, &ENVOY, outside);
+        let (api, fields) = api(reader, node, &ENVOY, environment);
         let refunds = yes_or_no(reader, fields.as_ref(), "refunds", false);
         let headers = yes_or_no(reader, fields.as_ref(), "headers", false);
         Some(EnvoyApi { api: api?, refunds, headers })
     });
     let resp = fields.get("resp").and_then(|node| {
-        let (api, fields) = api(reader, node, &RESP, outside);
+        let (api, fields) = api(reader, node, &RESP, environment);
         let most = fields.as_ref().and_then(|fields| fields.get("max_connections"));
         let max_connections = reader.or(most, CONNECTIONS_DEFAULT, |reader, node| {
             reader.number(node, "max_connections", 1..=CONNECTIONS_MAX)
@@ -162,9 +161,9 @@ pub(crate) fn apis(
     Apis { http, envoy, resp }
 }
 
-fn yes_or_no(reader: &mut Reader, fields: Option<&Fields<'_>>, name: &str, usual: bool) -> bool {
+fn yes_or_no(reader: &mut Reader, fields: Option<&Fields<'_>>, name: &str, defaults: bool) -> bool {
     let node = fields.and_then(|fields| fields.get(name));
-    reader.or(node, usual, |reader, node| reader.yes_or_no(node, name))
+    reader.or(node, defaults, |reader, node| reader.yes_or_no(node, name))
 }
 
 fn authorize(reader: &mut Reader, node: Option<&Node>, known: &LimitNames<'_>) -> Authorize {
@@ -173,95 +172,115 @@ fn authorize(reader: &mut Reader, node: Option<&Node>, known: &LimitNames<'_>) -
     let deny_status = reader.or(deny_status, DENY_STATUS_DEFAULT, |reader, node| {
         reader.parsed(node, |word| {
             let known = DENY_STATUSES.iter().find(|(text, _)| *text == word);
-            known.map(|(_, status)| *status).ok_or_else(|| Fault {
-                what: format!("deny_status is {}, which proxies do not take for a denial", quoted(word)),
-                instead: "write 403, which all of them understand, or 401 or 429".to_owned(),
+            known.map(|(_, status)| *status).ok_or_else(|| ValueError {
+                message: format!(
+                    "deny_status {} is not a status that proxies accept as a denial",
+                    quoted(word)
+                ),
+                help: "write 403, which all proxies accept, or 401 or 429".to_owned(),
             })
         })
     });
     let named = fields.as_ref().and_then(|fields| fields.get("limits"));
-    let (limits, slots) = named_limits(reader, named, known);
-    if let (Some(node), false) = (named, slots.is_empty()) {
-        let what = "a concurrency limit cannot be checked for a request that has not begun";
-        reader.wrong(node.place, what, "write limits that have an algorithm");
+    let limits = match named {
+        Some(node) => named_limits(reader, node, known),
+        None => RouteLimits::all(known),
+    };
+    if let (Some(node), false) = (named, limits.concurrency.is_empty()) {
+        let message =
+            "`authorize` cannot check a concurrency limit: the proxy does not report when a request ends";
+        reader.error(node.position, message, "remove it, or write a limit with an algorithm");
     }
-    Authorize { deny_status, limits }
+    Authorize { deny_status, limits: limits.rules }
 }
 
 /// Reads the admin listener, unless it is off. It is read last, so that other listeners claim their addresses first.
-pub(crate) fn admin(reader: &mut Reader, node: Option<&Node>, outside: &dyn Environment) -> Option<Api> {
+pub(crate) fn admin(reader: &mut Reader, node: Option<&Node>, environment: &dyn Environment) -> Option<Api> {
     let Some(node) = node else {
-        let usual = SocketAddr::from(ADMIN_DEFAULT);
-        if let Some((_, place)) = reader.listening.iter().find(|(other, _)| *other == usual).copied() {
-            let what = format!("{} is where metrics and health are", quoted(&usual.to_string()));
-            reader.wrong(place, what, "write another port, or `admin: off` at the top of the file");
+        let defaults = SocketAddr::from(ADMIN_DEFAULT);
+        if let Some((_, position)) = reader.listening.iter().find(|(other, _)| *other == defaults).copied() {
+            let message =
+                format!("{} is the default address of the admin listener", quoted(&defaults.to_string()));
+            reader.error(position, message, "write another port, or `admin: off` at the top of the file");
         }
-        return Some(Api { listen: usual, token: None });
+        reader.listening.push((defaults, Position::default()));
+        return Some(Api { listen: defaults, token: None });
     };
     if is_off(node) {
         return None;
     }
-    api(reader, node, &ADMIN, outside).0
+    api(reader, node, &ADMIN, environment).0
 }
 
 /// Reads the address and token of an API, and returns its other fields.
 fn api<'n>(
     reader: &mut Reader,
     node: &'n Node,
-    sort: &Sort,
-    outside: &dyn Environment,
+    kind_of_api: &ApiKind,
+    environment: &dyn Environment,
 ) -> (Option<Api>, Option<Fields<'n>>) {
     let parse = |word: &str| {
-        word.parse::<SocketAddr>().map_err(|_| Fault {
-            what: format!("{} is not an address to listen on", quoted(word)),
-            instead: sort.example.to_owned(),
+        word.parse::<SocketAddr>().map_err(|_| ValueError {
+            message: format!("invalid listen address {}", quoted(word)),
+            help: kind_of_api.example.to_owned(),
         })
     };
-    if !matches!(node.typed, Typed::Map(_)) {
-        let listen = address_taken(reader, node, parse);
+    if !matches!(node.value, NodeValue::Map(_)) {
+        let listen = listen_address(reader, node, parse);
         if let Some(listen) = listen {
-            is_guarded(reader, node, listen, sort, false);
+            require_token(reader, node, listen, kind_of_api, false);
         }
         return (listen.map(|listen| Api { listen, token: None }), None);
     }
-    let Some(fields) = reader.fields(node, sort.name, sort.names, sort.example) else { return (None, None) };
+    let Some(fields) = reader.fields(node, kind_of_api.name, kind_of_api.names, kind_of_api.example) else {
+        return (None, None);
+    };
     if fields.lacks("listen") {
-        reader.wrong(node.place, "this does not say where to listen", sort.example);
+        reader.error(node.position, "missing listen address", kind_of_api.example);
     }
-    let token = fields.get("token").and_then(|node| token(reader, node, outside));
+    let token = fields.get("token").and_then(|node| token(reader, node, environment));
     let listen = fields.get("listen").and_then(|node| {
-        let listen = address_taken(reader, node, parse)?;
-        is_guarded(reader, node, listen, sort, fields.has("token"));
+        let listen = listen_address(reader, node, parse)?;
+        require_token(reader, node, listen, kind_of_api, fields.has("token"));
         Some(listen)
     });
     (listen.map(|listen| Api { listen, token }), Some(fields))
 }
 
 /// An API that is not on a loopback address requires a token.
-fn is_guarded(reader: &mut Reader, node: &Node, listen: SocketAddr, sort: &Sort, has_token: bool) {
+fn require_token(
+    reader: &mut Reader,
+    node: &Node,
+    listen: SocketAddr,
+    kind_of_api: &ApiKind,
+    has_token: bool,
+) {
     if has_token || listen.ip().to_canonical().is_loopback() {
         return;
     }
-    let Sort { name, danger, .. } = sort;
-    let what = format!("others can reach {}, and {danger}", quoted(&listen.to_string()));
+    let ApiKind { name, danger, .. } = kind_of_api;
+    let message = format!(
+        "{} is not a loopback address: without a token, any client {danger}",
+        quoted(&listen.to_string())
+    );
     // YAML reads an unquoted bracket as a list.
     let here = if listen.is_ipv6() { format!("\"{listen}\"") } else { listen.to_string() };
-    let instead = format!(
-        "write `{name}: 127.0.0.1:{}`, or give it a token: `{name}: {{ listen: {here}, token: {{ file: {name}-token }} }}`",
+    let help = format!(
+        "write `{name}: 127.0.0.1:{}`, or add a token: `{name}: {{ listen: {here}, token: {{ file: {name}-token }} }}`",
         listen.port()
     );
-    reader.wrong(node.place, what, instead);
+    reader.error(node.position, message, help);
 }
 
-fn token(reader: &mut Reader, node: &Node, outside: &dyn Environment) -> Option<Secret> {
-    let token = reader.secret(node, "token", outside)?;
-    let what = if token.reveal().bytes().any(|byte| !byte.is_ascii_graphic()) {
-        "the token has characters in it that cannot stand in a header".to_owned()
+fn token(reader: &mut Reader, node: &Node, environment: &dyn Environment) -> Option<Secret> {
+    let token = reader.secret(node, "token", environment)?;
+    let message = if token.reveal().bytes().any(|byte| !byte.is_ascii_graphic()) {
+        "the token contains characters that are invalid in a header".to_owned()
     } else if token.reveal().len() < TOKEN_BYTES_MIN {
-        format!("the token has fewer than {TOKEN_BYTES_MIN} characters, and could be guessed")
+        format!("the token has fewer than {TOKEN_BYTES_MIN} characters and could be guessed")
     } else {
         return Some(token);
     };
-    reader.wrong(node.place, what, TOKEN_EXAMPLE);
+    reader.error(node.position, message, TOKEN_EXAMPLE);
     None
 }

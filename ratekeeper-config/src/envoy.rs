@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use ratekeeper_core::Limit;
 
-mod classic;
+mod envoy_file;
 mod key;
 mod level;
 mod metadata;
@@ -151,7 +151,7 @@ impl Unit {
 }
 
 /// The unit and number of a limit in responses to Envoy. A bucket is reported by its refill or leak rate.
-fn told(limit: &Limit) -> (Option<Unit>, u32) {
+fn shown_names(limit: &Limit) -> (Option<Unit>, u32) {
     let (count, length) = match limit {
         Limit::FixedWindow(it) => (u64::from(it.limit()), it.window()),
         Limit::Log(it) => (u64::from(it.limit()), it.window()),

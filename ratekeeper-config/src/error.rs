@@ -1,26 +1,55 @@
-use std::fmt::{self, Write};
+use std::fmt;
 
 use unicode_width::UnicodeWidthChar;
 
 use crate::{ERRORS_MAX, mask};
 
-/// An error in a configuration text: what is wrong, where, and what to write instead.
+/// A mistake or a risk in a configuration text: what is wrong, where, and what to write instead.
 ///
-/// Displayed as several lines: position and message, the source line with a marker below, and the remedy.
+/// Displayed as several lines: severity and message, the position, the source line with a marker below, and the help.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Error {
+pub struct Diagnostic {
+    severity: Severity,
     file: Option<String>,
     line: usize,
     column: usize,
-    what: String,
-    /// The source line, and the marker printed below it.
-    marked_line: Box<(String, String)>,
-    instead: String,
+    message: String,
+    /// For a duplicate, the line of the first definition.
+    first: Option<Box<Snippet>>,
+    snippet: Box<Snippet>,
+    help: String,
+}
+
+/// Whether a configuration with this diagnostic can be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Severity {
+    /// The configuration is invalid.
+    Error,
+    /// The configuration is valid, but probably not what was intended.
+    Warning,
+}
+
+impl Severity {
+    /// `error` or `warning`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Severity::Error => "error",
+            Severity::Warning => "warning",
+        }
+    }
+}
+
+/// A source line, and the marker printed below it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Snippet {
+    line: usize,
+    text: String,
+    marker: String,
 }
 
 /// A position in a text. Lines and columns start at 1; columns are counted in characters.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Place {
+pub(crate) struct Position {
     pub(crate) line: usize,
     pub(crate) column: usize,
     pub(crate) chars: usize,
@@ -28,12 +57,14 @@ pub(crate) struct Place {
     pub(crate) byte: usize,
 }
 
-/// An error that is not yet attached to its source text.
+/// A diagnostic that is not yet attached to its source text.
 #[derive(Debug)]
 pub(crate) struct Problem {
-    pub(crate) place: Place,
-    pub(crate) what: String,
-    pub(crate) instead: String,
+    pub(crate) position: Position,
+    pub(crate) message: String,
+    pub(crate) help: String,
+    /// For a duplicate, the position of the first definition.
+    pub(crate) first: Option<Position>,
 }
 
 /// Characters of a line shown on each side of the marked position. A line may be a megabyte long.
@@ -47,35 +78,57 @@ const QUOTED_CHARS_MAX: usize = 40;
 const SEEN_BYTES_AROUND: usize = 4_096;
 
 impl Problem {
+    pub(crate) fn new(position: Position, message: impl Into<String>, help: impl Into<String>) -> Problem {
+        Problem { position, message: message.into(), help: help.into(), first: None }
+    }
+
+    /// The name at `position` is a duplicate of the one at `first`.
+    pub(crate) fn duplicate(position: Position, first: Position, message: impl Into<String>) -> Problem {
+        // A default has no position in the text.
+        let first = (first.line > 0).then_some(first);
+        Problem { first, ..Problem::new(position, message, "remove one of the two") }
+    }
+
     pub(crate) fn unknown() -> Problem {
-        let (what, instead) = ("this is not understood".to_owned(), "write it in another way".to_owned());
-        Problem { place: Place::default(), what, instead }
+        Problem::new(
+            Position::default(),
+            "the text is not a valid configuration",
+            "compare it with an example",
+        )
     }
 
     /// Attaches the problem to its text. `secrets` are the positions to mask. Messages may quote untrusted input, so
     /// control characters are replaced here for all of them.
-    pub(crate) fn in_text(self, text: &str, secrets: &[Place]) -> Error {
-        let (line, column) = (self.place.line.max(1), self.place.column.max(1));
-        let byte = boundary_before(text, self.place.byte);
-        Error {
+    pub(crate) fn in_text(self, severity: Severity, text: &str, secrets: &[Position]) -> Diagnostic {
+        let (line, column) = (self.position.line.max(1), self.position.column.max(1));
+        Diagnostic {
+            severity,
             file: None,
             line,
             column,
-            what: printable_text(&self.what),
-            marked_line: Box::new(marked(text, byte, self.place.chars, secrets)),
-            instead: printable_text(&self.instead),
+            message: printable_text(&self.message),
+            first: self.first.map(|first| Box::new(snippet(text, first, secrets))),
+            snippet: Box::new(snippet(text, self.position, secrets)),
+            help: printable_text(&self.help),
         }
     }
 }
 
+/// The line at a position, with the position marked.
+fn snippet(text: &str, position: Position, secrets: &[Position]) -> Snippet {
+    let byte = boundary_before(text, position.byte);
+    let (text, marker) = marked(text, byte, position.chars, secrets);
+    Snippet { line: position.line.max(1), text, marker }
+}
+
 /// The last character boundary at or before `byte`.
-fn boundary_before(text: &str, byte: usize) -> usize {
+pub(crate) fn boundary_before(text: &str, byte: usize) -> usize {
     (0..=byte.min(text.len())).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0)
 }
 
 /// The line that contains `byte`, and a marker below `chars` characters from there. Both are cut to the width of a
 /// screen, and secrets are masked.
-fn marked(text: &str, byte: usize, chars: usize, secrets: &[Place]) -> (String, String) {
+fn marked(text: &str, byte: usize, chars: usize, secrets: &[Position]) -> (String, String) {
     let is_break = |c: char| c == '\n' || c == '\r';
     // Searching for a single character is vectorised, and a line may be a megabyte long.
     let after = |from: usize, c: char| text[from..byte].rfind(c).map_or(from, |at| from + at + 1);
@@ -92,7 +145,10 @@ fn marked(text: &str, byte: usize, chars: usize, secrets: &[Place]) -> (String, 
     let cells = mask::cells(&text[start..end], &text[..line_start], in_line);
     // The position may be inside a masked secret.
     let at = cells.iter().position(|cell| cell.bytes.end > byte - start).unwrap_or(cells.len());
-    let last = cells.iter().skip(at).take(chars.clamp(1, MARKED_CHARS_MAX)).count();
+    // The marker of a masked secret must not show its length.
+    let is_masked = cells.get(at).is_some_and(|cell| cell.shown.chars().count() > 1);
+    let chars = if is_masked { 1 } else { chars.clamp(1, MARKED_CHARS_MAX) };
+    let last = cells.iter().skip(at).take(chars).count();
     let from = at.saturating_sub(SHOWN_CHARS_AROUND - 1);
     let (mut shown, mut marker) = (String::new(), String::new());
     for (number, cell) in cells.iter().enumerate().skip(from).take(2 * SHOWN_CHARS_AROUND) {
@@ -113,12 +169,17 @@ fn marked(text: &str, byte: usize, chars: usize, secrets: &[Place]) -> (String, 
     (shown.trim_end().to_owned(), marker)
 }
 
-impl Error {
-    /// Returns the error with a file name: `limits.yaml:3:14: ...`.
+impl Diagnostic {
+    /// Returns the diagnostic with a file name.
     #[must_use]
-    pub fn in_file(mut self, name: &str) -> Error {
+    pub fn in_file(mut self, name: &str) -> Diagnostic {
         self.file = Some(printable_text(name));
         self
+    }
+
+    /// Whether this is an error or a warning.
+    pub fn severity(&self) -> Severity {
+        self.severity
     }
 
     /// The line, from 1.
@@ -131,52 +192,67 @@ impl Error {
         self.column
     }
 
-    /// What is wrong, as a sentence.
-    pub fn what(&self) -> &str {
-        &self.what
+    /// What is wrong.
+    pub fn message(&self) -> &str {
+        &self.message
     }
 
     /// What to write instead.
-    pub fn instead(&self) -> &str {
-        &self.instead
+    pub fn help(&self) -> &str {
+        &self.help
     }
 }
 
-impl fmt::Display for Error {
+impl fmt::Display for Diagnostic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Error { line, column, what, instead, .. } = self;
-        let margin = line.to_string().len();
+        let Diagnostic { line, column, message, help, snippet, .. } = self;
+        let digits = line.to_string().len();
+        writeln!(f, "{}: {message}", self.severity.name())?;
         match &self.file {
-            Some(file) => writeln!(f, "{file}:{line}:{column}: {what}")?,
-            None => writeln!(f, "line {line}, column {column}: {what}")?,
+            Some(file) => writeln!(f, " {:digits$}--> {file}:{line}:{column}", "")?,
+            None => writeln!(f, " {:digits$}--> line {line}, column {column}", "")?,
         }
-        let (shown, marker) = &*self.marked_line;
-        writeln!(f, "{:margin$} |", "")?;
-        writeln!(f, "{line} |{}{shown}", if shown.is_empty() { "" } else { " " })?;
-        writeln!(f, "{:margin$} | {marker}", "")?;
-        write!(f, "{:margin$} = {instead}", "")
+        writeln!(f, " {:digits$} |", "")?;
+        if let Some(first) = &self.first {
+            first.write(f, digits, '-')?;
+            writeln!(f, " first here")?;
+            if first.line + 1 < *line {
+                writeln!(f, " {:digits$} ...", "")?;
+            }
+        }
+        snippet.write(f, digits, '^')?;
+        write!(f, "\n {:digits$} = help: {help}", "")
     }
 }
 
-impl std::error::Error for Error {}
+impl Snippet {
+    /// Writes the line and its marker, without a line break at the end.
+    fn write(&self, f: &mut fmt::Formatter<'_>, digits: usize, mark: char) -> fmt::Result {
+        let Snippet { line, text, marker } = self;
+        writeln!(f, " {line:digits$} |{}{text}", if text.is_empty() { "" } else { " " })?;
+        write!(f, " {:digits$} | {}", "", marker.replace('^', mark.encode_utf8(&mut [0; 4])))
+    }
+}
+
+impl std::error::Error for Diagnostic {}
 
 /// All errors of a text, or the first [`ERRORS_MAX`] of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Errors {
-    all: Vec<Error>,
+    all: Vec<Diagnostic>,
     is_cut: bool,
 }
 
 impl Errors {
-    pub(crate) fn new(mut problems: Vec<Problem>, text: &str, secrets: &[Place]) -> Errors {
+    pub(crate) fn new(mut problems: Vec<Problem>, text: &str, secrets: &[Position]) -> Errors {
         if problems.is_empty() {
             problems.push(Problem::unknown());
         }
         let is_cut = problems.len() >= ERRORS_MAX;
         problems.truncate(ERRORS_MAX);
-        problems.sort_by_key(|problem| (problem.place.line, problem.place.column));
-        let mut all: Vec<Error> =
-            problems.into_iter().map(|problem| problem.in_text(text, secrets)).collect();
+        problems.sort_by_key(|problem| (problem.position.line, problem.position.column));
+        let mut all: Vec<Diagnostic> =
+            problems.into_iter().map(|it| it.in_text(Severity::Error, text, secrets)).collect();
         // An alias may report the same mistake at the same position twice.
         all.dedup();
         Errors { all, is_cut }
@@ -185,7 +261,7 @@ impl Errors {
     /// Joins the errors of several texts in order. Returns `None` if there are none.
     pub(crate) fn joined(several: Vec<Errors>) -> Option<Errors> {
         let is_cut = several.iter().any(|errors| errors.is_cut);
-        let mut all: Vec<Error> = several.into_iter().flat_map(|errors| errors.all).collect();
+        let mut all: Vec<Diagnostic> = several.into_iter().flat_map(|errors| errors.all).collect();
         let is_cut = is_cut || all.len() > ERRORS_MAX;
         all.truncate(ERRORS_MAX);
         (!all.is_empty()).then_some(Errors { all, is_cut })
@@ -198,7 +274,7 @@ impl Errors {
     }
 
     /// The errors in line order. There is at least one.
-    pub fn iter(&self) -> impl ExactSizeIterator<Item = &Error> {
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = &Diagnostic> {
         self.all.iter()
     }
 
@@ -217,7 +293,7 @@ impl fmt::Display for Errors {
             write!(f, "{error}")?;
         }
         if self.is_cut {
-            write!(f, "\n\nthere may be more: reading stopped after {ERRORS_MAX} mistakes")?;
+            write!(f, "\n\nthere may be more errors: reading stopped after {ERRORS_MAX}")?;
         }
         Ok(())
     }
@@ -265,28 +341,22 @@ fn cut(typed: &str) -> String {
 /// Maximum number of names listed in a message.
 const LISTED_MAX: usize = 20;
 
-/// `a, b and c`.
-pub(crate) fn listed(names: &[&str], conjunction: &str) -> String {
+/// `a, b, c`.
+pub(crate) fn listed(names: &[&str]) -> String {
     let shown: Vec<String> = names.iter().take(LISTED_MAX).map(|name| cut(name)).collect();
-    if names.len() > LISTED_MAX {
-        return format!("{} {conjunction} {} more", shown.join(", "), names.len() - LISTED_MAX);
-    }
-    match shown.as_slice() {
-        [rest @ .., before_last, last] => {
-            let mut text: String = rest.iter().flat_map(|name| [name.as_str(), ", "]).collect();
-            let _ = write!(text, "{before_last} {conjunction} {last}");
-            text
-        }
-        _ => shown.concat(),
-    }
+    let more = match names.len().saturating_sub(LISTED_MAX) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    format!("{}{more}", shown.join(", "))
 }
 
-/// What to write for an unknown name: the nearest known name if there is one, and the `choice`.
-pub(crate) fn known_instead(typed: &str, known: &[&str], choice: &str) -> String {
+/// The help for an unknown name: the nearest known name if there is one, and the `choice`.
+pub(crate) fn known_help(typed: &str, known: &[&str], choice: &str) -> String {
     match crate::nearest(typed, known) {
         // A suggestion makes the example redundant.
-        Some(name) if choice.starts_with("write ") => format!("write `{name}`"),
-        Some(name) => format!("write `{name}`; {choice}"),
+        Some(name) if choice.starts_with("write ") => format!("did you mean `{name}`?"),
+        Some(name) => format!("did you mean `{name}`? {choice}"),
         None => choice.to_owned(),
     }
 }

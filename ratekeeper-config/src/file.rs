@@ -8,18 +8,18 @@ use ratekeeper_rules::path::{PathNormalization, WhenAmbiguous};
 use ratekeeper_rules::rule::{Rules, RulesError};
 
 use crate::apis::{Api, Apis, admin, apis};
+use crate::concurrency::ConcurrencyLimit;
+use crate::environment::{Environment, Secret};
 use crate::envoy::{Domain, domains};
-use crate::error::{known_instead, listed, quoted};
-use crate::gateway::{Gateway, Kind, LimitNames, gateway};
-use crate::outside::{Environment, Secret};
-use crate::quantity::Fault;
+use crate::error::{Diagnostic, known_help, listed, quoted};
+use crate::gateway::{ALL, Gateway, LimitKind, LimitNames, NONE, gateway};
+use crate::quantity::ValueError;
 use crate::reader::{Entry, Reader};
-use crate::rule::{Defaults, Limited, limited};
-use crate::slots::Slots;
+use crate::rule::{Defaults, NamedLimit, named_limit};
 use crate::store::{Store, store};
-use crate::tree::{Node, Typed};
+use crate::tree::{Node, NodeValue};
 use crate::when::{cidr, header_name};
-use crate::{LIMITS_MAX, names, words};
+use crate::{LIMITS_MAX, names, warnings, words};
 
 pub(crate) const EXAMPLE: &str = "write a file as in `limits: { per-user: { key: ip, token_bucket: {} } }`";
 
@@ -33,7 +33,7 @@ pub struct Config {
     /// Path normalization.
     pub paths: PathNormalization,
     /// Responses to clients.
-    pub answers: Answers,
+    pub responses: Responses,
     /// Verification of tokens whose claims are used in keys and conditions.
     pub jwt: Option<Jwt>,
     /// The rules in file order: those of `limits` first, then those of descriptors.
@@ -41,11 +41,11 @@ pub struct Config {
     /// Number of rules that come from `limits`. They precede all others.
     pub named_limits: usize,
     /// The response to a denied request, for each rule.
-    pub customs: Vec<DenialResponse>,
+    pub deny_responses: Vec<DenialResponse>,
     /// The name of each rule in responses.
     pub names: Vec<PolicyName>,
     /// The concurrency limits, in file order.
-    pub slots: Vec<Slots>,
+    pub concurrency: Vec<ConcurrencyLimit>,
     /// The domains of the Envoy API.
     pub domains: Vec<Domain>,
     /// The gateway, if one is configured.
@@ -54,11 +54,13 @@ pub struct Config {
     pub admin: Option<Api>,
     /// The APIs.
     pub apis: Apis,
+    /// Risks in the file.
+    pub warnings: Vec<Diagnostic>,
 }
 
 /// Responses to clients.
 #[derive(Clone, Debug, Default)]
-pub struct Answers {
+pub struct Responses {
     /// The rate limit headers.
     pub headers: HeaderSet,
     /// Maximum random time added to retry times, in seconds.
@@ -80,75 +82,92 @@ pub struct Jwt {
     pub algorithms: Vec<String>,
 }
 
-pub(crate) fn document(reader: &mut Reader, node: &Node, outside: &dyn Environment) -> Option<Config> {
-    if matches!(node.typed, Typed::Nothing) {
-        reader.wrong(node.place, "there is nothing in this file", EXAMPLE);
+pub(crate) fn document(reader: &mut Reader, node: &Node, environment: &dyn Environment) -> Option<Config> {
+    if matches!(node.value, NodeValue::Nothing) {
+        reader.error(node.position, "the file is empty", EXAMPLE);
         return None;
     }
     let fields = reader.fields(node, "the file", names::FILE, EXAMPLE)?;
-    let (store, nodes) = store(reader, fields.get("store"), outside);
+    // A misspelt section has been reported, so errors that follow from its absence are not.
+    let is_incomplete = fields.get("limits").is_none() && !fields.lacks("limits");
+    let (store, instances) = store(reader, fields.get("store"), environment);
     let (client, grouping) = client(reader, fields.get("client"));
-    let paths = reader.or(fields.get("paths"), usual_paths(), paths);
-    (reader.spelling, reader.has_tokens) = (paths, fields.has("jwt"));
-    let answers = reader.or(fields.get("responses"), Answers::default(), answers);
-    let jwt = fields.get("jwt").and_then(|node| jwt(reader, node, outside));
+    let paths = reader.or(fields.get("paths"), default_paths(), paths);
+    (reader.paths, reader.has_tokens) = (paths, !fields.lacks("jwt"));
+    reader.has_proxies |= !fields.has("client") && !fields.lacks("client");
+    let responses = reader.or(fields.get("responses"), Responses::default(), responses);
+    let jwt = fields.get("jwt").and_then(|node| jwt(reader, node, environment));
     let mut limits = Vec::new();
-    if let Some(fields) = fields.get("limits").and_then(|node| reader.named(node, "limits", EXAMPLE)) {
-        limits = fields.iter().collect();
+    let mut is_incomplete = is_incomplete;
+    if let Some(node) = fields.get("limits") {
+        let fields = reader.named(node, "`limits`", EXAMPLE);
+        is_incomplete |= fields.is_none();
+        limits = fields.iter().flat_map(|fields| fields.iter()).collect();
+        is_incomplete |= remove_misplaced(reader, &mut limits);
     }
     if limits.len() > LIMITS_MAX {
-        let what = format!("there are {} limits, and a file has at most {LIMITS_MAX}", limits.len());
-        let instead = "join limits that differ only in whom they are for: by a `key`, or by `overrides`";
-        reader.wrong(fields.entry("limits")?.place, what, instead);
+        let message = format!("too many limits: {} of at most {LIMITS_MAX}", limits.len());
+        let help = "join limits that differ only by client: use `key` or `overrides`";
+        reader.error(fields.entry("limits")?.position, message, help);
         return None;
     }
-    let (mut rules, mut customs, mut policies, mut slots) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let (mut rules, mut deny_responses, mut policies, mut concurrency) =
+        (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     let mut known = Vec::new();
     for entry in limits.iter().copied() {
         let policy = policy_name(reader, entry);
-        let kind = match (limited(reader, entry, &Defaults { nodes }, policy.clone()), policy) {
-            (Some(Limited::Rule(mut rule, custom)), Some(policy)) => {
+        let kind = match (named_limit(reader, entry, &Defaults { instances }, policy.clone()), policy) {
+            (Some(NamedLimit::Rule(mut rule, deny_response)), Some(policy)) => {
                 rule.key = rule.key.grouped(grouping);
                 rules.push(*rule);
-                customs.push(custom);
+                deny_responses.push(deny_response);
                 policies.push(policy);
-                Kind::Rule(rules.len() - 1)
+                LimitKind::Rule(rules.len() - 1)
             }
-            (Some(Limited::Slots(mut bound)), _) => {
+            (Some(NamedLimit::ConcurrencyLimit(mut bound)), _) => {
                 bound.key = bound.key.grouped(grouping);
-                slots.push(bound);
-                Kind::Slots(slots.len() - 1)
+                concurrency.push(bound);
+                LimitKind::ConcurrencyLimit(concurrency.len() - 1)
             }
-            _ => Kind::Wrong,
+            _ => LimitKind::Wrong,
         };
         known.push((entry.name, kind));
     }
-    let known = LimitNames::new(&known);
+    let known = LimitNames::new(&known, is_incomplete);
     let named_limits = rules.len();
     let (domains, asked) = domains(reader, fields.get("domains"), named_limits);
     for rule in asked {
         if let Some(entry) = limits.iter().find(|entry| entry.name == rule.name) {
-            let what = format!("a descriptor of a domain is called {} already", quoted(entry.name));
-            reader.wrong(entry.place, what, "write another name, as in `per-user`");
+            let message = format!("duplicate name {}: a descriptor has it already", quoted(entry.name));
+            reader.error(entry.position, message, "write another name, as in `per-user`");
         }
-        customs.push(DenialResponse::default());
+        deny_responses.push(DenialResponse::default());
         policies.extend(PolicyName::new(&rule.name).ok());
         rules.push(rule);
     }
-    let gateway = fields.get("gateway").and_then(|node| gateway(reader, node, &known, outside));
-    let apis = apis(reader, fields.get("apis"), &known, outside);
-    let admin = admin(reader, fields.get("admin"), outside);
+    let gateway = fields.get("gateway").and_then(|node| gateway(reader, node, &known, environment));
+    let apis = apis(reader, fields.get("apis"), &known, environment);
+    let admin = admin(reader, fields.get("admin"), environment);
+    if let Some(gateway) = &gateway {
+        // The HTTP API and the Redis API check limits by name.
+        if apis.http.is_none() && apis.resp.is_none() {
+            warnings::unused_limits(reader, gateway, &limits);
+        }
+        warnings::unreachable_routes(reader, gateway);
+    }
+    warnings::own_listeners(reader);
     if !reader.problems.is_empty() {
         return None;
     }
     // Bans and names have been checked where they are read, except the generated names of overrides and bans.
     let wrong = |error: RulesError| {
         let (RulesError::SameName(name) | RulesError::Ban(name, _)) = &error;
-        let place = limits.iter().find(|entry| entry.name == name).map_or(node.place, |entry| entry.place);
-        reader.wrong(
-            place,
+        let position =
+            limits.iter().find(|entry| entry.name == name).map_or(node.position, |entry| entry.position);
+        reader.error(
+            position,
             error.to_string(),
-            "a ban or an override has that name already; write another, as in `per-user`",
+            "a ban or an override has this name; write another, as in `per-user`",
         );
     };
     let rules = Rules::new(rules).map_err(wrong).ok()?;
@@ -156,42 +175,77 @@ pub(crate) fn document(reader: &mut Reader, node: &Node, outside: &dyn Environme
         store: store?,
         client,
         paths,
-        answers,
+        responses,
         jwt,
         rules,
         named_limits,
-        customs,
+        deny_responses,
         names: policies,
-        slots,
+        concurrency,
         domains,
         gateway,
         admin,
         apis,
+        warnings: Vec::new(),
     })
+}
+
+/// Removes fields of a limit that stand beside it instead of inside. Returns whether there are any.
+fn remove_misplaced(reader: &mut Reader, limits: &mut Vec<Entry<'_>>) -> bool {
+    let is_misplaced = |entry: &Entry<'_>| {
+        let NodeValue::Map(fields) = &entry.node.value else { return names::is_limit_field(entry.name) };
+        let is_limit =
+            |name: &Node| matches!(&name.value, NodeValue::Word(word) if names::is_limit_field(word));
+        names::is_limit_field(entry.name) && !fields.iter().any(|(name, _)| is_limit(name))
+    };
+    let (mut kept, mut owner) = (Vec::new(), None);
+    let count = limits.len();
+    for entry in limits.drain(..) {
+        match (owner, is_misplaced(&entry)) {
+            (Some(owner), true) => {
+                let message = format!("{} is a field of a limit, not a limit", quoted(entry.name));
+                reader.error(entry.position, message, format!("indent this under {}", quoted(owner)));
+                // Without the field, the limit above may be incomplete.
+                kept.pop_if(|before: &mut Entry<'_>| before.name == owner);
+            }
+            _ => {
+                owner = Some(entry.name);
+                kept.push(entry);
+            }
+        }
+    }
+    *limits = kept;
+    limits.len() < count
 }
 
 /// The name of a limit in responses.
 fn policy_name(reader: &mut Reader, entry: Entry<'_>) -> Option<PolicyName> {
+    if entry.name == ALL || entry.name == NONE {
+        let message =
+            format!("{} is reserved: `limits: {}` in a route has a meaning", quoted(entry.name), entry.name);
+        reader.error(entry.position, message, "write another name, as in `per-user`");
+        return None;
+    }
     let policy = PolicyName::new(entry.name);
     if let Err(error) = &policy {
-        let instead = "write letters, digits and dashes, as in `per-user`";
-        reader.wrong(entry.place, unfit(entry.name, error), instead);
+        let help = "write letters, digits and dashes, as in `per-user`";
+        reader.error(entry.position, name_error(entry.name, error), help);
     }
     policy.ok()
 }
 
 /// Describes why a name cannot be used in responses.
-fn unfit(name: &str, error: &NameError) -> String {
+fn name_error(name: &str, error: &NameError) -> String {
     match error {
-        NameError::Empty => "this limit has an empty name".to_owned(),
+        NameError::Empty => "the name of the limit is empty".to_owned(),
         NameError::TooLong(length) => {
             format!(
-                "the name {} has {length} characters, and {} are the most",
+                "the name {} has {length} characters; the maximum is {}",
                 quoted(name),
                 PolicyName::LENGTH_MAX
             )
         }
-        _ => format!("the name {} cannot be told in a header, which is plain ASCII", quoted(name)),
+        _ => format!("the name {} is not plain ASCII, which response headers need", quoted(name)),
     }
 }
 
@@ -207,15 +261,19 @@ fn client(reader: &mut Reader, node: Option<&Node>) -> (TrustedProxies, Grouping
     for node in fields.get("trusted_proxies").map_or(Vec::new(), |node| reader.list(node)) {
         let proxy = reader.parsed(node, cidr);
         if proxy.is_some_and(|proxy| proxy.prefix_len() == 0) {
-            let what = "whoever trusts everybody lets clients choose their own addresses";
-            reader.wrong(node.place, what, "write the networks of your own proxies, as in `10.0.0.0/8`");
+            let message = "`trusted_proxies` contains all addresses, so clients could forge their own";
+            reader.error(node.position, message, "write the networks of your proxies, as in `10.0.0.0/8`");
         }
         proxies.extend(proxy);
     }
     reader.has_proxies = fields.get("trusted_proxies").is_some_and(|node| !reader.list(node).is_empty());
     if let (false, Some(source)) = (reader.has_proxies, fields.entry("source")) {
-        let what = "nobody is trusted, so this header is never read";
-        reader.wrong(source.place, what, "write whose word counts, as in `trusted_proxies: [10.0.0.0/8]`");
+        let message = "`source` has no effect without `trusted_proxies`";
+        reader.error(
+            source.position,
+            message,
+            "write the networks of your proxies, as in `trusted_proxies: [10.0.0.0/8]`",
+        );
     }
     let source = reader.or(fields.get("source"), Source::XForwardedFor, |reader, node| {
         reader.choice(node, "source", &words::SOURCES)
@@ -230,61 +288,60 @@ fn client(reader: &mut Reader, node: Option<&Node>) -> (TrustedProxies, Grouping
 }
 
 fn paths(reader: &mut Reader, node: &Node) -> Option<PathNormalization> {
-    let example = "write as in `paths: { ambiguous: refuse, case: exact, trailing_slash: exact }`";
+    let example = "write as in `paths: { ambiguous: reject, case: exact, trailing_slash: ignore }`";
     let fields = reader.fields(node, "paths", names::PATHS, example)?;
     Some(PathNormalization {
         ambiguous: reader.or(fields.get("ambiguous"), WhenAmbiguous::Refuse, |reader, node| {
             reader.choice(node, "value of ambiguous", &words::AMBIGUOUS)
         }),
-        ignore_case: reader.or(fields.get("case"), false, |reader, node| {
-            reader.choice(node, "value of case", &words::SPELLINGS)
+        ignore_case: reader
+            .or(fields.get("case"), false, |reader, node| reader.choice(node, "value of case", &words::CASE)),
+        ignore_trailing_slash: reader.or(fields.get("trailing_slash"), true, |reader, node| {
+            reader.choice(node, "value of trailing_slash", &words::TRAILING_SLASH)
         }),
-        ignore_trailing_slash: reader.or(fields.get("trailing_slash"), false, |reader, node| {
-            reader.choice(node, "value of trailing_slash", &words::SPELLINGS)
-        }),
-        ..usual_paths()
+        ..default_paths()
     })
 }
 
 /// Decodes delimiters as most servers do: `/%40me` is `/@me`, so a limit on one cannot be bypassed with the other.
-fn usual_paths() -> PathNormalization {
-    PathNormalization { decode_delimiters: true, ..PathNormalization::default() }
+fn default_paths() -> PathNormalization {
+    PathNormalization { decode_delimiters: true, ignore_trailing_slash: true, ..PathNormalization::default() }
 }
 
-fn answers(reader: &mut Reader, node: &Node) -> Option<Answers> {
+fn responses(reader: &mut Reader, node: &Node) -> Option<Responses> {
     let example = "write as in `responses: { header_set: ietf, jitter: 5s }`";
-    let fields = reader.fields(node, "responses", names::ANSWERS, example)?;
+    let fields = reader.fields(node, "responses", names::RESPONSES, example)?;
     let known: Vec<&str> = HeaderSet::all().map(HeaderSet::name).collect();
     let headers = reader.or(fields.get("header_set"), HeaderSet::default(), |reader, node| {
         reader.parsed(node, |word| {
-            HeaderSet::named(word).ok_or_else(|| Fault {
-                what: format!("{} is not a set of headers", quoted(word)),
-                instead: known_instead(word, &known, &format!("the sets are {}", listed(&known, "and"))),
+            HeaderSet::named(word).ok_or_else(|| ValueError {
+                message: format!("unknown header set {}", quoted(word)),
+                help: known_help(word, &known, &format!("Header sets: {}", listed(&known))),
             })
         })
     });
     let jitter = reader.or(fields.get("jitter"), Duration::ZERO, |reader, node| {
         let jitter = reader.length(node, "a jitter", Duration::from_secs(1), Duration::from_secs(3_600))?;
         if jitter.subsec_nanos() > 0 {
-            let instead = format!("write `{}s` or `{}s`", jitter.as_secs(), jitter.as_secs() + 1);
-            reader.wrong(node.place, "clients are told whole seconds, and this is none", instead);
+            let help = format!("write `{}s` or `{}s`", jitter.as_secs(), jitter.as_secs() + 1);
+            reader.error(node.position, "jitter must be whole seconds, as in `Retry-After`", help);
         }
         Some(jitter)
     });
-    Some(Answers { headers, jitter_secs: jitter.as_secs() })
+    Some(Responses { headers, jitter_secs: jitter.as_secs() })
 }
 
-fn jwt(reader: &mut Reader, node: &Node, outside: &dyn Environment) -> Option<Jwt> {
+fn jwt(reader: &mut Reader, node: &Node, environment: &dyn Environment) -> Option<Jwt> {
     let example = "write as in `jwt: { keys: { file: jwks.json }, issuer: https://id.example.com }`";
     let fields = reader.fields(node, "jwt", names::JWT, example)?;
     if !fields.has("keys") {
-        reader.wrong(node.place, "there are no keys to verify tokens with", example);
+        reader.error(node.position, "missing `keys` to verify tokens", example);
     }
     let keys = fields.get("keys").and_then(|node| {
-        let keys = reader.secret(node, "keys", outside)?;
+        let keys = reader.secret(node, "keys", environment)?;
         if !keys.reveal().trim_start().starts_with('{') {
-            let instead = "write a file that begins as in `{ \"keys\": [...] }`";
-            reader.wrong(node.place, "this is not a JSON Web Key Set", instead);
+            let help = "write a file that contains `{ \"keys\": [...] }`";
+            reader.error(node.position, "not a JSON Web Key Set", help);
         }
         Some(keys)
     });
@@ -294,7 +351,7 @@ fn jwt(reader: &mut Reader, node: &Node, outside: &dyn Environment) -> Option<Jw
     let issuer = fields.get("issuer").and_then(|node| reader.word(node)).map(str::to_owned);
     let mut audience = Vec::new();
     if let Some(node) = fields.get("audience") {
-        audience = reader.some(node, "write for whom, as in `audience: my-service`");
+        audience = reader.some(node, "write as in `audience: my-service`");
     }
     let audience = audience.into_iter().filter_map(|node| reader.word(node)).map(str::to_owned).collect();
     let mut algorithms = Vec::new();
@@ -306,16 +363,16 @@ fn jwt(reader: &mut Reader, node: &Node, outside: &dyn Environment) -> Option<Jw
     Some(Jwt { keys: keys?, header, issuer, audience, algorithms })
 }
 
-fn signature(word: &str) -> Result<String, Fault> {
+fn signature(word: &str) -> Result<String, ValueError> {
     if words::SIGNATURES.contains(&word) {
         return Ok(word.to_owned());
     }
-    let choice = format!("the algorithms are {}", listed(&words::SIGNATURES, "and"));
-    Err(Fault {
-        what: match word {
-            "none" => "a token that nobody has signed says nothing".to_owned(),
-            word => format!("{} is not an algorithm that signs tokens", quoted(word)),
+    let choice = format!("Algorithms: {}", listed(&words::SIGNATURES));
+    Err(ValueError {
+        message: match word {
+            "none" => "unsigned tokens cannot be verified".to_owned(),
+            word => format!("unknown signature algorithm {}", quoted(word)),
         },
-        instead: known_instead(word, &words::SIGNATURES, &choice),
+        help: known_help(word, &words::SIGNATURES, &choice),
     })
 }

@@ -9,19 +9,19 @@ mod upstream;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
+use crate::environment::Environment;
 use crate::names;
-use crate::outside::Environment;
 use crate::reader::{Fields, Reader};
-use crate::tree::{Node, Typed};
+use crate::tree::{Node, NodeValue};
 
 pub use address::Address;
 pub use address::is_link_local;
 pub use edit::{HeaderEdits, PathEdit};
-pub(crate) use listener::address_taken;
+pub(crate) use listener::listen_address;
 pub use listener::{Listener, Tls};
 pub use route::Route;
-pub(crate) use route::{Kind, LimitNames, named_limits};
-pub use upstream::{Balance, Eject, Health, Protocol, Upstream};
+pub(crate) use route::{ALL, LimitKind, LimitNames, NONE, RouteLimits, named_limits};
+pub use upstream::{Balance, Health, OutlierEjection, Protocol, Upstream, UpstreamTimeouts};
 
 /// The gateway.
 #[derive(Clone, Debug)]
@@ -90,7 +90,7 @@ const TIMEOUTS_EXAMPLE: &str =
 const CONNECTIONS_DEFAULT: u32 = 10_000;
 const IN_FLIGHT_DEFAULT: u32 = 2_000;
 /// Upper bound of connections and requests in flight: each of them uses memory.
-const BORNE_MAX: u32 = 1_000_000;
+const CAPACITY_MAX: u32 = 1_000_000;
 /// A lower minimum would disconnect clients with a high latency.
 const TIMEOUTS: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(3_600);
 /// Protocols in a tunnel may be silent for a long time.
@@ -102,21 +102,22 @@ pub(crate) fn gateway(
     reader: &mut Reader,
     node: &Node,
     limits: &LimitNames<'_>,
-    outside: &dyn Environment,
+    environment: &dyn Environment,
 ) -> Option<Gateway> {
     let fields = reader.fields(node, "gateway", names::GATEWAY, EXAMPLE)?;
-    let listeners = listener::listeners(reader, fields.get("listen"), outside);
+    let listeners = listener::listeners(reader, fields.get("listen"), environment);
     let timeouts = reader.or(fields.get("timeouts"), Timeouts::default(), timeouts);
-    let max_connections = count(reader, &fields, "max_connections", CONNECTIONS_DEFAULT, 1..=BORNE_MAX);
-    let max_in_flight = count(reader, &fields, "max_in_flight", IN_FLIGHT_DEFAULT, 1..=BORNE_MAX);
+    let max_connections = count(reader, &fields, "max_connections", CONNECTIONS_DEFAULT, 1..=CAPACITY_MAX);
+    let max_in_flight = count(reader, &fields, "max_in_flight", IN_FLIGHT_DEFAULT, 1..=CAPACITY_MAX);
     let access_log =
         reader.or(fields.get("access_log"), true, |reader, node| reader.yes_or_no(node, "access_log"));
-    let mut upstreams = upstream::Upstreams::read(reader, fields.get("upstreams"), outside);
+    let mut upstreams = upstream::Upstreams::read(reader, fields.get("upstreams"), environment);
+    upstreams.is_incomplete |= !fields.has("upstreams") && !fields.lacks("upstreams");
     let nodes = fields.get("routes").map_or(Vec::new(), |node| reader.list(node));
     if nodes.is_empty() && !reader.is_full() {
-        reader.wrong(node.place, "the gateway has no routes", EXAMPLE);
+        reader.error(node.position, "the gateway has no routes", EXAMPLE);
     }
-    let routes = route::routes(reader, node, nodes, limits, &mut upstreams, outside)?;
+    let routes = route::routes(reader, node, nodes, limits, &mut upstreams, environment)?;
     Some(Gateway {
         listeners,
         routes,
@@ -130,13 +131,13 @@ pub(crate) fn gateway(
 
 fn timeouts(reader: &mut Reader, node: &Node) -> Option<Timeouts> {
     let fields = reader.fields(node, "timeouts", names::TIMEOUTS, TIMEOUTS_EXAMPLE)?;
-    let usual = Timeouts::default();
+    let defaults = Timeouts::default();
     Some(Timeouts {
-        header: time(reader, &fields, "header", "a timeout", usual.header, TIMEOUTS),
-        body: time(reader, &fields, "body", "a timeout", usual.body, TIMEOUTS),
-        idle: time(reader, &fields, "idle", "a timeout", usual.idle, TIMEOUTS),
-        tunnel: time(reader, &fields, "tunnel", "a timeout", usual.tunnel, TUNNELS),
-        drain: time(reader, &fields, "drain", "a drain", usual.drain, DRAINS),
+        header: time(reader, &fields, "header", "a timeout", defaults.header, TIMEOUTS),
+        body: time(reader, &fields, "body", "a timeout", defaults.body, TIMEOUTS),
+        idle: time(reader, &fields, "idle", "a timeout", defaults.idle, TIMEOUTS),
+        tunnel: time(reader, &fields, "tunnel", "a timeout", defaults.tunnel, TUNNELS),
+        drain: time(reader, &fields, "drain", "a drain", defaults.drain, DRAINS),
     })
 }
 
@@ -145,12 +146,12 @@ fn time(
     reader: &mut Reader,
     fields: &Fields<'_>,
     name: &str,
-    what: &str,
+    message: &str,
     default: Duration,
     range: RangeInclusive<Duration>,
 ) -> Duration {
     let (from, to) = range.into_inner();
-    reader.or(fields.get(name), default, |reader, node| reader.length(node, what, from, to))
+    reader.or(fields.get(name), default, |reader, node| reader.length(node, message, from, to))
 }
 
 /// Reads the number of a field.
@@ -166,5 +167,5 @@ fn count(
 
 /// Whether the value is `off`. YAML 1.1 parsers, and some editors, turn it into `false`.
 pub(crate) fn is_off(node: &Node) -> bool {
-    matches!(&node.typed, Typed::Word(word) if word == "off" || word == "false")
+    matches!(&node.value, NodeValue::Word(word) if word == "off" || word == "false")
 }

@@ -3,17 +3,18 @@
 use ratekeeper_rules::key::{Key, KeyFallback, Part};
 use ratekeeper_rules::path::{PathNormalization, normalise};
 
-use crate::error::{known_instead, quoted};
+use crate::error::{known_help, quoted};
 use crate::names;
 use crate::nearest;
-use crate::quantity::Fault;
+use crate::quantity::ValueError;
 use crate::reader::{Entry, Fields, Reader};
-use crate::tree::{Node, Typed};
+use crate::tree::{Node, NodeValue};
 use crate::when::{header_name, pattern, verified};
 use crate::words::PLAIN_PARTS;
 
 const EXAMPLE: &str = "write `ip`, `global`, or as in `{ header: X-User-Id, fallback: anonymous }`";
-const FALLBACK_EXAMPLE: &str = "write `deny`, `skip`, `ip`, a name that such requests share, or another part";
+const FALLBACK_EXAMPLE: &str =
+    "write `deny`, `skip`, `ip`, a literal that these requests share, or another attribute";
 /// Attributes that need a name, such as the header of `header`.
 const NAMED_PARTS: [&str; 5] = ["header", "cookie", "query", "path", "claim"];
 /// Maximum number of a path segment.
@@ -45,7 +46,7 @@ impl Values {
 
     /// Reads values of the key. Returns none, and records an error, if the key has no text values.
     pub(crate) fn read(self, reader: &mut Reader, node: &Node) -> Vec<String> {
-        let (what, instead) = match self {
+        let (message, help) = match self {
             Values::Texts | Values::Segments => {
                 let mut texts = Vec::new();
                 for node in reader.some(node, "write a key, or several as in `[acme, umbrella]`") {
@@ -58,47 +59,48 @@ impl Values {
                 }
                 return texts;
             }
-            Values::None => {
-                ("one budget for all has no keys to name", "remove this, or give the limit a `key`")
-            }
+            Values::None => (
+                "`key: global` is one budget, so there are no keys to select",
+                "remove this, or set a `key` for the limit",
+            ),
             Values::Addresses => (
-                "the keys of this limit are addresses, and no texts",
-                "write `client: 203.0.113.7`, in an override as `when: { client: 203.0.113.7 }`",
+                "the keys of the limit are addresses",
+                "write `client: 203.0.113.7`, in an override `when: { client: 203.0.113.7 }`",
             ),
             Values::Several => (
-                "the keys of this limit have several parts, and no text is equal to them",
-                "write which requests are meant, as in `when: { header: { X-User-Id: acme } }`",
+                "the keys of the limit have several attributes, so a single text cannot match",
+                "select requests with `when`, as in `when: { header: { X-User-Id: acme } }`",
             ),
         };
-        reader.wrong(node.place, what, instead);
+        reader.error(node.position, message, help);
         Vec::new()
     }
 }
 
 /// Normalises segments, because keys are formed from the normalised path.
 fn normal_segments(reader: &mut Reader, node: &Node) -> Option<String> {
-    let spelling = PathNormalization { ignore_trailing_slash: true, ..reader.spelling };
+    let paths = PathNormalization { ignore_trailing_slash: true, ..reader.paths };
     reader.parsed(node, |word| {
         let path = format!("/{word}");
         let normal =
-            normalise(&path, spelling).ok().and_then(|normal| Some(normal.strip_prefix('/')?.to_owned()));
-        normal.filter(|normal| !normal.is_empty()).ok_or_else(|| Fault {
-            what: format!("{} is in no path, so no key is equal to it", quoted(word)),
-            instead: "write a segment as in `acme`, or several with slashes between them".to_owned(),
+            normalise(&path, paths).ok().and_then(|normal| Some(normal.strip_prefix('/')?.to_owned()));
+        normal.filter(|normal| !normal.is_empty()).ok_or_else(|| ValueError {
+            message: format!("{} cannot occur in a path, so no key matches it", quoted(word)),
+            help: "write a segment such as `acme`, or several separated by slashes".to_owned(),
         })
     })
 }
 
 /// Reads a key, and returns the kind of its values.
 pub(crate) fn key(reader: &mut Reader, node: &Node) -> (Key, Values) {
-    if matches!(&node.typed, Typed::Word(word) if word == "global") {
+    if matches!(&node.value, NodeValue::Word(word) if word == "global") {
         return (Key::global(), Values::None);
     }
     let mut key = Key::global();
     let mut values = Values::None;
     for node in reader.some(node, EXAMPLE) {
-        let (part, missing) = match &node.typed {
-            Typed::Map(_) => {
+        let (part, missing) = match &node.value {
+            NodeValue::Map(_) => {
                 let Some(fields) = reader.fields(node, "a key", names::KEY, EXAMPLE) else { continue };
                 let missing = fields.get("fallback").and_then(|node| fallback(reader, node));
                 (named_part(reader, node, &fields), missing)
@@ -123,17 +125,20 @@ pub(crate) fn key(reader: &mut Reader, node: &Node) -> (Key, Values) {
 fn plain_part(reader: &mut Reader, node: &Node) -> Option<Part> {
     reader.parsed(node, |word| {
         let part = PLAIN_PARTS.into_iter().find(|(name, _)| *name == word);
-        part.map(|(_, part)| part).ok_or_else(|| Fault {
-            what: format!("{} is not a part of a request", quoted(word)),
-            instead: match word {
-                "global" => "`global` is one budget for all, and stands alone: `key: global`".to_owned(),
-                word if NAMED_PARTS.contains(&word) => which(word),
+        part.map(|(_, part)| part).ok_or_else(|| ValueError {
+            message: format!("unknown key {}", quoted(word)),
+            help: match word {
+                "global" => {
+                    "`global` is one budget for all requests and cannot be combined: write `key: global`"
+                        .to_owned()
+                }
+                word if NAMED_PARTS.contains(&word) => name_help(word),
                 word => {
                     let known = ["ip", "method", "host", "route", "global"];
                     let is_header = word.contains('-') && header_name(word).is_ok();
                     match (nearest(word, &known), is_header) {
-                        (None, true) => format!("write `{{ header: {word} }}` if a header is meant"),
-                        _ => known_instead(word, &known, EXAMPLE),
+                        (None, true) => format!("write `{{ header: {word} }}` for a header"),
+                        _ => known_help(word, &known, EXAMPLE),
                     }
                 }
             },
@@ -141,7 +146,7 @@ fn plain_part(reader: &mut Reader, node: &Node) -> Option<Part> {
     })
 }
 
-fn which(part: &str) -> String {
+fn name_help(part: &str) -> String {
     let example = match part {
         "header" => "X-User-Id",
         "cookie" => "session",
@@ -149,33 +154,33 @@ fn which(part: &str) -> String {
         "path" => "/users/{id}/**",
         _ => "sub",
     };
-    format!("write which, as in `{{ {part}: {example} }}`")
+    format!("write its name, as in `{{ {part}: {example} }}`")
 }
 
 fn named_part(reader: &mut Reader, node: &Node, fields: &Fields<'_>) -> Option<Part> {
-    let said: Vec<Entry<'_>> = fields.iter().filter(|entry| entry.name != "fallback").collect();
-    let [Entry { name, node: value, .. }] = said.as_slice() else {
-        match said.as_slice() {
-            [] => reader.wrong(node.place, "this does not say which part of a request is meant", EXAMPLE),
+    let attributes: Vec<Entry<'_>> = fields.iter().filter(|entry| entry.name != "fallback").collect();
+    let [Entry { name, node: value, .. }] = attributes.as_slice() else {
+        match attributes.as_slice() {
+            [] => reader.error(node.position, "the key names no attribute of a request", EXAMPLE),
             [_, second, ..] => {
-                let instead = "write several parts as a list, as in `[ip, { header: X-User-Id }]`";
-                reader.wrong(second.place, "this is a second part of the request", instead);
+                let help = "write several attributes as a list, as in `[ip, { header: X-User-Id }]`";
+                reader.error(second.position, "a key item has one attribute", help);
             }
             [_] => {}
         }
         return None;
     };
     // A missing value has been reported.
-    if matches!(value.typed, Typed::Nothing) {
+    if matches!(value.value, NodeValue::Nothing) {
         return None;
     }
     match *name {
         "header" => reader.parsed(value, header_name).map(Part::Header),
-        "cookie" => reader.name(value, &which("cookie")).map(|name| Part::Cookie(name.to_owned())),
-        "query" => reader.name(value, &which("query")).map(|name| Part::Query(name.to_owned())),
+        "cookie" => reader.name(value, &name_help("cookie")).map(|name| Part::Cookie(name.to_owned())),
+        "query" => reader.name(value, &name_help("query")).map(|name| Part::Query(name.to_owned())),
         "claim" => {
             verified(reader, value);
-            reader.name(value, &which("claim")).map(|name| Part::Claim(name.to_owned()))
+            reader.name(value, &name_help("claim")).map(|name| Part::Claim(name.to_owned()))
         }
         "path" => path_part(reader, value),
         // An unknown name has been reported.
@@ -188,27 +193,31 @@ fn path_part(reader: &mut Reader, node: &Node) -> Option<Part> {
     if word.starts_with('/') {
         let pattern = pattern(reader, node)?;
         if pattern.names().next().is_none() {
-            let instead = "write `{name}` for a segment that counts, as in `/users/{id}/**`";
-            reader.wrong(node.place, "nothing of this path tells requests apart", instead);
+            let help = "write `{name}` for the segment that is the key, as in `/users/{id}/**`";
+            reader.error(
+                node.position,
+                "the pattern has no `{name}`, so all requests would have the same key",
+                help,
+            );
         }
         return Some(Part::Path(pattern));
     }
     if word.bytes().any(|byte| !byte.is_ascii_digit()) {
-        let what = format!("{} is neither a pattern nor the number of a segment", quoted(word));
-        reader.wrong(node.place, what, "write `1` for the first segment, or as in `/users/{id}/**`");
+        let message = format!("{} is neither a path pattern nor a segment number", quoted(word));
+        reader.error(node.position, message, "write `1` for the first segment, or as in `/users/{id}/**`");
         return None;
     }
-    let number = reader.number(node, "the number of a segment", 1..=SEGMENTS_MAX)?;
+    let number = reader.number(node, "the segment number", 1..=SEGMENTS_MAX)?;
     Some(Part::Segment(number as usize))
 }
 
 fn fallback(reader: &mut Reader, node: &Node) -> Option<KeyFallback> {
-    if let Typed::Map(_) = &node.typed {
+    if let NodeValue::Map(_) = &node.value {
         let fields = reader.fields(node, "fallback", names::FALLBACK, FALLBACK_EXAMPLE)?;
         return match (fields.get("literal"), fields.iter().len()) {
             (Some(literal), 1) => reader.word(literal).map(|word| KeyFallback::Literal(word.to_owned())),
             (Some(_), _) => {
-                reader.wrong(node.place, "`fallback` has more than one source", FALLBACK_EXAMPLE);
+                reader.error(node.position, "`fallback` has more than one attribute", FALLBACK_EXAMPLE);
                 None
             }
             (None, _) => named_part(reader, node, &fields).map(KeyFallback::Part),
@@ -218,7 +227,7 @@ fn fallback(reader: &mut Reader, node: &Node) -> Option<KeyFallback> {
         "deny" => Ok(KeyFallback::Deny),
         "skip" => Ok(KeyFallback::Skip),
         word if NAMED_PARTS.contains(&word) => {
-            Err(Fault { what: format!("`{word}` does not say which"), instead: which(word) })
+            Err(ValueError { message: format!("`{word}` needs a name"), help: name_help(word) })
         }
         word => match PLAIN_PARTS.into_iter().find(|(name, _)| *name == word) {
             Some((_, part)) => Ok(KeyFallback::Part(part)),
@@ -228,18 +237,18 @@ fn fallback(reader: &mut Reader, node: &Node) -> Option<KeyFallback> {
 }
 
 /// A literal that forms one shared budget. A likely misspelling of `deny` or `skip` is rejected.
-fn literal(word: &str) -> Result<KeyFallback, Fault> {
+fn literal(word: &str) -> Result<KeyFallback, ValueError> {
     let meant = nearest(word, &["deny", "skip"]);
     match meant {
-        Some(meant) => Err(Fault {
-            what: format!("{} is nearly `{meant}`, but not quite", quoted(word)),
-            instead: format!(
-                "write `{meant}`, or `{{ literal: {} }}` if it is a name that requests share",
+        Some(meant) => Err(ValueError {
+            message: format!("{} looks like `{meant}`", quoted(word)),
+            help: format!(
+                "write `{meant}`, or `{{ literal: {} }}` for a literal that requests share",
                 quoted(word).trim_matches('`')
             ),
         }),
         None if word.is_empty() => {
-            Err(Fault { what: "this name is empty".to_owned(), instead: FALLBACK_EXAMPLE.to_owned() })
+            Err(ValueError { message: "the name is empty".to_owned(), help: FALLBACK_EXAMPLE.to_owned() })
         }
         None => Ok(KeyFallback::Literal(word.to_owned())),
     }

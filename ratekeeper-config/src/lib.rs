@@ -1,7 +1,7 @@
 //! Configuration files of Ratekeeper.
 //!
 //! A file is read in two steps: YAML text to a tree of nodes with their positions, then to checked values
-//! ([`ratekeeper_core::Limit`] and [`ratekeeper_rules`]). Each mistake becomes an [`Error`] that shows its position
+//! ([`ratekeeper_core::Limit`] and [`ratekeeper_rules`]). Each mistake becomes a [`Diagnostic`] that shows its position
 //! and what to write instead. All mistakes of a file are reported together.
 //!
 //! ```
@@ -15,18 +15,20 @@
 //! let wrong = ratekeeper_config::parse_limit("token_bucket: { capcity: 4 }").unwrap_err();
 //! assert_eq!(
 //!     wrong.to_string(),
-//!     "line 1, column 17: `capcity` is not a parameter of token_bucket
-//!   |
-//! 1 | token_bucket: { capcity: 4 }
-//!   |                 ^^^^^^^
-//!   = write `capacity`; token_bucket has capacity, refill and style"
+//!     "error: unknown field `capcity` in token_bucket
+//!   --> line 1, column 17
+//!    |
+//!  1 | token_bucket: { capcity: 4 }
+//!    |                 ^^^^^^^
+//!    = help: did you mean `capacity`? Fields: capacity, refill, style"
 //! );
-//! # Ok::<(), ratekeeper_config::Error>(())
+//! # Ok::<(), ratekeeper_config::Diagnostic>(())
 //! ```
 //!
 //! | module | purpose |
 //! |---|---|
 //! | `tree` | YAML text to a tree of nodes, within a budget |
+//! | `syntax` | syntax errors: what was probably meant |
 //! | `reader` | nodes to values, collecting errors |
 //! | `limit` | a limit: algorithm and parameters |
 //! | `rule` | a named limit with its key, conditions and responses |
@@ -34,18 +36,21 @@
 //! | `when` | the conditions of a limit or route |
 //! | `file` | a whole file |
 //! | `store` | the store |
-//! | `slots` | a concurrency limit |
+//! | `concurrency` | a concurrency limit |
 //! | `envoy` | domains and descriptors of the Envoy API |
 //! | `gateway` | listeners, routes and upstreams |
-//! | `outside` | environment variables and referenced files |
+//! | `environment` | environment variables and referenced files |
 //! | `names`, `words` | the known field names and enumeration values |
 //! | `quantity` | numbers, durations and rates: parsing and printing |
 //! | `seconds` | waits as decimal seconds |
 //! | `print` | a limit to YAML |
 //! | `error`, `nearest` | error messages and suggestions |
+//! | `warnings` | risks in a valid file |
 //! | `mask` | secrets hidden in error messages |
 
 mod apis;
+mod concurrency;
+mod environment;
 pub mod envoy;
 mod error;
 mod file;
@@ -55,33 +60,33 @@ mod limit;
 mod mask;
 mod names;
 mod nearest;
-mod outside;
 mod print;
 mod quantity;
 mod reader;
 mod rule;
 mod seconds;
-mod slots;
 mod store;
+mod syntax;
 mod tree;
+mod warnings;
 mod when;
 mod words;
 
 use std::time::Duration;
 
 pub use apis::{Api, Apis, Authorize, EnvoyApi, HttpApi, RespApi};
-pub use error::{Error, Errors};
-pub use file::{Answers, Config, Jwt};
+pub use concurrency::ConcurrencyLimit;
+pub use environment::{Environment, Secret};
+pub use error::{Diagnostic, Errors, Severity};
+pub use file::{Config, Jwt, Responses};
 pub use gateway::{
-    Address, Balance, Eject, Gateway, HeaderEdits, Health, Listener, PathEdit, Protocol, Route, Timeouts,
-    Tls, Upstream, is_link_local,
+    Address, Balance, Gateway, HeaderEdits, Health, Listener, OutlierEjection, PathEdit, Protocol, Route,
+    Timeouts, Tls, Upstream, UpstreamTimeouts, is_link_local,
 };
 pub use nearest::nearest;
-pub use outside::{Environment, Secret};
 pub use print::to_yaml;
 pub use quantity::{duration_text, rate_text};
 pub use seconds::push_seconds;
-pub use slots::Slots;
 pub use store::{Redis, Store, WhenFull};
 
 /// JSON Schema of configuration files, for completion and validation in editors.
@@ -121,16 +126,16 @@ pub const ERRORS_MAX: usize = 100;
 ///
 /// # Errors
 /// Returns an error with its position, the reason and what to write instead if the text is not a valid limit.
-pub fn parse_limit(yaml: &str) -> Result<ratekeeper_core::Limit, Error> {
-    let (node, problems) =
-        tree::read(yaml, "a limit", limit::EXAMPLE, tree::Size::Limit).map_err(|it| it.in_text(yaml, &[]))?;
+pub fn parse_limit(yaml: &str) -> Result<ratekeeper_core::Limit, Diagnostic> {
+    let (node, problems) = tree::read(yaml, "a limit", limit::EXAMPLE, tree::Size::Limit)
+        .map_err(|it| it.in_text(Severity::Error, yaml, &[]))?;
     let mut reader = reader::Reader { problems, ..reader::Reader::default() };
     let limit = limit::document(&mut reader, &node);
     match (limit, reader.problems.into_iter().next()) {
-        (_, Some(problem)) => Err(problem.in_text(yaml, &[])),
+        (_, Some(problem)) => Err(problem.in_text(Severity::Error, yaml, &[])),
         (Some(limit), None) => Ok(limit),
         // A reader that returns no limit has recorded a problem.
-        (None, None) => Err(error::Problem::unknown().in_text(yaml, &[])),
+        (None, None) => Err(error::Problem::unknown().in_text(Severity::Error, yaml, &[])),
     }
 }
 
@@ -139,19 +144,24 @@ pub fn parse_limit(yaml: &str) -> Result<ratekeeper_core::Limit, Error> {
 /// # Errors
 /// Returns what is wrong and what to write instead.
 pub fn parse_duration(typed: &str) -> Result<Duration, String> {
-    quantity::duration(typed).map_err(|quantity::Fault { what, instead }| format!("{what}; {instead}"))
+    quantity::duration(typed).map_err(|quantity::ValueError { message, help }| format!("{message}; {help}"))
 }
 
 /// Parses a configuration file.
 ///
 /// # Errors
 /// Returns all errors of the file, in line order.
-pub fn parse(yaml: &str, outside: &dyn Environment) -> Result<Config, Errors> {
+pub fn parse(yaml: &str, environment: &dyn Environment) -> Result<Config, Errors> {
     let (node, problems) = tree::read(yaml, "a configuration", file::EXAMPLE, tree::Size::File)
         .map_err(|problem| Errors::new(vec![problem], yaml, &[]))?;
     let mut reader = reader::Reader { problems, ..reader::Reader::default() };
-    match file::document(&mut reader, &node, outside) {
-        Some(config) if reader.problems.is_empty() => Ok(config),
+    match file::document(&mut reader, &node, environment) {
+        Some(config) if reader.problems.is_empty() => {
+            reader.warnings.sort_by_key(|warning| (warning.position.line, warning.position.column));
+            let warnings = reader.warnings.into_iter();
+            let warnings = warnings.map(|it| it.in_text(Severity::Warning, yaml, &reader.secrets)).collect();
+            Ok(Config { warnings, ..config })
+        }
         _ => Err(Errors::new(reader.problems, yaml, &reader.secrets)),
     }
 }

@@ -2,10 +2,10 @@
 
 use ratekeeper_core::{BUCKETS_MAX, Limit, LimitError};
 
-use crate::error::{Place, known_instead, listed, quoted};
-use crate::quantity::{self, Fault};
+use crate::error::{Position, known_help, listed, quoted};
+use crate::quantity::{self, ValueError};
 use crate::reader::{Fields, Reader};
-use crate::tree::{Node, Typed};
+use crate::tree::{Node, NodeValue};
 use crate::{nearest, words};
 
 pub(crate) const EXAMPLE: &str =
@@ -30,39 +30,39 @@ const WINDOW_DEFAULT: &str = "60s";
 
 /// Reads a document that is one limit.
 pub(crate) fn document(reader: &mut Reader, node: &Node) -> Option<Limit> {
-    match &node.typed {
-        Typed::Map(entries) if !entries.is_empty() => {
+    match &node.value {
+        NodeValue::Map(entries) if !entries.is_empty() => {
             let names = algorithm_names();
             for (index, (name, _)) in entries.iter().enumerate() {
-                let Typed::Word(word) = &name.typed else { continue };
+                let NodeValue::Word(word) = &name.value else { continue };
                 if !names.contains(&word.as_str()) {
-                    let choice = format!("the algorithms are {}", listed(&names, "and"));
-                    let what = format!("{} is not an algorithm", quoted(word));
-                    reader.wrong(name.place, what, known_instead(word, &names, &choice));
+                    let choice = format!("Algorithms: {}", listed(&names));
+                    let message = format!("unknown algorithm {}", quoted(word));
+                    reader.error(name.position, message, known_help(word, &names, &choice));
                     return None;
                 }
                 if index > 0 {
-                    second(reader, name.place);
+                    second(reader, name.position);
                     return None;
                 }
             }
             let fields = reader.named(node, "a limit", EXAMPLE)?;
             among(reader, &fields)
         }
-        Typed::Word(_) => {
-            reader.wrong(node.place, "an algorithm needs its parameters, or an empty `{}`", EXAMPLE);
+        NodeValue::Word(_) => {
+            reader.error(node.position, "the algorithm has no parameters", EXAMPLE);
             None
         }
-        Typed::Map(_) | Typed::Nothing | Typed::List(_) => {
-            reader.wrong(node.place, "there is no limit here", EXAMPLE);
+        NodeValue::Map(_) | NodeValue::Nothing | NodeValue::List(_) => {
+            reader.error(node.position, "the limit is empty", EXAMPLE);
             None
         }
     }
 }
 
-fn second(reader: &mut Reader, place: Place) {
-    let what = "a limit has one algorithm, and this is a second one";
-    reader.wrong(place, what, "remove one of the two, or make them two limits");
+fn second(reader: &mut Reader, position: Position) {
+    let message = "a limit has only one algorithm";
+    reader.error(position, message, "remove one of the two, or write two limits");
 }
 
 /// Reads the limit whose algorithm is one of the fields.
@@ -76,19 +76,19 @@ pub(crate) fn among(reader: &mut Reader, fields: &Fields<'_>) -> Option<Limit> {
         if fields.iter().any(|entry| is_near(entry.name)) {
             return None;
         }
-        let what = format!("{} has no algorithm", fields.owner);
-        reader.wrong(fields.place, what, EXAMPLE);
+        let message = format!("missing algorithm in {}", fields.owner);
+        reader.error(fields.position, message, EXAMPLE);
         return None;
     };
     if let Some((other, _)) = found.next() {
-        let place = fields.entry(other).map_or(fields.place, |entry| entry.place);
-        second(reader, place);
+        let position = fields.entry(other).map_or(fields.position, |entry| entry.position);
+        second(reader, position);
         return None;
     }
-    let nothing = Node::nothing(fields.place);
+    let nothing = Node::nothing(fields.position);
     let node = fields.get(name).unwrap_or(&nothing);
-    if matches!(node.typed, Typed::Word(_) | Typed::List(_)) {
-        reader.wrong(node.place, "the parameters must be a mapping", EXAMPLE);
+    if matches!(node.value, NodeValue::Word(_) | NodeValue::List(_)) {
+        reader.error(node.position, "the parameters of an algorithm must be a mapping", EXAMPLE);
         return None;
     }
     let fields = reader.parameters(node, name, parameters, EXAMPLE)?;
@@ -98,7 +98,7 @@ pub(crate) fn among(reader: &mut Reader, fields: &Fields<'_>) -> Option<Limit> {
         return None;
     }
     // The parameters have been checked where they are read, so this reports only checks that exist in the core alone.
-    limit.map_err(|error| reader.wrong(fields.place, error.to_string(), "change the parameters")).ok()
+    limit.map_err(|error| reader.error(fields.position, error.to_string(), "change the parameters")).ok()
 }
 
 fn limit(reader: &mut Reader, algorithm: &str, fields: &Fields<'_>) -> Result<Limit, LimitError> {
@@ -141,7 +141,7 @@ fn quantity<T>(
     reader: &mut Reader,
     node: Option<&Node>,
     default: &str,
-    parse: fn(&str) -> Result<T, Fault>,
+    parse: fn(&str) -> Result<T, ValueError>,
 ) -> Result<T, LimitError> {
     match node.and_then(|node| reader.parsed(node, parse)) {
         Some(value) => Ok(value),

@@ -15,7 +15,7 @@ pub(crate) const SECRET: &[&str] = &["file"];
 
 pub(crate) const CLIENT: &[&str] = &["trusted_proxies", "source", "ipv6_prefix"];
 pub(crate) const PATHS: &[&str] = &["ambiguous", "case", "trailing_slash"];
-pub(crate) const ANSWERS: &[&str] = &["header_set", "jitter"];
+pub(crate) const RESPONSES: &[&str] = &["header_set", "jitter"];
 pub(crate) const JWT: &[&str] = &["keys", "header", "issuer", "audience", "algorithms"];
 
 /// Of a limit, in addition to its algorithm. A concurrency limit has no algorithm.
@@ -45,7 +45,7 @@ pub(crate) const OVERRIDE: &[&str] = &["key", "when", "unlimited"];
 /// Of an entry of `allow` and `deny`.
 pub(crate) const LISTED: &[&str] = &["client", "key"];
 pub(crate) const BAN: &[&str] = &["after", "within", "for"];
-pub(crate) const ANSWER: &[&str] = &["status", "body", "content_type"];
+pub(crate) const DENY_RESPONSE: &[&str] = &["status", "body", "content_type"];
 
 /// Of a descriptor, in addition to its algorithm.
 pub(crate) const DESCRIPTOR: &[&str] = &[
@@ -91,9 +91,7 @@ pub(crate) const UPSTREAM: &[&str] = &[
     "addresses",
     "balance",
     "protocol",
-    "connect_timeout",
-    "read_timeout",
-    "idle_timeout",
+    "timeouts",
     "ping_after",
     "max_connections",
     "retry_budget",
@@ -101,15 +99,51 @@ pub(crate) const UPSTREAM: &[&str] = &[
     "outlier_ejection",
     "tls",
 ];
+pub(crate) const UPSTREAM_TIMEOUTS: &[&str] = &["connect", "read", "idle"];
 pub(crate) const UPSTREAM_TLS: &[&str] = &["ca"];
 pub(crate) const HEALTH: &[&str] = &["path", "every", "timeout", "healthy_after", "unhealthy_after"];
-pub(crate) const EJECT: &[&str] = &["after", "for"];
+pub(crate) const OUTLIER_EJECTION: &[&str] = &["after", "for"];
 pub(crate) const APIS: &[&str] = &["http", "envoy", "resp"];
 pub(crate) const HTTP: &[&str] = &["listen", "token", "refunds", "resets", "authorize"];
 pub(crate) const AUTHORIZE: &[&str] = &["deny_status", "limits"];
 pub(crate) const ENVOY: &[&str] = &["listen", "token", "refunds", "headers"];
 pub(crate) const RESP: &[&str] = &["listen", "token", "max_connections"];
 pub(crate) const ADMIN: &[&str] = &["listen", "token"];
+
+/// The names inside of a field, to find the field that a misplaced name belongs to.
+fn inside_of(field: &str) -> &'static [&'static str] {
+    let known = [
+        ("store", STORE),
+        ("redis", REDIS),
+        ("memory", MEMORY),
+        ("client", CLIENT),
+        ("paths", PATHS),
+        ("responses", RESPONSES),
+        ("jwt", JWT),
+        ("gateway", GATEWAY),
+        ("apis", APIS),
+        ("http", HTTP),
+        ("ban", BAN),
+        ("deny_response", DENY_RESPONSE),
+        ("health", HEALTH),
+        ("outlier_ejection", OUTLIER_EJECTION),
+        ("authorize", AUTHORIZE),
+        ("concurrency", CONCURRENCY),
+    ];
+    let algorithm = limit::ALGORITHMS.iter().find(|(name, _)| *name == field).map(|(_, names)| *names);
+    let field = known.iter().find(|(name, _)| *name == field).map(|(_, names)| *names);
+    field.or(algorithm).unwrap_or_default()
+}
+
+/// The field, of those in a mapping, that a misplaced name should be indented under.
+pub(crate) fn owner_of<'f>(name: &str, fields: impl Iterator<Item = &'f str>) -> Option<&'f str> {
+    fields.filter(|field| inside_of(field).contains(&name)).last()
+}
+
+/// Whether the name is a field of a limit, or an algorithm.
+pub(crate) fn is_limit_field(name: &str) -> bool {
+    LIMIT.contains(&name) || limit::algorithm_names().contains(&name)
+}
 
 /// Whether a name without a value means an empty mapping. For other names the value was probably forgotten.
 pub(crate) fn may_be_empty(name: &str) -> bool {
@@ -139,7 +173,7 @@ mod tests {
             ("/$defs/file", SECRET),
             ("/$defs/client", CLIENT),
             ("/$defs/paths", PATHS),
-            ("/$defs/responses", ANSWERS),
+            ("/$defs/responses", RESPONSES),
             ("/$defs/jwt", JWT),
             ("/$defs/concurrency", CONCURRENCY),
             ("/$defs/part/oneOf/1", KEY),
@@ -149,7 +183,7 @@ mod tests {
             ("/$defs/lease/oneOf/1", LEASE),
             ("/$defs/listed/oneOf/1", LISTED),
             ("/$defs/ban", BAN),
-            ("/$defs/deny_response", ANSWER),
+            ("/$defs/deny_response", DENY_RESPONSE),
             ("/$defs/gateway", GATEWAY),
             ("/$defs/listener/oneOf/1", LISTENER),
             ("/$defs/listener_tls", LISTENER_TLS),
@@ -157,9 +191,10 @@ mod tests {
             ("/$defs/route", ROUTE),
             ("/$defs/headers", HEADERS),
             ("/$defs/upstream", UPSTREAM),
+            ("/$defs/upstream_timeouts", UPSTREAM_TIMEOUTS),
             ("/$defs/upstream_tls", UPSTREAM_TLS),
             ("/$defs/health/oneOf/1", HEALTH),
-            ("/$defs/outlier_ejection/oneOf/1", EJECT),
+            ("/$defs/outlier_ejection/oneOf/1", OUTLIER_EJECTION),
             ("/$defs/apis", APIS),
             ("/$defs/http/oneOf/1", HTTP),
             ("/$defs/authorize", AUTHORIZE),
@@ -200,8 +235,8 @@ mod tests {
             ("/$defs/on_store_failure", of(&words::FAILURES)),
             ("/$defs/client/properties/source", of(&words::SOURCES)),
             ("/$defs/paths/properties/ambiguous", of(&words::AMBIGUOUS)),
-            ("/$defs/paths/properties/case", of(&words::SPELLINGS)),
-            ("/$defs/paths/properties/trailing_slash", of(&words::SPELLINGS)),
+            ("/$defs/paths/properties/case", of(&words::CASE)),
+            ("/$defs/paths/properties/trailing_slash", of(&words::TRAILING_SLASH)),
             ("/$defs/responses/properties/header_set", HeaderSet::all().map(HeaderSet::name).collect()),
             ("/$defs/signature", words::SIGNATURES.to_vec()),
             ("/$defs/part/oneOf/0", of(&words::PLAIN_PARTS)),

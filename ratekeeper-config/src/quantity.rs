@@ -10,79 +10,88 @@ use crate::nearest;
 
 /// What is wrong with a value, and what to write instead.
 #[derive(Debug)]
-pub(crate) struct Fault {
-    pub(crate) what: String,
-    pub(crate) instead: String,
+pub(crate) struct ValueError {
+    pub(crate) message: String,
+    pub(crate) help: String,
 }
 
-impl Fault {
-    fn new<T>(what: String, instead: impl Into<String>) -> Result<T, Fault> {
-        Err(Fault { what, instead: instead.into() })
+impl ValueError {
+    fn new<T>(message: String, help: impl Into<String>) -> Result<T, ValueError> {
+        Err(ValueError { message, help: help.into() })
     }
 }
 
 /// A unit of time: its length, its name after a number and after a slash, and all accepted names.
-struct Unit {
+struct TimeUnit {
     nanos: u64,
     short: &'static str,
     per: &'static str,
-    spellings: &'static [&'static str],
+    names: &'static [&'static str],
 }
 
 /// Longest first. The two shortest exist so that every limit can be printed.
-const UNITS: [Unit; 8] = [
-    Unit { nanos: 604_800_000_000_000, short: "w", per: "week", spellings: &["w", "week", "weeks"] },
-    Unit { nanos: 86_400_000_000_000, short: "d", per: "day", spellings: &["d", "day", "days"] },
-    Unit { nanos: 3_600_000_000_000, short: "h", per: "h", spellings: &["h", "hour", "hours"] },
-    Unit { nanos: 60_000_000_000, short: "m", per: "min", spellings: &["m", "min", "minute", "minutes"] },
-    Unit { nanos: 1_000_000_000, short: "s", per: "s", spellings: &["s", "sec", "second", "seconds"] },
-    Unit { nanos: 1_000_000, short: "ms", per: "ms", spellings: &["ms"] },
-    Unit { nanos: 1_000, short: "us", per: "us", spellings: &["us"] },
-    Unit { nanos: 1, short: "ns", per: "ns", spellings: &["ns"] },
+const UNITS: [TimeUnit; 8] = [
+    TimeUnit { nanos: 604_800_000_000_000, short: "w", per: "week", names: &["w", "week", "weeks"] },
+    TimeUnit { nanos: 86_400_000_000_000, short: "d", per: "day", names: &["d", "day", "days"] },
+    TimeUnit { nanos: 3_600_000_000_000, short: "h", per: "h", names: &["h", "hour", "hours"] },
+    TimeUnit { nanos: 60_000_000_000, short: "m", per: "min", names: &["m", "min", "minute", "minutes"] },
+    TimeUnit { nanos: 1_000_000_000, short: "s", per: "s", names: &["s", "sec", "second", "seconds"] },
+    TimeUnit { nanos: 1_000_000, short: "ms", per: "ms", names: &["ms"] },
+    TimeUnit { nanos: 1_000, short: "us", per: "us", names: &["us"] },
+    TimeUnit { nanos: 1, short: "ns", per: "ns", names: &["ns"] },
 ];
 
-const UNITS_KNOWN: &str = "the units are ms, s, m, h, d and w";
+/// How other tools write a period, and the unit it is here.
+const PERIODS: [(&[&str], &str); 4] = [
+    (&["rps", "qps", "per second", "per sec"], "s"),
+    (&["rpm", "qpm", "per minute", "per min"], "min"),
+    (&["rph", "per hour"], "h"),
+    (&["rpd", "per day"], "day"),
+];
+const UNITS_KNOWN: &str = "Units: ms, s, m, h, d, w";
 
 /// Parses a whole number from 1 to `max`. Zero would deny everything.
-pub(crate) fn whole(name: &str, typed: &str, max: u32) -> Result<u32, Fault> {
-    number(name, typed, 1..=max).map_err(|fault| match typed.parse() {
-        Ok(0_u32) => Fault { what: format!("{name} is 0, so nothing would ever pass"), ..fault },
-        _ => fault,
+pub(crate) fn whole(name: &str, typed: &str, max: u32) -> Result<u32, ValueError> {
+    number(name, typed, 1..=max).map_err(|value_error| match typed.parse() {
+        Ok(0_u32) => {
+            ValueError { message: format!("{name} is 0, which would deny every request"), ..value_error }
+        }
+        _ => value_error,
     })
 }
 
 /// Parses a whole number in a range.
-pub(crate) fn number(name: &str, typed: &str, range: RangeInclusive<u32>) -> Result<u32, Fault> {
-    let instead = format!("write a whole number from {} to {}", range.start(), range.end());
+pub(crate) fn number(name: &str, typed: &str, range: RangeInclusive<u32>) -> Result<u32, ValueError> {
+    let help = format!("write a whole number from {} to {}", range.start(), range.end());
     if typed.is_empty() {
-        return Fault::new(format!("{name} is empty"), instead);
+        return ValueError::new(format!("{name} is empty"), help);
     }
     if !typed.bytes().all(|b| b.is_ascii_digit()) {
-        return Fault::new(format!("{name} is {}, which is {}", quoted(typed), not_whole(typed)), instead);
+        return ValueError::new(format!("{name} is {}, which is {}", quoted(typed), not_whole(typed)), help);
     }
     match typed.parse::<u32>() {
         Ok(value) if range.contains(&value) => Ok(value),
         Ok(value) if value < *range.start() => {
-            Fault::new(format!("{name} is {}, which is too small", quoted(typed)), instead)
+            ValueError::new(format!("{name} is {}, which is too small", quoted(typed)), help)
         }
-        _ => Fault::new(format!("{name} is {}, which is too large", quoted(typed)), instead),
+        _ => ValueError::new(format!("{name} is {}, which is too large", quoted(typed)), help),
     }
 }
 
 /// Parses a percentage: `20%`.
-pub(crate) fn percent(name: &str, typed: &str) -> Result<u32, Fault> {
+pub(crate) fn percent(name: &str, typed: &str) -> Result<u32, ValueError> {
     let number = typed.strip_suffix('%').map(|digits| digits.parse::<u32>());
     match number {
         Some(Ok(percent)) if percent <= 100 => Ok(percent),
-        _ => Fault::new(
-            format!("{name} is {}, which is not a share of 0% to 100%", quoted(typed)),
-            format!("write a whole number of percent, as in `{name}: 20%`"),
+        _ => ValueError::new(
+            format!("{name} is {}, which is not a percentage from 0% to 100%", quoted(typed)),
+            format!("write a whole percentage, as in `{name}: 20%`"),
         ),
     }
 }
 
 /// Parses an amount of memory: `64MiB`, `1GiB`.
-pub(crate) fn bytes(typed: &str) -> Result<usize, Fault> {
+pub(crate) fn bytes(typed: &str) -> Result<usize, ValueError> {
     const UNITS: [(&str, usize); 4] = [("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30), ("B", 1)];
     let number = typed.trim_end_matches(|c: char| !c.is_ascii_digit());
     let unit = typed[number.len()..].trim();
@@ -90,9 +99,9 @@ pub(crate) fn bytes(typed: &str) -> Result<usize, Fault> {
     let size = unit.and_then(|unit| number.parse::<usize>().ok()?.checked_mul(unit)).filter(|size| *size > 0);
     match size {
         Some(size) => Ok(size),
-        None => Fault::new(
-            format!("{} is not an amount of memory", quoted(typed)),
-            "write a whole number and a unit, as in `64MiB`; the units are KiB, MiB and GiB",
+        None => ValueError::new(
+            format!("invalid amount of memory {}", quoted(typed)),
+            "write a whole number and a unit, as in `64MiB`. Units: KiB, MiB, GiB",
         ),
     }
 }
@@ -111,17 +120,17 @@ fn not_whole(typed: &str) -> &'static str {
 }
 
 /// Parses the length of a window, in the range of limits.
-pub(crate) fn window(typed: &str) -> Result<Duration, Fault> {
+pub(crate) fn window(typed: &str) -> Result<Duration, ValueError> {
     length("a window", typed, WINDOW_MIN, WINDOW_MAX)
 }
 
 /// Parses a duration in a range.
-pub(crate) fn length(name: &str, typed: &str, from: Duration, to: Duration) -> Result<Duration, Fault> {
+pub(crate) fn length(name: &str, typed: &str, from: Duration, to: Duration) -> Result<Duration, ValueError> {
     let length = duration(typed)?;
     if length < from || length > to {
-        let what = if length < from { "short" } else { "long" };
-        return Fault::new(
-            format!("{name} of {} is too {what}", quoted(typed)),
+        let message = if length < from { "short" } else { "long" };
+        return ValueError::new(
+            format!("{name} of {} is too {message}", quoted(typed)),
             format!("write {} to {}", duration_text(from), duration_text(to)),
         );
     }
@@ -129,41 +138,41 @@ pub(crate) fn length(name: &str, typed: &str, from: Duration, to: Duration) -> R
 }
 
 /// Parses a number and a unit: `500ms`, `60s`, `15m`, `1h`, `1d`, `1w`.
-pub(crate) fn duration(typed: &str) -> Result<Duration, Fault> {
+pub(crate) fn duration(typed: &str) -> Result<Duration, ValueError> {
     let trimmed = typed.trim();
     let number_end = trimmed.bytes().take_while(|b| b.is_ascii_digit() || *b == b'.').count();
     let (number, unit_typed) = (&trimmed[..number_end], trimmed[number_end..].trim_start());
     let example = if number.is_empty() { "60" } else { number };
     if number.is_empty() {
-        let what = if trimmed.starts_with('-') { "is negative" } else { "has no number" };
-        return Fault::new(
-            format!("{} {what}", quoted(typed)),
+        let message = if trimmed.starts_with('-') { "is negative" } else { "has no number" };
+        return ValueError::new(
+            format!("{} {message}", quoted(typed)),
             "write a whole number and a unit, as in `60s`",
         );
     }
     if unit_typed.is_empty() {
-        return Fault::new(
+        return ValueError::new(
             format!("{} has no unit", quoted(typed)),
-            format!("write `{example}s` if seconds are meant; {UNITS_KNOWN}"),
+            format!("write `{example}s` for seconds. {UNITS_KNOWN}"),
         );
     }
     if unit_typed.bytes().any(|b| b.is_ascii_digit()) {
-        return Fault::new(
-            format!("{} is more than a number and a unit", quoted(typed)),
+        return ValueError::new(
+            format!("{} has more than one number and unit", quoted(typed)),
             "write one number and one unit, as in `90m`",
         );
     }
     let unit = unit(unit_typed)?;
     let Some(nanos) = scaled(number, unit.nanos) else {
-        return Fault::new(
-            format!("{} is not a whole number of a unit", quoted(typed)),
-            format!("write a whole number and one unit; {UNITS_KNOWN}"),
+        return ValueError::new(
+            format!("{} is not a whole number", quoted(typed)),
+            format!("write a whole number and one unit. {UNITS_KNOWN}"),
         );
     };
     let length = u64::try_from(nanos).map_or(Duration::MAX, Duration::from_nanos);
     if number.contains('.') {
-        return Fault::new(
-            format!("{} is not a whole number of a unit", quoted(typed)),
+        return ValueError::new(
+            format!("{} is not a whole number", quoted(typed)),
             format!("write `{}`", duration_text(length)),
         );
     }
@@ -171,37 +180,41 @@ pub(crate) fn duration(typed: &str) -> Result<Duration, Fault> {
 }
 
 /// Parses a count per unit or per duration: `4/min`, `100/1h`, `5/week`.
-pub(crate) fn rate(typed: &str) -> Result<Rate, Fault> {
+pub(crate) fn rate(typed: &str) -> Result<Rate, ValueError> {
     let Some((count, per)) = typed.split_once('/') else {
         let number: String = typed.chars().take_while(char::is_ascii_digit).collect();
+        let period = typed[number.len()..].trim().to_ascii_lowercase();
         let number = if number.is_empty() { "10" } else { &number };
-        return Fault::new(
-            format!("{} does not say in what time", quoted(typed)),
-            format!("write `{number}/s` if a second is meant; or as in `4/min`, `100/1h`, `5/week`"),
-        );
+        let help = match PERIODS.iter().find(|(names, _)| names.contains(&&*period)) {
+            Some((_, unit)) => format!("write `{number}/{unit}`"),
+            None => format!("write `{number}/s` for a second, or as in `4/min`, `100/1h`, `5/week`"),
+        };
+        return ValueError::new(format!("the rate {} has no slash and period", quoted(typed)), help);
     };
     let (count, per) = (count.trim(), per.trim());
     if per.is_empty() {
         let is_number = !count.is_empty() && count.len() < 20 && count.bytes().all(|b| b.is_ascii_digit());
         let count = if is_number { count } else { "10" };
-        return Fault::new(
-            format!("{} has nothing after the slash", quoted(typed)),
-            format!("write `{count}/s` if a second is meant; {UNITS_KNOWN}"),
+        return ValueError::new(
+            format!("the rate {} has no unit after the slash", quoted(typed)),
+            format!("write `{count}/s` for a second. {UNITS_KNOWN}"),
         );
     }
     let starts_with_number = per.starts_with(|c: char| c.is_ascii_digit() || c == '-');
     let period = if starts_with_number { duration(per)? } else { Duration::from_nanos(unit(per)?.nanos) };
     if count.is_empty() {
-        return Fault::new(
-            format!("{} has nothing before the slash", quoted(typed)),
+        return ValueError::new(
+            format!("the rate {} has no number before the slash", quoted(typed)),
             "write a whole number before the slash, as in `4/min`",
         );
     }
     if !count.bytes().all(|b| b.is_ascii_digit()) {
-        let what = format!("{} is {}", quoted(count), not_whole(count));
-        return Fault::new(
-            what,
-            match whole_rate(count, period) {
+        let message = format!("{} is {}", quoted(count), not_whole(count));
+        // nginx writes `10r/s`.
+        let number = count.strip_suffix('r').unwrap_or(count);
+        return ValueError::new(
+            message,
+            match whole_rate(number, period) {
                 Some(rate) => format!("write `{}`", rate_text(rate)),
                 None => "write a whole number before the slash, as in `4/min`".to_owned(),
             },
@@ -210,19 +223,23 @@ pub(crate) fn rate(typed: &str) -> Result<Rate, Fault> {
     let Ok(count) = count.parse::<u64>() else { return too_fast(typed) };
     match Rate::new(count, period) {
         Ok(rate) => Ok(rate),
-        Err(LimitError::RateZero) => {
-            Fault::new(format!("{} never lets anything in", quoted(typed)), "write at least `1/366d`")
-        }
-        Err(LimitError::PeriodOutOfRange(_)) => Fault::new(
-            format!("the time in {} is out of range", quoted(typed)),
-            "write a time from 1ms to 366d after the slash",
+        Err(LimitError::RateZero) => ValueError::new(
+            format!("the rate {} would deny every request", quoted(typed)),
+            "write at least `1/366d`",
+        ),
+        Err(LimitError::PeriodOutOfRange(_)) => ValueError::new(
+            format!("the period of {} is out of range", quoted(typed)),
+            "write a period from 1ms to 366d after the slash",
         ),
         Err(_) => too_fast(typed),
     }
 }
 
-fn too_fast<T>(typed: &str) -> Result<T, Fault> {
-    Fault::new(format!("{} is too fast", quoted(typed)), format!("write at most {}/s", Rate::MAX_PER_SECOND))
+fn too_fast<T>(typed: &str) -> Result<T, ValueError> {
+    ValueError::new(
+        format!("the rate {} is too high", quoted(typed)),
+        format!("write at most {}/s", Rate::MAX_PER_SECOND),
+    )
 }
 
 /// Converts a decimal rate to whole numbers: `0.5` per second is `1/2s`.
@@ -238,16 +255,16 @@ fn gcd(a: u64, b: u64) -> u64 {
     if b == 0 { a.max(1) } else { gcd(b, a % b) }
 }
 
-fn unit(typed: &str) -> Result<&'static Unit, Fault> {
-    if let Some(unit) = UNITS.iter().find(|unit| unit.spellings.contains(&typed)) {
+fn unit(typed: &str) -> Result<&'static TimeUnit, ValueError> {
+    if let Some(unit) = UNITS.iter().find(|unit| unit.names.contains(&typed)) {
         return Ok(unit);
     }
-    let spellings: Vec<&str> = UNITS.iter().flat_map(|unit| unit.spellings).copied().collect();
-    let instead = match nearest(typed, &spellings) {
-        Some(near) => format!("write `{near}`; {UNITS_KNOWN}"),
+    let names: Vec<&str> = UNITS.iter().flat_map(|unit| unit.names).copied().collect();
+    let help = match nearest(typed, &names) {
+        Some(near) => format!("did you mean `{near}`? {UNITS_KNOWN}"),
         None => UNITS_KNOWN.to_owned(),
     };
-    Fault::new(format!("{} is not a unit of time", quoted(typed)), instead)
+    ValueError::new(format!("unknown unit of time {}", quoted(typed)), help)
 }
 
 /// A decimal number times `scale`, if the product is a whole number far from overflow.
@@ -278,9 +295,9 @@ pub fn rate_text(rate: Rate) -> String {
 }
 
 /// The longest unit that divides the duration.
-fn in_units(duration: Duration) -> (u128, &'static Unit) {
+fn in_units(duration: Duration) -> (u128, &'static TimeUnit) {
     let nanos = duration.as_nanos();
-    let divides = |unit: &&Unit| nanos > 0 && nanos.is_multiple_of(u128::from(unit.nanos));
+    let divides = |unit: &&TimeUnit| nanos > 0 && nanos.is_multiple_of(u128::from(unit.nanos));
     let unit = UNITS.iter().find(divides).unwrap_or(&UNITS[SECOND]);
     (nanos / u128::from(unit.nanos), unit)
 }

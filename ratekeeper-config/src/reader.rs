@@ -1,5 +1,7 @@
 //! Nodes to values. Errors are recorded and reading continues, so that all errors of a file are reported together.
 
+use std::collections::HashMap;
+use std::hash::Hash;
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -7,27 +9,33 @@ use std::time::Duration;
 use ratekeeper_rules::path::PathNormalization;
 
 use crate::ERRORS_MAX;
-use crate::error::{Place, Problem, known_instead, listed, quoted};
+use crate::error::{Position, Problem, known_help, listed, quoted};
+use crate::gateway::Address;
 use crate::names;
 use crate::nearest::{TYPED_CHARS_MAX, nearest};
-use crate::quantity::{self, Fault};
-use crate::tree::{Node, Typed};
+use crate::quantity::{self, ValueError};
+use crate::syntax::written_with_colon;
+use crate::tree::{Node, NodeValue};
 
 #[derive(Default)]
 pub(crate) struct Reader {
     pub(crate) problems: Vec<Problem>,
+    /// Risks in a valid file.
+    pub(crate) warnings: Vec<Problem>,
     /// Path normalization of the file.
-    pub(crate) spelling: PathNormalization,
+    pub(crate) paths: PathNormalization,
     /// Whether the file configures `jwt`. Without it, claims cannot be used.
     pub(crate) has_tokens: bool,
     /// Whether the file lists trusted proxies.
     pub(crate) has_proxies: bool,
     /// Routes that limits have named so far, with positions.
-    pub(crate) routes_named: Vec<(String, Place)>,
+    pub(crate) routes_named: Vec<(String, Position)>,
     /// Addresses to listen on so far, with positions.
-    pub(crate) listening: Vec<(SocketAddr, Place)>,
+    pub(crate) listening: Vec<(SocketAddr, Position)>,
+    /// Addresses of upstreams, with positions.
+    pub(crate) upstream_addresses: Vec<(Address, Position)>,
     /// Positions of secrets.
-    pub(crate) secrets: Vec<Place>,
+    pub(crate) secrets: Vec<Position>,
     /// Work spent on suggestions so far: characters of known names times characters of unknown names.
     pub(crate) compared: usize,
 }
@@ -40,7 +48,7 @@ const COMPARED_MAX: usize = 2_000_000;
 pub(crate) struct Fields<'n> {
     /// What the mapping is, for messages.
     pub(crate) owner: String,
-    pub(crate) place: Place,
+    pub(crate) position: Position,
     entries: Vec<Entry<'n>>,
 }
 
@@ -48,7 +56,7 @@ pub(crate) struct Fields<'n> {
 #[derive(Clone, Copy)]
 pub(crate) struct Entry<'n> {
     pub(crate) name: &'n str,
-    pub(crate) place: Place,
+    pub(crate) position: Position,
     pub(crate) node: &'n Node,
 }
 
@@ -56,7 +64,7 @@ impl<'n> Fields<'n> {
     /// The value of a name, unless it is missing or empty.
     pub(crate) fn get(&self, name: &str) -> Option<&'n Node> {
         let node = self.entry(name)?.node;
-        (!matches!(node.typed, Typed::Nothing)).then_some(node)
+        (!matches!(node.value, NodeValue::Nothing)).then_some(node)
     }
 
     /// Whether the name is present, even without a value.
@@ -79,9 +87,41 @@ impl<'n> Fields<'n> {
 }
 
 impl Reader {
-    pub(crate) fn wrong(&mut self, place: Place, what: impl Into<String>, instead: impl Into<String>) {
+    pub(crate) fn error(&mut self, position: Position, message: impl Into<String>, help: impl Into<String>) {
         if !self.is_full() {
-            self.problems.push(Problem { place, what: what.into(), instead: instead.into() });
+            self.problems.push(Problem::new(position, message, help));
+        }
+    }
+
+    /// Records that the name at `position` has been used at `first`.
+    pub(crate) fn duplicate(&mut self, position: Position, first: Position, message: impl Into<String>) {
+        if !self.is_full() {
+            self.problems.push(Problem::duplicate(position, first, message));
+        }
+    }
+
+    /// Remembers the position of a name, or records a duplicate. Returns whether the name is new.
+    pub(crate) fn is_new<N: Eq + Hash>(
+        &mut self,
+        seen: &mut HashMap<N, Position>,
+        name: N,
+        position: Position,
+        message: impl FnOnce(&N) -> String,
+    ) -> bool {
+        match seen.get(&name).copied() {
+            Some(first) => self.duplicate(position, first, message(&name)),
+            None => {
+                seen.insert(name, position);
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Records a risk. There are at most as many warnings as errors.
+    pub(crate) fn warn(&mut self, position: Position, message: impl Into<String>, help: impl Into<String>) {
+        if self.warnings.len() < ERRORS_MAX {
+            self.warnings.push(Problem::new(position, message, help));
         }
     }
 
@@ -92,32 +132,34 @@ impl Reader {
     }
 
     /// What to write for an unknown name, if the known names are defined by the file.
-    pub(crate) fn given_instead(&mut self, typed: &str, given: &[&str], choice: &str) -> String {
+    pub(crate) fn file_names_help(&mut self, typed: &str, given: &[&str], choice: &str) -> String {
         let letters = given.iter().map(|name| name.len()).sum::<usize>();
         self.compared = self.compared.saturating_add(letters * typed.len().min(TYPED_CHARS_MAX));
-        known_instead(typed, if self.compared > COMPARED_MAX { &[] } else { given }, choice)
+        known_help(typed, if self.compared > COMPARED_MAX { &[] } else { given }, choice)
     }
 
-    pub(crate) fn fault(&mut self, node: &Node, fault: Fault) {
-        self.wrong(node.place, fault.what, fault.instead);
+    pub(crate) fn value_error(&mut self, node: &Node, value_error: ValueError) {
+        self.error(node.position, value_error.message, value_error.help);
     }
 
     /// A mapping with arbitrary names.
     pub(crate) fn named<'n>(&mut self, node: &'n Node, owner: &str, example: &str) -> Option<Fields<'n>> {
-        let entries = match &node.typed {
-            Typed::Map(entries) => entries.as_slice(),
-            Typed::Nothing => &[],
+        let entries = match &node.value {
+            NodeValue::Map(entries) => entries.as_slice(),
+            NodeValue::Nothing => &[],
             _ if self.is_full() => return None,
-            Typed::Word(_) | Typed::List(_) => {
-                self.wrong(node.place, format!("{owner} must be a mapping"), example);
+            NodeValue::Word(_) | NodeValue::List(_) => {
+                self.error(node.position, format!("{owner} must be a mapping"), example);
                 return None;
             }
         };
-        let mut fields = Fields { owner: owner.to_owned(), place: node.place, entries: Vec::new() };
+        let mut fields = Fields { owner: owner.to_owned(), position: node.position, entries: Vec::new() };
         for (name, node) in entries {
-            match &name.typed {
-                Typed::Word(word) => fields.entries.push(Entry { name: word, place: name.place, node }),
-                _ => self.wrong(name.place, "a name must be a word", example),
+            match &name.value {
+                NodeValue::Word(word) => {
+                    fields.entries.push(Entry { name: word, position: name.position, node });
+                }
+                _ => self.error(name.position, "a name must be a word", example),
             }
         }
         Some(fields)
@@ -132,10 +174,14 @@ impl Reader {
         example: &str,
     ) -> Option<Fields<'n>> {
         let fields = self.parameters(node, owner, known, example)?;
-        for Entry { name, place, node } in fields.iter() {
-            if matches!(node.typed, Typed::Nothing) && known.contains(&name) && !names::may_be_empty(name) {
-                let what = format!("there is nothing behind `{name}`");
-                self.wrong(place, what, format!("write a value, or remove `{name}`"));
+        for Entry { name, position, node } in fields.iter() {
+            if matches!(node.value, NodeValue::Nothing) && known.contains(&name) && !names::may_be_empty(name)
+            {
+                self.error(
+                    position,
+                    format!("`{name}` has no value"),
+                    format!("write a value, or remove `{name}`"),
+                );
             }
         }
         Some(fields)
@@ -150,14 +196,25 @@ impl Reader {
         example: &str,
     ) -> Option<Fields<'n>> {
         let fields = self.named(node, owner, example)?;
-        for Entry { name, place, .. } in fields.iter() {
+        for Entry { name, position, .. } in fields.iter() {
             if self.is_full() {
                 return None;
             }
             if !known.contains(&name) {
-                let what = format!("{} is not a parameter of {owner}", quoted(name));
-                let choice = format!("{owner} has {}", listed(known, "and"));
-                self.wrong(place, what, known_instead(name, known, &choice));
+                if let Some(meant) = written_with_colon(name).filter(|it| starts_with_one_of(it, known)) {
+                    self.error(
+                        position,
+                        format!("{} has no value", quoted(name)),
+                        format!("write `{meant}`"),
+                    );
+                    continue;
+                }
+                let before = fields.iter().take_while(|entry| entry.position.byte < position.byte);
+                let help = match names::owner_of(name, before.map(|entry| entry.name)) {
+                    Some(field) => format!("indent this under `{field}`"),
+                    None => known_help(name, known, &format!("Fields: {}", known.join(", "))),
+                };
+                self.error(position, format!("unknown field {} in {owner}", quoted(name)), help);
             }
         }
         Some(fields)
@@ -165,16 +222,16 @@ impl Reader {
 
     /// One word or number.
     pub(crate) fn word<'n>(&mut self, node: &'n Node) -> Option<&'n str> {
-        match &node.typed {
+        match &node.value {
             _ if self.is_full() => None,
-            Typed::Word(word) => Some(word),
-            Typed::Nothing => {
-                self.wrong(node.place, "there is nothing here", "write one word or number");
+            NodeValue::Word(word) => Some(word),
+            NodeValue::Nothing => {
+                self.error(node.position, "the value is missing", "write a single word or number");
                 None
             }
-            Typed::List(_) | Typed::Map(_) => {
-                let what = "a single value is expected here, not a list or a mapping";
-                self.wrong(node.place, what, "write one word or number");
+            NodeValue::List(_) | NodeValue::Map(_) => {
+                let message = "expected a single value, not a list or a mapping";
+                self.error(node.position, message, "write a single word or number");
                 None
             }
         }
@@ -182,11 +239,11 @@ impl Reader {
 
     /// A list, or a single value as a list of one.
     pub(crate) fn list<'n>(&mut self, node: &'n Node) -> Vec<&'n Node> {
-        match &node.typed {
+        match &node.value {
             _ if self.is_full() => Vec::new(),
-            Typed::List(items) => items.iter().collect(),
-            Typed::Nothing => Vec::new(),
-            Typed::Word(_) | Typed::Map(_) => vec![node],
+            NodeValue::List(items) => items.iter().collect(),
+            NodeValue::Nothing => Vec::new(),
+            NodeValue::Word(_) | NodeValue::Map(_) => vec![node],
         }
     }
 
@@ -194,7 +251,7 @@ impl Reader {
     pub(crate) fn some<'n>(&mut self, node: &'n Node, example: &str) -> Vec<&'n Node> {
         let items = self.list(node);
         if items.is_empty() {
-            self.wrong(node.place, "this list is empty", example);
+            self.error(node.position, "the list is empty", example);
         }
         items
     }
@@ -203,7 +260,7 @@ impl Reader {
     pub(crate) fn name<'n>(&mut self, node: &'n Node, example: &str) -> Option<&'n str> {
         let word = self.word(node)?;
         if word.is_empty() {
-            self.wrong(node.place, "this name is empty", example);
+            self.error(node.position, "the name is empty", example);
             return None;
         }
         Some(word)
@@ -212,13 +269,13 @@ impl Reader {
     pub(crate) fn parsed<T>(
         &mut self,
         node: &Node,
-        parse: impl FnOnce(&str) -> Result<T, Fault>,
+        parse: impl FnOnce(&str) -> Result<T, ValueError>,
     ) -> Option<T> {
         let word = self.word(node)?;
         match parse(word) {
             Ok(value) => Some(value),
-            Err(fault) => {
-                self.fault(node, fault);
+            Err(value_error) => {
+                self.value_error(node, value_error);
                 None
             }
         }
@@ -254,10 +311,9 @@ impl Reader {
             let meant = words.iter().find(|(known, _)| *known == word).map(|(_, meaning)| *meaning);
             meant.ok_or_else(|| {
                 let known: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
-                let noun = name.strip_prefix("value of ").unwrap_or(name);
-                let choice = format!("{noun} is {}", listed(&known, "or"));
-                let instead = known_instead(word, &known, &choice);
-                Fault { what: format!("{} is not a {name}", quoted(word)), instead }
+                let choice = format!("Values: {}", listed(&known));
+                let help = known_help(word, &known, &choice);
+                ValueError { message: format!("unknown {name} {}", quoted(word)), help }
             })
         })
     }
@@ -271,9 +327,9 @@ impl Reader {
         self.parsed(node, |word| match word {
             "true" => Ok(true),
             "false" => Ok(false),
-            _ => Err(Fault {
-                what: format!("{name} is {}, which is neither true nor false", quoted(word)),
-                instead: match word.to_ascii_lowercase().as_str() {
+            _ => Err(ValueError {
+                message: format!("{name} is {}, not `true` or `false`", quoted(word)),
+                help: match word.to_ascii_lowercase().as_str() {
                     "yes" | "on" | "y" | "1" | "true" => "write `true`".to_owned(),
                     "no" | "off" | "n" | "0" | "false" => "write `false`".to_owned(),
                     _ => format!("write `{name}: true` or `{name}: false`"),
@@ -281,4 +337,8 @@ impl Reader {
             }),
         })
     }
+}
+
+fn starts_with_one_of(text: &str, names: &[&str]) -> bool {
+    text.split_once(':').is_some_and(|(name, _)| names.contains(&name))
 }

@@ -8,14 +8,14 @@ use ratekeeper_rules::key::{Key, Part};
 use ratekeeper_rules::rule::{Ban, Cost, List, Override, OverrideScope, Rule};
 use ratekeeper_rules::when::When;
 
+use crate::concurrency::{ConcurrencyLimit, concurrency};
 use crate::error::{listed, quoted};
 use crate::key::{Values, key};
 use crate::limit;
 use crate::names;
-use crate::quantity::Fault;
+use crate::quantity::ValueError;
 use crate::reader::{Entry, Fields, Reader};
-use crate::slots::{Slots, slots};
-use crate::tree::{Node, Typed};
+use crate::tree::{Node, NodeValue};
 use crate::when::{cidr, header_name, when};
 use crate::{OVERRIDES_MAX, words};
 
@@ -27,34 +27,34 @@ const BAN_AFTER_MAX: u32 = 1_000_000;
 
 /// Settings of the file that apply to all limits.
 pub(crate) struct Defaults {
-    /// Number of instances that share the limits.
-    pub(crate) nodes: u32,
+    /// Number of instances that share the limits, if it is known.
+    pub(crate) instances: Option<u32>,
 }
 
 /// A named limit.
-pub(crate) enum Limited {
+pub(crate) enum NamedLimit {
     /// A limit with an algorithm, and its response to denied requests.
     Rule(Box<Rule>, DenialResponse),
     /// A concurrency limit.
-    Slots(Slots),
+    ConcurrencyLimit(ConcurrencyLimit),
 }
 
-pub(crate) fn limited(
+pub(crate) fn named_limit(
     reader: &mut Reader,
     entry: Entry<'_>,
     defaults: &Defaults,
     policy: Option<PolicyName>,
-) -> Option<Limited> {
-    let Entry { name, place, node } = entry;
+) -> Option<NamedLimit> {
+    let Entry { name, position, node } = entry;
     let known: Vec<&str> = names::LIMIT.iter().copied().chain(limit::algorithm_names()).collect();
     let owner = format!("the limit {}", quoted(name));
     let mut fields = reader.fields(node, &owner, &known, limit::EXAMPLE)?;
-    fields.place = place;
+    fields.position = position;
     if fields.has("concurrency") {
-        return slots(reader, &fields, name, policy).map(Limited::Slots);
+        return concurrency(reader, &fields, name, policy).map(NamedLimit::ConcurrencyLimit);
     }
-    let (rule, custom) = rule(reader, &fields, name, defaults)?;
-    Some(Limited::Rule(Box::new(rule), custom))
+    let (rule, deny_response) = rule(reader, &fields, name, defaults)?;
+    Some(NamedLimit::Rule(Box::new(rule), deny_response))
 }
 
 fn rule(
@@ -72,7 +72,8 @@ fn rule(
     let cost = reader.or(fields.get("cost"), Cost::Fixed(1), cost);
     let when = reader.or(fields.get("when"), When::default(), when);
     let is_shadow = reader.or(fields.get("shadow"), false, |reader, node| reader.yes_or_no(node, "shadow"));
-    let failure = fields.get("on_store_failure").and_then(|node| failure(reader, node, defaults.nodes));
+    let failure =
+        fields.get("on_store_failure").and_then(|node| failure_policy(reader, node, defaults.instances));
     let overrides = match fields.get("overrides") {
         Some(node) => overrides(reader, name, values, node),
         None => Vec::new(),
@@ -83,25 +84,24 @@ fn rule(
     };
     let (allow, deny) = (listed("allow"), listed("deny"));
     let ban = fields.get("ban").and_then(|node| ban(reader, values, node));
-    let custom = reader.or(fields.get("deny_response"), DenialResponse::default(), custom);
+    let deny_response = reader.or(fields.get("deny_response"), DenialResponse::default(), deny_response);
     let lease = fields.get("lease").and_then(|node| lease(reader, node));
     let limits = limit.iter().chain(overrides.iter().filter_map(|it| it.limit.as_ref()));
     if let (Some(lease), Some(node)) = (lease, fields.get("lease"))
         && limits.into_iter().any(|limit| limit.taken_ahead(lease.hold).is_none())
     {
-        let instead = "remove the lease; a leaky bucket that shapes and a log that counts all requests have none, and \
-                       a bucket must hold more than refills while the lease is held";
-        reader.wrong(node.place, "this limit, or an override of it, cannot be leased like that", instead);
+        let help = "remove the lease: `mode: shape` and `count: all` cannot be leased, and a bucket must hold more than refills during `hold`";
+        reader.error(node.position, "the limit or one of its overrides cannot be leased this way", help);
     }
     let limits = limit.iter().chain(overrides.iter().filter_map(|it| it.limit.as_ref()));
     if let (Some(node), Some(most)) = (fields.get("cost"), limits.map(Limit::limit).min())
-        && dearest(&cost) > most
+        && highest_cost(&cost) > most
     {
-        let what = format!(
-            "this costs {}, so it would never pass: the limit, or an override of it, has at most {most}",
-            dearest(&cost)
+        let message = format!(
+            "a cost of {} exceeds the limit or one of its overrides ({most}), so these requests would always be denied",
+            highest_cost(&cost)
         );
-        reader.wrong(node.place, what, format!("write {most} or less, or raise the limit"));
+        reader.error(node.position, message, format!("write {most} or less, or raise the limit"));
     }
     let rule = Rule {
         key,
@@ -116,29 +116,41 @@ fn rule(
         lease,
         ..Rule::new(name, limit?)
     };
-    Some((rule, custom))
+    Some((rule, deny_response))
 }
 
-pub(crate) fn failure(reader: &mut Reader, node: &Node, nodes: u32) -> Option<FailurePolicy> {
-    match reader.choice(node, "failure policy", &words::FAILURES)? {
-        FailurePolicy::Local { .. } => Some(FailurePolicy::Local { instances: nodes }),
-        other => Some(other),
+pub(crate) fn failure_policy(
+    reader: &mut Reader,
+    node: &Node,
+    instances: Option<u32>,
+) -> Option<FailurePolicy> {
+    match (reader.choice(node, "failure policy", &words::FAILURES)?, instances) {
+        (FailurePolicy::Local { .. }, Some(instances)) => Some(FailurePolicy::Local { instances }),
+        (FailurePolicy::Local { .. }, None) => {
+            let message = "`on_store_failure: local` needs `instances`: each instance enforces its share of the limit, \
+                           and without the number all of them together would allow several times the limit";
+            let help =
+                "write how many instances share the limits, as in `redis: { address: ..., instances: 3 }`";
+            reader.error(node.position, message, help);
+            None
+        }
+        (other, _) => Some(other),
     }
 }
 
 /// Reads a cost. Zero is rejected: `when` and `allow` exempt requests.
-fn price(reader: &mut Reader, node: &Node, name: &str) -> Option<u32> {
+fn unit_cost(reader: &mut Reader, node: &Node, name: &str) -> Option<u32> {
     let word = reader.word(node)?;
     if word == "0" {
-        let instead = "write 1 or more; `when` and `allow` leave requests out";
-        reader.wrong(node.place, format!("{name} is 0, so such requests would never count"), instead);
+        let help = "write 1 or more; use `when` or `allow` to exempt requests";
+        reader.error(node.position, format!("{name} is 0, so these requests would never be counted"), help);
         return None;
     }
     reader.number(node, name, 1..=u32::MAX)
 }
 
 /// The maximum cost that the file defines. The value of a cost header is unknown here.
-fn dearest(cost: &Cost) -> u32 {
+fn highest_cost(cost: &Cost) -> u32 {
     match cost {
         Cost::Fixed(cost) | Cost::Header { otherwise: cost, .. } => *cost,
         Cost::Routes { costs, otherwise } => costs.iter().map(|(_, cost)| *cost).fold(*otherwise, u32::max),
@@ -146,56 +158,52 @@ fn dearest(cost: &Cost) -> u32 {
 }
 
 fn cost(reader: &mut Reader, node: &Node) -> Option<Cost> {
-    if !matches!(node.typed, Typed::Map(_)) {
-        return price(reader, node, "cost").map(Cost::Fixed);
+    if !matches!(node.value, NodeValue::Map(_)) {
+        return unit_cost(reader, node, "cost").map(Cost::Fixed);
     }
     let example =
         "write a number, `{ header: X-Cost, default: 1, max: 100 }` or `{ routes: { upload: 10 } }`";
     let fields = reader.fields(node, "cost", names::COST, example)?;
-    let otherwise = reader.or(fields.get("default"), 1, |reader, node| price(reader, node, "default"));
+    let otherwise = reader.or(fields.get("default"), 1, |reader, node| unit_cost(reader, node, "default"));
     match (fields.get("header"), fields.get("routes")) {
         (Some(header), None) => {
-            let most = reader.or(fields.get("max"), u32::MAX, |reader, node| price(reader, node, "max"));
+            let most = reader.or(fields.get("max"), u32::MAX, |reader, node| unit_cost(reader, node, "max"));
             if most < otherwise {
-                let what = format!("a request without the header costs {otherwise}, and {most} is the most");
-                reader.wrong(
-                    fields.entry("max")?.place,
-                    what,
-                    "write a `max` that is not less than `default`",
-                );
+                let message = format!("the default cost {otherwise} exceeds `max` ({most})");
+                reader.error(fields.entry("max")?.position, message, "write a `max` of at least `default`");
             }
             let name = reader.parsed(header, header_name)?;
             Some(Cost::Header { name, otherwise, most })
         }
         (None, Some(routes)) => {
             if let Some(most) = fields.entry("max") {
-                reader.wrong(most.place, "routes have their costs, and no most", "remove `max`");
+                reader.error(most.position, "`max` applies only to a cost from a header", "remove `max`");
             }
             let routes = reader.named(routes, "routes", example)?;
             let mut costs = Vec::new();
-            for Entry { name, place, node } in routes.iter() {
-                reader.routes_named.push((name.to_owned(), place));
-                costs.extend(price(reader, node, "the cost").map(|cost| (name.to_owned(), cost)));
+            for Entry { name, position, node } in routes.iter() {
+                reader.routes_named.push((name.to_owned(), position));
+                costs.extend(unit_cost(reader, node, "the cost").map(|cost| (name.to_owned(), cost)));
             }
             Some(Cost::Routes { costs, otherwise })
         }
         // A field without a value has been reported.
         _ if fields.has("header") != fields.has("routes") => None,
         _ => {
-            reader.wrong(node.place, "a cost is a number, or comes from a header or the route", example);
+            reader.error(node.position, "a cost is a number, a header or a list of routes", example);
             None
         }
     }
 }
 
 fn lease(reader: &mut Reader, node: &Node) -> Option<Lease> {
-    if !matches!(node.typed, Typed::Map(_)) {
+    if !matches!(node.value, NodeValue::Map(_)) {
         return reader.number(node, "lease", 1..=u32::MAX).map(Lease::of);
     }
-    let example = "write how many at most, as in `lease: 100` or `lease: { max: 100, hold: 100ms }`";
+    let example = "write the maximum, as in `lease: 100` or `lease: { max: 100, hold: 100ms }`";
     let fields = reader.fields(node, "lease", names::LEASE, example)?;
     if !fields.has("max") {
-        reader.wrong(node.place, "the lease does not say how many units are taken at once", example);
+        reader.error(node.position, "missing `max` in `lease`", example);
     }
     let most = fields.get("max").and_then(|node| reader.number(node, "max", 1..=u32::MAX));
     let (from, to) = (Duration::from_millis(1), Lease::HOLD_MAX);
@@ -207,29 +215,42 @@ fn lease(reader: &mut Reader, node: &Node) -> Option<Lease> {
 fn overrides(reader: &mut Reader, name: &str, values: Values, node: &Node) -> Vec<Override> {
     let nodes = reader.list(node);
     if nodes.len() > OVERRIDES_MAX {
-        let what = format!("there are {} overrides, and a limit has at most {OVERRIDES_MAX}", nodes.len());
-        reader.wrong(node.place, what, "name several keys in one override, or have fewer of them");
+        let message = format!("too many overrides: {} of at most {OVERRIDES_MAX}", nodes.len());
+        reader.error(node.position, message, "write several keys in one override, or remove some of them");
         return Vec::new();
     }
     nodes.into_iter().filter_map(|node| an_override(reader, name, values, node)).collect()
+}
+
+/// The conditions of an override. Warns if they depend on a header that any client can send.
+fn override_conditions(reader: &mut Reader, node: &Node) -> Option<When> {
+    let when = when(reader, node)?;
+    if let (Some((header, _)), true) =
+        (when.headers.first(), when.clients.is_empty() && when.claims.is_empty())
+    {
+        let message = format!("any client can send the header {} and choose this override", quoted(header));
+        let help = "use a `claim` of a verified token, or restrict it to your proxies with `client`";
+        reader.warn(node.position, message, help);
+    }
+    Some(when)
 }
 
 fn an_override(reader: &mut Reader, name: &str, values: Values, node: &Node) -> Option<Override> {
     let owner = format!("an override of {}", quoted(name));
     let known: Vec<&str> = names::OVERRIDE.iter().copied().chain(limit::algorithm_names()).collect();
     let fields = reader.fields(node, &owner, &known, OVERRIDE_EXAMPLE)?;
-    let whose = match (fields.get("key"), fields.get("when")) {
+    let scope = match (fields.get("key"), fields.get("when")) {
         (Some(node), None) => Some(OverrideScope::Keys(values.read(reader, node))),
-        (None, Some(node)) => when(reader, node).map(OverrideScope::When),
+        (None, Some(node)) => override_conditions(reader, node).map(OverrideScope::When),
         (Some(_), Some(_)) => {
-            let what = format!("{owner} is for keys or for requests of a kind, not for both");
-            reader.wrong(node.place, what, "remove `key` or `when`");
+            let message = format!("{owner} has both `key` and `when`");
+            reader.error(node.position, message, "remove `key` or `when`");
             None
         }
         (None, None) => {
             if !fields.has("key") && !fields.has("when") {
-                let what = format!("{owner} does not say for whom it is: by `key` or by `when`");
-                reader.wrong(node.place, what, OVERRIDE_EXAMPLE);
+                let message = format!("{owner} has neither `key` nor `when`");
+                reader.error(node.position, message, OVERRIDE_EXAMPLE);
             }
             None
         }
@@ -240,24 +261,24 @@ fn an_override(reader: &mut Reader, name: &str, values: Values, node: &Node) -> 
     let limit = match (is_unlimited, algorithm) {
         (true, None) => None,
         (true, Some(algorithm)) => {
-            let what = "this override has no limit, and then it has one";
-            reader.wrong(algorithm.place, what, "remove `unlimited` or the algorithm");
+            let message = "the override has `unlimited` and an algorithm";
+            reader.error(algorithm.position, message, "remove `unlimited` or the algorithm");
             return None;
         }
         (false, _) => Some(limit::among(reader, &fields)?),
     };
-    Some(Override { whose: whose?, limit })
+    Some(Override { whose: scope?, limit })
 }
 
 /// Addresses and networks are clients; all other values are keys.
 fn list(reader: &mut Reader, values: Values, node: &Node) -> List {
     let mut list = List::default();
     for node in reader.list(node) {
-        if let Typed::Map(_) = &node.typed {
+        if let NodeValue::Map(_) = &node.value {
             let example = "write `{ client: 10.0.0.0/8 }` or `{ key: name }`";
             let Some(fields) = reader.fields(node, "an entry", names::LISTED, example) else { continue };
             if fields.iter().len() == 0 {
-                reader.wrong(node.place, "this entry names nobody", example);
+                reader.error(node.position, "the entry has neither `client` nor `key`", example);
             }
             for node in fields.get("client").map_or(Vec::new(), |node| reader.list(node)) {
                 list.clients.extend(reader.parsed(node, cidr));
@@ -275,12 +296,12 @@ fn list(reader: &mut Reader, values: Values, node: &Node) -> List {
             continue;
         }
         list.clients.extend(reader.parsed(node, |word| {
-            cidr(word).map_err(|fault| match values {
-                Values::Texts | Values::Segments => Fault {
-                    instead: format!("{}; or `{{ key: ... }}` if it is a key", fault.instead),
-                    ..fault
+            cidr(word).map_err(|value_error| match values {
+                Values::Texts | Values::Segments => ValueError {
+                    help: format!("{}; or write `{{ key: ... }}` for a key", value_error.help),
+                    ..value_error
                 },
-                _ => fault,
+                _ => value_error,
             })
         }));
     }
@@ -290,45 +311,46 @@ fn list(reader: &mut Reader, values: Values, node: &Node) -> List {
 fn ban(reader: &mut Reader, values: Values, node: &Node) -> Option<Ban> {
     let fields = reader.fields(node, "ban", names::BAN, BAN_EXAMPLE)?;
     if values == Values::None {
-        let instead = "remove the ban, or give the limit a `key`";
-        reader.wrong(node.place, "with one budget for all, this would ban everybody", instead);
+        let help = "remove the ban, or set a `key` for the limit";
+        reader.error(node.position, "a ban with `key: global` would ban all clients", help);
     }
     let missing: Vec<&str> = names::BAN.iter().copied().filter(|name| !fields.has(name)).collect();
     if !missing.is_empty() {
-        reader.wrong(node.place, format!("the ban does not say {}", listed(&missing, "and")), BAN_EXAMPLE);
+        reader.error(node.position, format!("missing {} in ban", listed(&missing)), BAN_EXAMPLE);
     }
     let after = fields.get("after").and_then(|node| reader.number(node, "after", 1..=BAN_AFTER_MAX));
-    let mut length =
-        |name, what| fields.get(name).and_then(|node| reader.length(node, what, WINDOW_MIN, WINDOW_MAX));
+    let mut length = |name, message| {
+        fields.get(name).and_then(|node| reader.length(node, message, WINDOW_MIN, WINDOW_MAX))
+    };
     let (within, lasts) = (length("within", "a window"), length("for", "a ban"));
     Some(Ban { after: after?, within: within?, lasts: lasts? })
 }
 
-fn custom(reader: &mut Reader, node: &Node) -> Option<DenialResponse> {
+fn deny_response(reader: &mut Reader, node: &Node) -> Option<DenialResponse> {
     let example =
         "write as in `deny_response: { status: 429, body: Too many requests, content_type: text/plain }`";
-    let fields = reader.fields(node, "deny_response", names::ANSWER, example)?;
-    let mut custom = DenialResponse::default();
+    let fields = reader.fields(node, "deny_response", names::DENY_RESPONSE, example)?;
+    let mut deny_response = DenialResponse::default();
     if let Some(node) = fields.get("status")
         && let Some(status) = reader.number(node, "status", 200..=599)
         // The status is below 600, so both conversions succeed.
-        && let Some(with) = u16::try_from(status).ok().and_then(|it| custom.clone().with_status(it).ok())
+        && let Some(with) = u16::try_from(status).ok().and_then(|it| deny_response.clone().with_status(it).ok())
     {
-        custom = with;
+        deny_response = with;
     }
     if let Some(node) = fields.get("content_type") {
         let with = reader.parsed(node, |word| {
-            custom.clone().with_content_type(word).map_err(|_| Fault {
-                what: format!("{} is not a content type", quoted(word)),
-                instead: "write printable ASCII, as in `text/plain` or `application/json`".to_owned(),
+            deny_response.clone().with_content_type(word).map_err(|_| ValueError {
+                message: format!("invalid content type {}", quoted(word)),
+                help: "write printable ASCII, as in `text/plain` or `application/json`".to_owned(),
             })
         });
-        custom = with.unwrap_or(custom);
+        deny_response = with.unwrap_or(deny_response);
     }
     if let Some(node) = fields.get("body")
         && let Some(body) = reader.word(node)
     {
-        custom = custom.with_body(body);
+        deny_response = deny_response.with_body(body);
     }
-    Some(custom)
+    Some(deny_response)
 }

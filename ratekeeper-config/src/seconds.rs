@@ -24,12 +24,12 @@ pub fn push_seconds(out: &mut Vec<u8>, wait: Duration) {
     out.extend_from_slice(itoa::Buffer::new().format(whole_seconds).as_bytes());
     let mut decimals = *b".000000";
     let mut last = 1;
-    for place in (1..decimals.len()).rev() {
+    for position in (1..decimals.len()).rev() {
         let digit = (micros % 10) as u8;
         micros /= 10;
-        decimals[place] += digit;
+        decimals[position] += digit;
         if digit != 0 {
-            last = last.max(place);
+            last = last.max(position);
         }
     }
     out.extend_from_slice(&decimals[..=last]);

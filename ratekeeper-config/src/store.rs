@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use ratekeeper_core::FailurePolicy;
 
-use crate::error::{known_instead, listed, quoted};
+use crate::environment::{Environment, Secret};
+use crate::error::{known_help, listed, quoted};
 use crate::names;
-use crate::outside::{Environment, Secret};
 use crate::quantity;
 use crate::reader::Reader;
-use crate::rule::failure;
-use crate::tree::{Node, Typed};
+use crate::rule::failure_policy;
+use crate::tree::{Node, NodeValue};
 use crate::words;
 
 /// Where limit state is stored.
@@ -56,91 +56,111 @@ pub struct Redis {
     /// The number of connections.
     pub connections: Option<u32>,
     /// The certificate authority of the server, in PEM.
-    pub authority: Option<Secret>,
+    pub ca: Option<Secret>,
     /// The client certificate and its key, in PEM.
     pub certificate: Option<(Secret, Secret)>,
 }
 
 const EXAMPLE: &str = "write `memory`, `redis://127.0.0.1:6379`, or `redis: { address: ..., secret: ... }`";
 const TLS_EXAMPLE: &str = "write files, as in `tls: { ca: { file: ca.pem } }`";
-const NODES_MAX: u32 = 100_000;
+const NO_SECRET: &str =
+    "keys are stored without a secret: a reader of Redis can find out user names and addresses";
+const SECRET_HELP: &str =
+    "write the same secret for all instances, as in `redis: { address: ..., secret: ${RATEKEEPER_SECRET} }`";
+const NO_INSTANCES: &str =
+    "`instances` is not set: while Redis is unavailable, each instance allows the whole limit";
+const INSTANCES_HELP: &str =
+    "write how many instances share the limits, as in `redis: { address: ..., instances: 3 }`";
+/// A shorter secret can be found by trial.
+const SECRET_BYTES_MIN: usize = 16;
+const INSTANCES_MAX: u32 = 100_000;
 const CONNECTIONS_MAX: u32 = 1_000;
 /// Maximum time limit of a decision.
 const DEADLINES: [Duration; 2] = [Duration::from_millis(1), Duration::from_secs(60)];
 
-/// Reads the store, and the number of instances that share it.
+/// Reads the store, and the number of instances that share it, if it is known.
 pub(crate) fn store(
     reader: &mut Reader,
     node: Option<&Node>,
-    outside: &dyn Environment,
-) -> (Option<Store>, u32) {
+    environment: &dyn Environment,
+) -> (Option<Store>, Option<u32>) {
     let memory = Store::Memory { max_keys: None, max_bytes: None, when_full: None };
-    let Some(node) = node else { return (Some(memory), 1) };
-    if let Typed::Word(word) = &node.typed {
+    let Some(node) = node else { return (Some(memory), Some(1)) };
+    if let NodeValue::Word(word) = &node.value {
         return match word.as_str() {
-            "memory" => (Some(memory), 1),
-            word if word.contains("://") || word.contains("${") => {
-                (address(reader, node, outside).map(plain_redis), 1)
-            }
+            "memory" => (Some(memory), Some(1)),
+            word if word.contains("://") || word.contains("${") => (plain(reader, node, environment), None),
             word => {
-                let what = format!("{} is not a store", quoted(word));
-                reader.wrong(node.place, what, known_instead(word, &["memory"], EXAMPLE));
-                (None, 1)
+                let message = format!("{} is not a store", quoted(word));
+                reader.error(node.position, message, known_help(word, &["memory"], EXAMPLE));
+                (None, Some(1))
             }
         };
     }
-    let Some(fields) = reader.fields(node, "store", names::STORE, EXAMPLE) else { return (None, 1) };
+    let Some(fields) = reader.fields(node, "store", names::STORE, EXAMPLE) else { return (None, Some(1)) };
     match (fields.entry("memory"), fields.entry("redis")) {
-        (Some(entry), None) => (self::memory(reader, entry.node), 1),
-        (None, Some(entry)) if matches!(entry.node.typed, Typed::Nothing) => (None, 1),
-        (None, Some(entry)) => redis(reader, entry.node, outside),
+        (Some(entry), None) => (self::memory(reader, entry.node), Some(1)),
+        (None, Some(entry)) if matches!(entry.node.value, NodeValue::Nothing) => (None, Some(1)),
+        (None, Some(entry)) => redis(reader, entry.node, environment),
         (Some(_), Some(second)) => {
-            reader.wrong(second.place, "this is a second store", "remove one of the two");
-            (None, 1)
+            reader.error(second.position, "the file has two stores", "remove one of the two");
+            (None, Some(1))
         }
         (None, None) => {
             // A misspelt name has been reported.
             if fields.iter().len() == 0 {
-                reader.wrong(node.place, "this does not say which store", EXAMPLE);
+                reader.error(node.position, "`store` is empty", EXAMPLE);
             }
-            (None, 1)
+            (None, Some(1))
         }
     }
 }
 
-fn plain_redis(address: Secret) -> Store {
-    Store::Redis(Box::new(Redis {
+/// Redis by its address alone.
+fn plain(reader: &mut Reader, node: &Node, environment: &dyn Environment) -> Option<Store> {
+    let address = address(reader, node, environment)?;
+    reader.warn(node.position, NO_SECRET, SECRET_HELP);
+    reader.warn(node.position, NO_INSTANCES, INSTANCES_HELP);
+    Some(Store::Redis(Box::new(Redis {
         address,
         secret: None,
         namespace: None,
         deadline: None,
         failure: FailurePolicy::default(),
         connections: None,
-        authority: None,
+        ca: None,
         certificate: None,
-    }))
+    })))
 }
 
 /// Reads the address of Redis. Messages do not quote it, because it may contain a password.
-fn address(reader: &mut Reader, node: &Node, outside: &dyn Environment) -> Option<Secret> {
-    let address = reader.secret(node, "address", outside)?;
+fn address(reader: &mut Reader, node: &Node, environment: &dyn Environment) -> Option<Secret> {
+    let address = reader.secret(node, "address", environment)?;
     let (scheme, rest) = address.reveal().split_once("://").unwrap_or_default();
-    let choice = format!("an address begins with {} and `://`", listed(&words::SCHEMES, "or"));
+    let choice = format!("Schemes: {}", listed(&words::SCHEMES));
     if !words::SCHEMES.contains(&scheme) {
-        let instead = known_instead(scheme, &words::SCHEMES, &choice);
-        let instead = if scheme.is_empty() {
-            format!("write as in `redis://127.0.0.1:6379`; {choice}")
-        } else {
-            instead
-        };
-        reader.wrong(node.place, "this is not an address of Redis", instead);
+        let help = known_help(scheme, &words::SCHEMES, &choice);
+        let help =
+            if scheme.is_empty() { format!("write as in `redis://127.0.0.1:6379`. {choice}") } else { help };
+        reader.error(node.position, "invalid Redis address", help);
         return None;
     }
     if rest.is_empty() {
-        reader.wrong(node.place, "this address names no server", "write as in `redis://127.0.0.1:6379`");
+        reader.error(node.position, "the address has no host", "write as in `redis://127.0.0.1:6379`");
         return None;
     }
     Some(address)
+}
+
+fn secret(reader: &mut Reader, node: &Node, environment: &dyn Environment) -> Option<Secret> {
+    let secret = reader.secret(node, "secret", environment)?;
+    let bytes = secret.reveal().len();
+    if bytes < SECRET_BYTES_MIN {
+        let message = format!("the secret has {bytes} bytes and could be guessed");
+        let help = format!("use at least {SECRET_BYTES_MIN} random bytes, as from `openssl rand -hex 32`");
+        reader.warn(node.position, message, help);
+    }
+    Some(secret)
 }
 
 fn memory(reader: &mut Reader, node: &Node) -> Option<Store> {
@@ -153,47 +173,51 @@ fn memory(reader: &mut Reader, node: &Node) -> Option<Store> {
     Some(Store::Memory { max_keys: max_keys.map(|keys| keys as usize), max_bytes, when_full })
 }
 
-fn redis(reader: &mut Reader, node: &Node, outside: &dyn Environment) -> (Option<Store>, u32) {
-    let Some(fields) = reader.fields(node, "redis", names::REDIS, EXAMPLE) else { return (None, 1) };
-    let nodes =
-        reader.or(fields.get("instances"), 1, |reader, node| reader.number(node, "instances", 1..=NODES_MAX));
+fn redis(reader: &mut Reader, node: &Node, environment: &dyn Environment) -> (Option<Store>, Option<u32>) {
+    let Some(fields) = reader.fields(node, "redis", names::REDIS, EXAMPLE) else { return (None, Some(1)) };
+    let instances =
+        fields.get("instances").and_then(|node| reader.number(node, "instances", 1..=INSTANCES_MAX));
+    // An invalid number has been reported.
+    let instances = instances.or(fields.has("instances").then_some(1));
     if !fields.has("address") {
-        reader.wrong(node.place, "redis has no address", EXAMPLE);
+        reader.error(node.position, "missing `address` in `redis`", EXAMPLE);
     }
-    let address = fields.get("address").and_then(|node| address(reader, node, outside));
-    let policy = reader.or(
-        fields.get("on_store_failure"),
-        FailurePolicy::Local { instances: nodes },
-        |reader, node| failure(reader, node, nodes),
-    );
-    let secret = fields.get("secret").and_then(|node| reader.secret(node, "secret", outside));
+    let address = fields.get("address").and_then(|node| address(reader, node, environment));
+    let default = FailurePolicy::Local { instances: instances.unwrap_or(1) };
+    let failure = reader
+        .or(fields.get("on_store_failure"), default, |reader, node| failure_policy(reader, node, instances));
+    if instances.is_none() && !fields.has("on_store_failure") {
+        reader.warn(node.position, NO_INSTANCES, INSTANCES_HELP);
+    }
+    let secret = fields.get("secret").and_then(|node| secret(reader, node, environment));
+    if !fields.has("secret") {
+        reader.warn(node.position, NO_SECRET, SECRET_HELP);
+    }
     let namespace = fields.get("namespace").and_then(|node| reader.word(node)).map(str::to_owned);
     let [from, to] = DEADLINES;
     let deadline = fields.get("deadline").and_then(|node| reader.length(node, "a deadline", from, to));
     let connections =
         fields.get("connections").and_then(|node| reader.number(node, "connections", 1..=CONNECTIONS_MAX));
-    let (authority, certificate) = match fields.get("tls") {
-        Some(node) => tls(reader, node, outside),
+    let (ca, certificate) = match fields.get("tls") {
+        Some(node) => tls(reader, node, environment),
         None => (None, None),
     };
     let store = address.map(|address| {
-        let failure = policy;
-        let redis =
-            Redis { address, secret, namespace, deadline, failure, connections, authority, certificate };
+        let redis = Redis { address, secret, namespace, deadline, failure, connections, ca, certificate };
         Store::Redis(Box::new(redis))
     });
-    (store, nodes)
+    (store, instances)
 }
 
 fn tls(
     reader: &mut Reader,
     node: &Node,
-    outside: &dyn Environment,
+    environment: &dyn Environment,
 ) -> (Option<Secret>, Option<(Secret, Secret)>) {
     let Some(fields) = reader.fields(node, "tls", names::TLS, TLS_EXAMPLE) else { return (None, None) };
     if fields.has("certificate") != fields.has("key") {
-        reader.wrong(node.place, "a certificate and its key belong together", TLS_EXAMPLE);
+        reader.error(node.position, "`certificate` and `key` must both be set", TLS_EXAMPLE);
     }
-    let mut pem = |name| fields.get(name).and_then(|node| reader.pem(node, name, outside));
+    let mut pem = |name| fields.get(name).and_then(|node| reader.pem(node, name, environment));
     (pem("ca"), pem("certificate").zip(pem("key")))
 }

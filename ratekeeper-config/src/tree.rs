@@ -3,7 +3,7 @@
 //! Scalars stay text, so that messages can quote `1e3`, `010` or `.nan` as written. Errors of the YAML parser are
 //! translated here.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::fmt;
 
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
@@ -13,25 +13,26 @@ use serde_saphyr::{
 };
 
 use crate::TEXT_BYTES_MAX;
-use crate::error::{Place, Problem, quoted};
+use crate::error::{Position, Problem, quoted};
+use crate::syntax;
 
 /// A node of the document, with its position.
 #[derive(Debug)]
 pub(crate) struct Node {
-    pub(crate) place: Place,
-    pub(crate) typed: Typed,
+    pub(crate) position: Position,
+    pub(crate) value: NodeValue,
     /// Whether YAML reads the word as a string, not as a number or boolean. Most fields ignore this.
     pub(crate) is_text: bool,
 }
 
 impl Node {
-    pub(crate) fn nothing(place: Place) -> Node {
-        Node { place, typed: Typed::Nothing, is_text: false }
+    pub(crate) fn nothing(position: Position) -> Node {
+        Node { position, value: NodeValue::Nothing, is_text: false }
     }
 }
 
 #[derive(Debug)]
-pub(crate) enum Typed {
+pub(crate) enum NodeValue {
     /// An empty value, or `~`.
     Nothing,
     Word(String),
@@ -43,31 +44,28 @@ pub(crate) enum Typed {
 /// not stop the parser.
 pub(crate) fn read(
     yaml: &str,
-    what: &'static str,
+    message: &'static str,
     example: &str,
     size: Size,
 ) -> Result<(Node, Vec<Problem>), Problem> {
     if yaml.len() > TEXT_BYTES_MAX {
-        return Err(Problem {
-            place: Place::default(),
-            what: format!("the text has {} bytes, and at most {TEXT_BYTES_MAX} are read", yaml.len()),
-            instead: example.to_owned(),
-        });
+        let message = format!("the text has {} bytes; the maximum is {TEXT_BYTES_MAX}", yaml.len());
+        return Err(Problem::new(Position::default(), message, example));
     }
     match raw(yaml, size, DuplicateKeyPolicy::Error) {
         Ok(raw) => Ok((node(raw, yaml, &mut Vec::new()), Vec::new())),
         Err(error) => match error.without_snippet() {
             // An empty document is valid here.
-            Yaml::Eof { .. } => Ok((Node::nothing(Place::default()), Vec::new())),
+            Yaml::Eof { .. } => Ok((Node::nothing(Position::default()), Vec::new())),
             Yaml::DuplicateMappingKey { .. } => {
-                let first = problem(&error, yaml, what, example);
+                let first = problem(&error, yaml, message, example);
                 let Ok(raw) = raw(yaml, size, DuplicateKeyPolicy::LastWins) else { return Err(first) };
                 let mut problems = Vec::new();
                 let node = node(raw, yaml, &mut problems);
                 // The YAML parser compares numbers by value, so it may find duplicates that differ as text.
                 if problems.is_empty() { Err(first) } else { Ok((node, problems)) }
             }
-            _ => Err(problem(&error, yaml, what, example)),
+            _ => Err(problem(&error, yaml, message, example)),
         },
     }
 }
@@ -193,41 +191,44 @@ fn node(raw: Spanned<Raw>, yaml: &str, problems: &mut Vec<Problem>) -> Node {
     let Spanned { value, referenced, defined } = raw;
     let is_text = matches!(value, Raw::Text(_));
     let typed = match value {
-        Raw::Nothing => Typed::Nothing,
-        Raw::Text(text) => Typed::Word(text),
-        Raw::Number => Typed::Word(text_at(place(defined), yaml)),
-        Raw::List(items) => Typed::List(items.into_iter().map(|item| node(item, yaml, problems)).collect()),
+        Raw::Nothing => NodeValue::Nothing,
+        Raw::Text(text) => NodeValue::Word(text),
+        Raw::Number => NodeValue::Word(text_at(position(defined), yaml)),
+        Raw::List(items) => {
+            NodeValue::List(items.into_iter().map(|item| node(item, yaml, problems)).collect())
+        }
         Raw::Map(entries) => {
             let mut typed: Vec<(Node, Node)> = Vec::with_capacity(entries.len());
-            let mut names = HashSet::new();
+            let mut names = HashMap::new();
             for (name, value) in entries {
                 let name = node(name, yaml, problems);
-                if let Typed::Word(word) = &name.typed
-                    && !names.insert(word.clone())
-                {
-                    problems.push(twice(name.place, word));
+                if let NodeValue::Word(word) = &name.value {
+                    match names.get(word) {
+                        Some(first) => problems.push(duplicate(name.position, Some(*first), word)),
+                        None => drop(names.insert(word.clone(), name.position)),
+                    }
                 }
                 typed.push((name, node(value, yaml, problems)));
             }
-            Typed::Map(typed)
+            NodeValue::Map(typed)
         }
     };
-    Node { place: place(referenced), typed, is_text }
+    Node { position: position(referenced), value: typed, is_text }
 }
 
-fn twice(place: Place, name: &str) -> Problem {
-    let what = format!("{} stands here twice", quoted(name));
-    Problem { place, what, instead: "remove one of the two".to_owned() }
+fn duplicate(position: Position, first: Option<Position>, name: &str) -> Problem {
+    let message = format!("duplicate name {}", quoted(name));
+    Problem { first, ..Problem::new(position, message, "remove one of the two") }
 }
 
 /// The text of a word on one line.
-fn text_at(place: Place, yaml: &str) -> String {
-    yaml.get(place.byte..).unwrap_or_default().chars().take(place.chars).collect()
+fn text_at(position: Position, yaml: &str) -> String {
+    yaml.get(position.byte..).unwrap_or_default().chars().take(position.chars).collect()
 }
 
-fn place(location: Location) -> Place {
+fn position(location: Location) -> Position {
     let span = location.span();
-    Place {
+    Position {
         line: location.line() as usize,
         column: location.column() as usize,
         chars: span.len() as usize,
@@ -236,31 +237,32 @@ fn place(location: Location) -> Place {
 }
 
 /// The position of an error, whose location may lack a byte offset.
-fn place_of(error: &Yaml, yaml: &str) -> Place {
-    let Some(location) = error.location() else { return Place::default() };
-    let place = place(location);
+fn position_of(error: &Yaml, yaml: &str) -> Position {
+    let Some(location) = error.location() else { return Position::default() };
+    let position = position(location);
     if location.span().byte_offset().is_some() {
-        return place;
+        return position;
     }
-    let before: usize = yaml.split_inclusive('\n').take(place.line.saturating_sub(1)).map(str::len).sum();
+    let before: usize = yaml.split_inclusive('\n').take(position.line.saturating_sub(1)).map(str::len).sum();
     let line = yaml[before..].split('\n').next().unwrap_or_default();
-    let column = line.char_indices().nth(place.column.saturating_sub(1)).map_or(line.len(), |(at, _)| at);
-    Place { byte: before + column, ..place }
+    let column = line.char_indices().nth(position.column.saturating_sub(1)).map_or(line.len(), |(at, _)| at);
+    Position { byte: before + column, ..position }
 }
 
 fn problem(error: &Yaml, yaml: &str, document: &str, example: &str) -> Problem {
-    let place = place_of(error, yaml);
-    let (what, instead) = match error.without_snippet() {
+    let position = position_of(error, yaml);
+    let (message, help) = match error.without_snippet() {
         Yaml::DuplicateMappingKey { key, .. } => {
-            return twice(place, key.as_deref().unwrap_or("a name"));
+            return duplicate(position, None, key.as_deref().unwrap_or("a name"));
         }
         Yaml::MultipleDocuments { .. } => (
-            format!("{document} is one YAML document, and this is a second one"),
+            "the text has a second YAML document".to_owned(),
             "remove the line `---` and what follows it".to_owned(),
         ),
-        Yaml::RecursiveReferencesRequireWeakTypes { .. } => {
-            ("this alias stands inside of what it names".to_owned(), "write the value itself".to_owned())
-        }
+        Yaml::RecursiveReferencesRequireWeakTypes { .. } => (
+            "the alias is inside of its own anchor".to_owned(),
+            "write the value instead of the alias".to_owned(),
+        ),
         Yaml::Budget { .. }
         | Yaml::AliasReplayLimitExceeded { .. }
         | Yaml::AliasExpansionLimitExceeded { .. }
@@ -268,38 +270,22 @@ fn problem(error: &Yaml, yaml: &str, document: &str, example: &str) -> Problem {
         other => {
             let message = other.to_string();
             if TOO_MUCH.iter().any(|words| message.contains(words)) {
-                return Problem { place, what: too_much(document), instead: example.to_owned() };
+                return Problem::new(position, too_much(document), example);
             }
-            let message = without_place(&message);
-            (format!("this is not YAML: {message}"), remedy(message).to_owned())
+            return syntax::problem(yaml, position, without_position(&message));
         }
     };
-    Problem { place, what, instead }
+    Problem::new(position, message, help)
 }
 
 /// How the parser reports an exceeded budget inside an alias, and nested brackets.
 const TOO_MUCH: [&str; 2] = ["budget breached", "recursion limit exceeded"];
 
 fn too_much(document: &str) -> String {
-    format!("there is far more here than {document} has: too long, too deep, or too many aliases")
+    format!("{document} cannot be this large: too long, too deeply nested, or too many aliases")
 }
 
 /// Removes the position from a message of the parser, because ours precedes it.
-fn without_place(message: &str) -> &str {
-    message.rsplit_once(" at line ").map_or(message, |(what, _)| what)
-}
-
-/// The remedy for a syntax error.
-fn remedy(message: &str) -> &'static str {
-    const REMEDIES: [(&str, &str); 5] = [
-        ("tab", "indent with spaces"),
-        ("unclosed", "close it, or put the text into quotes if the bracket belongs to it"),
-        ("anchor", "write `&name` in front of the value that `*name` is to repeat"),
-        ("merge", "write `<<: *name`, where `&name` stands in front of a mapping"),
-        ("expected key", "begin all names of a mapping in the same column"),
-    ];
-    let known = REMEDIES.iter().find(|(word, _)| message.contains(word));
-    known.map_or("look for a wrong indentation, quote or bracket here or in the line above", |(_, remedy)| {
-        remedy
-    })
+fn without_position(message: &str) -> &str {
+    message.rsplit_once(" at line ").map_or(message, |(message, _)| message)
 }

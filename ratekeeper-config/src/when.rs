@@ -6,14 +6,14 @@ use ratekeeper_rules::when::{Wanted, When};
 
 use crate::error::quoted;
 use crate::names;
-use crate::quantity::Fault;
+use crate::quantity::ValueError;
 use crate::reader::{Entry, Fields, Reader};
-use crate::tree::{Node, Typed};
+use crate::tree::{Node, NodeValue};
 
 const EXAMPLE: &str = "write as in `when: { method: POST, path: /api/** }`";
 const METHOD_EXAMPLE: &str = "write as in `GET` or `[POST, PUT]`";
 const PATH_EXAMPLE: &str = "write as in `/api/**` or `[/login, /users/{id}]`";
-const HOST_EXAMPLE: &str = "write a name without port, as in `api.example.com` or `*.example.com`";
+const HOST_EXAMPLE: &str = "write a host without a port, as in `api.example.com` or `*.example.com`";
 const CLIENT_EXAMPLE: &str = "write as in `10.0.0.0/8` or `[10.0.0.0/8, 2001:db8::/32]`";
 
 /// Reads conditions from a mapping that contains nothing else.
@@ -58,43 +58,44 @@ pub(crate) fn when_of(reader: &mut Reader, fields: &Fields<'_>) -> When {
 /// Claims are valid only in verified tokens, so `jwt` is required.
 pub(crate) fn verified(reader: &mut Reader, node: &Node) {
     if !reader.has_tokens {
-        let instead =
-            "say how tokens are verified, as in `jwt: { keys: { file: jwks.json } }` at the top of the file";
-        reader.wrong(node.place, "anybody can write a token that claims this", instead);
+        let help = "configure verification at the top level, as in `jwt: { keys: { file: jwks.json } }`";
+        reader.error(node.position, "a claim needs a verified token, and `jwt` is not configured", help);
     }
 }
 
 /// A valid header name, in lower case.
-pub(crate) fn header_name(word: &str) -> Result<String, Fault> {
+pub(crate) fn header_name(word: &str) -> Result<String, ValueError> {
     let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
     match !word.is_empty() && word.bytes().all(is_token) {
         true => Ok(word.to_ascii_lowercase()),
-        false => Err(Fault {
-            what: format!("{} is not the name of a header", quoted(word)),
-            instead: "write letters, digits and dashes, as in `X-User-Id`".to_owned(),
+        false => Err(ValueError {
+            message: format!("invalid header name {}", quoted(word)),
+            help: "write letters, digits and dashes, as in `X-User-Id`".to_owned(),
         }),
     }
 }
 
 pub(crate) fn pattern(reader: &mut Reader, node: &Node) -> Option<Pattern> {
-    let spelling = reader.spelling;
+    let paths = reader.paths;
     reader.parsed(node, |word| {
-        Pattern::parse_with(word, spelling)
-            .map_err(|error| Fault { what: error.what().to_owned(), instead: error.instead().to_owned() })
+        Pattern::parse_with(word, paths).map_err(|error| ValueError {
+            message: error.what().to_owned(),
+            help: error.instead().to_owned(),
+        })
     })
 }
 
-pub(crate) fn cidr(word: &str) -> Result<IpNet, Fault> {
+pub(crate) fn cidr(word: &str) -> Result<IpNet, ValueError> {
     parse_cidr(word)
-        .map_err(|error| Fault { what: error.what().to_owned(), instead: error.instead().to_owned() })
+        .map_err(|error| ValueError { message: error.what().to_owned(), help: error.instead().to_owned() })
 }
 
-fn method(word: &str) -> Result<String, Fault> {
+fn method(word: &str) -> Result<String, ValueError> {
     match !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_alphabetic() || byte == b'-') {
         true => Ok(word.to_ascii_uppercase()),
-        false => Err(Fault {
-            what: format!("{} is not a method", quoted(word)),
-            instead: METHOD_EXAMPLE.to_owned(),
+        false => Err(ValueError {
+            message: format!("invalid method {}", quoted(word)),
+            help: METHOD_EXAMPLE.to_owned(),
         }),
     }
 }
@@ -108,40 +109,41 @@ pub(crate) fn is_host(name: &str) -> bool {
     }
 }
 
-fn host(word: &str) -> Result<String, Fault> {
+fn host(word: &str) -> Result<String, ValueError> {
     match is_host(word.strip_prefix("*.").unwrap_or(word)) {
         true => Ok(word.to_ascii_lowercase()),
-        false => {
-            Err(Fault { what: format!("{} is not a host", quoted(word)), instead: HOST_EXAMPLE.to_owned() })
-        }
+        false => Err(ValueError {
+            message: format!("invalid host {}", quoted(word)),
+            help: HOST_EXAMPLE.to_owned(),
+        }),
     }
 }
 
 fn wanted(
     reader: &mut Reader,
     node: &Node,
-    what: &str,
-    name_of: impl Fn(&str) -> Result<String, Fault>,
+    message: &str,
+    name_of: impl Fn(&str) -> Result<String, ValueError>,
 ) -> Vec<(String, Wanted)> {
     let example =
-        format!("write as in `{what}: {{ name: value }}`; `present` and `absent` are any value and none");
-    let Some(fields) = reader.named(node, what, &example) else { return Vec::new() };
+        format!("write as in `{message}: {{ name: value }}`, or `present` or `absent` as the value");
+    let Some(fields) = reader.named(node, message, &example) else { return Vec::new() };
     if fields.iter().len() == 0 {
         // An empty mapping would match everything.
-        reader.wrong(node.place, format!("this names no {what}"), &*example);
+        reader.error(node.position, format!("`{message}` is empty"), &*example);
     }
     let mut all = Vec::new();
-    for Entry { name, place, node } in fields.iter() {
+    for Entry { name, position, node } in fields.iter() {
         let name = match name_of(name) {
             Ok(name) => name,
-            Err(fault) => {
-                reader.wrong(place, fault.what, fault.instead);
+            Err(value_error) => {
+                reader.error(position, value_error.message, value_error.help);
                 continue;
             }
         };
-        let wanted = match &node.typed {
-            Typed::Word(word) if word == "present" => Wanted::Present,
-            Typed::Word(word) if word == "absent" => Wanted::Absent,
+        let wanted = match &node.value {
+            NodeValue::Word(word) if word == "present" => Wanted::Present,
+            NodeValue::Word(word) if word == "absent" => Wanted::Absent,
             _ => {
                 let values = reader.some(node, &example);
                 let words = values.into_iter().filter_map(|node| reader.word(node));

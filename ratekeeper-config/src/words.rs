@@ -33,9 +33,10 @@ pub(crate) const SCHEMES: [&str; 6] =
 pub(crate) const SOURCES: [(&str, Source); 2] =
     [("x_forwarded_for", Source::XForwardedFor), ("forwarded", Source::Forwarded)];
 pub(crate) const AMBIGUOUS: [(&str, WhenAmbiguous); 2] =
-    [("refuse", WhenAmbiguous::Refuse), ("keep", WhenAmbiguous::Keep)];
+    [("reject", WhenAmbiguous::Refuse), ("keep", WhenAmbiguous::Keep)];
 /// Whether a difference is ignored.
-pub(crate) const SPELLINGS: [(&str, bool); 2] = [("exact", false), ("ignore", true)];
+pub(crate) const CASE: [(&str, bool); 2] = [("exact", false), ("ignore", true)];
+pub(crate) const TRAILING_SLASH: [(&str, bool); 2] = [("ignore", true), ("exact", false)];
 
 /// Signature algorithms of tokens.
 pub(crate) const SIGNATURES: [&str; 12] = [

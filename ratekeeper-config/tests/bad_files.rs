@@ -1,6 +1,7 @@
 //! Error messages of invalid files, and the errors that the JSON Schema finds.
-#![allow(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot be set up has failed")]
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use jsonschema::Validator;
@@ -118,4 +119,72 @@ fn messages_contain_no_secrets() {
         assert!(!format!("{errors:?}").contains("hunter2"), "{errors:?}");
     }
     assert!(count >= 10, "{count} cases have a secret");
+}
+
+/// A setting: settings of one name and definition are the same, wherever they occur.
+fn setting(schema: &Value, name: &str) -> String {
+    format!("{name}: {}", schema["properties"][name])
+}
+
+/// Collects the settings of a schema.
+fn settings(schema: &Value, found: &mut BTreeSet<String>) {
+    let is_closed = schema.get("additionalProperties") == Some(&Value::Bool(false));
+    if let (true, Some(properties)) = (is_closed, schema.get("properties").and_then(Value::as_object)) {
+        found.extend(properties.keys().map(|name| setting(schema, name)));
+    }
+    match schema {
+        Value::Object(map) => map.values().for_each(|part| settings(part, found)),
+        Value::Array(list) => list.iter().for_each(|part| settings(part, found)),
+        _ => {}
+    }
+}
+
+/// Collects the settings that a value uses.
+fn used(root: &Value, at: &str, value: &Value, found: &mut BTreeSet<String>) {
+    let schema = root.pointer(at).unwrap();
+    if let Some(reference) = schema.get("$ref").and_then(Value::as_str) {
+        used(root, reference.trim_start_matches('#'), value, found);
+    }
+    for (number, _) in schema.get("oneOf").and_then(Value::as_array).into_iter().flatten().enumerate() {
+        used(root, &format!("{at}/oneOf/{number}"), value, found);
+    }
+    match value {
+        Value::Object(fields) => {
+            for (name, value) in fields {
+                if schema.pointer(&format!("/properties/{name}")).is_some() {
+                    found.insert(setting(schema, name));
+                    used(root, &format!("{at}/properties/{name}"), value, found);
+                } else if schema.get("additionalProperties").is_some_and(Value::is_object) {
+                    used(root, &format!("{at}/additionalProperties"), value, found);
+                }
+            }
+        }
+        Value::Array(items) if schema.get("items").is_some() => {
+            for item in items {
+                used(root, &format!("{at}/items"), item, found);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// `everything.yaml` has every setting. Alternatives that exclude each other follow `#or ` in comments.
+#[test]
+fn everything_example_has_every_setting() {
+    let root: Value = serde_json::from_str(SCHEMA).unwrap();
+    let (_, yaml) = examples().into_iter().find(|(name, _)| name.ends_with("everything.yaml")).unwrap();
+    let mut found = BTreeSet::new();
+    used(&root, "", &as_json(&yaml).unwrap(), &mut found);
+    let alternatives: Vec<&str> = yaml.lines().filter_map(|line| line.trim().strip_prefix("#or ")).collect();
+    for alternative in &alternatives {
+        let value = as_json(alternative).unwrap();
+        assert!(schema().is_valid(&value), "{alternative}");
+        read(alternative).unwrap_or_else(|errors| panic!("{alternative}: {errors}"));
+        used(&root, "", &value, &mut found);
+    }
+    let mut all = BTreeSet::new();
+    settings(&root, &mut all);
+    let missing: Vec<&String> = all.difference(&found).collect();
+    assert!(missing.is_empty(), "{missing:#?}");
+    assert!(all.len() > 100 && !alternatives.is_empty(), "{} settings", all.len());
 }

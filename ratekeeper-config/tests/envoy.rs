@@ -99,12 +99,12 @@ domains:
       value: plain
       metadata: { team: a, number: 1, text: '1', list: [true, ~, 0x10], '2': { deep: 1.5 } }
   other: []
-gateway: { routes: [{ id: r, upstream: http://h }, { id: s, upstream: http://h, limits: [own] }] }",
+gateway: { routes: [{ id: r, limits: all, upstream: http://h }, { id: s, upstream: http://h, limits: [own] }] }",
     );
     let names: Vec<&str> = config.names.iter().map(|name| name.as_str()).collect();
     let inner = ["mongo_cps.database.collection=7", "mongo_cps.database.collection=tmp*"];
     assert_eq!(names, ["own", "mongo_cps.database", inner[0], inner[1]]);
-    assert_eq!((config.named_limits, config.rules.rules().len(), config.customs.len()), (1, 4, 4));
+    assert_eq!((config.named_limits, config.rules.rules().len(), config.deny_responses.len()), (1, 4, 4));
     let rules: Vec<_> = config.rules.rules().collect();
     assert_eq!(rules.iter().map(|rule| rule.is_shadow).collect::<Vec<_>>(), [false, false, true, false]);
     // Descriptors do not apply to requests of the gateway.

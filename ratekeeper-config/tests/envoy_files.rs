@@ -206,7 +206,7 @@ proptest! {
 #[test]
 fn migrated_file_is_readable() {
     let yaml = fs::read_to_string(format!("{FOLDER}/good/modes.yaml")).unwrap();
-    let expected = r#"# detailed_metric and value_to_metric are left out: metrics never show what the values of entries are.
+    let expected = r#"# detailed_metric and value_to_metric are omitted: metrics never contain values of entries.
 domains:
   modes:
     - key: mode
@@ -274,11 +274,12 @@ fn duplicate_domain_is_rejected() {
     let told = told(&[("a.yaml", "domain: edge"), ("b.yaml", "domain: other"), ("c.yaml", "domain: edge\n")]);
     assert_eq!(
         told,
-        "c.yaml:1:9: the domain `edge` is that of a.yaml, too
-  |
-1 | domain: edge
-  |         ^^^^
-  = join the two files, or give each a domain of its own"
+        "error: duplicate domain `edge`, already defined in a.yaml
+  --> c.yaml:1:9
+   |
+ 1 | domain: edge
+   |         ^^^^
+   = help: merge the two files, or rename one of the domains"
     );
 }
 
@@ -287,11 +288,11 @@ fn errors_of_all_files_are_reported() {
     let errors =
         migrate(&[("a.yaml", "domain: a\nx: 1"), ("b.yaml", "domain: b"), ("c.yaml", "y: 1")]).unwrap_err();
     let told: Vec<String> =
-        errors.iter().map(|it| it.to_string().lines().next().unwrap().to_owned()).collect();
+        errors.iter().map(|it| it.to_string().lines().take(2).collect::<Vec<_>>().join("")).collect();
     let expected = [
-        "a.yaml:2:1: `x` is not a parameter of the file",
-        "c.yaml:1:1: this file does not say which domain it is for",
-        "c.yaml:1:1: `y` is not a parameter of the file",
+        "error: unknown field `x` in the file  --> a.yaml:2:1",
+        "error: missing `domain`  --> c.yaml:1:1",
+        "error: unknown field `y` in the file  --> c.yaml:1:1",
     ];
     assert_eq!(told.len(), expected.len(), "{told:?}");
     assert!(expected.iter().all(|line| told.iter().any(|it| it == line)), "{told:?}");
@@ -307,20 +308,20 @@ fn exceeded_bounds_are_reported() {
     };
     let (one, other) = (half("a", ""), half("b", ""));
     assert!(migrate(&[("a.yaml", &one), ("b.yaml", &other)]).is_ok());
-    let told_of = |files: &[(&str, &str)]| told(files).lines().next().unwrap().to_owned();
+    let told_of = |files: &[(&str, &str)]| told(files).lines().take(2).collect::<String>();
     let more = other.clone() + "  - key: more\n";
     assert_eq!(
         told_of(&[("a.yaml", &one), ("b.yaml", &more)]),
-        "b.yaml:1003:5: all files have at most 2000 descriptors, and here is one more"
+        "error: there are more than 2000 descriptors in all files     --> b.yaml:1003:5"
     );
     let metadata = ", metadata: { a: [1, 2, 3, 4, 5, 6], b: { c: d, e: f } }";
     let (one, other) = (half("a", metadata), half("b", metadata));
     assert_eq!(
         told_of(&[("a.yaml", &one), ("b.yaml", &other)]),
-        "a.yaml:1:1: all files together say more than one file can hold"
+        "error: all files together exceed the bounds of one configuration  --> a.yaml:1:1"
     );
     assert!(
         told(&[("a.yaml", &one), ("b.yaml", &other)])
-            .ends_with("leave metadata out, or give some of the domains a server of their own")
+            .ends_with("omit metadata, or run several servers with some of the domains each")
     );
 }

@@ -92,10 +92,9 @@ const DAY: u64 = 86_400;
 fn every_example_is_valid() {
     assert!(examples().len() >= 3);
     for (name, yaml) in examples() {
-        if let Err(errors) = read(&yaml) {
-            panic!("{}", errors.in_file(&name));
-        }
-        assert!(yaml.contains("ratekeeper check examples/"), "{name} does not say how it is checked");
+        let config = read(&yaml).unwrap_or_else(|errors| panic!("{}", errors.in_file(&name)));
+        assert!(config.warnings.is_empty(), "{name}: {:?}", config.warnings);
+        assert!(yaml.contains("ratekeeper validate examples/"), "{name} does not say how it is checked");
     }
 }
 
@@ -185,12 +184,12 @@ fn everything_example_is_read_with_all_settings() {
     let [user, work, login, tomorrow, bytes] = rules.as_slice() else { panic!("{rules:?}") };
     assert_eq!((user.overrides.len(), user.lease.map(|lease| lease.most)), (3, Some(5)));
     assert!(user.overrides[2].limit.is_none() && work.lease.is_none());
-    assert_eq!((login.allow.clients.len(), login.deny.clients.len()), (1, 2));
+    assert_eq!((login.allow.clients.len(), login.deny.clients.len()), (2, 2));
     assert_eq!((login.failure, login.ban.map(|ban| ban.after)), (Some(FailurePolicy::Closed), Some(20)));
     assert!(tomorrow.is_shadow && !bytes.is_shadow);
-    assert_eq!((config.answers.jitter_secs, config.answers.headers.name()), (5, "ietf"));
+    assert_eq!((config.responses.jitter_secs, config.responses.headers.name()), (5, "ietf"));
     assert_eq!(config.jwt.as_ref().unwrap().algorithms, ["EdDSA"]);
-    assert_eq!((config.slots[0].most, config.slots[0].policy.as_str()), (20, "at-once"));
+    assert_eq!((config.concurrency[0].max, config.concurrency[0].policy.as_str()), (20, "at-once"));
     let [edge] = config.domains.as_slice() else { panic!("{:?}", config.domains) };
     let files = edge.find(&[("remote_address", "192.0.2.9"), ("path", "/files/a")]).unwrap().descriptor;
     assert_eq!(
@@ -199,13 +198,14 @@ fn everything_example_is_read_with_all_settings() {
     );
     assert_eq!(config.rules.rules().len(), config.named_limits + 5);
     let gateway = config.gateway.as_ref().unwrap();
-    let [upload, users, others] = gateway.routes.as_slice() else { panic!("{gateway:?}") };
-    assert_eq!((&*others.limits, &*others.slots), (&[0, 1, 2, 3][..], &[][..]));
+    let [upload, users, partners, others] = gateway.routes.as_slice() else { panic!("{gateway:?}") };
+    assert_eq!((&*others.limits, &*others.concurrency), (&[0, 1, 2, 3][..], &[][..]));
     assert_eq!(
-        (&*upload.limits, &*upload.slots, upload.max_in_flight),
+        (&*upload.limits, &*upload.concurrency, upload.max_in_flight),
         (&[0, 1, 4][..], &[0][..], Some(500))
     );
-    assert_eq!((&*users.limits, users.is_critical), (&[0, 1, 2, 3, 4][..], true));
+    assert!(partners.limits.is_empty() && partners.concurrency.is_empty());
+    assert_eq!((&*users.limits, users.is_critical), (&[0][..], true));
     let token = &users.request_headers.set[0];
     assert_eq!((&*token.0, token.1.reveal()), ("authorization", "Bearer hunter2"));
     let names: Vec<&str> = gateway.upstreams.iter().map(|upstream| upstream.name.as_str()).collect();
@@ -226,13 +226,12 @@ fn debug_output_contains_no_secrets() {
     }
 }
 
-/// A route without `limits` has all limits; a route with an empty list has none.
 #[test]
-fn route_without_limits_differs_from_an_empty_list() {
+fn route_has_all_limits_or_none() {
     let yaml = "
 limits: { a: { token_bucket: }, b: { token_bucket: } }
 gateway:
-  routes: [{ id: all, upstream: http://h }, { id: none, upstream: http://h, limits: [] }]";
+  routes: [{ id: all, limits: all, upstream: http://h }, { id: none, path: /b, upstream: http://h, limits: none }]";
     let routes = read(yaml).unwrap().gateway.unwrap().routes;
     assert_eq!((&*routes[0].limits, &*routes[1].limits), (&[0, 1][..], &[][..]));
 }
@@ -319,6 +318,6 @@ fn readme_example_is_valid() {
         .collect();
     assert_eq!(files.len(), 1);
     let config = read(files[0]).unwrap_or_else(|errors| panic!("{errors}"));
-    assert_eq!((config.rules.rules().len(), config.slots.len()), (1, 1));
+    assert_eq!((config.rules.rules().len(), config.concurrency.len()), (1, 1));
     assert_eq!(config.gateway.unwrap().routes.len(), 2);
 }

@@ -4,7 +4,8 @@
 use std::time::Duration;
 
 use ratekeeper_config::{
-    Address, Balance, Config, Eject, Gateway, HeaderEdits, PathEdit, Protocol, Route, Secret, Timeouts,
+    Address, Balance, Config, Gateway, HeaderEdits, OutlierEjection, PathEdit, Protocol, Route, Secret,
+    Timeouts,
 };
 
 use crate::common::read;
@@ -19,7 +20,9 @@ fn gateway(yaml: &str) -> Gateway {
 
 /// The only route of a gateway.
 fn route(fields: &str) -> Route {
-    gateway(&format!("gateway: {{ routes: {{ id: a, upstream: http://h, {fields} }} }}")).routes.remove(0)
+    gateway(&format!("gateway: {{ routes: {{ id: a, limits: all, upstream: http://h, {fields} }} }}"))
+        .routes
+        .remove(0)
 }
 
 fn address(is_tls: bool, host: &str, port: u16, path: &str) -> Address {
@@ -30,7 +33,7 @@ const SECOND: Duration = Duration::from_secs(1);
 
 #[test]
 fn omitted_settings_have_defaults() {
-    let config = config("gateway: { routes: [{ id: a, upstream: http://h }] }");
+    let config = config("gateway: { routes: [{ id: a, limits: all, upstream: http://h }] }");
     assert_eq!(config.admin.unwrap().listen.to_string(), "127.0.0.1:9180");
     let gateway = config.gateway.unwrap();
     let [listener] = gateway.listeners.as_slice() else { panic!("{gateway:?}") };
@@ -45,11 +48,11 @@ fn omitted_settings_have_defaults() {
     assert_eq!(upstream.name, "http://h");
     assert_eq!(upstream.addresses, [address(false, "h", 80, "")]);
     assert_eq!((upstream.balance, upstream.protocol), (Balance::RoundRobin, Protocol::Http1));
-    assert_eq!((upstream.connect_timeout, upstream.idle_timeout), (SECOND, 60 * SECOND));
-    assert_eq!((upstream.read_timeout, upstream.ping_after), (60 * SECOND, 600 * SECOND));
+    assert_eq!((upstream.timeouts.connect, upstream.timeouts.idle), (SECOND, 60 * SECOND));
+    assert_eq!((upstream.timeouts.read, upstream.ping_after), (60 * SECOND, 600 * SECOND));
     assert_eq!((upstream.max_connections, upstream.retry_percent), (1_000, 20));
-    assert_eq!((&upstream.health, &upstream.authority), (&None, &None));
-    assert_eq!(upstream.eject, Some(Eject { after: 5, lasts: 10 * SECOND }));
+    assert_eq!((&upstream.health, &upstream.ca), (&None, &None));
+    assert_eq!(upstream.outlier_ejection, Some(OutlierEjection { after: 5, lasts: 10 * SECOND }));
 
     let [route] = gateway.routes.as_slice() else { panic!("{gateway:?}") };
     assert_eq!((route.upstream, route.max_in_flight, route.is_critical), (0, None, false));
@@ -61,7 +64,7 @@ fn omitted_settings_have_defaults() {
 fn listeners_are_read_with_tls_and_proxy_protocol() {
     let listeners = |listen: &str| {
         let yaml = format!(
-            "client: {{ trusted_proxies: 10.0.0.0/8 }}\ngateway: {{ listen: {listen}, routes: [{{ id: a, upstream: http://h }}] }}"
+            "client: {{ trusted_proxies: 10.0.0.0/8 }}\ngateway: {{ listen: {listen}, routes: [{{ id: a, limits: all, upstream: http://h }}] }}"
         );
         gateway(&yaml).listeners
     };
@@ -97,7 +100,7 @@ fn upstream_addresses_are_parsed() {
         ("https://[2001:DB8::1]:8443", address(true, "2001:db8::1", 8443, "")),
         ("http://my_service-1.local", address(false, "my_service-1.local", 80, "")),
     ] {
-        let yaml = format!("gateway: {{ routes: {{ id: a, upstream: '{url}' }} }}");
+        let yaml = format!("gateway: {{ routes: {{ id: a, limits: all, upstream: '{url}' }} }}");
         assert_eq!(gateway(&yaml).upstreams[0].addresses, [expected], "{url}");
     }
 }
@@ -111,22 +114,22 @@ gateway:
     api: { addresses: [http://10.0.0.1:8080, http://10.0.0.2:8080], balance: least_requests, protocol: http2, outlier_ejection: off }
     web: { addresses: https://web, retry_budget: 0%, health: /healthz, tls: { ca: { file: demo-cert.pem } } }
   routes:
-    - { id: a, upstream: http://h:80/ }
-    - { id: b, upstream: web }
-    - { id: c, upstream: http://h }
-    - { id: d, upstream: api }
-    - { id: e, upstream: http://h/x }",
+    - { id: a, limits: all, upstream: http://h:80/ }
+    - { id: b, limits: all, upstream: web }
+    - { id: c, limits: all, upstream: http://h }
+    - { id: d, limits: all, upstream: api }
+    - { id: e, limits: all, upstream: http://h/x }",
     );
     let names: Vec<&str> = gateway.upstreams.iter().map(|it| it.name.as_str()).collect();
     assert_eq!(names, ["api", "web", "http://h:80/", "http://h/x"]);
     assert_eq!(gateway.routes.iter().map(|it| it.upstream).collect::<Vec<_>>(), [2, 1, 2, 0, 3]);
     let [api, web, ..] = gateway.upstreams.as_slice() else { panic!("{names:?}") };
-    assert_eq!((api.addresses.len(), api.eject), (2, None));
+    assert_eq!((api.addresses.len(), api.outlier_ejection), (2, None));
     assert_eq!((api.balance, api.protocol), (Balance::LeastRequests, Protocol::Http2));
     let health = web.health.as_ref().unwrap();
     assert_eq!((&*health.path, health.every, health.timeout), ("/healthz", 5 * SECOND, SECOND));
     assert_eq!((health.healthy_after, health.unhealthy_after, web.retry_percent), (2, 3, 0));
-    assert!(web.authority.as_ref().unwrap().reveal().contains("-----BEGIN CERTIFICATE"));
+    assert!(web.ca.as_ref().unwrap().reveal().contains("-----BEGIN CERTIFICATE"));
 }
 
 #[test]
@@ -137,21 +140,22 @@ limits:
   a: { token_bucket: }
   busy: { concurrency: { limit: 20 }, key: { header: X-User-Id }, when: { method: POST } }
   b: { token_bucket: }
-  all: { concurrency: { limit: 500 }, key: global, shadow: true }
+  total: { concurrency: { limit: 500 }, key: global, shadow: true }
 gateway:
   routes:
-    - { id: every, upstream: http://h, max_in_flight: 7, critical: true }
-    - { id: some, upstream: http://h, limits: [all, b] }
-    - { id: none, upstream: http://h, limits: [] }",
+    - { id: every, limits: all, upstream: http://h, max_in_flight: 7, critical: true }
+    - { id: some, upstream: http://h, limits: [total, b] }
+    - { id: none, upstream: http://h, limits: none }
+    - { id: empty, upstream: http://h, limits: [] }",
     );
     let names: Vec<&str> = config.names.iter().map(|name| name.as_str()).collect();
     assert_eq!((names, config.rules.rules().len()), (vec!["a", "b"], 2));
-    let [busy, all] = config.slots.as_slice() else { panic!("{:?}", config.slots) };
-    assert_eq!((&*busy.name, busy.policy.as_str(), busy.most, busy.is_shadow), ("busy", "busy", 20, false));
-    assert_eq!((&*busy.when.methods, all.most, all.is_shadow), (&["POST".to_owned()][..], 500, true));
+    let [busy, all] = config.concurrency.as_slice() else { panic!("{:?}", config.concurrency) };
+    assert_eq!((&*busy.name, busy.policy.as_str(), busy.max, busy.is_shadow), ("busy", "busy", 20, false));
+    assert_eq!((&*busy.when.methods, all.max, all.is_shadow), (&["POST".to_owned()][..], 500, true));
     let routes = config.gateway.unwrap().routes;
-    let numbers: Vec<_> = routes.iter().map(|route| (&*route.limits, &*route.slots)).collect();
-    assert_eq!(numbers, [(&[0, 1][..], &[0, 1][..]), (&[1], &[1]), (&[], &[])]);
+    let numbers: Vec<_> = routes.iter().map(|route| (&*route.limits, &*route.concurrency)).collect();
+    assert_eq!(numbers, [(&[0, 1][..], &[0, 1][..]), (&[1], &[1]), (&[], &[]), (&[], &[])]);
     assert_eq!((routes[0].max_in_flight, routes[0].is_critical), (Some(7), true));
 }
 

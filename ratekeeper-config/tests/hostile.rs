@@ -101,7 +101,7 @@ fn resource_exhaustion_files_fail_quickly() {
             "routes",
             format!(
                 "gateway:\n  routes:\n{}",
-                many(20_000, |n| format!("  - {{id: {n}, upstream: http://h}}\n"))
+                many(20_000, |n| format!("  - {{id: {n}, upstream: http://h, limits: all}}\n"))
             ),
         ),
         (
@@ -127,13 +127,13 @@ fn resource_exhaustion_files_fail_quickly() {
             format!(
                 "gateway:\n  upstreams:\n{}  routes:\n{}",
                 many(1_000, |n| format!("    u{n}: {{addresses: http://h}}\n")),
-                many(1_000, |n| format!("  - {{id: r{n}, upstream: {}}}\n", "x".repeat(300)))
+                many(1_000, |n| format!("  - {{id: r{n}, limits: all, upstream: {}}}\n", "x".repeat(300)))
             ),
         ),
         (
             "headers",
             format!(
-                "gateway: {{ routes: {{ id: a, upstream: http://h, request_headers: {{ set: {{ {} }}, remove: [{}] }} }} }}",
+                "gateway: {{ routes: {{ id: a, limits: all, upstream: http://h, request_headers: {{ set: {{ {} }}, remove: [{}] }} }} }}",
                 many(10_000, |n| format!("a{n}: 1, ")),
                 "b, ".repeat(20_000)
             ),
@@ -154,7 +154,10 @@ fn resource_exhaustion_files_fail_quickly() {
             format!(
                 "limits: {{ a: {{ token_bucket: , cost: {{ routes: {{ {} }} }} }} }}\ngateway:\n  routes:\n{}",
                 many(ERRORS_MAX / 2, |n| format!("{}{n}: 1, ", "b".repeat(64))),
-                many(ROUTES_MAX, |n| format!("  - {{ id: {}{n}, upstream: http://h }}\n", "a".repeat(700)))
+                many(ROUTES_MAX, |n| format!(
+                    "  - {{ id: {}{n}, upstream: http://h, limits: all }}\n",
+                    "a".repeat(700)
+                ))
             ),
         ),
         (
@@ -201,13 +204,13 @@ fn suggestions_take_bounded_time() {
                 // This case once took eight seconds: a hundred names were each compared with a thousand long ones.
                 "unknown routes with long names",
                 limits(&|n| format!(" l{n}: {{token_bucket: , cost: {{routes: {{q{n}{longer}: 2}}}}}}\n"))
-                    + &routes(&|n| format!("  - {{id: r{n}{longer}, upstream: http://h}}\n")),
+                    + &routes(&|n| format!("  - {{id: r{n}{longer}, upstream: http://h, limits: all}}\n")),
             ),
             (
                 "unknown routes with the same letters",
                 limits(&|n| {
                     format!(" l{n}: {{token_bucket: , cost: {{routes: {{{}: 2}}}}}}\n", turned(n + 7))
-                }) + &routes(&|n| format!("  - {{id: {}x, upstream: http://h}}\n", turned(n))),
+                }) + &routes(&|n| format!("  - {{id: {}x, upstream: http://h, limits: all}}\n", turned(n))),
             ),
             (
                 "unknown limits with the same letters",
@@ -257,11 +260,11 @@ fn large_valid_files_are_read_quickly() {
             (
                 "limits and routes",
                 limits(&|n| format!(" l{n}: {{token_bucket: }}\n"))
-                    + &routes(&|n| format!("  - {{id: {n}, upstream: http://h}}\n")),
+                    + &routes(&|n| format!("  - {{id: {n}, upstream: http://h, limits: all}}\n")),
             ),
             (
                 "routes with long paths",
-                routes(&|n| format!("  - {{id: {n}, path: /{path}**, upstream: http://h}}\n")),
+                routes(&|n| format!("  - {{id: {n}, path: /{path}**, upstream: http://h, limits: all}}\n")),
             ),
             (
                 "overrides for many keys",
@@ -311,7 +314,7 @@ fn messages_contain_no_control_characters() {
         r#"limits: { a: { token_bucket: , ban: { after: "\e", within: "\e", for: "1\e" } } }"#,
         r#"limits: { a: { token_bucket: , deny_response: { status: "\e", content_type: "\e" } } }"#,
         r#"limits: { a: { token_bucket: , cost: { routes: { "r\e": 1 } } } }
-gateway: { listen: "\e", routes: [{ id: "r\e[", upstream: "\e" }] }"#,
+gateway: { listen: "\e", routes: [{ id: "r\e[", limits: all, upstream: "\e" }] }"#,
         r#"limits: { "a\e[2J": { token_bucket: } }
 gateway: { routes: [{ id: r, upstream: http://h, limits: ["a\e[2", other] }] }"#,
         r#"store: { memory: { max_bytes: "1\e", when_full: "\e", max_keys: "\e" } }"#,
@@ -336,7 +339,7 @@ fn bounds_are_inclusive_and_reported() {
     let routes = |count| {
         format!(
             "gateway:\n  routes:\n{}",
-            many(count, |n| format!("  - {{ id: r{n}, upstream: http://h }}\n"))
+            many(count, |n| format!("  - {{ id: r{n}, limits: all, upstream: http://h }}\n"))
         )
     };
     assert_eq!(read(&routes(ROUTES_MAX)).unwrap().gateway.unwrap().routes.len(), ROUTES_MAX);
@@ -347,8 +350,9 @@ fn bounds_are_inclusive_and_reported() {
         )
     };
     assert!(read(&overrides(OVERRIDES_MAX)).is_ok());
-    let routed =
-        |fields: String| format!("gateway: {{ {fields}, routes: [{{ id: a, upstream: http://h }}] }}");
+    let routed = |fields: String| {
+        format!("gateway: {{ {fields}, routes: [{{ id: a, limits: all, upstream: http://h }}] }}")
+    };
     let listeners =
         |count| routed(format!("listen: [{}]", many(count, |n| format!("127.0.0.1:{}, ", n + 10_000))));
     assert_eq!(read(&listeners(LISTENERS_MAX)).unwrap().gateway.unwrap().listeners.len(), LISTENERS_MAX);
@@ -363,7 +367,7 @@ fn bounds_are_inclusive_and_reported() {
     assert!(read(&addresses(ADDRESSES_MAX)).is_ok());
     let edits = |count| {
         format!(
-            "gateway: {{ routes: {{ id: a, upstream: http://h, response_headers: {{ remove: [{}] }} }} }}",
+            "gateway: {{ routes: {{ id: a, limits: all, upstream: http://h, response_headers: {{ remove: [{}] }} }} }}",
             many(count, |n| format!("x{n}, "))
         )
     };
@@ -377,20 +381,38 @@ fn bounds_are_inclusive_and_reported() {
     };
     assert!(read(&deep(DEPTH_MAX - 1)).is_ok());
     for (yaml, told) in [
-        (descriptors(DESCRIPTORS_MAX + 1), "a file has at most 2000 descriptors, and here is one more"),
-        (deep(DEPTH_MAX), "these descriptors are inside of 10 others, and that is the most"),
-        (listeners(LISTENERS_MAX + 1), "there are 65 addresses, and a gateway has at most 64"),
-        (upstreams(UPSTREAMS_MAX + 1), "there are 1001 upstreams, and a gateway has at most 1000"),
-        (addresses(ADDRESSES_MAX + 1), "there are 1001 addresses, and an upstream has at most 1000"),
-        (edits(HEADER_EDITS_MAX + 1), "there are 65 edits of headers, and a route has at most 64"),
-        (limits(LIMITS_MAX + 1), "there are 1001 limits, and a file has at most 1000"),
-        (routes(ROUTES_MAX + 1), "there are 1001 routes, and a gateway has at most 1000"),
-        (overrides(OVERRIDES_MAX + 1), "there are 1001 overrides, and a limit has at most 1000"),
-        (" ".repeat(TEXT_BYTES_MAX + 1), "the text has 1000001 bytes, and at most 1000000 are read"),
+        (descriptors(DESCRIPTORS_MAX + 1), "there are more than 2000 descriptors"),
+        (deep(DEPTH_MAX), "descriptors are nested more than 10 levels deep"),
+        (listeners(LISTENERS_MAX + 1), "too many listeners: 65 of at most 64"),
+        (upstreams(UPSTREAMS_MAX + 1), "too many upstreams: 1001 of at most 1000"),
+        (addresses(ADDRESSES_MAX + 1), "too many addresses: 1001 of at most 1000"),
+        (edits(HEADER_EDITS_MAX + 1), "too many header edits: 65 of at most 64"),
+        (limits(LIMITS_MAX + 1), "too many limits: 1001 of at most 1000"),
+        (routes(ROUTES_MAX + 1), "too many routes: 1001 of at most 1000"),
+        (overrides(OVERRIDES_MAX + 1), "too many overrides: 1001 of at most 1000"),
+        (" ".repeat(TEXT_BYTES_MAX + 1), "the text has 1000001 bytes; the maximum is 1000000"),
     ] {
         let errors = read(&yaml).unwrap_err();
-        assert_eq!(errors.iter().map(|error| error.what()).collect::<Vec<_>>(), [told]);
+        assert_eq!(errors.iter().map(|error| error.message()).collect::<Vec<_>>(), [told]);
     }
+    for (yaml, help) in [
+        (listeners(LISTENERS_MAX + 1), "listen on all addresses of a port, as in `0.0.0.0:8080`"),
+        (upstreams(UPSTREAMS_MAX + 1), "write several `addresses` in one upstream"),
+        (addresses(ADDRESSES_MAX + 1), "write several upstreams"),
+    ] {
+        let errors = read(&yaml).unwrap_err();
+        assert_eq!(errors.iter().map(|error| error.help()).collect::<Vec<_>>(), [help]);
+    }
+    let value = |bytes: usize| {
+        let value = "v".repeat(bytes);
+        format!(
+            "gateway: {{ routes: {{ id: a, limits: all, upstream: http://h, request_headers: {{ set: {{ X-A: {value} }} }} }} }}"
+        )
+    };
+    assert!(read(&value(4_096)).is_ok());
+    let errors = read(&value(4_097)).unwrap_err();
+    let told = "the value has 4097 bytes; the maximum is 4096";
+    assert_eq!(errors.iter().map(|error| error.message()).collect::<Vec<_>>(), [told]);
 }
 
 #[test]
@@ -402,7 +424,7 @@ fn number_of_reported_errors_is_bounded() {
     );
     let errors = mistakes(ERRORS_MAX + 50);
     assert_eq!((errors.iter().len(), errors.is_cut()), (ERRORS_MAX, true));
-    assert!(errors.to_string().ends_with("\n\nthere may be more: reading stopped after 100 mistakes"));
+    assert!(errors.to_string().ends_with("\n\nthere may be more errors: reading stopped after 100"));
 }
 
 /// A random edit of a file.
@@ -481,7 +503,7 @@ proptest! {
                 prop_assert!((1..=lines.len()).contains(&error.line()), "{error}");
                 let longest = lines.iter().map(|line| line.chars().count()).max().unwrap();
                 prop_assert!((1..=longest + 1).contains(&error.column()), "{error}");
-                prop_assert!(!error.what().is_empty() && !error.instead().is_empty());
+                prop_assert!(!error.message().is_empty() && !error.help().is_empty());
             }
         }
     }

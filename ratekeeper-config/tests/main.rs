@@ -10,3 +10,4 @@ mod gateway;
 mod hostile;
 mod limit;
 mod sentences;
+mod warnings;

@@ -63,6 +63,24 @@ impl When {
     }
 }
 
+impl When {
+    /// Whether every request that `other` fits certainly fits here as well. Conservative: `false` may be wrong.
+    pub fn covers(&self, other: &When) -> bool {
+        fn each<T>(wide: &[T], narrow: &[T], covers: impl Fn(&T, &T) -> bool) -> bool {
+            let is_covered = |one: &T| wide.iter().any(|it| covers(it, one));
+            wide.is_empty() || (!narrow.is_empty() && narrow.iter().all(is_covered))
+        }
+        each(&self.methods, &other.methods, |a, b| a.eq_ignore_ascii_case(b))
+            && each(&self.hosts, &other.hosts, |a, b| a.eq_ignore_ascii_case(b) || is_host(a, b))
+            && each(&self.clients, &other.clients, |a, b| {
+                canonical_network(*a).contains(&canonical_network(*b))
+            })
+            && self.headers.iter().all(|it| other.headers.contains(it))
+            && self.claims.iter().all(|it| other.claims.contains(it))
+            && each(&self.paths, &other.paths, Pattern::covers)
+    }
+}
+
 /// Whether a request's client is in one of the networks.
 pub(crate) fn is_in(networks: &[IpNet], request: &impl Request) -> bool {
     // Without networks, the client's address is not needed: it takes work to find, and may be missing.

@@ -160,7 +160,7 @@ fn settings(redis: &config::Redis) -> Settings {
     if let Some(connections) = redis.connections {
         settings = settings.connections(connections as usize);
     }
-    if let Some(authority) = &redis.authority {
+    if let Some(authority) = &redis.ca {
         settings = settings.tls_authority(authority.reveal().as_bytes());
     }
     if let Some((certificate, key)) = &redis.certificate {
@@ -174,9 +174,9 @@ pub(crate) fn builder(config: &Config, tokens: Option<&Arc<Tokens>>) -> Builder 
     let mut builder = RatekeeperLayer::builder()
         .trust(config.client.clone())
         .paths(config.paths)
-        .headers(config.answers.headers)
-        .jitter_secs(config.answers.jitter_secs);
-    for (rule, custom) in config.rules.rules().zip(&config.customs) {
+        .headers(config.responses.headers)
+        .jitter_secs(config.responses.jitter_secs);
+    for (rule, custom) in config.rules.rules().zip(&config.deny_responses) {
         builder = builder.rule(rule.clone()).answer(&rule.name, custom.clone());
     }
     for slots in slots(config) {
@@ -190,8 +190,8 @@ pub(crate) fn builder(config: &Config, tokens: Option<&Arc<Tokens>>) -> Builder 
 
 /// The concurrency limits: those of the configuration, then one for each route with a limit on requests in flight.
 pub(crate) fn slots(config: &Config) -> impl Iterator<Item = Slots> {
-    let named = config.slots.iter().map(|slots| {
-        let config::Slots { name, key, when, most, is_shadow, .. } = slots.clone();
+    let named = config.concurrency.iter().map(|slots| {
+        let config::ConcurrencyLimit { name, key, when, max: most, is_shadow, .. } = slots.clone();
         Slots { name, key, when, most, is_shadow }
     });
     let routes = config.gateway.iter().flat_map(|gateway| &gateway.routes);
@@ -200,7 +200,7 @@ pub(crate) fn slots(config: &Config) -> impl Iterator<Item = Slots> {
 
 /// For each route, the index of its concurrency limit in [`slots`].
 pub(crate) fn own_slots(config: &Config) -> impl Iterator<Item = Option<usize>> {
-    let mut next = config.slots.len();
+    let mut next = config.concurrency.len();
     let routes = config.gateway.iter().flat_map(|gateway| &gateway.routes);
     routes.map(move |route| {
         let number = next;

@@ -66,7 +66,7 @@ async fn command(address: SocketAddr, commands: &str, expected: &str) {
 async fn all_apis_and_the_gateway_share_one_limit() {
     let (folder, upstream) = (Folder::new("apis"), Upstream::start().await);
     let gateway = format!(
-        "gateway:\n  listen: 127.0.0.1:0\n  routes: [{{ id: all, upstream: \"http://{}\" }}]\n",
+        "gateway:\n  listen: 127.0.0.1:0\n  routes: [{{ id: all, limits: all, upstream: \"http://{}\" }}]\n",
         upstream.address()
     );
     let file = folder.write("ratekeeper.yaml", &format!("{LIMITS}{APIS}{gateway}"));

@@ -36,7 +36,7 @@ async fn listen() -> (TcpListener, SocketAddr) {
 async fn gateway(folder: &Folder, upstream: SocketAddr) -> (Process, SocketAddr) {
     let text = format!(
         "admin: 127.0.0.1:0\ngateway:\n  listen: 127.0.0.1:0\n  access_log: false\n  \
-         routes: [{{ id: all, upstream: http://{upstream} }}]\n"
+         routes: [{{ id: all, limits: all, upstream: http://{upstream} }}]\n"
     );
     Process::serving(&folder.write("ratekeeper.yaml", &text)).await
 }

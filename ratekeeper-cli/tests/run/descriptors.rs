@@ -42,7 +42,7 @@ async fn exhausted_descriptors_do_not_eject_the_upstream() {
     let file = format!(
         "admin: 127.0.0.1:0\ngateway:\n  listen: 127.0.0.1:0\n  upstreams:\n    one:\n      addresses: [http://{at}]\n      \
          outlier_ejection: {{ after: 1, for: 1h }}\n      health: {{ path: /, every: 100ms, unhealthy_after: 1 }}\n  \
-         routes: [{{ id: all, upstream: one }}]\n"
+         routes: [{{ id: all, limits: all, upstream: one }}]\n"
     );
     let process = limited("ulimit -n 64", &folder.write("a.yaml", &file));
     let address = process.address().await;

@@ -11,7 +11,7 @@ async fn redis_restarts_under_load_cause_no_errors() {
     let (folder, upstream) = (Folder::new("redis-kills"), Upstream::start().await);
     let mut redis = RedisServer::start().unwrap();
     let above = format!(
-        "store: {{ redis: {{ address: \"{}\", on_store_failure: local }} }}\n\
+        "store: {{ redis: {{ address: \"{}\", on_store_failure: local, instances: 1 }} }}\n\
          limits: {{ per-user: {{ key: ip, fixed_window: {{ limit: 1000, window: 1h }} }} }}",
         redis.url()
     );

@@ -30,10 +30,10 @@ async fn logs_and_metrics_contain_no_secrets_and_logs_are_json() {
     let text = |limit: &str| {
         format!(
             "store: {{ redis: {{ address: \"redis://:${{REDIS_PASSWORD}}@127.0.0.1:{}\", secret: \"${{KEY_SECRET}}\", \
-             on_store_failure: local }} }}\n\
+             on_store_failure: local, instances: 1 }} }}\n\
              limits: {{ a: {{ key: {{ header: X-User-Id, fallback: ip }}, {limit} }} }}\n\
              admin: 127.0.0.1:0\n\
-             gateway:\n  listen: 127.0.0.1:0\n  routes:\n    - id: all\n      upstream: http://{}\n      \
+             gateway:\n  listen: 127.0.0.1:0\n  routes:\n    - id: all\n      limits: all\n      upstream: http://{}\n      \
              request_headers: {{ set: {{ Authorization: {{ file: token }} }} }}\n",
             redis.port(),
             upstream.address()
@@ -95,7 +95,7 @@ async fn rejected_redis_password_is_not_printed() {
     let text = format!(
         "store: {{ redis: {{ address: \"redis://:${{REDIS_PASSWORD}}@127.0.0.1:{}\", on_store_failure: closed }} }}\n\
          limits: {{ a: {{ key: ip, fixed_window: {{}} }} }}\nadmin: off\n\
-         gateway: {{ listen: 127.0.0.1:0, routes: [{{ id: all, upstream: http://{} }}] }}\n",
+         gateway: {{ listen: 127.0.0.1:0, routes: [{{ id: all, limits: all, upstream: http://{} }}] }}\n",
         redis.port(),
         upstream.address()
     );

@@ -45,8 +45,8 @@ async fn thousand_requests_in_flight_are_answered_during_shutdown() {
         let text = format!(
             "admin: 127.0.0.1:0\n\
              gateway:\n  listen: 127.0.0.1:0\n  \
-             upstreams: {{ it: {{ addresses: http://{at}, connect_timeout: 10s, max_connections: 2000 }} }}\n  \
-             routes: [{{ id: all, upstream: it }}]\n"
+             upstreams: {{ it: {{ addresses: http://{at}, timeouts: {{ connect: 10s }}, max_connections: 2000 }} }}\n  \
+             routes: [{{ id: all, limits: all, upstream: it }}]\n"
         );
         let (mut process, address) = Process::serving(&folder.write("ratekeeper.yaml", &text)).await;
         let admin = process.admin().await;

@@ -17,10 +17,8 @@ fn example(upstream: &Upstream, redis: &RedisServer) -> String {
     let text = EXAMPLE
         .replace("127.0.0.1:8080", "127.0.0.1:0")
         .replace("127.0.0.1:8081", &upstream.address().to_string())
-        .replace(
-            "redis://127.0.0.1:6379",
-            &format!("{{ redis: {{ address: \"{}\", deadline: 10s }} }}", redis.url()),
-        );
+        .replace("redis://127.0.0.1:6379", &format!("{:?}", redis.url()))
+        .replace("instances: 1", "instances: 1\n    deadline: 10s");
     format!("{text}\nadmin: 127.0.0.1:0\n")
 }
 

@@ -1,7 +1,7 @@
 //! Metadata of descriptors.
 
-use crate::error::Place;
-use crate::tree::{Node, Typed};
+use crate::error::Position;
+use crate::tree::{Node, NodeValue};
 
 /// Names and values, in file order.
 pub type Metadata = Vec<(String, Data)>;
@@ -24,16 +24,16 @@ pub enum Data {
 }
 
 /// Converts a node to data. Returns the position of a name that is not a word.
-pub(super) fn of(node: &Node) -> Result<Data, Place> {
-    Ok(match &node.typed {
-        Typed::Nothing => Data::Null,
-        Typed::Word(word) if node.is_text => Data::Text(word.clone()),
-        Typed::Word(word) => plain(word),
-        Typed::List(items) => Data::List(items.iter().map(of).collect::<Result<_, _>>()?),
-        Typed::Map(entries) => {
+pub(super) fn of(node: &Node) -> Result<Data, Position> {
+    Ok(match &node.value {
+        NodeValue::Nothing => Data::Null,
+        NodeValue::Word(word) if node.is_text => Data::Text(word.clone()),
+        NodeValue::Word(word) => plain(word),
+        NodeValue::List(items) => Data::List(items.iter().map(of).collect::<Result<_, _>>()?),
+        NodeValue::Map(entries) => {
             let mut map = Vec::new();
             for (name, node) in entries {
-                let Typed::Word(name_typed) = &name.typed else { return Err(name.place) };
+                let NodeValue::Word(name_typed) = &name.value else { return Err(name.position) };
                 map.push((name_typed.clone(), of(node)?));
             }
             Data::Map(map)

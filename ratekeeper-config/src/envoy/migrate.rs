@@ -3,17 +3,18 @@
 use std::collections::HashMap;
 use std::fmt::Write as _;
 
+use crate::environment::Environment;
 use crate::error::{Errors, Problem, quoted};
-use crate::outside::Environment;
 use crate::quantity::duration_text;
 use crate::reader::Reader;
-use crate::tree::{self, Node, Size, Typed};
+use crate::tree::{self, Node, NodeValue, Size};
 
-use super::classic::{self, Classic, Descriptor};
+use super::envoy_file::{self, EnvoyDescriptor, EnvoyFile};
 use super::metadata::{Data, Metadata};
 
 /// A comment for fields that have no equivalent.
-const NO_METRICS: &str = "# detailed_metric and value_to_metric are left out: metrics never show what the values of entries are.\n";
+const NO_METRICS: &str =
+    "# detailed_metric and value_to_metric are omitted: metrics never contain values of entries.\n";
 
 /// Converts configuration files of Envoy's reference rate limit service, each given by name and text, to an
 /// equivalent `domains` section. Lookups have the same results in the same order.
@@ -24,27 +25,28 @@ const NO_METRICS: &str = "# detailed_metric and value_to_metric are left out: me
 /// Returns all errors of the files: what the reference rejects, and what has no equivalent.
 pub fn migrate(files: &[(&str, &str)]) -> Result<String, Errors> {
     let mut wrong = Vec::new();
-    let mut domains: Vec<Classic> = Vec::new();
+    let mut domains: Vec<EnvoyFile> = Vec::new();
     let mut from: HashMap<String, &str> = HashMap::new();
     let mut count = 0;
     for (name, yaml) in files {
         let mut reader = Reader::default();
-        let read = tree::read(yaml, "a file of descriptors", classic::EXAMPLE, Size::File);
+        let read = tree::read(yaml, "a file of descriptors", envoy_file::EXAMPLE, Size::File);
         let read = read.map_err(|problem| reader.problems.push(problem)).ok();
-        let classic = read.and_then(|(node, problems)| {
+        let envoy_file = read.and_then(|(node, problems)| {
             reader.problems = problems;
-            let classic = classic::document(&mut reader, &node, &mut count)?;
-            if let Some(other) = from.insert(classic.domain.clone(), name) {
-                let what = format!("the domain {} is that of {other}, too", quoted(&classic.domain));
-                let instead = "join the two files, or give each a domain of its own";
-                reader.wrong(domain_node(&node).place, what, instead);
+            let envoy_file = envoy_file::document(&mut reader, &node, &mut count)?;
+            if let Some(other) = from.insert(envoy_file.domain.clone(), name) {
+                let message =
+                    format!("duplicate domain {}, already defined in {other}", quoted(&envoy_file.domain));
+                let help = "merge the two files, or rename one of the domains";
+                reader.error(domain_node(&node).position, message, help);
             }
-            Some(classic)
+            Some(envoy_file)
         });
         if !reader.problems.is_empty() {
             wrong.push(Errors::new(reader.problems, yaml, &reader.secrets).in_file(name));
         }
-        domains.extend(classic);
+        domains.extend(envoy_file);
     }
     if let Some(errors) = Errors::joined(wrong) {
         return Err(errors);
@@ -52,9 +54,9 @@ pub fn migrate(files: &[(&str, &str)]) -> Result<String, Errors> {
     let text = printed(&domains);
     // All files together may exceed the bounds of one configuration file.
     if let (Err(_), Some((name, yaml))) = (crate::parse(&text, &Nowhere), files.first()) {
-        let what = "all files together say more than one file can hold".to_owned();
-        let instead = "leave metadata out, or give some of the domains a server of their own".to_owned();
-        let problem = Problem { what, instead, ..Problem::unknown() };
+        let message = "all files together exceed the bounds of one configuration".to_owned();
+        let help = "omit metadata, or run several servers with some of the domains each".to_owned();
+        let problem = Problem { message, help, ..Problem::unknown() };
         return Err(Errors::new(vec![problem], yaml, &[]).in_file(name));
     }
     Ok(text)
@@ -62,8 +64,8 @@ pub fn migrate(files: &[(&str, &str)]) -> Result<String, Errors> {
 
 /// The node that contains the name of the domain.
 fn domain_node(file: &Node) -> &Node {
-    let Typed::Map(entries) = &file.typed else { return file };
-    let is_domain = |name: &Node| matches!(&name.typed, Typed::Word(word) if word == "domain");
+    let NodeValue::Map(entries) = &file.value else { return file };
+    let is_domain = |name: &Node| matches!(&name.value, NodeValue::Word(word) if word == "domain");
     entries.iter().find(|(name, _)| is_domain(name)).map_or(file, |(_, node)| node)
 }
 
@@ -80,7 +82,7 @@ impl Environment for Nowhere {
     }
 }
 
-fn printed(domains: &[Classic]) -> String {
+fn printed(domains: &[EnvoyFile]) -> String {
     let mut text = String::new();
     if domains.iter().any(|domain| want_metrics(&domain.descriptors)) {
         text.push_str(NO_METRICS);
@@ -94,17 +96,17 @@ fn printed(domains: &[Classic]) -> String {
     text
 }
 
-fn want_metrics(descriptors: &[Descriptor]) -> bool {
+fn want_metrics(descriptors: &[EnvoyDescriptor]) -> bool {
     descriptors.iter().any(|it| it.wants_metrics || want_metrics(&it.descriptors))
 }
 
 /// Prints the descriptors of one level, indented by `columns`.
-fn push(text: &mut String, descriptors: &[Descriptor], columns: usize) {
+fn push(text: &mut String, descriptors: &[EnvoyDescriptor], columns: usize) {
     for descriptor in descriptors {
         let _ = writeln!(text, "{:columns$}- key: {}", "", word(&descriptor.key));
         let columns = columns + 2;
-        let mut line = |said: String| {
-            let _ = writeln!(text, "{:columns$}{said}", "");
+        let mut line = |attributes: String| {
+            let _ = writeln!(text, "{:columns$}{attributes}", "");
         };
         if !descriptor.value.is_empty() {
             line(format!("value: {}", word(&descriptor.value)));

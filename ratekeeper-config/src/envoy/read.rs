@@ -1,6 +1,6 @@
 //! Reads the domains of a file.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 
 use ratekeeper_rules::rule::Rule;
 
@@ -8,12 +8,13 @@ use crate::error::quoted;
 use crate::limit;
 use crate::names;
 use crate::reader::{Entry, Fields, Reader};
-use crate::tree::{Node, Typed};
+use crate::tree::{Node, NodeValue};
 
 use super::metadata::{self, Metadata};
 use super::name::Path;
 use super::{
-    DEPTH_MAX, DESCRIPTORS_MAX, Descriptor, DescriptorLimit, Descriptors, Domain, Value, Wildcard, told,
+    DEPTH_MAX, DESCRIPTORS_MAX, Descriptor, DescriptorLimit, Descriptors, Domain, Value, Wildcard,
+    shown_names,
 };
 
 const EXAMPLE: &str =
@@ -30,13 +31,13 @@ pub(crate) fn domains(
     let fields = node.and_then(|node| reader.named(node, "domains", EXAMPLE));
     let Some(fields) = fields else { return (Vec::new(), Vec::new()) };
     let (mut domains, mut rules, mut count) = (Vec::new(), Vec::new(), 0);
-    for Entry { name, place, node } in fields.iter() {
+    for Entry { name, position, node } in fields.iter() {
         if name.is_empty() {
-            reader.wrong(place, "this domain has an empty name", "write the name that Envoy sends");
+            reader.error(position, "the name of the domain is empty", "write the name that Envoy sends");
         }
-        if matches!(node.typed, Typed::Nothing) {
-            let what = format!("there is nothing behind the domain {}", quoted(name));
-            reader.wrong(place, what, EXAMPLE);
+        if matches!(node.value, NodeValue::Nothing) {
+            let message = format!("the domain {} has no value", quoted(name));
+            reader.error(position, message, EXAMPLE);
         }
         let mut reading = Reading { rules, first_rule, count };
         let descriptors = reading.level(reader, node, &Path::of(name), 0);
@@ -68,21 +69,20 @@ impl Reading {
     /// Reads the descriptors of one level at depth `deep`.
     fn level(&mut self, reader: &mut Reader, node: &Node, around: &Path, deep: usize) -> Descriptors {
         if deep == DEPTH_MAX {
-            let what = format!("these descriptors are inside of {DEPTH_MAX} others, and that is the most");
-            reader.wrong(node.place, what, "have fewer entries in a descriptor of Envoy");
+            let message = format!("descriptors are nested more than {DEPTH_MAX} levels deep");
+            reader.error(node.position, message, "use fewer entries in a descriptor of Envoy");
             return Descriptors::default();
         }
-        let mut seen = HashSet::new();
+        let mut seen = HashMap::new();
         let mut all = Vec::new();
         for node in reader.list(node) {
             self.count += 1;
             if self.count > DESCRIPTORS_MAX {
                 if self.count == DESCRIPTORS_MAX + 1 {
-                    let what =
-                        format!("a file has at most {DESCRIPTORS_MAX} descriptors, and here is one more");
-                    let instead =
-                        "join values by a pattern, as in `value: api/*`, or leave `value` out for any";
-                    reader.wrong(node.place, what, instead);
+                    let message = format!("there are more than {DESCRIPTORS_MAX} descriptors");
+                    let help =
+                        "join values with a pattern, as in `value: api/*`, or omit `value` for any value";
+                    reader.error(node.position, message, help);
                 }
                 break;
             }
@@ -92,24 +92,18 @@ impl Reading {
                 continue;
             };
             if !fields.has("key") {
-                reader.wrong(node.place, "this descriptor has no key", DESCRIPTOR_EXAMPLE);
+                reader.error(node.position, "missing `key` in the descriptor", DESCRIPTOR_EXAMPLE);
             }
             let key = fields.get("key").and_then(|node| reader.name(node, DESCRIPTOR_EXAMPLE));
             let value = fields.get("value").and_then(|node| value(reader, node));
-            if let Some(key) = key
-                && !seen.insert((key, value))
-            {
-                let what = match value {
+            if let Some(key) = key {
+                let message = |_: &_| match value {
                     Some(value) => {
-                        format!(
-                            "a second descriptor has the key {} and the value {}",
-                            quoted(key),
-                            quoted(value)
-                        )
+                        format!("duplicate descriptor with key {} and value {}", quoted(key), quoted(value))
                     }
-                    None => format!("a second descriptor has the key {} and no value", quoted(key)),
+                    None => format!("duplicate descriptor with key {} and no value", quoted(key)),
                 };
-                reader.wrong(node.place, what, "remove one of the two, or join what is in them");
+                reader.is_new(&mut seen, (key, value), node.position, message);
             }
             let (key, value) = (key.unwrap_or_default(), value.unwrap_or_default());
             let here = Here { key, value, path: around.with(key, value), deep: deep + 1 };
@@ -133,15 +127,15 @@ impl Reading {
         let (is_shadow, is_quota, shares) = (is("shadow"), is("quota"), is("share"));
         let limit = self.limit(reader, fields, here, is_shadow);
         if let (true, Some(entry)) = (shares && !matches!(value, Value::Pattern(_)), fields.entry("share")) {
-            let what = "there is no `*` in the value, so there is nothing to share";
-            reader.wrong(entry.place, what, "write a pattern, as in `value: api/*`, or remove `share`");
+            let message = "`share` needs a value with `*`";
+            reader.error(entry.position, message, "write a pattern, as in `value: api/*`, or remove `share`");
         }
         if matches!(limit, Some(DescriptorLimit::None)) {
             for name in ["name", "replaces", "shadow", "quota"] {
                 if let Some(entry) = fields.entry(name) {
-                    let what = format!("`{name}` is said of a limit, and this descriptor has none");
-                    let instead = format!("write a limit as in `fixed_window: {{}}`, or remove `{name}`");
-                    reader.wrong(entry.place, what, instead);
+                    let message = format!("`{name}` needs a limit, and the descriptor has none");
+                    let help = format!("write a limit as in `fixed_window: {{}}`, or remove `{name}`");
+                    reader.error(entry.position, message, help);
                 }
             }
         }
@@ -151,7 +145,7 @@ impl Reading {
         let inner = fields.get("descriptors");
         let inner = inner.map(|node| self.level(reader, node, &here.path, here.deep)).unwrap_or_default();
         let (unit, requests_per_unit) = match limit? {
-            DescriptorLimit::Rule(number) => told(&self.rules.get(number - self.first_rule)?.limit),
+            DescriptorLimit::Rule(number) => shown_names(&self.rules.get(number - self.first_rule)?.limit),
             _ => (None, 0),
         };
         Some(Descriptor {
@@ -183,15 +177,17 @@ impl Reading {
             ("unlimited", is("unlimited"), DescriptorLimit::Unlimited),
             ("blocked", is("blocked"), DescriptorLimit::Blocked),
         ];
-        let mut said =
+        let mut attributes =
             plain.into_iter().filter(|(_, is_said, _)| *is_said).map(|(name, _, limit)| (name, limit));
-        let plain = said.next();
+        let plain = attributes.next();
         let algorithm =
             fields.iter().map(|entry| entry.name).find(|it| limit::algorithm_names().contains(it));
-        if let (Some((first, _)), Some(second)) = (plain, said.next().map(|(name, _)| name).or(algorithm)) {
-            let what = format!("this descriptor is `{first}`, and then it has a limit of another kind");
-            let place = fields.entry(second).map_or(fields.place, |entry| entry.place);
-            reader.wrong(place, what, format!("remove `{first}` or `{second}`"));
+        if let (Some((first, _)), Some(second)) =
+            (plain, attributes.next().map(|(name, _)| name).or(algorithm))
+        {
+            let message = format!("the descriptor has both `{first}` and another limit");
+            let position = fields.entry(second).map_or(fields.position, |entry| entry.position);
+            reader.error(position, message, format!("remove `{first}` or `{second}`"));
             return None;
         }
         match (plain, algorithm) {
@@ -210,7 +206,7 @@ impl Reading {
 fn value<'n>(reader: &mut Reader, node: &'n Node) -> Option<&'n str> {
     let word = reader.word(node)?;
     if word.is_empty() {
-        reader.wrong(node.place, "this value is empty", "write a value, or remove `value` if any is meant");
+        reader.error(node.position, "the value is empty", "write a value, or remove `value` to match any");
         return None;
     }
     Some(word)
@@ -222,8 +218,8 @@ fn replaces(reader: &mut Reader, node: &Node, own: Option<&str>) -> Vec<String> 
     for node in reader.list(node) {
         let Some(name) = reader.name(node, example) else { continue };
         if own == Some(name) {
-            let what = format!("{} is the name of this limit itself", quoted(name));
-            reader.wrong(node.place, what, example);
+            let message = format!("the limit {} replaces itself", quoted(name));
+            reader.error(node.position, message, example);
         }
         names.push(name.to_owned());
     }
@@ -232,14 +228,14 @@ fn replaces(reader: &mut Reader, node: &Node, own: Option<&str>) -> Vec<String> 
 
 fn metadata(reader: &mut Reader, node: &Node) -> Option<Metadata> {
     let example = "write names and values, as in `metadata: { team: payments }`";
-    match (&node.typed, metadata::of(node)) {
-        (Typed::Map(_), Ok(metadata::Data::Map(metadata))) => Some(metadata),
-        (Typed::Map(_), Err(place)) => {
-            reader.wrong(place, "a name of metadata must be a word", example);
+    match (&node.value, metadata::of(node)) {
+        (NodeValue::Map(_), Ok(metadata::Data::Map(metadata))) => Some(metadata),
+        (NodeValue::Map(_), Err(position)) => {
+            reader.error(position, "a name in `metadata` must be a word", example);
             None
         }
         _ => {
-            reader.wrong(node.place, "metadata must be a mapping", example);
+            reader.error(node.position, "`metadata` must be a mapping", example);
             None
         }
     }

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use ratekeeper_rules::path::{PathNormalization, normalise};
 
 use crate::error::quoted;
-use crate::quantity::Fault;
+use crate::quantity::ValueError;
 
 /// The address of an upstream server.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -24,57 +24,62 @@ const EXAMPLE: &str = "write as in `http://127.0.0.1:8081`";
 /// The maximum of DNS.
 const HOST_BYTES_MAX: usize = 253;
 
-pub(super) fn address(word: &str) -> Result<Address, Fault> {
-    let fault = |what: &str, instead: &str| Err(Fault { what: what.to_owned(), instead: instead.to_owned() });
-    let unfit = || Fault {
-        what: format!("{} is not the address of an upstream", quoted(word)),
-        instead: EXAMPLE.to_owned(),
+pub(super) fn address(word: &str) -> Result<Address, ValueError> {
+    let value_error =
+        |message: &str, help: &str| Err(ValueError { message: message.to_owned(), help: help.to_owned() });
+    let name_error = || ValueError {
+        message: format!("invalid upstream address {}", quoted(word)),
+        help: EXAMPLE.to_owned(),
     };
     let Some((scheme, rest)) = word.split_once("://") else {
         let with_scheme = format!("http://{word}");
         let is_host = word.contains(['.', ':']) || word == "localhost";
         return Err(match is_host && address(&with_scheme).is_ok() {
-            true => Fault { instead: format!("write {}", quoted(&with_scheme)), ..unfit() },
-            false => unfit(),
+            true => ValueError { help: format!("write {}", quoted(&with_scheme)), ..name_error() },
+            false => name_error(),
         });
     };
     let is_tls = match scheme {
         "http" => false,
         "https" => true,
-        _ => return Err(unfit()),
+        _ => return Err(name_error()),
     };
-    let (authority, path) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
-    if authority.contains('@') {
-        return fault("an upstream has no user and no password", EXAMPLE);
+    let (ca, path) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
+    if ca.contains('@') {
+        return value_error("the address of an upstream cannot contain a user or password", EXAMPLE);
     }
     if word.contains(|c: char| !c.is_ascii_graphic()) {
-        return Err(unfit());
+        return Err(name_error());
     }
     if path.contains(['?', '#']) {
-        return fault("an upstream has no query and no fragment", "remove it, with the `?` or `#` in front");
+        return value_error(
+            "the address of an upstream cannot contain a query or fragment",
+            "remove it, including the `?` or `#`",
+        );
     }
-    let (host, port) = match authority.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+    let (host, port) = match ca.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
         Some((host, port)) => (host, port),
-        None => authority.split_at(authority.find(':').unwrap_or(authority.len())),
+        None => ca.split_at(ca.find(':').unwrap_or(ca.len())),
     };
     let port = match port.strip_prefix(':') {
-        Some(port) => port.parse().ok().filter(|port| *port != 0).ok_or_else(unfit)?,
+        Some(port) => port.parse().ok().filter(|port| *port != 0).ok_or_else(name_error)?,
         None if port.is_empty() => [80, 443][usize::from(is_tls)],
-        None => return Err(unfit()),
+        None => return Err(name_error()),
     };
-    let ip = if authority.starts_with('[') {
-        Some(host.parse::<Ipv6Addr>().map_err(|_| unfit())?.into())
+    let ip = if ca.starts_with('[') {
+        Some(host.parse::<Ipv6Addr>().map_err(|_| name_error())?.into())
     } else if looks_numeric(host) {
         // A resolver may accept other notations of an IPv4 address, so only the dotted form is allowed.
-        Some(IpAddr::from(host.parse::<Ipv4Addr>().map_err(|_| unfit())?))
+        Some(IpAddr::from(host.parse::<Ipv4Addr>().map_err(|_| name_error())?))
     } else if is_name(host) {
         None
     } else {
-        return Err(unfit());
+        return Err(name_error());
     };
     if ip.is_some_and(is_link_local) {
-        let what = format!("{} is link-local: clouds keep their machines' passwords there", quoted(host));
-        return fault(&what, "write the address of a server of your own");
+        let message =
+            format!("{} is a link-local address, where clouds serve machine credentials", quoted(host));
+        return value_error(&message, "write the address of your service");
     }
     let host = ip.map_or_else(|| host.to_ascii_lowercase(), |ip| ip.to_string());
     Ok(Address { is_tls, host, port, path: prefix(path)? })
@@ -107,18 +112,18 @@ pub fn is_link_local(ip: IpAddr) -> bool {
 }
 
 /// Reads the path prefix. It must be normalised, as the paths of requests are.
-fn prefix(path: &str) -> Result<String, Fault> {
+fn prefix(path: &str) -> Result<String, ValueError> {
     let typed = path.trim_end_matches('/');
     if typed.is_empty() {
         return Ok(String::new());
     }
     match normalise(typed, PathNormalization::default()) {
         Ok(normal) if normal == typed => Ok(normal.into_owned()),
-        normal => Err(Fault {
-            what: format!("the path {} can be read in several ways", quoted(typed)),
-            instead: match normal {
-                Ok(normal) => format!("write {} behind the host", quoted(&normal)),
-                Err(_) => "write a path of plain letters, as in `http://127.0.0.1:8081/api`".to_owned(),
+        normal => Err(ValueError {
+            message: format!("the path {} is not normalised", quoted(typed)),
+            help: match normal {
+                Ok(normal) => format!("write {} after the host", quoted(&normal)),
+                Err(_) => "write a plain path, as in `http://127.0.0.1:8081/api`".to_owned(),
             },
         }),
     }

@@ -1,15 +1,15 @@
 //! Edits of paths and headers.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 
 use ratekeeper_rules::path::{Pattern, Template, normalise};
 use ratekeeper_rules::when::When;
 
+use crate::environment::{Environment, Secret};
 use crate::error::quoted;
-use crate::outside::{Environment, Secret};
-use crate::quantity::Fault;
+use crate::quantity::ValueError;
 use crate::reader::{Entry, Fields, Reader};
-use crate::tree::{Node, Typed};
+use crate::tree::{Node, NodeValue};
 use crate::when::header_name;
 use crate::{HEADER_EDITS_MAX, names};
 
@@ -36,7 +36,7 @@ pub struct HeaderEdits {
     pub remove: Vec<String>,
 }
 
-const STRIP_EXAMPLE: &str = "write the segments that are taken off, as in `strip_prefix: /api`";
+const STRIP_EXAMPLE: &str = "write the segments to remove, as in `strip_prefix: /api`";
 const HEADERS_EXAMPLE: &str =
     "write as in `{ set: { X-Env: live }, add: { Vary: Origin }, remove: [Server] }`";
 /// Headers that the gateway sets itself: message framing, host, and hop-by-hop headers.
@@ -54,11 +54,11 @@ pub(super) fn path_edit(reader: &mut Reader, fields: &Fields<'_>, when: &When) -
             reader.or(Some(node), PathEdit::Keep, |reader, node| rewrite(reader, fields, node, when))
         }
         (Some(_), Some(node)) => {
-            let what = "a path is stripped or rewritten, not both";
-            reader.wrong(
-                node.place,
-                what,
-                "remove `strip_prefix`, and write the whole new path in `rewrite`",
+            let message = "a route has `strip_prefix` or `rewrite`, not both";
+            reader.error(
+                node.position,
+                message,
+                "remove `strip_prefix`, and write the complete path in `rewrite`",
             );
             PathEdit::Keep
         }
@@ -66,33 +66,33 @@ pub(super) fn path_edit(reader: &mut Reader, fields: &Fields<'_>, when: &When) -
 }
 
 fn strip(reader: &mut Reader, node: &Node, when: &When) -> Option<PathEdit> {
-    let spelling = reader.spelling;
+    let paths = reader.paths;
     let prefix = reader.parsed(node, |word| {
-        let fault = |what: String, instead: &str| Err(Fault { what, instead: instead.to_owned() });
+        let value_error = |message: String, help: &str| Err(ValueError { message, help: help.to_owned() });
         let typed = word.trim_end_matches('/');
         if !word.starts_with('/') {
-            let what = format!("the prefix {} does not begin with a slash", quoted(word));
-            return fault(what, &format!("write {}", quoted(&format!("/{word}"))));
+            let message = format!("the prefix {} does not start with a slash", quoted(word));
+            return value_error(message, &format!("write {}", quoted(&format!("/{word}"))));
         }
         if typed.is_empty() {
-            return fault("this prefix has nothing to take off".to_owned(), STRIP_EXAMPLE);
+            return value_error("the prefix is empty".to_owned(), STRIP_EXAMPLE);
         }
         if word.contains(['*', '{', '}']) {
-            let what = "a prefix is plain text, and no pattern".to_owned();
-            return fault(what, "write as in `strip_prefix: /api`, or make the new path by `rewrite`");
+            let message = "a prefix cannot be a pattern".to_owned();
+            return value_error(message, "write as in `strip_prefix: /api`, or use `rewrite`");
         }
-        match normalise(typed, spelling) {
-            Ok(normal) if normal == typed || spelling.ignore_case => Ok(normal.into_owned()),
+        match normalise(typed, paths) {
+            Ok(normal) if normal == typed || paths.ignore_case => Ok(normal.into_owned()),
             Ok(normal) => {
-                let what = format!("the prefix {} can be read in several ways", quoted(word));
-                fault(what, &format!("write {}", quoted(&normal)))
+                let message = format!("the prefix {} is not normalised", quoted(word));
+                value_error(message, &format!("write {}", quoted(&normal)))
             }
-            Err(why) => fault(format!("the prefix has {}", why.what), STRIP_EXAMPLE),
+            Err(why) => value_error(format!("the prefix contains {}", why.what), STRIP_EXAMPLE),
         }
     })?;
     if !when.paths.is_empty() && !when.paths.iter().any(|pattern| may_begin_with(pattern, &prefix)) {
-        let what = format!("no path of this route begins with {}", quoted(&prefix));
-        reader.wrong(node.place, what, "write what stands in front of the `path` of the route");
+        let message = format!("no path of the route starts with {}", quoted(&prefix));
+        reader.error(node.position, message, "write the start of the route's `path`");
         return None;
     }
     Some(PathEdit::Strip(prefix))
@@ -116,14 +116,16 @@ fn rewrite(reader: &mut Reader, fields: &Fields<'_>, node: &Node, when: &When) -
     let [pattern] = when.paths.as_slice() else {
         // An invalid pattern is missing here, and its error has been recorded.
         if !fields.has("path") || when.paths.len() > 1 {
-            let what = "a rewritten path is made of one pattern, and this route does not have one";
-            reader.wrong(node.place, what, "give the route one `path`, as in `path: /users/{id}/**`");
+            let message = "`rewrite` needs exactly one `path`";
+            reader.error(node.position, message, "write one path, as in `path: /users/{id}/**`");
         }
         return None;
     };
     let template = reader.parsed(node, |word| {
-        Template::parse(word, pattern)
-            .map_err(|error| Fault { what: error.what().to_owned(), instead: error.instead().to_owned() })
+        Template::parse(word, pattern).map_err(|error| ValueError {
+            message: error.what().to_owned(),
+            help: error.instead().to_owned(),
+        })
     });
     template.map(PathEdit::Rewrite)
 }
@@ -133,7 +135,7 @@ pub(super) fn header_edits(
     reader: &mut Reader,
     node: &Node,
     owner: &str,
-    outside: &dyn Environment,
+    environment: &dyn Environment,
 ) -> HeaderEdits {
     let mut edits = HeaderEdits::default();
     let Some(fields) = reader.fields(node, owner, names::HEADERS, HEADERS_EXAMPLE) else { return edits };
@@ -146,25 +148,27 @@ pub(super) fn header_edits(
     let remove = fields.get("remove").map_or(Vec::new(), |node| reader.list(node));
     let count = set.len() + add.len() + remove.len();
     if count > HEADER_EDITS_MAX {
-        let what = format!("there are {count} edits of headers, and a route has at most {HEADER_EDITS_MAX}");
-        reader.wrong(node.place, what, "have fewer of them");
+        let message = format!("too many header edits: {count} of at most {HEADER_EDITS_MAX}");
+        reader.error(node.position, message, "remove some of them");
         return edits;
     }
-    let mut removed = HashSet::new();
+    let mut removed = HashMap::new();
     for node in remove {
         let Some(name) = reader.parsed(node, edited_name) else { continue };
         let is_written = set.iter().chain(&add).any(|(other, _)| *other == name);
         if is_written {
-            let what = format!("{} is removed here, and written as well", quoted(&name));
-            reader.wrong(node.place, what, "write it under `set` alone: that takes away what there was");
-        } else if !removed.insert(name.clone()) {
-            let what = format!("{} stands here twice", quoted(&name));
-            reader.wrong(node.place, what, "remove one of the two");
+            let message = format!("the header {} is both removed and written", quoted(&name));
+            reader.error(node.position, message, "write it only under `set`, which replaces existing values");
+        } else {
+            reader.is_new(&mut removed, name.clone(), node.position, |name| {
+                format!("duplicate header {}", quoted(name))
+            });
         }
         edits.remove.push(name);
     }
     let mut read = |named: Vec<(String, &Node)>| -> Vec<(String, Secret)> {
-        let values = named.into_iter().filter_map(|(name, node)| Some((name, value(reader, node, outside)?)));
+        let values =
+            named.into_iter().filter_map(|(name, node)| Some((name, value(reader, node, environment)?)));
         values.collect()
     };
     edits.set = read(set);
@@ -177,28 +181,28 @@ fn values<'n>(reader: &mut Reader, fields: &Fields<'n>, kind: &str) -> Vec<(Stri
     let Some(node) = fields.get(kind) else { return Vec::new() };
     let Some(named) = reader.named(node, kind, HEADERS_EXAMPLE) else { return Vec::new() };
     let mut all: Vec<(String, &'n Node)> = Vec::new();
-    let mut seen = HashSet::new();
-    for Entry { name, place, node } in named.iter() {
+    let mut seen = HashMap::new();
+    for Entry { name, position, node } in named.iter() {
         let name = match edited_name(name) {
             Ok(name) => name,
-            Err(fault) => {
-                reader.wrong(place, fault.what, fault.instead);
+            Err(value_error) => {
+                reader.error(position, value_error.message, value_error.help);
                 continue;
             }
         };
-        if !seen.insert(name.clone()) {
-            let what = format!("{} stands here twice", quoted(&name));
-            reader.wrong(place, what, "remove one of the two: case does not count");
+        if !reader
+            .is_new(&mut seen, name.clone(), position, |name| format!("duplicate header {}", quoted(name)))
+        {
             continue;
         }
-        if matches!(node.typed, Typed::Nothing) {
-            let what = format!("there is nothing behind {}", quoted(&name));
-            reader.wrong(place, what, "write a value, or put the name under `remove`");
+        if matches!(node.value, NodeValue::Nothing) {
+            let message = format!("the header {} has no value", quoted(&name));
+            reader.error(position, message, "write a value, or put the name under `remove`");
             continue;
         }
-        if kind == "set" && matches!(node.typed, Typed::List(_)) {
-            let instead = "write one value; several for one name stand under `add`";
-            reader.wrong(node.place, "a header is set to one value", instead);
+        if kind == "set" && matches!(node.value, NodeValue::List(_)) {
+            let help = "write one value; use `add` for several values";
+            reader.error(node.position, "`set` needs a single value", help);
             continue;
         }
         let nodes = reader.some(node, HEADERS_EXAMPLE);
@@ -208,30 +212,30 @@ fn values<'n>(reader: &mut Reader, fields: &Fields<'n>, kind: &str) -> Vec<(Stri
 }
 
 /// The name of a header that may be edited.
-fn edited_name(word: &str) -> Result<String, Fault> {
+fn edited_name(word: &str) -> Result<String, ValueError> {
     let name = header_name(word)?;
-    let what = match name.as_str() {
-        "host" => "`host` says for whom a request is, and the gateway writes it itself".to_owned(),
+    let message = match name.as_str() {
+        "host" => "the gateway sets `host` itself".to_owned(),
         own if OWN_NAMES.contains(&own) || own.starts_with(OWN_PREFIX) => {
-            format!("{} is between two servers, and the gateway writes it itself", quoted(own))
+            format!("{} is a hop-by-hop header, which the gateway sets itself", quoted(own))
         }
         _ => return Ok(name),
     };
-    Err(Fault { what, instead: "remove it; headers that both ends see can be edited".to_owned() })
+    Err(ValueError { message, help: "remove it; only end-to-end headers can be edited".to_owned() })
 }
 
 /// The value of a header. It may be a password, so messages do not quote it.
-fn value(reader: &mut Reader, node: &Node, outside: &dyn Environment) -> Option<Secret> {
-    let value = reader.secret(node, "value", outside)?;
+fn value(reader: &mut Reader, node: &Node, environment: &dyn Environment) -> Option<Secret> {
+    let value = reader.secret(node, "value", environment)?;
     let text = value.reveal();
     let is_visible = |byte: u8| byte.is_ascii_graphic() || byte == b' ';
-    let what = if text.len() > VALUE_BYTES_MAX {
-        format!("this value has {} bytes, and a header has at most {VALUE_BYTES_MAX}", text.len())
+    let message = if text.len() > VALUE_BYTES_MAX {
+        format!("the value has {} bytes; the maximum is {VALUE_BYTES_MAX}", text.len())
     } else if !text.bytes().all(is_visible) || text.trim() != text {
-        "a header has plain ASCII, on one line and without spaces around it".to_owned()
+        "a header value must be plain ASCII on one line, without surrounding spaces".to_owned()
     } else {
         return Some(value);
     };
-    reader.wrong(node.place, what, "write letters, digits, signs and single spaces, or `${NAME}`");
+    reader.error(node.position, message, "write printable ASCII characters, or `${NAME}`");
     None
 }

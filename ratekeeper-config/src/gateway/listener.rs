@@ -4,12 +4,12 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use crate::LISTENERS_MAX;
-use crate::error::{Place, quoted};
+use crate::environment::Environment;
+use crate::error::{Position, quoted};
 use crate::names;
-use crate::outside::Environment;
-use crate::quantity::Fault;
+use crate::quantity::ValueError;
 use crate::reader::Reader;
-use crate::tree::{Node, Typed};
+use crate::tree::{Node, NodeValue};
 
 /// A listener of the gateway.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,33 +40,33 @@ const DEFAULT: ([u8; 4], u16) = ([127, 0, 0, 1], 8080);
 pub(super) fn listeners(
     reader: &mut Reader,
     node: Option<&Node>,
-    outside: &dyn Environment,
+    environment: &dyn Environment,
 ) -> Vec<Listener> {
-    let usual = Listener { address: DEFAULT.into(), tls: None, proxy_protocol: false };
+    let defaults = Listener { address: DEFAULT.into(), tls: None, proxy_protocol: false };
     let Some(node) = node else {
-        reader.listening.push((usual.address, Place::default()));
-        return vec![usual];
+        reader.listening.push((defaults.address, Position::default()));
+        return vec![defaults];
     };
     let nodes = reader.some(node, EXAMPLE);
     if nodes.len() > LISTENERS_MAX {
-        let what = format!("there are {} addresses, and a gateway has at most {LISTENERS_MAX}", nodes.len());
-        reader.wrong(node.place, what, "listen on all addresses of a port at once, as in `0.0.0.0:8080`");
+        let message = format!("too many listeners: {} of at most {LISTENERS_MAX}", nodes.len());
+        reader.error(node.position, message, "listen on all addresses of a port, as in `0.0.0.0:8080`");
         return Vec::new();
     }
-    nodes.into_iter().filter_map(|node| listener(reader, node, outside)).collect()
+    nodes.into_iter().filter_map(|node| listener(reader, node, environment)).collect()
 }
 
-fn listener(reader: &mut Reader, node: &Node, outside: &dyn Environment) -> Option<Listener> {
-    if !matches!(node.typed, Typed::Map(_)) {
-        let address = address_taken(reader, node, address)?;
+fn listener(reader: &mut Reader, node: &Node, environment: &dyn Environment) -> Option<Listener> {
+    if !matches!(node.value, NodeValue::Map(_)) {
+        let address = listen_address(reader, node, address)?;
         return Some(Listener { address, tls: None, proxy_protocol: false });
     }
     let fields = reader.fields(node, "listen", names::LISTENER, EXAMPLE)?;
     if fields.lacks("address") {
-        reader.wrong(node.place, "this does not say where to listen", EXAMPLE);
+        reader.error(node.position, "missing listen address", EXAMPLE);
     }
-    let address = fields.get("address").and_then(|node| address_taken(reader, node, address));
-    let tls = fields.get("tls").map(|node| tls(reader, node, outside));
+    let address = fields.get("address").and_then(|node| listen_address(reader, node, address));
+    let tls = fields.get("tls").map(|node| tls(reader, node, environment));
     let proxy_protocol = reader.or(fields.get("proxy_protocol"), false, proxy_protocol);
     // A listener with invalid TLS settings must not become a listener without TLS.
     let tls = match tls {
@@ -80,50 +80,55 @@ fn listener(reader: &mut Reader, node: &Node, outside: &dyn Environment) -> Opti
 fn proxy_protocol(reader: &mut Reader, node: &Node) -> Option<bool> {
     let is_spoken = reader.yes_or_no(node, "proxy_protocol")?;
     if is_spoken && !reader.has_proxies {
-        let what = "nobody is trusted, so nobody could connect here";
-        let instead = "write whose PROXY header counts, at the top of the file, as in `client: { trusted_proxies: [10.0.0.0/8] }`";
-        reader.wrong(node.place, what, instead);
+        let message = "`proxy_protocol` needs `trusted_proxies`: no other peer may connect";
+        let help = "write the networks of your proxies at the top level, as in `client: { trusted_proxies: [10.0.0.0/8] }`";
+        reader.error(node.position, message, help);
     }
     Some(is_spoken)
 }
 
 /// Reads an address to listen on, and rejects one that the file already uses.
-pub(crate) fn address_taken(
+pub(crate) fn listen_address(
     reader: &mut Reader,
     node: &Node,
-    parse: impl FnOnce(&str) -> Result<SocketAddr, Fault>,
+    parse: impl FnOnce(&str) -> Result<SocketAddr, ValueError>,
 ) -> Option<SocketAddr> {
     let address = reader.parsed(node, parse)?;
     // Each port 0 selects a different port.
-    if address.port() != 0 && reader.listening.iter().any(|(other, _)| *other == address) {
-        let what = format!("{} is listened on already", quoted(&address.to_string()));
-        reader.wrong(node.place, what, "remove it, or write another port");
+    let first = reader.listening.iter().find(|(other, _)| address.port() != 0 && *other == address);
+    if let Some((_, first)) = first.copied() {
+        reader.duplicate(
+            node.position,
+            first,
+            format!("duplicate listen address {}", quoted(&address.to_string())),
+        );
         return None;
     }
-    reader.listening.push((address, node.place));
+    reader.listening.push((address, node.position));
     Some(address)
 }
 
-fn address(word: &str) -> Result<SocketAddr, Fault> {
+fn address(word: &str) -> Result<SocketAddr, ValueError> {
     word.parse().map_err(|_| {
         let port = word.rsplit(':').next().filter(|port| port.parse::<u16>().is_ok()).unwrap_or("8080");
-        Fault {
-            what: format!("{} is not an address to listen on", quoted(word)),
-            instead: format!(
-                "write an IP address and a port, as in `127.0.0.1:{port}`; `0.0.0.0:{port}` is for everybody"
+        ValueError {
+            message: format!("invalid listen address {}", quoted(word)),
+            help: format!(
+                "write an IP address and a port, as in `127.0.0.1:{port}`, or `0.0.0.0:{port}` for all interfaces"
             ),
         }
     })
 }
 
-fn tls(reader: &mut Reader, node: &Node, outside: &dyn Environment) -> Option<Tls> {
+fn tls(reader: &mut Reader, node: &Node, environment: &dyn Environment) -> Option<Tls> {
     let fields = reader.fields(node, "tls", names::LISTENER_TLS, TLS_EXAMPLE)?;
     if !fields.has("certificate") || !fields.has("key") {
-        reader.wrong(node.place, "a certificate and its key belong together", TLS_EXAMPLE);
+        reader.error(node.position, "`certificate` and `key` must both be set", TLS_EXAMPLE);
     }
-    let certificate =
-        fields.get("certificate").and_then(|node| pem(reader, node, "certificate", is_certificate, outside));
-    let key = fields.get("key").and_then(|node| pem(reader, node, "key", is_key, outside));
+    let certificate = fields
+        .get("certificate")
+        .and_then(|node| pem(reader, node, "certificate", is_certificate, environment));
+    let key = fields.get("key").and_then(|node| pem(reader, node, "key", is_key, environment));
     Some(Tls { certificate: certificate?, key: key? })
 }
 
@@ -132,44 +137,48 @@ fn pem(
     reader: &mut Reader,
     node: &Node,
     name: &str,
-    check: fn(&str) -> Result<(), Fault>,
-    outside: &dyn Environment,
+    check: fn(&str) -> Result<(), ValueError>,
+    environment: &dyn Environment,
 ) -> Option<PathBuf> {
-    if !matches!(node.typed, Typed::Map(_)) {
-        reader.secrets.push(node.place);
-        let what = format!("the {name} is read again when it changes, and so it must be a file");
-        reader.wrong(node.place, what, format!("write its path, as in `{name}: {{ file: {name}.pem }}`"));
+    if !matches!(node.value, NodeValue::Map(_)) {
+        reader.secrets.push(node.position);
+        let message = format!("the {name} must be a file, because it is reloaded when it changes");
+        reader.error(
+            node.position,
+            message,
+            format!("write its path, as in `{name}: {{ file: {name}.pem }}`"),
+        );
         return None;
     }
-    let (path, text) = reader.file(node, name, outside)?;
-    if let Err(fault) = check(&text) {
-        reader.fault(node, fault);
+    let (path, text) = reader.file(node, name, environment)?;
+    if let Err(value_error) = check(&text) {
+        reader.value_error(node, value_error);
         return None;
     }
     Some(path)
 }
 
-fn is_certificate(text: &str) -> Result<(), Fault> {
+fn is_certificate(text: &str) -> Result<(), ValueError> {
     match text.contains("-----BEGIN CERTIFICATE-----") {
         true => Ok(()),
-        false => Err(Fault {
-            what: "there is no certificate in this file".to_owned(),
-            instead: "write a file in PEM, with `-----BEGIN CERTIFICATE-----`".to_owned(),
+        false => Err(ValueError {
+            message: "the file contains no certificate".to_owned(),
+            help: "write a PEM file that contains `-----BEGIN CERTIFICATE-----`".to_owned(),
         }),
     }
 }
 
-fn is_key(text: &str) -> Result<(), Fault> {
-    let (what, instead) = if text.contains("-----BEGIN ENCRYPTED ") || text.contains("Proc-Type: 4,ENCRYPTED")
+fn is_key(text: &str) -> Result<(), ValueError> {
+    let (message, help) = if text.contains("-----BEGIN ENCRYPTED ") || text.contains("Proc-Type: 4,ENCRYPTED")
     {
         (
-            "this key has a passphrase, and nobody is there to type it",
-            "take it off, as in `openssl pkey -in key.pem -out plain.pem`",
+            "the key is encrypted with a passphrase",
+            "remove the passphrase, as in `openssl pkey -in key.pem -out plain.pem`",
         )
     } else if text.contains("PRIVATE KEY-----") {
         return Ok(());
     } else {
-        ("there is no private key in this file", "write a file in PEM, with `-----BEGIN PRIVATE KEY-----`")
+        ("the file contains no private key", "write a PEM file that contains `-----BEGIN PRIVATE KEY-----`")
     };
-    Err(Fault { what: what.to_owned(), instead: instead.to_owned() })
+    Err(ValueError { message: message.to_owned(), help: help.to_owned() })
 }

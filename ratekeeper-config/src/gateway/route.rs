@@ -1,16 +1,16 @@
 //! Routes of the gateway.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use ratekeeper_rules::answer::PolicyName;
 use ratekeeper_rules::when::When;
 
-use crate::error::{listed, quoted};
-use crate::outside::Environment;
+use crate::environment::Environment;
+use crate::error::{Position, listed, quoted};
 use crate::reader::{Fields, Reader};
-use crate::tree::{Node, Typed};
+use crate::tree::{Node, NodeValue};
 use crate::when::when_of;
 use crate::{IN_FLIGHT_MAX, ROUTES_MAX, names};
 
@@ -23,15 +23,19 @@ use super::upstream::Upstreams;
 pub struct Route {
     /// The name of the route.
     pub id: String,
+    /// Where the file defines the route.
+    pub(crate) position: Position,
+    /// The names of its limits and concurrency limits.
+    pub limit_names: Vec<String>,
     /// The conditions of the route.
     pub when: When,
     /// The upstream, as an index of [`Gateway::upstreams`](crate::Gateway::upstreams).
     pub upstream: usize,
-    /// The limits, as indices of [`Config::rules`](crate::Config::rules). Default: all limits of the file.
+    /// The limits, as indices of [`Config::rules`](crate::Config::rules).
     pub limits: Vec<usize>,
     /// The concurrency limits, as indices of [`Config::slots`](crate::Config::slots). They are listed in `limits` as
     /// well. Default: all of the file.
-    pub slots: Vec<usize>,
+    pub concurrency: Vec<usize>,
     /// Maximum number of requests of the route in flight.
     pub max_in_flight: Option<u32>,
     /// Whether requests of the route are shed last under overload.
@@ -48,24 +52,27 @@ pub struct Route {
 
 /// The kind of a limit in `limits`.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Kind {
+pub(crate) enum LimitKind {
     /// A limit with an algorithm, by its index.
     Rule(usize),
     /// A concurrency limit, by its index.
-    Slots(usize),
+    ConcurrencyLimit(usize),
     /// An invalid limit, whose error has been recorded.
     Wrong,
 }
 
 /// The names of all limits of a file.
 pub(crate) struct LimitNames<'n> {
+    /// Whether `limits` could not be read, so that names cannot be checked.
+    pub(crate) is_incomplete: bool,
     names: Vec<&'n str>,
-    kinds: HashMap<&'n str, Kind>,
+    kinds: HashMap<&'n str, LimitKind>,
 }
 
 impl<'n> LimitNames<'n> {
-    pub(crate) fn new(all: &[(&'n str, Kind)]) -> LimitNames<'n> {
+    pub(crate) fn new(all: &[(&'n str, LimitKind)], is_incomplete: bool) -> LimitNames<'n> {
         LimitNames {
+            is_incomplete,
             // Invalid names have been reported where they are defined.
             names: all.iter().map(|(name, _)| *name).filter(|name| PolicyName::new(name).is_ok()).collect(),
             kinds: all.iter().copied().collect(),
@@ -76,9 +83,13 @@ impl<'n> LimitNames<'n> {
 /// The same maximum as for the name of a limit.
 const ID_CHARS_MAX: usize = PolicyName::LENGTH_MAX;
 /// Maximum number of names in a message, and of their characters in total: more than the longest name has.
-const TOLD_MAX: usize = 20;
-const TOLD_CHARS_MAX: usize = 300;
+const SHOWN_NAMES_MAX: usize = 20;
+const SHOWN_NAMES_CHARS_MAX: usize = 300;
 
+/// Words in place of a list of limits. No limit can have one of these names.
+pub(crate) const ALL: &str = "all";
+pub(crate) const NONE: &str = "none";
+const LIMITS_HELP: &str = "write `limits: [per-user]` with names of limits, `limits: all` or `limits: none`";
 const EXAMPLE: &str =
     "write as in `{ id: api, path: /api/**, upstream: http://127.0.0.1:8081, limits: [per-user] }`";
 const TIMEOUT_DEFAULT: Duration = Duration::from_secs(30);
@@ -91,35 +102,32 @@ pub(super) fn routes(
     nodes: Vec<&Node>,
     limits: &LimitNames<'_>,
     upstreams: &mut Upstreams<'_>,
-    outside: &dyn Environment,
+    environment: &dyn Environment,
 ) -> Option<Vec<Route>> {
     if nodes.len() > ROUTES_MAX {
-        let what = format!("there are {} routes, and a gateway has at most {ROUTES_MAX}", nodes.len());
-        reader.wrong(gateway.place, what, "join routes by patterns, as in `/api/**`");
+        let message = format!("too many routes: {} of at most {ROUTES_MAX}", nodes.len());
+        reader.error(gateway.position, message, "join routes with patterns, as in `/api/**`");
         return None;
     }
-    let mut ids = HashSet::new();
+    let mut ids = HashMap::new();
     let mut routes: Vec<Route> = Vec::new();
     for node in nodes {
         let Some(fields) = reader.fields(node, "a route", names::ROUTE, EXAMPLE) else { continue };
         let id = needed(reader, &fields, "id").and_then(|node| route_id(reader, node));
-        if let (Some(id), Some(entry)) = (id, fields.entry("id"))
-            && !ids.insert(id)
-        {
-            let what = format!("a second route is called {}", quoted(id));
-            reader.wrong(entry.node.place, what, "give each route a name of its own");
+        if let (Some(id), Some(entry)) = (id, fields.entry("id")) {
+            reader.is_new(&mut ids, id, entry.node.position, |id| format!("duplicate route {}", quoted(id)));
         }
-        if let Some(route) = route(reader, &fields, id, limits, upstreams, outside) {
+        if let Some(route) = route(reader, &fields, id, limits, upstreams, environment) {
             routes.push(route);
         }
     }
-    for (name, place) in std::mem::take(&mut reader.routes_named) {
-        if !ids.contains(name.as_str()) && !reader.is_full() {
+    for (name, position) in std::mem::take(&mut reader.routes_named) {
+        if !ids.contains_key(name.as_str()) && !reader.is_full() {
             let known: Vec<&str> = routes.iter().map(|route| route.id.as_str()).collect();
-            let choice = format!("the routes are {}", told(&known));
-            let what = format!("{} is not a route of the gateway", quoted(&name));
-            let instead = reader.given_instead(&name, &known, &choice);
-            reader.wrong(place, what, instead);
+            let choice = format!("Routes: {}", shown_names(&known));
+            let message = format!("unknown route {}", quoted(&name));
+            let help = reader.file_names_help(&name, &known, &choice);
+            reader.error(position, message, help);
         }
     }
     Some(routes)
@@ -131,32 +139,28 @@ fn route(
     id: Option<&str>,
     limits: &LimitNames<'_>,
     upstreams: &mut Upstreams<'_>,
-    outside: &dyn Environment,
+    environment: &dyn Environment,
 ) -> Option<Route> {
     // Each field is read even if another is invalid, so that all errors are reported together.
     let upstream = needed(reader, fields, "upstream").and_then(|node| upstreams.number(reader, node));
     let when = when_of(reader, fields);
-    if let Some(entry) = fields.entry("limits")
-        && matches!(entry.node.typed, Typed::Nothing)
-    {
-        let instead = "write limits of this file, `[]` for none of them, or remove `limits` for all";
-        reader.wrong(entry.place, "there is nothing behind `limits`", instead);
-    }
-    let (limits, slots) = named_limits(reader, fields.get("limits"), limits);
+    let named = limits_of_route(reader, fields, limits);
     let max_in_flight =
         fields.get("max_in_flight").and_then(|node| reader.whole(node, "max_in_flight", IN_FLIGHT_MAX));
     let is_critical =
         reader.or(fields.get("critical"), false, |reader, node| reader.yes_or_no(node, "critical"));
     let timeout = time(reader, fields, "timeout", "a timeout", TIMEOUT_DEFAULT, TIMEOUTS);
     let path = path_edit(reader, fields, &when);
-    let mut headers = |name| fields.get(name).map(|node| header_edits(reader, node, name, outside));
+    let mut headers = |name| fields.get(name).map(|node| header_edits(reader, node, name, environment));
     let (request_headers, response_headers) = (headers("request_headers"), headers("response_headers"));
     Some(Route {
         id: id?.to_owned(),
         when,
         upstream: upstream?,
-        limits,
-        slots,
+        position: fields.position,
+        limit_names: named.names,
+        limits: named.rules,
+        concurrency: named.concurrency,
         max_in_flight,
         is_critical,
         timeout,
@@ -170,72 +174,109 @@ fn route(
 fn route_id<'n>(reader: &mut Reader, node: &'n Node) -> Option<&'n str> {
     let id = reader.name(node, EXAMPLE)?;
     let length = id.chars().count();
-    let what = if length > ID_CHARS_MAX {
-        format!("the name {} has {length} characters, and {ID_CHARS_MAX} are the most", quoted(id))
+    let message = if length > ID_CHARS_MAX {
+        format!("the name {} has {length} characters; the maximum is {ID_CHARS_MAX}", quoted(id))
     } else if id.contains(char::is_control) {
-        format!("the name {} has a character that cannot be seen", quoted(id))
+        format!("the name {} contains a control character", quoted(id))
     } else {
         return Some(id);
     };
-    reader.wrong(node.place, what, "write letters, digits and dashes, as in `api`");
+    reader.error(node.position, message, "write letters, digits and dashes, as in `api`");
     None
 }
 
 /// The names defined by a file, or as many of them as fit a message.
-fn told(names: &[&str]) -> String {
+fn shown_names(names: &[&str]) -> String {
     let mut chars = 0;
     let is_too_long = |name: &&str| {
         chars += name.chars().count();
-        chars > TOLD_CHARS_MAX
+        chars > SHOWN_NAMES_CHARS_MAX
     };
-    match names.iter().take(TOLD_MAX).position(is_too_long) {
+    match names.iter().take(SHOWN_NAMES_MAX).position(is_too_long) {
         Some(end) => format!("{} and {} more", names[..end].join(", "), names.len() - end),
-        None => listed(names, "and"),
+        None => listed(names),
     }
 }
 
-/// The indices of limits and of concurrency limits.
-pub(crate) fn named_limits(
-    reader: &mut Reader,
-    node: Option<&Node>,
-    known: &LimitNames<'_>,
-) -> (Vec<usize>, Vec<usize>) {
-    let (mut limits, mut slots) = (Vec::new(), Vec::new());
-    let mut take = |kind: Kind| match kind {
-        Kind::Rule(number) => limits.push(number),
-        Kind::Slots(number) => slots.push(number),
-        Kind::Wrong => {}
-    };
-    let Some(node) = node else {
-        known.names.iter().filter_map(|name| known.kinds.get(name)).for_each(|kind| take(*kind));
-        return (limits, slots);
-    };
-    let mut seen = HashSet::new();
+/// The limits of a route or of forward auth: their names and indices.
+#[derive(Default)]
+pub(crate) struct RouteLimits {
+    pub(crate) names: Vec<String>,
+    pub(crate) rules: Vec<usize>,
+    pub(crate) concurrency: Vec<usize>,
+}
+
+impl RouteLimits {
+    /// All limits of the file.
+    pub(crate) fn all(known: &LimitNames<'_>) -> RouteLimits {
+        let mut limits = RouteLimits::default();
+        for name in &known.names {
+            limits.push(name, known);
+        }
+        limits
+    }
+
+    fn push(&mut self, name: &str, known: &LimitNames<'_>) {
+        self.names.push(name.to_owned());
+        match known.kinds.get(name) {
+            Some(LimitKind::Rule(number)) => self.rules.push(*number),
+            Some(LimitKind::ConcurrencyLimit(number)) => self.concurrency.push(*number),
+            Some(LimitKind::Wrong) | None => {}
+        }
+    }
+}
+
+/// A route must say which limits apply, so that a limit is never added or left out by accident.
+fn limits_of_route(reader: &mut Reader, fields: &Fields<'_>, known: &LimitNames<'_>) -> RouteLimits {
+    match fields.get("limits") {
+        Some(node) => named_limits(reader, node, known),
+        None => {
+            if fields.lacks("limits") {
+                reader.error(fields.position, "the route does not say which limits apply", LIMITS_HELP);
+            } else if let Some(entry) = fields.entry("limits") {
+                reader.error(entry.position, "`limits` has no value", LIMITS_HELP);
+            }
+            RouteLimits::default()
+        }
+    }
+}
+
+/// Reads a list of limits of the file, `all` or `none`.
+pub(crate) fn named_limits(reader: &mut Reader, node: &Node, known: &LimitNames<'_>) -> RouteLimits {
+    match &node.value {
+        NodeValue::Word(word) if word == ALL => return RouteLimits::all(known),
+        NodeValue::Word(word) if word == NONE => return RouteLimits::default(),
+        _ => {}
+    }
+    let mut limits = RouteLimits::default();
+    let mut seen = HashMap::new();
     for node in reader.list(node) {
         let Some(word) = reader.word(node) else { continue };
         match known.kinds.get(word) {
-            Some(kind) if seen.insert(word) => take(*kind),
             Some(_) => {
-                let what = format!("{} stands here twice", quoted(word));
-                reader.wrong(node.place, what, "remove one of the two");
+                let message = |word: &&str| format!("duplicate limit {}", quoted(word));
+                if reader.is_new(&mut seen, word, node.position, message) {
+                    limits.push(word, known);
+                }
             }
+            None if known.is_incomplete => {}
             None => {
                 let choice = match known.names.as_slice() {
-                    [] => "there are no limits in this file; write one under `limits`".to_owned(),
-                    names => format!("the limits are {}", told(names)),
+                    [] => "the file has no limits; define it under `limits`".to_owned(),
+                    names => format!("Limits: {}", shown_names(names)),
                 };
-                let what = format!("{} is not a limit of this file", quoted(word));
-                let instead = reader.given_instead(word, &known.names, &choice);
-                reader.wrong(node.place, what, instead);
+                let message = format!("unknown limit {}", quoted(word));
+                let help = reader.file_names_help(word, &known.names, &choice);
+                reader.error(node.position, message, help);
             }
         }
     }
-    (limits, slots)
+    limits
 }
 
 fn needed<'n>(reader: &mut Reader, fields: &Fields<'n>, name: &str) -> Option<&'n Node> {
     if !fields.has(name) {
-        reader.wrong(fields.place, format!("{} has no {name}", fields.owner), EXAMPLE);
+        reader.error(fields.position, format!("missing `{name}` in {}", fields.owner), EXAMPLE);
     }
     fields.get(name)
 }

@@ -42,3 +42,25 @@ pub(crate) fn examples() -> Vec<(String, String)> {
     let yaml = files.filter(|path| path.extension().is_some_and(|it| it == "yaml"));
     yaml.map(|path| (path.display().to_string(), std::fs::read_to_string(&path).unwrap())).collect()
 }
+
+/// Compares messages with a file of cases: a text, a line of dashes and the expected message each. With
+/// `RATEKEEPER_WRITE_GOLDEN=1`, writes the messages first.
+pub(crate) fn golden(name: &str, message: impl Fn(&str) -> String) {
+    let path = format!("{}/tests/{name}", env!("CARGO_MANIFEST_DIR"));
+    let read = || std::fs::read_to_string(&path).unwrap();
+    let cases = |text: &str| -> Vec<(String, String)> {
+        let cases = text.split_terminator("\n====\n");
+        cases
+            .map(|case| case.split_once("\n----\n").expect("a line of dashes in each case"))
+            .map(|(a, b)| (a.to_owned(), b.to_owned()))
+            .collect()
+    };
+    if std::env::var_os("RATEKEEPER_WRITE_GOLDEN").is_some() {
+        let all =
+            cases(&read()).into_iter().map(|(yaml, _)| format!("{yaml}\n----\n{}\n====\n", message(&yaml)));
+        std::fs::write(&path, all.collect::<String>()).unwrap();
+    }
+    for (yaml, expected) in cases(&read()) {
+        assert_eq!(message(&yaml), expected, "{yaml}");
+    }
+}

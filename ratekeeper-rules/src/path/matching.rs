@@ -23,6 +23,18 @@ pub(super) enum Segment {
 }
 
 impl Segment {
+    /// Whether it certainly matches every text that `other`, which is one segment, matches.
+    pub(super) fn covers(&self, other: &Segment) -> bool {
+        match (self, other) {
+            (_, Segment::Many) => false,
+            (Segment::One(_), Segment::One(_)) => true,
+            (Segment::One(_), Segment::Literal(text)) => !text.is_empty(),
+            (Segment::One(_), Segment::Parts(parts)) => !(parts.first.is_empty() && parts.last.is_empty()),
+            (Segment::Parts(parts), Segment::Literal(text)) => parts.matches(text, &mut 0),
+            _ => self == other,
+        }
+    }
+
     fn matches(&self, text: &str, steps: &mut usize) -> bool {
         match self {
             Segment::Literal(literal) => {

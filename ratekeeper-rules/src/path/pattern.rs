@@ -132,6 +132,42 @@ impl Pattern {
         self.segments.last() == Some(&Segment::Many)
     }
 
+    /// Whether it certainly matches every path that `other` matches. Conservative: `false` may be wrong for patterns
+    /// with `*` inside a segment, and for very long patterns with `**` in the middle.
+    pub fn covers(&self, other: &Pattern) -> bool {
+        const STEPS_MAX: usize = 4_096;
+        let (mut wide, mut narrow) = (&*self.segments, &*other.segments);
+        while let ([first, wide_rest @ ..], [one, narrow_rest @ ..]) = (wide, narrow)
+            && *first != Segment::Many
+        {
+            if !first.covers(one) {
+                return false;
+            }
+            (wide, narrow) = (wide_rest, narrow_rest);
+        }
+        if *wide == [Segment::Many] {
+            return true;
+        }
+        if wide.len() * narrow.len() > STEPS_MAX {
+            return false;
+        }
+        // covered[n]: whether the rest of `wide` covers the last n segments of `narrow`.
+        let mut covered: Vec<bool> = (0..=narrow.len()).map(|left| left == 0).collect();
+        for segment in wide.iter().rev() {
+            let is_many = *segment == Segment::Many;
+            let mut next = vec![is_many && covered[0]; narrow.len() + 1];
+            for left in 1..=narrow.len() {
+                let one = &narrow[narrow.len() - left];
+                next[left] = match is_many {
+                    true => covered[left] || next[left - 1],
+                    false => covered[left - 1] && segment.covers(one),
+                };
+            }
+            covered = next;
+        }
+        covered[narrow.len()]
+    }
+
     /// The names that can be captured, from left to right.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.segments.iter().filter_map(|segment| match segment {

@@ -199,11 +199,11 @@ impl<S: Backend> Errand<S> {
             let Failed { error, unsent } = match connection.send(addressed).await {
                 Ok(response) => {
                     let is_failure = matches!(response.status().as_u16(), 502..=504);
-                    if address.tell(!is_failure, upstream.config.eject.as_ref(), now) {
+                    if address.tell(!is_failure, upstream.config.outlier_ejection.as_ref(), now) {
                         tracing::warn!(upstream = %address.authority, "upstream ejected");
                     }
                     let home = address.pool(worker).clone();
-                    let patience = (!self.may_be_silent).then_some(upstream.config.read_timeout);
+                    let patience = (!self.may_be_silent).then_some(upstream.config.timeouts.read);
                     let is_switch = response.status() == StatusCode::SWITCHING_PROTOCOLS;
                     return self.answered(response.map(|body| match is_switch {
                         true => UpstreamBody::switched(under_way),
@@ -266,7 +266,7 @@ impl<S: Backend> Errand<S> {
 
     fn failed(&self, address: &Address, why: &dyn fmt::Display) {
         tracing::debug!(upstream = %address.authority, %why, "upstream attempt failed");
-        let eject = self.route.upstream.config.eject.as_ref();
+        let eject = self.route.upstream.config.outlier_ejection.as_ref();
         if address.tell(false, eject, self.now()) {
             tracing::warn!(upstream = %address.authority, %why, "upstream ejected");
         }

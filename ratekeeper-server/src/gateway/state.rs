@@ -94,7 +94,7 @@ fn header_names(config: &Config, gateway: &Gateway) -> Vec<HeaderName> {
             }
         }
     }
-    for slots in &config.slots {
+    for slots in &config.concurrency {
         names.extend(in_key(&slots.key).chain(in_when(&slots.when)));
     }
     for route in &gateway.routes {
@@ -160,7 +160,7 @@ impl<S: Backend> State<S> {
         let routes = gateway.routes.iter().zip(backend::own_slots(config)).map(|(route, own)| Route {
             metrics: metrics.route(&route.id),
             limit_names: names.clone(),
-            chosen_slots: ConcurrencySet(route.slots.iter().copied().chain(own).collect()),
+            chosen_slots: ConcurrencySet(route.concurrency.iter().copied().chain(own).collect()),
             id: ratekeeper::tower::Route(route.id.as_str().into()),
             when: route.when.clone(),
             upstream: upstreams[route.upstream].clone(),

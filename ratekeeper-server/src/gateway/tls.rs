@@ -53,7 +53,7 @@ pub(crate) fn connector(
     address: &config::Address,
 ) -> Result<(TlsConnector, ServerName<'static>), TlsError> {
     let mut roots = RootCertStore::empty();
-    match &upstream.authority {
+    match &upstream.ca {
         Some(pem) => {
             for certificate in CertificateDer::pem_slice_iter(pem.reveal().as_bytes()) {
                 let certificate = certificate.map_err(|error| TlsError::Authority(error.to_string()))?;

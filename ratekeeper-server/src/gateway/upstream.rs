@@ -146,8 +146,8 @@ impl Address {
             scheme,
             protocol: upstream.protocol,
             tls,
-            connect_timeout: upstream.connect_timeout,
-            idle_timeout: upstream.idle_timeout,
+            connect_timeout: upstream.timeouts.connect,
+            idle_timeout: upstream.timeouts.idle,
             ping_after: upstream.ping_after,
             pools: pools.collect(),
             room,
@@ -187,7 +187,7 @@ impl Address {
     }
 
     /// Records the outcome of an attempt. Returns whether this failure ejects the address.
-    pub(crate) fn tell(&self, went_well: bool, eject: Option<&config::Eject>, now: Ticks) -> bool {
+    pub(crate) fn tell(&self, went_well: bool, eject: Option<&config::OutlierEjection>, now: Ticks) -> bool {
         if went_well {
             if self.failures.load(Ordering::Relaxed) > 0 {
                 self.failures.store(0, Ordering::Relaxed);

@@ -13,8 +13,8 @@ async fn bounded(upstream: &Upstream) -> Running {
   listen: 127.0.0.1:0
   max_in_flight: 10
   routes:
-    - {{ id: pay, path: /hold/pay, upstream: http://{at}, critical: true }}
-    - {{ id: rest, upstream: http://{at} }}
+    - {{ id: pay, limits: all, path: /hold/pay, upstream: http://{at}, critical: true }}
+    - {{ id: rest, limits: all, upstream: http://{at} }}
 "
     ))
     .await

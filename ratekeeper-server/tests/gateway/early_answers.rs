@@ -22,7 +22,7 @@ gateway:
   listen: 127.0.0.1:0
   routes:
     - {{ id: open, path: /open/**, upstream: http://{at}, limits: [] }}
-    - {{ id: rest, upstream: http://{at} }}
+    - {{ id: rest, limits: all, upstream: http://{at} }}
 "
     ))
     .await;

@@ -105,7 +105,7 @@ async fn stalled_response_is_closed_after_the_read_timeout() {
     })
     .await;
     let limits = "limits: { at-once: { key: ip, concurrency: { limit: 1 } } }";
-    let file = File { upstream: ", read_timeout: 100ms", limits, ..File::default() };
+    let file = File { upstream: ", timeouts: { read: 100ms }", limits, ..File::default() };
     let gateway = run(&file.to(&[stopping])).await;
     for _ in 0..3 {
         let answer = timeout(PATIENCE, get(gateway.address, "/", "")).await.unwrap();
@@ -126,6 +126,6 @@ async fn slow_response_in_parts_arrives_complete() {
         }
     })
     .await;
-    let gateway = run(&File { upstream: ", read_timeout: 300ms", ..File::default() }.to(&[slow])).await;
+    let gateway = run(&File { upstream: ", timeouts: { read: 300ms }", ..File::default() }.to(&[slow])).await;
     assert!(get(gateway.address, "/", "").await.ends_with("\r\n\r\nxxxxxxxx"));
 }

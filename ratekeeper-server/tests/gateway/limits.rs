@@ -33,7 +33,7 @@ gateway:
   listen: 127.0.0.1:0
   routes:
     - {{ id: free, path: /free/**, upstream: http://{at}, limits: [] }}
-    - {{ id: rest, upstream: http://{at} }}
+    - {{ id: rest, limits: all, upstream: http://{at} }}
 "
     ))
     .await;

@@ -67,7 +67,8 @@ async fn panic_closes_only_the_affected_connection() {
         ..File::default()
     };
     let file = file.to(&[upstream.address]);
-    let bad = format!("  routes:\n    - {{ id: bad, path: /bad, upstream: http://{dreaded} }}\n");
+    let bad =
+        format!("  routes:\n    - {{ id: bad, limits: all, path: /bad, upstream: http://{dreaded} }}\n");
     let gateway = run(&file.replace("  routes:\n", &bad)).await;
     // Each worker has a connection that stays open.
     let mut others = Vec::new();

@@ -48,7 +48,7 @@ impl File<'_> {
         let mut text =
             format!("{limits}\ngateway:\n  listen: {{ address: 127.0.0.1:0{listener} }}\n  {gateway}\n");
         let _ = writeln!(text, "  upstreams: {{ pool: {{ addresses: [{}]{upstream} }} }}", urls.join(", "));
-        let _ = writeln!(text, "  routes:\n    - {{ id: all, upstream: pool{route} }}");
+        let _ = writeln!(text, "  routes:\n    - {{ id: all, limits: all, upstream: pool{route} }}");
         text
     }
 }

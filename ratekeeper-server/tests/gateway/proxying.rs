@@ -58,10 +58,10 @@ async fn first_matching_route_is_used() {
         "gateway:
   listen: 127.0.0.1:0
   routes:
-    - {{ id: post, method: POST, upstream: http://{} }}
-    - {{ id: host, host: special.test, upstream: http://{} }}
-    - {{ id: header, header: {{ X-Kind: b }}, upstream: http://{} }}
-    - {{ id: path, path: /api/**, upstream: http://{} }}
+    - {{ id: post, limits: all, method: POST, upstream: http://{} }}
+    - {{ id: host, limits: all, host: special.test, upstream: http://{} }}
+    - {{ id: header, limits: all, header: {{ X-Kind: b }}, upstream: http://{} }}
+    - {{ id: path, limits: all, path: /api/**, upstream: http://{} }}
 ",
         other.address, other.address, other.address, one.address
     ))
@@ -88,12 +88,14 @@ async fn paths_and_headers_are_edited() {
   listen: 127.0.0.1:0
   routes:
     - id: strip
+      limits: all
       path: /api/**
       upstream: http://{at}/base
       strip_prefix: /api
       request_headers: {{ set: {{ X-Set: new }}, add: {{ X-Added: more }}, remove: [X-Secret] }}
       response_headers: {{ set: {{ X-Out: out }}, remove: [content-length-x] }}
     - id: rewrite
+      limits: all
       path: /users/{{id}}/**
       upstream: http://{at}
       rewrite: /v2/{{id}}/{{rest}}
@@ -120,7 +122,7 @@ async fn unreachable_upstream_gives_502() {
         listener.local_addr().unwrap()
     };
     let gateway = run(&format!(
-        "gateway:\n  listen: 127.0.0.1:0\n  routes:\n    - {{ id: a, upstream: http://{gone} }}\n"
+        "gateway:\n  listen: 127.0.0.1:0\n  routes:\n    - {{ id: a, limits: all, upstream: http://{gone} }}\n"
     ))
     .await;
     assert_eq!(status(&get(gateway.address, "/", "").await), 502);

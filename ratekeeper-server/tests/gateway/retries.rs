@@ -170,7 +170,7 @@ fn workers() -> usize {
 #[tokio::test]
 async fn requests_above_the_upstream_connection_limit_get_503() {
     let upstream = Upstream::start().await;
-    let setting = format!(", max_connections: {}, connect_timeout: 100ms", workers());
+    let setting = format!(", max_connections: {}, timeouts: {{ connect: 100ms }}", workers());
     let gateway = run(&File { upstream: &setting, ..File::default() }.to(&[upstream.address])).await;
     let address = gateway.address;
     let held: Vec<_> =
@@ -190,7 +190,7 @@ async fn requests_above_the_upstream_connection_limit_get_503() {
 #[tokio::test]
 async fn waiting_request_gets_the_next_upstream_connection() {
     let upstream = Upstream::start().await;
-    let setting = format!(", max_connections: {}, connect_timeout: 30s", workers());
+    let setting = format!(", max_connections: {}, timeouts: {{ connect: 30s }}", workers());
     let gateway = run(&File { upstream: &setting, ..File::default() }.to(&[upstream.address])).await;
     let address = gateway.address;
     let asked: Vec<_> =

@@ -98,7 +98,7 @@ pub(crate) async fn in_front_of(upstream: &Upstream, above: &str, route: &str) -
 pub(crate) fn one_route(upstream: &Upstream, above: &str, route: &str) -> String {
     let at = upstream.address;
     format!(
-        "{above}\ngateway:\n  listen: 127.0.0.1:0\n  routes:\n    - {{ id: all, upstream: http://{at}{route} }}\n"
+        "{above}\ngateway:\n  listen: 127.0.0.1:0\n  routes:\n    - {{ id: all, limits: all, upstream: http://{at}{route} }}\n"
     )
 }
 

@@ -56,7 +56,7 @@ async fn invalid_certificate_files_change_nothing() {
     let file = format!(
         "gateway:
   listen: [{{ address: 127.0.0.1:0, {first} }}, {{ address: 127.0.0.1:0, {second} }}]
-  routes: [{{ id: all, upstream: http://{} }}]
+  routes: [{{ id: all, limits: all, upstream: http://{} }}]
 ",
         upstream.address
     );

@@ -56,7 +56,7 @@ async fn counting() -> Counting {
 async fn reload_closes_the_connections_of_replaced_upstreams() {
     let upstream = counting().await;
     let file = |idle: usize| {
-        let setting = format!(", idle_timeout: {idle}s");
+        let setting = format!(", timeouts: {{ idle: {idle}s }}");
         File { upstream: &setting, ..File::default() }.to(&[upstream.address])
     };
     let gateway = run(&file(3_000)).await;
@@ -114,7 +114,7 @@ async fn dead_shared_connection_is_replaced_after_timeouts() {
     let upstream = Upstream::start().await;
     let wire = Wire::to(&upstream).await;
     let file = File {
-        upstream: ", protocol: http2, idle_timeout: 1h, outlier_ejection: off",
+        upstream: ", protocol: http2, timeouts: { idle: 1h }, outlier_ejection: off",
         route: ", timeout: 200ms",
         ..File::default()
     };
@@ -137,7 +137,7 @@ async fn dead_shared_connection_is_replaced_for_all_workers() {
     let upstream = Upstream::start().await;
     let wire = Wire::to(&upstream).await;
     let file = File {
-        upstream: ", protocol: http2, max_connections: 1, idle_timeout: 1h, outlier_ejection: off",
+        upstream: ", protocol: http2, max_connections: 1, timeouts: { idle: 1h }, outlier_ejection: off",
         route: ", timeout: 200ms",
         ..File::default()
     };
@@ -192,7 +192,7 @@ async fn unanswered_ping_closes_the_upstream_connection() {
     let upstream = Upstream::start().await;
     let wire = Wire::to(&upstream).await;
     let file = File {
-        upstream: ", protocol: http2, ping_after: 200ms, connect_timeout: 50ms",
+        upstream: ", protocol: http2, ping_after: 200ms, timeouts: { connect: 50ms }",
         route: ", timeout: 1h",
         ..File::default()
     };
@@ -210,7 +210,7 @@ async fn unanswered_ping_closes_the_upstream_connection() {
 async fn unused_shared_connection_is_closed() {
     let upstream = Upstream::start().await;
     let wire = Wire::to(&upstream).await;
-    let setting = ", protocol: http2, idle_timeout: 100ms";
+    let setting = ", protocol: http2, timeouts: { idle: 100ms }";
     let gateway = run(&File { upstream: setting, ..File::default() }.to(&[wire.address])).await;
     // HTTP/2, so that both requests run on one worker.
     let sender = speak_http2(TcpStream::connect(gateway.address).await.unwrap()).await;
@@ -236,7 +236,7 @@ async fn unused_shared_connection_is_closed() {
 async fn connection_limit_below_the_number_of_workers_holds() {
     for protocol in ["http1", "http2"] {
         let upstream = Upstream::start().await;
-        let setting = format!(", protocol: {protocol}, max_connections: 1, connect_timeout: 30s");
+        let setting = format!(", protocol: {protocol}, max_connections: 1, timeouts: {{ connect: 30s }}");
         let gateway = run(&File { upstream: &setting, ..File::default() }.to(&[upstream.address])).await;
         let address = gateway.address;
         let all_at_once = || async {
@@ -282,7 +282,7 @@ async fn waiting_requests_share_a_connection_opened_by_another_worker() {
     .await;
     let authority = folder.write("authority.pem", &identity.certificate);
     let setting = format!(
-        ", protocol: http2, max_connections: 1, connect_timeout: 10s, tls: {{ ca: {{ file: {authority} }} }}"
+        ", protocol: http2, max_connections: 1, timeouts: {{ connect: 10s }}, tls: {{ ca: {{ file: {authority} }} }}"
     );
     let file = File { upstream: &setting, ..File::default() };
     let gateway = run(&file.to_urls(&[format!("https://{address}")])).await;
@@ -302,7 +302,7 @@ async fn waiting_requests_share_a_connection_opened_by_another_worker() {
 async fn connection_limit_not_divisible_by_workers_holds() {
     let most = 2 * std::thread::available_parallelism().unwrap().get() - 1;
     let upstream = Upstream::start().await;
-    let setting = format!(", max_connections: {most}, connect_timeout: 30s");
+    let setting = format!(", max_connections: {most}, timeouts: {{ connect: 30s }}");
     let gateway = run(&File { upstream: &setting, ..File::default() }.to(&[upstream.address])).await;
     let address = gateway.address;
     let asked: Vec<_> =
@@ -334,7 +334,7 @@ async fn websocket_counts_against_the_connection_limit() {
         }
     })
     .await;
-    let setting = ", max_connections: 1, connect_timeout: 100ms";
+    let setting = ", max_connections: 1, timeouts: { connect: 100ms }";
     let gateway = run(&File { upstream: setting, ..File::default() }.to(&[address])).await;
     let mut socket = TcpStream::connect(gateway.address).await.unwrap();
     let request = "GET / HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n";

@@ -12,7 +12,7 @@ const SHORT: &str = "timeouts: { header: 200ms, body: 200ms, idle: 400ms, drain:
 async fn short(upstream: &Upstream) -> super::support::Running {
     let at = upstream.address;
     run(&format!(
-        "gateway:\n  listen: 127.0.0.1:0\n  {SHORT}\n  routes:\n    - {{ id: a, upstream: http://{at}, timeout: 300ms }}\n"
+        "gateway:\n  listen: 127.0.0.1:0\n  {SHORT}\n  routes:\n    - {{ id: a, limits: all, upstream: http://{at}, timeout: 300ms }}\n"
     ))
     .await
 }

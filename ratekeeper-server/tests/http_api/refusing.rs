@@ -134,7 +134,7 @@ async fn cross_origin_and_rebound_requests_are_rejected() {
 #[tokio::test]
 async fn check_without_limits_is_rejected() {
     let api = open(Made::new(
-        "gateway: { listen: 127.0.0.1:0, routes: [{ id: a, upstream: http://127.0.0.1:1 }] }",
+        "gateway: { listen: 127.0.0.1:0, routes: [{ id: a, limits: all, upstream: http://127.0.0.1:1 }] }",
         |_| {},
     ));
     let answer = post(api.address, "/v1/check", &json!({ "limit": "per-user", "key": "a" })).await;

@@ -58,6 +58,6 @@ pub(crate) fn one_route(upstream: &Upstream, above: &str, gateway: &str) -> Stri
     let at = upstream.address();
     format!(
         "{above}\nadmin: 127.0.0.1:0\ngateway:\n  listen: 127.0.0.1:0\n  access_log: false\n{gateway}\n  \
-         routes:\n    - {{ id: all, upstream: http://{at} }}\n"
+         routes:\n    - {{ id: all, limits: all, upstream: http://{at} }}\n"
     )
 }

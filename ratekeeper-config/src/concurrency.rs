@@ -13,7 +13,7 @@ use crate::when::when;
 
 /// A concurrency limit: maximum number of requests of a key in flight.
 #[derive(Clone, Debug)]
-pub struct Slots {
+pub struct ConcurrencyLimit {
     /// The name of the limit.
     pub name: String,
     /// The name in responses.
@@ -23,58 +23,57 @@ pub struct Slots {
     /// The conditions of the limit.
     pub when: When,
     /// Maximum number of requests in flight.
-    pub most: u32,
+    pub max: u32,
     /// Whether the limit is evaluated and reported, but never enforced.
     pub is_shadow: bool,
 }
 
 /// Fields that a concurrency limit does not have, and why.
-const UNFIT: [(&str, &str, &str); 8] = [
-    ("cost", "a request in flight is one, whatever it costs", "remove `cost`"),
+const UNSUPPORTED: [(&str, &str, &str); 8] = [
+    ("cost", "a concurrency limit has no `cost`: each request takes one permit", "remove `cost`"),
     (
         "on_store_failure",
-        "a concurrency limit has no failure policy of its own",
-        "remove `on_store_failure`: the one of the store applies",
+        "a concurrency limit has no `on_store_failure`",
+        "remove it: the policy of the store applies",
     ),
-    ("lease", "permits are not leased", "remove `lease`"),
-    ("overrides", "a concurrency limit is the same for every key", OTHER),
-    ("allow", "a concurrency limit has no lists", OTHER),
-    ("deny", "a concurrency limit has no lists", OTHER),
-    ("ban", "a concurrency limit does not ban", "remove `ban`, or give it to a limit with an algorithm"),
-    ("deny_response", "a concurrency limit has no response of its own", "remove `deny_response`"),
+    ("lease", "a concurrency limit has no `lease`", "remove `lease`"),
+    ("overrides", "a concurrency limit has no `overrides`", OTHER),
+    ("allow", "a concurrency limit has no `allow` and `deny`", OTHER),
+    ("deny", "a concurrency limit has no `allow` and `deny`", OTHER),
+    ("ban", "a concurrency limit has no `ban`", "remove `ban`, or add it to a limit with an algorithm"),
+    ("deny_response", "a concurrency limit has no `deny_response`", "remove `deny_response`"),
 ];
 const EXAMPLE: &str = "write as in `concurrency: { limit: 20 }`";
 const OTHER: &str =
-    "write which requests it concerns, as in `when: { client: 10.0.0.0/8 }`, and make others another limit";
+    "select requests with `when: { client: 10.0.0.0/8 }`, and write another limit for the others";
 
 /// Reads a limit that has `concurrency` instead of an algorithm.
-pub(crate) fn slots(
+pub(crate) fn concurrency(
     reader: &mut Reader,
     fields: &Fields<'_>,
     name: &str,
     policy: Option<PolicyName>,
-) -> Option<Slots> {
+) -> Option<ConcurrencyLimit> {
     for algorithm in limit::algorithm_names() {
         if let Some(entry) = fields.entry(algorithm) {
-            let what =
-                "a limit counts requests by an algorithm, or those in flight by `concurrency`, not both";
-            reader.wrong(entry.place, what, "remove one of the two, or make them two limits");
+            let message = "a limit has an algorithm or `concurrency`, not both";
+            reader.error(entry.position, message, "remove one of the two, or write two limits");
         }
     }
-    for (unfit, what, instead) in UNFIT {
-        if let Some(entry) = fields.entry(unfit) {
-            reader.wrong(entry.place, what, instead);
+    for (name_error, message, help) in UNSUPPORTED {
+        if let Some(entry) = fields.entry(name_error) {
+            reader.error(entry.position, message, help);
         }
     }
-    let most = fields.get("concurrency").and_then(|node| {
+    let max = fields.get("concurrency").and_then(|node| {
         let fields = reader.fields(node, "concurrency", names::CONCURRENCY, EXAMPLE)?;
         if fields.lacks("limit") {
-            reader.wrong(node.place, "`concurrency` has no limit", EXAMPLE);
+            reader.error(node.position, "missing `limit` in `concurrency`", EXAMPLE);
         }
         fields.get("limit").and_then(|node| reader.whole(node, "limit", IN_FLIGHT_MAX))
     });
     let key = fields.get("key").map_or_else(|| Key::of(Part::Ip), |node| key(reader, node).0);
     let when = reader.or(fields.get("when"), When::default(), when);
     let is_shadow = reader.or(fields.get("shadow"), false, |reader, node| reader.yes_or_no(node, "shadow"));
-    Some(Slots { name: name.to_owned(), policy: policy?, key, when, most: most?, is_shadow })
+    Some(ConcurrencyLimit { name: name.to_owned(), policy: policy?, key, when, max: max?, is_shadow })
 }

@@ -3,12 +3,12 @@
 //! Files that the reference rejects are rejected here, with a position and a remedy. The reference joins a key and a
 //! value with `_`, so that different pairs may collide; here they do not.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 
-use crate::error::{known_instead, listed, quoted};
-use crate::quantity::Fault;
+use crate::error::{known_help, listed, quoted};
+use crate::quantity::ValueError;
 use crate::reader::{Fields, Reader};
-use crate::tree::{Node, Typed};
+use crate::tree::{Node, NodeValue};
 
 use super::metadata::{self, Data, Metadata};
 use super::{DEPTH_MAX, DESCRIPTORS_MAX, Unit};
@@ -38,14 +38,14 @@ const LIMIT: &[&str] = &["unit", "requests_per_unit", "unlimited", "name", "repl
 const REPLACES: &[&str] = &["name"];
 
 /// A file of the reference.
-pub(super) struct Classic {
+pub(super) struct EnvoyFile {
     pub(super) domain: String,
-    pub(super) descriptors: Vec<Descriptor>,
+    pub(super) descriptors: Vec<EnvoyDescriptor>,
 }
 
 /// A descriptor.
 #[derive(Debug)]
-pub(super) struct Descriptor {
+pub(super) struct EnvoyDescriptor {
     pub(super) key: String,
     /// Empty for any value.
     pub(super) value: String,
@@ -56,7 +56,7 @@ pub(super) struct Descriptor {
     /// Whether it requests metrics that Ratekeeper does not have.
     pub(super) wants_metrics: bool,
     pub(super) metadata: Option<Metadata>,
-    pub(super) descriptors: Vec<Descriptor>,
+    pub(super) descriptors: Vec<EnvoyDescriptor>,
 }
 
 /// A limit.
@@ -69,34 +69,33 @@ pub(super) struct Limit {
 }
 
 /// Reads a file. `count` is the number of descriptors in the files before it.
-pub(super) fn document(reader: &mut Reader, node: &Node, count: &mut usize) -> Option<Classic> {
+pub(super) fn document(reader: &mut Reader, node: &Node, count: &mut usize) -> Option<EnvoyFile> {
     let fields = reader.parameters(node, "the file", FILE, EXAMPLE)?;
     let domain = text(reader, &fields, "domain");
     if domain.is_none_or(str::is_empty) && !reader.is_full() {
-        let place = fields.entry("domain").map_or(node.place, |entry| entry.place);
-        reader.wrong(place, "this file does not say which domain it is for", EXAMPLE);
+        let position = fields.entry("domain").map_or(node.position, |entry| entry.position);
+        reader.error(position, "missing `domain`", EXAMPLE);
     }
     let descriptors = fields.get("descriptors").map(|node| level(reader, node, 0, count));
-    Some(Classic { domain: domain?.to_owned(), descriptors: descriptors.unwrap_or_default() })
+    Some(EnvoyFile { domain: domain?.to_owned(), descriptors: descriptors.unwrap_or_default() })
 }
 
 /// Reads the descriptors of one level at depth `deep`.
-fn level(reader: &mut Reader, node: &Node, deep: usize, count: &mut usize) -> Vec<Descriptor> {
+fn level(reader: &mut Reader, node: &Node, deep: usize, count: &mut usize) -> Vec<EnvoyDescriptor> {
     if deep == DEPTH_MAX {
-        let what = format!("these descriptors are inside of {DEPTH_MAX} others, and that is the most");
-        reader.wrong(node.place, what, "have fewer entries in a descriptor of Envoy");
+        let message = format!("descriptors are nested more than {DEPTH_MAX} levels deep");
+        reader.error(node.position, message, "use fewer entries in a descriptor of Envoy");
         return Vec::new();
     }
-    let mut seen = HashSet::new();
+    let mut seen = HashMap::new();
     let mut all = Vec::new();
     for node in list(reader, node, "descriptors", DESCRIPTOR_EXAMPLE) {
         *count += 1;
         if *count > DESCRIPTORS_MAX {
             if *count == DESCRIPTORS_MAX + 1 {
-                let what =
-                    format!("all files have at most {DESCRIPTORS_MAX} descriptors, and here is one more");
-                let instead = "join values by a pattern, as in `value: api/*`, or leave `value` out for any";
-                reader.wrong(node.place, what, instead);
+                let message = format!("there are more than {DESCRIPTORS_MAX} descriptors in all files");
+                let help = "join values with a pattern, as in `value: api/*`, or omit `value` for any value";
+                reader.error(node.position, message, help);
             }
             break;
         }
@@ -108,26 +107,30 @@ fn level(reader: &mut Reader, node: &Node, deep: usize, count: &mut usize) -> Ve
             "" => descriptor.key.clone(),
             value => format!("{}_{value}", descriptor.key),
         };
-        if !descriptor.key.is_empty() && !seen.insert(joined.clone()) {
-            let what = format!("a second descriptor is {}, key and value together", quoted(&joined));
-            reader.wrong(node.place, what, "remove one of the two, or join what is in them");
+        if !descriptor.key.is_empty() {
+            let message =
+                |joined: &String| format!("duplicate descriptor {}, key and value joined", quoted(joined));
+            reader.is_new(&mut seen, joined, node.position, message);
         }
         all.push(descriptor);
     }
     all
 }
 
-fn descriptor(reader: &mut Reader, fields: &Fields<'_>, deep: usize, count: &mut usize) -> Descriptor {
+fn descriptor(reader: &mut Reader, fields: &Fields<'_>, deep: usize, count: &mut usize) -> EnvoyDescriptor {
     let key = text(reader, fields, "key").unwrap_or_default();
     match fields.entry("key") {
         _ if reader.is_full() => {}
         Some(entry) if key.contains('*') => {
-            let what = format!("there is a `*` in the key {}, and only values have patterns", quoted(key));
-            reader.wrong(entry.node.place, what, "write the whole key, and the pattern as its `value`");
+            let message = format!("the key {} contains `*`, but only values can be patterns", quoted(key));
+            reader.error(entry.node.position, message, "write the exact key, and the pattern as its `value`");
         }
         // A key that is not a word has been reported.
-        Some(entry) if key.is_empty() && matches!(entry.node.typed, Typed::List(_) | Typed::Map(_)) => {}
-        _ if key.is_empty() => reader.wrong(fields.place, "this descriptor has no key", DESCRIPTOR_EXAMPLE),
+        Some(entry)
+            if key.is_empty() && matches!(entry.node.value, NodeValue::List(_) | NodeValue::Map(_)) => {}
+        _ if key.is_empty() => {
+            reader.error(fields.position, "missing `key` in the descriptor", DESCRIPTOR_EXAMPLE);
+        }
         _ => {}
     }
     let value = text(reader, fields, "value").unwrap_or_default();
@@ -136,13 +139,13 @@ fn descriptor(reader: &mut Reader, fields: &Fields<'_>, deep: usize, count: &mut
     let (is_shadow, is_quota, shares) = (is("shadow_mode"), is("quota_mode"), is("share_threshold"));
     let (detailed, valued) = (is("detailed_metric"), is("value_to_metric"));
     if let (true, Some(entry)) = (shares && !value.contains('*'), fields.entry("share_threshold")) {
-        let what = "there is no `*` in the value, so there is no threshold to share";
-        let instead = "write a pattern, as in `value: api/*`, or remove `share_threshold`";
-        reader.wrong(entry.place, what, instead);
+        let message = "`share_threshold` needs a value with `*`";
+        let help = "write a pattern, as in `value: api/*`, or remove `share_threshold`";
+        reader.error(entry.position, message, help);
     }
     let metadata = fields.get("metadata").and_then(|node| metadata(reader, node));
     let inner = fields.get("descriptors").map(|node| level(reader, node, deep + 1, count));
-    Descriptor {
+    EnvoyDescriptor {
         key: key.to_owned(),
         value: value.to_owned(),
         limit,
@@ -166,15 +169,15 @@ fn limit(reader: &mut Reader, node: &Node) -> Option<Limit> {
     let count = reader.or(fields.get("requests_per_unit"), 0, |reader, node| reader.parsed(node, whole));
     let unit = fields.get("unit").and_then(|node| reader.parsed(node, unit));
     match (is_unlimited, fields.entry("unit")) {
-        (true, Some(entry)) if !matches!(entry.node.typed, Typed::Nothing) => {
-            let what = "this limit is unlimited, and then it has a unit";
-            reader.wrong(entry.place, what, "remove `unlimited` or `unit`");
+        (true, Some(entry)) if !matches!(entry.node.value, NodeValue::Nothing) => {
+            let message = "the limit has `unlimited` and a unit";
+            reader.error(entry.position, message, "remove `unlimited` or `unit`");
         }
         (false, None) if fields.lacks("unit") && fields.lacks("unlimited") => {
-            reader.wrong(node.place, "this limit has no unit", LIMIT_EXAMPLE);
+            reader.error(node.position, "missing `unit` in the limit", LIMIT_EXAMPLE);
         }
-        (false, Some(entry)) if matches!(entry.node.typed, Typed::Nothing) => {
-            reader.wrong(entry.place, "this limit has no unit", LIMIT_EXAMPLE);
+        (false, Some(entry)) if matches!(entry.node.value, NodeValue::Nothing) => {
+            reader.error(entry.position, "missing `unit` in the limit", LIMIT_EXAMPLE);
         }
         _ => {}
     }
@@ -192,11 +195,11 @@ fn replaces(reader: &mut Reader, node: &Node, own: Option<&str>) -> Vec<String> 
         match text(reader, &fields, "name") {
             _ if reader.is_full() => {}
             None | Some("") => {
-                reader.wrong(node.place, "this does not say what is replaced", REPLACES_EXAMPLE);
+                reader.error(node.position, "missing `name` of the replaced limit", REPLACES_EXAMPLE);
             }
             Some(name) if own == Some(name) => {
-                let what = format!("{} is the name of this limit itself", quoted(name));
-                reader.wrong(node.place, what, REPLACES_EXAMPLE);
+                let message = format!("the limit {} replaces itself", quoted(name));
+                reader.error(node.position, message, REPLACES_EXAMPLE);
             }
             Some(name) => all.push(name.to_owned()),
         }
@@ -208,9 +211,9 @@ fn metadata(reader: &mut Reader, node: &Node) -> Option<Metadata> {
     match metadata::of(node) {
         Ok(Data::Map(metadata)) => Some(metadata),
         other => {
-            let place = other.err().unwrap_or(node.place);
-            let what = "metadata must be a mapping with words for names";
-            reader.wrong(place, what, "write names and values, as in `metadata: { team: payments }`");
+            let position = other.err().unwrap_or(node.position);
+            let message = "`metadata` must be a mapping";
+            reader.error(position, message, "write names and values, as in `metadata: { team: payments }`");
             None
         }
     }
@@ -223,8 +226,8 @@ fn text<'n>(reader: &mut Reader, fields: &Fields<'n>, name: &str) -> Option<&'n 
 
 /// A list. A single value is not accepted as a list of one here.
 fn list<'n>(reader: &mut Reader, node: &'n Node, name: &str, example: &str) -> Vec<&'n Node> {
-    if matches!(node.typed, Typed::Word(_) | Typed::Map(_)) {
-        reader.wrong(node.place, format!("{name} must be a list of mappings"), example);
+    if matches!(node.value, NodeValue::Word(_) | NodeValue::Map(_)) {
+        reader.error(node.position, format!("`{name}` must be a list of mappings"), example);
         return Vec::new();
     }
     reader.list(node)
@@ -241,7 +244,7 @@ fn yes_or_no(reader: &mut Reader, node: &Node, name: &str) -> Option<bool> {
 }
 
 /// A number of requests. Leading zeros are rejected because the reference would read an octal number.
-fn whole(word: &str) -> Result<u32, Fault> {
+fn whole(word: &str) -> Result<u32, ValueError> {
     let digits = word.replace('_', "");
     let is_plain = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
     if is_plain
@@ -250,20 +253,20 @@ fn whole(word: &str) -> Result<u32, Fault> {
     {
         return Ok(number);
     }
-    Err(Fault {
-        what: format!("requests_per_unit is {}, which is no whole number that fits", quoted(word)),
-        instead: format!("write plain digits, 0 to {}", u32::MAX),
+    Err(ValueError {
+        message: format!("invalid requests_per_unit {}", quoted(word)),
+        help: format!("write a whole number from 0 to {}", u32::MAX),
     })
 }
 
-fn unit(word: &str) -> Result<Unit, Fault> {
+fn unit(word: &str) -> Result<Unit, ValueError> {
     Unit::named(word).ok_or_else(|| {
         let names = Unit::ALL.map(|unit| unit.name().to_ascii_lowercase());
         let known: Vec<&str> = names.iter().map(String::as_str).collect();
-        let choice = format!("the units are {}", listed(&known, "and"));
-        Fault {
-            what: format!("{} is not a unit", quoted(word)),
-            instead: known_instead(&word.to_ascii_lowercase(), &known, &choice),
+        let choice = format!("Units: {}", listed(&known));
+        ValueError {
+            message: format!("unknown unit {}", quoted(word)),
+            help: known_help(&word.to_ascii_lowercase(), &known, &choice),
         }
     })
 }

@@ -7,7 +7,7 @@ use crate::error::quoted;
 use crate::mask::{is_reference, is_variable};
 use crate::names;
 use crate::reader::Reader;
-use crate::tree::{Node, Typed};
+use crate::tree::{Node, NodeValue};
 
 /// The environment of a configuration: variables and files.
 pub trait Environment {
@@ -43,27 +43,31 @@ impl fmt::Debug for Secret {
     }
 }
 
-const EXAMPLE: &str =
-    "write the text itself, `${NAME}` for a variable of the environment, or `{ file: path }`";
+const EXAMPLE: &str = "write the text, `${NAME}` for an environment variable, or `{ file: path }`";
 
 /// Whether the node shows only the name of a variable, or an address whose password is masked separately.
 fn is_only_variable(node: &Node) -> bool {
-    matches!(&node.typed, Typed::Word(word) if is_reference(word) || word.contains("://"))
+    matches!(&node.value, NodeValue::Word(word) if is_reference(word) || word.contains("://"))
 }
 
 impl Reader {
     /// Reads a secret: text in which `${NAME}` is replaced by an environment variable, or `{ file: path }` for the
     /// content of a file. Messages never quote it.
-    pub(crate) fn secret(&mut self, node: &Node, name: &str, outside: &dyn Environment) -> Option<Secret> {
-        let text = match node.typed {
-            Typed::Map(_) => self.file(node, name, outside)?.1,
+    pub(crate) fn secret(
+        &mut self,
+        node: &Node,
+        name: &str,
+        environment: &dyn Environment,
+    ) -> Option<Secret> {
+        let text = match node.value {
+            NodeValue::Map(_) => self.file(node, name, environment)?.1,
             _ => {
-                self.secrets.extend((!is_only_variable(node)).then_some(node.place));
-                self.text_with_variables(node, outside)?
+                self.secrets.extend((!is_only_variable(node)).then_some(node.position));
+                self.text_with_variables(node, environment)?
             }
         };
         if text.is_empty() {
-            self.wrong(node.place, format!("the {name} is empty"), EXAMPLE);
+            self.error(node.position, format!("the {name} is empty"), EXAMPLE);
             return None;
         }
         Some(Secret(text))
@@ -71,20 +75,20 @@ impl Reader {
 
     /// Marks every word of a possible secret as secret, except names.
     pub(crate) fn hide(&mut self, node: &Node) {
-        match &node.typed {
-            Typed::Nothing => {}
-            Typed::Word(_) => self.secrets.extend((!is_only_variable(node)).then_some(node.place)),
-            Typed::List(items) => items.iter().for_each(|item| self.hide(item)),
-            Typed::Map(entries) => entries.iter().for_each(|(_, item)| self.hide(item)),
+        match &node.value {
+            NodeValue::Nothing => {}
+            NodeValue::Word(_) => self.secrets.extend((!is_only_variable(node)).then_some(node.position)),
+            NodeValue::List(items) => items.iter().for_each(|item| self.hide(item)),
+            NodeValue::Map(entries) => entries.iter().for_each(|(_, item)| self.hide(item)),
         }
     }
 
     /// Reads a secret that is a certificate or a key.
-    pub(crate) fn pem(&mut self, node: &Node, name: &str, outside: &dyn Environment) -> Option<Secret> {
-        let text = self.secret(node, name, outside)?;
+    pub(crate) fn pem(&mut self, node: &Node, name: &str, environment: &dyn Environment) -> Option<Secret> {
+        let text = self.secret(node, name, environment)?;
         if !text.reveal().contains("-----BEGIN ") {
-            let what = format!("the {name} is not in PEM");
-            self.wrong(node.place, what, "write a file with `-----BEGIN ...`");
+            let message = format!("the {name} is not in PEM format");
+            self.error(node.position, message, "write a file that contains `-----BEGIN ...`");
         }
         Some(text)
     }
@@ -94,48 +98,52 @@ impl Reader {
         &mut self,
         node: &Node,
         name: &str,
-        outside: &dyn Environment,
+        environment: &dyn Environment,
     ) -> Option<(PathBuf, String)> {
         let fields = self.fields(node, name, names::SECRET, EXAMPLE)?;
         let Some(path) = fields.get("file") else {
             // A misspelt or empty `file` has been reported.
             if fields.iter().len() == 0 {
-                self.wrong(node.place, "this does not say which file", EXAMPLE);
+                self.error(node.position, "missing `file`", EXAMPLE);
             }
             return None;
         };
         let word = self.word(path)?;
-        match outside.file(word) {
-            Ok(text) => Some((outside.path(word), text.trim_end_matches(['\r', '\n']).to_owned())),
+        match environment.file(word) {
+            Ok(text) => Some((environment.path(word), text.trim_end_matches(['\r', '\n']).to_owned())),
             Err(why) => {
-                let what = format!("the file cannot be read: {why}");
-                let instead = "write the path of a file that can be read, from the folder of this file";
-                self.wrong(path.place, what, instead);
+                let message = format!("cannot read the file: {why}");
+                let help = "write the path of a readable file, relative to the folder of this configuration";
+                self.error(path.position, message, help);
                 None
             }
         }
     }
 
-    fn text_with_variables(&mut self, node: &Node, outside: &dyn Environment) -> Option<String> {
+    fn text_with_variables(&mut self, node: &Node, environment: &dyn Environment) -> Option<String> {
         let mut rest = self.word(node)?;
         let mut text = String::new();
         while let Some((before, after)) = rest.split_once("${") {
             let Some((name, behind)) = after.split_once('}') else {
-                self.wrong(
-                    node.place,
+                self.error(
+                    node.position,
                     "`${` is not closed",
-                    "write `${NAME}` for a variable of the environment",
+                    "write `${NAME}` for an environment variable",
                 );
                 return None;
             };
             if !is_variable(name) {
-                let instead = "write letters, digits and `_` between `${` and `}`";
-                self.wrong(node.place, "a variable of the environment cannot be called like that", instead);
+                let help = "write letters, digits and `_` between `${` and `}`";
+                self.error(node.position, "invalid name of an environment variable", help);
                 return None;
             }
-            let Some(value) = outside.variable(name) else {
-                let what = format!("the environment has no variable {}", quoted(name));
-                self.wrong(node.place, what, format!("set it first, as in `export {name}=...`"));
+            let Some(value) = environment.variable(name) else {
+                let message = format!("environment variable {} is not set", quoted(name));
+                self.error(
+                    node.position,
+                    message,
+                    format!("set it before the start, as in `export {name}=...`"),
+                );
                 return None;
             };
             text.push_str(before);

@@ -1,0 +1,67 @@
+//! Risks in a valid file: what it says is possible, but probably not intended.
+
+use std::collections::HashSet;
+use std::net::{IpAddr, SocketAddr};
+
+use crate::error::quoted;
+use crate::gateway::{Address, Gateway};
+use crate::reader::{Entry, Reader};
+
+/// Maximum number of route pairs compared: those of about 450 routes. Later routes are not checked.
+const PAIRS_MAX: usize = 100_000;
+
+/// Warns of limits that no route uses.
+pub(crate) fn unused_limits(reader: &mut Reader, gateway: &Gateway, limits: &[Entry<'_>]) {
+    let used: HashSet<&str> =
+        gateway.routes.iter().flat_map(|route| &route.limit_names).map(|it| &**it).collect();
+    for limit in limits.iter().filter(|limit| !used.contains(limit.name)) {
+        let message = format!("no route uses the limit {}", quoted(limit.name));
+        let help = format!("add it to a route, as in `limits: [{}]`, or remove it", limit.name);
+        reader.warn(limit.position, message, help);
+    }
+}
+
+/// Warns of routes that never match, because an earlier route matches all of their requests.
+pub(crate) fn unreachable_routes(reader: &mut Reader, gateway: &Gateway) {
+    let mut pairs = 0;
+    for (index, route) in gateway.routes.iter().enumerate() {
+        pairs += index;
+        if pairs > PAIRS_MAX {
+            return;
+        }
+        if let Some(earlier) = gateway.routes[..index].iter().find(|it| it.when.covers(&route.when)) {
+            let (id, earlier) = (quoted(&route.id), quoted(&earlier.id));
+            let message =
+                format!("the route {id} never matches: {earlier} comes first and matches the same requests");
+            let help = format!("move {id} above {earlier}, or remove one of the two");
+            reader.warn(route.position, message, help);
+        }
+    }
+}
+
+/// Warns of upstreams whose address is a listener of the file.
+pub(crate) fn own_listeners(reader: &mut Reader) {
+    let listening: Vec<SocketAddr> = reader.listening.iter().map(|(address, _)| *address).collect();
+    for (address, position) in std::mem::take(&mut reader.upstream_addresses) {
+        if let Some(own) = listening.iter().find(|listener| is_same(&address, **listener)) {
+            let message = format!(
+                "the upstream is a listener of this file, {own}: requests would return to Ratekeeper"
+            );
+            reader.warn(position, message, "write the address of your service, or listen on another port");
+        }
+    }
+}
+
+fn is_same(upstream: &Address, listener: SocketAddr) -> bool {
+    if listener.port() == 0 || upstream.port != listener.port() {
+        return false;
+    }
+    let ip = listener.ip().to_canonical();
+    let is_local = ip.is_loopback() || ip.is_unspecified();
+    match upstream.host.parse::<IpAddr>().map(|host| host.to_canonical()) {
+        Ok(host) => {
+            host == ip || (ip.is_unspecified() && host.is_loopback()) || (is_local && host.is_unspecified())
+        }
+        Err(_) => upstream.host == "localhost" && is_local,
+    }
+}
