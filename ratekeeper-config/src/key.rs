@@ -1,6 +1,6 @@
 //! The key of a limit: whose budget a request uses.
 
-use ratekeeper_rules::key::{Key, KeyFallback, Part};
+use ratekeeper_rules::key::{Key, KeyFallback, KeyPart};
 use ratekeeper_rules::path::{PathNormalization, normalise};
 
 use crate::error::{known_instead, quoted};
@@ -35,10 +35,10 @@ pub(crate) enum Values {
 }
 
 impl Values {
-    fn of(part: &Part) -> Values {
+    fn of(part: &KeyPart) -> Values {
         match part {
-            Part::Ip => Values::Addresses,
-            Part::Segment(_) | Part::Path(_) => Values::Segments,
+            KeyPart::Ip => Values::Addresses,
+            KeyPart::Segment(_) | KeyPart::Path(_) => Values::Segments,
             _ => Values::Texts,
         }
     }
@@ -120,7 +120,7 @@ pub(crate) fn key(reader: &mut Reader, node: &Node) -> (Key, Values) {
     (key, values)
 }
 
-fn plain_part(reader: &mut Reader, node: &Node) -> Option<Part> {
+fn plain_part(reader: &mut Reader, node: &Node) -> Option<KeyPart> {
     reader.parsed(node, |word| {
         let part = PLAIN_PARTS.into_iter().find(|(name, _)| *name == word);
         part.map(|(_, part)| part).ok_or_else(|| Fault {
@@ -152,7 +152,7 @@ fn which(part: &str) -> String {
     format!("write which, as in `{{ {part}: {example} }}`")
 }
 
-fn named_part(reader: &mut Reader, node: &Node, fields: &Fields<'_>) -> Option<Part> {
+fn named_part(reader: &mut Reader, node: &Node, fields: &Fields<'_>) -> Option<KeyPart> {
     let said: Vec<Entry<'_>> = fields.iter().filter(|entry| entry.name != "fallback").collect();
     let [Entry { name, node: value, .. }] = said.as_slice() else {
         match said.as_slice() {
@@ -170,12 +170,12 @@ fn named_part(reader: &mut Reader, node: &Node, fields: &Fields<'_>) -> Option<P
         return None;
     }
     match *name {
-        "header" => reader.parsed(value, header_name).map(Part::Header),
-        "cookie" => reader.name(value, &which("cookie")).map(|name| Part::Cookie(name.to_owned())),
-        "query" => reader.name(value, &which("query")).map(|name| Part::Query(name.to_owned())),
+        "header" => reader.parsed(value, header_name).map(KeyPart::Header),
+        "cookie" => reader.name(value, &which("cookie")).map(|name| KeyPart::Cookie(name.to_owned())),
+        "query" => reader.name(value, &which("query")).map(|name| KeyPart::Query(name.to_owned())),
         "claim" => {
             verified(reader, value);
-            reader.name(value, &which("claim")).map(|name| Part::Claim(name.to_owned()))
+            reader.name(value, &which("claim")).map(|name| KeyPart::Claim(name.to_owned()))
         }
         "path" => path_part(reader, value),
         // An unknown name has been reported.
@@ -183,7 +183,7 @@ fn named_part(reader: &mut Reader, node: &Node, fields: &Fields<'_>) -> Option<P
     }
 }
 
-fn path_part(reader: &mut Reader, node: &Node) -> Option<Part> {
+fn path_part(reader: &mut Reader, node: &Node) -> Option<KeyPart> {
     let word = reader.word(node)?;
     if word.starts_with('/') {
         let pattern = pattern(reader, node)?;
@@ -191,7 +191,7 @@ fn path_part(reader: &mut Reader, node: &Node) -> Option<Part> {
             let instead = "write `{name}` for a segment that counts, as in `/users/{id}/**`";
             reader.wrong(node.place, "nothing of this path tells requests apart", instead);
         }
-        return Some(Part::Path(pattern));
+        return Some(KeyPart::Path(pattern));
     }
     if word.bytes().any(|byte| !byte.is_ascii_digit()) {
         let what = format!("{} is neither a pattern nor the number of a segment", quoted(word));
@@ -199,7 +199,7 @@ fn path_part(reader: &mut Reader, node: &Node) -> Option<Part> {
         return None;
     }
     let number = reader.number(node, "the number of a segment", 1..=SEGMENTS_MAX)?;
-    Some(Part::Segment(number as usize))
+    Some(KeyPart::Segment(number as usize))
 }
 
 fn fallback(reader: &mut Reader, node: &Node) -> Option<KeyFallback> {

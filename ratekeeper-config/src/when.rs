@@ -2,7 +2,7 @@
 
 use ratekeeper_rules::client::{IpNet, parse_cidr};
 use ratekeeper_rules::path::Pattern;
-use ratekeeper_rules::when::{Wanted, When};
+use ratekeeper_rules::when::{ValueCondition, When};
 
 use crate::error::quoted;
 use crate::names;
@@ -122,7 +122,7 @@ fn wanted(
     node: &Node,
     what: &str,
     name_of: impl Fn(&str) -> Result<String, Fault>,
-) -> Vec<(String, Wanted)> {
+) -> Vec<(String, ValueCondition)> {
     let example =
         format!("write as in `{what}: {{ name: value }}`; `present` and `absent` are any value and none");
     let Some(fields) = reader.named(node, what, &example) else { return Vec::new() };
@@ -140,12 +140,12 @@ fn wanted(
             }
         };
         let wanted = match &node.typed {
-            Typed::Word(word) if word == "present" => Wanted::Present,
-            Typed::Word(word) if word == "absent" => Wanted::Absent,
+            Typed::Word(word) if word == "present" => ValueCondition::Present,
+            Typed::Word(word) if word == "absent" => ValueCondition::Absent,
             _ => {
                 let values = reader.some(node, &example);
                 let words = values.into_iter().filter_map(|node| reader.word(node));
-                Wanted::OneOf(words.map(str::to_owned).collect())
+                ValueCondition::OneOf(words.map(str::to_owned).collect())
             }
         };
         all.push((name, wanted));
