@@ -7,7 +7,7 @@ use axum::body::Body;
 use axum::http::Request;
 use http_body_util::BodyExt;
 use ratekeeper::tower::RatekeeperLayer;
-use ratekeeper::tower::key::{Key, Part};
+use ratekeeper::tower::key::{Key, KeyPart};
 use ratekeeper::tower::rule::Rule;
 use ratekeeper::{Limit, ManualClock, Memory, Time, WindowAlign};
 use ratekeeper_server::http_api::{Counts, MemoryRecords, Settings, Snapshot, Source, router};
@@ -46,7 +46,7 @@ impl Source for Api {
 fn api() -> Option<(Router, Runtime)> {
     let clock = ManualClock::new(Time::from_secs(1_700_000_000));
     let limit = Limit::fixed_window(SIZE, std::time::Duration::from_secs(3600), WindowAlign::Clock).ok()?;
-    let per_user = Rule::new("u", limit.clone()).key(Key::of(Part::header("X-User-Id")));
+    let per_user = Rule::new("u", limit.clone()).key(Key::of(KeyPart::header("X-User-Id")));
     let builder = RatekeeperLayer::builder().rule(per_user).rule(Rule::new("a", limit)).max_keys(1_000);
     let api = Api {
         layer: builder.build_on(clock.clone()).ok()?,

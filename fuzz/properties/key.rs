@@ -5,7 +5,7 @@
 use std::net::{IpAddr, Ipv6Addr};
 
 use ratekeeper_rules::client::{Grouping, IpNet};
-use ratekeeper_rules::key::{Key, KeyFallback, NoKey, Part};
+use ratekeeper_rules::key::{Key, KeyFallback, KeyPart, NoKey};
 use ratekeeper_rules::path::{PathNormalization, Pattern, normalise};
 
 use super::input::Input;
@@ -37,7 +37,7 @@ fn request(input: &mut Input<'_>) -> MadeUp {
 
 /// A key part, as this implementation looks it up.
 #[derive(Clone, Copy, Debug)]
-enum Wanted {
+enum PartModel {
     Ip,
     Header(&'static str),
     Cookie(&'static str),
@@ -52,57 +52,57 @@ enum Wanted {
 }
 
 #[derive(Clone, Debug)]
-enum Or {
-    Part(Wanted),
+enum FallbackModel {
+    Part(PartModel),
     Literal(String),
     Deny,
     Skip,
 }
 
-fn wanted(input: &mut Input<'_>) -> Wanted {
+fn part_model(input: &mut Input<'_>) -> PartModel {
     match input.below(11) {
-        0 => Wanted::Ip,
-        1 => Wanted::Header(input.one_of(&HEADERS[..2])),
-        2 => Wanted::Cookie(input.one_of(&NAMES)),
-        3 => Wanted::Query(input.one_of(&NAMES)),
-        4 => Wanted::Segment(usize::from(input.below(4))),
-        5 => Wanted::Path(usize::from(input.below(4))),
-        6 => Wanted::Method,
-        7 => Wanted::Host,
-        8 => Wanted::Route,
-        9 => Wanted::Claim,
-        _ => Wanted::Custom,
+        0 => PartModel::Ip,
+        1 => PartModel::Header(input.one_of(&HEADERS[..2])),
+        2 => PartModel::Cookie(input.one_of(&NAMES)),
+        3 => PartModel::Query(input.one_of(&NAMES)),
+        4 => PartModel::Segment(usize::from(input.below(4))),
+        5 => PartModel::Path(usize::from(input.below(4))),
+        6 => PartModel::Method,
+        7 => PartModel::Host,
+        8 => PartModel::Route,
+        9 => PartModel::Claim,
+        _ => PartModel::Custom,
     }
 }
 
-fn part(wanted: Wanted) -> Part {
-    match wanted {
-        Wanted::Ip => Part::Ip,
-        Wanted::Header(name) => Part::header(name),
-        Wanted::Cookie(name) => Part::Cookie(name.to_owned()),
-        Wanted::Query(name) => Part::Query(name.to_owned()),
-        Wanted::Segment(number) => Part::Segment(number),
-        Wanted::Path(number) => Part::Path(Pattern::parse(PATTERNS[number]).expect("a pattern")),
-        Wanted::Method => Part::Method,
-        Wanted::Host => Part::Host,
-        Wanted::Route => Part::Route,
-        Wanted::Claim => Part::Claim("sub".to_owned()),
-        Wanted::Custom => Part::Custom("tenant".to_owned()),
+fn part(part_model: PartModel) -> KeyPart {
+    match part_model {
+        PartModel::Ip => KeyPart::Ip,
+        PartModel::Header(name) => KeyPart::header(name),
+        PartModel::Cookie(name) => KeyPart::Cookie(name.to_owned()),
+        PartModel::Query(name) => KeyPart::Query(name.to_owned()),
+        PartModel::Segment(number) => KeyPart::Segment(number),
+        PartModel::Path(number) => KeyPart::Path(Pattern::parse(PATTERNS[number]).expect("a pattern")),
+        PartModel::Method => KeyPart::Method,
+        PartModel::Host => KeyPart::Host,
+        PartModel::Route => KeyPart::Route,
+        PartModel::Claim => KeyPart::Claim("sub".to_owned()),
+        PartModel::Custom => KeyPart::Custom("tenant".to_owned()),
     }
 }
 
-type Parts = Vec<(Wanted, Or)>;
+type Parts = Vec<(PartModel, FallbackModel)>;
 
 fn parts(input: &mut Input<'_>) -> Parts {
     let count = input.below(4);
     (0..count)
         .map(|_| {
-            let part = wanted(input);
+            let part = part_model(input);
             let or = match input.below(5) {
-                0 | 1 => Or::Part(wanted(input)),
-                2 => Or::Literal(input.text(17)),
-                3 => Or::Deny,
-                _ => Or::Skip,
+                0 | 1 => FallbackModel::Part(part_model(input)),
+                2 => FallbackModel::Literal(input.text(17)),
+                3 => FallbackModel::Deny,
+                _ => FallbackModel::Skip,
             };
             (part, or)
         })
@@ -112,12 +112,12 @@ fn parts(input: &mut Input<'_>) -> Parts {
 fn key(parts: &Parts, ipv6_prefix: u8) -> Key {
     let grouping = Grouping::by_ipv6_prefix(ipv6_prefix).expect("a prefix");
     let start = Key::global().grouped(grouping);
-    parts.iter().fold(start, |key, (wanted, or)| {
-        key.and(part(*wanted)).fallback(match or {
-            Or::Part(wanted) => KeyFallback::Part(part(*wanted)),
-            Or::Literal(literal) => KeyFallback::Literal(literal.clone()),
-            Or::Deny => KeyFallback::Deny,
-            Or::Skip => KeyFallback::Skip,
+    parts.iter().fold(start, |key, (part_model, or)| {
+        key.and(part(*part_model)).fallback(match or {
+            FallbackModel::Part(part_model) => KeyFallback::Part(part(*part_model)),
+            FallbackModel::Literal(literal) => KeyFallback::Literal(literal.clone()),
+            FallbackModel::Deny => KeyFallback::Deny,
+            FallbackModel::Skip => KeyFallback::Skip,
         })
     })
 }
@@ -143,25 +143,25 @@ fn values(parts: &Parts, ipv6_prefix: u8, request: &MadeUp) -> Result<Vec<Found>
     for (part, or) in parts {
         all.push(match (value(*part, ipv6_prefix, request)?, or) {
             (Some(value), _) => Found::There(value),
-            (None, Or::Part(part)) => {
+            (None, FallbackModel::Part(part)) => {
                 value(*part, ipv6_prefix, request)?.map_or(Found::Nowhere, Found::Instead)
             }
-            (None, Or::Literal(literal)) => Found::Literal(literal.clone()),
-            (None, Or::Deny) => return Err(NoKey::Denied),
-            (None, Or::Skip) => return Err(NoKey::Skipped),
+            (None, FallbackModel::Literal(literal)) => Found::Literal(literal.clone()),
+            (None, FallbackModel::Deny) => return Err(NoKey::Denied),
+            (None, FallbackModel::Skip) => return Err(NoKey::Skipped),
         });
     }
     Ok(all)
 }
 
-fn value(wanted: Wanted, ipv6_prefix: u8, request: &MadeUp) -> Result<Option<Value>, NoKey> {
-    let texts: Vec<Vec<u8>> = match wanted {
-        Wanted::Ip => return Ok(Some(network(request.client, ipv6_prefix))),
-        Wanted::Path(number) => return Ok(captured(number, &request.path).map(Value::Segments)),
-        Wanted::Header(name) => request.lines(name).map(|value| value.trim_ascii().to_vec()).collect(),
-        Wanted::Cookie(name) => cookies(name, request),
-        Wanted::Query(name) => parameters(name, &request.query),
-        Wanted::Segment(number) => {
+fn value(part_model: PartModel, ipv6_prefix: u8, request: &MadeUp) -> Result<Option<Value>, NoKey> {
+    let texts: Vec<Vec<u8>> = match part_model {
+        PartModel::Ip => return Ok(Some(network(request.client, ipv6_prefix))),
+        PartModel::Path(number) => return Ok(captured(number, &request.path).map(Value::Segments)),
+        PartModel::Header(name) => request.lines(name).map(|value| value.trim_ascii().to_vec()).collect(),
+        PartModel::Cookie(name) => cookies(name, request),
+        PartModel::Query(name) => parameters(name, &request.query),
+        PartModel::Segment(number) => {
             // Segment 0 is the empty text before the first slash.
             request
                 .path
@@ -171,16 +171,16 @@ fn value(wanted: Wanted, ipv6_prefix: u8, request: &MadeUp) -> Result<Option<Val
                 .into_iter()
                 .collect()
         }
-        Wanted::Method => vec![request.method.to_uppercase().into_bytes()],
-        Wanted::Host => vec![host(&request.host).into()],
-        Wanted::Route => vec![request.route.clone().into_bytes()],
-        Wanted::Claim => request.claims.iter().map(|(_, claim)| claim.clone().into_bytes()).collect(),
-        Wanted::Custom => request.customs.iter().map(|(_, custom)| custom.clone().into_bytes()).collect(),
+        PartModel::Method => vec![request.method.to_uppercase().into_bytes()],
+        PartModel::Host => vec![host(&request.host).into()],
+        PartModel::Route => vec![request.route.clone().into_bytes()],
+        PartModel::Claim => request.claims.iter().map(|(_, claim)| claim.clone().into_bytes()).collect(),
+        PartModel::Custom => request.customs.iter().map(|(_, custom)| custom.clone().into_bytes()).collect(),
     };
-    match (wanted, texts.as_slice()) {
-        (Wanted::Header(name), [_, _, ..]) => Err(NoKey::Twice(format!("header {name}"))),
-        (Wanted::Cookie(name), [_, _, ..]) => Err(NoKey::Twice(format!("cookie {name}"))),
-        (Wanted::Query(name), [_, _, ..]) => Err(NoKey::Twice(format!("parameter {name}"))),
+    match (part_model, texts.as_slice()) {
+        (PartModel::Header(name), [_, _, ..]) => Err(NoKey::Twice(format!("header {name}"))),
+        (PartModel::Cookie(name), [_, _, ..]) => Err(NoKey::Twice(format!("cookie {name}"))),
+        (PartModel::Query(name), [_, _, ..]) => Err(NoKey::Twice(format!("parameter {name}"))),
         (_, [text, ..]) if !text.is_empty() => Ok(Some(Value::Text(text.clone()))),
         _ => Ok(None),
     }

@@ -1,6 +1,6 @@
 //! Paths: normalisation is idempotent, and patterns match what a slow reference matcher matches.
 
-use ratekeeper_rules::path::{PathNormalization, Pattern, WhenAmbiguous, normalise, segment};
+use ratekeeper_rules::path::{AmbiguousPathPolicy, PathNormalization, Pattern, normalise, segment};
 
 use super::input::Input;
 
@@ -8,53 +8,53 @@ use super::input::Input;
 pub(crate) fn check(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let flags = input.byte();
-    let spelling = PathNormalization {
-        ambiguous: if flags & 1 == 0 { WhenAmbiguous::Refuse } else { WhenAmbiguous::Keep },
+    let normalization = PathNormalization {
+        ambiguous: if flags & 1 == 0 { AmbiguousPathPolicy::Reject } else { AmbiguousPathPolicy::Keep },
         ignore_case: flags & 2 != 0,
         ignore_trailing_slash: flags & 4 != 0,
         decode_delimiters: flags & 8 != 0,
     };
     let path = String::from_utf8_lossy(input.until(0xff));
     let typed = String::from_utf8_lossy(input.until(0xff));
-    let normal = check_normal(&path, spelling);
-    check_pattern(&typed, normal.as_deref(), spelling);
+    let normal = check_normal(&path, normalization);
+    check_pattern(&typed, normal.as_deref(), normalization);
 }
 
-fn check_normal(path: &str, spelling: PathNormalization) -> Option<String> {
-    let normal = match normalise(path, spelling) {
+fn check_normal(path: &str, normalization: PathNormalization) -> Option<String> {
+    let normal = match normalise(path, normalization) {
         Ok(normal) => normal.into_owned(),
         Err(refused) => {
             assert!(refused.at < path.len() && path.is_char_boundary(refused.at), "{refused}");
-            let keeping = PathNormalization { ambiguous: WhenAmbiguous::Keep, ..spelling };
+            let keeping = PathNormalization { ambiguous: AmbiguousPathPolicy::Keep, ..normalization };
             assert_eq!(normalise(path, keeping).is_err(), !path.starts_with('/'), "{path:?}");
             return None;
         }
     };
-    assert_eq!(normalise(&normal, spelling).as_deref(), Ok(&*normal), "the normal form of {path:?}");
+    assert_eq!(normalise(&normal, normalization).as_deref(), Ok(&*normal), "the normal form of {path:?}");
     assert!(normal.starts_with('/') && normal.bytes().all(|byte| byte.is_ascii_graphic()), "{normal:?}");
     assert!(!normal.contains([';', '\\', '?', '#', '{', '}', '"', '<', '>']), "{normal:?}");
     let segments: Vec<&str> = normal[1..].split('/').collect();
     let (last, others) = segments.split_last().expect("at least one");
     assert!(others.iter().all(|segment| !segment.is_empty()), "{normal:?}");
     assert!(!segments.iter().any(|segment| matches!(*segment, "." | "..")), "{normal:?}");
-    assert!(!(spelling.ignore_trailing_slash && last.is_empty() && !others.is_empty()), "{normal:?}");
+    assert!(!(normalization.ignore_trailing_slash && last.is_empty() && !others.is_empty()), "{normal:?}");
     for (number, text) in segments.iter().enumerate() {
         assert_eq!(segment(&normal, number), Some(*text).filter(|text| !text.is_empty()));
     }
     assert_eq!(segment(&normal, segments.len()), None);
-    let most = if spelling.ignore_case { 5 } else { 3 };
+    let most = if normalization.ignore_case { 5 } else { 3 };
     assert!(normal.len() <= most * path.len().max(1), "{} bytes became {}", path.len(), normal.len());
 
     // A normalised path without wildcards is a pattern that matches itself.
     if normal.len() <= Pattern::BYTES_MAX && !normal.contains('*') {
-        let same = Pattern::parse_with(&normal, spelling).expect("a normal path is a pattern");
+        let same = Pattern::parse_with(&normal, normalization).expect("a normal path is a pattern");
         assert!(same.matches(&normal), "{normal:?} does not match itself");
     }
     Some(normal)
 }
 
-fn check_pattern(typed: &str, path: Option<&str>, spelling: PathNormalization) {
-    let pattern = match Pattern::parse_with(typed, spelling) {
+fn check_pattern(typed: &str, path: Option<&str>, normalization: PathNormalization) {
+    let pattern = match Pattern::parse_with(typed, normalization) {
         Ok(pattern) => pattern,
         Err(error) => {
             assert!(error.at() <= typed.len() && typed.is_char_boundary(error.at()), "{error}");
@@ -65,14 +65,14 @@ fn check_pattern(typed: &str, path: Option<&str>, spelling: PathNormalization) {
     let printed = pattern.to_string();
     if printed.len() <= Pattern::BYTES_MAX {
         assert_eq!(
-            Pattern::parse_with(&printed, spelling).as_ref(),
+            Pattern::parse_with(&printed, normalization).as_ref(),
             Ok(&pattern),
             "{printed:?} of {typed:?}"
         );
     }
     let Some(path) = path else { return };
     let is_matched = pattern.matches(path);
-    assert_eq!(is_matched, matches(&printed, path, spelling), "{printed:?} and {path:?}");
+    assert_eq!(is_matched, matches(&printed, path, normalization), "{printed:?} and {path:?}");
     for name in pattern.names() {
         let captured = pattern.capture(path, name);
         assert_eq!(captured.is_some(), is_matched, "{name} of {printed:?} in {path:?}");
@@ -83,7 +83,7 @@ fn check_pattern(typed: &str, path: Option<&str>, spelling: PathNormalization) {
 }
 
 /// Reference matcher for a printed pattern: the result for each pair of suffixes follows from shorter suffixes.
-fn matches(printed: &str, path: &str, spelling: PathNormalization) -> bool {
+fn matches(printed: &str, path: &str, normalization: PathNormalization) -> bool {
     let wanted: Vec<&str> = printed[1..].split('/').collect();
     let segments: Vec<&str> = path[1..].split('/').collect();
     ends_match(
@@ -95,7 +95,12 @@ fn matches(printed: &str, path: &str, spelling: PathNormalization) -> bool {
             name if name.starts_with('{') => !segment.is_empty(),
             text => {
                 let (text, segment) = (units(text), units(segment));
-                ends_match(&text, &segment, |unit| *unit == "*", |text, unit| is_unit(text, unit, spelling))
+                ends_match(
+                    &text,
+                    &segment,
+                    |unit| *unit == "*",
+                    |text, unit| is_unit(text, unit, normalization),
+                )
             }
         },
     )
@@ -115,8 +120,8 @@ fn units(text: &str) -> Vec<&str> {
 }
 
 /// A literal star is printed as an escape, whichever form the path has.
-fn is_unit(wanted: &str, unit: &str, spelling: PathNormalization) -> bool {
-    wanted == unit || (wanted == "%2A" && unit == "*" && spelling.decode_delimiters)
+fn is_unit(wanted: &str, unit: &str, normalization: PathNormalization) -> bool {
+    wanted == unit || (wanted == "%2A" && unit == "*" && normalization.decode_delimiters)
 }
 
 fn ends_match<W, T>(

@@ -1,7 +1,7 @@
 //! Concurrency limits: limits on requests in flight.
 
-use ratekeeper_rules::answer::PolicyName;
-use ratekeeper_rules::key::{Key, Part};
+use ratekeeper_rules::key::{Key, KeyPart};
+use ratekeeper_rules::response::PolicyName;
 use ratekeeper_rules::when::When;
 
 use crate::IN_FLIGHT_MAX;
@@ -72,7 +72,7 @@ pub(crate) fn concurrency(
         }
         fields.get("limit").and_then(|node| reader.whole(node, "limit", IN_FLIGHT_MAX))
     });
-    let key = fields.get("key").map_or_else(|| Key::of(Part::Ip), |node| key(reader, node).0);
+    let key = fields.get("key").map_or_else(|| Key::of(KeyPart::Ip), |node| key(reader, node).0);
     let when = reader.or(fields.get("when"), When::default(), when);
     let is_shadow = reader.or(fields.get("shadow"), false, |reader, node| reader.yes_or_no(node, "shadow"));
     Some(ConcurrencyLimit { name: name.to_owned(), policy: policy?, key, when, max: max?, is_shadow })

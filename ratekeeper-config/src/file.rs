@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use ratekeeper_rules::answer::{DenialResponse, HeaderSet, NameError, PolicyName};
 use ratekeeper_rules::client::{Grouping, Source, TrustedProxies};
-use ratekeeper_rules::path::{PathNormalization, WhenAmbiguous};
+use ratekeeper_rules::path::{AmbiguousPathPolicy, PathNormalization};
+use ratekeeper_rules::response::{DenialResponse, HeaderSet, NameError, PolicyName};
 use ratekeeper_rules::rule::{Rules, RulesError};
 
 use crate::apis::{Api, Apis, admin, apis};
@@ -291,7 +291,7 @@ fn paths(reader: &mut Reader, node: &Node) -> Option<PathNormalization> {
     let example = "write as in `paths: { ambiguous: reject, case: exact, trailing_slash: ignore }`";
     let fields = reader.fields(node, "paths", names::PATHS, example)?;
     Some(PathNormalization {
-        ambiguous: reader.or(fields.get("ambiguous"), WhenAmbiguous::Refuse, |reader, node| {
+        ambiguous: reader.or(fields.get("ambiguous"), AmbiguousPathPolicy::Reject, |reader, node| {
             reader.choice(node, "value of ambiguous", &words::AMBIGUOUS)
         }),
         ignore_case: reader

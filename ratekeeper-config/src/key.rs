@@ -1,6 +1,6 @@
 //! The key of a limit: whose budget a request uses.
 
-use ratekeeper_rules::key::{Key, KeyFallback, Part};
+use ratekeeper_rules::key::{Key, KeyFallback, KeyPart};
 use ratekeeper_rules::path::{PathNormalization, normalise};
 
 use crate::error::{known_help, quoted};
@@ -36,10 +36,10 @@ pub(crate) enum Values {
 }
 
 impl Values {
-    fn of(part: &Part) -> Values {
+    fn of(part: &KeyPart) -> Values {
         match part {
-            Part::Ip => Values::Addresses,
-            Part::Segment(_) | Part::Path(_) => Values::Segments,
+            KeyPart::Ip => Values::Addresses,
+            KeyPart::Segment(_) | KeyPart::Path(_) => Values::Segments,
             _ => Values::Texts,
         }
     }
@@ -122,7 +122,7 @@ pub(crate) fn key(reader: &mut Reader, node: &Node) -> (Key, Values) {
     (key, values)
 }
 
-fn plain_part(reader: &mut Reader, node: &Node) -> Option<Part> {
+fn plain_part(reader: &mut Reader, node: &Node) -> Option<KeyPart> {
     reader.parsed(node, |word| {
         let part = PLAIN_PARTS.into_iter().find(|(name, _)| *name == word);
         part.map(|(_, part)| part).ok_or_else(|| ValueError {
@@ -157,7 +157,7 @@ fn name_help(part: &str) -> String {
     format!("write its name, as in `{{ {part}: {example} }}`")
 }
 
-fn named_part(reader: &mut Reader, node: &Node, fields: &Fields<'_>) -> Option<Part> {
+fn named_part(reader: &mut Reader, node: &Node, fields: &Fields<'_>) -> Option<KeyPart> {
     let attributes: Vec<Entry<'_>> = fields.iter().filter(|entry| entry.name != "fallback").collect();
     let [Entry { name, node: value, .. }] = attributes.as_slice() else {
         match attributes.as_slice() {
@@ -175,12 +175,12 @@ fn named_part(reader: &mut Reader, node: &Node, fields: &Fields<'_>) -> Option<P
         return None;
     }
     match *name {
-        "header" => reader.parsed(value, header_name).map(Part::Header),
-        "cookie" => reader.name(value, &name_help("cookie")).map(|name| Part::Cookie(name.to_owned())),
-        "query" => reader.name(value, &name_help("query")).map(|name| Part::Query(name.to_owned())),
+        "header" => reader.parsed(value, header_name).map(KeyPart::Header),
+        "cookie" => reader.name(value, &name_help("cookie")).map(|name| KeyPart::Cookie(name.to_owned())),
+        "query" => reader.name(value, &name_help("query")).map(|name| KeyPart::Query(name.to_owned())),
         "claim" => {
             verified(reader, value);
-            reader.name(value, &name_help("claim")).map(|name| Part::Claim(name.to_owned()))
+            reader.name(value, &name_help("claim")).map(|name| KeyPart::Claim(name.to_owned()))
         }
         "path" => path_part(reader, value),
         // An unknown name has been reported.
@@ -188,7 +188,7 @@ fn named_part(reader: &mut Reader, node: &Node, fields: &Fields<'_>) -> Option<P
     }
 }
 
-fn path_part(reader: &mut Reader, node: &Node) -> Option<Part> {
+fn path_part(reader: &mut Reader, node: &Node) -> Option<KeyPart> {
     let word = reader.word(node)?;
     if word.starts_with('/') {
         let pattern = pattern(reader, node)?;
@@ -200,7 +200,7 @@ fn path_part(reader: &mut Reader, node: &Node) -> Option<Part> {
                 help,
             );
         }
-        return Some(Part::Path(pattern));
+        return Some(KeyPart::Path(pattern));
     }
     if word.bytes().any(|byte| !byte.is_ascii_digit()) {
         let message = format!("{} is neither a path pattern nor a segment number", quoted(word));
@@ -208,7 +208,7 @@ fn path_part(reader: &mut Reader, node: &Node) -> Option<Part> {
         return None;
     }
     let number = reader.number(node, "the segment number", 1..=SEGMENTS_MAX)?;
-    Some(Part::Segment(number as usize))
+    Some(KeyPart::Segment(number as usize))
 }
 
 fn fallback(reader: &mut Reader, node: &Node) -> Option<KeyFallback> {

@@ -154,7 +154,7 @@ pub(crate) fn may_be_empty(name: &str) -> bool {
 mod tests {
     use std::collections::BTreeSet;
 
-    use ratekeeper_rules::answer::HeaderSet;
+    use ratekeeper_rules::response::HeaderSet;
     use serde_json::Value;
 
     use super::*;

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use ratekeeper_core::{FailurePolicy, Lease, Limit, WINDOW_MAX, WINDOW_MIN};
-use ratekeeper_rules::answer::{DenialResponse, PolicyName};
-use ratekeeper_rules::key::{Key, Part};
+use ratekeeper_rules::key::{Key, KeyPart};
+use ratekeeper_rules::response::{DenialResponse, PolicyName};
 use ratekeeper_rules::rule::{Ban, Cost, List, Override, OverrideScope, Rule};
 use ratekeeper_rules::when::When;
 
@@ -67,7 +67,7 @@ fn rule(
     let limit = limit::among(reader, fields);
     let (key, values) = match fields.get("key") {
         Some(node) => key(reader, node),
-        None => (Key::of(Part::Ip), Values::Addresses),
+        None => (Key::of(KeyPart::Ip), Values::Addresses),
     };
     let cost = reader.or(fields.get("cost"), Cost::Fixed(1), cost);
     let when = reader.or(fields.get("when"), When::default(), when);
@@ -88,7 +88,7 @@ fn rule(
     let lease = fields.get("lease").and_then(|node| lease(reader, node));
     let limits = limit.iter().chain(overrides.iter().filter_map(|it| it.limit.as_ref()));
     if let (Some(lease), Some(node)) = (lease, fields.get("lease"))
-        && limits.into_iter().any(|limit| limit.taken_ahead(lease.hold).is_none())
+        && limits.into_iter().any(|limit| limit.lease_limit(lease.hold).is_none())
     {
         let help = "remove the lease: `mode: shape` and `count: all` cannot be leased, and a bucket must hold more than refills during `hold`";
         reader.error(node.position, "the limit or one of its overrides cannot be leased this way", help);
@@ -112,7 +112,7 @@ fn rule(
         allow,
         deny,
         ban,
-        failure,
+        on_store_failure: failure,
         lease,
         ..Rule::new(name, limit?)
     };
@@ -152,8 +152,8 @@ fn unit_cost(reader: &mut Reader, node: &Node, name: &str) -> Option<u32> {
 /// The maximum cost that the file defines. The value of a cost header is unknown here.
 fn highest_cost(cost: &Cost) -> u32 {
     match cost {
-        Cost::Fixed(cost) | Cost::Header { otherwise: cost, .. } => *cost,
-        Cost::Routes { costs, otherwise } => costs.iter().map(|(_, cost)| *cost).fold(*otherwise, u32::max),
+        Cost::Fixed(cost) | Cost::Header { default: cost, .. } => *cost,
+        Cost::Routes { costs, default } => costs.iter().map(|(_, cost)| *cost).fold(*default, u32::max),
     }
 }
 
@@ -164,16 +164,16 @@ fn cost(reader: &mut Reader, node: &Node) -> Option<Cost> {
     let example =
         "write a number, `{ header: X-Cost, default: 1, max: 100 }` or `{ routes: { upload: 10 } }`";
     let fields = reader.fields(node, "cost", names::COST, example)?;
-    let otherwise = reader.or(fields.get("default"), 1, |reader, node| unit_cost(reader, node, "default"));
+    let default = reader.or(fields.get("default"), 1, |reader, node| unit_cost(reader, node, "default"));
     match (fields.get("header"), fields.get("routes")) {
         (Some(header), None) => {
             let most = reader.or(fields.get("max"), u32::MAX, |reader, node| unit_cost(reader, node, "max"));
-            if most < otherwise {
-                let message = format!("the default cost {otherwise} exceeds `max` ({most})");
+            if most < default {
+                let message = format!("the default cost {default} exceeds `max` ({most})");
                 reader.error(fields.entry("max")?.position, message, "write a `max` of at least `default`");
             }
             let name = reader.parsed(header, header_name)?;
-            Some(Cost::Header { name, otherwise, most })
+            Some(Cost::Header { name, default, max: most })
         }
         (None, Some(routes)) => {
             if let Some(most) = fields.entry("max") {
@@ -185,7 +185,7 @@ fn cost(reader: &mut Reader, node: &Node) -> Option<Cost> {
                 reader.routes_named.push((name.to_owned(), position));
                 costs.extend(unit_cost(reader, node, "the cost").map(|cost| (name.to_owned(), cost)));
             }
-            Some(Cost::Routes { costs, otherwise })
+            Some(Cost::Routes { costs, default })
         }
         // A field without a value has been reported.
         _ if fields.has("header") != fields.has("routes") => None,
@@ -198,7 +198,7 @@ fn cost(reader: &mut Reader, node: &Node) -> Option<Cost> {
 
 fn lease(reader: &mut Reader, node: &Node) -> Option<Lease> {
     if !matches!(node.value, NodeValue::Map(_)) {
-        return reader.number(node, "lease", 1..=u32::MAX).map(Lease::of);
+        return reader.number(node, "lease", 1..=u32::MAX).map(Lease::new);
     }
     let example = "write the maximum, as in `lease: 100` or `lease: { max: 100, hold: 100ms }`";
     let fields = reader.fields(node, "lease", names::LEASE, example)?;
@@ -208,7 +208,7 @@ fn lease(reader: &mut Reader, node: &Node) -> Option<Lease> {
     let most = fields.get("max").and_then(|node| reader.number(node, "max", 1..=u32::MAX));
     let (from, to) = (Duration::from_millis(1), Lease::HOLD_MAX);
     let hold = fields.get("hold").and_then(|node| reader.length(node, "a hold", from, to));
-    let lease = Lease::of(most?);
+    let lease = Lease::new(most?);
     Some(Lease { hold: hold.unwrap_or(lease.hold), ..lease })
 }
 
@@ -267,7 +267,7 @@ fn an_override(reader: &mut Reader, name: &str, values: Values, node: &Node) -> 
         }
         (false, _) => Some(limit::among(reader, &fields)?),
     };
-    Some(Override { whose: scope?, limit })
+    Some(Override { scope: scope?, limit })
 }
 
 /// Addresses and networks are clients; all other values are keys.

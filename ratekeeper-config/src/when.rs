@@ -2,7 +2,7 @@
 
 use ratekeeper_rules::client::{IpNet, parse_cidr};
 use ratekeeper_rules::path::Pattern;
-use ratekeeper_rules::when::{Wanted, When};
+use ratekeeper_rules::when::{ValueCondition, When};
 
 use crate::error::quoted;
 use crate::names;
@@ -124,7 +124,7 @@ fn wanted(
     node: &Node,
     message: &str,
     name_of: impl Fn(&str) -> Result<String, ValueError>,
-) -> Vec<(String, Wanted)> {
+) -> Vec<(String, ValueCondition)> {
     let example =
         format!("write as in `{message}: {{ name: value }}`, or `present` or `absent` as the value");
     let Some(fields) = reader.named(node, message, &example) else { return Vec::new() };
@@ -142,12 +142,12 @@ fn wanted(
             }
         };
         let wanted = match &node.value {
-            NodeValue::Word(word) if word == "present" => Wanted::Present,
-            NodeValue::Word(word) if word == "absent" => Wanted::Absent,
+            NodeValue::Word(word) if word == "present" => ValueCondition::Present,
+            NodeValue::Word(word) if word == "absent" => ValueCondition::Absent,
             _ => {
                 let values = reader.some(node, &example);
                 let words = values.into_iter().filter_map(|node| reader.word(node));
-                Wanted::OneOf(words.map(str::to_owned).collect())
+                ValueCondition::OneOf(words.map(str::to_owned).collect())
             }
         };
         all.push((name, wanted));

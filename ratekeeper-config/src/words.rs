@@ -2,8 +2,8 @@
 
 use ratekeeper_core::{EdgePolicy, FailurePolicy, LeakyMode, LogPolicy, RefillStyle, WindowAlign};
 use ratekeeper_rules::client::Source;
-use ratekeeper_rules::key::Part;
-use ratekeeper_rules::path::WhenAmbiguous;
+use ratekeeper_rules::key::KeyPart;
+use ratekeeper_rules::path::AmbiguousPathPolicy;
 
 use crate::gateway::{Balance, Protocol};
 use crate::store::WhenFull;
@@ -32,8 +32,8 @@ pub(crate) const SCHEMES: [&str; 6] =
 
 pub(crate) const SOURCES: [(&str, Source); 2] =
     [("x_forwarded_for", Source::XForwardedFor), ("forwarded", Source::Forwarded)];
-pub(crate) const AMBIGUOUS: [(&str, WhenAmbiguous); 2] =
-    [("reject", WhenAmbiguous::Refuse), ("keep", WhenAmbiguous::Keep)];
+pub(crate) const AMBIGUOUS: [(&str, AmbiguousPathPolicy); 2] =
+    [("reject", AmbiguousPathPolicy::Reject), ("keep", AmbiguousPathPolicy::Keep)];
 /// Whether a difference is ignored.
 pub(crate) const CASE: [(&str, bool); 2] = [("exact", false), ("ignore", true)];
 pub(crate) const TRAILING_SLASH: [(&str, bool); 2] = [("ignore", true), ("exact", false)];
@@ -45,8 +45,8 @@ pub(crate) const SIGNATURES: [&str; 12] = [
 ];
 
 /// Attributes of a request that need no name.
-pub(crate) const PLAIN_PARTS: [(&str, Part); 4] =
-    [("ip", Part::Ip), ("method", Part::Method), ("host", Part::Host), ("route", Part::Route)];
+pub(crate) const PLAIN_PARTS: [(&str, KeyPart); 4] =
+    [("ip", KeyPart::Ip), ("method", KeyPart::Method), ("host", KeyPart::Host), ("route", KeyPart::Route)];
 
 pub(crate) const BALANCES: [(&str, Balance); 2] =
     [("round_robin", Balance::RoundRobin), ("least_requests", Balance::LeastRequests)];

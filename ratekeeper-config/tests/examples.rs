@@ -64,7 +64,7 @@ impl Gate {
     }
 
     fn allows(&self, request: &Asks) -> bool {
-        let Ok(asked) = self.config.rules.ask(request, 0..self.config.named_limits) else {
+        let Ok(asked) = self.config.rules.charges_for(request, 0..self.config.named_limits) else {
             return false;
         };
         let charges = asked.charges.iter().map(|asking| Charge {
@@ -182,10 +182,13 @@ fn everything_example_is_read_with_all_settings() {
     assert_eq!(redis.failure, FailurePolicy::Local { instances: 3 });
     let rules: Vec<_> = config.rules.rules().take(config.named_limits).collect();
     let [user, work, login, tomorrow, bytes] = rules.as_slice() else { panic!("{rules:?}") };
-    assert_eq!((user.overrides.len(), user.lease.map(|lease| lease.most)), (3, Some(5)));
+    assert_eq!((user.overrides.len(), user.lease.map(|lease| lease.max)), (3, Some(5)));
     assert!(user.overrides[2].limit.is_none() && work.lease.is_none());
     assert_eq!((login.allow.clients.len(), login.deny.clients.len()), (2, 2));
-    assert_eq!((login.failure, login.ban.map(|ban| ban.after)), (Some(FailurePolicy::Closed), Some(20)));
+    assert_eq!(
+        (login.on_store_failure, login.ban.map(|ban| ban.after)),
+        (Some(FailurePolicy::Closed), Some(20))
+    );
     assert!(tomorrow.is_shadow && !bytes.is_shadow);
     assert_eq!((config.responses.jitter_secs, config.responses.headers.name()), (5, "ietf"));
     assert_eq!(config.jwt.as_ref().unwrap().algorithms, ["EdDSA"]);
@@ -284,7 +287,7 @@ fn listed_path_segments_are_normalised() {
             let path = normalise(came, config.paths).unwrap().into_owned();
             let ask = |path: &str| {
                 let request = Asks { path: path.to_owned(), ..Asks::post("") };
-                config.rules.ask(&request, [0]).is_err()
+                config.rules.charges_for(&request, [0]).is_err()
             };
             assert!(ask(&path), "{named} is {came}");
             assert!(!ask("/orgs/other/x"), "{named}");

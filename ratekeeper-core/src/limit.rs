@@ -172,16 +172,16 @@ impl Limit {
         }
     }
 
-    /// One of `nodes` equal shares of the limit; together they allow at most the whole. None if a share would be less
-    /// than 1.
-    pub fn share(&self, nodes: u32) -> Option<Limit> {
-        let nodes = nodes.max(1);
-        let size = self.limit() / nodes;
+    /// One of `instances` equal shares of the limit; together they allow at most the whole. None if a share would be
+    /// less than 1.
+    pub fn share(&self, instances: u32) -> Option<Limit> {
+        let instances = instances.max(1);
+        let size = self.limit() / instances;
         let rate = |rate: Rate| {
             let longer =
-                rate.period().checked_mul(nodes).and_then(|period| Rate::new(rate.count(), period).ok());
+                rate.period().checked_mul(instances).and_then(|period| Rate::new(rate.count(), period).ok());
             // If that exceeds the longest period, the share is rounded down.
-            longer.or_else(|| Rate::new(rate.count() / u64::from(nodes), rate.period()).ok())
+            longer.or_else(|| Rate::new(rate.count() / u64::from(instances), rate.period()).ok())
         };
         match self {
             Limit::Bucket(it) => {
@@ -193,7 +193,7 @@ impl Limit {
             }
             // A period's tokens arrive together, so a share must be a whole number of tokens.
             Limit::SteppedBucket(it) => {
-                let rate = Rate::new(it.rate().count() / u64::from(nodes), it.rate().period()).ok()?;
+                let rate = Rate::new(it.rate().count() / u64::from(instances), it.rate().period()).ok()?;
                 Limit::token_bucket(size, rate, RefillStyle::Stepped)
             }
             Limit::FixedWindow(it) => Limit::fixed_window(size, it.window(), it.align()),
@@ -206,7 +206,7 @@ impl Limit {
     /// The limit by which leases are charged so that this limit holds although leased units are spent up to `hold`
     /// later, and within [`spend_within`](Self::spend_within). None if nothing remains, or if every request must be
     /// checked individually: to compute its delay, or to count it although it is denied.
-    pub fn taken_ahead(&self, hold: Duration) -> Option<Limit> {
+    pub fn lease_limit(&self, hold: Duration) -> Option<Limit> {
         match self {
             // Units spent in an interval were leased in it or in the `hold` before it. A bucket allows its capacity
             // plus the refill, so its capacity is reduced by the refill during `hold`.

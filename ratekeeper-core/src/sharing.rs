@@ -38,21 +38,21 @@ impl Default for FailurePolicy {
 /// use std::time::Duration;
 /// use ratekeeper_core::Lease;
 ///
-/// let lease = Lease { hold: Duration::from_millis(50), ..Lease::of(20) };
+/// let lease = Lease { hold: Duration::from_millis(50), ..Lease::new(20) };
 /// assert!(lease.hold <= Lease::HOLD_MAX);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lease {
     /// Maximum units per lease of one key.
-    pub most: u32,
+    pub max: u32,
     /// How long a lease is held.
     pub hold: Duration,
 }
 
 impl Lease {
-    /// Leases at most `most` units, for 100 ms.
-    pub fn of(most: u32) -> Lease {
-        Lease { most, hold: Duration::from_millis(100) }
+    /// Leases at most `max` units, for 100 ms.
+    pub fn new(max: u32) -> Lease {
+        Lease { max, hold: Duration::from_millis(100) }
     }
 
     /// The longest that a lease may be held.

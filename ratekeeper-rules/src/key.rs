@@ -20,7 +20,7 @@ use crate::request::{Request, host_name};
 
 /// A part of a request.
 #[derive(Clone, Debug)]
-pub enum Part {
+pub enum KeyPart {
     /// The client's address, or the network that it is grouped into.
     Ip,
     /// A header, by its name in lower case. A request with two of them is rejected.
@@ -45,10 +45,10 @@ pub enum Part {
     Custom(String),
 }
 
-impl Part {
+impl KeyPart {
     /// A header. The name is case-insensitive.
-    pub fn header(name: &str) -> Part {
-        Part::Header(name.to_ascii_lowercase())
+    pub fn header(name: &str) -> KeyPart {
+        KeyPart::Header(name.to_ascii_lowercase())
     }
 }
 
@@ -56,7 +56,7 @@ impl Part {
 #[derive(Clone, Debug)]
 pub enum KeyFallback {
     /// Another part; requests that have neither share a budget.
-    Part(Part),
+    Part(KeyPart),
     /// A fixed name: all requests without the part share this budget.
     Literal(String),
     /// The request is denied.
@@ -68,7 +68,7 @@ pub enum KeyFallback {
 /// Whose budget a request uses.
 #[derive(Clone, Debug, Default)]
 pub struct Key {
-    parts: Vec<(Part, KeyFallback)>,
+    parts: Vec<(KeyPart, KeyFallback)>,
     grouping: Grouping,
 }
 
@@ -79,14 +79,14 @@ impl Key {
     }
 
     /// One budget for each value of a part. A request without the part uses the client's address.
-    pub fn of(part: Part) -> Key {
+    pub fn of(part: KeyPart) -> Key {
         Key::global().and(part)
     }
 
     /// One budget for each combination of this part and the parts before it.
     #[must_use]
-    pub fn and(mut self, part: Part) -> Key {
-        self.parts.push((part, KeyFallback::Part(Part::Ip)));
+    pub fn and(mut self, part: KeyPart) -> Key {
+        self.parts.push((part, KeyFallback::Part(KeyPart::Ip)));
         self
     }
 
@@ -107,23 +107,26 @@ impl Key {
     }
 
     /// Every part that the key may read, including fallbacks.
-    pub fn parts(&self) -> impl Iterator<Item = &Part> {
-        self.parts.iter().flat_map(|(part, otherwise)| {
-            let other = if let KeyFallback::Part(other) = otherwise { Some(other) } else { None };
+    pub fn parts(&self) -> impl Iterator<Item = &KeyPart> {
+        self.parts.iter().flat_map(|(part, fallback)| {
+            let other = if let KeyFallback::Part(other) = fallback { Some(other) } else { None };
             std::iter::once(part).chain(other)
         })
     }
 
     /// The same key with its patterns read for this normalisation.
-    pub(crate) fn spelt(mut self, spelling: PathNormalization) -> Result<Key, PatternError> {
-        for (part, otherwise) in &mut self.parts {
-            let instead = match otherwise {
+    pub(crate) fn with_normalization(
+        mut self,
+        normalization: PathNormalization,
+    ) -> Result<Key, PatternError> {
+        for (part, fallback) in &mut self.parts {
+            let instead = match fallback {
                 KeyFallback::Part(part) => Some(part),
                 _ => None,
             };
             for part in [Some(part), instead].into_iter().flatten() {
-                if let Part::Path(pattern) = part {
-                    *pattern = pattern.spelt(spelling)?;
+                if let KeyPart::Path(pattern) = part {
+                    *pattern = pattern.with_normalization(normalization)?;
                 }
             }
         }
@@ -136,11 +139,11 @@ impl Key {
     /// If the request has no key; `text` is then unchanged.
     pub fn write(&self, request: &impl Request, text: &mut Vec<u8>) -> Result<(), NoKey> {
         let before = text.len();
-        let written = self.parts.iter().try_for_each(|(part, otherwise)| {
+        let written = self.parts.iter().try_for_each(|(part, fallback)| {
             let start = text.len();
             // Reserved for origin, kind and length.
             text.extend([0; HEAD]);
-            let how = self.write_part(part, otherwise, request, text)?;
+            let how = self.write_part(part, fallback, request, text)?;
             write_head(text, start, how);
             Ok(())
         });
@@ -153,15 +156,15 @@ impl Key {
     /// Writes a part or its fallback, and returns the origin and the kind of the value.
     fn write_part(
         &self,
-        part: &Part,
-        otherwise: &KeyFallback,
+        part: &KeyPart,
+        fallback: &KeyFallback,
         request: &impl Request,
         text: &mut Vec<u8>,
     ) -> Result<u8, NoKey> {
         if let Some(kind) = part.write(request, self.grouping, text)? {
             return Ok(FOUND | kind);
         }
-        match otherwise {
+        match fallback {
             KeyFallback::Deny => Err(NoKey::Denied),
             KeyFallback::Skip => Err(NoKey::Skipped),
             KeyFallback::Literal(literal) => {
@@ -182,9 +185,9 @@ impl Key {
     ///
     /// # Errors
     /// If they are not values of this key; `text` is then unchanged.
-    pub fn write_values(&self, values: &[&str], text: &mut Vec<u8>) -> Result<(), WrongValues> {
+    pub fn write_values(&self, values: &[&str], text: &mut Vec<u8>) -> Result<(), KeyValuesError> {
         if values.len() != self.parts.len() {
-            return Err(WrongValues::Number { wanted: self.parts.len(), given: values.len() });
+            return Err(KeyValuesError::Number { wanted: self.parts.len(), given: values.len() });
         }
         let before = text.len();
         let written = self.parts.iter().zip(values).try_for_each(|((part, _), value)| {
@@ -192,7 +195,7 @@ impl Key {
             text.extend([0; HEAD]);
             let kind = part.write_value(value, self.grouping, text)?;
             if text.len() == start + HEAD {
-                return Err(WrongValues::Empty);
+                return Err(KeyValuesError::Empty);
             }
             write_head(text, start, FOUND | kind);
             Ok(())
@@ -216,10 +219,10 @@ impl Key {
         match (head[0], part) {
             (LITERAL_TEXT, _) => found == value.as_bytes(),
             (how, _) if how & HOW != FOUND => false,
-            (_, Part::Ip) => network_in(found).is_some_and(|network| self.is_network(network, value)),
-            (_, Part::Header(name)) => found == &*header_value(name, value.as_bytes()),
-            (_, Part::Method) => found.eq_ignore_ascii_case(value.as_bytes()),
-            (_, Part::Host) => found.eq_ignore_ascii_case(host_name(value).as_bytes()),
+            (_, KeyPart::Ip) => network_in(found).is_some_and(|network| self.is_network(network, value)),
+            (_, KeyPart::Header(name)) => found == &*header_value(name, value.as_bytes()),
+            (_, KeyPart::Method) => found.eq_ignore_ascii_case(value.as_bytes()),
+            (_, KeyPart::Host) => found.eq_ignore_ascii_case(host_name(value).as_bytes()),
             _ => found == value.as_bytes(),
         }
     }
@@ -259,7 +262,7 @@ fn write_head(text: &mut [u8], start: usize, how: u8) {
 
 /// Values that do not fit a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum WrongValues {
+pub enum KeyValuesError {
     /// The number of values differs from the number of parts.
     Number {
         /// Parts of the key.
@@ -273,25 +276,25 @@ pub enum WrongValues {
     NoAddress(String),
 }
 
-impl fmt::Display for WrongValues {
+impl fmt::Display for KeyValuesError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            WrongValues::Number { wanted: 0, .. } => {
+            KeyValuesError::Number { wanted: 0, .. } => {
                 write!(f, "this limit is one for all, and has no key; leave the key out")
             }
-            WrongValues::Number { wanted, given } => {
+            KeyValuesError::Number { wanted, given } => {
                 let s = if *wanted == 1 { "" } else { "s" };
                 write!(f, "the key of this limit has {wanted} part{s}, and {given} were given")
             }
-            WrongValues::Empty => write!(f, "a part of the key is empty; say whose budget it is"),
-            WrongValues::NoAddress(text) => {
+            KeyValuesError::Empty => write!(f, "a part of the key is empty; say whose budget it is"),
+            KeyValuesError::NoAddress(text) => {
                 write!(f, "{text:?} is not an IP address, and this limit goes by addresses")
             }
         }
     }
 }
 
-impl std::error::Error for WrongValues {}
+impl std::error::Error for KeyValuesError {}
 
 /// Why a request has no key.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -316,7 +319,7 @@ impl fmt::Display for NoKey {
 
 impl std::error::Error for NoKey {}
 
-impl Part {
+impl KeyPart {
     /// Writes the part and returns the kind of its value. If the request does not have the part, writes nothing.
     fn write(
         &self,
@@ -325,24 +328,24 @@ impl Part {
         text: &mut Vec<u8>,
     ) -> Result<Option<u8>, NoKey> {
         let found: Option<Cow<'_, [u8]>> = match self {
-            Part::Ip => {
+            KeyPart::Ip => {
                 write_network(grouping.network(request.client()), text);
                 return Ok(Some(ADDRESS));
             }
-            Part::Header(name) => only("header", name, request.header(name))?
+            KeyPart::Header(name) => only("header", name, request.header(name))?
                 .map(|value| header_value(name, value.trim_ascii())),
-            Part::Cookie(name) => only("cookie", name, cookies(request, name))?.map(cookie_value),
-            Part::Query(name) => only("parameter", name, parameters(request.query(), name))?,
-            Part::Segment(number) => {
+            KeyPart::Cookie(name) => only("cookie", name, cookies(request, name))?.map(cookie_value),
+            KeyPart::Query(name) => only("parameter", name, parameters(request.query(), name))?,
+            KeyPart::Segment(number) => {
                 let found = number.checked_sub(1).and_then(|index| segment(request.path(), index));
                 found.map(|segment| segment.as_bytes().into())
             }
-            Part::Path(pattern) => return Ok(write_segments(pattern, request.path(), text)),
-            Part::Method => Some(request.method().to_ascii_uppercase().into_bytes().into()),
-            Part::Host => Some(host_name(request.host()).to_ascii_lowercase().into_bytes().into()),
-            Part::Route => Some(request.route().as_bytes().into()),
-            Part::Claim(name) => request.claim(name).map(|claim| claim.as_bytes().into()),
-            Part::Custom(name) => request.custom(name).map(|custom| custom.into_bytes().into()),
+            KeyPart::Path(pattern) => return Ok(write_segments(pattern, request.path(), text)),
+            KeyPart::Method => Some(request.method().to_ascii_uppercase().into_bytes().into()),
+            KeyPart::Host => Some(host_name(request.host()).to_ascii_lowercase().into_bytes().into()),
+            KeyPart::Route => Some(request.route().as_bytes().into()),
+            KeyPart::Claim(name) => request.claim(name).map(|claim| claim.as_bytes().into()),
+            KeyPart::Custom(name) => request.custom(name).map(|custom| custom.into_bytes().into()),
         };
         // An empty value counts as missing.
         let found = found.filter(|found| !found.is_empty());
@@ -351,22 +354,22 @@ impl Part {
     }
 }
 
-impl Part {
+impl KeyPart {
     /// Writes a value as `write` does for a request that has it, and returns its kind.
-    fn write_value(&self, value: &str, grouping: Grouping, text: &mut Vec<u8>) -> Result<u8, WrongValues> {
+    fn write_value(&self, value: &str, grouping: Grouping, text: &mut Vec<u8>) -> Result<u8, KeyValuesError> {
         match self {
-            Part::Ip => {
+            KeyPart::Ip => {
                 let address = value
                     .trim_ascii()
                     .parse()
-                    .map_err(|_| WrongValues::NoAddress(value.chars().take(64).collect()))?;
+                    .map_err(|_| KeyValuesError::NoAddress(value.chars().take(64).collect()))?;
                 write_network(grouping.network(address), text);
                 return Ok(ADDRESS);
             }
-            Part::Header(name) => text.extend(&*header_value(name, value.trim_ascii().as_bytes())),
-            Part::Method => text.extend(value.to_ascii_uppercase().as_bytes()),
-            Part::Host => text.extend(host_name(value).to_ascii_lowercase().as_bytes()),
-            Part::Path(_) => {
+            KeyPart::Header(name) => text.extend(&*header_value(name, value.trim_ascii().as_bytes())),
+            KeyPart::Method => text.extend(value.to_ascii_uppercase().as_bytes()),
+            KeyPart::Host => text.extend(host_name(value).to_ascii_lowercase().as_bytes()),
+            KeyPart::Path(_) => {
                 text.extend(value.as_bytes());
                 return Ok(SEGMENTS);
             }
@@ -516,7 +519,7 @@ mod tests {
     /// key.
     #[test]
     fn values_are_trimmed_of_ascii_white_space_only() {
-        let key = Key::of(Part::header("x-user"));
+        let key = Key::of(KeyPart::header("x-user"));
         let written = |value: &str| {
             let mut text = Vec::new();
             key.write_values(&[value], &mut text).unwrap();

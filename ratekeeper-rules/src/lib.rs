@@ -10,15 +10,15 @@
 //! | [`key`] | whose budget a request uses |
 //! | [`when`] | which requests a rule applies to |
 //! | [`rule`] | what a request is charged, by all rules |
-//! | [`slots`] | concurrency limits: requests in flight per key |
-//! | [`answer`] | rate limit headers, and status and body of a denial |
+//! | [`concurrency`] | concurrency limits: requests in flight per key |
+//! | [`response`] | rate limit headers, and status and body of a denial |
 //! | [`request`] | the parts of a request that rules read |
 
-pub mod answer;
 pub mod client;
+pub mod concurrency;
 pub mod key;
 pub mod path;
 pub mod request;
+pub mod response;
 pub mod rule;
-pub mod slots;
 pub mod when;

@@ -7,13 +7,13 @@
 //! ```
 //! use ratekeeper_rules::path::{Pattern, PathNormalization, normalise};
 //!
-//! let spelling = PathNormalization::default();
+//! let normalization = PathNormalization::default();
 //! let pattern = Pattern::parse("/users/{id}/**").unwrap();
-//! let path = normalise("//x/../users/%37;a=b/posts", spelling).unwrap();
+//! let path = normalise("//x/../users/%37;a=b/posts", normalization).unwrap();
 //! assert_eq!(path, "/users/7/posts");
 //! assert!(pattern.matches(&path));
 //! assert_eq!(pattern.capture(&path, "id"), Some("7"));
-//! assert!(normalise("/users%2F7", spelling).is_err());
+//! assert!(normalise("/users%2F7", normalization).is_err());
 //! ```
 //!
 //! **Forward what was matched.** The upstream may read a path in another way, and then a request is charged as one
@@ -54,7 +54,7 @@ pub use template::Template;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct PathNormalization {
     /// What to do with a path that servers read in different ways.
-    pub ambiguous: WhenAmbiguous,
+    pub ambiguous: AmbiguousPathPolicy,
     /// `/Login` is `/login`, for case-insensitive servers. Uses Unicode lower case for each character, escaped or
     /// not.
     pub ignore_case: bool,
@@ -68,10 +68,10 @@ pub struct PathNormalization {
 
 /// What to do with a path that servers read in different ways; [`Ambiguity`] lists these.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum WhenAmbiguous {
+pub enum AmbiguousPathPolicy {
     /// [`normalise`] fails, and the request is rejected with 400.
     #[default]
-    Refuse,
+    Reject,
     /// Ambiguous characters are text, never separators: escapes stay, other characters are escaped, and `%` without
     /// two hex digits becomes `%25`.
     ///
@@ -82,7 +82,7 @@ pub enum WhenAmbiguous {
 
 /// Why a path is rejected, and where.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Ambiguous {
+pub struct AmbiguousPath {
     /// Byte offset from the start of the path.
     pub at: usize,
     /// What was found there.
@@ -108,7 +108,7 @@ pub enum Ambiguity {
     NotUtf8,
     /// A raw `?` or `#`: a query that was not cut off, or a fragment, at which some servers cut.
     QueryOrFragment,
-    /// No leading slash: not a path, and rejected even under [`WhenAmbiguous::Keep`].
+    /// No leading slash: not a path, and rejected even under [`AmbiguousPathPolicy::Keep`].
     NoLeadingSlash,
 }
 
@@ -128,14 +128,14 @@ impl fmt::Display for Ambiguity {
     }
 }
 
-impl fmt::Display for Ambiguous {
+impl fmt::Display for AmbiguousPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Contains nothing of the path itself, because this may end up in a response or a log.
         write!(f, "the path has {} at byte {}", self.what, self.at)
     }
 }
 
-impl std::error::Error for Ambiguous {}
+impl std::error::Error for AmbiguousPath {}
 
 /// A segment of a normalised path, counted from 0: number 1 of `/users/7` is `7`. The empty text after a trailing
 /// slash is not a segment.

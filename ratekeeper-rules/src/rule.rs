@@ -8,7 +8,7 @@ use std::time::Duration;
 use ipnet::IpNet;
 use ratekeeper_core::{FailurePolicy, Lease, Limit, LimitError, LogPolicy, WindowAlign};
 
-use crate::key::{Key, NoKey, WrongValues};
+use crate::key::{Key, KeyValuesError, NoKey};
 use crate::path::{PathNormalization, PatternError};
 use crate::request::Request;
 use crate::when::{When, is_in};
@@ -37,7 +37,7 @@ pub struct Rule {
     /// Bans keys that are denied often.
     pub ban: Option<Ban>,
     /// Decides while the store is unavailable; none uses the store's default.
-    pub failure: Option<FailurePolicy>,
+    pub on_store_failure: Option<FailurePolicy>,
     /// How budget is leased.
     pub lease: Option<Lease>,
 }
@@ -56,7 +56,7 @@ impl Rule {
             allow: List::default(),
             deny: List::default(),
             ban: None,
-            failure: None,
+            on_store_failure: None,
             lease: None,
         }
     }
@@ -93,14 +93,14 @@ impl Rule {
     ///
     /// # Errors
     /// If a pattern contains text that never occurs in paths normalised this way.
-    pub fn spelt(mut self, spelling: PathNormalization) -> Result<Rule, PatternError> {
-        self.key = self.key.spelt(spelling)?;
-        let overrides = self.overrides.iter_mut().filter_map(|it| match &mut it.whose {
+    pub fn with_normalization(mut self, normalization: PathNormalization) -> Result<Rule, PatternError> {
+        self.key = self.key.with_normalization(normalization)?;
+        let overrides = self.overrides.iter_mut().filter_map(|it| match &mut it.scope {
             OverrideScope::When(when) => Some(when),
             OverrideScope::Keys(_) => None,
         });
         for pattern in overrides.chain([&mut self.when]).flat_map(|when| &mut when.paths) {
-            *pattern = pattern.spelt(spelling)?;
+            *pattern = pattern.with_normalization(normalization)?;
         }
         Ok(self)
     }
@@ -116,16 +116,16 @@ pub enum Cost {
         /// Its name, in lower case.
         name: String,
         /// Cost if the header is missing or not a number.
-        otherwise: u32,
+        default: u32,
         /// Upper bound; larger numbers are reduced to it.
-        most: u32,
+        max: u32,
     },
     /// By route name.
     Routes {
         /// Route names and costs.
         costs: Vec<(String, u32)>,
         /// Cost on all other routes.
-        otherwise: u32,
+        default: u32,
     },
 }
 
@@ -133,15 +133,15 @@ impl Cost {
     fn of(&self, request: &impl Request) -> u32 {
         let cost = match self {
             Cost::Fixed(cost) => *cost,
-            Cost::Header { name, otherwise, most } => {
+            Cost::Header { name, default, max } => {
                 // A client may send its own line in addition to the one that a proxy adds.
                 let said =
-                    request.header(name).map(|value| number(value).map_or(*otherwise, |it| it.min(*most)));
-                said.max().unwrap_or(*otherwise)
+                    request.header(name).map(|value| number(value).map_or(*default, |it| it.min(*max)));
+                said.max().unwrap_or(*default)
             }
-            Cost::Routes { costs, otherwise } => {
+            Cost::Routes { costs, default } => {
                 let cost = costs.iter().find(|(route, _)| route == request.route());
-                cost.map_or(*otherwise, |(_, cost)| *cost)
+                cost.map_or(*default, |(_, cost)| *cost)
             }
         };
         cost.max(1)
@@ -161,7 +161,7 @@ fn number(value: &[u8]) -> Option<u32> {
 #[derive(Clone, Debug)]
 pub struct Override {
     /// Where it applies.
-    pub whose: OverrideScope,
+    pub scope: OverrideScope,
     /// The limit; none means unlimited.
     pub limit: Option<Limit>,
 }
@@ -208,13 +208,13 @@ pub struct Ban {
 /// All rules, with their limits numbered for a store.
 #[derive(Clone, Debug, Default)]
 pub struct Rules {
-    rules: Vec<Numbered>,
-    limits: Vec<KeptLimit>,
+    rules: Vec<NumberedRule>,
+    limits: Vec<StoredLimit>,
 }
 
 /// A rule and the indices of its limits.
 #[derive(Clone, Debug)]
-struct Numbered {
+struct NumberedRule {
     rule: Rule,
     limit: usize,
     /// The limit of each override, if it has one.
@@ -224,13 +224,13 @@ struct Numbered {
 
 /// A limit that a store keeps.
 #[derive(Clone, Debug)]
-pub struct KeptLimit {
+pub struct StoredLimit {
     /// The limit.
     pub limit: Limit,
     /// The unique name of the limit.
     pub name: String,
     /// The rule's failure policy.
-    pub failure: Option<FailurePolicy>,
+    pub on_store_failure: Option<FailurePolicy>,
     /// The rule's lease.
     pub lease: Option<Lease>,
 }
@@ -266,16 +266,16 @@ impl std::error::Error for RulesError {}
 
 /// What a request is charged.
 #[derive(Clone, Debug, Default)]
-pub struct Asked {
+pub struct ChargeList {
     /// The charges, in the order of the rules.
-    pub charges: Vec<Asking>,
+    pub charges: Vec<RuleCharge>,
     /// Their keys, concatenated.
     keys: Vec<u8>,
 }
 
 /// A charge of one rule.
 #[derive(Clone, Debug)]
-pub struct Asking {
+pub struct RuleCharge {
     /// Index of the rule.
     pub rule: usize,
     /// Index into [all limits](Rules::limits).
@@ -287,7 +287,7 @@ pub struct Asking {
     key: Range<usize>,
 }
 
-impl Asked {
+impl ChargeList {
     /// Removes all charges; the memory stays allocated.
     pub fn clear(&mut self) {
         self.charges.clear();
@@ -295,8 +295,8 @@ impl Asked {
     }
 
     /// The key of a charge.
-    pub fn key(&self, asking: &Asking) -> &[u8] {
-        &self.keys[asking.key.clone()]
+    pub fn key(&self, charge: &RuleCharge) -> &[u8] {
+        &self.keys[charge.key.clone()]
     }
 }
 
@@ -315,7 +315,7 @@ pub enum KeyError {
     /// The rule does not exist.
     NoRule,
     /// The values do not fit the rule's key.
-    Values(WrongValues),
+    Values(KeyValuesError),
     /// The key is on the rule's deny list.
     Denied,
 }
@@ -334,14 +334,14 @@ impl std::error::Error for KeyError {}
 
 /// Why a request is denied or rejected before its limits are checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Refused {
+pub enum Rejection {
     /// The request is on a rule's deny list, or lacks a required part of the key.
     Denied {
         /// Index of the rule.
         rule: usize,
     },
     /// The request's key is ambiguous.
-    Unclear(NoKey),
+    Ambiguous(NoKey),
 }
 
 impl Rules {
@@ -355,7 +355,12 @@ impl Rules {
         for rule in rules {
             let mut keep = |limit: &Limit, what: &str, lease: Option<Lease>| {
                 let name = if what.is_empty() { rule.name.clone() } else { format!("{}/{what}", rule.name) };
-                all.limits.push(KeptLimit { limit: limit.clone(), name, failure: rule.failure, lease });
+                all.limits.push(StoredLimit {
+                    limit: limit.clone(),
+                    name,
+                    on_store_failure: rule.on_store_failure,
+                    lease,
+                });
                 all.limits.len() - 1
             };
             let limit = keep(&rule.limit, "", rule.lease);
@@ -375,7 +380,7 @@ impl Rules {
                 }
                 None => None,
             };
-            all.rules.push(Numbered { rule, limit, overrides, ban });
+            all.rules.push(NumberedRule { rule, limit, overrides, ban });
         }
         let mut names = HashSet::new();
         match all.limits.iter().find(|kept| !names.insert(&kept.name)) {
@@ -385,7 +390,7 @@ impl Rules {
     }
 
     /// All limits, in the order in which a store must keep them.
-    pub fn limits(&self) -> &[KeptLimit] {
+    pub fn limits(&self) -> &[StoredLimit] {
         &self.limits
     }
 
@@ -397,7 +402,7 @@ impl Rules {
     /// The rule with this index.
     ///
     /// # Panics
-    /// If the index is out of range; an index from [`Rules::ask`] never is.
+    /// If the index is out of range; an index from [`Rules::charges_for`] never is.
     pub fn rule(&self, number: usize) -> &Rule {
         &self.rules[number].rule
     }
@@ -410,13 +415,13 @@ impl Rules {
     ///
     /// # Errors
     /// If the request is denied or rejected independently of its limits. Shadow rules never fail.
-    pub fn ask(
+    pub fn charges_for(
         &self,
         request: &impl Request,
         numbers: impl IntoIterator<Item = usize>,
-    ) -> Result<Asked, Refused> {
-        let mut asked = Asked::default();
-        self.ask_into(&mut asked, request, numbers).map(|()| asked)
+    ) -> Result<ChargeList, Rejection> {
+        let mut list = ChargeList::default();
+        self.charges_into(&mut list, request, numbers).map(|()| list)
     }
 
     /// Adds the charge of one rule for a check without a request, and returns its index in the charges; none if the
@@ -425,75 +430,75 @@ impl Rules {
     ///
     /// # Errors
     /// If the rule does not exist, the values do not fit its key, or the key is on the rule's deny list.
-    pub fn ask_by_name(
+    pub fn add_charge(
         &self,
-        asked: &mut Asked,
+        list: &mut ChargeList,
         number: usize,
-        whose: KeyInput<'_>,
+        key: KeyInput<'_>,
         more: u32,
     ) -> Result<Option<usize>, KeyError> {
         let numbered = self.rules.get(number).ok_or(KeyError::NoRule)?;
-        let start = asked.keys.len();
-        match whose {
+        let start = list.keys.len();
+        match key {
             KeyInput::Values(values) => {
-                numbered.rule.key.write_values(values, &mut asked.keys).map_err(KeyError::Values)?;
+                numbered.rule.key.write_values(values, &mut list.keys).map_err(KeyError::Values)?;
             }
-            KeyInput::Bytes(bytes) => asked.keys.extend(bytes),
+            KeyInput::Bytes(bytes) => list.keys.extend(bytes),
         }
-        let limit = numbered.limit_of(&asked.keys[start..], |_| false).map_err(|_| KeyError::Denied);
+        let limit = numbered.limit_of(&list.keys[start..], |_| false).map_err(|_| KeyError::Denied);
         let Ok(Some(limit)) = limit else {
-            asked.keys.truncate(start);
+            list.keys.truncate(start);
             return limit.map(|_| None);
         };
-        let key = start..asked.keys.len();
-        let is_same = |it: &Asking| it.limit == limit && asked.key(it) == &asked.keys[key.clone()];
-        if let Some(same) = asked.charges.iter().position(is_same) {
-            asked.keys.truncate(start);
-            let cost = &mut asked.charges[same].cost;
+        let key = start..list.keys.len();
+        let is_same = |it: &RuleCharge| it.limit == limit && list.key(it) == &list.keys[key.clone()];
+        if let Some(same) = list.charges.iter().position(is_same) {
+            list.keys.truncate(start);
+            let cost = &mut list.charges[same].cost;
             *cost = cost.saturating_add(more);
             return Ok(Some(same));
         }
-        asked.charges.push(Asking { rule: number, limit, cost: more, ban: numbered.ban, key });
-        Ok(Some(asked.charges.len() - 1))
+        list.charges.push(RuleCharge { rule: number, limit, cost: more, ban: numbered.ban, key });
+        Ok(Some(list.charges.len() - 1))
     }
 
-    /// Like [`Rules::ask`], but reuses the memory of `asked`, so that nothing is allocated.
+    /// Like [`Rules::charges_for`], but reuses the memory of `list`, so that nothing is allocated.
     ///
     /// # Errors
-    /// If the request is denied or rejected independently of its limits. The contents of `asked` are then
+    /// If the request is denied or rejected independently of its limits. The contents of `list` are then
     /// unspecified.
-    pub fn ask_into(
+    pub fn charges_into(
         &self,
-        asked: &mut Asked,
+        list: &mut ChargeList,
         request: &impl Request,
         numbers: impl IntoIterator<Item = usize>,
-    ) -> Result<(), Refused> {
-        asked.clear();
+    ) -> Result<(), Rejection> {
+        list.clear();
         for number in numbers {
             let Some(numbered) = self.rules.get(number) else { continue };
-            if asked.charges.iter().any(|asking| asking.rule == number) {
+            if list.charges.iter().any(|charge| charge.rule == number) {
                 continue;
             }
-            let start = asked.keys.len();
-            match numbered.charge(request, &mut asked.keys) {
-                Ok(Some(limit)) => asked.charges.push(Asking {
+            let start = list.keys.len();
+            match numbered.charge(request, &mut list.keys) {
+                Ok(Some(limit)) => list.charges.push(RuleCharge {
                     rule: number,
                     limit,
                     cost: numbered.rule.cost.of(request),
                     ban: numbered.ban,
-                    key: start..asked.keys.len(),
+                    key: start..list.keys.len(),
                 }),
-                Ok(None) => asked.keys.truncate(start),
-                Err(_) if numbered.rule.is_shadow => asked.keys.truncate(start),
-                Err(NoKey::Denied) => return Err(Refused::Denied { rule: number }),
-                Err(unclear) => return Err(Refused::Unclear(unclear)),
+                Ok(None) => list.keys.truncate(start),
+                Err(_) if numbered.rule.is_shadow => list.keys.truncate(start),
+                Err(NoKey::Denied) => return Err(Rejection::Denied { rule: number }),
+                Err(unclear) => return Err(Rejection::Ambiguous(unclear)),
             }
         }
         Ok(())
     }
 }
 
-impl Numbered {
+impl NumberedRule {
     /// Returns the limit to charge, if any, and writes the key.
     fn charge(&self, request: &impl Request, keys: &mut Vec<u8>) -> Result<Option<usize>, NoKey> {
         let rule = &self.rule;
@@ -514,14 +519,14 @@ impl Numbered {
 
     /// Returns the limit to charge for a key, if any, by the rule's lists and overrides.
     fn limit_of(&self, written: &[u8], fits: impl Fn(&When) -> bool) -> Result<Option<usize>, NoKey> {
-        let Numbered { rule, limit, overrides, .. } = self;
+        let NumberedRule { rule, limit, overrides, .. } = self;
         if rule.allow.has_key(&rule.key, written) {
             return Ok(None);
         }
         if rule.deny.has_key(&rule.key, written) && !rule.is_shadow {
             return Err(NoKey::Denied);
         }
-        let fitting = rule.overrides.iter().position(|it| match &it.whose {
+        let fitting = rule.overrides.iter().position(|it| match &it.scope {
             OverrideScope::Keys(keys) => keys.iter().any(|value| rule.key.is(written, value)),
             OverrideScope::When(when) => fits(when),
         });

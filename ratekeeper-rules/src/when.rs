@@ -17,16 +17,16 @@ pub struct When {
     /// Hosts, case-insensitive and without ports; `*.example.com` is every name below it, but not itself.
     pub hosts: Vec<String>,
     /// Headers, by name in lower case; all must fit.
-    pub headers: Vec<(String, Wanted)>,
+    pub headers: Vec<(String, ValueCondition)>,
     /// Claims of a verified token; all must fit.
-    pub claims: Vec<(String, Wanted)>,
+    pub claims: Vec<(String, ValueCondition)>,
     /// Networks that contain the client.
     pub clients: Vec<IpNet>,
 }
 
 /// The condition on a header or a claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Wanted {
+pub enum ValueCondition {
     /// It is present.
     Present,
     /// It is absent.
@@ -35,14 +35,13 @@ pub enum Wanted {
     OneOf(Vec<String>),
 }
 
-impl Wanted {
+impl ValueCondition {
     fn fits<'a>(&self, mut values: impl Iterator<Item = &'a [u8]>) -> bool {
         match self {
-            Wanted::Present => values.next().is_some(),
-            Wanted::Absent => values.next().is_none(),
-            Wanted::OneOf(wanted) => {
-                values.any(|value| wanted.iter().any(|wanted| wanted.as_bytes() == value.trim_ascii()))
-            }
+            ValueCondition::Present => values.next().is_some(),
+            ValueCondition::Absent => values.next().is_none(),
+            ValueCondition::OneOf(condition) => values
+                .any(|value| condition.iter().any(|condition| condition.as_bytes() == value.trim_ascii())),
         }
     }
 }
@@ -55,11 +54,11 @@ impl When {
             && (self.paths.is_empty() || self.paths.iter().any(|it| it.matches(request.path())))
             && (self.hosts.is_empty() || self.hosts.iter().any(|it| is_host(it, request.host())))
             && (self.clients.is_empty() || is_in(&self.clients, request))
-            && self.headers.iter().all(|(name, wanted)| wanted.fits(request.header(name)))
+            && self.headers.iter().all(|(name, condition)| condition.fits(request.header(name)))
             && self
                 .claims
                 .iter()
-                .all(|(name, wanted)| wanted.fits(request.claim(name).map(str::as_bytes).into_iter()))
+                .all(|(name, condition)| condition.fits(request.claim(name).map(str::as_bytes).into_iter()))
     }
 }
 

@@ -1,7 +1,6 @@
 //! Black-box tests of rules. One test binary, so that everything is linked once.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot be set up has failed")]
 
-mod answer;
 mod clients;
 mod networks;
 mod path_properties;
@@ -9,5 +8,6 @@ mod paths;
 #[allow(dead_code, reason = "the tests of other crates use the rest")]
 #[path = "../../ratekeeper-core/tests/core/property.rs"]
 mod property;
+mod response;
 mod rules;
 mod templates;

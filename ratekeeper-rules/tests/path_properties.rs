@@ -5,14 +5,14 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
-use ratekeeper_rules::path::{PathNormalization, Pattern, WhenAmbiguous, normalise, segment};
+use ratekeeper_rules::path::{AmbiguousPathPolicy, PathNormalization, Pattern, normalise, segment};
 
 use crate::property::check;
 
-fn spelling() -> impl Strategy<Value = PathNormalization> {
+fn normalization() -> impl Strategy<Value = PathNormalization> {
     any::<(bool, bool, bool, bool)>().prop_map(
         |(keep, ignore_case, ignore_trailing_slash, decode_delimiters)| PathNormalization {
-            ambiguous: if keep { WhenAmbiguous::Keep } else { WhenAmbiguous::Refuse },
+            ambiguous: if keep { AmbiguousPathPolicy::Keep } else { AmbiguousPathPolicy::Reject },
             ignore_case,
             ignore_trailing_slash,
             decode_delimiters,
@@ -94,9 +94,9 @@ fn escapes(text: &str) -> Vec<(u8, &str)> {
 
 #[test]
 fn normalisation_is_idempotent_and_leaves_no_ambiguous_text() {
-    check(&(any_text(), spelling()), |(path, spelling)| {
-        let Ok(normal) = normalise(&path, spelling) else { return Ok(()) };
-        let again = normalise(&normal, spelling);
+    check(&(any_text(), normalization()), |(path, normalization)| {
+        let Ok(normal) = normalise(&path, normalization) else { return Ok(()) };
+        let again = normalise(&normal, normalization);
         prop_assert_eq!(again.as_deref(), Ok(&*normal), "{}", path);
 
         prop_assert!(normal.starts_with('/') && normal.is_ascii(), "{normal}");
@@ -106,23 +106,23 @@ fn normalisation_is_idempotent_and_leaves_no_ambiguous_text() {
         for (byte, digits) in escapes(&normal) {
             prop_assert!(digits == digits.to_uppercase(), "{normal}");
             prop_assert!(!byte.is_ascii_alphanumeric() && !b"-._~".contains(&byte), "{normal}");
-            if spelling.ambiguous == WhenAmbiguous::Refuse {
+            if normalization.ambiguous == AmbiguousPathPolicy::Reject {
                 prop_assert!(!b"/\\\0".contains(&byte), "{normal}");
             }
         }
-        let times_longer = if spelling.ignore_case { 5 } else { 3 };
+        let times_longer = if normalization.ignore_case { 5 } else { 3 };
         prop_assert!(normal.len() <= times_longer * path.len().max(1), "{normal}");
-        prop_assert!(!(spelling.ignore_trailing_slash && normal.len() > 1 && normal.ends_with('/')));
+        prop_assert!(!(normalization.ignore_trailing_slash && normal.len() > 1 && normal.ends_with('/')));
         Ok(())
     });
 }
 
 #[test]
 fn errors_point_into_the_path_and_keep_rejects_only_non_paths() {
-    check(&(any_text(), spelling()), |(path, spelling)| {
-        if let Err(refused) = normalise(&path, spelling) {
+    check(&(any_text(), normalization()), |(path, normalization)| {
+        if let Err(refused) = normalise(&path, normalization) {
             prop_assert!(refused.at < path.len() && path.is_char_boundary(refused.at), "{refused}");
-            let kept = PathNormalization { ambiguous: WhenAmbiguous::Keep, ..spelling };
+            let kept = PathNormalization { ambiguous: AmbiguousPathPolicy::Keep, ..normalization };
             prop_assert_eq!(normalise(&path, kept).is_err(), !path.starts_with('/'));
         }
         Ok(())
@@ -131,15 +131,15 @@ fn errors_point_into_the_path_and_keep_rejects_only_non_paths() {
 
 #[test]
 fn pattern_parsing_never_panics_and_printing_round_trips() {
-    check(&(any_text(), any_text(), spelling()), |(typed, path, spelling)| {
-        let pattern = match Pattern::parse_with(&typed, spelling) {
+    check(&(any_text(), any_text(), normalization()), |(typed, path, normalization)| {
+        let pattern = match Pattern::parse_with(&typed, normalization) {
             Ok(pattern) => pattern,
             Err(error) => {
                 prop_assert!(error.at() <= typed.len() && typed.is_char_boundary(error.at()), "{error}");
                 return Ok(());
             }
         };
-        let again = Pattern::parse_with(&pattern.to_string(), spelling);
+        let again = Pattern::parse_with(&pattern.to_string(), normalization);
         prop_assert_eq!(again.as_ref(), Ok(&pattern));
         // Also for paths that are not normalised, which callers should not pass.
         pattern.matches(&path);
@@ -154,12 +154,14 @@ fn pattern_parsing_never_panics_and_printing_round_trips() {
 /// A path is also a pattern that matches itself.
 #[test]
 fn a_path_without_wildcards_matches_itself() {
-    check(&(any_text(), spelling()), |(path, spelling)| {
+    check(&(any_text(), normalization()), |(path, normalization)| {
         let path = path.replace(['*', '{', '}'], "a");
-        if let (Ok(normal), true) = (normalise(&path, spelling), path.starts_with('/') && path.len() < 1024) {
+        if let (Ok(normal), true) =
+            (normalise(&path, normalization), path.starts_with('/') && path.len() < 1024)
+        {
             // Patterns never contain a query, even where paths may keep one.
             if !path.contains(['?', '#']) {
-                let pattern = Pattern::parse_with(&path, spelling).unwrap();
+                let pattern = Pattern::parse_with(&path, normalization).unwrap();
                 prop_assert!(pattern.matches(&normal), "{pattern} on {normal}");
                 prop_assert_eq!(pattern.to_string(), &*normal.replace('*', "%2A"));
             }

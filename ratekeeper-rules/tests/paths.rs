@@ -2,20 +2,20 @@
 
 use std::borrow::Cow;
 
-use ratekeeper_rules::path::{PathNormalization, Pattern, WhenAmbiguous, normalise, segment};
+use ratekeeper_rules::path::{AmbiguousPathPolicy, PathNormalization, Pattern, normalise, segment};
 
 /// A parsed row of the file.
 struct Row {
     /// Line number in the file, from 1.
     line: usize,
-    spelling: PathNormalization,
+    normalization: PathNormalization,
     columns: Vec<String>,
 }
 
 /// The rows of one section of the file: 0 normalisation, 1 matches, 2 errors.
 fn rows(part: usize) -> Vec<Row> {
     let mut parts_begun = 0;
-    let mut spelling = PathNormalization::default();
+    let mut normalization = PathNormalization::default();
     let mut rows = Vec::new();
     for (index, line) in include_str!("paths.txt").lines().enumerate() {
         let line_number = index + 1;
@@ -25,10 +25,10 @@ fn rows(part: usize) -> Vec<Row> {
         if line.starts_with("== ") {
             parts_begun += 1;
         } else if let Some(words) = line.strip_prefix("with ") {
-            spelling = spelling_of(words);
+            normalization = spelling_of(words);
         } else if parts_begun == part + 1 {
             let columns = line.split('|').map(|column| bytes_put_in(column.trim())).collect();
-            rows.push(Row { line: line_number, spelling, columns });
+            rows.push(Row { line: line_number, normalization, columns });
         }
     }
     assert_eq!(parts_begun, 3, "a part of the file is missing");
@@ -36,17 +36,17 @@ fn rows(part: usize) -> Vec<Row> {
 }
 
 fn spelling_of(words: &str) -> PathNormalization {
-    let mut spelling = PathNormalization::default();
+    let mut normalization = PathNormalization::default();
     for word in words.split(' ') {
         match word {
-            "keep" => spelling.ambiguous = WhenAmbiguous::Keep,
-            "ignore-case" => spelling.ignore_case = true,
-            "ignore-trailing-slash" => spelling.ignore_trailing_slash = true,
-            "decode-delimiters" => spelling.decode_delimiters = true,
+            "keep" => normalization.ambiguous = AmbiguousPathPolicy::Keep,
+            "ignore-case" => normalization.ignore_case = true,
+            "ignore-trailing-slash" => normalization.ignore_trailing_slash = true,
+            "decode-delimiters" => normalization.decode_delimiters = true,
             _ => assert_eq!(word, "defaults", "`with {word}` is not known"),
         }
     }
-    spelling
+    normalization
 }
 
 /// Replaces `<0A>` by its character, and `<>` by the empty text.
@@ -68,9 +68,9 @@ fn bytes_put_in(column: &str) -> String {
 fn every_path_normalises_as_in_its_row() {
     let rows = rows(0);
     assert!(rows.len() >= 150, "{} rows", rows.len());
-    for Row { line, spelling, columns } in rows {
+    for Row { line, normalization, columns } in rows {
         let [path, expected] = columns.as_slice() else { panic!("line {line}: not two columns") };
-        let got = match normalise(path, spelling) {
+        let got = match normalise(path, normalization) {
             Ok(normal) => normal.into_owned(),
             Err(refused) => {
                 let message = refused.to_string();
@@ -80,7 +80,7 @@ fn every_path_normalises_as_in_its_row() {
         };
         assert_eq!(got, *expected, "line {line}: {path:?}");
         if !got.starts_with("refused") {
-            assert_eq!(normalise(&got, spelling).as_deref(), Ok(&*got), "line {line}: normal once more");
+            assert_eq!(normalise(&got, normalization).as_deref(), Ok(&*got), "line {line}: normal once more");
         }
     }
 }
@@ -88,10 +88,10 @@ fn every_path_normalises_as_in_its_row() {
 #[test]
 fn normalised_path_is_not_copied() {
     let mut normal_already = 0;
-    for Row { line, spelling, columns } in rows(0) {
+    for Row { line, normalization, columns } in rows(0) {
         let path = &columns[0];
         if *path == columns[1] {
-            let normal = normalise(path, spelling).unwrap();
+            let normal = normalise(path, normalization).unwrap();
             assert!(matches!(normal, Cow::Borrowed(_)), "line {line}: {path:?}");
             normal_already += 1;
         }
@@ -109,11 +109,11 @@ fn normalised_path_is_not_copied() {
 fn every_pattern_matches_as_in_its_row() {
     let rows = rows(1);
     assert!(rows.len() >= 100, "{} rows", rows.len());
-    for Row { line, spelling, columns } in rows {
+    for Row { line, normalization, columns } in rows {
         let [typed, path, expected] = columns.as_slice() else { panic!("line {line}: not three columns") };
         let pattern =
-            Pattern::parse_with(typed, spelling).unwrap_or_else(|error| panic!("line {line}: {error}"));
-        let answer = |pattern: &Pattern| match normalise(path, spelling) {
+            Pattern::parse_with(typed, normalization).unwrap_or_else(|error| panic!("line {line}: {error}"));
+        let answer = |pattern: &Pattern| match normalise(path, normalization) {
             Err(_) => "refused".to_owned(),
             Ok(path) if !pattern.matches(&path) => {
                 assert!(pattern.names().all(|name| pattern.capture(&path, name).is_none()), "line {line}");
@@ -126,7 +126,7 @@ fn every_pattern_matches_as_in_its_row() {
         assert_eq!(answer(&pattern), *expected, "line {line}: {typed} on {path:?}");
 
         let printed = pattern.to_string();
-        let again = Pattern::parse_with(&printed, spelling).unwrap();
+        let again = Pattern::parse_with(&printed, normalization).unwrap();
         assert_eq!(again, pattern, "line {line}: {typed} is printed as {printed}");
     }
 }
@@ -135,9 +135,9 @@ fn every_pattern_matches_as_in_its_row() {
 fn pattern_error_states_what_is_wrong_and_where() {
     let rows = rows(2);
     assert!(rows.len() >= 30, "{} rows", rows.len());
-    for Row { line, spelling, columns } in rows {
+    for Row { line, normalization, columns } in rows {
         let [typed, at, what, instead] = columns.as_slice() else { panic!("line {line}: not four columns") };
-        let error = Pattern::parse_with(typed, spelling).expect_err(typed);
+        let error = Pattern::parse_with(typed, normalization).expect_err(typed);
         assert_eq!(error.at().to_string(), *at, "line {line}: {error}");
         assert!(error.what().contains(what), "line {line}: {error}");
         assert!(error.instead().contains(instead), "line {line}: {error}");

@@ -98,11 +98,11 @@ proptest! {
         path in "(/[a.%25E-]{0,4}){2,5}",
     ) {
         let pattern = Pattern::parse("/{x}/{y}/**").unwrap();
-        let spelling = PathNormalization::default();
-        if let (Ok(template), Ok(path)) = (Template::parse(&template, &pattern), normalise(&path, spelling))
+        let normalization = PathNormalization::default();
+        if let (Ok(template), Ok(path)) = (Template::parse(&template, &pattern), normalise(&path, normalization))
             && let Some(made) = template.expand(&pattern, &path)
         {
-            let normal = normalise(&made, spelling);
+            let normal = normalise(&made, normalization);
             prop_assert_eq!(normal.as_deref(), Ok(made.as_str()));
         }
     }

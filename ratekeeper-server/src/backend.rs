@@ -4,9 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 
 use ratekeeper::redis::{Redis, Settings};
-use ratekeeper::tower::slots::Slots;
+use ratekeeper::tower::concurrency::InFlightLimit;
 use ratekeeper::tower::token::{Tokens, TokensError};
-use ratekeeper::tower::{Builder, LayerError, RatekeeperLayer};
+use ratekeeper::tower::{LayerBuilder, LayerError, RatekeeperLayer};
 use ratekeeper::{Limiter, Memory, Store, WhenFull};
 use ratekeeper_config as config;
 use ratekeeper_config::Config;
@@ -22,7 +22,7 @@ pub trait Backend: Store + Send + Sync + Sized + 'static {
     /// Returns an error if the store is of another kind, or if the middleware cannot be built.
     fn limits(
         config: &Config,
-        builder: Builder,
+        builder: LayerBuilder,
         before: Option<&RatekeeperLayer<Self>>,
     ) -> Result<RatekeeperLayer<Self>, LimitsError>;
 
@@ -57,7 +57,7 @@ pub trait Backend: Store + Send + Sync + Sized + 'static {
 impl Backend for Memory {
     fn limits(
         config: &Config,
-        mut builder: Builder,
+        mut builder: LayerBuilder,
         before: Option<&RatekeeperLayer>,
     ) -> Result<RatekeeperLayer, LimitsError> {
         let config::Store::Memory { max_keys, max_bytes, when_full } = &config.store else {
@@ -111,7 +111,7 @@ impl Backend for Memory {
 impl Backend for Redis {
     fn limits(
         config: &Config,
-        builder: Builder,
+        builder: LayerBuilder,
         before: Option<&RatekeeperLayer<Redis>>,
     ) -> Result<RatekeeperLayer<Redis>, LimitsError> {
         let config::Store::Redis(redis) = &config.store else { return Err(LimitsError::OtherStore) };
@@ -147,7 +147,7 @@ impl Backend for Redis {
 }
 
 fn settings(redis: &config::Redis) -> Settings {
-    let mut settings = Settings::new(redis.address.reveal()).failure(redis.failure);
+    let mut settings = Settings::new(redis.address.reveal()).on_store_failure(redis.failure);
     if let Some(secret) = &redis.secret {
         settings = settings.secret(secret.reveal().as_bytes());
     }
@@ -161,7 +161,7 @@ fn settings(redis: &config::Redis) -> Settings {
         settings = settings.connections(connections as usize);
     }
     if let Some(authority) = &redis.ca {
-        settings = settings.tls_authority(authority.reveal().as_bytes());
+        settings = settings.tls_ca(authority.reveal().as_bytes());
     }
     if let Some((certificate, key)) = &redis.certificate {
         settings = settings.tls_certificate(certificate.reveal().as_bytes(), key.reveal().as_bytes());
@@ -170,17 +170,17 @@ fn settings(redis: &config::Redis) -> Settings {
 }
 
 /// Builds the part of the middleware that does not depend on the store.
-pub(crate) fn builder(config: &Config, tokens: Option<&Arc<Tokens>>) -> Builder {
+pub(crate) fn builder(config: &Config, tokens: Option<&Arc<Tokens>>) -> LayerBuilder {
     let mut builder = RatekeeperLayer::builder()
-        .trust(config.client.clone())
-        .paths(config.paths)
+        .trusted_proxies(config.client.clone())
+        .path_normalization(config.paths)
         .headers(config.responses.headers)
         .jitter_secs(config.responses.jitter_secs);
     for (rule, custom) in config.rules.rules().zip(&config.deny_responses) {
-        builder = builder.rule(rule.clone()).answer(&rule.name, custom.clone());
+        builder = builder.rule(rule.clone()).deny_response(&rule.name, custom.clone());
     }
     for slots in slots(config) {
-        builder = builder.slots(slots);
+        builder = builder.in_flight_limit(slots);
     }
     if let Some(tokens) = tokens.cloned() {
         builder = builder.tokens(tokens);
@@ -189,13 +189,15 @@ pub(crate) fn builder(config: &Config, tokens: Option<&Arc<Tokens>>) -> Builder 
 }
 
 /// The concurrency limits: those of the configuration, then one for each route with a limit on requests in flight.
-pub(crate) fn slots(config: &Config) -> impl Iterator<Item = Slots> {
+pub(crate) fn slots(config: &Config) -> impl Iterator<Item = InFlightLimit> {
     let named = config.concurrency.iter().map(|slots| {
         let config::ConcurrencyLimit { name, key, when, max: most, is_shadow, .. } = slots.clone();
-        Slots { name, key, when, most, is_shadow }
+        InFlightLimit { name, key, when, max: most, is_shadow }
     });
     let routes = config.gateway.iter().flat_map(|gateway| &gateway.routes);
-    named.chain(routes.filter_map(|route| Some(Slots::new(&slots_of_route(&route.id), route.max_in_flight?))))
+    named.chain(
+        routes.filter_map(|route| Some(InFlightLimit::new(&slots_of_route(&route.id), route.max_in_flight?))),
+    )
 }
 
 /// For each route, the index of its concurrency limit in [`slots`].

@@ -8,7 +8,7 @@ use axum::http::{Response, StatusCode};
 pub(crate) fn problem(status: StatusCode, detail: &str) -> Response<Body> {
     let title = status.canonical_reason().unwrap_or("Refused");
     let mut response =
-        Response::new(Body::from(ratekeeper_rules::answer::problem(status.as_u16(), title, detail)));
+        Response::new(Body::from(ratekeeper_rules::response::problem(status.as_u16(), title, detail)));
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
     response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));

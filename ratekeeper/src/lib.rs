@@ -160,8 +160,8 @@
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let settings = Settings::new("redis://127.0.0.1:6379")
 //!     .secret(std::env::var("RATEKEEPER_SECRET")?.as_bytes())
-//!     .failure(FailurePolicy::Local { instances: 3 })
-//!     .lease(0, Lease::of(20));
+//!     .on_store_failure(FailurePolicy::Local { instances: 3 })
+//!     .lease(0, Lease::new(20));
 //! let limit = Limit::token_bucket(1000, Rate::new(100, Duration::from_secs(1))?, RefillStyle::Smooth)?;
 //! let limiter = Limiter::builder(limit).redis(&settings)?;
 //!
@@ -186,7 +186,7 @@
 //!
 //! | | |
 //! |---|---|
-//! | [`Limiter`], [`Builder`] | checks requests against one limit or several; its settings |
+//! | [`Limiter`], [`LimiterBuilder`] | checks requests against one limit or several; its settings |
 //! | [`Limit`], [`Rate`] | a limit: one of five algorithms with its parameters |
 //! | [`RefillStyle`], [`LeakyMode`], [`WindowAlign`], [`LogPolicy`], [`EdgePolicy`] | the variants of an algorithm |
 //! | [`Decision`], [`RetryAfter`], [`Verdict`] | the outcome of one limit, its wait, the outcome over all limits |
@@ -206,19 +206,19 @@
 #![cfg_attr(not(feature = "redis"), doc = "[`redis`]: #sharing-limits-through-redis")]
 
 mod clock;
+#[cfg(feature = "tower")]
+mod concurrency;
 mod limiter;
 mod memory;
 #[cfg(feature = "redis")]
 pub mod redis;
-#[cfg(feature = "tower")]
-mod slots;
 mod store;
 mod sync;
 #[cfg(feature = "tower")]
 pub mod tower;
 
 pub use clock::{Clock, ManualClock, SystemClock};
-pub use limiter::{BuildError, Builder, Limiter};
+pub use limiter::{BuildError, Limiter, LimiterBuilder};
 pub use memory::{Memory, WhenFull};
 pub use ratekeeper_core::{
     Decision, EdgePolicy, FailurePolicy, LeakyMode, Lease, Limit, LimitError, LogPolicy, Rate, RefillStyle,

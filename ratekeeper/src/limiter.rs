@@ -28,7 +28,7 @@ pub struct Limiter<S = Memory> {
     pub(crate) store: S,
 }
 
-/// Default of [`Builder::max_keys`].
+/// Default of [`LimiterBuilder::max_keys`].
 pub(crate) const MAX_KEYS: usize = 1_000_000;
 
 impl Limiter {
@@ -38,8 +38,8 @@ impl Limiter {
     }
 
     /// Settings for a limiter, with the defaults of [`new`](Limiter::new).
-    pub fn builder(limit: Limit) -> Builder {
-        Builder {
+    pub fn builder(limit: Limit) -> LimiterBuilder {
+        LimiterBuilder {
             limits: vec![limit],
             clock: Box::new(SystemClock::new),
             bounds: Bounds { max_keys: MAX_KEYS, max_bytes: 1 << 30, when_full: WhenFull::default() },
@@ -48,7 +48,7 @@ impl Limiter {
 }
 
 /// Settings of a [`Limiter`].
-pub struct Builder<C = SystemClock> {
+pub struct LimiterBuilder<C = SystemClock> {
     limits: Vec<Limit>,
     /// Created in `build`: calibrating a system clock against the processor's counter takes time, which a caller that
     /// sets another clock should not spend.
@@ -57,10 +57,10 @@ pub struct Builder<C = SystemClock> {
 }
 
 #[cfg(feature = "tower")]
-impl Builder {
+impl LimiterBuilder {
     /// The default settings, for any number of limits: with none, every request is allowed.
-    pub(crate) fn of(limits: Vec<Limit>) -> Builder {
-        Builder {
+    pub(crate) fn new(limits: Vec<Limit>) -> LimiterBuilder {
+        LimiterBuilder {
             limits,
             clock: Box::new(SystemClock::new),
             bounds: Bounds { max_keys: MAX_KEYS, max_bytes: 1 << 30, when_full: WhenFull::default() },
@@ -68,7 +68,7 @@ impl Builder {
     }
 }
 
-impl<C: Clock> Builder<C> {
+impl<C: Clock> LimiterBuilder<C> {
     /// Adds another limit: a request is allowed if all limits allow it; if any limit denies it, none is charged.
     #[must_use]
     pub fn and(mut self, limit: Limit) -> Self {
@@ -123,8 +123,8 @@ impl<C: Clock> Builder<C> {
         Ok(Limiter { store: crate::redis::Redis::new(&self.limits, settings, base)? })
     }
 
-    /// The same as [`reload_from`](Self::reload_from) for a limiter on Redis, over its connections. `settings` apply to the new
-    /// limits, except the address and the other connection settings, which stay as they were.
+    /// The same as [`reload_from`](Self::reload_from) for a limiter on Redis, over its connections. `settings` apply
+    /// to the new limits, except the address and the other connection settings, which stay as they were.
     ///
     /// Redis stores states under the limits' names, so they are kept if the algorithm, its variant, the window and
     /// the rate are the same. Denial cache and leases of unchanged limits are kept; leases of other limits are
@@ -139,13 +139,13 @@ impl<C: Clock> Builder<C> {
         from: &[Option<usize>],
         settings: &crate::redis::Settings,
     ) -> Result<Limiter<crate::redis::Redis>, crate::redis::SettingsError> {
-        Ok(Limiter { store: before.store.renewed(&self.limits, from, settings)? })
+        Ok(Limiter { store: before.store.reload(&self.limits, from, settings)? })
     }
 
     /// Sets the clock.
     #[must_use]
-    pub fn clock<D: Clock + 'static>(self, clock: D) -> Builder<D> {
-        Builder { limits: self.limits, clock: Box::new(|| clock), bounds: self.bounds }
+    pub fn clock<D: Clock + 'static>(self, clock: D) -> LimiterBuilder<D> {
+        LimiterBuilder { limits: self.limits, clock: Box::new(|| clock), bounds: self.bounds }
     }
 
     /// Builds the limiter, with its states in memory.
@@ -188,7 +188,7 @@ impl<C: Clock> Builder<C> {
         C: Clone,
     {
         self.check_bounds()?;
-        Ok(Limiter { store: before.store.renewed(&self.limits, from, self.bounds) })
+        Ok(Limiter { store: before.store.reload(&self.limits, from, self.bounds) })
     }
 
     fn check_bounds(&self) -> Result<(), BuildError> {
@@ -211,7 +211,7 @@ impl<C: Clock> Builder<C> {
     }
 }
 
-impl<C> fmt::Debug for Builder<C> {
+impl<C> fmt::Debug for LimiterBuilder<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Builder")
             .field("limits", &self.limits)

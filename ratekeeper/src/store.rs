@@ -105,7 +105,7 @@ pub trait Store {
     /// Resets the keys of these charges to their full budget, for these limits.
     fn reset(&self, charges: &[Charge]) -> impl Future<Output = Result<(), StoreUnavailable>> + Send;
 
-    /// Charges an inline limit, or peeks if `is_look` is set. Its keys are separate from those of other limits.
+    /// Charges an inline limit, or peeks if `is_peek` is set. Its keys are separate from those of other limits.
     /// Inline limits that differ only in their size share the used units, except leaky buckets and token buckets with
     /// smooth refill: a bucket of another size is another budget.
     fn charge_inline(
@@ -113,11 +113,11 @@ pub trait Store {
         limit: &Limit,
         key: Key,
         cost: u32,
-        is_look: bool,
+        is_peek: bool,
     ) -> impl Future<Output = Result<Verdict, Self::Error>> + Send;
 
     /// Refunds a [`charge_inline`](Self::charge_inline).
-    fn refund_by(
+    fn refund_inline(
         &self,
         limit: &Limit,
         key: Key,

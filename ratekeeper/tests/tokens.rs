@@ -9,10 +9,10 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use http::{Request, Response};
-use ratekeeper::tower::key::{Key, KeyFallback, Part};
+use ratekeeper::tower::key::{Key, KeyFallback, KeyPart};
 use ratekeeper::tower::rule::Rule;
 use ratekeeper::tower::token::{TOKEN_BYTES_MAX, Tokens, TokensError};
-use ratekeeper::tower::when::{Wanted, When};
+use ratekeeper::tower::when::{ValueCondition, When};
 use ratekeeper::tower::{Claims, Peer, RatekeeperLayer};
 use ratekeeper::{Limit, ManualClock, Time, WindowAlign};
 use ring::hmac;
@@ -554,7 +554,7 @@ impl Service<Request<()>> for Yes {
 async fn layer_keys_requests_by_claims_of_verified_tokens() {
     let (signer, forger) = (es256(), es256());
     let twice = Limit::fixed_window(2, Duration::from_secs(3_600), WindowAlign::FirstRequest).unwrap();
-    let user = Key::of(Part::Claim("sub".to_owned())).fallback(KeyFallback::Deny);
+    let user = Key::of(KeyPart::Claim("sub".to_owned())).fallback(KeyFallback::Deny);
     let layer = RatekeeperLayer::builder()
         .rule(Rule::new("users", twice).key(user))
         .tokens(tokens(std::slice::from_ref(&signer.public)))
@@ -586,8 +586,8 @@ async fn two_tokens_are_rejected_where_a_rule_uses_a_claim() {
     let bearer = format!("Bearer {}", signer.token(&json!({ "sub": "ann", "plan": "free" })));
     let rule =
         Rule::new("once", Limit::fixed_window(1, Duration::from_secs(9), WindowAlign::FirstRequest).unwrap());
-    let plan = When { claims: vec![("plan".to_owned(), Wanted::Present)], ..When::default() };
-    let by_user = rule.clone().key(Key::of(Part::Claim("sub".to_owned())));
+    let plan = When { claims: vec![("plan".to_owned(), ValueCondition::Present)], ..When::default() };
+    let by_user = rule.clone().key(Key::of(KeyPart::Claim("sub".to_owned())));
     for (rule, status) in [(by_user, 400), (rule.clone().when(plan), 400), (rule, 429)] {
         let tokens = tokens(std::slice::from_ref(&signer.public));
         let mut service = RatekeeperLayer::builder().rule(rule).tokens(tokens).build().unwrap().layer(Yes);

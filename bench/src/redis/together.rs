@@ -51,7 +51,7 @@ pub(super) fn run(server: &RedisServer, size: &Size) -> Result<(Vec<Row>, Denial
     let exact = runtime.block_on(ours(server, 64, checks, None, 1))?;
     // 40 times the checks, so that both runs take about as long.
     let (before, checks) = (calls(server)?, checks * 40);
-    let lease = Lease::of(100_000);
+    let lease = Lease::new(100_000);
     let leased = runtime.block_on(ours(server, 64, checks, Some(lease), 1))?;
     let calls = calls(server)? - before;
     Ok((rows, denials, Leased { exact, leased, calls, checks: 64 * checks as u64 }))

@@ -3,7 +3,7 @@
 
 use std::fmt::Write as _;
 
-use ratekeeper_rules::answer::PolicyName;
+use ratekeeper_rules::response::PolicyName;
 
 /// Separators of key, value and hash.
 const SEPARATORS: [char; 3] = ['.', '=', '~'];

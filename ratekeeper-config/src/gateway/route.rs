@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use ratekeeper_rules::answer::PolicyName;
+use ratekeeper_rules::response::PolicyName;
 use ratekeeper_rules::when::When;
 
 use crate::environment::Environment;

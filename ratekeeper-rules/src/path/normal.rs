@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use super::pieces::{Pieces, is_plain};
-use super::{Ambiguity, Ambiguous, PathNormalization};
+use super::{Ambiguity, AmbiguousPath, PathNormalization};
 
 /// The normalised path, as the [module](super) describes it. `path` is the received path, without the query.
 ///
@@ -13,16 +13,16 @@ use super::{Ambiguity, Ambiguous, PathNormalization};
 ///
 /// # Errors
 ///
-/// [`Ambiguous`] names the first position that servers interpret in different ways, unless
+/// [`AmbiguousPath`] names the first position that servers interpret in different ways, unless
 /// [`PathNormalization::ambiguous`] keeps these.
-pub fn normalise(path: &str, spelling: PathNormalization) -> Result<Cow<'_, str>, Ambiguous> {
+pub fn normalise(path: &str, normalization: PathNormalization) -> Result<Cow<'_, str>, AmbiguousPath> {
     if path.is_empty() || path == "*" {
         return Ok(Cow::Borrowed("/"));
     }
     let Some(segments) = path.strip_prefix('/') else {
-        return Err(Ambiguous { at: 0, what: Ambiguity::NoLeadingSlash });
+        return Err(AmbiguousPath { at: 0, what: Ambiguity::NoLeadingSlash });
     };
-    if is_normal_at_a_glance(path, spelling) {
+    if is_normal_at_a_glance(path, normalization) {
         return Ok(Cow::Borrowed(path));
     }
     let mut normal = Normal { path, same_bytes: 0, copy: None };
@@ -32,11 +32,11 @@ pub fn normalise(path: &str, spelling: PathNormalization) -> Result<Cow<'_, str>
         let (name, parameters) = segment.split_once(';').unwrap_or((segment, ""));
         let before = normal.text().len();
         normal.push("/");
-        for piece in Pieces::new(name, at, spelling) {
-            piece?.write(spelling, |text| normal.push(text));
+        for piece in Pieces::new(name, at, normalization) {
+            piece?.write(normalization, |text| normal.push(text));
         }
         // Parameters are dropped, but checked: a server that does not drop them reads them.
-        for piece in Pieces::new(parameters, at + name.len() + 1, spelling) {
+        for piece in Pieces::new(parameters, at + name.len() + 1, normalization) {
             piece?;
         }
         let written = normal.text().get(before + 1..).unwrap_or_default();
@@ -48,27 +48,27 @@ pub fn normalise(path: &str, spelling: PathNormalization) -> Result<Cow<'_, str>
         }
         at += segment.len() + 1;
     }
-    if normal.text().is_empty() || (ends_with_slash && !spelling.ignore_trailing_slash) {
+    if normal.text().is_empty() || (ends_with_slash && !normalization.ignore_trailing_slash) {
         normal.push("/");
     }
     Ok(normal.finish())
 }
 
 /// Fast path: whether a path that begins with a slash is already normalised. True for most paths.
-fn is_normal_at_a_glance(path: &str, spelling: PathNormalization) -> bool {
+fn is_normal_at_a_glance(path: &str, normalization: PathNormalization) -> bool {
     let mut before = 0;
     for byte in path.bytes() {
         let is_fine = if before == b'/' {
-            is_plain(byte, spelling) && byte != b'.'
+            is_plain(byte, normalization) && byte != b'.'
         } else {
-            is_plain(byte, spelling) || byte == b'/'
+            is_plain(byte, normalization) || byte == b'/'
         };
         if !is_fine {
             return false;
         }
         before = byte;
     }
-    !(spelling.ignore_trailing_slash && before == b'/')
+    !(normalization.ignore_trailing_slash && before == b'/')
 }
 
 /// A normalised path under construction, which needs no copy while it is a prefix of the path.

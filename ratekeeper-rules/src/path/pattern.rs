@@ -4,7 +4,7 @@ use std::fmt::{self, Write};
 
 use super::matching::{Needle, Outcome, Parts, Segment, run};
 use super::pieces::Pieces;
-use super::{Ambiguity, Ambiguous, PathNormalization};
+use super::{Ambiguity, AmbiguousPath, PathNormalization};
 
 /// A set of paths, written as a path with wildcards.
 ///
@@ -47,17 +47,17 @@ impl Pattern {
     /// # Errors
     ///
     /// [`PatternError`] contains what is wrong, where, and what to write instead.
-    pub fn parse_with(typed: &str, spelling: PathNormalization) -> Result<Pattern, PatternError> {
+    pub fn parse_with(typed: &str, normalization: PathNormalization) -> Result<Pattern, PatternError> {
         check_whole(typed)?;
-        Pattern::read(typed, spelling)
+        Pattern::read(typed, normalization)
     }
 
-    fn read(typed: &str, spelling: PathNormalization) -> Result<Pattern, PatternError> {
+    fn read(typed: &str, normalization: PathNormalization) -> Result<Pattern, PatternError> {
         let mut segments: Vec<Segment> = Vec::new();
         let mut at = 1;
         let mut ends_with_slash = true;
         for text in typed.strip_prefix('/').unwrap_or(typed).split('/') {
-            let segment = read_segment(text, at, spelling)?;
+            let segment = read_segment(text, at, normalization)?;
             let dots = match &segment {
                 Segment::Literal(literal) => Some(&**literal).filter(|text| matches!(*text, "" | "." | "..")),
                 _ => None,
@@ -90,7 +90,7 @@ impl Pattern {
             }
             at += text.len() + 1;
         }
-        if segments.is_empty() || (ends_with_slash && !spelling.ignore_trailing_slash) {
+        if segments.is_empty() || (ends_with_slash && !normalization.ignore_trailing_slash) {
             segments.push(Segment::Literal("".into()));
         }
         Ok(Pattern { segments })
@@ -101,9 +101,9 @@ impl Pattern {
     /// # Errors
     ///
     /// [`PatternError`], if it contains text that never occurs in paths normalised this way.
-    pub fn spelt(&self, spelling: PathNormalization) -> Result<Pattern, PatternError> {
+    pub fn with_normalization(&self, normalization: PathNormalization) -> Result<Pattern, PatternError> {
         // Not checked for length: with its escapes the text may exceed `BYTES_MAX`.
-        Pattern::read(&self.to_string(), spelling)
+        Pattern::read(&self.to_string(), normalization)
     }
 
     /// Whether the path matches. It must be normalised by [`normalise`](super::normalise).
@@ -257,15 +257,15 @@ impl fmt::Display for PatternError {
 
 impl std::error::Error for PatternError {}
 
-impl From<Ambiguous> for PatternError {
-    fn from(ambiguous: Ambiguous) -> PatternError {
+impl From<AmbiguousPath> for PatternError {
+    fn from(ambiguous: AmbiguousPath) -> PatternError {
         PatternError::of("the pattern", ambiguous)
     }
 }
 
 impl PatternError {
     /// An error about an ambiguous part of `text`.
-    pub(super) fn of(text: &str, Ambiguous { at, what }: Ambiguous) -> PatternError {
+    pub(super) fn of(text: &str, AmbiguousPath { at, what }: AmbiguousPath) -> PatternError {
         let instead = match what {
             Ambiguity::EncodedSlash | Ambiguity::EncodedBackslash | Ambiguity::Backslash => {
                 "write `/` if a slash is meant; paths with any other are refused"
@@ -320,9 +320,9 @@ fn check_whole(typed: &str) -> Result<(), PatternError> {
     }
 }
 
-fn read_segment(text: &str, at: usize, spelling: PathNormalization) -> Result<Segment, PatternError> {
+fn read_segment(text: &str, at: usize, normalization: PathNormalization) -> Result<Segment, PatternError> {
     let (name, parameters) = text.split_once(';').unwrap_or((text, ""));
-    normal_text(parameters, at + name.len() + 1, spelling)?;
+    normal_text(parameters, at + name.len() + 1, normalization)?;
     if name == "**" {
         return Ok(Segment::Many);
     }
@@ -340,21 +340,21 @@ fn read_segment(text: &str, at: usize, spelling: PathNormalization) -> Result<Se
         return Ok(Segment::One(None));
     }
     let Some((first, others)) = name.split_once('*') else {
-        return Ok(Segment::Literal(normal_text(name, at, spelling)?.into()));
+        return Ok(Segment::Literal(normal_text(name, at, normalization)?.into()));
     };
-    let first = normal_text(first, at, spelling)?;
+    let first = normal_text(first, at, normalization)?;
     let (middle, last) = others.rsplit_once('*').unwrap_or(("", others));
     let mut place = at + name.len() - others.len();
     let mut needles = Vec::new();
     for text in middle.split('*') {
         let text_at = place;
         place += text.len() + 1;
-        let text = normal_text(text, text_at, spelling)?;
+        let text = normal_text(text, text_at, normalization)?;
         if !text.is_empty() {
             needles.push(Needle::new(&text));
         }
     }
-    let last = normal_text(last, at + name.len() - last.len(), spelling)?;
+    let last = normal_text(last, at + name.len() - last.len(), normalization)?;
     Ok(Segment::Parts(Parts { first: first.into(), middle: needles.into(), last: last.into() }))
 }
 
@@ -406,10 +406,10 @@ fn read_capture(text: &str, at: usize) -> Result<Segment, PatternError> {
 }
 
 /// Normalises text without slashes and wildcards.
-fn normal_text(text: &str, at: usize, spelling: PathNormalization) -> Result<String, PatternError> {
+fn normal_text(text: &str, at: usize, normalization: PathNormalization) -> Result<String, PatternError> {
     let mut normal = String::with_capacity(text.len());
-    for piece in Pieces::new(text, at, spelling) {
-        piece?.write(spelling, |text| normal.push_str(text));
+    for piece in Pieces::new(text, at, normalization) {
+        piece?.write(normalization, |text| normal.push_str(text));
     }
     Ok(normal)
 }

@@ -1,6 +1,6 @@
 //! Splits the text between two slashes into pieces for normalisation.
 
-use super::{Ambiguity, Ambiguous, PathNormalization, WhenAmbiguous};
+use super::{Ambiguity, AmbiguousPath, AmbiguousPathPolicy, PathNormalization};
 
 /// A piece of text and its normalised form.
 #[derive(Clone, Copy, Debug)]
@@ -20,12 +20,12 @@ pub(super) struct Pieces<'a> {
     text: &'a str,
     /// Where `text` begins, in bytes from the start of the whole path.
     at: usize,
-    spelling: PathNormalization,
+    normalization: PathNormalization,
 }
 
 impl<'a> Pieces<'a> {
-    pub(super) fn new(text: &'a str, at: usize, spelling: PathNormalization) -> Pieces<'a> {
-        Pieces { text, at, spelling }
+    pub(super) fn new(text: &'a str, at: usize, normalization: PathNormalization) -> Pieces<'a> {
+        Pieces { text, at, normalization }
     }
 
     fn take(&mut self, bytes: usize) -> &'a str {
@@ -36,17 +36,17 @@ impl<'a> Pieces<'a> {
     }
 
     /// Handles `bytes` bytes of ambiguous text: an error, or `kept` escaped.
-    fn ambiguous(&mut self, what: Ambiguity, bytes: usize, kept: u8) -> Result<Piece<'a>, Ambiguous> {
-        match self.spelling.ambiguous {
-            WhenAmbiguous::Refuse => Err(Ambiguous { at: self.at, what }),
-            WhenAmbiguous::Keep => {
+    fn ambiguous(&mut self, what: Ambiguity, bytes: usize, kept: u8) -> Result<Piece<'a>, AmbiguousPath> {
+        match self.normalization.ambiguous {
+            AmbiguousPathPolicy::Reject => Err(AmbiguousPath { at: self.at, what }),
+            AmbiguousPathPolicy::Keep => {
                 self.take(bytes);
                 Ok(Piece::Escaped(kept))
             }
         }
     }
 
-    fn escape(&mut self) -> Result<Piece<'a>, Ambiguous> {
+    fn escape(&mut self) -> Result<Piece<'a>, AmbiguousPath> {
         let Some(byte) = escaped_byte(self.text.as_bytes()) else {
             return self.ambiguous(Ambiguity::BadEscape, 1, b'%');
         };
@@ -66,21 +66,21 @@ impl<'a> Pieces<'a> {
             _ => {}
         }
         self.take(ESCAPE_BYTES);
-        let decode = is_unreserved(byte) || (self.spelling.decode_delimiters && is_delimiter(byte));
+        let decode = is_unreserved(byte) || (self.normalization.decode_delimiters && is_delimiter(byte));
         Ok(if decode { Piece::Decoded(self.folded(byte)) } else { Piece::Escaped(byte) })
     }
 
     fn folded(&self, byte: u8) -> u8 {
-        if self.spelling.ignore_case { byte.to_ascii_lowercase() } else { byte }
+        if self.normalization.ignore_case { byte.to_ascii_lowercase() } else { byte }
     }
 }
 
 impl<'a> Iterator for Pieces<'a> {
-    type Item = Result<Piece<'a>, Ambiguous>;
+    type Item = Result<Piece<'a>, AmbiguousPath>;
 
     fn next(&mut self) -> Option<Self::Item> {
         let first = self.text.chars().next()?;
-        let plain_bytes = self.text.bytes().take_while(|&byte| is_plain(byte, self.spelling)).count();
+        let plain_bytes = self.text.bytes().take_while(|&byte| is_plain(byte, self.normalization)).count();
         if plain_bytes > 0 {
             return Some(Ok(Piece::Plain(self.take(plain_bytes))));
         }
@@ -105,12 +105,12 @@ impl<'a> Iterator for Pieces<'a> {
 
 impl Piece<'_> {
     /// Passes the normalised form to `push`, in parts.
-    pub(super) fn write(self, spelling: PathNormalization, mut push: impl FnMut(&str)) {
+    pub(super) fn write(self, normalization: PathNormalization, mut push: impl FnMut(&str)) {
         match self {
             Piece::Plain(text) => push(text),
             Piece::Decoded(byte) => push_ascii(byte, &mut push),
             Piece::Escaped(byte) => push_escape(byte, &mut push),
-            Piece::Char(character) if spelling.ignore_case => {
+            Piece::Char(character) if normalization.ignore_case => {
                 character.to_lowercase().for_each(|lower| push_char(lower, &mut push));
             }
             Piece::Char(character) => push_char(character, &mut push),
@@ -161,8 +161,8 @@ fn escaped_char(text: &[u8]) -> Option<char> {
 }
 
 /// Whether a byte of a segment is already normalised.
-pub(super) fn is_plain(byte: u8, spelling: PathNormalization) -> bool {
-    PLAIN[usize::from(byte)] && !(spelling.ignore_case && byte.is_ascii_uppercase())
+pub(super) fn is_plain(byte: u8, normalization: PathNormalization) -> bool {
+    PLAIN[usize::from(byte)] && !(normalization.ignore_case && byte.is_ascii_uppercase())
 }
 
 /// For each byte, whether a segment may contain it literally. A table, because most bytes of most paths are checked

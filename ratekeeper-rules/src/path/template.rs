@@ -2,7 +2,7 @@
 
 use super::pattern::{Pattern, PatternError};
 use super::pieces::Pieces;
-use super::{Ambiguous, PathNormalization};
+use super::{AmbiguousPath, PathNormalization};
 
 /// A path with names, each of which is replaced by the capture of that name in a [`Pattern`].
 ///
@@ -22,11 +22,11 @@ use super::{Ambiguous, PathNormalization};
 /// its case.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Template {
-    parts: Vec<Part>,
+    parts: Vec<TemplatePart>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Part {
+enum TemplatePart {
     Text(String),
     Name(String),
     /// With its leading slash.
@@ -60,14 +60,14 @@ impl Template {
                     let what = "`{rest}` is any number of segments, and more follows";
                     return PatternError::new(at, what, "write `{rest}` at the end");
                 }
-                parts.push(Part::Rest);
+                parts.push(TemplatePart::Rest);
                 break;
             }
-            parts.push(Part::Text("/".to_owned()));
+            parts.push(TemplatePart::Text("/".to_owned()));
             read_segment(segment, at, pattern, &mut parts)?;
             // Checked after decoding, because `%2E` is a dot, too.
             let is_dots = !segment.contains('{')
-                && matches!(parts.last(), Some(Part::Text(text)) if text == "." || text == "..");
+                && matches!(parts.last(), Some(TemplatePart::Text(text)) if text == "." || text == "..");
             if is_dots || segment.is_empty() && !is_last {
                 let what = "the new path has a segment that servers leave out";
                 return PatternError::new(at, what, "write it without `//`, `.` and `..`");
@@ -82,7 +82,8 @@ impl Template {
         self.expand_as(pattern, normalised, normalised)
     }
 
-    /// The same, with captures in the letter case of `spelt`, which is the same path except for upper and lower case.
+    /// The same, with captures in the letter case of `received`, which is the same path except for upper and lower
+    /// case.
     ///
     /// ```
     /// use ratekeeper_rules::path::{Pattern, Template};
@@ -92,20 +93,20 @@ impl Template {
     /// let path = template.expand_as(&pattern, "/users/abc", "/Users/AbC");
     /// assert_eq!(path.as_deref(), Some("/people/AbC"));
     /// ```
-    pub fn expand_as(&self, pattern: &Pattern, normalised: &str, spelt: &str) -> Option<String> {
-        let is_same = spelt.get(..normalised.len()).is_some_and(|it| it.eq_ignore_ascii_case(normalised));
-        let spelt = if is_same { spelt } else { normalised };
-        // A capture is a slice of `normalised`, so its offset applies to `spelt`, too.
-        let as_spelt = |captured: &str| {
+    pub fn expand_as(&self, pattern: &Pattern, normalised: &str, received: &str) -> Option<String> {
+        let is_same = received.get(..normalised.len()).is_some_and(|it| it.eq_ignore_ascii_case(normalised));
+        let received = if is_same { received } else { normalised };
+        // A capture is a slice of `normalised`, so its offset applies to `received`, too.
+        let as_received = |captured: &str| {
             let from = captured.as_ptr() as usize - normalised.as_ptr() as usize;
-            &spelt[from..from + captured.len()]
+            &received[from..from + captured.len()]
         };
         let mut path = String::new();
         for part in &self.parts {
             path.push_str(match part {
-                Part::Text(text) => text,
-                Part::Name(name) => as_spelt(pattern.capture(normalised, name)?),
-                Part::Rest => as_spelt(pattern.rest(normalised)?),
+                TemplatePart::Text(text) => text,
+                TemplatePart::Name(name) => as_received(pattern.capture(normalised, name)?),
+                TemplatePart::Rest => as_received(pattern.rest(normalised)?),
             });
         }
         if path.is_empty() {
@@ -125,7 +126,7 @@ fn read_segment(
     segment: &str,
     mut at: usize,
     pattern: &Pattern,
-    parts: &mut Vec<Part>,
+    parts: &mut Vec<TemplatePart>,
 ) -> Result<(), PatternError> {
     let mut left = segment;
     while let Some((text, behind)) = left.split_once('{') {
@@ -141,7 +142,7 @@ fn read_segment(
         if !pattern.names().any(|own| own == name) {
             return unknown(name, at - 1, pattern);
         }
-        parts.push(Part::Name(name.to_owned()));
+        parts.push(TemplatePart::Name(name.to_owned()));
         at += name.len() + 1;
         left = after;
     }
@@ -166,7 +167,7 @@ fn unknown(name: &str, at: usize, pattern: &Pattern) -> Result<(), PatternError>
     PatternError::new(at, format!("the pattern has no `{{{shown}}}`"), instead)
 }
 
-fn push_text(text: &str, at: usize, parts: &mut Vec<Part>) -> Result<(), PatternError> {
+fn push_text(text: &str, at: usize, parts: &mut Vec<TemplatePart>) -> Result<(), PatternError> {
     if let Some(close) = text.find('}') {
         return PatternError::new(at + close, "`}` closes a brace that was not opened", BRACES);
     }
@@ -180,13 +181,13 @@ fn push_text(text: &str, at: usize, parts: &mut Vec<Part>) -> Result<(), Pattern
     }
     let mut normal = String::with_capacity(text.len());
     // Case is kept as written: the upstream may be case-sensitive where this side is not.
-    let spelling = PathNormalization::default();
-    for piece in Pieces::new(text, at, spelling) {
-        let piece = piece.map_err(|error: Ambiguous| PatternError::of("the new path", error))?;
-        piece.write(spelling, |text| normal.push_str(text));
+    let normalization = PathNormalization::default();
+    for piece in Pieces::new(text, at, normalization) {
+        let piece = piece.map_err(|error: AmbiguousPath| PatternError::of("the new path", error))?;
+        piece.write(normalization, |text| normal.push_str(text));
     }
     if !normal.is_empty() {
-        parts.push(Part::Text(normal));
+        parts.push(TemplatePart::Text(normal));
     }
     Ok(())
 }

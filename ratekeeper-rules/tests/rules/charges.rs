@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use ratekeeper_core::{FailurePolicy, Lease, Limit, LimitError, LogPolicy, WindowAlign};
 use ratekeeper_rules::client::parse_cidr;
-use ratekeeper_rules::key::{Key, KeyFallback, NoKey, Part};
+use ratekeeper_rules::key::{Key, KeyFallback, KeyPart, NoKey};
 use ratekeeper_rules::rule::{
-    Ban, BanLimits, Cost, List, Override, OverrideScope, Refused, Rule, Rules, RulesError,
+    Ban, BanLimits, Cost, List, Override, OverrideScope, Rejection, Rule, Rules, RulesError,
 };
-use ratekeeper_rules::when::{Wanted, When};
+use ratekeeper_rules::when::{ValueCondition, When};
 
 use crate::rules::sent::{Sent, sent};
 
@@ -17,7 +17,7 @@ fn limit(of: u32) -> Limit {
 }
 
 fn per_user(name: &str) -> Rule {
-    Rule::new(name, limit(10)).key(Key::of(Part::header("X-User")))
+    Rule::new(name, limit(10)).key(Key::of(KeyPart::header("X-User")))
 }
 
 fn user(name: &str) -> Sent {
@@ -25,13 +25,13 @@ fn user(name: &str) -> Sent {
 }
 
 /// The indices of the limits that a request is charged, and the costs.
-fn charged(rules: &Rules, request: &Sent) -> Result<Vec<(usize, u32)>, Refused> {
-    let asked = rules.ask(request, 0..rules.rules().len())?;
-    Ok(asked.charges.iter().map(|asking| (asking.limit, asking.cost)).collect())
+fn charged(rules: &Rules, request: &Sent) -> Result<Vec<(usize, u32)>, Rejection> {
+    let list = rules.charges_for(request, 0..rules.rules().len())?;
+    Ok(list.charges.iter().map(|charge| (charge.limit, charge.cost)).collect())
 }
 
 /// The size of the limit that one rule charges; 10 is the rule's own limit, others are overrides.
-fn limits_of(rule: &Rule, request: &Sent) -> Result<Option<u32>, Refused> {
+fn limits_of(rule: &Rule, request: &Sent) -> Result<Option<u32>, Rejection> {
     let rules = Rules::new([rule.clone()]).unwrap();
     let charges = charged(&rules, request)?;
     assert!(charges.len() <= 1, "{charges:?}");
@@ -46,11 +46,11 @@ fn list(clients: &[&str], names: &[&str]) -> List {
     List { clients: clients.iter().map(|it| parse_cidr(it).unwrap()).collect(), keys: keys(names) }
 }
 
-const DENIED: Refused = Refused::Denied { rule: 0 };
+const DENIED: Rejection = Rejection::Denied { rule: 0 };
 
 #[test]
 fn cost_is_at_least_one_and_header_costs_are_bounded() {
-    let by_header = |otherwise, most| Cost::Header { name: "x-cost".to_owned(), otherwise, most };
+    let by_header = |default, max| Cost::Header { name: "x-cost".to_owned(), default, max };
     let cost = |cost: &Cost, request: &Sent| {
         let rules = Rules::new([Rule::new("a", limit(10)).cost(cost.clone())]).unwrap();
         charged(&rules, request).unwrap()[0].1
@@ -94,7 +94,7 @@ fn cost_is_at_least_one_and_header_costs_are_bounded() {
     }
 
     let by_route =
-        Cost::Routes { costs: vec![("upload".to_owned(), 10), ("free".to_owned(), 0)], otherwise: 3 };
+        Cost::Routes { costs: vec![("upload".to_owned(), 10), ("free".to_owned(), 0)], default: 3 };
     for (route, expected) in [("upload", 10), ("free", 1), ("other", 3), ("", 3), ("Upload", 3)] {
         assert_eq!(cost(&by_route, &sent().on_route(route)), expected, "{route}");
     }
@@ -102,12 +102,13 @@ fn cost_is_at_least_one_and_header_costs_are_bounded() {
 
 #[test]
 fn first_matching_override_applies() {
-    let gold = When { claims: vec![("plan".to_owned(), Wanted::OneOf(keys(&["gold"])))], ..When::default() };
+    let gold =
+        When { claims: vec![("plan".to_owned(), ValueCondition::OneOf(keys(&["gold"])))], ..When::default() };
     let rule = Rule {
         overrides: vec![
-            Override { whose: OverrideScope::Keys(keys(&["acme", "initech"])), limit: Some(limit(100)) },
-            Override { whose: OverrideScope::When(gold), limit: Some(limit(50)) },
-            Override { whose: OverrideScope::Keys(keys(&["acme", "root"])), limit: None },
+            Override { scope: OverrideScope::Keys(keys(&["acme", "initech"])), limit: Some(limit(100)) },
+            Override { scope: OverrideScope::When(gold), limit: Some(limit(50)) },
+            Override { scope: OverrideScope::Keys(keys(&["acme", "root"])), limit: None },
         ],
         ..per_user("a")
     };
@@ -132,10 +133,10 @@ fn first_matching_override_applies() {
 fn address_overrides_match_any_form_or_network() {
     let rule = Rule {
         overrides: vec![
-            Override { whose: OverrideScope::Keys(keys(&["198.51.100.7"])), limit: Some(limit(100)) },
-            Override { whose: OverrideScope::Keys(keys(&["10.0.0.0/8", "2001:db8::1"])), limit: None },
+            Override { scope: OverrideScope::Keys(keys(&["198.51.100.7"])), limit: Some(limit(100)) },
+            Override { scope: OverrideScope::Keys(keys(&["10.0.0.0/8", "2001:db8::1"])), limit: None },
         ],
-        ..Rule::new("a", limit(10)).key(Key::of(Part::Ip))
+        ..Rule::new("a", limit(10)).key(Key::of(KeyPart::Ip))
     };
     for (client, expected) in [
         ("203.0.113.7", Some(10)),
@@ -187,11 +188,11 @@ fn lists_apply_only_where_the_rule_applies() {
 
 #[test]
 fn request_without_a_key_is_denied_skipped_or_rejected() {
-    let with = |otherwise| Rule::new("a", limit(10)).key(Key::of(Part::header("X-User")).fallback(otherwise));
+    let with = |default| Rule::new("a", limit(10)).key(Key::of(KeyPart::header("X-User")).fallback(default));
     assert_eq!(limits_of(&with(KeyFallback::Deny), &sent()), Err(DENIED));
     assert_eq!(limits_of(&with(KeyFallback::Skip), &sent()), Ok(None));
     let twice = user("a").header("x-user", "b");
-    let unclear = Refused::Unclear(NoKey::Twice("header x-user".to_owned()));
+    let unclear = Rejection::Ambiguous(NoKey::Twice("header x-user".to_owned()));
     assert_eq!(limits_of(&with(KeyFallback::Skip), &twice), Err(unclear));
     // Denied clients are denied even if the request has no key and the rule would be skipped.
     let rule = Rule { deny: list(&["6.6.6.6"], &[]), ..with(KeyFallback::Skip) };
@@ -201,7 +202,7 @@ fn request_without_a_key_is_denied_skipped_or_rejected() {
 #[test]
 fn shadow_rule_charges_and_never_denies() {
     let deny = list(&["6.6.6.6"], &["eve"]);
-    let strict = Key::of(Part::header("X-User")).fallback(KeyFallback::Deny);
+    let strict = Key::of(KeyPart::header("X-User")).fallback(KeyFallback::Deny);
     let shadow = Rule { deny, ..Rule::new("a", limit(10)).key(strict).shadow() };
     for (request, expected) in [
         (user("ann"), Some(10)),
@@ -214,11 +215,11 @@ fn shadow_rule_charges_and_never_denies() {
     }
     // Later rules are still checked, and the key of the omitted charge is removed.
     let rules = Rules::new([shadow, per_user("b")]).unwrap();
-    let asked = rules.ask(&sent(), [0, 1]).unwrap();
-    assert_eq!(asked.charges.len(), 1);
+    let list = rules.charges_for(&sent(), [0, 1]).unwrap();
+    assert_eq!(list.charges.len(), 1);
     let mut key = Vec::new();
     per_user("b").key.write(&sent(), &mut key).unwrap();
-    assert_eq!(asked.key(&asked.charges[0]), key);
+    assert_eq!(list.key(&list.charges[0]), key);
 }
 
 #[test]
@@ -228,46 +229,46 @@ fn all_rules_charge_and_each_charge_has_its_key() {
         Rule::new("all", limit(10)),
         per_user("users"),
         Rule::new("posts", limit(10)).when(posts).cost(Cost::Fixed(5)),
-        Rule::new("clients", limit(10)).key(Key::of(Part::Ip)),
+        Rule::new("clients", limit(10)).key(Key::of(KeyPart::Ip)),
     ])
     .unwrap();
     assert_eq!(charged(&rules, &user("ann")), Ok(vec![(0, 1), (1, 1), (3, 1)]));
     let post = user("ann").with_method("POST");
     assert_eq!(charged(&rules, &post), Ok(vec![(0, 1), (1, 1), (2, 5), (3, 1)]));
-    let asked = rules.ask(&post, 0..4).unwrap();
-    for asking in &asked.charges {
+    let list = rules.charges_for(&post, 0..4).unwrap();
+    for charge in &list.charges {
         let mut expected = Vec::new();
-        rules.rule(asking.rule).key.write(&post, &mut expected).unwrap();
-        assert_eq!(asked.key(asking), expected, "{}", rules.rule(asking.rule).name);
+        rules.rule(charge.rule).key.write(&post, &mut expected).unwrap();
+        assert_eq!(list.key(charge), expected, "{}", rules.rule(charge.rule).name);
     }
 }
 
 #[test]
 fn rules_are_selected_by_index_and_charged_once() {
     let rules = Rules::new([per_user("a"), per_user("b"), per_user("c")]).unwrap();
-    let asked = |numbers: &[usize]| {
-        let asked = rules.ask(&user("ann"), numbers.iter().copied()).unwrap();
-        asked.charges.iter().map(|asking| asking.rule).collect::<Vec<_>>()
+    let list = |numbers: &[usize]| {
+        let list = rules.charges_for(&user("ann"), numbers.iter().copied()).unwrap();
+        list.charges.iter().map(|charge| charge.rule).collect::<Vec<_>>()
     };
-    assert_eq!(asked(&[2, 0]), [2, 0]);
-    assert_eq!(asked(&[]), [0; 0]);
+    assert_eq!(list(&[2, 0]), [2, 0]);
+    assert_eq!(list(&[]), [0; 0]);
     // A store rejects a check that charges one limit twice, and then nothing would be limited.
-    assert_eq!(asked(&[1, 1, 0, 1]), [1, 0]);
-    assert_eq!(asked(&[7, 1, usize::MAX]), [1]);
+    assert_eq!(list(&[1, 1, 0, 1]), [1, 0]);
+    assert_eq!(list(&[7, 1, usize::MAX]), [1]);
 }
 
 #[test]
 fn limits_of_rules_overrides_and_bans_are_numbered_in_order() {
     let ban = Ban { after: 5, within: Duration::from_secs(60), lasts: Duration::from_secs(3_600) };
-    let (failure, lease) = (Some(FailurePolicy::Closed), Some(Lease::of(3)));
+    let (on_store_failure, lease) = (Some(FailurePolicy::Closed), Some(Lease::new(3)));
     let first = Rule {
         overrides: vec![
-            Override { whose: OverrideScope::Keys(keys(&["a"])), limit: Some(limit(20)) },
-            Override { whose: OverrideScope::Keys(keys(&["b"])), limit: None },
-            Override { whose: OverrideScope::Keys(keys(&["c"])), limit: Some(limit(30)) },
+            Override { scope: OverrideScope::Keys(keys(&["a"])), limit: Some(limit(20)) },
+            Override { scope: OverrideScope::Keys(keys(&["b"])), limit: None },
+            Override { scope: OverrideScope::Keys(keys(&["c"])), limit: Some(limit(30)) },
         ],
         ban: Some(ban),
-        failure,
+        on_store_failure,
         lease,
         ..per_user("first")
     };
@@ -277,28 +278,28 @@ fn limits_of_rules_overrides_and_bans_are_numbered_in_order() {
     let denials = Limit::sliding_window_log(5, Duration::from_secs(60), LogPolicy::Admitted).unwrap();
     let lasting = Limit::fixed_window(1, Duration::from_secs(3_600), WindowAlign::FirstRequest).unwrap();
     let expected = [
-        ("first", limit(10), failure, lease),
-        ("first/override 0", limit(20), failure, lease),
-        ("first/override 2", limit(30), failure, lease),
+        ("first", limit(10), on_store_failure, lease),
+        ("first/override 0", limit(20), on_store_failure, lease),
+        ("first/override 2", limit(30), on_store_failure, lease),
         // Denials are counted exactly, so they are never leased.
-        ("first/denials", denials.clone(), failure, None),
-        ("first/ban", lasting.clone(), failure, None),
+        ("first/denials", denials.clone(), on_store_failure, None),
+        ("first/ban", lasting.clone(), on_store_failure, None),
         ("second", limit(10), None, None),
         ("second/denials", denials, None, None),
         ("second/ban", lasting, None, None),
     ];
     assert_eq!(rules.limits().len(), expected.len());
-    for (kept, (name, limit, failure, lease)) in rules.limits().iter().zip(expected) {
+    for (kept, (name, limit, on_store_failure, lease)) in rules.limits().iter().zip(expected) {
         assert_eq!((kept.name.as_str(), &kept.limit), (name, &limit));
-        assert_eq!((kept.failure, kept.lease), (failure, lease), "{name}");
+        assert_eq!((kept.on_store_failure, kept.lease), (on_store_failure, lease), "{name}");
     }
 
-    let asked = rules.ask(&user("c"), [0, 1]).unwrap();
-    let charges: Vec<_> = asked.charges.iter().map(|asking| (asking.limit, asking.ban)).collect();
+    let list = rules.charges_for(&user("c"), [0, 1]).unwrap();
+    let charges: Vec<_> = list.charges.iter().map(|charge| (charge.limit, charge.ban)).collect();
     let first_ban = BanLimits { denials: 3, ban: 4 };
     assert_eq!(charges, [(2, Some(first_ban)), (5, Some(BanLimits { denials: 6, ban: 7 }))]);
-    let asked = rules.ask(&user("b"), [0]).unwrap();
-    assert!(asked.charges.is_empty(), "no limit, no ban");
+    let list = rules.charges_for(&user("b"), [0]).unwrap();
+    assert!(list.charges.is_empty(), "no limit, no ban");
 }
 
 #[test]

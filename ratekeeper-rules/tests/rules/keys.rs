@@ -3,7 +3,7 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 use ratekeeper_rules::client::Grouping;
-use ratekeeper_rules::key::{Key, KeyFallback, NoKey, Part};
+use ratekeeper_rules::key::{Key, KeyFallback, KeyPart, NoKey};
 use ratekeeper_rules::path::Pattern;
 
 use crate::property::check_at_least;
@@ -15,24 +15,24 @@ fn key_of(key: &Key, request: &Sent) -> Result<Vec<u8>, NoKey> {
     key.write(request, &mut text).map(|()| text)
 }
 
-fn header() -> Part {
-    Part::header("X-User")
+fn header() -> KeyPart {
+    KeyPart::header("X-User")
 }
 
-fn cookie() -> Part {
-    Part::Cookie("session".to_owned())
+fn cookie() -> KeyPart {
+    KeyPart::Cookie("session".to_owned())
 }
 
-fn query() -> Part {
-    Part::Query("api key".to_owned())
+fn query() -> KeyPart {
+    KeyPart::Query("api key".to_owned())
 }
 
-fn captures(pattern: &str) -> Part {
-    Part::Path(Pattern::parse(pattern).unwrap())
+fn captures(pattern: &str) -> KeyPart {
+    KeyPart::Path(Pattern::parse(pattern).unwrap())
 }
 
 /// The name of a part, the part, requests that have it, each with its value as text, and requests that do not.
-type Row = (&'static str, Part, Vec<(&'static str, Sent)>, Vec<Sent>);
+type Row = (&'static str, KeyPart, Vec<(&'static str, Sent)>, Vec<Sent>);
 
 /// A row for each part.
 fn table() -> Vec<Row> {
@@ -42,7 +42,7 @@ fn table() -> Vec<Row> {
     vec![
         (
             "ip",
-            Part::Ip,
+            KeyPart::Ip,
             vec![
                 ("203.0.113.7", sent()),
                 ("1.2.3.4", sent().sent_by("1.2.3.4")),
@@ -62,7 +62,7 @@ fn table() -> Vec<Row> {
         ),
         (
             "credentials",
-            Part::header("Authorization"),
+            KeyPart::header("Authorization"),
             vec![
                 ("Bearer Ann", sent().header("authorization", "Bearer Ann")),
                 ("Bearer Ann", sent().header("authorization", " bEARER \t Ann ")),
@@ -118,7 +118,7 @@ fn table() -> Vec<Row> {
         ),
         (
             "segment",
-            Part::Segment(2),
+            KeyPart::Segment(2),
             vec![("7", path("/users/7")), ("7", path("/users/7/posts")), ("7", path("//users/./%37;a=b/"))],
             vec![sent(), path("/users"), path("/users/")],
         ),
@@ -137,13 +137,13 @@ fn table() -> Vec<Row> {
         ("path of none", captures("/api/**"), vec![("", path("/api")), ("", path("/api/x"))], vec![sent()]),
         (
             "method",
-            Part::Method,
+            KeyPart::Method,
             vec![("GET", sent()), ("POST", sent().with_method("POST")), ("POST", sent().with_method("post"))],
             vec![],
         ),
         (
             "host",
-            Part::Host,
+            KeyPart::Host,
             vec![
                 ("example.com", sent()),
                 ("example.com", sent().for_host("EXAMPLE.com")),
@@ -157,16 +157,16 @@ fn table() -> Vec<Row> {
             ],
             vec![sent().for_host(""), sent().for_host(":80"), sent().for_host(".")],
         ),
-        ("route", Part::Route, vec![("api", sent().on_route("api"))], vec![sent()]),
+        ("route", KeyPart::Route, vec![("api", sent().on_route("api"))], vec![sent()]),
         (
             "claim",
-            Part::Claim("sub".to_owned()),
+            KeyPart::Claim("sub".to_owned()),
             vec![("ann", sent().claim("sub", "ann"))],
             vec![sent(), sent().claim("sub", ""), sent().claim("name", "ann")],
         ),
         (
             "custom",
-            Part::Custom("tenant".to_owned()),
+            KeyPart::Custom("tenant".to_owned()),
             vec![("acme", sent().custom("tenant", "acme"))],
             vec![sent(), sent().custom("tenant", ""), sent().custom("other", "acme")],
         ),
@@ -206,7 +206,7 @@ fn request_without_the_part_uses_the_fallback() {
 
             // The default fallback is the address.
             let by_default = Key::of(part.clone());
-            assert_eq!(key_of(&by_default, request), key(KeyFallback::Part(Part::Ip)), "{what}");
+            assert_eq!(key_of(&by_default, request), key(KeyFallback::Part(KeyPart::Ip)), "{what}");
             let elsewhere = request.clone().sent_by("198.51.100.1");
             assert_ne!(key_of(&by_default, request), key_of(&by_default, &elsewhere), "{what}");
         }
@@ -227,7 +227,7 @@ fn duplicate_parts_are_rejected_even_if_equal() {
     ] {
         let twice = Err(NoKey::Twice(what.to_owned()));
         assert_eq!(key_of(&Key::of(part.clone()), &request), twice, "{request:?}");
-        let instead = Key::of(Part::Route).fallback(KeyFallback::Part(part));
+        let instead = Key::of(KeyPart::Route).fallback(KeyFallback::Part(part));
         assert_eq!(key_of(&instead, &request), twice, "{request:?} instead of another");
     }
     let told = NoKey::Twice("cookie session".to_owned()).to_string();
@@ -265,10 +265,10 @@ fn adjacent_parts_are_unambiguous() {
     assert_ne!(of("a", "session=bc"), of("ab", "session=c"));
     assert_ne!(of("a", "session="), of("a", "session=a"));
     assert_eq!(of("a", "session="), of("a", "b=c"));
-    assert_ne!(key_of(&Key::global(), &sent()), key_of(&Key::of(Part::Ip), &sent()));
+    assert_ne!(key_of(&Key::global(), &sent()), key_of(&Key::of(KeyPart::Ip), &sent()));
 
     // A value that looks like the end of its part and the start of the next does not change that.
-    let key = Key::of(Part::Query("a".to_owned())).and(Part::Query("b".to_owned()));
+    let key = Key::of(KeyPart::Query("a".to_owned())).and(KeyPart::Query("b".to_owned()));
     for between in ["%00%00%00%00%00", "%00%01%00%00%00", "%00%02%00%00%00", "%00"] {
         let long_first = key_of(&key, &sent().target(&format!("/?a=x{between}y&b=z"))).unwrap();
         let long_second = key_of(&key, &sent().target(&format!("/?a=x&b=y{between}z"))).unwrap();
@@ -280,7 +280,7 @@ fn adjacent_parts_are_unambiguous() {
 fn text_never_equals_an_address_with_the_same_bytes() {
     // The bytes of 97.98.99.100 are `abcd`.
     let client = sent().sent_by("97.98.99.100");
-    let (ip, user) = (Key::of(Part::Ip), Key::of(header()));
+    let (ip, user) = (Key::of(KeyPart::Ip), Key::of(header()));
     let (address, text) =
         (key_of(&ip, &client).unwrap(), key_of(&user, &client.header("x-user", "abcd")).unwrap());
     assert_ne!(address, text);
@@ -290,7 +290,7 @@ fn text_never_equals_an_address_with_the_same_bytes() {
 
 #[test]
 fn address_matches_in_any_form_or_by_containing_network() {
-    let by = |bits: u8| Key::of(Part::Ip).grouped(Grouping::by_ipv6_prefix(bits).unwrap());
+    let by = |bits: u8| Key::of(KeyPart::Ip).grouped(Grouping::by_ipv6_prefix(bits).unwrap());
     for (bits, client, named, others) in [
         (
             64,
@@ -329,8 +329,8 @@ fn address_matches_in_any_form_or_by_containing_network() {
 #[test]
 fn values_are_compared_as_in_requests() {
     for (part, request, named, others) in [
-        (Part::Method, sent().with_method("POST"), vec!["POST", "post"], vec!["POS", "GET"]),
-        (Part::Host, sent(), vec!["example.com", "Example.COM.", "example.com:80"], vec!["example.org"]),
+        (KeyPart::Method, sent().with_method("POST"), vec!["POST", "post"], vec!["POS", "GET"]),
+        (KeyPart::Host, sent(), vec!["example.com", "Example.COM.", "example.com:80"], vec!["example.org"]),
         (header(), sent().header("x-user", "ann"), vec!["ann"], vec!["Ann", " ann", "an", "anna", ""]),
     ] {
         let key = Key::of(part);
@@ -344,7 +344,7 @@ fn values_are_compared_as_in_requests() {
 fn literal_matches_by_value_and_multi_part_keys_do_not() {
     let key = Key::of(header()).fallback(KeyFallback::Literal("anonymous".to_owned()));
     assert!(key.is(&key_of(&key, &sent()).unwrap(), "anonymous"));
-    let both = key.and(Part::Method);
+    let both = key.and(KeyPart::Method);
     let written = key_of(&both, &sent().header("x-user", "ann")).unwrap();
     for name in ["ann", "GET", "annGET", ""] {
         assert!(!both.is(&written, name), "{name}");
@@ -354,7 +354,7 @@ fn literal_matches_by_value_and_multi_part_keys_do_not() {
 
 #[test]
 fn failed_write_leaves_the_buffer_unchanged() {
-    let key = Key::of(Part::Ip).and(header()).fallback(KeyFallback::Deny);
+    let key = Key::of(KeyPart::Ip).and(header()).fallback(KeyFallback::Deny);
     let mut text = b"before".to_vec();
     assert_eq!(key.write(&sent(), &mut text), Err(NoKey::Denied));
     assert_eq!(text, b"before");

@@ -2,9 +2,9 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot be set up has failed")]
 
 mod charges;
+mod concurrency;
 mod keys;
 mod sent;
-mod slots;
 mod when;
 
 #[path = "../../../fuzz/properties/input.rs"]

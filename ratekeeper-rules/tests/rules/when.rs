@@ -6,7 +6,7 @@
 
 use ratekeeper_rules::client::{IpNet, parse_cidr};
 use ratekeeper_rules::path::Pattern;
-use ratekeeper_rules::when::{Wanted, When};
+use ratekeeper_rules::when::{ValueCondition, When};
 
 use crate::rules::sent::{Sent, sent};
 
@@ -30,18 +30,18 @@ fn clients(networks: &[&str]) -> When {
     When { clients: networks.iter().map(|network| parse_cidr(network).unwrap()).collect(), ..When::default() }
 }
 
-fn headers(wanted: &[(&str, Wanted)]) -> When {
+fn headers(wanted: &[(&str, ValueCondition)]) -> When {
     let headers = wanted.iter().map(|(name, wanted)| ((*name).to_owned(), wanted.clone())).collect();
     When { headers, ..When::default() }
 }
 
-fn claims(wanted: &[(&str, Wanted)]) -> When {
+fn claims(wanted: &[(&str, ValueCondition)]) -> When {
     let claims = wanted.iter().map(|(name, wanted)| ((*name).to_owned(), wanted.clone())).collect();
     When { claims, ..When::default() }
 }
 
-fn one_of(values: &[&str]) -> Wanted {
-    Wanted::OneOf(strings(values))
+fn one_of(values: &[&str]) -> ValueCondition {
+    ValueCondition::OneOf(strings(values))
 }
 
 fn assert_fits(when: &When, fitting: &[Sent], others: &[Sent]) {
@@ -136,27 +136,31 @@ fn all_header_conditions_must_fit() {
     let gold = sent().header("x-plan", " gold ");
     let both = sent().header("x-plan", "silver").header("x-plan", "gold");
     let upper = sent().header("x-plan", "GOLD");
-    let with = |wanted: Wanted| headers(&[("x-plan", wanted)]);
-    assert_fits(&with(Wanted::Present), &[empty.clone(), gold.clone(), both.clone()], &[plain.clone()]);
-    assert_fits(&with(Wanted::Absent), &[plain.clone()], &[empty.clone(), gold.clone()]);
+    let with = |wanted: ValueCondition| headers(&[("x-plan", wanted)]);
+    assert_fits(
+        &with(ValueCondition::Present),
+        &[empty.clone(), gold.clone(), both.clone()],
+        &[plain.clone()],
+    );
+    assert_fits(&with(ValueCondition::Absent), &[plain.clone()], &[empty.clone(), gold.clone()]);
     assert_fits(&with(one_of(&["gold", "x"])), &[gold.clone(), both], &[plain.clone(), empty.clone(), upper]);
     assert_fits(&with(one_of(&[""])), &[empty], &[plain, gold.clone()]);
     assert_fits(&with(one_of(&[])), &[], &[sent(), gold.clone()]);
-    let two = headers(&[("x-plan", one_of(&["gold"])), ("x-beta", Wanted::Present)]);
+    let two = headers(&[("x-plan", one_of(&["gold"])), ("x-beta", ValueCondition::Present)]);
     assert_fits(&two, &[gold.clone().header("x-beta", "1")], &[gold, sent().header("x-beta", "1")]);
     let bytes = sent().header("x-plan", b"\xff");
-    assert_fits(&with(Wanted::Present), &[bytes.clone()], &[]);
+    assert_fits(&with(ValueCondition::Present), &[bytes.clone()], &[]);
     assert_fits(&with(one_of(&["\u{fffd}"])), &[], &[bytes]);
 }
 
 #[test]
 fn all_claim_conditions_must_fit() {
     let gold = sent().claim("plan", "gold");
-    let with = |wanted: Wanted| claims(&[("plan", wanted)]);
-    assert_fits(&with(Wanted::Present), &[gold.clone()], &[sent(), sent().header("plan", "gold")]);
-    assert_fits(&with(Wanted::Absent), &[sent()], &[gold.clone()]);
+    let with = |wanted: ValueCondition| claims(&[("plan", wanted)]);
+    assert_fits(&with(ValueCondition::Present), &[gold.clone()], &[sent(), sent().header("plan", "gold")]);
+    assert_fits(&with(ValueCondition::Absent), &[sent()], &[gold.clone()]);
     assert_fits(&with(one_of(&["gold"])), &[gold.clone()], &[sent(), sent().claim("plan", "silver")]);
-    let two = claims(&[("plan", one_of(&["gold"])), ("admin", Wanted::Absent)]);
+    let two = claims(&[("plan", one_of(&["gold"])), ("admin", ValueCondition::Absent)]);
     assert_fits(&two, &[gold.clone()], &[gold.claim("admin", "true")]);
 }
 

@@ -7,7 +7,7 @@
 //! A descriptor with its own `hits_addend` is the exception: if its limit denies, it is charged what remains.
 
 use ratekeeper::tower::RatekeeperLayer;
-use ratekeeper::tower::check::{Check, CheckOutcome, How};
+use ratekeeper::tower::check::{Check, CheckMode, CheckOutcome};
 use ratekeeper::{Decision, Store};
 use smallvec::SmallVec;
 
@@ -40,7 +40,7 @@ pub(super) async fn decide<S: Store + Send + Sync>(
     let mut asking = Asking { layer, wanted, each };
     let is_plain = |it: &Wanted<'_>| matches!(it.hits, Hits::Take(_)) && !it.is_quota && !it.is_hopeless();
     if !wanted.iter().all(is_plain) {
-        asking.ask(How::Peek, |_, _| true).await?;
+        asking.ask(CheckMode::Peek, |_, _| true).await?;
     }
     // Each further round excludes at least one more quota descriptor.
     for _ in 0..=wanted.len() {
@@ -50,7 +50,7 @@ pub(super) async fn decide<S: Store + Send + Sync>(
         let takes = |it: &Wanted<'_>, each: &Each| {
             matches!(it.hits, Hits::Take(_)) && (it.is_shadow || !each.is_over) && !it.is_hopeless()
         };
-        let taken = asking.ask(How::Charge, takes).await?;
+        let taken = asking.ask(CheckMode::Charge, takes).await?;
         if taken.as_ref().is_none_or(|taken| taken.allowed) {
             asking.refund(taken.as_ref(), takes).await?;
             asking.take_what_is_left().await;
@@ -81,7 +81,7 @@ impl<'w, S: Store + Send + Sync> Asking<'w, S> {
     /// Checks the picked limits. None if there were none to check.
     async fn ask(
         &mut self,
-        how: How,
+        how: CheckMode,
         picked: impl Fn(&Wanted<'_>, &Each) -> bool,
     ) -> Result<Option<CheckOutcome>, Refused> {
         let (numbers, demands) = self.demands(false, picked);
@@ -93,7 +93,7 @@ impl<'w, S: Store + Send + Sync> Asking<'w, S> {
         if answered.is_closed {
             return Err(Refused::Away);
         }
-        for (number, said) in numbers.into_iter().zip(&answered.said) {
+        for (number, said) in numbers.into_iter().zip(&answered.limits) {
             let Some(decision) = said.decision else { continue };
             let is_over = match self.wanted[number].hits {
                 Hits::Take(_) => !decision.allowed,
@@ -128,7 +128,7 @@ impl<'w, S: Store + Send + Sync> Asking<'w, S> {
             return Err(Refused::Away);
         }
         // Reads the new state. The refund is complete, so an error here does not matter.
-        let _ = self.ask(How::Peek, gives).await;
+        let _ = self.ask(CheckMode::Peek, gives).await;
         Ok(())
     }
 
@@ -150,8 +150,10 @@ impl<'w, S: Store + Send + Sync> Asking<'w, S> {
                     break;
                 }
                 // The verdict is already a denial, so an error here does not matter.
-                let Ok(answered) = layer.check(&[Check { cost, ..demand }], How::Charge).await else { break };
-                let said = answered.said.first().and_then(|said| said.decision);
+                let Ok(answered) = layer.check(&[Check { cost, ..demand }], CheckMode::Charge).await else {
+                    break;
+                };
+                let said = answered.limits.first().and_then(|said| said.decision);
                 let Some(decision) = said.filter(|_| !answered.is_closed) else { break };
                 each.decision = Some(decision);
                 if decision.allowed {

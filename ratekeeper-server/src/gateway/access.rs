@@ -66,7 +66,7 @@ pub(crate) fn observer(
                 (false, true, false) => LimitDecision::Banned,
                 (false, false, false) => LimitDecision::Denied,
             };
-            if let Some(limit) = limits.get(rule.number) {
+            if let Some(limit) = limits.get(rule.index) {
                 limit.count(worker, decision);
             }
         }
@@ -83,7 +83,7 @@ impl Said {
             Outcome::Allowed => Decision::Allowed,
             Outcome::Denied => Decision::Denied,
             Outcome::Closed => Decision::Closed,
-            Outcome::Busy => Decision::Shed,
+            Outcome::Shed => Decision::Shed,
             _ => Decision::Refused,
         };
         self.set(decision);
@@ -96,7 +96,7 @@ impl Said {
         };
         if let Some(rule) = rule {
             let waited = u64::try_from(rule.decision.delay.as_micros()).unwrap_or(u64::MAX);
-            self.rule.store(u32::try_from(rule.number + 1).unwrap_or(0), Ordering::Relaxed);
+            self.rule.store(u32::try_from(rule.index + 1).unwrap_or(0), Ordering::Relaxed);
             self.waited_us.store(waited, Ordering::Relaxed);
         }
     }

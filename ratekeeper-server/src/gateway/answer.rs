@@ -12,7 +12,7 @@ struct Ours;
 /// A Problem Details response (RFC 9457) with a status and a detail text.
 pub(crate) fn problem(status: StatusCode, detail: &str) -> Response<UpstreamBody> {
     let title = status.canonical_reason().unwrap_or("Refused");
-    let body = ratekeeper_rules::answer::problem(status.as_u16(), title, detail);
+    let body = ratekeeper_rules::response::problem(status.as_u16(), title, detail);
     let mut response = Response::new(UpstreamBody::told(body));
     *response.status_mut() = status;
     let headers = response.headers_mut();

@@ -391,7 +391,7 @@ impl<S: Backend> Watched for View<S> {
                 "gauge",
                 "Requests in flight, by concurrency limit.",
             );
-            for (name, held) in limits.slots_held() {
+            for (name, held) in limits.in_flight() {
                 out.sample("ratekeeper_concurrency_permits", &[("limit", name)], held);
             }
         }

@@ -17,7 +17,7 @@ use pin_project_lite::pin_project;
 use ratekeeper::tower::token::Tokens;
 use ratekeeper::tower::{Claims, RequestContext, ResponseFuture, Subject, grpc_content_type};
 use ratekeeper_rules::client::TrustedProxies;
-use ratekeeper_rules::path::{Ambiguous, PathNormalization, normalise};
+use ratekeeper_rules::path::{AmbiguousPath, PathNormalization, normalise};
 use ratekeeper_rules::request::Request as _;
 use tower_service::Service;
 
@@ -46,7 +46,7 @@ pub(crate) fn serve<S: Backend>(connection: &Arc<Connection<S>>, request: Reques
     let entered = enter(connection, request, grpc.is_some(), &mut passage);
     let rest = Rest { passage, is_http1, grpc, is_long };
     match entered {
-        Ok(Entered::Limited { mut limited }) => match limited.told() {
+        Ok(Entered::Limited { mut limited }) => match limited.take_local_response() {
             Some(told) => Serving::answered(rest.end(connection, told.map(Outgoing::limited))),
             None => Serving::waiting(connection, Entered::Limited { limited }, rest),
         },
@@ -208,8 +208,8 @@ fn enter<S: Backend>(
                 client: Some(client),
                 claims: claims.as_ref().map(Option::as_ref),
                 route: Some(&route.id),
-                chosen: Some(&route.chosen),
-                slots: Some(&route.chosen_slots),
+                rules: Some(&route.chosen),
+                concurrency: Some(&route.chosen_slots),
                 subject: Some(Subject(passage.said().clone())),
             };
             Entered::Limited { limited: limits.call_with(forward, request, about) }
@@ -239,7 +239,7 @@ fn look_up<'s, S: Backend>(
     worker: usize,
     parts: &mut Parts,
 ) -> Result<Found<'s>, Refused> {
-    let ambiguous = |why: Ambiguous| Box::new(problem(StatusCode::BAD_REQUEST, &why.to_string()));
+    let ambiguous = |why: AmbiguousPath| Box::new(problem(StatusCode::BAD_REQUEST, &why.to_string()));
     let path = normalise(parts.uri.path(), state.paths).map_err(ambiguous)?;
     let (trust, tokens) = (&state.client, state.tokens.as_deref());
     let (client, claims) = (OnceCell::new(), OnceCell::new());

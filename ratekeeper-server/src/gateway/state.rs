@@ -8,7 +8,7 @@ use ratekeeper::tower::token::Tokens;
 use ratekeeper::tower::{ConcurrencySet, NonCanonicalPath, RatekeeperLayer, RuleSet};
 use ratekeeper_config::{Config, Gateway, PathEdit, Secret, Timeouts};
 use ratekeeper_rules::client::TrustedProxies;
-use ratekeeper_rules::key::{Key, Part};
+use ratekeeper_rules::key::{Key, KeyPart};
 use ratekeeper_rules::path::PathNormalization;
 use ratekeeper_rules::rule::{Cost, OverrideScope};
 use ratekeeper_rules::when::When;
@@ -89,7 +89,7 @@ fn header_names(config: &Config, gateway: &Gateway) -> Vec<HeaderName> {
             _ => None,
         });
         for it in &rule.overrides {
-            if let OverrideScope::When(when) = &it.whose {
+            if let OverrideScope::When(when) = &it.scope {
                 names.extend(in_when(when));
             }
         }
@@ -111,7 +111,7 @@ fn header_names(config: &Config, gateway: &Gateway) -> Vec<HeaderName> {
 
 fn in_key(key: &Key) -> impl Iterator<Item = &str> {
     key.parts().filter_map(|part| match part {
-        Part::Header(name) => Some(name.as_str()),
+        KeyPart::Header(name) => Some(name.as_str()),
         _ => None,
     })
 }
@@ -151,8 +151,8 @@ impl<S: Backend> State<S> {
                 // Paths are normalised before the route is looked up.
                 let builder = backend::builder(config, tokens.as_ref());
                 let counts = names.iter().map(|name| metrics.limit(name)).collect();
-                let builder = builder.other_spellings(NonCanonicalPath::Keep).observe(observer(counts));
-                let builder = if config.apis.are_none() { builder } else { builder.may_lack_rules() };
+                let builder = builder.non_canonical_paths(NonCanonicalPath::Keep).observe(observer(counts));
+                let builder = if config.apis.are_none() { builder } else { builder.allow_no_rules() };
                 let before = before.and_then(|before| before.limits.as_ref());
                 Some(S::limits(config, builder, before).map_err(StartError::Limits)?)
             }

@@ -100,8 +100,8 @@ async fn decide<T: Source>(api: &T, request: Request) -> Result<Response<Body>, 
     let slots = ConcurrencySet([].into());
     let about = RequestContext {
         client: Some(client),
-        chosen: Some(&chosen),
-        slots: Some(&slots),
+        rules: Some(&chosen),
+        concurrency: Some(&slots),
         ..RequestContext::default()
     };
     let Ok(response) = layer.call_with(Passing, original, about).await;

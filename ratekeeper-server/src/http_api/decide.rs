@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::http::StatusCode;
 use axum::response::Response;
 use ratekeeper::tower::RatekeeperLayer;
-use ratekeeper::tower::check::{Check, CheckOutcome, How, KeyError, KeyInput, LimitRef};
+use ratekeeper::tower::check::{Check, CheckMode, CheckOutcome, KeyError, KeyInput, LimitRef};
 use ratekeeper::{Decision, Store};
 use smallvec::SmallVec;
 
@@ -89,12 +89,12 @@ impl<'a, S: Store> Found<'a, S> {
     ///
     /// A key on a limit's deny list is a denial and not an error: the caller wants a decision about that key. Nothing
     /// is charged then.
-    pub(super) async fn hear(&self, how: How) -> Result<Heard, Refusal> {
+    pub(super) async fn hear(&self, how: CheckMode) -> Result<Heard, Refusal> {
         let mut open: SmallVec<[usize; 4]> = (0..self.each.len()).collect();
         let mut is_refused = false;
         let answered = loop {
             let demands: SmallVec<[Check<'_>; 4]> = open.iter().map(|at| self.each[*at].demand()).collect();
-            match self.layer.check(&demands, if is_refused { How::Peek } else { how }).await {
+            match self.layer.check(&demands, if is_refused { CheckMode::Peek } else { how }).await {
                 Ok(answered) => break answered,
                 Err(unasked) if unasked.why == KeyError::Denied && unasked.check < open.len() => {
                     let listed = open.remove(unasked.check);
@@ -115,7 +115,7 @@ impl<'a, S: Store> Found<'a, S> {
             is_listed: true,
         };
         let mut each: SmallVec<[One; 4]> = self.each.iter().map(listed).collect();
-        for (at, said) in open.iter().zip(&answered.said) {
+        for (at, said) in open.iter().zip(&answered.limits) {
             each[*at] = One {
                 decision: said.decision,
                 is_shadow: said.is_shadow,
@@ -163,7 +163,7 @@ pub(super) async fn check<T: Source>(api: Arc<T>, asked: Asked) -> Result<Respon
     let deny_status = in_query.or_else(|| DenyStatus::of(deny_status?, known));
     let snapshot = api.snapshot();
     let found = Found::new(&snapshot, &asks)?;
-    let heard = found.hear(How::Charge).await?;
+    let heard = found.hear(CheckMode::Charge).await?;
     Ok(found.response(&heard, &asks, deny_status, b""))
 }
 
@@ -172,7 +172,7 @@ pub(super) async fn peek<T: Source>(api: Arc<T>, asked: Asked) -> Result<Respons
     let Checks { asks, deny_status } = Checks::read(&asked.body)?;
     let snapshot = api.snapshot();
     let found = Found::new(&snapshot, &asks)?;
-    let heard = found.hear(How::Peek).await?;
+    let heard = found.hear(CheckMode::Peek).await?;
     let deny_status = deny_status.and_then(|status| DenyStatus::of(status, &request::CHECK_DENY_STATUSES));
     Ok(found.response(&heard, &asks, deny_status, b""))
 }
@@ -214,7 +214,7 @@ async fn change<'a, S: Store>(
 ) -> Result<Response, Refusal> {
     let found = Found::new(snapshot, asks)?;
     // Peek first, so that errors are reported before anything changes. A key on a deny list was never charged.
-    let heard = found.hear(How::Peek).await?;
+    let heard = found.hear(CheckMode::Peek).await?;
     if heard.each.iter().any(|one| one.is_listed) {
         return Ok(found.response(&heard, asks, None, b""));
     }
@@ -233,7 +233,7 @@ async fn change<'a, S: Store>(
             Change::GiveBack => refusal.maybe_done(),
         });
     }
-    let heard = found.hear(How::Peek).await.map_err(Refusal::maybe_done)?;
+    let heard = found.hear(CheckMode::Peek).await.map_err(Refusal::maybe_done)?;
     let mut response = found.response(&heard, asks, None, b"");
     // The operation succeeded, even if the limit now denies the key.
     response.extensions_mut().insert(Said::Yes);

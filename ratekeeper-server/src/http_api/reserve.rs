@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use axum::http::StatusCode;
 use axum::response::Response;
-use ratekeeper::tower::check::How;
+use ratekeeper::tower::check::CheckMode;
 use ratekeeper::{Store, Time};
 use ratekeeper_config::push_seconds;
 use tokio::select;
@@ -44,7 +44,7 @@ pub(super) async fn reserve<T: Source>(api: Arc<T>, asked: Asked) -> Result<Resp
     let snapshot = api.snapshot();
     let found = Found::new(&snapshot, &asks)?;
     let id = new_id()?;
-    let heard = found.hear(How::Charge).await?;
+    let heard = found.hear(CheckMode::Charge).await?;
     if !heard.allowed {
         return Ok(found.response(&heard, &asks, None, b",\"reservation\":null,\"expires_after\":null"));
     }
@@ -157,7 +157,7 @@ async fn charge_more<S: Store>(snapshot: &Snapshot<S>, reservation: &Reservation
         }
         let look = ask_of(reservation, settled.uncovered);
         let Ok(found) = Found::new(snapshot, &look) else { break };
-        let Ok(heard) = found.hear(How::Peek).await else { break };
+        let Ok(heard) = found.hear(CheckMode::Peek).await else { break };
         settled.is_degraded |= heard.is_degraded;
         let [one] = heard.each.as_slice() else { break };
         let there = match one.decision {
@@ -171,7 +171,7 @@ async fn charge_more<S: Store>(snapshot: &Snapshot<S>, reservation: &Reservation
         }
         let charge = ask_of(reservation, there);
         let Ok(found) = Found::new(snapshot, &charge) else { break };
-        match found.hear(How::Charge).await {
+        match found.hear(CheckMode::Charge).await {
             Ok(heard) if heard.allowed => settled.uncovered -= there,
             Ok(_) => {}
             Err(_) => break,
@@ -209,7 +209,7 @@ async fn refund<T: Source>(
 async fn is_away<S: Store>(snapshot: &Snapshot<S>, reservation: &Reservation) -> bool {
     let look = ask_of(reservation, 0);
     let Ok(found) = Found::new(snapshot, &look) else { return false };
-    found.hear(How::Peek).await.is_ok_and(|heard| heard.is_degraded)
+    found.hear(CheckMode::Peek).await.is_ok_and(|heard| heard.is_degraded)
 }
 
 /// Stores expired records again, so that another process can refund them.

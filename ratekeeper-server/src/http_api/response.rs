@@ -5,7 +5,7 @@ use axum::http::StatusCode;
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName, HeaderValue};
 use axum::response::Response;
 use ratekeeper::RetryAfter;
-use ratekeeper::tower::answer::Answer;
+use ratekeeper::tower::response::LimitResponse;
 use ratekeeper_config::push_seconds;
 
 use super::counts::Said;
@@ -26,7 +26,7 @@ pub(super) fn json(status: StatusCode, said: Said, body: Vec<u8>) -> Response {
 }
 
 /// Adds the rate limit headers. A denial's content type is left out, because it belongs to another body.
-pub(super) fn tell(response: &mut Response, answer: &Answer) {
+pub(super) fn tell(response: &mut Response, answer: &LimitResponse) {
     for header in answer.headers().filter(|header| header.name != "content-type") {
         if let Ok(value) = HeaderValue::from_str(header.value) {
             response.headers_mut().insert(HeaderName::from_static(header.name), value);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use ratekeeper::tower::RatekeeperLayer;
-use ratekeeper::tower::check::{Check, How, KeyError, KeyInput, LimitRef};
+use ratekeeper::tower::check::{Check, CheckMode, KeyError, KeyInput, LimitRef};
 use ratekeeper::{Decision, Limit, Rate, RefillStyle, RetryAfter, Store};
 use smallvec::SmallVec;
 
@@ -120,7 +120,7 @@ async fn check<S: Store>(
         return Ok(unavailable(out));
     }
     let allowed = answered.allowed;
-    match answered.said.first().and_then(|said| said.decision) {
+    match answered.limits.first().and_then(|said| said.decision) {
         // A shadow limit may decide otherwise than the verdict.
         Some(decision) if allowed => {
             out.numbers(&as_own(&Decision { allowed, retry_after: RetryAfter::Now, ..decision }));
@@ -143,8 +143,8 @@ async fn decide<S: Store>(
 }
 
 /// A cost of 0 peeks.
-fn how(cost: u32) -> How {
-    if cost == 0 { How::Peek } else { How::Charge }
+fn how(cost: u32) -> CheckMode {
+    if cost == 0 { CheckMode::Peek } else { CheckMode::Charge }
 }
 
 fn became(allowed: bool) -> Became {

@@ -230,8 +230,9 @@ async fn reflection_describes_the_service() {
 #[tokio::test]
 async fn unavailable_store_fails_the_call() {
     let mut server = RedisServer::start().unwrap();
-    let settings =
-        ratekeeper::redis::Settings::new(&server.url()).failure(FailurePolicy::Closed).deadline(PATIENCE);
+    let settings = ratekeeper::redis::Settings::new(&server.url())
+        .on_store_failure(FailurePolicy::Closed)
+        .deadline(PATIENCE);
     let config = parse(&format!("domains:\n{USERS}"));
     let layer = builder(&config).redis(&settings).unwrap();
     let told = Told::<Redis>::new(&config, layer, Options::default());

@@ -4,7 +4,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use ratekeeper::tower::{Builder, RatekeeperLayer};
+use ratekeeper::tower::{LayerBuilder, RatekeeperLayer};
 use ratekeeper::{ManualClock, Memory, Store};
 use ratekeeper_config::envoy::Unit;
 use ratekeeper_config::{Config, Environment};
@@ -39,7 +39,7 @@ pub(crate) fn parse(yaml: &str) -> Config {
     ratekeeper_config::parse(yaml, &Alone).unwrap_or_else(|errors| panic!("{errors}\n{yaml}"))
 }
 
-pub(crate) fn builder(config: &Config) -> Builder {
+pub(crate) fn builder(config: &Config) -> LayerBuilder {
     config.rules.rules().fold(RatekeeperLayer::builder(), |builder, rule| builder.rule(rule.clone()))
 }
 

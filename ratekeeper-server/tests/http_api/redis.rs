@@ -15,7 +15,7 @@ use super::support::{Made, PATIENCE, PER_USER, Running, builder, left, open, par
 
 fn api(server: &RedisServer, deadline: Duration) -> Running<Redis> {
     let config = parse(PER_USER);
-    let settings = Settings::new(&server.url()).deadline(deadline).failure(FailurePolicy::Open);
+    let settings = Settings::new(&server.url()).deadline(deadline).on_store_failure(FailurePolicy::Open);
     let layer = builder(&config).unwrap().redis(&settings).unwrap();
     // Records expire by a separate clock; charges have the server's time.
     let clock = ManualClock::new(SystemClock::new().now());

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use ratekeeper::tower::client::{TrustedProxies, parse_cidr};
-use ratekeeper::tower::{Builder, RatekeeperLayer};
+use ratekeeper::tower::{LayerBuilder, RatekeeperLayer};
 use ratekeeper::{ManualClock, Memory, Store, Time};
 use ratekeeper_config::{Config, Environment};
 use ratekeeper_server::http_api::{self, Counts, MemoryRecords, Settings, Snapshot, Source};
@@ -81,10 +81,10 @@ impl Made {
 }
 
 /// The limits of a configuration, if it has any.
-pub(crate) fn builder(config: &Config) -> Option<Builder> {
+pub(crate) fn builder(config: &Config) -> Option<LayerBuilder> {
     let mut rules = config.rules.rules().cloned().peekable();
     rules.peek()?;
-    Some(rules.fold(RatekeeperLayer::builder(), Builder::rule))
+    Some(rules.fold(RatekeeperLayer::builder(), LayerBuilder::rule))
 }
 
 impl<S> Made<S> {

@@ -9,7 +9,7 @@ use testbed::RedisServer;
 use super::support::{Client, PATIENCE, Running, Setup, command, rules};
 
 fn open(redis: &RedisServer, failure: FailurePolicy) -> Running<Redis> {
-    let settings = Settings::new(&redis.url()).failure(failure).deadline(PATIENCE);
+    let settings = Settings::new(&redis.url()).on_store_failure(failure).deadline(PATIENCE);
     Running::open(rules().redis(&settings).unwrap(), ManualClock::default(), Setup::default())
 }
 
@@ -73,11 +73,12 @@ async fn commands_with_one_key_run_in_order() {
 #[tokio::test]
 async fn failure_policy_decides_when_redis_is_unavailable() {
     let mut redis = RedisServer::start().unwrap();
-    let settings =
-        Settings::new(&redis.url()).failure(FailurePolicy::Closed).deadline(Duration::from_millis(50));
+    let settings = Settings::new(&redis.url())
+        .on_store_failure(FailurePolicy::Closed)
+        .deadline(Duration::from_millis(50));
     let closed = rules().redis(&settings).unwrap();
     let closed = Running::open(closed, ManualClock::default(), Setup::default());
-    let local = rules().redis(&settings.failure(FailurePolicy::Local { instances: 1 })).unwrap();
+    let local = rules().redis(&settings.on_store_failure(FailurePolicy::Local { instances: 1 })).unwrap();
     let local = Running::open(local, ManualClock::default(), Setup::default());
     redis.kill().unwrap();
     let (mut one, mut other) = (closed.connect().await, local.connect().await);

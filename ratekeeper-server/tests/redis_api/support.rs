@@ -5,9 +5,9 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use ratekeeper::tower::key::{Key, Part};
+use ratekeeper::tower::key::{Key, KeyPart};
 use ratekeeper::tower::rule::{Ban, Rule};
-use ratekeeper::tower::{Builder, RatekeeperLayer};
+use ratekeeper::tower::{LayerBuilder, RatekeeperLayer};
 use ratekeeper::{LeakyMode, Limit, ManualClock, Memory, Rate, Store, Time, WindowAlign};
 use ratekeeper_config::{Environment, Secret};
 use ratekeeper_server::Sockets;
@@ -102,11 +102,11 @@ pub(crate) fn layer(clock: &ManualClock) -> Layer {
 const OF_DESCRIPTOR: &str = "edge/user";
 
 /// Named limits, one of each kind.
-pub(crate) fn rules() -> Builder {
+pub(crate) fn rules() -> LayerBuilder {
     let minute = Duration::from_secs(60);
     let window = |limit| Limit::fixed_window(limit, minute, WindowAlign::FirstRequest).unwrap();
     let leak = Rate::new(1, Duration::from_secs(1)).unwrap();
-    let user = || Key::of(Part::header("x-user"));
+    let user = || Key::of(KeyPart::header("x-user"));
     let mut listed = Rule::new("listed", window(2)).key(user());
     listed.deny.keys.push("mallory".to_owned());
     listed.allow.keys.push("root".to_owned());
@@ -114,7 +114,7 @@ pub(crate) fn rules() -> Builder {
     RatekeeperLayer::builder()
         .rule(listed)
         .rule(Rule::new("per-user", window(3)).key(user()))
-        .rule(Rule::new("per-user-and-method", window(3)).key(user().and(Part::Method)))
+        .rule(Rule::new("per-user-and-method", window(3)).key(user().and(KeyPart::Method)))
         .rule(Rule::new("all", window(3)))
         .rule(Rule::new("planned", window(1)).key(user()).shadow())
         .rule(Rule::new("shaped", Limit::leaky_bucket(3, leak, LeakyMode::Shape).unwrap()).key(user()))

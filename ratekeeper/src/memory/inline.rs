@@ -10,7 +10,7 @@ use ratekeeper_core::{
 
 use super::Bounds;
 use super::overflow::{Quota, WhenFull};
-use super::shard::{Part, parts, scale};
+use super::shard::{Shard, scale, shard_count};
 use crate::sync::{AtomicU64, Mutex, Ordering, lock};
 
 /// Entries that a new key scans for idle keys, and how many it scans if the map is full.
@@ -19,7 +19,7 @@ const SWEEP_WHEN_FULL: usize = 64;
 
 /// A state of a few words, of any supported algorithm.
 #[derive(Clone, Copy, Debug)]
-enum State {
+enum InlineState {
     Bucket(u128),
     SteppedBucket(SteppedBucketState),
     FixedWindow(FixedWindowState),
@@ -27,23 +27,23 @@ enum State {
 
 /// The entry of one key of one limit.
 #[derive(Clone, Copy, Debug)]
-struct Kept {
-    state: State,
+struct InlineEntry {
+    state: InlineState,
     /// From then on the key has its full budget, even if the clock steps back by a window.
     until: Time,
 }
 
 /// The keys of inline limits.
 #[derive(Debug)]
-pub(crate) struct Brought {
-    parts: Box<[Mutex<Part<Kept>>]>,
+pub(crate) struct InlineTable {
+    shards: Box<[Mutex<Shard<InlineEntry>>]>,
     keys: Quota,
     when_full: WhenFull,
     overflowed: AtomicU64,
 }
 
 /// An algorithm that inline limits support.
-enum Fitting<'a> {
+enum InlineAlgorithm<'a> {
     Bucket(&'a Bucket),
     SteppedBucket(&'a SteppedBucket),
     FixedWindow(&'a FixedWindow),
@@ -51,81 +51,81 @@ enum Fitting<'a> {
 
 /// Evaluates one expression on the algorithm of any variant and a state of the same kind.
 macro_rules! on {
-    ($fitting:expr, $state:expr, ($it:ident, $own:ident) => $do:expr) => {
-        match ($fitting, $state) {
-            (Fitting::Bucket($it), State::Bucket($own)) => $do,
-            (Fitting::SteppedBucket($it), State::SteppedBucket($own)) => $do,
-            (Fitting::FixedWindow($it), State::FixedWindow($own)) => $do,
+    ($algorithm:expr, $state:expr, ($it:ident, $own:ident) => $do:expr) => {
+        match ($algorithm, $state) {
+            (InlineAlgorithm::Bucket($it), InlineState::Bucket($own)) => $do,
+            (InlineAlgorithm::SteppedBucket($it), InlineState::SteppedBucket($own)) => $do,
+            (InlineAlgorithm::FixedWindow($it), InlineState::FixedWindow($own)) => $do,
             // The hash of a key includes the kind of its limit; if two hashes collide, the key is reset.
-            (Fitting::Bucket($it), state) => {
-                *state = State::Bucket($it.fresh());
-                let State::Bucket($own) = state else { return None };
+            (InlineAlgorithm::Bucket($it), state) => {
+                *state = InlineState::Bucket($it.fresh());
+                let InlineState::Bucket($own) = state else { return None };
                 $do
             }
-            (Fitting::SteppedBucket($it), state) => {
-                *state = State::SteppedBucket($it.fresh());
-                let State::SteppedBucket($own) = state else { return None };
+            (InlineAlgorithm::SteppedBucket($it), state) => {
+                *state = InlineState::SteppedBucket($it.fresh());
+                let InlineState::SteppedBucket($own) = state else { return None };
                 $do
             }
-            (Fitting::FixedWindow($it), state) => {
-                *state = State::FixedWindow($it.fresh());
-                let State::FixedWindow($own) = state else { return None };
+            (InlineAlgorithm::FixedWindow($it), state) => {
+                *state = InlineState::FixedWindow($it.fresh());
+                let InlineState::FixedWindow($own) = state else { return None };
                 $do
             }
         }
     };
 }
 
-impl<'a> Fitting<'a> {
+impl<'a> InlineAlgorithm<'a> {
     /// None for algorithms whose states have no fixed size.
-    fn of(limit: &'a Limit) -> Option<Fitting<'a>> {
+    fn of(limit: &'a Limit) -> Option<InlineAlgorithm<'a>> {
         match limit {
-            Limit::Bucket(it) => Some(Fitting::Bucket(it)),
-            Limit::SteppedBucket(it) => Some(Fitting::SteppedBucket(it)),
-            Limit::FixedWindow(it) => Some(Fitting::FixedWindow(it)),
+            Limit::Bucket(it) => Some(InlineAlgorithm::Bucket(it)),
+            Limit::SteppedBucket(it) => Some(InlineAlgorithm::SteppedBucket(it)),
+            Limit::FixedWindow(it) => Some(InlineAlgorithm::FixedWindow(it)),
             Limit::Log(_) | Limit::Counter(_) => None,
         }
     }
 
-    fn fresh(&self) -> State {
+    fn fresh(&self) -> InlineState {
         match self {
-            Fitting::Bucket(it) => State::Bucket(it.fresh()),
-            Fitting::SteppedBucket(it) => State::SteppedBucket(it.fresh()),
-            Fitting::FixedWindow(it) => State::FixedWindow(it.fresh()),
+            InlineAlgorithm::Bucket(it) => InlineState::Bucket(it.fresh()),
+            InlineAlgorithm::SteppedBucket(it) => InlineState::SteppedBucket(it.fresh()),
+            InlineAlgorithm::FixedWindow(it) => InlineState::FixedWindow(it.fresh()),
         }
     }
 
-    fn decide(&self, state: &mut State, now: Time, cost: u32) -> Option<Decision> {
+    fn decide(&self, state: &mut InlineState, now: Time, cost: u32) -> Option<Decision> {
         Some(on!(self, state, (it, own) => it.decide(own, now, cost)))
     }
 
-    fn peek(&self, mut state: State, now: Time, cost: u32) -> Option<Decision> {
+    fn peek(&self, mut state: InlineState, now: Time, cost: u32) -> Option<Decision> {
         Some(on!(self, &mut state, (it, own) => it.peek(own, now, cost)))
     }
 
-    fn refund(&self, state: &mut State, now: Time, cost: u32, at: Option<Time>) -> Option<()> {
+    fn refund(&self, state: &mut InlineState, now: Time, cost: u32, at: Option<Time>) -> Option<()> {
         on!(self, state, (it, own) => it.refund(own, now, cost, at));
         Some(())
     }
 }
 
-impl Brought {
-    pub(crate) fn new(bounds: Bounds) -> Brought {
+impl InlineTable {
+    pub(crate) fn new(bounds: Bounds) -> InlineTable {
         let Bounds { max_keys, max_bytes, when_full } = bounds;
-        let most = max_keys.min(max_bytes / Part::<Kept>::BYTES_PER_KEY_MAX).max(1);
-        Brought {
-            parts: (0..parts(most)).map(|_| Mutex::new(Part::default())).collect(),
-            keys: Quota::new(most),
+        let max_entries = max_keys.min(max_bytes / Shard::<InlineEntry>::BYTES_PER_KEY_MAX).max(1);
+        InlineTable {
+            shards: (0..shard_count(max_entries)).map(|_| Mutex::new(Shard::default())).collect(),
+            keys: Quota::new(max_entries),
             when_full,
             overflowed: AtomicU64::new(0),
         }
     }
 
-    fn part(&self, hash: u64) -> &Mutex<Part<Kept>> {
-        &self.parts[scale(hash, self.parts.len())]
+    fn shard(&self, hash: u64) -> &Mutex<Shard<InlineEntry>> {
+        &self.shards[scale(hash, self.shards.len())]
     }
 
-    /// Decides a request, and charges it unless `is_look` is set. None if the limit's states have no fixed size.
+    /// Decides a request, and charges it unless `is_peek` is set. None if the limit's states have no fixed size.
     pub(crate) fn decide(
         &self,
         hasher: &impl BuildHasher,
@@ -133,35 +133,35 @@ impl Brought {
         key: u64,
         now: Time,
         cost: u32,
-        is_look: bool,
+        is_peek: bool,
     ) -> Option<Decision> {
-        let fitting = Fitting::of(limit)?;
-        let hash = hash_of(hasher, &fitting, key);
-        let mut part = lock(self.part(hash));
-        if is_look {
-            let state = part.get(hash).map_or_else(|| fitting.fresh(), |kept| kept.state);
-            return fitting.peek(state, now, cost);
+        let algorithm = InlineAlgorithm::of(limit)?;
+        let hash = hash_of(hasher, &algorithm, key);
+        let mut shard = lock(self.shard(hash));
+        if is_peek {
+            let state = shard.get(hash).map_or_else(|| algorithm.fresh(), |entry| entry.state);
+            return algorithm.peek(state, now, cost);
         }
-        if let Some(kept) = part.get_mut(hash) {
-            let decision = fitting.decide(&mut kept.state, now, cost)?;
-            kept.until = kept.until.max(until(limit, now, &decision));
+        if let Some(entry) = shard.get_mut(hash) {
+            let decision = algorithm.decide(&mut entry.state, now, cost)?;
+            entry.until = entry.until.max(until(limit, now, &decision));
             return Some(decision);
         }
-        let mut state = fitting.fresh();
-        let decision = fitting.decide(&mut state, now, cost)?;
+        let mut state = algorithm.fresh();
+        let decision = algorithm.decide(&mut state, now, cost)?;
         // A key that is not charged needs no entry.
         if !decision.allowed || cost == 0 {
             return Some(decision);
         }
-        if !self.has_room(&mut part, now) {
+        if !self.reserve_key(&mut shard, now) {
             self.overflowed.fetch_add(1, Ordering::Relaxed);
             // Limits of different kinds cannot share one budget, so `Share` denies.
             return Some(match self.when_full {
                 WhenFull::Allow => decision,
-                WhenFull::Deny | WhenFull::Share => no_room(limit, &decision),
+                WhenFull::Deny | WhenFull::Share => denial_when_full(limit, &decision),
             });
         }
-        part.insert(hash, Kept { state, until: until(limit, now, &decision) });
+        shard.insert(hash, InlineEntry { state, until: until(limit, now, &decision) });
         Some(decision)
     }
 
@@ -175,24 +175,24 @@ impl Brought {
         cost: u32,
         at: Option<Time>,
     ) {
-        let Some(fitting) = Fitting::of(limit) else { return };
-        let hash = hash_of(hasher, &fitting, key);
-        if let Some(kept) = lock(self.part(hash)).get_mut(hash) {
-            fitting.refund(&mut kept.state, now, cost, at);
+        let Some(algorithm) = InlineAlgorithm::of(limit) else { return };
+        let hash = hash_of(hasher, &algorithm, key);
+        if let Some(entry) = lock(self.shard(hash)).get_mut(hash) {
+            algorithm.refund(&mut entry.state, now, cost, at);
         }
     }
 
-    fn has_room(&self, part: &mut Part<Kept>, now: Time) -> bool {
-        let mut sweep = |slots: usize| {
-            part.sweep(
-                slots,
-                |kept| kept.until <= now,
+    fn reserve_key(&self, shard: &mut Shard<InlineEntry>, now: Time) -> bool {
+        let mut sweep = |entries: usize| {
+            shard.sweep(
+                entries,
+                |entry| entry.until <= now,
                 |_, _| {
                     self.keys.refund(1);
                     true
                 },
             );
-            part.shrink();
+            shard.shrink();
         };
         sweep(SWEEP);
         self.keys.take(1) || {
@@ -212,21 +212,25 @@ impl Brought {
 
     /// Current bytes of the entries and of the array of shards.
     pub(crate) fn bytes(&self) -> usize {
-        size_of_val(&*self.parts) + self.parts.iter().map(|part| lock(part).bytes()).sum::<usize>()
+        size_of_val(&*self.shards) + self.shards.iter().map(|shard| lock(shard).bytes()).sum::<usize>()
     }
 }
 
 /// The hash includes the limit's parameters except its size, so that a key keeps its used units when a request states
 /// a higher or a lower limit. The hash of a [`Bucket`] includes the capacity, too: a small bucket would take a large
 /// bucket's deficit for a clock error and discard it.
-fn hash_of(hasher: &impl BuildHasher, fitting: &Fitting<'_>, key: u64) -> u64 {
-    match fitting {
-        Fitting::Bucket(it) => {
+fn hash_of(hasher: &impl BuildHasher, algorithm: &InlineAlgorithm<'_>, key: u64) -> u64 {
+    match algorithm {
+        InlineAlgorithm::Bucket(it) => {
             let mode = (it.is_leaky(), it.mode() == Some(LeakyMode::Shape));
             hasher.hash_one((0, mode, it.ticks_per_ns(), it.ticks_per_unit(), it.capacity(), key))
         }
-        Fitting::SteppedBucket(it) => hasher.hash_one((1, it.rate().count(), it.rate().period(), key)),
-        Fitting::FixedWindow(it) => hasher.hash_one((2, it.window(), it.align() == WindowAlign::Clock, key)),
+        InlineAlgorithm::SteppedBucket(it) => {
+            hasher.hash_one((1, it.rate().count(), it.rate().period(), key))
+        }
+        InlineAlgorithm::FixedWindow(it) => {
+            hasher.hash_one((2, it.window(), it.align() == WindowAlign::Clock, key))
+        }
     }
 }
 
@@ -236,7 +240,7 @@ fn until(limit: &Limit, now: Time, decision: &Decision) -> Time {
     now.saturating_add(decision.reset_after).saturating_add(limit.window())
 }
 
-fn no_room(limit: &Limit, fresh: &Decision) -> Decision {
+fn denial_when_full(limit: &Limit, fresh: &Decision) -> Decision {
     let wait = limit.window();
     Decision {
         allowed: false,

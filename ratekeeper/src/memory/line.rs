@@ -42,7 +42,7 @@ impl Tag {
 }
 
 /// Entries in a line whose states have `W` words: the control leaves fifteen half words.
-pub(crate) const fn slots<const W: usize>() -> usize {
+pub(crate) const fn entries<const W: usize>() -> usize {
     15 / (2 * W + 1)
 }
 
@@ -101,55 +101,55 @@ pub(crate) fn lock_if_free(line: &Line) -> Option<LockedLine<'_>> {
 /// from memory.
 #[inline(always)]
 pub(crate) fn find<const W: usize>(line: &Line, tag: Tag) -> Option<usize> {
-    (0..slots::<W>()).find(|&slot| tag_at(line, slot) == tag.0)
+    (0..entries::<W>()).find(|&index| tag_at(line, index) == tag.0)
 }
 
 /// The entry of a key whose line is in the cache. Compares all tags without branches, because a misprediction would
 /// take longer.
 #[inline(always)]
 pub(crate) fn find_in_cache<const W: usize>(line: &Line, tag: Tag) -> Option<usize> {
-    let is_here = |slot| u32::from(tag_at(line, slot) == tag.0) << slot;
-    let found = (0..slots::<W>()).map(is_here).fold(0, |all, one| all | one);
+    let is_here = |index| u32::from(tag_at(line, index) == tag.0) << index;
+    let found = (0..entries::<W>()).map(is_here).fold(0, |all, one| all | one);
     (found != 0).then(|| found.trailing_zeros() as usize)
 }
 
 /// The tag of an entry; 0 if the entry is empty.
 #[inline]
-fn tag_at(line: &Line, slot: usize) -> u32 {
-    let (word, shift) = tag_place(slot);
+fn tag_at(line: &Line, index: usize) -> u32 {
+    let (word, shift) = tag_position(index);
     (line[word].load(Ordering::Relaxed) >> shift) as u32
 }
 
 /// The word and the bit at which an entry's tag begins.
 #[inline]
-const fn tag_place(slot: usize) -> (usize, usize) {
-    let half = slot + 1;
+const fn tag_position(index: usize) -> (usize, usize) {
+    let half = index + 1;
     (half / 2, half % 2 * 32)
 }
 
 /// The state of an entry.
 #[inline]
-pub(crate) fn state<const W: usize>(line: &Line, slot: usize) -> [u64; W] {
-    let first = first_word::<W>(slot);
+pub(crate) fn state<const W: usize>(line: &Line, index: usize) -> [u64; W] {
+    let first = first_word::<W>(index);
     std::array::from_fn(|word| line[first + word].load(Ordering::Relaxed))
 }
 
 /// Whether an entry belongs to a key.
-pub(crate) fn is_taken(line: &Line, slot: usize) -> bool {
-    tag_at(line, slot) != 0
+pub(crate) fn is_in_use(line: &Line, index: usize) -> bool {
+    tag_at(line, index) != 0
 }
 
 /// The state of an entry, or None if another thread is changing the line: takes no lock and does not wait.
-pub(crate) fn state_if_free<const W: usize>(line: &Line, slot: usize) -> Option<[u64; W]> {
+pub(crate) fn state_if_free<const W: usize>(line: &Line, index: usize) -> Option<[u64; W]> {
     let control = Control(line[0].load(Ordering::Acquire));
-    let state = state(line, slot);
+    let state = state(line, index);
     (control.0 & LOCKED == 0 && is_unchanged(line, control)).then_some(state)
 }
 
 /// The word at which an entry's state begins: the states follow the words of the control and the tags.
 #[inline]
-const fn first_word<const W: usize>(slot: usize) -> usize {
-    (1 + slots::<W>()).div_ceil(2) + slot * W
+const fn first_word<const W: usize>(index: usize) -> usize {
+    (1 + entries::<W>()).div_ceil(2) + index * W
 }
 
 /// A line locked by one thread; readers retry once it is unlocked.
@@ -169,17 +169,17 @@ impl<'a> LockedLine<'a> {
     }
 
     #[inline]
-    pub(crate) fn set_state<const W: usize>(&mut self, slot: usize, state: [u64; W]) {
-        let first = first_word::<W>(slot);
+    pub(crate) fn set_state<const W: usize>(&mut self, index: usize, state: [u64; W]) {
+        let first = first_word::<W>(index);
         for (word, value) in state.into_iter().enumerate() {
             self.line[first + word].store(value, Ordering::Relaxed);
         }
     }
 
     /// Assigns an entry to a key, or empties it.
-    pub(crate) fn set_tag(&mut self, slot: usize, tag: Option<Tag>) {
+    pub(crate) fn set_tag(&mut self, index: usize, tag: Option<Tag>) {
         let tag = u64::from(tag.map_or(0, |tag| tag.0));
-        let (word, shift) = tag_place(slot);
+        let (word, shift) = tag_position(index);
         let others = |word: u64| word & !(HALF << shift);
         if word == 0 {
             self.first = others(self.first) | tag << shift;
@@ -192,8 +192,8 @@ impl<'a> LockedLine<'a> {
     }
 
     /// An entry that belongs to no key.
-    pub(crate) fn empty_slot<const W: usize>(&self) -> Option<usize> {
-        (0..slots::<W>()).find(|&slot| tag_at(self.line, slot) == 0)
+    pub(crate) fn empty_entry<const W: usize>(&self) -> Option<usize> {
+        (0..entries::<W>()).find(|&index| tag_at(self.line, index) == 0)
     }
 
     /// Whether keys of the line are spilled.

@@ -20,11 +20,11 @@ mod predecessor;
 mod shard;
 mod table;
 
-use inline::Brought;
-use map::Map;
+use inline::InlineTable;
+use map::StateMap;
 pub use overflow::WhenFull;
 use pack::{SmallCounter, SmallWindow};
-use predecessor::Older;
+use predecessor::Predecessor;
 use table::Table;
 
 /// The states of one limit's keys. The variant depends on the size of the limit's state.
@@ -38,8 +38,8 @@ enum States {
     Counter(Table<SmallCounter<2>, 1>),
     WideCounter(Table<SmallCounter<2>, 2>),
     FineCounter(Table<SmallCounter<8>, 5>),
-    FinestCounter(Map<Counter>),
-    Log(Map<Log>),
+    FinestCounter(StateMap<Counter>),
+    Log(StateMap<Log>),
 }
 
 /// Evaluates one expression on the table of any variant.
@@ -61,10 +61,10 @@ macro_rules! with {
 }
 
 impl States {
-    fn new(limit: &Limit, bounds: Bounds, older: Older) -> States {
+    fn new(limit: &Limit, bounds: Bounds, predecessor: Predecessor) -> States {
         macro_rules! table {
             ($algorithm:expr) => {
-                Table::new($algorithm, bounds, older)
+                Table::new($algorithm, bounds, predecessor)
             };
         }
         match limit {
@@ -85,15 +85,15 @@ impl States {
                 } else if let Some(fine) = SmallCounter::new(it) {
                     States::FineCounter(table!(fine))
                 } else {
-                    States::FinestCounter(Map::new(it.clone(), bounds, older))
+                    States::FinestCounter(StateMap::new(it.clone(), bounds, predecessor))
                 }
             }
-            Limit::Log(it) => States::Log(Map::new(it.clone(), bounds, older)),
+            Limit::Log(it) => States::Log(StateMap::new(it.clone(), bounds, predecessor)),
         }
     }
 
-    fn older(&self) -> &Older {
-        with!(self, table => table.older())
+    fn predecessor(&self) -> &Predecessor {
+        with!(self, table => table.predecessor())
     }
 
     /// A key's state, from this table or from its predecessor.
@@ -106,7 +106,7 @@ impl States {
     }
 
     fn bytes(&self) -> usize {
-        with!(self, table => table.bytes() + table.older().bytes())
+        with!(self, table => table.bytes() + table.predecessor().bytes())
     }
 
     #[inline]
@@ -115,9 +115,9 @@ impl States {
         hash: u64,
         now: impl FnOnce() -> Time,
         cost: u32,
-        told: impl FnOnce(Decision) -> R,
+        read: impl FnOnce(Decision) -> R,
     ) -> R {
-        with!(self, table => table.decide(hash, now, cost, told))
+        with!(self, table => table.decide(hash, now, cost, read))
     }
 }
 
@@ -135,7 +135,7 @@ pub struct Memory<C = SystemClock> {
     /// The limits in lock order.
     order: Box<[usize]>,
     /// The keys of inline limits, created with the first.
-    brought: Arc<OnceLock<Brought>>,
+    inline_table: Arc<OnceLock<InlineTable>>,
     bounds: Bounds,
 }
 
@@ -159,13 +159,13 @@ impl<C: Clock> Memory<C> {
         let all = bounds;
         let bounds = bounds.share(limits.len());
         Memory {
-            brought: Arc::default(),
+            inline_table: Arc::default(),
             bounds: all,
             clock,
             hasher: foldhash::quality::RandomState::default(),
             states: limits
                 .iter()
-                .map(|limit| Arc::new(States::new(limit, bounds, Older::default())))
+                .map(|limit| Arc::new(States::new(limit, bounds, Predecessor::default())))
                 .collect(),
             limits: limits.into(),
             ranks: (0..).take(limits.len()).collect(),
@@ -175,33 +175,33 @@ impl<C: Clock> Memory<C> {
 
     /// A store for new limits, where limit n takes over the state of limit `from[n]` of this store, if any. Unchanged
     /// limits share their states; a changed limit migrates a key's state when it first sees the key.
-    pub(crate) fn renewed(&self, limits: &[Limit], from: &[Option<usize>], bounds: Bounds) -> Memory<C>
+    pub(crate) fn reload(&self, limits: &[Limit], from: &[Option<usize>], bounds: Bounds) -> Memory<C>
     where
         C: Clone,
     {
         let (all, now) = (bounds, self.clock.now());
         let bounds = all.share(limits.len());
         let first = self.ranks.iter().min().map_or(0, |first| first - limits.len() as i64);
-        let mut taken = vec![false; self.limits.len()];
-        let renew = |(number, limit): (usize, &Limit)| {
+        let mut is_used = vec![false; self.limits.len()];
+        let reload_limit = |(number, limit): (usize, &Limit)| {
             // If two limits name the same predecessor, only the first gets it: otherwise one request would lock a key
             // twice.
-            let before = from.get(number).copied().flatten().filter(|&it| it < taken.len());
-            let before = before.filter(|&it| !std::mem::replace(&mut taken[it], true));
+            let before = from.get(number).copied().flatten().filter(|&it| it < is_used.len());
+            let before = before.filter(|&it| !std::mem::replace(&mut is_used[it], true));
             if let Some(before) = before.filter(|&it| self.limits[it] == *limit) {
                 return (self.states[before].clone(), self.ranks[before]);
             }
-            let older = before
+            let predecessor = before
                 .filter(|&it| limit.is_compatible(&self.limits[it]))
-                .map(|it| Older::new(&self.limits[it], self.states[it].clone(), limit, now));
-            let states = States::new(limit, bounds, older.unwrap_or_default());
+                .map(|it| Predecessor::new(&self.limits[it], self.states[it].clone(), limit, now));
+            let states = States::new(limit, bounds, predecessor.unwrap_or_default());
             (Arc::new(states), first + number as i64)
         };
-        let (states, ranks): (SmallVec<_>, Vec<i64>) = limits.iter().enumerate().map(renew).unzip();
+        let (states, ranks): (SmallVec<_>, Vec<i64>) = limits.iter().enumerate().map(reload_limit).unzip();
         let mut order: Box<[usize]> = (0..limits.len()).collect();
         order.sort_unstable_by_key(|&limit| ranks[limit]);
         Memory {
-            brought: self.brought.clone(),
+            inline_table: self.inline_table.clone(),
             bounds: all,
             clock: self.clock.clone(),
             hasher: self.hasher.clone(),
@@ -226,12 +226,12 @@ impl<C: Clock> Memory<C> {
         &self,
         key: &K,
         cost: u32,
-        told: impl FnOnce(Decision) -> R,
+        read: impl FnOnce(Decision) -> R,
     ) -> R {
         let hash = self.hash(key);
         match &*self.states {
-            [only] => only.decide(hash, || self.clock.now(), cost, told),
-            _ => told(self.check_several(hash, cost)),
+            [only] => only.decide(hash, || self.clock.now(), cost, read),
+            _ => read(self.check_several(hash, cost)),
         }
     }
 
@@ -283,8 +283,9 @@ impl<C: Clock> Memory<C> {
 
     pub(crate) fn peek<K: Hash + ?Sized>(&self, key: &K, cost: u32) -> Decision {
         let (hash, now) = (self.hash(key), self.clock.now());
-        let looks = self.states.iter().map(|states| with!(&**states, table => table.peek(hash, now, cost)));
-        Verdict { decisions: looks.collect(), ..Verdict::default() }.decision()
+        let decisions =
+            self.states.iter().map(|states| with!(&**states, table => table.peek(hash, now, cost)));
+        Verdict { decisions: decisions.collect(), ..Verdict::default() }.decision()
     }
 
     pub(crate) fn reset<K: Hash + ?Sized>(&self, key: &K) {
@@ -292,16 +293,16 @@ impl<C: Clock> Memory<C> {
         self.states.iter().for_each(|states| states.reset(hash, now));
     }
 
-    /// Charges all limits or none; only peeks if `is_look` is set.
-    pub(crate) fn charge_or_look(&self, charges: &[Charge], is_look: bool) -> Result<Verdict, ChargeError> {
-        if !is_look {
+    /// Charges all limits or none; only peeks if `is_peek` is set.
+    pub(crate) fn charge_or_peek(&self, charges: &[Charge], is_peek: bool) -> Result<Verdict, ChargeError> {
+        if !is_peek {
             return self.charge_all(charges);
         }
         let now = self.clock.now();
-        let looks = charges.iter().map(|charge| {
+        let decisions = charges.iter().map(|charge| {
             with!(&*self.states[charge.limit], table => table.peek(charge.key.0 as u64, now, charge.cost))
         });
-        Ok(Verdict { decisions: looks.collect(), at: now, ..Verdict::default() })
+        Ok(Verdict { decisions: decisions.collect(), at: now, ..Verdict::default() })
     }
 
     pub(crate) fn charge_all(&self, charges: &[Charge]) -> Result<Verdict, ChargeError> {
@@ -355,15 +356,15 @@ impl<C: Clock> Memory<C> {
     }
 
     /// Decides a request by an inline limit.
-    pub(crate) fn decide_by(
+    pub(crate) fn decide_inline(
         &self,
         limit: &Limit,
         key: Key,
         cost: u32,
-        is_look: bool,
+        is_peek: bool,
     ) -> Result<Verdict, ChargeError> {
         let now = self.clock.now();
-        let decision = self.brought().decide(&self.hasher, limit, key.0 as u64, now, cost, is_look);
+        let decision = self.inline_table().decide(&self.hasher, limit, key.0 as u64, now, cost, is_peek);
         let decisions = smallvec![decision.ok_or(ChargeError::UnsupportedInline)?];
         Ok(Verdict { decisions, at: now, ..Verdict::default() })
     }
@@ -373,8 +374,8 @@ impl<C: Clock> Memory<C> {
         self.clock.now()
     }
 
-    fn brought(&self) -> &Brought {
-        self.brought.get_or_init(|| Brought::new(self.bounds))
+    fn inline_table(&self) -> &InlineTable {
+        self.inline_table.get_or_init(|| InlineTable::new(self.bounds))
     }
 
     fn charge_once(&self, charges: &[Charge], now: Time) -> SmallVec<[Decision; 4]> {
@@ -407,12 +408,12 @@ impl<C: Clock> Memory<C> {
         let hash = key.0 as u64;
         with!(&*self.states[limit], table => {
             let mut held = table.hold(hash, now);
-            let asked = held.peek(cost);
+            let peeked = held.peek(cost);
             let at = decisions.len();
-            decisions.push(asked);
-            let allowed = self.charge_from(rest, now, allowed_so_far && asked.allowed, decisions);
+            decisions.push(peeked);
+            let allowed = self.charge_from(rest, now, allowed_so_far && peeked.allowed, decisions);
             // A limit that denies makes its own decision; a log that counts all requests counts this one, too.
-            if allowed || !asked.allowed || held.counts_denied() {
+            if allowed || !peeked.allowed || held.counts_denied() {
                 decisions[at] = held.decide(cost);
             }
             allowed
@@ -422,19 +423,19 @@ impl<C: Clock> Memory<C> {
     pub(crate) fn overflowed(&self) -> u64 {
         let of_limits: u64 =
             self.states.iter().map(|states| with!(&**states, table => table.overflowed())).sum();
-        of_limits + self.brought.get().map_or(0, Brought::overflowed)
+        of_limits + self.inline_table.get().map_or(0, InlineTable::overflowed)
     }
 
     pub(crate) fn keys(&self) -> usize {
         let now = self.clock.now();
         let of_limits: usize =
             self.states.iter().map(|states| with!(&**states, table => table.keys(now))).sum();
-        of_limits + self.brought.get().map_or(0, Brought::keys)
+        of_limits + self.inline_table.get().map_or(0, InlineTable::keys)
     }
 
     pub(crate) fn bytes(&self) -> usize {
         let of_limits: usize = self.states.iter().map(|states| states.bytes()).sum();
-        of_limits + self.brought.get().map_or(0, Brought::bytes)
+        of_limits + self.inline_table.get().map_or(0, InlineTable::bytes)
     }
 }
 
@@ -451,7 +452,7 @@ impl<C: Clock + Send + Sync> Store for Memory<C> {
 
     async fn peek(&self, charges: &[Charge]) -> Result<Verdict, ChargeError> {
         check_charges(charges, self.states.len())?;
-        self.charge_or_look(charges, true)
+        self.charge_or_peek(charges, true)
     }
 
     async fn refund(&self, charges: &[Charge], at: Option<Time>) -> Result<(), StoreUnavailable> {
@@ -474,19 +475,19 @@ impl<C: Clock + Send + Sync> Store for Memory<C> {
         limit: &Limit,
         key: Key,
         cost: u32,
-        is_look: bool,
+        is_peek: bool,
     ) -> Result<Verdict, ChargeError> {
-        self.decide_by(limit, key, cost, is_look)
+        self.decide_inline(limit, key, cost, is_peek)
     }
 
-    async fn refund_by(
+    async fn refund_inline(
         &self,
         limit: &Limit,
         key: Key,
         cost: u32,
         at: Option<Time>,
     ) -> Result<(), StoreUnavailable> {
-        self.brought().refund(&self.hasher, limit, key.0 as u64, self.clock.now(), cost, at);
+        self.inline_table().refund(&self.hasher, limit, key.0 as u64, self.clock.now(), cost, at);
         Ok(())
     }
 

@@ -8,12 +8,12 @@ use ratekeeper_core::{
 };
 
 /// An algorithm whose states are kept in `W` words each.
-pub(crate) trait Packed<const W: usize>: Algorithm {
+pub(crate) trait PackState<const W: usize>: Algorithm {
     fn pack(&self, state: &Self::State) -> [u64; W];
     fn unpack(&self, words: [u64; W]) -> Self::State;
 }
 
-impl Packed<1> for NarrowBucket {
+impl PackState<1> for NarrowBucket {
     #[inline]
     fn pack(&self, full_at: &u64) -> [u64; 1] {
         [*full_at]
@@ -25,7 +25,7 @@ impl Packed<1> for NarrowBucket {
     }
 }
 
-impl Packed<2> for Bucket {
+impl PackState<2> for Bucket {
     #[inline]
     fn pack(&self, full_at: &u128) -> [u64; 2] {
         [*full_at as u64, (*full_at >> 64) as u64]
@@ -37,7 +37,7 @@ impl Packed<2> for Bucket {
     }
 }
 
-impl Packed<2> for SteppedBucket {
+impl PackState<2> for SteppedBucket {
     #[inline]
     fn pack(&self, state: &SteppedBucketState) -> [u64; 2] {
         [state.period_start, u64::from(state.used)]
@@ -77,9 +77,9 @@ impl SmallWindow {
     }
 
     /// Caps the count at what its bits can represent, which is at least the limit.
-    pub(crate) fn fitted(&self, state: FixedWindowState) -> FixedWindowState {
-        let most = mask(self.count_bits) as u32;
-        FixedWindowState { count: state.count.min(most), ..state }
+    pub(crate) fn capped(&self, state: FixedWindowState) -> FixedWindowState {
+        let max = mask(self.count_bits) as u32;
+        FixedWindowState { count: state.count.min(max), ..state }
     }
 }
 
@@ -115,7 +115,7 @@ impl Algorithm for SmallWindow {
     }
 }
 
-impl Packed<1> for SmallWindow {
+impl PackState<1> for SmallWindow {
     #[inline]
     fn pack(&self, state: &FixedWindowState) -> [u64; 1] {
         [state.window << self.count_bits | u64::from(state.count)]
@@ -128,7 +128,7 @@ impl Packed<1> for SmallWindow {
     }
 }
 
-impl Packed<2> for FixedWindow {
+impl PackState<2> for FixedWindow {
     #[inline]
     fn pack(&self, state: &FixedWindowState) -> [u64; 2] {
         [state.window, u64::from(state.count)]
@@ -156,7 +156,7 @@ impl<const N: usize> SmallCounter<N> {
     }
 
     /// Caps a count at what its bits can represent, which is at least the limit.
-    pub(crate) fn fitted(&self, count: u32) -> u32 {
+    pub(crate) fn capped(&self, count: u32) -> u32 {
         count.min(mask(self.count_bits) as u32)
     }
 }
@@ -204,7 +204,7 @@ impl SmallCounter<2> {
     }
 }
 
-impl Packed<1> for SmallCounter<2> {
+impl PackState<1> for SmallCounter<2> {
     #[inline]
     fn pack(&self, state: &Self::State) -> [u64; 1] {
         let bits = self.count_bits;
@@ -220,7 +220,7 @@ impl Packed<1> for SmallCounter<2> {
     }
 }
 
-impl Packed<2> for SmallCounter<2> {
+impl PackState<2> for SmallCounter<2> {
     #[inline]
     fn pack(&self, state: &Self::State) -> [u64; 2] {
         [state.newest, pair(state.counts)]
@@ -232,7 +232,7 @@ impl Packed<2> for SmallCounter<2> {
     }
 }
 
-impl Packed<5> for SmallCounter<8> {
+impl PackState<5> for SmallCounter<8> {
     fn pack(&self, state: &Self::State) -> [u64; 5] {
         let [a, b, c, d, e, f, g, h] = state.counts;
         [state.newest, pair([a, b]), pair([c, d]), pair([e, f]), pair([g, h])]

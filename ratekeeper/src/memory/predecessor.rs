@@ -27,7 +27,7 @@ const GENERATIONS_MAX: usize = 8;
 const WINDOWS_MAX: u32 = 3;
 
 /// An algorithm whose states can be migrated.
-pub(crate) trait Kept: Algorithm {
+pub(crate) trait Migratable: Algorithm {
     fn lift(state: Self::State) -> State;
     /// None for a state of another algorithm.
     fn lower(&self, state: State) -> Option<Self::State>;
@@ -35,10 +35,10 @@ pub(crate) trait Kept: Algorithm {
 
 /// The predecessor of a table, if it has one.
 #[derive(Debug, Default)]
-pub(crate) struct Older(Option<Box<Before>>);
+pub(crate) struct Predecessor(Option<Box<ReplacedLimit>>);
 
 #[derive(Debug)]
-struct Before {
+struct ReplacedLimit {
     from: Limit,
     to: Limit,
     /// When `to` replaced `from`.
@@ -48,59 +48,67 @@ struct Before {
     states: RwLock<Option<Arc<States>>>,
 }
 
-impl Older {
+impl Predecessor {
     /// The states of `from`, for a limit that is [compatible](Limit::is_compatible) with it.
-    pub(crate) fn new(from: &Limit, states: Arc<States>, to: &Limit, at: Time) -> Older {
+    pub(crate) fn new(from: &Limit, states: Arc<States>, to: &Limit, at: Time) -> Predecessor {
         let until = at.saturating_add(to.window().saturating_mul(WINDOWS_MAX));
         let states = RwLock::new(Some(states));
-        let older = Older(Some(Box::new(Before { from: from.clone(), to: to.clone(), at, until, states })));
-        older.keep_generations(GENERATIONS_MAX);
-        older
+        let predecessor = Predecessor(Some(Box::new(ReplacedLimit {
+            from: from.clone(),
+            to: to.clone(),
+            at,
+            until,
+            states,
+        })));
+        predecessor.keep_generations(GENERATIONS_MAX);
+        predecessor
     }
 
     fn keep_generations(&self, generations: usize) {
-        let Some(before) = &self.0 else { return };
+        let Some(replaced) = &self.0 else { return };
         match generations {
-            0 => before.forget(),
-            _ => before.ask(|states| states.older().keep_generations(generations - 1)).unwrap_or_default(),
+            0 => replaced.drop_states(),
+            _ => replaced
+                .with_states(|states| states.predecessor().keep_generations(generations - 1))
+                .unwrap_or_default(),
         }
     }
 
     /// The migrated state of a key that has no entry in the new table.
     pub(crate) fn state(&self, hash: u64, now: Time) -> Option<State> {
-        let before = self.0.as_ref()?;
-        if now >= before.until {
-            before.forget();
+        let replaced = self.0.as_ref()?;
+        if now >= replaced.until {
+            replaced.drop_states();
             return None;
         }
-        let state = before.ask(|states| states.state(hash, now))??;
-        before.to.migrate_state(&before.from, state, before.at)
+        let state = replaced.with_states(|states| states.state(hash, now))??;
+        replaced.to.migrate_state(&replaced.from, state, replaced.at)
     }
 
     /// Resets a key in the predecessor.
     pub(crate) fn reset(&self, hash: u64, now: Time) {
-        if let Some(before) = &self.0 {
-            before.ask(|states| states.reset(hash, now));
+        if let Some(replaced) = &self.0 {
+            replaced.with_states(|states| states.reset(hash, now));
         }
     }
 
     /// Bytes of the predecessor's states.
     pub(crate) fn bytes(&self) -> usize {
-        self.0.as_ref().and_then(|before| before.ask(States::bytes)).unwrap_or(0)
+        self.0.as_ref().and_then(|replaced| replaced.with_states(States::bytes)).unwrap_or(0)
     }
 }
 
-impl Before {
-    fn ask<R>(&self, question: impl FnOnce(&States) -> R) -> Option<R> {
+impl ReplacedLimit {
+    fn with_states<R>(&self, read: impl FnOnce(&States) -> R) -> Option<R> {
         let states = self.states.read().unwrap_or_else(PoisonError::into_inner);
-        states.as_deref().map(question)
+        states.as_deref().map(read)
     }
 
     /// Drops the states, unless readers hold the lock: then a later call does.
     #[cold]
-    fn forget(&self) {
-        let forgotten = self.states.try_write().ok().and_then(|mut states| states.take());
-        if let Some(states) = forgotten {
+    fn drop_states(&self) {
+        let states = self.states.try_write().ok().and_then(|mut states| states.take());
+        if let Some(states) = states {
             // Freeing a million logs takes longer than a request should wait, so another thread does it. If no thread
             // can be started, the request frees them.
             let _ = std::thread::Builder::new().spawn(move || drop(states));
@@ -108,9 +116,9 @@ impl Before {
     }
 }
 
-macro_rules! kept_as_they_are {
+macro_rules! migrate_unchanged {
     ($($algorithm:ty => $kind:ident),*) => {
-        $(impl Kept for $algorithm {
+        $(impl Migratable for $algorithm {
             fn lift(state: Self::State) -> State {
                 State::$kind(state)
             }
@@ -125,9 +133,9 @@ macro_rules! kept_as_they_are {
     };
 }
 
-kept_as_they_are!(Bucket => Bucket, SteppedBucket => SteppedBucket, FixedWindow => FixedWindow, Log => Log, Counter => Counter);
+migrate_unchanged!(Bucket => Bucket, SteppedBucket => SteppedBucket, FixedWindow => FixedWindow, Log => Log, Counter => Counter);
 
-impl Kept for NarrowBucket {
+impl Migratable for NarrowBucket {
     fn lift(full_at: u64) -> State {
         State::Bucket(u128::from(full_at))
     }
@@ -140,30 +148,30 @@ impl Kept for NarrowBucket {
     }
 }
 
-impl Kept for SmallWindow {
+impl Migratable for SmallWindow {
     fn lift(state: Self::State) -> State {
         State::FixedWindow(state)
     }
 
     fn lower(&self, state: State) -> Option<Self::State> {
         match state {
-            State::FixedWindow(state) => Some(self.fitted(state)),
+            State::FixedWindow(state) => Some(self.capped(state)),
             _ => None,
         }
     }
 }
 
-impl<const N: usize> Kept for SmallCounter<N> {
+impl<const N: usize> Migratable for SmallCounter<N> {
     fn lift(state: Self::State) -> State {
         State::Counter(CounterState { newest: state.newest, counts: Box::new(state.counts) })
     }
 
     fn lower(&self, state: State) -> Option<Self::State> {
         let State::Counter(CounterState { newest, counts }) = state else { return None };
-        let fitted: SmallVec<[u32; 8]> = counts.iter().map(|count| self.fitted(*count)).collect();
+        let capped: SmallVec<[u32; 8]> = counts.iter().map(|count| self.capped(*count)).collect();
         let mut counts = [0; N];
-        let held = fitted.len().min(N);
-        counts[..held].copy_from_slice(&fitted[..held]);
+        let held = capped.len().min(N);
+        counts[..held].copy_from_slice(&capped[..held]);
         Some(CounterState { newest, counts })
     }
 }

@@ -4,13 +4,13 @@
 //! few kilobytes and delays no request noticeably. Removal leaves no tombstone: displaced keys move back.
 
 /// Maximum load factor of four fifths; a full shard grows by a quarter.
-const KEYS_PER_5_SLOTS: usize = 4;
-const SLOTS_MIN: usize = 4;
+const KEYS_PER_5_ENTRIES: usize = 4;
+const ENTRIES_MIN: usize = 4;
 /// A shard with at least this many entries shrinks when less than a quarter are in use.
-const SLOTS_KEPT: usize = 32;
+const SHRINK_ENTRIES_MIN: usize = 32;
 
 /// Number of shards for `max_keys` keys: enough that each stays small and threads rarely contend.
-pub(crate) fn parts(max_keys: usize) -> usize {
+pub(crate) fn shard_count(max_keys: usize) -> usize {
     (max_keys / 192).clamp(1, 1 << 16)
 }
 
@@ -21,64 +21,64 @@ pub(crate) fn scale(hash: u64, count: usize) -> usize {
 }
 
 #[derive(Debug)]
-pub(crate) struct Part<S> {
-    slots: Vec<Slot<S>>,
+pub(crate) struct Shard<S> {
+    entries: Vec<ShardEntry<S>>,
     keys: usize,
     /// The entry at which the next sweep starts.
     cursor: usize,
 }
 
 #[derive(Debug)]
-struct Slot<S> {
+struct ShardEntry<S> {
     hash: u64,
     state: Option<S>,
 }
 
-impl<S> Default for Part<S> {
-    fn default() -> Part<S> {
-        Part { slots: Vec::new(), keys: 0, cursor: 0 }
+impl<S> Default for Shard<S> {
+    fn default() -> Shard<S> {
+        Shard { entries: Vec::new(), keys: 0, cursor: 0 }
     }
 }
 
-impl<S> Part<S> {
+impl<S> Shard<S> {
     /// Maximum bytes per key: a shard that has just grown is filled to 64 %.
-    pub(crate) const BYTES_PER_KEY_MAX: usize = size_of::<Slot<S>>() * 8 / 5;
+    pub(crate) const BYTES_PER_KEY_MAX: usize = size_of::<ShardEntry<S>>() * 8 / 5;
 
     /// Bytes of the entries.
     pub(crate) fn bytes(&self) -> usize {
-        self.slots.capacity() * size_of::<Slot<S>>()
+        self.entries.capacity() * size_of::<ShardEntry<S>>()
     }
 
     /// Bytes by which the next new key makes this shard grow.
     pub(crate) fn growth_bytes(&self) -> usize {
-        self.slots_wanted().saturating_sub(self.slots.len()) * size_of::<Slot<S>>()
+        self.entries_needed().saturating_sub(self.entries.len()) * size_of::<ShardEntry<S>>()
     }
 
-    fn slots_wanted(&self) -> usize {
-        let slots = self.slots.len();
-        if (self.keys + 1) * 5 > slots * KEYS_PER_5_SLOTS {
-            (slots + slots / 4).max(SLOTS_MIN)
+    fn entries_needed(&self) -> usize {
+        let entries = self.entries.len();
+        if (self.keys + 1) * 5 > entries * KEYS_PER_5_ENTRIES {
+            (entries + entries / 4).max(ENTRIES_MIN)
         } else {
-            slots
+            entries
         }
     }
 
     /// The upper bits select the shard, so the lower bits select the entry.
     #[inline]
     fn home(&self, hash: u64) -> usize {
-        scale(hash.rotate_left(32), self.slots.len())
+        scale(hash.rotate_left(32), self.entries.len())
     }
 
     #[inline]
     fn after(&self, at: usize) -> usize {
-        if at + 1 < self.slots.len() { at + 1 } else { 0 }
+        if at + 1 < self.entries.len() { at + 1 } else { 0 }
     }
 
     /// The index of a key, valid until the next insertion or removal.
     #[inline]
     pub(crate) fn find(&self, hash: u64) -> Option<usize> {
         let mut at = self.home(hash);
-        while let Some(Slot { hash: there, state: Some(_) }) = self.slots.get(at) {
+        while let Some(ShardEntry { hash: there, state: Some(_) }) = self.entries.get(at) {
             if *there == hash {
                 return Some(at);
             }
@@ -88,12 +88,12 @@ impl<S> Part<S> {
     }
 
     pub(crate) fn at(&self, at: usize) -> Option<&S> {
-        self.slots.get(at)?.state.as_ref()
+        self.entries.get(at)?.state.as_ref()
     }
 
     #[inline]
     pub(crate) fn at_mut(&mut self, at: usize) -> Option<&mut S> {
-        self.slots.get_mut(at)?.state.as_mut()
+        self.entries.get_mut(at)?.state.as_mut()
     }
 
     pub(crate) fn get(&self, hash: u64) -> Option<&S> {
@@ -106,9 +106,9 @@ impl<S> Part<S> {
 
     /// Inserts a key that is not in the shard and returns its index.
     pub(crate) fn insert(&mut self, hash: u64, state: S) -> usize {
-        let wanted = self.slots_wanted();
-        if wanted > self.slots.len() {
-            self.rebuild(wanted);
+        let needed = self.entries_needed();
+        if needed > self.entries.len() {
+            self.rebuild(needed);
         }
         self.keys += 1;
         self.put(hash, state)
@@ -116,17 +116,17 @@ impl<S> Part<S> {
 
     fn put(&mut self, hash: u64, state: S) -> usize {
         let mut at = self.home(hash);
-        while self.slots[at].state.is_some() {
+        while self.entries[at].state.is_some() {
             at = self.after(at);
         }
-        self.slots[at] = Slot { hash, state: Some(state) };
+        self.entries[at] = ShardEntry { hash, state: Some(state) };
         at
     }
 
-    fn rebuild(&mut self, slots: usize) {
-        let mut empty = Vec::with_capacity(slots);
-        empty.resize_with(slots, || Slot { hash: 0, state: None });
-        for Slot { hash, state } in std::mem::replace(&mut self.slots, empty) {
+    fn rebuild(&mut self, entries: usize) {
+        let mut empty = Vec::with_capacity(entries);
+        empty.resize_with(entries, || ShardEntry { hash: 0, state: None });
+        for ShardEntry { hash, state } in std::mem::replace(&mut self.entries, empty) {
             if let Some(state) = state {
                 self.put(hash, state);
             }
@@ -137,8 +137,8 @@ impl<S> Part<S> {
     /// Frees memory that a flood of keys has left, and returns the number of bytes.
     pub(crate) fn shrink(&mut self) -> usize {
         let before = self.bytes();
-        if self.slots.len() >= SLOTS_KEPT && self.keys * 4 < self.slots.len() {
-            self.rebuild(self.keys * 2 + SLOTS_MIN);
+        if self.entries.len() >= SHRINK_ENTRIES_MIN && self.keys * 4 < self.entries.len() {
+            self.rebuild(self.keys * 2 + ENTRIES_MIN);
         }
         before - self.bytes()
     }
@@ -148,14 +148,14 @@ impl<S> Part<S> {
     }
 
     fn take(&mut self, mut hole: usize) -> Option<S> {
-        let taken = self.slots.get_mut(hole)?.state.take()?;
+        let taken = self.entries.get_mut(hole)?.state.take()?;
         self.keys -= 1;
         let mut at = self.after(hole);
-        while self.slots[at].state.is_some() {
+        while self.entries[at].state.is_some() {
             // An entry may move back into the hole unless the hole lies before its home position.
-            let way = |from: usize| if at >= from { at - from } else { at + self.slots.len() - from };
-            if way(self.home(self.slots[at].hash)) >= way(hole) {
-                self.slots.swap(hole, at);
+            let distance = |from: usize| if at >= from { at - from } else { at + self.entries.len() - from };
+            if distance(self.home(self.entries[at].hash)) >= distance(hole) {
+                self.entries.swap(hole, at);
                 hole = at;
             }
             at = self.after(at);
@@ -163,16 +163,18 @@ impl<S> Part<S> {
         Some(taken)
     }
 
-    /// Scans the next `n` entries and removes the idle keys for which `may_go` returns true.
+    /// Scans the next `n` entries and removes the idle keys for which `may_evict` returns true.
     pub(crate) fn sweep(
         &mut self,
         n: usize,
         is_idle: impl Fn(&S) -> bool,
-        mut may_go: impl FnMut(u64, &S) -> bool,
+        mut may_evict: impl FnMut(u64, &S) -> bool,
     ) {
-        for _ in 0..n.min(self.slots.len()) {
-            match self.slots.get(self.cursor) {
-                Some(Slot { hash, state: Some(state) }) if is_idle(state) && may_go(*hash, state) => {
+        for _ in 0..n.min(self.entries.len()) {
+            match self.entries.get(self.cursor) {
+                Some(ShardEntry { hash, state: Some(state) })
+                    if is_idle(state) && may_evict(*hash, state) =>
+                {
                     // Another entry may have moved into this position, so the cursor stays.
                     self.take(self.cursor);
                 }
@@ -221,40 +223,40 @@ mod tests {
         /// The shard holds the same keys as a map after any steps; an idle key is one with an even state.
         #[test]
         fn shard_holds_the_same_keys_as_a_map(steps in steps()) {
-            let (mut part, mut map) = (Part::default(), HashMap::new());
+            let (mut shard, mut map) = (Shard::default(), HashMap::new());
             for (number, step) in steps.into_iter().enumerate() {
                 match step {
                     Step::Insert(hash) => {
-                        if let Some(state) = part.get_mut(hash) {
+                        if let Some(state) = shard.get_mut(hash) {
                             *state = number;
                         } else {
-                            let growth = part.growth_bytes();
-                            let before = part.bytes();
-                            let at = part.insert(hash, number);
-                            prop_assert_eq!(part.at(at), Some(&number));
-                            prop_assert_eq!(part.bytes(), before + growth);
+                            let growth = shard.growth_bytes();
+                            let before = shard.bytes();
+                            let at = shard.insert(hash, number);
+                            prop_assert_eq!(shard.at(at), Some(&number));
+                            prop_assert_eq!(shard.bytes(), before + growth);
                         }
                         map.insert(hash, number);
                     }
-                    Step::Remove(hash) => prop_assert_eq!(part.remove(hash), map.remove(&hash)),
-                    Step::Sweep(n) => part.sweep(n, |state| state % 2 == 0, |hash, state| {
+                    Step::Remove(hash) => prop_assert_eq!(shard.remove(hash), map.remove(&hash)),
+                    Step::Sweep(n) => shard.sweep(n, |state| state % 2 == 0, |hash, state| {
                         map.remove(&hash) == Some(*state)
                     }),
                     Step::Shrink => {
-                        let before = part.bytes();
-                        let freed = part.shrink();
-                        prop_assert_eq!(part.bytes(), before - freed);
+                        let before = shard.bytes();
+                        let freed = shard.shrink();
+                        prop_assert_eq!(shard.bytes(), before - freed);
                     }
                 }
-                prop_assert_eq!(part.keys, map.len());
+                prop_assert_eq!(shard.keys, map.len());
                 for (hash, state) in &map {
-                    prop_assert_eq!(part.get(*hash), Some(state), "{:x}", hash);
+                    prop_assert_eq!(shard.get(*hash), Some(state), "{:x}", hash);
                 }
             }
             // A full sweep reaches every key.
-            part.sweep(2 * part.slots.len(), |_| true, |_, _| true);
-            part.sweep(2 * part.slots.len(), |_| true, |_, _| true);
-            prop_assert_eq!(part.keys, 0);
+            shard.sweep(2 * shard.entries.len(), |_| true, |_, _| true);
+            shard.sweep(2 * shard.entries.len(), |_| true, |_, _| true);
+            prop_assert_eq!(shard.keys, 0);
         }
     }
 }

@@ -11,13 +11,13 @@ use ratekeeper_core::{Algorithm, Decision, State, Time};
 use super::Bounds;
 use super::line::{self, Line, LockedLine, Tag, WORDS};
 use super::overflow::{HeldOverflow, Overflow, Quota};
-use super::pack::Packed;
-use super::predecessor::{Kept, Older};
-use super::shard::{Part, parts, scale};
+use super::pack::PackState;
+use super::predecessor::{Migratable, Predecessor};
+use super::shard::{Shard, scale, shard_count};
 use crate::sync::{AtomicU64, Mutex, lock};
 
 /// Entries per 100 keys: the more entries, the fewer keys find their line full.
-const SLOTS_PERCENT: usize = 230;
+const ENTRIES_PERCENT: usize = 230;
 /// Extra capacity of the side map, because small tables fill unevenly.
 const SPILL_EXTRA: usize = 64;
 /// Spilled keys that a newly spilled key scans for idle ones.
@@ -32,11 +32,11 @@ pub(crate) struct Table<A: Algorithm, const W: usize> {
     /// Index of the first word that is aligned to a cache line.
     first: usize,
     lines: usize,
-    spill: Box<[Mutex<Part<A::State>>]>,
+    spill: Box<[Mutex<Shard<A::State>>]>,
     spilled: Quota,
     overflow: Overflow<A::State>,
     window: Duration,
-    older: Older,
+    predecessor: Predecessor,
 }
 
 #[cfg(not(loom))]
@@ -49,12 +49,12 @@ fn zeroed(words: usize) -> Box<[AtomicU64]> {
     (0..words).map(|_| AtomicU64::new(0)).collect()
 }
 
-impl<A: Packed<W> + Kept, const W: usize> Table<A, W> {
+impl<A: PackState<W> + Migratable, const W: usize> Table<A, W> {
     /// Bytes of a spilled key, including its share of the shards.
-    const BYTES_PER_SPILLED: usize = Part::<A::State>::BYTES_PER_KEY_MAX + 1;
+    const BYTES_PER_SPILLED: usize = Shard::<A::State>::BYTES_PER_KEY_MAX + 1;
 
     /// A table for `max_keys` keys in use, or for as many as fit into `max_bytes`.
-    pub(crate) fn new(algorithm: A, bounds: Bounds, older: Older) -> Table<A, W> {
+    pub(crate) fn new(algorithm: A, bounds: Bounds, predecessor: Predecessor) -> Table<A, W> {
         let Bounds { max_keys, max_bytes, when_full } = bounds;
         let per_1000_keys = Self::bytes_for(1000) - Self::bytes_for(0);
         let room = max_bytes.saturating_sub(Self::bytes_for(0)) as u128 * 1000 / per_1000_keys as u128;
@@ -69,23 +69,23 @@ impl<A: Packed<W> + Kept, const W: usize> Table<A, W> {
             first: words.as_ptr().align_offset(WORDS * size_of::<u64>()) % WORDS,
             words,
             lines,
-            spill: (0..parts(spill_max)).map(|_| Mutex::new(Part::default())).collect(),
+            spill: (0..shard_count(spill_max)).map(|_| Mutex::new(Shard::default())).collect(),
             spilled: Quota::new(spill_max),
             overflow: Overflow::new(when_full, algorithm.fresh_in_place()),
             window: algorithm.window(),
             algorithm,
-            older,
+            predecessor,
         }
     }
 
     fn lines_for(max_keys: usize) -> usize {
-        (max_keys.saturating_mul(SLOTS_PERCENT) / 100 / line::slots::<W>()).max(1)
+        (max_keys.saturating_mul(ENTRIES_PERCENT) / 100 / line::entries::<W>()).max(1)
     }
 
     /// Capacity of the side map, several times the expected number of spilled keys: with five, three and one entries
     /// per line, 1.5, 5 and 19 % of the keys find their line full by chance.
     fn spill_for(max_keys: usize) -> usize {
-        max_keys / (2 * line::slots::<W>()) + SPILL_EXTRA
+        max_keys / (2 * line::entries::<W>()) + SPILL_EXTRA
     }
 
     fn bytes_for(max_keys: usize) -> usize {
@@ -107,17 +107,18 @@ impl<A: Packed<W> + Kept, const W: usize> Table<A, W> {
         let (lines, _): (&[Line], _) = self.words[self.first..].as_chunks();
         let lines = &lines[..self.lines];
         let step = lines.len().div_ceil(COUNTED_LINES_MAX);
-        let (looked, keys) = lines.iter().step_by(step).fold((0, 0), |(looked, keys), line| {
+        let (scanned, keys) = lines.iter().step_by(step).fold((0, 0), |(scanned, keys), line| {
             // A key whose line is being changed counts as in use.
-            let is_idle = |slot| {
-                line::state_if_free(line, slot)
+            let is_idle = |index| {
+                line::state_if_free(line, index)
                     .is_some_and(|state| self.algorithm.is_fresh(&self.algorithm.unpack(state), now))
             };
-            let in_use = (0..line::slots::<W>()).filter(|&slot| line::is_taken(line, slot) && !is_idle(slot));
-            (looked + 1, keys + in_use.count())
+            let in_use =
+                (0..line::entries::<W>()).filter(|&index| line::is_in_use(line, index) && !is_idle(index));
+            (scanned + 1, keys + in_use.count())
         });
         // At most the number of entries, which fits into a usize.
-        (keys as u128 * lines.len() as u128 / looked as u128) as usize + self.spilled.used()
+        (keys as u128 * lines.len() as u128 / scanned as u128) as usize + self.spilled.used()
     }
 
     #[inline]
@@ -132,7 +133,7 @@ impl<A: Packed<W> + Kept, const W: usize> Table<A, W> {
         self.line(hash)[0].load(crate::sync::Ordering::Relaxed)
     }
 
-    /// Decides and charges a request, and returns the result of `told` for the decision: fields that `told` does not
+    /// Decides and charges a request, and returns the result of `read` for the decision: fields that `read` does not
     /// use are optimised out.
     ///
     /// The clock is read while the line is fetched from memory: each takes about as long as all the rest.
@@ -142,9 +143,9 @@ impl<A: Packed<W> + Kept, const W: usize> Table<A, W> {
         hash: u64,
         now: impl FnOnce() -> Time,
         cost: u32,
-        told: impl FnOnce(Decision) -> R,
+        read: impl FnOnce(Decision) -> R,
     ) -> R {
-        self.decide_by(line::find::<W>, hash, now, cost, told)
+        self.decide_with(line::find::<W>, hash, now, cost, read)
     }
 
     /// The same as `decide` for a key that was [touched](Self::touch).
@@ -154,28 +155,28 @@ impl<A: Packed<W> + Kept, const W: usize> Table<A, W> {
         hash: u64,
         now: Time,
         cost: u32,
-        told: impl FnOnce(Decision) -> R,
+        read: impl FnOnce(Decision) -> R,
     ) -> R {
-        self.decide_by(line::find_in_cache::<W>, hash, || now, cost, told)
+        self.decide_with(line::find_in_cache::<W>, hash, || now, cost, read)
     }
 
     #[inline(always)]
-    fn decide_by<R>(
+    fn decide_with<R>(
         &self,
         find: impl Fn(&Line, Tag) -> Option<usize>,
         hash: u64,
         now: impl FnOnce() -> Time,
         cost: u32,
-        told: impl FnOnce(Decision) -> R,
+        read: impl FnOnce(Decision) -> R,
     ) -> R {
         let (line, tag) = (self.line(hash), Tag::of(hash));
         let mut control = line::control(line);
         let now = now();
         loop {
-            let Some(slot) = find(line, tag) else {
-                return told(self.decide_held(hash, now, cost));
+            let Some(index) = find(line, tag) else {
+                return read(self.decide_held(hash, now, cost));
             };
-            let before = line::state::<W>(line, slot);
+            let before = line::state::<W>(line, index);
             // A state of one word is always consistent; several words may belong to two states.
             if W == 1 || line::is_unchanged(line, control) {
                 let mut state = self.algorithm.unpack(before);
@@ -183,13 +184,13 @@ impl<A: Packed<W> + Kept, const W: usize> Table<A, W> {
                 let after = self.algorithm.pack(&state);
                 if after == before {
                     if line::is_unchanged(line, control) {
-                        return told(decision);
+                        return read(decision);
                     }
                 } else if let Some(mut locked) = line::try_lock(line, control) {
-                    locked.set_state(slot, after);
-                    // Unlocks first, because `told` may check a key of the same line.
+                    locked.set_state(index, after);
+                    // Unlocks first, because `map` may check a key of the same line.
                     drop(locked);
-                    return told(decision);
+                    return read(decision);
                 }
             }
             control = line::control(line);
@@ -209,7 +210,7 @@ impl<A: Packed<W> + Kept, const W: usize> Table<A, W> {
         loop {
             let control = line::control(line);
             let state = match line::find::<W>(line, tag) {
-                Some(slot) => self.algorithm.unpack(line::state(line, slot)),
+                Some(index) => self.algorithm.unpack(line::state(line, index)),
                 None => return self.hold(hash, now).peek(cost),
             };
             if line::is_unchanged(line, control) {
@@ -219,121 +220,121 @@ impl<A: Packed<W> + Kept, const W: usize> Table<A, W> {
     }
 
     /// Locks a key: no other request for it is decided until the returned value is dropped.
-    pub(crate) fn hold(&self, hash: u64, now: Time) -> HeldSlot<'_, A, W> {
+    pub(crate) fn hold(&self, hash: u64, now: Time) -> LockedEntry<'_, A, W> {
         let locked = line::lock(self.line(hash));
-        let mut held = HeldSlot { table: self, locked, hash, now, place: Place::New };
-        held.place = held.find();
+        let mut held = LockedEntry { table: self, locked, hash, now, entry: TableEntry::New };
+        held.entry = held.find();
         held
     }
 
-    pub(crate) fn older(&self) -> &Older {
-        &self.older
+    pub(crate) fn predecessor(&self) -> &Predecessor {
+        &self.predecessor
     }
 
     /// A key's state, from this table or from its predecessor.
     pub(crate) fn state(&self, hash: u64, now: Time) -> Option<State> {
         let locked = line::lock(self.line(hash));
         let here = match line::find::<W>(locked.line(), Tag::of(hash)) {
-            Some(slot) => Some(self.algorithm.unpack(line::state(locked.line(), slot))),
+            Some(index) => Some(self.algorithm.unpack(line::state(locked.line(), index))),
             None if locked.has_spilled() => lock(self.spill_of(hash)).get(hash).cloned(),
             None => None,
         };
-        here.map(A::lift).or_else(|| self.older.state(hash, now))
+        here.map(A::lift).or_else(|| self.predecessor.state(hash, now))
     }
 
     /// The migrated state of a key without an entry, if it still counts.
     fn migrate_state(&self, hash: u64, now: Time) -> Option<A::State> {
-        let state = self.algorithm.lower(self.older.state(hash, now)?)?;
+        let state = self.algorithm.lower(self.predecessor.state(hash, now)?)?;
         (!self.algorithm.is_fresh(&state, now)).then_some(state)
     }
 
-    fn spill_of(&self, hash: u64) -> &Mutex<Part<A::State>> {
+    fn spill_of(&self, hash: u64) -> &Mutex<Shard<A::State>> {
         &self.spill[scale(hash, self.spill.len())]
     }
 }
 
 /// Where the state of a locked key is or will be stored.
-enum Place<'a, S> {
+enum TableEntry<'a, S> {
     /// In an entry of the line.
-    Slot(usize),
+    InLine(usize),
     /// In the side map. The key is locked by its line's lock; the shard's lock only guards the shard.
     Spilled,
     /// No entry, and none is reserved.
     New,
     /// No entry yet; this entry of the line is free for it.
-    NewSlot(usize),
+    NewInLine(usize),
     /// No entry yet; an entry of the side map is reserved for it.
     NewSpilled,
     /// The line and the side map are full.
-    None(HeldOverflow<'a, S>),
+    Overflow(HeldOverflow<'a, S>),
 }
 
 /// A key locked by one request.
-pub(crate) struct HeldSlot<'a, A: Packed<W>, const W: usize> {
+pub(crate) struct LockedEntry<'a, A: PackState<W>, const W: usize> {
     table: &'a Table<A, W>,
     locked: LockedLine<'a>,
     hash: u64,
     now: Time,
-    place: Place<'a, A::State>,
+    entry: TableEntry<'a, A::State>,
 }
 
-impl<'a, A: Packed<W> + Kept, const W: usize> HeldSlot<'a, A, W> {
-    fn find(&mut self) -> Place<'a, A::State> {
+impl<'a, A: PackState<W> + Migratable, const W: usize> LockedEntry<'a, A, W> {
+    fn find(&mut self) -> TableEntry<'a, A::State> {
         let table = self.table;
-        if let Some(slot) = line::find::<W>(self.locked.line(), Tag::of(self.hash)) {
-            return Place::Slot(slot);
+        if let Some(index) = line::find::<W>(self.locked.line(), Tag::of(self.hash)) {
+            return TableEntry::InLine(index);
         }
-        let free = self.free_slot(self.now.saturating_sub(table.window));
+        let free = self.free_entry(self.now.saturating_sub(table.window));
         if self.locked.has_spilled() {
             let mut spill = lock(table.spill_of(self.hash));
             if spill.get(self.hash).is_some() {
                 // The line has a free entry again, so the key moves back.
-                let Some(slot) = free else { return Place::Spilled };
+                let Some(index) = free else { return TableEntry::Spilled };
                 if let Some(state) = spill.remove(self.hash) {
                     table.spilled.refund(1);
                     self.locked.remove_spilled();
-                    self.write(slot, &state);
-                    return Place::Slot(slot);
+                    self.write(index, &state);
+                    return TableEntry::InLine(index);
                 }
             }
         }
-        let place = match free {
-            Some(slot) => Place::NewSlot(slot),
-            None if self.take_room_on_the_side() => Place::NewSpilled,
+        let entry = match free {
+            Some(index) => TableEntry::NewInLine(index),
+            None if self.reserve_spilled() => TableEntry::NewSpilled,
             // As a last resort, an entry that is idle now but would not be if the clock stepped back.
-            None => match self.free_slot(self.now) {
-                Some(slot) => Place::NewSlot(slot),
-                None => return Place::None(table.overflow.hold()),
+            None => match self.free_entry(self.now) {
+                Some(index) => TableEntry::NewInLine(index),
+                None => return TableEntry::Overflow(table.overflow.hold()),
             },
         };
-        match (table.migrate_state(self.hash, self.now), place) {
-            (Some(state), Place::NewSlot(slot)) => {
-                self.write(slot, &state);
-                Place::Slot(slot)
+        match (table.migrate_state(self.hash, self.now), entry) {
+            (Some(state), TableEntry::NewInLine(index)) => {
+                self.write(index, &state);
+                TableEntry::InLine(index)
             }
-            (Some(state), Place::NewSpilled) => {
+            (Some(state), TableEntry::NewSpilled) => {
                 lock(table.spill_of(self.hash)).insert(self.hash, state);
-                Place::Spilled
+                TableEntry::Spilled
             }
-            (_, place) => place,
+            (_, entry) => entry,
         }
     }
 
     /// An entry that is empty or whose key has been idle since `then`.
-    fn free_slot(&self, then: Time) -> Option<usize> {
-        let idle = |slot: &usize| {
-            let state = self.table.algorithm.unpack(line::state(self.locked.line(), *slot));
+    fn free_entry(&self, then: Time) -> Option<usize> {
+        let idle = |index: &usize| {
+            let state = self.table.algorithm.unpack(line::state(self.locked.line(), *index));
             self.table.algorithm.is_fresh(&state, then)
         };
-        self.locked.empty_slot::<W>().or_else(|| (0..line::slots::<W>()).find(idle))
+        self.locked.empty_entry::<W>().or_else(|| (0..line::entries::<W>()).find(idle))
     }
 
-    fn take_room_on_the_side(&mut self) -> bool {
+    fn reserve_spilled(&mut self) -> bool {
         // Keys that are idle now, but would not be if the clock stepped back, are evicted only if the map is full.
         let long_ago = self.now.saturating_sub(self.table.window);
-        self.sweep_side(long_ago);
+        self.sweep_spilled(long_ago);
         let taken = self.table.spilled.take(1) || {
-            self.sweep_side(self.now);
+            self.sweep_spilled(self.now);
             self.table.spilled.take(1)
         };
         taken && {
@@ -344,36 +345,36 @@ impl<'a, A: Packed<W> + Kept, const W: usize> HeldSlot<'a, A, W> {
     }
 
     /// Evicts spilled keys that have been idle since `then`.
-    fn sweep_side(&mut self, then: Time) {
-        let HeldSlot { table, locked, hash, .. } = self;
+    fn sweep_spilled(&mut self, then: Time) {
+        let LockedEntry { table, locked, hash, .. } = self;
         let mut spill = lock(table.spill_of(*hash));
         let is_idle = |state: &A::State| table.algorithm.is_fresh(state, then);
         spill.sweep(SWEEP, is_idle, |idle, _| {
             // The line counts its spilled keys, so an eviction needs the line's lock; keys of a locked line are
             // skipped.
             let home = table.line(idle);
-            let gone = if locked.is(home) {
+            let is_evicted = if locked.is(home) {
                 locked.remove_spilled();
                 true
             } else {
                 line::lock_if_free(home).map(|mut home| home.remove_spilled()).is_some()
             };
-            table.spilled.refund(usize::from(gone));
-            gone
+            table.spilled.refund(usize::from(is_evicted));
+            is_evicted
         });
         spill.shrink();
     }
 
-    fn write(&mut self, slot: usize, state: &A::State) {
-        self.locked.set_tag(slot, Some(Tag::of(self.hash)));
-        self.locked.set_state(slot, self.table.algorithm.pack(state));
+    fn write(&mut self, index: usize, state: &A::State) {
+        self.locked.set_tag(index, Some(Tag::of(self.hash)));
+        self.locked.set_state(index, self.table.algorithm.pack(state));
     }
 
     fn state(&self) -> A::State {
         let algorithm = &self.table.algorithm;
-        match self.place {
-            Place::Slot(slot) => algorithm.unpack(line::state(self.locked.line(), slot)),
-            Place::Spilled => {
+        match self.entry {
+            TableEntry::InLine(index) => algorithm.unpack(line::state(self.locked.line(), index)),
+            TableEntry::Spilled => {
                 let spill = lock(self.table.spill_of(self.hash));
                 spill.get(self.hash).cloned().unwrap_or_else(|| algorithm.fresh())
             }
@@ -382,24 +383,24 @@ impl<'a, A: Packed<W> + Kept, const W: usize> HeldSlot<'a, A, W> {
     }
 
     pub(crate) fn peek(&self, cost: u32) -> Decision {
-        match &self.place {
-            Place::None(overflow) => overflow.peek(&self.table.algorithm, self.now, cost),
+        match &self.entry {
+            TableEntry::Overflow(overflow) => overflow.peek(&self.table.algorithm, self.now, cost),
             _ => self.table.algorithm.peek(&self.state(), self.now, cost),
         }
     }
 
     pub(crate) fn decide(&mut self, cost: u32) -> Decision {
         let (table, now) = (self.table, self.now);
-        match &mut self.place {
-            Place::None(overflow) => overflow.decide(&table.algorithm, now, cost),
+        match &mut self.entry {
+            TableEntry::Overflow(overflow) => overflow.decide(&table.algorithm, now, cost),
             _ => self.change(|algorithm, state| algorithm.decide(state, now, cost)),
         }
     }
 
     pub(crate) fn refund(&mut self, cost: u32, at: Option<Time>) {
         let (table, now) = (self.table, self.now);
-        match &mut self.place {
-            Place::None(overflow) => overflow.refund(&table.algorithm, now, cost, at),
+        match &mut self.entry {
+            TableEntry::Overflow(overflow) => overflow.refund(&table.algorithm, now, cost, at),
             _ => self.change(|algorithm, state| algorithm.refund(state, now, cost, at)),
         }
     }
@@ -407,7 +408,7 @@ impl<'a, A: Packed<W> + Kept, const W: usize> HeldSlot<'a, A, W> {
     /// Changes the state of a key, and gives the key its reserved entry if it is no longer fresh.
     fn change<R>(&mut self, change: impl FnOnce(&A, &mut A::State) -> R) -> R {
         let algorithm = &self.table.algorithm;
-        if matches!(self.place, Place::Spilled)
+        if matches!(self.entry, TableEntry::Spilled)
             && let Some(state) = lock(self.table.spill_of(self.hash)).get_mut(self.hash)
         {
             return change(algorithm, state);
@@ -416,15 +417,15 @@ impl<'a, A: Packed<W> + Kept, const W: usize> HeldSlot<'a, A, W> {
         let result = change(algorithm, &mut state);
         // A key that is still fresh needs no entry.
         let stays_new = algorithm.is_fresh(&state, self.now);
-        match self.place {
-            Place::Slot(slot) => self.locked.set_state(slot, algorithm.pack(&state)),
-            Place::NewSlot(slot) if !stays_new => {
-                self.write(slot, &state);
-                self.place = Place::Slot(slot);
+        match self.entry {
+            TableEntry::InLine(index) => self.locked.set_state(index, algorithm.pack(&state)),
+            TableEntry::NewInLine(index) if !stays_new => {
+                self.write(index, &state);
+                self.entry = TableEntry::InLine(index);
             }
-            Place::NewSpilled if !stays_new => {
+            TableEntry::NewSpilled if !stays_new => {
                 lock(self.table.spill_of(self.hash)).insert(self.hash, state);
-                self.place = Place::Spilled;
+                self.entry = TableEntry::Spilled;
             }
             _ => {}
         }
@@ -432,20 +433,20 @@ impl<'a, A: Packed<W> + Kept, const W: usize> HeldSlot<'a, A, W> {
     }
 
     pub(crate) fn reset(&mut self) {
-        self.table.older.reset(self.hash, self.now);
-        match self.place {
-            Place::Slot(slot) => {
-                self.locked.set_tag(slot, None);
-                self.locked.set_state(slot, [0; W]);
+        self.table.predecessor.reset(self.hash, self.now);
+        match self.entry {
+            TableEntry::InLine(index) => {
+                self.locked.set_tag(index, None);
+                self.locked.set_state(index, [0; W]);
             }
-            Place::Spilled => {
+            TableEntry::Spilled => {
                 lock(self.table.spill_of(self.hash)).remove(self.hash);
                 self.locked.remove_spilled();
                 self.table.spilled.refund(1);
             }
             _ => return,
         }
-        self.place = Place::New;
+        self.entry = TableEntry::New;
     }
 
     pub(crate) fn counts_denied(&self) -> bool {
@@ -453,9 +454,9 @@ impl<'a, A: Packed<W> + Kept, const W: usize> HeldSlot<'a, A, W> {
     }
 }
 
-impl<A: Packed<W>, const W: usize> Drop for HeldSlot<'_, A, W> {
+impl<A: PackState<W>, const W: usize> Drop for LockedEntry<'_, A, W> {
     fn drop(&mut self) {
-        if matches!(self.place, Place::NewSpilled) {
+        if matches!(self.entry, TableEntry::NewSpilled) {
             self.locked.remove_spilled();
             self.table.spilled.refund(1);
         }

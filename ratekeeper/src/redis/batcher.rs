@@ -15,8 +15,8 @@ use ratekeeper_core::Time;
 use smallvec::SmallVec;
 use tokio::sync::{mpsc, oneshot};
 
-use super::claim::{Claim, Claimed};
-use super::protocol::{self, Packed};
+use super::claim::{ClaimResult, PermitClaim};
+use super::protocol::{self, PackedLimit};
 use super::server::Server;
 use crate::store::Verdict;
 
@@ -24,7 +24,7 @@ use crate::store::Verdict;
 const QUEUE_MAX: usize = 1024;
 /// Shortest time to wait for a reply before the connection is closed, even if callers have a shorter deadline: a
 /// brief pause of the server must not cost a reconnect.
-const PATIENCE_MIN: Duration = Duration::from_millis(100);
+const TIMEOUT_MIN: Duration = Duration::from_millis(100);
 /// Interval of connection attempts while no request needs the connection.
 const CONNECT_EVERY: Duration = Duration::from_millis(500);
 /// Requests that share one call: a full batch takes Redis about a quarter of a millisecond.
@@ -35,23 +35,28 @@ const BATCH_MAX: usize = 64;
 pub(crate) struct Library {
     pub(crate) text: String,
     pub(crate) charge: String,
-    pub(crate) slots: String,
+    pub(crate) concurrency: String,
     pub(crate) records: String,
 }
 
 impl Library {
     pub(crate) fn new() -> Library {
-        let text =
-            concat!(include_str!("library.lua"), include_str!("slots.lua"), include_str!("records.lua"));
+        let text = concat!(
+            include_str!("library.lua"),
+            include_str!("concurrency.lua"),
+            include_str!("records.lua")
+        );
         // FNV-1a, because the hash must never change.
         let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
         });
-        let [charge, slots, records] =
-            ["", "slots_", "records_"].map(|part| format!("ratekeeper_{part}{hash:016x}"));
-        let text =
-            text.replace("@charge@", &charge).replace("@slots@", &slots).replace("@records@", &records);
-        Library { text: format!("#!lua name={charge}\n{text}"), charge, slots, records }
+        let [charge, concurrency, records] =
+            ["", "concurrency_", "records_"].map(|part| format!("ratekeeper_{part}{hash:016x}"));
+        let text = text
+            .replace("@charge@", &charge)
+            .replace("@concurrency@", &concurrency)
+            .replace("@records@", &records);
+        Library { text: format!("#!lua name={charge}\n{text}"), charge, concurrency, records }
     }
 }
 
@@ -62,31 +67,33 @@ pub enum StoreError {
     /// Redis did not answer in time.
     TimedOut,
     /// The circuit breaker is open: Redis has not answered for a while and is not called.
-    Away,
+    CircuitOpen,
     /// Too many requests wait for Redis.
-    Busy,
+    Overloaded,
     /// The connection could not be opened.
     Unreachable(String),
     /// The connection failed before the reply arrived.
-    Lost(String),
+    ConnectionLost(String),
     /// Redis replied with an error.
-    Refused(String),
+    ErrorReply(String),
     /// The reply is not a decision: another program has written to the key.
-    Garbled,
+    UnexpectedReply,
 }
 
 impl fmt::Display for StoreError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             StoreError::TimedOut => write!(f, "Redis did not answer in time"),
-            StoreError::Away => write!(f, "Redis has not answered for a while and is not asked just now"),
-            StoreError::Busy => write!(f, "too many requests wait for Redis"),
+            StoreError::CircuitOpen => {
+                write!(f, "the circuit breaker is open: Redis has not answered for a while")
+            }
+            StoreError::Overloaded => write!(f, "too many requests wait for Redis"),
             StoreError::Unreachable(why) => write!(f, "cannot reach Redis: {why}"),
-            StoreError::Lost(why) => write!(f, "the connection to Redis failed: {why}"),
-            StoreError::Refused(why) => write!(f, "Redis answered with an error: {why}"),
-            StoreError::Garbled => write!(
+            StoreError::ConnectionLost(why) => write!(f, "the connection to Redis failed: {why}"),
+            StoreError::ErrorReply(why) => write!(f, "Redis answered with an error: {why}"),
+            StoreError::UnexpectedReply => write!(
                 f,
-                "a key in Redis is not what was written to it; is another program using keys that begin with \
+                "a key in Redis has an unexpected value; does another program write keys that begin with \
                  rate_limit:?"
             ),
         }
@@ -98,57 +105,57 @@ impl std::error::Error for StoreError {}
 /// A charge to be sent.
 #[derive(Clone, Debug)]
 pub(crate) struct Item {
-    pub(crate) limit: Arc<Packed>,
+    pub(crate) limit: Arc<PackedLimit>,
     pub(crate) key: String,
     pub(crate) cost: u32,
 }
 
 /// The reply to a request, with the time of the decision by the server's clock.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Told {
+pub(crate) struct Reply {
     pub(crate) verdict: Verdict,
     pub(crate) at: Time,
     /// The result of each claim, or None if its key holds a foreign value.
-    #[cfg_attr(not(feature = "tower"), allow(dead_code, reason = "only the middleware counts slots"))]
-    pub(crate) claimed: Vec<Option<Claimed>>,
+    #[cfg_attr(not(feature = "tower"), allow(dead_code, reason = "only the middleware counts permits"))]
+    pub(crate) claims: Vec<Option<ClaimResult>>,
     /// Values of records.
     pub(crate) records: Vec<Vec<u8>>,
 }
 
 /// Why a request was not executed.
 #[derive(Clone, Debug)]
-pub(crate) enum NotDone {
+pub(crate) enum CallError {
     Failed(StoreError),
-    /// Another node has the keys; with `this_time` for this request only, because the hash slot is migrating to it.
-    Elsewhere {
+    /// Another node has the keys; with `is_ask` for this request only, because the hash slot is migrating to it.
+    Redirected {
         address: String,
-        this_time: bool,
+        is_ask: bool,
     },
     /// The keys are split between two nodes while their hash slot migrates.
-    Between,
+    TryAgain,
 }
 
-pub(crate) type Tell = oneshot::Sender<Result<Told, NotDone>>;
+pub(crate) type ReplySender = oneshot::Sender<Result<Reply, CallError>>;
 
 /// A request in the queue.
 #[derive(Debug)]
-pub(crate) struct Ask {
+pub(crate) struct QueuedTask {
     /// The hash slot of all its keys; always 0 without a cluster.
     pub(crate) slot: u16,
     /// The hash slot is migrating to this node, so the call is preceded by ASKING.
     pub(crate) is_guest: bool,
     pub(crate) task: Task,
-    pub(crate) tell: Tell,
+    pub(crate) sender: ReplySender,
 }
 
 /// The operation on a charge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum What {
-    Make,
+pub(crate) enum ChargeOp {
+    Charge,
     /// Decides without charging.
-    Look,
+    Peek,
     /// Refunds a charge made at this time by the server's clock, or at an unknown time.
-    GiveBack(Option<Time>),
+    Refund(Option<Time>),
 }
 
 pub(crate) type Items = SmallVec<[Item; 2]>;
@@ -157,14 +164,14 @@ pub(crate) type Items = SmallVec<[Item; 2]>;
 pub(crate) enum Task {
     Charge {
         items: Items,
-        what: What,
+        op: ChargeOp,
         /// Replaces the server's clock.
         at: Option<Time>,
     },
-    Forget(Vec<String>),
+    Unlink(Vec<String>),
     /// The concurrency permits that this process claims.
-    #[cfg_attr(not(feature = "tower"), allow(dead_code, reason = "only the middleware counts slots"))]
-    Claim(Vec<Claim>),
+    #[cfg_attr(not(feature = "tower"), allow(dead_code, reason = "only the middleware counts permits"))]
+    Claim(Vec<PermitClaim>),
     /// Reads or writes records.
     Record {
         keys: Vec<String>,
@@ -174,61 +181,61 @@ pub(crate) enum Task {
 
 /// The queue of one connection.
 #[derive(Debug)]
-pub(crate) struct Link {
-    queue: mpsc::Sender<Ask>,
+pub(crate) struct Connection {
+    queue: mpsc::Sender<QueuedTask>,
     is_connected: Arc<AtomicBool>,
 }
 
 /// Configuration shared by all links.
 #[derive(Clone, Debug)]
-pub(crate) struct Common {
+pub(crate) struct ConnectionOptions {
     pub(crate) library: Arc<Library>,
     /// How long callers wait.
     pub(crate) deadline: Duration,
 }
 
-impl Link {
+impl Connection {
     /// Starts a driver on the current runtime. It ends when the link is dropped.
-    pub(crate) fn new(server: Server, common: Common) -> Link {
-        let (queue, asks) = mpsc::channel(QUEUE_MAX);
+    pub(crate) fn new(server: Server, options: ConnectionOptions) -> Connection {
+        let (queue, tasks) = mpsc::channel(QUEUE_MAX);
         let is_connected = Arc::new(AtomicBool::new(false));
-        let driver = Driver { server, common, connection: None, is_connected: is_connected.clone() };
-        tokio::spawn(driver.run(asks));
-        Link { queue, is_connected }
+        let driver = Driver { server, options, connection: None, is_connected: is_connected.clone() };
+        tokio::spawn(driver.run(tasks));
+        Connection { queue, is_connected }
     }
 
     pub(crate) fn is_connected(&self) -> bool {
         self.is_connected.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn ask(&self, ask: Ask) -> Result<(), StoreError> {
-        self.queue.try_send(ask).map_err(|error| match error {
-            mpsc::error::TrySendError::Full(_) => StoreError::Busy,
-            mpsc::error::TrySendError::Closed(_) => StoreError::driver_has_ended(),
+    pub(crate) fn enqueue(&self, task: QueuedTask) -> Result<(), StoreError> {
+        self.queue.try_send(task).map_err(|error| match error {
+            mpsc::error::TrySendError::Full(_) => StoreError::Overloaded,
+            mpsc::error::TrySendError::Closed(_) => StoreError::driver_ended(),
         })
     }
 }
 
 impl StoreError {
-    pub(crate) fn driver_has_ended() -> StoreError {
-        StoreError::Unreachable("its driver has ended".to_owned())
+    pub(crate) fn driver_ended() -> StoreError {
+        StoreError::Unreachable("the task of the connection has ended".to_owned())
     }
 }
 
 struct Driver {
     server: Server,
-    common: Common,
+    options: ConnectionOptions,
     connection: Option<MultiplexedConnection>,
     is_connected: Arc<AtomicBool>,
 }
 
 impl Driver {
-    async fn run(mut self, mut asks: mpsc::Receiver<Ask>) {
+    async fn run(mut self, mut tasks: mpsc::Receiver<QueuedTask>) {
         let mut batch = Vec::new();
         // Opening a connection takes longer than a request may wait, so it is opened in advance.
         let _ = self.connect().await;
         loop {
-            let receiving = asks.recv_many(&mut batch, BATCH_MAX);
+            let receiving = tasks.recv_many(&mut batch, BATCH_MAX);
             let received = match self.connection {
                 Some(_) => Ok(receiving.await),
                 None => tokio::time::timeout(CONNECT_EVERY, receiving).await,
@@ -244,19 +251,19 @@ impl Driver {
         }
     }
 
-    async fn serve(&mut self, mut asks: Vec<Ask>) {
+    async fn serve(&mut self, mut tasks: Vec<QueuedTask>) {
         // Requests whose caller has given up are neither charged nor a reason to connect.
-        asks.retain(|ask| !ask.tell.is_closed());
-        if asks.is_empty() {
+        tasks.retain(|task| !task.sender.is_closed());
+        if tasks.is_empty() {
             return;
         }
         let connected = self.connect().await;
-        asks.retain(|ask| !ask.tell.is_closed());
-        let calls = calls(asks);
+        tasks.retain(|task| !task.sender.is_closed());
+        let calls = calls(tasks);
         match connected {
             Ok(()) if calls.is_empty() => {}
             Ok(()) => self.call(calls).await,
-            Err(error) => calls.into_iter().for_each(|call| call.tell_all(&NotDone::Failed(error.clone()))),
+            Err(error) => calls.into_iter().for_each(|call| call.fail(&CallError::Failed(error.clone()))),
         }
     }
 
@@ -274,28 +281,28 @@ impl Driver {
     /// calls may have been executed, so they are never sent again.
     async fn call(&mut self, calls: Vec<Call>) {
         let Some(connection) = &mut self.connection else { return };
-        let calling = send(connection, &self.common, &calls);
-        let patience = self.common.deadline.max(PATIENCE_MIN);
-        let replies = match tokio::time::timeout(patience, calling).await {
+        let calling = send(connection, &self.options, &calls);
+        let timeout = self.options.deadline.max(TIMEOUT_MIN);
+        let replies = match tokio::time::timeout(timeout, calling).await {
             Ok(Ok(replies)) => replies,
             failed => {
                 self.connection = None;
                 let error = match failed {
-                    Ok(Err(error)) => StoreError::Lost(error.to_string()),
+                    Ok(Err(error)) => StoreError::ConnectionLost(error.to_string()),
                     _ => StoreError::TimedOut,
                 };
-                calls.into_iter().for_each(|call| call.tell_all(&NotDone::Failed(error.clone())));
+                calls.into_iter().for_each(|call| call.fail(&CallError::Failed(error.clone())));
                 return;
             }
         };
         for (call, reply) in calls.into_iter().zip(replies) {
             match reply {
-                Ok(reply) => call.tell(&reply),
+                Ok(reply) => call.reply(&reply),
                 Err(error) => {
-                    if is_not_in_charge(&error) {
+                    if is_not_master(&error) {
                         self.connection = None;
                     }
-                    call.tell_all(&not_done(&error));
+                    call.fail(&call_error(&error));
                 }
             }
         }
@@ -306,20 +313,20 @@ impl Driver {
 /// them.
 async fn send(
     connection: &mut MultiplexedConnection,
-    common: &Common,
+    options: &ConnectionOptions,
     calls: &[Call],
 ) -> RedisResult<Vec<RedisResult<Value>>> {
-    let mut replies = send_once(connection, common, calls.iter()).await?;
+    let mut replies = send_once(connection, options, calls.iter()).await?;
     // A restarted server has lost the functions and has not executed the calls, so they can be repeated.
     let is_unknown = |reply: &RedisResult<Value>| {
         reply.as_ref().is_err_and(|error| error.to_string().contains("Function not found"))
     };
     let unknown: Vec<usize> = (0..replies.len()).filter(|&index| is_unknown(&replies[index])).collect();
     if !unknown.is_empty() {
-        let load = ["LOAD", "REPLACE", &common.library.text];
+        let load = ["LOAD", "REPLACE", &options.library.text];
         ::redis::cmd("FUNCTION").arg(&load).query_async::<String>(connection).await?;
         let again = unknown.iter().map(|&index| &calls[index]);
-        for (index, reply) in unknown.iter().zip(send_once(connection, common, again).await?) {
+        for (index, reply) in unknown.iter().zip(send_once(connection, options, again).await?) {
             replies[*index] = reply;
         }
     }
@@ -328,7 +335,7 @@ async fn send(
 
 async fn send_once<'a>(
     connection: &mut MultiplexedConnection,
-    common: &Common,
+    options: &ConnectionOptions,
     calls: impl Iterator<Item = &'a Call>,
 ) -> RedisResult<Vec<RedisResult<Value>>> {
     let mut pipeline = Pipeline::new();
@@ -337,13 +344,13 @@ async fn send_once<'a>(
         if call.is_guest {
             pipeline.cmd("ASKING").ignore();
         }
-        pipeline.add_command(call.command(common));
+        pipeline.add_command(call.command(options));
     }
     pipeline.query_async(connection).await
 }
 
 /// The server is a replica now, is loading, or has lost its master: a new connection may reach another server.
-fn is_not_in_charge(error: &RedisError) -> bool {
+fn is_not_master(error: &RedisError) -> bool {
     matches!(
         error.kind(),
         ErrorKind::Server(
@@ -352,17 +359,17 @@ fn is_not_in_charge(error: &RedisError) -> bool {
     )
 }
 
-fn not_done(error: &RedisError) -> NotDone {
+fn call_error(error: &RedisError) -> CallError {
     match (error.kind(), error.redirect_node()) {
         (ErrorKind::Server(kind), Some((address, _))) => {
-            NotDone::Elsewhere { address: address.to_owned(), this_time: kind == ServerErrorKind::Ask }
+            CallError::Redirected { address: address.to_owned(), is_ask: kind == ServerErrorKind::Ask }
         }
-        (ErrorKind::Server(ServerErrorKind::TryAgain), _) => NotDone::Between,
+        (ErrorKind::Server(ServerErrorKind::TryAgain), _) => CallError::TryAgain,
         // The function failed on the key's value, unless the error is a missing permission.
         _ if error.to_string().contains("@user_function") && !error.to_string().contains("ACL failure") => {
-            NotDone::Failed(StoreError::Garbled)
+            CallError::Failed(StoreError::UnexpectedReply)
         }
-        _ => NotDone::Failed(StoreError::Refused(error.to_string())),
+        _ => CallError::Failed(StoreError::ErrorReply(error.to_string())),
     }
 }
 
@@ -370,45 +377,45 @@ fn not_done(error: &RedisError) -> NotDone {
 struct Call {
     slot: u16,
     is_guest: bool,
-    work: Work,
+    work: CallWork,
 }
 
-enum Work {
-    Charges { at: Option<Time>, requests: Vec<Request> },
-    Forget { keys: Vec<String>, tell: Tell },
-    Claims(Vec<(Vec<Claim>, Tell)>),
-    Record { keys: Vec<String>, arguments: Vec<Vec<u8>>, tell: Tell },
+enum CallWork {
+    Charges { at: Option<Time>, requests: Vec<ChargeRequest> },
+    Unlink { keys: Vec<String>, sender: ReplySender },
+    Claims(Vec<(Vec<PermitClaim>, ReplySender)>),
+    Record { keys: Vec<String>, arguments: Vec<Vec<u8>>, sender: ReplySender },
 }
 
 /// The charges of one request in a call.
-struct Request {
+struct ChargeRequest {
     items: Items,
-    what: What,
-    tell: Tell,
+    op: ChargeOp,
+    sender: ReplySender,
 }
 
 /// Groups requests of the same kind, time and hash slot into calls, in order.
-fn calls(asks: Vec<Ask>) -> Vec<Call> {
+fn calls(tasks: Vec<QueuedTask>) -> Vec<Call> {
     let mut calls: Vec<Call> = Vec::with_capacity(1);
-    for Ask { slot, is_guest, task, tell } in asks {
+    for QueuedTask { slot, is_guest, task, sender } in tasks {
         let work = match task {
-            Task::Forget(keys) => Work::Forget { keys, tell },
-            Task::Record { keys, arguments } => Work::Record { keys, arguments, tell },
+            Task::Unlink(keys) => CallWork::Unlink { keys, sender },
+            Task::Record { keys, arguments } => CallWork::Record { keys, arguments, sender },
             Task::Claim(claims) => {
                 let same = calls.iter_mut().find_map(|call| match &mut call.work {
-                    Work::Claims(all) if call.slot == slot && call.is_guest == is_guest => Some(all),
+                    CallWork::Claims(all) if call.slot == slot && call.is_guest == is_guest => Some(all),
                     _ => None,
                 });
                 if let Some(all) = same {
-                    all.push((claims, tell));
+                    all.push((claims, sender));
                     continue;
                 }
-                Work::Claims(vec![(claims, tell)])
+                CallWork::Claims(vec![(claims, sender)])
             }
-            Task::Charge { items, what, at } => {
-                let request = Request { items, what, tell };
+            Task::Charge { items, op, at } => {
+                let request = ChargeRequest { items, op, sender };
                 let same = calls.iter_mut().find_map(|call| match &mut call.work {
-                    Work::Charges { at: its, requests }
+                    CallWork::Charges { at: its, requests }
                         if *its == at && call.slot == slot && call.is_guest == is_guest =>
                     {
                         Some(requests)
@@ -419,7 +426,7 @@ fn calls(asks: Vec<Ask>) -> Vec<Call> {
                     requests.push(request);
                     continue;
                 }
-                Work::Charges { at, requests: vec![request] }
+                CallWork::Charges { at, requests: vec![request] }
             }
         };
         calls.push(Call { slot, is_guest, work });
@@ -428,36 +435,36 @@ fn calls(asks: Vec<Ask>) -> Vec<Call> {
 }
 
 impl Call {
-    fn command(&self, common: &Common) -> Cmd {
+    fn command(&self, options: &ConnectionOptions) -> Cmd {
         match &self.work {
-            Work::Forget { keys, .. } => {
+            CallWork::Unlink { keys, .. } => {
                 let mut command = ::redis::cmd("UNLINK");
                 command.arg(keys);
                 command
             }
-            Work::Record { keys, arguments, .. } => {
+            CallWork::Record { keys, arguments, .. } => {
                 let mut command = ::redis::cmd("FCALL");
-                command.arg(&common.library.records).arg(keys.len()).arg(keys).arg(arguments);
+                command.arg(&options.library.records).arg(keys.len()).arg(keys).arg(arguments);
                 command
             }
-            Work::Claims(all) => {
+            CallWork::Claims(all) => {
                 let mut command = ::redis::cmd("FCALL");
-                command.arg(&common.library.slots);
-                Claim::push_all(&mut command, all.iter().flat_map(|(claims, _)| claims));
+                command.arg(&options.library.concurrency);
+                PermitClaim::push_all(&mut command, all.iter().flat_map(|(claims, _)| claims));
                 command
             }
-            Work::Charges { at, requests } => {
+            CallWork::Charges { at, requests } => {
                 let mut command = ::redis::cmd("FCALL");
                 let items = || requests.iter().flat_map(|request| &request.items);
-                command.arg(&common.library.charge).arg(items().count());
+                command.arg(&options.library.charge).arg(items().count());
                 for item in items() {
                     command.arg(&item.key);
                 }
-                for Request { items, what, .. } in requests {
+                for ChargeRequest { items, op, .. } in requests {
                     for (index, item) in items.iter().enumerate() {
-                        command.arg(match what {
-                            What::GiveBack(at) => item.limit.refund(item.cost, *at),
-                            _ => item.limit.charge(item.cost, *what == What::Look, index + 1 < items.len()),
+                        command.arg(match op {
+                            ChargeOp::Refund(at) => item.limit.refund(item.cost, *at),
+                            _ => item.limit.charge(item.cost, *op == ChargeOp::Peek, index + 1 < items.len()),
                         });
                     }
                 }
@@ -472,70 +479,75 @@ impl Call {
     }
 
     /// Answers each request with its part of the reply.
-    fn tell(self, reply: &Value) {
+    fn reply(self, reply: &Value) {
         // A failed send means that the caller has given up.
         match (self.work, reply) {
-            (Work::Forget { tell, .. }, _) => {
-                let _ = tell.send(Ok(Told::default()));
+            (CallWork::Unlink { sender, .. }, _) => {
+                let _ = sender.send(Ok(Reply::default()));
             }
-            (Work::Record { tell, .. }, Value::Array(values)) => {
+            (CallWork::Record { sender, .. }, Value::Array(values)) => {
                 let text = |value: &Value| match value {
                     Value::BulkString(text) => Some(text.clone()),
                     _ => None,
                 };
                 let records: Option<Vec<_>> = values.iter().map(text).collect();
-                let told = records.map(|records| Told { records, ..Told::default() });
-                let _ = tell.send(told.ok_or(NotDone::Failed(StoreError::Garbled)));
+                let reply = records.map(|records| Reply { records, ..Reply::default() });
+                let _ = sender.send(reply.ok_or(CallError::Failed(StoreError::UnexpectedReply)));
             }
-            (Work::Charges { requests, .. }, Value::BulkString(reply)) => {
+            (CallWork::Charges { requests, .. }, Value::BulkString(reply)) => {
                 let mut rest = reply.as_slice();
                 let now = protocol::take_instant(&mut rest).map(Time::from_nanos);
                 for request in requests {
-                    let told = now.and_then(|now| request.told(&mut rest, now));
-                    let _ = request.tell.send(told.ok_or(NotDone::Failed(StoreError::Garbled)));
+                    let reply = now.and_then(|now| request.parse_reply(&mut rest, now));
+                    let _ = request.sender.send(reply.ok_or(CallError::Failed(StoreError::UnexpectedReply)));
                 }
             }
-            (Work::Claims(all), Value::BulkString(reply)) => {
+            (CallWork::Claims(all), Value::BulkString(reply)) => {
                 let mut rest = reply.as_slice();
-                for (claims, tell) in all {
-                    let claimed: Option<Vec<_>> = claims.iter().map(|_| Claimed::take(&mut rest)).collect();
-                    let told = claimed.map(|claimed| Told { claimed, ..Told::default() });
-                    let _ = tell.send(told.ok_or(NotDone::Failed(StoreError::Garbled)));
+                for (claims, sender) in all {
+                    let claims: Option<Vec<_>> =
+                        claims.iter().map(|_| ClaimResult::take(&mut rest)).collect();
+                    let reply = claims.map(|claims| Reply { claims, ..Reply::default() });
+                    let _ = sender.send(reply.ok_or(CallError::Failed(StoreError::UnexpectedReply)));
                 }
             }
             (work, _) => {
-                Call { work, ..self }.tell_all(&NotDone::Failed(StoreError::Garbled));
+                Call { work, ..self }.fail(&CallError::Failed(StoreError::UnexpectedReply));
             }
         }
     }
 
-    fn tell_all(self, why: &NotDone) {
+    fn fail(self, why: &CallError) {
         match self.work {
-            Work::Forget { tell, .. } | Work::Record { tell, .. } => {
-                let _ = tell.send(Err(why.clone()));
+            CallWork::Unlink { sender, .. } | CallWork::Record { sender, .. } => {
+                let _ = sender.send(Err(why.clone()));
             }
-            Work::Claims(all) => all.into_iter().for_each(|(_, tell)| {
-                let _ = tell.send(Err(why.clone()));
+            CallWork::Claims(all) => all.into_iter().for_each(|(_, sender)| {
+                let _ = sender.send(Err(why.clone()));
             }),
-            Work::Charges { requests, .. } => {
+            CallWork::Charges { requests, .. } => {
                 for request in requests {
-                    let _ = request.tell.send(Err(why.clone()));
+                    let _ = request.sender.send(Err(why.clone()));
                 }
             }
         }
     }
 }
 
-impl Request {
-    fn told(&self, rest: &mut &[u8], at: Time) -> Option<Told> {
-        if matches!(self.what, What::GiveBack(_)) {
-            self.items.iter().try_for_each(|_| Packed::refunded(rest))?;
-            return Some(Told { at, ..Told::default() });
+impl ChargeRequest {
+    fn parse_reply(&self, rest: &mut &[u8], at: Time) -> Option<Reply> {
+        if matches!(self.op, ChargeOp::Refund(_)) {
+            self.items.iter().try_for_each(|_| PackedLimit::refunded(rest))?;
+            return Some(Reply { at, ..Reply::default() });
         }
-        let told = self.items.iter().map(|item| item.limit.decision(rest, at, item.cost));
+        let decisions = self.items.iter().map(|item| item.limit.decision(rest, at, item.cost));
         // All decisions are parsed even if one fails, so that the next request's begin at the right byte.
-        let told: SmallVec<[_; 4]> = told.collect();
-        let decisions: Option<SmallVec<_>> = told.into_iter().collect();
-        Some(Told { verdict: Verdict { decisions: decisions?, ..Verdict::default() }, at, ..Told::default() })
+        let decisions: SmallVec<[_; 4]> = decisions.collect();
+        let decisions: Option<SmallVec<_>> = decisions.into_iter().collect();
+        Some(Reply {
+            verdict: Verdict { decisions: decisions?, ..Verdict::default() },
+            at,
+            ..Reply::default()
+        })
     }
 }

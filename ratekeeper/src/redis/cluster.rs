@@ -9,24 +9,24 @@ use std::time::Duration;
 use ::redis::Value;
 use tokio::sync::{mpsc, watch};
 
-use super::batcher::{Common, StoreError};
+use super::batcher::{ConnectionOptions, StoreError};
 use super::node::Node;
-use super::server::{Address, Way};
+use super::server::{Address, NodeAccess};
 
-const SLOTS: usize = 16_384;
+const HASH_SLOTS: usize = 16_384;
 /// Marks a hash slot without a node.
-const NOBODY: u16 = u16::MAX;
+const UNASSIGNED: u16 = u16::MAX;
 /// Redis supports at most 1,000 nodes in a cluster.
 const NODES_MAX: usize = 1_000;
 /// Time limit for one node to return its map.
-const TELL_MAX: Duration = Duration::from_millis(250);
+const REPLY_MAX: Duration = Duration::from_millis(250);
 /// Shortest time between two refreshes.
-const ASK_EVERY: Duration = Duration::from_millis(50);
+const REFRESH_EVERY: Duration = Duration::from_millis(50);
 
 /// The hash slot of a key, computed from its hash tag.
 pub(crate) fn slot(name: &str) -> u16 {
     let tag = name.split_once('{').and_then(|(_, rest)| rest.split_once('}')).map_or(name, |(tag, _)| tag);
-    crc16(tag.as_bytes()) % SLOTS as u16
+    crc16(tag.as_bytes()) % HASH_SLOTS as u16
 }
 
 /// CRC-16/XMODEM.
@@ -52,15 +52,15 @@ const TABLE: [u16; 256] = {
 
 /// The nodes of the cluster and their hash slots.
 #[derive(Debug)]
-struct Map {
+struct SlotMap {
     nodes: Vec<Arc<Node>>,
     /// The index in `nodes` of each hash slot.
     slots: Box<[u16]>,
 }
 
-impl Map {
-    fn empty() -> Map {
-        Map { nodes: Vec::new(), slots: vec![NOBODY; SLOTS].into() }
+impl SlotMap {
+    fn empty() -> SlotMap {
+        SlotMap { nodes: Vec::new(), slots: vec![UNASSIGNED; HASH_SLOTS].into() }
     }
 
     fn node(&self, slot: u16) -> Option<&Arc<Node>> {
@@ -70,78 +70,84 @@ impl Map {
 
 #[derive(Debug)]
 pub(crate) struct Cluster {
-    map: watch::Receiver<Map>,
-    maker: Arc<Maker>,
+    map: watch::Receiver<SlotMap>,
+    factory: Arc<NodeFactory>,
     /// Placeholder while no node is known.
-    nobody: Arc<Node>,
+    placeholder: Arc<Node>,
     /// Requests a refresh.
-    look: mpsc::Sender<()>,
+    refresh: mpsc::Sender<()>,
 }
 
 impl Cluster {
     /// Starts the refresh task on the current runtime; it ends when the `Cluster` is dropped.
-    pub(crate) fn new(seeds: Vec<Address>, way: Way, links: usize, common: Common) -> Cluster {
-        let (tell, map) = watch::channel(Map::empty());
-        let (look, looks) = mpsc::channel(1);
-        let maker = Arc::new(Maker { way, links, common, strays: Mutex::default() });
-        tokio::spawn(Explorer { seeds, maker: maker.clone(), tell, next: 0 }.run(looks));
-        Cluster { map, maker, nobody: Arc::default(), look }
+    pub(crate) fn new(
+        seeds: Vec<Address>,
+        access: NodeAccess,
+        connections: usize,
+        options: ConnectionOptions,
+    ) -> Cluster {
+        let (publish, map) = watch::channel(SlotMap::empty());
+        let (refresh, requests) = mpsc::channel(1);
+        let factory = Arc::new(NodeFactory { access, connections, options, strays: Mutex::default() });
+        tokio::spawn(MapRefresher { seeds, factory: factory.clone(), publish, next: 0 }.run(requests));
+        Cluster { map, factory, placeholder: Arc::default(), refresh }
     }
 
     /// The node of a hash slot in the current map, or the placeholder.
     pub(crate) fn node(&self, slot: u16) -> Arc<Node> {
-        self.map.borrow().node(slot).unwrap_or(&self.nobody).clone()
+        self.map.borrow().node(slot).unwrap_or(&self.placeholder).clone()
     }
 
     /// Waits until the node of a hash slot is known.
     pub(crate) async fn wait_for(&self, slot: u16) -> Result<Arc<Node>, StoreError> {
-        self.look_again();
+        self.request_refresh();
         let mut map = self.map.clone();
         let map = map.wait_for(|map| map.node(slot).is_some()).await;
-        let gone = || StoreError::Unreachable(format!("no node of the cluster has slot {slot}"));
-        map.ok().and_then(|map| map.node(slot).cloned()).ok_or_else(gone)
+        let missing = || StoreError::Unreachable(format!("no node of the cluster has slot {slot}"));
+        map.ok().and_then(|map| map.node(slot).cloned()).ok_or_else(missing)
     }
 
     /// The node at an address to which another node redirects.
-    pub(crate) fn node_at(&self, address: &str, teller: &Node) -> Result<Arc<Node>, StoreError> {
-        let wrong = || StoreError::Refused(format!("it sends to {address:?}, which is no address"));
+    pub(crate) fn node_at(&self, address: &str, responder: &Node) -> Result<Arc<Node>, StoreError> {
+        let wrong =
+            || StoreError::ErrorReply(format!("it redirects to {address:?}, which is not an address"));
         let mut address = Address::parse(address).ok_or_else(wrong)?;
         if is_nameless(&address.host) {
-            address.host = teller.address.as_ref().map(|it| it.host.clone()).unwrap_or_default();
+            address.host = responder.address.as_ref().map(|it| it.host.clone()).unwrap_or_default();
         }
         let known = self.map.borrow().nodes.iter().find(|it| it.address.as_ref() == Some(&address)).cloned();
-        known.map_or_else(|| self.maker.stray(&address), Ok)
+        known.map_or_else(|| self.factory.stray(&address), Ok)
     }
 
     /// Requests a refresh of the map.
-    pub(crate) fn look_again(&self) {
+    pub(crate) fn request_refresh(&self) {
         // If the channel is full, a refresh is already pending.
-        let _ = self.look.try_send(());
+        let _ = self.refresh.try_send(());
     }
 
     pub(crate) fn is_degraded(&self) -> bool {
         let map = self.map.borrow();
         map.nodes.iter().any(|node| node.breaker.is_open())
-            || (map.nodes.is_empty() && self.nobody.breaker.is_open())
+            || (map.nodes.is_empty() && self.placeholder.breaker.is_open())
     }
 }
 
 /// Creates nodes.
 #[derive(Debug)]
-struct Maker {
-    way: Way,
-    links: usize,
-    common: Common,
+struct NodeFactory {
+    access: NodeAccess,
+    connections: usize,
+    options: ConnectionOptions,
     /// Nodes known only from redirections, newest last.
     strays: Mutex<Vec<Arc<Node>>>,
 }
 
-impl Maker {
+impl NodeFactory {
     const STRAYS_MAX: usize = 16;
 
     fn make(&self, address: &Address) -> Result<Arc<Node>, StoreError> {
-        let server = self.way.to(address).map_err(|error| StoreError::Unreachable(error.to_string()))?;
-        Ok(Arc::new(Node::new(Some(address.clone()), &server, self.links, &self.common)))
+        let server = self.access.to(address).map_err(|error| StoreError::Unreachable(error.to_string()))?;
+        Ok(Arc::new(Node::new(Some(address.clone()), &server, self.connections, &self.options)))
     }
 
     fn stray(&self, address: &Address) -> Result<Arc<Node>, StoreError> {
@@ -164,63 +170,63 @@ impl Maker {
 }
 
 /// Refreshes the map.
-struct Explorer {
+struct MapRefresher {
     seeds: Vec<Address>,
-    maker: Arc<Maker>,
-    tell: watch::Sender<Map>,
+    factory: Arc<NodeFactory>,
+    publish: watch::Sender<SlotMap>,
     /// The node to query next.
     next: usize,
 }
 
-impl Explorer {
-    async fn run(mut self, mut looks: mpsc::Receiver<()>) {
+impl MapRefresher {
+    async fn run(mut self, mut requests: mpsc::Receiver<()>) {
         loop {
-            self.explore().await;
-            tokio::time::sleep(ASK_EVERY).await;
-            if looks.recv().await.is_none() {
+            self.refresh().await;
+            tokio::time::sleep(REFRESH_EVERY).await;
+            if requests.recv().await.is_none() {
                 return;
             }
         }
     }
 
     /// Queries one node after the other until one returns a map.
-    async fn explore(&mut self) {
+    async fn refresh(&mut self) {
         let known =
-            self.tell.borrow().nodes.iter().filter_map(|node| node.address.clone()).collect::<Vec<_>>();
+            self.publish.borrow().nodes.iter().filter_map(|node| node.address.clone()).collect::<Vec<_>>();
         let all: Vec<_> = known.iter().chain(&self.seeds).collect();
         for turn in 0..all.len() {
             let address = all[(self.next + turn) % all.len()];
-            if let Ok(Some(ranges)) = tokio::time::timeout(TELL_MAX, self.ask(address)).await
+            if let Ok(Some(ranges)) = tokio::time::timeout(REPLY_MAX, self.fetch_ranges(address)).await
                 && let Some(map) = self.map(&ranges)
             {
                 // The next refresh starts with another node, because this one may be partitioned from the others.
                 self.next = (self.next + turn + 1) % all.len();
-                self.tell.send_replace(map);
+                self.publish.send_replace(map);
                 return;
             }
         }
     }
 
-    async fn ask(&self, address: &Address) -> Option<Vec<Range>> {
-        let mut connection = self.maker.way.to(address).ok()?.connect().await.ok()?;
-        let told: Value = ::redis::cmd("CLUSTER").arg("SLOTS").query_async(&mut connection).await.ok()?;
-        ranges(&told, address)
+    async fn fetch_ranges(&self, address: &Address) -> Option<Vec<SlotRange>> {
+        let mut connection = self.factory.access.to(address).ok()?.connect().await.ok()?;
+        let reply: Value = ::redis::cmd("CLUSTER").arg("SLOTS").query_async(&mut connection).await.ok()?;
+        ranges(&reply, address)
     }
 
-    fn map(&self, ranges: &[Range]) -> Option<Map> {
-        let mut map = Map::empty();
-        let old = self.tell.borrow();
-        for Range { first, last, address } in ranges {
+    fn map(&self, ranges: &[SlotRange]) -> Option<SlotMap> {
+        let mut map = SlotMap::empty();
+        let old = self.publish.borrow();
+        for SlotRange { first, last, address } in ranges {
             let is_it = |node: &&Arc<Node>| node.address.as_ref() == Some(address);
             let index = match map.nodes.iter().position(|node| is_it(&node)) {
                 Some(index) => index,
                 None if map.nodes.len() == NODES_MAX => return None,
                 None => {
                     let known = old.nodes.iter().find(is_it).cloned();
-                    let known = known.or_else(|| self.maker.take_stray(address));
+                    let known = known.or_else(|| self.factory.take_stray(address));
                     map.nodes.push(match known {
                         Some(node) => node,
-                        None => self.maker.make(address).ok()?,
+                        None => self.factory.make(address).ok()?,
                     });
                     map.nodes.len() - 1
                 }
@@ -239,7 +245,7 @@ fn is_nameless(host: &str) -> bool {
 
 /// Hash slots of one node.
 #[derive(Debug, PartialEq, Eq)]
-struct Range {
+struct SlotRange {
     first: u16,
     last: u16,
     address: Address,
@@ -247,21 +253,21 @@ struct Range {
 
 /// Parses the reply to CLUSTER SLOTS: for each range the first hash slot, the last, the master and its replicas; each
 /// node as host, port and more.
-fn ranges(told: &Value, teller: &Address) -> Option<Vec<Range>> {
+fn ranges(reply: &Value, responder: &Address) -> Option<Vec<SlotRange>> {
     let range = |value: &Value| {
         let [first, last, master, ..] = value.as_sequence()? else { return None };
         let [host, port, ..] = master.as_sequence()? else { return None };
         let host: Option<String> = ::redis::from_redis_value_ref(host).ok()?;
         // A missing host means the node that replied.
-        let host = host.filter(|host| !is_nameless(host)).unwrap_or_else(|| teller.host.clone());
+        let host = host.filter(|host| !is_nameless(host)).unwrap_or_else(|| responder.host.clone());
         let port = ::redis::from_redis_value_ref(port).ok()?;
-        Some(Range {
+        Some(SlotRange {
             first: ::redis::from_redis_value_ref(first).ok()?,
             last: ::redis::from_redis_value_ref(last).ok()?,
             address: Address { host, port },
         })
     };
-    told.as_sequence()?.iter().map(range).collect()
+    reply.as_sequence()?.iter().map(range).collect()
 }
 
 #[cfg(test)]
@@ -284,21 +290,21 @@ mod tests {
             let replica = node(Value::BulkString(b"replica".into()), 9);
             Value::Array(vec![Value::Int(first), Value::Int(last), master, replica])
         };
-        let teller = Address { host: "teller".to_owned(), port: 1 };
-        let told = Value::Array(vec![
+        let responder = Address { host: "responder".to_owned(), port: 1 };
+        let reply = Value::Array(vec![
             range(0, 10, node(Value::BulkString(b"one".into()), 7)),
             range(11, 16_383, node(Value::Nil, 8)),
         ]);
         let address = |host: &str, port| Address { host: host.to_owned(), port };
         assert_eq!(
-            ranges(&told, &teller).unwrap(),
+            ranges(&reply, &responder).unwrap(),
             [
-                Range { first: 0, last: 10, address: address("one", 7) },
-                Range { first: 11, last: 16_383, address: address("teller", 8) }
+                SlotRange { first: 0, last: 10, address: address("one", 7) },
+                SlotRange { first: 11, last: 16_383, address: address("responder", 8) }
             ]
         );
         for wrong in [Value::Okay, Value::Array(vec![Value::Int(1)]), range(-1, 70_000, Value::Nil)] {
-            assert_eq!(ranges(&wrong, &teller), None);
+            assert_eq!(ranges(&wrong, &responder), None);
         }
     }
 }

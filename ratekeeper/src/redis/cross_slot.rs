@@ -12,101 +12,104 @@ use futures_util::future::join_all;
 use ratekeeper_core::Time;
 use smallvec::{SmallVec, smallvec};
 
-use super::batcher::{Items, Told};
-use super::{Inner, StoreError, Task, What};
+use super::batcher::{Items, Reply};
+use super::{ChargeOp, Inner, StoreError, Task};
 use crate::clock::Clock as _;
 use crate::store::{NO_LIMIT, Verdict};
 
 /// The charges of one hash slot.
 #[derive(Clone)]
-struct Part {
+struct HashSlotCharges {
     slot: u16,
     items: Items,
     /// The index of each charge in the request.
-    places: SmallVec<[usize; 2]>,
+    indices: SmallVec<[usize; 2]>,
 }
 
 impl Inner {
     /// Runs as a task, so that it completes and makes its refunds even if the caller gives up.
-    pub(super) async fn ask_across(
+    pub(super) async fn decide_cross_slot(
         self: &Arc<Self>,
         items: Items,
-        is_look: bool,
+        is_peek: bool,
         at: Option<Time>,
     ) -> Result<Verdict, StoreError> {
         let inner = self.clone();
-        let asking = tokio::spawn(async move { inner.ask_parts(items, is_look, at).await });
-        asking.await.unwrap_or_else(|_| Err(StoreError::driver_has_ended()))
+        let task = tokio::spawn(async move { inner.run_cross_slot(items, is_peek, at).await });
+        task.await.unwrap_or_else(|_| Err(StoreError::driver_ended()))
     }
 
-    async fn ask_parts(
+    async fn run_cross_slot(
         self: &Arc<Self>,
         items: Items,
-        is_look: bool,
+        is_peek: bool,
         at: Option<Time>,
     ) -> Result<Verdict, StoreError> {
         let start = self.clock.now();
-        let parts = self.parts(items);
+        let groups = self.groups(items);
         let mut verdict = Verdict::default();
-        for (part, told) in parts.iter().zip(self.each(&parts, What::Look, at, start).await) {
-            part.enter(told?, &mut verdict);
+        for (group, reply) in groups.iter().zip(self.each(&groups, ChargeOp::Peek, at, start).await) {
+            group.copy_into(reply?, &mut verdict);
         }
-        if is_look {
+        if is_peek {
             return Ok(verdict);
         }
         if !verdict.allowed() {
             // A log that counts all requests counts this one too.
-            let counting = self.counting(&parts);
-            for (part, told) in counting.iter().zip(self.each(&counting, What::Make, at, start).await) {
-                part.enter(told?, &mut verdict);
+            let counting = self.counting(&groups);
+            for (group, reply) in counting.iter().zip(self.each(&counting, ChargeOp::Charge, at, start).await)
+            {
+                group.copy_into(reply?, &mut verdict);
             }
             return Ok(verdict);
         }
-        let charged = self.each(&parts, What::Make, at, start).await;
+        let charged = self.each(&groups, ChargeOp::Charge, at, start).await;
         verdict.at = Time::EPOCH;
-        let is_allowed = |told: &Result<Told, _>| told.as_ref().is_ok_and(|told| told.verdict.allowed());
+        let is_allowed = |reply: &Result<Reply, _>| reply.as_ref().is_ok_and(|reply| reply.verdict.allowed());
         if charged.iter().all(is_allowed) {
-            for (part, told) in parts.iter().zip(charged) {
-                part.enter(told?, &mut verdict);
+            for (group, reply) in groups.iter().zip(charged) {
+                group.copy_into(reply?, &mut verdict);
             }
             return Ok(verdict);
         }
         let mut failure = None;
-        for (part, told) in parts.into_iter().zip(charged) {
-            match told {
-                Ok(told) if told.verdict.allowed() => self.refund(part, told.at, at),
-                Ok(told) => part.enter(told, &mut verdict),
+        for (group, reply) in groups.into_iter().zip(charged) {
+            match reply {
+                Ok(reply) if reply.verdict.allowed() => self.refund(group, reply.at, at),
+                Ok(reply) => group.copy_into(reply, &mut verdict),
                 Err(error) => failure = Some(error),
             }
         }
         failure.map_or(Ok(verdict), Err)
     }
 
-    fn parts(&self, items: Items) -> Vec<Part> {
-        let mut parts: Vec<Part> = Vec::new();
-        for (place, item) in items.into_iter().enumerate() {
+    fn groups(&self, items: Items) -> Vec<HashSlotCharges> {
+        let mut groups: Vec<HashSlotCharges> = Vec::new();
+        for (index, item) in items.into_iter().enumerate() {
             let slot = self.servers.slot(&item.key);
-            match parts.iter_mut().find(|part| part.slot == slot) {
-                Some(part) => {
-                    part.items.push(item);
-                    part.places.push(place);
+            match groups.iter_mut().find(|group| group.slot == slot) {
+                Some(group) => {
+                    group.items.push(item);
+                    group.indices.push(index);
                 }
-                None => parts.push(Part { slot, items: smallvec![item], places: smallvec![place] }),
+                None => {
+                    groups.push(HashSlotCharges { slot, items: smallvec![item], indices: smallvec![index] });
+                }
             }
         }
-        parts
+        groups
     }
 
     /// The charges of logs that count all requests, each as a separate part.
-    fn counting(&self, parts: &[Part]) -> Vec<Part> {
-        let each = parts.iter().flat_map(|part| {
-            part.items.iter().zip(&part.places).map(|(item, place)| (part.slot, item, *place))
+    fn counting(&self, groups: &[HashSlotCharges]) -> Vec<HashSlotCharges> {
+        let each = groups.iter().flat_map(|group| {
+            group.items.iter().zip(&group.indices).map(|(item, index)| (group.slot, item, *index))
         });
         each.filter(|(_, item, _)| item.limit.counts_all())
-            .map(|(slot, item, place)| Part {
+            .map(|(slot, item, index)| HashSlotCharges {
                 slot,
                 items: smallvec![item.clone()],
-                places: smallvec![place],
+                indices: smallvec![index],
             })
             .collect()
     }
@@ -114,40 +117,40 @@ impl Inner {
     /// Sends the same operation for all parts concurrently, within what remains of the deadline since `start`.
     async fn each(
         &self,
-        parts: &[Part],
-        what: What,
+        groups: &[HashSlotCharges],
+        op: ChargeOp,
         at: Option<Time>,
         start: Time,
-    ) -> Vec<Result<Told, StoreError>> {
+    ) -> Vec<Result<Reply, StoreError>> {
         let left = self.deadline.saturating_sub(self.clock.now().saturating_since(start));
-        let tasks = parts.iter().map(|part| {
-            let task = Task::Charge { items: part.items.clone(), what, at };
-            self.servers.carry_out(part.slot, task, left)
+        let tasks = groups.iter().map(|group| {
+            let task = Task::Charge { items: group.items.clone(), op, at };
+            self.servers.execute(group.slot, task, left)
         });
         join_all(tasks).await
     }
 
     /// Refunds a charge in the background.
-    fn refund(self: &Arc<Self>, part: Part, charged_at: Time, at: Option<Time>) {
+    fn refund(self: &Arc<Self>, group: HashSlotCharges, charged_at: Time, at: Option<Time>) {
         let inner = self.clone();
-        let task = Task::Charge { items: part.items, what: What::GiveBack(Some(charged_at)), at };
+        let task = Task::Charge { items: group.items, op: ChargeOp::Refund(Some(charged_at)), at };
         tokio::spawn(async move {
             // A charge that cannot be refunded expires.
-            let _ = inner.servers.carry_out(part.slot, task, inner.deadline).await;
+            let _ = inner.servers.execute(group.slot, task, inner.deadline).await;
         });
     }
 }
 
-impl Part {
+impl HashSlotCharges {
     /// Copies the decisions to the indexes of their charges.
-    fn enter(&self, told: Told, verdict: &mut Verdict) {
+    fn copy_into(&self, reply: Reply, verdict: &mut Verdict) {
         // The earliest charge of all: a later refund then returns at most what still counts for each limit.
-        verdict.at = if verdict.at == Time::EPOCH { told.at } else { verdict.at.min(told.at) };
-        for (place, decision) in self.places.iter().zip(told.verdict.decisions) {
-            if verdict.decisions.len() <= *place {
-                verdict.decisions.resize(place + 1, NO_LIMIT);
+        verdict.at = if verdict.at == Time::EPOCH { reply.at } else { verdict.at.min(reply.at) };
+        for (index, decision) in self.indices.iter().zip(reply.verdict.decisions) {
+            if verdict.decisions.len() <= *index {
+                verdict.decisions.resize(index + 1, NO_LIMIT);
             }
-            verdict.decisions[*place] = decision;
+            verdict.decisions[*index] = decision;
         }
     }
 }

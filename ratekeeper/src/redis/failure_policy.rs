@@ -5,7 +5,7 @@ use std::time::Duration;
 use ratekeeper_core::{Decision, FailurePolicy, Limit, RetryAfter};
 use smallvec::{SmallVec, smallvec};
 
-use super::breaker::TRY_EVERY;
+use super::breaker::PROBE_EVERY;
 use crate::clock::SystemClock;
 use crate::memory::{Bounds, Memory, WhenFull};
 use crate::store::{Charge, ChargeError, Key, Verdict};
@@ -16,15 +16,15 @@ const BOUNDS: Bounds = Bounds { max_keys: 100_000, max_bytes: 64 << 20, when_ful
 /// The failure policies of the limits, and the memory store of the local ones.
 #[derive(Debug)]
 pub(crate) struct Fallback {
-    limits: Box<[Away]>,
+    limits: Box<[LimitFallback]>,
     memory: Memory<SystemClock>,
     /// The policy of inline limits.
-    usual: FailurePolicy,
+    default_policy: FailurePolicy,
 }
 
 /// The failure policy of a limit.
 #[derive(Debug)]
-enum Away {
+enum LimitFallback {
     Open(Limit),
     Closed(Limit),
     /// The index of its share in the memory store.
@@ -32,37 +32,43 @@ enum Away {
 }
 
 impl Fallback {
-    pub(crate) fn new(limits: &[(Limit, FailurePolicy)], usual: FailurePolicy) -> Fallback {
-        let (limits, shares) = away(limits);
-        Fallback { limits, memory: Memory::new(&shares, SystemClock::new(), BOUNDS), usual }
+    pub(crate) fn new(limits: &[(Limit, FailurePolicy)], default_policy: FailurePolicy) -> Fallback {
+        let (limits, shares) = fallbacks(limits);
+        Fallback { limits, memory: Memory::new(&shares, SystemClock::new(), BOUNDS), default_policy }
     }
 
     /// Creates policies for new limits, with state migration: limit n continues limit `from[n]`, if any.
-    pub(crate) fn renewed(&self, limits: &[(Limit, FailurePolicy)], from: &[Option<usize>]) -> Fallback {
-        let (limits, shares) = away(limits);
-        let before = |(number, away): (usize, &Away)| {
-            matches!(away, Away::Local(_)).then(|| match self.limits.get((*from.get(number)?)?) {
-                Some(Away::Local(share)) => Some(*share),
-                _ => None,
+    pub(crate) fn reload(&self, limits: &[(Limit, FailurePolicy)], from: &[Option<usize>]) -> Fallback {
+        let (limits, shares) = fallbacks(limits);
+        let before = |(number, fallback): (usize, &LimitFallback)| {
+            matches!(fallback, LimitFallback::Local(_)).then(|| {
+                match self.limits.get((*from.get(number)?)?) {
+                    Some(LimitFallback::Local(share)) => Some(*share),
+                    _ => None,
+                }
             })
         };
         let from: Vec<Option<usize>> = limits.iter().enumerate().filter_map(before).collect();
-        Fallback { memory: self.memory.renewed(&shares, &from, BOUNDS), limits, usual: self.usual }
+        Fallback {
+            memory: self.memory.reload(&shares, &from, BOUNDS),
+            limits,
+            default_policy: self.default_policy,
+        }
     }
 
     /// Decides an inline limit without Redis.
-    pub(crate) fn verdict_by(
+    pub(crate) fn verdict_inline(
         &self,
         limit: &Limit,
         key: Key,
         cost: u32,
-        is_look: bool,
+        is_peek: bool,
     ) -> Result<Verdict, ChargeError> {
-        let verdict = match self.usual {
+        let verdict = match self.default_policy {
             FailurePolicy::Open => Verdict { decisions: smallvec![unlimited(limit)], ..Verdict::default() },
             FailurePolicy::Closed => closed_verdict(limit),
-            FailurePolicy::Local { instances: nodes } => match limit.share(nodes) {
-                Some(share) => self.memory.decide_by(&share, key, cost, is_look)?,
+            FailurePolicy::Local { instances } => match limit.share(instances) {
+                Some(share) => self.memory.decide_inline(&share, key, cost, is_peek)?,
                 None => closed_verdict(limit),
             },
         };
@@ -70,23 +76,23 @@ impl Fallback {
     }
 
     /// Decides without Redis. The charges must name existing limits.
-    pub(crate) fn verdict(&self, charges: &[Charge], is_look: bool) -> Result<Verdict, ChargeError> {
+    pub(crate) fn verdict(&self, charges: &[Charge], is_peek: bool) -> Result<Verdict, ChargeError> {
         let mut local = SmallVec::<[Charge; 4]>::new();
         let mut is_closed = false;
         for charge in charges {
             match self.limits[charge.limit] {
-                Away::Open(_) => {}
-                Away::Closed(_) => is_closed = true,
-                Away::Local(share) => local.push(Charge { limit: share, ..*charge }),
+                LimitFallback::Open(_) => {}
+                LimitFallback::Closed(_) => is_closed = true,
+                LimitFallback::Local(share) => local.push(Charge { limit: share, ..*charge }),
             }
         }
         // If a closed limit denies the request, nothing is charged.
-        let local = self.memory.charge_or_look(&local, is_closed || is_look)?;
+        let local = self.memory.charge_or_peek(&local, is_closed || is_peek)?;
         let mut local = local.decisions.into_iter();
         let decisions = charges.iter().map(|charge| match &self.limits[charge.limit] {
-            Away::Open(limit) => unlimited(limit),
-            Away::Closed(limit) => closed(limit),
-            Away::Local(_) => local.next().unwrap_or(crate::store::NO_LIMIT),
+            LimitFallback::Open(limit) => unlimited(limit),
+            LimitFallback::Closed(limit) => closed(limit),
+            LimitFallback::Local(_) => local.next().unwrap_or(crate::store::NO_LIMIT),
         });
         let at = self.memory.now();
         Ok(Verdict { decisions: decisions.collect(), is_degraded: true, is_closed, at })
@@ -94,18 +100,18 @@ impl Fallback {
 }
 
 /// The policies, and the shares of the local limits in the same order.
-fn away(limits: &[(Limit, FailurePolicy)]) -> (Box<[Away]>, Vec<Limit>) {
+fn fallbacks(limits: &[(Limit, FailurePolicy)]) -> (Box<[LimitFallback]>, Vec<Limit>) {
     let mut shares = Vec::new();
-    let limits = limits.iter().map(|(limit, failure)| match *failure {
-        FailurePolicy::Open => Away::Open(limit.clone()),
-        FailurePolicy::Closed => Away::Closed(limit.clone()),
-        FailurePolicy::Local { instances: nodes } => match limit.share(nodes) {
+    let limits = limits.iter().map(|(limit, policy)| match *policy {
+        FailurePolicy::Open => LimitFallback::Open(limit.clone()),
+        FailurePolicy::Closed => LimitFallback::Closed(limit.clone()),
+        FailurePolicy::Local { instances } => match limit.share(instances) {
             Some(share) => {
                 shares.push(share);
-                Away::Local(shares.len() - 1)
+                LimitFallback::Local(shares.len() - 1)
             }
             // The share of an instance is less than one request, so all are denied.
-            None => Away::Closed(limit.clone()),
+            None => LimitFallback::Closed(limit.clone()),
         },
     });
     (limits.collect(), shares)
@@ -133,8 +139,8 @@ fn closed(limit: &Limit) -> Decision {
         limit: limit.limit(),
         remaining: 0,
         // The next probe of Redis.
-        retry_after: RetryAfter::After(TRY_EVERY),
-        reset_after: TRY_EVERY,
+        retry_after: RetryAfter::After(PROBE_EVERY),
+        reset_after: PROBE_EVERY,
         delay: Duration::ZERO,
     }
 }

@@ -6,45 +6,45 @@ use futures_util::future::join_all;
 use ratekeeper_core::{Limit, Time};
 use smallvec::{SmallVec, smallvec};
 
-use super::batcher::{Item, Task, What};
-use super::protocol::Packed;
+use super::batcher::{ChargeOp, Item, Task};
+use super::protocol::PackedLimit;
 use super::{Inner, StoreError};
 use crate::store::{ChargeError, Key, StoreUnavailable, Verdict};
 
 impl Inner {
     /// The charge of an inline limit. The key's name contains everything that its state depends on and, for a bucket,
     /// also the capacity, as in the memory store.
-    pub(super) fn brought(&self, limit: &Limit, key: Key, cost: u32) -> Item {
-        let packed = Packed::new(limit, limit.limit());
+    pub(super) fn inline_item(&self, limit: &Limit, key: Key, cost: u32) -> Item {
+        let packed = PackedLimit::new(limit, limit.limit());
         let mut scale = packed.scale();
         if let Limit::Bucket(bucket) = limit {
             scale.extend(bucket.capacity().to_le_bytes());
         }
-        Item { key: self.names.brought(limit.name(), &scale, key), limit: Arc::new(packed), cost }
+        Item { key: self.names.inline_name(limit.name(), &scale, key), limit: Arc::new(packed), cost }
     }
 
-    pub(super) async fn decide_by(
+    pub(super) async fn decide_inline(
         self: &Arc<Self>,
         limit: &Limit,
         key: Key,
         cost: u32,
-        is_look: bool,
+        is_peek: bool,
     ) -> Result<Verdict, ChargeError> {
         if matches!(limit, Limit::Log(_) | Limit::Counter(_)) {
             return Err(ChargeError::UnsupportedInline);
         }
-        let item = self.brought(limit, key, cost);
+        let item = self.inline_item(limit, key, cost);
         let slot = self.servers.slot(&item.key);
-        let what = if is_look { What::Look } else { What::Make };
-        let task = Task::Charge { items: smallvec![item], what, at: None };
-        match self.servers.carry_out(slot, task, self.deadline).await {
-            Ok(told) => Ok(Verdict { at: told.at, ..told.verdict }),
-            Err(_) => self.fallback.verdict_by(limit, key, cost, is_look),
+        let op = if is_peek { ChargeOp::Peek } else { ChargeOp::Charge };
+        let task = Task::Charge { items: smallvec![item], op, at: None };
+        match self.servers.execute(slot, task, self.deadline).await {
+            Ok(reply) => Ok(Verdict { at: reply.at, ..reply.verdict }),
+            Err(_) => self.fallback.verdict_inline(limit, key, cost, is_peek),
         }
     }
 
     /// Refunds charges made at `at` by the server's clock, or at an unknown time.
-    pub(super) async fn undo(
+    pub(super) async fn refund_items(
         &self,
         items: impl Iterator<Item = Item>,
         at: Option<Time>,
@@ -52,8 +52,8 @@ impl Inner {
         let each: SmallVec<[_; 4]> = items
             .map(|item| {
                 let slot = self.servers.slot(&item.key);
-                let task = Task::Charge { items: smallvec![item], what: What::GiveBack(at), at: None };
-                self.servers.carry_out(slot, task, self.deadline)
+                let task = Task::Charge { items: smallvec![item], op: ChargeOp::Refund(at), at: None };
+                self.servers.execute(slot, task, self.deadline)
             })
             .collect();
         let done: Result<Vec<_>, StoreError> = join_all(each).await.into_iter().collect();

@@ -61,7 +61,7 @@ impl Names {
 
     /// The key names of the records: due times, values, and the prefix of tombstones for removed records.
     pub(crate) fn records(&self) -> Vec<String> {
-        ["due", "records", "gone"].map(|what| format!("rate_limit:{what}:{{{:032x}}}", self.namespace)).into()
+        ["due", "records", "gone"].map(|op| format!("rate_limit:{op}:{{{:032x}}}", self.namespace)).into()
     }
 
     fn in_namespace(&self, bytes: &[u8]) -> u128 {
@@ -87,7 +87,7 @@ impl Names {
     }
 
     /// The key name of an inline limit. The length prefix is one that no limit name has, so names never collide.
-    pub(crate) fn brought(&self, algorithm: &str, scale: &[u8], key: Key) -> String {
+    pub(crate) fn inline_name(&self, algorithm: &str, scale: &[u8], key: Key) -> String {
         let whole = [&u64::MAX.to_le_bytes(), scale].concat();
         let (key, whole) = (self.in_namespace(&key.0.to_le_bytes()), hash(&self.hasher, &whole) as u64);
         format!("rate_limit:{algorithm}:{{{key:032x}}}:{whole:016x}")

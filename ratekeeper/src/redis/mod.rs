@@ -11,8 +11,8 @@
 //! | `route`, `cluster` | finds the cluster node of a request and follows redirections |
 //! | `cross_slot` | a request whose limits have keys in several hash slots |
 //! | `denial_cache` | answers repeated denials locally |
-//! | `lease`, `leased` | budget leased from Redis and spent locally |
-//! | `slots`, `claim`, `slots.lua` | concurrency limits shared by all processes, for the middleware |
+//! | `lease`, `lease_tasks` | budget leased from Redis and spent locally |
+//! | `slots`, `claim`, `concurrency.lua` | concurrency limits shared by all processes, for the middleware |
 //! | `records`, `records.lua` | short-lived records of the APIs, shared by all processes |
 //! | `breaker` | the circuit breaker of a server that does not answer |
 //! | `failure_policy` | decides while Redis is unavailable |
@@ -27,13 +27,15 @@ mod batcher;
 mod breaker;
 mod claim;
 mod cluster;
+#[cfg(feature = "tower")]
+mod concurrency;
 mod cross_slot;
 mod denial_cache;
 mod failure_policy;
 mod inline;
 mod key;
 mod lease;
-mod leased;
+mod lease_tasks;
 mod node;
 mod protocol;
 mod records;
@@ -41,8 +43,6 @@ mod reload;
 mod route;
 mod server;
 mod settings;
-#[cfg(feature = "tower")]
-mod slots;
 
 use std::hash::Hash;
 use std::sync::Arc;
@@ -53,18 +53,18 @@ use ratekeeper_core::{Limit, Time};
 use smallvec::SmallVec;
 
 pub use self::batcher::StoreError;
-use self::batcher::{Common, Item, Items, Library, Task, What};
-use self::denial_cache::Denials;
+use self::batcher::{ChargeOp, ConnectionOptions, Item, Items, Library, Task};
+#[cfg(feature = "tower")]
+pub(crate) use self::concurrency::SharedPermits;
+use self::denial_cache::DenialCache;
 use self::failure_policy::Fallback;
 use self::key::Names;
-use self::lease::{Leases, Terms};
-use self::protocol::Packed;
-pub use self::records::{Claim as RecordClaim, Records, Taken};
+use self::lease::{LeaseTerms, Leases};
+use self::protocol::PackedLimit;
+pub use self::records::{RecordClaim, Records, TakeResult};
 use self::route::Servers;
-use self::server::Place;
+use self::server::Topology;
 pub use self::settings::{Settings, SettingsError};
-#[cfg(feature = "tower")]
-pub(crate) use self::slots::Slots;
 use crate::Limiter;
 use crate::clock::{Clock, SystemClock};
 use crate::store::{Charge, ChargeError, Key, Store, StoreUnavailable, Verdict, check_charges};
@@ -82,12 +82,12 @@ pub mod wire {
 
     /// A charge in the format of the charge function.
     pub fn charge(limit: &Limit, cost: u32) -> Vec<u8> {
-        super::Packed::new(limit, limit.limit()).charge(cost, false, false)
+        super::PackedLimit::new(limit, limit.limit()).charge(cost, false, false)
     }
 
     /// The refund of a charge made at `at`, or at an unknown time.
     pub fn refund(limit: &Limit, cost: u32, at: Option<Time>) -> Vec<u8> {
-        super::Packed::new(limit, limit.limit()).refund(cost, at)
+        super::PackedLimit::new(limit, limit.limit()).refund(cost, at)
     }
 
     /// The time argument of a call, which replaces the server's clock.
@@ -104,12 +104,12 @@ pub mod wire {
 
     /// Reads one decision from the front of a reply, after the time.
     pub fn take_decision(reply: &mut &[u8], limit: &Limit, cost: u32, now: Time) -> Option<Decision> {
-        super::Packed::new(limit, limit.limit()).decision(reply, now, cost)
+        super::PackedLimit::new(limit, limit.limit()).decision(reply, now, cost)
     }
 
     /// Reads the result of one refund from the front of a reply, after the time.
     pub fn take_refunded(reply: &mut &[u8]) -> Option<()> {
-        super::Packed::refunded(reply)
+        super::PackedLimit::refunded(reply)
     }
 }
 
@@ -119,16 +119,16 @@ pub struct Redis(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    limits: Box<[Arc<Packed>]>,
+    limits: Box<[Arc<PackedLimit>]>,
     /// The configured limits; a leased limit is enforced in Redis by a stricter one.
-    given: Box<[Limit]>,
+    configured: Box<[Limit]>,
     names: Names,
     /// Stores created by a reload share the connections.
     servers: Arc<Servers>,
     /// The settings without the options of single limits.
     base: Settings,
     deadline: Duration,
-    denials: Denials,
+    denials: DenialCache,
     leases: Leases,
     fallback: Fallback,
     clock: SystemClock,
@@ -142,32 +142,32 @@ impl Redis {
         base: &Settings,
     ) -> Result<Redis, SettingsError> {
         let library = Arc::new(Library::new());
-        let common = Common { library, deadline: settings.deadline };
+        let options = ConnectionOptions { library, deadline: settings.deadline };
         let terms = settings.terms(limits)?;
-        let fallback = Fallback::new(&settings.policies(limits)?, settings.failure_of_all());
+        let fallback = Fallback::new(&settings.policies(limits)?, settings.default_policy());
         // Invalid settings are reported before any task is started.
         settings.names(limits)?;
-        let place = Place::new(settings)?;
+        let topology = Topology::new(settings)?;
         if tokio::runtime::Handle::try_current().is_err() {
             return Err(SettingsError::NoRuntime);
         }
-        let servers = Arc::new(Servers::new(place, settings.links, common));
-        Redis::on(servers, limits, settings, base, terms, fallback)
+        let servers = Arc::new(Servers::new(topology, settings.connections, options));
+        Redis::with_servers(servers, limits, settings, base, terms, fallback)
     }
 
-    fn on(
+    fn with_servers(
         servers: Arc<Servers>,
         limits: &[Limit],
         settings: &Settings,
         base: &Settings,
-        terms: Vec<Option<Terms>>,
+        terms: Vec<Option<LeaseTerms>>,
         fallback: Fallback,
     ) -> Result<Redis, SettingsError> {
         let in_redis = limits.iter().zip(&terms).map(|(limit, terms)| {
-            let enforced = terms.as_ref().map_or(limit, |terms| &terms.ahead);
-            Arc::new(Packed::new(enforced, limit.limit()))
+            let enforced = terms.as_ref().map_or(limit, |terms| &terms.lease_limit);
+            Arc::new(PackedLimit::new(enforced, limit.limit()))
         });
-        let packed: Box<[Arc<Packed>]> = in_redis.collect();
+        let packed: Box<[Arc<PackedLimit>]> = in_redis.collect();
         let named = settings.names(limits)?.into_iter().zip(&packed);
         let named =
             limits.iter().zip(named).map(|(limit, (name, packed))| (limit.name(), name, packed.scale()));
@@ -177,16 +177,16 @@ impl Redis {
             names: Names::new(&settings.secret, &settings.namespace, named),
             servers,
             limits: packed,
-            given: limits.into(),
+            configured: limits.into(),
             base: base.clone(),
             deadline: settings.deadline,
-            denials: Denials::new(limits.iter().zip(holds)),
+            denials: DenialCache::new(limits.iter().zip(holds)),
             leases: Leases::new(terms),
             fallback,
             clock: SystemClock::new(),
         });
         if let Some(every) = inner.leases.sweep_every() {
-            tokio::spawn(leased::sweep(Arc::downgrade(&inner), every));
+            tokio::spawn(lease_tasks::sweep(Arc::downgrade(&inner), every));
         }
         Ok(Redis(inner))
     }
@@ -204,21 +204,21 @@ impl Drop for Redis {
 
 impl Inner {
     /// Checks or peeks in Redis, within the deadline.
-    async fn ask(
+    async fn call(
         self: &Arc<Self>,
         charges: &[Charge],
-        is_look: bool,
+        is_peek: bool,
         at: Option<Time>,
     ) -> Result<Verdict, StoreError> {
         let items: Items = charges.iter().map(|charge| self.item(charge)).collect();
-        let what = if is_look { What::Look } else { What::Make };
+        let op = if is_peek { ChargeOp::Peek } else { ChargeOp::Charge };
         match self.servers.slot_of_all(&items) {
             Some(slot) => {
-                let task = Task::Charge { items, what, at };
-                let told = self.servers.carry_out(slot, task, self.deadline).await?;
-                Ok(Verdict { at: told.at, ..told.verdict })
+                let task = Task::Charge { items, op, at };
+                let error = self.servers.execute(slot, task, self.deadline).await?;
+                Ok(Verdict { at: error.at, ..error.verdict })
             }
-            None => self.ask_across(items, is_look, at).await,
+            None => self.decide_cross_slot(items, is_peek, at).await,
         }
     }
 
@@ -230,14 +230,14 @@ impl Inner {
         }
     }
 
-    async fn decide(self: &Arc<Self>, charges: &[Charge], is_look: bool) -> Result<Verdict, ChargeError> {
+    async fn decide(self: &Arc<Self>, charges: &[Charge], is_peek: bool) -> Result<Verdict, ChargeError> {
         check_charges(charges, self.limits.len())?;
-        let asked_at = self.clock.now();
-        let told = match is_look {
-            true => self.ask(charges, true, None).await,
-            false => self.spend_or_ask(charges, asked_at).await,
+        let sent_at = self.clock.now();
+        let error = match is_peek {
+            true => self.call(charges, true, None).await,
+            false => self.spend_or_call(charges, sent_at).await,
         };
-        told.or_else(|_| self.fallback.verdict(charges, is_look))
+        error.or_else(|_| self.fallback.verdict(charges, is_peek))
     }
 
     /// Resets the keys of charges, with one call for adjacent charges of the same key.
@@ -247,14 +247,14 @@ impl Inner {
             let names: Vec<_> = charges.iter().map(|it| self.names.name(it.limit, it.key)).collect();
             // All names of one key share a hash slot.
             let slot = self.servers.slot(&names[0]);
-            self.servers.carry_out(slot, Task::Forget(names), self.deadline).await?;
-            self.denials.forget(*key, self.clock.now());
-            charges.iter().for_each(|it| self.leases.forget(it.limit, it.key));
+            self.servers.execute(slot, Task::Unlink(names), self.deadline).await?;
+            self.denials.invalidate(*key, self.clock.now());
+            charges.iter().for_each(|it| self.leases.drop_key(it.limit, it.key));
         }
         Ok(())
     }
 
-    fn of_all_limits(&self, key: Key, cost: u32) -> SmallVec<[Charge; 4]> {
+    fn charges_of_all_limits(&self, key: Key, cost: u32) -> SmallVec<[Charge; 4]> {
         (0..self.limits.len()).map(|limit| Charge { limit, key, cost }).collect()
     }
 }
@@ -276,9 +276,9 @@ impl Store for Redis {
 
     async fn refund(&self, charges: &[Charge], at: Option<Time>) -> Result<(), StoreUnavailable> {
         let each = charges.iter().map(|charge| self.0.item(charge));
-        self.0.undo(each, at).await?;
+        self.0.refund_items(each, at).await?;
         // A cached denial may no longer hold after the refund.
-        charges.iter().for_each(|charge| self.0.denials.forget(charge.key, self.0.clock.now()));
+        charges.iter().for_each(|charge| self.0.denials.invalidate(charge.key, self.0.clock.now()));
         Ok(())
     }
 
@@ -291,19 +291,19 @@ impl Store for Redis {
         limit: &Limit,
         key: Key,
         cost: u32,
-        is_look: bool,
+        is_peek: bool,
     ) -> Result<Verdict, ChargeError> {
-        self.0.decide_by(limit, key, cost, is_look).await
+        self.0.decide_inline(limit, key, cost, is_peek).await
     }
 
-    async fn refund_by(
+    async fn refund_inline(
         &self,
         limit: &Limit,
         key: Key,
         cost: u32,
         at: Option<Time>,
     ) -> Result<(), StoreUnavailable> {
-        self.0.undo(std::iter::once(self.0.brought(limit, key, cost)), at).await
+        self.0.refund_items(std::iter::once(self.0.inline_item(limit, key, cost)), at).await
     }
 }
 
@@ -315,7 +315,7 @@ impl Limiter<Redis> {
 
     /// Checks a request of `cost` units. A cost of 0 charges nothing.
     pub async fn check_n<K: Hash + ?Sized>(&self, key: &K, cost: u32) -> Verdict {
-        self.of_all_limits(key, cost, false).await
+        self.charges_of_all_limits(key, cost, false).await
     }
 
     /// Returns the verdict for a request of cost 1 without charging it.
@@ -325,14 +325,14 @@ impl Limiter<Redis> {
 
     /// Returns the verdict for a request of `cost` units without charging it.
     pub async fn peek_n<K: Hash + ?Sized>(&self, key: &K, cost: u32) -> Verdict {
-        self.of_all_limits(key, cost, true).await
+        self.charges_of_all_limits(key, cost, true).await
     }
 
-    async fn of_all_limits<K: Hash + ?Sized>(&self, key: &K, cost: u32, is_look: bool) -> Verdict {
+    async fn charges_of_all_limits<K: Hash + ?Sized>(&self, key: &K, cost: u32, is_peek: bool) -> Verdict {
         let inner = &self.store().0;
-        let charges = inner.of_all_limits(self.key(key), cost);
+        let charges = inner.charges_of_all_limits(self.key(key), cost);
         // Each limit occurs once and exists, so the charges are valid.
-        inner.decide(&charges, is_look).await.unwrap_or_default()
+        inner.decide(&charges, is_peek).await.unwrap_or_default()
     }
 
     /// The key as [`charge`](Self::charge) takes it.
@@ -366,7 +366,7 @@ impl Limiter<Redis> {
     /// Returns an error if Redis does not answer.
     pub async fn reset<K: Hash + ?Sized>(&self, key: &K) -> Result<(), StoreError> {
         let (store, key) = (&self.store().0, self.key(key));
-        store.reset(&store.of_all_limits(key, 0)).await
+        store.reset(&store.charges_of_all_limits(key, 0)).await
     }
 
     /// Refunds all [leases](Settings::lease) that this process holds and has not spent. Call it before the process
@@ -382,10 +382,10 @@ impl Limiter<Redis> {
     /// Returns the reason if Redis does not answer.
     pub async fn reach(&self) -> Result<(), StoreError> {
         let inner = &self.store().0;
-        let charges = inner.of_all_limits(self.key(""), 1);
+        let charges = inner.charges_of_all_limits(self.key(""), 1);
         match charges.is_empty() {
             true => self.records().take("").await.map(drop),
-            false => inner.ask(&charges, true, None).await.map(drop),
+            false => inner.call(&charges, true, None).await.map(drop),
         }
     }
 
@@ -406,7 +406,7 @@ impl Limiter<Redis> {
         cost: u32,
     ) -> Result<Verdict, StoreError> {
         let inner = &self.store().0;
-        let charges = inner.of_all_limits(self.key(key), cost);
-        inner.ask(&charges, false, Some(at)).await
+        let charges = inner.charges_of_all_limits(self.key(key), cost);
+        inner.call(&charges, false, Some(at)).await
     }
 }

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tokio::sync::oneshot;
 
-use super::batcher::{Ask, Common, Link, NotDone, StoreError, Task, Told};
+use super::batcher::{CallError, Connection, ConnectionOptions, QueuedTask, Reply, StoreError, Task};
 use super::breaker::Breaker;
 use super::server::{Address, Server};
 
@@ -12,30 +12,39 @@ use super::server::{Address, Server};
 pub(crate) struct Node {
     /// Set for a node of a cluster.
     pub(crate) address: Option<Address>,
-    links: Box<[Link]>,
-    next_link: AtomicUsize,
+    connections: Box<[Connection]>,
+    next_connection: AtomicUsize,
     pub(crate) breaker: Breaker,
 }
 
 impl Node {
-    pub(crate) fn new(address: Option<Address>, server: &Server, links: usize, common: &Common) -> Node {
-        let links = (0..links).map(|_| Link::new(server.clone(), common.clone())).collect();
-        Node { address, links, ..Node::default() }
+    pub(crate) fn new(
+        address: Option<Address>,
+        server: &Server,
+        connections: usize,
+        options: &ConnectionOptions,
+    ) -> Node {
+        let connections =
+            (0..connections).map(|_| Connection::new(server.clone(), options.clone())).collect();
+        Node { address, connections, ..Node::default() }
     }
 
     /// Whether this is the placeholder that is used until the cluster's nodes are known.
-    pub(crate) fn is_nobody(&self) -> bool {
-        self.links.is_empty()
+    pub(crate) fn is_placeholder(&self) -> bool {
+        self.connections.is_empty()
     }
 
-    pub(crate) async fn ask(&self, slot: u16, is_guest: bool, task: Task) -> Result<Told, NotDone> {
-        let (tell, told) = oneshot::channel();
-        let next = self.next_link.fetch_add(1, Ordering::Relaxed) % self.links.len().max(1);
-        let ended = || NotDone::Failed(StoreError::driver_has_ended());
+    pub(crate) async fn call(&self, slot: u16, is_guest: bool, task: Task) -> Result<Reply, CallError> {
+        let (sender, reply) = oneshot::channel();
+        let next = self.next_connection.fetch_add(1, Ordering::Relaxed) % self.connections.len().max(1);
+        let ended = || CallError::Failed(StoreError::driver_ended());
         // Round robin, but a link with an open connection is preferred.
-        let mut in_turn = self.links[next..].iter().chain(&self.links[..next]);
-        let link = in_turn.find(|link| link.is_connected()).or(self.links.get(next)).ok_or_else(ended)?;
-        link.ask(Ask { slot, is_guest, task, tell }).map_err(NotDone::Failed)?;
-        told.await.unwrap_or_else(|_| Err(ended()))
+        let mut in_turn = self.connections[next..].iter().chain(&self.connections[..next]);
+        let connection = in_turn
+            .find(|connection| connection.is_connected())
+            .or(self.connections.get(next))
+            .ok_or_else(ended)?;
+        connection.enqueue(QueuedTask { slot, is_guest, task, sender }).map_err(CallError::Failed)?;
+        reply.await.unwrap_or_else(|_| Err(ended()))
     }
 }

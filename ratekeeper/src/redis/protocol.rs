@@ -30,7 +30,7 @@ const COUNTS: u64 = 1 << 21;
 
 /// A charge as the library takes it, without the cost: the same for all requests of a limit.
 #[derive(Clone, Debug)]
-pub(crate) struct Packed {
+pub(crate) struct PackedLimit {
     limit: Limit,
     /// The limit that decisions report; a leased limit is enforced by a smaller one.
     told_limit: u32,
@@ -39,8 +39,8 @@ pub(crate) struct Packed {
     own: Vec<u8>,
 }
 
-impl Packed {
-    pub(crate) fn new(limit: &Limit, told_limit: u32) -> Packed {
+impl PackedLimit {
+    pub(crate) fn new(limit: &Limit, told_limit: u32) -> PackedLimit {
         let mut own = Vec::new();
         let kind = match limit {
             Limit::Bucket(it) if is_whole_micros(it) => {
@@ -77,14 +77,14 @@ impl Packed {
                 5
             }
         };
-        Packed { limit: limit.clone(), told_limit, kind, own }
+        PackedLimit { limit: limit.clone(), told_limit, kind, own }
     }
 
     /// The packed charge of a request. `more`: the next charge belongs to the same request.
-    pub(crate) fn charge(&self, cost: u32, is_look: bool, more: bool) -> Vec<u8> {
+    pub(crate) fn charge(&self, cost: u32, is_peek: bool, more: bool) -> Vec<u8> {
         let mut text = Vec::with_capacity(10 + self.own.len() + 32);
         text.push(self.kind);
-        text.push(u8::from(more) * MORE + u8::from(is_look) * LOOK);
+        text.push(u8::from(more) * MORE + u8::from(is_peek) * LOOK);
         text.extend(cost.to_le_bytes());
         text.extend(self.limit.limit().to_le_bytes());
         text.extend(&self.own);

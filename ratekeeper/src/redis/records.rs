@@ -20,11 +20,11 @@ pub struct Records {
 /// Maximum number of records.
 const RECORDS_MAX: usize = 1_000_000;
 /// Time limit of a call; no rate limit decision waits for one.
-const PATIENCE: Duration = Duration::from_secs(1);
+const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The result of taking a record.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Taken {
+pub enum TakeResult {
     /// The record. No other caller gets it.
     Record(Vec<u8>),
     /// The record was already taken, or its time is over.
@@ -35,19 +35,19 @@ pub enum Taken {
 
 /// An earlier claim of the same name.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Claim {
+pub struct RecordClaim {
     /// The request for which the name was claimed.
-    pub asked: Vec<u8>,
+    pub request: Vec<u8>,
     /// The response, if it is known.
-    pub answer: Option<Vec<u8>>,
+    pub response: Option<Vec<u8>>,
 }
 
-impl Claim {
-    fn read(told: &[u8]) -> Option<Claim> {
-        let (length, rest) = told.split_first_chunk()?;
-        let (asked, answer) = rest.split_at_checked(u32::from_le_bytes(*length) as usize)?;
-        let answer = (!answer.is_empty()).then(|| answer.to_vec());
-        Some(Claim { asked: asked.to_vec(), answer })
+impl RecordClaim {
+    fn read(reply: &[u8]) -> Option<RecordClaim> {
+        let (length, rest) = reply.split_first_chunk()?;
+        let (request, response) = rest.split_at_checked(u32::from_le_bytes(*length) as usize)?;
+        let response = (!response.is_empty()).then(|| response.to_vec());
+        Some(RecordClaim { request: request.to_vec(), response })
     }
 }
 
@@ -65,8 +65,8 @@ impl Records {
     /// # Errors
     /// Returns an error if Redis does not answer.
     pub async fn put(&self, id: &str, value: &[u8], lasts: Duration) -> Result<bool, StoreError> {
-        let (most, lasts) = (RECORDS_MAX.to_string(), millis(lasts));
-        let arguments = [b"put", id.as_bytes(), value, lasts.as_bytes(), most.as_bytes()];
+        let (max, lasts) = (RECORDS_MAX.to_string(), millis(lasts));
+        let arguments = [b"put", id.as_bytes(), value, lasts.as_bytes(), max.as_bytes()];
         Ok(self.call(self.names.records(), &arguments).await? == [b"1"])
     }
 
@@ -74,22 +74,22 @@ impl Records {
     ///
     /// # Errors
     /// Returns an error if Redis does not answer.
-    pub async fn take(&self, id: &str) -> Result<Taken, StoreError> {
-        let told = self.call(self.names.records(), &[b"take", id.as_bytes()]).await?.pop();
-        Ok(match told {
-            None => Taken::Unknown,
-            Some(gone) if gone.is_empty() => Taken::Gone,
-            Some(value) => Taken::Record(value),
+    pub async fn take(&self, id: &str) -> Result<TakeResult, StoreError> {
+        let reply = self.call(self.names.records(), &[b"take", id.as_bytes()]).await?.pop();
+        Ok(match reply {
+            None => TakeResult::Unknown,
+            Some(gone) if gone.is_empty() => TakeResult::Gone,
+            Some(value) => TakeResult::Record(value),
         })
     }
 
-    /// Takes up to `most` records that are due. Concurrent callers get different records.
+    /// Takes up to `max` records that are due. Concurrent callers get different records.
     ///
     /// # Errors
     /// Returns an error if Redis does not answer.
-    pub async fn due(&self, most: usize) -> Result<Vec<Vec<u8>>, StoreError> {
-        let most = most.to_string();
-        self.call(self.names.records(), &[b"due", most.as_bytes()]).await
+    pub async fn take_due(&self, max: usize) -> Result<Vec<Vec<u8>>, StoreError> {
+        let max = max.to_string();
+        self.call(self.names.records(), &[b"due", max.as_bytes()]).await
     }
 
     /// Claims a name for a request. Returns None for the first caller, and the first caller's claim for all others.
@@ -99,33 +99,33 @@ impl Records {
     pub async fn claim(
         &self,
         name: &str,
-        asked: &[u8],
+        request: &[u8],
         lasts: Duration,
-    ) -> Result<Option<Claim>, StoreError> {
+    ) -> Result<Option<RecordClaim>, StoreError> {
         let (name, lasts) = (vec![self.names.record(name)], millis(lasts));
-        let Some(told) = self.call(name, &[b"claim", asked, lasts.as_bytes()]).await?.pop() else {
+        let Some(reply) = self.call(name, &[b"claim", request, lasts.as_bytes()]).await?.pop() else {
             return Ok(None);
         };
-        Claim::read(&told).map(Some).ok_or(StoreError::Garbled)
+        RecordClaim::read(&reply).map(Some).ok_or(StoreError::UnexpectedReply)
     }
 
     /// Stores the response for a [claimed](Self::claim) name, unless the claim has expired.
     ///
     /// # Errors
     /// Returns an error if Redis does not answer.
-    pub async fn answer(&self, name: &str, answer: &[u8], lasts: Duration) -> Result<(), StoreError> {
+    pub async fn set_response(&self, name: &str, response: &[u8], lasts: Duration) -> Result<(), StoreError> {
         let lasts = millis(lasts);
-        self.call(vec![self.names.record(name)], &[b"answer", answer, lasts.as_bytes()]).await.map(drop)
+        self.call(vec![self.names.record(name)], &[b"answer", response, lasts.as_bytes()]).await.map(drop)
     }
 
     /// Removes a [claim](Self::claim).
     ///
     /// # Errors
     /// Returns an error if Redis does not answer.
-    pub async fn forget(&self, name: &str) -> Result<(), StoreError> {
+    pub async fn remove(&self, name: &str) -> Result<(), StoreError> {
         let name = self.names.record(name);
         let slot = self.servers.slot(&name);
-        self.servers.carry_out(slot, Task::Forget(vec![name]), PATIENCE).await.map(drop)
+        self.servers.execute(slot, Task::Unlink(vec![name]), TIMEOUT).await.map(drop)
     }
 
     /// A key derived from the deployment's secret, the same in every process, to encrypt values that must not be
@@ -138,7 +138,7 @@ impl Records {
         // All keys share a hash tag.
         let slot = self.servers.slot(&keys[0]);
         let task = Task::Record { keys, arguments: arguments.iter().map(|it| it.to_vec()).collect() };
-        Ok(self.servers.carry_out(slot, task, PATIENCE).await?.records)
+        Ok(self.servers.execute(slot, task, TIMEOUT).await?.records)
     }
 }
 

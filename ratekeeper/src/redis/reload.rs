@@ -17,7 +17,7 @@ impl Redis {
 
     /// Creates a store for new limits on the same connections, with state migration: limit n continues limit
     /// `from[n]` of this store, if any. Must be called on a tokio runtime.
-    pub(crate) fn renewed(
+    pub(crate) fn reload(
         &self,
         limits: &[Limit],
         from: &[Option<usize>],
@@ -26,17 +26,18 @@ impl Redis {
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return Err(SettingsError::NoRuntime) };
         let before = &self.0;
         let terms = settings.terms(limits)?;
-        let fallback = before.fallback.renewed(&settings.policies(limits)?, from);
-        let next = Redis::on(before.servers.clone(), limits, settings, &before.base, terms, fallback)?;
+        let fallback = before.fallback.reload(&settings.policies(limits)?, from);
+        let next =
+            Redis::with_servers(before.servers.clone(), limits, settings, &before.base, terms, fallback)?;
         let same = |old: usize| {
             let number = from.iter().position(|from| *from == Some(old))?;
-            let is_same = before.given.get(old) == next.0.given.get(number)
+            let is_same = before.configured.get(old) == next.0.configured.get(number)
                 && before.names.are_same(old, &next.0.names, number)
                 && before.leases.are_same(old, &next.0.leases, number);
             is_same.then_some(number)
         };
-        before.denials.hand_on(&next.0.denials, same);
-        let unspent = before.leases.hand_on(&next.0.leases, same);
+        before.denials.migrate_to(&next.0.denials, same);
+        let unspent = before.leases.migrate_to(&next.0.leases, same);
         if !unspent.is_empty() {
             let before = before.clone();
             runtime.spawn(async move { before.refund_all(unspent).await });

@@ -20,13 +20,13 @@ const CONNECT_MAX: Duration = Duration::from_secs(1);
 
 /// A parsed address.
 #[derive(Debug)]
-pub(crate) enum Place {
+pub(crate) enum Topology {
     One(Server),
-    Cluster { seeds: Vec<Address>, way: Way },
+    Cluster { seeds: Vec<Address>, access: NodeAccess },
 }
 
-impl Place {
-    pub(crate) fn new(settings: &Settings) -> Result<Place, SettingsError> {
+impl Topology {
+    pub(crate) fn new(settings: &Settings) -> Result<Topology, SettingsError> {
         let wrong = |error: RedisError| SettingsError::Address(error.to_string());
         let url = settings.url.as_str();
         let (scheme, rest) = url.split_once("://").unwrap_or((url, ""));
@@ -38,26 +38,26 @@ impl Place {
                 .certificate
                 .clone()
                 .map(|(client_cert, client_key)| ClientTlsConfig { client_cert, client_key });
-            TlsCertificates { client_tls, root_cert: settings.authority.clone() }
+            TlsCertificates { client_tls, root_cert: settings.ca.clone() }
         });
         match scheme {
             "redis+sentinel" => {
-                let several = Several::parse(rest, SENTINEL_FORM, SENTINEL_PORT)?;
-                if several.path.is_empty() {
-                    return Err(several.wrong("the name of the master is missing"));
+                let list = HostList::parse(rest, SENTINEL_FORM, SENTINEL_PORT)?;
+                if list.path.is_empty() {
+                    return Err(list.wrong("the name of the master is missing"));
                 }
-                let client = several.sentinels().map_err(wrong)?;
-                Ok(Place::One(Server::Watched(Arc::new(Mutex::new(client)))))
+                let client = list.sentinels().map_err(wrong)?;
+                Ok(Topology::One(Server::Sentinel(Arc::new(Mutex::new(client)))))
             }
             "redis+cluster" | "rediss+cluster" => {
-                let several = Several::parse(rest, CLUSTER_FORM, REDIS_PORT)?;
-                if !several.path.is_empty() {
-                    return Err(several.wrong("a cluster has no numbered databases"));
+                let list = HostList::parse(rest, CLUSTER_FORM, REDIS_PORT)?;
+                if !list.path.is_empty() {
+                    return Err(list.wrong("a cluster has no numbered databases"));
                 }
-                let way = Way { user: several.user, tls };
+                let access = NodeAccess { user: list.user, tls };
                 // An invalid configuration is reported now.
-                way.to(&several.hosts[0]).map_err(wrong)?;
-                Ok(Place::Cluster { seeds: several.hosts, way })
+                access.to(&list.hosts[0]).map_err(wrong)?;
+                Ok(Topology::Cluster { seeds: list.hosts, access })
             }
             _ => {
                 let info = url.into_connection_info().map_err(wrong)?.set_tcp_settings(tcp());
@@ -65,7 +65,7 @@ impl Place {
                     Some(certificates) => Client::build_with_tls(info, certificates),
                     None => Client::open(info),
                 };
-                client.map(Server::one).map(Place::One).map_err(wrong)
+                client.map(Server::one).map(Topology::One).map_err(wrong)
             }
         }
     }
@@ -96,19 +96,19 @@ fn unbracketed(host: &str) -> &str {
 
 /// Credentials and TLS configuration for all nodes of a cluster.
 #[derive(Clone)]
-pub(crate) struct Way {
+pub(crate) struct NodeAccess {
     user: Option<(String, String)>,
     tls: Option<TlsCertificates>,
 }
 
-impl fmt::Debug for Way {
+impl fmt::Debug for NodeAccess {
     /// Omits the password.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Way")
+        f.write_str("NodeAccess")
     }
 }
 
-impl Way {
+impl NodeAccess {
     pub(crate) fn to(&self, address: &Address) -> Result<Server, RedisError> {
         let (host, port) = (address.host.clone(), address.port);
         let address = match &self.tls {
@@ -135,7 +135,7 @@ impl Way {
 pub(crate) enum Server {
     One(Box<Client>),
     /// The current master according to the sentinels.
-    Watched(Arc<Mutex<SentinelClient>>),
+    Sentinel(Arc<Mutex<SentinelClient>>),
 }
 
 impl fmt::Debug for Server {
@@ -157,7 +157,7 @@ impl Server {
         let connecting = async {
             match self {
                 Server::One(client) => client.get_multiplexed_async_connection_with_config(&config).await,
-                Server::Watched(client) => {
+                Server::Sentinel(client) => {
                     client.lock().await.get_async_connection_with_config(&config).await
                 }
             }
@@ -171,7 +171,7 @@ impl Server {
 
 /// `[user:password@]host[:port][,host[:port]...][/path]`.
 #[derive(Debug, PartialEq, Eq)]
-struct Several<'a> {
+struct HostList<'a> {
     user: Option<(String, String)>,
     hosts: Vec<Address>,
     path: &'a str,
@@ -190,8 +190,8 @@ fn unescaped(text: &str) -> String {
     percent_encoding::percent_decode_str(text).decode_utf8_lossy().into_owned()
 }
 
-impl<'a> Several<'a> {
-    fn parse(text: &'a str, form: &'static str, port: u16) -> Result<Several<'a>, SettingsError> {
+impl<'a> HostList<'a> {
+    fn parse(text: &'a str, form: &'static str, port: u16) -> Result<HostList<'a>, SettingsError> {
         let wrong = |why: &str| SettingsError::Address(format!("{why}; {form}"));
         let (user, rest) = match text.rsplit_once('@') {
             Some((user, rest)) => {
@@ -208,7 +208,12 @@ impl<'a> Several<'a> {
         };
         let hosts: Option<Vec<_>> = hosts.split(',').map(address).collect();
         let hosts = hosts.filter(|hosts| hosts.iter().all(|address| !address.host.is_empty()));
-        Ok(Several { user, hosts: hosts.ok_or_else(|| wrong("the address of a host is wrong"))?, path, form })
+        Ok(HostList {
+            user,
+            hosts: hosts.ok_or_else(|| wrong("the address of a host is wrong"))?,
+            path,
+            form,
+        })
     }
 
     fn wrong(&self, why: &str) -> SettingsError {
@@ -240,8 +245,8 @@ mod tests {
     #[test]
     fn multiple_hosts_are_parsed() {
         assert_eq!(
-            Several::parse("me:a%40b@one:1,two,[::1],[::1]:2/primary", SENTINEL_FORM, 26_379).unwrap(),
-            Several {
+            HostList::parse("me:a%40b@one:1,two,[::1],[::1]:2/primary", SENTINEL_FORM, 26_379).unwrap(),
+            HostList {
                 user: Some(("me".to_owned(), "a@b".to_owned())),
                 hosts: vec![
                     address("one", 1),
@@ -262,8 +267,8 @@ mod tests {
         for (form, rests) in [("redis+sentinel://", &sentinels[..]), ("redis+cluster://", &clusters[..])] {
             for rest in rests {
                 let url = format!("{form}{rest}");
-                let told = Place::new(&Settings::new(&url)).unwrap_err().to_string();
-                assert!(told.contains(form), "{url}: {told}");
+                let error = Topology::new(&Settings::new(&url)).unwrap_err().to_string();
+                assert!(error.contains(form), "{url}: {error}");
             }
         }
     }

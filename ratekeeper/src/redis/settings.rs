@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use ratekeeper_core::{FailurePolicy, Lease, Limit};
 
-use super::lease::Terms;
+use super::lease::LeaseTerms;
 
 /// The address of Redis and the options for its use.
 #[derive(Clone)]
@@ -14,14 +14,14 @@ pub struct Settings {
     pub(crate) secret: Vec<u8>,
     pub(crate) namespace: String,
     pub(crate) deadline: Duration,
-    slots_hold: Duration,
-    failure: FailurePolicy,
+    permit_hold: Duration,
+    policy: FailurePolicy,
     /// Options of single limits; the latest comes first.
-    failures: Vec<(usize, FailurePolicy)>,
+    limit_policies: Vec<(usize, FailurePolicy)>,
     leases: Vec<(usize, Lease)>,
     names: Vec<(usize, String)>,
-    pub(crate) links: usize,
-    pub(crate) authority: Option<Vec<u8>>,
+    pub(crate) connections: usize,
+    pub(crate) ca: Option<Vec<u8>>,
     pub(crate) certificate: Option<(Vec<u8>, Vec<u8>)>,
 }
 
@@ -42,21 +42,21 @@ impl Settings {
             secret: Vec::new(),
             namespace: String::new(),
             deadline: Duration::from_millis(20),
-            slots_hold: Duration::from_secs(10),
-            failure: FailurePolicy::default(),
-            failures: Vec::new(),
+            permit_hold: Duration::from_secs(10),
+            policy: FailurePolicy::default(),
+            limit_policies: Vec::new(),
             leases: Vec::new(),
             names: Vec::new(),
-            links: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
-            authority: None,
+            connections: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+            ca: None,
             certificate: None,
         }
     }
 
     /// The CA that signed the server's certificate, in PEM. Default: the CAs of the system.
     #[must_use]
-    pub fn tls_authority(mut self, pem: &[u8]) -> Settings {
-        self.authority = Some(pem.to_vec());
+    pub fn tls_ca(mut self, pem: &[u8]) -> Settings {
+        self.ca = Some(pem.to_vec());
         self
     }
 
@@ -90,26 +90,26 @@ impl Settings {
         self
     }
 
-    /// How long a process keeps its concurrency permits (`ratekeeper::tower::slots`) without renewing them; it renews
-    /// them every third of this time. Default: 10 s. The permits of a crashed process are free after this time. All
-    /// processes should use the same value.
+    /// How long a process keeps its concurrency permits (`ratekeeper::tower::concurrency`) without renewing them; it
+    /// renews them every third of this time. Default: 10 s. The permits of a crashed process are free after this
+    /// time. All processes should use the same value.
     #[must_use]
-    pub fn slots_hold(mut self, hold: Duration) -> Settings {
-        self.slots_hold = hold;
+    pub fn permit_hold(mut self, hold: Duration) -> Settings {
+        self.permit_hold = hold;
         self
     }
 
     /// The failure policy of all limits. Default: each process enforces the limits locally.
     #[must_use]
-    pub fn failure(mut self, failure: FailurePolicy) -> Settings {
-        self.failure = failure;
+    pub fn on_store_failure(mut self, policy: FailurePolicy) -> Settings {
+        self.policy = policy;
         self
     }
 
     /// The failure policy of one limit; `limit` is its position, from 0.
     #[must_use]
-    pub fn failure_of(mut self, limit: usize, failure: FailurePolicy) -> Settings {
-        self.failures.insert(0, (limit, failure));
+    pub fn on_store_failure_of(mut self, limit: usize, policy: FailurePolicy) -> Settings {
+        self.limit_policies.insert(0, (limit, policy));
         self
     }
 
@@ -124,7 +124,7 @@ impl Settings {
     /// locally. `limit` is the limit's position, from 0. All processes must use the same lease.
     ///
     /// The limit is never exceeded, but less may be allowed:
-    /// - A process may hold two leases of a key, of up to [`Lease::most`] units each, for [`Lease::hold`] while
+    /// - A process may hold two leases of a key, of up to [`Lease::max`] units each, for [`Lease::hold`] while
     ///   another process has none.
     /// - A bucket is smaller by the units that refill during the hold, rounded up.
     /// - The window of a log is longer by the hold.
@@ -148,29 +148,31 @@ impl Settings {
     }
 
     /// The failure policy of limits that have no policy of their own.
-    pub(crate) fn failure_of_all(&self) -> FailurePolicy {
-        self.failure
+    pub(crate) fn default_policy(&self) -> FailurePolicy {
+        self.policy
     }
 
     /// How long concurrency permits are held: 30 ms to 1 h.
     #[cfg(feature = "tower")]
-    pub(crate) fn checked_slots_hold(&self) -> Result<Duration, SettingsError> {
+    pub(crate) fn checked_permit_hold(&self) -> Result<Duration, SettingsError> {
         let range = Duration::from_millis(30)..=Duration::from_secs(3600);
-        range.contains(&self.slots_hold).then_some(self.slots_hold).ok_or(SettingsError::SlotsHold)
+        range.contains(&self.permit_hold).then_some(self.permit_hold).ok_or(SettingsError::PermitHold)
     }
 
     /// Each limit with its failure policy.
     pub(crate) fn policies(&self, limits: &[Limit]) -> Result<Vec<(Limit, FailurePolicy)>, SettingsError> {
-        check_numbers(self.failures.iter().map(|(number, _)| *number), limits)?;
-        let policy = |number| of(&self.failures, number).unwrap_or(self.failure);
+        check_numbers(self.limit_policies.iter().map(|(number, _)| *number), limits)?;
+        let policy = |number| of(&self.limit_policies, number).unwrap_or(self.policy);
         Ok(limits.iter().enumerate().map(|(number, limit)| (limit.clone(), policy(number))).collect())
     }
 
     /// The lease terms of each limit, if it is leased.
-    pub(crate) fn terms(&self, limits: &[Limit]) -> Result<Vec<Option<Terms>>, SettingsError> {
+    pub(crate) fn terms(&self, limits: &[Limit]) -> Result<Vec<Option<LeaseTerms>>, SettingsError> {
         check_numbers(self.leases.iter().map(|(number, _)| *number), limits)?;
         let terms = |(number, limit)| match of(&self.leases, number) {
-            Some(lease) => Terms::new(limit, lease).map(Some).ok_or(SettingsError::Lease { limit: number }),
+            Some(lease) => {
+                LeaseTerms::new(limit, lease).map(Some).ok_or(SettingsError::Lease { limit: number })
+            }
             None => Ok(None),
         };
         limits.iter().enumerate().map(terms).collect()
@@ -179,7 +181,7 @@ impl Settings {
     /// The number of connections. Default: the number of cores.
     #[must_use]
     pub fn connections(mut self, connections: usize) -> Settings {
-        self.links = connections.max(1);
+        self.connections = connections.max(1);
         self
     }
 }
@@ -190,17 +192,17 @@ impl fmt::Debug for Settings {
         f.debug_struct("Settings")
             .field("namespace", &self.namespace)
             .field("deadline", &self.deadline)
-            .field("failure", &self.failure)
-            .field("failures", &self.failures)
+            .field("on_store_failure", &self.policy)
+            .field("limit_policies", &self.limit_policies)
             .field("leases", &self.leases)
-            .field("connections", &self.links)
+            .field("connections", &self.connections)
             .finish_non_exhaustive()
     }
 }
 
 /// The option of the limit at a position.
 fn of<T: Copy>(all: &[(usize, T)], number: usize) -> Option<T> {
-    all.iter().find(|(its, _)| *its == number).map(|(_, said)| *said)
+    all.iter().find(|(its, _)| *its == number).map(|(_, option)| *option)
 }
 
 fn check_numbers(mut numbers: impl Iterator<Item = usize>, limits: &[Limit]) -> Result<(), SettingsError> {
@@ -226,7 +228,7 @@ pub enum SettingsError {
         limits: usize,
     },
     /// Concurrency permits cannot be held for this time.
-    SlotsHold,
+    PermitHold,
     /// A limit cannot be leased with these terms.
     Lease {
         /// Its position.
@@ -249,11 +251,11 @@ impl fmt::Display for SettingsError {
                  than it takes to fill half of a bucket; a leaky bucket that delays and a log that counts all \
                  requests have none"
             ),
-            SettingsError::SlotsHold => {
-                write!(f, "slots are held for 30 ms to an hour; write a time in between")
+            SettingsError::PermitHold => {
+                write!(f, "permit_hold must be between 30 ms and 1 h")
             }
             SettingsError::NoRuntime => {
-                write!(f, "a limiter on Redis needs a tokio runtime: make it inside of one")
+                write!(f, "a limiter on Redis needs a tokio runtime: build it inside one")
             }
         }
     }

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
-use crate::slots::Held;
+use crate::concurrency::Permits;
 
 pin_project! {
     /// The body of a response from a [`RateLimit`](super::RateLimit): the service's body, or the body of a denial.
@@ -25,36 +25,39 @@ pin_project! {
     #[derive(Debug)]
     pub struct ResponseBody<B> {
         #[pin]
-        kind: Kind<B>,
+        kind: BodyKind<B>,
         // Permits, released when the body has ended.
-        slots: Held,
+        permits: Permits,
     }
 }
 
 pin_project! {
     #[derive(Debug)]
-    #[project = Projected]
-    enum Kind<B> {
+    #[project = ProjectedBody]
+    enum BodyKind<B> {
         Inner { #[pin] body: B },
-        Told { text: Option<Bytes> },
+        Local { text: Option<Bytes> },
     }
 }
 
 impl<B> ResponseBody<B> {
-    pub(crate) fn inner(body: B, slots: Held) -> ResponseBody<B> {
-        ResponseBody { kind: Kind::Inner { body }, slots }
+    pub(crate) fn inner(body: B, permits: Permits) -> ResponseBody<B> {
+        ResponseBody { kind: BodyKind::Inner { body }, permits }
     }
 
-    pub(crate) fn told(text: impl Into<Bytes>) -> ResponseBody<B> {
+    pub(crate) fn local(text: impl Into<Bytes>) -> ResponseBody<B> {
         let text = text.into();
-        ResponseBody { kind: Kind::Told { text: (!text.is_empty()).then_some(text) }, slots: Held::new() }
+        ResponseBody {
+            kind: BodyKind::Local { text: (!text.is_empty()).then_some(text) },
+            permits: Permits::new(),
+        }
     }
 }
 
 impl<B> Default for ResponseBody<B> {
     /// Returns an empty body.
     fn default() -> ResponseBody<B> {
-        ResponseBody::told(Bytes::new())
+        ResponseBody::local(Bytes::new())
     }
 }
 
@@ -71,28 +74,32 @@ where
     ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
         let this = self.project();
         match this.kind.project() {
-            Projected::Inner { body } => {
+            ProjectedBody::Inner { body } => {
                 let polled = body.poll_frame(context);
                 if let Poll::Ready(None | Some(Err(_))) = polled {
-                    this.slots.clear();
+                    this.permits.clear();
                 }
                 polled
             }
-            Projected::Told { text } => Poll::Ready(text.take().map(|text| Ok(Frame::data(text.into())))),
+            ProjectedBody::Local { text } => {
+                Poll::Ready(text.take().map(|text| Ok(Frame::data(text.into()))))
+            }
         }
     }
 
     fn is_end_stream(&self) -> bool {
         match &self.kind {
-            Kind::Inner { body } => body.is_end_stream(),
-            Kind::Told { text } => text.is_none(),
+            BodyKind::Inner { body } => body.is_end_stream(),
+            BodyKind::Local { text } => text.is_none(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.kind {
-            Kind::Inner { body } => body.size_hint(),
-            Kind::Told { text } => SizeHint::with_exact(text.as_ref().map_or(0, |text| text.len() as u64)),
+            BodyKind::Inner { body } => body.size_hint(),
+            BodyKind::Local { text } => {
+                SizeHint::with_exact(text.as_ref().map_or(0, |text| text.len() as u64))
+            }
         }
     }
 }

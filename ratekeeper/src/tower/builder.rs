@@ -9,28 +9,28 @@ use std::sync::atomic::{AtomicU64, AtomicUsize};
 use http::HeaderName;
 use http::request::Parts;
 use ratekeeper_core::{LeakyMode, Limit};
-use ratekeeper_rules::answer::{DenialResponse, HeaderSet, PolicyName};
 use ratekeeper_rules::client::TrustedProxies;
-use ratekeeper_rules::key::{Key, Part};
+use ratekeeper_rules::key::{Key, KeyPart};
 use ratekeeper_rules::path::PathNormalization;
+use ratekeeper_rules::response::{DenialResponse, HeaderSet, PolicyName};
 use ratekeeper_rules::rule::{Rule, Rules};
 
-use super::engine::{DecisionEvent, Gate, Observer, PeerOf, Verify};
+use super::concurrency::{InFlightLimit, InFlightLimits};
+use super::engine::{DecisionEvent, Engine, Observer, PeerLookup, TokenVerifier};
 use super::error::LayerError;
-use super::slots::{SlotRules, Slots};
 use super::{Claims, KeyExtractor, NonCanonicalPath, Peer, RatekeeperLayer};
 use crate::clock::{Clock, SystemClock};
-use crate::limiter::{self, Limiter, MAX_KEYS};
+use crate::concurrency::{MemoryPermits, PermitCounter};
+use crate::limiter::{Limiter, LimiterBuilder, MAX_KEYS};
 use crate::memory::{Memory, WhenFull};
-use crate::slots::{self, Counter};
 
 /// Settings of a [`RatekeeperLayer`].
 ///
 /// ```
 /// use std::time::Duration;
-/// use ratekeeper::tower::answer::HeaderSet;
+/// use ratekeeper::tower::response::HeaderSet;
 /// use ratekeeper::tower::client::{TrustedProxies, parse_cidr};
-/// use ratekeeper::tower::path::{PathNormalization, WhenAmbiguous};
+/// use ratekeeper::tower::path::{PathNormalization, AmbiguousPathPolicy};
 /// use ratekeeper::tower::{NonCanonicalPath, RatekeeperLayer};
 /// use ratekeeper::{WindowAlign, Limit, WhenFull};
 ///
@@ -38,10 +38,10 @@ use crate::slots::{self, Counter};
 ///     .per_client("per-client", Limit::fixed_window(100, Duration::from_secs(60), WindowAlign::Clock)?)
 ///     // From where requests come, and whose word counts for that.
 ///     .peer(|request| request.extensions.get::<std::net::IpAddr>().copied())
-///     .trust(TrustedProxies::proxies([parse_cidr("10.0.0.0/8").expect("a network")]))
+///     .trusted_proxies(TrustedProxies::proxies([parse_cidr("10.0.0.0/8").expect("a network")]))
 ///     // Which paths are the same, and which of them goes on.
-///     .paths(PathNormalization { ambiguous: WhenAmbiguous::Refuse, ignore_case: true, ..PathNormalization::default() })
-///     .other_spellings(NonCanonicalPath::Refuse)
+///     .path_normalization(PathNormalization { ambiguous: AmbiguousPathPolicy::Reject, ignore_case: true, ..PathNormalization::default() })
+///     .non_canonical_paths(NonCanonicalPath::Reject)
 ///     // What clients are told.
 ///     .headers(HeaderSet::named("legacy").expect("a set"))
 ///     .jitter_secs(5)
@@ -54,17 +54,17 @@ use crate::slots::{self, Counter};
 /// # let _ = layer;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub struct Builder {
+pub struct LayerBuilder {
     pub(super) rules: Vec<Rule>,
-    pub(super) slots: Vec<Slots>,
-    customs: HashMap<String, DenialResponse>,
-    trust: TrustedProxies,
-    pub(super) spelling: PathNormalization,
-    other_spellings: NonCanonicalPath,
+    pub(super) in_flight_limits: Vec<InFlightLimit>,
+    deny_responses: HashMap<String, DenialResponse>,
+    trusted_proxies: TrustedProxies,
+    pub(super) path_normalization: PathNormalization,
+    non_canonical_paths: NonCanonicalPath,
     headers: HeaderSet,
     jitter_secs: u64,
-    peer: PeerOf,
-    verify: Option<Verify>,
+    peer: PeerLookup,
+    verify: Option<TokenVerifier>,
     token_header: Option<HeaderName>,
     extractors: Vec<(String, Arc<dyn KeyExtractor>)>,
     observer: Option<Observer>,
@@ -72,24 +72,24 @@ pub struct Builder {
     max_keys: Option<usize>,
     max_bytes: Option<usize>,
     when_full: Option<WhenFull>,
-    pub(super) may_lack_rules: bool,
+    pub(super) allow_no_rules: bool,
 }
 
-impl fmt::Debug for Builder {
+impl fmt::Debug for LayerBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Builder").field("rules", &self.rules).finish_non_exhaustive()
     }
 }
 
-impl Default for Builder {
-    fn default() -> Builder {
-        Builder {
+impl Default for LayerBuilder {
+    fn default() -> LayerBuilder {
+        LayerBuilder {
             rules: Vec::new(),
-            slots: Vec::new(),
-            customs: HashMap::new(),
-            trust: TrustedProxies::default(),
-            spelling: PathNormalization::default(),
-            other_spellings: NonCanonicalPath::default(),
+            in_flight_limits: Vec::new(),
+            deny_responses: HashMap::new(),
+            trusted_proxies: TrustedProxies::default(),
+            path_normalization: PathNormalization::default(),
+            non_canonical_paths: NonCanonicalPath::default(),
             headers: HeaderSet::default(),
             jitter_secs: 0,
             peer: Arc::new(known_peer),
@@ -101,7 +101,7 @@ impl Default for Builder {
             max_keys: None,
             max_bytes: None,
             when_full: None,
-            may_lack_rules: false,
+            allow_no_rules: false,
         }
     }
 }
@@ -113,18 +113,18 @@ fn known_peer(request: &Parts) -> Option<IpAddr> {
     extensions.get::<Peer>().map(|peer| peer.0).or(address).or_else(|| extensions.get::<IpAddr>().copied())
 }
 
-impl Builder {
+impl LayerBuilder {
     /// Adds a rule. A request must be allowed by all rules that apply to it; if one denies it, none is charged.
     #[must_use]
-    pub fn rule(mut self, rule: Rule) -> Builder {
+    pub fn rule(mut self, rule: Rule) -> LayerBuilder {
         self.rules.push(rule);
         self
     }
 
-    /// Adds a limit per client address: shorthand for a rule with the key [`Part::Ip`].
+    /// Adds a limit per client address: shorthand for a rule with the key [`KeyPart::Ip`].
     #[must_use]
-    pub fn per_client(self, name: &str, limit: Limit) -> Builder {
-        self.rule(Rule::new(name, limit).key(Key::of(Part::Ip)))
+    pub fn per_client(self, name: &str, limit: Limit) -> LayerBuilder {
+        self.rule(Rule::new(name, limit).key(Key::of(KeyPart::Ip)))
     }
 
     /// Sets the response to requests that the rule of this name denies, instead of 429 with Problem Details. gRPC
@@ -132,7 +132,7 @@ impl Builder {
     ///
     /// ```
     /// use std::time::Duration;
-    /// use ratekeeper::tower::{RatekeeperLayer, answer::DenialResponse};
+    /// use ratekeeper::tower::{RatekeeperLayer, response::DenialResponse};
     /// use ratekeeper::{WindowAlign, Limit};
     ///
     /// let limit = Limit::fixed_window(100, Duration::from_secs(60), WindowAlign::Clock)?;
@@ -142,8 +142,8 @@ impl Builder {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[must_use]
-    pub fn answer(mut self, rule: &str, custom: DenialResponse) -> Builder {
-        self.customs.insert(rule.to_owned(), custom);
+    pub fn deny_response(mut self, rule: &str, custom: DenialResponse) -> LayerBuilder {
+        self.deny_responses.insert(rule.to_owned(), custom);
         self
     }
 
@@ -153,55 +153,55 @@ impl Builder {
     /// If a rule needs the address and the request has none, the request gets 500: a wrong setup neither merges
     /// clients into one budget nor bypasses a limit.
     #[must_use]
-    pub fn peer(mut self, peer: impl Fn(&Parts) -> Option<IpAddr> + Send + Sync + 'static) -> Builder {
+    pub fn peer(mut self, peer: impl Fn(&Parts) -> Option<IpAddr> + Send + Sync + 'static) -> LayerBuilder {
         self.peer = Arc::new(peer);
         self
     }
 
     /// Sets the trusted proxies, whose forwarding headers name the client; none by default.
     #[must_use]
-    pub fn trust(mut self, trust: TrustedProxies) -> Builder {
-        self.trust = trust;
+    pub fn trusted_proxies(mut self, trusted_proxies: TrustedProxies) -> LayerBuilder {
+        self.trusted_proxies = trusted_proxies;
         self
     }
 
     /// Sets the path normalisation for all rules; patterns parsed with another normalisation are converted. By
     /// default, ambiguous paths (`/a%2fb`), which servers interpret differently, get 400.
     #[must_use]
-    pub fn paths(mut self, spelling: PathNormalization) -> Builder {
-        self.spelling = spelling;
+    pub fn path_normalization(mut self, path_normalization: PathNormalization) -> LayerBuilder {
+        self.path_normalization = path_normalization;
         self
     }
 
     /// Sets the handling of requests whose path is not the [normalised path](super::path); by default the normalised
     /// path is forwarded.
     #[must_use]
-    pub fn other_spellings(mut self, other_spellings: NonCanonicalPath) -> Builder {
-        self.other_spellings = other_spellings;
+    pub fn non_canonical_paths(mut self, non_canonical_paths: NonCanonicalPath) -> LayerBuilder {
+        self.non_canonical_paths = non_canonical_paths;
         self
     }
 
     /// Sets the rate limit headers in responses; the default is the set of the IETF draft.
     #[must_use]
-    pub fn headers(mut self, headers: HeaderSet) -> Builder {
+    pub fn headers(mut self, headers: HeaderSet) -> LayerBuilder {
         self.headers = headers;
         self
     }
 
     /// Lengthens waits by a random 0 to `at_most` seconds, so that clients denied together do not retry together.
     #[must_use]
-    pub fn jitter_secs(mut self, at_most: u64) -> Builder {
+    pub fn jitter_secs(mut self, at_most: u64) -> LayerBuilder {
         self.jitter_secs = at_most;
         self
     }
 
-    /// Adds an extractor for key parts, under the name that rules use: `Part::Custom(name)`.
+    /// Adds an extractor for key parts, under the name that rules use: `KeyPart::Custom(name)`.
     ///
     /// ```
     /// use std::time::Duration;
     /// use http::request::Parts;
     /// use ratekeeper::tower::RatekeeperLayer;
-    /// use ratekeeper::tower::key::{Key, Part};
+    /// use ratekeeper::tower::key::{Key, KeyPart};
     /// use ratekeeper::tower::rule::Rule;
     /// use ratekeeper::{WindowAlign, Limit};
     ///
@@ -211,20 +211,20 @@ impl Builder {
     /// }
     ///
     /// let limit = Limit::fixed_window(1000, Duration::from_secs(3600), WindowAlign::Clock)?;
-    /// let per_tenant = Rule::new("per-tenant", limit).key(Key::of(Part::Custom("tenant".to_owned())));
+    /// let per_tenant = Rule::new("per-tenant", limit).key(Key::of(KeyPart::Custom("tenant".to_owned())));
     /// let layer = RatekeeperLayer::builder().rule(per_tenant).extractor("tenant", tenant).build()?;
     /// # let _ = layer;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[must_use]
-    pub fn extractor(mut self, name: &str, extractor: impl KeyExtractor) -> Builder {
+    pub fn extractor(mut self, name: &str, extractor: impl KeyExtractor) -> LayerBuilder {
         self.extractors.push((name.to_owned(), Arc::new(extractor)));
         self
     }
 
     /// Sets the function that verifies tokens, whose claims rules may use. It is called at most once per request, and
     /// only if a rule uses a claim. If it returns `None`, [`Claims`] in the request's extensions apply. With the
-    /// feature `jwt`, `Builder::tokens` provides this function.
+    /// feature `jwt`, `LayerBuilder::tokens` provides this function.
     ///
     /// ```
     /// use http::request::Parts;
@@ -240,7 +240,10 @@ impl Builder {
     /// # let _ = builder;
     /// ```
     #[must_use]
-    pub fn claims(mut self, verify: impl Fn(&Parts) -> Option<Claims> + Send + Sync + 'static) -> Builder {
+    pub fn claims(
+        mut self,
+        verify: impl Fn(&Parts) -> Option<Claims> + Send + Sync + 'static,
+    ) -> LayerBuilder {
         self.verify = Some(Arc::new(verify));
         self.token_header = None;
         self
@@ -250,10 +253,10 @@ impl Builder {
     /// a claim.
     #[cfg(feature = "jwt")]
     #[must_use]
-    pub fn tokens(self, tokens: impl Into<Arc<super::token::Tokens>>) -> Builder {
+    pub fn tokens(self, tokens: impl Into<Arc<super::token::Tokens>>) -> LayerBuilder {
         let tokens = tokens.into();
         let token_header = Some(tokens.header_name().clone());
-        Builder { token_header, ..self.claims(move |request| tokens.claims(request)) }
+        LayerBuilder { token_header, ..self.claims(move |request| tokens.claims(request)) }
     }
 
     /// Sets an observer, for metrics and logs. It is called for every request with the decisions of its limits,
@@ -271,7 +274,7 @@ impl Builder {
     ///         for rule in observed.rules.iter().filter(|rule| rule.is_shadow && !rule.decision.allowed) {
     ///             println!("{} would have denied a request", rule.name);
     ///         }
-    ///         if observed.outcome == Outcome::Busy {
+    ///         if observed.outcome == Outcome::Shed {
     ///             println!("too many wait");
     ///         }
     ///     })
@@ -280,7 +283,7 @@ impl Builder {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[must_use]
-    pub fn observe(mut self, observer: impl Fn(&DecisionEvent<'_>) + Send + Sync + 'static) -> Builder {
+    pub fn observe(mut self, observer: impl Fn(&DecisionEvent<'_>) + Send + Sync + 'static) -> LayerBuilder {
         self.observer = Some(Arc::new(observer));
         self
     }
@@ -288,35 +291,35 @@ impl Builder {
     /// Bounds the requests that wait for leaky buckets with delay; the default is 1024. Above it, requests that
     /// a leaky bucket may delay get 503 immediately and are not charged.
     #[must_use]
-    pub fn max_waiting(mut self, max_waiting: usize) -> Builder {
+    pub fn max_waiting(mut self, max_waiting: usize) -> LayerBuilder {
         self.max_waiting = max_waiting;
         self
     }
 
     /// Allows a layer without rules, for callers that only check [inline limits](super::check::LimitRef::Inline).
     #[must_use]
-    pub fn may_lack_rules(mut self) -> Builder {
-        self.may_lack_rules = true;
+    pub fn allow_no_rules(mut self) -> LayerBuilder {
+        self.allow_no_rules = true;
         self
     }
 
     /// Bounds the keys in use per limit in memory.
     #[must_use]
-    pub fn max_keys(mut self, max_keys: usize) -> Builder {
+    pub fn max_keys(mut self, max_keys: usize) -> LayerBuilder {
         self.max_keys = Some(max_keys);
         self
     }
 
     /// Bounds the memory of all state, in bytes.
     #[must_use]
-    pub fn max_bytes(mut self, max_bytes: usize) -> Builder {
+    pub fn max_bytes(mut self, max_bytes: usize) -> LayerBuilder {
         self.max_bytes = Some(max_bytes);
         self
     }
 
     /// Sets the decision for new keys when the memory table is full.
     #[must_use]
-    pub fn when_full(mut self, when_full: WhenFull) -> Builder {
+    pub fn when_full(mut self, when_full: WhenFull) -> LayerBuilder {
         self.when_full = Some(when_full);
         self
     }
@@ -348,16 +351,19 @@ impl Builder {
     /// Delays still use tokio timers.
     ///
     /// # Errors
-    /// As [`build`](Builder::build).
+    /// As [`build`](LayerBuilder::build).
     pub fn build_on<C>(self, clock: C) -> Result<RatekeeperLayer<Memory<C>>, LayerError>
     where
         C: Clock + Clone + Send + Sync + 'static,
     {
-        let rules = self.spelt_rules()?;
+        let rules = self.normalised_rules()?;
         let builder = self.bounded(limiter_builder(&rules, &self)?).clock(clock.clone());
         let limiter = builder.build().map_err(LayerError::Memory)?;
-        let slots = SlotRules::new(&self.slots, self.spelling, &rules, || Ok(self.counter_in_memory()))?;
-        self.with(rules, limiter, slots, clock)
+        let concurrency =
+            InFlightLimits::new(&self.in_flight_limits, self.path_normalization, &rules, || {
+                Ok(self.counter_in_memory())
+            })?;
+        self.with(rules, limiter, concurrency, clock)
     }
 
     /// Builds the layer with its state in Redis: all processes whose rules have the same names share their limits.
@@ -387,18 +393,21 @@ impl Builder {
         self,
         settings: &crate::redis::Settings,
     ) -> Result<RatekeeperLayer<crate::redis::Redis>, LayerError> {
-        let rules = self.spelt_rules()?;
+        let rules = self.normalised_rules()?;
         let of_rules = settings_for(&rules, settings);
         let limiter =
             limiter_builder(&rules, &self)?.redis_on(&of_rules, settings).map_err(LayerError::Redis)?;
-        let slots = SlotRules::new(&self.slots, self.spelling, &rules, || self.counter_in_redis(&limiter))?;
-        self.with(rules, limiter, slots, SystemClock::new())
+        let concurrency =
+            InFlightLimits::new(&self.in_flight_limits, self.path_normalization, &rules, || {
+                self.counter_in_redis(&limiter)
+            })?;
+        self.with(rules, limiter, concurrency, SystemClock::new())
     }
 
     /// The permit counter in this process.
-    pub(super) fn counter_in_memory(&self) -> Counter {
-        let most = self.slots.iter().map(|slots| slots.most);
-        Counter::Memory(Arc::new(slots::Memory::new(most, self.max_keys.unwrap_or(MAX_KEYS))))
+    pub(super) fn counter_in_memory(&self) -> PermitCounter {
+        let max = self.in_flight_limits.iter().map(|limit| limit.max);
+        PermitCounter::Memory(Arc::new(MemoryPermits::new(max, self.max_keys.unwrap_or(MAX_KEYS))))
     }
 
     /// The permit counter shared by processes through Redis.
@@ -406,24 +415,24 @@ impl Builder {
     pub(super) fn counter_in_redis(
         &self,
         limiter: &Limiter<crate::redis::Redis>,
-    ) -> Result<Counter, LayerError> {
-        let named = self.slots.iter().map(|slots| (slots.name.as_str(), slots.most));
+    ) -> Result<PermitCounter, LayerError> {
+        let named = self.in_flight_limits.iter().map(|limit| (limit.name.as_str(), limit.max));
         let store = limiter.store();
-        store.slots(store.base(), named).map(Counter::Redis).map_err(LayerError::Redis)
+        store.shared_permits(store.base(), named).map(PermitCounter::Redis).map_err(LayerError::Redis)
     }
 
     /// The rules, with patterns converted to the layer's path normalisation; otherwise they would silently match
     /// nothing.
-    pub(super) fn spelt_rules(&self) -> Result<Rules, LayerError> {
-        let spelt = |rule: &Rule| {
+    pub(super) fn normalised_rules(&self) -> Result<Rules, LayerError> {
+        let normalised = |rule: &Rule| {
             let wrong = |error| LayerError::Pattern(rule.name.clone(), error);
-            rule.clone().spelt(self.spelling).map_err(wrong)
+            rule.clone().with_normalization(self.path_normalization).map_err(wrong)
         };
-        let rules: Vec<Rule> = self.rules.iter().map(spelt).collect::<Result<_, _>>()?;
+        let rules: Vec<Rule> = self.rules.iter().map(normalised).collect::<Result<_, _>>()?;
         Rules::new(rules).map_err(LayerError::Rules)
     }
 
-    pub(super) fn bounded(&self, mut builder: limiter::Builder) -> limiter::Builder {
+    pub(super) fn bounded(&self, mut builder: LimiterBuilder) -> LimiterBuilder {
         if let Some(max_keys) = self.max_keys {
             builder = builder.max_keys(max_keys);
         }
@@ -440,52 +449,54 @@ impl Builder {
         self,
         rules: Rules,
         limiter: Limiter<S>,
-        slots: Option<SlotRules>,
+        concurrency: Option<InFlightLimits>,
         clock: impl Clock + Send + Sync + 'static,
     ) -> Result<RatekeeperLayer<S>, LayerError> {
-        Ok(RatekeeperLayer { gate: Arc::new(self.gate(rules, limiter, slots, clock)?) })
+        Ok(RatekeeperLayer { engine: Arc::new(self.engine(rules, limiter, concurrency, clock)?) })
     }
 
-    pub(super) fn gate<S>(
+    pub(super) fn engine<S>(
         self,
         rules: Rules,
         limiter: Limiter<S>,
-        slots: Option<SlotRules>,
+        concurrency: Option<InFlightLimits>,
         clock: impl Clock + Send + Sync + 'static,
-    ) -> Result<Gate<S>, LayerError> {
+    ) -> Result<Engine<S>, LayerError> {
         let name = |rule: &Rule| {
             PolicyName::new(&rule.name).map_err(|error| LayerError::Name(rule.name.clone(), error))
         };
         let names: Vec<PolicyName> = rules.rules().map(name).collect::<Result<_, _>>()?;
-        if let Some(unknown) = self.customs.keys().find(|name| rules.rules().all(|rule| rule.name != **name))
+        if let Some(unknown) =
+            self.deny_responses.keys().find(|name| rules.rules().all(|rule| rule.name != **name))
         {
             return Err(LayerError::UnknownRule(unknown.clone()));
         }
         let keys = rules.rules().map(|rule| (&rule.name, &rule.key));
-        for (name, key) in keys.chain(slots.iter().flat_map(SlotRules::keys)) {
+        for (name, key) in keys.chain(concurrency.iter().flat_map(InFlightLimits::keys)) {
             for part in key.parts() {
                 // Without an extractor the part would be missing from every request, and the key's fallback would
                 // apply.
-                if let Part::Custom(made_up) = part
+                if let KeyPart::Custom(made_up) = part
                     && self.extractors.iter().all(|(known, _)| known != made_up)
                 {
                     return Err(LayerError::UnknownExtractor(name.clone(), made_up.clone()));
                 }
             }
         }
-        let customs = rules.rules().map(|rule| self.customs.get(&rule.name).cloned().unwrap_or_default());
+        let deny_responses =
+            rules.rules().map(|rule| self.deny_responses.get(&rule.name).cloned().unwrap_or_default());
         let is_delay =
             |limit: &Limit| matches!(limit, Limit::Bucket(it) if it.mode() == Some(LeakyMode::Shape));
-        Ok(Gate {
-            customs: customs.collect(),
-            delays: rules.limits().iter().map(|kept| is_delay(&kept.limit)).collect(),
+        Ok(Engine {
+            deny_responses: deny_responses.collect(),
+            delays: rules.limits().iter().map(|stored| is_delay(&stored.limit)).collect(),
             limiter,
             rules,
-            slots,
+            concurrency,
             names,
-            trust: self.trust,
-            spelling: self.spelling,
-            other_spellings: self.other_spellings,
+            trusted_proxies: self.trusted_proxies,
+            path_normalization: self.path_normalization,
+            non_canonical_paths: self.non_canonical_paths,
             headers: self.headers,
             jitter_secs: self.jitter_secs,
             peer: self.peer,
@@ -496,7 +507,7 @@ impl Builder {
             max_waiting: self.max_waiting,
             waiting: Arc::new(AtomicUsize::new(0)),
             clock: Box::new(clock),
-            answers: AtomicU64::new(0),
+            responses: AtomicU64::new(0),
         })
     }
 }
@@ -505,24 +516,24 @@ impl Builder {
 #[cfg(feature = "redis")]
 pub(super) fn settings_for(rules: &Rules, settings: &crate::redis::Settings) -> crate::redis::Settings {
     let mut settings = settings.clone();
-    for (number, kept) in rules.limits().iter().enumerate() {
-        settings = settings.named(number, &kept.name);
-        if let Some(failure) = kept.failure {
-            settings = settings.failure_of(number, failure);
+    for (index, stored) in rules.limits().iter().enumerate() {
+        settings = settings.named(index, &stored.name);
+        if let Some(policy) = stored.on_store_failure {
+            settings = settings.on_store_failure_of(index, policy);
         }
-        if let Some(lease) = kept.lease {
-            settings = settings.lease(number, lease);
+        if let Some(lease) = stored.lease {
+            settings = settings.lease(index, lease);
         }
     }
     settings
 }
 
 /// A limiter builder for all limits of the rules.
-pub(super) fn limiter_builder(rules: &Rules, builder: &Builder) -> Result<limiter::Builder, LayerError> {
-    if rules.limits().is_empty() && builder.slots.is_empty() && !builder.may_lack_rules {
+pub(super) fn limiter_builder(rules: &Rules, builder: &LayerBuilder) -> Result<LimiterBuilder, LayerError> {
+    if rules.limits().is_empty() && builder.in_flight_limits.is_empty() && !builder.allow_no_rules {
         return Err(LayerError::NoRules);
     }
-    Ok(limiter::Builder::of(rules.limits().iter().map(|kept| kept.limit.clone()).collect()))
+    Ok(LimiterBuilder::new(rules.limits().iter().map(|stored| stored.limit.clone()).collect()))
 }
 
 #[cfg(test)]

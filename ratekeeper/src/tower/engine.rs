@@ -12,14 +12,16 @@ use std::time::Duration;
 use http::HeaderName;
 use http::request::Parts;
 use ratekeeper_core::{Decision, RetryAfter, Time};
-use ratekeeper_rules::answer::{Answer, Applied, DenialResponse, HeaderSet, Jitter, PolicyName, Situation};
 use ratekeeper_rules::client::TrustedProxies;
 use ratekeeper_rules::path::PathNormalization;
-use ratekeeper_rules::rule::{Asked, Asking, Refused, Rules};
+use ratekeeper_rules::response::{
+    DenialResponse, HeaderSet, Jitter, LimitDecision, LimitResponse, PolicyName, ResponseContext,
+};
+use ratekeeper_rules::rule::{ChargeList, Rejection, RuleCharge, Rules};
 use smallvec::SmallVec;
 
-use super::response::{Note, Notes};
-use super::slots::{self, SlotRules};
+use super::concurrency::{InFlightLimits, PermitChecks};
+use super::http_response::{ResponseHeader, ResponseHeaders};
 use super::view::{self, View};
 use super::{Claims, KeyExtractor, NonCanonicalPath, RequestContext, RuleSet, Subject};
 use crate::clock::Clock;
@@ -27,19 +29,19 @@ use crate::limiter::Limiter;
 use crate::store::{Charge, Store, Verdict};
 
 /// Returns the peer address of a request's connection.
-pub(crate) type PeerOf = Arc<dyn Fn(&Parts) -> Option<IpAddr> + Send + Sync>;
+pub(crate) type PeerLookup = Arc<dyn Fn(&Parts) -> Option<IpAddr> + Send + Sync>;
 /// Receives the outcome of every request.
 pub(crate) type Observer = Arc<dyn Fn(&DecisionEvent<'_>) + Send + Sync>;
 /// Verifies a request's token.
-pub(crate) type Verify = Arc<dyn Fn(&Parts) -> Option<Claims> + Send + Sync>;
+pub(crate) type TokenVerifier = Arc<dyn Fn(&Parts) -> Option<Claims> + Send + Sync>;
 
-/// The outcome of a request, for [`Builder::observe`](super::Builder::observe).
+/// The outcome of a request, for [`LayerBuilder::observe`](super::LayerBuilder::observe).
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct DecisionEvent<'a> {
-    /// The outcomes of the rules that apply, then of the [concurrency limits](super::slots). If a concurrency limit
-    /// denies the request, the rules are not checked and not listed. Empty if the request is rejected before any
-    /// check.
+    /// The outcomes of the rules that apply, then of the [concurrency limits](super::concurrency). If a concurrency
+    /// limit denies the request, the rules are not checked and not listed. Empty if the request is rejected before
+    /// any check.
     pub rules: &'a [RuleOutcome<'a>],
     /// The result of the request.
     pub outcome: Outcome<'a>,
@@ -61,44 +63,45 @@ pub struct DecisionEvent<'a> {
 ///     match outcome {
 ///         Outcome::Allowed => "allowed",
 ///         Outcome::Denied => "denied",
-///         Outcome::Closed | Outcome::Busy => "unavailable",
-///         _ => "refused",
+///         Outcome::Closed | Outcome::Shed => "unavailable",
+///         _ => "rejected",
 ///     }
 /// }
-/// assert_eq!(counter(Outcome::Forbidden { rule: "per-user" }), "refused");
+/// assert_eq!(counter(Outcome::Forbidden { rule: "per-user" }), "rejected");
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Outcome<'a> {
     /// It is forwarded to the service, immediately or after a delay.
     Allowed,
-    /// A limit or a ban denied it: 429, or the response set by [`Builder::answer`](super::Builder::answer).
+    /// A limit or a ban denied it: 429, or the response set by
+    /// [`LayerBuilder::deny_response`](super::LayerBuilder::deny_response).
     Denied,
     /// The store is unavailable, and a limit with the failure policy `closed` denied it: 503.
     Closed,
-    /// Too many requests [wait](super::Builder::max_waiting) already: 503.
-    Busy,
+    /// Too many requests [wait](super::LayerBuilder::max_waiting) already: 503.
+    Shed,
     /// It has a repeated key header, two different hosts or an ambiguous path: 400.
-    Unclear,
+    Malformed,
     /// Its key is on a rule's deny list, or it has no key where the rule requires one: 403.
     Forbidden {
         /// The rule's name.
         rule: &'a str,
     },
-    /// A rule needs the client's address, and the [peer](super::Builder::peer) is unknown: 500.
+    /// A rule needs the client's address, and the [peer](super::LayerBuilder::peer) is unknown: 500.
     NoPeer,
 }
 
 /// The outcome of one rule: an element of [`DecisionEvent::rules`], as in the example of
-/// [`Builder::observe`](super::Builder::observe).
+/// [`LayerBuilder::observe`](super::LayerBuilder::observe).
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct RuleOutcome<'a> {
     /// The rule's name.
     pub name: &'a str,
-    /// Its index, from 0 in the order of the [builder](super::Builder::rule); [concurrency limits](super::slots)
-    /// follow the rules.
-    pub number: usize,
+    /// Its index, from 0 in the order of the [builder](super::LayerBuilder::rule); [concurrency
+    /// limits](super::concurrency) follow the rules.
+    pub index: usize,
     /// The decision of its limit.
     pub decision: Decision,
     /// Whether the rule is a shadow rule.
@@ -108,19 +111,19 @@ pub struct RuleOutcome<'a> {
 }
 
 /// The state that a layer and its services share.
-pub(crate) struct Gate<S> {
+pub(crate) struct Engine<S> {
     pub(crate) limiter: Limiter<S>,
     pub(crate) rules: Rules,
-    pub(crate) slots: Option<SlotRules>,
+    pub(crate) concurrency: Option<InFlightLimits>,
     pub(crate) names: Vec<PolicyName>,
-    pub(crate) customs: Vec<DenialResponse>,
-    pub(crate) trust: TrustedProxies,
-    pub(crate) spelling: PathNormalization,
-    pub(crate) other_spellings: NonCanonicalPath,
+    pub(crate) deny_responses: Vec<DenialResponse>,
+    pub(crate) trusted_proxies: TrustedProxies,
+    pub(crate) path_normalization: PathNormalization,
+    pub(crate) non_canonical_paths: NonCanonicalPath,
     pub(crate) headers: HeaderSet,
     pub(crate) jitter_secs: u64,
-    pub(crate) peer: PeerOf,
-    pub(crate) verify: Option<Verify>,
+    pub(crate) peer: PeerLookup,
+    pub(crate) verify: Option<TokenVerifier>,
     /// The header that holds the tokens for `verify`.
     pub(crate) token_header: Option<HeaderName>,
     pub(crate) extractors: Vec<(String, Arc<dyn KeyExtractor>)>,
@@ -132,10 +135,10 @@ pub(crate) struct Gate<S> {
     pub(crate) waiting: Arc<AtomicUsize>,
     pub(crate) clock: Box<dyn Clock + Send + Sync>,
     /// Counts responses, so that no two have the same jitter.
-    pub(crate) answers: AtomicU64,
+    pub(crate) responses: AtomicU64,
 }
 
-impl<S> fmt::Debug for Gate<S> {
+impl<S> fmt::Debug for Engine<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Gate").field("rules", &self.names).finish_non_exhaustive()
     }
@@ -143,9 +146,9 @@ impl<S> fmt::Debug for Gate<S> {
 
 /// Why a request is rejected before any limit is checked.
 #[derive(Debug)]
-pub(crate) enum NotAsked {
+pub(crate) enum RequestRejection {
     /// 400: the reason.
-    Bad(String),
+    Malformed(String),
     /// 403: the index of the rule that rejects the key.
     Forbidden(usize),
     /// 500: the peer address is unknown.
@@ -154,12 +157,12 @@ pub(crate) enum NotAsked {
 
 /// The checks of one request.
 #[derive(Debug)]
-pub(crate) struct Question {
-    pub(crate) asked: Asked,
+pub(crate) struct RequestChecks {
+    pub(crate) list: ChargeList,
     /// Indices of the charges of enforced rules and of shadow rules.
     pub(crate) enforced: SmallVec<[usize; 4]>,
     pub(crate) shadows: SmallVec<[usize; 4]>,
-    pub(crate) slots: slots::Asked,
+    pub(crate) permits: PermitChecks,
     /// Whether a limit may delay the request.
     pub(crate) may_wait: bool,
     pub(crate) subject: Option<Subject>,
@@ -167,7 +170,7 @@ pub(crate) struct Question {
 
 /// Whether a check charges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum How {
+pub enum CheckMode {
     /// Decide and charge.
     Charge,
     /// Decide without charging.
@@ -176,9 +179,9 @@ pub enum How {
 
 /// The decisions about one request.
 #[derive(Debug)]
-pub(crate) struct Decided {
+pub(crate) struct CheckDecisions {
     /// Decisions of the enforced rules, in the order of their charges.
-    pub(crate) decisions: SmallVec<[Decision; 4]>,
+    pub(crate) enforced: SmallVec<[Decision; 4]>,
     /// For each enforced charge, the denial if its key is banned; empty if no rule has bans.
     pub(crate) banned: SmallVec<[Option<Decision>; 4]>,
     /// Decisions of the shadow rules.
@@ -191,12 +194,12 @@ pub(crate) struct Decided {
 
 /// What happens to a request after its limits have decided.
 #[derive(Debug)]
-pub(crate) enum Next {
-    /// It is forwarded after the delay, and `notes` are added to the response.
-    Allowed { delay: Duration, notes: Notes },
+pub(crate) enum NextStep {
+    /// It is forwarded after the delay, and `headers` are added to the response.
+    Allowed { delay: Duration, headers: ResponseHeaders },
     /// It is denied with this response.
     Denied {
-        answer: Answer,
+        response: LimitResponse,
         /// Only because the store is unavailable.
         is_closed: bool,
     },
@@ -207,108 +210,122 @@ const UNDECIDED_FOR: Duration = Duration::from_secs(1);
 
 thread_local! {
     /// Reused buffer for responses.
-    pub(crate) static ANSWER: Cell<Answer> = Cell::default();
+    pub(crate) static RESPONSE: Cell<LimitResponse> = Cell::default();
     /// Reused buffer for checks.
-    pub(crate) static ASKED: Cell<Asked> = Cell::default();
+    pub(crate) static CHARGE_LIST: Cell<ChargeList> = Cell::default();
 }
 
 /// Takes the buffer that the last request on this thread left for reuse.
-pub(crate) fn reused<T: Default>(buffer: &'static LocalKey<Cell<T>>) -> T {
+pub(crate) fn take_buffer<T: Default>(buffer: &'static LocalKey<Cell<T>>) -> T {
     // A thread that is terminating has no buffer.
     buffer.try_with(Cell::take).unwrap_or_default()
 }
 
 /// Leaves a buffer for the next request on this thread.
-pub(crate) fn leave<T>(buffer: &'static LocalKey<Cell<T>>, used: T) {
+pub(crate) fn return_buffer<T>(buffer: &'static LocalKey<Cell<T>>, used: T) {
     let _ = buffer.try_with(|buffer| buffer.set(used));
 }
 
-impl Question {
+impl RequestChecks {
     /// Whether no rule applies to the request.
     pub(crate) fn is_empty(&self) -> bool {
-        self.asked.charges.is_empty() && self.slots.is_empty()
+        self.list.charges.is_empty() && self.permits.is_empty()
     }
 
     /// The charges of the enforced rules.
-    pub(crate) fn each(&self) -> impl Iterator<Item = &Asking> {
-        self.enforced.iter().map(|at| &self.asked.charges[*at])
+    pub(crate) fn enforced_charges(&self) -> impl Iterator<Item = &RuleCharge> {
+        self.enforced.iter().map(|at| &self.list.charges[*at])
     }
 
     /// Leaves the buffer for the next request.
-    pub(crate) fn leave(self) {
-        leave(&ASKED, self.asked);
+    pub(crate) fn recycle(self) {
+        return_buffer(&CHARGE_LIST, self.list);
     }
 }
 
-impl<S: Store> Gate<S> {
+impl<S: Store> Engine<S> {
     /// Reads the checks of a request from the rules that apply to it. If the path is normalised, the request's target
     /// is replaced by the normalised one.
-    pub(crate) fn question(
+    pub(crate) fn read_checks(
         &self,
         parts: &mut Parts,
-        mut about: RequestContext<'_>,
-    ) -> Result<Question, NotAsked> {
-        about.subject = about.subject.or_else(|| parts.extensions.get().cloned());
-        self.read(parts, &about).inspect_err(|why| {
+        mut context: RequestContext<'_>,
+    ) -> Result<RequestChecks, RequestRejection> {
+        context.subject = context.subject.or_else(|| parts.extensions.get().cloned());
+        self.read_rules(parts, &context).inspect_err(|why| {
             let outcome = match why {
-                NotAsked::Bad(_) => Outcome::Unclear,
-                NotAsked::Forbidden(rule) => Outcome::Forbidden { rule: self.rule_name(*rule) },
-                NotAsked::NoPeer => Outcome::NoPeer,
+                RequestRejection::Malformed(_) => Outcome::Malformed,
+                RequestRejection::Forbidden(rule) => Outcome::Forbidden { rule: self.rule_name(*rule) },
+                RequestRejection::NoPeer => Outcome::NoPeer,
             };
-            self.observe_unasked(outcome, about.subject.as_ref());
+            self.observe_rejected(outcome, context.subject.as_ref());
         })
     }
 
-    fn read(&self, parts: &mut Parts, about: &RequestContext<'_>) -> Result<Question, NotAsked> {
-        let view = View::new(parts, about, self)?;
+    fn read_rules(
+        &self,
+        parts: &mut Parts,
+        context: &RequestContext<'_>,
+    ) -> Result<RequestChecks, RequestRejection> {
+        let view = View::new(parts, context, self)?;
         // A router in front may have selected some of the rules.
-        let mut asked = reused(&ASKED);
-        let all = match about.chosen.or_else(|| parts.extensions.get::<RuleSet>()) {
-            Some(RuleSet(chosen)) => {
-                self.rules.ask_into(&mut asked, &view, RuleSet::numbers(chosen, self.names.len()))
+        let mut list = take_buffer(&CHARGE_LIST);
+        let all = match context.rules.or_else(|| parts.extensions.get::<RuleSet>()) {
+            Some(RuleSet(rules)) => {
+                self.rules.charges_into(&mut list, &view, RuleSet::sorted(rules, self.names.len()))
             }
-            None => self.rules.ask_into(&mut asked, &view, 0..self.names.len()),
+            None => self.rules.charges_into(&mut list, &view, 0..self.names.len()),
         };
-        let slots = self.wanted_slots(parts, about, &view);
+        let permits = self.needed_permits(parts, context, &view);
         // Without the address that a rule needs, the results of the rules are meaningless.
         if view.lacks_peer() {
-            return Err(NotAsked::NoPeer);
+            return Err(RequestRejection::NoPeer);
         }
         view.check_token()?;
-        all.map_err(|refused| match refused {
-            Refused::Denied { rule } => NotAsked::Forbidden(rule),
-            Refused::Unclear(why) => NotAsked::Bad(why.to_string()),
+        all.map_err(|rejection| match rejection {
+            Rejection::Denied { rule } => RequestRejection::Forbidden(rule),
+            Rejection::Ambiguous(why) => RequestRejection::Malformed(why.to_string()),
         })?;
-        let slots = slots?;
-        if let Some(uri) = view::respelt(&parts.uri, self.spelling, self.other_spellings)? {
+        let permits = permits?;
+        if let Some(uri) =
+            view::normalised_target(&parts.uri, self.path_normalization, self.non_canonical_paths)?
+        {
             parts.uri = uri;
         }
-        Ok(Question { slots, subject: about.subject.clone(), ..self.question_of(asked) })
+        Ok(RequestChecks { permits, subject: context.subject.clone(), ..self.split_charges(list) })
     }
 
     /// Splits charges into enforced and shadow.
-    pub(crate) fn question_of(&self, asked: Asked) -> Question {
-        let is_shadow = |at: &usize| self.rules.rule(asked.charges[*at].rule).is_shadow;
-        let (shadows, enforced): (SmallVec<_>, SmallVec<_>) = (0..asked.charges.len()).partition(is_shadow);
-        let may_wait = enforced.iter().any(|at: &usize| self.delays[asked.charges[*at].limit]);
-        Question { asked, enforced, shadows, slots: slots::Asked::default(), may_wait, subject: None }
+    pub(crate) fn split_charges(&self, list: ChargeList) -> RequestChecks {
+        let is_shadow = |at: &usize| self.rules.rule(list.charges[*at].rule).is_shadow;
+        let (shadows, enforced): (SmallVec<_>, SmallVec<_>) = (0..list.charges.len()).partition(is_shadow);
+        let may_wait = enforced.iter().any(|at: &usize| self.delays[list.charges[*at].limit]);
+        RequestChecks { list, enforced, shadows, permits: PermitChecks::default(), may_wait, subject: None }
     }
 
-    pub(crate) fn charge(&self, asked: &Asked, asking: &Asking, limit: usize, cost: u32) -> Charge {
-        Charge { limit, key: self.limiter.store().key(asked.key(asking)), cost }
+    pub(crate) fn charge(
+        &self,
+        list: &ChargeList,
+        rule_charge: &RuleCharge,
+        limit: usize,
+        cost: u32,
+    ) -> Charge {
+        Charge { limit, key: self.limiter.store().key(list.key(rule_charge)), cost }
     }
 
     /// The store's verdict on charges. The charges come from the rules, each limit once, so the store has no reason
     /// to reject them. If it does, or leaves a charge without a decision, all are denied.
-    fn said(&self, charges: &[Charge], said: Result<Verdict, S::Error>) -> Verdict {
-        let said = said.ok().filter(|verdict| verdict.decisions().len() == charges.len());
-        said.unwrap_or_else(|| {
-            self.undecided(charges.iter().map(|charge| self.rules.limits()[charge.limit].limit.limit()))
+    fn verdict_or_denial(&self, charges: &[Charge], result: Result<Verdict, S::Error>) -> Verdict {
+        let verdict = result.ok().filter(|verdict| verdict.decisions().len() == charges.len());
+        verdict.unwrap_or_else(|| {
+            self.undecided_verdict(
+                charges.iter().map(|charge| self.rules.limits()[charge.limit].limit.limit()),
+            )
         })
     }
 
     /// Denials by limits of these sizes, for a store that returned no decision.
-    pub(crate) fn undecided(&self, limits: impl Iterator<Item = u32>) -> Verdict {
+    pub(crate) fn undecided_verdict(&self, limits: impl Iterator<Item = u32>) -> Verdict {
         let decisions = limits.map(|limit| Decision {
             allowed: false,
             limit,
@@ -320,179 +337,189 @@ impl<S: Store> Gate<S> {
         Verdict { decisions: decisions.collect(), is_degraded: true, is_closed: true, at: self.clock.now() }
     }
 
-    async fn charged(&self, charges: &[Charge]) -> Verdict {
-        self.said(charges, self.limiter.store().charge(charges).await)
+    async fn charge_limits(&self, charges: &[Charge]) -> Verdict {
+        self.verdict_or_denial(charges, self.limiter.store().charge(charges).await)
     }
 
-    async fn looked(&self, charges: &[Charge]) -> Verdict {
-        self.said(charges, self.limiter.store().peek(charges).await)
+    async fn peek_limits(&self, charges: &[Charge]) -> Verdict {
+        self.verdict_or_denial(charges, self.limiter.store().peek(charges).await)
     }
 
     /// Decides, and prepares the response headers or the denial.
-    pub(crate) async fn decide(&self, question: &Question) -> Next {
-        let decided = self.decided(question, How::Charge).await;
-        let delay = decided.decisions.iter().map(|decision| decision.delay).max().unwrap_or_default();
-        self.next(
-            question.each().zip(&decided.decisions),
-            decided.allowed.then_some(delay),
-            decided.is_closed,
+    pub(crate) async fn decide(&self, checks: &RequestChecks) -> NextStep {
+        let decisions = self.run_checks(checks, CheckMode::Charge).await;
+        let delay = decisions.enforced.iter().map(|decision| decision.delay).max().unwrap_or_default();
+        self.next_step(
+            checks.enforced_charges().zip(&decisions.enforced),
+            decisions.allowed.then_some(delay),
+            decisions.is_closed,
         )
     }
 
-    /// Decides about a request, and charges it unless `how` is [`How::Peek`] or a key is banned.
-    pub(crate) async fn decided(&self, question: &Question, how: How) -> Decided {
-        let Question { asked, shadows, .. } = question;
-        let each = || question.each();
+    /// Decides about a request, and charges it unless `mode` is [`CheckMode::Peek`] or a key is banned.
+    pub(crate) async fn run_checks(&self, checks: &RequestChecks, mode: CheckMode) -> CheckDecisions {
+        let RequestChecks { list, shadows, .. } = checks;
+        let enforced_charges = || checks.enforced_charges();
 
-        let banned = self.banned(question).await;
+        let banned = self.find_bans(checks).await;
         let is_banned = banned.iter().any(Option::is_some);
         let charges: SmallVec<[Charge; 4]> =
-            each().map(|it| self.charge(asked, it, it.limit, it.cost)).collect();
-        let is_look = how == How::Peek || is_banned;
+            enforced_charges().map(|it| self.charge(list, it, it.limit, it.cost)).collect();
+        let is_peek = mode == CheckMode::Peek || is_banned;
         let Verdict { mut decisions, mut is_degraded, is_closed, mut at } =
-            match (charges.is_empty(), is_look) {
+            match (charges.is_empty(), is_peek) {
                 (true, _) => Verdict::default(),
-                (false, true) => self.looked(&charges).await,
-                (false, false) => self.charged(&charges).await,
+                (false, true) => self.peek_limits(&charges).await,
+                (false, false) => self.charge_limits(&charges).await,
             };
         for (decision, banned) in decisions.iter_mut().zip(&banned) {
             *decision = banned.unwrap_or(*decision);
         }
         let allowed = decisions.iter().all(|decision| decision.allowed);
-        if !allowed && !is_look && !is_degraded {
-            self.count_denials(asked, each().zip(&decisions)).await;
+        if !allowed && !is_peek && !is_degraded {
+            self.count_denials(list, enforced_charges().zip(&decisions)).await;
         }
         // Each shadow rule is charged separately, so that a denial by one does not stop the others. Like any rule, it
         // is not charged for a request that is denied.
         let mut shadowed = SmallVec::<[Decision; 2]>::new();
-        for number in shadows {
-            let asking = &asked.charges[*number];
-            let charge = [self.charge(asked, asking, asking.limit, asking.cost)];
-            let is_look = !allowed || how == How::Peek;
-            let told = if is_look { self.looked(&charge).await } else { self.charged(&charge).await };
+        for index in shadows {
+            let rule_charge = &list.charges[*index];
+            let charge = [self.charge(list, rule_charge, rule_charge.limit, rule_charge.cost)];
+            let is_peek = !allowed || mode == CheckMode::Peek;
+            let verdict =
+                if is_peek { self.peek_limits(&charge).await } else { self.charge_limits(&charge).await };
             // If only shadow rules were charged, a refund needs the time of their charges.
             if charges.is_empty() {
-                (at, is_degraded) = (told.at, is_degraded || told.is_degraded);
+                (at, is_degraded) = (verdict.at, is_degraded || verdict.is_degraded);
             }
-            shadowed.extend_from_slice(told.decisions());
+            shadowed.extend_from_slice(verdict.decisions());
         }
-        let decided = Decided { decisions, banned, shadowed, allowed, is_degraded, is_closed, at };
-        if how == How::Charge {
-            self.observe(question, &decided);
+        let decisions =
+            CheckDecisions { enforced: decisions, banned, shadowed, allowed, is_degraded, is_closed, at };
+        if mode == CheckMode::Charge {
+            self.observe(checks, &decisions);
         }
-        decided
+        decisions
     }
 
     /// For each charge in order, the denial if its key is banned; empty if no rule has bans.
-    async fn banned(&self, question: &Question) -> SmallVec<[Option<Decision>; 4]> {
-        let asked = &question.asked;
-        let each = || question.each();
+    async fn find_bans(&self, checks: &RequestChecks) -> SmallVec<[Option<Decision>; 4]> {
+        let list = &checks.list;
+        let enforced_charges = || checks.enforced_charges();
         let bans: SmallVec<[Charge; 2]> =
-            each().filter_map(|it| Some(self.charge(asked, it, it.ban?.ban, 0))).collect();
+            enforced_charges().filter_map(|it| Some(self.charge(list, it, it.ban?.ban, 0))).collect();
         if bans.is_empty() {
             return SmallVec::new();
         }
-        let looked = self.looked(&bans).await;
+        let verdict = self.peek_limits(&bans).await;
         // A degraded decision about a ban comes from the failure policy and does not mean that the key is banned.
-        let mut looked = looked.decisions().iter().filter(|_| !looked.is_degraded());
-        let told = |ban: &Decision| Decision {
+        let mut decisions = verdict.decisions().iter().filter(|_| !verdict.is_degraded());
+        let denial = |ban: &Decision| Decision {
             allowed: false,
             retry_after: RetryAfter::After(ban.reset_after),
             ..*ban
         };
-        let of = |it: &Asking| it.ban.and_then(|_| looked.next()).filter(|ban| ban.remaining == 0).map(told);
-        each().map(of).collect()
+        let of = |it: &RuleCharge| {
+            it.ban.and_then(|_| decisions.next()).filter(|ban| ban.remaining == 0).map(denial)
+        };
+        enforced_charges().map(of).collect()
     }
 
     /// Counts denials, and bans keys that are denied too often.
     async fn count_denials<'a>(
         &self,
-        asked: &Asked,
-        decided: impl Iterator<Item = (&'a Asking, &'a Decision)>,
+        list: &ChargeList,
+        decisions: impl Iterator<Item = (&'a RuleCharge, &'a Decision)>,
     ) {
-        for (asking, _) in decided.filter(|(_, decision)| !decision.allowed) {
-            let Some(ban) = asking.ban else { continue };
-            let counted = self.charged(&[self.charge(asked, asking, ban.denials, 1)]).await;
+        for (rule_charge, _) in decisions.filter(|(_, decision)| !decision.allowed) {
+            let Some(ban) = rule_charge.ban else { continue };
+            let counted = self.charge_limits(&[self.charge(list, rule_charge, ban.denials, 1)]).await;
             // A degraded store bans no key.
             if !counted.is_degraded() && counted.decisions().iter().any(|counted| counted.remaining == 0) {
                 // If another request has banned the key first, the charge is denied without effect.
-                let _ = self.charged(&[self.charge(asked, asking, ban.ban, 1)]).await;
+                let _ = self.charge_limits(&[self.charge(list, rule_charge, ban.ban, 1)]).await;
             }
         }
     }
 
-    /// The next step: forward after a delay if `goes_on_after` is set, deny otherwise.
-    fn next<'a>(
+    /// The next step: forward after a delay if `delay_if_allowed` is set, deny otherwise.
+    fn next_step<'a>(
         &self,
-        decided: impl Iterator<Item = (&'a Asking, &'a Decision)>,
-        goes_on_after: Option<Duration>,
+        decisions: impl Iterator<Item = (&'a RuleCharge, &'a Decision)>,
+        delay_if_allowed: Option<Duration>,
         is_closed: bool,
-    ) -> Next {
-        let answer = self.answer(decided, is_closed);
-        match goes_on_after {
+    ) -> NextStep {
+        let response = self.write_response(decisions, is_closed);
+        match delay_if_allowed {
             Some(delay) => {
-                let notes = answer.headers().filter_map(Note::new).collect();
-                leave(&ANSWER, answer);
-                Next::Allowed { delay, notes }
+                let headers = response.headers().filter_map(ResponseHeader::new).collect();
+                return_buffer(&RESPONSE, response);
+                NextStep::Allowed { delay, headers }
             }
-            None => Next::Denied { answer, is_closed },
+            None => NextStep::Denied { response, is_closed },
         }
     }
 
     /// The headers, and for a denial the status and body, of the response to these decisions.
-    pub(crate) fn answer<'a>(
+    pub(crate) fn write_response<'a>(
         &self,
-        decided: impl Iterator<Item = (&'a Asking, &'a Decision)>,
+        decisions: impl Iterator<Item = (&'a RuleCharge, &'a Decision)>,
         is_closed: bool,
-    ) -> Answer {
+    ) -> LimitResponse {
         let limits = self.rules.limits();
-        let applied: SmallVec<[Applied<'_>; 4]> = decided
-            .map(|(asking, decision)| Applied {
-                cost: asking.cost,
-                custom: Some(&self.customs[asking.rule]),
-                ..Applied::new(&self.names[asking.rule], &limits[asking.limit].limit, *decision)
+        let limit_decisions: SmallVec<[LimitDecision<'_>; 4]> = decisions
+            .map(|(rule_charge, decision)| LimitDecision {
+                cost: rule_charge.cost,
+                custom: Some(&self.deny_responses[rule_charge.rule]),
+                ..LimitDecision::new(
+                    &self.names[rule_charge.rule],
+                    &limits[rule_charge.limit].limit,
+                    *decision,
+                )
             })
             .collect();
         let jitter =
             (self.jitter_secs > 0).then(|| Jitter { at_most: self.jitter_secs, random: self.random() });
-        let situation = Situation { is_degraded: is_closed, jitter, ..Situation::at(self.clock.now()) };
-        let mut answer = reused(&ANSWER);
-        answer.write(self.headers, &applied, &situation);
-        answer
+        let context =
+            ResponseContext { is_degraded: is_closed, jitter, ..ResponseContext::at(self.clock.now()) };
+        let mut response = take_buffer(&RESPONSE);
+        response.write(self.headers, &limit_decisions, &context);
+        response
     }
 
     /// Spread over the whole range of `u64`; predicting it gives no advantage.
     fn random(&self) -> u64 {
-        let count = self.answers.fetch_add(1, Ordering::Relaxed);
+        let count = self.responses.fetch_add(1, Ordering::Relaxed);
         count.wrapping_add(self.clock.now().as_nanos()).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(31)
     }
 
-    fn observe(&self, question: &Question, decided: &Decided) {
+    fn observe(&self, checks: &RequestChecks, decisions: &CheckDecisions) {
         let Some(observer) = &self.observer else { return };
-        let Decided { decisions, banned, shadowed, allowed, is_degraded, is_closed, .. } = decided;
-        let ruled = |at: usize, decision: Decision, is_shadow: bool, is_banned: bool| {
-            let number = question.asked.charges[at].rule;
-            RuleOutcome { name: &self.rules.rule(number).name, number, decision, is_shadow, is_banned }
+        let CheckDecisions { enforced, banned, shadowed, allowed, is_degraded, is_closed, .. } = decisions;
+        let rule_outcome = |at: usize, decision: Decision, is_shadow: bool, is_banned: bool| {
+            let index = checks.list.charges[at].rule;
+            RuleOutcome { name: &self.rules.rule(index).name, index, decision, is_shadow, is_banned }
         };
         let is_banned = |at: usize| banned.get(at).is_some_and(Option::is_some);
-        let enforced = question.enforced.iter().zip(decisions).enumerate();
-        let enforced = enforced.map(|(at, (of, decision))| ruled(*of, *decision, false, is_banned(at)));
-        let shadows = question.shadows.iter().zip(shadowed);
-        let shadows = shadows.map(|(at, decision)| ruled(*at, *decision, true, false));
-        let slots = self.slots_said(&question.slots);
-        let rules: SmallVec<[RuleOutcome<'_>; 4]> = enforced.chain(shadows).chain(slots).collect();
+        let enforced = checks.enforced.iter().zip(enforced).enumerate();
+        let enforced =
+            enforced.map(|(at, (of, decision))| rule_outcome(*of, *decision, false, is_banned(at)));
+        let shadows = checks.shadows.iter().zip(shadowed);
+        let shadows = shadows.map(|(at, decision)| rule_outcome(*at, *decision, true, false));
+        let permits = self.permit_outcomes(&checks.permits);
+        let rules: SmallVec<[RuleOutcome<'_>; 4]> = enforced.chain(shadows).chain(permits).collect();
         let outcome = match (allowed, is_closed) {
             (true, _) => Outcome::Allowed,
             (false, false) => Outcome::Denied,
             (false, true) => Outcome::Closed,
         };
-        let is_degraded = *is_degraded || question.slots.is_degraded;
-        let subject = question.subject.as_ref().map(|subject| &*subject.0);
+        let is_degraded = *is_degraded || checks.permits.is_degraded;
+        let subject = checks.subject.as_ref().map(|subject| &*subject.0);
         observer(&DecisionEvent { rules: &rules, outcome, allowed: *allowed, is_degraded, subject });
     }
 
     /// Reports a request that was rejected before any limit was checked.
-    pub(crate) fn observe_unasked(&self, outcome: Outcome<'_>, subject: Option<&Subject>) {
+    pub(crate) fn observe_rejected(&self, outcome: Outcome<'_>, subject: Option<&Subject>) {
         if let Some(observer) = &self.observer {
             let subject = subject.map(|subject| &*subject.0);
             observer(&DecisionEvent { rules: &[], outcome, allowed: false, is_degraded: false, subject });
@@ -501,18 +528,18 @@ impl<S: Store> Gate<S> {
 }
 
 /// One of the `max_waiting` waiting requests; dropping it ends the wait.
-pub(crate) struct Waiting<S>(Arc<Gate<S>>);
+pub(crate) struct WaitGuard<S>(Arc<Engine<S>>);
 
-impl<S> Waiting<S> {
+impl<S> WaitGuard<S> {
     /// Returns `None` if `max_waiting` requests wait already.
-    pub(crate) fn enter(gate: &Arc<Gate<S>>) -> Option<Waiting<S>> {
-        let enter = |waiting: usize| (waiting < gate.max_waiting).then_some(waiting + 1);
-        gate.waiting.fetch_update(Ordering::AcqRel, Ordering::Acquire, enter).ok()?;
-        Some(Waiting(gate.clone()))
+    pub(crate) fn enter(engine: &Arc<Engine<S>>) -> Option<WaitGuard<S>> {
+        let enter = |waiting: usize| (waiting < engine.max_waiting).then_some(waiting + 1);
+        engine.waiting.fetch_update(Ordering::AcqRel, Ordering::Acquire, enter).ok()?;
+        Some(WaitGuard(engine.clone()))
     }
 }
 
-impl<S> Drop for Waiting<S> {
+impl<S> Drop for WaitGuard<S> {
     fn drop(&mut self) {
         self.0.waiting.fetch_sub(1, Ordering::AcqRel);
     }

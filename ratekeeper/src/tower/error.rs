@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use ratekeeper_rules::answer::NameError;
 use ratekeeper_rules::path::PatternError;
+use ratekeeper_rules::response::NameError;
 use ratekeeper_rules::rule::RulesError;
 
 use crate::limiter::BuildError;
@@ -15,7 +15,7 @@ use crate::limiter::BuildError;
 ///
 /// let error = RatekeeperLayer::builder().build().unwrap_err();
 /// assert_eq!(error, LayerError::NoRules);
-/// assert_eq!(error.to_string(), "there is no rule; add one with Builder::rule or Builder::slots");
+/// assert_eq!(error.to_string(), "there is no rule; add one with LayerBuilder::rule or LayerBuilder::in_flight_limit");
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
@@ -24,13 +24,13 @@ pub enum LayerError {
     NoRules,
     /// The rules are inconsistent.
     Rules(RulesError),
-    /// [`Builder::answer`](super::Builder::answer) names a rule that does not exist.
+    /// [`LayerBuilder::deny_response`](super::LayerBuilder::deny_response) names a rule that does not exist.
     UnknownRule(String),
-    /// A rule's key has a part `Part::Custom` without a [`Builder::extractor`](super::Builder::extractor) of its
-    /// name: the names of the rule and of the part.
+    /// A rule's key has a part `KeyPart::Custom` without a [`LayerBuilder::extractor`](super::LayerBuilder::extractor)
+    /// of its name: the names of the rule and of the part.
     UnknownExtractor(String, String),
-    /// A rule has a pattern that matches no path normalised by [`Builder::paths`](super::Builder::paths): the rule's
-    /// name and the error.
+    /// A rule has a pattern that matches no path normalised by
+    /// [`LayerBuilder::path_normalization`](super::LayerBuilder::path_normalization): the rule's name and the error.
     Pattern(String, PatternError),
     /// A rule's name cannot be sent in response headers.
     Name(String, NameError),
@@ -45,7 +45,10 @@ impl fmt::Display for LayerError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             LayerError::NoRules => {
-                write!(f, "there is no rule; add one with Builder::rule or Builder::slots")
+                write!(
+                    f,
+                    "there is no rule; add one with LayerBuilder::rule or LayerBuilder::in_flight_limit"
+                )
             }
             LayerError::Rules(error) => write!(f, "{error}"),
             LayerError::UnknownRule(name) => {
@@ -54,7 +57,7 @@ impl fmt::Display for LayerError {
             LayerError::UnknownExtractor(rule, name) => write!(
                 f,
                 "the key of the rule {rule} has a part {name:?}, but no extractor has that name; add it with \
-                 Builder::extractor"
+                 LayerBuilder::extractor"
             ),
             LayerError::Pattern(rule, error) => {
                 write!(f, "a pattern of the rule {rule} matches no path: {error}")

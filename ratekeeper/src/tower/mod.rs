@@ -3,13 +3,13 @@
 //! ```
 //! use std::time::Duration;
 //! use ratekeeper::tower::RatekeeperLayer;
-//! use ratekeeper::tower::key::{Key, KeyFallback, Part};
+//! use ratekeeper::tower::key::{Key, KeyFallback, KeyPart};
 //! use ratekeeper::tower::rule::Rule;
 //! use ratekeeper::{Limit, Rate, RefillStyle};
 //!
 //! // Ten at once for each user, and one more each second; those who do not say who they are share.
 //! let limit = Limit::token_bucket(10, Rate::new(1, Duration::from_secs(1))?, RefillStyle::Smooth)?;
-//! let user = Key::of(Part::header("X-User-Id")).fallback(KeyFallback::Literal("anonymous".to_owned()));
+//! let user = Key::of(KeyPart::header("X-User-Id")).fallback(KeyFallback::Literal("anonymous".to_owned()));
 //! let layer = RatekeeperLayer::builder().rule(Rule::new("per-user", limit).key(user)).build()?;
 //! # let _ = layer;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
@@ -21,17 +21,17 @@
 //! |---|---|
 //! | allowed by all limits | the service's response, with `RateLimit` (quota left) and `RateLimit-Policy` (of what) |
 //! | denied by a limit | 429, `Retry-After`, the same two, `Cache-Control: no-store`, Problem Details (RFC 9457) |
-//! | denied by a [concurrency limit](slots) | 429 with `Retry-After: 1`, and the rest as above |
-//! | delayed by a leaky bucket | the response, delayed; 503 immediately if [too many](Builder::max_waiting) wait |
+//! | denied by a [concurrency limit](concurrency) | 429 with `Retry-After: 1`, and the rest as above |
+//! | delayed by a leaky bucket | the response, delayed; 503 immediately if [too many](LayerBuilder::max_waiting) wait |
 //! | on a rule's deny list, or without a key where the rule requires one | 403 |
 //! | with a repeated key header, two different hosts, or an ambiguous path | 400 |
 //! | denied by the failure policy `closed`, because the store is unavailable | 503 |
-//! | without a peer address where a rule needs it | 500: see [`Builder::peer`] |
+//! | without a peer address where a rule needs it | 500: see [`LayerBuilder::peer`] |
 //!
 //! gRPC calls get the same outcome as a gRPC status: `RESOURCE_EXHAUSTED`, `PERMISSION_DENIED`, `INVALID_ARGUMENT`,
 //! `UNAVAILABLE` or `INTERNAL`, with the headers as metadata. Requests of every method count, including `HEAD` and
 //! `OPTIONS`, unless a rule restricts them ([`When::methods`](when::When)). If the service's response already has a
-//! rate limit header, list headers contain the members of both; in a [header set](answer::HeaderSet) of single
+//! rate limit header, list headers contain the members of both; in a [header set](response::HeaderSet) of single
 //! values, the service's values are kept.
 //!
 //! # Several rules
@@ -42,7 +42,7 @@
 //! ```
 //! # use std::time::Duration;
 //! # use ratekeeper::tower::RatekeeperLayer;
-//! # use ratekeeper::tower::key::{Key, Part};
+//! # use ratekeeper::tower::key::{Key, KeyPart};
 //! # use ratekeeper::tower::rule::Rule;
 //! use ratekeeper::tower::path::Pattern;
 //! use ratekeeper::tower::when::When;
@@ -52,9 +52,9 @@
 //! let login = When { paths: vec![Pattern::parse("/login")?], methods: vec!["POST".to_owned()], ..When::default() };
 //! let layer = RatekeeperLayer::builder()
 //!     .per_client("per-client", Limit::fixed_window(1000, hour, WindowAlign::Clock)?)
-//!     .rule(Rule::new("passwords", Limit::fixed_window(5, hour, WindowAlign::Clock)?).key(Key::of(Part::Ip)).when(login))
-//!     // This one only counts, and tells `Builder::observe`.
-//!     .rule(Rule::new("planned", Limit::fixed_window(100, hour, WindowAlign::Clock)?).key(Key::of(Part::Ip)).shadow())
+//!     .rule(Rule::new("passwords", Limit::fixed_window(5, hour, WindowAlign::Clock)?).key(Key::of(KeyPart::Ip)).when(login))
+//!     // This one only counts, and tells `LayerBuilder::observe`.
+//!     .rule(Rule::new("planned", Limit::fixed_window(100, hour, WindowAlign::Clock)?).key(Key::of(KeyPart::Ip)).shadow())
 //!     .build()?;
 //! # let _ = layer;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
@@ -70,13 +70,13 @@
 //! | tonic | `.peer(\|request\| Some(request.extensions.get::<TcpConnectInfo>()?.remote_addr()?.ip()))` |
 //! | hyper | put a [`Peer`] into the extensions of each request, as in `examples/hyper.rs` |
 //!
-//! Behind proxies, [`Builder::trust`] configures the trusted proxies whose `X-Forwarded-For` counts.
+//! Behind proxies, [`LayerBuilder::trusted_proxies`] configures the trusted proxies whose `X-Forwarded-For` counts.
 //!
 //! # Layer order
 //!
 //! Place the layer in front of the router. Rules see the [normalised path](path), and the request is forwarded with
 //! that path ([`NonCanonicalPath`]). axum's `Router::layer` runs after routing: use `layer.layer(router)` as the
-//! service, rules without path conditions, or [`NonCanonicalPath::Refuse`].
+//! service, rules without path conditions, or [`NonCanonicalPath::Reject`].
 //!
 //! The service must be `Clone`, as services of all three frameworks are. A request that is allowed immediately calls
 //! the service without cloning it. A request that is delayed or waits for Redis keeps the instance that was polled
@@ -84,14 +84,14 @@
 //!
 //! # Several processes
 //!
-//! With the feature `redis`, `Builder::redis` builds the same layer with its state in Redis.
+//! With the feature `redis`, `LayerBuilder::redis` builds the same layer with its state in Redis.
 //!
 //! | file | content |
 //! |---|---|
 //! | `builder`, `error` | construction of a layer and its errors |
 //! | `view` | a request as rules see it |
 //! | `reload` | configuration reloads and state migration |
-//! | `engine`, `slots` | decisions: rate limits and concurrency limits |
+//! | `engine`, `concurrency` | decisions: rate limits and concurrency limits |
 //! | `service`, `response`, `body` | enforcement: the tower service and its responses |
 //! | `check` | checks by rule index or inline limit, without an HTTP request |
 //! | `token` | JWT verification, with the feature `jwt` |
@@ -99,12 +99,12 @@
 mod body;
 mod builder;
 pub mod check;
+pub mod concurrency;
 mod engine;
 mod error;
+mod http_response;
 mod reload;
-mod response;
 mod service;
-pub mod slots;
 #[cfg(feature = "jwt")]
 pub mod token;
 mod view;
@@ -117,19 +117,19 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use http::request::Parts;
-pub use ratekeeper_rules::{answer, client, key, path, rule, when};
+pub use ratekeeper_rules::{client, key, path, response, rule, when};
 use smallvec::SmallVec;
 use tower_layer::Layer;
 use tower_service::Service;
 
 pub use self::body::ResponseBody;
-pub use self::builder::Builder;
-use self::engine::Gate;
+pub use self::builder::LayerBuilder;
+pub use self::concurrency::ConcurrencySet;
+use self::engine::Engine;
 pub use self::engine::{DecisionEvent, Outcome, RuleOutcome};
 pub use self::error::LayerError;
 pub use self::reload::Reload;
 pub use self::service::{RateLimit, ResponseFuture};
-pub use self::slots::ConcurrencySet;
 use crate::limiter::Limiter;
 use crate::memory::Memory;
 use crate::store::Store;
@@ -139,13 +139,13 @@ use crate::store::Store;
 /// Clones of a layer and all services it wraps share the limits.
 #[derive(Debug)]
 pub struct RatekeeperLayer<S = Memory> {
-    gate: Arc<Gate<S>>,
+    engine: Arc<Engine<S>>,
 }
 
 impl<S> Clone for RatekeeperLayer<S> {
     /// Returns a layer with the same limits and shared state.
     fn clone(&self) -> Self {
-        RatekeeperLayer { gate: self.gate.clone() }
+        RatekeeperLayer { engine: self.engine.clone() }
     }
 }
 
@@ -153,19 +153,19 @@ impl<T, S> Layer<T> for RatekeeperLayer<S> {
     type Service = RateLimit<T, S>;
 
     fn layer(&self, inner: T) -> RateLimit<T, S> {
-        RateLimit { inner, gate: self.gate.clone() }
+        RateLimit { inner, engine: self.engine.clone() }
     }
 }
 
 impl<S> RatekeeperLayer<S> {
     /// The limiter that decides, for inspection.
     pub fn limiter(&self) -> &Limiter<S> {
-        &self.gate.limiter
+        &self.engine.limiter
     }
 
     /// The number of requests that currently wait for leaky buckets with delay.
     pub fn waiting(&self) -> usize {
-        self.gate.waiting.load(Ordering::Relaxed)
+        self.engine.waiting.load(Ordering::Relaxed)
     }
 }
 
@@ -176,24 +176,24 @@ impl<S: Store + Send + Sync + 'static> RatekeeperLayer<S> {
         &self,
         inner: T,
         request: http::Request<B>,
-        about: RequestContext<'_>,
+        context: RequestContext<'_>,
     ) -> ResponseFuture<T, http::Request<B>, S>
     where
         T: Service<http::Request<B>, Response = http::Response<R>>,
     {
-        service::call(&self.gate, service::Once(inner), request, about)
+        service::call(&self.engine, service::OwnedService(inner), request, context)
     }
 }
 
 impl RatekeeperLayer {
     /// Starts a layer without rules and with default settings.
-    pub fn builder() -> Builder {
-        Builder::default()
+    pub fn builder() -> LayerBuilder {
+        LayerBuilder::default()
     }
 }
 
-/// Extracts a key part that rules cannot express: [`Builder::extractor`]. Functions are extractors, as in the example
-/// there; an extractor with state is a type:
+/// Extracts a key part that rules cannot express: [`LayerBuilder::extractor`]. Functions are extractors, as in the
+/// example there; an extractor with state is a type:
 ///
 /// ```
 /// use std::collections::HashMap;
@@ -221,7 +221,7 @@ impl<F: Fn(&Parts) -> Option<String> + Send + Sync + 'static> KeyExtractor for F
 }
 
 /// Claims of a verified token, by name. A service in front that verifies tokens may insert them into the extensions
-/// of a request; otherwise use [`Builder::claims`].
+/// of a request; otherwise use [`LayerBuilder::claims`].
 ///
 /// ```
 /// use ratekeeper::tower::Claims;
@@ -261,8 +261,8 @@ pub struct Peer(pub IpAddr);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Route(pub Arc<str>);
 
-/// A caller's value for the extensions of a request: [`Builder::observe`] receives it with the decision about that
-/// request.
+/// A caller's value for the extensions of a request: [`LayerBuilder::observe`] receives it with the decision about
+/// that request.
 ///
 /// ```
 /// use std::sync::{Arc, OnceLock};
@@ -275,9 +275,9 @@ pub struct Route(pub Arc<str>);
 ///     allowed: OnceLock<bool>,
 /// }
 ///
-/// let layer = RatekeeperLayer::builder().per_client("per-client", limit).observe(|observed| {
-///     if let Some(line) = observed.subject.and_then(|subject| subject.downcast_ref::<Line>()) {
-///         let _ = line.allowed.set(observed.allowed);
+/// let layer = RatekeeperLayer::builder().per_client("per-client", limit).observe(|event| {
+///     if let Some(line) = event.subject.and_then(|subject| subject.downcast_ref::<Line>()) {
+///         let _ = line.allowed.set(event.allowed);
 ///     }
 /// });
 /// let mut request = http::Request::new(());
@@ -294,8 +294,8 @@ impl fmt::Debug for Subject {
     }
 }
 
-/// The indices of the rules that apply to a request, from 0 in the order of the [builder](Builder::rule), for the
-/// extensions of a request; without it, all rules apply. The conditions of each rule still hold.
+/// The indices of the rules that apply to a request, from 0 in the order of the [builder](LayerBuilder::rule), for
+/// the extensions of a request; without it, all rules apply. The conditions of each rule still hold.
 ///
 /// ```
 /// use ratekeeper::tower::RuleSet;
@@ -309,11 +309,11 @@ pub struct RuleSet(pub Arc<[usize]>);
 
 impl RuleSet {
     /// Sorts the indices and removes duplicates and indices out of range, which a faulty router could send.
-    fn numbers(chosen: &[usize], rules: usize) -> SmallVec<[usize; 8]> {
-        let mut numbers: SmallVec<_> = chosen.iter().copied().filter(|number| *number < rules).collect();
-        numbers.sort_unstable();
-        numbers.dedup();
-        numbers
+    fn sorted(indices: &[usize], count: usize) -> SmallVec<[usize; 8]> {
+        let mut sorted: SmallVec<_> = indices.iter().copied().filter(|index| *index < count).collect();
+        sorted.sort_unstable();
+        sorted.dedup();
+        sorted
     }
 }
 
@@ -323,9 +323,9 @@ impl RuleSet {
 /// ```
 /// use ratekeeper::tower::{RequestContext, RuleSet, Route};
 ///
-/// let (route, chosen) = (Route("download".into()), RuleSet([0, 2].into()));
-/// let about = RequestContext { client: Some([192, 0, 2, 7].into()), route: Some(&route), chosen: Some(&chosen), ..RequestContext::default() };
-/// # let _ = about;
+/// let (route, rules) = (Route("download".into()), RuleSet([0, 2].into()));
+/// let context = RequestContext { client: Some([192, 0, 2, 7].into()), route: Some(&route), rules: Some(&rules), ..RequestContext::default() };
+/// # let _ = context;
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct RequestContext<'a> {
@@ -337,10 +337,10 @@ pub struct RequestContext<'a> {
     /// The name of the route.
     pub route: Option<&'a Route>,
     /// The rules that apply.
-    pub chosen: Option<&'a RuleSet>,
+    pub rules: Option<&'a RuleSet>,
     /// The concurrency limits that apply.
-    pub slots: Option<&'a ConcurrencySet>,
-    /// The value that [`Builder::observe`] receives.
+    pub concurrency: Option<&'a ConcurrencySet>,
+    /// The value that [`LayerBuilder::observe`] receives.
     pub subject: Option<Subject>,
 }
 
@@ -353,7 +353,7 @@ pub struct RequestContext<'a> {
 /// # Ok::<(), http::Error>(())
 /// ```
 pub fn grpc_content_type(headers: &http::HeaderMap) -> Option<http::HeaderValue> {
-    response::GrpcCall::of(headers).map(|call| call.0)
+    http_response::GrpcCall::of(headers).map(|call| call.0)
 }
 
 /// Handling of a request whose path differs from the [normalised path](path) that rules compare.
@@ -366,7 +366,7 @@ pub fn grpc_content_type(headers: &http::HeaderMap) -> Option<http::HeaderValue>
 /// use ratekeeper::tower::{NonCanonicalPath, RatekeeperLayer};
 ///
 /// // For axum's `Router::layer`.
-/// let builder = RatekeeperLayer::builder().other_spellings(NonCanonicalPath::Refuse);
+/// let builder = RatekeeperLayer::builder().non_canonical_paths(NonCanonicalPath::Reject);
 /// # let _ = builder;
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -377,7 +377,7 @@ pub enum NonCanonicalPath {
     Rewrite,
     /// Reject the request with 400. For a layer inside a router, for example in axum's `Router::layer`: the route is
     /// selected before the layer sees the path, so rewriting the path has no effect on routing.
-    Refuse,
+    Reject,
     /// Forward the path unchanged. For services that normalise paths exactly as the rules do, and for rules without
     /// path conditions.
     Keep,

@@ -8,10 +8,10 @@ use ratekeeper_rules::rule::Rules;
 use super::RatekeeperLayer;
 #[cfg(feature = "redis")]
 use super::builder::settings_for;
-use super::builder::{Builder, limiter_builder};
-use super::engine::Gate;
+use super::builder::{LayerBuilder, limiter_builder};
+use super::concurrency::{InFlightLimits, OpaquePermitCounter};
+use super::engine::Engine;
 use super::error::LayerError;
-use super::slots::{SlotCounter, SlotRules};
 use crate::clock::SystemClock;
 use crate::limiter::Limiter;
 use crate::memory::Memory;
@@ -20,54 +20,60 @@ use crate::memory::Memory;
 pub trait Reload: Sized {
     /// Builds a limiter for the rules with the state of `before`.
     #[doc(hidden)]
-    fn renewed(
-        builder: &Builder,
+    fn reload_limiter(
+        builder: &LayerBuilder,
         rules: &Rules,
         before: &RatekeeperLayer<Self>,
     ) -> Result<Limiter<Self>, LayerError>;
 
     /// Builds the permit counter.
     #[doc(hidden)]
-    fn counter(builder: &Builder, limiter: &Limiter<Self>) -> Result<SlotCounter, LayerError>;
+    fn counter(builder: &LayerBuilder, limiter: &Limiter<Self>) -> Result<OpaquePermitCounter, LayerError>;
 }
 
 impl Reload for Memory {
-    fn renewed(builder: &Builder, rules: &Rules, before: &RatekeeperLayer) -> Result<Limiter, LayerError> {
+    fn reload_limiter(
+        builder: &LayerBuilder,
+        rules: &Rules,
+        before: &RatekeeperLayer,
+    ) -> Result<Limiter, LayerError> {
         let limits = builder.bounded(limiter_builder(rules, builder)?);
-        limits.reload_from(&before.gate.limiter, &places(rules, &before.gate)).map_err(LayerError::Memory)
+        limits
+            .reload_from(&before.engine.limiter, &indices(rules, &before.engine))
+            .map_err(LayerError::Memory)
     }
 
-    fn counter(builder: &Builder, _: &Limiter) -> Result<SlotCounter, LayerError> {
-        Ok(SlotCounter(builder.counter_in_memory()))
+    fn counter(builder: &LayerBuilder, _: &Limiter) -> Result<OpaquePermitCounter, LayerError> {
+        Ok(OpaquePermitCounter(builder.counter_in_memory()))
     }
 }
 
 #[cfg(feature = "redis")]
 impl Reload for crate::redis::Redis {
-    fn renewed(
-        builder: &Builder,
+    fn reload_limiter(
+        builder: &LayerBuilder,
         rules: &Rules,
         before: &RatekeeperLayer<Self>,
     ) -> Result<Limiter<Self>, LayerError> {
-        let settings = settings_for(rules, before.gate.limiter.store().base());
+        let settings = settings_for(rules, before.engine.limiter.store().base());
         limiter_builder(rules, builder)?
-            .reload_redis(&before.gate.limiter, &places(rules, &before.gate), &settings)
+            .reload_redis(&before.engine.limiter, &indices(rules, &before.engine), &settings)
             .map_err(LayerError::Redis)
     }
 
-    fn counter(builder: &Builder, limiter: &Limiter<Self>) -> Result<SlotCounter, LayerError> {
-        builder.counter_in_redis(limiter).map(SlotCounter)
+    fn counter(builder: &LayerBuilder, limiter: &Limiter<Self>) -> Result<OpaquePermitCounter, LayerError> {
+        builder.counter_in_redis(limiter).map(OpaquePermitCounter)
     }
 }
 
 /// The index of each limit in `before`, by name.
-fn places<S>(rules: &Rules, before: &Gate<S>) -> Vec<Option<usize>> {
+fn indices<S>(rules: &Rules, before: &Engine<S>) -> Vec<Option<usize>> {
     let before = before.rules.limits().iter().enumerate();
-    let places: HashMap<&str, usize> = before.map(|(place, kept)| (kept.name.as_str(), place)).collect();
-    rules.limits().iter().map(|kept| places.get(kept.name.as_str()).copied()).collect()
+    let indices: HashMap<&str, usize> = before.map(|(index, stored)| (stored.name.as_str(), index)).collect();
+    rules.limits().iter().map(|stored| indices.get(stored.name.as_str()).copied()).collect()
 }
 
-impl Builder {
+impl LayerBuilder {
     /// Builds a layer with these rules and the state of `before`. Requests that `before` is deciding are still
     /// decided by its rules.
     ///
@@ -98,8 +104,8 @@ impl Builder {
     /// changed limits are refunded. Processes with different limits of one name share their counters, which are reset
     /// in the same cases as in one process. Must be called on a tokio runtime.
     ///
-    /// [Concurrency limits](super::slots) keep their permits if all of them are unchanged. Otherwise, in memory,
-    /// permits held under the old limits do not count towards the new ones.
+    /// [Concurrency limits](super::concurrency) keep their permits if all of them are unchanged. Otherwise, in
+    /// memory, permits held under the old limits do not count towards the new ones.
     ///
     /// # Errors
     /// As for a new layer; `before` is unchanged then.
@@ -107,15 +113,20 @@ impl Builder {
         self,
         before: &RatekeeperLayer<S>,
     ) -> Result<RatekeeperLayer<S>, LayerError> {
-        let rules = self.spelt_rules()?;
-        let limiter = S::renewed(&self, &rules, before)?;
-        let slots = SlotRules::new(&self.slots, self.spelling, &rules, || {
-            let same = before.gate.slots.as_ref().and_then(|before| before.counter_of_same(&self.slots));
-            same.map_or_else(|| S::counter(&self, &limiter).map(|made| made.0), Ok)
-        })?;
-        let mut gate = self.gate(rules, limiter, slots, SystemClock::new())?;
+        let rules = self.normalised_rules()?;
+        let limiter = S::reload_limiter(&self, &rules, before)?;
+        let concurrency =
+            InFlightLimits::new(&self.in_flight_limits, self.path_normalization, &rules, || {
+                let same = before
+                    .engine
+                    .concurrency
+                    .as_ref()
+                    .and_then(|before| before.counter_of_same(&self.in_flight_limits));
+                same.map_or_else(|| S::counter(&self, &limiter).map(|made| made.0), Ok)
+            })?;
+        let mut engine = self.engine(rules, limiter, concurrency, SystemClock::new())?;
         // Requests that wait in the old layer count towards the new bound.
-        gate.waiting = before.gate.waiting.clone();
-        Ok(RatekeeperLayer { gate: Arc::new(gate) })
+        engine.waiting = before.engine.waiting.clone();
+        Ok(RatekeeperLayer { engine: Arc::new(engine) })
     }
 }

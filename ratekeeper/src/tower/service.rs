@@ -14,10 +14,13 @@ use tower_service::Service;
 
 use super::RequestContext;
 use super::body::ResponseBody;
-use super::engine::{Gate, Next, Outcome, Question, Waiting};
-use super::response::{GrpcCall, Notes, Told, busy, denied, not_asked, tell};
+use super::engine::{Engine, NextStep, Outcome, RequestChecks, WaitGuard};
+use super::http_response::{
+    GrpcCall, LocalResponse, ResponseHeaders, add_headers, denial_response, overload_response,
+    rejection_response,
+};
+use crate::concurrency::Permits;
 use crate::memory::Memory;
-use crate::slots::Held as Slots;
 use crate::store::Store;
 
 /// A service with limits in front, built by a [`RatekeeperLayer`](super::RatekeeperLayer).
@@ -48,13 +51,13 @@ use crate::store::Store;
 #[derive(Debug)]
 pub struct RateLimit<T, S = Memory> {
     pub(crate) inner: T,
-    pub(crate) gate: Arc<Gate<S>>,
+    pub(crate) engine: Arc<Engine<S>>,
 }
 
 impl<T: Clone, S> Clone for RateLimit<T, S> {
     /// Returns another service with the same limits.
     fn clone(&self) -> Self {
-        RateLimit { inner: self.inner.clone(), gate: self.gate.clone() }
+        RateLimit { inner: self.inner.clone(), engine: self.engine.clone() }
     }
 }
 
@@ -72,49 +75,49 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        call(&self.gate, &mut self.inner, request, RequestContext::default())
+        call(&self.engine, &mut self.inner, request, RequestContext::default())
     }
 }
 
 /// A service that is ready for one request.
-pub(crate) trait Ready<T> {
+pub(crate) trait ReadyService<T> {
     /// Borrows the service for an immediate call.
-    fn stay(&mut self) -> &mut T;
+    fn service_mut(&mut self) -> &mut T;
     /// Takes the service, to keep it with a waiting request or to drop it.
-    fn take(self) -> T;
+    fn into_service(self) -> T;
 }
 
-impl<T: Clone> Ready<T> for &mut T {
-    fn stay(&mut self) -> &mut T {
+impl<T: Clone> ReadyService<T> for &mut T {
+    fn service_mut(&mut self) -> &mut T {
         self
     }
 
     /// Leaves a clone for the next request, which must be polled ready first.
-    fn take(self) -> T {
+    fn into_service(self) -> T {
         let clone = self.clone();
         std::mem::replace(self, clone)
     }
 }
 
 /// A service for a single request.
-pub(crate) struct Once<T>(pub(crate) T);
+pub(crate) struct OwnedService<T>(pub(crate) T);
 
-impl<T> Ready<T> for Once<T> {
-    fn stay(&mut self) -> &mut T {
+impl<T> ReadyService<T> for OwnedService<T> {
+    fn service_mut(&mut self) -> &mut T {
         &mut self.0
     }
 
-    fn take(self) -> T {
+    fn into_service(self) -> T {
         self.0
     }
 }
 
 /// Checks a request, and calls the ready service if it is allowed.
 pub(crate) fn call<T, B, R, S>(
-    gate: &Arc<Gate<S>>,
-    ready: impl Ready<T>,
+    engine: &Arc<Engine<S>>,
+    ready: impl ReadyService<T>,
     request: Request<B>,
-    about: RequestContext<'_>,
+    context: RequestContext<'_>,
 ) -> ResponseFuture<T, Request<B>, S>
 where
     T: Service<Request<B>, Response = Response<R>>,
@@ -122,102 +125,108 @@ where
 {
     let (mut parts, body) = request.into_parts();
     let grpc = GrpcCall::of(&parts.headers);
-    let state = match gate.question(&mut parts, about) {
-        Ok(question) => ask(gate, ready, question, Request::from_parts(parts, body), grpc),
-        Err(why) => refuse(ready, not_asked(&why, grpc)),
+    let state = match engine.read_checks(&mut parts, context) {
+        Ok(checks) => check_and_call(engine, ready, checks, Request::from_parts(parts, body), grpc),
+        Err(why) => respond_locally(ready, rejection_response(&why, grpc)),
     };
     ResponseFuture { state }
 }
 
-fn ask<T: Service<Q>, Q, S: Store + Send + Sync + 'static>(
-    gate: &Arc<Gate<S>>,
-    mut ready: impl Ready<T>,
-    mut question: Question,
+fn check_and_call<T: Service<Q>, Q, S: Store + Send + Sync + 'static>(
+    engine: &Arc<Engine<S>>,
+    mut ready: impl ReadyService<T>,
+    mut checks: RequestChecks,
     request: Q,
     grpc: Option<GrpcCall>,
-) -> State<T, Q, S> {
+) -> FutureState<T, Q, S> {
     // A request that may be delayed must be within `max_waiting` before anything is charged.
-    let place = match question.may_wait.then(|| Waiting::enter(gate)) {
+    let wait_guard = match checks.may_wait.then(|| WaitGuard::enter(engine)) {
         Some(None) => {
-            gate.observe_unasked(Outcome::Busy, question.subject.as_ref());
-            return refuse(ready, busy(grpc));
+            engine.observe_rejected(Outcome::Shed, checks.subject.as_ref());
+            return respond_locally(ready, overload_response(grpc));
         }
-        place => place.flatten(),
+        wait_guard => wait_guard.flatten(),
     };
-    if let Some((next, slots)) = decide_now(gate, &mut question) {
-        question.leave();
+    if let Some((next, permits)) = decide_now(engine, &mut checks) {
+        checks.recycle();
         return match next {
             // The ready service is called in place, without a clone.
-            Next::Allowed { delay: Duration::ZERO, notes } => {
-                drop(place);
-                State::Inner { inner: ready.stay().call(request), notes, slots }
+            NextStep::Allowed { delay: Duration::ZERO, headers } => {
+                drop(wait_guard);
+                FutureState::Inner { inner: ready.service_mut().call(request), headers, permits }
             }
-            Next::Denied { answer, is_closed } => refuse(ready, denied(answer, is_closed, grpc)),
-            next => Box::new(Held { ready: ready.take(), request, place, grpc }).after(next, slots),
+            NextStep::Denied { response, is_closed } => {
+                respond_locally(ready, denial_response(response, is_closed, grpc))
+            }
+            next => Box::new(WaitingRequest { ready: ready.into_service(), request, wait_guard, grpc })
+                .next_state(next, permits),
         };
     }
-    let gate = gate.clone();
-    let deciding = Box::pin(async move { gate.admit(&mut question).await });
-    let held = Box::new(Held { ready: ready.take(), request, place, grpc });
-    State::Deciding { deciding, held: Some(held) }
+    let engine = engine.clone();
+    let deciding = Box::pin(async move { engine.decide_with_permits(&mut checks).await });
+    let waiting = Box::new(WaitingRequest { ready: ready.into_service(), request, wait_guard, grpc });
+    FutureState::Deciding { deciding, waiting: Some(waiting) }
 }
 
 /// The decision, if the store answers immediately or is not needed.
-fn decide_now<S: Store>(gate: &Gate<S>, question: &mut Question) -> Option<(Next, Slots)> {
-    if !S::IS_IMMEDIATE && !question.is_empty() {
+fn decide_now<S: Store>(engine: &Engine<S>, checks: &mut RequestChecks) -> Option<(NextStep, Permits)> {
+    if !S::IS_IMMEDIATE && !checks.is_empty() {
         return None;
     }
-    match pin!(gate.admit(question)).poll(&mut Context::from_waker(Waker::noop())) {
+    match pin!(engine.decide_with_permits(checks)).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(next) => Some(next),
         Poll::Pending => None,
     }
 }
 
-fn refuse<T: Service<Q>, Q, S>(ready: impl Ready<T>, told: Told) -> State<T, Q, S> {
+fn respond_locally<T: Service<Q>, Q, S>(
+    ready: impl ReadyService<T>,
+    response: LocalResponse,
+) -> FutureState<T, Q, S> {
     // The ready service may hold a reservation for this request that other callers wait for.
-    drop(ready.take());
-    State::Told { told: Some(told) }
+    drop(ready.into_service());
+    FutureState::Local { response: Some(response) }
 }
 
 /// A waiting request, with the service that is ready for it.
-struct Held<T, Q, S> {
+struct WaitingRequest<T, Q, S> {
     ready: T,
     request: Q,
-    place: Option<Waiting<S>>,
+    wait_guard: Option<WaitGuard<S>>,
     grpc: Option<GrpcCall>,
 }
 
-impl<T: Service<Q>, Q, S> Held<T, Q, S> {
+impl<T: Service<Q>, Q, S> WaitingRequest<T, Q, S> {
     /// The state after a decision.
-    fn after(self: Box<Self>, next: Next, slots: Slots) -> State<T, Q, S> {
+    fn next_state(self: Box<Self>, next: NextStep, permits: Permits) -> FutureState<T, Q, S> {
         match next {
-            Next::Allowed { delay: Duration::ZERO, notes } => self.go_on(notes, slots),
-            Next::Allowed { delay, notes } => {
-                State::Delayed { sleep: Box::pin(sleep(delay)), held: Some(self), notes, slots }
+            NextStep::Allowed { delay: Duration::ZERO, headers } => self.call_service(headers, permits),
+            NextStep::Allowed { delay, headers } => {
+                FutureState::Delayed { sleep: Box::pin(sleep(delay)), waiting: Some(self), headers, permits }
             }
-            Next::Denied { answer, is_closed } => {
-                State::Told { told: Some(denied(answer, is_closed, self.grpc)) }
+            NextStep::Denied { response, is_closed } => {
+                FutureState::Local { response: Some(denial_response(response, is_closed, self.grpc)) }
             }
         }
     }
 
     /// Calls the service with the request.
-    fn go_on(self, notes: Notes, slots: Slots) -> State<T, Q, S> {
-        let Held { mut ready, request, place, .. } = self;
+    fn call_service(self, headers: ResponseHeaders, permits: Permits) -> FutureState<T, Q, S> {
+        let WaitingRequest { mut ready, request, wait_guard, .. } = self;
         // The request no longer counts as waiting.
-        drop(place);
-        State::Inner { inner: ready.call(request), notes, slots }
+        drop(wait_guard);
+        FutureState::Inner { inner: ready.call(request), headers, permits }
     }
 }
 
 pin_project! {
     /// The response future of a [`RateLimit`], which has an example.
     ///
-    /// Dropping it ends its wait and releases its [permits](super::slots) and the service that was ready for it.
-    /// Charges are not refunded.
+    /// Dropping it ends its wait and releases its [permits](super::concurrency) and the service that was ready for
+    /// it. Charges are not refunded.
     pub struct ResponseFuture<T, Q, S = Memory> where T: Service<Q> {
         #[pin]
-        state: State<T, Q, S>,
+        state: FutureState<T, Q, S>,
     }
 }
 
@@ -232,20 +241,20 @@ impl<T: Service<Q>, Q, S> ResponseFuture<T, Q, S> {
     /// # let service = tower::service_fn(|_: Request<()>| async { Ok::<_, Infallible>(Response::new(String::new())) });
     /// # let limit = ratekeeper::Limit::fixed_window(1, std::time::Duration::from_secs(3600), ratekeeper::WindowAlign::FirstRequest)?;
     /// let layer = RatekeeperLayer::builder().per_client("per-client", limit).build()?;
-    /// let about = || RequestContext { client: Some([192, 0, 2, 7].into()), ..RequestContext::default() };
+    /// let context = || RequestContext { client: Some([192, 0, 2, 7].into()), ..RequestContext::default() };
     ///
-    /// let mut allowed = layer.call_with(service, Request::new(()), about());
-    /// assert!(allowed.told().is_none());
-    /// let mut denied = layer.call_with(service, Request::new(()), about());
-    /// assert_eq!(denied.told().map(|response| response.status()), Some(http::StatusCode::TOO_MANY_REQUESTS));
+    /// let mut allowed = layer.call_with(service, Request::new(()), context());
+    /// assert!(allowed.take_local_response().is_none());
+    /// let mut denied = layer.call_with(service, Request::new(()), context());
+    /// assert_eq!(denied.take_local_response().map(|response| response.status()), Some(http::StatusCode::TOO_MANY_REQUESTS));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn told<R>(&mut self) -> Option<Response<ResponseBody<R>>>
+    pub fn take_local_response<R>(&mut self) -> Option<Response<ResponseBody<R>>>
     where
         T: Service<Q, Response = Response<R>>,
     {
         match &mut self.state {
-            State::Told { told } => told.take().map(Told::into_response),
+            FutureState::Local { response } => response.take().map(LocalResponse::into_response),
             _ => None,
         }
     }
@@ -254,26 +263,26 @@ impl<T: Service<Q>, Q, S> ResponseFuture<T, Q, S> {
 impl<T: Service<Q>, Q, S> fmt::Debug for ResponseFuture<T, Q, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = match &self.state {
-            State::Told { .. } => "refused",
-            State::Deciding { .. } => "being decided",
-            State::Delayed { .. } => "delayed",
-            State::Inner { .. } => "with the service",
-            State::Done => "done",
+            FutureState::Local { .. } => "answered locally",
+            FutureState::Deciding { .. } => "being decided",
+            FutureState::Delayed { .. } => "delayed",
+            FutureState::Inner { .. } => "with the service",
+            FutureState::Done => "done",
         };
         f.debug_struct("ResponseFuture").field("state", &state).finish()
     }
 }
 
-type Deciding = Pin<Box<dyn Future<Output = (Next, Slots)> + Send>>;
+type DecisionFuture = Pin<Box<dyn Future<Output = (NextStep, Permits)> + Send>>;
 
 pin_project! {
-    #[project = Projected]
-    enum State<T, Q, S> where T: Service<Q> {
-        Told { told: Option<Told> },
+    #[project = ProjectedState]
+    enum FutureState<T, Q, S> where T: Service<Q> {
+        Local { response: Option<LocalResponse> },
         // Boxed, so that futures that never wait stay small.
-        Deciding { deciding: Deciding, held: Option<Box<Held<T, Q, S>>> },
-        Delayed { sleep: Pin<Box<Sleep>>, held: Option<Box<Held<T, Q, S>>>, notes: Notes, slots: Slots },
-        Inner { #[pin] inner: T::Future, notes: Notes, slots: Slots },
+        Deciding { deciding: DecisionFuture, waiting: Option<Box<WaitingRequest<T, Q, S>>> },
+        Delayed { sleep: Pin<Box<Sleep>>, waiting: Option<Box<WaitingRequest<T, Q, S>>>, headers: ResponseHeaders, permits: Permits },
+        Inner { #[pin] inner: T::Future, headers: ResponseHeaders, permits: Permits },
         Done,
     }
 }
@@ -289,31 +298,34 @@ where
         let mut state = self.project().state;
         loop {
             let next = match state.as_mut().project() {
-                Projected::Told { told } => {
-                    let told = told.take();
-                    state.set(State::Done);
-                    return told.map_or(Poll::Pending, |told| Poll::Ready(Ok(told.into_response())));
+                ProjectedState::Local { response } => {
+                    let response = response.take();
+                    state.set(FutureState::Done);
+                    return response
+                        .map_or(Poll::Pending, |response| Poll::Ready(Ok(response.into_response())));
                 }
-                Projected::Inner { inner, notes, slots } => {
+                ProjectedState::Inner { inner, headers, permits } => {
                     let response = ready!(inner.poll(context));
-                    let (notes, slots) = (std::mem::take(notes), std::mem::take(slots));
-                    state.set(State::Done);
+                    let (headers, permits) = (std::mem::take(headers), std::mem::take(permits));
+                    state.set(FutureState::Done);
                     return Poll::Ready(response.map(|mut response| {
-                        tell(response.headers_mut(), notes);
-                        response.map(|body| ResponseBody::inner(body, slots))
+                        add_headers(response.headers_mut(), headers);
+                        response.map(|body| ResponseBody::inner(body, permits))
                     }));
                 }
-                Projected::Deciding { deciding, held } => {
-                    let (next, slots) = ready!(deciding.as_mut().poll(context));
-                    held.take().map(|held| held.after(next, slots))
+                ProjectedState::Deciding { deciding, waiting } => {
+                    let (next, permits) = ready!(deciding.as_mut().poll(context));
+                    waiting.take().map(|waiting| waiting.next_state(next, permits))
                 }
-                Projected::Delayed { sleep, held, notes, slots } => {
+                ProjectedState::Delayed { sleep, waiting, headers, permits } => {
                     ready!(sleep.as_mut().poll(context));
-                    held.take().map(|held| held.go_on(std::mem::take(notes), std::mem::take(slots)))
+                    waiting
+                        .take()
+                        .map(|waiting| waiting.call_service(std::mem::take(headers), std::mem::take(permits)))
                 }
-                Projected::Done => return Poll::Pending,
+                ProjectedState::Done => return Poll::Pending,
             };
-            state.set(next.unwrap_or(State::Done));
+            state.set(next.unwrap_or(FutureState::Done));
         }
     }
 }

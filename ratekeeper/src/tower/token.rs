@@ -34,12 +34,12 @@ pub const TOKEN_BYTES_MAX: usize = 16 * 1024;
 /// The default clock difference allowed between the issuer and this machine.
 pub const LEEWAY: Duration = Duration::from_secs(60);
 
-/// Verifies the tokens of requests with a set of keys: [`Builder::tokens`](super::Builder::tokens).
+/// Verifies the tokens of requests with a set of keys: [`LayerBuilder::tokens`](super::LayerBuilder::tokens).
 ///
 /// ```
 /// use std::time::Duration;
 /// use ratekeeper::tower::RatekeeperLayer;
-/// use ratekeeper::tower::key::{Key, KeyFallback, Part};
+/// use ratekeeper::tower::key::{Key, KeyFallback, KeyPart};
 /// use ratekeeper::tower::rule::Rule;
 /// use ratekeeper::tower::token::Tokens;
 /// use ratekeeper::{WindowAlign, Limit};
@@ -52,7 +52,7 @@ pub const LEEWAY: Duration = Duration::from_secs(60);
 ///     .algorithms(["EdDSA"])?
 ///     .leeway(Duration::from_secs(10));
 /// // Each user by the name that a token claims; who has none is not let in.
-/// let user = Key::of(Part::Claim("sub".to_owned())).fallback(KeyFallback::Deny);
+/// let user = Key::of(KeyPart::Claim("sub".to_owned())).fallback(KeyFallback::Deny);
 /// let limit = Limit::fixed_window(100, Duration::from_secs(60), WindowAlign::Clock)?;
 /// let layer = RatekeeperLayer::builder().rule(Rule::new("per-user", limit).key(user)).tokens(tokens).build()?;
 /// # let _ = layer;

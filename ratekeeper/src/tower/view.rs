@@ -11,14 +11,14 @@ use http::uri::PathAndQuery;
 use ratekeeper_rules::path::{PathNormalization, normalise};
 use ratekeeper_rules::request::{Request, host_name};
 
-use super::engine::{Gate, NotAsked};
+use super::engine::{Engine, RequestRejection};
 use super::{Claims, NonCanonicalPath, RequestContext};
 
 /// A request's head. The client address and the claims are computed when the first rule uses them.
 pub(crate) struct View<'a, S> {
     parts: &'a Parts,
-    about: &'a RequestContext<'a>,
-    gate: &'a Gate<S>,
+    context: &'a RequestContext<'a>,
+    engine: &'a Engine<S>,
     path: Cow<'a, str>,
     host: &'a str,
     client: OnceCell<Option<IpAddr>>,
@@ -28,13 +28,13 @@ pub(crate) struct View<'a, S> {
 impl<'a, S> View<'a, S> {
     pub(crate) fn new(
         parts: &'a Parts,
-        about: &'a RequestContext<'a>,
-        gate: &'a Gate<S>,
-    ) -> Result<View<'a, S>, NotAsked> {
-        let path = normalise(parts.uri.path(), gate.spelling);
-        let path = path.map_err(|error| NotAsked::Bad(error.to_string()))?;
+        context: &'a RequestContext<'a>,
+        engine: &'a Engine<S>,
+    ) -> Result<View<'a, S>, RequestRejection> {
+        let path = normalise(parts.uri.path(), engine.path_normalization);
+        let path = path.map_err(|error| RequestRejection::Malformed(error.to_string()))?;
         let (client, verified) = (OnceCell::new(), OnceCell::new());
-        Ok(View { parts, about, gate, path, host: host(parts)?, client, verified })
+        Ok(View { parts, context, engine, path, host: host(parts)?, client, verified })
     }
 
     /// Whether a rule used the client's address and the request has no peer address.
@@ -43,8 +43,8 @@ impl<'a, S> View<'a, S> {
     }
 
     /// Rejects a request with two tokens if a rule used a claim: the service might use the other token.
-    pub(crate) fn check_token(&self) -> Result<(), NotAsked> {
-        let Some(header) = self.gate.token_header.as_ref().filter(|_| self.verified.get().is_some()) else {
+    pub(crate) fn check_token(&self) -> Result<(), RequestRejection> {
+        let Some(header) = self.engine.token_header.as_ref().filter(|_| self.verified.get().is_some()) else {
             return Ok(());
         };
         match self.parts.headers.get_all(header).iter().nth(1) {
@@ -54,18 +54,18 @@ impl<'a, S> View<'a, S> {
     }
 
     fn find_client(&self) -> Option<IpAddr> {
-        if self.about.client.is_some() {
-            return self.about.client;
+        if self.context.client.is_some() {
+            return self.context.client;
         }
-        let peer = (self.gate.peer)(self.parts)?;
-        let trust = &self.gate.trust;
+        let peer = (self.engine.peer)(self.parts)?;
+        let trust = &self.engine.trusted_proxies;
         let lines = self.parts.headers.get_all(trust.source().header_name());
         Some(trust.client(peer, lines.iter().map(HeaderValue::as_bytes)))
     }
 }
 
 /// The request's host, from the target or the `Host` header. Services read either one, so both must be equal.
-fn host(parts: &Parts) -> Result<&str, NotAsked> {
+fn host(parts: &Parts) -> Result<&str, RequestRejection> {
     let mut lines = parts.headers.get_all(HOST).iter();
     let first = lines.next();
     if lines.next().is_some() {
@@ -73,44 +73,46 @@ fn host(parts: &Parts) -> Result<&str, NotAsked> {
     }
     let named = first.map(|host| host.to_str().unwrap_or_default());
     match (parts.uri.host(), named) {
-        (Some(target), Some(named)) if !host_name(target).eq_ignore_ascii_case(host_name(named)) => {
-            Err(NotAsked::Bad("the target and the header host name two hosts; send one".to_owned()))
-        }
+        (Some(target), Some(named)) if !host_name(target).eq_ignore_ascii_case(host_name(named)) => Err(
+            RequestRejection::Malformed("the target and the header host name two hosts; send one".to_owned()),
+        ),
         (target, named) => Ok(target.or(named).unwrap_or_default()),
     }
 }
 
-fn twice(header: &HeaderName) -> NotAsked {
-    NotAsked::Bad(format!("the header {header} is there twice; send it once"))
+fn twice(header: &HeaderName) -> RequestRejection {
+    RequestRejection::Malformed(format!("the header {header} is there twice; send it once"))
 }
 
 /// The target to forward, if it differs from the received target.
 ///
 /// `ignore_case` and the equivalence of trailing slashes are statements about the service, so the service receives
 /// both unchanged. All other normalisation steps are applied to the forwarded path.
-pub(crate) fn respelt(
+pub(crate) fn normalised_target(
     uri: &Uri,
-    spelling: PathNormalization,
-    other_spellings: NonCanonicalPath,
-) -> Result<Option<Uri>, NotAsked> {
+    path_normalization: PathNormalization,
+    non_canonical_paths: NonCanonicalPath,
+) -> Result<Option<Uri>, RequestRejection> {
     // `OPTIONS *` and `CONNECT host:443` have no path to normalise.
-    if other_spellings == NonCanonicalPath::Keep || matches!(uri.path(), "" | "*") {
+    if non_canonical_paths == NonCanonicalPath::Keep || matches!(uri.path(), "" | "*") {
         return Ok(None);
     }
-    let spelling = PathNormalization { ambiguous: spelling.ambiguous, ..PathNormalization::default() };
-    let path = normalise(uri.path(), spelling).map_err(|error| NotAsked::Bad(error.to_string()))?;
+    let path_normalization =
+        PathNormalization { ambiguous: path_normalization.ambiguous, ..PathNormalization::default() };
+    let path = normalise(uri.path(), path_normalization)
+        .map_err(|error| RequestRejection::Malformed(error.to_string()))?;
     if path == uri.path() {
         return Ok(None);
     }
-    if other_spellings == NonCanonicalPath::Refuse {
-        return Err(NotAsked::Bad("the path has a plainer spelling; send that".to_owned()));
+    if non_canonical_paths == NonCanonicalPath::Reject {
+        return Err(RequestRejection::Malformed("the path has a plainer spelling; send that".to_owned()));
     }
     let target = match uri.query() {
         Some(query) => format!("{path}?{query}"),
         None => path.into_owned(),
     };
     let mut parts = uri.clone().into_parts();
-    let too_long = || NotAsked::Bad("the path is too long".to_owned());
+    let too_long = || RequestRejection::Malformed("the path is too long".to_owned());
     parts.path_and_query = Some(PathAndQuery::try_from(target).map_err(|_| too_long())?);
     Uri::from_parts(parts).map(Some).map_err(|_| too_long())
 }
@@ -142,21 +144,21 @@ impl<S> Request for View<'_, S> {
     }
 
     fn route(&self) -> &str {
-        let route = self.about.route.or_else(|| self.parts.extensions.get());
+        let route = self.context.route.or_else(|| self.parts.extensions.get());
         route.map_or("", |route| route.0.as_ref())
     }
 
     fn claim(&self, name: &str) -> Option<&str> {
-        if let Some(known) = self.about.claims {
+        if let Some(known) = self.context.claims {
             return known?.get(name);
         }
-        let verify = || self.gate.verify.as_ref().and_then(|verify| verify(self.parts));
+        let verify = || self.engine.verify.as_ref().and_then(|verify| verify(self.parts));
         let claims = self.verified.get_or_init(verify).as_ref();
         claims.or_else(|| self.parts.extensions.get::<Claims>())?.get(name)
     }
 
     fn custom(&self, name: &str) -> Option<String> {
-        let (_, extractor) = self.gate.extractors.iter().find(|(its, _)| its == name)?;
+        let (_, extractor) = self.engine.extractors.iter().find(|(its, _)| its == name)?;
         extractor.extract(self.parts)
     }
 }

@@ -11,8 +11,8 @@ mod verbs;
 use std::time::Duration;
 
 use ratekeeper::{
-    Builder, EdgePolicy, LeakyMode, Limit, Limiter, LogPolicy, ManualClock, Memory, Rate, RefillStyle, Time,
-    WindowAlign,
+    EdgePolicy, LeakyMode, Limit, Limiter, LimiterBuilder, LogPolicy, ManualClock, Memory, Rate, RefillStyle,
+    Time, WindowAlign,
 };
 
 pub(crate) type Tested = Limiter<Memory<ManualClock>>;
@@ -22,7 +22,7 @@ pub(crate) const START: Time = Time::from_secs(1_700_000_040);
 /// A limiter with its own clock, which shows [`START`].
 pub(crate) fn limiter(
     limit: Limit,
-    settings: impl FnOnce(Builder<ManualClock>) -> Builder<ManualClock>,
+    settings: impl FnOnce(LimiterBuilder<ManualClock>) -> LimiterBuilder<ManualClock>,
 ) -> (Tested, ManualClock) {
     let clock = ManualClock::new(START);
     let limiter = settings(Limiter::builder(limit).clock(clock.clone())).build().unwrap();

@@ -357,8 +357,9 @@ async fn a_master_goes(fate: Fate) {
     let cluster = RedisCluster::start().unwrap();
     let (node_timeout, clock) = (cluster.node_timeout(), SystemClock::new());
     // Both limiters share the key.
-    let limiters = [FailurePolicy::Closed, FailurePolicy::Local { instances: NODES }]
-        .map(|policy| Arc::new(limiter(&[a_day(LIMIT)], &Settings::new(&cluster.url()).failure(policy))));
+    let limiters = [FailurePolicy::Closed, FailurePolicy::Local { instances: NODES }].map(|policy| {
+        Arc::new(limiter(&[a_day(LIMIT)], &Settings::new(&cluster.url()).on_store_failure(policy)))
+    });
     for limiter in &limiters {
         healthy(limiter).await;
     }

@@ -20,7 +20,7 @@ fn settings(server: &RedisServer, namespace: &str) -> Settings {
         .namespace(namespace)
         .deadline(PATIENT)
         .connections(1)
-        .failure(FailurePolicy::Closed)
+        .on_store_failure(FailurePolicy::Closed)
 }
 
 /// Whether a bucket refills while a test runs.

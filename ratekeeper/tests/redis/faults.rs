@@ -53,14 +53,14 @@ pub(crate) async fn healthy(limiter: &Limiter<Redis>) -> Duration {
 async fn failure_policy_decides_without_a_server() {
     let nobody = Settings::new("redis://127.0.0.1:1").deadline(Duration::from_millis(20));
 
-    let open = limiter(&[ten_an_hour()], &nobody.clone().failure(FailurePolicy::Open));
+    let open = limiter(&[ten_an_hour()], &nobody.clone().on_store_failure(FailurePolicy::Open));
     for _ in 0..50 {
         let verdict = open.check_n("key", 11).await;
         assert!(verdict.allowed() && verdict.is_degraded());
     }
     assert!(open.is_degraded());
 
-    let closed = limiter(&[ten_an_hour()], &nobody.clone().failure(FailurePolicy::Closed));
+    let closed = limiter(&[ten_an_hour()], &nobody.clone().on_store_failure(FailurePolicy::Closed));
     for _ in 0..50 {
         let verdict = closed.check("key").await;
         assert!(!verdict.allowed() && verdict.is_degraded());
@@ -68,7 +68,8 @@ async fn failure_policy_decides_without_a_server() {
     }
 
     // Ten units shared by three processes: three for each.
-    let local = limiter(&[ten_an_hour()], &nobody.clone().failure(FailurePolicy::Local { instances: 3 }));
+    let local =
+        limiter(&[ten_an_hour()], &nobody.clone().on_store_failure(FailurePolicy::Local { instances: 3 }));
     let mut admitted = 0;
     for _ in 0..50 {
         let verdict = local.check("key").await;
@@ -77,16 +78,17 @@ async fn failure_policy_decides_without_a_server() {
     }
     assert_eq!(admitted, 3);
 
-    let too_many = limiter(&[ten_an_hour()], &nobody.failure(FailurePolicy::Local { instances: 11 }));
+    let too_many =
+        limiter(&[ten_an_hour()], &nobody.on_store_failure(FailurePolicy::Local { instances: 11 }));
     assert!(!too_many.check("key").await.allowed(), "a share of less than one is none");
 }
 
 /// Each limit of a request has its own policy.
 #[tokio::test]
 async fn each_limit_has_its_own_failure_policy() {
-    let nobody = Settings::new("redis://127.0.0.1:1").failure(FailurePolicy::Open);
+    let nobody = Settings::new("redis://127.0.0.1:1").on_store_failure(FailurePolicy::Open);
     let both = [ten_an_hour(), ten_an_hour()];
-    let local = limiter(&both, &nobody.clone().failure_of(1, FailurePolicy::Local { instances: 5 }));
+    let local = limiter(&both, &nobody.clone().on_store_failure_of(1, FailurePolicy::Local { instances: 5 }));
     for remaining in [1, 0] {
         let verdict = local.check("key").await;
         assert!(verdict.allowed() && verdict.is_degraded());
@@ -94,7 +96,7 @@ async fn each_limit_has_its_own_failure_policy() {
         assert_eq!(left, [10, remaining]);
     }
     assert!(!local.check("key").await.allowed());
-    let closed = limiter(&both, &nobody.failure_of(0, FailurePolicy::Closed));
+    let closed = limiter(&both, &nobody.on_store_failure_of(0, FailurePolicy::Closed));
     let verdict = closed.check("key").await;
     assert_eq!(verdict.decisions().iter().map(|it| it.allowed).collect::<Vec<_>>(), [false, true]);
 }
@@ -103,8 +105,9 @@ async fn each_limit_has_its_own_failure_policy() {
 #[tokio::test]
 async fn restarted_server_is_used_again() {
     let mut server = RedisServer::start().unwrap();
-    let settings =
-        Settings::new(&server.url()).deadline(Duration::from_millis(500)).failure(FailurePolicy::Closed);
+    let settings = Settings::new(&server.url())
+        .deadline(Duration::from_millis(500))
+        .on_store_failure(FailurePolicy::Closed);
     let limiter = limiter(&[ten_an_hour()], &settings);
     for round in 0..5 {
         let verdict = until(&limiter, |verdict| !verdict.is_degraded()).await;
@@ -157,7 +160,8 @@ async fn policies_hold_through_twenty_kills_under_load() {
     let is_over = Arc::new(AtomicBool::new(false));
     let policies = [FailurePolicy::Open, FailurePolicy::Closed, FailurePolicy::Local { instances: NODES }];
     let limiters = policies.map(|policy| {
-        let settings = Settings::new(&server.url()).namespace(&format!("{policy:?}")).failure(policy);
+        let settings =
+            Settings::new(&server.url()).namespace(&format!("{policy:?}")).on_store_failure(policy);
         (policy, Arc::new(limiter(&[ten_an_hour()], &settings)), Arc::new(Told::default()))
     });
     for (_, limiter, _) in &limiters {
@@ -217,7 +221,7 @@ async fn paused_server_delays_no_request_beyond_the_deadline() {
     const LATEST: Duration = Duration::from_millis(20 + 5);
 
     let server = RedisServer::start().unwrap();
-    let settings = Settings::new(&server.url()).failure(FailurePolicy::Local { instances: 1 });
+    let settings = Settings::new(&server.url()).on_store_failure(FailurePolicy::Local { instances: 1 });
     let limiter = Arc::new(limiter(&[ten_an_hour()], &settings));
     until(&limiter, |verdict| !verdict.is_degraded()).await;
     server.pause().unwrap();
@@ -274,8 +278,9 @@ async fn flushed_functions_are_loaded_again() {
 #[tokio::test]
 async fn demoted_server_is_used_again_after_promotion() {
     let server = RedisServer::start().unwrap();
-    let settings =
-        Settings::new(&server.url()).deadline(Duration::from_millis(500)).failure(FailurePolicy::Closed);
+    let settings = Settings::new(&server.url())
+        .deadline(Duration::from_millis(500))
+        .on_store_failure(FailurePolicy::Closed);
     let limiter = limiter(&[ten_an_hour()], &settings);
     until(&limiter, |verdict| !verdict.is_degraded()).await;
     server.cli(&["REPLICAOF", "127.0.0.1", "1"]).unwrap();
@@ -289,7 +294,7 @@ async fn demoted_server_is_used_again_after_promotion() {
 #[tokio::test]
 async fn foreign_value_is_an_error() {
     let server = RedisServer::start().unwrap();
-    let settings = Settings::new(&server.url()).deadline(PATIENT).failure(FailurePolicy::Closed);
+    let settings = Settings::new(&server.url()).deadline(PATIENT).on_store_failure(FailurePolicy::Closed);
     let limiter = limiter(&[ten_an_hour()], &settings);
     assert!(limiter.check("key").await.allowed());
     let key = server.cli(&["--scan"]).unwrap();

@@ -56,7 +56,7 @@ async fn leases_add_up_to_the_limit() {
     let server = RedisServer::start().unwrap();
     for (round, limit) in every_leased().into_iter().enumerate() {
         let settings = Settings::new(&server.url()).namespace(&round.to_string()).deadline(PATIENT);
-        let settings = settings.lease(0, Lease { most: 500, hold: Duration::from_millis(50) });
+        let settings = settings.lease(0, Lease { max: 500, hold: Duration::from_millis(50) });
         let before = calls(&server);
         let tasks = (0..3).flat_map(|_| {
             let limiter = Arc::new(limiter(std::slice::from_ref(&limit), &settings));
@@ -83,7 +83,7 @@ async fn leases_add_up_to_the_limit() {
 async fn unspent_lease_is_refunded_to_other_processes() {
     let server = RedisServer::start().unwrap();
     let limit = Limit::fixed_window(1_000, Duration::from_secs(86_400), WindowAlign::FirstRequest).unwrap();
-    let settings = Settings::new(&server.url()).deadline(PATIENT).lease(0, Lease::of(1_000));
+    let settings = Settings::new(&server.url()).deadline(PATIENT).lease(0, Lease::new(1_000));
     let (busy, other) = (limiter(std::slice::from_ref(&limit), &settings), limiter(&[limit], &settings));
     for _ in 0..400 {
         assert!(busy.check("key").await.allowed());
@@ -106,7 +106,7 @@ async fn request_denied_by_another_limit_spends_no_lease() {
         Limit::fixed_window(1_000, day, WindowAlign::FirstRequest).unwrap(),
         Limit::fixed_window(100, day, WindowAlign::FirstRequest).unwrap(),
     ];
-    let settings = Settings::new(&server.url()).deadline(PATIENT).lease(0, Lease::of(200));
+    let settings = Settings::new(&server.url()).deadline(PATIENT).lease(0, Lease::new(200));
     let limiter = limiter(&limits, &settings);
     let mut admitted = 0;
     for _ in 0..500 {
@@ -130,8 +130,8 @@ async fn held_lease_is_spent_after_the_server_dies() {
     let mut server = RedisServer::start().unwrap();
     let limit =
         Limit::fixed_window(1_000_000, Duration::from_secs(86_400), WindowAlign::FirstRequest).unwrap();
-    let lease = Lease { most: 100, hold: Duration::from_secs(1) };
-    let settings = Settings::new(&server.url()).failure(FailurePolicy::Closed).lease(0, lease);
+    let lease = Lease { max: 100, hold: Duration::from_secs(1) };
+    let settings = Settings::new(&server.url()).on_store_failure(FailurePolicy::Closed).lease(0, lease);
     let limiter = limiter(&[limit], &settings);
     // Long enough to obtain a lease.
     let leasing = async {
@@ -157,10 +157,10 @@ async fn unsupported_lease_is_an_error() {
     let limit = Limit::sliding_window_log(10, Duration::from_secs(1), LogPolicy::All).unwrap();
     let settings = Settings::new("redis://127.0.0.1:1");
     let build = |settings: &Settings| Limiter::builder(limit.clone()).redis(settings).unwrap_err();
-    assert_eq!(build(&settings.clone().lease(0, Lease::of(5))), SettingsError::Lease { limit: 0 });
+    assert_eq!(build(&settings.clone().lease(0, Lease::new(5))), SettingsError::Lease { limit: 0 });
     let unknown = SettingsError::UnknownLimit { limit: 1, limits: 1 };
-    assert_eq!(build(&settings.clone().lease(1, Lease::of(5))), unknown);
-    assert_eq!(build(&settings.failure_of(1, FailurePolicy::Open)), unknown);
+    assert_eq!(build(&settings.clone().lease(1, Lease::new(5))), unknown);
+    assert_eq!(build(&settings.on_store_failure_of(1, FailurePolicy::Open)), unknown);
 }
 
 fn a_day(limit: u32) -> Limit {
@@ -192,7 +192,7 @@ async fn left_is(watch: &Limiter<Redis>, left: u32) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cached_denial_expires_with_the_lease_hold() {
     let server = RedisServer::start().unwrap();
-    let settings = Settings::new(&server.url()).deadline(PATIENT).lease(0, Lease::of(1_000));
+    let settings = Settings::new(&server.url()).deadline(PATIENT).lease(0, Lease::new(1_000));
     let [busy, other, watch] = [(); 3].map(|()| limiter(&[a_day(1_000)], &settings));
     let spent = make_busy(&busy, &watch).await;
     let wanted = 1_000 - spent;
@@ -212,7 +212,7 @@ async fn cached_denial_expires_with_the_lease_hold() {
 async fn reset_allows_at_most_the_held_leases_extra() {
     let server = RedisServer::start().unwrap();
     let plain = Settings::new(&server.url()).deadline(PATIENT);
-    let leasing = plain.clone().lease(0, Lease { most: 500, hold: Duration::from_secs(1) });
+    let leasing = plain.clone().lease(0, Lease { max: 500, hold: Duration::from_secs(1) });
     let window = Limit::fixed_window(1_000, Duration::from_secs(300 * 86_400), WindowAlign::Clock).unwrap();
     let (holds, resets) = (limiter(std::slice::from_ref(&window), &leasing), limiter(&[window], &plain));
     make_busy(&holds, &resets).await;
@@ -232,7 +232,7 @@ async fn reset_allows_at_most_the_held_leases_extra() {
 async fn release_and_drop_refund_held_leases() {
     let server = RedisServer::start().unwrap();
     let plain = Settings::new(&server.url()).deadline(PATIENT);
-    let settings = plain.clone().lease(0, Lease { most: 1_000, hold: Duration::from_secs(1) });
+    let settings = plain.clone().lease(0, Lease { max: 1_000, hold: Duration::from_secs(1) });
     let watch = limiter(&[a_day(1_000)], &plain);
     let holds = limiter(&[a_day(1_000)], &settings);
     let spent = make_busy(&holds, &watch).await;
@@ -250,8 +250,10 @@ async fn release_and_drop_refund_held_leases() {
 async fn late_lease_is_refunded() {
     let server = RedisServer::start().unwrap();
     let proxy = FaultProxy::start(server.port()).unwrap();
-    let settings =
-        Settings::new(&proxy.url()).failure(FailurePolicy::Closed).lease(0, Lease::of(1_000)).connections(1);
+    let settings = Settings::new(&proxy.url())
+        .on_store_failure(FailurePolicy::Closed)
+        .lease(0, Lease::new(1_000))
+        .connections(1);
     let watch = limiter(&[a_day(10_000)], &Settings::new(&server.url()).deadline(PATIENT));
     let limiter = limiter(&[a_day(10_000)], &settings);
     let mut admitted = 0;
@@ -291,7 +293,7 @@ async fn held(watch: &Limiter<Redis>, keys: u32) -> usize {
 async fn many_leases_are_refunded_concurrently() {
     let server = RedisServer::start().unwrap();
     let proxy = FaultProxy::start(server.port()).unwrap();
-    let settings = Settings::new(&proxy.url()).deadline(PATIENT).lease(0, Lease::of(8));
+    let settings = Settings::new(&proxy.url()).deadline(PATIENT).lease(0, Lease::new(8));
     let watch = limiter(&[a_day(1_000)], &Settings::new(&server.url()).deadline(PATIENT));
     let holds = limiter(&[a_day(1_000)], &settings);
     hold_many(&holds, 1_000).await;
@@ -315,7 +317,7 @@ async fn brief_outage_loses_at_most_one_call_of_refunds() {
 
     let server = RedisServer::start().unwrap();
     let proxy = FaultProxy::start(server.port()).unwrap();
-    let settings = Settings::new(&proxy.url()).deadline(PATIENT).connections(1).lease(0, Lease::of(8));
+    let settings = Settings::new(&proxy.url()).deadline(PATIENT).connections(1).lease(0, Lease::new(8));
     let watch = limiter(&[a_day(1_000)], &Settings::new(&server.url()).deadline(PATIENT));
     let holds = limiter(&[a_day(1_000)], &settings);
     hold_many(&holds, KEYS).await;
@@ -338,7 +340,7 @@ async fn cancelled_request_spends_no_lease() {
     let proxy = FaultProxy::start(server.port()).unwrap();
     let limits = [a_day(1_000), a_day(100_000)];
     let settings = Settings::new(&proxy.url()).deadline(PATIENT).connections(1);
-    let settings = settings.lease(0, Lease { most: 100, hold: Duration::from_secs(1) });
+    let settings = settings.lease(0, Lease { max: 100, hold: Duration::from_secs(1) });
     let watch = limiter(&limits, &Settings::new(&server.url()).deadline(PATIENT));
     let limiter = limiter(&limits, &settings);
     for _ in 0..60 {

@@ -63,7 +63,7 @@ async fn a_fault_passes(fault: Fault) {
     let proxy = FaultProxy::start(server.port()).unwrap();
     let connect = |number: usize, policy| {
         let settings = Settings::new(&proxy.url()).namespace(&format!("{policy:?}/{number}"));
-        let settings = settings.deadline(DEADLINE).failure(policy).connections(1);
+        let settings = settings.deadline(DEADLINE).on_store_failure(policy).connections(1);
         (policy, Arc::new(limiter(&[ten_an_hour()], &settings)))
     };
     let limiters: Vec<_> =
@@ -176,8 +176,9 @@ async fn full_queue_rejects_requests_immediately() {
     let limit = Limit::fixed_window(100_000, Duration::from_secs(3_600), WindowAlign::FirstRequest).unwrap();
     // Long enough for all requests to start before the first times out.
     let settings = Settings::new(&server.url()).deadline(Duration::from_millis(500)).connections(1);
-    let connect =
-        |failure| Arc::new(limiter(std::slice::from_ref(&limit), &settings.clone().failure(failure)));
+    let connect = |failure| {
+        Arc::new(limiter(std::slice::from_ref(&limit), &settings.clone().on_store_failure(failure)))
+    };
     let (told_why, open) = (connect(FailurePolicy::Closed), connect(FailurePolicy::Open));
     healthy(&told_why).await;
     healthy(&open).await;
@@ -191,8 +192,8 @@ async fn full_queue_rejects_requests_immediately() {
     for task in asking.collect::<Vec<_>>() {
         match task.await.unwrap().unwrap_err() {
             StoreError::TimedOut => late += 1,
-            StoreError::Busy => busy += 1,
-            StoreError::Away => away += 1,
+            StoreError::Overloaded => busy += 1,
+            StoreError::CircuitOpen => away += 1,
             other => assert_eq!(other, StoreError::TimedOut),
         }
     }
@@ -246,7 +247,8 @@ fn server_that_never_answers_uses_bounded_memory() {
 async fn asks_in_vain() {
     let Some(url) = child::task() else { return };
     let connect = || {
-        let settings = Settings::new(&url).deadline(DEADLINE).failure(FailurePolicy::Local { instances: 1 });
+        let settings =
+            Settings::new(&url).deadline(DEADLINE).on_store_failure(FailurePolicy::Local { instances: 1 });
         let settings = settings.connections(2);
         Arc::new(limiter(&[ten_an_hour()], &settings))
     };

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use ratekeeper::redis::{RecordClaim, Records, Redis, Settings, Taken};
+use ratekeeper::redis::{RecordClaim, Records, Redis, Settings, TakeResult};
 use ratekeeper::{Limit, Limiter, WindowAlign};
 use testbed::RedisServer;
 
@@ -27,12 +27,15 @@ async fn record_is_taken_once() {
     let (one, other) = (limiter(&server, ""), limiter(&server, ""));
     put(&one.records(), "a", LONG).await;
     drop(one);
-    assert_eq!(limiter(&server, "elsewhere").records().take("a").await.unwrap(), Taken::Unknown);
+    assert_eq!(limiter(&server, "elsewhere").records().take("a").await.unwrap(), TakeResult::Unknown);
     let records = other.records();
     let both = tokio::join!(records.take("a"), records.take("a"));
     let both = [both.0.unwrap(), both.1.unwrap()];
-    assert!(both.contains(&Taken::Gone) && both.contains(&Taken::Record(b"value of a".to_vec())), "{both:?}");
-    assert!(records.due(10).await.unwrap().is_empty());
+    assert!(
+        both.contains(&TakeResult::Gone) && both.contains(&TakeResult::Record(b"value of a".to_vec())),
+        "{both:?}"
+    );
+    assert!(records.take_due(10).await.unwrap().is_empty());
     all_expire(&server);
 }
 
@@ -50,14 +53,14 @@ async fn due_returns_only_due_records() {
     let records = other.records();
     let mut found = Vec::new();
     while found.len() < 5 {
-        found.extend(records.due(2).await.unwrap());
+        found.extend(records.take_due(2).await.unwrap());
     }
     found.sort();
     let all: Vec<Vec<u8>> = (0..5).map(|number| format!("value of soon {number}").into_bytes()).collect();
     assert_eq!(found, all);
-    assert!(records.due(2).await.unwrap().is_empty());
-    assert_eq!(records.take("soon 0").await.unwrap(), Taken::Gone);
-    assert_eq!(records.take("later").await.unwrap(), Taken::Record(b"value of later".to_vec()));
+    assert!(records.take_due(2).await.unwrap().is_empty());
+    assert_eq!(records.take("soon 0").await.unwrap(), TakeResult::Gone);
+    assert_eq!(records.take("later").await.unwrap(), TakeResult::Record(b"value of later".to_vec()));
 }
 
 #[tokio::test]
@@ -66,15 +69,15 @@ async fn first_claim_wins() {
     let (one, other) = (limiter(&server, ""), limiter(&server, ""));
     let (one, other) = (one.records(), other.records());
     assert_eq!(one.claim("a", b"this", LONG).await.unwrap(), None);
-    let before = |answer: Option<&[u8]>| {
-        Some(RecordClaim { asked: b"this".to_vec(), answer: answer.map(<[u8]>::to_vec) })
+    let before = |response: Option<&[u8]>| {
+        Some(RecordClaim { request: b"this".to_vec(), response: response.map(<[u8]>::to_vec) })
     };
     assert_eq!(other.claim("a", b"that", LONG).await.unwrap(), before(None));
-    one.answer("a", b"done", LONG).await.unwrap();
+    one.set_response("a", b"done", LONG).await.unwrap();
     assert_eq!(other.claim("a", b"that", LONG).await.unwrap(), before(Some(b"done")));
     assert_eq!(other.claim("b", b"that", LONG).await.unwrap(), None);
-    one.forget("a").await.unwrap();
-    one.answer("a", b"too late", LONG).await.unwrap();
+    one.remove("a").await.unwrap();
+    one.set_response("a", b"too late", LONG).await.unwrap();
     assert_eq!(other.claim("a", b"that", LONG).await.unwrap(), None);
     all_expire(&server);
 }

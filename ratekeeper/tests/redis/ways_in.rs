@@ -5,7 +5,7 @@ use std::net::TcpListener;
 use std::path::Path;
 use std::time::Duration;
 
-use ratekeeper::redis::{FailurePolicy, Settings, Taken};
+use ratekeeper::redis::{FailurePolicy, Settings, TakeResult};
 use ratekeeper::{Charge, Limit, WindowAlign};
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use testbed::RedisServer;
@@ -18,7 +18,7 @@ fn five_an_hour() -> Limit {
 
 /// Whether the server decides.
 async fn is_decided_by(settings: &Settings) -> bool {
-    let settings = settings.clone().deadline(PATIENT).failure(FailurePolicy::Closed);
+    let settings = settings.clone().deadline(PATIENT).on_store_failure(FailurePolicy::Closed);
     let limiter = limiter(&[five_an_hour()], &settings);
     let verdict = limiter.check("key").await;
     verdict.allowed() && !verdict.is_degraded()
@@ -50,11 +50,11 @@ async fn a_user_with_the_documented_rights() {
         limiter.refund(&[charge], None).await.unwrap();
         let (records, long) = (limiter.records(), Duration::from_secs(60));
         assert!(records.put("a", b"value", long).await.unwrap());
-        assert!(records.due(10).await.unwrap().is_empty());
-        assert_eq!(records.take("a").await.unwrap(), Taken::Record(b"value".to_vec()));
+        assert!(records.take_due(10).await.unwrap().is_empty());
+        assert_eq!(records.take("a").await.unwrap(), TakeResult::Record(b"value".to_vec()));
         assert_eq!(records.claim("a", b"asked", long).await.unwrap(), None);
-        records.answer("a", b"answer", long).await.unwrap();
-        records.forget("a").await.unwrap();
+        records.set_response("a", b"answer", long).await.unwrap();
+        records.remove("a").await.unwrap();
     }
     assert!(!is_decided_by(&Settings::new(&address("ratekeeper:wrong"))).await, "a wrong password");
     all_expire(&server);
@@ -116,15 +116,12 @@ async fn tls_uses_the_configured_ca_and_client_certificate() {
 
     let (_server, address) = tls_server(&folder, &authority, &["--tls-auth-clients", "no"]);
     let settings = Settings::new(&format!("rediss://{address}"));
-    assert!(is_decided_by(&settings.clone().tls_authority(authority.pem.as_bytes())).await);
-    assert!(
-        !is_decided_by(&settings.clone().tls_authority(stranger.pem.as_bytes())).await,
-        "not whom we trust"
-    );
+    assert!(is_decided_by(&settings.clone().tls_ca(authority.pem.as_bytes())).await);
+    assert!(!is_decided_by(&settings.clone().tls_ca(stranger.pem.as_bytes())).await, "not whom we trust");
     assert!(!is_decided_by(&settings).await, "the system does not know the authority");
 
     let (_server, address) = tls_server(&folder, &authority, &["--tls-auth-clients", "yes"]);
-    let settings = Settings::new(&format!("rediss://{address}")).tls_authority(authority.pem.as_bytes());
+    let settings = Settings::new(&format!("rediss://{address}")).tls_ca(authority.pem.as_bytes());
     assert!(!is_decided_by(&settings).await, "it asks for a certificate");
     let (certificate, key) = authority.sign();
     assert!(is_decided_by(&settings.tls_certificate(certificate.as_bytes(), key.as_bytes())).await);
@@ -147,14 +144,14 @@ async fn cluster_with_tls_is_supported() {
         &[five_an_hour()],
         &settings
             .clone()
-            .tls_authority(authority.pem.as_bytes())
+            .tls_ca(authority.pem.as_bytes())
             .deadline(PATIENT)
-            .failure(FailurePolicy::Closed),
+            .on_store_failure(FailurePolicy::Closed),
     );
     // The node takes a moment to report the cluster as ok.
     assert!(crate::redis::faults::until(&trusting, |verdict| !verdict.is_degraded()).await.allowed());
-    let brief = settings.deadline(Duration::from_millis(500)).failure(FailurePolicy::Closed);
-    let stranger = limiter(&[five_an_hour()], &brief.tls_authority(stranger.pem.as_bytes()));
+    let brief = settings.deadline(Duration::from_millis(500)).on_store_failure(FailurePolicy::Closed);
+    let stranger = limiter(&[five_an_hour()], &brief.tls_ca(stranger.pem.as_bytes()));
     assert!(stranger.check("key").await.is_degraded(), "not whom we trust");
     fs::remove_dir_all(&folder).unwrap();
 }
@@ -268,7 +265,7 @@ async fn failover_to_the_master_named_by_sentinels() {
 
     let settings = Settings::new(&format!("redis+sentinel://127.0.0.1:{}/primary", sentinel.port))
         .deadline(Duration::from_millis(500))
-        .failure(FailurePolicy::Closed);
+        .on_store_failure(FailurePolicy::Closed);
     let limiter = limiter(&[five_an_hour()], &settings);
     let decided = crate::redis::faults::until(&limiter, |verdict| !verdict.is_degraded()).await;
     assert!(decided.allowed());

@@ -9,9 +9,9 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use http::{HeaderMap, Request, Response};
-use ratekeeper::tower::key::{Key, Part};
+use ratekeeper::tower::concurrency::InFlightLimit;
+use ratekeeper::tower::key::{Key, KeyPart};
 use ratekeeper::tower::rule::Rule;
-use ratekeeper::tower::slots::Slots;
 use ratekeeper::tower::{Peer, RatekeeperLayer};
 use ratekeeper::{Limit, WindowAlign};
 use tower::{Layer, Service, service_fn};
@@ -50,10 +50,11 @@ fn allowed_request_allocates_only_header_values() {
     let one = || RatekeeperLayer::builder().per_client("per-client", limit());
     // The values of the two headers.
     assert_eq!(allocations(&one().build().unwrap()), 2);
-    let user = Rule::new("per-user", limit()).key(Key::of(Part::header("x-user")));
+    let user = Rule::new("per-user", limit()).key(Key::of(KeyPart::header("x-user")));
     let three = one().rule(user).rule(Rule::new("all", limit())).build().unwrap();
     assert_eq!(allocations(&three), 2);
     // Permits are counted in preallocated memory.
-    let slots = one().slots(Slots::new("at-once", 9).key(Key::of(Part::header("x-user"))));
-    assert_eq!(allocations(&slots.build().unwrap()), 2);
+    let concurrency =
+        one().in_flight_limit(InFlightLimit::new("at-once", 9).key(Key::of(KeyPart::header("x-user"))));
+    assert_eq!(allocations(&concurrency.build().unwrap()), 2);
 }

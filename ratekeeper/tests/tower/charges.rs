@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use http::Request;
 use ratekeeper::WhenFull;
-use ratekeeper::tower::key::{Key, Part};
+use ratekeeper::tower::key::{Key, KeyPart};
 use ratekeeper::tower::rule::{Cost, Rule};
 use ratekeeper::tower::{Peer, RatekeeperLayer, Route};
 
@@ -20,7 +20,7 @@ fn left(got: &Got, name: &str) -> u32 {
 
 #[tokio::test]
 async fn denied_request_charges_no_rule() {
-    let user = Rule::new("user", hourly(2)).key(Key::of(Part::header("x-user")));
+    let user = Rule::new("user", hourly(2)).key(Key::of(KeyPart::header("x-user")));
     let layer = RatekeeperLayer::builder().rule(user).rule(Rule::new("all", hourly(5))).build().unwrap();
     let of = |user: &str| with("x-user", user);
     assert_eq!(statuses(&layer, [of("a"), of("a"), of("a"), of("a")]).await, [200, 200, 429, 429]);
@@ -49,7 +49,7 @@ async fn fixed_cost_is_charged() {
 
 #[tokio::test]
 async fn cost_from_header_is_charged_up_to_its_maximum() {
-    let layer = costing(Cost::Header { name: "x-cost".to_owned(), otherwise: 2, most: 5 });
+    let layer = costing(Cost::Header { name: "x-cost".to_owned(), default: 2, max: 5 });
     let mut rest = 10;
     for (header, cost) in [("1", 1), ("nonsense", 2), ("-3", 2)] {
         rest -= cost;
@@ -61,7 +61,7 @@ async fn cost_from_header_is_charged_up_to_its_maximum() {
 
 #[tokio::test]
 async fn cost_from_route_is_charged() {
-    let layer = costing(Cost::Routes { costs: vec![("export".to_owned(), 6)], otherwise: 1 });
+    let layer = costing(Cost::Routes { costs: vec![("export".to_owned(), 6)], default: 1 });
     let on = |route: &str| -> Request<String> {
         get("/").extension(Route(Arc::from(route))).body(String::new()).unwrap()
     };

@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use ratekeeper::tower::check::{Check, CheckOutcome, How, KeyError, KeyInput, LimitRef};
+use ratekeeper::tower::check::{Check, CheckMode, CheckOutcome, KeyError, KeyInput, LimitRef};
 use ratekeeper::tower::rule::{Ban, Override, OverrideScope};
 
 use super::*;
@@ -13,7 +13,7 @@ use super::*;
 const PATIENT: Duration = Duration::from_secs(10);
 
 fn user() -> Key {
-    Key::of(Part::header("X-User-Id"))
+    Key::of(KeyPart::header("X-User-Id"))
 }
 
 fn of<'a>(rule: usize, values: &'a [&'a str], cost: u32) -> Check<'a> {
@@ -21,11 +21,11 @@ fn of<'a>(rule: usize, values: &'a [&'a str], cost: u32) -> Check<'a> {
 }
 
 async fn charge<S: Store>(layer: &RatekeeperLayer<S>, checks: &[Check<'_>]) -> CheckOutcome {
-    layer.check(checks, How::Charge).await.unwrap()
+    layer.check(checks, CheckMode::Charge).await.unwrap()
 }
 
 fn left(answered: &CheckOutcome) -> Vec<Option<u32>> {
-    answered.said.iter().map(|said| said.decision.map(|decision| decision.remaining)).collect()
+    answered.limits.iter().map(|said| said.decision.map(|decision| decision.remaining)).collect()
 }
 
 /// A request and a check of the same key use the same budget, whatever form the value has.
@@ -35,11 +35,15 @@ async fn check_and_request_of_one_key_share_its_budget() {
         (user(), "alice", with("X-User-Id", "alice")),
         (ip(), "192.0.2.7", plain("/")),
         (ip(), "::ffff:192.0.2.7", plain("/")),
-        (Key::of(Part::Header("authorization".to_owned())), "BEARER  x", with("Authorization", "bearer x")),
-        (Key::of(Part::Method), "get", plain("/")),
-        (Key::of(Part::Segment(2)), "b", plain("/a/b")),
-        (Key::of(Part::Query("q".to_owned())), "a b", plain("/?q=a%20b")),
-        (Key::of(Part::Cookie("c".to_owned())), "v", with("Cookie", "c=v")),
+        (
+            Key::of(KeyPart::Header("authorization".to_owned())),
+            "BEARER  x",
+            with("Authorization", "bearer x"),
+        ),
+        (Key::of(KeyPart::Method), "get", plain("/")),
+        (Key::of(KeyPart::Segment(2)), "b", plain("/a/b")),
+        (Key::of(KeyPart::Query("q".to_owned())), "a b", plain("/?q=a%20b")),
+        (Key::of(KeyPart::Cookie("c".to_owned())), "v", with("Cookie", "c=v")),
     ];
     for (key, value, request) in keys {
         let layer = RatekeeperLayer::builder().rule(once(key)).build().unwrap();
@@ -57,33 +61,33 @@ async fn lists_overrides_and_bans_apply_to_checks() {
     rule.allow.keys.push("free".to_owned());
     rule.deny.keys.push("banished".to_owned());
     rule.overrides
-        .push(Override { whose: OverrideScope::Keys(vec!["gold".to_owned()]), limit: Some(hourly(100)) });
+        .push(Override { scope: OverrideScope::Keys(vec!["gold".to_owned()]), limit: Some(hourly(100)) });
     rule.ban = Some(Ban { after: 1, within: HOUR, lasts: HOUR });
     let shadow = Rule::new("shadow", hourly(1)).key(user()).shadow();
     let seen = Arc::new(Mutex::new(Vec::new()));
     let told = seen.clone();
     let layer = RatekeeperLayer::builder().rule(rule).rule(shadow).observe(move |observed| {
         let each =
-            observed.rules.iter().map(|it| (it.number, it.decision.allowed, it.is_shadow, it.is_banned));
+            observed.rules.iter().map(|it| (it.index, it.decision.allowed, it.is_shadow, it.is_banned));
         told.lock().unwrap().push(each.collect::<Vec<_>>());
     });
     let layer = layer.build().unwrap();
     assert_eq!(left(&charge(&layer, &[of(0, &["free"], 9)]).await), [None]);
     assert_eq!(left(&charge(&layer, &[of(0, &["gold"], 1)]).await), [Some(99)]);
     let denied =
-        layer.check(&[of(0, &["alice"], 1), of(0, &["banished"], 1)], How::Charge).await.unwrap_err();
+        layer.check(&[of(0, &["alice"], 1), of(0, &["banished"], 1)], CheckMode::Charge).await.unwrap_err();
     assert_eq!((denied.check, denied.why), (1, KeyError::Denied));
-    assert!(layer.check(&[of(0, &["a", "b"], 1)], How::Charge).await.is_err());
-    assert_eq!(layer.check(&[of(7, &["a"], 1)], How::Peek).await.unwrap_err().why, KeyError::NoRule);
+    assert!(layer.check(&[of(0, &["a", "b"], 1)], CheckMode::Charge).await.is_err());
+    assert_eq!(layer.check(&[of(7, &["a"], 1)], CheckMode::Peek).await.unwrap_err().why, KeyError::NoRule);
 
     assert_eq!(
         left(&charge(&layer, &[of(0, &["alice"], 2), of(1, &["alice"], 2)]).await),
         [Some(0), Some(1)]
     );
     let banned = charge(&layer, &[of(0, &["alice"], 1)]).await;
-    assert!(!banned.allowed && !banned.said[0].is_banned, "the denial that brings the ban");
+    assert!(!banned.allowed && !banned.limits[0].is_banned, "the denial that brings the ban");
     let banned = charge(&layer, &[of(0, &["alice"], 1)]).await;
-    assert!(!banned.allowed && banned.said[0].is_banned);
+    assert!(!banned.allowed && banned.limits[0].is_banned);
     assert_eq!(layer.response(&banned).header("retry-after"), Some("3600"));
     layer.reset(&[of(0, &["alice"], 0)]).await.unwrap();
     assert_eq!(left(&charge(&layer, &[of(0, &["alice"], 1)]).await), [Some(1)]);
@@ -127,22 +131,22 @@ async fn all_or_none<S: Store>(layer: &RatekeeperLayer<S>) {
         brought(&own, 0),
         brought(&other, 0),
     ];
-    let before = looked(layer.check(&all, How::Peek).await.unwrap());
+    let before = looked(layer.check(&all, CheckMode::Peek).await.unwrap());
     assert_eq!(before, [Some(4), Some(3), Some(4), Some(2), Some(3)]);
     for checks in denied {
         let answered = charge(layer, &checks).await;
         assert!(!answered.allowed && !answered.is_degraded, "{checks:?}");
-        assert_eq!(looked(layer.check(&all, How::Peek).await.unwrap()), before, "{checks:?}");
+        assert_eq!(looked(layer.check(&all, CheckMode::Peek).await.unwrap()), before, "{checks:?}");
     }
 
     layer.refund(&two, Some(answered.at)).await.unwrap();
-    let after = looked(layer.check(&all, How::Peek).await.unwrap());
+    let after = looked(layer.check(&all, CheckMode::Peek).await.unwrap());
     assert_eq!(after, [Some(5), Some(5), Some(5), Some(3), Some(3)]);
     layer.refund(&two, None).await.unwrap();
-    assert_eq!(looked(layer.check(&all, How::Peek).await.unwrap()), after, "never above full");
+    assert_eq!(looked(layer.check(&all, CheckMode::Peek).await.unwrap()), after, "never above full");
 }
 
-fn two_rules() -> Builder {
+fn two_rules() -> LayerBuilder {
     let per_user = Rule::new("per-user", hourly(5)).key(user());
     let per_team = Rule::new("per-team", hourly(5)).key(user());
     RatekeeperLayer::builder().rule(per_user).rule(per_team)
@@ -204,7 +208,7 @@ async fn shadow_rule_charge_is_refunded() {
     let answered = charge(&layer, &check).await;
     assert_eq!(left(&answered), [Some(2)]);
     layer.refund(&check, Some(answered.at)).await.unwrap();
-    assert_eq!(left(&layer.check(&check, How::Peek).await.unwrap()), [Some(9)]);
+    assert_eq!(left(&layer.check(&check, CheckMode::Peek).await.unwrap()), [Some(9)]);
 }
 
 /// Units spent from a lease are refunded, and a refund removes the cached denial.
@@ -216,7 +220,7 @@ async fn refund_covers_leases_and_cached_denials() {
     let server = testbed::RedisServer::start().unwrap();
     let settings = ratekeeper::redis::Settings::new(&server.url()).secret(b"secret").deadline(PATIENT);
     let mut leased = Rule::new("leased", hourly(100)).key(user());
-    leased.lease = Some(Lease::of(20));
+    leased.lease = Some(Lease::new(20));
     let plain = Rule::new("plain", hourly(5)).key(user());
     let layer = RatekeeperLayer::builder().rule(leased).rule(plain).redis(&settings).unwrap();
     for _ in 0..30 {
@@ -226,7 +230,7 @@ async fn refund_covers_leases_and_cached_denials() {
         layer.refund(&check, Some(answered.at)).await.unwrap();
     }
     layer.limiter().release().await;
-    assert_eq!(left(&layer.check(&[of(0, &["alice"], 0)], How::Peek).await.unwrap()), [Some(100)]);
+    assert_eq!(left(&layer.check(&[of(0, &["alice"], 0)], CheckMode::Peek).await.unwrap()), [Some(100)]);
 
     let check = [of(1, &["bob"], 5)];
     let answered = charge(&layer, &check).await;
@@ -248,7 +252,7 @@ async fn inline_limit_uses_the_failure_policy() {
         (FailurePolicy::Closed, [false; 3]),
         (FailurePolicy::Local { instances: 1 }, [true, true, false]),
     ] {
-        let settings = Settings::new("redis://127.0.0.1:1").secret(b"secret").failure(failure);
+        let settings = Settings::new("redis://127.0.0.1:1").secret(b"secret").on_store_failure(failure);
         let layer = two_rules().redis(&settings).unwrap();
         for expected in allowed {
             let check = [Check { limit: LimitRef::Inline(&limit), key: KeyInput::Bytes(b"a"), cost: 1 }];

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use http::{HeaderValue, Method, Request};
 use ratekeeper::tower::client::parse_cidr;
-use ratekeeper::tower::key::{Key, KeyFallback, Part};
-use ratekeeper::tower::path::{PathNormalization, Pattern, WhenAmbiguous};
+use ratekeeper::tower::key::{Key, KeyFallback, KeyPart};
+use ratekeeper::tower::path::{AmbiguousPathPolicy, PathNormalization, Pattern};
 use ratekeeper::tower::rule::{Override, OverrideScope, Rule};
-use ratekeeper::tower::when::{Wanted, When};
+use ratekeeper::tower::when::{ValueCondition, When};
 use ratekeeper::tower::{Claims, NonCanonicalPath, Peer, RatekeeperLayer, RuleSet};
 
 use super::{get, hourly, ip, once, per_client, plain, send, statuses, with};
@@ -64,7 +64,7 @@ async fn rule_applies_to_all_forms_of_its_path() {
 async fn patterns_use_the_path_normalisation_of_the_layer() {
     let spelling =
         PathNormalization { ignore_case: true, decode_delimiters: true, ..PathNormalization::default() };
-    let layer = |rule: Rule| RatekeeperLayer::builder().rule(rule).paths(spelling).build();
+    let layer = |rule: Rule| RatekeeperLayer::builder().rule(rule).path_normalization(spelling).build();
     let long = format!("/{}", "é".repeat(500));
     for (pattern, target) in [
         ("/Login", "/LOGIN"),
@@ -75,15 +75,15 @@ async fn patterns_use_the_path_normalisation_of_the_layer() {
         let login = layer(once(Key::global()).when(paths(&[pattern]))).unwrap();
         assert_eq!(statuses(&login, [plain(target), plain(target)]).await, [200, 429], "{pattern}");
     }
-    let captured = Key::of(Part::header("x-org"))
-        .fallback(KeyFallback::Part(Part::Path(Pattern::parse("/Orgs/{org}").unwrap())));
+    let captured = Key::of(KeyPart::header("x-org"))
+        .fallback(KeyFallback::Part(KeyPart::Path(Pattern::parse("/Orgs/{org}").unwrap())));
     let requests = ["/orgs/a", "/ORGS/A", "/orgs/b"].map(plain);
     assert_eq!(statuses(&layer(once(captured)).unwrap(), requests).await, [200, 429, 200]);
-    let whose = OverrideScope::When(paths(&["/Free"]));
-    let free = Rule { overrides: vec![Override { whose, limit: None }], ..once(Key::global()) };
+    let scope = OverrideScope::When(paths(&["/Free"]));
+    let free = Rule { overrides: vec![Override { scope, limit: None }], ..once(Key::global()) };
     assert_eq!(statuses(&layer(free).unwrap(), [plain("/FREE"), plain("/free")]).await, [200, 200]);
 
-    let keep = PathNormalization { ambiguous: WhenAmbiguous::Keep, ..PathNormalization::default() };
+    let keep = PathNormalization { ambiguous: AmbiguousPathPolicy::Keep, ..PathNormalization::default() };
     let never = When { paths: vec![Pattern::parse_with("/a%2Fb", keep).unwrap()], ..When::default() };
     let told = layer(once(Key::global()).when(never)).unwrap_err().to_string();
     assert!(told.starts_with("a pattern of the rule once matches no path: at byte 2: "), "{told}");
@@ -108,15 +108,15 @@ async fn normalised_path_is_forwarded() {
     // Letter case and trailing slashes are ignored by the rules only; the service receives them unchanged.
     let spelling =
         PathNormalization { ignore_case: true, ignore_trailing_slash: true, ..PathNormalization::default() };
-    let layer = per_client(100).paths(spelling).build().unwrap();
+    let layer = per_client(100).path_normalization(spelling).build().unwrap();
     assert_eq!(send(&layer, plain("//Users/7/")).await.body, "/Users/7/");
 }
 
 #[tokio::test]
 async fn non_canonical_path_is_rejected_or_kept() {
-    let layer = per_client(100).other_spellings(NonCanonicalPath::Refuse).build().unwrap();
+    let layer = per_client(100).non_canonical_paths(NonCanonicalPath::Reject).build().unwrap();
     assert_eq!(statuses(&layer, [plain("/a/b"), plain("//a/b"), plain("/a/../b")]).await, [200, 400, 400]);
-    let layer = per_client(100).other_spellings(NonCanonicalPath::Keep).build().unwrap();
+    let layer = per_client(100).non_canonical_paths(NonCanonicalPath::Keep).build().unwrap();
     assert_eq!(send(&layer, plain("//a/../b")).await.body, "//a/../b");
 }
 
@@ -132,16 +132,16 @@ async fn ambiguous_path_is_rejected_without_charge() {
     // Rejected requests are not charged.
     assert_eq!(send(&layer, plain("/")).await.status, 200);
 
-    let spelling = PathNormalization { ambiguous: WhenAmbiguous::Keep, ..PathNormalization::default() };
-    let layer = per_client(1).paths(spelling).build().unwrap();
+    let spelling = PathNormalization { ambiguous: AmbiguousPathPolicy::Keep, ..PathNormalization::default() };
+    let layer = per_client(1).path_normalization(spelling).build().unwrap();
     let got = send(&layer, plain("/a%2fb")).await;
     assert_eq!((got.status, got.body.as_str()), (200, "/a%2Fb"));
 }
 
 #[tokio::test]
 async fn path_too_long_after_normalisation_is_rejected() {
-    let spelling = PathNormalization { ambiguous: WhenAmbiguous::Keep, ..PathNormalization::default() };
-    let layer = per_client(1).paths(spelling).build().unwrap();
+    let spelling = PathNormalization { ambiguous: AmbiguousPathPolicy::Keep, ..PathNormalization::default() };
+    let layer = per_client(1).path_normalization(spelling).build().unwrap();
     // Each `%` becomes three bytes (`%25`).
     let got = send(&layer, plain(&format!("/{}", "%".repeat(30_000)))).await;
     assert_eq!(got.status, 400, "{}", got.body);
@@ -190,12 +190,12 @@ async fn different_hosts_in_target_and_header_are_rejected() {
 #[tokio::test]
 async fn rule_applies_to_its_headers_clients_and_claims() {
     let header = |wanted| When { headers: vec![("x-plan".to_owned(), wanted)], ..When::default() };
-    let gold = || Wanted::OneOf(vec!["gold".to_owned(), "silver".to_owned()]);
+    let gold = || ValueCondition::OneOf(vec!["gold".to_owned(), "silver".to_owned()]);
     assert!(is_concerned(header(gold()), with("X-Plan", "silver")).await);
     assert!(!is_concerned(header(gold()), with("x-plan", "lead")).await);
-    assert!(is_concerned(header(Wanted::Present), with("x-plan", "lead")).await);
-    assert!(!is_concerned(header(Wanted::Present), plain("/")).await);
-    assert!(is_concerned(header(Wanted::Absent), plain("/")).await);
+    assert!(is_concerned(header(ValueCondition::Present), with("x-plan", "lead")).await);
+    assert!(!is_concerned(header(ValueCondition::Present), plain("/")).await);
+    assert!(is_concerned(header(ValueCondition::Absent), plain("/")).await);
 
     let claim = || When { claims: vec![("plan".to_owned(), gold())], ..When::default() };
     let claims = |plan: &str| Claims([("plan".to_owned(), plan.to_owned())].into());
@@ -211,7 +211,7 @@ async fn rule_applies_to_its_headers_clients_and_claims() {
 
 #[tokio::test]
 async fn repeated_key_or_host_header_is_rejected() {
-    let layer = RatekeeperLayer::builder().rule(once(Key::of(Part::header("X-User")))).build().unwrap();
+    let layer = RatekeeperLayer::builder().rule(once(Key::of(KeyPart::header("X-User")))).build().unwrap();
     let mut twice = with("x-user", "alice");
     twice.headers_mut().append("x-user", HeaderValue::from_static("bob"));
     let got = send(&layer, twice).await;
@@ -231,9 +231,10 @@ async fn unknown_peer_fails_only_rules_that_need_it() {
     let got = send(&per_client(1).build().unwrap(), nowhere()).await;
     assert_eq!(got.status, 500);
     assert!(got.body.contains("was not told from where requests come"), "{}", got.body);
-    assert!(got.body.contains("Builder::peer"), "{}", got.body);
+    assert!(got.body.contains("LayerBuilder::peer"), "{}", got.body);
 
-    let by_header = RatekeeperLayer::builder().rule(once(Key::of(Part::header("x-user")))).build().unwrap();
+    let by_header =
+        RatekeeperLayer::builder().rule(once(Key::of(KeyPart::header("x-user")))).build().unwrap();
     let named = || Request::get("/").header("x-user", "a").body(String::new()).unwrap();
     assert_eq!(statuses(&by_header, [named(), named(), nowhere()]).await, [200, 429, 500]);
     assert_eq!(statuses(&once_when(When::default()), [nowhere(), nowhere()]).await, [200, 429]);
@@ -259,8 +260,8 @@ async fn peer_is_found_in_extensions() {
 async fn router_selects_rules() {
     let rules = ["a", "b", "c"].map(|name| Rule::new(name, hourly(9)).key(ip()));
     let layer = rules.into_iter().fold(RatekeeperLayer::builder(), |it, rule| it.rule(rule)).build().unwrap();
-    let told = async |chosen: &[usize]| {
-        let request = get("/").extension(RuleSet(Arc::from(chosen))).body(String::new()).unwrap();
+    let told = async |rules: &[usize]| {
+        let request = get("/").extension(RuleSet(Arc::from(rules))).body(String::new()).unwrap();
         let got = send(&layer, request).await;
         let policies = got.header("ratelimit-policy").unwrap_or_default().to_owned();
         policies.split(", ").map(|it| it.split(';').next().unwrap().replace('"', "")).collect::<String>()

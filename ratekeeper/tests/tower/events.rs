@@ -4,9 +4,9 @@ use std::sync::{Arc, Mutex};
 
 use http::Request;
 use ratekeeper::tower::client::parse_cidr;
-use ratekeeper::tower::key::{Key, KeyFallback, Part};
+use ratekeeper::tower::key::{Key, KeyFallback, KeyPart};
 use ratekeeper::tower::rule::{List, Rule};
-use ratekeeper::tower::{Builder, Outcome, RatekeeperLayer};
+use ratekeeper::tower::{LayerBuilder, Outcome, RatekeeperLayer};
 use ratekeeper::{LeakyMode, Limit, Rate};
 
 use super::{HOUR, get, hourly, ip, once, per_client, plain, statuses};
@@ -15,7 +15,7 @@ use super::{HOUR, get, hourly, ip, once, per_client, plain, statuses};
 type Seen = Vec<(String, bool, usize)>;
 
 /// Sends a request twice, and returns both statuses and the events.
-async fn twice(builder: Builder, request: impl Fn() -> Request<String>) -> (Vec<u16>, Seen) {
+async fn twice(builder: LayerBuilder, request: impl Fn() -> Request<String>) -> (Vec<u16>, Seen) {
     let seen = Arc::new(Mutex::new(Vec::new()));
     let sink = seen.clone();
     let layer = builder.observe(move |it| {
@@ -44,7 +44,7 @@ async fn observer_receives_decisions() {
 /// Without these events, counters would show no problem while all clients get 500.
 #[tokio::test]
 async fn observer_receives_rejected_requests() {
-    let check = async |builder: Builder, request: Request<()>, status: u16, outcome: Outcome<'_>| {
+    let check = async |builder: LayerBuilder, request: Request<()>, status: u16, outcome: Outcome<'_>| {
         let request = || request.clone().map(|()| String::new());
         let (statuses, told) = twice(builder, request).await;
         assert_eq!(statuses, [status; 2], "{outcome:?}");
@@ -52,12 +52,12 @@ async fn observer_receives_rejected_requests() {
     };
     let at = |target: &str| get(target).body(()).unwrap();
 
-    check(per_client(9), at("/a%2fb"), 400, Outcome::Unclear).await;
-    let user = Key::of(Part::header("x-user"));
+    check(per_client(9), at("/a%2fb"), 400, Outcome::Malformed).await;
+    let user = Key::of(KeyPart::header("x-user"));
     let two = get("/").header("x-user", "a").header("x-user", "b").body(()).unwrap();
-    check(RatekeeperLayer::builder().rule(once(user.clone())), two, 400, Outcome::Unclear).await;
+    check(RatekeeperLayer::builder().rule(once(user.clone())), two, 400, Outcome::Malformed).await;
     let two = get("/").header("host", "a").header("host", "b").body(()).unwrap();
-    check(per_client(9), two, 400, Outcome::Unclear).await;
+    check(per_client(9), two, 400, Outcome::Malformed).await;
 
     let mut listed = Rule::new("listed", hourly(9)).key(ip());
     listed.deny = List { clients: vec![parse_cidr("192.0.2.0/24").unwrap()], keys: vec![] };
@@ -70,5 +70,5 @@ async fn observer_receives_rejected_requests() {
 
     let shape = Limit::leaky_bucket(3, Rate::new(1, HOUR).unwrap(), LeakyMode::Shape).unwrap();
     let full = RatekeeperLayer::builder().per_client("queue", shape).max_waiting(0);
-    check(full, at("/"), 503, Outcome::Busy).await;
+    check(full, at("/"), 503, Outcome::Shed).await;
 }

@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 
 use http::{Request, Response};
-use ratekeeper::tower::answer::{DenialResponse, HeaderSet};
+use ratekeeper::tower::response::{DenialResponse, HeaderSet};
 use ratekeeper::tower::rule::Rule;
 use ratekeeper::tower::{LayerError, RatekeeperLayer};
 use tower::{Layer, ServiceExt, service_fn};
@@ -114,7 +114,7 @@ async fn upstream_single_value_headers_are_kept() {
 async fn custom_denial_response_is_sent_except_to_grpc() {
     let custom = DenialResponse::default().with_status(420).unwrap().with_body("<p>calm</p>");
     let custom = custom.with_content_type("text/html").unwrap();
-    let layer = per_client(1).answer("per-client", custom).build().unwrap();
+    let layer = per_client(1).deny_response("per-client", custom).build().unwrap();
     send(&layer, plain("/")).await;
     let got = send(&layer, plain("/")).await;
     assert_eq!((got.status, got.body.as_str()), (420, "<p>calm</p>"));
@@ -188,11 +188,11 @@ async fn headers_report_all_limits() {
 
 #[test]
 fn invalid_layer_is_an_error_with_a_reason() {
-    let error = |builder: ratekeeper::tower::Builder| builder.build().unwrap_err();
+    let error = |builder: ratekeeper::tower::LayerBuilder| builder.build().unwrap_err();
     assert_eq!(error(RatekeeperLayer::builder()), LayerError::NoRules);
     let twice = error(per_client(1).per_client("per-client", hourly(2)));
     assert_eq!(twice.to_string(), "two limits are called per-client; give one another name");
-    let unknown = error(per_client(1).answer("pre-client", DenialResponse::default()));
+    let unknown = error(per_client(1).deny_response("pre-client", DenialResponse::default()));
     assert_eq!(unknown.to_string(), "there is an answer for the rule pre-client, but no such rule");
     assert!(matches!(error(per_client(1).max_keys(0)), LayerError::Memory(_)));
     let unspeakable = error(RatekeeperLayer::builder().per_client("tägl", hourly(1)));

@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use http::Request;
 use http::request::Parts;
 use ratekeeper::tower::client::{Source, TrustedProxies, parse_cidr};
-use ratekeeper::tower::key::{Key, KeyFallback, Part};
+use ratekeeper::tower::key::{Key, KeyFallback, KeyPart};
 use ratekeeper::tower::path::Pattern;
 use ratekeeper::tower::rule::Rule;
 use ratekeeper::tower::when::When;
-use ratekeeper::tower::{Builder, Claims, Peer, RatekeeperLayer, Route};
+use ratekeeper::tower::{Claims, LayerBuilder, Peer, RatekeeperLayer, Route};
 
 use super::{get, hourly, ip, once, per_client, plain, send, statuses, with};
 
@@ -51,7 +51,7 @@ async fn only_trusted_proxies_set_the_client_address() {
     let xff = "x-forwarded-for";
     let trusting = || {
         let trust = TrustedProxies::proxies([parse_cidr("10.0.0.0/8").unwrap()]);
-        per_client(1).trust(trust).build().unwrap()
+        per_client(1).trusted_proxies(trust).build().unwrap()
     };
     let first = || behind("10.0.0.1", xff, "203.0.113.1");
     assert!(!share(trusting(), first(), behind("10.0.0.1", xff, "203.0.113.2")).await);
@@ -64,34 +64,34 @@ async fn only_trusted_proxies_set_the_client_address() {
 
     let forwarded =
         TrustedProxies::proxies([parse_cidr("10.0.0.0/8").unwrap()]).with_source(Source::Forwarded);
-    let trusting = per_client(1).trust(forwarded).build().unwrap();
+    let trusting = per_client(1).trusted_proxies(forwarded).build().unwrap();
     let one = behind("10.0.0.1", "forwarded", "for=203.0.113.1");
     assert!(!share(trusting, one, behind("10.0.0.1", "forwarded", "for=203.0.113.2")).await);
 }
 
 #[tokio::test]
 async fn headers_cookies_and_queries_are_keys() {
-    let header = || layer(Key::of(Part::header("X-Api-Key")));
+    let header = || layer(Key::of(KeyPart::header("X-Api-Key")));
     assert!(share(header(), with("x-api-key", "a"), with("X-API-KEY", " a ")).await);
     assert!(!share(header(), with("x-api-key", "a"), with("x-api-key", "A")).await);
 
-    let cookie = || layer(Key::of(Part::Cookie("sid".to_owned())));
+    let cookie = || layer(Key::of(KeyPart::Cookie("sid".to_owned())));
     assert!(share(cookie(), with("cookie", "a=1; sid=7"), with("cookie", "sid=7; b=2")).await);
     assert!(!share(cookie(), with("cookie", "sid=7"), with("cookie", "sid=8; xsid=7")).await);
     assert_eq!(send(&cookie(), with("cookie", "sid=7; sid=8")).await.status, 400);
 
-    let query = || layer(Key::of(Part::Query("q".to_owned())));
+    let query = || layer(Key::of(KeyPart::Query("q".to_owned())));
     assert!(share(query(), plain("/?q=a+b"), plain("/x?p=1&q=a%20b")).await);
     assert!(!share(query(), plain("/?q=a"), plain("/?q=b")).await);
 }
 
 #[tokio::test]
 async fn paths_are_keys() {
-    let segment = || layer(Key::of(Part::Segment(2)));
+    let segment = || layer(Key::of(KeyPart::Segment(2)));
     assert!(share(segment(), plain("/users/7"), plain("/posts//7/x")).await);
     assert!(!share(segment(), plain("/users/7"), plain("/users/8")).await);
 
-    let pattern = || layer(Key::of(Part::Path(Pattern::parse("/{org}/{repo}/**").unwrap())));
+    let pattern = || layer(Key::of(KeyPart::Path(Pattern::parse("/{org}/{repo}/**").unwrap())));
     assert!(share(pattern(), plain("/a/b/c"), plain("/a/./b/d/e")).await);
     assert!(!share(pattern(), plain("/a/bc/x"), plain("/ab/c/x")).await);
 }
@@ -99,10 +99,10 @@ async fn paths_are_keys() {
 #[tokio::test]
 async fn methods_hosts_and_routes_are_keys() {
     let of = |method: &str| get("/").method(method).body(String::new()).unwrap();
-    assert!(share(layer(Key::of(Part::Method)), of("GET"), of("GET")).await);
-    assert!(!share(layer(Key::of(Part::Method)), of("GET"), of("HEAD")).await);
+    assert!(share(layer(Key::of(KeyPart::Method)), of("GET"), of("GET")).await);
+    assert!(!share(layer(Key::of(KeyPart::Method)), of("GET"), of("HEAD")).await);
 
-    let host = || layer(Key::of(Part::Host));
+    let host = || layer(Key::of(KeyPart::Host));
     for same in ["example.com", "EXAMPLE.com", "example.com:8080", "example.com."] {
         assert!(share(host(), with("host", "example.com"), with("host", same)).await, "{same}");
     }
@@ -110,8 +110,8 @@ async fn methods_hosts_and_routes_are_keys() {
     assert!(!share(host(), with("host", "example.com"), with("host", "example.org")).await);
 
     let on = |route: &str| get("/x").extension(Route(Arc::from(route))).body(String::new()).unwrap();
-    assert!(share(layer(Key::of(Part::Route)), on("a"), on("a")).await);
-    assert!(!share(layer(Key::of(Part::Route)), on("a"), on("b")).await);
+    assert!(share(layer(Key::of(KeyPart::Route)), on("a"), on("a")).await);
+    assert!(!share(layer(Key::of(KeyPart::Route)), on("a"), on("b")).await);
 }
 
 fn claims(subject: &str) -> Claims {
@@ -127,7 +127,7 @@ fn verify(request: &Parts) -> Option<Claims> {
 
 #[tokio::test]
 async fn verified_claims_are_keys() {
-    let rule = || once(Key::of(Part::Claim("sub".to_owned())));
+    let rule = || once(Key::of(KeyPart::Claim("sub".to_owned())));
     let given = |subject: &str| get("/").extension(claims(subject)).body(String::new()).unwrap();
     assert!(share(layer(rule().key), given("ab"), given("ab")).await);
     assert!(!share(layer(rule().key), given("ab"), given("cd")).await);
@@ -147,7 +147,7 @@ async fn token_is_verified_once_and_only_if_a_rule_uses_a_claim() {
     let counted = calls.clone();
     let by_claim = |name: &str, claim: &str| {
         let when = When { paths: vec![Pattern::parse("/private").unwrap()], ..When::default() };
-        Rule::new(name, hourly(9)).key(Key::of(Part::Claim(claim.to_owned()))).when(when)
+        Rule::new(name, hourly(9)).key(Key::of(KeyPart::Claim(claim.to_owned()))).when(when)
     };
     let builder = per_client(9).rule(by_claim("subjects", "sub")).rule(by_claim("plans", "plan"));
     let layer = builder.claims(move |request| {
@@ -167,8 +167,8 @@ async fn extractor_provides_custom_key_parts() {
         let user = request.headers.get("x-user")?.to_str().ok()?;
         Some(user.split_once('@')?.1.to_owned())
     };
-    let rule = once(Key::of(Part::Custom("tenant".to_owned())));
-    let made: Builder = RatekeeperLayer::builder().rule(rule).extractor("tenant", tenant);
+    let rule = once(Key::of(KeyPart::Custom("tenant".to_owned())));
+    let made: LayerBuilder = RatekeeperLayer::builder().rule(rule).extractor("tenant", tenant);
     let layer = made.build().unwrap();
     let user = |user: &str| with("x-user", user);
     let requests = [user("a@one"), user("b@one"), user("a@two"), user("nobody"), user("none")];
@@ -177,11 +177,11 @@ async fn extractor_provides_custom_key_parts() {
 
 #[test]
 fn key_part_without_extractor_is_an_error() {
-    let tenant = || Part::Custom("tenant".to_owned());
+    let tenant = || KeyPart::Custom("tenant".to_owned());
     let keys = [
         Key::of(tenant()),
-        Key::of(Part::Ip).and(tenant()),
-        Key::of(Part::header("x-user")).fallback(KeyFallback::Part(tenant())),
+        Key::of(KeyPart::Ip).and(tenant()),
+        Key::of(KeyPart::header("x-user")).fallback(KeyFallback::Part(tenant())),
     ];
     for key in keys {
         let builder = || RatekeeperLayer::builder().rule(once(key.clone()));
@@ -189,7 +189,7 @@ fn key_part_without_extractor_is_an_error() {
         assert_eq!(
             error.to_string(),
             "the key of the rule once has a part \"tenant\", but no extractor has that name; add it with \
-             Builder::extractor"
+             LayerBuilder::extractor"
         );
         assert!(builder().extractor("tenant", |_: &Parts| None).build().is_ok());
     }
@@ -199,7 +199,7 @@ fn key_part_without_extractor_is_an_error() {
 async fn a_global_key_is_one_budget_and_a_composite_one_for_each_combination() {
     assert!(share(layer(Key::global()), from("192.0.2.1", "/a"), from("192.0.2.2", "/b")).await);
 
-    let both = || layer(Key::of(Part::header("x-a")).and(Part::header("x-b")));
+    let both = || layer(Key::of(KeyPart::header("x-a")).and(KeyPart::header("x-b")));
     let pair = |a: &str, b: &str| get("/").header("x-a", a).header("x-b", b).body(String::new()).unwrap();
     assert!(share(both(), pair("1", "2"), pair("1", "2")).await);
     assert!(!share(both(), pair("1", "23"), pair("12", "3")).await);
@@ -208,8 +208,8 @@ async fn a_global_key_is_one_budget_and_a_composite_one_for_each_combination() {
 
 #[tokio::test]
 async fn missing_key_part_uses_the_fallback() {
-    let user = || Part::header("x-user");
-    let key = |otherwise| Key::of(user()).fallback(otherwise);
+    let user = || KeyPart::header("x-user");
+    let key = |default| Key::of(user()).fallback(default);
     let (here, there) = (|| from("192.0.2.1", "/"), || from("192.0.2.2", "/"));
 
     // The default fallback is the address.
@@ -221,7 +221,7 @@ async fn missing_key_part_uses_the_fallback() {
     assert!(!share(literal(), here(), with("x-user", "anonymous")).await, "a name is not the lack of one");
     assert!(share(literal(), here(), with("x-user", "")).await, "an empty name is none");
 
-    let part = || layer(key(KeyFallback::Part(Part::Host)));
+    let part = || layer(key(KeyFallback::Part(KeyPart::Host)));
     let on = |host: &str| with("host", host);
     assert!(share(part(), on("a"), on("a")).await);
     assert!(!share(part(), on("a"), on("b")).await);

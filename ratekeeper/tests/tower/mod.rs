@@ -6,6 +6,9 @@ mod allocations;
 mod charges;
 mod check;
 mod concerns;
+mod concurrency;
+#[cfg(feature = "redis")]
+mod concurrency_redis;
 mod events;
 mod examples;
 mod headers;
@@ -16,9 +19,6 @@ mod redis;
 mod reload;
 mod request_context;
 mod rules;
-mod slots;
-#[cfg(feature = "redis")]
-mod slots_redis;
 mod sockets;
 mod waiting;
 
@@ -28,9 +28,9 @@ use std::time::Duration;
 
 use http::{HeaderMap, Request, Response};
 use http_body_util::BodyExt;
-use ratekeeper::tower::key::{Key, Part};
+use ratekeeper::tower::key::{Key, KeyPart};
 use ratekeeper::tower::rule::Rule;
-use ratekeeper::tower::{Builder, Peer, RatekeeperLayer};
+use ratekeeper::tower::{LayerBuilder, Peer, RatekeeperLayer};
 use ratekeeper::{Limit, Store, WindowAlign};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -51,12 +51,12 @@ fn once(key: Key) -> Rule {
 }
 
 /// One budget per client, under the rule name that most tests use.
-fn per_client(limit: u32) -> Builder {
+fn per_client(limit: u32) -> LayerBuilder {
     RatekeeperLayer::builder().per_client("per-client", hourly(limit))
 }
 
 fn ip() -> Key {
-    Key::of(Part::Ip)
+    Key::of(KeyPart::Ip)
 }
 
 fn get(target: &str) -> http::request::Builder {

@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use http::{Request, Response};
 use ratekeeper::redis::{FailurePolicy, Redis, Settings};
-use ratekeeper::tower::key::{Key, Part};
+use ratekeeper::tower::key::{Key, KeyPart};
 use ratekeeper::tower::rule::{Ban, Rule};
-use ratekeeper::tower::{Builder, Outcome, RatekeeperLayer};
+use ratekeeper::tower::{LayerBuilder, Outcome, RatekeeperLayer};
 use testbed::RedisServer;
 use tower::limit::ConcurrencyLimit;
 use tower::{Layer, Service, ServiceExt, service_fn};
@@ -23,7 +23,7 @@ fn settings(server: &RedisServer) -> Settings {
 }
 
 fn by_user(limit: u32) -> Rule {
-    Rule::new("user", hourly(limit)).key(Key::of(Part::header("x-user")))
+    Rule::new("user", hourly(limit)).key(Key::of(KeyPart::header("x-user")))
 }
 
 fn of(user: &str) -> Request<String> {
@@ -85,7 +85,10 @@ async fn request_without_applicable_rule_does_not_wait_for_redis() {
 }
 
 /// A layer whose Redis server was killed.
-async fn orphaned(builder: Builder, settings: impl FnOnce(Settings) -> Settings) -> RatekeeperLayer<Redis> {
+async fn orphaned(
+    builder: LayerBuilder,
+    settings: impl FnOnce(Settings) -> Settings,
+) -> RatekeeperLayer<Redis> {
     let mut server = RedisServer::start().unwrap();
     let layer = builder.redis(&settings(super::redis::settings(&server))).unwrap();
     assert_eq!(send(&layer, plain("/")).await.status, 200);
@@ -95,7 +98,7 @@ async fn orphaned(builder: Builder, settings: impl FnOnce(Settings) -> Settings)
 
 #[tokio::test]
 async fn closed_failure_policy_responds_with_503() {
-    let layer = orphaned(per_client(9), |settings| settings.failure(FailurePolicy::Closed)).await;
+    let layer = orphaned(per_client(9), |settings| settings.on_store_failure(FailurePolicy::Closed)).await;
     let got = send(&layer, plain("/")).await;
     assert_eq!(got.status, 503);
     assert!(got.body.contains("http-problem-types#temporary-reduced-capacity"), "{}", got.body);
@@ -108,7 +111,7 @@ async fn closed_failure_policy_responds_with_503() {
 #[tokio::test]
 async fn failure_policy_of_a_rule_overrides_the_settings() {
     let mut rule = Rule::new("per-client", hourly(9)).key(super::ip());
-    rule.failure = Some(FailurePolicy::Closed);
+    rule.on_store_failure = Some(FailurePolicy::Closed);
     // No key is banned because the store is unavailable.
     rule.ban = Some(Ban { after: 1, within: HOUR, lasts: HOUR });
     let banned = Arc::new(Mutex::new(Vec::new()));
@@ -120,17 +123,17 @@ async fn failure_policy_of_a_rule_overrides_the_settings() {
             observed.outcome == Outcome::Closed,
         ));
     });
-    let layer = orphaned(builder, |settings| settings.failure(FailurePolicy::Open)).await;
+    let layer = orphaned(builder, |settings| settings.on_store_failure(FailurePolicy::Open)).await;
     assert_eq!(statuses(&layer, [plain("/"), plain("/")]).await, [503, 503]);
     assert_eq!(*banned.lock().unwrap(), [(false, false, false), (true, false, true), (true, false, true)]);
 }
 
 #[tokio::test]
 async fn local_failure_policy_enforces_its_share() {
-    let local = |settings: Settings| settings.failure(FailurePolicy::Local { instances: 2 });
+    let local = |settings: Settings| settings.on_store_failure(FailurePolicy::Local { instances: 2 });
     let layer = orphaned(per_client(4), local).await;
     assert_eq!(statuses(&layer, [plain("/"), plain("/"), plain("/")]).await, [200, 200, 429]);
-    let open = orphaned(per_client(1), |settings| settings.failure(FailurePolicy::Open)).await;
+    let open = orphaned(per_client(1), |settings| settings.on_store_failure(FailurePolicy::Open)).await;
     assert_eq!(statuses(&open, [plain("/"), plain("/")]).await, [200, 200]);
 }
 

@@ -1,12 +1,12 @@
 //! Reloads: rules change while they are in use, and the usage of keys is kept.
 
 use ratekeeper::tower::rule::{Override, OverrideScope, Rule};
-use ratekeeper::tower::{Builder, LayerError, RatekeeperLayer};
+use ratekeeper::tower::{LayerBuilder, LayerError, RatekeeperLayer};
 
 use super::{hourly, ip, plain, send, statuses, with};
 
 fn by_user(limit: u32) -> Rule {
-    super::once(ratekeeper::tower::key::Key::of(ratekeeper::tower::key::Part::header("x-user")))
+    super::once(ratekeeper::tower::key::Key::of(ratekeeper::tower::key::KeyPart::header("x-user")))
         .limited(limit)
 }
 
@@ -22,8 +22,8 @@ impl Limited for Rule {
     }
 }
 
-fn of(rules: impl IntoIterator<Item = Rule>) -> Builder {
-    rules.into_iter().fold(RatekeeperLayer::builder(), Builder::rule)
+fn of(rules: impl IntoIterator<Item = Rule>) -> LayerBuilder {
+    rules.into_iter().fold(RatekeeperLayer::builder(), LayerBuilder::rule)
 }
 
 #[tokio::test]
@@ -57,7 +57,7 @@ async fn unchanged_rule_is_shared_by_old_and_new_layer() {
 async fn overrides_keep_usage_and_renamed_rules_start_anew() {
     let mut rule = by_user(1);
     let gold =
-        |limit| Override { whose: OverrideScope::Keys(vec!["gold".to_owned()]), limit: Some(hourly(limit)) };
+        |limit| Override { scope: OverrideScope::Keys(vec!["gold".to_owned()]), limit: Some(hourly(limit)) };
     rule.overrides.push(gold(2));
     let first = of([rule.clone()]).build().unwrap();
     let gold_two = || [with("x-user", "gold"), with("x-user", "gold")];
@@ -130,7 +130,7 @@ mod in_redis {
     async fn leases_of_a_changed_limit_are_refunded() {
         let server = RedisServer::start().unwrap();
         let mut leased = by_user(1_000);
-        leased.lease = Some(Lease { most: 100, hold: Duration::from_secs(1) });
+        leased.lease = Some(Lease { max: 100, hold: Duration::from_secs(1) });
         let first = of([leased]).redis(&settings(&server)).unwrap();
         let mut sent = 0;
         // Once a lease is taken, the server has counted more units than were sent.
@@ -165,7 +165,7 @@ mod in_redis {
     #[tokio::test]
     async fn local_usage_during_an_outage_is_kept() {
         let mut server = RedisServer::start().unwrap();
-        let local = settings(&server).failure(FailurePolicy::Local { instances: 1 });
+        let local = settings(&server).on_store_failure(FailurePolicy::Local { instances: 1 });
         let first = of([by_user(2)]).redis(&local).unwrap();
         assert_eq!(send(&first, with("x-user", "b")).await.status, 200);
         server.kill().unwrap();

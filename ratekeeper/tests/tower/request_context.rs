@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use http::{Request, Response, StatusCode};
-use ratekeeper::tower::key::{Key, Part};
+use ratekeeper::tower::concurrency::InFlightLimit;
+use ratekeeper::tower::key::{Key, KeyPart};
 use ratekeeper::tower::rule::Rule;
-use ratekeeper::tower::slots::Slots;
 use ratekeeper::tower::{
     Claims, ConcurrencySet, Peer, RatekeeperLayer, RequestContext, Route, RuleSet, Subject,
 };
@@ -22,7 +22,7 @@ async fn hello(_: Request<()>) -> Result<Response<String>, Infallible> {
 /// The status of one request.
 async fn status(layer: &RatekeeperLayer, request: Request<()>, about: RequestContext<'_>) -> u16 {
     let mut answering = layer.call_with(service_fn(hello), request, about);
-    match answering.told() {
+    match answering.take_local_response() {
         Some(told) => told.status().as_u16(),
         None => answering.await.unwrap().status().as_u16(),
     }
@@ -47,21 +47,21 @@ async fn client_in_context_overrides_the_extensions() {
 async fn context_selects_rules_concurrency_limits_and_route() {
     let layer = RatekeeperLayer::builder()
         .rule(Rule::new("first", hourly(1)))
-        .rule(Rule::new("second", hourly(1)).key(Key::of(Part::Route)))
-        .slots(Slots::new("none", 0))
+        .rule(Rule::new("second", hourly(1)).key(Key::of(KeyPart::Route)))
+        .in_flight_limit(InFlightLimit::new("none", 0))
         .build()
         .unwrap();
     let (first, second) = (RuleSet([0].into()), RuleSet([1].into()));
     let (one, other) = (Route("one".into()), Route("other".into()));
     let no_slots = ConcurrencySet([].into());
-    let about = |chosen, route| RequestContext {
+    let about = |rules, route| RequestContext {
         client: Some(CLIENT),
-        chosen: Some(chosen),
+        rules: Some(rules),
         route: Some(route),
-        slots: Some(&no_slots),
+        concurrency: Some(&no_slots),
         ..RequestContext::default()
     };
-    for (chosen, route, wanted) in [
+    for (rules, route, wanted) in [
         (&first, &one, 200),
         (&first, &other, 429),
         (&second, &one, 200),
@@ -69,13 +69,13 @@ async fn context_selects_rules_concurrency_limits_and_route() {
         (&second, &one, 429),
     ] {
         assert_eq!(
-            status(&layer, Request::new(()), about(chosen, route)).await,
+            status(&layer, Request::new(()), about(rules, route)).await,
             wanted,
-            "{chosen:?} {route:?}"
+            "{rules:?} {route:?}"
         );
     }
     // Without a selection, the concurrency limit of 0 applies.
-    let about = RequestContext { slots: None, ..about(&second, &other) };
+    let about = RequestContext { concurrency: None, ..about(&second, &other) };
     assert_eq!(status(&layer, Request::new(()), about).await, 429);
 }
 
@@ -85,7 +85,7 @@ async fn claims_in_context_are_not_verified_again() {
     let verified = Arc::new(AtomicUsize::new(0));
     let count = verified.clone();
     let layer = RatekeeperLayer::builder()
-        .rule(once(Key::of(Part::Claim("sub".to_owned()))))
+        .rule(once(Key::of(KeyPart::Claim("sub".to_owned()))))
         .claims(move |_| {
             count.fetch_add(1, Ordering::Relaxed);
             None
@@ -126,11 +126,11 @@ async fn observer_receives_subject_and_denial_is_immediate() {
         };
         layer.call_with(service_fn(hello), Request::new(()), about)
     };
-    assert!(call("one").told().is_none());
+    assert!(call("one").take_local_response().is_none());
     let mut denied = call("other");
-    let response = denied.told().unwrap();
+    let response = denied.take_local_response().unwrap();
     assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
     assert!(response.headers().contains_key("retry-after"));
-    assert!(denied.told().is_none(), "it is told once");
+    assert!(denied.take_local_response().is_none(), "it is told once");
     assert_eq!(*told.lock().unwrap(), [("one", true), ("other", false)]);
 }

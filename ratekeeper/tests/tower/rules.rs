@@ -6,15 +6,15 @@ use std::time::Duration;
 use http::Request;
 use ratekeeper::ManualClock;
 use ratekeeper::tower::client::parse_cidr;
-use ratekeeper::tower::key::{Key, Part};
+use ratekeeper::tower::key::{Key, KeyPart};
 use ratekeeper::tower::rule::{Ban, List, Override, OverrideScope, Rule};
-use ratekeeper::tower::when::{Wanted, When};
+use ratekeeper::tower::when::{ValueCondition, When};
 use ratekeeper::tower::{Peer, RatekeeperLayer};
 
 use super::{HOUR, get, hourly, ip, plain, send, statuses, with};
 
 fn by_user(limit: u32) -> Rule {
-    Rule::new("user", hourly(limit)).key(Key::of(Part::header("x-user")))
+    Rule::new("user", hourly(limit)).key(Key::of(KeyPart::header("x-user")))
 }
 
 fn of(user: &str) -> Request<String> {
@@ -94,16 +94,16 @@ async fn deny_list_of_a_shadow_rule_is_not_enforced() {
 async fn overrides_replace_the_limit() {
     let mut rule = by_user(1);
     let gold = When {
-        headers: vec![("x-plan".to_owned(), Wanted::OneOf(vec!["gold".to_owned()]))],
+        headers: vec![("x-plan".to_owned(), ValueCondition::OneOf(vec!["gold".to_owned()]))],
         ..When::default()
     };
     rule.overrides = vec![
-        Override { whose: OverrideScope::Keys(vec!["root".to_owned()]), limit: None },
+        Override { scope: OverrideScope::Keys(vec!["root".to_owned()]), limit: None },
         Override {
-            whose: OverrideScope::Keys(vec!["big".to_owned(), "bigger".to_owned()]),
+            scope: OverrideScope::Keys(vec!["big".to_owned(), "bigger".to_owned()]),
             limit: Some(hourly(3)),
         },
-        Override { whose: OverrideScope::When(gold), limit: Some(hourly(2)) },
+        Override { scope: OverrideScope::When(gold), limit: Some(hourly(2)) },
     ];
     let layer = layer(rule);
     assert_eq!(statuses(&layer, [of("a"), of("a")]).await, [200, 429]);
@@ -172,7 +172,7 @@ async fn key_denied_too_often_is_banned() {
 
 #[tokio::test]
 async fn banned_request_charges_no_other_limit() {
-    let mut rule = Rule::new("user", hourly(1)).key(Key::of(Part::header("x-user")));
+    let mut rule = Rule::new("user", hourly(1)).key(Key::of(KeyPart::header("x-user")));
     rule.ban = Some(Ban { after: 1, within: HOUR, lasts: 2 * HOUR });
     let other = Rule::new("all", hourly(9));
     let layer = RatekeeperLayer::builder().rule(rule).rule(other).build().unwrap();

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use axum::Router;
 use axum::extract::ConnectInfo;
 use axum::routing::{get, post};
-use ratekeeper::tower::key::{Key, Part};
+use ratekeeper::tower::key::{Key, KeyPart};
 use ratekeeper::tower::path::Pattern;
 use ratekeeper::tower::rule::Rule;
 use ratekeeper::tower::when::When;
@@ -34,7 +34,7 @@ async fn serve(app: Router) -> SocketAddr {
     address
 }
 
-fn builder() -> ratekeeper::tower::Builder {
+fn builder() -> ratekeeper::tower::LayerBuilder {
     RatekeeperLayer::builder()
         .peer(|request| Some(request.extensions.get::<ConnectInfo<SocketAddr>>()?.ip()))
         .per_client("per-client", hourly(3))
@@ -76,7 +76,7 @@ async fn layer_in_front_of_an_axum_router() {
 
 #[tokio::test]
 async fn layer_inside_an_axum_router() {
-    let limits = builder().other_spellings(NonCanonicalPath::Refuse).build().unwrap();
+    let limits = builder().non_canonical_paths(NonCanonicalPath::Reject).build().unwrap();
     let routes = Router::new().route("/{*path}", get(async || "hello"));
     let address = serve(routes.layer(limits)).await;
     assert_eq!(talk(address, "GET /a/%2e%2e/b HTTP/1.1\nHost: a").await.status, 400);
@@ -88,7 +88,7 @@ async fn layer_inside_an_axum_router() {
 /// tonic's health service with a limit of two calls per hour and user.
 async fn health() -> HealthClient<Channel> {
     let limits = RatekeeperLayer::builder()
-        .rule(Rule::new("per-user", hourly(2)).key(Key::of(Part::header("x-user"))))
+        .rule(Rule::new("per-user", hourly(2)).key(Key::of(KeyPart::header("x-user"))))
         .peer(|request| Some(request.extensions.get::<TcpConnectInfo>()?.remote_addr()?.ip()))
         .build()
         .unwrap();

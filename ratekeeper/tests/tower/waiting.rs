@@ -9,10 +9,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use http::{Request, Response};
-use ratekeeper::tower::key::{Key, Part};
+use ratekeeper::tower::key::{Key, KeyPart};
 use ratekeeper::tower::rule::Rule;
 use ratekeeper::tower::when::When;
-use ratekeeper::tower::{Builder, RatekeeperLayer};
+use ratekeeper::tower::{LayerBuilder, RatekeeperLayer};
 use ratekeeper::{LeakyMode, Limit, Rate};
 use tokio::time::Instant;
 use tower::{Layer, Service, ServiceExt, service_fn};
@@ -25,7 +25,7 @@ fn shaping() -> Rule {
     Rule::new("queue", limit).key(ip())
 }
 
-fn builder() -> Builder {
+fn builder() -> LayerBuilder {
     RatekeeperLayer::builder().rule(shaping())
 }
 
@@ -121,7 +121,7 @@ async fn service_is_called_after_the_delay_unless_the_future_is_dropped() {
 #[tokio::test(start_paused = true)]
 async fn longest_of_several_delays_applies() {
     let slower = Limit::leaky_bucket(3, Rate::new(1, 3 * HOUR).unwrap(), LeakyMode::Shape).unwrap();
-    let by_user = Rule::new("slower", slower).key(Key::of(Part::header("x-user")));
+    let by_user = Rule::new("slower", slower).key(Key::of(KeyPart::header("x-user")));
     let layer = builder().rule(by_user).build().unwrap();
     let start = Instant::now();
     assert_eq!(send(&layer, with("x-user", "a")).await.status, 200);

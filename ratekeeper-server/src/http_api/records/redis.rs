@@ -68,7 +68,7 @@ impl Seal {
 impl From<StoreError> for NotKept {
     fn from(why: StoreError) -> NotKept {
         match why {
-            StoreError::Away | StoreError::Busy | StoreError::Unreachable(_) => {
+            StoreError::CircuitOpen | StoreError::Overloaded | StoreError::Unreachable(_) => {
                 NotKept::NotSent(why.to_string())
             }
             // It was sent, and may have been executed.
@@ -94,7 +94,7 @@ impl RedisRecords {
     async fn is_still_ours(&self, claim: &Claim, expires: Duration) -> Result<bool, NotKept> {
         let signed = signed(claim);
         let before = self.records.claim(&claim.name, &signed, expires).await?;
-        Ok(before.is_none_or(|before| before.asked == signed))
+        Ok(before.is_none_or(|before| before.request == signed))
     }
 }
 
@@ -109,28 +109,30 @@ impl Records for RedisRecords {
         let taken = self.records.take(id).await?;
         Ok(match taken {
             // A value that another program has written is not a record.
-            redis::Taken::Record(sealed) => self.seal.open(&sealed).map_or(Taken::Unknown, Taken::Record),
-            redis::Taken::Gone => Taken::Gone,
-            redis::Taken::Unknown => Taken::Unknown,
+            redis::TakeResult::Record(sealed) => {
+                self.seal.open(&sealed).map_or(Taken::Unknown, Taken::Record)
+            }
+            redis::TakeResult::Gone => Taken::Gone,
+            redis::TakeResult::Unknown => Taken::Unknown,
         })
     }
 
     async fn due(&self, most: usize) -> Result<Vec<Vec<u8>>, NotKept> {
-        let sealed = self.records.due(most).await?;
+        let sealed = self.records.take_due(most).await?;
         Ok(sealed.iter().filter_map(|sealed| self.seal.open(sealed)).collect())
     }
 
     async fn claim(&self, claim: &Claim, expires: Duration) -> Result<Claimed, NotKept> {
         let before = self.records.claim(&claim.name, &signed(claim), expires).await?;
         Ok(before.map_or(Claimed::First, |mut before| {
-            before.asked.truncate(before.asked.len().saturating_sub(CLAIM_NUMBER_BYTES));
-            Claimed::Before { asked: before.asked, answer: before.answer }
+            before.request.truncate(before.request.len().saturating_sub(CLAIM_NUMBER_BYTES));
+            Claimed::Before { asked: before.request, answer: before.response }
         }))
     }
 
     async fn answer(&self, claim: &Claim, answer: &[u8], expires: Duration) -> Result<(), NotKept> {
         if self.is_still_ours(claim, expires).await? {
-            self.records.answer(&claim.name, answer, expires).await?;
+            self.records.set_response(&claim.name, answer, expires).await?;
         }
         Ok(())
     }
@@ -138,7 +140,7 @@ impl Records for RedisRecords {
     async fn release(&self, claim: &Claim) {
         // A claim that cannot be deleted expires.
         if self.is_still_ours(claim, MOMENT).await == Ok(true) {
-            let _ = self.records.forget(&claim.name).await;
+            let _ = self.records.remove(&claim.name).await;
         }
     }
 }

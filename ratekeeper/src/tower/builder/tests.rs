@@ -43,7 +43,7 @@ impl Store for Broken {
         self.0.clone()
     }
 
-    async fn refund_by(
+    async fn refund_inline(
         &self,
         _: &Limit,
         _: crate::Key,
@@ -66,7 +66,7 @@ fn store_error_denies_all_requests() {
         let limit = Limit::fixed_window(9, Duration::from_secs(60), WindowAlign::Clock).unwrap();
         let mut rule = Rule::new("a", limit.clone()).key(Key::global());
         rule.ban = Some(ban);
-        let builder = Builder::default().rule(rule).rule(Rule::new("b", limit).shadow());
+        let builder = LayerBuilder::default().rule(rule).rule(Rule::new("b", limit).shadow());
         let rules = Rules::new(builder.rules.clone()).unwrap();
         let limiter = Limiter { store: Broken(said) };
         let layer = builder.with(rules, limiter, None, SystemClock::new()).unwrap();

@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use http::{Request, Response};
 use ratekeeper::redis::{FailurePolicy, Redis, Settings, SettingsError};
-use ratekeeper::tower::slots::Slots;
-use ratekeeper::tower::{Builder, LayerError, RatekeeperLayer};
+use ratekeeper::tower::concurrency::InFlightLimit;
+use ratekeeper::tower::{LayerBuilder, LayerError, RatekeeperLayer};
 use testbed::{RedisCluster, RedisServer};
 use tower::{Layer, ServiceExt, service_fn};
 
-use super::slots::{builder, by_user, check_denial, crowd, held, observed, of, under_way};
+use super::concurrency::{builder, by_user, check_denial, crowd, held, observed, of, under_way};
 use super::{per_client, send, statuses};
 use crate::child::{self, Worker};
 
@@ -118,7 +118,7 @@ async fn busy_process_does_not_starve_another() {
 #[tokio::test]
 async fn permit_is_renewed_while_its_request_is_in_flight() {
     let server = RedisServer::start().unwrap();
-    let short = || builder(1).redis(&settings(&server.url()).slots_hold(HOLD)).unwrap();
+    let short = || builder(1).redis(&settings(&server.url()).permit_hold(HOLD)).unwrap();
     let (one, other) = (short(), short());
     let first = under_way(&one, of("a")).await;
     let end = tokio::time::Instant::now() + HOLD + HOLD / 6;
@@ -134,8 +134,8 @@ async fn permit_is_renewed_while_its_request_is_in_flight() {
 #[tokio::test]
 async fn permits_of_a_killed_process_expire() {
     let server = RedisServer::start().unwrap();
-    let layer = builder(2).redis(&settings(&server.url()).slots_hold(HOLD)).unwrap();
-    let mut worker = Worker::start("tower::slots_redis::a_process_that_holds", &server.url());
+    let layer = builder(2).redis(&settings(&server.url()).permit_hold(HOLD)).unwrap();
+    let mut worker = Worker::start("tower::concurrency_redis::a_process_that_holds", &server.url());
     worker.go();
     assert_eq!(worker.says(), "[200, 200]");
     assert_eq!(send(&layer, of("a")).await.status, 429);
@@ -157,7 +157,7 @@ fn a_process_that_holds() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     child::wait();
     let held = runtime.block_on(async {
-        let layer = builder(2).redis(&settings(&url).slots_hold(HOLD)).unwrap();
+        let layer = builder(2).redis(&settings(&url).permit_hold(HOLD)).unwrap();
         (under_way(&layer, of("a")).await, under_way(&layer, of("a")).await)
     });
     child::say(&format!("[{}, {}]", held.0.status().as_u16(), held.1.status().as_u16()));
@@ -168,7 +168,7 @@ fn a_process_that_holds() {
 #[tokio::test]
 async fn request_without_all_permits_takes_none_and_charges_nothing() {
     let server = RedisServer::start().unwrap();
-    let rules = per_client(4).slots(Slots::new("all", 2)).slots(by_user(1));
+    let rules = per_client(4).in_flight_limit(InFlightLimit::new("all", 2)).in_flight_limit(by_user(1));
     let layer = rules.redis(&settings(&server.url())).unwrap();
     let first = under_way(&layer, of("a")).await;
     for _ in 0..5 {
@@ -187,7 +187,7 @@ async fn request_without_all_permits_takes_none_and_charges_nothing() {
 #[tokio::test]
 async fn shadows_count_and_tell_and_deny_nobody() {
     let server = RedisServer::start().unwrap();
-    let (builder, seen) = observed(builder(2).slots(Slots::new("planned", 1).shadow()));
+    let (builder, seen) = observed(builder(2).in_flight_limit(InFlightLimit::new("planned", 1).shadow()));
     let layer = builder.redis(&settings(&server.url())).unwrap();
     let (first, second) = (under_way(&layer, of("a")).await, under_way(&layer, of("a")).await);
     assert_eq!((second.status().as_u16(), held(&layer)), (200, vec![2, 1]));
@@ -216,9 +216,9 @@ async fn request_cancelled_during_decision_releases_its_permit() {
 }
 
 /// A layer whose Redis server was killed.
-async fn orphaned(builder: Builder, failure: FailurePolicy) -> (RatekeeperLayer<Redis>, RedisServer) {
+async fn orphaned(builder: LayerBuilder, failure: FailurePolicy) -> (RatekeeperLayer<Redis>, RedisServer) {
     let mut server = RedisServer::start().unwrap();
-    let settings = settings(&server.url()).failure(failure).slots_hold(HOLD);
+    let settings = settings(&server.url()).on_store_failure(failure).permit_hold(HOLD);
     let layer = builder.redis(&settings).unwrap();
     assert_eq!(send(&layer, of("a")).await.status, 200);
     server.kill().unwrap();
@@ -266,7 +266,7 @@ async fn permits_taken_during_an_outage_count_after_recovery() {
 #[tokio::test]
 async fn redis_key_of_a_foreign_type_applies_the_failure_policy() {
     let server = RedisServer::start().unwrap();
-    let settings = settings(&server.url()).failure(FailurePolicy::Closed);
+    let settings = settings(&server.url()).on_store_failure(FailurePolicy::Closed);
     let layer = builder(2).redis(&settings).unwrap();
     let first = under_way(&layer, of("a")).await;
     let key = server.ask(&["KEYS", "rate_limit:slots:*"]).unwrap();
@@ -282,17 +282,19 @@ async fn redis_key_of_a_foreign_type_applies_the_failure_policy() {
 
 #[tokio::test]
 async fn too_short_hold_is_an_error() {
-    let settings = Settings::new("redis://127.0.0.1:1").slots_hold(Duration::from_millis(1));
+    let settings = Settings::new("redis://127.0.0.1:1").permit_hold(Duration::from_millis(1));
     let error = builder(1).redis(&settings).unwrap_err();
-    assert_eq!(error, LayerError::Redis(SettingsError::SlotsHold));
+    assert_eq!(error, LayerError::Redis(SettingsError::PermitHold));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cluster_nodes_enforce_concurrency_limits_like_one_server() {
     let cluster = RedisCluster::start().unwrap();
     let both = || {
-        let rules = RatekeeperLayer::builder().slots(Slots::new("all", 4)).slots(by_user(2));
-        rules.redis(&settings(&cluster.url()).slots_hold(HOLD)).unwrap()
+        let rules = RatekeeperLayer::builder()
+            .in_flight_limit(InFlightLimit::new("all", 4))
+            .in_flight_limit(by_user(2));
+        rules.redis(&settings(&cluster.url()).permit_hold(HOLD)).unwrap()
     };
     let (one, other) = (both(), both());
     let mut held = Vec::new();

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use ratekeeper_core::RetryAfter;
 
-use super::{Applied, Situation};
+use super::{LimitDecision, ResponseContext};
 
 /// Lengthens waits randomly, so that clients that were denied together do not retry together.
 ///
@@ -24,13 +24,13 @@ pub struct Jitter {
 /// clients.
 ///
 /// ```
-/// use ratekeeper_rules::answer::lengthened;
+/// use ratekeeper_rules::response::add_jitter;
 ///
-/// assert_eq!(lengthened(30, 0, 5), 30);
-/// assert_eq!(lengthened(30, u64::MAX / 2, 5), 32);
-/// assert_eq!(lengthened(30, u64::MAX, 5), 35);
+/// assert_eq!(add_jitter(30, 0, 5), 30);
+/// assert_eq!(add_jitter(30, u64::MAX / 2, 5), 32);
+/// assert_eq!(add_jitter(30, u64::MAX, 5), 35);
 /// ```
-pub fn lengthened(wait: u64, random: u64, at_most: u64) -> u64 {
+pub fn add_jitter(wait: u64, random: u64, at_most: u64) -> u64 {
     // The random number is a fraction of 2^64, so the shifted product is at most `at_most`.
     let more = (u128::from(random) * (u128::from(at_most) + 1)) >> 64;
     wait.saturating_add(more as u64)
@@ -40,7 +40,7 @@ pub(super) fn seconds(wait: Duration) -> u64 {
     wait.as_secs().saturating_add(u64::from(wait.subsec_nanos() > 0))
 }
 
-impl Applied<'_> {
+impl LimitDecision<'_> {
     /// How long the client has to wait for this limit: until the same request is allowed if it was denied, else until
     /// the key has its full budget. None if waiting does not help.
     fn wait(&self) -> Option<Duration> {
@@ -60,19 +60,19 @@ impl Applied<'_> {
     }
 
     /// Seconds added to the wait if the request was denied or nothing remains; zero otherwise.
-    fn added(&self, situation: &Situation) -> u64 {
-        match situation.jitter {
+    fn added(&self, context: &ResponseContext) -> u64 {
+        match context.jitter {
             Some(Jitter { at_most, random }) if !self.decision.allowed || self.decision.remaining == 0 => {
-                lengthened(0, random, at_most)
+                add_jitter(0, random, at_most)
             }
             _ => 0,
         }
     }
 
     /// The effective window, `t`. None if waiting does not help.
-    pub(super) fn until(&self, situation: &Situation) -> Option<u64> {
+    pub(super) fn until(&self, context: &ResponseContext) -> Option<u64> {
         let wait = self.whole(self.wait()?);
-        Some(wait.saturating_add(self.added(situation)))
+        Some(wait.saturating_add(self.added(context)))
     }
 
     /// Time until the limit allows the request, or until the key has its full budget if waiting does not help.
@@ -81,27 +81,27 @@ impl Applied<'_> {
     }
 
     /// `reset` in whole seconds.
-    pub(super) fn reset_delta(&self, situation: &Situation) -> u64 {
-        self.whole(self.reset()).saturating_add(self.added(situation))
+    pub(super) fn reset_delta(&self, context: &ResponseContext) -> u64 {
+        self.whole(self.reset()).saturating_add(self.added(context))
     }
 
     /// The instant of `reset`, in seconds since the epoch.
     ///
     /// Rounded once, from the exact instant: rounding now and the wait separately could be a second too early, or a
     /// second late for a window that ends on a whole second.
-    pub(super) fn reset_epoch(&self, situation: &Situation) -> u64 {
-        let now = Duration::from_nanos(situation.now.as_nanos());
-        seconds(now.saturating_add(self.reset())).saturating_add(self.added(situation))
+    pub(super) fn reset_epoch(&self, context: &ResponseContext) -> u64 {
+        let now = Duration::from_nanos(context.now.as_nanos());
+        seconds(now.saturating_add(self.reset())).saturating_add(self.added(context))
     }
 }
 
 /// The wait after which every limit allows the request, if any: never shorter than the `t` of a limit that denied.
-pub(super) fn retry_after(limits: &[Applied], situation: &Situation) -> Option<u64> {
-    let denied = || limits.iter().filter(|applied| !applied.decision.allowed);
-    if denied().any(|applied| applied.wait().is_none()) {
+pub(super) fn retry_after(limits: &[LimitDecision], context: &ResponseContext) -> Option<u64> {
+    let denied = || limits.iter().filter(|limit_decision| !limit_decision.decision.allowed);
+    if denied().any(|limit_decision| limit_decision.wait().is_none()) {
         return None;
     }
-    denied().filter_map(|applied| applied.until(situation)).max()
+    denied().filter_map(|limit_decision| limit_decision.until(context)).max()
 }
 
 #[cfg(test)]
@@ -120,12 +120,12 @@ mod tests {
 
     #[test]
     fn jitter_is_uniform_up_to_its_maximum_and_never_shortens() {
-        let drawn: Vec<u64> = (0..=255u64).map(|random| lengthened(10, random << 56, 3)).collect();
+        let drawn: Vec<u64> = (0..=255u64).map(|random| add_jitter(10, random << 56, 3)).collect();
         for part in 10..=13 {
             assert_eq!(drawn.iter().filter(|wait| **wait == part).count(), 64, "{part}");
         }
-        assert_eq!(lengthened(7, u64::MAX, 0), 7);
-        assert_eq!(lengthened(u64::MAX, u64::MAX, u64::MAX), u64::MAX);
-        assert_eq!(lengthened(0, u64::MAX, u64::MAX), u64::MAX);
+        assert_eq!(add_jitter(7, u64::MAX, 0), 7);
+        assert_eq!(add_jitter(u64::MAX, u64::MAX, u64::MAX), u64::MAX);
+        assert_eq!(add_jitter(0, u64::MAX, u64::MAX), u64::MAX);
     }
 }

@@ -4,13 +4,15 @@ use std::path::Path;
 use std::time::Duration;
 
 use ratekeeper_core::{Limit, Rate, RefillStyle, RetryAfter};
-use ratekeeper_rules::answer::{Answer, Applied, DenialResponse, HeaderSet, Jitter, Situation};
+use ratekeeper_rules::response::{
+    DenialResponse, HeaderSet, Jitter, LimitDecision, LimitResponse, ResponseContext,
+};
 
-use super::{NOW, allowed, answer, denied, denied_for, fixed, name};
+use super::{NOW, allowed, denied, denied_for, fixed, name, response};
 
 /// Compares with a stored output. To update the stored outputs, run the tests with `RATEKEEPER_WRITE_GOLDEN=1`.
 fn check_golden(name: &str, printed: &str) {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/answer/golden").join(name);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/response/golden").join(name);
     if std::env::var_os("RATEKEEPER_WRITE_GOLDEN").is_some() {
         fs::write(&path, printed).unwrap();
     }
@@ -19,16 +21,16 @@ fn check_golden(name: &str, printed: &str) {
 }
 
 /// Prints a response roughly as it is sent.
-fn print(out: &mut String, title: &str, answer: &Answer) {
+fn print(out: &mut String, title: &str, response: &LimitResponse) {
     write!(out, "{}# {title}\n\n", if out.is_empty() { "" } else { "\n" }).unwrap();
-    if let Some(status) = answer.status() {
+    if let Some(status) = response.status() {
         writeln!(out, "status: {status}").unwrap();
     }
-    for header in answer.headers() {
+    for header in response.headers() {
         writeln!(out, "{}: {}", header.name, header.value).unwrap();
     }
-    if !answer.body().is_empty() {
-        writeln!(out, "\n{}", answer.body()).unwrap();
+    if !response.body().is_empty() {
+        writeln!(out, "\n{}", response.body()).unwrap();
     }
 }
 
@@ -40,21 +42,21 @@ fn every_header_set_in_every_situation() {
     let day = fixed(1_000, 86_400);
     let (short, long) = (Duration::from_millis(1_500), Duration::from_secs(3_725));
 
-    let usual = Situation::at(NOW);
-    let degraded = Situation { is_degraded: true, ..usual };
-    let jitter = Situation { jitter: Some(Jitter { at_most: 9, random: u64::MAX / 2 }), ..usual };
-    let plenty = Applied::new(&burst, &bucket, allowed(97, short));
-    let last = Applied::new(&daily, &day, allowed(0, long));
-    let empty = Applied::new(&burst, &bucket, denied_for(short));
+    let usual = ResponseContext::at(NOW);
+    let degraded = ResponseContext { is_degraded: true, ..usual };
+    let jitter = ResponseContext { jitter: Some(Jitter { at_most: 9, random: u64::MAX / 2 }), ..usual };
+    let plenty = LimitDecision::new(&burst, &bucket, allowed(97, short));
+    let last = LimitDecision::new(&daily, &day, allowed(0, long));
+    let empty = LimitDecision::new(&burst, &bucket, denied_for(short));
     let too_large = denied(40, RetryAfter::Never, long);
-    let never = Applied { cost: 101, ..Applied::new(&burst, &bucket, too_large) };
-    let waits = Applied::new(&daily, &day, denied_for(long));
-    let known = Applied { partition: Some(b"trial121323"), ..plenty };
-    let strange = Applied::new(&odd, &day, denied_for(Duration::from_secs(1)));
+    let never = LimitDecision { cost: 101, ..LimitDecision::new(&burst, &bucket, too_large) };
+    let waits = LimitDecision::new(&daily, &day, denied_for(long));
+    let known = LimitDecision { partition: Some(b"trial121323"), ..plenty };
+    let strange = LimitDecision::new(&odd, &day, denied_for(Duration::from_secs(1)));
 
     for set in HeaderSet::all() {
         let mut out = String::new();
-        for (title, limits, situation) in [
+        for (title, limits, context) in [
             ("allowed", &[plenty][..], &usual),
             ("allowed, of a partition", &[known], &usual),
             ("allowed by two, and that was the last", &[plenty, last], &usual),
@@ -69,7 +71,7 @@ fn every_header_set_in_every_situation() {
             ("denied without the store", &[empty], &degraded),
             ("no limits", &[], &usual),
         ] {
-            print(&mut out, title, &answer(set.name(), limits, situation));
+            print(&mut out, title, &response(set.name(), limits, context));
         }
         check_golden(&format!("{}.txt", set.name()), &out);
     }
@@ -79,7 +81,7 @@ fn every_header_set_in_every_situation() {
 fn custom_denial_responses() {
     let (burst, daily) = (name("burst"), name("daily"));
     let limit = fixed(100, 60);
-    let (usual, mut out) = (Situation::at(NOW), String::new());
+    let (usual, mut out) = (ResponseContext::at(NOW), String::new());
     let body = DenialResponse::default().with_body("Slow down, please.\n");
     let html = body.clone().with_content_type("text/html").unwrap();
     for (title, custom) in [
@@ -94,17 +96,20 @@ fn custom_denial_responses() {
         ("an empty body has no type", DenialResponse::default().with_body("")),
     ] {
         let denied = denied_for(Duration::from_secs(9));
-        let applied = Applied { custom: Some(&custom), ..Applied::new(&burst, &limit, denied) };
-        print(&mut out, title, &answer("none", &[applied], &usual));
+        let limit = LimitDecision { custom: Some(&custom), ..LimitDecision::new(&burst, &limit, denied) };
+        print(&mut out, title, &response("none", &[limit], &usual));
     }
     // Of several limits that deny, the one with the longest wait determines the response.
-    let shorter = Applied { custom: Some(&body), ..Applied::new(&burst, &limit, denied_for(Duration::ZERO)) };
-    let longer = Applied::new(&daily, &limit, denied_for(Duration::from_secs(9)));
-    print(&mut out, "of the shorter wait: not told", &answer("none", &[shorter, longer], &usual));
+    let shorter = LimitDecision {
+        custom: Some(&body),
+        ..LimitDecision::new(&burst, &limit, denied_for(Duration::ZERO))
+    };
+    let longer = LimitDecision::new(&daily, &limit, denied_for(Duration::from_secs(9)));
+    print(&mut out, "of the shorter wait: not told", &response("none", &[shorter, longer], &usual));
     // A limit that allows does not.
-    let allows = Applied { decision: allowed(1, Duration::ZERO), ..shorter };
-    print(&mut out, "of a limit that allows: not told", &answer("none", &[allows, longer], &usual));
-    let degraded = Situation { is_degraded: true, ..usual };
-    print(&mut out, "without the store: told all the same", &answer("none", &[shorter], &degraded));
+    let allows = LimitDecision { decision: allowed(1, Duration::ZERO), ..shorter };
+    print(&mut out, "of a limit that allows: not told", &response("none", &[allows, longer], &usual));
+    let degraded = ResponseContext { is_degraded: true, ..usual };
+    print(&mut out, "without the store: told all the same", &response("none", &[shorter], &degraded));
     check_golden("custom.txt", &out);
 }

@@ -80,4 +80,4 @@ local function claim_all(keys, arguments)
   return concat(replies)
 end
 
-redis.register_function('@slots@', claim_all)
+redis.register_function('@concurrency@', claim_all)

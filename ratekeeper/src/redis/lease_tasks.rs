@@ -8,123 +8,123 @@ use ratekeeper_core::{Decision, Time};
 use smallvec::{SmallVec, smallvec};
 
 use super::Inner;
-use super::batcher::{StoreError, Task, Told, What};
-use super::lease::{Chores, Spent, Unspent};
+use super::batcher::{ChargeOp, Reply, StoreError, Task};
+use super::lease::{LeaseTasks, SpentUnits, UnspentUnits};
 use crate::clock::Clock as _;
 use crate::store::{Charge, NO_LIMIT, Verdict};
 
 /// Time limit of background calls.
-const UNHURRIED: Duration = Duration::from_secs(1);
+const BACKGROUND_TIMEOUT: Duration = Duration::from_secs(1);
 /// Refunds sent at the same time.
-const GIVEN_BACK_AT_ONCE: usize = 64;
+const CONCURRENT_REFUNDS: usize = 64;
 
 impl Inner {
     /// Spends leases where there are any and checks the other charges in Redis, unless the denial cache has the
     /// verdict.
-    pub(super) async fn spend_or_ask(
+    pub(super) async fn spend_or_call(
         self: &Arc<Self>,
         charges: &[Charge],
         now: Time,
     ) -> Result<Verdict, StoreError> {
-        let mut chores = Chores::default();
-        let spent: SmallVec<[Option<Spent>; 4]> =
-            charges.iter().map(|charge| self.leases.spend(charge, now, &mut chores)).collect();
-        self.start(chores);
+        let mut tasks = LeaseTasks::default();
+        let spent: SmallVec<[Option<SpentUnits>; 4]> =
+            charges.iter().map(|charge| self.leases.spend(charge, now, &mut tasks)).collect();
+        self.start(tasks);
         if spent.iter().all(Option::is_none) {
-            if let Some(verdict) = self.denials.known(charges, now) {
+            if let Some(verdict) = self.denials.get(charges, now) {
                 return Ok(verdict);
             }
-            let verdict = self.ask(charges, false, None).await?;
+            let verdict = self.call(charges, false, None).await?;
             // In a cluster, keys in several hash slots may be charged briefly by a request that is denied and
             // refunded, so their denials are not cached.
             if !self.servers.is_cluster() || charges.iter().all(|charge| charge.key == charges[0].key) {
-                self.denials.learn(charges, &verdict, now);
+                self.denials.insert(charges, &verdict, now);
             }
             return Ok(verdict);
         }
-        let spending = Spending { inner: self, charges, spent };
+        let guard = SpendGuard { inner: self, charges, spent };
         let others: SmallVec<[Charge; 4]> =
-            spending.each().filter(|(_, spent)| spent.is_none()).map(|(charge, _)| *charge).collect();
-        let told = match others.is_empty() {
+            guard.each().filter(|(_, spent)| spent.is_none()).map(|(charge, _)| *charge).collect();
+        let verdict = match others.is_empty() {
             true => Verdict::default(),
-            false => self.ask(&others, false, None).await?,
+            false => self.call(&others, false, None).await?,
         };
-        let is_allowed = told.allowed();
+        let is_allowed = verdict.allowed();
         // The earliest charge of all: a later refund then returns at most what still counts for each limit.
-        let taken = spending.each().filter_map(|(_, spent)| spent.as_ref().map(|spent| spent.taken_at));
-        let at = taken.chain((!others.is_empty()).then_some(told.at)).min().unwrap_or(now);
-        let mut told = told.decisions.into_iter();
-        let decisions = spending.each().map(|(charge, spent)| match spent {
-            Some(Spent { decision, .. }) if is_allowed => *decision,
+        let taken = guard.each().filter_map(|(_, spent)| spent.as_ref().map(|spent| spent.taken_at));
+        let at = taken.chain((!others.is_empty()).then_some(verdict.at)).min().unwrap_or(now);
+        let mut decided = verdict.decisions.into_iter();
+        let decisions = guard.each().map(|(charge, spent)| match spent {
+            Some(SpentUnits { decision, .. }) if is_allowed => *decision,
             // The spend is reversed.
-            Some(Spent { decision, .. }) => Decision {
+            Some(SpentUnits { decision, .. }) => Decision {
                 remaining: decision.remaining.saturating_add(charge.cost).min(decision.limit),
                 ..*decision
             },
-            None => told.next().unwrap_or(NO_LIMIT),
+            None => decided.next().unwrap_or(NO_LIMIT),
         });
         let decisions = decisions.collect();
         if is_allowed {
-            spending.keep();
+            guard.keep();
         }
         Ok(Verdict { decisions, at, ..Verdict::default() })
     }
 
     /// Starts background tasks.
-    fn start(self: &Arc<Self>, chores: Chores) {
-        for charge in chores.take {
+    fn start(self: &Arc<Self>, tasks: LeaseTasks) {
+        for charge in tasks.take {
             let inner = self.clone();
-            tokio::spawn(async move { inner.take_ahead(charge).await });
+            tokio::spawn(async move { inner.request_lease(charge).await });
         }
-        if !chores.refund.is_empty() {
+        if !tasks.refund.is_empty() {
             let inner = self.clone();
-            tokio::spawn(async move { inner.refund_all(chores.refund).await });
+            tokio::spawn(async move { inner.refund_all(tasks.refund).await });
         }
     }
 
     /// Takes a lease.
-    async fn take_ahead(&self, charge: Charge) {
-        let asked_at = self.clock.now();
-        let told = self.carry_out(&charge, What::Make).await.ok();
-        let told = told.and_then(|told| Some((*told.verdict.decisions.first()?, told.at)));
-        if let Some(unspent) = self.leases.taken(charge, asked_at, self.clock.now(), told) {
+    async fn request_lease(&self, charge: Charge) {
+        let requested_at = self.clock.now();
+        let reply = self.execute(&charge, ChargeOp::Charge).await.ok();
+        let reply = reply.and_then(|reply| Some((*reply.verdict.decisions.first()?, reply.at)));
+        if let Some(unspent) = self.leases.store_lease(charge, requested_at, self.clock.now(), reply) {
             self.refund_all(vec![unspent]).await;
         }
     }
 
-    pub(super) async fn refund_all(&self, unspent: Vec<Unspent>) {
+    pub(super) async fn refund_all(&self, unspent: Vec<UnspentUnits>) {
         // Bounded concurrency; concurrent refunds share calls.
-        for unspent in unspent.chunks(GIVEN_BACK_AT_ONCE) {
+        for unspent in unspent.chunks(CONCURRENT_REFUNDS) {
             join_all(unspent.iter().map(|unspent| self.refund_one(*unspent))).await;
         }
     }
 
-    async fn refund_one(&self, unspent: Unspent) {
-        let refunded = self.carry_out(&unspent.charge, What::GiveBack(Some(unspent.taken_at))).await;
+    async fn refund_one(&self, unspent: UnspentUnits) {
+        let refunded = self.execute(&unspent.charge, ChargeOp::Refund(Some(unspent.taken_at))).await;
         // Refunds that were not sent are retried. Others may have been applied, and a retry could refund twice.
-        if let Err(StoreError::Away | StoreError::Busy | StoreError::Unreachable(_)) = refunded {
-            self.leases.keep(unspent);
+        if let Err(StoreError::CircuitOpen | StoreError::Overloaded | StoreError::Unreachable(_)) = refunded {
+            self.leases.keep_refund(unspent);
         }
     }
 
-    async fn carry_out(&self, charge: &Charge, what: What) -> Result<Told, StoreError> {
+    async fn execute(&self, charge: &Charge, op: ChargeOp) -> Result<Reply, StoreError> {
         let item = self.item(charge);
         let slot = self.servers.slot(&item.key);
-        let task = Task::Charge { items: smallvec![item], what, at: None };
-        self.servers.carry_out(slot, task, UNHURRIED).await
+        let task = Task::Charge { items: smallvec![item], op, at: None };
+        self.servers.execute(slot, task, BACKGROUND_TIMEOUT).await
     }
 }
 
 /// Units a request has spent, until its verdict is known. Dropping this reverses the spend, because the request was
 /// denied or cancelled.
-struct Spending<'a> {
+struct SpendGuard<'a> {
     inner: &'a Arc<Inner>,
     charges: &'a [Charge],
-    spent: SmallVec<[Option<Spent>; 4]>,
+    spent: SmallVec<[Option<SpentUnits>; 4]>,
 }
 
-impl Spending<'_> {
-    fn each(&self) -> impl Iterator<Item = (&Charge, &Option<Spent>)> {
+impl SpendGuard<'_> {
+    fn each(&self) -> impl Iterator<Item = (&Charge, &Option<SpentUnits>)> {
         self.charges.iter().zip(&self.spent)
     }
 
@@ -134,11 +134,11 @@ impl Spending<'_> {
     }
 }
 
-impl Drop for Spending<'_> {
+impl Drop for SpendGuard<'_> {
     fn drop(&mut self) {
         let leases = &self.inner.leases;
         let too_late = self.each().filter_map(|(charge, spent)| leases.unspend(charge, spent.as_ref()?));
-        too_late.for_each(|unspent| leases.keep(unspent));
+        too_late.for_each(|unspent| leases.keep_refund(unspent));
     }
 }
 

@@ -9,14 +9,14 @@ use crate::when::When;
 /// response has ended.
 ///
 /// ```
-/// use ratekeeper_rules::key::{Key, Part};
-/// use ratekeeper_rules::slots::Slots;
+/// use ratekeeper_rules::key::{Key, KeyPart};
+/// use ratekeeper_rules::concurrency::InFlightLimit;
 ///
-/// let slots = Slots::new("per-user", 20).key(Key::of(Part::header("X-User-Id")));
-/// assert_eq!((slots.most, slots.is_shadow), (20, false));
+/// let limit = InFlightLimit::new("per-user", 20).key(Key::of(KeyPart::header("X-User-Id")));
+/// assert_eq!((limit.max, limit.is_shadow), (20, false));
 /// ```
 #[derive(Clone, Debug)]
-pub struct Slots {
+pub struct InFlightLimit {
     /// The limit's name, which responses report.
     pub name: String,
     /// Whose permits a request takes.
@@ -24,34 +24,40 @@ pub struct Slots {
     /// Which requests the limit applies to.
     pub when: When,
     /// Maximum requests in flight; 0 denies every request.
-    pub most: u32,
+    pub max: u32,
     /// Shadow: evaluated and reported, never enforced.
     pub is_shadow: bool,
 }
 
-impl Slots {
-    /// At most `most` requests in flight, over all clients.
-    pub fn new(name: &str, most: u32) -> Slots {
-        Slots { name: name.to_owned(), key: Key::global(), when: When::default(), most, is_shadow: false }
+impl InFlightLimit {
+    /// At most `max` requests in flight, over all clients.
+    pub fn new(name: &str, max: u32) -> InFlightLimit {
+        InFlightLimit {
+            name: name.to_owned(),
+            key: Key::global(),
+            when: When::default(),
+            max,
+            is_shadow: false,
+        }
     }
 
     /// Sets whose permits a request takes.
     #[must_use]
-    pub fn key(mut self, key: Key) -> Slots {
+    pub fn key(mut self, key: Key) -> InFlightLimit {
         self.key = key;
         self
     }
 
     /// Sets which requests the limit applies to.
     #[must_use]
-    pub fn when(mut self, when: When) -> Slots {
+    pub fn when(mut self, when: When) -> InFlightLimit {
         self.when = when;
         self
     }
 
     /// Makes it a shadow limit: evaluated and reported, never enforced.
     #[must_use]
-    pub fn shadow(mut self) -> Slots {
+    pub fn shadow(mut self) -> InFlightLimit {
         self.is_shadow = true;
         self
     }
@@ -60,10 +66,13 @@ impl Slots {
     ///
     /// # Errors
     /// If a pattern contains text that never occurs in paths normalised this way.
-    pub fn spelt(mut self, spelling: PathNormalization) -> Result<Slots, PatternError> {
-        self.key = self.key.spelt(spelling)?;
+    pub fn with_normalization(
+        mut self,
+        normalization: PathNormalization,
+    ) -> Result<InFlightLimit, PatternError> {
+        self.key = self.key.with_normalization(normalization)?;
         for pattern in &mut self.when.paths {
-            *pattern = pattern.spelt(spelling)?;
+            *pattern = pattern.with_normalization(normalization)?;
         }
         Ok(self)
     }
@@ -72,7 +81,7 @@ impl Slots {
     ///
     /// # Errors
     /// If the request has no key and the limit requires one; `text` is then unchanged. A shadow limit never fails.
-    pub fn ask(&self, request: &impl Request, text: &mut Vec<u8>) -> Result<bool, NoKey> {
+    pub fn write_key(&self, request: &impl Request, text: &mut Vec<u8>) -> Result<bool, NoKey> {
         if !self.when.fits(request) {
             return Ok(false);
         }

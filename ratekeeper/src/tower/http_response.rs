@@ -3,15 +3,15 @@
 use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName, RETRY_AFTER};
 use http::{HeaderMap, HeaderValue, Response, StatusCode};
-use ratekeeper_rules::answer::{Answer, Header, Merged, merged};
+use ratekeeper_rules::response::{Header, LimitResponse, MergedHeader, merge_header};
 use smallvec::SmallVec;
 
 use super::body::ResponseBody;
-use super::engine::{ANSWER, NotAsked, leave};
+use super::engine::{RESPONSE, RequestRejection, return_buffer};
 
 /// A header to add to a response.
 #[derive(Debug)]
-pub(crate) struct Note {
+pub(crate) struct ResponseHeader {
     name: &'static str,
     value: HeaderValue,
     /// Whether the header is a list, so that the upstream's members can be kept.
@@ -19,7 +19,7 @@ pub(crate) struct Note {
 }
 
 /// Inline capacity for the default header set.
-pub(crate) type Notes = SmallVec<[Note; 2]>;
+pub(crate) type ResponseHeaders = SmallVec<[ResponseHeader; 2]>;
 
 const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
 const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
@@ -39,23 +39,23 @@ fn header_name(name: &'static str) -> HeaderName {
     }
 }
 
-impl Note {
-    pub(crate) fn new(header: Header<'_>) -> Option<Note> {
+impl ResponseHeader {
+    pub(crate) fn new(header: Header<'_>) -> Option<ResponseHeader> {
         let value = match header.value {
             // Comparing is faster than parsing, as for names.
             "no-store" => HeaderValue::from_static("no-store"),
             "application/problem+json" => HeaderValue::from_static("application/problem+json"),
             other => HeaderValue::from_str(other).ok()?,
         };
-        Some(Note { name: header.name, value, is_list: header.is_list })
+        Some(ResponseHeader { name: header.name, value, is_list: header.is_list })
     }
 }
 
 /// Adds rate limit headers to a response and merges them with those of the upstream.
-pub(crate) fn tell(headers: &mut HeaderMap, notes: Notes) {
+pub(crate) fn add_headers(headers: &mut HeaderMap, ours: ResponseHeaders) {
     // If the upstream sends a single value, none of ours is added: a mixture would describe no limit.
-    let has_theirs = notes.iter().any(|note| !note.is_list && headers.contains_key(note.name));
-    for Note { name, value, is_list } in notes {
+    let has_theirs = ours.iter().any(|header| !header.is_list && headers.contains_key(header.name));
+    for ResponseHeader { name, value, is_list } in ours {
         let name = header_name(name);
         if is_list && headers.contains_key(&name) {
             join(headers, name, value);
@@ -69,9 +69,9 @@ pub(crate) fn tell(headers: &mut HeaderMap, notes: Notes) {
 /// Merges our list members into the upstream's list.
 fn join(headers: &mut HeaderMap, name: HeaderName, ours: HeaderValue) {
     let Ok(text) = ours.to_str() else { return };
-    let both = match merged(headers.get_all(&name).iter().map(HeaderValue::as_bytes), text) {
-        Merged::Joined(both) => HeaderValue::from_str(&both).ok(),
-        Merged::Beside(_) => None,
+    let both = match merge_header(headers.get_all(&name).iter().map(HeaderValue::as_bytes), text) {
+        MergedHeader::Joined(both) => HeaderValue::from_str(&both).ok(),
+        MergedHeader::Separate(_) => None,
     };
     let _ = match both {
         Some(both) => headers.try_insert(name, both).map(|_| ()),
@@ -81,22 +81,22 @@ fn join(headers: &mut HeaderMap, name: HeaderName, ours: HeaderValue) {
 
 /// A response sent instead of the service's.
 #[derive(Debug)]
-pub(crate) struct Told {
+pub(crate) struct LocalResponse {
     status: StatusCode,
     headers: HeaderMap,
     body: Bytes,
 }
 
-impl Told {
+impl LocalResponse {
     pub(crate) fn into_response<B>(self) -> Response<ResponseBody<B>> {
-        let mut response = Response::new(ResponseBody::told(self.body));
+        let mut response = Response::new(ResponseBody::local(self.body));
         *response.status_mut() = self.status;
         *response.headers_mut() = self.headers;
         response
     }
 
     /// Converts the response for a gRPC call: a trailers-only response with the status in `grpc-status`.
-    fn into_grpc(mut self, call: GrpcCall, code: &'static str, message: &str) -> Told {
+    fn into_grpc(mut self, call: GrpcCall, code: &'static str, message: &str) -> LocalResponse {
         self.headers.insert(CONTENT_TYPE, call.0);
         self.headers.insert("grpc-status", HeaderValue::from_static(code));
         // `%` starts an escape in `grpc-message`, and none of our messages contains one.
@@ -104,7 +104,7 @@ impl Told {
         if let Ok(message) = HeaderValue::from_str(&message) {
             self.headers.insert("grpc-message", message);
         }
-        Told { status: StatusCode::OK, headers: self.headers, body: Bytes::new() }
+        LocalResponse { status: StatusCode::OK, headers: self.headers, body: Bytes::new() }
     }
 }
 
@@ -132,67 +132,71 @@ const INTERNAL: &str = "13";
 const UNAVAILABLE: &str = "14";
 
 /// The response to a request that its limits deny; `is_closed` if only because the store is unavailable.
-pub(crate) fn denied(answer: Answer, is_closed: bool, grpc: Option<GrpcCall>) -> Told {
-    let status = answer.status().and_then(|status| StatusCode::from_u16(status).ok());
-    let mut told = Told {
+pub(crate) fn denial_response(
+    limit_response: LimitResponse,
+    is_closed: bool,
+    grpc: Option<GrpcCall>,
+) -> LocalResponse {
+    let status = limit_response.status().and_then(|status| StatusCode::from_u16(status).ok());
+    let mut response = LocalResponse {
         status: status.unwrap_or(StatusCode::TOO_MANY_REQUESTS),
         headers: HeaderMap::with_capacity(HEADERS_USUAL),
         body: Bytes::new(),
     };
-    for Note { name, value, .. } in answer.headers().filter_map(Note::new) {
-        told.headers.insert(header_name(name), value);
+    for ResponseHeader { name, value, .. } in limit_response.headers().filter_map(ResponseHeader::new) {
+        response.headers.insert(header_name(name), value);
     }
-    let told = match grpc {
-        None => Told { body: Bytes::copy_from_slice(answer.body().as_bytes()), ..told },
+    let response = match grpc {
+        None => LocalResponse { body: Bytes::copy_from_slice(limit_response.body().as_bytes()), ..response },
         Some(call) => {
             let (code, why) = match is_closed {
                 true => (UNAVAILABLE, "less capacity than usual for now"),
                 false => (RESOURCE_EXHAUSTED, "too many requests"),
             };
-            match answer.header(RETRY_AFTER.as_str()) {
-                Some(wait) => told.into_grpc(call, code, &format!("{why}; try again in {wait} s")),
-                None => told.into_grpc(call, code, why),
+            match limit_response.header(RETRY_AFTER.as_str()) {
+                Some(wait) => response.into_grpc(call, code, &format!("{why}; try again in {wait} s")),
+                None => response.into_grpc(call, code, why),
             }
         }
     };
-    leave(&ANSWER, answer);
-    told
+    return_buffer(&RESPONSE, limit_response);
+    response
 }
 
 /// The response to a request that is rejected before any limit is checked.
-pub(crate) fn not_asked(why: &NotAsked, grpc: Option<GrpcCall>) -> Told {
+pub(crate) fn rejection_response(why: &RequestRejection, grpc: Option<GrpcCall>) -> LocalResponse {
     match why {
-        NotAsked::Bad(why) => problem(StatusCode::BAD_REQUEST, INVALID_ARGUMENT, why, grpc),
-        NotAsked::Forbidden(_) => {
+        RequestRejection::Malformed(why) => problem(StatusCode::BAD_REQUEST, INVALID_ARGUMENT, why, grpc),
+        RequestRejection::Forbidden(_) => {
             problem(StatusCode::FORBIDDEN, PERMISSION_DENIED, "this client is not let in", grpc)
         }
-        NotAsked::NoPeer => problem(
+        RequestRejection::NoPeer => problem(
             StatusCode::INTERNAL_SERVER_ERROR,
             INTERNAL,
-            "the limiter was not told from where requests come; see ratekeeper::tower::Builder::peer",
+            "the limiter was not told from where requests come; see ratekeeper::tower::LayerBuilder::peer",
             grpc,
         ),
     }
 }
 
 /// The response to a request that would have to wait while the maximum number of requests waits.
-pub(crate) fn busy(grpc: Option<GrpcCall>) -> Told {
+pub(crate) fn overload_response(grpc: Option<GrpcCall>) -> LocalResponse {
     let why = "too many requests wait already";
-    let mut told = problem(StatusCode::SERVICE_UNAVAILABLE, UNAVAILABLE, why, grpc);
-    told.headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
-    told
+    let mut response = problem(StatusCode::SERVICE_UNAVAILABLE, UNAVAILABLE, why, grpc);
+    response.headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
+    response
 }
 
-fn problem(status: StatusCode, code: &'static str, detail: &str, grpc: Option<GrpcCall>) -> Told {
+fn problem(status: StatusCode, code: &'static str, detail: &str, grpc: Option<GrpcCall>) -> LocalResponse {
     let mut headers = HeaderMap::new();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     let title = status.canonical_reason().unwrap_or("Refused");
-    let body = ratekeeper_rules::answer::problem(status.as_u16(), title, detail);
-    let told = Told { status, headers, body: body.into() };
+    let body = ratekeeper_rules::response::problem(status.as_u16(), title, detail);
+    let response = LocalResponse { status, headers, body: body.into() };
     match grpc {
-        Some(call) => told.into_grpc(call, code, detail),
-        None => told,
+        Some(call) => response.into_grpc(call, code, detail),
+        None => response,
     }
 }
 
@@ -200,7 +204,7 @@ fn problem(status: StatusCode, code: &'static str, detail: &str, grpc: Option<Gr
 mod tests {
     use super::*;
 
-    fn answered(content_type: &'static str) -> Option<HeaderValue> {
+    fn grpc_content_type_of(content_type: &'static str) -> Option<HeaderValue> {
         let mut headers = HeaderMap::new();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
         GrpcCall::of(&headers).map(|call| call.0)
@@ -209,13 +213,13 @@ mod tests {
     #[test]
     fn grpc_calls_are_recognised_by_content_type() {
         for kind in ["application/grpc", "application/grpc+proto", "application/grpc;charset=utf-8"] {
-            assert_eq!(answered(kind).unwrap(), "application/grpc");
+            assert_eq!(grpc_content_type_of(kind).unwrap(), "application/grpc");
         }
         for kind in ["application/grpc-web", "application/grpc-web-text+proto"] {
-            assert_eq!(answered(kind).unwrap(), kind);
+            assert_eq!(grpc_content_type_of(kind).unwrap(), kind);
         }
         for kind in ["application/json", "application/grpcs", "text/plain; application/grpc"] {
-            assert_eq!(answered(kind), None, "{kind}");
+            assert_eq!(grpc_content_type_of(kind), None, "{kind}");
         }
         assert!(GrpcCall::of(&HeaderMap::new()).is_none());
     }

@@ -6,7 +6,7 @@
 /// characters are removed.
 ///
 /// ```
-/// let body = ratekeeper_rules::answer::problem(404, "Not Found", "there is no limit \"a\"");
+/// let body = ratekeeper_rules::response::problem(404, "Not Found", "there is no limit \"a\"");
 /// assert_eq!(body, r#"{"type":"about:blank","title":"Not Found","status":404,"detail":"there is no limit a"}"#);
 /// ```
 pub fn problem(status: u16, title: &str, detail: &str) -> String {

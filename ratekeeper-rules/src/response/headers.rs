@@ -6,7 +6,7 @@ use ratekeeper_core::{Limit, Rate};
 
 use super::text::{INTEGER_MAX, push_bytes, push_integer};
 use super::wait::seconds;
-use super::{Applied, Situation};
+use super::{LimitDecision, ResponseContext};
 
 /// Which headers describe the limits of a request, by the name used in a configuration.
 ///
@@ -27,14 +27,14 @@ use super::{Applied, Situation};
 /// remaining; the first if several are equal.
 ///
 /// ```
-/// use ratekeeper_rules::answer::HeaderSet;
+/// use ratekeeper_rules::response::HeaderSet;
 ///
 /// assert_eq!(HeaderSet::default().name(), "ietf");
 /// assert!(HeaderSet::named("github").is_some());
 /// assert_eq!(HeaderSet::named("gitlab"), None);
 /// ```
 #[derive(Clone, Copy)]
-pub struct HeaderSet(&'static Set);
+pub struct HeaderSet(&'static HeaderTable);
 
 impl HeaderSet {
     /// The set of this name.
@@ -52,7 +52,7 @@ impl HeaderSet {
         self.0.name
     }
 
-    pub(super) fn lines(self) -> &'static [Line] {
+    pub(super) fn lines(self) -> &'static [HeaderSpec] {
         self.0.lines
     }
 }
@@ -78,27 +78,27 @@ impl fmt::Debug for HeaderSet {
     }
 }
 
-struct Set {
+struct HeaderTable {
     name: &'static str,
-    lines: &'static [Line],
+    lines: &'static [HeaderSpec],
 }
 
 /// One header of a set.
-pub(super) struct Line {
+pub(super) struct HeaderSpec {
     pub(super) name: &'static str,
-    value: Value,
+    value: ValueSpec,
 }
 
-enum Value {
+enum ValueSpec {
     /// A structured field List with one member per limit: an item, and its parameters if present.
-    List(Part, &'static [(&'static str, Part)]),
+    List(Attribute, &'static [(&'static str, Attribute)]),
     /// One value of the binding limit.
-    Single(Part),
+    Single(Attribute),
 }
 
 /// A value that describes a limit and its decision.
 #[derive(Clone, Copy)]
-enum Part {
+enum Attribute {
     /// The policy's name, as a String.
     QuotedName,
     /// The policy's name without quotes.
@@ -122,21 +122,25 @@ enum Part {
     Partition,
 }
 
-use Part::{
+use Attribute::{
     Cost, Partition, PerSecond, PlainName, Quota, QuotedName, Remaining, ResetDelta, ResetEpoch, Until, Used,
     Window,
 };
 
-const fn list(name: &'static str, item: Part, parameters: &'static [(&'static str, Part)]) -> Line {
-    Line { name, value: Value::List(item, parameters) }
+const fn list(
+    name: &'static str,
+    item: Attribute,
+    parameters: &'static [(&'static str, Attribute)],
+) -> HeaderSpec {
+    HeaderSpec { name, value: ValueSpec::List(item, parameters) }
 }
 
-const fn single(name: &'static str, part: Part) -> Line {
-    Line { name, value: Value::Single(part) }
+const fn single(name: &'static str, attribute: Attribute) -> HeaderSpec {
+    HeaderSpec { name, value: ValueSpec::Single(attribute) }
 }
 
 /// draft-ietf-httpapi-ratelimit-headers-08 to -11. The unit `qu` is omitted because requests are the default.
-static IETF: Set = Set {
+static IETF: HeaderTable = HeaderTable {
     name: "ietf",
     lines: &[
         list("ratelimit", QuotedName, &[("r", Remaining), ("t", Until), ("pk", Partition)]),
@@ -144,8 +148,8 @@ static IETF: Set = Set {
     ],
 };
 
-static OTHERS: &[Set] = &[
-    Set {
+static OTHERS: &[HeaderTable] = &[
+    HeaderTable {
         name: "draft6",
         lines: &[
             single("ratelimit-limit", Quota),
@@ -154,7 +158,7 @@ static OTHERS: &[Set] = &[
             list("ratelimit-policy", Quota, &[("w", Window)]),
         ],
     },
-    Set {
+    HeaderTable {
         name: "legacy",
         lines: &[
             single("x-ratelimit-limit", Quota),
@@ -162,7 +166,7 @@ static OTHERS: &[Set] = &[
             single("x-ratelimit-reset", ResetDelta),
         ],
     },
-    Set {
+    HeaderTable {
         name: "legacy_epoch",
         lines: &[
             single("x-ratelimit-limit", Quota),
@@ -170,7 +174,7 @@ static OTHERS: &[Set] = &[
             single("x-ratelimit-reset", ResetEpoch),
         ],
     },
-    Set {
+    HeaderTable {
         name: "github",
         lines: &[
             single("x-ratelimit-limit", Quota),
@@ -180,7 +184,7 @@ static OTHERS: &[Set] = &[
             single("x-ratelimit-resource", PlainName),
         ],
     },
-    Set {
+    HeaderTable {
         name: "spring",
         lines: &[
             single("x-ratelimit-remaining", Remaining),
@@ -189,40 +193,40 @@ static OTHERS: &[Set] = &[
             single("x-ratelimit-requested-tokens", Cost),
         ],
     },
-    Set { name: "none", lines: &[] },
+    HeaderTable { name: "none", lines: &[] },
 ];
 
-impl Line {
+impl HeaderSpec {
     pub(super) fn is_list(&self) -> bool {
-        matches!(self.value, Value::List(..))
+        matches!(self.value, ValueSpec::List(..))
     }
 
     /// Appends the value. `binding` is one of `limits`, of which there is at least one.
     pub(super) fn push(
         &self,
         text: &mut String,
-        limits: &[Applied],
-        binding: &Applied,
-        situation: &Situation,
+        limits: &[LimitDecision],
+        binding: &LimitDecision,
+        context: &ResponseContext,
     ) {
         match self.value {
-            Value::Single(part) => {
-                if let Some(said) = part.of(binding, situation) {
-                    said.push(text);
+            ValueSpec::Single(attribute) => {
+                if let Some(value) = attribute.of(binding, context) {
+                    value.push(text);
                 }
             }
-            Value::List(item, parameters) => {
-                for (index, applied) in limits.iter().enumerate() {
+            ValueSpec::List(item, parameters) => {
+                for (index, limit_decision) in limits.iter().enumerate() {
                     text.push_str(if index == 0 { "" } else { ", " });
-                    if let Some(said) = item.of(applied, situation) {
-                        said.push(text);
+                    if let Some(value) = item.of(limit_decision, context) {
+                        value.push(text);
                     }
-                    for (key, part) in parameters {
-                        if let Some(said) = part.of(applied, situation) {
+                    for (key, attribute) in parameters {
+                        if let Some(value) = attribute.of(limit_decision, context) {
                             text.push(';');
                             text.push_str(key);
                             text.push('=');
-                            said.push(text);
+                            value.push(text);
                         }
                     }
                 }
@@ -231,40 +235,44 @@ impl Line {
     }
 }
 
-impl Part {
+impl Attribute {
     /// The value for a limit; None if there is none.
-    fn of<'a>(self, applied: &Applied<'a>, situation: &Situation) -> Option<Said<'a>> {
-        let (limit, remaining) = (applied.limit.limit(), applied.decision.remaining);
-        Some(Said::Number(match self {
-            QuotedName => return Some(Said::Text(applied.name.quoted())),
-            PlainName => return Some(Said::Text(applied.name.as_str())),
-            Partition => return applied.partition.map(Said::Bytes),
+    fn of<'a>(
+        self,
+        limit_decision: &LimitDecision<'a>,
+        context: &ResponseContext,
+    ) -> Option<AttributeValue<'a>> {
+        let (limit, remaining) = (limit_decision.limit.limit(), limit_decision.decision.remaining);
+        Some(AttributeValue::Number(match self {
+            QuotedName => return Some(AttributeValue::Text(limit_decision.name.quoted())),
+            PlainName => return Some(AttributeValue::Text(limit_decision.name.as_str())),
+            Partition => return limit_decision.partition.map(AttributeValue::Bytes),
             Quota => u64::from(limit),
             Remaining => u64::from(remaining),
             Used => u64::from(limit.saturating_sub(remaining)),
-            Window => window(applied.limit)?,
-            Until => applied.until(situation)?,
-            ResetDelta => applied.reset_delta(situation),
-            ResetEpoch => applied.reset_epoch(situation),
-            PerSecond => per_second(applied.limit),
-            Cost => u64::from(applied.cost),
+            Window => window(limit_decision.limit)?,
+            Until => limit_decision.until(context)?,
+            ResetDelta => limit_decision.reset_delta(context),
+            ResetEpoch => limit_decision.reset_epoch(context),
+            PerSecond => per_second(limit_decision.limit),
+            Cost => u64::from(limit_decision.cost),
         }))
     }
 }
 
 /// A value before it is written.
-enum Said<'a> {
+enum AttributeValue<'a> {
     Text(&'a str),
     Number(u64),
     Bytes(&'a [u8]),
 }
 
-impl Said<'_> {
+impl AttributeValue<'_> {
     fn push(&self, text: &mut String) {
         match *self {
-            Said::Text(said) => text.push_str(said),
-            Said::Number(number) => push_integer(text, number),
-            Said::Bytes(bytes) => push_bytes(text, bytes),
+            AttributeValue::Text(value) => text.push_str(value),
+            AttributeValue::Number(number) => push_integer(text, number),
+            AttributeValue::Bytes(bytes) => push_bytes(text, bytes),
         }
     }
 }

@@ -5,14 +5,14 @@ use super::text::push_escaped;
 /// The name by which responses identify a limit: printable ASCII, as a structured field String requires.
 ///
 /// ```
-/// use ratekeeper_rules::answer::PolicyName;
+/// use ratekeeper_rules::response::PolicyName;
 ///
 /// assert_eq!(PolicyName::new("per-user")?.as_str(), "per-user");
 /// assert_eq!(
 ///     PolicyName::new("täglich").unwrap_err().to_string(),
 ///     "the name of a policy has 'ä' at character 2; write it in printable ASCII"
 /// );
-/// # Ok::<(), ratekeeper_rules::answer::NameError>(())
+/// # Ok::<(), ratekeeper_rules::response::NameError>(())
 /// ```
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct PolicyName {

@@ -6,7 +6,9 @@ use proptest::prelude::*;
 use ratekeeper_core::{
     Algorithm, Decision, EdgePolicy, LeakyMode, Limit, LogPolicy, Rate, RefillStyle, Time, WindowAlign,
 };
-use ratekeeper_rules::answer::{Answer, Applied, HeaderSet, Jitter, PolicyName, Situation};
+use ratekeeper_rules::response::{
+    HeaderSet, Jitter, LimitDecision, LimitResponse, PolicyName, ResponseContext,
+};
 
 use super::check;
 
@@ -47,8 +49,8 @@ fn fresh(limit: &Limit) -> Key {
     fn key<A: Algorithm + Clone + 'static>(algorithm: &A) -> Key {
         let algorithm = algorithm.clone();
         let mut state = algorithm.fresh();
-        Box::new(move |now, cost, is_look| {
-            if is_look { algorithm.peek(&state, now, cost) } else { algorithm.decide(&mut state, now, cost) }
+        Box::new(move |now, cost, is_peek| {
+            if is_peek { algorithm.peek(&state, now, cost) } else { algorithm.decide(&mut state, now, cost) }
         })
     }
     match limit {
@@ -75,10 +77,10 @@ fn decide(keys: &mut [Key], now: Time, cost: u32) -> Vec<Decision> {
 
 /// The instant at which a client retries that reads one of the two headers, if there is one and it can be
 /// represented.
-fn comes_back(answer: &Answer, now: Time, by_epoch: bool) -> Option<Time> {
-    let wait: u64 = answer.header("retry-after")?.parse().unwrap();
+fn comes_back(response: &LimitResponse, now: Time, by_epoch: bool) -> Option<Time> {
+    let wait: u64 = response.header("retry-after")?.parse().unwrap();
     let instant = if by_epoch {
-        let epoch: u64 = answer.header("x-ratelimit-reset").unwrap().parse().unwrap();
+        let epoch: u64 = response.header("x-ratelimit-reset").unwrap().parse().unwrap();
         u128::from(epoch) * 1_000_000_000
     } else {
         u128::from(now.as_nanos()) + u128::from(wait) * 1_000_000_000
@@ -105,22 +107,25 @@ fn waiting_as_stated_admits_the_request() {
         }
         let shortest = limits.iter().map(Limit::window).min().unwrap_or(Duration::ZERO).as_nanos();
         let mut keys: Vec<Key> = limits.iter().map(fresh).collect();
-        let (mut now, mut answer) = (Time::from_nanos(start), Answer::default());
+        let (mut now, mut response) = (Time::from_nanos(start), LimitResponse::default());
         let set = HeaderSet::named(if by_epoch { "github" } else { "ietf" }).unwrap();
         for (gap, cost) in requests {
             let gap = u64::try_from(shortest * u128::from(gap) / 1_000).unwrap_or(0);
             now = now.saturating_add(Duration::from_nanos(gap));
             let decisions = decide(&mut keys, now, cost);
-            let applied: Vec<Applied> = limits
+            let limit: Vec<LimitDecision> = limits
                 .iter()
                 .zip(&decisions)
-                .map(|(limit, decision)| Applied { cost, ..Applied::new(&name, limit, *decision) })
+                .map(|(limit, decision)| LimitDecision {
+                    cost,
+                    ..LimitDecision::new(&name, limit, *decision)
+                })
                 .collect();
-            answer.write(set, &applied, &Situation { jitter, ..Situation::at(now) });
+            response.write(set, &limit, &ResponseContext { jitter, ..ResponseContext::at(now) });
             let can_pass = limits.iter().all(|limit| cost <= limit.limit());
-            let is_told = answer.header("retry-after").is_some();
-            prop_assert_eq!(is_told, answer.status().is_some() && can_pass);
-            let Some(later) = comes_back(&answer, now, by_epoch) else { continue };
+            let is_told = response.header("retry-after").is_some();
+            prop_assert_eq!(is_told, response.status().is_some() && can_pass);
+            let Some(later) = comes_back(&response, now, by_epoch) else { continue };
             let again = decide(&mut keys, later, cost);
             prop_assert!(again.iter().all(|decision| decision.allowed), "{again:?} at {later:?}");
             waited.set(waited.get() + 1);

@@ -5,11 +5,11 @@ use sfv::visitor::Ignored;
 
 /// How our value of a list header is sent with a response that already has one.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Merged<'a> {
+pub enum MergedHeader<'a> {
     /// One field line that replaces all of theirs and begins with their members unchanged.
     Joined(Cow<'a, str>),
     /// A separate field line; theirs are not changed.
-    Beside(&'a str),
+    Separate(&'a str),
 }
 
 /// Appends our members of a list header ([`Header::is_list`](super::Header::is_list)) to those of an upstream's
@@ -21,17 +21,20 @@ pub enum Merged<'a> {
 /// is a separate line. A strict client then ignores both, as it would have ignored theirs.
 ///
 /// ```
-/// use ratekeeper_rules::answer::{Merged, merged};
+/// use ratekeeper_rules::response::{MergedHeader, merge_header};
 ///
 /// let ours = r#""gateway";r=5;t=9"#;
 /// let both = r#""theirs";r=1, "gateway";r=5;t=9"#;
-/// assert_eq!(merged([r#""theirs";r=1"#], ours), Merged::Joined(both.into()));
-/// assert_eq!(merged(["limit=100, remaining=50"], ours), Merged::Beside(ours));
+/// assert_eq!(merge_header([r#""theirs";r=1"#], ours), MergedHeader::Joined(both.into()));
+/// assert_eq!(merge_header(["limit=100, remaining=50"], ours), MergedHeader::Separate(ours));
 /// ```
-pub fn merged<'a, T: AsRef<[u8]>>(theirs: impl IntoIterator<Item = T>, ours: &'a str) -> Merged<'a> {
+pub fn merge_header<'a, T: AsRef<[u8]>>(
+    theirs: impl IntoIterator<Item = T>,
+    ours: &'a str,
+) -> MergedHeader<'a> {
     let mut joined = String::new();
     for line in theirs {
-        let Some(line) = valid_list(line.as_ref()) else { return Merged::Beside(ours) };
+        let Some(line) = valid_list(line.as_ref()) else { return MergedHeader::Separate(ours) };
         // An empty line is an empty List.
         if !line.is_empty() {
             joined.push_str(line);
@@ -39,10 +42,10 @@ pub fn merged<'a, T: AsRef<[u8]>>(theirs: impl IntoIterator<Item = T>, ours: &'a
         }
     }
     if joined.is_empty() {
-        return Merged::Joined(Cow::Borrowed(ours));
+        return MergedHeader::Joined(Cow::Borrowed(ours));
     }
     joined.push_str(ours);
-    Merged::Joined(Cow::Owned(joined))
+    MergedHeader::Joined(Cow::Owned(joined))
 }
 
 /// The line without surrounding white space, if it is a structured field List.
@@ -58,9 +61,9 @@ mod tests {
     const OURS: &str = r#""ours";r=1"#;
 
     fn joined(theirs: &[&str]) -> Option<String> {
-        match merged(theirs, OURS) {
-            Merged::Joined(value) => Some(value.into_owned()),
-            Merged::Beside(ours) => {
+        match merge_header(theirs, OURS) {
+            MergedHeader::Joined(value) => Some(value.into_owned()),
+            MergedHeader::Separate(ours) => {
                 assert_eq!(ours, OURS);
                 None
             }
@@ -102,6 +105,6 @@ mod tests {
         ] {
             assert_eq!(joined(theirs), None, "{theirs:?}");
         }
-        assert_eq!(merged([b"\xff".as_slice()], OURS), Merged::Beside(OURS));
+        assert_eq!(merge_header([b"\xff".as_slice()], OURS), MergedHeader::Separate(OURS));
     }
 }

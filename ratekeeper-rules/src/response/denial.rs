@@ -5,7 +5,7 @@ use std::fmt;
 use ratekeeper_core::RetryAfter;
 
 use super::text::{push_escaped, push_integer};
-use super::{Applied, PolicyName, Situation};
+use super::{LimitDecision, PolicyName, ResponseContext};
 
 /// A problem type, as the draft of the `RateLimit` fields registers it for RFC 9457.
 pub(super) struct Problem {
@@ -54,7 +54,7 @@ const PLAIN_TEXT: &str = "text/plain; charset=utf-8";
 /// text. A content type without a body applies to the default body.
 ///
 /// ```
-/// use ratekeeper_rules::answer::DenialResponse;
+/// use ratekeeper_rules::response::DenialResponse;
 ///
 /// // nginx's auth_request passes on a 403, but turns a 429 into an error of its own.
 /// let custom = DenialResponse::default().with_status(403)?;
@@ -62,7 +62,7 @@ const PLAIN_TEXT: &str = "text/plain; charset=utf-8";
 ///
 /// assert!(custom.clone().with_status(42).is_err());
 /// assert!(custom.with_content_type("text/plain\r\nSet-Cookie: a=b").is_err());
-/// # Ok::<(), ratekeeper_rules::answer::DenialResponseError>(())
+/// # Ok::<(), ratekeeper_rules::response::DenialResponseError>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DenialResponse {
@@ -132,7 +132,7 @@ impl std::error::Error for DenialResponseError {}
 
 /// A denial about to be written, with its problem type and customisation resolved.
 pub(super) struct Denial<'a> {
-    limits: &'a [Applied<'a>],
+    limits: &'a [LimitDecision<'a>],
     problem: Problem,
     custom: Option<&'a DenialResponse>,
     retry_after: Option<u64>,
@@ -141,12 +141,12 @@ pub(super) struct Denial<'a> {
 impl<'a> Denial<'a> {
     /// `binding` is the limit whose custom response applies.
     pub(super) fn new(
-        limits: &'a [Applied<'a>],
-        binding: &Applied<'a>,
-        situation: &Situation,
+        limits: &'a [LimitDecision<'a>],
+        binding: &LimitDecision<'a>,
+        context: &ResponseContext,
         retry_after: Option<u64>,
     ) -> Denial<'a> {
-        let problem = if situation.is_degraded { REDUCED_CAPACITY } else { QUOTA_EXCEEDED };
+        let problem = if context.is_degraded { REDUCED_CAPACITY } else { QUOTA_EXCEEDED };
         Denial { limits, problem, custom: binding.custom, retry_after }
     }
 
@@ -171,11 +171,11 @@ impl<'a> Denial<'a> {
         }
         self.problem.push_head(text, self.status());
         self.push_detail(text);
-        push_violated(text, self.denied().map(|applied| applied.name));
+        push_violated(text, self.denied().map(|limit_decision| limit_decision.name));
     }
 
-    fn denied(&self) -> impl Iterator<Item = &'a Applied<'a>> + Clone {
-        self.limits.iter().filter(|applied| !applied.decision.allowed)
+    fn denied(&self) -> impl Iterator<Item = &'a LimitDecision<'a>> + Clone {
+        self.limits.iter().filter(|limit_decision| !limit_decision.decision.allowed)
     }
 
     /// Appends a sentence for people, escaped for JSON: which limit denied, and how long to wait.
@@ -188,13 +188,15 @@ impl<'a> Denial<'a> {
         });
         // A request that is never allowed now may be allowed once full capacity is restored.
         if self.retry_after.is_none() && !is_degraded {
-            let never = |applied: &&Applied| applied.decision.retry_after == RetryAfter::Never;
-            let is_one = push_names(text, self.denied().filter(never).map(|applied| applied.name));
+            let never =
+                |limit_decision: &&LimitDecision| limit_decision.decision.retry_after == RetryAfter::Never;
+            let is_one =
+                push_names(text, self.denied().filter(never).map(|limit_decision| limit_decision.name));
             text.push_str(if is_one { " never admits" } else { " never admit" });
             text.push_str(" a request of this cost, so waiting does not help.");
             return;
         }
-        let is_one = push_names(text, self.denied().map(|applied| applied.name));
+        let is_one = push_names(text, self.denied().map(|limit_decision| limit_decision.name));
         text.push_str(if is_one { " does" } else { " do" });
         text.push_str(" not admit this request yet.");
         if let Some(wait) = self.retry_after {

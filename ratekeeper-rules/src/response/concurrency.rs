@@ -2,21 +2,21 @@
 
 use super::denial::{PROBLEM_JSON, QUOTA_EXCEEDED, REDUCED_CAPACITY, push_names, push_violated};
 use super::text::push_integer;
-use super::{Answer, HeaderSet, PolicyName};
+use super::{HeaderSet, LimitResponse, PolicyName};
 
 /// A concurrency limit whose permits are all in use.
 #[derive(Clone, Copy, Debug)]
-pub struct Full<'a> {
+pub struct ExhaustedLimit<'a> {
     /// The name that responses report.
     pub name: &'a PolicyName,
     /// Maximum requests in flight.
-    pub most: u32,
+    pub max: u32,
 }
 
 /// The end of a request in flight cannot be predicted, so a denied client may retry soon.
 const RETRY_AFTER_SECS: u64 = 1;
 
-impl Answer {
+impl LimitResponse {
     /// Writes the response to a request that these limits deny, over the previous one. `is_degraded` if it is denied
     /// only because the number of requests in flight is unknown.
     ///
@@ -24,26 +24,26 @@ impl Answer {
     /// `Retry-After`.
     ///
     /// ```
-    /// use ratekeeper_rules::answer::{Answer, Full, HeaderSet, PolicyName};
+    /// use ratekeeper_rules::response::{LimitResponse, ExhaustedLimit, HeaderSet, PolicyName};
     ///
-    /// let (name, mut answer) = (PolicyName::new("per-user")?, Answer::default());
-    /// answer.write_full(HeaderSet::default(), &[Full { name: &name, most: 20 }], false);
-    /// assert_eq!((answer.status(), answer.header("retry-after")), (Some(429), Some("1")));
+    /// let (name, mut response) = (PolicyName::new("per-user")?, LimitResponse::default());
+    /// response.write_exhausted(HeaderSet::default(), &[ExhaustedLimit { name: &name, max: 20 }], false);
+    /// assert_eq!((response.status(), response.header("retry-after")), (Some(429), Some("1")));
     /// let policy = r#""per-user";q=20;qu="concurrent-requests""#;
-    /// assert_eq!(answer.header("ratelimit-policy"), Some(policy));
-    /// # Ok::<(), ratekeeper_rules::answer::NameError>(())
+    /// assert_eq!(response.header("ratelimit-policy"), Some(policy));
+    /// # Ok::<(), ratekeeper_rules::response::NameError>(())
     /// ```
-    pub fn write_full(&mut self, set: HeaderSet, full: &[Full], is_degraded: bool) {
+    pub fn write_exhausted(&mut self, set: HeaderSet, limits: &[ExhaustedLimit], is_degraded: bool) {
         self.text.clear();
         self.headers.clear();
         if set == HeaderSet::default() {
-            self.push_list("ratelimit", full, |text, _| {
+            self.push_list("ratelimit", limits, |text, _| {
                 text.push_str(";r=0;t=");
                 push_integer(text, RETRY_AFTER_SECS);
             });
-            self.push_list("ratelimit-policy", full, |text, most| {
+            self.push_list("ratelimit-policy", limits, |text, max| {
                 text.push_str(";q=");
-                push_integer(text, u64::from(most));
+                push_integer(text, u64::from(max));
                 text.push_str(r#";qu="concurrent-requests""#);
             });
         }
@@ -56,7 +56,7 @@ impl Answer {
 
         let problem = if is_degraded { REDUCED_CAPACITY } else { QUOTA_EXCEEDED };
         self.status = Some(problem.status);
-        let (text, names) = (&mut self.text, full.iter().map(|full| full.name));
+        let (text, names) = (&mut self.text, limits.iter().map(|limit| limit.name));
         problem.push_head(text, problem.status);
         text.push_str(if is_degraded {
             "The service has less capacity than usual for now, and the "
@@ -74,11 +74,16 @@ impl Answer {
         push_violated(text, names);
     }
 
-    fn push_list(&mut self, name: &'static str, full: &[Full], parameters: impl Fn(&mut String, u32)) {
-        for (index, Full { name, most }) in full.iter().enumerate() {
+    fn push_list(
+        &mut self,
+        name: &'static str,
+        limits: &[ExhaustedLimit],
+        parameters: impl Fn(&mut String, u32),
+    ) {
+        for (index, ExhaustedLimit { name, max }) in limits.iter().enumerate() {
             self.text.push_str(if index == 0 { "" } else { ", " });
             self.text.push_str(name.quoted());
-            parameters(&mut self.text, *most);
+            parameters(&mut self.text, *max);
         }
         self.end_header(name, true);
     }
@@ -88,21 +93,21 @@ impl Answer {
 mod tests {
     use super::*;
 
-    fn told(set: &str, names: &[&str], is_degraded: bool) -> Answer {
+    fn response(set: &str, names: &[&str], is_degraded: bool) -> LimitResponse {
         let names: Vec<_> = names.iter().map(|name| PolicyName::new(name).unwrap()).collect();
-        let full: Vec<_> = names.iter().map(|name| Full { name, most: 7 }).collect();
-        let mut answer = Answer::default();
-        answer.write_full(HeaderSet::named(set).unwrap(), &full, is_degraded);
-        answer
+        let limits: Vec<_> = names.iter().map(|name| ExhaustedLimit { name, max: 7 }).collect();
+        let mut response = LimitResponse::default();
+        response.write_exhausted(HeaderSet::named(set).unwrap(), &limits, is_degraded);
+        response
     }
 
     #[test]
     fn response_names_all_exhausted_limits() {
-        let answer = told("ietf", &["a", "b"], false);
-        assert_eq!(answer.header("ratelimit"), Some(r#""a";r=0;t=1, "b";r=0;t=1"#));
-        assert!(answer.headers().all(|header| header.is_list == header.name.starts_with("ratelimit")));
+        let response = response("ietf", &["a", "b"], false);
+        assert_eq!(response.header("ratelimit"), Some(r#""a";r=0;t=1, "b";r=0;t=1"#));
+        assert!(response.headers().all(|header| header.is_list == header.name.starts_with("ratelimit")));
         assert_eq!(
-            answer.body(),
+            response.body(),
             concat!(
                 r#"{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","#,
                 r#""title":"Quota Exceeded","status":429,"#,
@@ -114,10 +119,10 @@ mod tests {
 
     #[test]
     fn other_header_sets_contain_only_retry_after() {
-        let names: Vec<_> = told("github", &["a"], true).headers().map(|header| header.name).collect();
+        let names: Vec<_> = response("github", &["a"], true).headers().map(|header| header.name).collect();
         assert_eq!(names, ["retry-after", "cache-control", "content-type"]);
-        let answer = told("none", &["a"], true);
-        assert_eq!(answer.status(), Some(503));
-        assert!(answer.body().contains("#temporary-reduced-capacity"), "{}", answer.body());
+        let response = response("none", &["a"], true);
+        assert_eq!(response.status(), Some(503));
+        assert!(response.body().contains("#temporary-reduced-capacity"), "{}", response.body());
     }
 }

@@ -11,7 +11,7 @@
 use std::time::Duration;
 
 use ratekeeper_core::{Decision, Limit, RetryAfter, Time, WindowAlign};
-use ratekeeper_rules::answer::{Answer, Applied, HeaderSet, PolicyName, Situation};
+use ratekeeper_rules::response::{HeaderSet, LimitDecision, LimitResponse, PolicyName, ResponseContext};
 
 mod golden;
 mod properties;
@@ -49,8 +49,8 @@ fn denied_for(wait: Duration) -> Decision {
     denied(0, RetryAfter::After(wait), wait)
 }
 
-fn answer(set: &str, limits: &[Applied], situation: &Situation) -> Answer {
-    let mut answer = Answer::default();
-    answer.write(HeaderSet::named(set).unwrap(), limits, situation);
-    answer
+fn response(set: &str, limits: &[LimitDecision], context: &ResponseContext) -> LimitResponse {
+    let mut response = LimitResponse::default();
+    response.write(HeaderSet::named(set).unwrap(), limits, context);
+    response
 }

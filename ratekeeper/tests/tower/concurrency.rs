@@ -8,24 +8,24 @@ use bytes::Bytes;
 use http::{Request, Response};
 use http_body::Frame;
 use http_body_util::{BodyExt, StreamBody};
-use ratekeeper::tower::key::{Key, KeyFallback, Part};
+use ratekeeper::tower::concurrency::InFlightLimit;
+use ratekeeper::tower::key::{Key, KeyFallback, KeyPart};
 use ratekeeper::tower::path::{PathNormalization, Pattern};
 use ratekeeper::tower::rule::Rule;
-use ratekeeper::tower::slots::Slots;
 use ratekeeper::tower::when::When;
-use ratekeeper::tower::{Builder, ConcurrencySet, LayerError, RatekeeperLayer, ResponseBody};
+use ratekeeper::tower::{ConcurrencySet, LayerBuilder, LayerError, RatekeeperLayer, ResponseBody};
 use ratekeeper::{LeakyMode, Limit, Rate, Store};
 use tokio::sync::{Semaphore, mpsc};
 use tower::{Layer, Service, ServiceExt, service_fn};
 
 use super::{Got, HOUR, get, hourly, ip, per_client, plain, send, statuses, with};
 
-pub(crate) fn by_user(most: u32) -> Slots {
-    Slots::new("at-once", most).key(Key::of(Part::header("x-user")))
+pub(crate) fn by_user(most: u32) -> InFlightLimit {
+    InFlightLimit::new("at-once", most).key(Key::of(KeyPart::header("x-user")))
 }
 
-pub(crate) fn builder(most: u32) -> Builder {
-    RatekeeperLayer::builder().slots(by_user(most))
+pub(crate) fn builder(most: u32) -> LayerBuilder {
+    RatekeeperLayer::builder().in_flight_limit(by_user(most))
 }
 
 pub(crate) fn of(user: &str) -> Request<String> {
@@ -34,7 +34,7 @@ pub(crate) fn of(user: &str) -> Request<String> {
 
 /// The number of requests in flight, by concurrency limit.
 pub(crate) fn held<S>(layer: &RatekeeperLayer<S>) -> Vec<usize> {
-    layer.slots_held().map(|(_, held)| held).collect()
+    layer.in_flight().map(|(_, held)| held).collect()
 }
 
 /// The response to a request with its body unread: while it exists, the request is in flight.
@@ -205,7 +205,7 @@ async fn request_denied_by_a_rate_limit_releases_its_permits() {
 
 #[tokio::test]
 async fn request_without_permit_charges_no_rate_limit() {
-    let layer = per_client(3).slots(by_user(1)).build().unwrap();
+    let layer = per_client(3).in_flight_limit(by_user(1)).build().unwrap();
     let first = under_way(&layer, of("a")).await;
     for _ in 0..5 {
         assert_eq!(send(&layer, of("a")).await.status, 429);
@@ -218,7 +218,11 @@ async fn request_without_permit_charges_no_rate_limit() {
 
 #[tokio::test]
 async fn all_permits_are_taken_or_none() {
-    let layer = RatekeeperLayer::builder().slots(Slots::new("all", 2)).slots(by_user(1)).build().unwrap();
+    let layer = RatekeeperLayer::builder()
+        .in_flight_limit(InFlightLimit::new("all", 2))
+        .in_flight_limit(by_user(1))
+        .build()
+        .unwrap();
     let first = under_way(&layer, of("a")).await;
     for _ in 0..5 {
         let got = send(&layer, of("a")).await;
@@ -228,7 +232,7 @@ async fn all_permits_are_taken_or_none() {
     let second = under_way(&layer, of("b")).await;
     let got = send(&layer, of("b")).await;
     assert!(got.body.ends_with(r#"["all","at-once"]}"#), "{}", got.body);
-    assert_eq!(layer.slots_held().collect::<Vec<_>>(), [("all", 2), ("at-once", 2)]);
+    assert_eq!(layer.in_flight().collect::<Vec<_>>(), [("all", 2), ("at-once", 2)]);
     drop((first, second));
     assert_eq!(held(&layer), [0, 0]);
 }
@@ -236,7 +240,7 @@ async fn all_permits_are_taken_or_none() {
 /// What an observer received: name, allowed, remaining and shadow of each limit, and whether the request was allowed.
 type Seen = Arc<Mutex<Vec<(Vec<(String, bool, u32, bool)>, bool)>>>;
 
-pub(crate) fn observed(builder: Builder) -> (Builder, Seen) {
+pub(crate) fn observed(builder: LayerBuilder) -> (LayerBuilder, Seen) {
     let seen = Seen::default();
     let sink = seen.clone();
     let builder = builder.observe(move |observed| {
@@ -250,7 +254,7 @@ pub(crate) fn observed(builder: Builder) -> (Builder, Seen) {
 
 #[tokio::test]
 async fn shadows_count_and_tell_and_deny_nobody() {
-    let (builder, seen) = observed(builder(2).slots(Slots::new("planned", 1).shadow()));
+    let (builder, seen) = observed(builder(2).in_flight_limit(InFlightLimit::new("planned", 1).shadow()));
     let layer = builder.build().unwrap();
     let (first, second) = (under_way(&layer, of("a")).await, under_way(&layer, of("a")).await);
     assert_eq!((first.status(), second.status()), (200.try_into().unwrap(), 200.try_into().unwrap()));
@@ -269,7 +273,7 @@ async fn shadows_count_and_tell_and_deny_nobody() {
 
 #[tokio::test]
 async fn observer_receives_rate_and_concurrency_limits_together() {
-    let (builder, seen) = observed(per_client(9).slots(by_user(1)));
+    let (builder, seen) = observed(per_client(9).in_flight_limit(by_user(1)));
     assert_eq!(send(&builder.build().unwrap(), of("a")).await.status, 200);
     let all: Vec<_> = seen.lock().unwrap().iter().map(|(rules, _)| rules.clone()).collect();
     let expected = [("per-client".to_owned(), true, 8, false), ("at-once".to_owned(), true, 0, false)];
@@ -278,16 +282,20 @@ async fn observer_receives_rate_and_concurrency_limits_together() {
 
 #[tokio::test]
 async fn router_selects_concurrency_limits() {
-    let slots = |name| Slots::new(name, 1);
-    let layer = RatekeeperLayer::builder().slots(slots("a")).slots(slots("b")).build().unwrap();
-    let chosen = |numbers: &[usize]| {
+    let concurrency = |name| InFlightLimit::new(name, 1);
+    let layer = RatekeeperLayer::builder()
+        .in_flight_limit(concurrency("a"))
+        .in_flight_limit(concurrency("b"))
+        .build()
+        .unwrap();
+    let rules = |numbers: &[usize]| {
         get("/").extension(ConcurrencySet(Arc::from(numbers))).body(String::new()).unwrap()
     };
     // The selection contains a duplicate and an unknown index.
-    let first = under_way(&layer, chosen(&[1, 7, 1])).await;
+    let first = under_way(&layer, rules(&[1, 7, 1])).await;
     assert_eq!(held(&layer), [0, 1]);
     assert_eq!(
-        statuses(&layer, [chosen(&[0]), chosen(&[]), chosen(&[1]), plain("/")]).await,
+        statuses(&layer, [rules(&[0]), rules(&[]), rules(&[1]), plain("/")]).await,
         [200, 200, 429, 429]
     );
     drop(first);
@@ -295,21 +303,26 @@ async fn router_selects_concurrency_limits() {
 
 #[tokio::test]
 async fn request_without_valid_key_is_rejected() {
-    let key = Key::of(Part::header("x-user")).fallback(KeyFallback::Deny);
-    let layer = RatekeeperLayer::builder().slots(Slots::new("strict", 1).key(key)).build().unwrap();
+    let key = Key::of(KeyPart::header("x-user")).fallback(KeyFallback::Deny);
+    let layer =
+        RatekeeperLayer::builder().in_flight_limit(InFlightLimit::new("strict", 1).key(key)).build().unwrap();
     let twice = get("/").header("x-user", "a").header("x-user", "b").body(String::new()).unwrap();
     assert_eq!(statuses(&layer, [plain("/"), twice, of("a")]).await, [403, 400, 200]);
     // The key is the address, and the peer is unknown.
-    let layer = RatekeeperLayer::builder().slots(Slots::new("ip", 1).key(ip())).build().unwrap();
+    let layer =
+        RatekeeperLayer::builder().in_flight_limit(InFlightLimit::new("ip", 1).key(ip())).build().unwrap();
     assert_eq!(send(&layer, Request::new(String::new())).await.status, 500);
 }
 
 #[test]
 fn duplicate_or_invalid_names_are_errors() {
-    let same = |builder: Builder| matches!(builder.build(), Err(LayerError::Rules(_)));
-    assert!(same(per_client(1).slots(Slots::new("per-client", 1))));
-    assert!(same(builder(1).slots(by_user(1))));
-    assert!(matches!(builder(1).slots(Slots::new("ä", 1)).build(), Err(LayerError::Name(..))));
+    let same = |builder: LayerBuilder| matches!(builder.build(), Err(LayerError::Rules(_)));
+    assert!(same(per_client(1).in_flight_limit(InFlightLimit::new("per-client", 1))));
+    assert!(same(builder(1).in_flight_limit(by_user(1))));
+    assert!(matches!(
+        builder(1).in_flight_limit(InFlightLimit::new("ä", 1)).build(),
+        Err(LayerError::Name(..))
+    ));
     assert!(matches!(RatekeeperLayer::builder().build(), Err(LayerError::NoRules)));
 }
 
@@ -318,14 +331,15 @@ fn duplicate_or_invalid_names_are_errors() {
 async fn concurrency_limits_are_validated_like_rules() {
     let spelling = PathNormalization { ignore_case: true, ..PathNormalization::default() };
     let upper = When { paths: vec![Pattern::parse("/Files/**").unwrap()], ..When::default() };
-    let slots = Slots::new("files", 0).when(upper);
-    let layer = RatekeeperLayer::builder().paths(spelling).slots(slots).build().unwrap();
+    let concurrency = InFlightLimit::new("files", 0).when(upper);
+    let layer =
+        RatekeeperLayer::builder().path_normalization(spelling).in_flight_limit(concurrency).build().unwrap();
     for (path, wanted) in [("/files/7", 429), ("/FILES/7", 429), ("/other", 200)] {
         assert_eq!(send(&layer, plain(path)).await.status, wanted, "{path}");
     }
 
-    let custom = Slots::new("owners", 1).key(Key::of(Part::Custom("owner".to_owned())));
-    let unknown = RatekeeperLayer::builder().slots(custom).build().unwrap_err();
+    let custom = InFlightLimit::new("owners", 1).key(Key::of(KeyPart::Custom("owner".to_owned())));
+    let unknown = RatekeeperLayer::builder().in_flight_limit(custom).build().unwrap_err();
     assert!(
         matches!(unknown, LayerError::UnknownExtractor(rule, part) if rule == "owners" && part == "owner")
     );

@@ -4,7 +4,9 @@ use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
 use ratekeeper_core::{Decision, Limit, RetryAfter, Time};
-use ratekeeper_rules::answer::{Answer, Applied, HeaderSet, INTEGER_MAX, Jitter, PolicyName, Situation};
+use ratekeeper_rules::response::{
+    HeaderSet, INTEGER_MAX, Jitter, LimitDecision, LimitResponse, PolicyName, ResponseContext,
+};
 use sfv::{BareItem, List, ListEntry, Parameters, Parser};
 
 use super::{check, waiting};
@@ -12,7 +14,7 @@ use super::{check, waiting};
 #[derive(Clone, Debug)]
 struct Case {
     limits: Vec<(PolicyName, Limit, Decision, Option<Vec<u8>>)>,
-    situation: Situation,
+    context: ResponseContext,
 }
 
 fn durations() -> impl Strategy<Value = Duration> {
@@ -48,7 +50,7 @@ fn cases() -> impl Strategy<Value = Case> {
         .prop_map(|jitter| jitter.map(|(at_most, random)| Jitter { at_most, random }));
     (limits, any::<u64>(), any::<bool>(), jitter).prop_map(|(limits, now, is_degraded, jitter)| Case {
         limits,
-        situation: Situation { now: Time::from_nanos(now), is_degraded, jitter },
+        context: ResponseContext { now: Time::from_nanos(now), is_degraded, jitter },
     })
 }
 
@@ -80,37 +82,34 @@ fn seconds(wait: Duration) -> u64 {
 
 #[test]
 fn headers_parse_and_promise_no_more_than_the_decision() {
-    check(&cases(), |Case { limits, situation }| {
-        let applied: Vec<Applied> = limits
+    check(&cases(), |Case { limits, context }| {
+        let limit: Vec<LimitDecision> = limits
             .iter()
-            .map(|(name, limit, decision, partition)| Applied {
+            .map(|(name, limit, decision, partition)| LimitDecision {
                 partition: partition.as_deref(),
-                ..Applied::new(name, limit, *decision)
+                ..LimitDecision::new(name, limit, *decision)
             })
             .collect();
-        let mut answer = Answer::default();
-        answer.write(HeaderSet::default(), &applied, &situation);
-        let is_allowed = applied.iter().all(|applied| applied.decision.allowed);
+        let mut response = LimitResponse::default();
+        response.write(HeaderSet::default(), &limit, &context);
+        let is_allowed = limit.iter().all(|limit| limit.decision.allowed);
         let retry_after: Option<u64> =
-            answer.header("retry-after").map(|wait| wait.parse().expect("a whole number"));
+            response.header("retry-after").map(|wait| wait.parse().expect("a whole number"));
 
-        let told = members(answer.header("ratelimit").unwrap());
-        let policies = members(answer.header("ratelimit-policy").unwrap());
-        prop_assert_eq!((told.len(), policies.len()), (applied.len(), applied.len()));
-        for ((applied, told), policy) in applied.iter().zip(&told).zip(&policies) {
-            let decision = applied.decision;
-            prop_assert_eq!(
-                (told.0.as_str(), policy.0.as_str()),
-                (applied.name.as_str(), applied.name.as_str())
-            );
+        let told = members(response.header("ratelimit").unwrap());
+        let policies = members(response.header("ratelimit-policy").unwrap());
+        prop_assert_eq!((told.len(), policies.len()), (limit.len(), limit.len()));
+        for ((limit, told), policy) in limit.iter().zip(&told).zip(&policies) {
+            let decision = limit.decision;
+            prop_assert_eq!((told.0.as_str(), policy.0.as_str()), (limit.name.as_str(), limit.name.as_str()));
             prop_assert_eq!(integer(&told.1, "r"), Some(u64::from(decision.remaining)));
-            prop_assert_eq!(integer(&policy.1, "q"), Some(u64::from(applied.limit.limit())));
+            prop_assert_eq!(integer(&policy.1, "q"), Some(u64::from(limit.limit.limit())));
             if let Some(window) = integer(&policy.1, "w") {
-                prop_assert!(window > 0 && Duration::from_secs(window) >= applied.limit.window());
+                prop_assert!(window > 0 && Duration::from_secs(window) >= limit.limit.window());
             }
             for (_, parameters) in [told, policy] {
                 let partition = parameters.get("pk").map(BareItem::as_byte_sequence);
-                prop_assert_eq!(partition.map(Option::unwrap), applied.partition);
+                prop_assert_eq!(partition.map(Option::unwrap), limit.partition);
                 let known = keys(parameters);
                 prop_assert!(known.iter().all(|key| ["r", "t", "q", "w", "pk"].contains(key)), "{known:?}");
             }
@@ -125,22 +124,22 @@ fn headers_parse_and_promise_no_more_than_the_decision() {
             }
         }
 
-        let longest = applied.iter().zip(&told).filter(|(applied, _)| !applied.decision.allowed);
+        let longest = limit.iter().zip(&told).filter(|(limit, _)| !limit.decision.allowed);
         let longest = longest.map(|(_, told)| integer(&told.1, "t"));
         // None if one of the limits has no `t`; else the longest.
         let expected = longest.collect::<Option<Vec<u64>>>().and_then(|waits| waits.into_iter().max());
         prop_assert_eq!(retry_after, expected);
         prop_assert!(retry_after.is_none_or(|wait| (1..=INTEGER_MAX).contains(&wait)));
 
-        let status = if situation.is_degraded { 503 } else { 429 };
-        prop_assert_eq!(answer.status(), (!is_allowed).then_some(status));
-        prop_assert_eq!(answer.header("cache-control"), (!is_allowed).then_some("no-store"));
+        let status = if context.is_degraded { 503 } else { 429 };
+        prop_assert_eq!(response.status(), (!is_allowed).then_some(status));
+        prop_assert_eq!(response.header("cache-control"), (!is_allowed).then_some("no-store"));
         if is_allowed {
-            prop_assert_eq!(answer.body(), "");
+            prop_assert_eq!(response.body(), "");
         } else {
-            let body: serde_json::Value = serde_json::from_str(answer.body()).unwrap();
-            let denied = applied.iter().filter(|applied| !applied.decision.allowed);
-            let violated: Vec<&str> = denied.map(|applied| applied.name.as_str()).collect();
+            let body: serde_json::Value = serde_json::from_str(response.body()).unwrap();
+            let denied = limit.iter().filter(|limit| !limit.decision.allowed);
+            let violated: Vec<&str> = denied.map(|limit| limit.name.as_str()).collect();
             prop_assert_eq!(&body["violated-policies"], &serde_json::json!(violated));
             prop_assert_eq!(&body["status"], &serde_json::json!(status));
         }
@@ -151,21 +150,23 @@ fn headers_parse_and_promise_no_more_than_the_decision() {
 /// The other sets have one value for all limits: that of the combined decision ([`Decision::and`]).
 #[test]
 fn single_values_are_those_of_the_binding_limit() {
-    check(&cases(), |Case { limits, situation }| {
-        let applied: Vec<Applied> =
-            limits.iter().map(|(name, limit, decision, _)| Applied::new(name, limit, *decision)).collect();
-        let together = applied.iter().map(|applied| applied.decision).reduce(Decision::and).unwrap();
-        let mut answer = Answer::default();
+    check(&cases(), |Case { limits, context }| {
+        let limit: Vec<LimitDecision> = limits
+            .iter()
+            .map(|(name, limit, decision, _)| LimitDecision::new(name, limit, *decision))
+            .collect();
+        let together = limit.iter().map(|limit| limit.decision).reduce(Decision::and).unwrap();
+        let mut response = LimitResponse::default();
         for set in HeaderSet::all().filter(|set| !["ietf", "none"].contains(&set.name())) {
-            answer.write(set, &applied, &situation);
-            let remaining = answer.headers().find(|header| header.name.ends_with("-remaining")).unwrap();
+            response.write(set, &limit, &context);
+            let remaining = response.headers().find(|header| header.name.ends_with("-remaining")).unwrap();
             prop_assert_eq!(remaining.value, together.remaining.to_string());
-            for header in answer.headers() {
+            for header in response.headers() {
                 let is_field = header.value.bytes().all(|byte| matches!(byte, b' '..=b'~'));
                 prop_assert!(is_field && !header.value.is_empty(), "{header:?}");
                 if header.is_list {
                     let list: List = Parser::new(header.value).parse().unwrap();
-                    prop_assert_eq!(list.len(), applied.len());
+                    prop_assert_eq!(list.len(), limit.len());
                 }
             }
         }

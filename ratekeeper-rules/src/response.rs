@@ -5,11 +5,11 @@
 //!
 //! | start here | what it is |
 //! |---|---|
-//! | [`Applied`] | a limit and its decision on the request |
-//! | [`Answer`] | a reusable buffer with the headers, status and body of a response |
-//! | [`Full`] | a concurrency limit without free permits, and its [denial](Answer::write_full) |
+//! | [`LimitDecision`] | a limit and its decision on the request |
+//! | [`LimitResponse`] | a reusable buffer with the headers, status and body of a response |
+//! | [`ExhaustedLimit`] | a concurrency limit without free permits, and its [denial](LimitResponse::write_exhausted) |
 //! | [`HeaderSet`] | which headers: those of the IETF draft, or widely used older ones |
-//! | [`merged`] | appends our list members to an upstream's headers |
+//! | [`merge_header`] | appends our list members to an upstream's headers |
 //! | [`DenialResponse`] | a custom status, body and content type for denials |
 //!
 //! # What the numbers mean
@@ -25,38 +25,38 @@
 //! - Every wait is rounded up to whole seconds, and no number has more than fifteen digits.
 //!
 //! # Behind a proxy
-//! An upstream's response may already contain rate limit headers. List headers are [`merged`]. Of a set of
+//! An upstream's response may already contain rate limit headers. List headers are [`merge_header`]. Of a set of
 //! single-value headers, keep all of the upstream's and omit ours: a mixture would not describe any limit.
 //!
 //! ```
 //! use std::time::Duration;
 //! use ratekeeper_core::{Algorithm, WindowAlign, Limit, Time};
-//! use ratekeeper_rules::answer::{Answer, Applied, HeaderSet, PolicyName, Situation};
+//! use ratekeeper_rules::response::{LimitResponse, LimitDecision, HeaderSet, PolicyName, ResponseContext};
 //!
 //! let limit = Limit::fixed_window(2, Duration::from_secs(60), WindowAlign::Clock)?;
 //! let Limit::FixedWindow(window) = &limit else { unreachable!() };
-//! let (name, mut state, mut answer) = (PolicyName::new("per-user")?, window.fresh(), Answer::default());
-//! let situation = Situation::at(Time::from_secs(1_700_000_010));
+//! let (name, mut state, mut response) = (PolicyName::new("per-user")?, window.fresh(), LimitResponse::default());
+//! let context = ResponseContext::at(Time::from_secs(1_700_000_010));
 //!
-//! let decision = window.decide(&mut state, situation.now, 2);
-//! answer.write(HeaderSet::default(), &[Applied::new(&name, &limit, decision)], &situation);
-//! assert_eq!(answer.status(), None);
-//! assert_eq!(answer.header("ratelimit"), Some(r#""per-user";r=0;t=30"#));
-//! assert_eq!(answer.header("ratelimit-policy"), Some(r#""per-user";q=2;w=60"#));
+//! let decision = window.decide(&mut state, context.now, 2);
+//! response.write(HeaderSet::default(), &[LimitDecision::new(&name, &limit, decision)], &context);
+//! assert_eq!(response.status(), None);
+//! assert_eq!(response.header("ratelimit"), Some(r#""per-user";r=0;t=30"#));
+//! assert_eq!(response.header("ratelimit-policy"), Some(r#""per-user";q=2;w=60"#));
 //!
-//! let decision = window.decide(&mut state, situation.now, 1);
-//! answer.write(HeaderSet::default(), &[Applied::new(&name, &limit, decision)], &situation);
-//! assert_eq!(answer.status(), Some(429));
-//! assert_eq!(answer.header("retry-after"), Some("30"));
+//! let decision = window.decide(&mut state, context.now, 1);
+//! response.write(HeaderSet::default(), &[LimitDecision::new(&name, &limit, decision)], &context);
+//! assert_eq!(response.status(), Some(429));
+//! assert_eq!(response.header("retry-after"), Some("30"));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod concurrency;
 mod denial;
 mod headers;
 mod merge;
 mod name;
 mod problem;
-mod slots;
 mod text;
 mod wait;
 
@@ -65,18 +65,18 @@ use ratekeeper_core::{Decision, Limit, Time};
 use denial::Denial;
 use text::push_integer;
 
+pub use concurrency::ExhaustedLimit;
 pub use denial::{DenialResponse, DenialResponseError};
 pub use headers::HeaderSet;
-pub use merge::{Merged, merged};
+pub use merge::{MergedHeader, merge_header};
 pub use name::{NameError, PolicyName};
 pub use problem::problem;
-pub use slots::Full;
 pub use text::INTEGER_MAX;
-pub use wait::{Jitter, lengthened};
+pub use wait::{Jitter, add_jitter};
 
 /// A limit and its decision on a request.
 #[derive(Clone, Copy, Debug)]
-pub struct Applied<'a> {
+pub struct LimitDecision<'a> {
     /// The name that responses report.
     pub name: &'a PolicyName,
     /// The limit as configured.
@@ -92,16 +92,16 @@ pub struct Applied<'a> {
     pub custom: Option<&'a DenialResponse>,
 }
 
-impl<'a> Applied<'a> {
+impl<'a> LimitDecision<'a> {
     /// A limit and its decision on a request of cost 1, without a partition and with the default response.
-    pub fn new(name: &'a PolicyName, limit: &'a Limit, decision: Decision) -> Applied<'a> {
-        Applied { name, limit, decision, cost: 1, partition: None, custom: None }
+    pub fn new(name: &'a PolicyName, limit: &'a Limit, decision: Decision) -> LimitDecision<'a> {
+        LimitDecision { name, limit, decision, cost: 1, partition: None, custom: None }
     }
 }
 
 /// What a response depends on besides the limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Situation {
+pub struct ResponseContext {
     /// The instant of the decision: some headers state the instant at which a wait ends.
     pub now: Time,
     /// Whether the limits were decided while their store was unavailable. A denial is then not caused by the client.
@@ -110,65 +110,65 @@ pub struct Situation {
     pub jitter: Option<Jitter>,
 }
 
-impl Situation {
+impl ResponseContext {
     /// The default situation at this instant.
-    pub fn at(now: Time) -> Situation {
-        Situation { now, is_degraded: false, jitter: None }
+    pub fn at(now: Time) -> ResponseContext {
+        ResponseContext { now, is_degraded: false, jitter: None }
     }
 }
 
-/// A header of an [`Answer`].
+/// A header of an [`LimitResponse`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header<'a> {
     /// The name in lower case, as HTTP/2 requires.
     pub name: &'static str,
     /// Always a valid field value: printable ASCII.
     pub value: &'a str,
-    /// Whether it is a list, to be [`merged`] with an upstream's.
+    /// Whether it is a list, to be [`merge_header`] with an upstream's.
     pub is_list: bool,
 }
 
 /// The headers, status and body of a response. Reuse one for several requests to avoid allocations.
 #[derive(Clone, Debug, Default)]
-pub struct Answer {
+pub struct LimitResponse {
     /// The values of all headers, one after the other, and then the body.
     text: String,
-    headers: Vec<Written>,
+    headers: Vec<HeaderEntry>,
     /// The status of a denial.
     status: Option<u16>,
 }
 
 /// A header whose value is in the text.
 #[derive(Clone, Debug)]
-struct Written {
+struct HeaderEntry {
     name: &'static str,
     /// Where its value ends and the next one begins.
     end: usize,
     is_list: bool,
 }
 
-impl Answer {
+impl LimitResponse {
     /// Writes the response to a request that was checked against these limits, in their order, over the previous one.
     ///
     /// A request is allowed if all its limits allow it. Without limits, the response is empty.
-    pub fn write(&mut self, set: HeaderSet, limits: &[Applied], situation: &Situation) {
+    pub fn write(&mut self, set: HeaderSet, limits: &[LimitDecision], context: &ResponseContext) {
         self.text.clear();
         self.headers.clear();
         self.status = None;
         let Some(binding) = binding(limits) else { return };
 
         for line in set.lines() {
-            line.push(&mut self.text, limits, binding, situation);
+            line.push(&mut self.text, limits, binding, context);
             self.end_header(line.name, line.is_list());
         }
         // If any limit denies, the binding one does.
         if !binding.decision.allowed {
-            self.deny(limits, binding, situation);
+            self.deny(limits, binding, context);
         }
     }
 
-    fn deny(&mut self, limits: &[Applied], binding: &Applied, situation: &Situation) {
-        let retry_after = wait::retry_after(limits, situation);
+    fn deny(&mut self, limits: &[LimitDecision], binding: &LimitDecision, context: &ResponseContext) {
+        let retry_after = wait::retry_after(limits, context);
         if let Some(wait) = retry_after {
             push_integer(&mut self.text, wait);
             self.end_header("retry-after", false);
@@ -176,7 +176,7 @@ impl Answer {
         // A cache must not store a 429, and no other denial is useful to store either.
         self.text.push_str("no-store");
         self.end_header("cache-control", false);
-        let denial = Denial::new(limits, binding, situation, retry_after);
+        let denial = Denial::new(limits, binding, context, retry_after);
         if let Some(content_type) = denial.content_type() {
             self.text.push_str(content_type);
             self.end_header("content-type", false);
@@ -186,7 +186,7 @@ impl Answer {
     }
 
     fn end_header(&mut self, name: &'static str, is_list: bool) {
-        self.headers.push(Written { name, end: self.text.len(), is_list });
+        self.headers.push(HeaderEntry { name, end: self.text.len(), is_list });
     }
 
     /// The status of a denial. None if the request is allowed: its response then has its own status.
@@ -197,7 +197,7 @@ impl Answer {
     /// The headers to send, for allowed and denied requests.
     pub fn headers(&self) -> impl Iterator<Item = Header<'_>> {
         let mut start = 0;
-        self.headers.iter().map(move |&Written { name, end, is_list }| {
+        self.headers.iter().map(move |&HeaderEntry { name, end, is_list }| {
             let value = &self.text[start..end];
             start = end;
             Header { name, value, is_list }
@@ -217,7 +217,7 @@ impl Answer {
 
 /// The binding limit: the one that denies, with the longest wait if several do, else the one with the least
 /// remaining. The same choice as in [`Decision::and`].
-fn binding<'a, 'b>(limits: &'b [Applied<'a>]) -> Option<&'b Applied<'a>> {
+fn binding<'a, 'b>(limits: &'b [LimitDecision<'a>]) -> Option<&'b LimitDecision<'a>> {
     limits.iter().reduce(|first, second| {
         let (one, other) = (&first.decision, &second.decision);
         let second_binds = match (one.allowed, other.allowed) {
@@ -249,17 +249,17 @@ mod tests {
             reset_after: Duration::from_secs(60),
             delay: Duration::ZERO,
         };
-        let situation = Situation::at(Time::from_secs(1_700_000_000));
-        let mut answer = Answer::default();
-        answer.write(HeaderSet::default(), &[Applied::new(&name, &limit, decision)], &situation);
-        let memory = (answer.text.as_ptr(), answer.headers.as_ptr());
+        let context = ResponseContext::at(Time::from_secs(1_700_000_000));
+        let mut response = LimitResponse::default();
+        response.write(HeaderSet::default(), &[LimitDecision::new(&name, &limit, decision)], &context);
+        let memory = (response.text.as_ptr(), response.headers.as_ptr());
 
         let allowed = Decision { allowed: true, retry_after: RetryAfter::Now, ..decision };
-        answer.write(HeaderSet::default(), &[Applied::new(&name, &limit, allowed)], &situation);
-        assert_eq!((answer.text.as_ptr(), answer.headers.as_ptr()), memory);
-        assert_eq!((answer.status(), answer.body(), answer.headers().count()), (None, "", 2));
+        response.write(HeaderSet::default(), &[LimitDecision::new(&name, &limit, allowed)], &context);
+        assert_eq!((response.text.as_ptr(), response.headers.as_ptr()), memory);
+        assert_eq!((response.status(), response.body(), response.headers().count()), (None, "", 2));
 
-        answer.write(HeaderSet::default(), &[], &situation);
-        assert_eq!((answer.status(), answer.body(), answer.headers().count()), (None, "", 0));
+        response.write(HeaderSet::default(), &[], &context);
+        assert_eq!((response.status(), response.body(), response.headers().count()), (None, "", 0));
     }
 }

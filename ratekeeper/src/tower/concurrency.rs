@@ -1,0 +1,264 @@
+//! Concurrency limits: how many requests may be in flight.
+//!
+//! ```
+//! use ratekeeper::tower::RatekeeperLayer;
+//! use ratekeeper::tower::key::{Key, KeyPart};
+//! use ratekeeper::tower::concurrency::InFlightLimit;
+//!
+//! // Twenty requests of each user at once, and two hundred of all.
+//! let layer = RatekeeperLayer::builder()
+//!     .in_flight_limit(InFlightLimit::new("per-user", 20).key(Key::of(KeyPart::header("X-User-Id"))))
+//!     .in_flight_limit(InFlightLimit::new("all", 200))
+//!     .build()?;
+//! for (name, held) in layer.in_flight() {
+//!     println!("{name}: {held} in flight");
+//! }
+//! # Ok::<(), ratekeeper::tower::LayerError>(())
+//! ```
+//!
+//! A request takes one permit of each concurrency limit that applies to it, or none, before its rate limits are
+//! checked. If a permit is missing, the request gets 429 and its rate limits are not charged. A request holds its
+//! permits while a leaky bucket delays it. It releases them when the response body has ended or is dropped, when the
+//! service fails, when a limit denies it, or when its future is dropped because the client disconnected. An upgraded
+//! connection (WebSocket) holds no permit: its response ends with the upgrade.
+//!
+//! With the feature `redis` and `LayerBuilder::redis`, processes share the permits. Each process renews its permits
+//! periodically; those of a crashed process expire after a few seconds (`Settings::permit_hold`). A released permit
+//! is kept for a few milliseconds, so that the next request of the same key needs no call to Redis. While Redis is
+//! unavailable, the failure policy of the settings (`Settings::on_store_failure`) decides: all requests are allowed,
+//! all are denied, or each process enforces its share of the limit locally.
+
+use std::cell::Cell;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::request::Parts;
+use ratekeeper_core::{Decision, RetryAfter};
+pub use ratekeeper_rules::concurrency::InFlightLimit;
+use ratekeeper_rules::key::{Key, NoKey};
+use ratekeeper_rules::path::PathNormalization;
+use ratekeeper_rules::response::{ExhaustedLimit, PolicyName};
+use ratekeeper_rules::rule::{Rules, RulesError};
+use smallvec::SmallVec;
+
+use super::engine::{
+    DecisionEvent, Engine, NextStep, Outcome, RESPONSE, RequestChecks, RequestRejection, RuleOutcome,
+    return_buffer, take_buffer,
+};
+use super::view::View;
+use super::{LayerBuilder, LayerError, RatekeeperLayer, RequestContext, RuleSet};
+use crate::concurrency::{Acquisition, PermitAvailability, PermitCounter, PermitRequest, Permits};
+use crate::store::Store;
+
+/// The indices of the [concurrency limits](LayerBuilder::in_flight_limit) that apply to a request, from 0 in the
+/// order of the builder, for the extensions of a request; without it, all apply. The conditions of each limit still
+/// hold.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConcurrencySet(pub Arc<[usize]>);
+
+impl LayerBuilder {
+    /// Adds a concurrency limit: see the [module](self). A request must get a permit of each concurrency limit that
+    /// applies to it before its rate limits are checked.
+    ///
+    /// In memory, permits of about [`max_keys`](Self::max_keys) keys are counted, one million by default. A key
+    /// without requests in flight needs no entry; requests of further keys are denied while all entries are in use.
+    #[must_use]
+    pub fn in_flight_limit(mut self, limit: InFlightLimit) -> LayerBuilder {
+        self.in_flight_limits.push(limit);
+        self
+    }
+}
+
+impl<S> RatekeeperLayer<S> {
+    /// The number of requests of this process in flight, by name of the [concurrency
+    /// limit](LayerBuilder::in_flight_limit).
+    pub fn in_flight(&self) -> impl Iterator<Item = (&str, usize)> {
+        let held = self.engine.concurrency.as_ref().map(|it| it.counter.held()).unwrap_or_default();
+        self.engine.concurrency.iter().flat_map(|it| it.all.iter().map(|limit| limit.name.as_str())).zip(held)
+    }
+}
+
+impl<S> Engine<S> {
+    /// The name of a rule; concurrency limits are numbered after the rules.
+    pub(crate) fn rule_name(&self, index: usize) -> &str {
+        match index.checked_sub(self.names.len()) {
+            None => &self.rules.rule(index).name,
+            Some(limit) => self.concurrency.as_ref().map_or("", |rules| &rules.all[limit].name),
+        }
+    }
+}
+
+/// An opaque permit counter.
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct OpaquePermitCounter(pub(crate) PermitCounter);
+
+/// The concurrency limits and their permit counter.
+#[derive(Debug)]
+pub(crate) struct InFlightLimits {
+    all: Vec<InFlightLimit>,
+    names: Vec<PolicyName>,
+    counter: PermitCounter,
+}
+
+impl InFlightLimits {
+    /// The limits' names and keys.
+    pub(crate) fn keys(&self) -> impl Iterator<Item = (&String, &Key)> {
+        self.all.iter().map(|limit| (&limit.name, &limit.key))
+    }
+
+    /// The permit counter, if `others` have the same names and sizes.
+    pub(crate) fn counter_of_same(&self, others: &[InFlightLimit]) -> Option<PermitCounter> {
+        let of = |all: &[InFlightLimit]| all.iter().map(|it| (it.name.clone(), it.max)).collect::<Vec<_>>();
+        (of(&self.all) == of(others)).then(|| self.counter.clone())
+    }
+
+    /// Returns `None` if there are no concurrency limits.
+    pub(crate) fn new(
+        all: &[InFlightLimit],
+        path_normalization: PathNormalization,
+        rules: &Rules,
+        counter: impl FnOnce() -> Result<PermitCounter, LayerError>,
+    ) -> Result<Option<InFlightLimits>, LayerError> {
+        let mut names = Vec::with_capacity(all.len());
+        for (number, InFlightLimit { name, .. }) in all.iter().enumerate() {
+            let is_taken = all[..number].iter().any(|other| other.name == *name)
+                || rules.rules().any(|rule| rule.name == *name);
+            if is_taken {
+                return Err(LayerError::Rules(RulesError::SameName(name.clone())));
+            }
+            names.push(PolicyName::new(name).map_err(|error| LayerError::Name(name.clone(), error))?);
+        }
+        let normalised = |limit: &InFlightLimit| {
+            let wrong = |error| LayerError::Pattern(limit.name.clone(), error);
+            limit.clone().with_normalization(path_normalization).map_err(wrong)
+        };
+        match all.is_empty() {
+            true => Ok(None),
+            false => Ok(Some(InFlightLimits {
+                all: all.iter().map(normalised).collect::<Result<_, _>>()?,
+                names,
+                counter: counter()?,
+            })),
+        }
+    }
+}
+
+/// The permits of a request: those it needs, and whether each was available.
+#[derive(Debug, Default)]
+pub(crate) struct PermitChecks {
+    requests: SmallVec<[PermitRequest; 2]>,
+    found: SmallVec<[PermitAvailability; 2]>,
+    pub(crate) is_degraded: bool,
+}
+
+impl PermitChecks {
+    /// Whether no concurrency limit applies to the request.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.requests.is_empty()
+    }
+}
+
+thread_local! {
+    /// Reused buffer for keys.
+    static KEY: Cell<Vec<u8>> = Cell::default();
+}
+
+impl<S: Store> Engine<S> {
+    /// The permits that a request needs.
+    pub(crate) fn needed_permits(
+        &self,
+        parts: &Parts,
+        context: &RequestContext<'_>,
+        view: &View<'_, S>,
+    ) -> Result<PermitChecks, RequestRejection> {
+        let mut checks = PermitChecks::default();
+        let Some(InFlightLimits { all, .. }) = &self.concurrency else { return Ok(checks) };
+        let mut key = take_buffer(&KEY);
+        let mut add_request = |rule: usize| {
+            key.clear();
+            match all[rule].write_key(view, &mut key) {
+                Ok(true) => {
+                    let key = self.limiter.store().key(key.as_slice());
+                    checks.requests.push(PermitRequest::new(rule, key, all[rule].is_shadow));
+                    Ok(())
+                }
+                Ok(false) => Ok(()),
+                Err(NoKey::Denied) => Err(RequestRejection::Forbidden(self.names.len() + rule)),
+                Err(why) => Err(RequestRejection::Malformed(why.to_string())),
+            }
+        };
+        // A router in front may have selected some of the limits.
+        match context.concurrency.or_else(|| parts.extensions.get()) {
+            Some(ConcurrencySet(indices)) => {
+                RuleSet::sorted(indices, all.len()).into_iter().try_for_each(&mut add_request)
+            }
+            None => (0..all.len()).try_for_each(&mut add_request),
+        }?;
+        return_buffer(&KEY, key);
+        Ok(checks)
+    }
+
+    /// Takes the permits of a request and checks its rate limits. The request keeps the permits only if it is
+    /// allowed.
+    pub(crate) async fn decide_with_permits(&self, checks: &mut RequestChecks) -> (NextStep, Permits) {
+        let Some(rules) = self.concurrency.as_ref().filter(|_| !checks.permits.is_empty()) else {
+            return (self.decide(checks).await, Permits::default());
+        };
+        let Acquisition { held, found, allowed, is_degraded, is_closed } =
+            rules.counter.acquire(&checks.permits.requests).await;
+        (checks.permits.found, checks.permits.is_degraded) = (found, is_degraded);
+        if !allowed {
+            if let Some(observer) = &self.observer {
+                let outcomes: SmallVec<[RuleOutcome<'_>; 2]> =
+                    self.permit_outcomes(&checks.permits).collect();
+                let outcome = if is_closed { Outcome::Closed } else { Outcome::Denied };
+                let subject = checks.subject.as_ref().map(|subject| &*subject.0);
+                observer(&DecisionEvent { rules: &outcomes, outcome, allowed, is_degraded, subject });
+            }
+            return (self.deny_exhausted(rules, &checks.permits, is_closed), Permits::default());
+        }
+        match self.decide(checks).await {
+            next @ NextStep::Allowed { .. } => (next, held),
+            next @ NextStep::Denied { .. } => (next, Permits::default()),
+        }
+    }
+
+    fn deny_exhausted(&self, rules: &InFlightLimits, checks: &PermitChecks, is_closed: bool) -> NextStep {
+        let exhausted = checks.requests.iter().zip(&checks.found);
+        let exhausted = exhausted.filter(|(request, found)| !request.is_shadow && !found.is_free);
+        let exhausted: SmallVec<[ExhaustedLimit<'_>; 2]> = exhausted
+            .map(|(request, _)| {
+                let rule = request.key.rule;
+                ExhaustedLimit { name: &rules.names[rule], max: rules.all[rule].max }
+            })
+            .collect();
+        let mut response = take_buffer(&RESPONSE);
+        response.write_exhausted(self.headers, &exhausted, is_closed);
+        NextStep::Denied { response, is_closed }
+    }
+
+    /// The outcomes of the concurrency limits, for the observer.
+    pub(crate) fn permit_outcomes<'a>(
+        &'a self,
+        checks: &'a PermitChecks,
+    ) -> impl Iterator<Item = RuleOutcome<'a>> {
+        let all = self.concurrency.as_ref().map_or(&[][..], |rules| &rules.all);
+        checks.requests.iter().zip(&checks.found).map(|(request, found)| {
+            let InFlightLimit { name, max, is_shadow, .. } = &all[request.key.rule];
+            let decision = Decision {
+                allowed: found.is_free,
+                limit: *max,
+                remaining: found.left,
+                retry_after: match found.is_free {
+                    true => RetryAfter::Now,
+                    false => RetryAfter::After(Duration::from_secs(1)),
+                },
+                reset_after: Duration::ZERO,
+                delay: Duration::ZERO,
+            };
+            let index = self.names.len() + request.key.rule;
+            RuleOutcome { name, index, decision, is_shadow: *is_shadow, is_banned: false }
+        })
+    }
+}
