@@ -26,9 +26,9 @@ pub(crate) enum Command {
     /// Replay a trace of requests through a limit, on the trace's own time
     Simulate(Simulate),
 
-    /// Read a configuration file and say what was understood, or everything that is wrong with it
-    #[command(max_term_width = 100, after_help = CHECK_EXIT_CODES)]
-    Check(Check),
+    /// Validate a configuration file: print its errors and warnings, or explain it
+    #[command(max_term_width = 100, after_help = VALIDATE_EXIT_CODES)]
+    Validate(Validate),
 
     /// Turn the configuration of another rate limiter into one of ratekeeper, and print it
     Migrate {
@@ -63,10 +63,24 @@ it by `systemctl kill -s USR2 UNIT`. Nothing is told to systemd, so `Type=notify
 Exit codes: 0 ended, 1 it cannot run, 2 something in the file is wrong.";
 
 #[derive(Debug, clap::Args)]
-pub(crate) struct Check {
-    /// The file; what it refers to is read from its folder and from the environment, and never printed
+pub(crate) struct Validate {
+    /// The configuration file. Files that it refers to are relative to its folder; secrets are never printed
     #[arg(value_name = "FILE")]
     pub(crate) file: PathBuf,
+
+    /// Print which limits apply to which requests, the listeners, and the settings in effect
+    #[arg(long)]
+    pub(crate) explain: bool,
+
+    /// Output format
+    #[arg(long, value_enum, default_value_t = ValidateFormat::Text)]
+    pub(crate) format: ValidateFormat,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ValidateFormat {
+    Text,
+    Json,
 }
 
 /// Whose configuration it is.
@@ -84,7 +98,8 @@ pub(crate) enum Origin {
 const MIGRATE_EXIT_CODES: &str =
     "Exit codes: 0 done, 1 something cannot be read, 2 something in a file is wrong.";
 
-const CHECK_EXIT_CODES: &str = "Exit codes: 0 it is right, 1 it cannot be read, 2 something in it is wrong.";
+const VALIDATE_EXIT_CODES: &str =
+    "Exit codes: 0 valid (with or without warnings), 1 the file cannot be read, 2 invalid.";
 
 #[derive(Debug, clap::Args)]
 #[command(max_term_width = 100, after_help = EXAMPLES)]

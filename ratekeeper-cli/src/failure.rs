@@ -4,15 +4,19 @@ use std::fmt;
 use std::io;
 use std::process::ExitCode;
 
-use ratekeeper_config::Errors;
+use ratekeeper_config::{Diagnostic, Errors};
 use ratekeeper_insight::{ReplayError, TraceError};
 
 #[derive(Debug)]
 pub(crate) enum CliError {
     /// Invalid input by the user: a limit, a line of a trace, a combination of options.
     Typed(String),
+    /// A limit is invalid.
+    Limit(Box<Diagnostic>),
     /// The configuration is invalid.
     Config(Box<Errors>),
+    /// The configuration is invalid, and its errors have been printed.
+    Reported,
     /// Input cannot be read.
     Input(String),
     /// Output cannot be written.
@@ -25,9 +29,13 @@ impl CliError {
         if matches!(&self, CliError::Output(error) if error.kind() == io::ErrorKind::BrokenPipe) {
             return ExitCode::SUCCESS;
         }
-        eprintln!("{self}");
+        if !matches!(self, CliError::Reported) {
+            eprintln!("{self}");
+        }
         match self {
-            CliError::Typed(_) | CliError::Config(_) => ExitCode::from(2),
+            CliError::Typed(_) | CliError::Limit(_) | CliError::Config(_) | CliError::Reported => {
+                ExitCode::from(2)
+            }
             CliError::Input(_) | CliError::Output(_) => ExitCode::from(1),
         }
     }
@@ -37,6 +45,7 @@ impl fmt::Display for CliError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             CliError::Typed(message) | CliError::Input(message) => write!(f, "error: {message}"),
+            CliError::Limit(error) => write!(f, "{error}"),
             CliError::Config(errors) => {
                 for error in errors.iter() {
                     writeln!(f, "{error}\n")?;
@@ -45,6 +54,7 @@ impl fmt::Display for CliError {
                 let more = if errors.is_cut() { " or more" } else { "" };
                 write!(f, "{count}{more} {}", if count == 1 { "error" } else { "errors" })
             }
+            CliError::Reported => Ok(()),
             CliError::Output(error) => write!(f, "error: cannot write to stdout: {error}"),
         }
     }

@@ -30,7 +30,7 @@ pub(crate) fn limit(args: &Simulate) -> Result<Limit, CliError> {
         (None, Some(path)) => (path.display().to_string(), config_text(path)?),
         (None, None) => ("--limit".to_owned(), LIMIT_DEFAULT.to_owned()),
     };
-    parse_limit(&yaml).map_err(|error| CliError::Typed(error.in_file(&name).to_string()))
+    parse_limit(&yaml).map_err(|error| CliError::Limit(Box::new(error.in_file(&name))))
 }
 
 /// Reads the text of a limit or a configuration.

@@ -1,6 +1,6 @@
 //! The command `ratekeeper`.
 //!
-//! argv -> parsed arguments (`args`) -> command (`run`, `simulate`, `check`, `migrate`) -> exit code (`failure`).
+//! argv -> parsed arguments (`args`) -> command (`run`, `simulate`, `validate`, `migrate`) -> exit code (`failure`).
 //! Data goes to stdout, messages to stderr. Exit codes: 0 success, 2 invalid arguments, configuration or trace, 1
 //! input or output failed.
 
@@ -9,7 +9,6 @@ use std::process::ExitCode;
 use clap::Parser;
 
 mod args;
-mod check;
 mod descriptors;
 mod envoy;
 mod failure;
@@ -22,6 +21,7 @@ mod run;
 mod screen;
 mod simulate;
 mod store;
+mod validate;
 
 use args::{Args, Command, Run};
 use failure::CliError;
@@ -45,9 +45,9 @@ fn main() -> ExitCode {
 fn run(args: Args) -> Result<(), CliError> {
     match args.command {
         Some(Command::Simulate(simulate)) => simulate::run(&simulate),
-        Some(Command::Check(check)) => check::run(&check),
+        Some(Command::Validate(validate)) => validate::run(&validate),
         Some(Command::Migrate { from }) => migrate::run(&from),
-        Some(Command::Schema) => check::schema(),
+        Some(Command::Schema) => validate::schema(),
         Some(Command::Run(run)) => run::run(&run),
         None => run::run(&Run { config: None, envoy_config: None }),
     }

@@ -5,10 +5,10 @@ use std::path::Path;
 use ratekeeper_config::Errors;
 
 use crate::args::Origin;
-use crate::check::print;
 use crate::envoy;
 use crate::failure::CliError;
 use crate::outside::Files;
+use crate::validate::print;
 
 /// The text before the domains.
 pub(crate) const HEAD: &str = "\

@@ -36,6 +36,7 @@ pub(crate) fn run(args: &Run) -> Result<(), CliError> {
     let (config, files) = source.read();
     let config = config?;
     crate::log::start();
+    warn(&config, &source.name());
     descriptors::raise();
     let mut sockets = Sockets::new(handover::inherited()?);
     // Resolved now: by the time of an upgrade the path may hold another program, and the current one may have no
@@ -211,6 +212,7 @@ fn reload<S: Backend>(source: &Source<'_>, gateway: &Gateway<S>) -> Files {
         Ok(config) => match gateway.reload(&config) {
             Ok(()) => {
                 tracing::info!(file = name, "configuration reloaded");
+                warn(&config, &name);
                 descriptors::check(&config);
             }
             Err(error) => {
@@ -223,6 +225,14 @@ fn reload<S: Backend>(source: &Source<'_>, gateway: &Gateway<S>) -> Files {
         }
     }
     files
+}
+
+/// Logs the warnings of a configuration.
+fn warn(config: &Config, name: &str) {
+    for warning in &config.warnings {
+        let at = format!("{name}:{}:{}", warning.line(), warning.column());
+        tracing::warn!(%at, help = warning.help(), "{}", warning.message());
+    }
 }
 
 fn cannot_start(error: &StartError) -> CliError {

@@ -46,6 +46,7 @@
 //! | `print` | a limit to YAML |
 //! | `error`, `nearest` | error messages and suggestions |
 //! | `warnings` | risks in a valid file |
+//! | `explain` | what a configuration means, as tables |
 //! | `mask` | secrets hidden in error messages |
 
 mod apis;
@@ -53,6 +54,7 @@ mod concurrency;
 mod environment;
 pub mod envoy;
 mod error;
+mod explain;
 mod file;
 mod gateway;
 mod key;
@@ -78,6 +80,7 @@ pub use apis::{Api, Apis, Authorize, EnvoyApi, HttpApi, RespApi};
 pub use concurrency::ConcurrencyLimit;
 pub use environment::{Environment, Secret};
 pub use error::{Diagnostic, Errors, Severity};
+pub use explain::{Table, explain};
 pub use file::{Config, Jwt, Responses};
 pub use gateway::{
     Address, Balance, Gateway, HeaderEdits, Health, Listener, OutlierEjection, PathEdit, Protocol, Route,

@@ -19,11 +19,11 @@ pub enum Store {
     /// In the memory of this process.
     Memory {
         /// Maximum number of active keys per limit.
-        max_keys: Option<usize>,
+        max_keys: usize,
         /// Maximum memory of all limits together, in bytes.
-        max_bytes: Option<usize>,
+        max_bytes: usize,
         /// The decision for new keys while the store is full.
-        when_full: Option<WhenFull>,
+        when_full: WhenFull,
     },
     /// In Redis.
     Redis(Box<Redis>),
@@ -40,7 +40,7 @@ pub enum WhenFull {
     Allow,
 }
 
-/// A Redis server and its settings. Unset fields use the defaults of the store.
+/// A Redis server and its settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Redis {
     /// The address, which may contain a password.
@@ -50,7 +50,7 @@ pub struct Redis {
     /// The namespace, which separates installations on the same server.
     pub namespace: Option<String>,
     /// Time limit of a decision.
-    pub deadline: Option<Duration>,
+    pub deadline: Duration,
     /// The failure policy: what decides while Redis is unavailable.
     pub failure: FailurePolicy,
     /// The number of connections.
@@ -73,6 +73,9 @@ const INSTANCES_HELP: &str =
     "write how many instances share the limits, as in `redis: { address: ..., instances: 3 }`";
 /// A shorter secret can be found by trial.
 const SECRET_BYTES_MIN: usize = 16;
+const MAX_KEYS_DEFAULT: u32 = 1_000_000;
+const MAX_BYTES_DEFAULT: usize = 1 << 30;
+const DEADLINE_DEFAULT: Duration = Duration::from_millis(20);
 const INSTANCES_MAX: u32 = 100_000;
 const CONNECTIONS_MAX: u32 = 1_000;
 /// Maximum time limit of a decision.
@@ -84,7 +87,11 @@ pub(crate) fn store(
     node: Option<&Node>,
     environment: &dyn Environment,
 ) -> (Option<Store>, Option<u32>) {
-    let memory = Store::Memory { max_keys: None, max_bytes: None, when_full: None };
+    let memory = Store::Memory {
+        max_keys: MAX_KEYS_DEFAULT as usize,
+        max_bytes: MAX_BYTES_DEFAULT,
+        when_full: WhenFull::Share,
+    };
     let Some(node) = node else { return (Some(memory), Some(1)) };
     if let NodeValue::Word(word) = &node.value {
         return match word.as_str() {
@@ -125,7 +132,7 @@ fn plain(reader: &mut Reader, node: &Node, environment: &dyn Environment) -> Opt
         address,
         secret: None,
         namespace: None,
-        deadline: None,
+        deadline: DEADLINE_DEFAULT,
         failure: FailurePolicy::default(),
         connections: None,
         ca: None,
@@ -166,11 +173,15 @@ fn secret(reader: &mut Reader, node: &Node, environment: &dyn Environment) -> Op
 fn memory(reader: &mut Reader, node: &Node) -> Option<Store> {
     let fields =
         reader.fields(node, "memory", names::MEMORY, "write as in `memory: { max_keys: 100000 }`")?;
-    let max_keys = fields.get("max_keys").and_then(|node| reader.number(node, "max_keys", 1..=u32::MAX));
-    let max_bytes = fields.get("max_bytes").and_then(|node| reader.parsed(node, quantity::bytes));
-    let when_full =
-        fields.get("when_full").and_then(|node| reader.choice(node, "value of when_full", &words::WHEN_FULL));
-    Some(Store::Memory { max_keys: max_keys.map(|keys| keys as usize), max_bytes, when_full })
+    let max_keys = reader.or(fields.get("max_keys"), MAX_KEYS_DEFAULT, |reader, node| {
+        reader.number(node, "max_keys", 1..=u32::MAX)
+    });
+    let max_bytes = reader
+        .or(fields.get("max_bytes"), MAX_BYTES_DEFAULT, |reader, node| reader.parsed(node, quantity::bytes));
+    let when_full = reader.or(fields.get("when_full"), WhenFull::Share, |reader, node| {
+        reader.choice(node, "value of when_full", &words::WHEN_FULL)
+    });
+    Some(Store::Memory { max_keys: max_keys as usize, max_bytes, when_full })
 }
 
 fn redis(reader: &mut Reader, node: &Node, environment: &dyn Environment) -> (Option<Store>, Option<u32>) {
@@ -195,7 +206,9 @@ fn redis(reader: &mut Reader, node: &Node, environment: &dyn Environment) -> (Op
     }
     let namespace = fields.get("namespace").and_then(|node| reader.word(node)).map(str::to_owned);
     let [from, to] = DEADLINES;
-    let deadline = fields.get("deadline").and_then(|node| reader.length(node, "a deadline", from, to));
+    let deadline = reader.or(fields.get("deadline"), DEADLINE_DEFAULT, |reader, node| {
+        reader.length(node, "a deadline", from, to)
+    });
     let connections =
         fields.get("connections").and_then(|node| reader.number(node, "connections", 1..=CONNECTIONS_MAX));
     let (ca, certificate) = match fields.get("tls") {

@@ -76,6 +76,11 @@ pub struct TrustedProxies {
 }
 
 impl TrustedProxies {
+    /// Whether no proxy is trusted.
+    pub fn is_none(&self) -> bool {
+        self.proxies.is_empty()
+    }
+
     /// Trusts the proxies in these networks, by their entries in `X-Forwarded-For`.
     ///
     /// Networks that contain clients do not belong here, least of all `0.0.0.0/0`: a trusted peer can choose its

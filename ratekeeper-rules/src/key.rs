@@ -106,6 +106,11 @@ impl Key {
         self
     }
 
+    /// The parts in order, each with its fallback.
+    pub fn parts_with_fallbacks(&self) -> impl ExactSizeIterator<Item = &(KeyPart, KeyFallback)> {
+        self.parts.iter()
+    }
+
     /// Every part that the key may read, including fallbacks.
     pub fn parts(&self) -> impl Iterator<Item = &KeyPart> {
         self.parts.iter().flat_map(|(part, fallback)| {

@@ -63,19 +63,11 @@ impl Backend for Memory {
         let config::Store::Memory { max_keys, max_bytes, when_full } = &config.store else {
             return Err(LimitsError::OtherStore);
         };
-        if let Some(max_keys) = max_keys {
-            builder = builder.max_keys(*max_keys);
-        }
-        if let Some(max_bytes) = max_bytes {
-            builder = builder.max_bytes(*max_bytes);
-        }
-        if let Some(when_full) = when_full {
-            builder = builder.when_full(match when_full {
-                config::WhenFull::Share => WhenFull::Share,
-                config::WhenFull::Deny => WhenFull::Deny,
-                config::WhenFull::Allow => WhenFull::Allow,
-            });
-        }
+        builder = builder.max_keys(*max_keys).max_bytes(*max_bytes).when_full(match when_full {
+            config::WhenFull::Share => WhenFull::Share,
+            config::WhenFull::Deny => WhenFull::Deny,
+            config::WhenFull::Allow => WhenFull::Allow,
+        });
         match before {
             Some(before) => builder.reload_from(before),
             None => builder.build(),
@@ -147,15 +139,13 @@ impl Backend for Redis {
 }
 
 fn settings(redis: &config::Redis) -> Settings {
-    let mut settings = Settings::new(redis.address.reveal()).on_store_failure(redis.failure);
+    let mut settings =
+        Settings::new(redis.address.reveal()).deadline(redis.deadline).on_store_failure(redis.failure);
     if let Some(secret) = &redis.secret {
         settings = settings.secret(secret.reveal().as_bytes());
     }
     if let Some(namespace) = &redis.namespace {
         settings = settings.namespace(namespace);
-    }
-    if let Some(deadline) = redis.deadline {
-        settings = settings.deadline(deadline);
     }
     if let Some(connections) = redis.connections {
         settings = settings.connections(connections as usize);

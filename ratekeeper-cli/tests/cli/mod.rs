@@ -6,7 +6,6 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-mod check;
 mod compare;
 mod decisions;
 mod memory;
@@ -15,6 +14,7 @@ mod mistakes;
 mod pipes;
 mod store;
 mod table;
+mod validate;
 
 const DEMO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../traces/demo.csv");
 const UPLOADS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../traces/uploads.csv");

@@ -1,4 +1,4 @@
-//! `check` and `schema`: summaries and errors of a configuration file.
+//! `validate` and `schema`: summaries and errors of a configuration file.
 
 use std::path::PathBuf;
 
@@ -7,13 +7,13 @@ use crate::cli::{Ended, file, ratekeeper, run};
 const EXAMPLES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples");
 const PASSWORD: &str = "hunter2";
 
-fn check(path: &str) -> Ended {
-    run(&["check", path], "")
+fn validate(path: &str) -> Ended {
+    run(&["validate", path], "")
 }
 
-/// Runs `check` with environment variables.
-fn check_with(path: &str, variables: &[(&str, &str)]) -> Ended {
-    let output = ratekeeper(&["check", path]).envs(variables.iter().copied()).output().unwrap();
+/// Runs `validate` with environment variables.
+fn validate_with(path: &str, variables: &[(&str, &str)]) -> Ended {
+    let output = ratekeeper(&["validate", path]).envs(variables.iter().copied()).output().unwrap();
     Ended {
         code: output.status.code().unwrap(),
         stdout: String::from_utf8(output.stdout).unwrap(),
@@ -39,7 +39,7 @@ fn valid_file_is_summarised_in_one_line() {
         ),
     ] {
         let path = format!("{EXAMPLES}/{name}.yaml");
-        let ended = check_with(&path, &secrets);
+        let ended = validate_with(&path, &secrets);
         assert_eq!(ended, Ended { code: 0, stdout: format!("{path}: {said}\n"), stderr: String::new() });
     }
 }
@@ -51,7 +51,7 @@ fn all_mistakes_are_reported_in_one_run() {
         "limits:\n  per-user:\n    key: usr\n    token_bucket: { capacity: 0 }\nstor: memory\n",
     );
     assert_eq!(
-        check("three.yaml"),
+        validate("three.yaml"),
         Ended {
             code: 2,
             stdout: String::new(),
@@ -80,23 +80,23 @@ error: three.yaml:5:1: `stor` is not a parameter of the file
         }
     );
     file("one.yaml", "stor: memory\n");
-    assert!(check("one.yaml").stderr.ends_with("\n\n1 mistake\n"));
+    assert!(validate("one.yaml").stderr.ends_with("\n\n1 mistake\n"));
     file("endless.yaml", "a: 1\n".repeat(5) + &(0..500).map(|n| format!("b{n}: 1\n")).collect::<String>());
-    assert!(check("endless.yaml").stderr.ends_with("\n\n100 or more mistakes\n"));
+    assert!(validate("endless.yaml").stderr.ends_with("\n\n100 or more mistakes\n"));
 }
 
 #[test]
 fn unreadable_file_exits_with_1_and_invalid_file_with_2() {
-    let ended = check("nowhere.yaml");
+    let ended = validate("nowhere.yaml");
     assert_eq!((ended.code, &*ended.stdout), (1, ""));
     assert_eq!(ended.stderr, "error: cannot read nowhere.yaml: No such file or directory (os error 2)\n");
     file("latin-config.yaml", b"store: memory # \xe9\n");
-    let ended = check("latin-config.yaml");
+    let ended = validate("latin-config.yaml");
     assert_eq!(
         (ended.code, &*ended.stderr),
         (2, "error: latin-config.yaml is not UTF-8\n  = save the file as UTF-8\n")
     );
-    assert_eq!(run(&["check"], "").code, 2);
+    assert_eq!(run(&["validate"], "").code, 2);
 }
 
 #[test]
@@ -113,7 +113,7 @@ fn files_are_resolved_from_the_folder_of_the_configuration() {
         )
     };
     file("beside/good.yaml", config("secret.txt"));
-    let ended = check("beside/good.yaml");
+    let ended = validate("beside/good.yaml");
     assert_eq!((ended.code, &*ended.stdout), (0, "beside/good.yaml: 1 limit in Redis, no gateway\n"));
     for (name, what) in [
         ("empty.txt", "beside/bad.yaml:1:55: the secret is empty"),
@@ -125,7 +125,7 @@ fn files_are_resolved_from_the_folder_of_the_configuration() {
         ("large.txt", "beside/bad.yaml:1:63: the file cannot be read: it has more than 1000000 bytes"),
     ] {
         file("beside/bad.yaml", config(name));
-        let ended = check("beside/bad.yaml");
+        let ended = validate("beside/bad.yaml");
         assert_eq!((ended.code, ended.stderr.lines().next()), (2, Some(&*format!("error: {what}"))));
     }
 }
@@ -133,7 +133,7 @@ fn files_are_resolved_from_the_folder_of_the_configuration() {
 #[test]
 fn secrets_are_never_printed() {
     let everything = format!("{EXAMPLES}/everything.yaml");
-    let ended = check_with(&everything, &[("REDIS_PASSWORD", PASSWORD)]);
+    let ended = validate_with(&everything, &[("REDIS_PASSWORD", PASSWORD)]);
     assert_eq!(ended.code, 2);
     assert!(ended.stderr.contains("the environment has no variable `RATEKEEPER_SECRET`"), "{}", ended.stderr);
     for yaml in [
@@ -151,7 +151,7 @@ fn secrets_are_never_printed() {
         format!("admin: {{ listen: 0.0.0.0:9180, token: {PASSWORD} }}"),
     ] {
         file("secret.yaml", &yaml);
-        let ended = check("secret.yaml");
+        let ended = validate("secret.yaml");
         assert!(!ended.stdout.contains(PASSWORD) && !ended.stderr.contains(PASSWORD), "{ended:?}");
     }
 }
@@ -166,7 +166,7 @@ fn schema_is_printed_unchanged() {
 #[test]
 #[cfg(target_os = "linux")]
 fn write_error_on_stdout_is_reported() {
-    for args in [&["schema"][..], &["check", &format!("{EXAMPLES}/gateway.yaml")]] {
+    for args in [&["schema"][..], &["validate", &format!("{EXAMPLES}/gateway.yaml")]] {
         let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
         let output = ratekeeper(args).stdout(full).output().unwrap();
         assert_eq!(output.status.code(), Some(1));

@@ -1,0 +1,363 @@
+//! What a configuration means: which limits apply to which requests, and the settings in effect.
+
+use std::time::Duration;
+
+use ratekeeper_core::{FailurePolicy, Limit};
+use ratekeeper_rules::key::{Key, KeyFallback, KeyPart};
+use ratekeeper_rules::rule::{Cost, OverrideScope, Rule};
+use ratekeeper_rules::when::{ValueCondition, When};
+
+use crate::gateway::{Gateway, Route, Upstream};
+use crate::print::to_yaml;
+use crate::quantity::duration_text;
+use crate::store::{Store, WhenFull};
+use crate::{Api, ConcurrencyLimit, Config};
+
+/// A table of an explanation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Table {
+    /// What the rows are, in plural.
+    pub name: &'static str,
+    /// The names of the columns.
+    pub columns: &'static [&'static str],
+    /// The rows; each has a text for each column.
+    pub rows: Vec<Vec<String>>,
+}
+
+/// Explains a configuration. Secrets are not part of the explanation.
+pub fn explain(config: &Config) -> Vec<Table> {
+    let mut tables = vec![listeners(config), routes(config), limits(config)];
+    if let Some(gateway) = &config.gateway {
+        tables.push(upstreams(gateway));
+    }
+    tables.push(settings(config));
+    tables.retain(|table| !table.rows.is_empty());
+    tables
+}
+
+fn listeners(config: &Config) -> Table {
+    let mut rows = Vec::new();
+    for listener in config.gateway.iter().flat_map(|gateway| &gateway.listeners) {
+        let scheme = if listener.tls.is_some() { "https" } else { "http" };
+        let access = if listener.proxy_protocol { "PROXY protocol from trusted proxies" } else { "" };
+        rows.push(vec!["gateway".to_owned(), format!("{scheme}://{}", listener.address), access.to_owned()]);
+    }
+    let mut add = |name: &str, scheme: &str, api: &Api| {
+        let access = if api.token.is_some() { "token required" } else { "loopback only, no token" };
+        rows.push(vec![name.to_owned(), format!("{scheme}://{}", api.listen), access.to_owned()]);
+    };
+    if let Some(http) = &config.apis.http {
+        add("HTTP API", "http", &http.api);
+    }
+    if let Some(envoy) = &config.apis.envoy {
+        add("Envoy API", "grpc", &envoy.api);
+    }
+    if let Some(resp) = &config.apis.resp {
+        add("Redis API", "redis", &resp.api);
+    }
+    if let Some(admin) = &config.admin {
+        add("admin", "http", admin);
+    }
+    Table { name: "listeners", columns: &["service", "address", "access"], rows }
+}
+
+/// Who is checked against which limits: routes, callers of the APIs and Envoy's domains.
+fn routes(config: &Config) -> Table {
+    let mut rows = Vec::new();
+    let row = |route: &str, matches: String, upstream: &str, limits: String| {
+        vec![route.to_owned(), matches, upstream.to_owned(), limits]
+    };
+    for (gateway, route) in
+        config.gateway.iter().flat_map(|it| it.routes.iter().map(move |route| (it, route)))
+    {
+        let mut limits = route.limit_names.clone();
+        limits.extend(route.max_in_flight.map(|max| format!("max_in_flight: {max}")));
+        let limits = if limits.is_empty() { "none".to_owned() } else { limits.join(", ") };
+        rows.push(row(&route.id, conditions(&route.when), &gateway.upstreams[route.upstream].name, limits));
+    }
+    if let Some(http) = &config.apis.http {
+        rows.push(row("(HTTP API)", "/v1/check and others".to_owned(), "", "any, by name".to_owned()));
+        let named = http.authorize.limits.iter().filter_map(|number| config.rules.rules().nth(*number));
+        let limits: Vec<&str> = named.map(|rule| &*rule.name).collect();
+        rows.push(row("(HTTP API)", "/v1/authorize".to_owned(), "", limits.join(", ")));
+    }
+    if config.apis.resp.is_some() {
+        rows.push(row("(Redis API)", "RK.CHECK".to_owned(), "", "any, by name".to_owned()));
+    }
+    for domain in config.domains.iter().filter(|_| config.apis.envoy.is_some()) {
+        rows.push(row("(Envoy API)", format!("domain {}", domain.name), "", "by descriptors".to_owned()));
+    }
+    Table { name: "routes", columns: &["route", "matches", "upstream", "limits"], rows }
+}
+
+/// The limits: a row for each override in order, then one for the limit itself.
+fn limits(config: &Config) -> Table {
+    let mut rows = Vec::new();
+    for (number, rule) in config.rules.rules().enumerate() {
+        let is_descriptor = number >= config.named_limits;
+        let key = if is_descriptor { "entries of the descriptor".to_owned() } else { key_text(&rule.key) };
+        let mut add = |tier: String, limit: Option<&Limit>| {
+            let amount = limit.map_or("unlimited".to_owned(), to_yaml);
+            rows.push(vec![rule.name.clone(), key.clone(), tier, amount, options(rule)]);
+        };
+        for one in &rule.overrides {
+            let tier = match &one.scope {
+                OverrideScope::Keys(keys) => format!("key {}", keys.join("|")),
+                OverrideScope::When(when) => conditions(when),
+            };
+            add(tier, one.limit.as_ref());
+        }
+        let tier = if rule.overrides.is_empty() { "all" } else { "all others" };
+        add(tier.to_owned(), Some(&rule.limit));
+    }
+    rows.extend(config.concurrency.iter().map(concurrency));
+    Table { name: "limits", columns: &["limit", "key", "tier", "amount", "options"], rows }
+}
+
+/// What else a rule says: conditions, cost, shadow, ban, lease and failure policy.
+fn options(rule: &Rule) -> String {
+    let mut all = Vec::new();
+    if !is_empty(&rule.when) {
+        all.push(format!("when {}", conditions(&rule.when)));
+    }
+    match &rule.cost {
+        Cost::Fixed(1) => {}
+        Cost::Fixed(cost) => all.push(format!("cost {cost}")),
+        Cost::Header { name, default, .. } => all.push(format!("cost by header {name}, default {default}")),
+        Cost::Routes { .. } => all.push("cost by route".to_owned()),
+    }
+    if rule.is_shadow {
+        all.push(SHADOW.to_owned());
+    }
+    if let Some(ban) = &rule.ban {
+        all.push(format!(
+            "ban for {} after {} denials within {}",
+            duration_text(ban.lasts),
+            ban.after,
+            duration_text(ban.within)
+        ));
+    }
+    if let Some(lease) = &rule.lease {
+        all.push(format!("lease up to {} for {}", lease.max, duration_text(lease.hold)));
+    }
+    if let Some(policy) = rule.on_store_failure {
+        all.push(format!("on_store_failure {}", policy_text(policy)));
+    }
+    all.join("; ")
+}
+
+fn concurrency(limit: &ConcurrencyLimit) -> Vec<String> {
+    let mut options = Vec::new();
+    if !is_empty(&limit.when) {
+        options.push(format!("when {}", conditions(&limit.when)));
+    }
+    if limit.is_shadow {
+        options.push(SHADOW.to_owned());
+    }
+    let amount = format!("concurrency: {{ limit: {} }}", limit.max);
+    vec![limit.name.clone(), key_text(&limit.key), "all".to_owned(), amount, options.join("; ")]
+}
+
+const SHADOW: &str = "shadow: never denies";
+
+/// The key as it is written in a file.
+fn key_text(key: &Key) -> String {
+    let parts: Vec<String> =
+        key.parts_with_fallbacks().map(|(part, fallback)| part_text(part, fallback)).collect();
+    match parts.as_slice() {
+        [] => "global".to_owned(),
+        [one] => one.clone(),
+        several => format!("[{}]", several.join(", ")),
+    }
+}
+
+fn part_text(part: &KeyPart, fallback: &KeyFallback) -> String {
+    let Some(field) = part_field(part) else { return plain_part(part).to_owned() };
+    let fallback = match fallback {
+        KeyFallback::Part(part) => {
+            part_field(part).map_or(plain_part(part).to_owned(), |it| format!("{{ {it} }}"))
+        }
+        KeyFallback::Literal(text) => text.clone(),
+        KeyFallback::Deny => "deny".to_owned(),
+        KeyFallback::Skip => "skip".to_owned(),
+    };
+    format!("{{ {field}, fallback: {fallback} }}")
+}
+
+/// An attribute that has a name, as a field.
+fn part_field(part: &KeyPart) -> Option<String> {
+    Some(match part {
+        KeyPart::Header(name) => format!("header: {name}"),
+        KeyPart::Cookie(name) => format!("cookie: {name}"),
+        KeyPart::Query(name) => format!("query: {name}"),
+        KeyPart::Segment(number) => format!("path: {number}"),
+        KeyPart::Path(pattern) => format!("path: {pattern}"),
+        KeyPart::Claim(name) => format!("claim: {name}"),
+        KeyPart::Custom(name) => format!("custom: {name}"),
+        KeyPart::Ip | KeyPart::Method | KeyPart::Host | KeyPart::Route => return None,
+    })
+}
+
+fn plain_part(part: &KeyPart) -> &'static str {
+    match part {
+        KeyPart::Method => "method",
+        KeyPart::Host => "host",
+        KeyPart::Route => "route",
+        _ => "ip",
+    }
+}
+
+fn is_empty(when: &When) -> bool {
+    when.methods.is_empty()
+        && when.paths.is_empty()
+        && when.hosts.is_empty()
+        && when.headers.is_empty()
+        && when.claims.is_empty()
+        && when.clients.is_empty()
+}
+
+/// Conditions in a short form: `POST /login host shop.example.com`.
+fn conditions(when: &When) -> String {
+    let mut all = Vec::new();
+    if !when.methods.is_empty() {
+        all.push(when.methods.join("|"));
+    }
+    if !when.paths.is_empty() {
+        all.push(when.paths.iter().map(ToString::to_string).collect::<Vec<_>>().join("|"));
+    }
+    if !when.hosts.is_empty() {
+        all.push(format!("host {}", when.hosts.join("|")));
+    }
+    for (kind, values) in [("header", &when.headers), ("claim", &when.claims)] {
+        all.extend(values.iter().map(|(name, value)| match value {
+            ValueCondition::Present => format!("{kind} {name}"),
+            ValueCondition::Absent => format!("no {kind} {name}"),
+            ValueCondition::OneOf(values) => format!("{kind} {name}={}", values.join("|")),
+        }));
+    }
+    if !when.clients.is_empty() {
+        all.push(format!(
+            "client {}",
+            when.clients.iter().map(ToString::to_string).collect::<Vec<_>>().join("|")
+        ));
+    }
+    if all.is_empty() { "all requests".to_owned() } else { all.join(" ") }
+}
+
+fn upstreams(gateway: &Gateway) -> Table {
+    let rows = gateway.upstreams.iter().map(|upstream| {
+        let Upstream { name, addresses, timeouts, retry_percent, health, outlier_ejection, .. } = upstream;
+        let addresses: Vec<String> = addresses
+            .iter()
+            .map(|it| {
+                let scheme = if it.is_tls { "https" } else { "http" };
+                let host = if it.host.contains(':') { format!("[{}]", it.host) } else { it.host.clone() };
+                format!("{scheme}://{host}:{}{}", it.port, it.path)
+            })
+            .collect();
+        let times = [("connect", timeouts.connect), ("read", timeouts.read), ("idle", timeouts.idle)];
+        let times: Vec<String> =
+            times.iter().map(|(name, it)| format!("{name} {}", duration_text(*it))).collect();
+        let health = health
+            .as_ref()
+            .map_or("off".to_owned(), |it| format!("{} every {}", it.path, duration_text(it.every)));
+        let ejection = outlier_ejection.map_or("off".to_owned(), |it| {
+            format!("after {} failures, for {}", it.after, duration_text(it.lasts))
+        });
+        vec![
+            name.clone(),
+            addresses.join(", "),
+            times.join(", "),
+            format!("{retry_percent}%"),
+            health,
+            ejection,
+        ]
+    });
+    Table {
+        name: "upstreams",
+        columns: &["upstream", "addresses", "timeouts", "retry_budget", "health", "outlier_ejection"],
+        rows: rows.collect(),
+    }
+}
+
+/// The settings in effect, most of them defaults.
+fn settings(config: &Config) -> Table {
+    let mut rows: Vec<Vec<String>> = Vec::new();
+    let mut add = |name: &str, value: String| rows.push(vec![name.to_owned(), value]);
+    match &config.store {
+        Store::Memory { max_keys, max_bytes, when_full } => {
+            add("store", "memory: limits of this process only, lost at a restart".to_owned());
+            add("store.memory.max_keys", format!("{max_keys} per limit"));
+            add("store.memory.max_bytes", bytes_text(*max_bytes));
+            let when_full = match when_full {
+                WhenFull::Share => "share: new keys share one budget",
+                WhenFull::Deny => "deny: new keys are denied",
+                WhenFull::Allow => "allow: new keys are allowed",
+            };
+            add("store.memory.when_full", when_full.to_owned());
+        }
+        Store::Redis(redis) => {
+            add("store", "redis: limits shared by all instances".to_owned());
+            let secret = if redis.secret.is_some() { "set" } else { "not set: stored keys can be guessed" };
+            add("store.redis.secret", secret.to_owned());
+            add("store.redis.deadline", duration_text(redis.deadline));
+            add("store.redis.on_store_failure", policy_text(redis.failure));
+        }
+    }
+    let proxies = match config.client.is_none() {
+        true => "none: forwarding headers are ignored",
+        false => "set: forwarding headers of these proxies are used",
+    };
+    add("client.trusted_proxies", proxies.to_owned());
+    let exact = |ignores: bool| if ignores { "ignore" } else { "exact" };
+    add("paths.case", exact(config.paths.ignore_case).to_owned());
+    add("paths.trailing_slash", exact(config.paths.ignore_trailing_slash).to_owned());
+    add("responses.header_set", config.responses.headers.name().to_owned());
+    if let Some(gateway) = &config.gateway {
+        let it = &gateway.timeouts;
+        let times = [
+            ("header", it.header),
+            ("body", it.body),
+            ("idle", it.idle),
+            ("tunnel", it.tunnel),
+            ("drain", it.drain),
+        ];
+        let times: Vec<String> =
+            times.iter().map(|(name, it)| format!("{name} {}", duration_text(*it))).collect();
+        add("gateway.timeouts", times.join(", "));
+        add("gateway.max_connections", gateway.max_connections.to_string());
+        add("gateway.max_in_flight", gateway.max_in_flight.to_string());
+        add("gateway.access_log", gateway.access_log.to_string());
+        let route_timeouts: Vec<Duration> =
+            gateway.routes.iter().map(|route: &Route| route.timeout).collect();
+        if let (Some(min), Some(max)) = (route_timeouts.iter().min(), route_timeouts.iter().max()) {
+            let text = if min == max {
+                duration_text(*min)
+            } else {
+                format!("{} to {}", duration_text(*min), duration_text(*max))
+            };
+            add("routes.timeout", text);
+        }
+    }
+    Table { name: "settings", columns: &["setting", "value"], rows }
+}
+
+fn policy_text(policy: FailurePolicy) -> String {
+    match policy {
+        FailurePolicy::Local { instances: 1 } => {
+            "local: each instance enforces the whole limit in memory".to_owned()
+        }
+        FailurePolicy::Local { instances } => {
+            format!("local: each of {instances} instances enforces its share in memory")
+        }
+        FailurePolicy::Open => "open: all requests are allowed".to_owned(),
+        FailurePolicy::Closed => "closed: all requests are denied".to_owned(),
+    }
+}
+
+/// An amount of memory in the largest unit that divides it.
+fn bytes_text(bytes: usize) -> String {
+    let units = [(30, "GiB"), (20, "MiB"), (10, "KiB")];
+    let unit = units.iter().find(|(shift, _)| bytes > 0 && bytes.is_multiple_of(1 << shift));
+    unit.map_or(format!("{bytes}B"), |(shift, name)| format!("{}{name}", bytes >> shift))
+}
