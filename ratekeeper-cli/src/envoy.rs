@@ -3,9 +3,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::failure::CliError;
+use crate::error::CliError;
 use crate::input::config_text;
-use crate::outside::Files;
+use crate::environment::Files;
 
 /// Maximum number of files in a folder. Each file is a domain.
 const FILES_MAX: usize = 1_000;
@@ -27,13 +27,13 @@ pub(crate) fn files(folder: &Path, read: &mut Files) -> Result<Vec<(String, Stri
             continue;
         }
         if paths.len() == FILES_MAX {
-            return Err(CliError::Typed(format!("there are more than {FILES_MAX} files in {shown}")));
+            return Err(CliError::Usage(format!("there are more than {FILES_MAX} files in {shown}")));
         }
         paths.push(path);
     }
     if paths.is_empty() {
         let what = format!("there is no file in {shown} whose name ends with .yaml or .yml");
-        return Err(CliError::Typed(what));
+        return Err(CliError::Usage(what));
     }
     paths.sort();
     let (mut files, mut bytes) = (Vec::new(), 0);
@@ -42,7 +42,7 @@ pub(crate) fn files(folder: &Path, read: &mut Files) -> Result<Vec<(String, Stri
         let text = config_text(&path)?;
         bytes += text.len();
         if bytes > BYTES_MAX {
-            return Err(CliError::Typed(format!("the files in {shown} have more than {BYTES_MAX} bytes")));
+            return Err(CliError::Usage(format!("the files in {shown} have more than {BYTES_MAX} bytes")));
         }
         files.push((path.display().to_string(), text));
     }

@@ -15,7 +15,7 @@ use nix::unistd::Pid;
 use ratekeeper_server::Sockets;
 use tokio::process::{Child, Command};
 
-use crate::failure::CliError;
+use crate::error::CliError;
 
 /// Environment variable with the id of the process to drain once this one is ready.
 const PREDECESSOR: &str = "RATEKEEPER_PREDECESSOR";

@@ -9,7 +9,7 @@ use ratekeeper::Limit;
 use ratekeeper_config::{TEXT_BYTES_MAX, parse_limit};
 
 use crate::args::{Format, Progress, Simulate};
-use crate::failure::CliError;
+use crate::error::CliError;
 
 /// The default trace.
 const DEMO: &str = include_str!("../../traces/demo.csv");
@@ -45,7 +45,7 @@ pub(crate) fn config_text(path: &Path) -> Result<String, CliError> {
         .read_to_end(&mut bytes)
         .map_err(cannot)?;
     String::from_utf8(bytes)
-        .map_err(|_| CliError::Typed(format!("{name} is not UTF-8\n  = save the file as UTF-8")))
+        .map_err(|_| CliError::Usage(format!("{name} is not UTF-8\n  = help: save the file as UTF-8")))
 }
 
 pub(crate) fn demo() -> Source {

@@ -1,15 +1,146 @@
-//! Structured logs, on stderr.
+//! The event log on stderr: one line per event, readable or JSON.
+//!
+//! Both logs, events and requests, have the same schema in JSON: `time`, `level`, `message`, then fields.
 
+use std::fmt::{self, Write as _};
+use std::io::{self, IsTerminal};
+
+use jiff::Timestamp;
+use jiff::tz::TimeZone;
+use ratekeeper::{Clock as _, SystemClock};
+use ratekeeper_server::LogStyle;
+use serde_json::{Map, Value, json};
+use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
+use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::filter::Targets;
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::prelude::*;
+use tracing_subscriber::registry::LookupSpan;
+
+use crate::args::{LogArgs, LogFormat};
+
+/// The style of a stream: as the user says, or by whether it is a terminal.
+pub(crate) fn style(args: LogArgs, stream: &impl IsTerminal) -> LogStyle {
+    let is_terminal = stream.is_terminal();
+    match args.log_format {
+        Some(LogFormat::Json) => LogStyle::Json,
+        None if !is_terminal => LogStyle::Json,
+        Some(LogFormat::Human) | None => LogStyle::Human { has_color: is_terminal && allows_color() },
+    }
+}
+
+/// Whether the environment allows colours on a terminal.
+pub(crate) fn allows_color() -> bool {
+    let is_set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+    let is_dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
+    !is_set("NO_COLOR") && !is_dumb
+}
 
 /// Starts logging. `RATEKEEPER_LOG` sets the level (`warn`, `info`, `debug`), optionally per module
 /// (`info,ratekeeper_server=debug`).
-pub(crate) fn start() {
+pub(crate) fn start(style: LogStyle) {
     let configured = std::env::var("RATEKEEPER_LOG").ok().and_then(|text| text.parse::<Targets>().ok());
     let filter = configured.unwrap_or_else(|| Targets::new().with_default(LevelFilter::INFO));
-    let lines = tracing_subscriber::fmt::layer().json().flatten_event(true).with_writer(std::io::stderr);
+    let lines = EventLines { style, clock: SystemClock::new(), zone: TimeZone::system() };
+    let lines = tracing_subscriber::fmt::layer().event_format(lines).with_writer(io::stderr);
     // Fails only if a subscriber is already installed, and this is the only one.
     let _ = tracing_subscriber::registry().with(filter).with(lines).try_init();
+}
+
+/// Formats events as lines.
+struct EventLines {
+    style: LogStyle,
+    clock: SystemClock,
+    zone: TimeZone,
+}
+
+impl<S, N> FormatEvent<S, N> for EventLines
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(
+        &self,
+        _: &FmtContext<'_, S, N>,
+        mut out: Writer<'_>,
+        event: &Event<'_>,
+    ) -> fmt::Result {
+        let now = i128::from(self.clock.now().as_nanos());
+        let now = Timestamp::from_nanosecond(now).unwrap_or_default();
+        let mut fields = EventFields::default();
+        event.record(&mut fields);
+        let metadata = event.metadata();
+        match self.style {
+            LogStyle::Json => {
+                let mut line = Map::new();
+                line.insert("time".to_owned(), json!(format!("{now:.3}")));
+                line.insert("level".to_owned(), json!(metadata.level().as_str()));
+                line.insert("message".to_owned(), json!(fields.message));
+                line.insert("target".to_owned(), json!(metadata.target()));
+                line.extend(fields.others);
+                writeln!(out, "{}", Value::Object(line))
+            }
+            LogStyle::Human { has_color } => {
+                let time = now.to_zoned(self.zone.clone()).strftime("%H:%M:%S").to_string();
+                let mut text = fields.message;
+                for (name, value) in &fields.others {
+                    match value {
+                        Value::String(value) if !value.contains([' ', '"']) && !value.is_empty() => {
+                            write!(text, " {name}={value}")?;
+                        }
+                        value => write!(text, " {name}={value}")?,
+                    }
+                }
+                let (on, off) = match (has_color, *metadata.level()) {
+                    (true, Level::ERROR) => ("\x1b[31m", "\x1b[0m"),
+                    (true, Level::WARN) => ("\x1b[33m", "\x1b[0m"),
+                    (true, _) => ("\x1b[2m", "\x1b[0m"),
+                    (false, _) => ("", ""),
+                };
+                writeln!(out, "{time} {on}{}{off} {text}", metadata.level())
+            }
+        }
+    }
+}
+
+/// The fields of an event, in order.
+#[derive(Default)]
+struct EventFields {
+    message: String,
+    others: Map<String, Value>,
+}
+
+impl EventFields {
+    fn add(&mut self, field: &Field, value: Value) {
+        match (field.name(), value) {
+            ("message", Value::String(text)) => self.message = text,
+            (name, value) => {
+                self.others.insert(name.to_owned(), value);
+            }
+        }
+    }
+}
+
+impl Visit for EventFields {
+    fn record_i64(&mut self, field: &Field, value: i64) {
+        self.add(field, json!(value));
+    }
+
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        self.add(field, json!(value));
+    }
+
+    fn record_bool(&mut self, field: &Field, value: bool) {
+        self.add(field, json!(value));
+    }
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.add(field, json!(value));
+    }
+
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        self.add(field, json!(format!("{value:?}")));
+    }
 }

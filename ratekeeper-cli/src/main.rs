@@ -11,12 +11,12 @@ use clap::Parser;
 mod args;
 mod descriptors;
 mod envoy;
-mod failure;
+
 mod handover;
 mod input;
 mod log;
 mod migrate;
-mod outside;
+
 mod run;
 mod screen;
 mod simulate;

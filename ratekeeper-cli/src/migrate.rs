@@ -6,8 +6,8 @@ use ratekeeper_config::Errors;
 
 use crate::args::Origin;
 use crate::envoy;
-use crate::failure::CliError;
-use crate::outside::Files;
+use crate::error::CliError;
+use crate::environment::Files;
 use crate::validate::print;
 
 /// The text before the domains.

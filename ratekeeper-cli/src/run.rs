@@ -1,6 +1,6 @@
 //! Runs the configured gateway and APIs until a stop signal.
 
-use std::io::{self, IsTerminal, Write};
+use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
@@ -9,34 +9,40 @@ use ratekeeper::Memory;
 use ratekeeper::redis::Redis;
 use ratekeeper_config::{Config, Store, Timeouts};
 use ratekeeper_server::gateway::{Gateway, StartError};
-use ratekeeper_server::{Apis, Backend, Sockets, admin, demo};
+use ratekeeper_server::{Apis, Backend, LogStyle, Sockets, admin, demo};
 use tokio::process::Child;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::interval;
 
-use crate::args::Run;
+use crate::args::{LogArgs, Run};
+use crate::banner::{self, Listening};
+use crate::config_source::ConfigSource;
 use crate::descriptors;
-use crate::failure::CliError;
+use crate::environment::Files;
+use crate::error::CliError;
 use crate::handover;
-use crate::input::config_text;
-use crate::migrate;
-use crate::outside::{Files, Surroundings};
+use crate::log;
 
-/// The default configuration.
-const EXAMPLE: &str = include_str!("../../examples/gateway.yaml");
-const EXAMPLE_NAME: &str = "examples/gateway.yaml, shipped with ratekeeper";
 const DEMO_UPSTREAM: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 8081);
-const FORGOTTEN: &str =
-    "the successor starts with empty counters: `store: memory` is not shared between processes";
 /// How often the configuration files are polled for changes, for deployments that do not send SIGHUP.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const POLL_EVERY: Duration = Duration::from_secs(1);
 
+/// Runs what a configuration file configures.
 pub(crate) fn run(args: &Run) -> Result<(), CliError> {
-    let source = Source { path: args.config.as_deref(), envoy: args.envoy_config.as_deref() };
+    start(&ConfigSource::find(args)?, args.log)
+}
+
+/// Runs the built-in example in front of a small upstream.
+pub(crate) fn demo(args: LogArgs) -> Result<(), CliError> {
+    start(&ConfigSource::Demo, args)
+}
+
+fn start(source: &ConfigSource, log: LogArgs) -> Result<(), CliError> {
     let (config, files) = source.read();
     let config = config?;
-    crate::log::start();
-    warn(&config, &source.name());
+    let styles = Styles { events: log::style(log, &io::stderr()), requests: log::style(log, &io::stdout()) };
+    log::start(styles.events);
+    log_warnings(&config, &source.name());
     descriptors::raise();
     let mut sockets = Sockets::new(handover::inherited()?);
     // Resolved now: by the time of an upgrade the path may hold another program, and the current one may have no
@@ -46,80 +52,45 @@ pub(crate) fn run(args: &Run) -> Result<(), CliError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| CliError::Input(format!("cannot start: {error}")))?;
     runtime.block_on(async {
-        if source.is_example() {
+        let mut listening = Vec::new();
+        if source.is_demo() {
             let unable = |error: io::Error| {
                 CliError::Input(format!("cannot listen on {DEMO_UPSTREAM} for the demo upstream: {error}"))
             };
             let (address, serving) = sockets.listen(DEMO_UPSTREAM).and_then(demo::listen).map_err(unable)?;
             tokio::spawn(serving);
-            say(&format!("demo upstream on http://{address}"));
+            listening.push(Listening::new("demo upstream", format!("http://{address}")));
         }
+        let server = Server { source, config: &config, styles, program: &program };
         match &config.store {
-            Store::Memory { .. } => serve::<Memory>(&source, &config, files, sockets, &program).await,
-            Store::Redis(_) => serve::<Redis>(&source, &config, files, sockets, &program).await,
+            Store::Memory { .. } => server.run::<Memory>(files, sockets, listening).await,
+            Store::Redis(_) => server.run::<Redis>(files, sockets, listening).await,
         }
     })
 }
 
-/// Where the configuration comes from.
-struct Source<'a> {
-    path: Option<&'a Path>,
-    /// A folder with files of Envoy's rate limit service.
-    envoy: Option<&'a Path>,
+/// How the two logs are written.
+#[derive(Clone, Copy)]
+struct Styles {
+    events: LogStyle,
+    requests: LogStyle,
 }
 
-impl Source<'_> {
-    fn name(&self) -> String {
-        let shown = |path: &Path| path.display().to_string();
-        match (self.path, self.envoy) {
-            (Some(path), Some(folder)) => format!("{} and {}", shown(path), shown(folder)),
-            (path, folder) => path.or(folder).map_or(EXAMPLE_NAME.to_owned(), shown),
-        }
-    }
-
-    /// Returns true if neither a file nor a folder is given.
-    fn is_example(&self) -> bool {
-        self.path.is_none() && self.envoy.is_none()
-    }
-
-    /// Returns the text; adds every file read so far to `files`.
-    fn text(&self, files: &mut Files) -> Result<String, CliError> {
-        let mut text = match (self.path, self.envoy) {
-            (Some(path), _) => {
-                files.note(path.to_owned());
-                config_text(path)?
-            }
-            (None, Some(_)) => migrate::HEAD.to_owned(),
-            (None, None) => EXAMPLE.to_owned(),
-        };
-        if let Some(folder) = self.envoy {
-            text.push('\n');
-            text.push_str(&migrate::domains(folder, files)?);
-        }
-        Ok(text)
-    }
-
-    /// Returns the parsed configuration and every file read for it.
-    fn read(&self) -> (Result<Config, CliError>, Files) {
-        let mut files = Files::default();
-        let text = match self.text(&mut files) {
-            Ok(text) => text,
-            Err(failure) => return (Err(failure), files),
-        };
-        let surroundings = Surroundings::of(self.path.unwrap_or(Path::new("")), files);
-        let config = ratekeeper_config::parse(&text, &surroundings)
-            .map_err(|errors| CliError::Config(Box::new(errors.in_file(&self.name()))));
-        (config, surroundings.into_files())
-    }
+struct Server<'a> {
+    source: &'a ConfigSource,
+    config: &'a Config,
+    styles: Styles,
+    program: &'a Path,
 }
 
-async fn serve<S: Backend>(
-    source: &Source<'_>,
-    config: &Config,
+impl Server<'_> {
+async fn run<S: Backend>(
+    &self,
     mut files: Files,
     mut sockets: Sockets,
-    program: &Path,
+    mut listening: Vec<Listening>,
 ) -> Result<(), CliError> {
+    let Server { source, config, styles, program } = *self;
     let listen =
         |kind| signal(kind).map_err(|error| CliError::Input(format!("cannot listen to signals: {error}")));
     let mut stop = [listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?];
@@ -237,7 +208,7 @@ fn warn(config: &Config, name: &str) {
 
 fn cannot_start(error: &StartError) -> CliError {
     match error {
-        StartError::NoGateway => CliError::Typed(error.to_string()),
+        StartError::NoGateway => CliError::Usage(error.to_string()),
         error => CliError::Input(error.to_string()),
     }
 }

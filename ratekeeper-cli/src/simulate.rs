@@ -6,21 +6,21 @@ use ratekeeper::Limit;
 use ratekeeper_insight::{Comparison, Jsonl, Summary, Trace, replay_batches};
 
 use crate::args::{Format, Simulate};
-use crate::failure::CliError;
+use crate::error::CliError;
 use crate::input::{self, Source};
 use crate::screen;
 use crate::store::Store;
 
 pub(crate) fn run(args: &Simulate) -> Result<(), CliError> {
     if args.compare && args.format == Format::Jsonl {
-        return Err(CliError::Typed(
-            "--format jsonl prints the decisions of one limit, and --compare has five\n  = leave one of the two out"
+        return Err(CliError::Usage(
+            "--format jsonl prints the decisions of one limit, and --compare has five\n  = help: leave one of the two out"
                 .to_owned(),
         ));
     }
     if args.compare && args.store != "memory" {
-        return Err(CliError::Typed(
-            "--compare keeps the states of five limits in memory\n  = leave --store out, or compare one by one"
+        return Err(CliError::Usage(
+            "--compare keeps the states of five limits in memory\n  = help: leave --store out, or compare one by one"
                 .to_owned(),
         ));
     }
@@ -79,7 +79,7 @@ fn table(limit: &Limit, args: &Simulate, source: Source) -> Result<(), CliError>
 
 fn compare(limit: &Limit, max_keys: usize, source: Source) -> Result<(), CliError> {
     let mut comparison =
-        Comparison::new(limit, max_keys).map_err(|error| CliError::Typed(error.to_string()))?;
+        Comparison::new(limit, max_keys).map_err(|error| CliError::Usage(error.to_string()))?;
     let mut trace = Trace::open(&source.name, source.input)?;
     let replayed = replay_batches(&mut trace, |batch| {
         comparison.count(batch);
@@ -100,7 +100,7 @@ fn print(report: &str) -> Result<(), CliError> {
 fn tell_overflow(requests: u64) {
     if requests > 0 {
         eprintln!(
-            "warning: {requests} requests found no room for their key, so these decisions are not exact\n  = give \
+            "warning: {requests} requests found no room for their key, so these decisions are not exact\n  = help: give \
              more room with --max-keys"
         );
     }

@@ -8,7 +8,7 @@ use ratekeeper::{Clock, Decision, Limit, Limiter, SystemClock};
 use ratekeeper_insight::{Batch, Simulator};
 use tokio::runtime::Runtime;
 
-use crate::failure::CliError;
+use crate::error::CliError;
 
 /// Decides the requests of a trace.
 pub(crate) enum Store {
@@ -28,7 +28,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 impl Store {
     pub(crate) fn new(store: &str, limit: Limit, max_keys: usize) -> Result<Store, CliError> {
-        let wrong = |error: &dyn ToString| CliError::Typed(error.to_string());
+        let wrong = |error: &dyn ToString| CliError::Usage(error.to_string());
         if store == "memory" {
             return Simulator::new(limit, max_keys).map(Store::Memory).map_err(|error| wrong(&error));
         }
@@ -42,7 +42,7 @@ impl Store {
         let limiter = {
             let _on_runtime = runtime.enter();
             Limiter::builder(limit).redis(&settings).map_err(|error| {
-                CliError::Typed(format!("--store: {error}\n  = or write `memory`, which is the default"))
+                CliError::Usage(format!("--store: {error}\n  = help: or write `memory`, which is the default"))
             })?
         };
         Ok(Store::Redis(Box::new(OnServer { runtime, limiter, failure: None })))
@@ -74,7 +74,7 @@ impl Store {
         match self {
             Store::Redis(server) => match &server.failure {
                 Some(failure) => Err(CliError::Input(format!(
-                    "{failure}\n  = is the server of --store running, and is it Redis 7 or newer?"
+                    "{failure}\n  = help: is the server of --store running, and is it Redis 7 or newer?"
                 ))),
                 None => Ok(()),
             },

@@ -6,14 +6,14 @@ use ratekeeper_config::{Config, Diagnostic, SCHEMA, Store, Table};
 use serde_json::{Map, Value, json};
 
 use crate::args::{Validate, ValidateFormat};
-use crate::failure::CliError;
+use crate::error::CliError;
 use crate::input::config_text;
-use crate::outside::{Files, Surroundings};
+use crate::environment::{Files, FileEnvironment};
 
 pub(crate) fn run(args: &Validate) -> Result<(), CliError> {
     let name = args.file.display().to_string();
     let text = config_text(&args.file)?;
-    let config = ratekeeper_config::parse(&text, &Surroundings::of(&args.file, Files::default()));
+    let config = ratekeeper_config::parse(&text, &FileEnvironment::of(&args.file, Files::default()));
     let tables = |config: &Config| if args.explain { ratekeeper_config::explain(config) } else { Vec::new() };
     match (config, args.format) {
         (Ok(config), ValidateFormat::Text) => {

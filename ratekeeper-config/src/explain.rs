@@ -7,6 +7,7 @@ use ratekeeper_rules::key::{Key, KeyFallback, KeyPart};
 use ratekeeper_rules::rule::{Cost, OverrideScope, Rule};
 use ratekeeper_rules::when::{ValueCondition, When};
 
+use crate::file::LogKeys;
 use crate::gateway::{Gateway, Route, Upstream};
 use crate::print::to_yaml;
 use crate::quantity::duration_text;
@@ -328,6 +329,12 @@ fn settings(config: &Config) -> Table {
         add("gateway.max_connections", gateway.max_connections.to_string());
         add("gateway.max_in_flight", gateway.max_in_flight.to_string());
         add("gateway.access_log", gateway.access_log.to_string());
+        let keys = match config.log_keys {
+            LogKeys::Hash => "hash: a keyed hash of each key",
+            LogKeys::Off => "off: no keys in the access log",
+            LogKeys::Text => "text: keys are readable in the access log",
+        };
+        add("log.keys", keys.to_owned());
         let route_timeouts: Vec<Duration> =
             gateway.routes.iter().map(|route: &Route| route.timeout).collect();
         if let (Some(min), Some(max)) = (route_timeouts.iter().min(), route_timeouts.iter().max()) {

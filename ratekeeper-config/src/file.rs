@@ -54,6 +54,8 @@ pub struct Config {
     pub admin: Option<Api>,
     /// The APIs.
     pub apis: Apis,
+    /// How keys appear in the access log.
+    pub log_keys: LogKeys,
     /// Risks in the file.
     pub warnings: Vec<Diagnostic>,
 }
@@ -65,6 +67,18 @@ pub struct Responses {
     pub headers: HeaderSet,
     /// Maximum random time added to retry times, in seconds.
     pub jitter_secs: u64,
+}
+
+/// How the key of a request appears in the access log.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LogKeys {
+    /// As a keyed hash: lines of the same key can be found, the key cannot be read.
+    #[default]
+    Hash,
+    /// Not at all.
+    Off,
+    /// As text.
+    Text,
 }
 
 /// Verification of tokens.
@@ -148,6 +162,7 @@ pub(crate) fn document(reader: &mut Reader, node: &Node, environment: &dyn Envir
     let gateway = fields.get("gateway").and_then(|node| gateway(reader, node, &known, environment));
     let apis = apis(reader, fields.get("apis"), &known, environment);
     let admin = admin(reader, fields.get("admin"), environment);
+    let log_keys = reader.or(fields.get("log"), LogKeys::default(), log_keys);
     if let Some(gateway) = &gateway {
         // The HTTP API and the Redis API check limits by name.
         if apis.http.is_none() && apis.resp.is_none() {
@@ -186,6 +201,7 @@ pub(crate) fn document(reader: &mut Reader, node: &Node, environment: &dyn Envir
         gateway,
         admin,
         apis,
+        log_keys,
         warnings: Vec::new(),
     })
 }
@@ -329,6 +345,13 @@ fn responses(reader: &mut Reader, node: &Node) -> Option<Responses> {
         Some(jitter)
     });
     Some(Responses { headers, jitter_secs: jitter.as_secs() })
+}
+
+fn log_keys(reader: &mut Reader, node: &Node) -> Option<LogKeys> {
+    let fields = reader.fields(node, "log", names::LOG, "write as in `log: { keys: hash }`")?;
+    Some(reader.or(fields.get("keys"), LogKeys::default(), |reader, node| {
+        reader.choice(node, "value of keys", &words::LOG_KEYS)
+    }))
 }
 
 fn jwt(reader: &mut Reader, node: &Node, environment: &dyn Environment) -> Option<Jwt> {

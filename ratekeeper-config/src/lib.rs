@@ -81,7 +81,7 @@ pub use concurrency::ConcurrencyLimit;
 pub use environment::{Environment, Secret};
 pub use error::{Diagnostic, Errors, Severity};
 pub use explain::{Table, explain};
-pub use file::{Config, Jwt, Responses};
+pub use file::{Config, Jwt, LogKeys, Responses};
 pub use gateway::{
     Address, Balance, Gateway, HeaderEdits, Health, Listener, OutlierEjection, PathEdit, Protocol, Route,
     Timeouts, Tls, Upstream, UpstreamTimeouts, is_link_local,

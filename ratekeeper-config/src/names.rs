@@ -3,7 +3,7 @@
 use crate::limit;
 
 pub(crate) const FILE: &[&str] =
-    &["store", "client", "paths", "responses", "jwt", "limits", "domains", "gateway", "apis", "admin"];
+    &["store", "client", "paths", "responses", "jwt", "limits", "domains", "gateway", "apis", "admin", "log"];
 
 pub(crate) const STORE: &[&str] = &["memory", "redis"];
 pub(crate) const MEMORY: &[&str] = &["max_keys", "max_bytes", "when_full"];
@@ -109,6 +109,7 @@ pub(crate) const AUTHORIZE: &[&str] = &["deny_status", "limits"];
 pub(crate) const ENVOY: &[&str] = &["listen", "token", "refunds", "headers"];
 pub(crate) const RESP: &[&str] = &["listen", "token", "max_connections"];
 pub(crate) const ADMIN: &[&str] = &["listen", "token"];
+pub(crate) const LOG: &[&str] = &["keys"];
 
 /// The names inside of a field, to find the field that a misplaced name belongs to.
 fn inside_of(field: &str) -> &'static [&'static str] {
@@ -122,6 +123,7 @@ fn inside_of(field: &str) -> &'static [&'static str] {
         ("jwt", JWT),
         ("gateway", GATEWAY),
         ("apis", APIS),
+        ("log", LOG),
         ("http", HTTP),
         ("ban", BAN),
         ("deny_response", DENY_RESPONSE),
@@ -173,6 +175,7 @@ mod tests {
             ("/$defs/file", SECRET),
             ("/$defs/client", CLIENT),
             ("/$defs/paths", PATHS),
+            ("/$defs/log", LOG),
             ("/$defs/responses", RESPONSES),
             ("/$defs/jwt", JWT),
             ("/$defs/concurrency", CONCURRENCY),
@@ -234,6 +237,7 @@ mod tests {
             ("/$defs/memory/properties/when_full", of(&words::WHEN_FULL)),
             ("/$defs/on_store_failure", of(&words::FAILURES)),
             ("/$defs/client/properties/source", of(&words::SOURCES)),
+            ("/$defs/log/properties/keys", of(&words::LOG_KEYS)),
             ("/$defs/paths/properties/ambiguous", of(&words::AMBIGUOUS)),
             ("/$defs/paths/properties/case", of(&words::CASE)),
             ("/$defs/paths/properties/trailing_slash", of(&words::TRAILING_SLASH)),

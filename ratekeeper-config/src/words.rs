@@ -5,6 +5,7 @@ use ratekeeper_rules::client::Source;
 use ratekeeper_rules::key::KeyPart;
 use ratekeeper_rules::path::AmbiguousPathPolicy;
 
+use crate::file::LogKeys;
 use crate::gateway::{Balance, Protocol};
 use crate::store::WhenFull;
 
@@ -37,6 +38,9 @@ pub(crate) const AMBIGUOUS: [(&str, AmbiguousPathPolicy); 2] =
 /// Whether a difference is ignored.
 pub(crate) const CASE: [(&str, bool); 2] = [("exact", false), ("ignore", true)];
 pub(crate) const TRAILING_SLASH: [(&str, bool); 2] = [("ignore", true), ("exact", false)];
+
+pub(crate) const LOG_KEYS: [(&str, LogKeys); 3] =
+    [("hash", LogKeys::Hash), ("off", LogKeys::Off), ("text", LogKeys::Text)];
 
 /// Signature algorithms of tokens.
 pub(crate) const SIGNATURES: [&str; 12] = [

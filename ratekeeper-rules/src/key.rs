@@ -265,6 +265,42 @@ fn write_head(text: &mut [u8], start: usize, how: u8) {
     text[start + 1..start + HEAD].copy_from_slice(&length.to_le_bytes());
 }
 
+/// The values of a written key as text for people, separated by commas: `alice, /upload`. Text that is not UTF-8 is
+/// replaced, control characters are escaped, and at most [`SHOWN_CHARS_MAX`] characters are shown.
+pub fn shown(mut written: &[u8]) -> String {
+    let mut text = String::new();
+    while let Some((head, rest)) = written.split_first_chunk::<HEAD>() {
+        let length = u32::from_le_bytes([head[1], head[2], head[3], head[4]]) as usize;
+        let Some((value, rest)) = rest.split_at_checked(length) else { break };
+        if !text.is_empty() {
+            text.push_str(", ");
+        }
+        match (head[0] & !HOW == ADDRESS).then(|| network_in(value)).flatten() {
+            Some(IpNet::V4(network)) => text.push_str(&network.addr().to_string()),
+            Some(network) => text.push_str(&network.to_string()),
+            None if value.is_empty() => text.push('-'),
+            None => text.push_str(&String::from_utf8_lossy(value)),
+        }
+        written = rest;
+    }
+    let is_long = text.chars().nth(SHOWN_CHARS_MAX).is_some();
+    let mut shown: String = text.chars().take(SHOWN_CHARS_MAX).flat_map(escape_control).collect();
+    if is_long {
+        shown.push('…');
+    }
+    shown
+}
+
+/// Maximum characters of a key that [`shown`] returns.
+pub const SHOWN_CHARS_MAX: usize = 64;
+
+/// A control character would let a client write its own lines or colours into a terminal.
+fn escape_control(character: char) -> impl Iterator<Item = char> {
+    let is_control = character.is_control();
+    let escaped = is_control.then(|| character.escape_default());
+    escaped.into_iter().flatten().chain((!is_control).then_some(character))
+}
+
 /// Values that do not fit a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KeyValuesError {
@@ -519,6 +555,22 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
     use super::*;
+
+    #[test]
+    fn key_is_shown_as_its_values() {
+        let shown_values = |key: &Key, values: &[&str]| {
+            let mut text = Vec::new();
+            key.write_values(values, &mut text).unwrap();
+            shown(&text)
+        };
+        let key = Key::of(KeyPart::header("x-user")).and(KeyPart::Ip);
+        assert_eq!(shown_values(&key, &["alice", "192.0.2.1"]), "alice, 192.0.2.1");
+        assert_eq!(shown_values(&key, &["alice", "2001:db8::1"]), "alice, 2001:db8::/64");
+        assert_eq!(shown(&[]), "");
+        let key = Key::of(KeyPart::header("x-user"));
+        assert_eq!(shown_values(&key, &["a\x1b[31m\nb"]), "a\\u{1b}[31m\\nb");
+        assert_eq!(shown_values(&key, &["x".repeat(65).as_str()]), format!("{}…", "x".repeat(64)));
+    }
 
     /// Values in requests are trimmed of ASCII white space only, so a value with other white space is a different
     /// key.

@@ -12,16 +12,16 @@ use ratekeeper_config::Environment;
 const FILE_BYTES_MAX: usize = 1_000_000;
 
 /// The environment of this process, and files relative to a folder.
-pub(crate) struct Surroundings {
+pub(crate) struct FileEnvironment {
     folder: PathBuf,
     files: RefCell<Files>,
 }
 
-impl Surroundings {
-    /// Creates the surroundings of a configuration file; `before` lists the files already read.
-    pub(crate) fn of(file: &Path, before: Files) -> Surroundings {
+impl FileEnvironment {
+    /// Creates the environment of a configuration file; `before` lists the files already read.
+    pub(crate) fn of(file: &Path, before: Files) -> FileEnvironment {
         let folder = file.parent().map(Path::to_owned).unwrap_or_default();
-        Surroundings { folder, files: RefCell::new(before) }
+        FileEnvironment { folder, files: RefCell::new(before) }
     }
 
     /// Returns `before` and every file read since.
@@ -56,7 +56,7 @@ fn version(path: &Path) -> Option<Version> {
     Some((about.modified().ok()?, about.len()))
 }
 
-impl Environment for Surroundings {
+impl Environment for FileEnvironment {
     fn variable(&self, name: &str) -> Option<String> {
         std::env::var(name).ok()
     }

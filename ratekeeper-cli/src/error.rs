@@ -10,7 +10,7 @@ use ratekeeper_insight::{ReplayError, TraceError};
 #[derive(Debug)]
 pub(crate) enum CliError {
     /// Invalid input by the user: a limit, a line of a trace, a combination of options.
-    Typed(String),
+    Usage(String),
     /// A limit is invalid.
     Limit(Box<Diagnostic>),
     /// The configuration is invalid.
@@ -24,7 +24,7 @@ pub(crate) enum CliError {
 }
 
 impl CliError {
-    pub(crate) fn tell(self) -> ExitCode {
+    pub(crate) fn report(self) -> ExitCode {
         // A closed pipe, as with `| head`, is not a failure.
         if matches!(&self, CliError::Output(error) if error.kind() == io::ErrorKind::BrokenPipe) {
             return ExitCode::SUCCESS;
@@ -33,7 +33,7 @@ impl CliError {
             eprintln!("{self}");
         }
         match self {
-            CliError::Typed(_) | CliError::Limit(_) | CliError::Config(_) | CliError::Reported => {
+            CliError::Usage(_) | CliError::Limit(_) | CliError::Config(_) | CliError::Reported => {
                 ExitCode::from(2)
             }
             CliError::Input(_) | CliError::Output(_) => ExitCode::from(1),
@@ -44,7 +44,7 @@ impl CliError {
 impl fmt::Display for CliError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            CliError::Typed(message) | CliError::Input(message) => write!(f, "error: {message}"),
+            CliError::Usage(message) | CliError::Input(message) => write!(f, "error: {message}"),
             CliError::Limit(error) => write!(f, "{error}"),
             CliError::Config(errors) => {
                 for error in errors.iter() {
@@ -63,7 +63,7 @@ impl fmt::Display for CliError {
 impl From<TraceError> for CliError {
     fn from(error: TraceError) -> CliError {
         match error {
-            TraceError::Bad { .. } => CliError::Typed(error.to_string()),
+            TraceError::Bad { .. } => CliError::Usage(error.to_string()),
             TraceError::Io { .. } => CliError::Input(format!("cannot read {error}")),
         }
     }
