@@ -31,7 +31,7 @@ fn counts(upstreams: &[Upstream]) -> Vec<usize> {
 /// Whether an address receives requests, according to the metrics.
 pub(crate) fn is_up(gateway: &Running, address: SocketAddr) -> bool {
     let line = format!("ratekeeper_upstream_up{{upstream=\"pool\",address=\"{address}\"}} ");
-    let metrics = gateway.gateway.watched().metrics();
+    let metrics = gateway.gateway.status().metrics();
     metrics.lines().find_map(|it| it.strip_prefix(&line)).expect("there is no such address") == "1"
 }
 

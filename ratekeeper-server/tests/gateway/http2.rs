@@ -150,9 +150,9 @@ async fn graceful_shutdown_finishes_streams_in_flight() {
     let request = Request::get("http://a/hold").body(Full::default()).unwrap();
     let asking = tokio::spawn(async move { (ask_http2(&mut sender, request).await, sender) });
     upstream.until_waiting(1).await;
-    let watched = gateway.gateway.watched();
+    let status_source = gateway.gateway.status();
     let draining = tokio::spawn(gateway.gateway.drain());
-    super::support::until(|| !watched.is_ready()).await;
+    super::support::until(|| !status_source.is_ready()).await;
     upstream.let_go(1);
     let (answer, sender) = asking.await.unwrap();
     assert_eq!(answer.body.as_ref(), b"hello");

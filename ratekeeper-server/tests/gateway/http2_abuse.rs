@@ -53,8 +53,8 @@ async fn slow_resets_stay_within_the_stream_limit() {
         super::support::until(|| upstream.seen().len() == number as usize + 1).await;
         client.0.write_all(&frame(RST_STREAM, 0, stream, &CANCEL.to_be_bytes())).await.unwrap();
     }
-    let watched = gateway.gateway.watched();
-    let all_gone = || watched.metrics().lines().any(|line| line == "ratekeeper_requests_in_flight 0");
+    let status_source = gateway.gateway.status();
+    let all_gone = || status_source.metrics().lines().any(|line| line == "ratekeeper_requests_in_flight 0");
     super::support::until(all_gone).await;
     assert_eq!(status(&get(gateway.address, "/", "").await), 200);
 }
@@ -85,8 +85,8 @@ async fn provoked_resets_end_the_connection() {
     println!("{resets} resets before the connection was closed");
     assert_eq!((enough.kind, &enough.payload[4..8]), (GOAWAY, &ENHANCE_YOUR_CALM.to_be_bytes()[..]));
     assert!(client.next().await.is_none());
-    let watched = gateway.gateway.watched();
-    let all_gone = || watched.metrics().lines().any(|line| line == "ratekeeper_requests_in_flight 0");
+    let status_source = gateway.gateway.status();
+    let all_gone = || status_source.metrics().lines().any(|line| line == "ratekeeper_requests_in_flight 0");
     super::support::until(all_gone).await;
     assert_eq!(status(&get(gateway.address, "/", "").await), 200);
 }

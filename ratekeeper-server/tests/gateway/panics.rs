@@ -46,7 +46,7 @@ impl Subscriber for Nervous {
         let mut text = Text(String::new());
         event.record(&mut text);
         let dreaded = *DREADED.lock().unwrap_or_else(PoisonError::into_inner);
-        assert!(!dreaded.is_some_and(|it| text.0.contains(&format!("upstream={it} "))), "this was dreaded");
+        assert!(!dreaded.is_some_and(|it| text.0.contains(&format!("address={it} "))), "this was dreaded");
     }
 
     fn enter(&self, _span: &Id) {}
@@ -84,7 +84,7 @@ async fn panic_closes_only_the_affected_connection() {
             assert_eq!(status(&read_answer(other).await), 200);
         }
     }
-    let is = |line: &str| gateway.gateway.watched().metrics().lines().any(|it| it == line);
+    let is = |line: &str| gateway.gateway.status().metrics().lines().any(|it| it == line);
     for line in ["ratekeeper_requests_in_flight 0", r#"ratekeeper_concurrency_permits{limit="at-once"} 0"#] {
         until(|| is(line)).await;
     }

@@ -121,8 +121,11 @@ async fn proxy_header_is_accepted_only_from_trusted_proxies() {
     assert_eq!(send(&gateway, header).await, "");
     assert_eq!(send(&gateway, &v2(0, 0, &[])).await, "");
     assert!(upstream.seen().is_empty());
-    let metrics = gateway.gateway.watched().metrics();
-    assert!(metrics.contains("\nratekeeper_connections_untrusted_total 2\n"), "{metrics}");
+    let metrics = gateway.gateway.status().metrics();
+    assert!(
+        metrics.contains("\nratekeeper_connections_rejected_total{reason=\"untrusted_proxy\"} 2\n"),
+        "{metrics}"
+    );
     gateway.gateway.reload(&parse(&file("[10.0.0.0/8, 127.0.0.0/8]"))).unwrap();
     assert_eq!(status(&send(&gateway, header).await), 200);
     assert_eq!(upstream.only().header("x-forwarded-for"), Some("192.0.2.1"));

@@ -91,21 +91,21 @@ async fn failed_reload_does_not_change_the_metrics() {
         file.to_urls(&[format!("https://{}", upstream.address)]).replace("id: all", &format!("id: {id}"))
     };
     let gateway = run(&file("old", "")).await.gateway;
-    let told = || gateway.watched().metrics().replace(r#"kept_old"} 1"#, r#"kept_old"} 0"#);
-    let before = told();
+    let metrics = || gateway.status().metrics().replace(r#"failure"} 1"#, r#"failure"} 0"#);
+    let before = metrics();
     assert!(before.contains(r#"route="old""#) && before.contains(r#"limit="old-limit""#), "{before}");
     // An invalid CA certificate, then a certificate that does not match its key.
     let authority = folder.write("authority.pem", "-----BEGIN CERTIFICATE-----\n-----END CERTIFICATE-----\n");
     let setting = format!(", tls: {{ ca: {{ file: {authority} }} }}");
     gateway.reload(&parse(&file("new", &setting))).unwrap_err();
-    assert_eq!(told(), before);
+    assert_eq!(metrics(), before);
     folder.write("cert.pem", &Identity::new().certificate);
     gateway.reload(&parse(&file("new", ""))).unwrap_err();
-    assert_eq!(told().replace(r#"kept_old"} 2"#, r#"kept_old"} 0"#), before);
+    assert_eq!(metrics().replace(r#"failure"} 2"#, r#"failure"} 0"#), before);
 
     folder.write("cert.pem", &identity.certificate);
     gateway.reload(&parse(&file("new", ""))).unwrap();
-    let after = told();
+    let after = metrics();
     assert!(after.contains(r#"route="new""#) && after.contains(r#"limit="new-limit""#), "{after}");
     assert!(!after.contains(r#"route="old""#) && !after.contains(r#"limit="old-limit""#), "{after}");
 }

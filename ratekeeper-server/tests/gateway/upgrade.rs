@@ -157,8 +157,8 @@ async fn tunnel_holds_its_in_flight_permit_until_it_ends() {
     assert_eq!(status(&read_head(&mut stream).await), 101);
     assert_eq!(status(&get(gateway.address, "/", "").await), 503);
     drop(stream);
-    let watched = gateway.gateway.watched();
-    until(|| watched.metrics().contains("\nratekeeper_requests_in_flight 0\n")).await;
+    let status_source = gateway.gateway.status();
+    until(|| status_source.metrics().contains("\nratekeeper_requests_in_flight 0\n")).await;
     // The 502 shows that the server received the request: it responds with an unsolicited 101.
     assert_eq!(status(&get(gateway.address, "/", "").await), 502);
 }
@@ -254,8 +254,8 @@ async fn silent_tunnel_is_closed_after_its_timeout() {
     let (rest, elapsed) = ended.await.unwrap();
     assert_eq!(rest, "");
     assert!(elapsed > Duration::from_millis(1_400), "{elapsed:?}");
-    let watched = gateway.gateway.watched();
-    assert!(watched.metrics().contains("\nratekeeper_requests_in_flight 1\n"));
+    let status_source = gateway.gateway.status();
+    assert!(status_source.metrics().contains("\nratekeeper_requests_in_flight 1\n"));
 }
 
 #[tokio::test]
@@ -263,12 +263,14 @@ async fn tunnel_holds_its_concurrency_permit_until_it_ends() {
     let (address, _heads) = echo().await;
     let limits = "limits: { few: { key: ip, concurrency: { limit: 1 } } }";
     let gateway = run(&File { limits, ..File::default() }.to(&[address])).await;
-    let watched = gateway.gateway.watched();
+    let status_source = gateway.gateway.status();
     let held = |count: usize| {
-        watched.metrics().contains(&format!("\nratekeeper_concurrency_permits{{limit=\"few\"}} {count}\n"))
+        status_source
+            .metrics()
+            .contains(&format!("\nratekeeper_concurrency_permits{{limit=\"few\"}} {count}\n"))
     };
     let stream = tunnel(&gateway).await;
-    assert!(held(1), "{}", watched.metrics());
+    assert!(held(1), "{}", status_source.metrics());
     assert_eq!(status(&get(gateway.address, "/", "").await), 429);
     drop(stream);
     until(|| held(0)).await;
@@ -287,11 +289,11 @@ async fn tunnel_counts_for_least_requests_until_it_ends() {
     assert_eq!(counts(), (1, 1));
     // The rotation does not matter while one server has fewer requests.
     drop(first);
-    let watched = gateway.gateway.watched();
-    until(|| watched.metrics().contains("\nratekeeper_requests_in_flight 1\n")).await;
+    let status_source = gateway.gateway.status();
+    until(|| status_source.metrics().contains("\nratekeeper_requests_in_flight 1\n")).await;
     let third = tunnel(&gateway).await;
     drop(third);
-    until(|| watched.metrics().contains("\nratekeeper_requests_in_flight 1\n")).await;
+    until(|| status_source.metrics().contains("\nratekeeper_requests_in_flight 1\n")).await;
     let _fourth = tunnel(&gateway).await;
     let mut counts = [counts().0, counts().1];
     counts.sort_unstable();

@@ -225,7 +225,7 @@ async fn unused_shared_connection_is_closed() {
     upstream.let_go(1);
     assert_eq!(slow.await.unwrap(), 200);
     until(|| wire.open() == 0).await;
-    let gauge = || super::bounds::upstream_connections(&gateway);
+    let gauge = || super::overload::upstream_connections(&gateway);
     until(|| gauge() == 0).await;
     assert_eq!(ask_http2(&mut quick, get("/")).await.head.status, 200);
     assert_eq!((gauge(), *upstream.connections.lock().unwrap()), (1, 2));
@@ -288,14 +288,14 @@ async fn waiting_requests_share_a_connection_opened_by_another_worker() {
     let gateway = run(&file.to_urls(&[format!("https://{address}")])).await;
     let at = gateway.address;
     let asked: Vec<_> = (0..8).map(|_| tokio::spawn(async move { get(at, "/", "").await })).collect();
-    let is_in_flight = || gateway.gateway.watched().metrics().contains("ratekeeper_requests_in_flight 8\n");
+    let is_in_flight = || gateway.gateway.status().metrics().contains("ratekeeper_requests_in_flight 8\n");
     until(is_in_flight).await;
     // Exactly one: a second connection would never complete its handshake.
     gate.add_permits(1);
     for asked in asked {
         assert_eq!(status(&asked.await.unwrap()), 200);
     }
-    assert_eq!(super::bounds::upstream_connections(&gateway), 1);
+    assert_eq!(super::overload::upstream_connections(&gateway), 1);
 }
 
 #[tokio::test]
@@ -308,7 +308,7 @@ async fn connection_limit_not_divisible_by_workers_holds() {
     let asked: Vec<_> =
         (0..4 * most).map(|_| tokio::spawn(async move { get(address, "/hold", "").await })).collect();
     upstream.until_waiting(most).await;
-    let in_flight = || gateway.gateway.watched().metrics().contains(&format!("in_flight {}\n", 4 * most));
+    let in_flight = || gateway.gateway.status().metrics().contains(&format!("in_flight {}\n", 4 * most));
     until(in_flight).await;
     upstream.let_go(4 * most);
     for asked in asked {
@@ -342,6 +342,6 @@ async fn websocket_counts_against_the_connection_limit() {
     assert_eq!(status(&read_head(&mut socket).await), 101);
     assert_eq!(status(&get(gateway.address, "/", "").await), 503);
     drop(socket);
-    until(|| super::bounds::upstream_connections(&gateway) == 0).await;
+    until(|| super::overload::upstream_connections(&gateway) == 0).await;
     assert_eq!(status(&get(gateway.address, "/", "").await), 200);
 }

@@ -62,8 +62,8 @@ async fn only_the_stalled_stream_is_reset() {
     let gateway = run(&file.to(&[server().await])).await;
     let mut client = without_window(&gateway).await;
     client.0.write_all(&[request(1, "/large"), request(3, "/pauses")].concat()).await.unwrap();
-    let watched = gateway.gateway.watched();
-    until(|| watched.metrics().contains("\nratekeeper_requests_in_flight 2\n")).await;
+    let status_source = gateway.gateway.status();
+    until(|| status_source.metrics().contains("\nratekeeper_requests_in_flight 2\n")).await;
     assert_eq!(status(&get(gateway.address, "/", "").await), 503, "both places are taken");
     sleep(Duration::from_millis(100)).await;
     client.0.write_all(&window(3, 1_000)).await.unwrap();

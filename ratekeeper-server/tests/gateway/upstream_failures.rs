@@ -110,7 +110,7 @@ async fn stalled_response_is_closed_after_the_read_timeout() {
     for _ in 0..3 {
         let answer = timeout(PATIENCE, get(gateway.address, "/", "")).await.unwrap();
         assert!(status(&answer) == 200 && answer.ends_with("begun"), "{answer}");
-        until(|| gateway.gateway.watched().metrics().contains("ratekeeper_requests_in_flight 0")).await;
+        until(|| gateway.gateway.status().metrics().contains("ratekeeper_requests_in_flight 0")).await;
     }
 }
 

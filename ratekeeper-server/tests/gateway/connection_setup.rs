@@ -123,7 +123,7 @@ async fn silent_clients_do_not_delay_graceful_shutdown() {
     }
     // A connection without even a TLS handshake.
     let mut mute = TcpStream::connect(gateway.address).await.unwrap();
-    until(|| gateway.gateway.watched().metrics().contains("\nratekeeper_connections 3\n")).await;
+    until(|| gateway.gateway.status().metrics().contains("\nratekeeper_connections 3\n")).await;
     let begin = Instant::now();
     assert_eq!(gateway.gateway.drain().await, 0, "nobody was cut off");
     assert!(begin.elapsed() < Duration::from_secs(2), "{:?}", begin.elapsed());

@@ -35,7 +35,7 @@ async fn access_log_has_one_line_per_request_without_secrets() {
     // Each worker writes its lines separately, so the order across workers is undefined.
     let mut lines = parsed(&lines);
     lines.sort_by_key(|line| line["status"].as_u64());
-    let wanted = [(200, "allowed"), (200, "allowed"), (400, "refused"), (400, "refused"), (429, "denied")];
+    let wanted = [(200, "allowed"), (200, "allowed"), (400, "rejected"), (400, "rejected"), (429, "denied")];
     for (line, (wanted, decision)) in lines.iter().zip(wanted) {
         assert_eq!(
             (line["status"].as_u64(), line["decision"].as_str()),
@@ -114,15 +114,15 @@ async fn malformed_requests_are_counted_and_logged() {
     for (line, (wanted, _)) in lines[1..].iter().zip(&wrong) {
         assert_eq!(
             (line["status"].as_u64(), line["decision"].as_str()),
-            (Some(u64::from(*wanted)), Some("refused")),
+            (Some(u64::from(*wanted)), Some("rejected")),
             "{line}"
         );
         let about = ["route", "method", "path", "client"].map(|name| line[name].as_str());
         assert_eq!(about, [Some(""), Some(""), Some(""), Some("127.0.0.1")], "{line}");
     }
-    let metrics = gateway.gateway.watched().metrics();
-    let refused = r#"ratekeeper_requests_total{route="",decision="refused",code="4xx"}"#;
-    assert_eq!(sample(&metrics, refused).as_deref(), Some("4"), "{metrics}");
+    let metrics = gateway.gateway.status().metrics();
+    let rejected = r#"ratekeeper_requests_total{route="",decision="rejected",code="4xx"}"#;
+    assert_eq!(sample(&metrics, rejected).as_deref(), Some("4"), "{metrics}");
     assert_eq!(sample(&metrics, "ratekeeper_requests_in_flight").as_deref(), Some("0"));
 }
 
@@ -143,7 +143,7 @@ async fn disabled_access_log_writes_nothing() {
 /// Starts the admin listener of a gateway.
 async fn admin(gateway: &Running) -> SocketAddr {
     let loopback = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let (address, serving) = ratekeeper_server::admin::listen(loopback, gateway.gateway.watched()).unwrap();
+    let (address, serving) = ratekeeper_server::admin::listen(loopback, gateway.gateway.status()).unwrap();
     tokio::spawn(serving);
     address
 }
@@ -176,9 +176,11 @@ async fn metrics_count_requests_and_decisions() {
     let metrics = || async { ask(admin, "/metrics", "").await };
     // A request is counted after its response is sent, which may be slightly after the client has read it.
     let count = "ratekeeper_request_duration_seconds_count";
-    let watched = gateway.gateway.watched();
-    until(|| sample(&watched.metrics(), &format!("{count}{{route=\"all\"}}")).as_deref() == Some("5")).await;
-    until(|| sample(&watched.metrics(), &format!("{count}{{route=\"\"}}")).as_deref() == Some("1")).await;
+    let status_source = gateway.gateway.status();
+    until(|| sample(&status_source.metrics(), &format!("{count}{{route=\"all\"}}")).as_deref() == Some("5"))
+        .await;
+    until(|| sample(&status_source.metrics(), &format!("{count}{{route=\"\"}}")).as_deref() == Some("1"))
+        .await;
     let text = metrics().await;
     assert_eq!(
         super::support::header(&text, "content-type"),
@@ -187,14 +189,14 @@ async fn metrics_count_requests_and_decisions() {
     for (name, wanted) in [
         (r#"ratekeeper_requests_total{route="all",decision="allowed",code="2xx"}"#, "4"),
         (r#"ratekeeper_requests_total{route="all",decision="denied",code="4xx"}"#, "1"),
-        (r#"ratekeeper_requests_total{route="",decision="refused",code="4xx"}"#, "1"),
+        (r#"ratekeeper_requests_total{route="",decision="rejected",code="4xx"}"#, "1"),
         (r#"ratekeeper_limit_decisions_total{limit="per-user",decision="allowed"}"#, "4"),
         (r#"ratekeeper_limit_decisions_total{limit="per-user",decision="denied"}"#, "1"),
         (r#"ratekeeper_request_duration_seconds_bucket{route="all",le="+Inf"}"#, "5"),
         ("ratekeeper_requests_in_flight", "0"),
         ("ratekeeper_keys", "3"),
         ("ratekeeper_access_log_dropped_total", "0"),
-        (r#"ratekeeper_reloads_total{result="done"}"#, "0"),
+        (r#"ratekeeper_reloads_total{result="success"}"#, "0"),
     ] {
         assert_eq!(sample(&text, name).as_deref(), Some(wanted), "{name}\n{text}");
     }
@@ -231,9 +233,9 @@ async fn draining_gateway_is_healthy_but_not_ready() {
     }
     let asking = tokio::spawn(async move { get(address, "/hold", "").await });
     upstream.until_waiting(1).await;
-    let watched = gateway.gateway.watched();
+    let status_source = gateway.gateway.status();
     let draining = tokio::spawn(gateway.gateway.drain());
-    until(|| !watched.is_ready()).await;
+    until(|| !status_source.is_ready()).await;
     assert_eq!(status(&ask(admin, "/readyz", "").await), 503);
     assert_eq!(status(&ask(admin, "/healthz", "").await), 200);
     assert_eq!(status(&ask(admin, "/metrics", "").await), 200);
@@ -300,7 +302,7 @@ async fn foreign_host_names_are_rejected_by_the_admin_listener() {
         ] {
             let answer = by(path.to_owned(), format!("Host: {host}:{port}\r\n")).await;
             assert_eq!(status(&answer), 421, "{path} {host}");
-            assert!(answer.contains("ask for localhost or an IP address"), "{answer}");
+            assert!(answer.contains("use localhost or an IP address"), "{answer}");
             assert!(!answer.contains("ratekeeper_"), "{answer}");
         }
         let answer = by(format!("http://evil.test{path}"), "Host: localhost\r\n".to_owned()).await;

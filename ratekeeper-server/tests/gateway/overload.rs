@@ -27,19 +27,19 @@ async fn hold(gateway: &Running, path: &str) -> TcpStream {
 }
 
 fn gauge(gateway: &Running, name: &str) -> usize {
-    let metrics = gateway.gateway.watched().metrics();
+    let metrics = gateway.gateway.status().metrics();
     let value = metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
     value.unwrap().parse().unwrap()
 }
 
 /// Connections to the only address of the only upstream.
 pub(crate) fn upstream_connections(gateway: &Running) -> usize {
-    let metrics = gateway.gateway.watched().metrics();
+    let metrics = gateway.gateway.status().metrics();
     let line = metrics.lines().find(|line| line.starts_with("ratekeeper_upstream_connections{")).unwrap();
     line.rsplit(' ').next().unwrap().parse().unwrap()
 }
 
-fn is_refused(answer: &str) {
+fn assert_shed(answer: &str) {
     assert_eq!(status(answer), 503, "{answer}");
     assert_eq!(header(answer, "retry-after"), Some("1"), "{answer}");
     assert_eq!(header(answer, "content-type"), Some("application/problem+json"), "{answer}");
@@ -54,12 +54,12 @@ async fn routes_that_are_not_critical_are_shed_first() {
         held.push(hold(&gateway, "/hold").await);
     }
     upstream.until_waiting(8).await;
-    is_refused(&get(gateway.address, "/", "").await);
+    assert_shed(&get(gateway.address, "/", "").await);
     for _ in 0..2 {
         held.push(hold(&gateway, "/hold/pay").await);
     }
     upstream.until_waiting(10).await;
-    is_refused(&get(gateway.address, "/hold/pay", "").await);
+    assert_shed(&get(gateway.address, "/hold/pay", "").await);
     assert_eq!(gauge(&gateway, "ratekeeper_requests_in_flight"), 10);
 
     // Permits are released when responses have been sent.
@@ -83,7 +83,7 @@ async fn disconnected_clients_release_their_permits() {
             held.push(hold(&gateway, "/hold").await);
         }
         until(|| gauge(&gateway, "ratekeeper_requests_in_flight") == 8).await;
-        is_refused(&get(gateway.address, "/", "").await);
+        assert_shed(&get(gateway.address, "/", "").await);
         drop(held);
         until(|| gauge(&gateway, "ratekeeper_requests_in_flight") == 0).await;
     }
@@ -102,7 +102,7 @@ async fn unread_response_keeps_its_permit() {
     let gateway = run(&File { gateway: "max_in_flight: 1", ..File::default() }.to(&[address])).await;
     let mut stream = hold(&gateway, "/").await;
     assert_eq!(stream.read(&mut [0; 1]).await.unwrap(), 1);
-    is_refused(&get(gateway.address, "/", "").await);
+    assert_shed(&get(gateway.address, "/", "").await);
     drop(stream);
     until(|| gauge(&gateway, "ratekeeper_requests_in_flight") == 0).await;
 }
@@ -121,7 +121,7 @@ async fn connections_above_the_limit_are_closed() {
     let mut fourth = TcpStream::connect(gateway.address).await.unwrap();
     assert_eq!(read_all(&mut fourth).await, "", "it is closed at once");
     assert_eq!(gauge(&gateway, "ratekeeper_connections"), 3);
-    assert_eq!(gauge(&gateway, "ratekeeper_connections_rejected_total"), 1);
+    assert_eq!(gauge(&gateway, r#"ratekeeper_connections_rejected_total{reason="max_connections"}"#), 1);
     // Existing connections are unaffected.
     for stream in &mut kept {
         stream.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
