@@ -224,8 +224,8 @@ impl<S: Backend> ForwardContext<S> {
                 return body_error_response(cause);
             }
             match unsent {
-                // The server had closed a kept connection: it has received nothing of the request, and has not
-                // failed. The next kept connection may be closed, too, but each attempt leaves one fewer.
+                // The server had closed a pooled connection: it has received nothing of the request, and has not
+                // failed. The next pooled connection may be closed, too, but each attempt leaves one fewer.
                 Some(unsent) if is_reused => *request = unsent,
                 unsent => {
                     if !is_reused {

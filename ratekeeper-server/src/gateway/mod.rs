@@ -341,7 +341,7 @@ async fn monitor_store<S: Backend>(shared: Arc<GatewayShared<S>>, mut was_up: bo
         sleep(STORE_CHECK_INTERVAL).await;
         let state = shared.state.load_full();
         let Some(limits) = &state.limits else { continue };
-        // One late answer is not an outage: the store must also report itself degraded.
+        // One late reply is not an outage: the store must also report itself degraded.
         let is_up = S::reach(limits.limiter()).await.is_ok() || (was_up && !S::is_degraded(limits.limiter()));
         match (was_up, is_up) {
             (true, false) => tracing::warn!("{STORE_UNAVAILABLE}"),
