@@ -120,7 +120,7 @@ impl<I> TimedIo<I> {
         let blocked_since = &self.activity.blocked_since;
         match (written.is_pending(), blocked_since.load(Ordering::Relaxed)) {
             (true, 0) => {
-                blocked_since.store(self.activity.ticker.now().as_millis().max(1), Ordering::Relaxed)
+                blocked_since.store(self.activity.ticker.now().as_millis().max(1), Ordering::Relaxed);
             }
             (false, 1..) => blocked_since.store(0, Ordering::Relaxed),
             _ => {}

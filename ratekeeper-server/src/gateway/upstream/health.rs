@@ -31,7 +31,7 @@ pub(crate) fn spawn_checks(upstream: &Arc<Upstream>) {
                     match is_healthy {
                         true => tracing::info!(upstream, %address, "upstream healthy"),
                         false => {
-                            tracing::warn!(upstream, %address, "upstream unhealthy, health checks failed")
+                            tracing::warn!(upstream, %address, "upstream unhealthy, health checks failed");
                         }
                     }
                 }
