@@ -68,13 +68,13 @@ async fn provoked_resets_end_the_connection() {
     let upstream = Upstream::start().await;
     let gateway = in_front_of(&upstream, "", "").await;
     let mut client = Client::connect(gateway.address).await;
-    let (mut resets, mut asked) = (0, 0);
+    let (mut resets, mut sent) = (0, 0);
     let enough = loop {
-        let stream = 2 * asked + 1;
+        let stream = 2 * sent + 1;
         client.0.write_all(&request(stream, "/hold")).await.unwrap();
-        asked += 1;
-        assert!(asked < 10_000, "no limit on resets");
-        upstream.wait_for_held(asked as usize).await;
+        sent += 1;
+        assert!(sent < 10_000, "no limit on resets");
+        upstream.wait_for_held(sent as usize).await;
         client.0.write_all(&frame(WINDOW_UPDATE, 0, stream, &u32::MAX.to_be_bytes())).await.unwrap();
         match client.next_end().await.unwrap() {
             Frame { kind: RST_STREAM, stream: its, payload } if its == stream => {
