@@ -97,7 +97,7 @@ async fn run<S: Backend>(
     let (mut hang_up, mut upgrade) = (listen(SignalKind::hangup())?, listen(SignalKind::user_defined2())?);
     let gateway = Gateway::<S>::start(config, &mut sockets).await.map_err(|error| cannot_start(&error))?;
     let apis = Apis::open(config, &mut sockets, &gateway).map_err(|error| cannot_start(&error))?;
-    let watched = apis.watched(gateway.watched());
+    let watched = apis.status(gateway.status());
     let watching = config.admin.as_ref().map(|admin| admin.listen).map(|address| {
         sockets.listen(address).and_then(|listener| admin::listen(listener, watched)).map_err(|error| {
             CliError::Input(match error.kind() {
@@ -191,7 +191,7 @@ fn reload<S: Backend>(source: &Source<'_>, gateway: &Gateway<S>) -> Files {
             }
         },
         Err(failure) => {
-            gateway.kept_old();
+            gateway.count_failed_reload();
             tracing::error!(file = name, error = %failure, "configuration not reloaded, the old one stays active");
         }
     }

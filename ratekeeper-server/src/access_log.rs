@@ -17,10 +17,10 @@ use tokio::time::timeout;
 
 /// Bytes that a worker buffers before it drops lines.
 const BUFFER_BYTES_MAX: usize = 1 << 20;
-/// Interval between writes.
-const WRITE_EVERY: Duration = Duration::from_millis(100);
+/// Interval between flushes.
+const FLUSH_INTERVAL: Duration = Duration::from_millis(100);
 /// How long a graceful shutdown waits for the last lines.
-const WRITTEN_MAX: Duration = Duration::from_secs(1);
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The fields of one line.
 #[derive(Debug)]
@@ -43,8 +43,8 @@ pub(crate) struct Line<'a> {
 pub(crate) struct AccessLog {
     buffers: Box<[Mutex<Buffer>]>,
     dropped: AtomicU64,
-    /// Wakes the thread to flush, and to report that it has flushed; closing it ends the thread.
-    waking: mpsc::Sender<oneshot::Sender<()>>,
+    /// Asks the thread to flush and to report when it has; closing the channel ends the thread.
+    flush_requests: mpsc::Sender<oneshot::Sender<()>>,
 }
 
 #[derive(Debug, Default)]
@@ -58,20 +58,20 @@ struct Buffer {
 impl AccessLog {
     /// Starts the writer thread. It ends when the log is dropped; lines still buffered then are lost.
     pub(crate) fn start(workers: usize, mut out: Box<dyn Write + Send>) -> std::io::Result<Arc<AccessLog>> {
-        let (waking, woken) = mpsc::channel::<oneshot::Sender<()>>();
+        let (flush_requests, requests) = mpsc::channel::<oneshot::Sender<()>>();
         let buffers = (0..workers).map(|_| Mutex::default()).collect();
-        let log = Arc::new(AccessLog { buffers, dropped: AtomicU64::new(0), waking });
+        let log = Arc::new(AccessLog { buffers, dropped: AtomicU64::new(0), flush_requests });
         let weak = Arc::downgrade(&log);
         std::thread::Builder::new().name("access-log".to_owned()).spawn(move || {
             while let Some(log) = weak.upgrade() {
                 log.flush(&mut out);
                 drop(log);
-                if let Ok(tell) = woken.recv_timeout(WRITE_EVERY)
+                if let Ok(done) = requests.recv_timeout(FLUSH_INTERVAL)
                     && let Some(log) = weak.upgrade()
                 {
                     log.flush(&mut out);
                     // The receiver may have timed out.
-                    let _ = tell.send(());
+                    let _ = done.send(());
                 }
             }
         })?;
@@ -83,11 +83,11 @@ impl AccessLog {
         self.dropped.load(Ordering::Relaxed)
     }
 
-    /// Waits until the lines logged so far are written, at most [`WRITTEN_MAX`].
-    pub(crate) async fn written(&self) {
-        let (tell, told) = oneshot::channel();
-        if self.waking.send(tell).is_ok() {
-            let _ = timeout(WRITTEN_MAX, told).await;
+    /// Waits until the lines logged so far are written, at most [`FLUSH_TIMEOUT`].
+    pub(crate) async fn wait_flushed(&self) {
+        let (done, flushed) = oneshot::channel();
+        if self.flush_requests.send(done).is_ok() {
+            let _ = timeout(FLUSH_TIMEOUT, flushed).await;
         }
     }
 

@@ -1,10 +1,10 @@
 //! The admin listener: metrics and health, on a port separate from client traffic.
 //!
-//! | request | answered |
+//! | request | accepted |
 //! |---|---|
-//! | with `Origin`: a page of another site | never |
-//! | for a host name, if there is no token | never: DNS rebinding can point a page's own name here |
-//! | for `/healthz` or `/readyz` | always: load balancers have no token, and the answers hold no secrets |
+//! | with `Origin`: a cross-origin browser request | never |
+//! | for a host name, if there is no token | never: DNS rebinding can point a site's host name here |
+//! | for `/healthz` or `/readyz` | always: load balancers have no token, and the responses hold no secrets |
 //! | for anything else | if there is no token, or with the token |
 
 use std::io;
@@ -21,21 +21,19 @@ use axum::routing::get;
 use ratekeeper_config::Secret;
 use tokio::net::TcpListener;
 
-use crate::guard::{Guard, no_names, no_pages, only_with_token};
+use crate::guard::{Guard, reject_cross_origin, reject_host_names, require_token};
 
-/// What the admin listener reports.
-pub trait Watched: Send + Sync + 'static {
-    /// Its metrics, in the text format of Prometheus.
+/// Metrics, readiness and token, which the admin listener serves.
+pub trait StatusSource: Send + Sync + 'static {
+    /// The metrics, in the Prometheus text format.
     fn metrics(&self) -> String;
 
     /// Whether new requests are accepted.
     fn is_ready(&self) -> bool;
 
-    /// The bearer token that clients must send to read the metrics.
+    /// The bearer token that clients must send for the metrics.
     fn token(&self) -> Option<Secret>;
 }
-
-type Api = Arc<dyn Watched>;
 
 /// Serves the admin listener on a socket of [`Sockets`](crate::Sockets): `/metrics`, `/healthz` (the process runs),
 /// `/readyz` (it accepts new requests).
@@ -44,35 +42,35 @@ type Api = Arc<dyn Watched>;
 /// Returns the error of the socket, if it cannot be used.
 pub fn listen(
     listener: std::net::TcpListener,
-    watched: Api,
+    source: Arc<dyn StatusSource>,
 ) -> io::Result<(SocketAddr, impl Future<Output = io::Result<()>> + Send)> {
     listener.set_nonblocking(true)?;
     let listener = TcpListener::from_std(listener)?;
     let address = listener.local_addr()?;
-    let asked = watched.clone();
-    let guard = Guard::new("admin", move || asked.token());
+    let tokens = source.clone();
+    let guard = Guard::new("admin", move || tokens.token());
     let router = Router::new()
         .route("/metrics", get(metrics))
         // This layer covers the routes added above it only.
-        .route_layer(from_fn_with_state(guard.clone(), only_with_token))
+        .route_layer(from_fn_with_state(guard.clone(), require_token))
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(ready))
-        .layer(from_fn_with_state(guard, no_names))
-        .layer(from_fn(no_pages))
-        .with_state(watched);
+        .layer(from_fn_with_state(guard, reject_host_names))
+        .layer(from_fn(reject_cross_origin))
+        .with_state(source);
     Ok((address, async move { axum::serve(listener, router).await }))
 }
 
-async fn metrics(State(watched): State<Api>) -> Response {
+async fn metrics(State(source): State<Arc<dyn StatusSource>>) -> Response {
     // On a blocking thread: counting millions of keys would delay the accept loop.
-    match tokio::task::spawn_blocking(move || watched.metrics()).await {
+    match tokio::task::spawn_blocking(move || source.metrics()).await {
         Ok(text) => ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response(),
         Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
     }
 }
 
-async fn ready(State(watched): State<Api>) -> impl IntoResponse {
-    match watched.is_ready() {
+async fn ready(State(source): State<Arc<dyn StatusSource>>) -> impl IntoResponse {
+    match source.is_ready() {
         true => (StatusCode::OK, "ready\n"),
         false => (StatusCode::SERVICE_UNAVAILABLE, "draining\n"),
     }

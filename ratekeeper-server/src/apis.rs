@@ -21,9 +21,9 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use crate::admin::Watched;
+use crate::admin::StatusSource;
 use crate::backend::Backend;
-use crate::gateway::{Gateway, Shared, StartError};
+use crate::gateway::{Gateway, GatewayShared, StartError};
 use crate::metrics::Exposition;
 use crate::problem::problem;
 use crate::sockets::Sockets;
@@ -72,28 +72,28 @@ impl ApiSettings {
     }
 }
 
-/// What every API uses: the limits of the current configuration.
-struct ServiceContext<S: Backend> {
-    shared: Arc<Shared<S>>,
+/// What every API uses: the gateway's current limits, the records and the counters.
+struct ApiContext<S: Backend> {
+    shared: Arc<GatewayShared<S>>,
     records: S::Records,
-    counts: Arc<Counts>,
+    counts: Arc<ApiCounters>,
 }
 
 /// The counters of the APIs.
 #[derive(Debug, Default)]
-struct Counts {
+struct ApiCounters {
     check: http_api::Counts,
     rls: Arc<envoy::Counts>,
     resp: Arc<redis_api::Counts>,
 }
 
-impl<S: Backend> ServiceContext<S> {
+impl<S: Backend> ApiContext<S> {
     fn layer(&self) -> Option<RatekeeperLayer<S>> {
         self.shared.state.load().limits.clone()
     }
 }
 
-fn rls_snapshot<S>(shared: &Shared<S>, counts: &Counts) -> envoy::Snapshot<S> {
+fn rls_snapshot<S>(shared: &GatewayShared<S>, counts: &ApiCounters) -> envoy::Snapshot<S> {
     let state = shared.state.load();
     envoy::Snapshot {
         layer: state.limits.clone(),
@@ -103,7 +103,7 @@ fn rls_snapshot<S>(shared: &Shared<S>, counts: &Counts) -> envoy::Snapshot<S> {
     }
 }
 
-impl<S: Backend> http_api::Source for ServiceContext<S> {
+impl<S: Backend> http_api::Source for ApiContext<S> {
     type Store = S;
     type Records = S::Records;
 
@@ -123,7 +123,7 @@ impl<S: Backend> http_api::Source for ServiceContext<S> {
     fn other_routes(&self) -> Router {
         let (shared, counts) = (self.shared.clone(), self.counts.clone());
         let json = async move |request: Request| {
-            let body = match in_time(request).await {
+            let body = match read_body(request).await {
                 Ok(body) => body,
                 Err(response) => return response,
             };
@@ -136,15 +136,15 @@ impl<S: Backend> http_api::Source for ServiceContext<S> {
     }
 }
 
-/// Reads the body of a request, at most for the time that any body may take.
-async fn in_time(request: Request) -> Result<Bytes, Response> {
+/// Reads the body of a request, for at most the body timeout.
+async fn read_body(request: Request) -> Result<Bytes, Response> {
     match timeout(http_api::BODY_TIMEOUT, Bytes::from_request(request, &())).await {
         Ok(body) => body.map_err(IntoResponse::into_response),
         Err(_) => Err(problem(StatusCode::REQUEST_TIMEOUT, "the body took too long")),
     }
 }
 
-impl<S: Backend> envoy::Source for ServiceContext<S> {
+impl<S: Backend> envoy::Source for ApiContext<S> {
     type Store = S;
 
     fn snapshot(&self) -> envoy::Snapshot<S> {
@@ -152,7 +152,7 @@ impl<S: Backend> envoy::Source for ServiceContext<S> {
     }
 }
 
-impl<S: Backend> redis_api::ServiceContext for ServiceContext<S> {
+impl<S: Backend> redis_api::ServiceContext for ApiContext<S> {
     type Store = S;
 
     fn limits(&self) -> Option<RatekeeperLayer<S>> {
@@ -177,9 +177,9 @@ pub struct Apis {
     /// A separate runtime with one thread per core.
     runtime: Option<Runtime>,
     closing: watch::Sender<bool>,
-    open: JoinSet<()>,
+    tasks: JoinSet<()>,
     addresses: Vec<(&'static str, SocketAddr)>,
-    counts: Arc<Counts>,
+    counts: Arc<ApiCounters>,
 }
 
 impl fmt::Debug for Apis {
@@ -198,9 +198,9 @@ impl Apis {
         sockets: &mut Sockets,
         gateway: &Gateway<S>,
     ) -> Result<Apis, StartError> {
-        let (closing, closes) = watch::channel(false);
-        let counts = Arc::<Counts>::default();
-        let mut apis = Apis { runtime: None, closing, open: JoinSet::new(), addresses: Vec::new(), counts };
+        let (closing, shutdown) = watch::channel(false);
+        let counts = Arc::<ApiCounters>::default();
+        let mut apis = Apis { runtime: None, closing, tasks: JoinSet::new(), addresses: Vec::new(), counts };
         let shared = gateway.shared().clone();
         let Some(layer) = shared.state.load().limits.clone().filter(|_| !config.apis.are_none()) else {
             return Ok(apis);
@@ -211,46 +211,46 @@ impl Apis {
         let handle = runtime.handle().clone();
         // Stored before anything can fail: dropping a runtime here would block on its threads, and panic.
         apis.runtime = Some(runtime);
-        let behind = Arc::new(ServiceContext { shared, records, counts: apis.counts.clone() });
+        let context = Arc::new(ApiContext { shared, records, counts: apis.counts.clone() });
         let _entered = handle.enter();
         let mut listen =
             |address| sockets.listen(address).map_err(|error| StartError::Listen(address, error));
-        let unable = |address| move |error: io::Error| StartError::Listen(address, error);
+        let listen_error = |address| move |error: io::Error| StartError::Listen(address, error);
         if let Some(http) = &config.apis.http {
             let at = http.api.listen;
             let (address, serving) =
-                http_api::listen(listen(at)?, behind.clone(), closes.clone()).map_err(unable(at))?;
-            apis.enter("http", address, async move { ended("http", serving.await) });
+                http_api::listen(listen(at)?, context.clone(), shutdown.clone()).map_err(listen_error(at))?;
+            apis.spawn("http", address, async move { log_failure("http", serving.await) });
         }
         if let Some(envoy_api) = &config.apis.envoy {
             let at = envoy_api.api.listen;
             let (address, serving) =
-                envoy::listen(listen(at)?, behind.clone(), envoy::Settings::default(), closes.clone())
-                    .map_err(unable(at))?;
-            apis.enter("envoy", address, async move { ended("envoy", serving.await) });
+                envoy::listen(listen(at)?, context.clone(), envoy::Settings::default(), shutdown.clone())
+                    .map_err(listen_error(at))?;
+            apis.spawn("envoy", address, async move { log_failure("envoy", serving.await) });
         }
         if let Some(resp) = &config.apis.resp {
             let at = resp.api.listen;
             let api = redis_api::Api {
-                behind,
+                behind: context,
                 counts: apis.counts.resp.clone(),
                 patience: redis_api::Patience::default(),
-                draining: closes,
+                draining: shutdown,
             };
-            let (address, serving) = redis_api::listen(listen(at)?, api).map_err(unable(at))?;
-            apis.enter("resp", address, serving);
+            let (address, serving) = redis_api::listen(listen(at)?, api).map_err(listen_error(at))?;
+            apis.spawn("resp", address, serving);
         }
         Ok(apis)
     }
 
     /// Requires that the runtime has been entered.
-    fn enter(
+    fn spawn(
         &mut self,
         name: &'static str,
         address: SocketAddr,
         serving: impl Future<Output = ()> + Send + 'static,
     ) {
-        self.open.spawn(serving);
+        self.tasks.spawn(serving);
         self.addresses.push((name, address));
     }
 
@@ -260,14 +260,17 @@ impl Apis {
     }
 
     /// What the admin listener reports: the gateway's metrics and state, with the counters of the APIs.
-    pub fn watched(&self, gateway: Arc<dyn Watched>) -> Arc<dyn Watched> {
-        Arc::new(WithApis { gateway, counts: (!self.addresses.is_empty()).then(|| self.counts.clone()) })
+    pub fn status(&self, gateway: Arc<dyn StatusSource>) -> Arc<dyn StatusSource> {
+        Arc::new(CombinedStatus {
+            gateway,
+            counts: (!self.addresses.is_empty()).then(|| self.counts.clone()),
+        })
     }
 
-    /// Closes the APIs gracefully: requests in flight are answered, for at most `patience`.
-    pub async fn close(mut self, patience: Duration) {
+    /// Closes the APIs gracefully: requests in flight are answered, for at most `drain_timeout`.
+    pub async fn close(mut self, drain_timeout: Duration) {
         self.closing.send_replace(true);
-        let _ = timeout(patience, async { while self.open.join_next().await.is_some() {} }).await;
+        let _ = timeout(drain_timeout, async { while self.tasks.join_next().await.is_some() {} }).await;
     }
 }
 
@@ -280,20 +283,20 @@ impl Drop for Apis {
     }
 }
 
-fn ended(api: &str, how: io::Result<()>) {
-    if let Err(error) = how {
+fn log_failure(api: &str, result: io::Result<()>) {
+    if let Err(error) = result {
         tracing::error!(api, %error, "API stopped unexpectedly");
     }
 }
 
 /// The gateway's metrics with those of the APIs.
-struct WithApis {
-    gateway: Arc<dyn Watched>,
+struct CombinedStatus {
+    gateway: Arc<dyn StatusSource>,
     /// None if no API is configured.
-    counts: Option<Arc<Counts>>,
+    counts: Option<Arc<ApiCounters>>,
 }
 
-impl Watched for WithApis {
+impl StatusSource for CombinedStatus {
     fn metrics(&self) -> String {
         let mut text = self.gateway.metrics();
         if let Some(counts) = &self.counts {
@@ -326,9 +329,9 @@ mod tests {
     use super::*;
 
     /// A body that never arrives.
-    struct Never;
+    struct PendingBody;
 
-    impl http_body::Body for Never {
+    impl http_body::Body for PendingBody {
         type Data = Bytes;
         type Error = io::Error;
 
@@ -342,10 +345,10 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn stalled_body_times_out_with_408() {
-        let read = timeout(Duration::from_secs(60), in_time(Request::new(Body::new(Never)))).await;
-        let status = read.map(|read| read.map_err(|refused| refused.status()));
+        let read = timeout(Duration::from_secs(60), read_body(Request::new(Body::new(PendingBody)))).await;
+        let status = read.map(|read| read.map_err(|response| response.status()));
         assert_eq!(status, Ok(Err(StatusCode::REQUEST_TIMEOUT)));
-        let read = in_time(Request::new(Body::from("{}"))).await;
+        let read = read_body(Request::new(Body::from("{}"))).await;
         assert_eq!(read.unwrap_or_default(), "{}");
     }
 }

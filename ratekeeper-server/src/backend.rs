@@ -19,7 +19,7 @@ pub trait Backend: Store + Send + Sync + Sized + 'static {
     /// Builds the limits of a configuration with this kind of store. On a reload, state migrates from `before`.
     ///
     /// # Errors
-    /// Returns an error if the store is of another kind, or if the middleware cannot be built.
+    /// Returns an error if the store has another type, or if the middleware cannot be built.
     fn limits(
         config: &Config,
         builder: LayerBuilder,
@@ -115,7 +115,7 @@ impl Backend for Redis {
     }
 
     async fn reach(limiter: &Limiter<Redis>) -> Result<(), String> {
-        limiter.reach().await.map_err(|why| why.to_string())
+        limiter.reach().await.map_err(|error| error.to_string())
     }
 
     fn is_degraded(limiter: &Limiter<Redis>) -> bool {
@@ -150,8 +150,8 @@ fn settings(redis: &config::Redis) -> Settings {
     if let Some(connections) = redis.connections {
         settings = settings.connections(connections as usize);
     }
-    if let Some(authority) = &redis.ca {
-        settings = settings.tls_ca(authority.reveal().as_bytes());
+    if let Some(ca) = &redis.ca {
+        settings = settings.tls_ca(ca.reveal().as_bytes());
     }
     if let Some((certificate, key)) = &redis.certificate {
         settings = settings.tls_certificate(certificate.reveal().as_bytes(), key.reveal().as_bytes());
@@ -166,11 +166,11 @@ pub(crate) fn builder(config: &Config, tokens: Option<&Arc<Tokens>>) -> LayerBui
         .path_normalization(config.paths)
         .headers(config.responses.headers)
         .jitter_secs(config.responses.jitter_secs);
-    for (rule, custom) in config.rules.rules().zip(&config.deny_responses) {
-        builder = builder.rule(rule.clone()).deny_response(&rule.name, custom.clone());
+    for (rule, response) in config.rules.rules().zip(&config.deny_responses) {
+        builder = builder.rule(rule.clone()).deny_response(&rule.name, response.clone());
     }
-    for slots in slots(config) {
-        builder = builder.in_flight_limit(slots);
+    for limit in in_flight_limits(config) {
+        builder = builder.in_flight_limit(limit);
     }
     if let Some(tokens) = tokens.cloned() {
         builder = builder.tokens(tokens);
@@ -179,19 +179,20 @@ pub(crate) fn builder(config: &Config, tokens: Option<&Arc<Tokens>>) -> LayerBui
 }
 
 /// The concurrency limits: those of the configuration, then one for each route with a limit on requests in flight.
-pub(crate) fn slots(config: &Config) -> impl Iterator<Item = InFlightLimit> {
-    let named = config.concurrency.iter().map(|slots| {
-        let config::ConcurrencyLimit { name, key, when, max: most, is_shadow, .. } = slots.clone();
-        InFlightLimit { name, key, when, max: most, is_shadow }
+pub(crate) fn in_flight_limits(config: &Config) -> impl Iterator<Item = InFlightLimit> {
+    let named = config.concurrency.iter().map(|limit| {
+        let config::ConcurrencyLimit { name, key, when, max, is_shadow, .. } = limit.clone();
+        InFlightLimit { name, key, when, max, is_shadow }
     });
     let routes = config.gateway.iter().flat_map(|gateway| &gateway.routes);
     named.chain(
-        routes.filter_map(|route| Some(InFlightLimit::new(&slots_of_route(&route.id), route.max_in_flight?))),
+        routes
+            .filter_map(|route| Some(InFlightLimit::new(&route_limit_name(&route.id), route.max_in_flight?))),
     )
 }
 
-/// For each route, the index of its concurrency limit in [`slots`].
-pub(crate) fn own_slots(config: &Config) -> impl Iterator<Item = Option<usize>> {
+/// For each route, the index of its concurrency limit in [`in_flight_limits`].
+pub(crate) fn route_in_flight_limits(config: &Config) -> impl Iterator<Item = Option<usize>> {
     let mut next = config.concurrency.len();
     let routes = config.gateway.iter().flat_map(|gateway| &gateway.routes);
     routes.map(move |route| {
@@ -202,13 +203,13 @@ pub(crate) fn own_slots(config: &Config) -> impl Iterator<Item = Option<usize>> 
 }
 
 /// The names of all limits, in the order in which the middleware numbers them.
-pub(crate) fn names(config: &Config) -> impl Iterator<Item = String> {
-    config.rules.rules().map(|rule| rule.name.clone()).chain(slots(config).map(|slots| slots.name))
+pub(crate) fn limit_names(config: &Config) -> impl Iterator<Item = String> {
+    config.rules.rules().map(|rule| rule.name.clone()).chain(in_flight_limits(config).map(|limit| limit.name))
 }
 
 /// The name that clients see if a route exceeds its limit on requests in flight. No configured limit can have this
 /// name.
-fn slots_of_route(id: &str) -> String {
+fn route_limit_name(id: &str) -> String {
     format!("route {id}")
 }
 
@@ -234,7 +235,7 @@ pub(crate) fn tokens(config: &Config) -> Result<Option<Arc<Tokens>>, LimitsError
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum LimitsError {
-    /// The store is of another kind than the one in use.
+    /// The configured store has another type than the one in use.
     OtherStore,
     /// The keys that verify JWTs are unusable.
     Tokens(TokensError),
@@ -246,7 +247,7 @@ impl fmt::Display for LimitsError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             LimitsError::OtherStore => {
-                write!(f, "the store is of another kind than the one in use; restart to change it")
+                write!(f, "the configured store has another type than the one in use; restart to change it")
             }
             LimitsError::Tokens(error) => write!(f, "jwt: {error}"),
             LimitsError::Layer(error) => write!(f, "{error}"),

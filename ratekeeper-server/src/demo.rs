@@ -1,4 +1,4 @@
-//! A small upstream for experiments.
+//! A small demo upstream.
 
 use std::convert::Infallible;
 use std::io;
@@ -25,7 +25,7 @@ pub fn listen(listener: std::net::TcpListener) -> io::Result<(SocketAddr, impl F
         loop {
             let Ok((stream, _)) = listener.accept().await else { continue };
             let _ = stream.set_nodelay(true);
-            let serving = http1::Builder::new().serve_connection(TokioIo::new(stream), service_fn(answer));
+            let serving = http1::Builder::new().serve_connection(TokioIo::new(stream), service_fn(respond));
             tokio::spawn(async move {
                 // A client that disconnects is not an error.
                 let _ = serving.await;
@@ -34,14 +34,14 @@ pub fn listen(listener: std::net::TcpListener) -> io::Result<(SocketAddr, impl F
     }))
 }
 
-async fn answer(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
-    let safe = |text: &str| text.replace(['"', '\\'], "");
+async fn respond(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
+    let escaped = |text: &str| text.replace(['"', '\\'], "");
     let user = request.headers().get("x-user-id").and_then(|user| user.to_str().ok()).unwrap_or("anonymous");
     let (method, path) = (request.method().as_str(), request.uri().path());
     let body = format!(
         "{{\"message\":\"Hello, {}!\",\"method\":\"{method}\",\"path\":\"{}\"}}\n",
-        safe(user),
-        safe(path)
+        escaped(user),
+        escaped(path)
     );
     let mut response = Response::new(Full::from(body));
     let json = http::HeaderValue::from_static("application/json");

@@ -21,22 +21,22 @@ use crate::problem::problem;
 #[derive(Clone)]
 pub(crate) struct Guard {
     /// The configuration section that holds the API's token.
-    place: &'static str,
+    section: &'static str,
     token: Arc<dyn Fn() -> Option<Secret> + Send + Sync>,
 }
 
 impl Guard {
     /// `token` is called on every request, because a reload can change the token.
     pub(crate) fn new(
-        place: &'static str,
+        section: &'static str,
         token: impl Fn() -> Option<Secret> + Send + Sync + 'static,
     ) -> Guard {
-        Guard { place, token: Arc::new(token) }
+        Guard { section, token: Arc::new(token) }
     }
 }
 
 /// Rejects cross-origin browser requests: pages of other sites must not read these responses.
-pub(crate) async fn no_pages(request: Request, next: Next) -> Response {
+pub(crate) async fn reject_cross_origin(request: Request, next: Next) -> Response {
     match request.headers().contains_key(ORIGIN) {
         true => problem(
             StatusCode::FORBIDDEN,
@@ -48,46 +48,45 @@ pub(crate) async fn no_pages(request: Request, next: Next) -> Response {
 
 /// Rejects requests for host names if there is no token. DNS rebinding makes a page same-origin with this address,
 /// but its requests still carry the site's host name, and the page does not know the token.
-pub(crate) async fn no_names(State(guard): State<Guard>, request: Request, next: Next) -> Response {
-    if (guard.token)().is_some() || is_for_us(request.uri(), request.headers()) {
+pub(crate) async fn reject_host_names(State(guard): State<Guard>, request: Request, next: Next) -> Response {
+    if (guard.token)().is_some() || names_only_local_hosts(request.uri(), request.headers()) {
         return next.run(request).await;
     }
-    let place = guard.place;
-    let why = format!(
-        "there is nothing here by this name: ask for localhost or an IP address, or give `{place}` a token"
-    );
-    problem(StatusCode::MISDIRECTED_REQUEST, &why)
+    let section = guard.section;
+    let detail =
+        format!("unknown host name; use localhost or an IP address, or set a token under `{section}`");
+    problem(StatusCode::MISDIRECTED_REQUEST, &detail)
 }
 
 /// Whether every host that the request names is an IP address or `localhost`, which no other site can own. Browsers
 /// always send a host, so a request without one is accepted.
-fn is_for_us(uri: &Uri, headers: &HeaderMap) -> bool {
-    let is_ours = |host: &str| {
+fn names_only_local_hosts(uri: &Uri, headers: &HeaderMap) -> bool {
+    let is_local = |host: &str| {
         let is_ip = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>().is_ok();
         is_ip || host.eq_ignore_ascii_case("localhost")
     };
-    let in_headers = |value: &HeaderValue| {
-        Authority::try_from(value.as_bytes()).is_ok_and(|authority| is_ours(authority.host()))
+    let is_local_header = |value: &HeaderValue| {
+        Authority::try_from(value.as_bytes()).is_ok_and(|authority| is_local(authority.host()))
     };
-    uri.host().is_none_or(is_ours) && headers.get_all(HOST).iter().all(in_headers)
+    uri.host().is_none_or(is_local) && headers.get_all(HOST).iter().all(is_local_header)
 }
 
 /// Requires the bearer token, if one is configured.
-pub(crate) async fn only_with_token(State(guard): State<Guard>, request: Request, next: Next) -> Response {
-    if (guard.token)().is_none_or(|token| knows(request.headers(), &token)) {
+pub(crate) async fn require_token(State(guard): State<Guard>, request: Request, next: Next) -> Response {
+    if (guard.token)().is_none_or(|token| has_token(request.headers(), &token)) {
         return next.run(request).await;
     }
-    let place = guard.place;
-    let why = format!(
-        "send the token that the configuration has under `{place}`, as in `Authorization: Bearer ...`"
+    let section = guard.section;
+    let detail = format!(
+        "missing or wrong token; send the token configured under `{section}` as `Authorization: Bearer ...`"
     );
-    let mut response = problem(StatusCode::UNAUTHORIZED, &why);
+    let mut response = problem(StatusCode::UNAUTHORIZED, &detail);
     response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
     response
 }
 
 /// Whether the request carries the token.
-pub(crate) fn knows(headers: &HeaderMap, token: &Secret) -> bool {
+pub(crate) fn has_token(headers: &HeaderMap, token: &Secret) -> bool {
     let sent = headers.get(AUTHORIZATION).map_or(&b""[..], |value| value.as_bytes());
     let Some((scheme, sent)) = sent.split_at_checked(b"Bearer ".len()) else { return false };
     // Constant-time comparison: the duration must not reveal how much of the token was right.

@@ -8,8 +8,8 @@
 //! | [`http_api`] | the HTTP API: limits checked over HTTP, by any program and by proxies |
 //! | [`Apis`] | the HTTP, Envoy and Redis APIs, on the gateway's limits |
 //! | [`admin`] | metrics and health |
-//! | [`demo`] | a small upstream for experiments |
-//! | [`Sockets`] | listening sockets, opened or handed over |
+//! | [`demo`] | a small demo upstream |
+//! | [`Sockets`] | listening sockets, inherited or opened |
 //! | `backend` | builds the middleware from a configuration |
 //! | `metrics`, `access_log` | counters and the request log |
 //! | `guard`, `problem` | access checks of the HTTP API and the admin listener, and their error responses |

@@ -11,45 +11,45 @@ use std::time::Duration;
 
 /// The outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Decision {
+pub(crate) enum RequestDecision {
     /// All limits allowed it, or none applied.
     Allowed,
     /// A limit denied it.
     Denied,
     /// The store was unavailable and the failure policy is `closed`.
     Closed,
-    /// Rejected before any limit: denied by a list, or malformed.
-    Refused,
-    /// Shed because of overload.
+    /// Rejected before any limit: forbidden or malformed.
+    Rejected,
+    /// Shed: the gateway is overloaded.
     Shed,
     /// The client disconnected before a decision.
     Undecided,
 }
 
-impl Decision {
-    const ALL: [Decision; 6] = [
-        Decision::Allowed,
-        Decision::Denied,
-        Decision::Closed,
-        Decision::Refused,
-        Decision::Shed,
-        Decision::Undecided,
+impl RequestDecision {
+    const ALL: [RequestDecision; 6] = [
+        RequestDecision::Allowed,
+        RequestDecision::Denied,
+        RequestDecision::Closed,
+        RequestDecision::Rejected,
+        RequestDecision::Shed,
+        RequestDecision::Undecided,
     ];
 
     /// The decision with this number.
-    pub(crate) fn of(number: u8) -> Decision {
-        Decision::ALL.get(usize::from(number)).copied().unwrap_or(Decision::Undecided)
+    pub(crate) fn of(number: u8) -> RequestDecision {
+        RequestDecision::ALL.get(usize::from(number)).copied().unwrap_or(RequestDecision::Undecided)
     }
 
     /// Its name in metrics and logs.
     pub(crate) fn name(self) -> &'static str {
         match self {
-            Decision::Allowed => "allowed",
-            Decision::Denied => "denied",
-            Decision::Closed => "closed",
-            Decision::Refused => "refused",
-            Decision::Shed => "shed",
-            Decision::Undecided => "undecided",
+            RequestDecision::Allowed => "allowed",
+            RequestDecision::Denied => "denied",
+            RequestDecision::Closed => "closed",
+            RequestDecision::Rejected => "rejected",
+            RequestDecision::Shed => "shed",
+            RequestDecision::Undecided => "undecided",
         }
     }
 }
@@ -66,8 +66,8 @@ const BUCKETS_US: [u64; 14] = [
 /// One worker's counters for one route, on separate cache lines.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-struct Counts {
-    requests: [[AtomicU64; CLASSES]; Decision::ALL.len()],
+struct RouteCounters {
+    requests: [[AtomicU64; CLASSES]; RequestDecision::ALL.len()],
     buckets: [AtomicU64; BUCKETS_US.len() + 1],
     micros: AtomicU64,
 }
@@ -75,26 +75,26 @@ struct Counts {
 /// The counters of a route.
 #[derive(Debug)]
 pub(crate) struct RouteMetrics {
-    workers: Box<[Counts]>,
+    workers: Box<[RouteCounters]>,
 }
 
 impl RouteMetrics {
     fn new(workers: usize) -> RouteMetrics {
-        RouteMetrics { workers: (0..workers).map(|_| Counts::default()).collect() }
+        RouteMetrics { workers: (0..workers).map(|_| RouteCounters::default()).collect() }
     }
 
-    /// Counts a completed request.
-    pub(crate) fn count(&self, worker: usize, decision: Decision, status: u16, took: Duration) {
+    /// RouteCounters a completed request.
+    pub(crate) fn count(&self, worker: usize, decision: RequestDecision, status: u16, duration: Duration) {
         let Some(counts) = self.workers.get(worker) else { return };
         let class = usize::from(status / 100).clamp(1, CLASSES) - 1;
-        let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
+        let micros = u64::try_from(duration.as_micros()).unwrap_or(u64::MAX);
         let bucket = BUCKETS_US.partition_point(|end| *end < micros);
         counts.requests[decision as usize][class].fetch_add(1, Ordering::Relaxed);
         counts.buckets[bucket].fetch_add(1, Ordering::Relaxed);
         counts.micros.fetch_add(micros, Ordering::Relaxed);
     }
 
-    fn sum(&self, of: impl Fn(&Counts) -> &AtomicU64) -> u64 {
+    fn sum(&self, of: impl Fn(&RouteCounters) -> &AtomicU64) -> u64 {
         self.workers.iter().map(|counts| of(counts).load(Ordering::Relaxed)).sum()
     }
 }
@@ -102,8 +102,8 @@ impl RouteMetrics {
 /// One worker's counters for one limit, on separate cache lines.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-struct LimitCounts {
-    by_kind: [AtomicU64; LimitDecision::ALL.len()],
+struct LimitCounters {
+    by_decision: [AtomicU64; LimitDecision::ALL.len()],
 }
 
 /// The decision of one limit.
@@ -133,17 +133,17 @@ impl LimitDecision {
 /// The counters of a limit.
 #[derive(Debug)]
 pub(crate) struct LimitMetrics {
-    workers: Box<[LimitCounts]>,
+    workers: Box<[LimitCounters]>,
 }
 
 impl LimitMetrics {
     fn new(workers: usize) -> LimitMetrics {
-        LimitMetrics { workers: (0..workers).map(|_| LimitCounts::default()).collect() }
+        LimitMetrics { workers: (0..workers).map(|_| LimitCounters::default()).collect() }
     }
 
     pub(crate) fn count(&self, worker: usize, decision: LimitDecision) {
         if let Some(counts) = self.workers.get(worker) {
-            counts.by_kind[decision as usize].fetch_add(1, Ordering::Relaxed);
+            counts.by_decision[decision as usize].fetch_add(1, Ordering::Relaxed);
         }
     }
 }
@@ -152,25 +152,25 @@ impl LimitMetrics {
 #[derive(Debug)]
 pub(crate) struct Metrics {
     workers: usize,
-    named: Mutex<Named>,
+    named: Mutex<MetricsByName>,
     reloads: [AtomicU64; 2],
 }
 
 #[derive(Clone, Debug, Default)]
-struct Named {
+struct MetricsByName {
     routes: HashMap<String, Arc<RouteMetrics>>,
     limits: HashMap<String, Arc<LimitMetrics>>,
 }
 
-/// The counters of a configuration that is not yet applied: they are not reported before [`Metrics::take`].
+/// The counters of a configuration that is not yet applied: they are not reported before [`Metrics::publish`].
 #[derive(Debug)]
-pub(crate) struct Draft {
+pub(crate) struct MetricsDraft {
     workers: usize,
-    before: Named,
-    named: Named,
+    before: MetricsByName,
+    named: MetricsByName,
 }
 
-impl Draft {
+impl MetricsDraft {
     /// The counters of a route. A reload keeps them as long as a route of this name exists.
     pub(crate) fn route(&mut self, name: &str) -> Arc<RouteMetrics> {
         let before = self.before.routes.get(name).cloned();
@@ -192,18 +192,18 @@ impl Metrics {
     }
 
     /// Starts the counters of the next configuration.
-    pub(crate) fn draft(&self) -> Draft {
+    pub(crate) fn draft(&self) -> MetricsDraft {
         let before = self.named.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        Draft { workers: self.workers, before, named: Named::default() }
+        MetricsDraft { workers: self.workers, before, named: MetricsByName::default() }
     }
 
     /// Reports these counters from now on, and no others.
-    pub(crate) fn take(&self, draft: Draft) {
+    pub(crate) fn publish(&self, draft: MetricsDraft) {
         *self.named.lock().unwrap_or_else(PoisonError::into_inner) = draft.named;
     }
 
-    pub(crate) fn reloaded(&self, is_done: bool) {
-        self.reloads[usize::from(is_done)].fetch_add(1, Ordering::Relaxed);
+    pub(crate) fn count_reload(&self, succeeded: bool) {
+        self.reloads[usize::from(succeeded)].fetch_add(1, Ordering::Relaxed);
     }
 
     /// Writes all metrics in the Prometheus text format.
@@ -213,7 +213,7 @@ impl Metrics {
         routes.sort_unstable_by_key(|(name, _)| *name);
         out.family("ratekeeper_requests_total", "counter", "Requests, by route, decision and status class.");
         for (name, route) in &routes {
-            for decision in Decision::ALL {
+            for decision in RequestDecision::ALL {
                 for class in 0..CLASSES {
                     let count = route.sum(|counts| &counts.requests[decision as usize][class]);
                     // Most combinations never occur.
@@ -238,20 +238,21 @@ impl Metrics {
             out.sample(&format!("{name}_sum"), &[("route", route_name)], Seconds(micros));
             out.sample(&format!("{name}_count"), &[("route", route_name)], sum);
         }
-        out.family("ratekeeper_limit_decisions_total", "counter", "Decisions, by limit.");
+        out.family("ratekeeper_limit_decisions_total", "counter", "Decisions, by limit and decision.");
         let mut limits: Vec<_> = named.limits.iter().collect();
         limits.sort_unstable_by_key(|(name, _)| *name);
         for (name, limit) in limits {
             for decision in LimitDecision::ALL {
-                let of = |counts: &LimitCounts| counts.by_kind[decision as usize].load(Ordering::Relaxed);
+                let of =
+                    |counts: &LimitCounters| counts.by_decision[decision as usize].load(Ordering::Relaxed);
                 let count: u64 = limit.workers.iter().map(of).sum();
                 let labels = [("limit", name.as_str()), ("decision", decision.name())];
                 out.sample("ratekeeper_limit_decisions_total", &labels, count);
             }
         }
         out.family("ratekeeper_reloads_total", "counter", "Configuration reloads, by result.");
-        for (is_done, result) in ["kept_old", "done"].iter().enumerate() {
-            let count = self.reloads[is_done].load(Ordering::Relaxed);
+        for (succeeded, result) in ["failure", "success"].iter().enumerate() {
+            let count = self.reloads[succeeded].load(Ordering::Relaxed);
             out.sample("ratekeeper_reloads_total", &[("result", result)], count);
         }
     }
@@ -310,11 +311,11 @@ mod tests {
         let metrics = Metrics::new(2);
         let mut draft = metrics.draft();
         let route = draft.route("api \"v1\"");
-        route.count(0, Decision::Allowed, 200, Duration::from_micros(250));
-        route.count(1, Decision::Allowed, 204, Duration::from_micros(251));
-        route.count(1, Decision::Denied, 429, Duration::from_secs(60));
+        route.count(0, RequestDecision::Allowed, 200, Duration::from_micros(250));
+        route.count(1, RequestDecision::Allowed, 204, Duration::from_micros(251));
+        route.count(1, RequestDecision::Denied, 429, Duration::from_secs(60));
         draft.limit("per-user").count(1, LimitDecision::Denied);
-        metrics.take(draft);
+        metrics.publish(draft);
         let mut out = Exposition::default();
         metrics.write(&mut out);
         let text = out.into_text();
@@ -338,12 +339,12 @@ mod tests {
     fn removed_route_is_no_longer_reported() {
         let metrics = Metrics::new(1);
         let mut draft = metrics.draft();
-        draft.route("former").count(0, Decision::Allowed, 200, Duration::ZERO);
-        draft.route("new").count(0, Decision::Allowed, 200, Duration::ZERO);
-        metrics.take(draft);
+        draft.route("former").count(0, RequestDecision::Allowed, 200, Duration::ZERO);
+        draft.route("new").count(0, RequestDecision::Allowed, 200, Duration::ZERO);
+        metrics.publish(draft);
         let mut draft = metrics.draft();
-        draft.route("new").count(0, Decision::Allowed, 200, Duration::ZERO);
-        metrics.take(draft);
+        draft.route("new").count(0, RequestDecision::Allowed, 200, Duration::ZERO);
+        metrics.publish(draft);
         let mut out = Exposition::default();
         metrics.write(&mut out);
         let text = out.into_text();

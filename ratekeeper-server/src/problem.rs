@@ -6,7 +6,7 @@ use axum::http::{Response, StatusCode};
 
 /// Builds a Problem Details response (RFC 9457). Caches must not store it.
 pub(crate) fn problem(status: StatusCode, detail: &str) -> Response<Body> {
-    let title = status.canonical_reason().unwrap_or("Refused");
+    let title = status.canonical_reason().unwrap_or("Rejected");
     let mut response =
         Response::new(Body::from(ratekeeper_rules::response::problem(status.as_u16(), title, detail)));
     *response.status_mut() = status;

@@ -12,14 +12,14 @@ const BACKLOG: i32 = 4096;
 /// ones are opened, so that no connection is refused during a restart; sockets in use can be passed to a successor.
 #[derive(Debug, Default)]
 pub struct Sockets {
-    given: Vec<TcpListener>,
+    inherited: Vec<TcpListener>,
     used: Vec<TcpListener>,
 }
 
 impl Sockets {
     /// Starts with the inherited sockets.
-    pub fn new(given: Vec<TcpListener>) -> Sockets {
-        Sockets { given, used: Vec::new() }
+    pub fn new(inherited: Vec<TcpListener>) -> Sockets {
+        Sockets { inherited, used: Vec::new() }
     }
 
     /// Returns a socket that listens on the address.
@@ -27,8 +27,8 @@ impl Sockets {
     /// # Errors
     /// Returns the operating system's error if the address cannot be bound.
     pub fn listen(&mut self, address: SocketAddr) -> io::Result<TcpListener> {
-        let listener = match self.given.iter().position(|it| fits(it, address)) {
-            Some(at) => self.given.remove(at),
+        let listener = match self.inherited.iter().position(|it| matches(it, address)) {
+            Some(at) => self.inherited.remove(at),
             None => open(address)?,
         };
         listener.set_nonblocking(true)?;
@@ -38,7 +38,7 @@ impl Sockets {
 
     /// Closes the inherited sockets that were not used, and returns their addresses.
     pub fn close_unused(&mut self) -> Vec<SocketAddr> {
-        self.given.drain(..).filter_map(|it| it.local_addr().ok()).collect()
+        self.inherited.drain(..).filter_map(|it| it.local_addr().ok()).collect()
     }
 
     /// The sockets in use. They listen as long as this value lives, even if other copies of them are closed.
@@ -48,10 +48,10 @@ impl Sockets {
 }
 
 /// Port 0 matches any port.
-fn fits(listener: &TcpListener, address: SocketAddr) -> bool {
-    listener
-        .local_addr()
-        .is_ok_and(|its| its.ip() == address.ip() && (address.port() == 0 || its.port() == address.port()))
+fn matches(listener: &TcpListener, address: SocketAddr) -> bool {
+    listener.local_addr().is_ok_and(|local| {
+        local.ip() == address.ip() && (address.port() == 0 || local.port() == address.port())
+    })
 }
 
 fn open(address: SocketAddr) -> io::Result<TcpListener> {
@@ -87,9 +87,9 @@ mod tests {
 
     #[test]
     fn unused_inherited_socket_is_closed() {
-        let given = open(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
-        let address = given.local_addr().unwrap();
-        let mut sockets = Sockets::new(vec![given]);
+        let inherited = open(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+        let address = inherited.local_addr().unwrap();
+        let mut sockets = Sockets::new(vec![inherited]);
         assert_eq!(sockets.close_unused(), [address]);
         assert!(std::net::TcpStream::connect(address).is_err());
     }

@@ -71,14 +71,14 @@ async fn reloads_under_load_fail_no_request_and_never_mix_configurations() {
     }
     load.more(100).await;
     let tally = load.stop().await;
-    let (done, kept) = (
-        process.metric(r#"ratekeeper_reloads_total{result="done"}"#).await,
-        process.metric(r#"ratekeeper_reloads_total{result="kept_old"}"#).await,
+    let (succeeded, failed) = (
+        process.metric(r#"ratekeeper_reloads_total{result="success"}"#).await,
+        process.metric(r#"ratekeeper_reloads_total{result="failure"}"#).await,
     );
-    println!("{reloads} reloads under load: {tally}; taken: {done}, refused: {kept}");
+    println!("{reloads} reloads under load: {tally}; succeeded: {succeeded}, failed: {failed}");
     tally.assert_all(200);
-    assert!(kept >= reloads / 3 && done >= reloads * 2 / 3 - 1, "{done} {kept}");
-    assert_eq!(process.said("configuration not reloaded, the old one stays active") as u64, kept);
+    assert!(failed >= reloads / 3 && succeeded >= reloads * 2 / 3 - 1, "{succeeded} {failed}");
+    assert_eq!(process.said("configuration not reloaded, the old one stays active") as u64, failed);
 }
 
 /// Changes the file and returns the log line of the reload.
@@ -98,7 +98,7 @@ async fn change_that_needs_a_restart_is_rejected_entirely() {
     let changes = [
         ("gateway.listen", good.replace("listen: 127.0.0.1:0", "listen: [127.0.0.1:0, 127.0.0.1:0]")),
         ("admin", good.replace("admin: 127.0.0.1:0", "admin: off")),
-        ("the kind of the store", format!("store: redis://127.0.0.1:1\n{good}")),
+        ("the type of `store`", format!("store: redis://127.0.0.1:1\n{good}")),
     ];
     for (what, text) in changes {
         // Another change in the same file must not take effect either.
@@ -140,7 +140,7 @@ async fn changed_redis_settings_are_rejected() {
         // The counters continue.
         assert_eq!(left().await.unwrap(), format!("\"a\";r={}", 5 - number));
     }
-    assert_eq!(process.metric(r#"ratekeeper_reloads_total{result="kept_old"}"#).await, 3);
+    assert_eq!(process.metric(r#"ratekeeper_reloads_total{result="failure"}"#).await, 3);
     let line = after_change(&folder, &mut process, &good.replace("id: all", "id: renamed")).await;
     assert!(line.contains(r#""message":"configuration reloaded""#), "{line}");
     assert_eq!(left().await.unwrap(), "\"a\";r=2");
@@ -160,7 +160,7 @@ async fn changed_file_is_reloaded_without_a_signal_and_errors_are_logged() {
     let line = process.line("not reloaded").await;
     assert!(line.contains("ratekeeper.yaml:1:") && line.contains("fixed_window"), "{line}");
     assert_eq!(get(address, "/").await.header("ratelimit-policy"), Some("\"a\";q=123;w=60"));
-    assert_eq!(process.metric(r#"ratekeeper_reloads_total{result="kept_old"}"#).await, 1);
+    assert_eq!(process.metric(r#"ratekeeper_reloads_total{result="failure"}"#).await, 1);
 }
 
 /// Tools that renew certificates do not send signals.

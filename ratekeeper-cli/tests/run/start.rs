@@ -104,7 +104,7 @@ async fn invalid_or_missing_file_is_reported() {
     assert!(told.contains("bad.yaml:7:3") && told.contains("write `routes`"), "{told}");
 
     let empty = folder.write("empty.yaml", "limits: { per-user: { key: ip, token_bucket: {} } }\n");
-    let sentence = "error: there is neither a gateway nor an API in this file; write `gateway: { routes: [...] }`, or `apis: { http: 127.0.0.1:9181 }`";
+    let sentence = "error: the configuration has neither a gateway nor an API; write `gateway: { routes: [...] }` or `apis: { http: 127.0.0.1:9181 }`";
     let (code, told) = refused(&empty).await;
     assert_eq!((code, told.as_str()), (2, sentence));
 }
@@ -118,9 +118,7 @@ async fn port_in_use_is_reported() {
 
     let file = folder.write("listen.yaml", &good.replace("listen: 127.0.0.1:0", &format!("listen: {busy}")));
     let (code, told) = refused(&file).await;
-    let sentence = format!(
-        "error: {busy} is in use by another program; stop that, or write another `listen` in the file"
-    );
+    let sentence = format!("error: {busy} is in use by another program; stop it, or change `listen`");
     assert_eq!((code, told), (1, sentence));
 
     let file = folder.write("admin.yaml", &good.replace("admin: 127.0.0.1:0", &format!("admin: {busy}")));

@@ -18,7 +18,7 @@ use super::Source;
 use super::connection::Known;
 use super::counts::{Counts, Outcome};
 use super::refused::Refused;
-use crate::guard::knows;
+use crate::guard::has_token;
 
 /// The kind of call.
 #[derive(Clone, Debug)]
@@ -86,7 +86,7 @@ where
         if let Some(token) = &snapshot.options.token
             && !matches!(self.calls, Calls::Health)
         {
-            if !knows(request.headers(), token) {
+            if !has_token(request.headers(), token) {
                 return refuse(Refused::NoToken);
             }
             if let Some(known) = request.extensions().get::<Known>() {

@@ -11,17 +11,17 @@ use tokio::time::sleep;
 use tokio_rustls::TlsAcceptor;
 
 use super::StartError;
-use super::draining::Waiting;
+use super::drain::DrainBegun;
 use super::tls::{self, Certificate};
 use super::worker::Worker;
 use crate::sockets::Sockets;
 
-/// Pause after a failed accept: while file descriptors are exhausted, an immediate retry fails, too.
-const NO_DESCRIPTORS_PAUSE: Duration = Duration::from_millis(50);
+/// Delay after a failed accept: while file descriptors are exhausted, an immediate retry would also fail.
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(50);
 
-/// One listener.
+/// A listener: its port, and what it expects before HTTP.
 #[derive(Debug)]
-pub(crate) struct Listening {
+pub(crate) struct GatewayListener {
     pub(crate) port: u16,
     pub(crate) proxy_protocol: bool,
     pub(crate) tls: Option<Acceptor>,
@@ -49,7 +49,7 @@ impl std::fmt::Debug for Acceptor {
 pub(crate) fn listen(
     config: &config::Listener,
     sockets: &mut Sockets,
-) -> Result<(std::net::TcpListener, Arc<Listening>), StartError> {
+) -> Result<(std::net::TcpListener, Arc<GatewayListener>), StartError> {
     let (acceptor, certificate) = match &config.tls {
         None => (None, None),
         Some(files) => {
@@ -58,19 +58,19 @@ pub(crate) fn listen(
             (Some(Acceptor(acceptor)), Some(certificate))
         }
     };
-    let unable = |error| StartError::Listen(config.address, error);
-    let listener = sockets.listen(config.address).map_err(unable)?;
-    let port = listener.local_addr().map_err(unable)?.port();
+    let listen_error = |error| StartError::Listen(config.address, error);
+    let listener = sockets.listen(config.address).map_err(listen_error)?;
+    let port = listener.local_addr().map_err(listen_error)?.port();
     let proxy_protocol = config.proxy_protocol;
-    Ok((listener, Arc::new(Listening { port, proxy_protocol, tls: acceptor, certificate })))
+    Ok((listener, Arc::new(GatewayListener { port, proxy_protocol, tls: acceptor, certificate })))
 }
 
 /// Assigns each connection to the worker with the fewest, until draining begins and the listen queue is empty.
 pub(crate) async fn accept<S>(
     listener: TcpListener,
-    listening: Arc<Listening>,
+    info: Arc<GatewayListener>,
     workers: Arc<[Arc<Worker<S>>]>,
-    mut draining: Waiting,
+    mut draining: DrainBegun,
 ) {
     loop {
         let accepted = tokio::select! {
@@ -78,34 +78,34 @@ pub(crate) async fn accept<S>(
             accepted = listener.accept() => accepted,
             () = &mut draining => return,
         };
-        let (stream, from) = match accepted {
+        let (stream, peer) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
                 // The client disconnected before it was accepted; the next accept needs no pause.
                 if !matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset)
                 {
                     tracing::warn!(%error, "accept failed");
-                    sleep(NO_DESCRIPTORS_PAUSE).await;
+                    sleep(ACCEPT_RETRY_DELAY).await;
                 }
                 continue;
             }
         };
         let open = |worker: &&Arc<Worker<S>>| worker.connections.load(Ordering::Relaxed);
         let Some(worker) = workers.iter().min_by_key(open) else { return };
-        let most = worker.shared.state.load().max_connections;
-        if workers.iter().map(|worker| open(&worker)).sum::<usize>() >= most {
-            // Closing fails the client immediately; left in the queue, the connection would wait.
-            worker.shared.turned_away.fetch_add(1, Ordering::Relaxed);
+        let max = worker.shared.state.load().max_connections;
+        if workers.iter().map(|worker| open(&worker)).sum::<usize>() >= max {
+            // Closing the connection fails the client immediately; in the listen queue it would wait until its timeout.
+            worker.shared.rejected_connections.fetch_add(1, Ordering::Relaxed);
             continue;
         }
         // The PROXY header names the client address, which an untrusted peer must not choose.
-        if listening.proxy_protocol && !worker.shared.state.load().client.trusts(from.ip()) {
-            worker.shared.untrusted.fetch_add(1, Ordering::Relaxed);
-            tracing::debug!(peer = %from.ip(), "connection closed: peer is not a trusted proxy");
+        if info.proxy_protocol && !worker.shared.state.load().trusted_proxies.trusts(peer.ip()) {
+            worker.shared.untrusted_connections.fetch_add(1, Ordering::Relaxed);
+            tracing::debug!(peer = %peer.ip(), "connection closed: peer is not a trusted proxy");
             continue;
         }
         // A connection without TCP_NODELAY is slower, but works.
         let _ = stream.set_nodelay(true);
-        worker.take(stream, from, listening.clone());
+        worker.assign(stream, peer, info.clone());
     }
 }

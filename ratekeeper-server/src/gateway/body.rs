@@ -14,75 +14,79 @@ use hyper::body::Incoming;
 use ratekeeper::tower::ResponseBody;
 use tokio::time::{Sleep, sleep};
 
-use super::access::Passage;
-use super::deadline::Upload;
-use super::hop_headers::may_trail;
-use super::pool::{Connection, Pool};
+use super::access::AccessRecord;
+use super::hop_headers::is_allowed_trailer;
+use super::request_timeout::UploadProgress;
 use super::stream_stall;
-use super::upstream::UnderWay;
+use super::upstream::InFlightGuard;
+use super::upstream::pool::{Pool, UpstreamConnection};
 
 /// Largest data frame that a response body yields to an HTTP/2 stream.
-const PART_BYTES_MAX: usize = 16 << 10;
+const FRAME_BYTES_MAX: usize = 16 << 10;
 
 /// A request body from the client.
 #[derive(Debug)]
 pub(crate) struct RequestBody {
     body: Option<Incoming>,
-    /// Maximum time without data from the client.
-    patience: Option<Duration>,
-    waiting: Option<Pin<Box<Sleep>>>,
+    /// Longest time without data from the client.
+    timeout: Option<Duration>,
+    timer: Option<Pin<Box<Sleep>>>,
     /// Records whether the client or the upstream is awaited, for the request timeout.
-    upload: Option<Arc<Upload>>,
-    /// Headers that the configuration reads or sets, which are not allowed as trailers either.
-    named: Option<Arc<[HeaderName]>>,
+    upload: Option<Arc<UploadProgress>>,
+    /// Headers that the configuration reads or sets; they are not allowed as trailers.
+    protected: Option<Arc<[HeaderName]>>,
 }
 
 impl RequestBody {
-    pub(crate) fn new(body: Incoming, patience: Option<Duration>, named: &Arc<[HeaderName]>) -> RequestBody {
+    pub(crate) fn new(
+        body: Incoming,
+        timeout: Option<Duration>,
+        protected: &Arc<[HeaderName]>,
+    ) -> RequestBody {
         if body.is_end_stream() {
             return RequestBody::empty();
         }
-        let (upload, named) = (Some(Arc::default()), Some(named.clone()));
-        RequestBody { body: Some(body), patience, waiting: None, upload, named }
+        let (upload, protected) = (Some(Arc::default()), Some(protected.clone()));
+        RequestBody { body: Some(body), timeout, timer: None, upload, protected }
     }
 
     pub(crate) fn empty() -> RequestBody {
-        RequestBody { body: None, patience: None, waiting: None, upload: None, named: None }
+        RequestBody { body: None, timeout: None, timer: None, upload: None, protected: None }
     }
 }
 
 impl RequestBody {
     /// Whether the client or the upstream is awaited; none if the request has no body.
-    pub(crate) fn upload(&self) -> Option<Arc<Upload>> {
+    pub(crate) fn upload(&self) -> Option<Arc<UploadProgress>> {
         self.upload.clone()
     }
 }
 
 /// Why a request body ended early.
 #[derive(Debug)]
-pub(crate) enum BodyError {
-    /// The client sent nothing for too long.
-    TooSlow,
-    Broken(hyper::Error),
+pub(crate) enum RequestBodyError {
+    /// The client sent no data within the timeout.
+    TimedOut,
+    Failed(hyper::Error),
 }
 
-impl fmt::Display for BodyError {
+impl fmt::Display for RequestBodyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            BodyError::TooSlow => write!(f, "the client sent nothing for too long"),
-            BodyError::Broken(error) => write!(f, "{error}"),
+            RequestBodyError::TimedOut => write!(f, "request body timed out"),
+            RequestBodyError::Failed(error) => write!(f, "{error}"),
         }
     }
 }
 
-impl Error for BodyError {}
+impl Error for RequestBodyError {}
 
-/// The client's fault, if a request failed because of its body.
-pub(crate) fn client_fault(error: &hyper::Error) -> Option<&BodyError> {
+/// The request body's error, if that is why a request failed.
+pub(crate) fn request_body_error(error: &hyper::Error) -> Option<&RequestBodyError> {
     let mut source = error.source();
     while let Some(error) = source {
-        if let Some(fault) = error.downcast_ref() {
-            return Some(fault);
+        if let Some(cause) = error.downcast_ref() {
+            return Some(cause);
         }
         source = error.source();
     }
@@ -90,9 +94,9 @@ pub(crate) fn client_fault(error: &hyper::Error) -> Option<&BodyError> {
 }
 
 /// Removes trailers that would override headers which limits and routes have evaluated.
-fn screen_trailers(mut frame: Frame<Bytes>, named: &[HeaderName]) -> Frame<Bytes> {
+fn screen_trailers(mut frame: Frame<Bytes>, protected: &[HeaderName]) -> Frame<Bytes> {
     if let Some(trailers) = frame.trailers_mut() {
-        let is_kept = |name: &HeaderName| may_trail(name) && !named.contains(name);
+        let is_allowed = |name: &HeaderName| is_allowed_trailer(name) && !protected.contains(name);
         *trailers = std::mem::take(trailers)
             .into_iter()
             .scan(None, |last, (name, value)| {
@@ -100,7 +104,7 @@ fn screen_trailers(mut frame: Frame<Bytes>, named: &[HeaderName]) -> Frame<Bytes
                 *last = name.or(last.take());
                 Some((last.clone()?, value))
             })
-            .filter(|(name, _)| is_kept(name))
+            .filter(|(name, _)| is_allowed(name))
             .collect();
     }
     frame
@@ -108,27 +112,27 @@ fn screen_trailers(mut frame: Frame<Bytes>, named: &[HeaderName]) -> Frame<Bytes
 
 impl Body for RequestBody {
     type Data = Bytes;
-    type Error = BodyError;
+    type Error = RequestBodyError;
 
     fn poll_frame(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        let RequestBody { body, patience, waiting, upload, named } = self.get_mut();
+    ) -> Poll<Option<Result<Frame<Bytes>, RequestBodyError>>> {
+        let RequestBody { body, timeout, timer, upload, protected } = self.get_mut();
         let Some(incoming) = body else { return Poll::Ready(None) };
         if let Poll::Ready(frame) = Pin::new(incoming).poll_frame(context) {
-            *waiting = None;
+            *timer = None;
             upload.iter().for_each(|upload| upload.waits_for_upstream());
-            let named = named.as_deref().unwrap_or_default();
-            let screened = |frame| screen_trailers(frame, named);
-            return Poll::Ready(frame.map(|frame| frame.map(screened).map_err(BodyError::Broken)));
+            let protected = protected.as_deref().unwrap_or_default();
+            let screened = |frame| screen_trailers(frame, protected);
+            return Poll::Ready(frame.map(|frame| frame.map(screened).map_err(RequestBodyError::Failed)));
         }
         upload.iter().for_each(|upload| upload.waits_for_client());
-        let Some(patience) = *patience else { return Poll::Pending };
-        let waited = waiting.get_or_insert_with(|| Box::pin(sleep(patience)));
-        ready!(waited.as_mut().poll(context));
+        let Some(timeout) = *timeout else { return Poll::Pending };
+        let timer = timer.get_or_insert_with(|| Box::pin(sleep(timeout)));
+        ready!(timer.as_mut().poll(context));
         *body = None;
-        Poll::Ready(Some(Err(BodyError::TooSlow)))
+        Poll::Ready(Some(Err(RequestBodyError::TimedOut)))
     }
 
     fn is_end_stream(&self) -> bool {
@@ -143,100 +147,103 @@ impl Body for RequestBody {
 /// A response body from an upstream, or generated by the gateway.
 #[derive(Debug)]
 pub(crate) enum UpstreamBody {
-    Told(Option<Bytes>),
-    Streamed(Box<Streamed>),
+    Full(Option<Bytes>),
+    Streaming(Box<StreamingBody>),
     /// Empty: the connection has switched protocols.
-    Switched {
-        _under_way: Option<UnderWay>,
+    Upgraded {
+        _in_flight: Option<InFlightGuard>,
     },
 }
 
 /// A response body in transit. At its end, the connection returns to its pool.
 #[derive(Debug)]
-pub(crate) struct Streamed {
+pub(crate) struct StreamingBody {
     body: Incoming,
-    /// Maximum time without data from the upstream.
-    patience: Option<Duration>,
-    waiting: Option<Pin<Box<Sleep>>>,
-    /// With the pool that it returns to.
-    connection: Option<(Connection, Arc<Pool>)>,
-    _under_way: Option<UnderWay>,
+    /// Longest time without data from the upstream.
+    timeout: Option<Duration>,
+    timer: Option<Pin<Box<Sleep>>>,
+    /// The connection, and the pool that it returns to.
+    connection: Option<(UpstreamConnection, Arc<Pool>)>,
+    _in_flight: Option<InFlightGuard>,
 }
 
 /// Why a response body ended early.
 #[derive(Debug)]
-pub(crate) enum AnswerError {
-    /// The upstream sent nothing for too long.
-    Silent,
-    Broken(hyper::Error),
+pub(crate) enum ResponseBodyError {
+    /// The upstream sent no data within the timeout.
+    TimedOut,
+    Failed(hyper::Error),
 }
 
-impl fmt::Display for AnswerError {
+impl fmt::Display for ResponseBodyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            AnswerError::Silent => write!(f, "the upstream sent nothing for too long"),
-            AnswerError::Broken(error) => write!(f, "{error}"),
+            ResponseBodyError::TimedOut => write!(f, "upstream response timed out"),
+            ResponseBodyError::Failed(error) => write!(f, "{error}"),
         }
     }
 }
 
-impl Error for AnswerError {}
+impl Error for ResponseBodyError {}
 
 impl UpstreamBody {
-    pub(crate) fn told(text: impl Into<Bytes>) -> UpstreamBody {
+    pub(crate) fn full(text: impl Into<Bytes>) -> UpstreamBody {
         let text = text.into();
-        UpstreamBody::Told((!text.is_empty()).then_some(text))
+        UpstreamBody::Full((!text.is_empty()).then_some(text))
     }
 
-    pub(crate) fn switched(under_way: Option<UnderWay>) -> UpstreamBody {
-        UpstreamBody::Switched { _under_way: under_way }
+    pub(crate) fn upgraded(in_flight: Option<InFlightGuard>) -> UpstreamBody {
+        UpstreamBody::Upgraded { _in_flight: in_flight }
     }
 
-    pub(crate) fn streamed(
+    pub(crate) fn streaming(
         body: Incoming,
-        patience: Option<Duration>,
-        connection: Connection,
-        home: Arc<Pool>,
-        under_way: Option<UnderWay>,
+        timeout: Option<Duration>,
+        connection: UpstreamConnection,
+        pool: Arc<Pool>,
+        in_flight: Option<InFlightGuard>,
     ) -> UpstreamBody {
-        let connection = Some((connection, home));
-        let mut streamed = Streamed { body, patience, waiting: None, connection, _under_way: under_way };
-        streamed.go_home();
-        match streamed.connection {
+        let connection = Some((connection, pool));
+        let mut streaming = StreamingBody { body, timeout, timer: None, connection, _in_flight: in_flight };
+        streaming.release_connection();
+        match streaming.connection {
             // There is no body, so the connection has already returned to its pool.
-            None => UpstreamBody::Told(None),
-            Some(_) => UpstreamBody::Streamed(Box::new(streamed)),
+            None => UpstreamBody::Full(None),
+            Some(_) => UpstreamBody::Streaming(Box::new(streaming)),
         }
     }
 }
 
-impl Streamed {
-    fn go_home(&mut self) {
+impl StreamingBody {
+    fn release_connection(&mut self) {
         if self.body.is_end_stream()
-            && let Some((connection, home)) = self.connection.take()
+            && let Some((connection, pool)) = self.connection.take()
         {
-            home.keep(connection);
+            pool.release(connection);
         }
     }
 }
 
-impl Streamed {
-    fn poll_frame(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, AnswerError>>> {
+impl StreamingBody {
+    fn poll_frame(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, ResponseBodyError>>> {
         let frame = match Pin::new(&mut self.body).poll_frame(context) {
             Poll::Ready(frame) => {
-                self.waiting = None;
-                frame.map(|frame| frame.map_err(AnswerError::Broken))
+                self.timer = None;
+                frame.map(|frame| frame.map_err(ResponseBodyError::Failed))
             }
             Poll::Pending => {
-                let Some(patience) = self.patience else { return Poll::Pending };
-                let waited = self.waiting.get_or_insert_with(|| Box::pin(sleep(patience)));
-                ready!(waited.as_mut().poll(context));
-                Some(Err(AnswerError::Silent))
+                let Some(timeout) = self.timeout else { return Poll::Pending };
+                let timer = self.timer.get_or_insert_with(|| Box::pin(sleep(timeout)));
+                ready!(timer.as_mut().poll(context));
+                Some(Err(ResponseBodyError::TimedOut))
             }
         };
         match &frame {
             Some(Err(_)) => self.connection = None,
-            _ => self.go_home(),
+            _ => self.release_connection(),
         }
         Poll::Ready(frame)
     }
@@ -244,130 +251,130 @@ impl Streamed {
 
 impl Body for UpstreamBody {
     type Data = Bytes;
-    type Error = AnswerError;
+    type Error = ResponseBodyError;
 
     fn poll_frame(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, AnswerError>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, ResponseBodyError>>> {
         match self.get_mut() {
-            UpstreamBody::Told(text) => Poll::Ready(text.take().map(|text| Ok(Frame::data(text)))),
-            UpstreamBody::Streamed(streamed) => streamed.poll_frame(context),
-            UpstreamBody::Switched { .. } => Poll::Ready(None),
+            UpstreamBody::Full(text) => Poll::Ready(text.take().map(|text| Ok(Frame::data(text)))),
+            UpstreamBody::Streaming(streaming) => streaming.poll_frame(context),
+            UpstreamBody::Upgraded { .. } => Poll::Ready(None),
         }
     }
 
     fn is_end_stream(&self) -> bool {
         match self {
-            UpstreamBody::Told(text) => text.is_none(),
-            UpstreamBody::Streamed(streamed) => streamed.body.is_end_stream(),
-            UpstreamBody::Switched { .. } => true,
+            UpstreamBody::Full(text) => text.is_none(),
+            UpstreamBody::Streaming(streaming) => streaming.body.is_end_stream(),
+            UpstreamBody::Upgraded { .. } => true,
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match self {
-            UpstreamBody::Told(text) => {
+            UpstreamBody::Full(text) => {
                 SizeHint::with_exact(text.as_ref().map_or(0, |text| text.len() as u64))
             }
-            UpstreamBody::Streamed(streamed) => streamed.body.size_hint(),
-            UpstreamBody::Switched { .. } => SizeHint::with_exact(0),
+            UpstreamBody::Streaming(streaming) => streaming.body.size_hint(),
+            UpstreamBody::Upgraded { .. } => SizeHint::with_exact(0),
         }
     }
 }
 
 /// The response body for the client. It holds the request's resources until it is sent or the client disconnects.
 #[derive(Debug)]
-pub(crate) struct Outgoing {
-    body: Limited,
-    passage: Option<Passage>,
+pub(crate) struct ClientBody {
+    body: BodySource,
+    record: Option<AccessRecord>,
     /// Largest data frame to yield.
-    part_bytes_max: usize,
+    frame_bytes_max: usize,
     /// Data received but not yet yielded.
-    rest: Bytes,
+    pending: Bytes,
 }
 
 #[derive(Debug)]
-enum Limited {
+enum BodySource {
     /// The response passed through the limits.
-    Yes(ResponseBody<UpstreamBody>),
-    No(UpstreamBody),
+    Limited(ResponseBody<UpstreamBody>),
+    Unlimited(UpstreamBody),
 }
 
-impl Outgoing {
-    pub(crate) fn limited(body: ResponseBody<UpstreamBody>) -> Outgoing {
-        Outgoing::new(Limited::Yes(body))
+impl ClientBody {
+    pub(crate) fn limited(body: ResponseBody<UpstreamBody>) -> ClientBody {
+        ClientBody::new(BodySource::Limited(body))
     }
 
-    pub(crate) fn unlimited(body: UpstreamBody) -> Outgoing {
-        Outgoing::new(Limited::No(body))
+    pub(crate) fn unlimited(body: UpstreamBody) -> ClientBody {
+        ClientBody::new(BodySource::Unlimited(body))
     }
 
-    fn new(body: Limited) -> Outgoing {
-        Outgoing { body, passage: None, part_bytes_max: usize::MAX, rest: Bytes::new() }
+    fn new(body: BodySource) -> ClientBody {
+        ClientBody { body, record: None, frame_bytes_max: usize::MAX, pending: Bytes::new() }
     }
 
     /// Yields small frames: a slow client's progress shows only when one frame has been sent and the next is polled.
     #[must_use]
-    pub(crate) fn in_parts(self) -> Outgoing {
-        Outgoing { part_bytes_max: PART_BYTES_MAX, ..self }
+    pub(crate) fn with_small_frames(self) -> ClientBody {
+        ClientBody { frame_bytes_max: FRAME_BYTES_MAX, ..self }
     }
 
     /// Keeps the access record until this body ends.
     #[must_use]
-    pub(crate) fn holding(mut self, passage: Passage) -> Outgoing {
+    pub(crate) fn with_record(mut self, record: AccessRecord) -> ClientBody {
         // hyper does not poll a body that is already at its end.
         if !self.is_end_stream() {
-            self.passage = Some(passage);
+            self.record = Some(record);
         }
         self
     }
 }
 
-impl Body for Outgoing {
+impl Body for ClientBody {
     type Data = Bytes;
-    type Error = AnswerError;
+    type Error = ResponseBodyError;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, AnswerError>>> {
-        let Outgoing { body, passage, part_bytes_max, rest } = &mut *self;
+    ) -> Poll<Option<Result<Frame<Bytes>, ResponseBodyError>>> {
+        let ClientBody { body, record, frame_bytes_max, pending } = &mut *self;
         let polled = match body {
-            _ if !rest.is_empty() => Poll::Ready(Some(Ok(Frame::data(std::mem::take(rest))))),
-            Limited::Yes(body) => Pin::new(body).poll_frame(context),
-            Limited::No(body) => Pin::new(body).poll_frame(context),
+            _ if !pending.is_empty() => Poll::Ready(Some(Ok(Frame::data(std::mem::take(pending))))),
+            BodySource::Limited(body) => Pin::new(body).poll_frame(context),
+            BodySource::Unlimited(body) => Pin::new(body).poll_frame(context),
         };
-        stream_stall::asked(polled.is_ready());
+        stream_stall::record_body_poll(polled.is_ready());
         let mut frame = ready!(polled);
         if let Some(Ok(frame)) = &mut frame
             && let Some(data) = frame.data_mut()
         {
-            if data.len() > *part_bytes_max {
-                *rest = data.split_off(*part_bytes_max);
+            if data.len() > *frame_bytes_max {
+                *pending = data.split_off(*frame_bytes_max);
             }
-            if let Some(passage) = passage {
-                passage.sent(data.len());
+            if let Some(record) = record {
+                record.add_bytes(data.len());
             }
         }
         if !matches!(frame, Some(Ok(_))) || self.is_end_stream() {
-            self.passage = None;
+            self.record = None;
         }
         Poll::Ready(frame)
     }
 
     fn is_end_stream(&self) -> bool {
         let is_end = match &self.body {
-            Limited::Yes(body) => body.is_end_stream(),
-            Limited::No(body) => body.is_end_stream(),
+            BodySource::Limited(body) => body.is_end_stream(),
+            BodySource::Unlimited(body) => body.is_end_stream(),
         };
-        is_end && self.rest.is_empty()
+        is_end && self.pending.is_empty()
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.body {
-            Limited::Yes(body) => body.size_hint(),
-            Limited::No(body) => body.size_hint(),
+            BodySource::Limited(body) => body.size_hint(),
+            BodySource::Unlimited(body) => body.size_hint(),
         }
     }
 }

@@ -17,17 +17,17 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::accept::Listening;
-use super::access::Passage;
-use super::body::Outgoing;
-use super::deadline::Alarm;
+use super::accept::GatewayListener;
+use super::access::AccessRecord;
+use super::body::ClientBody;
+use super::client_timeouts::{ConnectionActivity, Expiry, TimedIo};
+use super::connection_setup::{ConnectionSetup, DRAIN_GRACE, first_bytes, is_http2};
 use super::hop_headers::address_value;
-use super::opening::{LAST_CALL, Opening, first_bytes, speaks_http2};
 use super::proxy_protocol;
-use super::request::{Serving, serve};
-use super::stream_stall::Streams;
-use super::tunnel::Switched;
-use super::watch::{Patience, Watch, Watched};
+use super::request::{RequestFuture, handle};
+use super::request_timeout::ReusableTimer;
+use super::stream_stall::StreamExecutor;
+use super::tunnel::Tunnel;
 use super::worker::Worker;
 use crate::backend::Backend;
 
@@ -43,150 +43,156 @@ const LINGER: Duration = Duration::from_secs(2);
 
 /// State shared by all requests of a connection.
 #[derive(Debug)]
-pub(crate) struct Connection<S> {
+pub(crate) struct ClientConnection<S> {
     pub(crate) worker: Arc<Worker<S>>,
-    pub(crate) watch: Arc<Watch>,
+    pub(crate) activity: Arc<ConnectionActivity>,
     pub(crate) peer: IpAddr,
     pub(crate) is_tls: bool,
-    pub(crate) alarm: Alarm,
+    pub(crate) request_timer: ReusableTimer,
     /// The peer's address and the listener's port, as sent to upstreams.
     pub(crate) peer_text: HeaderValue,
     pub(crate) port_text: HeaderValue,
     /// Set once both sides have agreed to switch protocols.
-    switched: Mutex<Option<Switched>>,
+    tunnel: Mutex<Option<Tunnel>>,
 }
 
-impl<S> Connection<S> {
+impl<S> ClientConnection<S> {
     pub(crate) fn is_draining(&self) -> bool {
-        self.worker.shared.draining.has_begun()
+        self.worker.shared.drain.has_begun()
     }
 
     /// Makes the connection a tunnel after this response is sent.
-    pub(crate) fn switch(&self, response: &mut Response<Outgoing>, passage: Passage) {
-        let switched = Switched::new(response, passage);
-        *self.switched.lock().unwrap_or_else(PoisonError::into_inner) = Some(switched);
+    pub(crate) fn start_tunnel(&self, response: &mut Response<ClientBody>, record: AccessRecord) {
+        let tunnel = Tunnel::new(response, record);
+        *self.tunnel.lock().unwrap_or_else(PoisonError::into_inner) = Some(tunnel);
     }
 
-    fn take_switched(&self) -> Option<Switched> {
-        self.switched.lock().unwrap_or_else(PoisonError::into_inner).take()
+    fn take_tunnel(&self) -> Option<Tunnel> {
+        self.tunnel.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 
 /// Serves a connection until it ends.
-pub(crate) async fn run<S: Backend>(
+pub(crate) async fn serve<S: Backend>(
     worker: Arc<Worker<S>>,
     mut stream: TcpStream,
-    from: SocketAddr,
-    listening: Arc<Listening>,
+    peer: SocketAddr,
+    listener: Arc<GatewayListener>,
 ) {
     let shared = &worker.shared;
-    let opening = Opening::new(&shared.ticker, shared.state.load().timeouts.header);
-    let draining = &shared.draining;
-    let mut peer = from.ip();
-    if listening.proxy_protocol {
-        match opening.step(draining, proxy_protocol::read(&mut stream)).await {
+    let setup = ConnectionSetup::new(&shared.ticker, shared.state.load().timeouts.header);
+    let drain = &shared.drain;
+    let mut peer = peer.ip();
+    if listener.proxy_protocol {
+        match setup.step(drain, proxy_protocol::read(&mut stream)).await {
             Some(Ok(Some(source))) => peer = source,
             Some(Ok(None)) => {}
             _ => return,
         }
     }
     let connection = |is_tls| {
-        Arc::new(Connection {
-            watch: opening.watch(shared.ticker.clone()),
+        Arc::new(ClientConnection {
+            activity: setup.activity(shared.ticker.clone()),
             peer: canonical(peer),
             peer_text: address_value(canonical(peer)),
-            port_text: HeaderValue::from(listening.port),
-            alarm: Alarm::default(),
+            port_text: HeaderValue::from(listener.port),
+            request_timer: ReusableTimer::default(),
             is_tls,
-            switched: Mutex::default(),
+            tunnel: Mutex::default(),
             worker: worker.clone(),
         })
     };
-    match &listening.tls {
+    match &listener.tls {
         None => {
-            let Some(Ok(first)) = opening.step(draining, first_bytes(&mut stream)).await else { return };
-            match speaks_http2(&first) {
-                _ if first.is_empty() => {}
-                true => http2(stream, first, &opening, connection(false)).await,
-                false => http1(stream, first, &opening, connection(false)).await,
+            let Some(Ok(read_ahead)) = setup.step(drain, first_bytes(&mut stream)).await else { return };
+            match is_http2(&read_ahead) {
+                _ if read_ahead.is_empty() => {}
+                true => http2(stream, read_ahead, &setup, connection(false)).await,
+                false => http1(stream, read_ahead, &setup, connection(false)).await,
             }
         }
         Some(acceptor) => {
-            let Some(Ok(mut stream)) = opening.step(draining, acceptor.accept(stream)).await else { return };
-            let Some(Ok(first)) = opening.step(draining, first_bytes(&mut stream)).await else { return };
+            let Some(Ok(mut stream)) = setup.step(drain, acceptor.accept(stream)).await else { return };
+            let Some(Ok(read_ahead)) = setup.step(drain, first_bytes(&mut stream)).await else { return };
             match stream.get_ref().1.alpn_protocol() == Some(b"h2") {
-                _ if first.is_empty() => {}
-                true => http2(stream, first, &opening, connection(true)).await,
-                false => http1(stream, first, &opening, connection(true)).await,
+                _ if read_ahead.is_empty() => {}
+                true => http2(stream, read_ahead, &setup, connection(true)).await,
+                false => http1(stream, read_ahead, &setup, connection(true)).await,
             }
         }
     }
 }
 
-fn service<S: Backend>(connection: &Arc<Connection<S>>) -> impl Fn(Request<Incoming>) -> Serving<S> + use<S> {
+fn service<S: Backend>(
+    connection: &Arc<ClientConnection<S>>,
+) -> impl Fn(Request<Incoming>) -> RequestFuture<S> + use<S> {
     let connection = connection.clone();
-    move |request| serve(&connection, request)
+    move |request| handle(&connection, request)
 }
 
-async fn http1<S: Backend, I>(io: I, first: Bytes, opening: &Opening, connection: Arc<Connection<S>>)
-where
+async fn http1<S: Backend, I>(
+    io: I,
+    read_ahead: Bytes,
+    setup: &ConnectionSetup,
+    connection: Arc<ClientConnection<S>>,
+) where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let watch = &connection.watch;
-    let io = Watched::new(TokioIo::new(io), first, watch.clone());
+    let activity = &connection.activity;
+    let io = TimedIo::http1(TokioIo::new(io), read_ahead, activity.clone());
     let mut builder = http1::Builder::new();
     builder.max_header_size(HEAD_BYTES_MAX).header_read_timeout(None).writev(false);
-    let mut conversation = builder.serve_connection(io, service_fn(service(&connection)));
-    let mut draining = connection.worker.shared.draining.wait();
-    let mut is_last_call = false;
-    let mut alarm = pin!(sleep_until(opening.deadline));
+    let mut http = builder.serve_connection(io, service_fn(service(&connection)));
+    let mut draining = connection.worker.shared.drain.wait_begun();
+    let mut is_draining = false;
+    let mut timer = pin!(sleep_until(setup.deadline));
     loop {
         tokio::select! {
             biased;
             // Only parse errors are recorded: no access record exists for them yet.
-            ended = poll_fn(|context| conversation.poll_without_shutdown(context)) => {
-                if let Err(error) = ended
+            result = poll_fn(|context| http.poll_without_shutdown(context)) => {
+                if let Err(error) = result
                     && error.is_parse()
                 {
-                    unread(&connection, &error);
+                    record_malformed(&connection, &error);
                 }
                 break;
             }
-            () = &mut alarm => {
-                if is_last_call && watch.is_idle() {
-                    Pin::new(&mut conversation).graceful_shutdown();
+            () = &mut timer => {
+                if is_draining && activity.is_idle() {
+                    Pin::new(&mut http).graceful_shutdown();
                 }
-                match watch.patience(&connection.worker.shared.state.load().timeouts) {
-                    Patience::Over => return,
-                    Patience::For(more) => {
-                        let more = if is_last_call { more.min(LAST_CALL) } else { more };
-                        alarm.as_mut().reset(Instant::now() + more);
+                match activity.expiry(&connection.worker.shared.state.load().timeouts) {
+                    Expiry::Expired => return,
+                    Expiry::In(left) => {
+                        let left = if is_draining { left.min(DRAIN_GRACE) } else { left };
+                        timer.as_mut().reset(Instant::now() + left);
                     }
                 }
             }
-            () = &mut draining, if !is_last_call => {
-                is_last_call = true;
-                alarm.as_mut().reset(Instant::now() + LAST_CALL);
+            () = &mut draining, if !is_draining => {
+                is_draining = true;
+                timer.as_mut().reset(Instant::now() + DRAIN_GRACE);
             }
         }
     }
-    let http1::Parts { io, read_buf, .. } = conversation.into_parts();
+    let http1::Parts { io, read_buf, .. } = http.into_parts();
     let io = io.io.into_inner();
-    match connection.take_switched() {
-        Some(switched) => switched.run(io, read_buf, &connection.worker.shared).await,
+    match connection.take_tunnel() {
+        Some(tunnel) => tunnel.run(io, read_buf, &connection.worker.shared).await,
         None => linger(io).await,
     }
 }
 
 /// Records a request with a malformed or oversized head: hyper answered it, and the service never saw it.
-fn unread<S: Backend>(connection: &Connection<S>, error: &hyper::Error) {
-    let Connection { worker, peer, watch, .. } = connection;
+fn record_malformed<S: Backend>(connection: &ClientConnection<S>, error: &hyper::Error) {
+    let ClientConnection { worker, peer, activity, .. } = connection;
     let status = match error.is_parse_too_large() {
         true => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
         false => StatusCode::BAD_REQUEST,
     };
     let is_logged = worker.shared.state.load().has_access_log;
-    Passage::new(&worker.desk, *peer, watch.begin()).unread(status, is_logged);
+    AccessRecord::new(&worker.recorder, *peer, activity.begin_request()).reject_malformed(status, is_logged);
 }
 
 /// Shuts down the write side and reads on for a while: closing a connection with unread data resets it, and the
@@ -204,15 +210,19 @@ async fn linger<I: AsyncRead + AsyncWrite + Unpin>(mut io: I) {
     let _ = timeout(LINGER, reading).await;
 }
 
-async fn http2<S: Backend, I>(io: I, first: Bytes, opening: &Opening, connection: Arc<Connection<S>>)
-where
+async fn http2<S: Backend, I>(
+    io: I,
+    read_ahead: Bytes,
+    setup: &ConnectionSetup,
+    connection: Arc<ClientConnection<S>>,
+) where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let watch = &connection.watch;
+    let activity = &connection.activity;
     let shared = &connection.worker.shared;
     let timeouts = shared.state.load().timeouts;
-    let io = Watched::in_frames(TokioIo::new(io), first, watch.clone());
-    let mut builder = http2::Builder::new(Streams::new(shared.ticker.clone(), timeouts.idle));
+    let io = TimedIo::http2(TokioIo::new(io), read_ahead, activity.clone());
+    let mut builder = http2::Builder::new(StreamExecutor::new(shared.ticker.clone(), timeouts.idle));
     builder
         .timer(TokioTimer::new())
         .max_concurrent_streams(STREAMS_MAX)
@@ -222,27 +232,27 @@ where
         // A client can disappear without closing the connection.
         .keep_alive_interval(timeouts.idle)
         .keep_alive_timeout(timeouts.header);
-    let mut conversation = pin!(builder.serve_connection(io, service_fn(service(&connection))));
-    let mut draining = shared.draining.wait();
-    let mut is_ending = false;
-    let mut alarm = pin!(sleep_until(opening.deadline));
+    let mut http = pin!(builder.serve_connection(io, service_fn(service(&connection))));
+    let mut draining = shared.drain.wait_begun();
+    let mut is_closing = false;
+    let mut timer = pin!(sleep_until(setup.deadline));
     loop {
         tokio::select! {
             biased;
-            _ = &mut conversation => return,
-            () = &mut alarm => match watch.patience(&shared.state.load().timeouts) {
-                Patience::Over if is_ending => return,
-                Patience::Over => {
-                    is_ending = true;
-                    conversation.as_mut().graceful_shutdown();
-                    alarm.as_mut().reset(Instant::now() + LAST_CALL);
+            _ = &mut http => return,
+            () = &mut timer => match activity.expiry(&shared.state.load().timeouts) {
+                Expiry::Expired if is_closing => return,
+                Expiry::Expired => {
+                    is_closing = true;
+                    http.as_mut().graceful_shutdown();
+                    timer.as_mut().reset(Instant::now() + DRAIN_GRACE);
                 }
-                Patience::For(more) => alarm.as_mut().reset(Instant::now() + more),
+                Expiry::In(left) => timer.as_mut().reset(Instant::now() + left),
             },
             // GOAWAY names the last request that is served.
-            () = &mut draining, if !is_ending => {
-                is_ending = true;
-                conversation.as_mut().graceful_shutdown();
+            () = &mut draining, if !is_closing => {
+                is_closing = true;
+                http.as_mut().graceful_shutdown();
             }
         }
     }

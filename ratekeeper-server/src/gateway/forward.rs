@@ -14,32 +14,33 @@ use http::header::{CONNECTION, HOST, HeaderMap, HeaderValue, TE, UPGRADE};
 use http::uri::{PathAndQuery, Uri};
 use http::{Method, Request, Response, StatusCode, Version};
 use hyper::body::Body;
+use ratekeeper_config as config;
 use ratekeeper_config::{PathEdit, Protocol};
 use ratekeeper_rules::path::normalise;
 use smallvec::SmallVec;
 use tower_service::Service;
 
-use super::access::{Id, X_REQUEST_ID};
-use super::answer::{problem, try_again};
-use super::body::{BodyError, RequestBody, UpstreamBody, client_fault};
-use super::connection::Connection;
+use super::access::{RequestId, X_REQUEST_ID};
+use super::body::{RequestBody, RequestBodyError, UpstreamBody, request_body_error};
+use super::connection::ClientConnection;
 use super::hop_headers::{Origin, remove_hop_by_hop, set_forwarded};
-use super::pool::{Failed, NoConnection, Pool};
-use super::request::{Refused, with_path};
-use super::screen::listed;
+use super::request::{ErrorResponse, with_path};
+use super::response::{problem, retry_later};
+use super::screen::list_members;
 use super::state::Route;
 use super::timer::Ticks;
 use super::upstream::Address;
+use super::upstream::pool::{ConnectError, Pool, SendError};
 use crate::backend::Backend;
 
 /// Maximum attempts per request, including the first.
 const ATTEMPTS_MAX: usize = 3;
 
 /// Not the index of any address: no response is awaited yet.
-const NOBODY: usize = usize::MAX;
+const NO_ADDRESS: usize = usize::MAX;
 
 /// The path without `prefix`, if it begins with these segments.
-fn stripped<'p>(path: &'p str, prefix: &str, ignore_case: bool) -> Option<Cow<'p, str>> {
+fn strip_prefix<'p>(path: &'p str, prefix: &str, ignore_case: bool) -> Option<Cow<'p, str>> {
     let (front, rest) = path.split_at_checked(prefix.len())?;
     let is_same = if ignore_case { front.eq_ignore_ascii_case(prefix) } else { front == prefix };
     match rest.is_empty() {
@@ -50,58 +51,58 @@ fn stripped<'p>(path: &'p str, prefix: &str, ignore_case: bool) -> Option<Cow<'p
     }
 }
 
-fn unreachable(why: &NoConnection) -> Response<UpstreamBody> {
-    match why {
-        NoConnection::Full => {
-            try_again(StatusCode::SERVICE_UNAVAILABLE, "all connections to the upstream are in use")
+fn connect_error_response(error: &ConnectError) -> Response<UpstreamBody> {
+    match error {
+        ConnectError::LimitReached => {
+            retry_later(StatusCode::SERVICE_UNAVAILABLE, "upstream connection limit reached")
         }
-        NoConnection::Exhausted => {
-            try_again(StatusCode::SERVICE_UNAVAILABLE, "the gateway has too many connections")
+        ConnectError::OutOfDescriptors => {
+            retry_later(StatusCode::SERVICE_UNAVAILABLE, "gateway out of connections")
         }
-        NoConnection::TimedOut => {
-            problem(StatusCode::GATEWAY_TIMEOUT, "the upstream could not be reached in time")
-        }
-        NoConnection::Refused(_) => problem(StatusCode::BAD_GATEWAY, "the upstream could not be reached"),
+        ConnectError::TimedOut => problem(StatusCode::GATEWAY_TIMEOUT, "upstream connection timed out"),
+        ConnectError::Failed(_) => problem(StatusCode::BAD_GATEWAY, "upstream unreachable"),
     }
 }
 
 /// Whether the client offered the protocol that the upstream switched to.
-fn is_wanted(wanted: Option<&HeaderValue>, spoken: Option<&HeaderValue>) -> bool {
-    let (Some(wanted), Some(spoken)) = (wanted, spoken) else { return false };
-    listed(wanted.as_bytes()).any(|name| name.eq_ignore_ascii_case(spoken.as_bytes().trim_ascii()))
+fn is_offered(offered: Option<&HeaderValue>, chosen: Option<&HeaderValue>) -> bool {
+    let (Some(offered), Some(chosen)) = (offered, chosen) else { return false };
+    list_members(offered.as_bytes()).any(|name| name.eq_ignore_ascii_case(chosen.as_bytes().trim_ascii()))
 }
 
-fn faulty(fault: &BodyError) -> Response<UpstreamBody> {
-    match fault {
-        BodyError::TooSlow => problem(StatusCode::REQUEST_TIMEOUT, "the request's body did not come"),
-        BodyError::Broken(_) => problem(StatusCode::BAD_REQUEST, "the request's body broke off"),
+fn body_error_response(error: &RequestBodyError) -> Response<UpstreamBody> {
+    match error {
+        RequestBodyError::TimedOut => problem(StatusCode::REQUEST_TIMEOUT, "request body timed out"),
+        RequestBodyError::Failed(_) => {
+            problem(StatusCode::BAD_REQUEST, "request body incomplete or malformed")
+        }
     }
 }
 
 /// The service that forwards one request.
 #[derive(Debug)]
-pub(crate) struct Forward<S>(Option<Errand<S>>);
+pub(crate) struct Forward<S>(Option<ForwardContext<S>>);
 
 /// Context of a request to forward.
 #[derive(Debug)]
-pub(crate) struct Errand<S> {
+pub(crate) struct ForwardContext<S> {
     pub(crate) route: Arc<Route>,
     /// The client's connection.
-    pub(crate) connection: Arc<Connection<S>>,
+    pub(crate) connection: Arc<ClientConnection<S>>,
     pub(crate) client: IpAddr,
-    pub(crate) id: Id,
+    pub(crate) id: RequestId,
     /// Protocols that the client offers to switch to.
     pub(crate) upgrade: Option<HeaderValue>,
-    pub(crate) takes_trailers: bool,
+    pub(crate) accepts_trailers: bool,
     /// Whether the forwarding headers are already set.
     pub(crate) is_forwarded: bool,
-    /// Whether no read timeout applies, as for gRPC streams.
-    pub(crate) may_be_silent: bool,
+    /// A gRPC stream has no read timeout: it may be silent for hours.
+    pub(crate) is_grpc_stream: bool,
 }
 
 impl<S> Forward<S> {
-    pub(crate) fn new(errand: Errand<S>) -> Forward<S> {
-        Forward(Some(errand))
+    pub(crate) fn new(context: ForwardContext<S>) -> Forward<S> {
+        Forward(Some(context))
     }
 }
 
@@ -116,39 +117,40 @@ impl<S: Backend> Service<Request<RequestBody>> for Forward<S> {
 
     /// May be called only once; later calls respond with status 500.
     fn call(&mut self, request: Request<RequestBody>) -> Self::Future {
-        let errand = self.0.take();
+        let context = self.0.take();
         Box::pin(async move {
-            Ok(match errand {
-                Some(errand) => errand.run(request).await,
-                None => problem(StatusCode::INTERNAL_SERVER_ERROR, "the request was sent already"),
+            Ok(match context {
+                Some(context) => context.run(request).await,
+                None => problem(StatusCode::INTERNAL_SERVER_ERROR, "request already forwarded"),
             })
         })
     }
 }
 
-impl<S: Backend> Errand<S> {
+impl<S: Backend> ForwardContext<S> {
     async fn run(self, mut request: Request<RequestBody>) -> Response<UpstreamBody> {
         remove_hop_by_hop(request.headers_mut());
         if !self.is_forwarded {
             self.set_forwarded(request.headers_mut());
         }
-        let (upload, asked) = (request.body().upload(), AtomicUsize::new(NOBODY));
-        let sending = pin!(self.send(&mut request, &asked));
-        let answered = self.connection.alarm.within(self.route.timeout, upload.as_deref(), sending).await;
-        answered.unwrap_or_else(|| {
-            if let Some(address) = self.route.upstream.addresses().get(asked.load(Ordering::Relaxed)) {
-                self.failed(address, &"it took too long");
-                address.pool(self.connection.worker.number).doubt(self.route.timeout);
+        let (upload, awaited) = (request.body().upload(), AtomicUsize::new(NO_ADDRESS));
+        let sending = pin!(self.send(&mut request, &awaited));
+        let response =
+            self.connection.request_timer.timeout(self.route.timeout, upload.as_deref(), sending).await;
+        response.unwrap_or_else(|| {
+            if let Some(address) = self.route.upstream.addresses().get(awaited.load(Ordering::Relaxed)) {
+                self.record_failure(address, &"response timeout");
+                address.pool(self.connection.worker.number).retire_if_silent(self.route.timeout);
             }
-            problem(StatusCode::GATEWAY_TIMEOUT, "the upstream took too long")
+            problem(StatusCode::GATEWAY_TIMEOUT, "upstream timed out")
         })
     }
 
     /// Sets the forwarding headers and the request id.
     pub(crate) fn set_forwarded(&self, headers: &mut HeaderMap) {
-        let Connection { peer, is_tls, ref peer_text, ref port_text, .. } = *self.connection;
-        let (client, trust) = (self.client, &self.route.trust);
-        set_forwarded(headers, Origin { peer, peer_text, client, port_text, is_tls, trust });
+        let ClientConnection { peer, is_tls, ref peer_text, ref port_text, .. } = *self.connection;
+        let (client, trusted_proxies) = (self.client, &self.route.trusted_proxies);
+        set_forwarded(headers, Origin { peer, peer_text, client, port_text, is_tls, trusted_proxies });
         if let Some(id) = self.id.value() {
             headers.insert(X_REQUEST_ID, id);
         }
@@ -161,24 +163,28 @@ impl<S: Backend> Errand<S> {
     /// Sends the request, with retries. During an attempt, `request` holds a copy for the next one, so that all
     /// attempts share the same memory.
     ///
-    /// `asked` receives the index of the address whose response is awaited.
-    async fn send(&self, request: &mut Request<RequestBody>, asked: &AtomicUsize) -> Response<UpstreamBody> {
+    /// `awaited` receives the index of the address whose response is awaited.
+    async fn send(
+        &self,
+        request: &mut Request<RequestBody>,
+        awaited: &AtomicUsize,
+    ) -> Response<UpstreamBody> {
         let upstream = &self.route.upstream;
-        if let Err(refused) = self.edit(request) {
-            return *refused;
+        if let Err(response) = self.edit(request) {
+            return *response;
         }
-        upstream.earn_retry();
+        upstream.credit_retry();
         let mut tried = SmallVec::<[usize; ATTEMPTS_MAX]>::new();
         loop {
             let (now, worker) = (self.now(), self.connection.worker.number);
             let Some((number, address)) = upstream.choose(&tried, now) else {
-                return problem(StatusCode::BAD_GATEWAY, "there is no upstream");
+                return problem(StatusCode::BAD_GATEWAY, "no upstream address");
             };
-            let (mut connection, is_used) = match Pool::connection(address, worker, now).await {
+            let (mut connection, is_reused) = match Pool::connection(address, worker, now).await {
                 Ok(connection) => connection,
-                Err(why) => {
-                    if !matches!(why, NoConnection::Full | NoConnection::Exhausted) {
-                        self.failed(address, &why);
+                Err(error) => {
+                    if !matches!(error, ConnectError::LimitReached | ConnectError::OutOfDescriptors) {
+                        self.record_failure(address, &error);
                     }
                     tried.push(number);
                     // Nothing was sent, so any request may go to another address, and no server gets extra load. The
@@ -186,51 +192,55 @@ impl<S: Backend> Errand<S> {
                     if tried.len() < upstream.addresses().len().min(ATTEMPTS_MAX) {
                         continue;
                     }
-                    return unreachable(&why);
+                    return connect_error_response(&error);
                 }
             };
-            let copy = self.copy(request);
+            let copy = self.retry_copy(request);
             let has_copy = copy.is_some();
             let none = || Request::new(RequestBody::empty());
             let mut addressed = std::mem::replace(request, copy.unwrap_or_else(none));
-            self.address(&mut addressed, address);
-            let under_way = upstream.enter(address);
-            asked.store(number, Ordering::Relaxed);
-            let Failed { error, unsent } = match connection.send(addressed).await {
+            self.set_target(&mut addressed, address);
+            let in_flight = upstream.count_in_flight(address);
+            awaited.store(number, Ordering::Relaxed);
+            let SendError { error, unsent } = match connection.send(addressed).await {
                 Ok(response) => {
                     let is_failure = matches!(response.status().as_u16(), 502..=504);
-                    if address.tell(!is_failure, upstream.config.outlier_ejection.as_ref(), now) {
-                        tracing::warn!(upstream = %address.authority, "upstream ejected");
+                    if address.record_attempt(!is_failure, upstream.config.outlier_ejection.as_ref(), now) {
+                        let (name, status) = (&upstream.config.name, response.status().as_u16());
+                        tracing::warn!(upstream = name, address = %address.authority, status, "upstream ejected");
                     }
-                    let home = address.pool(worker).clone();
-                    let patience = (!self.may_be_silent).then_some(upstream.config.timeouts.read);
+                    let pool = address.pool(worker).clone();
+                    let read_timeout = (!self.is_grpc_stream).then_some(upstream.config.timeouts.read);
                     let is_switch = response.status() == StatusCode::SWITCHING_PROTOCOLS;
-                    return self.answered(response.map(|body| match is_switch {
-                        true => UpstreamBody::switched(under_way),
-                        false => UpstreamBody::streamed(body, patience, connection, home, under_way),
+                    return self.prepare_response(response.map(|body| match is_switch {
+                        true => UpstreamBody::upgraded(in_flight),
+                        false => UpstreamBody::streaming(body, read_timeout, connection, pool, in_flight),
                     }));
                 }
                 Err(failed) => failed,
             };
             // The client's fault does not count as a failure of the server.
-            if let Some(fault) = client_fault(&error) {
-                return faulty(fault);
+            if let Some(cause) = request_body_error(&error) {
+                return body_error_response(cause);
             }
             match unsent {
-                // The server had closed a kept connection: it has received nothing of the request, and has not
-                // failed. The next kept connection may be closed, too, but each attempt leaves one fewer.
-                Some(unsent) if is_used => *request = unsent,
+                // The server had closed a pooled connection: it has received nothing of the request, and has not
+                // failed. The next pooled connection may be closed, too, but each attempt leaves one fewer.
+                Some(unsent) if is_reused => *request = unsent,
                 unsent => {
-                    if !is_used {
-                        self.failed(address, &error);
+                    if !is_reused {
+                        self.record_failure(address, &error);
                     }
                     tried.push(number);
                     let has_another = has_copy || unsent.is_some();
                     if let Some(unsent) = unsent {
                         *request = unsent;
                     }
-                    if !has_another || !self.may_try_again(&tried) {
-                        return problem(StatusCode::BAD_GATEWAY, "the upstream broke off");
+                    if !has_another || !self.may_retry(&tried) {
+                        return problem(
+                            StatusCode::BAD_GATEWAY,
+                            "upstream closed the connection without a response",
+                        );
                     }
                 }
             }
@@ -238,19 +248,19 @@ impl<S: Backend> Errand<S> {
     }
 
     /// Applies the route's header and path edits.
-    fn edit(&self, request: &mut Request<RequestBody>) -> Result<(), Refused> {
+    fn edit(&self, request: &mut Request<RequestBody>) -> Result<(), ErrorResponse> {
         self.route.request_edits.apply(request.headers_mut());
         let path = request.uri().path();
         let edited = match &self.route.path {
             PathEdit::Keep => return Ok(()),
-            PathEdit::Strip(prefix) => stripped(path, prefix, self.route.spelling.ignore_case),
+            PathEdit::Strip(prefix) => strip_prefix(path, prefix, self.route.path_normalization.ignore_case),
             PathEdit::Rewrite(template) => {
                 // Patterns match the normalised path that selected the route.
-                let normal = normalise(path, self.route.spelling).ok();
+                let normalised = normalise(path, self.route.path_normalization).ok();
                 let pattern = self.route.when.paths.first();
-                normal
+                normalised
                     .zip(pattern)
-                    .and_then(|(normal, pattern)| template.expand_as(pattern, &normal, path))
+                    .and_then(|(normalised, pattern)| template.expand_as(pattern, &normalised, path))
                     .map(Cow::Owned)
             }
         };
@@ -260,20 +270,20 @@ impl<S: Backend> Errand<S> {
         Ok(())
     }
 
-    fn may_try_again(&self, tried: &[usize]) -> bool {
-        tried.len() < ATTEMPTS_MAX && self.route.upstream.pay_retry()
+    fn may_retry(&self, tried: &[usize]) -> bool {
+        tried.len() < ATTEMPTS_MAX && self.route.upstream.take_retry()
     }
 
-    fn failed(&self, address: &Address, why: &dyn fmt::Display) {
-        tracing::debug!(upstream = %address.authority, %why, "upstream attempt failed");
-        let eject = self.route.upstream.config.outlier_ejection.as_ref();
-        if address.tell(false, eject, self.now()) {
-            tracing::warn!(upstream = %address.authority, %why, "upstream ejected");
+    fn record_failure(&self, address: &Address, error: &dyn fmt::Display) {
+        let config::Upstream { name: upstream, outlier_ejection, .. } = &self.route.upstream.config;
+        tracing::debug!(upstream, address = %address.authority, %error, "upstream attempt failed");
+        if address.record_attempt(false, outlier_ejection.as_ref(), self.now()) {
+            tracing::warn!(upstream, address = %address.authority, %error, "upstream ejected");
         }
     }
 
     /// A copy for a retry, if the request is idempotent, has no body and is not an upgrade.
-    fn copy(&self, request: &Request<RequestBody>) -> Option<Request<RequestBody>> {
+    fn retry_copy(&self, request: &Request<RequestBody>) -> Option<Request<RequestBody>> {
         let is_idempotent = matches!(
             *request.method(),
             Method::GET | Method::HEAD | Method::OPTIONS | Method::PUT | Method::DELETE
@@ -289,7 +299,7 @@ impl<S: Backend> Errand<S> {
     }
 
     /// Sets the version, target and host for this address.
-    fn address(&self, request: &mut Request<RequestBody>, address: &Address) {
+    fn set_target(&self, request: &mut Request<RequestBody>, address: &Address) {
         let path = request.uri().path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
         let prefix = &address.config.path;
         let path = match prefix.is_empty() {
@@ -324,27 +334,27 @@ impl<S: Backend> Errand<S> {
         if let Ok(uri) = Uri::from_parts(parts) {
             *request.uri_mut() = uri;
         }
-        if self.takes_trailers {
+        if self.accepts_trailers {
             request.headers_mut().insert(TE, HeaderValue::from_static("trailers"));
         }
     }
 
     /// Prepares an upstream's response for the client.
-    fn answered(&self, mut response: Response<UpstreamBody>) -> Response<UpstreamBody> {
+    fn prepare_response(&self, mut response: Response<UpstreamBody>) -> Response<UpstreamBody> {
         let is_switch = response.status() == StatusCode::SWITCHING_PROTOCOLS;
-        let spoken = response.headers().get(UPGRADE).cloned();
-        if is_switch && !is_wanted(self.upgrade.as_ref(), spoken.as_ref()) {
+        let chosen = response.headers().get(UPGRADE).cloned();
+        if is_switch && !is_offered(self.upgrade.as_ref(), chosen.as_ref()) {
             return problem(
                 StatusCode::BAD_GATEWAY,
-                "the upstream changed the protocol, which nobody had asked for",
+                "upstream switched to a protocol that the client did not offer",
             );
         }
         let headers = response.headers_mut();
         remove_hop_by_hop(headers);
         if is_switch {
             headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
-            if let Some(spoken) = spoken {
-                headers.insert(UPGRADE, spoken);
+            if let Some(chosen) = chosen {
+                headers.insert(UPGRADE, chosen);
             }
         }
         self.route.response_edits.apply(headers);

@@ -11,7 +11,7 @@ use ratekeeper_rules::client::{Source, TrustedProxies};
 use smallvec::SmallVec;
 
 use super::access::X_REQUEST_ID;
-use super::screen::listed_names;
+use super::screen::connection_names;
 
 /// Prefix of the unstandardised forwarding headers.
 const X_FORWARDED: &str = "x-forwarded-";
@@ -40,7 +40,7 @@ static HOP_BY_HOP: [HeaderName; 8] = [
 pub(crate) fn remove_hop_by_hop(headers: &mut HeaderMap) {
     if headers.contains_key(CONNECTION) {
         let listed: SmallVec<[HeaderName; 4]> =
-            listed_names(headers).filter_map(|name| HeaderName::from_bytes(name).ok()).collect();
+            connection_names(headers).filter_map(|name| HeaderName::from_bytes(name).ok()).collect();
         for name in listed {
             headers.remove(name);
         }
@@ -66,18 +66,18 @@ pub(crate) fn is_forwarded(name: &HeaderName) -> bool {
 static END_TO_END: [HeaderName; 7] =
     [AUTHORIZATION, CACHE_CONTROL, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, COOKIE, HOST];
 
-/// Whether a header is for the upstream, even if `Connection` lists it.
-pub(crate) fn is_for_the_server(name: &HeaderName) -> bool {
+/// Whether a header must reach the upstream, even if `Connection` lists it.
+pub(crate) fn is_end_to_end(name: &HeaderName) -> bool {
     END_TO_END.contains(name) || is_forwarded(name)
 }
 
 /// Whether a header is allowed as a trailer.
-pub(crate) fn may_trail(name: &HeaderName) -> bool {
-    !is_hop_by_hop(name) && !is_for_the_server(name) && *name != TRAILER
+pub(crate) fn is_allowed_trailer(name: &HeaderName) -> bool {
+    !is_hop_by_hop(name) && !is_end_to_end(name) && *name != TRAILER
 }
 
 /// Whether the client accepts trailers, which gRPC requires.
-pub(crate) fn takes_trailers(headers: &HeaderMap) -> bool {
+pub(crate) fn accepts_trailers(headers: &HeaderMap) -> bool {
     headers.get_all(TE).iter().any(|value| value.as_bytes().eq_ignore_ascii_case(b"trailers"))
 }
 
@@ -89,15 +89,15 @@ pub(crate) struct Origin<'a> {
     pub(crate) client: IpAddr,
     pub(crate) port_text: &'a HeaderValue,
     pub(crate) is_tls: bool,
-    pub(crate) trust: &'a TrustedProxies,
+    pub(crate) trusted_proxies: &'a TrustedProxies,
 }
 
 /// Sets the forwarding headers. Received values count only from trusted proxies, and of `Forwarded` and
 /// `X-Forwarded-For` only the one that those proxies are configured to use: the other may come from a client.
 pub(crate) fn set_forwarded(headers: &mut HeaderMap, origin: Origin<'_>) {
-    let Origin { peer, peer_text, client, port_text, is_tls, trust } = origin;
-    let is_trusted = trust.trusts(peer);
-    let source = trust.source();
+    let Origin { peer, peer_text, client, port_text, is_tls, trusted_proxies } = origin;
+    let is_trusted = trusted_proxies.trusts(peer);
+    let source = trusted_proxies.source();
     // Capacity for all headers set here and the request id: growing the map rehashes every entry.
     headers.reserve(FORWARDED_HEADERS_MAX);
     let scheme = if is_tls { "https" } else { "http" };
@@ -171,9 +171,9 @@ impl Edits {
     pub(crate) fn new(edits: &HeaderEdits) -> Edits {
         let name = |name: &String| HeaderName::from_bytes(name.as_bytes()).ok();
         let pair = |(key, value): &(String, ratekeeper_config::Secret)| {
-            let mut made = HeaderValue::from_str(value.reveal()).ok()?;
-            made.set_sensitive(true);
-            Some((name(key)?, made))
+            let mut parsed = HeaderValue::from_str(value.reveal()).ok()?;
+            parsed.set_sensitive(true);
+            Some((name(key)?, parsed))
         };
         Edits {
             set: edits.set.iter().filter_map(pair).collect(),

@@ -2,48 +2,44 @@
 //!
 //! ```text
 //! accept -> worker (a thread for each core) -> connection -> request
-//! request: screen -> route -> limits -> forward -> answer
+//! request: screen -> route -> limits -> forward -> response
 //! ```
 //!
 //! | file | what it does |
 //! |---|---|
 //! | `accept` | accepts connections and assigns each to the worker with the fewest |
 //! | `worker` | a thread with its own runtime and its own connections to upstreams |
-//! | `connection`, `watch` | one client connection and its timeouts |
+//! | `connection`, `connection_setup` | one client connection: setup before the first request, then HTTP |
+//! | `client_timeouts` | the header and idle timeouts of client connections |
 //! | `stream_stall` | resets HTTP/2 streams whose client does not read |
-//! | `opening` | connection setup before the first request, under one deadline |
 //! | `tunnel` | connections that have switched protocols, for example to WebSocket |
-//! | `draining` | signals graceful shutdown to connections |
-//! | `deadline` | request timeouts |
+//! | `drain` | signals graceful shutdown to connections |
+//! | `request_timeout` | the timeout of a request to its upstream |
 //! | `timer` | a coarse clock for idle connections, slow clients and ejected upstreams |
 //! | `proxy_protocol`, `tls` | the PROXY protocol and TLS, below HTTP |
 //! | `request` | the lifecycle of a request |
 //! | `screen` | rejects requests that two servers could parse differently |
 //! | `hop_headers` | removes hop-by-hop headers, sets forwarding headers |
-//! | `forward`, `upstream` | forwards a request: load balancing, outlier ejection and retries |
-//! | `pool`, `capacity`, `dial` | upstream connections: kept, limited and opened |
-//! | `health` | active health checks |
+//! | `forward` | forwards a request to its upstream, with retries |
+//! | `upstream` | load balancing, outlier ejection, health checks and connection pools |
 //! | `body` | request and response bodies |
 //! | `access` | access log and metrics of each request |
-//! | `answer` | responses that the gateway itself generates |
+//! | `response` | responses that the gateway itself generates |
 //! | `state` | the active configuration, swapped atomically on reload |
 
 mod accept;
 mod access;
-mod answer;
 mod body;
-mod capacity;
+mod client_timeouts;
 mod connection;
-mod deadline;
-mod dial;
-mod draining;
+mod connection_setup;
+mod drain;
 mod forward;
-mod health;
 mod hop_headers;
-mod opening;
-mod pool;
 mod proxy_protocol;
 mod request;
+mod request_timeout;
+mod response;
 mod screen;
 mod state;
 mod stream_stall;
@@ -51,7 +47,6 @@ mod timer;
 mod tls;
 mod tunnel;
 mod upstream;
-mod watch;
 mod worker;
 
 use std::borrow::Cow;
@@ -70,36 +65,36 @@ use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
-use self::accept::Listening;
-use self::access::Ledger;
-use self::draining::Draining;
+use self::accept::GatewayListener;
+use self::access::Recorder;
+use self::drain::Drain;
 use self::state::State;
 use self::timer::{Ticker, Ticks};
 pub use self::tls::TlsError;
 use self::upstream::Upstream;
-pub(crate) use self::worker::Shared;
+pub(crate) use self::worker::GatewayShared;
 use self::worker::Worker;
 use crate::access_log::AccessLog;
-use crate::admin::Watched;
+use crate::admin::StatusSource;
 use crate::backend::{Backend, LimitsError};
 use crate::metrics::{Exposition, Metrics};
 use crate::sockets::Sockets;
 
 /// Interval between sweeps for idle upstream connections.
-const SWEEP_EVERY: Duration = Duration::from_secs(1);
+const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 /// Interval between checks for open connections during graceful shutdown.
-const DRAIN_STEP: Duration = Duration::from_millis(5);
+const DRAIN_POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// How long connections are accepted that were in the listen queue when draining began.
-const LAST_ACCEPTS_MAX: Duration = Duration::from_millis(500);
+const ACCEPT_DRAIN_TIMEOUT: Duration = Duration::from_millis(500);
 /// How long to wait for the access-log lines of tunnels that were cut.
-const LAST_LINES_MAX: Duration = Duration::from_millis(100);
+const TUNNEL_LOG_TIMEOUT: Duration = Duration::from_millis(100);
 /// Interval between store availability checks.
-const STORE_EVERY: Duration = Duration::from_millis(250);
+const STORE_CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
 /// How long startup retries the store before the gateway starts without it.
-const FIRST_REACH: Duration = Duration::from_secs(1);
-const AWAY: &str = "store unavailable, applying failure policy";
+const STORE_STARTUP_TIMEOUT: Duration = Duration::from_secs(1);
+const STORE_UNAVAILABLE: &str = "store unavailable, applying failure policy";
 
 /// Route label of requests without a route in the metrics.
 const UNROUTED: &str = "";
@@ -107,10 +102,10 @@ const UNROUTED: &str = "";
 /// A running gateway.
 #[derive(Debug)]
 pub struct Gateway<S> {
-    shared: Arc<Shared<S>>,
+    shared: Arc<GatewayShared<S>>,
     workers: Arc<[Arc<Worker<S>>]>,
-    listening: Vec<Arc<Listening>>,
-    lasting: Lasting,
+    listeners: Vec<Arc<GatewayListener>>,
+    restart_settings: RestartSettings,
     addresses: Vec<SocketAddr>,
     accepting: JoinSet<()>,
     /// Background tasks: the ticker and the store watcher.
@@ -146,46 +141,46 @@ impl<S: Backend> Gateway<S> {
         log: Box<dyn io::Write + Send>,
     ) -> Result<Gateway<S>, StartError> {
         let workers = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
-        let gateway = &gateway_of(config)?;
-        let mut listeners = Vec::new();
+        let gateway = &gateway_config(config)?;
+        let mut bound = Vec::new();
         for listener in &gateway.listeners {
-            listeners.push(accept::listen(listener, sockets)?);
+            bound.push(accept::listen(listener, sockets)?);
         }
         let metrics = Metrics::new(workers);
         let ticker = Arc::new(Ticker::new());
         let mut draft = metrics.draft();
         let unrouted = draft.route(UNROUTED);
         let state = State::new(config, gateway, workers, &ticker, &mut draft, None)?;
-        metrics.take(draft);
-        let is_up = reach(config, &state).await?;
+        metrics.publish(draft);
+        let is_up = reach_store(config, &state).await?;
         let log = AccessLog::start(workers, log).map_err(StartError::Thread)?;
-        let ledger = Arc::new(Ledger::new(log, unrouted));
-        state.upstreams.iter().for_each(health::watch);
-        let shared = Arc::new(Shared {
+        let recorder = Arc::new(Recorder::new(log, unrouted));
+        state.upstreams.iter().for_each(upstream::health::spawn_checks);
+        let shared = Arc::new(GatewayShared {
             state: ArcSwap::from_pointee(state),
             ticker,
-            draining: Draining::default(),
-            ledger,
+            drain: Drain::default(),
+            recorder,
             metrics,
-            turned_away: AtomicU64::new(0),
-            untrusted: AtomicU64::new(0),
+            rejected_connections: AtomicU64::new(0),
+            untrusted_connections: AtomicU64::new(0),
         });
         let workers: Result<Vec<_>, _> =
             (0..workers).map(|number| Worker::start(number, shared.clone())).collect();
         let workers: Arc<[Arc<Worker<S>>]> = workers.map_err(StartError::Thread)?.into();
-        let (mut accepting, mut listening, mut addresses) = (JoinSet::new(), Vec::new(), Vec::new());
-        for (listener, its) in listeners {
-            let listener = TcpListener::from_std(listener).map_err(StartError::Thread)?;
-            addresses.push(listener.local_addr().map_err(StartError::Thread)?);
-            let draining = shared.draining.wait();
-            accepting.spawn(accept::accept(listener, its.clone(), workers.clone(), draining));
-            listening.push(its);
+        let (mut accepting, mut listeners, mut addresses) = (JoinSet::new(), Vec::new(), Vec::new());
+        for (socket, listener) in bound {
+            let socket = TcpListener::from_std(socket).map_err(StartError::Thread)?;
+            addresses.push(socket.local_addr().map_err(StartError::Thread)?);
+            let draining = shared.drain.wait_begun();
+            accepting.spawn(accept::accept(socket, listener.clone(), workers.clone(), draining));
+            listeners.push(listener);
         }
         let mut tasks = JoinSet::new();
         tasks.spawn(tick(shared.clone()));
-        tasks.spawn(watch_store(shared.clone(), is_up));
-        let lasting = Lasting::of(config, gateway);
-        Ok(Gateway { shared, workers, listening, lasting, addresses, accepting, tasks })
+        tasks.spawn(monitor_store(shared.clone(), is_up));
+        let restart_settings = RestartSettings::of(config, gateway);
+        Ok(Gateway { shared, workers, listeners, restart_settings, addresses, accepting, tasks })
     }
 
     /// Addresses that the gateway listens on.
@@ -194,13 +189,13 @@ impl<S: Backend> Gateway<S> {
     }
 
     /// State that the other APIs share with the gateway: they check the same limits.
-    pub(crate) fn shared(&self) -> &Arc<Shared<S>> {
+    pub(crate) fn shared(&self) -> &Arc<GatewayShared<S>> {
         &self.shared
     }
 
     /// Metrics, readiness and token for the admin listener.
-    pub fn watched(&self) -> Arc<dyn Watched> {
-        Arc::new(View { shared: self.shared.clone(), workers: self.workers.clone() })
+    pub fn status(&self) -> Arc<dyn StatusSource> {
+        Arc::new(GatewayStatus { shared: self.shared.clone(), workers: self.workers.clone() })
     }
 
     /// Replaces the configuration atomically. Requests in flight finish under the old one.
@@ -209,33 +204,33 @@ impl<S: Backend> Gateway<S> {
     /// If the new configuration cannot be applied or needs a restart; the old one then stays in effect.
     pub fn reload(&self, config: &Config) -> Result<(), StartError> {
         let reloaded = self.replace(config);
-        self.shared.metrics.reloaded(reloaded.is_ok());
+        self.shared.metrics.count_reload(reloaded.is_ok());
         reloaded
     }
 
     /// Counts a failed reload whose configuration could not be read.
-    pub fn kept_old(&self) {
-        self.shared.metrics.reloaded(false);
+    pub fn count_failed_reload(&self) {
+        self.shared.metrics.count_reload(false);
     }
 
     fn replace(&self, config: &Config) -> Result<(), StartError> {
-        let gateway = &gateway_of(config)?;
-        self.lasting.check(&Lasting::of(config, gateway))?;
+        let gateway = &gateway_config(config)?;
+        self.restart_settings.check(&RestartSettings::of(config, gateway))?;
         let before = self.shared.state.load_full();
-        let Shared { metrics, ticker, .. } = &*self.shared;
+        let GatewayShared { metrics, ticker, .. } = &*self.shared;
         // All certificates are read before any is replaced, so that a bad file changes nothing.
-        let certificates = || self.listening.iter().filter_map(|it| it.certificate.as_ref());
-        let fresh: Result<Vec<_>, _> = certificates().map(|it| it.read_again()).collect();
+        let certificates = || self.listeners.iter().filter_map(|it| it.certificate.as_ref());
+        let fresh: Result<Vec<_>, _> = certificates().map(|it| it.reread()).collect();
         let (fresh, mut draft) = (fresh.map_err(StartError::Tls)?, metrics.draft());
         draft.route(UNROUTED);
         let state = State::new(config, gateway, self.workers.len(), ticker, &mut draft, Some(&before))?;
         for (certificate, fresh) in certificates().zip(fresh) {
-            certificate.exchange(fresh);
+            certificate.replace(fresh);
         }
         let is_new =
             |upstream: &&Arc<Upstream>| !before.upstreams.iter().any(|old| Arc::ptr_eq(old, upstream));
-        state.upstreams.iter().filter(is_new).for_each(health::watch);
-        metrics.take(draft);
+        state.upstreams.iter().filter(is_new).for_each(upstream::health::spawn_checks);
+        metrics.publish(draft);
         self.shared.state.store(Arc::new(state));
         Ok(())
     }
@@ -244,34 +239,34 @@ impl<S: Backend> Gateway<S> {
     /// clients. Returns when all connections are closed or the drain timeout has passed; the result is the number of
     /// connections that were still open then.
     pub async fn drain(mut self) -> usize {
-        self.shared.draining.begin();
+        self.shared.drain.begin();
         // Connections in the listen queue are still accepted: closing the socket would reset them.
-        let _ =
-            timeout(LAST_ACCEPTS_MAX, async { while self.accepting.join_next().await.is_some() {} }).await;
+        let _ = timeout(ACCEPT_DRAIN_TIMEOUT, async { while self.accepting.join_next().await.is_some() {} })
+            .await;
         self.accepting.shutdown().await;
         let open = || self.workers.iter().map(|it| it.connections.load(Ordering::Relaxed)).sum::<usize>();
-        let all_gone = async || {
+        let all_closed = async || {
             while open() > 0 {
-                sleep(DRAIN_STEP).await;
+                sleep(DRAIN_POLL_INTERVAL).await;
             }
         };
-        let patience = self.shared.state.load().timeouts.drain;
-        let _ = timeout(patience, all_gone()).await;
+        let drain_timeout = self.shared.state.load().timeouts.drain;
+        let _ = timeout(drain_timeout, all_closed()).await;
         let left = open();
         // Cuts tunnels, whose access-log lines follow shortly after.
-        self.shared.draining.end();
-        let _ = timeout(LAST_LINES_MAX, all_gone()).await;
+        self.shared.drain.expire();
+        let _ = timeout(TUNNEL_LOG_TIMEOUT, all_closed()).await;
         self.tasks.shutdown().await;
         if let Some(limits) = &self.shared.state.load_full().limits {
             S::release(limits.limiter()).await;
         }
-        self.shared.ledger.log.written().await;
+        self.shared.recorder.log.wait_flushed().await;
         left
     }
 }
 
 /// The configured gateway, or one without listeners if only APIs are configured.
-fn gateway_of(config: &Config) -> Result<Cow<'_, ratekeeper_config::Gateway>, StartError> {
+fn gateway_config(config: &Config) -> Result<Cow<'_, ratekeeper_config::Gateway>, StartError> {
     match &config.gateway {
         Some(gateway) => Ok(Cow::Borrowed(gateway)),
         None if config.apis.are_none() => Err(StartError::NoGateway),
@@ -281,7 +276,7 @@ fn gateway_of(config: &Config) -> Result<Cow<'_, ratekeeper_config::Gateway>, St
 
 /// Settings that need a restart to change, because sockets and counters depend on them.
 #[derive(Debug)]
-struct Lasting {
+struct RestartSettings {
     listeners: Vec<Listener>,
     admin: Option<SocketAddr>,
     apis: [Option<SocketAddr>; 3],
@@ -289,13 +284,13 @@ struct Lasting {
     redis: Option<Box<Redis>>,
 }
 
-impl Lasting {
-    fn of(config: &Config, gateway: &ratekeeper_config::Gateway) -> Lasting {
+impl RestartSettings {
+    fn of(config: &Config, gateway: &ratekeeper_config::Gateway) -> RestartSettings {
         let redis = match &config.store {
             Store::Redis(redis) => Some(redis.clone()),
             Store::Memory { .. } => None,
         };
-        Lasting {
+        RestartSettings {
             listeners: gateway.listeners.clone(),
             admin: config.admin.as_ref().map(|admin| admin.listen),
             apis: [
@@ -307,12 +302,12 @@ impl Lasting {
         }
     }
 
-    fn check(&self, new: &Lasting) -> Result<(), StartError> {
+    fn check(&self, new: &RestartSettings) -> Result<(), StartError> {
         let changed = [
             ("gateway.listen", self.listeners != new.listeners),
             ("admin", self.admin != new.admin),
             ("apis", self.apis != new.apis),
-            ("the kind of the store", self.redis.is_some() != new.redis.is_some()),
+            ("the type of `store`", self.redis.is_some() != new.redis.is_some()),
             ("store.redis", self.redis != new.redis),
         ];
         match changed.iter().find(|(_, is_changed)| *is_changed) {
@@ -323,33 +318,33 @@ impl Lasting {
 }
 
 /// Whether the store answers. With failure policy `closed`, an unavailable store fails startup.
-async fn reach<S: Backend>(config: &Config, state: &State<S>) -> Result<bool, StartError> {
+async fn reach_store<S: Backend>(config: &Config, state: &State<S>) -> Result<bool, StartError> {
     let Some(limits) = &state.limits else { return Ok(true) };
     let begun = Instant::now();
     loop {
-        let Err(why) = S::reach(limits.limiter()).await else { return Ok(true) };
-        if begun.elapsed() < FIRST_REACH {
-            sleep(STORE_EVERY).await;
+        let Err(error) = S::reach(limits.limiter()).await else { return Ok(true) };
+        if begun.elapsed() < STORE_STARTUP_TIMEOUT {
+            sleep(STORE_CHECK_INTERVAL).await;
             continue;
         }
         if matches!(&config.store, Store::Redis(redis) if redis.failure == FailurePolicy::Closed) {
-            return Err(StartError::Store(why));
+            return Err(StartError::Store(error));
         }
-        tracing::warn!(why, "{AWAY}");
+        tracing::warn!(error, "{STORE_UNAVAILABLE}");
         return Ok(false);
     }
 }
 
 /// Logs when the store becomes unavailable and when it recovers, also without traffic.
-async fn watch_store<S: Backend>(shared: Arc<Shared<S>>, mut was_up: bool) {
+async fn monitor_store<S: Backend>(shared: Arc<GatewayShared<S>>, mut was_up: bool) {
     loop {
-        sleep(STORE_EVERY).await;
+        sleep(STORE_CHECK_INTERVAL).await;
         let state = shared.state.load_full();
         let Some(limits) = &state.limits else { continue };
-        // One late answer is not an outage: the store must also report itself degraded.
+        // One late reply is not an outage: the store must also report itself degraded.
         let is_up = S::reach(limits.limiter()).await.is_ok() || (was_up && !S::is_degraded(limits.limiter()));
         match (was_up, is_up) {
-            (true, false) => tracing::warn!("{AWAY}"),
+            (true, false) => tracing::warn!("{STORE_UNAVAILABLE}"),
             (false, true) => tracing::info!("store available again"),
             _ => {}
         }
@@ -359,27 +354,29 @@ async fn watch_store<S: Backend>(shared: Arc<Shared<S>>, mut was_up: bool) {
 
 /// The gateway as the admin listener sees it, also during graceful shutdown.
 #[derive(Debug)]
-struct View<S> {
-    shared: Arc<Shared<S>>,
+struct GatewayStatus<S> {
+    shared: Arc<GatewayShared<S>>,
     workers: Arc<[Arc<Worker<S>>]>,
 }
 
-impl<S: Backend> Watched for View<S> {
+impl<S: Backend> StatusSource for GatewayStatus<S> {
     fn metrics(&self) -> String {
         let mut out = Exposition::default();
         let (shared, state) = (&self.shared, self.shared.state.load());
         shared.metrics.write(&mut out);
         let open: usize = self.workers.iter().map(|it| it.connections.load(Ordering::Relaxed)).sum();
         out.single("ratekeeper_connections", "gauge", "Client connections.", open);
-        let turned_away = shared.turned_away.load(Ordering::Relaxed);
-        let help = "Connections rejected at the connection limit.";
-        out.single("ratekeeper_connections_rejected_total", "counter", help, turned_away);
-        let untrusted = shared.untrusted.load(Ordering::Relaxed);
-        let help = "Connections rejected because their peer is not a trusted proxy.";
-        out.single("ratekeeper_connections_untrusted_total", "counter", help, untrusted);
-        let under_way = shared.ledger.under_way.load(Ordering::Relaxed);
-        out.single("ratekeeper_requests_in_flight", "gauge", "Requests in flight.", under_way);
-        let dropped = shared.ledger.log.dropped();
+        let name = "ratekeeper_connections_rejected_total";
+        out.family(name, "counter", "Client connections closed on accept, by reason.");
+        for (reason, count) in [
+            ("max_connections", &shared.rejected_connections),
+            ("untrusted_proxy", &shared.untrusted_connections),
+        ] {
+            out.sample(name, &[("reason", reason)], count.load(Ordering::Relaxed));
+        }
+        let in_flight = shared.recorder.in_flight.load(Ordering::Relaxed);
+        out.single("ratekeeper_requests_in_flight", "gauge", "Requests in flight.", in_flight);
+        let dropped = shared.recorder.log.dropped();
         let help = "Access log lines dropped because the writer was too slow.";
         out.single("ratekeeper_access_log_dropped_total", "counter", help, dropped);
         let waiting = state.limits.as_ref().map_or(0, |limits| limits.waiting());
@@ -417,7 +414,7 @@ impl<S: Backend> Watched for View<S> {
     }
 
     fn is_ready(&self) -> bool {
-        !self.shared.draining.has_begun()
+        !self.shared.drain.has_begun()
     }
 
     fn token(&self) -> Option<Secret> {
@@ -426,12 +423,12 @@ impl<S: Backend> Watched for View<S> {
 }
 
 /// Advances the ticker and closes idle upstream connections.
-async fn tick<S>(shared: Arc<Shared<S>>) {
+async fn tick<S>(shared: Arc<GatewayShared<S>>) {
     let mut swept = Instant::now();
     loop {
         sleep(Ticker::STEP).await;
         let now = shared.ticker.tick();
-        if swept.elapsed() < SWEEP_EVERY {
+        if swept.elapsed() < SWEEP_INTERVAL {
             continue;
         }
         swept = Instant::now();
@@ -468,27 +465,24 @@ impl fmt::Display for StartError {
             StartError::NoGateway => {
                 write!(
                     f,
-                    "there is neither a gateway nor an API in this file; write `gateway: {{ routes: [...] }}`, or \
+                    "the configuration has neither a gateway nor an API; write `gateway: {{ routes: [...] }}` or \
                      `apis: {{ http: 127.0.0.1:9181 }}`"
                 )
             }
             StartError::Listen(address, error) if error.kind() == io::ErrorKind::AddrInUse => {
-                write!(
-                    f,
-                    "{address} is in use by another program; stop that, or write another `listen` in the file"
-                )
+                write!(f, "{address} is in use by another program; stop it, or change `listen`")
             }
             StartError::Listen(address, error) => write!(f, "cannot listen on {address}: {error}"),
             StartError::Tls(error) => write!(f, "{error}"),
             StartError::Limits(error) => write!(f, "{error}"),
-            StartError::Store(why) => write!(
+            StartError::Store(error) => write!(
                 f,
-                "{why}; start Redis, or write `on_store_failure: local` or `on_store_failure: open` to start without it"
+                "{error}; start Redis, or write `on_store_failure: local` or `on_store_failure: open` to start without it"
             ),
             StartError::NeedsRestart(what) => {
                 write!(f, "{what} cannot be changed while the gateway runs; restart to change it")
             }
-            StartError::Thread(error) => write!(f, "a thread cannot be started: {error}"),
+            StartError::Thread(error) => write!(f, "cannot start a thread: {error}"),
         }
     }
 }

@@ -10,8 +10,8 @@ const V1_BYTES_MAX: usize = 107;
 /// Addresses and optional fields.
 const V2_BYTES_MAX: usize = 4096;
 
-fn broken() -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, "this does not begin with a PROXY header")
+fn invalid_header() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "invalid PROXY header")
 }
 
 /// Reads the header and nothing after it. None if the proxy sends no client address, as in its health checks.
@@ -21,7 +21,7 @@ pub(crate) async fn read(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Op
     match begin == V2_SIGNATURE {
         true => read_v2(stream).await,
         false if begin.starts_with(b"PROXY ") => read_v1(stream, &begin).await,
-        false => Err(broken()),
+        false => Err(invalid_header()),
     }
 }
 
@@ -30,11 +30,11 @@ async fn read_v1(stream: &mut (impl AsyncRead + Unpin), begin: &[u8]) -> io::Res
     // Byte by byte: data after the line belongs to the client.
     while !line.ends_with(b"\r\n") {
         if line.len() >= V1_BYTES_MAX {
-            return Err(broken());
+            return Err(invalid_header());
         }
         line.push(stream.read_u8().await?);
     }
-    let line = std::str::from_utf8(&line).map_err(|_| broken())?;
+    let line = std::str::from_utf8(&line).map_err(|_| invalid_header())?;
     let mut words = line.trim_end_matches("\r\n").split(' ').skip(1);
     let (family, source) = (words.next(), words.next());
     match (family, source.map(str::parse::<IpAddr>)) {
@@ -42,9 +42,9 @@ async fn read_v1(stream: &mut (impl AsyncRead + Unpin), begin: &[u8]) -> io::Res
         (Some("TCP4"), Some(Ok(source @ IpAddr::V4(_))))
         | (Some("TCP6"), Some(Ok(source @ IpAddr::V6(_)))) => {
             // The destination address and both ports follow.
-            if words.count() == 3 { Ok(Some(source)) } else { Err(broken()) }
+            if words.count() == 3 { Ok(Some(source)) } else { Err(invalid_header()) }
         }
-        _ => Err(broken()),
+        _ => Err(invalid_header()),
     }
 }
 
@@ -52,7 +52,7 @@ async fn read_v2(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Option<IpA
     let (command, family) = (stream.read_u8().await?, stream.read_u8().await?);
     let length = usize::from(stream.read_u16().await?);
     if length > V2_BYTES_MAX || command >> 4 != 2 {
-        return Err(broken());
+        return Err(invalid_header());
     }
     let mut rest = vec![0; length];
     stream.read_exact(&mut rest).await?;
@@ -60,13 +60,15 @@ async fn read_v2(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Option<IpA
         (0, _) => Ok(None),
         (1, 0) => Ok(None),
         (1, 1) => {
-            let source: [u8; 4] = rest.get(..4).and_then(|it| it.try_into().ok()).ok_or_else(broken)?;
+            let source: [u8; 4] =
+                rest.get(..4).and_then(|it| it.try_into().ok()).ok_or_else(invalid_header)?;
             Ok(Some(IpAddr::V4(Ipv4Addr::from(source))))
         }
         (1, 2) => {
-            let source: [u8; 16] = rest.get(..16).and_then(|it| it.try_into().ok()).ok_or_else(broken)?;
+            let source: [u8; 16] =
+                rest.get(..16).and_then(|it| it.try_into().ok()).ok_or_else(invalid_header)?;
             Ok(Some(IpAddr::V6(Ipv6Addr::from(source))))
         }
-        _ => Err(broken()),
+        _ => Err(invalid_header()),
     }
 }

@@ -21,211 +21,233 @@ use ratekeeper_rules::path::{AmbiguousPath, PathNormalization, normalise};
 use ratekeeper_rules::request::Request as _;
 use tower_service::Service;
 
-use super::access::{Passage, X_REQUEST_ID};
-use super::answer::{close, in_grpc, problem, try_again};
-use super::body::{Outgoing, RequestBody, UpstreamBody};
-use super::connection::Connection;
-use super::forward::{Errand, Forward};
-use super::hop_headers::takes_trailers;
-use super::screen::{screen, wanted_upgrade};
+use super::access::{AccessRecord, X_REQUEST_ID};
+use super::body::{ClientBody, RequestBody, UpstreamBody};
+use super::connection::ClientConnection;
+use super::forward::{Forward, ForwardContext};
+use super::hop_headers::accepts_trailers;
+use super::response::{into_grpc, problem, retry_later, set_connection_close};
+use super::screen::{offered_upgrade, screen};
 use super::state::{Route, State};
 use crate::backend::Backend;
-use crate::metrics::Decision;
+use crate::metrics::RequestDecision;
 
 /// A body of at most this size usually arrives with its head: it is read, and the connection stays open.
 const UNREAD_BYTES_MAX: u64 = 16 << 10;
 
 /// Starts serving a request. Everything up to the first wait runs here, so a request that is answered by then
 /// allocates no future.
-pub(crate) fn serve<S: Backend>(connection: &Arc<Connection<S>>, request: Request<Incoming>) -> Serving<S> {
-    let desk = &connection.worker.desk;
-    let mut passage = Passage::new(desk, connection.peer, connection.watch.begin());
+pub(crate) fn handle<S: Backend>(
+    connection: &Arc<ClientConnection<S>>,
+    request: Request<Incoming>,
+) -> RequestFuture<S> {
+    let recorder = &connection.worker.recorder;
+    let mut record = AccessRecord::new(recorder, connection.peer, connection.activity.begin_request());
     let is_http1 = request.version() < Version::HTTP_2;
     let grpc = grpc_content_type(request.headers());
-    let is_long = is_http1 && is_long(&request);
-    let entered = enter(connection, request, grpc.is_some(), &mut passage);
-    let rest = Rest { passage, is_http1, grpc, is_long };
-    match entered {
-        Ok(Entered::Limited { mut limited }) => match limited.take_local_response() {
-            Some(told) => Serving::answered(rest.end(connection, told.map(Outgoing::limited))),
-            None => Serving::waiting(connection, Entered::Limited { limited }, rest),
+    let has_long_body = is_http1 && has_long_body(&request);
+    let forwarding = start(connection, request, grpc.is_some(), &mut record);
+    let completion = Completion { record, is_http1, grpc, has_long_body };
+    match forwarding {
+        Ok(ForwardFuture::Limited { mut limited }) => match limited.take_local_response() {
+            Some(response) => {
+                RequestFuture::finished(completion.finish(connection, response.map(ClientBody::limited)))
+            }
+            None => RequestFuture::waiting(connection, ForwardFuture::Limited { limited }, completion),
         },
-        Ok(entered) => Serving::waiting(connection, entered, rest),
-        Err(refused) => Serving::answered(rest.end(connection, refused.map(Outgoing::unlimited))),
+        Ok(forwarding) => RequestFuture::waiting(connection, forwarding, completion),
+        Err(response) => {
+            RequestFuture::finished(completion.finish(connection, response.map(ClientBody::unlimited)))
+        }
     }
 }
 
 pin_project! {
-    /// A request being served.
-    #[project = Stage]
-    pub(crate) enum Serving<S: Backend> {
-        Finished { response: Option<Response<Outgoing>> },
-        Waiting { #[pin] entered: Entered<S>, connection: Arc<Connection<S>>, rest: Option<Rest> },
+    /// The response to a request.
+    #[project = RequestProjection]
+    pub(crate) enum RequestFuture<S: Backend> {
+        Finished { response: Option<Response<ClientBody>> },
+        Waiting { #[pin] forwarding: ForwardFuture<S>, connection: Arc<ClientConnection<S>>, completion: Option<Completion> },
     }
 }
 
 pin_project! {
-    /// A request on its way to its upstream, through limits if there are any.
-    #[project = Way]
-    pub(crate) enum Entered<S: Backend> {
+    /// The response of an upstream, through limits if there are any.
+    #[project = ForwardProjection]
+    pub(crate) enum ForwardFuture<S: Backend> {
         Limited { #[pin] limited: ResponseFuture<Forward<S>, Request<RequestBody>, S> },
         Unlimited { #[pin] unlimited: <Forward<S> as Service<Request<RequestBody>>>::Future },
     }
 }
 
-impl<S: Backend> Serving<S> {
-    fn answered(response: Response<Outgoing>) -> Serving<S> {
-        Serving::Finished { response: Some(response) }
+impl<S: Backend> RequestFuture<S> {
+    fn finished(response: Response<ClientBody>) -> RequestFuture<S> {
+        RequestFuture::Finished { response: Some(response) }
     }
 
-    fn waiting(connection: &Arc<Connection<S>>, entered: Entered<S>, rest: Rest) -> Serving<S> {
-        Serving::Waiting { entered, connection: connection.clone(), rest: Some(rest) }
+    fn waiting(
+        connection: &Arc<ClientConnection<S>>,
+        forwarding: ForwardFuture<S>,
+        completion: Completion,
+    ) -> RequestFuture<S> {
+        RequestFuture::Waiting { forwarding, connection: connection.clone(), completion: Some(completion) }
     }
 }
 
-impl<S: Backend> Future for Serving<S> {
-    type Output = Result<Response<Outgoing>, Infallible>;
+impl<S: Backend> Future for RequestFuture<S> {
+    type Output = Result<Response<ClientBody>, Infallible>;
 
     /// Stays pending after completion.
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         match self.project() {
-            Stage::Finished { response } => response.take().map_or(Poll::Pending, |it| Poll::Ready(Ok(it))),
-            Stage::Waiting { entered, connection, rest } => {
-                let Ok(response) = match entered.project() {
-                    Way::Limited { limited } => {
-                        ready!(limited.poll(context)).map(|it| it.map(Outgoing::limited))
+            RequestProjection::Finished { response } => {
+                response.take().map_or(Poll::Pending, |it| Poll::Ready(Ok(it)))
+            }
+            RequestProjection::Waiting { forwarding, connection, completion } => {
+                let Ok(response) = match forwarding.project() {
+                    ForwardProjection::Limited { limited } => {
+                        ready!(limited.poll(context)).map(|it| it.map(ClientBody::limited))
                     }
-                    Way::Unlimited { unlimited } => {
-                        ready!(unlimited.poll(context)).map(|it| it.map(Outgoing::unlimited))
+                    ForwardProjection::Unlimited { unlimited } => {
+                        ready!(unlimited.poll(context)).map(|it| it.map(ClientBody::unlimited))
                     }
                 };
-                rest.take().map_or(Poll::Pending, |rest| Poll::Ready(Ok(rest.end(connection, response))))
+                completion.take().map_or(Poll::Pending, |completion| {
+                    Poll::Ready(Ok(completion.finish(connection, response)))
+                })
             }
         }
     }
 }
 
 /// State of a request that is needed once its response is available.
-pub(crate) struct Rest {
-    passage: Passage,
+pub(crate) struct Completion {
+    record: AccessRecord,
     is_http1: bool,
     /// The content type that a gRPC call expects.
     grpc: Option<HeaderValue>,
-    is_long: bool,
+    has_long_body: bool,
 }
 
-impl Rest {
+impl Completion {
     /// Completes the response for the client.
-    fn end<S>(self, connection: &Connection<S>, mut response: Response<Outgoing>) -> Response<Outgoing> {
-        let Rest { mut passage, is_http1, grpc, is_long } = self;
-        passage.answered(response.status());
+    fn finish<S>(
+        self,
+        connection: &ClientConnection<S>,
+        mut response: Response<ClientBody>,
+    ) -> Response<ClientBody> {
+        let Completion { mut record, is_http1, grpc, has_long_body } = self;
+        record.set_status(response.status());
         if let Some(content_type) = grpc {
-            response = in_grpc(response, content_type);
+            response = into_grpc(response, content_type);
         }
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-            connection.switch(&mut response, passage);
+            connection.start_tunnel(&mut response, record);
             return response;
         }
         // A long body of a failed request has probably not been read. hyper then closes the connection rather than
         // parse the rest as the next request, and the response announces that.
         let is_error = response.status().is_client_error() || response.status().is_server_error();
-        if (is_long && is_error) || (is_http1 && connection.is_draining()) {
-            close(&mut response);
+        if (has_long_body && is_error) || (is_http1 && connection.is_draining()) {
+            set_connection_close(&mut response);
         }
-        let response = response.map(|body| body.holding(passage));
-        if is_http1 { response } else { response.map(Outgoing::in_parts) }
+        let response = response.map(|body| body.with_record(record));
+        if is_http1 { response } else { response.map(ClientBody::with_small_frames) }
     }
 }
 
-fn is_long(request: &Request<Incoming>) -> bool {
+fn has_long_body(request: &Request<Incoming>) -> bool {
     let length = request.body().size_hint().exact();
     length.is_none_or(|length| length > UNREAD_BYTES_MAX) || request.headers().contains_key(EXPECT)
 }
 
 /// Runs everything up to the first wait.
-fn enter<S: Backend>(
-    connection: &Arc<Connection<S>>,
+fn start<S: Backend>(
+    connection: &Arc<ClientConnection<S>>,
     request: Request<Incoming>,
     is_grpc: bool,
-    passage: &mut Passage,
-) -> Result<Entered<S>, Refused> {
+    record: &mut AccessRecord,
+) -> Result<ForwardFuture<S>, ErrorResponse> {
     let worker = &connection.worker;
     let state = worker.shared.state.load();
     let (mut parts, body) = request.into_parts();
     if state.has_access_log {
-        passage.log(&parts.method, parts.uri.path_and_query());
+        record.log(&parts.method, parts.uri.path_and_query());
     }
-    if let Err(refusal) = screen(&mut parts, &state.header_names) {
-        passage.said().set(Decision::Refused);
-        let mut response = problem(refusal.status, refusal.why);
-        if refusal.status == StatusCode::METHOD_NOT_ALLOWED {
+    if let Err(error) = screen(&mut parts, &state.header_names) {
+        record.outcome().set(RequestDecision::Rejected);
+        let mut response = problem(error.status, error.detail);
+        if error.status == StatusCode::METHOD_NOT_ALLOWED {
             let allowed = HeaderValue::from_static("GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS");
             response.headers_mut().insert(ALLOW, allowed);
         }
         // After a rejected request, further data on this connection is not trusted.
         if parts.version < Version::HTTP_2 {
-            close(&mut response);
+            set_connection_close(&mut response);
         }
         return Err(Box::new(response));
     }
-    let Found { route, client, claims } = look_up(connection.peer, &state, worker.number, &mut parts)
-        .inspect_err(|_| passage.said().set(Decision::Refused))?;
-    passage.routed(route, client);
-    if let Some(id) = parts.headers.get(X_REQUEST_ID).filter(|_| state.client.trusts(connection.peer)) {
-        passage.name(id);
+    let RouteMatch { route, client, claims } =
+        match_route(connection.peer, &state, worker.number, &mut parts)
+            .inspect_err(|_| record.outcome().set(RequestDecision::Rejected))?;
+    record.set_route(route, client);
+    if let Some(id) =
+        parts.headers.get(X_REQUEST_ID).filter(|_| state.trusted_proxies.trusts(connection.peer))
+    {
+        record.adopt_id(id);
     }
     // Routes that are not critical leave some permits to critical ones.
-    let most = if route.is_critical { state.max_in_flight } else { state.max_uncritical };
-    if !passage.take_place(most) {
-        passage.said().set(Decision::Shed);
-        let refused = try_again(StatusCode::SERVICE_UNAVAILABLE, "gateway overloaded");
-        return Err(Box::new(refused));
+    let max = if route.is_critical { state.max_in_flight } else { state.max_uncritical };
+    if !record.acquire_permit(max) {
+        record.outcome().set(RequestDecision::Shed);
+        let response = retry_later(StatusCode::SERVICE_UNAVAILABLE, "gateway overloaded");
+        return Err(Box::new(response));
     }
 
     // A gRPC stream may be silent for hours.
-    let may_be_silent = is_grpc && parts.version >= Version::HTTP_2;
-    let mut errand = Errand {
-        upgrade: wanted_upgrade(&parts),
-        takes_trailers: takes_trailers(&parts.headers),
+    let is_grpc_stream = is_grpc && parts.version >= Version::HTTP_2;
+    let mut forward_context = ForwardContext {
+        upgrade: offered_upgrade(&parts),
+        accepts_trailers: accepts_trailers(&parts.headers),
         connection: connection.clone(),
         route: route.clone(),
         client,
-        id: passage.id().clone(),
+        id: record.id().clone(),
         is_forwarded: false,
-        may_be_silent,
+        is_grpc_stream,
     };
     // Limits that read forwarding headers must see the gateway's values. If none does, the headers are set only after
     // the limits, so that a denied request does not pay for them.
     if state.reads_forwarded {
-        errand.set_forwarded(&mut parts.headers);
-        errand.is_forwarded = true;
+        forward_context.set_forwarded(&mut parts.headers);
+        forward_context.is_forwarded = true;
     }
-    let body = RequestBody::new(body, (!may_be_silent).then_some(state.timeouts.body), &state.header_names);
-    let (request, mut forward) = (Request::from_parts(parts, body), Forward::new(errand));
+    let body = RequestBody::new(body, (!is_grpc_stream).then_some(state.timeouts.body), &state.header_names);
+    let (request, mut forward) = (Request::from_parts(parts, body), Forward::new(forward_context));
     Ok(match &state.limits {
         Some(limits) => {
-            let about = RequestContext {
+            let context = RequestContext {
                 client: Some(client),
                 claims: claims.as_ref().map(Option::as_ref),
                 route: Some(&route.id),
-                rules: Some(&route.chosen),
-                concurrency: Some(&route.chosen_slots),
-                subject: Some(Subject(passage.said().clone())),
+                rules: Some(&route.rules),
+                concurrency: Some(&route.concurrency),
+                subject: Some(Subject(record.outcome().clone())),
             };
-            Entered::Limited { limited: limits.call_with(forward, request, about) }
+            ForwardFuture::Limited { limited: limits.call_with(forward, request, context) }
         }
         None => {
-            passage.said().set(Decision::Allowed);
-            Entered::Unlimited { unlimited: forward.call(request) }
+            record.outcome().set(RequestDecision::Allowed);
+            ForwardFuture::Unlimited { unlimited: forward.call(request) }
         }
     })
 }
 
 /// The response to a rejected request. Boxed, so that other requests do not reserve memory for it.
-pub(crate) type Refused = Box<Response<UpstreamBody>>;
+pub(crate) type ErrorResponse = Box<Response<UpstreamBody>>;
 
 /// The route, client and claims of a request.
-struct Found<'s> {
+struct RouteMatch<'s> {
     route: &'s Arc<Route>,
     client: IpAddr,
     /// Claims of the token, if a route reads them; verifying a token takes longer than everything else.
@@ -233,42 +255,43 @@ struct Found<'s> {
 }
 
 /// Finds the route and client of a request, and normalises the request's path as it was matched.
-fn look_up<'s, S: Backend>(
+fn match_route<'s, S: Backend>(
     peer: IpAddr,
     state: &'s State<S>,
     worker: usize,
     parts: &mut Parts,
-) -> Result<Found<'s>, Refused> {
+) -> Result<RouteMatch<'s>, ErrorResponse> {
     let ambiguous = |why: AmbiguousPath| Box::new(problem(StatusCode::BAD_REQUEST, &why.to_string()));
     let path = normalise(parts.uri.path(), state.paths).map_err(ambiguous)?;
-    let (trust, tokens) = (&state.client, state.tokens.as_deref());
+    let (trusted_proxies, tokens) = (&state.trusted_proxies, state.tokens.as_deref());
     let (client, claims) = (OnceCell::new(), OnceCell::new());
-    let seen = Seen { parts, path: &path, trust, tokens, peer, client, claims };
-    let route = state.routes(worker).iter().find(|route| route.when.fits(&seen));
-    let client = seen.client();
+    let view = RequestView { parts, path: &path, trusted_proxies, tokens, peer, client, claims };
+    let route = state.routes(worker).iter().find(|route| route.when.fits(&view));
+    let client = view.client();
     // With two tokens, the upstream may trust the other one.
-    let claims = seen.claims.into_inner();
+    let claims = view.claims.into_inner();
     let token_header = claims.as_ref().and(tokens).map(Tokens::header_name);
     if token_header.is_some_and(|name| parts.headers.get_all(name).iter().nth(1).is_some()) {
-        return Err(Box::new(problem(StatusCode::BAD_REQUEST, "there are two tokens; send one")));
+        return Err(Box::new(problem(StatusCode::BAD_REQUEST, "the request has two tokens; send one")));
     }
     let Some(route) = route else {
-        return Err(Box::new(problem(StatusCode::NOT_FOUND, "there is no route for this request")));
+        return Err(Box::new(problem(StatusCode::NOT_FOUND, "no route matches this request")));
     };
     // Letter case and trailing slashes stay as sent, for the upstream; the rest is normalised as it was matched.
-    let spelling = PathNormalization { ambiguous: state.paths.ambiguous, ..PathNormalization::default() };
-    let plain = match spelling == state.paths {
+    let normalization =
+        PathNormalization { ambiguous: state.paths.ambiguous, ..PathNormalization::default() };
+    let forwarded = match normalization == state.paths {
         true => path,
-        false => normalise(parts.uri.path(), spelling).map_err(ambiguous)?,
+        false => normalise(parts.uri.path(), normalization).map_err(ambiguous)?,
     };
-    if plain != parts.uri.path() && parts.uri.path() != "*" {
-        parts.uri = with_path(&parts.uri, &plain)?;
+    if forwarded != parts.uri.path() && parts.uri.path() != "*" {
+        parts.uri = with_path(&parts.uri, &forwarded)?;
     }
-    Ok(Found { route, client, claims })
+    Ok(RouteMatch { route, client, claims })
 }
 
 /// The target with another path and the same query.
-pub(crate) fn with_path(uri: &Uri, path: &str) -> Result<Uri, Refused> {
+pub(crate) fn with_path(uri: &Uri, path: &str) -> Result<Uri, ErrorResponse> {
     let target = match uri.query() {
         Some(query) => PathAndQuery::try_from(format!("{path}?{query}")),
         None => PathAndQuery::try_from(path),
@@ -276,18 +299,18 @@ pub(crate) fn with_path(uri: &Uri, path: &str) -> Result<Uri, Refused> {
     target.map(Uri::from).map_err(|_| Box::new(problem(StatusCode::BAD_REQUEST, "the path is too long")))
 }
 
-/// A request as routes match it.
-struct Seen<'a> {
+/// A request as the conditions of routes see it.
+struct RequestView<'a> {
     parts: &'a Parts,
     path: &'a str,
-    trust: &'a TrustedProxies,
+    trusted_proxies: &'a TrustedProxies,
     peer: IpAddr,
     tokens: Option<&'a Tokens>,
     client: OnceCell<IpAddr>,
     claims: OnceCell<Option<Claims>>,
 }
 
-impl ratekeeper_rules::request::Request for Seen<'_> {
+impl ratekeeper_rules::request::Request for RequestView<'_> {
     fn method(&self) -> &str {
         self.parts.method.as_str()
     }
@@ -310,11 +333,13 @@ impl ratekeeper_rules::request::Request for Seen<'_> {
 
     fn client(&self) -> IpAddr {
         // Forwarding headers count only from trusted proxies.
-        if !self.trust.trusts(self.peer) {
+        if !self.trusted_proxies.trusts(self.peer) {
             return self.peer;
         }
-        let lines = || self.parts.headers.get_all(self.trust.source().header_name());
-        *self.client.get_or_init(|| self.trust.client(self.peer, lines().iter().map(HeaderValue::as_bytes)))
+        let lines = || self.parts.headers.get_all(self.trusted_proxies.source().header_name());
+        *self
+            .client
+            .get_or_init(|| self.trusted_proxies.client(self.peer, lines().iter().map(HeaderValue::as_bytes)))
     }
 
     fn route(&self) -> &str {

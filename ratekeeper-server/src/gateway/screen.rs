@@ -10,46 +10,46 @@ use http::request::Parts;
 use http::uri::{Authority, PathAndQuery, Uri};
 use http::{Method, StatusCode, Version};
 
-use super::hop_headers::{is_for_the_server, is_forwarded, is_hop_by_hop};
+use super::hop_headers::{is_end_to_end, is_forwarded, is_hop_by_hop};
 
 /// Why a request is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Refusal {
+pub(crate) struct ScreenError {
     pub(crate) status: StatusCode,
-    pub(crate) why: &'static str,
+    pub(crate) detail: &'static str,
 }
 
-const fn bad(why: &'static str) -> Refusal {
-    Refusal { status: StatusCode::BAD_REQUEST, why }
+const fn bad_request(detail: &'static str) -> ScreenError {
+    ScreenError { status: StatusCode::BAD_REQUEST, detail }
 }
 
 /// Checks a request's head and normalises it to the form that is forwarded: a target without scheme and authority,
-/// and one `Host`. `named` lists the headers that the configuration reads or sets.
-pub(crate) fn screen(parts: &mut Parts, named: &[HeaderName]) -> Result<(), Refusal> {
+/// and one `Host`. `protected` lists the headers that the configuration reads or sets.
+pub(crate) fn screen(parts: &mut Parts, protected: &[HeaderName]) -> Result<(), ScreenError> {
     if parts.method == Method::CONNECT {
-        return Err(Refusal { status: StatusCode::NOT_IMPLEMENTED, why: "this gateway opens no tunnels" });
+        return Err(ScreenError { status: StatusCode::NOT_IMPLEMENTED, detail: "CONNECT is not supported" });
     }
     if parts.method == Method::TRACE {
-        let why = "TRACE would show a client what was added on the way";
-        return Err(Refusal { status: StatusCode::METHOD_NOT_ALLOWED, why });
+        let detail = "TRACE is not allowed";
+        return Err(ScreenError { status: StatusCode::METHOD_NOT_ALLOWED, detail });
     }
     if parts.uri.path() == "*" && parts.method != Method::OPTIONS {
-        return Err(bad("the target `*` is for OPTIONS alone"));
+        return Err(bad_request("the target `*` is only valid with OPTIONS"));
     }
-    settle_host(parts)?;
+    normalise_host(parts)?;
     check_framing(&parts.headers)?;
-    check_connection(&parts.headers, named)?;
-    drop_aliases(&mut parts.headers, named);
+    check_connection(&parts.headers, protected)?;
+    remove_aliases(&mut parts.headers, protected);
     join_cookies(parts);
     Ok(())
 }
 
 /// Requires one host and moves it to the `Host` header.
-fn settle_host(parts: &mut Parts) -> Result<(), Refusal> {
+fn normalise_host(parts: &mut Parts) -> Result<(), ScreenError> {
     let mut lines = parts.headers.get_all(HOST).iter();
     let (host, second) = (lines.next(), lines.next());
     if second.is_some() {
-        return Err(bad("the header Host is there twice"));
+        return Err(bad_request("duplicate Host header"));
     }
     let target = parts.uri.authority();
     // The fast path, for nearly all requests.
@@ -58,22 +58,23 @@ fn settle_host(parts: &mut Parts) -> Result<(), Refusal> {
     }
     let host = host.map(authority).transpose()?;
     if parts.uri.scheme().is_some_and(|scheme| !matches!(scheme.as_str(), "http" | "https")) {
-        return Err(bad("the target is neither of http nor of https"));
+        return Err(bad_request("the scheme of the target is neither http nor https"));
     }
     if target.is_some_and(|target| target.as_str().contains('@')) {
-        return Err(bad("the target has a user in it"));
+        return Err(bad_request("the target contains a user name"));
     }
-    let is_other = |target: &Authority| host.as_ref().is_some_and(|host| !is_same(host, target));
-    if target.is_some_and(is_other) {
-        return Err(bad("the target and the header Host name different hosts"));
+    let is_different = |target: &Authority| host.as_ref().is_some_and(|host| !is_same(host, target));
+    if target.is_some_and(is_different) {
+        return Err(bad_request("the target and the Host header name different hosts"));
     }
     // Old health checkers still use HTTP/1.0, which does not require `Host`.
     if host.is_none() && target.is_none() && parts.version != Version::HTTP_10 {
-        return Err(bad("the header Host is missing"));
+        return Err(bad_request("missing Host header"));
     }
     let Some(target) = target else { return Ok(()) };
     if host.is_none() {
-        let value = HeaderValue::from_str(target.as_str()).map_err(|_| bad("the target is not a host"))?;
+        let value =
+            HeaderValue::from_str(target.as_str()).map_err(|_| bad_request("invalid host in the target"))?;
         parts.headers.insert(HOST, value);
     }
     let path = parts.uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
@@ -87,17 +88,16 @@ fn is_plain_host(host: &[u8]) -> bool {
         Some(colon) => (&host[..colon], &host[colon + 1..]),
         None => (host, &b"80"[..]),
     };
-    let is_of_name = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.');
+    let is_name_byte = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.');
     let is_port = matches!(port, [_, ..] if port.len() < 5) || matches!(port, [b'1'..=b'5', _, _, _, _]);
     let is_port = is_port && port.iter().all(u8::is_ascii_digit);
-    !name.is_empty() && name.iter().all(is_of_name) && is_port
+    !name.is_empty() && name.iter().all(is_name_byte) && is_port
 }
 
-fn authority(value: &HeaderValue) -> Result<Authority, Refusal> {
-    let authority =
-        Authority::try_from(value.as_bytes()).map_err(|_| bad("the header Host is not a host"))?;
+fn authority(value: &HeaderValue) -> Result<Authority, ScreenError> {
+    let authority = Authority::try_from(value.as_bytes()).map_err(|_| bad_request("invalid Host header"))?;
     match authority.as_str().contains('@') || authority.host().is_empty() {
-        true => Err(bad("the header Host is not a host")),
+        true => Err(bad_request("invalid Host header")),
         false => Ok(authority),
     }
 }
@@ -110,55 +110,55 @@ fn is_same(one: &Authority, other: &Authority) -> bool {
 
 /// Rejects ambiguous framing. hyper takes the body's length from one header only, and codings other than `chunked`
 /// would be lost.
-fn check_framing(headers: &HeaderMap) -> Result<(), Refusal> {
+fn check_framing(headers: &HeaderMap) -> Result<(), ScreenError> {
     let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
     let Some(coding) = codings.next() else { return Ok(()) };
     if headers.contains_key(CONTENT_LENGTH) {
-        return Err(bad("the body's length is given in two ways"));
+        return Err(bad_request("the request has both Content-Length and Transfer-Encoding"));
     }
     if codings.next().is_some() || !coding.as_bytes().trim_ascii().eq_ignore_ascii_case(b"chunked") {
-        let why = "the body is coded in another way than chunked";
-        return Err(Refusal { status: StatusCode::NOT_IMPLEMENTED, why });
+        let detail = "unsupported Transfer-Encoding; only chunked is supported";
+        return Err(ScreenError { status: StatusCode::NOT_IMPLEMENTED, detail });
     }
     Ok(())
 }
 
 /// The header names that `Connection` lists.
-pub(crate) fn listed_names(headers: &HeaderMap) -> impl Iterator<Item = &[u8]> {
-    headers.get_all(CONNECTION).iter().map(HeaderValue::as_bytes).flat_map(listed)
+pub(crate) fn connection_names(headers: &HeaderMap) -> impl Iterator<Item = &[u8]> {
+    headers.get_all(CONNECTION).iter().map(HeaderValue::as_bytes).flat_map(list_members)
 }
 
 /// The members of a comma-separated list.
-pub(crate) fn listed(line: &[u8]) -> impl Iterator<Item = &[u8]> {
+pub(crate) fn list_members(line: &[u8]) -> impl Iterator<Item = &[u8]> {
     line.split(|byte| *byte == b',').map(<[u8]>::trim_ascii)
 }
 
 /// Rejects a `Connection` header that lists a protected header: the header would be removed after limits have
 /// evaluated it, or after a proxy has set it.
-fn check_connection(headers: &HeaderMap, named: &[HeaderName]) -> Result<(), Refusal> {
-    let is_usual = |name: &[u8]| USUAL.iter().any(|it| name.eq_ignore_ascii_case(it));
+fn check_connection(headers: &HeaderMap, protected: &[HeaderName]) -> Result<(), ScreenError> {
+    let is_common = |name: &[u8]| COMMON_OPTIONS.iter().any(|it| name.eq_ignore_ascii_case(it));
     let is_protected = |name: &[u8]| {
         let name = HeaderName::from_bytes(name);
-        name.is_ok_and(|name| is_for_the_server(&name) || named.contains(&name) && !is_hop_by_hop(&name))
+        name.is_ok_and(|name| is_end_to_end(&name) || protected.contains(&name) && !is_hop_by_hop(&name))
     };
-    match listed_names(headers).any(|name| !is_usual(name) && is_protected(name)) {
-        true => Err(bad("the header Connection names one that is for the server behind")),
+    match connection_names(headers).any(|name| !is_common(name) && is_protected(name)) {
+        true => Err(bad_request("the Connection header lists a header that must be forwarded")),
         false => Ok(()),
     }
 }
 
-/// The usual members of `Connection`; parsing a name takes longer than comparing it.
-const USUAL: [&[u8]; 3] = [b"keep-alive", b"close", b"upgrade"];
+/// The common members of `Connection`: comparing a name is cheaper than parsing it.
+const COMMON_OPTIONS: [&[u8]; 3] = [b"keep-alive", b"close", b"upgrade"];
 
 /// Removes aliases of protected headers: servers that turn names into variables read `X_Forwarded_For` as
 /// `X-Forwarded-For`, so a client could set headers that the gateway sets or that limits read.
-fn drop_aliases(headers: &mut HeaderMap, named: &[HeaderName]) {
-    let is_odd = |name: &&HeaderName| name.as_str().bytes().any(|byte| matches!(byte, b'_' | b'.'));
+fn remove_aliases(headers: &mut HeaderMap, protected: &[HeaderName]) {
+    let has_alias_byte = |name: &&HeaderName| name.as_str().bytes().any(|byte| matches!(byte, b'_' | b'.'));
     let is_alias = |name: &&HeaderName| {
         let plain = HeaderName::try_from(name.as_str().replace(['_', '.'], "-"));
-        plain.is_ok_and(|plain| is_forwarded(&plain) || named.contains(&plain))
+        plain.is_ok_and(|plain| is_forwarded(&plain) || protected.contains(&plain))
     };
-    while let Some(alias) = headers.keys().filter(is_odd).find(is_alias).cloned() {
+    while let Some(alias) = headers.keys().filter(has_alias_byte).find(is_alias).cloned() {
         headers.remove(alias);
     }
 }
@@ -169,20 +169,20 @@ fn join_cookies(parts: &mut Parts) {
         return;
     }
     let pieces: Vec<&[u8]> = parts.headers.get_all(COOKIE).iter().map(HeaderValue::as_bytes).collect();
-    if let Ok(whole) = HeaderValue::from_bytes(&pieces.join(&b"; "[..])) {
-        parts.headers.insert(COOKIE, whole);
+    if let Ok(joined) = HeaderValue::from_bytes(&pieces.join(&b"; "[..])) {
+        parts.headers.insert(COOKIE, joined);
     }
 }
 
 /// Protocols that the client offers to switch to, if that is allowed.
-pub(crate) fn wanted_upgrade(parts: &Parts) -> Option<HeaderValue> {
+pub(crate) fn offered_upgrade(parts: &Parts) -> Option<HeaderValue> {
     let is_upgrade = |name: &[u8]| name.eq_ignore_ascii_case(b"upgrade");
-    if parts.version != Version::HTTP_11 || !listed_names(&parts.headers).any(is_upgrade) {
+    if parts.version != Version::HTTP_11 || !connection_names(&parts.headers).any(is_upgrade) {
         return None;
     }
-    let wanted = parts.headers.get(UPGRADE)?;
+    let offered = parts.headers.get(UPGRADE)?;
     // An upgrade to HTTP/2 would bypass screening, routing and limits.
     let is_http2 = |name: &[u8]| name.eq_ignore_ascii_case(b"h2c") || name.eq_ignore_ascii_case(b"h2");
     let lines = parts.headers.get_all(UPGRADE).iter().map(HeaderValue::as_bytes);
-    (!lines.flat_map(listed).any(is_http2)).then(|| wanted.clone())
+    (!lines.flat_map(list_members).any(is_http2)).then(|| offered.clone())
 }

@@ -20,7 +20,7 @@ use super::timer::Ticker;
 use super::upstream::Upstream;
 use crate::apis::ApiSettings;
 use crate::backend::{self, Backend};
-use crate::metrics::{Draft, RouteMetrics};
+use crate::metrics::{MetricsDraft, RouteMetrics};
 
 /// Everything that decides on a request, swapped atomically on reload.
 #[derive(Debug)]
@@ -30,7 +30,7 @@ pub(crate) struct State<S> {
     /// One copy per worker, so that workers do not contend for the reference counts of routes.
     routes: Vec<Vec<Arc<Route>>>,
     pub(crate) upstreams: Vec<Arc<Upstream>>,
-    pub(crate) client: TrustedProxies,
+    pub(crate) trusted_proxies: TrustedProxies,
     pub(crate) paths: PathNormalization,
     /// Verifies the tokens whose claims routes read.
     pub(crate) tokens: Option<Arc<Tokens>>,
@@ -58,16 +58,15 @@ pub(crate) struct Route {
     pub(crate) id: ratekeeper::tower::Route,
     pub(crate) when: When,
     pub(crate) upstream: Arc<Upstream>,
-    /// The route's limits; `chosen_slots` are its concurrency limits.
-    pub(crate) chosen: RuleSet,
-    pub(crate) chosen_slots: ConcurrencySet,
+    /// The route's limits, without its concurrency limits.
+    pub(crate) rules: RuleSet,
+    pub(crate) concurrency: ConcurrencySet,
     pub(crate) is_critical: bool,
-    /// Trusted proxies.
-    pub(crate) trust: TrustedProxies,
+    pub(crate) trusted_proxies: TrustedProxies,
     pub(crate) timeout: Duration,
     pub(crate) path: PathEdit,
     /// Normalisation of the paths that the route matches.
-    pub(crate) spelling: PathNormalization,
+    pub(crate) path_normalization: PathNormalization,
     pub(crate) metrics: Arc<RouteMetrics>,
     /// Names of all configured limits, by number.
     pub(crate) limit_names: Arc<[String]>,
@@ -75,30 +74,30 @@ pub(crate) struct Route {
     pub(crate) response_edits: Edits,
 }
 
-/// Of ten in-flight permits, how many routes that are not critical may use if there are critical ones.
-const UNCRITICAL_OF_TEN: usize = 8;
+/// Tenths of the in-flight permits that routes which are not critical may use, if there are critical ones.
+const UNCRITICAL_TENTHS: usize = 8;
 
 /// All headers that limits or routes read, and those that routes set: a client may neither declare them hop-by-hop
 /// nor send aliases of them.
 fn header_names(config: &Config, gateway: &Gateway) -> Vec<HeaderName> {
     let mut names: Vec<&str> = Vec::new();
     for rule in config.rules.rules() {
-        names.extend(in_key(&rule.key).chain(in_when(&rule.when)));
+        names.extend(key_headers(&rule.key).chain(condition_headers(&rule.when)));
         names.extend(match &rule.cost {
             Cost::Header { name, .. } => Some(name.as_str()),
             _ => None,
         });
         for it in &rule.overrides {
             if let OverrideScope::When(when) = &it.scope {
-                names.extend(in_when(when));
+                names.extend(condition_headers(when));
             }
         }
     }
-    for slots in &config.concurrency {
-        names.extend(in_key(&slots.key).chain(in_when(&slots.when)));
+    for limit in &config.concurrency {
+        names.extend(key_headers(&limit.key).chain(condition_headers(&limit.when)));
     }
     for route in &gateway.routes {
-        names.extend(in_when(&route.when));
+        names.extend(condition_headers(&route.when));
         let edits = &route.request_headers;
         names.extend(edits.set.iter().chain(&edits.add).map(|(name, _)| name.as_str()));
     }
@@ -109,14 +108,14 @@ fn header_names(config: &Config, gateway: &Gateway) -> Vec<HeaderName> {
     names
 }
 
-fn in_key(key: &Key) -> impl Iterator<Item = &str> {
+fn key_headers(key: &Key) -> impl Iterator<Item = &str> {
     key.parts().filter_map(|part| match part {
         KeyPart::Header(name) => Some(name.as_str()),
         _ => None,
     })
 }
 
-fn in_when(when: &When) -> impl Iterator<Item = &str> {
+fn condition_headers(when: &When) -> impl Iterator<Item = &str> {
     when.headers.iter().map(|(name, _)| name.as_str())
 }
 
@@ -127,21 +126,21 @@ impl<S: Backend> State<S> {
         gateway: &Gateway,
         workers: usize,
         ticker: &Arc<Ticker>,
-        metrics: &mut Draft,
+        metrics: &mut MetricsDraft,
         before: Option<&State<S>>,
     ) -> Result<State<S>, StartError> {
-        let names: Arc<[String]> = backend::names(config).collect();
+        let names: Arc<[String]> = backend::limit_names(config).collect();
         let tokens = backend::tokens(config).map_err(StartError::Limits)?;
         let mut upstreams = Vec::new();
         for upstream in &gateway.upstreams {
             // An unchanged upstream keeps its connections and health.
-            let same = before.and_then(|it| it.upstreams.iter().find(|old| old.config == *upstream));
-            upstreams.push(match same {
-                Some(same) => same.clone(),
+            let unchanged = before.and_then(|it| it.upstreams.iter().find(|old| old.config == *upstream));
+            upstreams.push(match unchanged {
+                Some(unchanged) => unchanged.clone(),
                 None => Arc::new(Upstream::new(upstream, workers, ticker).map_err(StartError::Tls)?),
             });
         }
-        let has_limits = config.rules.rules().len() > 0 || backend::slots(config).next().is_some();
+        let has_limits = config.rules.rules().len() > 0 || backend::in_flight_limits(config).next().is_some();
         // API clients may send inline limits.
         let has_limits = has_limits || !config.apis.are_none();
         // The last step that can fail, because it starts the state migration of the limits.
@@ -150,40 +149,41 @@ impl<S: Backend> State<S> {
             true => {
                 // Paths are normalised before the route is looked up.
                 let builder = backend::builder(config, tokens.as_ref());
-                let counts = names.iter().map(|name| metrics.limit(name)).collect();
-                let builder = builder.non_canonical_paths(NonCanonicalPath::Keep).observe(observer(counts));
+                let counters = names.iter().map(|name| metrics.limit(name)).collect();
+                let builder = builder.non_canonical_paths(NonCanonicalPath::Keep).observe(observer(counters));
                 let builder = if config.apis.are_none() { builder } else { builder.allow_no_rules() };
                 let before = before.and_then(|before| before.limits.as_ref());
                 Some(S::limits(config, builder, before).map_err(StartError::Limits)?)
             }
         };
-        let routes = gateway.routes.iter().zip(backend::own_slots(config)).map(|(route, own)| Route {
-            metrics: metrics.route(&route.id),
-            limit_names: names.clone(),
-            chosen_slots: ConcurrencySet(route.concurrency.iter().copied().chain(own).collect()),
-            id: ratekeeper::tower::Route(route.id.as_str().into()),
-            when: route.when.clone(),
-            upstream: upstreams[route.upstream].clone(),
-            chosen: RuleSet(route.limits.as_slice().into()),
-            is_critical: route.is_critical,
-            trust: config.client.clone(),
-            timeout: route.timeout,
-            path: route.path.clone(),
-            spelling: config.paths,
-            request_edits: Edits::new(&route.request_headers),
-            response_edits: Edits::new(&route.response_headers),
-        });
+        let routes =
+            gateway.routes.iter().zip(backend::route_in_flight_limits(config)).map(|(route, own)| Route {
+                metrics: metrics.route(&route.id),
+                limit_names: names.clone(),
+                concurrency: ConcurrencySet(route.concurrency.iter().copied().chain(own).collect()),
+                id: ratekeeper::tower::Route(route.id.as_str().into()),
+                when: route.when.clone(),
+                upstream: upstreams[route.upstream].clone(),
+                rules: RuleSet(route.limits.as_slice().into()),
+                is_critical: route.is_critical,
+                trusted_proxies: config.client.clone(),
+                timeout: route.timeout,
+                path: route.path.clone(),
+                path_normalization: config.paths,
+                request_edits: Edits::new(&route.request_headers),
+                response_edits: Edits::new(&route.response_headers),
+            });
         let routes: Vec<Route> = routes.collect();
         let max_in_flight = gateway.max_in_flight;
         let has_critical = routes.iter().any(|route| route.is_critical);
         let max_uncritical =
-            if has_critical { (max_in_flight * UNCRITICAL_OF_TEN / 10).max(1) } else { max_in_flight };
+            if has_critical { (max_in_flight * UNCRITICAL_TENTHS / 10).max(1) } else { max_in_flight };
         let header_names = header_names(config, gateway);
         Ok(State {
             limits,
             routes: (0..workers).map(|_| routes.iter().cloned().map(Arc::new).collect()).collect(),
             upstreams,
-            client: config.client.clone(),
+            trusted_proxies: config.client.clone(),
             paths: config.paths,
             tokens,
             reads_forwarded: header_names.iter().any(is_forwarded),

@@ -19,9 +19,9 @@ use tokio::time::{Instant, Sleep, sleep};
 use super::timer::{Ticker, Ticks};
 
 #[derive(Clone, Copy, Debug)]
-enum Turn {
+enum AwaitedPeer {
     /// The body was not polled.
-    AsBefore,
+    Unchanged,
     Client,
     Upstream,
 }
@@ -29,71 +29,71 @@ enum Turn {
 thread_local! {
     /// Result of the last body poll of the stream that runs on this thread. A stream and its body are polled
     /// together, one stream at a time, so they need no reference to each other.
-    static TURN: Cell<Turn> = const { Cell::new(Turn::AsBefore) };
+    static AWAITED: Cell<AwaitedPeer> = const { Cell::new(AwaitedPeer::Unchanged) };
 }
 
 /// Records that a response body was polled, and whether it was ready.
-pub(crate) fn asked(had_something: bool) {
-    TURN.set(if had_something { Turn::Client } else { Turn::Upstream });
+pub(crate) fn record_body_poll(is_ready: bool) {
+    AWAITED.set(if is_ready { AwaitedPeer::Client } else { AwaitedPeer::Upstream });
 }
 
-/// Runs the streams of a connection and resets a stream whose client reads nothing for `patience`.
+/// Runs the streams of a connection and resets a stream whose client reads nothing for `timeout`.
 #[derive(Clone, Debug)]
-pub(crate) struct Streams {
+pub(crate) struct StreamExecutor {
     ticker: Arc<Ticker>,
-    patience: Duration,
+    timeout: Duration,
 }
 
-impl Streams {
-    pub(crate) fn new(ticker: Arc<Ticker>, patience: Duration) -> Streams {
-        Streams { ticker, patience }
+impl StreamExecutor {
+    pub(crate) fn new(ticker: Arc<Ticker>, timeout: Duration) -> StreamExecutor {
+        StreamExecutor { ticker, timeout }
     }
 }
 
-impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Streams {
+impl<F: Future<Output = ()> + Send + 'static> Executor<F> for StreamExecutor {
     fn execute(&self, stream: F) {
-        let streams = self.clone();
-        tokio::spawn(Stream { stream, streams, stalled_since: None, alarm: None });
+        let executor = self.clone();
+        tokio::spawn(StreamTask { stream, executor, stalled_since: None, timer: None });
     }
 }
 
 pin_project! {
-    struct Stream<F> {
+    struct StreamTask<F> {
         #[pin]
         stream: F,
-        streams: Streams,
+        executor: StreamExecutor,
         stalled_since: Option<Ticks>,
         // Set by the first stall and kept for the next, because most stalls are very short.
-        alarm: Option<Pin<Box<Sleep>>>,
+        timer: Option<Pin<Box<Sleep>>>,
     }
 }
 
-impl<F: Future<Output = ()>> Future for Stream<F> {
+impl<F: Future<Output = ()>> Future for StreamTask<F> {
     type Output = ();
 
     /// Returning before the inner stream has completed resets it.
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
         let stream = self.project();
-        let Streams { ticker, patience } = stream.streams;
-        TURN.set(Turn::AsBefore);
+        let StreamExecutor { ticker, timeout } = stream.executor;
+        AWAITED.set(AwaitedPeer::Unchanged);
         if stream.stream.poll(context).is_ready() {
             return Poll::Ready(());
         }
-        match TURN.get() {
-            Turn::AsBefore => {}
-            Turn::Client => *stream.stalled_since = Some(ticker.now()),
-            Turn::Upstream => *stream.stalled_since = None,
+        match AWAITED.get() {
+            AwaitedPeer::Unchanged => {}
+            AwaitedPeer::Client => *stream.stalled_since = Some(ticker.now()),
+            AwaitedPeer::Upstream => *stream.stalled_since = None,
         }
         let Some(since) = *stream.stalled_since else { return Poll::Pending };
-        let alarm = stream.alarm.get_or_insert_with(|| Box::pin(sleep(*patience)));
+        let timer = stream.timer.get_or_insert_with(|| Box::pin(sleep(*timeout)));
         loop {
-            ready!(alarm.as_mut().poll(context));
+            ready!(timer.as_mut().poll(context));
             let past = ticker.now().since(since);
-            let Some(left) = patience.checked_sub(past).filter(|left| !left.is_zero()) else {
+            let Some(left) = timeout.checked_sub(past).filter(|left| !left.is_zero()) else {
                 tracing::debug!("stream reset: client does not read");
                 return Poll::Ready(());
             };
-            alarm.as_mut().reset(Instant::now() + left);
+            timer.as_mut().reset(Instant::now() + left);
         }
     }
 }

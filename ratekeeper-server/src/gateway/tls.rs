@@ -23,7 +23,7 @@ pub enum TlsError {
     /// A certificate does not match its key or cannot be used.
     Certificate(PathBuf, String),
     /// The CA certificates for upstreams cannot be used.
-    Authority(String),
+    Ca(String),
     /// An upstream's host is not a valid certificate name.
     Host(String),
 }
@@ -31,12 +31,12 @@ pub enum TlsError {
 impl fmt::Display for TlsError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            TlsError::File(path, why) => write!(f, "{} cannot be read: {why}", path.display()),
+            TlsError::File(path, why) => write!(f, "cannot read {}: {why}", path.display()),
             TlsError::Certificate(path, why) => {
-                write!(f, "the certificate {} cannot be used: {why}", path.display())
+                write!(f, "cannot use certificate {}: {why}", path.display())
             }
-            TlsError::Authority(why) => write!(f, "the authority of an upstream cannot be used: {why}"),
-            TlsError::Host(host) => write!(f, "{host:?} is not a host that an upstream can have"),
+            TlsError::Ca(why) => write!(f, "invalid CA certificate for an upstream: {why}"),
+            TlsError::Host(host) => write!(f, "invalid upstream host {host:?}"),
         }
     }
 }
@@ -56,8 +56,8 @@ pub(crate) fn connector(
     match &upstream.ca {
         Some(pem) => {
             for certificate in CertificateDer::pem_slice_iter(pem.reveal().as_bytes()) {
-                let certificate = certificate.map_err(|error| TlsError::Authority(error.to_string()))?;
-                roots.add(certificate).map_err(|error| TlsError::Authority(error.to_string()))?;
+                let certificate = certificate.map_err(|error| TlsError::Ca(error.to_string()))?;
+                roots.add(certificate).map_err(|error| TlsError::Ca(error.to_string()))?;
             }
         }
         None => {
@@ -65,11 +65,11 @@ pub(crate) fn connector(
         }
     }
     if roots.is_empty() {
-        return Err(TlsError::Authority("there is no certificate in it".to_owned()));
+        return Err(TlsError::Ca("no certificate found".to_owned()));
     }
-    let broken = |error: rustls::Error| TlsError::Authority(error.to_string());
+    let tls_error = |error: rustls::Error| TlsError::Ca(error.to_string());
     let builder = ClientConfig::builder_with_provider(provider()).with_safe_default_protocol_versions();
-    let mut tls = builder.map_err(broken)?.with_root_certificates(roots).with_no_client_auth();
+    let mut tls = builder.map_err(tls_error)?.with_root_certificates(roots).with_no_client_auth();
     tls.alpn_protocols = vec![match upstream.protocol {
         Protocol::Http1 => b"http/1.1".to_vec(),
         Protocol::Http2 => b"h2".to_vec(),
@@ -92,13 +92,13 @@ impl Certificate {
         Ok(Certificate { files: files.clone(), current })
     }
 
-    /// Reads the files again. The current certificate stays in use until [`exchange`](Certificate::exchange).
-    pub(crate) fn read_again(&self) -> Result<CertifiedKey, TlsError> {
+    /// Reads the files again. The current certificate stays in use until [`replace`](Certificate::replace).
+    pub(crate) fn reread(&self) -> Result<CertifiedKey, TlsError> {
         read(&self.files)
     }
 
     /// Replaces the certificate for new connections.
-    pub(crate) fn exchange(&self, fresh: CertifiedKey) {
+    pub(crate) fn replace(&self, fresh: CertifiedKey) {
         self.current.store(Arc::new(fresh));
     }
 }
@@ -111,11 +111,11 @@ impl ResolvesServerCert for Certificate {
 
 /// The TLS acceptor for client connections.
 pub(crate) fn acceptor(certificate: Arc<Certificate>) -> Result<TlsAcceptor, TlsError> {
-    let broken = |error: rustls::Error| {
+    let tls_error = |error: rustls::Error| {
         TlsError::Certificate(certificate.files.certificate.clone(), error.to_string())
     };
     let builder = ServerConfig::builder_with_provider(provider()).with_safe_default_protocol_versions();
-    let mut tls = builder.map_err(broken)?.with_no_client_auth().with_cert_resolver(certificate);
+    let mut tls = builder.map_err(tls_error)?.with_no_client_auth().with_cert_resolver(certificate);
     tls.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     Ok(TlsAcceptor::from(Arc::new(tls)))
 }

@@ -12,26 +12,26 @@ use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf, copy_bidirectional};
 use tokio::time::sleep;
 
-use super::access::Passage;
-use super::body::{Outgoing, UpstreamBody};
+use super::access::AccessRecord;
+use super::body::{ClientBody, UpstreamBody};
 use super::timer::{Ticker, Ticks};
-use super::worker::Shared;
+use super::worker::GatewayShared;
 
 /// A request that has become a tunnel. It holds the request's resources until the tunnel ends.
 #[derive(Debug)]
-pub(crate) struct Switched {
+pub(crate) struct Tunnel {
     upstream: OnUpgrade,
     /// Holds the concurrency permits and the address's in-flight count.
-    _body: Outgoing,
-    _passage: Passage,
+    _body: ClientBody,
+    _record: AccessRecord,
 }
 
-impl Switched {
+impl Tunnel {
     /// Keeps the response's empty body, which hyper would drop immediately.
-    pub(crate) fn new(response: &mut Response<Outgoing>, passage: Passage) -> Switched {
+    pub(crate) fn new(response: &mut Response<ClientBody>, record: AccessRecord) -> Tunnel {
         let upstream = hyper::upgrade::on(&mut *response);
-        let empty = Outgoing::unlimited(UpstreamBody::Told(None));
-        Switched { upstream, _body: std::mem::replace(response.body_mut(), empty), _passage: passage }
+        let empty = ClientBody::unlimited(UpstreamBody::Full(None));
+        Tunnel { upstream, _body: std::mem::replace(response.body_mut(), empty), _record: record }
     }
 
     /// Copies bytes both ways until both sides have closed, no bytes have moved for the tunnel timeout, or the drain
@@ -40,12 +40,12 @@ impl Switched {
         self,
         io: impl AsyncRead + AsyncWrite + Unpin,
         early: Bytes,
-        shared: &Shared<S>,
+        shared: &GatewayShared<S>,
     ) {
-        let Switched { upstream, _body, _passage } = self;
-        let moved = AtomicU64::new(shared.ticker.now().as_millis());
-        let mut io = Noted { io, moved: &moved, ticker: &shared.ticker };
-        let carrying = async {
+        let Tunnel { upstream, _body, _record } = self;
+        let last_transfer = AtomicU64::new(shared.ticker.now().as_millis());
+        let mut io = TrackedIo { io, last_transfer: &last_transfer, ticker: &shared.ticker };
+        let copying = async {
             let mut upstream = TokioIo::new(upstream.await.map_err(io::Error::other)?);
             // Bytes that the client sent before it received the response.
             upstream.write_all(&early).await?;
@@ -53,18 +53,18 @@ impl Switched {
         };
         tokio::select! {
             biased;
-            // Both sides see how the tunnel ended.
-            _ = carrying => {}
-            () = quiet(&moved, shared) => tracing::debug!("tunnel closed: idle"),
-            () = shared.draining.over() => {}
+            // Both peers see the error, so it is not logged.
+            _ = copying => {}
+            () = idle_timeout(&last_transfer, shared) => tracing::debug!("tunnel closed: idle timeout"),
+            () = shared.drain.wait_timed_out() => {}
         }
     }
 }
 
 /// Completes once no bytes have moved for the tunnel timeout.
-async fn quiet<S>(moved: &AtomicU64, shared: &Shared<S>) {
+async fn idle_timeout<S>(last_transfer: &AtomicU64, shared: &GatewayShared<S>) {
     loop {
-        let past = shared.ticker.now().since(Ticks::from_millis(moved.load(Ordering::Relaxed)));
+        let past = shared.ticker.now().since(Ticks::from_millis(last_transfer.load(Ordering::Relaxed)));
         match shared.state.load().timeouts.tunnel.checked_sub(past).filter(|left| !left.is_zero()) {
             Some(left) => sleep(left).await,
             None => return,
@@ -73,19 +73,19 @@ async fn quiet<S>(moved: &AtomicU64, shared: &Shared<S>) {
 }
 
 /// The client's side of a tunnel. All bytes pass through it, so it records the time of the last transfer.
-struct Noted<'t, I> {
+struct TrackedIo<'t, I> {
     io: I,
-    moved: &'t AtomicU64,
+    last_transfer: &'t AtomicU64,
     ticker: &'t Ticker,
 }
 
-impl<I> Noted<'_, I> {
-    fn note(&self) {
-        self.moved.store(self.ticker.now().as_millis(), Ordering::Relaxed);
+impl<I> TrackedIo<'_, I> {
+    fn record_transfer(&self) {
+        self.last_transfer.store(self.ticker.now().as_millis(), Ordering::Relaxed);
     }
 }
 
-impl<I: AsyncRead + Unpin> AsyncRead for Noted<'_, I> {
+impl<I: AsyncRead + Unpin> AsyncRead for TrackedIo<'_, I> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -93,13 +93,13 @@ impl<I: AsyncRead + Unpin> AsyncRead for Noted<'_, I> {
     ) -> Poll<io::Result<()>> {
         let read = Pin::new(&mut self.io).poll_read(context, buffer);
         if read.is_ready() {
-            self.note();
+            self.record_transfer();
         }
         read
     }
 }
 
-impl<I: AsyncWrite + Unpin> AsyncWrite for Noted<'_, I> {
+impl<I: AsyncWrite + Unpin> AsyncWrite for TrackedIo<'_, I> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -107,7 +107,7 @@ impl<I: AsyncWrite + Unpin> AsyncWrite for Noted<'_, I> {
     ) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.io).poll_write(context, bytes);
         if written.is_ready() {
-            self.note();
+            self.record_transfer();
         }
         written
     }

@@ -9,10 +9,10 @@ use arc_swap::ArcSwap;
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 
-use super::accept::Listening;
-use super::access::{self, Desk, Ledger};
+use super::accept::GatewayListener;
+use super::access::{self, Recorder, WorkerRecorder};
 use super::connection;
-use super::draining::Draining;
+use super::drain::Drain;
 use super::state::State;
 use super::timer::Ticker;
 use crate::backend::Backend;
@@ -20,54 +20,54 @@ use crate::metrics::Metrics;
 
 /// State that all workers share.
 #[derive(Debug)]
-pub(crate) struct Shared<S> {
+pub(crate) struct GatewayShared<S> {
     pub(crate) state: ArcSwap<State<S>>,
     pub(crate) ticker: Arc<Ticker>,
     /// State of the graceful shutdown.
-    pub(crate) draining: Draining,
-    pub(crate) ledger: Arc<Ledger>,
+    pub(crate) drain: Drain,
+    pub(crate) recorder: Arc<Recorder>,
     pub(crate) metrics: Metrics,
     /// Connections closed on accept because `max_connections` was reached.
-    pub(crate) turned_away: AtomicU64,
+    pub(crate) rejected_connections: AtomicU64,
     /// Connections closed on accept because the peer is not a trusted proxy, so its PROXY header does not count.
-    pub(crate) untrusted: AtomicU64,
+    pub(crate) untrusted_connections: AtomicU64,
 }
 
 #[derive(Debug)]
 pub(crate) struct Worker<S> {
     pub(crate) number: usize,
-    pub(crate) shared: Arc<Shared<S>>,
-    pub(crate) desk: Arc<Desk>,
+    pub(crate) shared: Arc<GatewayShared<S>>,
+    pub(crate) recorder: Arc<WorkerRecorder>,
     /// Number of open connections.
     pub(crate) connections: AtomicUsize,
-    inbox: mpsc::UnboundedSender<Arrival>,
+    queue: mpsc::UnboundedSender<AcceptedConnection>,
 }
 
 #[derive(Debug)]
-struct Arrival {
+struct AcceptedConnection {
     stream: std::net::TcpStream,
-    from: SocketAddr,
-    listening: Arc<Listening>,
+    peer: SocketAddr,
+    listener: Arc<GatewayListener>,
 }
 
 impl<S: Backend> Worker<S> {
     /// Starts the thread. It ends after the last handle to the worker is dropped.
-    pub(crate) fn start(number: usize, shared: Arc<Shared<S>>) -> io::Result<Arc<Worker<S>>> {
+    pub(crate) fn start(number: usize, shared: Arc<GatewayShared<S>>) -> io::Result<Arc<Worker<S>>> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let (inbox, mut arrivals) = mpsc::unbounded_channel::<Arrival>();
-        let desk = Arc::new(Desk::new(shared.ledger.clone(), number));
-        let worker = Arc::new(Worker { number, shared, desk, connections: AtomicUsize::new(0), inbox });
-        let ending = worker.shared.draining.wait();
+        let (queue, mut accepted) = mpsc::unbounded_channel::<AcceptedConnection>();
+        let recorder = Arc::new(WorkerRecorder::new(shared.recorder.clone(), number));
+        let worker = Arc::new(Worker { number, shared, recorder, connections: AtomicUsize::new(0), queue });
+        let draining = worker.shared.drain.wait_begun();
         let (weak, name) = (Arc::downgrade(&worker), format!("gateway-{number}"));
         std::thread::Builder::new().name(name).spawn(move || {
             access::set_worker(number);
             runtime.block_on(async move {
-                while let Some(arrival) = arrivals.recv().await {
+                while let Some(connection) = accepted.recv().await {
                     let Some(worker) = weak.upgrade() else { break };
-                    tokio::spawn(worker.serve(arrival));
+                    tokio::spawn(worker.serve(connection));
                 }
                 // Each connection holds the worker, so none is left.
-                ending.await;
+                draining.await;
             });
         })?;
         Ok(worker)
@@ -76,30 +76,35 @@ impl<S: Backend> Worker<S> {
 
 impl<S> Worker<S> {
     /// Assigns a connection to this worker.
-    pub(crate) fn take(self: &Arc<Self>, stream: TcpStream, from: SocketAddr, listening: Arc<Listening>) {
+    pub(crate) fn assign(
+        self: &Arc<Self>,
+        stream: TcpStream,
+        peer: SocketAddr,
+        listener: Arc<GatewayListener>,
+    ) {
         let Ok(stream) = stream.into_std() else { return };
         self.connections.fetch_add(1, Ordering::Relaxed);
-        if self.inbox.send(Arrival { stream, from, listening }).is_err() {
+        if self.queue.send(AcceptedConnection { stream, peer, listener }).is_err() {
             self.connections.fetch_sub(1, Ordering::Relaxed);
         }
     }
 }
 
 /// A connection, counted until it is dropped.
-struct Counted<S>(Arc<Worker<S>>);
+struct ConnectionGuard<S>(Arc<Worker<S>>);
 
-impl<S> Drop for Counted<S> {
+impl<S> Drop for ConnectionGuard<S> {
     fn drop(&mut self) {
         self.0.connections.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 impl<S: Backend> Worker<S> {
-    async fn serve(self: Arc<Self>, arrival: Arrival) {
-        let counted = Counted(self.clone());
-        if let Ok(stream) = TcpStream::from_std(arrival.stream) {
-            connection::run(self, stream, arrival.from, arrival.listening).await;
+    async fn serve(self: Arc<Self>, connection: AcceptedConnection) {
+        let guard = ConnectionGuard(self.clone());
+        if let Ok(stream) = TcpStream::from_std(connection.stream) {
+            connection::serve(self, stream, connection.peer, connection.listener).await;
         }
-        drop(counted);
+        drop(guard);
     }
 }

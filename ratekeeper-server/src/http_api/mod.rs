@@ -71,7 +71,7 @@ pub(crate) use self::request::BODY_TIMEOUT;
 pub use self::request::{BODY_BYTES_MAX, CHECKS_MAX, EXPIRES, KEY_BYTES_MAX, KEY_PARTS_MAX};
 pub use self::reserve::refund_expired;
 pub use self::serve::CONNECTIONS_MAX;
-use crate::guard::{Guard, no_names, no_pages, only_with_token};
+use crate::guard::{Guard, reject_cross_origin, reject_host_names, require_token};
 use crate::problem::problem;
 
 /// The OpenAPI 3.1 description of this API.
@@ -184,11 +184,11 @@ pub fn router<T: Source>(source: Arc<T>) -> Router {
         .with_state(source.clone())
         .merge(source.other_routes())
         // This layer covers the routes added above it only.
-        .route_layer(from_fn_with_state(guard.clone(), only_with_token))
+        .route_layer(from_fn_with_state(guard.clone(), require_token))
         .route("/openapi.json", get(openapi))
         .fallback(nothing_here)
-        .layer(from_fn_with_state(guard, no_names))
-        .layer(from_fn(no_pages))
+        .layer(from_fn_with_state(guard, reject_host_names))
+        .layer(from_fn(reject_cross_origin))
         // After the layers: a proxy's subrequest carries its client's `Origin`, and often its `Host`.
         .route("/v1/authorize", any(authorize::authorize::<T>).with_state(source))
 }

@@ -11,8 +11,8 @@ use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 use tonic_health::server::HealthReporter;
 
-use super::peers::{File, nobody};
-use super::support::{Running, run};
+use super::peers::{ConfigFile, closed_address};
+use super::support::{TestGateway, run};
 
 async fn server() -> (HealthReporter, SocketAddr) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -22,7 +22,7 @@ async fn server() -> (HealthReporter, SocketAddr) {
     (reporter, address)
 }
 
-async fn client(gateway: &Running) -> HealthClient<Channel> {
+async fn client(gateway: &TestGateway) -> HealthClient<Channel> {
     let channel = Channel::from_shared(format!("http://{}", gateway.address)).unwrap();
     HealthClient::new(channel.connect().await.unwrap())
 }
@@ -38,10 +38,10 @@ const HTTP2: &str = ", protocol: http2";
 #[tokio::test]
 async fn calls_and_streams_are_forwarded_with_trailers() {
     let (reporter, address) = server().await;
-    let gateway = run(&File { upstream: HTTP2, ..File::default() }.to(&[address])).await;
+    let gateway = run(&ConfigFile { upstream: HTTP2, ..ConfigFile::default() }.to(&[address])).await;
     let mut client = client(&gateway).await;
-    let told = client.check(about("", "a")).await.unwrap().into_inner();
-    assert_eq!(told.status, 1);
+    let received = client.check(about("", "a")).await.unwrap().into_inner();
+    assert_eq!(received.status, 1);
     // A nonzero status arrives in a head without a body, or in trailers.
     let unknown = client.check(about("nothing", "a")).await.unwrap_err();
     assert_eq!(unknown.code(), Code::NotFound);
@@ -62,7 +62,7 @@ async fn calls_and_streams_are_forwarded_with_trailers() {
 async fn denied_call_gets_resource_exhausted() {
     let (_reporter, address) = server().await;
     let limits = "limits: { per-user: { key: { header: X-User-Id }, fixed_window: { limit: 2, window: 1h, align: first_request } } }";
-    let gateway = run(&File { limits, upstream: HTTP2, ..File::default() }.to(&[address])).await;
+    let gateway = run(&ConfigFile { limits, upstream: HTTP2, ..ConfigFile::default() }.to(&[address])).await;
     let mut client = client(&gateway).await;
     client.check(about("", "a")).await.unwrap();
     client.watch(about("", "a")).await.unwrap();
@@ -75,7 +75,7 @@ async fn denied_call_gets_resource_exhausted() {
 
 #[tokio::test]
 async fn unreachable_server_gives_status_unavailable() {
-    let gateway = run(&File { upstream: HTTP2, ..File::default() }.to(&[nobody()])).await;
+    let gateway = run(&ConfigFile { upstream: HTTP2, ..ConfigFile::default() }.to(&[closed_address()])).await;
     let failed = client(&gateway).await.check(about("", "a")).await.unwrap_err();
     assert_eq!((failed.code(), failed.message()), (Code::Unavailable, "Bad Gateway"));
     // The access log has the HTTP status.
@@ -85,8 +85,8 @@ async fn unreachable_server_gives_status_unavailable() {
 
 #[tokio::test]
 async fn method_without_a_route_gives_status_unimplemented() {
-    let file = File { upstream: HTTP2, route: ", path: /other.Service/**", ..File::default() };
-    let gateway = run(&file.to(&[nobody()])).await;
+    let file = ConfigFile { upstream: HTTP2, route: ", path: /other.Service/**", ..ConfigFile::default() };
+    let gateway = run(&file.to(&[closed_address()])).await;
     let failed = client(&gateway).await.check(about("", "a")).await.unwrap_err();
     assert_eq!(failed.code(), Code::Unimplemented);
 }

@@ -15,7 +15,9 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
 
-use super::peers::{File, Folder, Http2, Identity, ask_http2, read_answer, scripted, speak_http2};
+use super::peers::{
+    ConfigFile, Http2, Identity, TempDir, connect_http2, read_response, request_http2, scripted,
+};
 use super::support::{Upstream, run, status};
 
 fn post(scheme: &str, body: &'static str) -> Request<Full<Bytes>> {
@@ -25,7 +27,7 @@ fn post(scheme: &str, body: &'static str) -> Request<Full<Bytes>> {
 
 /// The upstream receives the same request, whichever protocol the client used.
 fn check(upstream: &Upstream, version: Version, scheme: &str) {
-    let seen = upstream.seen().pop().unwrap();
+    let seen = upstream.requests().pop().unwrap();
     assert_eq!((&seen.method, seen.version), (&http::Method::POST, version));
     assert_eq!(seen.uri.path_and_query().unwrap(), "/a?b=c");
     assert_eq!((seen.header("x-one"), seen.body.as_ref()), (Some("1"), &b"body"[..]));
@@ -43,54 +45,56 @@ async fn both_client_protocols_reach_both_upstream_protocols() {
     for (protocol, version) in [("http1", Version::HTTP_11), ("http2", Version::HTTP_2)] {
         let upstream = Upstream::start().await;
         let setting = format!(", protocol: {protocol}");
-        let gateway = run(&File { upstream: &setting, ..File::default() }.to(&[upstream.address])).await;
+        let gateway =
+            run(&ConfigFile { upstream: &setting, ..ConfigFile::default() }.to(&[upstream.address])).await;
 
         let mut stream = TcpStream::connect(gateway.address).await.unwrap();
         let head = "POST /a?b=c HTTP/1.1\r\nHost: api.test\r\nX-One: 1\r\nContent-Length: 4\r\n\r\nbody";
         stream.write_all(head.as_bytes()).await.unwrap();
-        let answer = read_answer(&mut stream).await;
-        assert!(status(&answer) == 200 && answer.ends_with("hello"), "{answer}");
+        let response = read_response(&mut stream).await;
+        assert!(status(&response) == 200 && response.ends_with("hello"), "{response}");
         check(&upstream, version, "http");
 
         let stream = TcpStream::connect(gateway.address).await.unwrap();
-        let mut sender = speak_http2(stream).await;
-        let answer = ask_http2(&mut sender, post("http", "body")).await;
-        assert_eq!((answer.head.status, answer.body.as_ref()), (StatusCode::OK, &b"hello"[..]));
-        assert_eq!(answer.head.version, Version::HTTP_2);
+        let mut sender = connect_http2(stream).await;
+        let response = request_http2(&mut sender, post("http", "body")).await;
+        assert_eq!((response.head.status, response.body.as_ref()), (StatusCode::OK, &b"hello"[..]));
+        assert_eq!(response.head.version, Version::HTTP_2);
         check(&upstream, version, "http");
     }
 }
 
 #[tokio::test]
 async fn tls_negotiates_the_protocol() {
-    let (folder, identity) = (Folder::new(), Identity::new());
-    let certificate = folder.write("cert.pem", &identity.certificate);
-    let key = folder.write("key.pem", &identity.key);
+    let (directory, identity) = (TempDir::new(), Identity::new());
+    let certificate = directory.write("cert.pem", &identity.certificate);
+    let key = directory.write("key.pem", &identity.key);
     let tls = format!(", tls: {{ certificate: {{ file: {certificate} }}, key: {{ file: {key} }} }}");
     for (protocol, version) in [("http1", Version::HTTP_11), ("http2", Version::HTTP_2)] {
         let upstream = Upstream::start().await;
         let setting = format!(", protocol: {protocol}");
-        let file = File { listener: &tls, upstream: &setting, ..File::default() };
+        let file = ConfigFile { listener: &tls, upstream: &setting, ..ConfigFile::default() };
         let gateway = run(&file.to(&[upstream.address])).await;
         let stream = identity.connect(gateway.address, "h2").await.unwrap();
         assert_eq!(stream.get_ref().1.alpn_protocol(), Some(&b"h2"[..]));
-        let answer = ask_http2(&mut speak_http2(stream).await, post("https", "body")).await;
-        assert_eq!(answer.head.status, StatusCode::OK);
+        let response = request_http2(&mut connect_http2(stream).await, post("https", "body")).await;
+        assert_eq!(response.head.status, StatusCode::OK);
         check(&upstream, version, "https");
 
         let mut stream = identity.connect(gateway.address, "http/1.1").await.unwrap();
         assert_eq!(stream.get_ref().1.alpn_protocol(), Some(&b"http/1.1"[..]));
         let head = "POST /a?b=c HTTP/1.1\r\nHost: api.test\r\nX-One: 1\r\nContent-Length: 4\r\n\r\nbody";
         stream.write_all(head.as_bytes()).await.unwrap();
-        assert_eq!(status(&read_answer(&mut stream).await), 200);
+        assert_eq!(status(&read_response(&mut stream).await), 200);
         check(&upstream, version, "https");
     }
 }
 
-async fn client(upstream: &Upstream, protocol: &str) -> (super::support::Running, Http2) {
+async fn client(upstream: &Upstream, protocol: &str) -> (super::support::TestGateway, Http2) {
     let setting = format!(", protocol: {protocol}");
-    let gateway = run(&File { upstream: &setting, ..File::default() }.to(&[upstream.address])).await;
-    let sender = speak_http2(TcpStream::connect(gateway.address).await.unwrap()).await;
+    let gateway =
+        run(&ConfigFile { upstream: &setting, ..ConfigFile::default() }.to(&[upstream.address])).await;
+    let sender = connect_http2(TcpStream::connect(gateway.address).await.unwrap()).await;
     (gateway, sender)
 }
 
@@ -101,8 +105,8 @@ async fn split_cookie_headers_are_joined() {
         let (_gateway, mut sender) = client(&upstream, protocol).await;
         let request =
             Request::get("http://a/").header(COOKIE, "a=1").header(COOKIE, "b=2").header(COOKIE, "c=3");
-        ask_http2(&mut sender, request.body(Full::default()).unwrap()).await;
-        assert_eq!(upstream.only().header("cookie"), Some("a=1; b=2; c=3"));
+        request_http2(&mut sender, request.body(Full::default()).unwrap()).await;
+        assert_eq!(upstream.only_request().header("cookie"), Some("a=1; b=2; c=3"));
     }
 }
 
@@ -114,11 +118,11 @@ async fn response_trailers_reach_the_client() {
         stream.write_all(chunked.as_bytes()).await.unwrap();
     })
     .await;
-    let gateway = run(&File::default().to(&[address])).await;
-    let mut sender = speak_http2(TcpStream::connect(gateway.address).await.unwrap()).await;
-    let answer = ask_http2(&mut sender, Request::get("http://a/").body(Full::default()).unwrap()).await;
-    assert_eq!(answer.body.as_ref(), b"hello");
-    assert_eq!(answer.trailers.unwrap()["x-sum"], "42");
+    let gateway = run(&ConfigFile::default().to(&[address])).await;
+    let mut sender = connect_http2(TcpStream::connect(gateway.address).await.unwrap()).await;
+    let response = request_http2(&mut sender, Request::get("http://a/").body(Full::default()).unwrap()).await;
+    assert_eq!(response.body.as_ref(), b"hello");
+    assert_eq!(response.trailers.unwrap()["x-sum"], "42");
 }
 
 /// A gateway that has just started must not open one upstream connection for each of the first requests.
@@ -126,18 +130,18 @@ async fn response_trailers_reach_the_client() {
 async fn concurrent_requests_share_one_upstream_connection() {
     let upstream = Upstream::start().await;
     let (gateway, sender) = client(&upstream, "http2").await;
-    let asking: Vec<_> = (0..50)
+    let sending: Vec<_> = (0..50)
         .map(|_| {
             let mut sender = sender.clone();
             let request = Request::get("http://a/hold").body(Full::default()).unwrap();
-            tokio::spawn(async move { ask_http2(&mut sender, request).await.head.status })
+            tokio::spawn(async move { request_http2(&mut sender, request).await.head.status })
         })
         .collect();
-    upstream.until_waiting(50).await;
-    assert_eq!(*upstream.connections.lock().unwrap(), 1, "all came over one connection, so one worker asked");
-    upstream.let_go(50);
-    for asked in asking {
-        assert_eq!(asked.await.unwrap(), StatusCode::OK);
+    upstream.wait_for_held(50).await;
+    assert_eq!(*upstream.connections.lock().unwrap(), 1, "the requests of one worker share a connection");
+    upstream.release(50);
+    for request in sending {
+        assert_eq!(request.await.unwrap(), StatusCode::OK);
     }
     drop(gateway);
 }
@@ -148,15 +152,15 @@ async fn graceful_shutdown_finishes_streams_in_flight() {
     let upstream = Upstream::start().await;
     let (gateway, mut sender) = client(&upstream, "http1").await;
     let request = Request::get("http://a/hold").body(Full::default()).unwrap();
-    let asking = tokio::spawn(async move { (ask_http2(&mut sender, request).await, sender) });
-    upstream.until_waiting(1).await;
-    let watched = gateway.gateway.watched();
+    let sending = tokio::spawn(async move { (request_http2(&mut sender, request).await, sender) });
+    upstream.wait_for_held(1).await;
+    let status_source = gateway.gateway.status();
     let draining = tokio::spawn(gateway.gateway.drain());
-    super::support::until(|| !watched.is_ready()).await;
-    upstream.let_go(1);
-    let (answer, sender) = asking.await.unwrap();
-    assert_eq!(answer.body.as_ref(), b"hello");
-    super::support::until(|| sender.is_closed()).await;
+    super::support::wait_until(|| !status_source.is_ready()).await;
+    upstream.release(1);
+    let (response, sender) = sending.await.unwrap();
+    assert_eq!(response.body.as_ref(), b"hello");
+    super::support::wait_until(|| sender.is_closed()).await;
     assert_eq!(draining.await.unwrap(), 0);
 }
 
@@ -168,18 +172,18 @@ async fn upstream_goaway_fails_no_request() {
     let address = scripted(move |stream, _| {
         let count = count.clone();
         async move {
-            let asked = Arc::new(Notify::new());
-            let told = asked.clone();
-            let answer = service_fn(move |_| {
-                told.notify_one();
+            let request = Arc::new(Notify::new());
+            let received = request.clone();
+            let response = service_fn(move |_| {
+                received.notify_one();
                 async { Ok::<_, Infallible>(Response::new(Full::<Bytes>::from("ok"))) }
             });
             let serving =
-                server::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), answer);
+                server::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), response);
             let mut serving = std::pin::pin!(serving);
             tokio::select! {
                 _ = &mut serving => {}
-                () = asked.notified() => {
+                () = request.notified() => {
                     serving.as_mut().graceful_shutdown();
                     let _ = serving.await;
                 }
@@ -189,11 +193,11 @@ async fn upstream_goaway_fails_no_request() {
     })
     .await;
     let upstream = ", protocol: http2, retry_budget: 0%, outlier_ejection: { after: 1, for: 1h }";
-    let gateway = run(&File { upstream, ..File::default() }.to(&[address])).await;
-    let mut sender = speak_http2(TcpStream::connect(gateway.address).await.unwrap()).await;
+    let gateway = run(&ConfigFile { upstream, ..ConfigFile::default() }.to(&[address])).await;
+    let mut sender = connect_http2(TcpStream::connect(gateway.address).await.unwrap()).await;
     for number in 1..=20 {
-        let answer = ask_http2(&mut sender, post("http", "body")).await;
-        assert_eq!((answer.head.status, answer.body.as_ref()), (StatusCode::OK, &b"ok"[..]), "{number}");
-        super::support::until(|| ended.load(Ordering::Relaxed) == number).await;
+        let response = request_http2(&mut sender, post("http", "body")).await;
+        assert_eq!((response.head.status, response.body.as_ref()), (StatusCode::OK, &b"ok"[..]), "{number}");
+        super::support::wait_until(|| ended.load(Ordering::Relaxed) == number).await;
     }
 }

@@ -7,8 +7,8 @@ use testbed::http2::{END_HEADERS, END_STREAM, block, frame, get as request, requ
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::{Instant, timeout};
 
-use super::peers::{File, Frame, RawHttp2 as Client};
-use super::support::{PATIENCE, Upstream, get, in_front_of, run, status};
+use super::peers::{ConfigFile, Frame, RawHttp2 as Client};
+use super::support::{TEST_TIMEOUT, Upstream, get, in_front_of, run, status};
 
 const MAX_CONCURRENT_STREAMS: u16 = 3;
 const FLOW_CONTROL_ERROR: u32 = 3;
@@ -34,10 +34,11 @@ async fn rapid_resets_end_the_connection() {
         let _ = writing.write_all(&flood).await;
         writing
     });
-    let mut heard = Vec::new();
-    let _ = timeout(PATIENCE, reading.read_to_end(&mut heard)).await.expect("the flood went on");
-    assert_eq!(status(&get(gateway.address, "/", "").await), 200, "others are served");
-    assert!(upstream.seen().len() < 1_000, "the upstream saw {} of 10000", upstream.seen().len());
+    let mut received = Vec::new();
+    let _ =
+        timeout(TEST_TIMEOUT, reading.read_to_end(&mut received)).await.expect("the connection stayed open");
+    assert_eq!(status(&get(gateway.address, "/", "").await), 200, "other connections are served");
+    assert!(upstream.requests().len() < 1_000, "the upstream saw {} of 10000", upstream.requests().len());
     drop(sending.await.unwrap());
 }
 
@@ -50,12 +51,13 @@ async fn slow_resets_stay_within_the_stream_limit() {
     for number in 0..300 {
         let stream = 2 * number + 1;
         client.0.write_all(&request(stream, "/hold")).await.unwrap();
-        super::support::until(|| upstream.seen().len() == number as usize + 1).await;
+        super::support::wait_until(|| upstream.requests().len() == number as usize + 1).await;
         client.0.write_all(&frame(RST_STREAM, 0, stream, &CANCEL.to_be_bytes())).await.unwrap();
     }
-    let watched = gateway.gateway.watched();
-    let all_gone = || watched.metrics().lines().any(|line| line == "ratekeeper_requests_in_flight 0");
-    super::support::until(all_gone).await;
+    let status_source = gateway.gateway.status();
+    let none_in_flight =
+        || status_source.metrics().lines().any(|line| line == "ratekeeper_requests_in_flight 0");
+    super::support::wait_until(none_in_flight).await;
     assert_eq!(status(&get(gateway.address, "/", "").await), 200);
 }
 
@@ -66,13 +68,13 @@ async fn provoked_resets_end_the_connection() {
     let upstream = Upstream::start().await;
     let gateway = in_front_of(&upstream, "", "").await;
     let mut client = Client::connect(gateway.address).await;
-    let (mut resets, mut asked) = (0, 0);
+    let (mut resets, mut sent) = (0, 0);
     let enough = loop {
-        let stream = 2 * asked + 1;
+        let stream = 2 * sent + 1;
         client.0.write_all(&request(stream, "/hold")).await.unwrap();
-        asked += 1;
-        assert!(asked < 10_000, "there is no bound");
-        upstream.until_waiting(asked as usize).await;
+        sent += 1;
+        assert!(sent < 10_000, "no limit on resets");
+        upstream.wait_for_held(sent as usize).await;
         client.0.write_all(&frame(WINDOW_UPDATE, 0, stream, &u32::MAX.to_be_bytes())).await.unwrap();
         match client.next_end().await.unwrap() {
             Frame { kind: RST_STREAM, stream: its, payload } if its == stream => {
@@ -85,9 +87,10 @@ async fn provoked_resets_end_the_connection() {
     println!("{resets} resets before the connection was closed");
     assert_eq!((enough.kind, &enough.payload[4..8]), (GOAWAY, &ENHANCE_YOUR_CALM.to_be_bytes()[..]));
     assert!(client.next().await.is_none());
-    let watched = gateway.gateway.watched();
-    let all_gone = || watched.metrics().lines().any(|line| line == "ratekeeper_requests_in_flight 0");
-    super::support::until(all_gone).await;
+    let status_source = gateway.gateway.status();
+    let none_in_flight =
+        || status_source.metrics().lines().any(|line| line == "ratekeeper_requests_in_flight 0");
+    super::support::wait_until(none_in_flight).await;
     assert_eq!(status(&get(gateway.address, "/", "").await), 200);
 }
 
@@ -97,20 +100,20 @@ async fn streams_above_the_limit_are_refused() {
     let gateway = in_front_of(&upstream, "", "").await;
     let mut client = Client::connect(gateway.address).await;
     let settings = client.next_of(SETTINGS).await.unwrap().payload;
-    let most = settings.chunks(6).find_map(|one| {
+    let max = settings.chunks(6).find_map(|one| {
         let name = u16::from_be_bytes([one[0], one[1]]);
         (name == MAX_CONCURRENT_STREAMS).then(|| u32::from_be_bytes([one[2], one[3], one[4], one[5]]))
     });
-    let most = most.expect("there is no bound");
-    assert!((100..=250).contains(&most), "{most}");
-    for number in 0..=most {
+    let max = max.expect("MAX_CONCURRENT_STREAMS is not set");
+    assert!((100..=250).contains(&max), "{max}");
+    for number in 0..=max {
         client.0.write_all(&request(2 * number + 1, "/hold")).await.unwrap();
     }
     let refused = client.next_of(RST_STREAM).await.unwrap();
-    assert_eq!((refused.stream, refused.payload), (2 * most + 1, REFUSED_STREAM.to_be_bytes().to_vec()));
-    upstream.until_waiting(most as usize).await;
-    upstream.let_go(most as usize);
-    for _ in 0..most {
+    assert_eq!((refused.stream, refused.payload), (2 * max + 1, REFUSED_STREAM.to_be_bytes().to_vec()));
+    upstream.wait_for_held(max as usize).await;
+    upstream.release(max as usize);
+    for _ in 0..max {
         client.next_of(HEADERS).await.expect("those that were taken are answered");
     }
 }
@@ -131,14 +134,14 @@ async fn oversized_http2_head_is_rejected() {
         client.0.write_all(&frame(kind, flags, 1, part)).await.unwrap();
     }
     // Status 431, or the end of this stream or connection.
-    let answer = loop {
+    let response = loop {
         match client.next().await {
             Some(frame) if matches!(frame.kind, HEADERS | RST_STREAM | GOAWAY) => break Some(frame.kind),
             Some(_) => {}
             None => break None,
         }
     };
-    assert!(upstream.seen().is_empty(), "{answer:?}");
+    assert!(upstream.requests().is_empty(), "{response:?}");
     assert_eq!(status(&get(gateway.address, "/", "").await), 200);
 }
 
@@ -152,8 +155,8 @@ async fn endless_continuation_frames_end_the_connection() {
     let begin = frame(HEADERS, END_STREAM, 1, &block(request_head("GET", "/")));
     client.0.write_all(&begin).await.unwrap();
     let flooding = async { while client.0.write_all(&part).await.is_ok() {} };
-    timeout(PATIENCE, flooding).await.expect("the flood went on");
-    assert!(upstream.seen().is_empty());
+    timeout(TEST_TIMEOUT, flooding).await.expect("the connection stayed open");
+    assert!(upstream.requests().is_empty());
     assert_eq!(status(&get(gateway.address, "/", "").await), 200);
 }
 
@@ -161,7 +164,7 @@ async fn endless_continuation_frames_end_the_connection() {
 #[tokio::test]
 async fn ping_does_not_shorten_the_idle_timeout() {
     let upstream = Upstream::start().await;
-    let file = File { gateway: "timeouts: { header: 100ms, idle: 1s }", ..File::default() };
+    let file = ConfigFile { gateway: "timeouts: { header: 100ms, idle: 1s }", ..ConfigFile::default() };
     let gateway = run(&file.to(&[upstream.address])).await;
     let mut client = Client::connect(gateway.address).await;
     let begin = Instant::now();

@@ -10,16 +10,16 @@ async fn request_above_the_limit_gets_429_with_retry_after() {
     let upstream = Upstream::start().await;
     let gateway = in_front_of(&upstream, TEN, "").await;
     for _ in 0..10 {
-        let answer = get(gateway.address, "/api/test", "X-User-Id: user123\r\n").await;
-        assert_eq!(status(&answer), 200, "{answer}");
-        assert!(header(&answer, "ratelimit").is_some() && answer.ends_with("hello"), "{answer}");
+        let response = get(gateway.address, "/api/test", "X-User-Id: user123\r\n").await;
+        assert_eq!(status(&response), 200, "{response}");
+        assert!(header(&response, "ratelimit").is_some() && response.ends_with("hello"), "{response}");
     }
-    let answer = get(gateway.address, "/api/test", "X-User-Id: user123\r\n").await;
-    assert_eq!(status(&answer), 429, "{answer}");
+    let response = get(gateway.address, "/api/test", "X-User-Id: user123\r\n").await;
+    assert_eq!(status(&response), 429, "{response}");
     for name in ["retry-after", "ratelimit", "ratelimit-policy", "cache-control", "content-type"] {
-        assert!(header(&answer, name).is_some(), "{name}: {answer}");
+        assert!(header(&response, name).is_some(), "{name}: {response}");
     }
-    assert_eq!(upstream.seen().len(), 10);
+    assert_eq!(upstream.requests().len(), 10);
     assert_eq!(status(&get(gateway.address, "/api/test", "X-User-Id: other\r\n").await), 200);
 }
 

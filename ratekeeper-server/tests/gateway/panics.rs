@@ -13,13 +13,13 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
-use super::peers::{File, nobody, read_answer};
-use super::support::{Upstream, get, read_all, run, status, until};
+use super::peers::{ConfigFile, closed_address, read_response};
+use super::support::{Upstream, get, read_all, run, status, wait_until};
 
 /// The subscriber panics on a log event about this upstream.
-static DREADED: Mutex<Option<SocketAddr>> = Mutex::new(None);
+static PANIC_ADDRESS: Mutex<Option<SocketAddr>> = Mutex::new(None);
 
-struct Nervous;
+struct PanickingSubscriber;
 
 struct Text(String);
 
@@ -29,7 +29,7 @@ impl Visit for Text {
     }
 }
 
-impl Subscriber for Nervous {
+impl Subscriber for PanickingSubscriber {
     fn enabled(&self, about: &Metadata<'_>) -> bool {
         about.is_event() && about.target().starts_with("ratekeeper_server::gateway")
     }
@@ -45,8 +45,11 @@ impl Subscriber for Nervous {
     fn event(&self, event: &Event<'_>) {
         let mut text = Text(String::new());
         event.record(&mut text);
-        let dreaded = *DREADED.lock().unwrap_or_else(PoisonError::into_inner);
-        assert!(!dreaded.is_some_and(|it| text.0.contains(&format!("upstream={it} "))), "this was dreaded");
+        let panic_address = *PANIC_ADDRESS.lock().unwrap_or_else(PoisonError::into_inner);
+        assert!(
+            !panic_address.is_some_and(|it| text.0.contains(&format!("address={it} "))),
+            "the panic of this test"
+        );
     }
 
     fn enter(&self, _span: &Id) {}
@@ -56,19 +59,20 @@ impl Subscriber for Nervous {
 
 #[tokio::test]
 async fn panic_closes_only_the_affected_connection() {
-    let dreaded = nobody();
-    *DREADED.lock().unwrap() = Some(dreaded);
+    let panic_address = closed_address();
+    *PANIC_ADDRESS.lock().unwrap() = Some(panic_address);
     // Global, because the workers are separate threads.
-    tracing::subscriber::set_global_default(Nervous).unwrap();
+    tracing::subscriber::set_global_default(PanickingSubscriber).unwrap();
     let upstream = Upstream::start().await;
-    let file = File {
+    let file = ConfigFile {
         limits: "limits: { at-once: { key: ip, concurrency: { limit: 3 } } }",
         gateway: "max_in_flight: 3",
-        ..File::default()
+        ..ConfigFile::default()
     };
     let file = file.to(&[upstream.address]);
-    let bad =
-        format!("  routes:\n    - {{ id: bad, limits: all, path: /bad, upstream: http://{dreaded} }}\n");
+    let bad = format!(
+        "  routes:\n    - {{ id: bad, limits: all, path: /bad, upstream: http://{panic_address} }}\n"
+    );
     let gateway = run(&file.replace("  routes:\n", &bad)).await;
     // Each worker has a connection that stays open.
     let mut others = Vec::new();
@@ -76,23 +80,23 @@ async fn panic_closes_only_the_affected_connection() {
         others.push(TcpStream::connect(gateway.address).await.unwrap());
     }
     for _ in 0..10 {
-        let mut unlucky = TcpStream::connect(gateway.address).await.unwrap();
-        unlucky.write_all(b"GET /bad HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
-        assert_eq!(read_all(&mut unlucky).await, "", "it is closed without an answer");
+        let mut affected = TcpStream::connect(gateway.address).await.unwrap();
+        affected.write_all(b"GET /bad HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
+        assert_eq!(read_all(&mut affected).await, "", "closed without a response");
         for other in &mut others {
             other.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
-            assert_eq!(status(&read_answer(other).await), 200);
+            assert_eq!(status(&read_response(other).await), 200);
         }
     }
-    let is = |line: &str| gateway.gateway.watched().metrics().lines().any(|it| it == line);
+    let is = |line: &str| gateway.gateway.status().metrics().lines().any(|it| it == line);
     for line in ["ratekeeper_requests_in_flight 0", r#"ratekeeper_concurrency_permits{limit="at-once"} 0"#] {
-        until(|| is(line)).await;
+        wait_until(|| is(line)).await;
     }
-    until(|| is("ratekeeper_connections 4")).await;
+    wait_until(|| is("ratekeeper_connections 4")).await;
     drop(others);
-    until(|| is("ratekeeper_connections 0")).await;
+    wait_until(|| is("ratekeeper_connections 0")).await;
     assert_eq!(status(&get(gateway.address, "/", "").await), 200);
-    *DREADED.lock().unwrap() = None;
+    *PANIC_ADDRESS.lock().unwrap() = None;
     assert_eq!(status(&get(gateway.address, "/bad", "").await), 502);
     assert_eq!(gateway.gateway.drain().await, 0);
 }

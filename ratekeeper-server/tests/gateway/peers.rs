@@ -24,12 +24,12 @@ use tokio::time::timeout;
 use tokio_rustls::client::TlsStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
-use super::support::PATIENCE;
+use super::support::TEST_TIMEOUT;
 
 /// A configuration with one upstream of several addresses and one route to it. Settings of the upstream, route and
 /// listener begin with a comma, because they are appended to existing ones.
 #[derive(Default)]
-pub(crate) struct File<'a> {
+pub(crate) struct ConfigFile<'a> {
     pub(crate) limits: &'a str,
     pub(crate) listener: &'a str,
     pub(crate) gateway: &'a str,
@@ -37,14 +37,14 @@ pub(crate) struct File<'a> {
     pub(crate) route: &'a str,
 }
 
-impl File<'_> {
+impl ConfigFile<'_> {
     pub(crate) fn to(&self, addresses: &[SocketAddr]) -> String {
         let addresses: Vec<String> = addresses.iter().map(|at| format!("http://{at}")).collect();
         self.to_urls(&addresses)
     }
 
     pub(crate) fn to_urls(&self, urls: &[String]) -> String {
-        let File { limits, listener, gateway, upstream, route } = self;
+        let ConfigFile { limits, listener, gateway, upstream, route } = self;
         let mut text =
             format!("{limits}\ngateway:\n  listen: {{ address: 127.0.0.1:0{listener} }}\n  {gateway}\n");
         let _ = writeln!(text, "  upstreams: {{ pool: {{ addresses: [{}]{upstream} }} }}", urls.join(", "));
@@ -70,7 +70,7 @@ where
 }
 
 /// An address without a listener.
-pub(crate) fn nobody() -> SocketAddr {
+pub(crate) fn closed_address() -> SocketAddr {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
 }
 
@@ -85,21 +85,21 @@ pub(crate) async fn read_head(stream: &mut (impl AsyncRead + Unpin)) -> String {
             }
         }
     };
-    timeout(PATIENCE, reading).await.expect("no head came");
+    timeout(TEST_TIMEOUT, reading).await.expect("no head received");
     String::from_utf8(head).unwrap()
 }
 
 /// Reads one response on a connection that may stay open: its head and a body of `Content-Length` bytes.
-pub(crate) async fn read_answer(stream: &mut (impl AsyncRead + Unpin)) -> String {
+pub(crate) async fn read_response(stream: &mut (impl AsyncRead + Unpin)) -> String {
     let head = read_head(stream).await;
     let length = super::support::header(&head, "content-length").map_or(0, |it| it.parse().unwrap());
     let mut body = vec![0; length];
-    timeout(PATIENCE, stream.read_exact(&mut body)).await.expect("no body came").unwrap();
+    timeout(TEST_TIMEOUT, stream.read_exact(&mut body)).await.expect("no body received").unwrap();
     head + &String::from_utf8(body).unwrap()
 }
 
 /// Waits until a count stops changing: its writer is blocked or done.
-pub(crate) async fn settled(count: &AtomicUsize) -> usize {
+pub(crate) async fn wait_until_stable(count: &AtomicUsize) -> usize {
     let (mut last, mut same) = (count.load(Ordering::Relaxed), 0);
     let settling = async {
         while same < 10 {
@@ -109,14 +109,14 @@ pub(crate) async fn settled(count: &AtomicUsize) -> usize {
             last = now;
         }
     };
-    timeout(PATIENCE, settling).await.expect("it never settled");
+    timeout(TEST_TIMEOUT, settling).await.expect("it never wait_until_stable");
     last
 }
 
 pub(crate) type Http2 = http2::SendRequest<Full<Bytes>>;
 
 /// Starts an HTTP/2 client with prior knowledge.
-pub(crate) async fn speak_http2(io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> Http2 {
+pub(crate) async fn connect_http2(io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> Http2 {
     let (sender, connection) = http2::handshake(TokioExecutor::new(), TokioIo::new(io)).await.unwrap();
     tokio::spawn(async move {
         // The requests on the connection receive the error.
@@ -126,18 +126,19 @@ pub(crate) async fn speak_http2(io: impl AsyncRead + AsyncWrite + Unpin + Send +
 }
 
 /// A response with its body and trailers.
-pub(crate) struct Answer {
+pub(crate) struct Http2Response {
     pub(crate) head: response::Parts,
     pub(crate) body: Bytes,
     pub(crate) trailers: Option<HeaderMap>,
 }
 
-pub(crate) async fn ask_http2(sender: &mut Http2, request: Request<Full<Bytes>>) -> Answer {
-    let response = timeout(PATIENCE, sender.send_request(request)).await.expect("no answer came").unwrap();
+pub(crate) async fn request_http2(sender: &mut Http2, request: Request<Full<Bytes>>) -> Http2Response {
+    let response =
+        timeout(TEST_TIMEOUT, sender.send_request(request)).await.expect("no response received").unwrap();
     let (head, body) = response.into_parts();
-    let body = timeout(PATIENCE, body.collect()).await.expect("no body came").unwrap();
+    let body = timeout(TEST_TIMEOUT, body.collect()).await.expect("no body received").unwrap();
     let trailers = body.trailers().cloned();
-    Answer { head, body: body.to_bytes(), trailers }
+    Http2Response { head, body: body.to_bytes(), trailers }
 }
 
 /// An HTTP/2 frame that was received.
@@ -174,7 +175,7 @@ impl RawHttp2 {
             }
             Some(Frame { kind, stream, payload })
         };
-        timeout(PATIENCE, reading).await.expect("the gateway says nothing")
+        timeout(TEST_TIMEOUT, reading).await.expect("no frame received")
     }
 
     /// The next frame that ends a stream or the connection.
@@ -198,15 +199,15 @@ impl RawHttp2 {
 }
 
 /// A directory that is deleted on drop.
-pub(crate) struct Folder(PathBuf);
+pub(crate) struct TempDir(PathBuf);
 
-impl Folder {
-    pub(crate) fn new() -> Folder {
+impl TempDir {
+    pub(crate) fn new() -> TempDir {
         static NUMBER: AtomicUsize = AtomicUsize::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let path = std::env::temp_dir().join(format!("ratekeeper-gateway-{}-{number}", std::process::id()));
         std::fs::create_dir_all(&path).unwrap();
-        Folder(path)
+        TempDir(path)
     }
 
     /// Writes a file and returns its path.
@@ -217,7 +218,7 @@ impl Folder {
     }
 }
 
-impl Drop for Folder {
+impl Drop for TempDir {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
@@ -231,9 +232,9 @@ pub(crate) struct Identity {
 
 impl Identity {
     pub(crate) fn new() -> Identity {
-        let made =
+        let generated =
             rcgen::generate_simple_self_signed(["127.0.0.1".to_owned(), "localhost".to_owned()]).unwrap();
-        Identity { certificate: made.cert.pem(), key: made.signing_key.serialize_pem() }
+        Identity { certificate: generated.cert.pem(), key: generated.signing_key.serialize_pem() }
     }
 
     pub(crate) fn der(&self) -> CertificateDer<'static> {

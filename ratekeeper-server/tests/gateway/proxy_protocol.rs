@@ -1,15 +1,17 @@
 //! The PROXY protocol: a proxy in front sends the client's address.
 
-use super::peers::{File, Folder, Identity, read_answer};
-use super::support::{Running, Upstream, in_front_of, parse, run, say, status};
+use super::peers::{ConfigFile, Identity, TempDir, read_response};
+use super::support::{TestGateway, Upstream, in_front_of, parse, run, send_raw, status};
 
 const GET: &[u8] = b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n";
 const SIGNATURE: &[u8] = b"\r\n\r\n\0\r\nQUIT\n";
 
-async fn behind_a_proxy(upstream: &Upstream) -> Running {
+async fn behind_a_proxy(upstream: &Upstream) -> TestGateway {
     let limits = "client: { trusted_proxies: 127.0.0.1 }
 limits: { per-client: { key: ip, fixed_window: { limit: 1, window: 1h, align: first_request } } }";
-    run(&File { limits, listener: ", proxy_protocol: true", ..File::default() }.to(&[upstream.address])).await
+    run(&ConfigFile { limits, listener: ", proxy_protocol: true", ..ConfigFile::default() }
+        .to(&[upstream.address]))
+    .await
 }
 
 fn v2(command: u8, family: u8, addresses: &[u8]) -> Vec<u8> {
@@ -17,8 +19,8 @@ fn v2(command: u8, family: u8, addresses: &[u8]) -> Vec<u8> {
     [SIGNATURE, &[0x20 | command, family], &length, addresses].concat()
 }
 
-async fn send(gateway: &Running, header: &[u8]) -> String {
-    say(gateway.address, [header, GET].concat()).await
+async fn send(gateway: &TestGateway, header: &[u8]) -> String {
+    send_raw(gateway.address, [header, GET].concat()).await
 }
 
 #[tokio::test]
@@ -46,19 +48,19 @@ async fn limits_use_the_client_address_of_the_proxy_header() {
     for (number, (client, header)) in headers.iter().enumerate() {
         // The last two are the same client.
         let wanted = if number == 7 { 429 } else { 200 };
-        let answer = send(&gateway, header).await;
-        assert_eq!(status(&answer), wanted, "{client}: {answer}");
+        let response = send(&gateway, header).await;
+        assert_eq!(status(&response), wanted, "{client}: {response}");
         if wanted == 200 {
-            let seen = upstream.seen().pop().unwrap();
+            let seen = upstream.requests().pop().unwrap();
             assert_eq!(
                 (seen.header("x-forwarded-for"), seen.header("x-real-ip")),
                 (Some(*client), Some(*client))
             );
         }
-        assert_eq!(status(&send(&gateway, header).await), 429, "{client} has had its one request");
+        assert_eq!(status(&send(&gateway, header).await), 429, "{client} has used its limit");
     }
     let unknown = b"PROXY UNKNOWN ffff::1 ffff::2 65535 65535\r\n";
-    assert_eq!(status(&send(&gateway, unknown).await), 429, "what stands behind UNKNOWN is to be ignored");
+    assert_eq!(status(&send(&gateway, unknown).await), 429, "addresses after UNKNOWN are ignored");
     assert_eq!(status(&send(&gateway, &v2(1, 0, &[])).await), 429);
     let lines = gateway.log.lines(headers.len() * 2 + 2).await;
     assert!(lines.iter().any(|line| line.contains(r#""client":"192.0.2.1""#)), "{lines:?}");
@@ -90,7 +92,7 @@ async fn connection_without_a_valid_proxy_header_is_closed() {
     // Longer than the longest allowed line.
     let long = format!("PROXY UNKNOWN {}\r\n", "a".repeat(100));
     assert_eq!(send(&gateway, long.as_bytes()).await, "");
-    assert!(upstream.seen().is_empty());
+    assert!(upstream.requests().is_empty());
 }
 
 #[tokio::test]
@@ -101,10 +103,10 @@ async fn proxy_header_is_rejected_on_a_plain_listener() {
         &b"PROXY TCP4 192.0.2.1 10.0.0.1 1000 80\r\n"[..],
         &v2(1, 0x11, &[192, 0, 2, 2, 10, 0, 0, 1, 0, 80, 0, 81]),
     ] {
-        let answer = send(&gateway, header).await;
-        assert!(matches!(status(&answer), 0 | 400), "{answer}");
+        let response = send(&gateway, header).await;
+        assert!(matches!(status(&response), 0 | 400), "{response}");
     }
-    assert!(upstream.seen().is_empty());
+    assert!(upstream.requests().is_empty());
 }
 
 /// A peer that can send the header chooses the client address that limits use.
@@ -114,56 +116,61 @@ async fn proxy_header_is_accepted_only_from_trusted_proxies() {
     let file = |trusted: &str| {
         let limits = format!("client: {{ trusted_proxies: {trusted} }}");
         let listener = ", proxy_protocol: true";
-        File { limits: &limits, listener, ..File::default() }.to(&[upstream.address])
+        ConfigFile { limits: &limits, listener, ..ConfigFile::default() }.to(&[upstream.address])
     };
     let gateway = run(&file("10.0.0.0/8")).await;
     let header = b"PROXY TCP4 192.0.2.1 10.0.0.1 1000 80\r\n";
     assert_eq!(send(&gateway, header).await, "");
     assert_eq!(send(&gateway, &v2(0, 0, &[])).await, "");
-    assert!(upstream.seen().is_empty());
-    let metrics = gateway.gateway.watched().metrics();
-    assert!(metrics.contains("\nratekeeper_connections_untrusted_total 2\n"), "{metrics}");
+    assert!(upstream.requests().is_empty());
+    let metrics = gateway.gateway.status().metrics();
+    assert!(
+        metrics.contains("\nratekeeper_connections_rejected_total{reason=\"untrusted_proxy\"} 2\n"),
+        "{metrics}"
+    );
     gateway.gateway.reload(&parse(&file("[10.0.0.0/8, 127.0.0.0/8]"))).unwrap();
     assert_eq!(status(&send(&gateway, header).await), 200);
-    assert_eq!(upstream.only().header("x-forwarded-for"), Some("192.0.2.1"));
+    assert_eq!(upstream.only_request().header("x-forwarded-for"), Some("192.0.2.1"));
 }
 
 #[tokio::test]
 async fn proxy_header_precedes_tls() {
     use tokio::io::AsyncWriteExt;
-    let (upstream, folder, identity) = (Upstream::start().await, Folder::new(), Identity::new());
-    let certificate = folder.write("cert.pem", &identity.certificate);
-    let key = folder.write("key.pem", &identity.key);
+    let (upstream, directory, identity) = (Upstream::start().await, TempDir::new(), Identity::new());
+    let certificate = directory.write("cert.pem", &identity.certificate);
+    let key = directory.write("key.pem", &identity.key);
     let listener = format!(
         ", proxy_protocol: true, tls: {{ certificate: {{ file: {certificate} }}, key: {{ file: {key} }} }}"
     );
     let limits = "client: { trusted_proxies: 127.0.0.1 }";
-    let gateway = run(&File { limits, listener: &listener, ..File::default() }.to(&[upstream.address])).await;
+    let gateway =
+        run(&ConfigFile { limits, listener: &listener, ..ConfigFile::default() }.to(&[upstream.address]))
+            .await;
     let mut stream = tokio::net::TcpStream::connect(gateway.address).await.unwrap();
     stream.write_all(b"PROXY TCP4 192.0.2.1 10.0.0.1 1000 443\r\n").await.unwrap();
     let mut stream = identity.secure(stream, "http/1.1").await.unwrap();
     stream.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
-    assert_eq!(status(&read_answer(&mut stream).await), 200);
-    assert_eq!(upstream.only().header("x-forwarded-for"), Some("192.0.2.1"));
+    assert_eq!(status(&read_response(&mut stream).await), 200);
+    assert_eq!(upstream.only_request().header("x-forwarded-for"), Some("192.0.2.1"));
 }
 
 #[tokio::test]
 async fn incomplete_connection_setup_times_out() {
-    let (upstream, folder, identity) = (Upstream::start().await, Folder::new(), Identity::new());
-    let certificate = folder.write("cert.pem", &identity.certificate);
-    let key = folder.write("key.pem", &identity.key);
+    let (upstream, directory, identity) = (Upstream::start().await, TempDir::new(), Identity::new());
+    let certificate = directory.write("cert.pem", &identity.certificate);
+    let key = directory.write("key.pem", &identity.key);
     let tls = format!(", tls: {{ certificate: {{ file: {certificate} }}, key: {{ file: {key} }} }}");
     let half: &[u8] = &SIGNATURE[..6];
-    for (listener, said) in [
+    for (listener, sent) in [
         (", proxy_protocol: true", &b""[..]),
         (", proxy_protocol: true", half),
         (&tls, b""),
         (&tls, b"\x16\x03\x01"),
     ] {
         let (limits, gateway) = ("client: { trusted_proxies: 127.0.0.1 }", "timeouts: { header: 200ms }");
-        let file = File { limits, listener, gateway, ..File::default() };
+        let file = ConfigFile { limits, listener, gateway, ..ConfigFile::default() };
         let gateway = run(&file.to(&[upstream.address])).await;
-        assert_eq!(say(gateway.address, said).await, "", "{listener}");
+        assert_eq!(send_raw(gateway.address, sent).await, "", "{listener}");
     }
-    assert!(upstream.seen().is_empty());
+    assert!(upstream.requests().is_empty());
 }

@@ -7,17 +7,17 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use super::peers::{File, nobody, read_answer, read_head, scripted};
-use super::support::{Upstream, get, header, run, say, status, until};
+use super::peers::{ConfigFile, closed_address, read_head, read_response, scripted};
+use super::support::{Upstream, get, header, run, send_raw, status, wait_until};
 
 const OFF: &str = ", outlier_ejection: off";
 
-async fn ask(address: SocketAddr, method: &str, body: &str) -> u16 {
+async fn request_status(address: SocketAddr, method: &str, body: &str) -> u16 {
     let length = body.len();
     let head = format!(
         "{method} / HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}"
     );
-    status(&say(address, head).await)
+    status(&send_raw(address, head).await)
 }
 
 /// A server that reads requests and closes the connection without a response, and the number of requests it read.
@@ -39,18 +39,23 @@ async fn silent() -> (SocketAddr, Arc<AtomicUsize>) {
 #[tokio::test]
 async fn refused_connection_fails_no_request() {
     let upstream = Upstream::start().await;
-    let gateway = run(&File { upstream: OFF, ..File::default() }.to(&[nobody(), upstream.address])).await;
+    let gateway =
+        run(&ConfigFile { upstream: OFF, ..ConfigFile::default() }.to(&[closed_address(), upstream.address]))
+            .await;
     for (method, body) in [("GET", ""), ("POST", "body"), ("PUT", "body"), ("PATCH", "body"), ("DELETE", "")]
     {
         // Of two requests in turn, one goes to the unreachable address.
         assert_eq!(
-            (ask(gateway.address, method, body).await, ask(gateway.address, method, body).await),
+            (
+                request_status(gateway.address, method, body).await,
+                request_status(gateway.address, method, body).await
+            ),
             (200, 200),
             "{method}"
         );
     }
-    assert_eq!(upstream.seen().len(), 10);
-    assert!(upstream.seen()[2..8].iter().all(|seen| seen.body == "body"));
+    assert_eq!(upstream.requests().len(), 10);
+    assert!(upstream.requests()[2..8].iter().all(|seen| seen.body == "body"));
 }
 
 /// The budget protects overloaded servers from extra load; a server that was never reached has no load.
@@ -58,21 +63,29 @@ async fn refused_connection_fails_no_request() {
 async fn refused_connection_does_not_use_the_retry_budget() {
     let upstream = Upstream::start().await;
     let setting = ", outlier_ejection: off, retry_budget: 0%";
-    let gateway =
-        run(&File { upstream: setting, ..File::default() }.to(&[nobody(), upstream.address, nobody()])).await;
+    let gateway = run(&ConfigFile { upstream: setting, ..ConfigFile::default() }.to(&[
+        closed_address(),
+        upstream.address,
+        closed_address(),
+    ]))
+    .await;
     for number in 0..50 {
-        assert_eq!(ask(gateway.address, "POST", "body").await, 200, "{number}");
+        assert_eq!(request_status(gateway.address, "POST", "body").await, 200, "{number}");
     }
-    assert_eq!(upstream.seen().len(), 50);
-    let all_away = run(&File { upstream: setting, ..File::default() }.to(&[nobody(), nobody()])).await;
-    assert_eq!(ask(all_away.address, "GET", "").await, 502);
+    assert_eq!(upstream.requests().len(), 50);
+    let all_unreachable =
+        run(&ConfigFile { upstream: setting, ..ConfigFile::default() }
+            .to(&[closed_address(), closed_address()]))
+        .await;
+    assert_eq!(request_status(all_unreachable.address, "GET", "").await, 502);
 }
 
 #[tokio::test]
 async fn only_idempotent_requests_without_a_body_are_retried() {
     let (silent, taken) = silent().await;
     let upstream = Upstream::start().await;
-    let gateway = run(&File { upstream: OFF, ..File::default() }.to(&[silent, upstream.address])).await;
+    let gateway =
+        run(&ConfigFile { upstream: OFF, ..ConfigFile::default() }.to(&[silent, upstream.address])).await;
     let cases = [
         ("GET", "", 200),
         ("HEAD", "", 200),
@@ -86,43 +99,43 @@ async fn only_idempotent_requests_without_a_body_are_retried() {
         ("PUT", "body", 502),
     ];
     for (method, body, wanted) in cases {
-        let (taken_before, seen_before) = (taken.load(Ordering::Relaxed), upstream.seen().len());
+        let (taken_before, seen_before) = (taken.load(Ordering::Relaxed), upstream.requests().len());
         // One of two requests goes to the silent server first.
         let mut statuses = Vec::new();
         while taken.load(Ordering::Relaxed) == taken_before {
-            statuses.push(ask(gateway.address, method, body).await);
+            statuses.push(request_status(gateway.address, method, body).await);
         }
         assert_eq!(statuses.pop(), Some(wanted), "{method} {body}");
         assert_eq!(taken.load(Ordering::Relaxed), taken_before + 1, "{method} {body}");
         let answered = statuses.len() + usize::from(wanted == 200);
-        assert_eq!(upstream.seen().len(), seen_before + answered, "{method} {body}");
+        assert_eq!(upstream.requests().len(), seen_before + answered, "{method} {body}");
     }
 }
 
 #[tokio::test]
 async fn retries_stay_within_the_budget() {
     const REQUESTS: usize = 100;
-    for (setting, most) in [
+    for (setting, max) in [
         (", outlier_ejection: off, retry_budget: 0%", REQUESTS),
         (", outlier_ejection: off, retry_budget: 20%", REQUESTS + 10 + 20),
     ] {
         let (address, taken) = silent().await;
-        let gateway = run(&File { upstream: setting, ..File::default() }.to(&[address])).await;
+        let gateway = run(&ConfigFile { upstream: setting, ..ConfigFile::default() }.to(&[address])).await;
         for _ in 0..REQUESTS {
-            assert_eq!(ask(gateway.address, "GET", "").await, 502);
+            assert_eq!(request_status(gateway.address, "GET", "").await, 502);
         }
         let taken = taken.load(Ordering::Relaxed);
-        assert!((REQUESTS..=most).contains(&taken), "{setting}: {taken}");
-        assert!(most == REQUESTS || taken > REQUESTS, "{setting}: {taken}");
+        assert!((REQUESTS..=max).contains(&taken), "{setting}: {taken}");
+        assert!(max == REQUESTS || taken > REQUESTS, "{setting}: {taken}");
     }
 }
 
 #[tokio::test]
 async fn post_is_never_retried() {
     let (address, taken) = silent().await;
-    let gateway = run(&File { upstream: OFF, ..File::default() }.to(&[address])).await;
+    let gateway = run(&ConfigFile { upstream: OFF, ..ConfigFile::default() }.to(&[address])).await;
     for number in 1..=20 {
-        assert_eq!(ask(gateway.address, "POST", "body").await, 502);
+        assert_eq!(request_status(gateway.address, "POST", "body").await, 502);
         assert_eq!(taken.load(Ordering::Relaxed), number);
     }
 }
@@ -145,9 +158,9 @@ async fn closed_idle_connection_is_not_a_failure() {
         }
     })
     .await;
-    let gateway = run(&File {
+    let gateway = run(&ConfigFile {
         upstream: ", retry_budget: 0%, outlier_ejection: { after: 1, for: 1h }",
-        ..File::default()
+        ..ConfigFile::default()
     }
     .to(&[address]))
     .await;
@@ -156,9 +169,9 @@ async fn closed_idle_connection_is_not_a_failure() {
         let (method, body) = if number % 2 == 0 { ("GET", "") } else { ("POST", "body") };
         let head = format!("{method} / HTTP/1.1\r\nHost: a\r\nContent-Length: {}\r\n\r\n{body}", body.len());
         stream.write_all(head.as_bytes()).await.unwrap();
-        let answer = read_answer(&mut stream).await;
-        assert!(status(&answer) == 200 && answer.ends_with("ok"), "{number}: {answer}");
-        until(|| closed.load(Ordering::Relaxed) == number).await;
+        let response = read_response(&mut stream).await;
+        assert!(status(&response) == 200 && response.ends_with("ok"), "{number}: {response}");
+        wait_until(|| closed.load(Ordering::Relaxed) == number).await;
     }
 }
 
@@ -171,17 +184,18 @@ fn workers() -> usize {
 async fn requests_above_the_upstream_connection_limit_get_503() {
     let upstream = Upstream::start().await;
     let setting = format!(", max_connections: {}, timeouts: {{ connect: 100ms }}", workers());
-    let gateway = run(&File { upstream: &setting, ..File::default() }.to(&[upstream.address])).await;
+    let gateway =
+        run(&ConfigFile { upstream: &setting, ..ConfigFile::default() }.to(&[upstream.address])).await;
     let address = gateway.address;
     let held: Vec<_> =
         (0..workers()).map(|_| tokio::spawn(async move { get(address, "/hold", "").await })).collect();
-    upstream.until_waiting(workers()).await;
-    let refused = get(address, "/", "").await;
-    assert_eq!(status(&refused), 503, "{refused}");
-    assert!(header(&refused, "retry-after").is_some(), "{refused}");
-    upstream.let_go(workers());
-    for asked in held {
-        assert_eq!(status(&asked.await.unwrap()), 200);
+    upstream.wait_for_held(workers()).await;
+    let rejected = get(address, "/", "").await;
+    assert_eq!(status(&rejected), 503, "{rejected}");
+    assert!(header(&rejected, "retry-after").is_some(), "{rejected}");
+    upstream.release(workers());
+    for sent in held {
+        assert_eq!(status(&sent.await.unwrap()), 200);
     }
     assert_eq!(status(&get(address, "/", "").await), 200);
     assert_eq!(*upstream.connections.lock().unwrap(), workers());
@@ -191,13 +205,14 @@ async fn requests_above_the_upstream_connection_limit_get_503() {
 async fn waiting_request_gets_the_next_upstream_connection() {
     let upstream = Upstream::start().await;
     let setting = format!(", max_connections: {}, timeouts: {{ connect: 30s }}", workers());
-    let gateway = run(&File { upstream: &setting, ..File::default() }.to(&[upstream.address])).await;
+    let gateway =
+        run(&ConfigFile { upstream: &setting, ..ConfigFile::default() }.to(&[upstream.address])).await;
     let address = gateway.address;
-    let asked: Vec<_> =
+    let sent: Vec<_> =
         (0..20).map(|_| tokio::spawn(async move { get(address, "/hold", "").await })).collect();
-    upstream.let_go(20);
-    for asked in asked {
-        assert_eq!(status(&asked.await.unwrap()), 200);
+    upstream.release(20);
+    for sent in sent {
+        assert_eq!(status(&sent.await.unwrap()), 200);
     }
     assert!(*upstream.connections.lock().unwrap() <= workers());
 }

@@ -1,6 +1,6 @@
 //! Requests that two servers could parse differently, sent byte by byte.
 
-use super::support::{Upstream, get, header, in_front_of, say, status};
+use super::support::{Upstream, get, header, in_front_of, send_raw, status};
 
 /// Name, bytes to send and accepted statuses; 0 if the connection is closed without a response.
 const PROBES: [(&str, &str, &[u16]); 27] = [
@@ -41,7 +41,7 @@ const PROBES: [(&str, &str, &[u16]); 27] = [
     ("an encoded slash", "GET /a%2fb HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n", &[400]),
     ("host as hop-by-hop", "GET / HTTP/1.1\r\nHost: a\r\nConnection: close, Host\r\n\r\n", &[400]),
     (
-        "a proxy's word as hop-by-hop",
+        "a forwarding header as hop-by-hop",
         "GET / HTTP/1.1\r\nHost: a\r\nConnection: close, x-forwarded-FOR\r\n\r\n",
         &[400],
     ),
@@ -51,7 +51,7 @@ const PROBES: [(&str, &str, &[u16]); 27] = [
         &[400],
     ),
     (
-        "a key of slots as hop-by-hop",
+        "a concurrency limit's key as hop-by-hop",
         "GET / HTTP/1.1\r\nHost: a\r\nX-Device: a\r\nConnection: close, X-Device\r\n\r\n",
         &[400],
     ),
@@ -65,11 +65,11 @@ async fn ambiguous_requests_are_rejected_and_not_forwarded() {
     let upstream = Upstream::start().await;
     let gateway = in_front_of(&upstream, LIMITS, "").await;
     for (name, bytes, wanted) in PROBES {
-        let answer = say(gateway.address, bytes).await;
-        assert!(wanted.contains(&status(&answer)), "{name}: {answer}");
+        let response = send_raw(gateway.address, bytes).await;
+        assert!(wanted.contains(&status(&response)), "{name}: {response}");
     }
-    assert!(upstream.seen().is_empty(), "{:?}", upstream.seen());
-    assert_eq!(status(&get(gateway.address, "/", "").await), 200, "and it goes on");
+    assert!(upstream.requests().is_empty(), "{:?}", upstream.requests());
+    assert_eq!(status(&get(gateway.address, "/", "").await), 200, "valid requests are still served");
 }
 
 /// With both Content-Length and Transfer-Encoding, the coding decides, the length is removed and the connection is
@@ -84,10 +84,10 @@ async fn transfer_encoding_overrides_content_length() {
     ] {
         let smuggled = "GET /smuggled HTTP/1.1\r\nHost: a\r\n\r\n";
         let request = format!("POST /outer HTTP/1.1\r\nHost: a\r\n{lines}\r\n\r\n0\r\n\r\n{smuggled}");
-        let answer = say(gateway.address, request).await;
-        assert_eq!(answer.matches("HTTP/1.1 ").count(), 1, "{answer}");
+        let response = send_raw(gateway.address, request).await;
+        assert_eq!(response.matches("HTTP/1.1 ").count(), 1, "{response}");
     }
-    for seen in upstream.seen() {
+    for seen in upstream.requests() {
         assert_eq!((seen.uri.path(), seen.body.len()), ("/outer", 0));
         assert_eq!(seen.header("content-length"), None);
     }
@@ -100,8 +100,8 @@ async fn hop_by_hop_headers_are_not_forwarded() {
     let headers = "Keep-Alive: timeout=5\r\nProxy-Connection: keep-alive\r\nProxy-Authorization: x\r\nTE: trailers\r\n\
         Upgrade: h2c\r\nHTTP2-Settings: a\r\nX-Mine: 1\r\nX-Kept: 2\r\n";
     let request = format!("GET / HTTP/1.1\r\nHost: test\r\nConnection: close, X-Mine\r\n{headers}\r\n");
-    assert_eq!(status(&say(gateway.address, request).await), 200);
-    let seen = upstream.only();
+    assert_eq!(status(&send_raw(gateway.address, request).await), 200);
+    let seen = upstream.only_request();
     for name in [
         "connection",
         "keep-alive",
@@ -115,8 +115,8 @@ async fn hop_by_hop_headers_are_not_forwarded() {
         assert_eq!(seen.header(name), None, "{name}");
     }
     assert_eq!(seen.header("x-kept"), Some("2"));
-    let answer = get(gateway.address, "/header/Proxy-Authenticate/Basic", "").await;
-    assert_eq!(header(&answer, "proxy-authenticate"), None, "and on the way back: {answer}");
+    let response = get(gateway.address, "/header/Proxy-Authenticate/Basic", "").await;
+    assert_eq!(header(&response, "proxy-authenticate"), None, "in the response: {response}");
 }
 
 #[tokio::test]
@@ -126,7 +126,7 @@ async fn forwarding_headers_of_untrusted_clients_are_replaced() {
     let headers = "X-Forwarded-For: 6.6.6.6\r\nX-Forwarded-Proto: https\r\nX-Forwarded-Host: bank\r\nX-Real-IP: 6.6.6.6\r\n\
         Forwarded: for=6.6.6.6\r\nX_Forwarded_For: 6.6.6.6\r\nX.Real.IP: 6.6.6.6\r\nX-Request-Id: mine\r\n";
     get(gateway.address, "/", headers).await;
-    let seen = upstream.only();
+    let seen = upstream.only_request();
     assert_eq!(seen.header("x-forwarded-for"), Some("127.0.0.1"));
     assert_eq!(seen.header("x-real-ip"), Some("127.0.0.1"));
     assert_eq!(seen.header("x-forwarded-proto"), Some("http"));
@@ -144,7 +144,7 @@ async fn forwarding_headers_of_a_trusted_proxy_are_kept() {
     let headers =
         "X-Forwarded-For: 6.6.6.6, 203.0.113.7\r\nX-Forwarded-Proto: https\r\nX-Request-Id: theirs\r\n";
     get(gateway.address, "/", headers).await;
-    let seen = upstream.only();
+    let seen = upstream.only_request();
     assert_eq!(seen.header("x-forwarded-for"), Some("6.6.6.6, 203.0.113.7, 127.0.0.1"));
     assert_eq!(seen.header("x-real-ip"), Some("203.0.113.7"));
     assert_eq!(seen.header("x-forwarded-proto"), Some("https"));
@@ -161,7 +161,7 @@ async fn oversized_heads_are_rejected() {
     assert_eq!(status(&get(gateway.address, "/", &large).await), 431);
     let long = format!("/{}", "a".repeat(70_000));
     assert!([414, 431].contains(&status(&get(gateway.address, &long, "").await)));
-    assert!(upstream.seen().is_empty());
+    assert!(upstream.requests().is_empty());
 }
 
 #[tokio::test]
@@ -175,6 +175,10 @@ async fn normalised_path_is_forwarded_as_it_was_matched() {
     for path in ["//admin/x", "/a/../admin/x", "/%61dmin/x", "/admin;p=1/x", "/./admin//x"] {
         assert_eq!(status(&get(gateway.address, path, "").await), 200, "{path}");
     }
-    assert!(upstream.seen().iter().all(|seen| seen.uri.path() == "/admin/x"), "{:?}", upstream.seen());
+    assert!(
+        upstream.requests().iter().all(|seen| seen.uri.path() == "/admin/x"),
+        "{:?}",
+        upstream.requests()
+    );
     assert_eq!(status(&get(gateway.address, "/other", "").await), 404);
 }

@@ -10,25 +10,25 @@ use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-use super::peers::{File, read_answer, read_head, scripted, settled, speak_http2};
-use super::support::{PATIENCE, Upstream, get, header, in_front_of, run, say, status};
+use super::peers::{ConfigFile, connect_http2, read_head, read_response, scripted, wait_until_stable};
+use super::support::{TEST_TIMEOUT, Upstream, get, header, in_front_of, run, send_raw, status};
 
-const MUCH: usize = 200 << 20;
+const BODY_BYTES: usize = 200 << 20;
 /// Upper bound for the buffers of four sockets and of the gateway together: far below the whole body.
-const BUFFERED_MAX: usize = MUCH / 3;
+const BUFFERED_MAX: usize = BODY_BYTES / 3;
 
 /// A server that sends a large body, and the number of bytes sent so far.
-async fn generous() -> (std::net::SocketAddr, Arc<AtomicUsize>) {
+async fn large_response_server() -> (std::net::SocketAddr, Arc<AtomicUsize>) {
     let sent = Arc::new(AtomicUsize::new(0));
     let count = sent.clone();
     let address = scripted(move |mut stream, _| {
         let count = count.clone();
         async move {
             read_head(&mut stream).await;
-            let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {MUCH}\r\n\r\n");
+            let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {BODY_BYTES}\r\n\r\n");
             stream.write_all(head.as_bytes()).await.unwrap();
             let part = vec![b'x'; 64 << 10];
-            while count.load(Ordering::Relaxed) < MUCH && stream.write_all(&part).await.is_ok() {
+            while count.load(Ordering::Relaxed) < BODY_BYTES && stream.write_all(&part).await.is_ok() {
                 count.fetch_add(part.len(), Ordering::Relaxed);
             }
             read_head(&mut stream).await;
@@ -40,35 +40,35 @@ async fn generous() -> (std::net::SocketAddr, Arc<AtomicUsize>) {
 
 #[tokio::test]
 async fn slow_client_applies_backpressure_to_the_upstream() {
-    let (address, sent) = generous().await;
-    let gateway = run(&File::default().to(&[address])).await;
+    let (address, sent) = large_response_server().await;
+    let gateway = run(&ConfigFile::default().to(&[address])).await;
     let mut stream = TcpStream::connect(gateway.address).await.unwrap();
     stream.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
     assert_eq!(status(&read_head(&mut stream).await), 200);
-    let buffered = settled(&sent).await;
-    assert!(buffered < BUFFERED_MAX, "the gateway took {buffered} bytes that nobody wants yet");
-    let (mut left, mut bytes) = (MUCH, vec![0; 256 << 10]);
+    let buffered = wait_until_stable(&sent).await;
+    assert!(buffered < BUFFERED_MAX, "the gateway buffered {buffered} bytes");
+    let (mut left, mut bytes) = (BODY_BYTES, vec![0; 256 << 10]);
     while left > 0 {
-        left -= timeout(PATIENCE, stream.read(&mut bytes)).await.unwrap().unwrap();
-        let ahead = sent.load(Ordering::Relaxed).saturating_sub(MUCH - left);
-        assert!(ahead < BUFFERED_MAX, "{ahead} bytes lie somewhere");
+        left -= timeout(TEST_TIMEOUT, stream.read(&mut bytes)).await.unwrap().unwrap();
+        let ahead = sent.load(Ordering::Relaxed).saturating_sub(BODY_BYTES - left);
+        assert!(ahead < BUFFERED_MAX, "{ahead} bytes are buffered");
     }
 }
 
 #[tokio::test]
 async fn slow_http2_client_applies_backpressure_to_the_upstream() {
-    let (address, sent) = generous().await;
-    let gateway = run(&File::default().to(&[address])).await;
-    let mut sender = speak_http2(TcpStream::connect(gateway.address).await.unwrap()).await;
+    let (address, sent) = large_response_server().await;
+    let gateway = run(&ConfigFile::default().to(&[address])).await;
+    let mut sender = connect_http2(TcpStream::connect(gateway.address).await.unwrap()).await;
     let response =
         sender.send_request(Request::get("http://a/").body(Full::default()).unwrap()).await.unwrap();
-    let buffered = settled(&sent).await;
-    assert!(buffered < BUFFERED_MAX, "the gateway took {buffered} bytes that nobody wants yet");
+    let buffered = wait_until_stable(&sent).await;
+    assert!(buffered < BUFFERED_MAX, "the gateway buffered {buffered} bytes");
     let (mut body, mut read) = (response.into_body(), 0);
-    while let Some(frame) = timeout(PATIENCE, body.frame()).await.unwrap() {
+    while let Some(frame) = timeout(TEST_TIMEOUT, body.frame()).await.unwrap() {
         read += frame.unwrap().data_ref().map_or(0, bytes::Bytes::len);
     }
-    assert_eq!(read, MUCH);
+    assert_eq!(read, BODY_BYTES);
 }
 
 #[tokio::test]
@@ -82,7 +82,7 @@ async fn slow_upstream_applies_backpressure_to_the_client() {
             read_head(&mut stream).await;
             may.acquire().await.unwrap().forget();
             let mut bytes = vec![0; 256 << 10];
-            while count.load(Ordering::Relaxed) < MUCH {
+            while count.load(Ordering::Relaxed) < BODY_BYTES {
                 count.fetch_add(stream.read(&mut bytes).await.unwrap(), Ordering::Relaxed);
             }
             stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").await.unwrap();
@@ -90,25 +90,25 @@ async fn slow_upstream_applies_backpressure_to_the_client() {
         }
     })
     .await;
-    let gateway = run(&File::default().to(&[address])).await;
+    let gateway = run(&ConfigFile::default().to(&[address])).await;
     let stream = TcpStream::connect(gateway.address).await.unwrap();
     let (mut reading, mut writing) = stream.into_split();
     let count = sent.clone();
     let sending = tokio::spawn(async move {
-        let head = format!("POST / HTTP/1.1\r\nHost: a\r\nContent-Length: {MUCH}\r\n\r\n");
+        let head = format!("POST / HTTP/1.1\r\nHost: a\r\nContent-Length: {BODY_BYTES}\r\n\r\n");
         writing.write_all(head.as_bytes()).await.unwrap();
         let part = vec![b'x'; 64 << 10];
-        while count.load(Ordering::Relaxed) < MUCH {
+        while count.load(Ordering::Relaxed) < BODY_BYTES {
             writing.write_all(&part).await.unwrap();
             count.fetch_add(part.len(), Ordering::Relaxed);
         }
         writing
     });
-    let buffered = settled(&sent).await;
-    assert!(buffered < BUFFERED_MAX, "the gateway took {buffered} bytes that nobody wants yet");
+    let buffered = wait_until_stable(&sent).await;
+    assert!(buffered < BUFFERED_MAX, "the gateway buffered {buffered} bytes");
     may_read.add_permits(1);
-    assert_eq!(status(&read_answer(&mut reading).await), 200);
-    assert_eq!(got.load(Ordering::Relaxed), MUCH);
+    assert_eq!(status(&read_response(&mut reading).await), 200);
+    assert_eq!(got.load(Ordering::Relaxed), BODY_BYTES);
     drop(sending.await.unwrap());
 }
 
@@ -120,11 +120,11 @@ async fn trailers_are_sent_only_to_clients_that_accept_them() {
         stream.write_all(chunked.as_bytes()).await.unwrap();
     })
     .await;
-    let gateway = run(&File::default().to(&[address])).await;
-    let answer = get(gateway.address, "/", "TE: trailers\r\n").await;
-    assert!(answer.ends_with("\r\n5\r\nhello\r\n0\r\nx-sum: 42\r\n\r\n"), "{answer}");
-    let answer = get(gateway.address, "/", "").await;
-    assert!(answer.ends_with("\r\n5\r\nhello\r\n0\r\n\r\n"), "{answer}");
+    let gateway = run(&ConfigFile::default().to(&[address])).await;
+    let response = get(gateway.address, "/", "TE: trailers\r\n").await;
+    assert!(response.ends_with("\r\n5\r\nhello\r\n0\r\nx-sum: 42\r\n\r\n"), "{response}");
+    let response = get(gateway.address, "/", "").await;
+    assert!(response.ends_with("\r\n5\r\nhello\r\n0\r\n\r\n"), "{response}");
 }
 
 #[tokio::test]
@@ -145,8 +145,8 @@ async fn responses_without_a_body_keep_the_connection_in_sync() {
             assert_eq!((status(&head), header(&head, "transfer-encoding")), (code, None), "{head}");
         }
         stream.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
-        let answer = read_answer(&mut stream).await;
-        assert!(status(&answer) == 200 && answer.ends_with("hello"), "{answer}");
+        let response = read_response(&mut stream).await;
+        assert!(status(&response) == 200 && response.ends_with("hello"), "{response}");
     }
     assert_eq!(*upstream.connections.lock().unwrap(), 1);
 }
@@ -160,28 +160,28 @@ async fn expect_continue_gets_100_before_the_body() {
     stream.write_all(head.as_bytes()).await.unwrap();
     assert_eq!(status(&read_head(&mut stream).await), 100);
     stream.write_all(b"body").await.unwrap();
-    let answer = read_answer(&mut stream).await;
-    assert!(status(&answer) == 200 && answer.ends_with("hello"), "{answer}");
-    assert_eq!(upstream.only().body, "body");
+    let response = read_response(&mut stream).await;
+    assert!(status(&response) == 200 && response.ends_with("hello"), "{response}");
+    assert_eq!(upstream.only_request().body, "body");
 }
 
 #[tokio::test]
 async fn http_1_0_clients_are_served() {
     let upstream = Upstream::start().await;
     let gateway = in_front_of(&upstream, "", "").await;
-    let answer = say(gateway.address, "GET / HTTP/1.0\r\n\r\n").await;
-    assert!(status(&answer) == 200 && answer.ends_with("\r\n\r\nhello"), "{answer}");
-    assert_eq!(upstream.only().header("host"), Some(&*upstream.address.to_string()));
+    let response = send_raw(gateway.address, "GET / HTTP/1.0\r\n\r\n").await;
+    assert!(status(&response) == 200 && response.ends_with("\r\n\r\nhello"), "{response}");
+    assert_eq!(upstream.only_request().header("host"), Some(&*upstream.address.to_string()));
 
     let mut stream = TcpStream::connect(gateway.address).await.unwrap();
     for _ in 0..2 {
         stream.write_all(b"GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n").await.unwrap();
-        let answer = read_answer(&mut stream).await;
+        let response = read_response(&mut stream).await;
         assert!(
-            header(&answer, "connection").is_some_and(|it| it.eq_ignore_ascii_case("keep-alive")),
-            "{answer}"
+            header(&response, "connection").is_some_and(|it| it.eq_ignore_ascii_case("keep-alive")),
+            "{response}"
         );
-        assert!(answer.ends_with("hello"), "{answer}");
+        assert!(response.ends_with("hello"), "{response}");
     }
 
     // HTTP/1.0 clients do not support chunked encoding.
@@ -191,10 +191,10 @@ async fn http_1_0_clients_are_served() {
         stream.write_all(chunked).await.unwrap();
     })
     .await;
-    let gateway = run(&File::default().to(&[address])).await;
-    let answer = say(gateway.address, "GET / HTTP/1.0\r\n\r\n").await;
-    assert_eq!(header(&answer, "transfer-encoding"), None, "{answer}");
-    assert!(answer.ends_with("\r\n\r\nhello"), "{answer}");
+    let gateway = run(&ConfigFile::default().to(&[address])).await;
+    let response = send_raw(gateway.address, "GET / HTTP/1.0\r\n\r\n").await;
+    assert_eq!(header(&response, "transfer-encoding"), None, "{response}");
+    assert!(response.ends_with("\r\n\r\nhello"), "{response}");
 }
 
 /// A truncated response must not look complete.
@@ -209,7 +209,7 @@ async fn truncated_upstream_response_is_truncated_for_the_client() {
         stream.write_all(part).await.unwrap();
     })
     .await;
-    let gateway = run(&File::default().to(&[address])).await;
+    let gateway = run(&ConfigFile::default().to(&[address])).await;
     let sized = get(gateway.address, "/", "").await;
     assert_eq!(header(&sized, "content-length"), Some("10"), "{sized}");
     assert!(!sized.ends_with("hellohello"));

@@ -25,13 +25,13 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 /// Long enough on the busiest machine: only a failing test waits this long.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// An environment with the given variables, and with files from disk.
 #[derive(Default)]
-pub(crate) struct Alone(pub(crate) HashMap<String, String>);
+pub(crate) struct TestEnvironment(pub(crate) HashMap<String, String>);
 
-impl Environment for Alone {
+impl Environment for TestEnvironment {
     fn variable(&self, name: &str) -> Option<String> {
         self.0.get(name).cloned()
     }
@@ -42,14 +42,15 @@ impl Environment for Alone {
 }
 
 pub(crate) fn parse(yaml: &str) -> Config {
-    ratekeeper_config::parse(yaml, &Alone::default()).unwrap_or_else(|errors| panic!("{errors}\n{yaml}"))
+    ratekeeper_config::parse(yaml, &TestEnvironment::default())
+        .unwrap_or_else(|errors| panic!("{errors}\n{yaml}"))
 }
 
 /// Lines written to an access log.
 #[derive(Clone, Default)]
-pub(crate) struct Log(Arc<Mutex<Vec<u8>>>);
+pub(crate) struct AccessLogBuffer(Arc<Mutex<Vec<u8>>>);
 
-impl Write for Log {
+impl Write for AccessLogBuffer {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         Write::write(&mut *self.0.lock().unwrap(), bytes)
     }
@@ -59,7 +60,7 @@ impl Write for Log {
     }
 }
 
-impl Log {
+impl AccessLogBuffer {
     /// All lines, once there are at least `count`.
     pub(crate) async fn lines(&self, count: usize) -> Vec<String> {
         let lines = async {
@@ -71,27 +72,27 @@ impl Log {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        timeout(PATIENCE, lines).await.unwrap()
+        timeout(TEST_TIMEOUT, lines).await.unwrap()
     }
 }
 
 /// A running gateway, its address and its access log.
-pub(crate) struct Running {
+pub(crate) struct TestGateway {
     pub(crate) gateway: Gateway<Memory>,
     pub(crate) address: SocketAddr,
-    pub(crate) log: Log,
+    pub(crate) log: AccessLogBuffer,
 }
 
 /// Starts a gateway from a configuration that listens on port 0.
-pub(crate) async fn run(yaml: &str) -> Running {
-    let log = Log::default();
+pub(crate) async fn run(yaml: &str) -> TestGateway {
+    let log = AccessLogBuffer::default();
     let gateway = Gateway::start_with_log(&parse(yaml), Box::new(log.clone())).await.unwrap();
     let address = gateway.addresses()[0];
-    Running { gateway, address, log }
+    TestGateway { gateway, address, log }
 }
 
 /// Starts a gateway in front of one upstream: `route` adds route settings, `above` comes before the gateway section.
-pub(crate) async fn in_front_of(upstream: &Upstream, above: &str, route: &str) -> Running {
+pub(crate) async fn in_front_of(upstream: &Upstream, above: &str, route: &str) -> TestGateway {
     run(&one_route(upstream, above, route)).await
 }
 
@@ -104,7 +105,7 @@ pub(crate) fn one_route(upstream: &Upstream, above: &str, route: &str) -> String
 
 /// A request as the upstream received it.
 #[derive(Clone, Debug)]
-pub(crate) struct Seen {
+pub(crate) struct ReceivedRequest {
     pub(crate) method: Method,
     pub(crate) uri: Uri,
     pub(crate) version: Version,
@@ -113,12 +114,12 @@ pub(crate) struct Seen {
     pub(crate) trailers: Option<HeaderMap>,
 }
 
-impl Seen {
+impl ReceivedRequest {
     /// The only value of a header.
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         let mut values = self.headers.get_all(name).iter();
         let value = values.next();
-        assert!(values.next().is_none(), "{name} is there twice");
+        assert!(values.next().is_none(), "duplicate header {name}");
         value.map(|value| value.to_str().unwrap())
     }
 }
@@ -128,7 +129,7 @@ impl Seen {
 #[derive(Clone)]
 pub(crate) struct Upstream {
     pub(crate) address: SocketAddr,
-    seen: Arc<Mutex<Vec<Seen>>>,
+    seen: Arc<Mutex<Vec<ReceivedRequest>>>,
     pub(crate) connections: Arc<Mutex<usize>>,
     held: Arc<Semaphore>,
     /// Number of held requests.
@@ -166,7 +167,7 @@ impl Upstream {
         let io = TokioIo::new(stream);
         let service = service_fn(move |request| {
             let upstream = self.clone();
-            async move { Ok::<_, Infallible>(upstream.answer(request).await) }
+            async move { Ok::<_, Infallible>(upstream.respond(request).await) }
         });
         // Some tests close the gateway's connections on purpose.
         let _ = match is_http2 {
@@ -175,16 +176,16 @@ impl Upstream {
         };
     }
 
-    async fn answer(&self, request: Request<Incoming>) -> Response<BoxBody<Bytes, Infallible>> {
+    async fn respond(&self, request: Request<Incoming>) -> Response<BoxBody<Bytes, Infallible>> {
         let (parts, body) = request.into_parts();
-        let whole = body.collect().await.unwrap_or_default();
-        let seen = Seen {
+        let collected = body.collect().await.unwrap_or_default();
+        let seen = ReceivedRequest {
             method: parts.method,
             uri: parts.uri.clone(),
             version: parts.version,
             headers: parts.headers,
-            trailers: whole.trailers().cloned(),
-            body: whole.to_bytes(),
+            trailers: collected.trailers().cloned(),
+            body: collected.to_bytes(),
         };
         self.seen.lock().unwrap().push(seen);
         let mut response = Response::new(Full::from("hello").boxed());
@@ -207,40 +208,40 @@ impl Upstream {
     }
 
     /// All requests received so far.
-    pub(crate) fn seen(&self) -> Vec<Seen> {
+    pub(crate) fn requests(&self) -> Vec<ReceivedRequest> {
         self.seen.lock().unwrap().clone()
     }
 
     /// The only request received so far.
-    pub(crate) fn only(&self) -> Seen {
-        let seen = self.seen();
+    pub(crate) fn only_request(&self) -> ReceivedRequest {
+        let seen = self.requests();
         assert_eq!(seen.len(), 1, "{seen:?}");
         seen[0].clone()
     }
 
     /// Releases `count` held requests.
-    pub(crate) fn let_go(&self, count: usize) {
+    pub(crate) fn release(&self, count: usize) {
         self.held.add_permits(count);
     }
 
     /// Waits until `count` requests are held.
-    pub(crate) async fn until_waiting(&self, count: usize) {
-        until(|| *self.waiting.lock().unwrap() == count).await;
+    pub(crate) async fn wait_for_held(&self, count: usize) {
+        wait_until(|| *self.waiting.lock().unwrap() == count).await;
     }
 }
 
 /// Waits until the condition is true.
-pub(crate) async fn until(is_so: impl Fn() -> bool) {
+pub(crate) async fn wait_until(condition: impl Fn() -> bool) {
     let waiting = async {
-        while !is_so() {
+        while !condition() {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     };
-    timeout(PATIENCE, waiting).await.expect("it never became so");
+    timeout(TEST_TIMEOUT, waiting).await.expect("the condition never became true");
 }
 
 /// Sends bytes on a new connection and reads until the other side closes it.
-pub(crate) async fn say(address: SocketAddr, bytes: impl AsRef<[u8]>) -> String {
+pub(crate) async fn send_raw(address: SocketAddr, bytes: impl AsRef<[u8]>) -> String {
     let mut stream = TcpStream::connect(address).await.unwrap();
     // A server that rejects a request may not read all of it.
     let _ = stream.write_all(bytes.as_ref()).await;
@@ -250,23 +251,24 @@ pub(crate) async fn say(address: SocketAddr, bytes: impl AsRef<[u8]>) -> String 
 /// Reads until the other side closes the connection.
 pub(crate) async fn read_all(stream: &mut TcpStream) -> String {
     let mut all = Vec::new();
-    let _ = timeout(PATIENCE, stream.read_to_end(&mut all)).await.expect("the connection stayed open");
+    let _ = timeout(TEST_TIMEOUT, stream.read_to_end(&mut all)).await.expect("the connection stayed open");
     String::from_utf8_lossy(&all).into_owned()
 }
 
 /// The status of a response.
-pub(crate) fn status(answer: &str) -> u16 {
-    answer.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0)
+pub(crate) fn status(response: &str) -> u16 {
+    response.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0)
 }
 
 /// Sends an HTTP/1.1 GET request with these headers on a new connection.
 pub(crate) async fn get(address: SocketAddr, path: &str, headers: &str) -> String {
-    say(address, format!("GET {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n{headers}\r\n")).await
+    send_raw(address, format!("GET {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n{headers}\r\n"))
+        .await
 }
 
 /// A header of a response.
-pub(crate) fn header<'a>(answer: &'a str, name: &str) -> Option<&'a str> {
-    let head = answer.split("\r\n\r\n").next()?;
+pub(crate) fn header<'a>(response: &'a str, name: &str) -> Option<&'a str> {
+    let head = response.split("\r\n\r\n").next()?;
     head.lines().skip(1).find_map(|line| {
         let (its, value) = line.split_once(':')?;
         its.eq_ignore_ascii_case(name).then(|| value.trim())

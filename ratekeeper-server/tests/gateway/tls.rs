@@ -12,47 +12,51 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use rustls::pki_types::CertificateDer;
 use tokio::io::AsyncWriteExt;
 
-use super::peers::{File, Folder, Identity, read_answer, read_head, scripted};
-use super::support::{Running, Upstream, get, parse, run, status};
+use super::peers::{ConfigFile, Identity, TempDir, read_head, read_response, scripted};
+use super::support::{TestGateway, Upstream, get, parse, run, status};
 
-pub(crate) fn listener(folder: &Folder, name: &str, identity: &Identity) -> String {
-    let certificate = folder.write(&format!("{name}.pem"), &identity.certificate);
-    let key = folder.write(&format!("{name}-key.pem"), &identity.key);
+pub(crate) fn listener(directory: &TempDir, name: &str, identity: &Identity) -> String {
+    let certificate = directory.write(&format!("{name}.pem"), &identity.certificate);
+    let key = directory.write(&format!("{name}-key.pem"), &identity.key);
     format!("tls: {{ certificate: {{ file: {certificate} }}, key: {{ file: {key} }} }}")
 }
 
 /// Sends a request and returns the certificate that the gateway presents.
-async fn shown(address: SocketAddr, wanted: &Identity) -> Option<CertificateDer<'static>> {
+async fn presented_certificate(address: SocketAddr, wanted: &Identity) -> Option<CertificateDer<'static>> {
     let mut stream = wanted.connect(address, "http/1.1").await.ok()?;
     stream.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
-    assert_eq!(status(&read_answer(&mut stream).await), 200);
+    assert_eq!(status(&read_response(&mut stream).await), 200);
     Some(stream.get_ref().1.peer_certificates().unwrap()[0].clone().into_owned())
 }
 
 #[tokio::test]
 async fn reload_replaces_the_certificate() {
-    let (upstream, folder) = (Upstream::start().await, Folder::new());
+    let (upstream, directory) = (Upstream::start().await, TempDir::new());
     let (old, new) = (Identity::new(), Identity::new());
-    let listening = format!(", {}", listener(&folder, "cert", &old));
-    let file = File { listener: &listening, ..File::default() }.to(&[upstream.address]);
+    let listening = format!(", {}", listener(&directory, "cert", &old));
+    let file = ConfigFile { listener: &listening, ..ConfigFile::default() }.to(&[upstream.address]);
     let gateway = run(&file).await;
-    assert_eq!(shown(gateway.address, &old).await, Some(old.der()));
+    assert_eq!(presented_certificate(gateway.address, &old).await, Some(old.der()));
     let mut kept = old.connect(gateway.address, "http/1.1").await.unwrap();
 
-    listener(&folder, "cert", &new);
+    listener(&directory, "cert", &new);
     gateway.gateway.reload(&parse(&file)).unwrap();
-    assert_eq!(shown(gateway.address, &new).await, Some(new.der()));
-    assert_eq!(shown(gateway.address, &old).await, None, "the old one is no longer shown");
+    assert_eq!(presented_certificate(gateway.address, &new).await, Some(new.der()));
+    assert_eq!(
+        presented_certificate(gateway.address, &old).await,
+        None,
+        "the old certificate is no longer presented"
+    );
     // Existing connections stay open.
     kept.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
-    assert_eq!(status(&read_answer(&mut kept).await), 200);
+    assert_eq!(status(&read_response(&mut kept).await), 200);
 }
 
 #[tokio::test]
 async fn invalid_certificate_files_change_nothing() {
-    let (upstream, folder) = (Upstream::start().await, Folder::new());
+    let (upstream, directory) = (Upstream::start().await, TempDir::new());
     let (one, other, new) = (Identity::new(), Identity::new(), Identity::new());
-    let (first, second) = (listener(&folder, "first", &one), listener(&folder, "second", &other));
+    let (first, second) = (listener(&directory, "first", &one), listener(&directory, "second", &other));
     let file = format!(
         "gateway:
   listen: [{{ address: 127.0.0.1:0, {first} }}, {{ address: 127.0.0.1:0, {second} }}]
@@ -61,64 +65,70 @@ async fn invalid_certificate_files_change_nothing() {
         upstream.address
     );
     let config = parse(&file);
-    let Running { gateway, .. } = run(&file).await;
+    let TestGateway { gateway, .. } = run(&file).await;
     let (at_first, at_second) = (gateway.addresses()[0], gateway.addresses()[1]);
     // The first certificate is valid and the second is not: neither changes.
-    listener(&folder, "first", &new);
+    listener(&directory, "first", &new);
     for broken in [&other.certificate[..other.certificate.len() / 2], "", &new.certificate] {
-        folder.write("second.pem", broken);
+        directory.write("second.pem", broken);
         let error = gateway.reload(&config).unwrap_err();
         assert!(error.to_string().contains("second.pem"), "{error}");
-        assert_eq!(shown(at_first, &one).await, Some(one.der()));
-        assert_eq!(shown(at_second, &other).await, Some(other.der()));
+        assert_eq!(presented_certificate(at_first, &one).await, Some(one.der()));
+        assert_eq!(presented_certificate(at_second, &other).await, Some(other.der()));
     }
-    folder.write("second-key.pem", &new.key);
-    folder.write("second.pem", &new.certificate);
+    directory.write("second-key.pem", &new.key);
+    directory.write("second.pem", &new.certificate);
     gateway.reload(&config).unwrap();
-    assert_eq!(shown(at_first, &new).await, Some(new.der()));
-    assert_eq!(shown(at_second, &new).await, Some(new.der()));
+    assert_eq!(presented_certificate(at_first, &new).await, Some(new.der()));
+    assert_eq!(presented_certificate(at_second, &new).await, Some(new.der()));
 }
 
 /// Certificates used to be read last, after the metrics of the new configuration were registered.
 #[tokio::test]
 async fn failed_reload_does_not_change_the_metrics() {
-    let (upstream, folder, identity) = (Upstream::start().await, Folder::new(), Identity::new());
-    let listening = format!(", {}", listener(&folder, "cert", &identity));
+    let (upstream, directory, identity) = (Upstream::start().await, TempDir::new(), Identity::new());
+    let listening = format!(", {}", listener(&directory, "cert", &identity));
     let file = |id: &str, upstream_setting: &str| {
         let limits = format!("limits: {{ {id}-limit: {{ key: ip, fixed_window: {{ limit: 9 }} }} }}");
-        let file =
-            File { limits: &limits, listener: &listening, upstream: upstream_setting, ..File::default() };
+        let file = ConfigFile {
+            limits: &limits,
+            listener: &listening,
+            upstream: upstream_setting,
+            ..ConfigFile::default()
+        };
         file.to_urls(&[format!("https://{}", upstream.address)]).replace("id: all", &format!("id: {id}"))
     };
     let gateway = run(&file("old", "")).await.gateway;
-    let told = || gateway.watched().metrics().replace(r#"kept_old"} 1"#, r#"kept_old"} 0"#);
-    let before = told();
+    let metrics = || gateway.status().metrics().replace(r#"failure"} 1"#, r#"failure"} 0"#);
+    let before = metrics();
     assert!(before.contains(r#"route="old""#) && before.contains(r#"limit="old-limit""#), "{before}");
     // An invalid CA certificate, then a certificate that does not match its key.
-    let authority = folder.write("authority.pem", "-----BEGIN CERTIFICATE-----\n-----END CERTIFICATE-----\n");
+    let authority =
+        directory.write("authority.pem", "-----BEGIN CERTIFICATE-----\n-----END CERTIFICATE-----\n");
     let setting = format!(", tls: {{ ca: {{ file: {authority} }} }}");
     gateway.reload(&parse(&file("new", &setting))).unwrap_err();
-    assert_eq!(told(), before);
-    folder.write("cert.pem", &Identity::new().certificate);
+    assert_eq!(metrics(), before);
+    directory.write("cert.pem", &Identity::new().certificate);
     gateway.reload(&parse(&file("new", ""))).unwrap_err();
-    assert_eq!(told().replace(r#"kept_old"} 2"#, r#"kept_old"} 0"#), before);
+    assert_eq!(metrics().replace(r#"failure"} 2"#, r#"failure"} 0"#), before);
 
-    folder.write("cert.pem", &identity.certificate);
+    directory.write("cert.pem", &identity.certificate);
     gateway.reload(&parse(&file("new", ""))).unwrap();
-    let after = told();
+    let after = metrics();
     assert!(after.contains(r#"route="new""#) && after.contains(r#"limit="new-limit""#), "{after}");
     assert!(!after.contains(r#"route="old""#) && !after.contains(r#"limit="old-limit""#), "{after}");
 }
 
 #[tokio::test]
 async fn plain_text_on_a_tls_listener_is_closed() {
-    let (upstream, folder, identity) = (Upstream::start().await, Folder::new(), Identity::new());
-    let listening = format!(", {}", listener(&folder, "cert", &identity));
-    let gateway = run(&File { listener: &listening, ..File::default() }.to(&[upstream.address])).await;
-    let answer = get(gateway.address, "/", "").await;
-    assert!(!answer.contains("HTTP/1.1 200"), "{answer}");
-    assert!(upstream.seen().is_empty());
-    assert_eq!(shown(gateway.address, &identity).await, Some(identity.der()));
+    let (upstream, directory, identity) = (Upstream::start().await, TempDir::new(), Identity::new());
+    let listening = format!(", {}", listener(&directory, "cert", &identity));
+    let gateway =
+        run(&ConfigFile { listener: &listening, ..ConfigFile::default() }.to(&[upstream.address])).await;
+    let response = get(gateway.address, "/", "").await;
+    assert!(!response.contains("HTTP/1.1 200"), "{response}");
+    assert!(upstream.requests().is_empty());
+    assert_eq!(presented_certificate(gateway.address, &identity).await, Some(identity.der()));
 }
 
 /// A TLS server that answers `secret` with the given protocol.
@@ -129,9 +139,10 @@ async fn secured(identity: &Identity, protocol: &'static str) -> SocketAddr {
         async move {
             let Ok(mut stream) = acceptor.accept(stream).await else { return };
             if protocol == "h2" {
-                let answer = |_| async { Ok::<_, Infallible>(Response::new(Full::<Bytes>::from("secret"))) };
+                let response =
+                    |_| async { Ok::<_, Infallible>(Response::new(Full::<Bytes>::from("secret"))) };
                 let serving = http2::Builder::new(TokioExecutor::new());
-                let _ = serving.serve_connection(TokioIo::new(stream), service_fn(answer)).await;
+                let _ = serving.serve_connection(TokioIo::new(stream), service_fn(response)).await;
                 return;
             }
             while !read_head(&mut stream).await.is_empty() {
@@ -144,18 +155,18 @@ async fn secured(identity: &Identity, protocol: &'static str) -> SocketAddr {
 
 #[tokio::test]
 async fn upstream_certificate_must_be_trusted() {
-    let (folder, right, wrong) = (Folder::new(), Identity::new(), Identity::new());
+    let (directory, right, wrong) = (TempDir::new(), Identity::new(), Identity::new());
     for (protocol, alpn) in [("http1", "http/1.1"), ("http2", "h2")] {
         let address = secured(&right, alpn).await;
         for (authority, wanted) in [(&right, 200), (&wrong, 502)] {
-            let authority = folder.write("authority.pem", &authority.certificate);
+            let authority = directory.write("authority.pem", &authority.certificate);
             let setting = format!(", protocol: {protocol}, tls: {{ ca: {{ file: {authority} }} }}");
-            let gateway =
-                run(&File { upstream: &setting, ..File::default() }.to_urls(&[format!("https://{address}")]))
-                    .await;
-            let answer = get(gateway.address, "/", "").await;
-            assert_eq!(status(&answer), wanted, "{protocol}: {answer}");
-            assert_eq!(answer.ends_with("secret"), wanted == 200, "{protocol}: {answer}");
+            let gateway = run(&ConfigFile { upstream: &setting, ..ConfigFile::default() }
+                .to_urls(&[format!("https://{address}")]))
+            .await;
+            let response = get(gateway.address, "/", "").await;
+            assert_eq!(status(&response), wanted, "{protocol}: {response}");
+            assert_eq!(response.ends_with("secret"), wanted == 200, "{protocol}: {response}");
         }
     }
 }
@@ -163,11 +174,11 @@ async fn upstream_certificate_must_be_trusted() {
 /// The gateway does not fall back to plain text if an upstream does not use TLS.
 #[tokio::test]
 async fn https_upstream_without_tls_gets_no_request() {
-    let (upstream, folder, identity) = (Upstream::start().await, Folder::new(), Identity::new());
-    let authority = folder.write("authority.pem", &identity.certificate);
+    let (upstream, directory, identity) = (Upstream::start().await, TempDir::new(), Identity::new());
+    let authority = directory.write("authority.pem", &identity.certificate);
     let setting = format!(", tls: {{ ca: {{ file: {authority} }} }}");
     let url = format!("https://{}", upstream.address);
-    let gateway = run(&File { upstream: &setting, ..File::default() }.to_urls(&[url])).await;
+    let gateway = run(&ConfigFile { upstream: &setting, ..ConfigFile::default() }.to_urls(&[url])).await;
     assert_eq!(status(&get(gateway.address, "/", "").await), 502);
-    assert!(upstream.seen().is_empty());
+    assert!(upstream.requests().is_empty());
 }

@@ -6,23 +6,23 @@ use testbed::http2::{END_HEADERS, END_STREAM, block, frame, request_head};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
-use super::peers::{File, RawHttp2, read_answer};
-use super::support::{Running, Seen, Upstream, run, status};
+use super::peers::{ConfigFile, RawHttp2, read_response};
+use super::support::{ReceivedRequest, TestGateway, Upstream, run, status};
 
 /// Sends `hello` in two chunks and a trailer; `announcing` is the `Trailer` header, or empty.
-async fn send_http1(gateway: &Running, announcing: &str) {
+async fn send_http1(gateway: &TestGateway, announcing: &str) {
     let mut stream = TcpStream::connect(gateway.address).await.unwrap();
     let head = format!("POST / HTTP/1.1\r\nHost: a\r\n{announcing}Transfer-Encoding: chunked\r\n\r\n");
     let body = "3\r\nhel\r\n2\r\nlo\r\n0\r\nX-Sum: 42\r\n\r\n";
     stream.write_all(format!("{head}{body}").as_bytes()).await.unwrap();
-    assert_eq!(status(&read_answer(&mut stream).await), 200);
+    assert_eq!(status(&read_response(&mut stream).await), 200);
     // The trailer was not parsed as another request.
     stream.write_all(b"GET /next HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
-    assert_eq!(status(&read_answer(&mut stream).await), 200);
+    assert_eq!(status(&read_response(&mut stream).await), 200);
 }
 
 /// Like `send_http1`, with HTTP/2.
-async fn send_http2(gateway: &Running, announcing: &[(&str, &str)]) {
+async fn send_http2(gateway: &TestGateway, announcing: &[(&str, &str)]) {
     let mut client = RawHttp2::connect(gateway.address).await;
     let head = request_head("POST", "/").into_iter().chain(announcing.iter().copied());
     let frames = [
@@ -34,19 +34,20 @@ async fn send_http2(gateway: &Running, announcing: &[(&str, &str)]) {
     ];
     client.0.write_all(&frames.concat()).await.unwrap();
     for _ in 0..2 {
-        client.next_of(HEADERS).await.expect("there was no answer");
+        client.next_of(HEADERS).await.expect("no response received");
     }
 }
 
 /// The request that the upstream received; also checks that it received the next one.
-async fn asked(protocol: &str, send: impl AsyncFnOnce(&Running)) -> Seen {
+async fn forwarded_request(protocol: &str, send: impl AsyncFnOnce(&TestGateway)) -> ReceivedRequest {
     let upstream = Upstream::start().await;
     let setting = format!(", protocol: {protocol}");
-    let gateway = run(&File { upstream: &setting, ..File::default() }.to(&[upstream.address])).await;
+    let gateway =
+        run(&ConfigFile { upstream: &setting, ..ConfigFile::default() }.to(&[upstream.address])).await;
     send(&gateway).await;
-    super::support::until(|| upstream.seen().len() == 2).await;
-    let (first, next): (Vec<Seen>, Vec<Seen>) =
-        upstream.seen().into_iter().partition(|seen| seen.uri.path() == "/");
+    super::support::wait_until(|| upstream.requests().len() == 2).await;
+    let (first, next): (Vec<ReceivedRequest>, Vec<ReceivedRequest>) =
+        upstream.requests().into_iter().partition(|seen| seen.uri.path() == "/");
     assert_eq!((first.len(), next.len()), (1, 1));
     assert_eq!((next[0].uri.path(), next[0].body.len()), ("/next", 0));
     first[0].clone()
@@ -61,14 +62,17 @@ fn sum(trailers: Option<&HeaderMap>) -> Option<&str> {
 #[tokio::test]
 async fn announced_trailers_are_forwarded() {
     for (protocol, version) in [("http1", Version::HTTP_11), ("http2", Version::HTTP_2)] {
-        let by_http1 = asked(protocol, async |gateway| send_http1(gateway, "Trailer: X-Sum\r\n").await).await;
+        let by_http1 =
+            forwarded_request(protocol, async |gateway| send_http1(gateway, "Trailer: X-Sum\r\n").await)
+                .await;
         let by_http2 =
-            asked(protocol, async |gateway| send_http2(gateway, &[("trailer", "x-sum")]).await).await;
+            forwarded_request(protocol, async |gateway| send_http2(gateway, &[("trailer", "x-sum")]).await)
+                .await;
         for seen in [by_http1, by_http2] {
             assert_eq!((seen.version, seen.body.as_ref()), (version, &b"hello"[..]));
             assert!(seen.header("trailer").unwrap().eq_ignore_ascii_case("x-sum"), "{seen:?}");
             assert_eq!(sum(seen.trailers.as_ref()), Some("42"), "to {protocol}: {seen:?}");
-            assert_eq!(seen.header("x-sum"), None, "a field behind the body is none before it");
+            assert_eq!(seen.header("x-sum"), None, "a trailer must not become a header");
         }
     }
 }
@@ -78,8 +82,8 @@ async fn announced_trailers_are_forwarded() {
 #[tokio::test]
 async fn unannounced_trailers_are_forwarded_only_to_http2() {
     for (protocol, wanted) in [("http1", None), ("http2", Some("42"))] {
-        let by_http1 = asked(protocol, async |gateway| send_http1(gateway, "").await).await;
-        let by_http2 = asked(protocol, async |gateway| send_http2(gateway, &[]).await).await;
+        let by_http1 = forwarded_request(protocol, async |gateway| send_http1(gateway, "").await).await;
+        let by_http2 = forwarded_request(protocol, async |gateway| send_http2(gateway, &[]).await).await;
         for seen in [by_http1, by_http2] {
             assert_eq!(seen.body.as_ref(), b"hello");
             assert_eq!(sum(seen.trailers.as_ref()), wanted, "to {protocol}: {seen:?}");

@@ -8,15 +8,15 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::peers::{File, Folder, Identity, read_answer, read_head, scripted};
-use super::support::{PATIENCE, Running, get, header, read_all, run, status, until};
+use super::peers::{ConfigFile, Identity, TempDir, read_head, read_response, scripted};
+use super::support::{TEST_TIMEOUT, TestGateway, get, header, read_all, run, status, wait_until};
 use super::tls::listener;
 
-const WANTED: &str =
+const UPGRADE_REQUEST: &str =
     "GET /chat HTTP/1.1\r\nHost: a\r\nConnection: keep-alive, Upgrade\r\nUpgrade: websocket\r\n\r\n";
 
 /// Accepts the upgrade, sends a greeting and echoes everything. Records the request head.
-async fn agree(mut stream: impl AsyncRead + AsyncWrite + Unpin, heads: Arc<Mutex<Vec<String>>>) {
+async fn accept_upgrade(mut stream: impl AsyncRead + AsyncWrite + Unpin, heads: Arc<Mutex<Vec<String>>>) {
     let head = read_head(&mut stream).await;
     heads.lock().unwrap().push(head);
     let agreed =
@@ -32,16 +32,16 @@ async fn agree(mut stream: impl AsyncRead + AsyncWrite + Unpin, heads: Arc<Mutex
 async fn echo() -> (SocketAddr, Arc<Mutex<Vec<String>>>) {
     let heads = Arc::new(Mutex::new(Vec::new()));
     let kept = heads.clone();
-    (scripted(move |stream, _| agree(stream, kept.clone())).await, heads)
+    (scripted(move |stream, _| accept_upgrade(stream, kept.clone())).await, heads)
 }
 
-async fn in_front_of(address: SocketAddr) -> Running {
-    run(&File::default().to(&[address])).await
+async fn in_front_of(address: SocketAddr) -> TestGateway {
+    run(&ConfigFile::default().to(&[address])).await
 }
 
 async fn read_exactly(stream: &mut (impl AsyncRead + Unpin), count: usize) -> Vec<u8> {
     let mut bytes = vec![0; count];
-    timeout(PATIENCE, stream.read_exact(&mut bytes)).await.expect("nothing came").unwrap();
+    timeout(TEST_TIMEOUT, stream.read_exact(&mut bytes)).await.expect("no bytes received").unwrap();
     bytes
 }
 
@@ -50,10 +50,10 @@ async fn accepted_upgrade_forwards_bytes_both_ways() {
     let (address, heads) = echo().await;
     let gateway = in_front_of(address).await;
     let mut stream = TcpStream::connect(gateway.address).await.unwrap();
-    stream.write_all(WANTED.as_bytes()).await.unwrap();
-    let answer = read_head(&mut stream).await;
-    assert_eq!((status(&answer), header(&answer, "upgrade")), (101, Some("websocket")), "{answer}");
-    assert_eq!((header(&answer, "connection"), header(&answer, "x-key")), (Some("upgrade"), Some("k")));
+    stream.write_all(UPGRADE_REQUEST.as_bytes()).await.unwrap();
+    let response = read_head(&mut stream).await;
+    assert_eq!((status(&response), header(&response, "upgrade")), (101, Some("websocket")), "{response}");
+    assert_eq!((header(&response, "connection"), header(&response, "x-key")), (Some("upgrade"), Some("k")));
     assert_eq!(read_exactly(&mut stream, 8).await, b"welcome;");
     let head = heads.lock().unwrap()[0].clone();
     assert_eq!((header(&head, "upgrade"), header(&head, "connection")), (Some("websocket"), Some("upgrade")));
@@ -67,7 +67,7 @@ async fn accepted_upgrade_forwards_bytes_both_ways() {
     let (mut reading, mut writing) = stream.split();
     let mut back = vec![0; much.len()];
     let both = async { tokio::join!(writing.write_all(&much), reading.read_exact(&mut back)) };
-    let (written, read) = timeout(PATIENCE, both).await.unwrap();
+    let (written, read) = timeout(TEST_TIMEOUT, both).await.unwrap();
     written.unwrap();
     read.unwrap();
     assert!(back == much);
@@ -85,7 +85,7 @@ async fn bytes_sent_before_the_upgrade_response_are_forwarded() {
     let (address, heads) = echo().await;
     let gateway = in_front_of(address).await;
     let mut stream = TcpStream::connect(gateway.address).await.unwrap();
-    stream.write_all(format!("{WANTED}early").as_bytes()).await.unwrap();
+    stream.write_all(format!("{UPGRADE_REQUEST}early").as_bytes()).await.unwrap();
     assert_eq!(status(&read_head(&mut stream).await), 101);
     assert_eq!(read_exactly(&mut stream, 13).await, b"welcome;early");
     assert_eq!(heads.lock().unwrap().len(), 1);
@@ -112,15 +112,15 @@ async fn rejected_upgrade_stays_http() {
     .await;
     let gateway = in_front_of(address).await;
     let mut stream = TcpStream::connect(gateway.address).await.unwrap();
-    stream.write_all(WANTED.as_bytes()).await.unwrap();
-    let answer = read_answer(&mut stream).await;
-    assert!(status(&answer) == 403 && answer.ends_with("no"), "{answer}");
+    stream.write_all(UPGRADE_REQUEST.as_bytes()).await.unwrap();
+    let response = read_response(&mut stream).await;
+    assert!(status(&response) == 403 && response.ends_with("no"), "{response}");
     stream.write_all(b"GET /next HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
-    assert_eq!(status(&read_answer(&mut stream).await), 403);
+    assert_eq!(status(&read_response(&mut stream).await), 403);
     let mut stream = TcpStream::connect(gateway.address).await.unwrap();
     let last = "GET /last HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n";
-    stream.write_all(format!("{WANTED}{last}").as_bytes()).await.unwrap();
-    assert_eq!(status(&read_answer(&mut stream).await), 403);
+    stream.write_all(format!("{UPGRADE_REQUEST}{last}").as_bytes()).await.unwrap();
+    assert_eq!(status(&read_response(&mut stream).await), 403);
     let rest = read_all(&mut stream).await;
     let lines: Vec<String> =
         heads.lock().unwrap().iter().map(|it| it.lines().next().unwrap().to_owned()).collect();
@@ -134,15 +134,15 @@ async fn rejected_upgrade_stays_http() {
 async fn unsolicited_upgrade_gives_502() {
     let (address, heads) = echo().await;
     let gateway = in_front_of(address).await;
-    let answer = get(gateway.address, "/", "").await;
-    assert_eq!(status(&answer), 502, "{answer}");
-    assert!(!answer.contains("welcome"), "{answer}");
+    let response = get(gateway.address, "/", "").await;
+    assert_eq!(status(&response), 502, "{response}");
+    assert!(!response.contains("welcome"), "{response}");
     // An upgrade to HTTP/2, which would bypass the gateway's checks, is not forwarded.
     let wanted = "Upgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n";
-    let asked = format!("GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade, HTTP2-Settings\r\n{wanted}\r\n");
+    let request = format!("GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade, HTTP2-Settings\r\n{wanted}\r\n");
     let mut stream = TcpStream::connect(gateway.address).await.unwrap();
-    stream.write_all(asked.as_bytes()).await.unwrap();
-    assert_eq!(status(&read_answer(&mut stream).await), 502);
+    stream.write_all(request.as_bytes()).await.unwrap();
+    assert_eq!(status(&read_response(&mut stream).await), 502);
     for head in heads.lock().unwrap().iter() {
         assert_eq!((header(head, "upgrade"), header(head, "http2-settings")), (None, None), "{head}");
     }
@@ -151,14 +151,15 @@ async fn unsolicited_upgrade_gives_502() {
 #[tokio::test]
 async fn tunnel_holds_its_in_flight_permit_until_it_ends() {
     let (address, _heads) = echo().await;
-    let gateway = run(&File { gateway: "max_in_flight: 1", ..File::default() }.to(&[address])).await;
+    let gateway =
+        run(&ConfigFile { gateway: "max_in_flight: 1", ..ConfigFile::default() }.to(&[address])).await;
     let mut stream = TcpStream::connect(gateway.address).await.unwrap();
-    stream.write_all(WANTED.as_bytes()).await.unwrap();
+    stream.write_all(UPGRADE_REQUEST.as_bytes()).await.unwrap();
     assert_eq!(status(&read_head(&mut stream).await), 101);
     assert_eq!(status(&get(gateway.address, "/", "").await), 503);
     drop(stream);
-    let watched = gateway.gateway.watched();
-    until(|| watched.metrics().contains("\nratekeeper_requests_in_flight 0\n")).await;
+    let status_source = gateway.gateway.status();
+    wait_until(|| status_source.metrics().contains("\nratekeeper_requests_in_flight 0\n")).await;
     // The 502 shows that the server received the request: it responds with an unsolicited 101.
     assert_eq!(status(&get(gateway.address, "/", "").await), 502);
 }
@@ -167,46 +168,46 @@ async fn tunnel_holds_its_in_flight_permit_until_it_ends() {
 async fn upgrade_request_is_charged_like_any_other() {
     let (address, heads) = echo().await;
     let limits = "limits: { one: { key: ip, fixed_window: { limit: 1, window: 1h, align: first_request } } }";
-    let gateway = run(&File { limits, ..File::default() }.to(&[address])).await;
+    let gateway = run(&ConfigFile { limits, ..ConfigFile::default() }.to(&[address])).await;
     let mut stream = TcpStream::connect(gateway.address).await.unwrap();
-    stream.write_all(WANTED.as_bytes()).await.unwrap();
+    stream.write_all(UPGRADE_REQUEST.as_bytes()).await.unwrap();
     assert_eq!(status(&read_head(&mut stream).await), 101);
     assert_eq!(read_exactly(&mut stream, 8).await, b"welcome;");
     let mut stream = TcpStream::connect(gateway.address).await.unwrap();
-    stream.write_all(WANTED.as_bytes()).await.unwrap();
-    assert_eq!(status(&read_answer(&mut stream).await), 429);
+    stream.write_all(UPGRADE_REQUEST.as_bytes()).await.unwrap();
+    assert_eq!(status(&read_response(&mut stream).await), 429);
     assert_eq!(heads.lock().unwrap().len(), 1);
 }
 
 /// TLS to the gateway, and plain text or TLS to the upstream.
 #[tokio::test]
 async fn tunnels_work_over_tls() {
-    let (folder, ours, theirs) = (Folder::new(), Identity::new(), Identity::new());
-    let listening = format!(", {}", listener(&folder, "ours", &ours));
-    let authority = folder.write("theirs.pem", &theirs.certificate);
+    let (directory, ours, theirs) = (TempDir::new(), Identity::new(), Identity::new());
+    let listening = format!(", {}", listener(&directory, "ours", &ours));
+    let authority = directory.write("theirs.pem", &theirs.certificate);
     let trusting = format!(", tls: {{ ca: {{ file: {authority} }} }}");
     let heads = Arc::new(Mutex::new(Vec::new()));
     let (kept, acceptor) = (heads.clone(), theirs.acceptor("http/1.1"));
     let secured = scripted(move |stream, _| {
         let (heads, acceptor) = (kept.clone(), acceptor.clone());
-        async move { agree(acceptor.accept(stream).await.unwrap(), heads).await }
+        async move { accept_upgrade(acceptor.accept(stream).await.unwrap(), heads).await }
     })
     .await;
     let (plain, plain_heads) = echo().await;
-    let ways = [
+    let cases = [
         (format!("http://{plain}"), "", plain_heads),
         (format!("https://{secured}"), trusting.as_str(), heads),
     ];
-    for (url, upstream, heads) in ways {
-        let file = File { listener: &listening, upstream, ..File::default() };
+    for (url, upstream, heads) in cases {
+        let file = ConfigFile { listener: &listening, upstream, ..ConfigFile::default() };
         let gateway = run(&file.to_urls(std::slice::from_ref(&url))).await;
         let mut stream = ours.connect(gateway.address, "http/1.1").await.unwrap();
-        stream.write_all(format!("{WANTED}early").as_bytes()).await.unwrap();
-        let answer = read_head(&mut stream).await;
+        stream.write_all(format!("{UPGRADE_REQUEST}early").as_bytes()).await.unwrap();
+        let response = read_head(&mut stream).await;
         assert_eq!(
-            (status(&answer), header(&answer, "upgrade")),
+            (status(&response), header(&response, "upgrade")),
             (101, Some("websocket")),
-            "{url}: {answer}"
+            "{url}: {response}"
         );
         assert_eq!(read_exactly(&mut stream, 13).await, b"welcome;early", "{url}");
         // Larger than a TLS record and than the gateway's buffers.
@@ -214,21 +215,21 @@ async fn tunnels_work_over_tls() {
         let (mut reading, mut writing) = tokio::io::split(stream);
         let (sent, got) = tokio::join!(writing.write_all(&much), read_exactly(&mut reading, much.len()));
         sent.unwrap();
-        assert!(got == much, "{url}: something else came back");
+        assert!(got == much, "{url}: other bytes were echoed");
         writing.shutdown().await.unwrap();
         let mut rest = Vec::new();
-        timeout(PATIENCE, reading.read_to_end(&mut rest)).await.expect("it never ended").unwrap();
+        timeout(TEST_TIMEOUT, reading.read_to_end(&mut rest)).await.expect("the tunnel stayed open").unwrap();
         assert_eq!(rest, b";bye", "{url}");
         let head = heads.lock().unwrap()[0].clone();
-        let told = (header(&head, "upgrade"), header(&head, "x-forwarded-proto"));
-        assert_eq!(told, (Some("websocket"), Some("https")), "{url}: {head}");
+        let received = (header(&head, "upgrade"), header(&head, "x-forwarded-proto"));
+        assert_eq!(received, (Some("websocket"), Some("https")), "{url}: {head}");
     }
 }
 
 /// A connection after a successful upgrade.
-async fn tunnel(gateway: &Running) -> TcpStream {
+async fn tunnel(gateway: &TestGateway) -> TcpStream {
     let mut stream = TcpStream::connect(gateway.address).await.unwrap();
-    stream.write_all(WANTED.as_bytes()).await.unwrap();
+    stream.write_all(UPGRADE_REQUEST.as_bytes()).await.unwrap();
     assert_eq!(status(&read_head(&mut stream).await), 101);
     assert_eq!(read_exactly(&mut stream, 8).await, b"welcome;");
     stream
@@ -237,7 +238,7 @@ async fn tunnel(gateway: &Running) -> TcpStream {
 #[tokio::test]
 async fn silent_tunnel_is_closed_after_its_timeout() {
     let (address, _heads) = echo().await;
-    let file = File { gateway: "timeouts: { tunnel: 1500ms, idle: 100ms }", ..File::default() };
+    let file = ConfigFile { gateway: "timeouts: { tunnel: 1500ms, idle: 100ms }", ..ConfigFile::default() };
     let gateway = run(&file.to(&[address])).await;
     let (mut talking, mut silent) = (tunnel(&gateway).await, tunnel(&gateway).await);
     let begin = Instant::now();
@@ -254,24 +255,26 @@ async fn silent_tunnel_is_closed_after_its_timeout() {
     let (rest, elapsed) = ended.await.unwrap();
     assert_eq!(rest, "");
     assert!(elapsed > Duration::from_millis(1_400), "{elapsed:?}");
-    let watched = gateway.gateway.watched();
-    assert!(watched.metrics().contains("\nratekeeper_requests_in_flight 1\n"));
+    let status_source = gateway.gateway.status();
+    assert!(status_source.metrics().contains("\nratekeeper_requests_in_flight 1\n"));
 }
 
 #[tokio::test]
 async fn tunnel_holds_its_concurrency_permit_until_it_ends() {
     let (address, _heads) = echo().await;
     let limits = "limits: { few: { key: ip, concurrency: { limit: 1 } } }";
-    let gateway = run(&File { limits, ..File::default() }.to(&[address])).await;
-    let watched = gateway.gateway.watched();
+    let gateway = run(&ConfigFile { limits, ..ConfigFile::default() }.to(&[address])).await;
+    let status_source = gateway.gateway.status();
     let held = |count: usize| {
-        watched.metrics().contains(&format!("\nratekeeper_concurrency_permits{{limit=\"few\"}} {count}\n"))
+        status_source
+            .metrics()
+            .contains(&format!("\nratekeeper_concurrency_permits{{limit=\"few\"}} {count}\n"))
     };
     let stream = tunnel(&gateway).await;
-    assert!(held(1), "{}", watched.metrics());
+    assert!(held(1), "{}", status_source.metrics());
     assert_eq!(status(&get(gateway.address, "/", "").await), 429);
     drop(stream);
-    until(|| held(0)).await;
+    wait_until(|| held(0)).await;
     tunnel(&gateway).await;
 }
 
@@ -281,17 +284,18 @@ async fn tunnel_counts_for_least_requests_until_it_ends() {
     let (one, one_heads) = echo().await;
     let (other, other_heads) = echo().await;
     let gateway =
-        run(&File { upstream: ", balance: least_requests", ..File::default() }.to(&[one, other])).await;
+        run(&ConfigFile { upstream: ", balance: least_requests", ..ConfigFile::default() }.to(&[one, other]))
+            .await;
     let counts = || (one_heads.lock().unwrap().len(), other_heads.lock().unwrap().len());
     let (first, second) = (tunnel(&gateway).await, tunnel(&gateway).await);
     assert_eq!(counts(), (1, 1));
     // The rotation does not matter while one server has fewer requests.
     drop(first);
-    let watched = gateway.gateway.watched();
-    until(|| watched.metrics().contains("\nratekeeper_requests_in_flight 1\n")).await;
+    let status_source = gateway.gateway.status();
+    wait_until(|| status_source.metrics().contains("\nratekeeper_requests_in_flight 1\n")).await;
     let third = tunnel(&gateway).await;
     drop(third);
-    until(|| watched.metrics().contains("\nratekeeper_requests_in_flight 1\n")).await;
+    wait_until(|| status_source.metrics().contains("\nratekeeper_requests_in_flight 1\n")).await;
     let _fourth = tunnel(&gateway).await;
     let mut counts = [counts().0, counts().1];
     counts.sort_unstable();
@@ -302,12 +306,12 @@ async fn tunnel_counts_for_least_requests_until_it_ends() {
 #[tokio::test]
 async fn tunnel_is_cut_after_the_drain_timeout() {
     let (address, _heads) = echo().await;
-    let file = File { gateway: "timeouts: { drain: 300ms }", ..File::default() };
+    let file = ConfigFile { gateway: "timeouts: { drain: 300ms }", ..ConfigFile::default() };
     let gateway = run(&file.to(&[address])).await;
     let mut stream = tunnel(&gateway).await;
     let begin = Instant::now();
-    assert_eq!(gateway.gateway.drain().await, 1, "one was cut off");
+    assert_eq!(gateway.gateway.drain().await, 1, "one connection was still open");
     assert!(begin.elapsed() >= Duration::from_millis(300));
-    assert_eq!(gateway.log.lines(0).await.len(), 1, "its line is not in the log");
+    assert_eq!(gateway.log.lines(0).await.len(), 1, "the tunnel is logged");
     assert_eq!(read_all(&mut stream).await, "");
 }

@@ -16,23 +16,25 @@ use tokio::io::{AsyncWriteExt, copy_bidirectional};
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, Semaphore};
 
-use super::peers::{File, Folder, Identity, ask_http2, read_answer, read_head, scripted, speak_http2};
-use super::support::{Upstream, get, parse, run, say, status, until};
+use super::peers::{
+    ConfigFile, Identity, TempDir, connect_http2, read_head, read_response, request_http2, scripted,
+};
+use super::support::{Upstream, get, parse, run, send_raw, status, wait_until};
 
 /// Sends a request on an open connection and returns the status.
-async fn ask(client: &mut TcpStream, path: &str) -> u16 {
+async fn request_status(client: &mut TcpStream, path: &str) -> u16 {
     client.write_all(format!("GET {path} HTTP/1.1\r\nHost: a\r\n\r\n").as_bytes()).await.unwrap();
-    status(&read_answer(client).await)
+    status(&read_response(client).await)
 }
 
 /// An upstream that answers every request and counts opened and open connections.
-struct Counting {
+struct CountingUpstream {
     address: SocketAddr,
     opened: Arc<AtomicUsize>,
     open: Arc<AtomicUsize>,
 }
 
-async fn counting() -> Counting {
+async fn counting_upstream() -> CountingUpstream {
     let (opened, open) = (Arc::<AtomicUsize>::default(), Arc::<AtomicUsize>::default());
     let counts = (opened.clone(), open.clone());
     let address = scripted(move |mut stream, _| {
@@ -47,38 +49,38 @@ async fn counting() -> Counting {
         }
     })
     .await;
-    Counting { address, opened, open }
+    CountingUpstream { address, opened, open }
 }
 
 /// Regression: a connection's task kept the connection alive, and with it the upstream that a reload had replaced, so
 /// each reload left its connections open forever.
 #[tokio::test]
 async fn reload_closes_the_connections_of_replaced_upstreams() {
-    let upstream = counting().await;
+    let upstream = counting_upstream().await;
     let file = |idle: usize| {
         let setting = format!(", timeouts: {{ idle: {idle}s }}");
-        File { upstream: &setting, ..File::default() }.to(&[upstream.address])
+        ConfigFile { upstream: &setting, ..ConfigFile::default() }.to(&[upstream.address])
     };
     let gateway = run(&file(3_000)).await;
     // Client connections that stay open do not keep the old upstream alive.
     let mut client = TcpStream::connect(gateway.address).await.unwrap();
     for number in 1..=5 {
-        assert_eq!(ask(&mut client, "/").await, 200);
+        assert_eq!(request_status(&mut client, "/").await, 200);
         assert_eq!(upstream.opened.load(Ordering::Relaxed), number);
         gateway.gateway.reload(&parse(&file(3_000 + number))).unwrap();
-        until(|| upstream.open.load(Ordering::Relaxed) == 0).await;
+        wait_until(|| upstream.open.load(Ordering::Relaxed) == 0).await;
     }
 }
 
 /// A link to an upstream that can be cut without notice to either side, as in a power failure.
-struct Wire {
+struct CuttableLink {
     address: SocketAddr,
     cut: Arc<Notify>,
     open: Arc<AtomicUsize>,
 }
 
-impl Wire {
-    async fn to(upstream: &Upstream) -> Wire {
+impl CuttableLink {
+    async fn to(upstream: &Upstream) -> CuttableLink {
         let (to, cut, open) = (upstream.address, Arc::new(Notify::new()), Arc::<AtomicUsize>::default());
         let shared = (cut.clone(), open.clone());
         let address = scripted(move |mut near, _| {
@@ -95,7 +97,7 @@ impl Wire {
             }
         })
         .await;
-        Wire { address, cut, open }
+        CuttableLink { address, cut, open }
     }
 
     /// No more bytes pass on the existing connections.
@@ -112,18 +114,18 @@ impl Wire {
 #[tokio::test]
 async fn dead_shared_connection_is_replaced_after_timeouts() {
     let upstream = Upstream::start().await;
-    let wire = Wire::to(&upstream).await;
-    let file = File {
+    let link = CuttableLink::to(&upstream).await;
+    let file = ConfigFile {
         upstream: ", protocol: http2, timeouts: { idle: 1h }, outlier_ejection: off",
         route: ", timeout: 200ms",
-        ..File::default()
+        ..ConfigFile::default()
     };
-    let gateway = run(&file.to(&[wire.address])).await;
+    let gateway = run(&file.to(&[link.address])).await;
     let mut client = TcpStream::connect(gateway.address).await.unwrap();
-    assert_eq!(ask(&mut client, "/").await, 200);
-    wire.cut();
+    assert_eq!(request_status(&mut client, "/").await, 200);
+    link.cut();
     let mut lost = 0;
-    while ask(&mut client, "/").await != 200 {
+    while request_status(&mut client, "/").await != 200 {
         lost += 1;
         // The clock for the last received data is coarse.
         assert!(lost <= 2, "the dead connection is still in use");
@@ -135,28 +137,28 @@ async fn dead_shared_connection_is_replaced_after_timeouts() {
 #[tokio::test]
 async fn dead_shared_connection_is_replaced_for_all_workers() {
     let upstream = Upstream::start().await;
-    let wire = Wire::to(&upstream).await;
-    let file = File {
+    let link = CuttableLink::to(&upstream).await;
+    let file = ConfigFile {
         upstream: ", protocol: http2, max_connections: 1, timeouts: { idle: 1h }, outlier_ejection: off",
         route: ", timeout: 200ms",
-        ..File::default()
+        ..ConfigFile::default()
     };
-    let gateway = run(&file.to(&[wire.address])).await;
+    let gateway = run(&file.to(&[link.address])).await;
     let mut clients = Vec::new();
     for _ in 0..4 {
         clients.push(TcpStream::connect(gateway.address).await.unwrap());
     }
     for client in &mut clients {
-        assert_eq!(ask(client, "/").await, 200);
+        assert_eq!(request_status(client, "/").await, 200);
     }
-    wire.cut();
+    link.cut();
     let mut lost = 0;
-    while ask(&mut clients[0], "/").await != 200 {
+    while request_status(&mut clients[0], "/").await != 200 {
         lost += 1;
         assert!(lost <= 3, "the dead connection is still in use");
     }
     for client in &mut clients {
-        assert_eq!(ask(client, "/").await, 200);
+        assert_eq!(request_status(client, "/").await, 200);
     }
     assert_eq!(*upstream.connections.lock().unwrap(), 2);
 }
@@ -165,69 +167,69 @@ async fn dead_shared_connection_is_replaced_for_all_workers() {
 #[tokio::test]
 async fn slow_response_does_not_replace_the_shared_connection() {
     let upstream = Upstream::start().await;
-    let wire = Wire::to(&upstream).await;
-    let file = File {
+    let link = CuttableLink::to(&upstream).await;
+    let file = ConfigFile {
         upstream: ", protocol: http2, outlier_ejection: off",
         route: ", timeout: 1s",
-        ..File::default()
+        ..ConfigFile::default()
     };
-    let gateway = run(&file.to(&[wire.address])).await;
+    let gateway = run(&file.to(&[link.address])).await;
     // HTTP/2, so that both requests run on one worker.
-    let sender = speak_http2(TcpStream::connect(gateway.address).await.unwrap()).await;
+    let sender = connect_http2(TcpStream::connect(gateway.address).await.unwrap()).await;
     let get = |path: &str| Request::get(format!("http://a{path}")).body(Full::default()).unwrap();
     let (mut slow, mut quick, late) = (sender.clone(), sender, get("/hold"));
-    let slow = tokio::spawn(async move { ask_http2(&mut slow, late).await.head.status });
-    upstream.until_waiting(1).await;
+    let slow = tokio::spawn(async move { request_http2(&mut slow, late).await.head.status });
+    upstream.wait_for_held(1).await;
     while !slow.is_finished() {
-        assert_eq!(ask_http2(&mut quick, get("/")).await.head.status, 200);
+        assert_eq!(request_http2(&mut quick, get("/")).await.head.status, 200);
         tokio::task::yield_now().await;
     }
     assert_eq!(slow.await.unwrap(), 504);
-    assert_eq!(ask_http2(&mut quick, get("/")).await.head.status, 200);
+    assert_eq!(request_http2(&mut quick, get("/")).await.head.status, 200);
     assert_eq!(*upstream.connections.lock().unwrap(), 1);
 }
 
 #[tokio::test]
 async fn unanswered_ping_closes_the_upstream_connection() {
     let upstream = Upstream::start().await;
-    let wire = Wire::to(&upstream).await;
-    let file = File {
+    let link = CuttableLink::to(&upstream).await;
+    let file = ConfigFile {
         upstream: ", protocol: http2, ping_after: 200ms, timeouts: { connect: 50ms }",
         route: ", timeout: 1h",
-        ..File::default()
+        ..ConfigFile::default()
     };
-    let gateway = run(&file.to(&[wire.address])).await;
+    let gateway = run(&file.to(&[link.address])).await;
     let address = gateway.address;
     let request = "POST /hold HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
-    let asked = tokio::spawn(async move { say(address, request).await });
-    upstream.until_waiting(1).await;
-    wire.cut();
-    assert_eq!(status(&asked.await.unwrap()), 502);
+    let sent = tokio::spawn(async move { send_raw(address, request).await });
+    upstream.wait_for_held(1).await;
+    link.cut();
+    assert_eq!(status(&sent.await.unwrap()), 502);
 }
 
 /// While a request waits, the connection stays open and other requests share it.
 #[tokio::test]
 async fn unused_shared_connection_is_closed() {
     let upstream = Upstream::start().await;
-    let wire = Wire::to(&upstream).await;
+    let link = CuttableLink::to(&upstream).await;
     let setting = ", protocol: http2, timeouts: { idle: 100ms }";
-    let gateway = run(&File { upstream: setting, ..File::default() }.to(&[wire.address])).await;
+    let gateway = run(&ConfigFile { upstream: setting, ..ConfigFile::default() }.to(&[link.address])).await;
     // HTTP/2, so that both requests run on one worker.
-    let sender = speak_http2(TcpStream::connect(gateway.address).await.unwrap()).await;
+    let sender = connect_http2(TcpStream::connect(gateway.address).await.unwrap()).await;
     let get = |path: &str| Request::get(format!("http://a{path}")).body(Full::default()).unwrap();
     let (mut slow, mut quick, late) = (sender.clone(), sender, get("/hold"));
-    let slow = tokio::spawn(async move { ask_http2(&mut slow, late).await.head.status });
-    upstream.until_waiting(1).await;
+    let slow = tokio::spawn(async move { request_http2(&mut slow, late).await.head.status });
+    upstream.wait_for_held(1).await;
     // Longer than the idle timeout and the sweep interval.
     tokio::time::sleep(Duration::from_millis(1_500)).await;
-    assert_eq!(ask_http2(&mut quick, get("/")).await.head.status, 200);
+    assert_eq!(request_http2(&mut quick, get("/")).await.head.status, 200);
     assert_eq!(*upstream.connections.lock().unwrap(), 1);
-    upstream.let_go(1);
+    upstream.release(1);
     assert_eq!(slow.await.unwrap(), 200);
-    until(|| wire.open() == 0).await;
-    let gauge = || super::bounds::upstream_connections(&gateway);
-    until(|| gauge() == 0).await;
-    assert_eq!(ask_http2(&mut quick, get("/")).await.head.status, 200);
+    wait_until(|| link.open() == 0).await;
+    let gauge = || super::overload::upstream_connections(&gateway);
+    wait_until(|| gauge() == 0).await;
+    assert_eq!(request_http2(&mut quick, get("/")).await.head.status, 200);
     assert_eq!((gauge(), *upstream.connections.lock().unwrap()), (1, 2));
 }
 
@@ -237,14 +239,15 @@ async fn connection_limit_below_the_number_of_workers_holds() {
     for protocol in ["http1", "http2"] {
         let upstream = Upstream::start().await;
         let setting = format!(", protocol: {protocol}, max_connections: 1, timeouts: {{ connect: 30s }}");
-        let gateway = run(&File { upstream: &setting, ..File::default() }.to(&[upstream.address])).await;
+        let gateway =
+            run(&ConfigFile { upstream: &setting, ..ConfigFile::default() }.to(&[upstream.address])).await;
         let address = gateway.address;
         let all_at_once = || async {
-            let asked: Vec<_> =
+            let sent: Vec<_> =
                 (0..20).map(|_| tokio::spawn(async move { get(address, "/hold", "").await })).collect();
-            upstream.let_go(20);
-            for asked in asked {
-                assert_eq!(status(&asked.await.unwrap()), 200, "{protocol}");
+            upstream.release(20);
+            for sent in sent {
+                assert_eq!(status(&sent.await.unwrap()), 200, "{protocol}");
             }
         };
         // No connection is open yet.
@@ -256,7 +259,7 @@ async fn connection_limit_below_the_number_of_workers_holds() {
         }
         for _ in 0..5 {
             for client in &mut clients {
-                assert_eq!(ask(client, "/").await, 200, "{protocol}");
+                assert_eq!(request_status(client, "/").await, 200, "{protocol}");
             }
         }
         all_at_once().await;
@@ -267,54 +270,55 @@ async fn connection_limit_below_the_number_of_workers_holds() {
 /// Other workers need the only allowed connection while one worker is opening it.
 #[tokio::test]
 async fn waiting_requests_share_a_connection_opened_by_another_worker() {
-    let (folder, identity, gate) = (Folder::new(), Identity::new(), Arc::new(Semaphore::new(0)));
+    let (directory, identity, gate) = (TempDir::new(), Identity::new(), Arc::new(Semaphore::new(0)));
     let (acceptor, closed) = (identity.acceptor("h2"), gate.clone());
     let address = scripted(move |stream, _| {
         let (acceptor, closed) = (acceptor.clone(), closed.clone());
         async move {
             closed.acquire().await.unwrap().forget();
             let Ok(stream) = acceptor.accept(stream).await else { return };
-            let answer = |_| async { Ok::<_, Infallible>(Response::new(Full::<Bytes>::from("ok"))) };
+            let response = |_| async { Ok::<_, Infallible>(Response::new(Full::<Bytes>::from("ok"))) };
             let serving = server::Builder::new(TokioExecutor::new());
-            let _ = serving.serve_connection(TokioIo::new(stream), service_fn(answer)).await;
+            let _ = serving.serve_connection(TokioIo::new(stream), service_fn(response)).await;
         }
     })
     .await;
-    let authority = folder.write("authority.pem", &identity.certificate);
+    let authority = directory.write("authority.pem", &identity.certificate);
     let setting = format!(
         ", protocol: http2, max_connections: 1, timeouts: {{ connect: 10s }}, tls: {{ ca: {{ file: {authority} }} }}"
     );
-    let file = File { upstream: &setting, ..File::default() };
+    let file = ConfigFile { upstream: &setting, ..ConfigFile::default() };
     let gateway = run(&file.to_urls(&[format!("https://{address}")])).await;
     let at = gateway.address;
-    let asked: Vec<_> = (0..8).map(|_| tokio::spawn(async move { get(at, "/", "").await })).collect();
-    let is_in_flight = || gateway.gateway.watched().metrics().contains("ratekeeper_requests_in_flight 8\n");
-    until(is_in_flight).await;
+    let sent: Vec<_> = (0..8).map(|_| tokio::spawn(async move { get(at, "/", "").await })).collect();
+    let is_in_flight = || gateway.gateway.status().metrics().contains("ratekeeper_requests_in_flight 8\n");
+    wait_until(is_in_flight).await;
     // Exactly one: a second connection would never complete its handshake.
     gate.add_permits(1);
-    for asked in asked {
-        assert_eq!(status(&asked.await.unwrap()), 200);
+    for sent in sent {
+        assert_eq!(status(&sent.await.unwrap()), 200);
     }
-    assert_eq!(super::bounds::upstream_connections(&gateway), 1);
+    assert_eq!(super::overload::upstream_connections(&gateway), 1);
 }
 
 #[tokio::test]
 async fn connection_limit_not_divisible_by_workers_holds() {
-    let most = 2 * std::thread::available_parallelism().unwrap().get() - 1;
+    let max = 2 * std::thread::available_parallelism().unwrap().get() - 1;
     let upstream = Upstream::start().await;
-    let setting = format!(", max_connections: {most}, timeouts: {{ connect: 30s }}");
-    let gateway = run(&File { upstream: &setting, ..File::default() }.to(&[upstream.address])).await;
+    let setting = format!(", max_connections: {max}, timeouts: {{ connect: 30s }}");
+    let gateway =
+        run(&ConfigFile { upstream: &setting, ..ConfigFile::default() }.to(&[upstream.address])).await;
     let address = gateway.address;
-    let asked: Vec<_> =
-        (0..4 * most).map(|_| tokio::spawn(async move { get(address, "/hold", "").await })).collect();
-    upstream.until_waiting(most).await;
-    let in_flight = || gateway.gateway.watched().metrics().contains(&format!("in_flight {}\n", 4 * most));
-    until(in_flight).await;
-    upstream.let_go(4 * most);
-    for asked in asked {
-        assert_eq!(status(&asked.await.unwrap()), 200);
+    let sent: Vec<_> =
+        (0..4 * max).map(|_| tokio::spawn(async move { get(address, "/hold", "").await })).collect();
+    upstream.wait_for_held(max).await;
+    let in_flight = || gateway.gateway.status().metrics().contains(&format!("in_flight {}\n", 4 * max));
+    wait_until(in_flight).await;
+    upstream.release(4 * max);
+    for sent in sent {
+        assert_eq!(status(&sent.await.unwrap()), 200);
     }
-    assert_eq!(*upstream.connections.lock().unwrap(), most);
+    assert_eq!(*upstream.connections.lock().unwrap(), max);
 }
 
 /// A connection counts even after a protocol switch.
@@ -324,24 +328,24 @@ async fn websocket_counts_against_the_connection_limit() {
         while let head = read_head(&mut stream).await
             && !head.is_empty()
         {
-            let answer: &[u8] = match head.contains("websocket") {
+            let response: &[u8] = match head.contains("websocket") {
                 true => {
                     b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n"
                 }
                 false => b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n",
             };
-            let _ = stream.write_all(answer).await;
+            let _ = stream.write_all(response).await;
         }
     })
     .await;
     let setting = ", max_connections: 1, timeouts: { connect: 100ms }";
-    let gateway = run(&File { upstream: setting, ..File::default() }.to(&[address])).await;
+    let gateway = run(&ConfigFile { upstream: setting, ..ConfigFile::default() }.to(&[address])).await;
     let mut socket = TcpStream::connect(gateway.address).await.unwrap();
     let request = "GET / HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n";
     socket.write_all(request.as_bytes()).await.unwrap();
     assert_eq!(status(&read_head(&mut socket).await), 101);
     assert_eq!(status(&get(gateway.address, "/", "").await), 503);
     drop(socket);
-    until(|| super::bounds::upstream_connections(&gateway) == 0).await;
+    wait_until(|| super::overload::upstream_connections(&gateway) == 0).await;
     assert_eq!(status(&get(gateway.address, "/", "").await), 200);
 }

@@ -9,8 +9,8 @@ use tokio::io::AsyncWriteExt;
 use tokio::time::sleep;
 
 use super::http2_abuse::CANCEL;
-use super::peers::{File, RawHttp2 as Client, read_head, scripted};
-use super::support::{get, run, status, until};
+use super::peers::{ConfigFile, RawHttp2 as Client, read_head, scripted};
+use super::support::{get, run, status, wait_until};
 
 const INITIAL_WINDOW_SIZE: u16 = 4;
 const LARGE: usize = 200_000;
@@ -45,7 +45,7 @@ fn window(stream: u32, more: u32) -> Vec<u8> {
 }
 
 /// A client with an initial stream window of zero.
-async fn without_window(gateway: &super::support::Running) -> Client {
+async fn without_window(gateway: &super::support::TestGateway) -> Client {
     let mut client = Client::connect(gateway.address).await;
     let setting = [&INITIAL_WINDOW_SIZE.to_be_bytes()[..], &0_u32.to_be_bytes()].concat();
     client.0.write_all(&frame(SETTINGS, 0, 0, &setting)).await.unwrap();
@@ -54,30 +54,30 @@ async fn without_window(gateway: &super::support::Running) -> Client {
 
 #[tokio::test]
 async fn only_the_stalled_stream_is_reset() {
-    let file = File {
+    let file = ConfigFile {
         gateway: "timeouts: { header: 200ms, idle: 400ms }\n  max_in_flight: 2",
         route: ", critical: true",
-        ..File::default()
+        ..ConfigFile::default()
     };
     let gateway = run(&file.to(&[server().await])).await;
     let mut client = without_window(&gateway).await;
     client.0.write_all(&[request(1, "/large"), request(3, "/pauses")].concat()).await.unwrap();
-    let watched = gateway.gateway.watched();
-    until(|| watched.metrics().contains("\nratekeeper_requests_in_flight 2\n")).await;
-    assert_eq!(status(&get(gateway.address, "/", "").await), 503, "both places are taken");
+    let status_source = gateway.gateway.status();
+    wait_until(|| status_source.metrics().contains("\nratekeeper_requests_in_flight 2\n")).await;
+    assert_eq!(status(&get(gateway.address, "/", "").await), 503, "both permits are in use");
     sleep(Duration::from_millis(100)).await;
     client.0.write_all(&window(3, 1_000)).await.unwrap();
     let reset = client.next_of(RST_STREAM).await.expect("the connection ended");
     assert_eq!((reset.stream, reset.payload), (1, CANCEL.to_be_bytes().to_vec()));
     // The other stream waits for its upstream, for longer than the client timeout.
-    assert_eq!(status(&get(gateway.address, "/", "").await), 200, "there is a place again");
+    assert_eq!(status(&get(gateway.address, "/", "").await), 200, "a permit is free");
     let end = client.next_of(DATA).await.expect("the connection ended");
     assert_eq!((end.stream, end.payload.len()), (3, 5));
 }
 
 #[tokio::test]
 async fn slowly_reading_http2_client_gets_the_whole_response() {
-    let file = File { gateway: "timeouts: { header: 200ms, idle: 500ms }", ..File::default() };
+    let file = ConfigFile { gateway: "timeouts: { header: 200ms, idle: 500ms }", ..ConfigFile::default() };
     let gateway = run(&file.to(&[server().await])).await;
     let mut client = without_window(&gateway).await;
     client.0.write_all(&[request(1, "/large"), window(0, 1_000_000)].concat()).await.unwrap();

@@ -3,10 +3,10 @@
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use super::peers::{File, read_answer};
-use super::support::{Running, Upstream, get, header, read_all, run, status, until};
+use super::peers::{ConfigFile, read_response};
+use super::support::{TestGateway, Upstream, get, header, read_all, run, status, wait_until};
 
-async fn bounded(upstream: &Upstream) -> Running {
+async fn bounded(upstream: &Upstream) -> TestGateway {
     let at = upstream.address;
     run(&format!(
         "gateway:
@@ -20,29 +20,29 @@ async fn bounded(upstream: &Upstream) -> Running {
     .await
 }
 
-async fn hold(gateway: &Running, path: &str) -> TcpStream {
+async fn hold(gateway: &TestGateway, path: &str) -> TcpStream {
     let mut stream = TcpStream::connect(gateway.address).await.unwrap();
     stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: a\r\n\r\n").as_bytes()).await.unwrap();
     stream
 }
 
-fn gauge(gateway: &Running, name: &str) -> usize {
-    let metrics = gateway.gateway.watched().metrics();
+fn gauge(gateway: &TestGateway, name: &str) -> usize {
+    let metrics = gateway.gateway.status().metrics();
     let value = metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
     value.unwrap().parse().unwrap()
 }
 
 /// Connections to the only address of the only upstream.
-pub(crate) fn upstream_connections(gateway: &Running) -> usize {
-    let metrics = gateway.gateway.watched().metrics();
+pub(crate) fn upstream_connections(gateway: &TestGateway) -> usize {
+    let metrics = gateway.gateway.status().metrics();
     let line = metrics.lines().find(|line| line.starts_with("ratekeeper_upstream_connections{")).unwrap();
     line.rsplit(' ').next().unwrap().parse().unwrap()
 }
 
-fn is_refused(answer: &str) {
-    assert_eq!(status(answer), 503, "{answer}");
-    assert_eq!(header(answer, "retry-after"), Some("1"), "{answer}");
-    assert_eq!(header(answer, "content-type"), Some("application/problem+json"), "{answer}");
+fn assert_shed(response: &str) {
+    assert_eq!(status(response), 503, "{response}");
+    assert_eq!(header(response, "retry-after"), Some("1"), "{response}");
+    assert_eq!(header(response, "content-type"), Some("application/problem+json"), "{response}");
 }
 
 #[tokio::test]
@@ -53,21 +53,21 @@ async fn routes_that_are_not_critical_are_shed_first() {
     for _ in 0..8 {
         held.push(hold(&gateway, "/hold").await);
     }
-    upstream.until_waiting(8).await;
-    is_refused(&get(gateway.address, "/", "").await);
+    upstream.wait_for_held(8).await;
+    assert_shed(&get(gateway.address, "/", "").await);
     for _ in 0..2 {
         held.push(hold(&gateway, "/hold/pay").await);
     }
-    upstream.until_waiting(10).await;
-    is_refused(&get(gateway.address, "/hold/pay", "").await);
+    upstream.wait_for_held(10).await;
+    assert_shed(&get(gateway.address, "/hold/pay", "").await);
     assert_eq!(gauge(&gateway, "ratekeeper_requests_in_flight"), 10);
 
     // Permits are released when responses have been sent.
-    upstream.let_go(10);
+    upstream.release(10);
     for stream in &mut held {
-        assert_eq!(status(&read_answer(stream).await), 200);
+        assert_eq!(status(&read_response(stream).await), 200);
     }
-    until(|| gauge(&gateway, "ratekeeper_requests_in_flight") == 0).await;
+    wait_until(|| gauge(&gateway, "ratekeeper_requests_in_flight") == 0).await;
     assert_eq!(status(&get(gateway.address, "/", "").await), 200);
     let line = gateway.log.lines(13).await.into_iter().find(|line| line.contains("503")).unwrap();
     assert!(line.contains(r#""decision":"shed""#), "{line}");
@@ -82,10 +82,10 @@ async fn disconnected_clients_release_their_permits() {
         for _ in 0..8 {
             held.push(hold(&gateway, "/hold").await);
         }
-        until(|| gauge(&gateway, "ratekeeper_requests_in_flight") == 8).await;
-        is_refused(&get(gateway.address, "/", "").await);
+        wait_until(|| gauge(&gateway, "ratekeeper_requests_in_flight") == 8).await;
+        assert_shed(&get(gateway.address, "/", "").await);
         drop(held);
-        until(|| gauge(&gateway, "ratekeeper_requests_in_flight") == 0).await;
+        wait_until(|| gauge(&gateway, "ratekeeper_requests_in_flight") == 0).await;
     }
     assert_eq!(status(&get(gateway.address, "/", "").await), 200);
 }
@@ -99,35 +99,37 @@ async fn unread_response_keeps_its_permit() {
         while stream.write_all(b"4\r\nmore\r\n").await.is_ok() {}
     })
     .await;
-    let gateway = run(&File { gateway: "max_in_flight: 1", ..File::default() }.to(&[address])).await;
+    let gateway =
+        run(&ConfigFile { gateway: "max_in_flight: 1", ..ConfigFile::default() }.to(&[address])).await;
     let mut stream = hold(&gateway, "/").await;
     assert_eq!(stream.read(&mut [0; 1]).await.unwrap(), 1);
-    is_refused(&get(gateway.address, "/", "").await);
+    assert_shed(&get(gateway.address, "/", "").await);
     drop(stream);
-    until(|| gauge(&gateway, "ratekeeper_requests_in_flight") == 0).await;
+    wait_until(|| gauge(&gateway, "ratekeeper_requests_in_flight") == 0).await;
 }
 
 #[tokio::test]
 async fn connections_above_the_limit_are_closed() {
     let upstream = Upstream::start().await;
     let gateway =
-        run(&File { gateway: "max_connections: 3", ..File::default() }.to(&[upstream.address])).await;
+        run(&ConfigFile { gateway: "max_connections: 3", ..ConfigFile::default() }.to(&[upstream.address]))
+            .await;
     let mut kept = Vec::new();
     for _ in 0..3 {
         let mut stream = hold(&gateway, "/").await;
-        assert_eq!(status(&read_answer(&mut stream).await), 200);
+        assert_eq!(status(&read_response(&mut stream).await), 200);
         kept.push(stream);
     }
     let mut fourth = TcpStream::connect(gateway.address).await.unwrap();
-    assert_eq!(read_all(&mut fourth).await, "", "it is closed at once");
+    assert_eq!(read_all(&mut fourth).await, "", "closed immediately");
     assert_eq!(gauge(&gateway, "ratekeeper_connections"), 3);
-    assert_eq!(gauge(&gateway, "ratekeeper_connections_rejected_total"), 1);
+    assert_eq!(gauge(&gateway, r#"ratekeeper_connections_rejected_total{reason="max_connections"}"#), 1);
     // Existing connections are unaffected.
     for stream in &mut kept {
         stream.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
-        assert_eq!(status(&read_answer(stream).await), 200);
+        assert_eq!(status(&read_response(stream).await), 200);
     }
     kept.pop();
-    until(|| gauge(&gateway, "ratekeeper_connections") == 2).await;
+    wait_until(|| gauge(&gateway, "ratekeeper_connections") == 2).await;
     assert_eq!(status(&get(gateway.address, "/", "").await), 200);
 }

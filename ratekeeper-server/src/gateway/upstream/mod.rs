@@ -1,4 +1,16 @@
 //! Upstreams: load balancing, outlier ejection and retry budgets.
+//!
+//! | file | what it does |
+//! |---|---|
+//! | `pool` | pools of connections, one per worker |
+//! | `capacity` | the connection limit of an address, over all workers |
+//! | `dial` | opens sockets: name lookup, TCP and TLS |
+//! | `health` | active health checks |
+
+pub(crate) mod capacity;
+mod dial;
+pub(crate) mod health;
+pub(crate) mod pool;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -10,8 +22,8 @@ use ratekeeper_config::{Balance, Protocol};
 use rustls::pki_types::ServerName;
 use tokio_rustls::TlsConnector;
 
-use super::capacity::Room;
-use super::pool::Pool;
+use self::capacity::ConnectionLimit;
+use self::pool::Pool;
 use super::timer::{Ticker, Ticks};
 use super::tls::{self, TlsError};
 
@@ -26,7 +38,7 @@ pub(crate) struct Upstream {
     pub(crate) config: config::Upstream,
     addresses: Vec<Arc<Address>>,
     /// Rotates through the addresses.
-    turn: AtomicUsize,
+    rotation: AtomicUsize,
     /// Retry budget.
     retry_credit: AtomicU64,
 }
@@ -44,10 +56,10 @@ pub(crate) struct Address {
     /// Connection pools, one per worker.
     pools: Box<[Arc<Pool>]>,
     /// Connection limit, over all workers.
-    room: Arc<Room>,
-    under_way: AtomicUsize,
+    connection_limit: Arc<ConnectionLimit>,
+    in_flight: AtomicUsize,
     /// Result of the health checks.
-    is_well: AtomicBool,
+    is_healthy: AtomicBool,
     failures: AtomicU32,
     /// End of the ejection, in milliseconds.
     ejected_until: AtomicU64,
@@ -69,7 +81,7 @@ impl Upstream {
         Ok(Upstream {
             addresses: addresses.map(|it| it.map(Arc::new)).collect::<Result<_, _>>()?,
             config: config.clone(),
-            turn: AtomicUsize::new(0),
+            rotation: AtomicUsize::new(0),
             retry_credit: AtomicU64::new(RETRY_CREDIT_MAX / 10),
         })
     }
@@ -85,41 +97,41 @@ impl Upstream {
         if let [only] = &*self.addresses {
             return Some((0, only));
         }
-        let (turn, of) = (self.turn.fetch_add(1, Ordering::Relaxed), self.addresses.len());
-        let in_turn = || (0..of).map(|step| turn.wrapping_add(step) % of);
-        let under_way = |at: &usize| self.addresses[*at].under_way.load(Ordering::Relaxed);
-        let best = |is_fit: &dyn Fn(usize) -> bool| {
-            let mut fit = in_turn().filter(|at| is_fit(*at));
+        let (first, count) = (self.rotation.fetch_add(1, Ordering::Relaxed), self.addresses.len());
+        let rotated = || (0..count).map(|step| first.wrapping_add(step) % count);
+        let in_flight = |at: &usize| self.addresses[*at].in_flight.load(Ordering::Relaxed);
+        let best = |is_eligible: &dyn Fn(usize) -> bool| {
+            let mut eligible = rotated().filter(|at| is_eligible(*at));
             match self.config.balance {
-                Balance::RoundRobin => fit.next(),
-                Balance::LeastRequests => fit.min_by_key(under_way),
+                Balance::RoundRobin => eligible.next(),
+                Balance::LeastRequests => eligible.min_by_key(in_flight),
             }
         };
-        let is_well = |at: usize| self.addresses[at].is_available(now);
+        let is_healthy = |at: usize| self.addresses[at].is_available(now);
         let is_new = |at: usize| !tried.contains(&at);
         let at =
-            best(&|at| is_new(at) && is_well(at)).or_else(|| best(&is_new)).or_else(|| best(&|_| true))?;
+            best(&|at| is_new(at) && is_healthy(at)).or_else(|| best(&is_new)).or_else(|| best(&|_| true))?;
         Some((at, &self.addresses[at]))
     }
 
     /// Counts a request in flight, if the balancer needs the count: workers contend for it.
-    pub(crate) fn enter(&self, address: &Arc<Address>) -> Option<UnderWay> {
-        let is_asked = self.addresses.len() > 1 && self.config.balance == Balance::LeastRequests;
-        is_asked.then(|| address.enter())
+    pub(crate) fn count_in_flight(&self, address: &Arc<Address>) -> Option<InFlightGuard> {
+        let is_needed = self.addresses.len() > 1 && self.config.balance == Balance::LeastRequests;
+        is_needed.then(|| address.count_in_flight())
     }
 
     /// Credits the retry budget for one request.
-    pub(crate) fn earn_retry(&self) {
+    pub(crate) fn credit_retry(&self) {
         let earned = u64::from(self.config.retry_percent);
         let more = |credit: u64| (credit < RETRY_CREDIT_MAX && earned > 0).then_some(credit + earned);
         let _ = self.retry_credit.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
     }
 
     /// Takes one retry from the budget; false if the budget is exhausted.
-    pub(crate) fn pay_retry(&self) -> bool {
-        let pay = |credit: u64| credit.checked_sub(RETRY_COST);
+    pub(crate) fn take_retry(&self) -> bool {
+        let take = |credit: u64| credit.checked_sub(RETRY_COST);
         self.config.retry_percent > 0
-            && self.retry_credit.fetch_update(Ordering::Relaxed, Ordering::Relaxed, pay).is_ok()
+            && self.retry_credit.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok()
     }
 }
 
@@ -134,12 +146,12 @@ impl Address {
         let is_bare_v6 = host.contains(':') && !host.starts_with('[');
         let host = if is_bare_v6 { format!("[{host}]") } else { host.clone() };
         let scheme = if address.is_tls { Scheme::HTTPS } else { Scheme::HTTP };
-        let usual_port = if address.is_tls { 443 } else { 80 };
-        let text = if address.port == usual_port { host } else { format!("{host}:{}", address.port) };
+        let default_port = if address.is_tls { 443 } else { 80 };
+        let text = if address.port == default_port { host } else { format!("{host}:{}", address.port) };
         let authority = Authority::try_from(text.as_str()).map_err(|_| TlsError::Host(text))?;
         let tls = address.is_tls.then(|| tls::connector(upstream, address)).transpose()?;
-        let room = Arc::new(Room::new(upstream.max_connections));
-        let pools = (0..workers).map(|_| Arc::new(Pool::new(room.clone(), ticker.clone())));
+        let connection_limit = Arc::new(ConnectionLimit::new(upstream.max_connections));
+        let pools = (0..workers).map(|_| Arc::new(Pool::new(connection_limit.clone(), ticker.clone())));
         Ok(Address {
             config: address.clone(),
             authority,
@@ -150,9 +162,9 @@ impl Address {
             idle_timeout: upstream.timeouts.idle,
             ping_after: upstream.ping_after,
             pools: pools.collect(),
-            room,
-            under_way: AtomicUsize::new(0),
-            is_well: AtomicBool::new(true),
+            connection_limit,
+            in_flight: AtomicUsize::new(0),
+            is_healthy: AtomicBool::new(true),
             failures: AtomicU32::new(0),
             ejected_until: AtomicU64::new(0),
         })
@@ -169,7 +181,7 @@ impl Address {
 
     /// Number of open connections.
     pub(crate) fn connections(&self) -> usize {
-        self.room.taken()
+        self.connection_limit.in_use()
     }
 
     /// Closes connections that were last used before `oldest`.
@@ -178,42 +190,48 @@ impl Address {
     }
 
     pub(crate) fn is_available(&self, now: Ticks) -> bool {
-        self.is_well.load(Ordering::Relaxed) && self.ejected_until.load(Ordering::Relaxed) <= now.as_millis()
+        self.is_healthy.load(Ordering::Relaxed)
+            && self.ejected_until.load(Ordering::Relaxed) <= now.as_millis()
     }
 
     /// Sets the result of the health checks. Returns whether it changed.
-    pub(crate) fn set_well(&self, is_well: bool) -> bool {
-        self.is_well.swap(is_well, Ordering::Relaxed) != is_well
+    pub(crate) fn set_healthy(&self, is_healthy: bool) -> bool {
+        self.is_healthy.swap(is_healthy, Ordering::Relaxed) != is_healthy
     }
 
     /// Records the outcome of an attempt. Returns whether this failure ejects the address.
-    pub(crate) fn tell(&self, went_well: bool, eject: Option<&config::OutlierEjection>, now: Ticks) -> bool {
-        if went_well {
+    pub(crate) fn record_attempt(
+        &self,
+        succeeded: bool,
+        ejection: Option<&config::OutlierEjection>,
+        now: Ticks,
+    ) -> bool {
+        if succeeded {
             if self.failures.load(Ordering::Relaxed) > 0 {
                 self.failures.store(0, Ordering::Relaxed);
             }
             return false;
         }
         let failures = self.failures.fetch_add(1, Ordering::Relaxed).saturating_add(1);
-        let Some(eject) = eject.filter(|eject| failures >= eject.after) else { return false };
+        let Some(ejection) = ejection.filter(|ejection| failures >= ejection.after) else { return false };
         self.failures.store(0, Ordering::Relaxed);
-        self.ejected_until.store(now.after(eject.lasts).as_millis(), Ordering::Relaxed);
+        self.ejected_until.store(now.after(ejection.lasts).as_millis(), Ordering::Relaxed);
         true
     }
 
     /// Counts a request in flight.
-    fn enter(self: &Arc<Address>) -> UnderWay {
-        self.under_way.fetch_add(1, Ordering::Relaxed);
-        UnderWay(self.clone())
+    fn count_in_flight(self: &Arc<Address>) -> InFlightGuard {
+        self.in_flight.fetch_add(1, Ordering::Relaxed);
+        InFlightGuard(self.clone())
     }
 }
 
 /// A request in flight at an address, counted until it is dropped.
 #[derive(Debug)]
-pub(crate) struct UnderWay(Arc<Address>);
+pub(crate) struct InFlightGuard(Arc<Address>);
 
-impl Drop for UnderWay {
+impl Drop for InFlightGuard {
     fn drop(&mut self) {
-        self.0.under_way.fetch_sub(1, Ordering::Relaxed);
+        self.0.in_flight.fetch_sub(1, Ordering::Relaxed);
     }
 }

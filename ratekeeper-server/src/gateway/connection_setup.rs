@@ -12,48 +12,48 @@ use bytes::Bytes;
 use tokio::io::{AsyncRead, ReadBuf};
 use tokio::time::{Instant, sleep, timeout_at};
 
-use super::draining::Draining;
+use super::client_timeouts::ConnectionActivity;
+use super::drain::Drain;
 use super::timer::{Ticker, Ticks};
-use super::watch::Watch;
 
 /// How long a connection without requests stays open once draining begins, so that a request already in transit gets
 /// a response.
-pub(crate) const LAST_CALL: Duration = Duration::from_millis(500);
+pub(crate) const DRAIN_GRACE: Duration = Duration::from_millis(500);
 
 /// Begins the HTTP/2 preface, and no HTTP/1 request.
-const HTTP2_BEGIN: &[u8] = b"PRI ";
+const HTTP2_PREFACE_START: &[u8] = b"PRI ";
 /// Size of the first read. Most request heads are shorter.
-const FIRST_BYTES_MAX: usize = 4096;
+const FIRST_READ_BYTES_MAX: usize = 4096;
 
 /// A connection before its first request. All setup steps share one deadline, so a client that is slow at each step
 /// gains no extra time.
 #[derive(Debug)]
-pub(crate) struct Opening {
-    arrived: Ticks,
+pub(crate) struct ConnectionSetup {
+    accepted_at: Ticks,
     pub(crate) deadline: Instant,
 }
 
-impl Opening {
-    pub(crate) fn new(ticker: &Ticker, patience: Duration) -> Opening {
-        Opening { arrived: ticker.now(), deadline: Instant::now() + patience }
+impl ConnectionSetup {
+    pub(crate) fn new(ticker: &Ticker, timeout: Duration) -> ConnectionSetup {
+        ConnectionSetup { accepted_at: ticker.now(), deadline: Instant::now() + timeout }
     }
 
-    /// Runs a setup step until the deadline. Once draining begins, it has at most [`LAST_CALL`] left.
-    pub(crate) async fn step<T>(&self, draining: &Draining, step: impl Future<Output = T>) -> Option<T> {
-        let draining = draining.wait();
+    /// Runs a setup step until the deadline. Once draining begins, it has at most [`DRAIN_GRACE`] left.
+    pub(crate) async fn step<T>(&self, drain: &Drain, step: impl Future<Output = T>) -> Option<T> {
+        let draining = drain.wait_begun();
         tokio::select! {
             biased;
             done = timeout_at(self.deadline, step) => done.ok(),
             () = async {
                 draining.await;
-                sleep(LAST_CALL).await;
+                sleep(DRAIN_GRACE).await;
             } => None,
         }
     }
 
-    /// The connection's watch, which counts from its arrival.
-    pub(crate) fn watch(&self, ticker: Arc<Ticker>) -> Arc<Watch> {
-        Watch::since(ticker, self.arrived)
+    /// The connection's activity, counted from when it was accepted.
+    pub(crate) fn activity(&self, ticker: Arc<Ticker>) -> Arc<ConnectionActivity> {
+        ConnectionActivity::new(ticker, self.accepted_at)
     }
 }
 
@@ -66,14 +66,14 @@ pub(crate) async fn first_bytes(stream: &mut (impl AsyncRead + Unpin)) -> io::Re
         let before = first.len();
         poll_fn(|context| {
             // Exists only during a read, so that a waiting client holds no buffer.
-            let mut bytes = [MaybeUninit::uninit(); FIRST_BYTES_MAX];
+            let mut bytes = [MaybeUninit::uninit(); FIRST_READ_BYTES_MAX];
             let mut buffer = ReadBuf::uninit(&mut bytes);
             ready!(Pin::new(&mut *stream).poll_read(context, &mut buffer))?;
             first.extend_from_slice(buffer.filled());
             Poll::Ready(io::Result::Ok(()))
         })
         .await?;
-        let may_be_http2 = first.len() < HTTP2_BEGIN.len() && HTTP2_BEGIN.starts_with(&first);
+        let may_be_http2 = first.len() < HTTP2_PREFACE_START.len() && HTTP2_PREFACE_START.starts_with(&first);
         if first.len() == before || !may_be_http2 {
             return Ok(first.into());
         }
@@ -81,8 +81,8 @@ pub(crate) async fn first_bytes(stream: &mut (impl AsyncRead + Unpin)) -> io::Re
 }
 
 /// Whether the client begins with the HTTP/2 preface.
-pub(crate) fn speaks_http2(first: &[u8]) -> bool {
-    first.starts_with(HTTP2_BEGIN)
+pub(crate) fn is_http2(first: &[u8]) -> bool {
+    first.starts_with(HTTP2_PREFACE_START)
 }
 
 #[cfg(test)]
@@ -94,9 +94,9 @@ mod tests {
     use super::*;
 
     /// Counts reads.
-    struct Counting<I>(I, usize);
+    struct CountingReader<I>(I, usize);
 
-    impl<I: AsyncRead + Unpin> AsyncRead for Counting<I> {
+    impl<I: AsyncRead + Unpin> AsyncRead for CountingReader<I> {
         fn poll_read(
             mut self: Pin<&mut Self>,
             context: &mut Context<'_>,
@@ -110,33 +110,33 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn partial_http2_preface_is_awaited_without_busy_polling() {
         let (mut client, server) = tokio::io::duplex(100);
-        let mut server = Counting(server, 0);
-        let saying = async {
+        let mut server = CountingReader(server, 0);
+        let sending = async {
             client.write_all(b"PR").await.unwrap();
             sleep(Duration::from_secs(60)).await;
             client.write_all(b"I * HTTP/2.0").await.unwrap();
             client
         };
-        let (first, _client) = tokio::join!(first_bytes(&mut server), saying);
+        let (first, _client) = tokio::join!(first_bytes(&mut server), sending);
         assert_eq!(first.unwrap(), "PRI * HTTP/2.0");
-        assert!(server.1 < 10, "asked {} times", server.1);
+        assert!(server.1 < 10, "{} reads", server.1);
     }
 
     #[tokio::test]
     async fn protocol_is_detected_from_the_fewest_bytes() {
-        for (said, is_http2) in [("G", false), ("PRI ", true), ("PRI\t", false), ("PO", false)] {
+        for (sent, expected) in [("G", false), ("PRI ", true), ("PRI\t", false), ("PO", false)] {
             let (mut client, mut server) = tokio::io::duplex(100);
-            client.write_all(said.as_bytes()).await.unwrap();
+            client.write_all(sent.as_bytes()).await.unwrap();
             let first = first_bytes(&mut server).await.unwrap();
-            assert_eq!((&*first, speaks_http2(&first)), (said.as_bytes(), is_http2));
+            assert_eq!((&*first, is_http2(&first)), (sent.as_bytes(), expected));
         }
         // The client closes before the preface is complete.
-        for said in ["", "PRI"] {
+        for sent in ["", "PRI"] {
             let (mut client, mut server) = tokio::io::duplex(100);
-            client.write_all(said.as_bytes()).await.unwrap();
+            client.write_all(sent.as_bytes()).await.unwrap();
             drop(client);
             let first = first_bytes(&mut server).await.unwrap();
-            assert_eq!((&*first, speaks_http2(&first)), (said.as_bytes(), false));
+            assert_eq!((&*first, is_http2(&first)), (sent.as_bytes(), false));
         }
     }
 }

@@ -10,46 +10,50 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, lookup_host};
 use tokio_rustls::client::TlsStream;
 
-use super::capacity::Place;
-use super::pool::NoConnection;
-use super::upstream::Address;
+use super::Address;
+use super::capacity::ConnectionPermit;
+use super::pool::ConnectError;
 
 /// File descriptors are exhausted, in the system or in this process: the same numbers on all supported platforms.
 const ENFILE: i32 = 23;
 const EMFILE: i32 = 24;
 
-pub(crate) enum Dialled {
-    Plain(Socket),
-    Tls(Box<TlsStream<Socket>>),
+/// A connected stream, with or without TLS.
+pub(crate) enum UpstreamStream {
+    Plain(UpstreamSocket),
+    Tls(Box<TlsStream<UpstreamSocket>>),
 }
 
 /// A socket with its connection permit, also after a protocol switch: a WebSocket is a connection, too.
-pub(crate) struct Socket {
+pub(crate) struct UpstreamSocket {
     stream: TcpStream,
-    _place: Option<Place>,
+    _permit: Option<ConnectionPermit>,
 }
 
-pub(crate) async fn dial(address: &Address, place: Option<Place>) -> Result<Dialled, NoConnection> {
+pub(crate) async fn dial(
+    address: &Address,
+    permit: Option<ConnectionPermit>,
+) -> Result<UpstreamStream, ConnectError> {
     let stream = connect(&address.config.host, address.config.port).await?;
-    stream.set_nodelay(true).map_err(refused)?;
-    let socket = Socket { stream, _place: place };
+    stream.set_nodelay(true).map_err(failed)?;
+    let socket = UpstreamSocket { stream, _permit: permit };
     match &address.tls {
-        None => Ok(Dialled::Plain(socket)),
+        None => Ok(UpstreamStream::Plain(socket)),
         Some((connector, name)) => {
-            let secured = connector.connect(name.clone(), socket).await.map_err(refused)?;
-            Ok(Dialled::Tls(Box::new(secured)))
+            let secured = connector.connect(name.clone(), socket).await.map_err(failed)?;
+            Ok(UpstreamStream::Tls(Box::new(secured)))
         }
     }
 }
 
 /// Connects to the first address of a host that accepts.
-async fn connect(host: &str, port: u16) -> Result<TcpStream, NoConnection> {
+async fn connect(host: &str, port: u16) -> Result<TcpStream, ConnectError> {
     let host = host.trim_matches(['[', ']']);
     // The operator wrote this address, and the configuration was validated.
     if let Ok(ip) = host.parse::<IpAddr>() {
-        return TcpStream::connect((ip, port)).await.map_err(unconnected);
+        return TcpStream::connect((ip, port)).await.map_err(connect_error);
     }
-    let found = lookup_host((host, port)).await.map_err(unconnected)?;
+    let found = lookup_host((host, port)).await.map_err(connect_error)?;
     connect_first(host, found).await
 }
 
@@ -58,33 +62,33 @@ async fn connect(host: &str, port: u16) -> Result<TcpStream, NoConnection> {
 async fn connect_first(
     host: &str,
     found: impl Iterator<Item = SocketAddr>,
-) -> Result<TcpStream, NoConnection> {
-    let mut why = refused(format!("{host} has no address"));
+) -> Result<TcpStream, ConnectError> {
+    let mut error = failed(format!("{host} has no address"));
     for address in found {
         if ratekeeper_config::is_link_local(address.ip()) {
-            why = refused(format!("{host} leads to {}, which is link-local", address.ip()));
+            error = failed(format!("{host} resolves to {}, a link-local address", address.ip()));
             continue;
         }
         match TcpStream::connect(address).await {
             Ok(stream) => return Ok(stream),
-            Err(error) => why = unconnected(error),
+            Err(last) => error = connect_error(last),
         }
     }
-    Err(why)
+    Err(error)
 }
 
-pub(crate) fn refused(error: impl fmt::Display) -> NoConnection {
-    NoConnection::Refused(error.to_string())
+pub(crate) fn failed(error: impl fmt::Display) -> ConnectError {
+    ConnectError::Failed(error.to_string())
 }
 
-fn unconnected(error: io::Error) -> NoConnection {
+fn connect_error(error: io::Error) -> ConnectError {
     match error.raw_os_error() {
-        Some(EMFILE | ENFILE) => NoConnection::Exhausted,
-        _ => refused(error),
+        Some(EMFILE | ENFILE) => ConnectError::OutOfDescriptors,
+        _ => failed(error),
     }
 }
 
-impl AsyncRead for Socket {
+impl AsyncRead for UpstreamSocket {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -94,7 +98,7 @@ impl AsyncRead for Socket {
     }
 }
 
-impl AsyncWrite for Socket {
+impl AsyncWrite for UpstreamSocket {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -137,8 +141,11 @@ mod tests {
         let closed = SocketAddr::from(([127, 0, 0, 1], 1));
         let bad = ["169.254.169.254:80", "[fe80::1]:80", "[::ffff:169.254.169.254]:80", "169.254.0.1:80"];
         for bad in bad.map(|it| it.parse::<SocketAddr>().expect("it is an address")) {
-            let told = connect_first("meta.test", [bad].into_iter()).await.expect_err("it is link-local");
-            assert_eq!(told.to_string(), format!("meta.test leads to {}, which is link-local", bad.ip()));
+            let error = connect_first("meta.test", [bad].into_iter()).await.expect_err("it is link-local");
+            assert_eq!(
+                error.to_string(),
+                format!("meta.test resolves to {}, a link-local address", bad.ip())
+            );
             // Other addresses of the same name are still tried, in order.
             let stream =
                 connect_first("meta.test", [bad, closed, good].into_iter()).await.expect("one is good");

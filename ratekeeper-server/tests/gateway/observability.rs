@@ -6,7 +6,7 @@ use serde_json::Value;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
-use super::support::{Running, Upstream, get, in_front_of, run, say, status, until};
+use super::support::{TestGateway, Upstream, get, in_front_of, run, send_raw, status, wait_until};
 
 const LIMITS: &str = "limits:
   per-user: { key: { header: X-Api-Key }, fixed_window: { limit: 2, window: 1h, align: first_request } }";
@@ -28,14 +28,14 @@ async fn access_log_has_one_line_per_request_without_secrets() {
         get(gateway.address, "/a%22b?token=canary-query", secrets).await;
     }
     get(gateway.address, "/a%2fb", "").await;
-    say(gateway.address, "GET http://canary-user:p@a/ HTTP/1.1\r\nHost: a\r\n\r\n").await;
+    send_raw(gateway.address, "GET http://canary-user:p@a/ HTTP/1.1\r\nHost: a\r\n\r\n").await;
     let lines = gateway.log.lines(5).await;
     assert_eq!(lines.len(), 5);
     assert!(!lines.iter().any(|line| line.contains("canary")), "{lines:?}");
     // Each worker writes its lines separately, so the order across workers is undefined.
     let mut lines = parsed(&lines);
     lines.sort_by_key(|line| line["status"].as_u64());
-    let wanted = [(200, "allowed"), (200, "allowed"), (400, "refused"), (400, "refused"), (429, "denied")];
+    let wanted = [(200, "allowed"), (200, "allowed"), (400, "rejected"), (400, "rejected"), (429, "denied")];
     for (line, (wanted, decision)) in lines.iter().zip(wanted) {
         assert_eq!(
             (line["status"].as_u64(), line["decision"].as_str()),
@@ -60,7 +60,7 @@ async fn access_log_has_one_line_per_request_without_secrets() {
         lines.iter().map(|line| line["id"].as_str().unwrap()).collect();
     assert_eq!(ids.len(), 5);
     // The upstream receives the same request ids.
-    assert!(upstream.seen().iter().all(|seen| ids.contains(seen.header("x-request-id").unwrap())));
+    assert!(upstream.requests().iter().all(|seen| ids.contains(seen.header("x-request-id").unwrap())));
 }
 
 #[tokio::test]
@@ -70,9 +70,9 @@ async fn delay_is_logged_with_its_limit() {
     let gateway = in_front_of(&upstream, limits, "").await;
     let address = gateway.address;
     // Concurrent, so that one of them waits on any machine.
-    let asked: Vec<_> = (0..3).map(|_| tokio::spawn(async move { get(address, "/", "").await })).collect();
-    for asked in asked {
-        assert_eq!(status(&asked.await.unwrap()), 200);
+    let sent: Vec<_> = (0..3).map(|_| tokio::spawn(async move { get(address, "/", "").await })).collect();
+    for sent in sent {
+        assert_eq!(status(&sent.await.unwrap()), 200);
     }
     let lines = parsed(&gateway.log.lines(3).await);
     let waited: Vec<&Value> = lines.iter().filter(|line| line["waited_us"].as_u64() > Some(0)).collect();
@@ -100,8 +100,8 @@ async fn malformed_requests_are_counted_and_logged() {
         (431, format!("GET / HTTP/1.1\r\nHost: a\r\nX-A: {large}\r\n\r\n")),
     ];
     for (wanted, request) in &wrong {
-        let answer = say(gateway.address, request).await;
-        assert_eq!(status(&answer), *wanted, "{answer}");
+        let response = send_raw(gateway.address, request).await;
+        assert_eq!(status(&response), *wanted, "{response}");
     }
     // A client that disconnects in the middle of a head is not counted.
     drop(TcpStream::connect(gateway.address).await.unwrap().write_all(b"GET / HT").await);
@@ -114,26 +114,26 @@ async fn malformed_requests_are_counted_and_logged() {
     for (line, (wanted, _)) in lines[1..].iter().zip(&wrong) {
         assert_eq!(
             (line["status"].as_u64(), line["decision"].as_str()),
-            (Some(u64::from(*wanted)), Some("refused")),
+            (Some(u64::from(*wanted)), Some("rejected")),
             "{line}"
         );
         let about = ["route", "method", "path", "client"].map(|name| line[name].as_str());
         assert_eq!(about, [Some(""), Some(""), Some(""), Some("127.0.0.1")], "{line}");
     }
-    let metrics = gateway.gateway.watched().metrics();
-    let refused = r#"ratekeeper_requests_total{route="",decision="refused",code="4xx"}"#;
-    assert_eq!(sample(&metrics, refused).as_deref(), Some("4"), "{metrics}");
+    let metrics = gateway.gateway.status().metrics();
+    let rejected = r#"ratekeeper_requests_total{route="",decision="rejected",code="4xx"}"#;
+    assert_eq!(sample(&metrics, rejected).as_deref(), Some("4"), "{metrics}");
     assert_eq!(sample(&metrics, "ratekeeper_requests_in_flight").as_deref(), Some("0"));
 }
 
 #[tokio::test]
 async fn disabled_access_log_writes_nothing() {
     let upstream = Upstream::start().await;
-    let file = super::peers::File { gateway: "access_log: false", ..Default::default() };
+    let file = super::peers::ConfigFile { gateway: "access_log: false", ..Default::default() };
     let gateway = run(&file.to(&[upstream.address])).await;
     assert_eq!(status(&get(gateway.address, "/silent", "").await), 200);
     // Only the line of the later request is written.
-    let wanted = super::peers::File::default().to(&[upstream.address]);
+    let wanted = super::peers::ConfigFile::default().to(&[upstream.address]);
     gateway.gateway.reload(&super::support::parse(&wanted)).unwrap();
     assert_eq!(status(&get(gateway.address, "/loud", "").await), 200);
     let lines = gateway.log.lines(1).await;
@@ -141,16 +141,17 @@ async fn disabled_access_log_writes_nothing() {
 }
 
 /// Starts the admin listener of a gateway.
-async fn admin(gateway: &Running) -> SocketAddr {
+async fn admin(gateway: &TestGateway) -> SocketAddr {
     let loopback = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let (address, serving) = ratekeeper_server::admin::listen(loopback, gateway.gateway.watched()).unwrap();
+    let (address, serving) = ratekeeper_server::admin::listen(loopback, gateway.gateway.status()).unwrap();
     tokio::spawn(serving);
     address
 }
 
 /// Sends a request to the admin listener, with `Host: localhost`.
-async fn ask(admin: SocketAddr, path: &str, headers: &str) -> String {
-    say(admin, format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{headers}\r\n")).await
+async fn get_admin(admin: SocketAddr, path: &str, headers: &str) -> String {
+    send_raw(admin, format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{headers}\r\n"))
+        .await
 }
 
 /// The value of a sample.
@@ -168,17 +169,23 @@ async fn metrics_count_requests_and_decisions() {
     }
     get(gateway.address, "/api/status/404", "X-Api-Key: other\r\n").await;
     get(gateway.address, "/status/500", "").await;
-    say(
+    send_raw(
         gateway.address,
         "CANARY /api/x HTTP/1.1\r\nHost: canary\r\nConnection: close\r\nX-Api-Key: third\r\n\r\n",
     )
     .await;
-    let metrics = || async { ask(admin, "/metrics", "").await };
+    let metrics = || async { get_admin(admin, "/metrics", "").await };
     // A request is counted after its response is sent, which may be slightly after the client has read it.
     let count = "ratekeeper_request_duration_seconds_count";
-    let watched = gateway.gateway.watched();
-    until(|| sample(&watched.metrics(), &format!("{count}{{route=\"all\"}}")).as_deref() == Some("5")).await;
-    until(|| sample(&watched.metrics(), &format!("{count}{{route=\"\"}}")).as_deref() == Some("1")).await;
+    let status_source = gateway.gateway.status();
+    wait_until(|| {
+        sample(&status_source.metrics(), &format!("{count}{{route=\"all\"}}")).as_deref() == Some("5")
+    })
+    .await;
+    wait_until(|| {
+        sample(&status_source.metrics(), &format!("{count}{{route=\"\"}}")).as_deref() == Some("1")
+    })
+    .await;
     let text = metrics().await;
     assert_eq!(
         super::support::header(&text, "content-type"),
@@ -187,14 +194,14 @@ async fn metrics_count_requests_and_decisions() {
     for (name, wanted) in [
         (r#"ratekeeper_requests_total{route="all",decision="allowed",code="2xx"}"#, "4"),
         (r#"ratekeeper_requests_total{route="all",decision="denied",code="4xx"}"#, "1"),
-        (r#"ratekeeper_requests_total{route="",decision="refused",code="4xx"}"#, "1"),
+        (r#"ratekeeper_requests_total{route="",decision="rejected",code="4xx"}"#, "1"),
         (r#"ratekeeper_limit_decisions_total{limit="per-user",decision="allowed"}"#, "4"),
         (r#"ratekeeper_limit_decisions_total{limit="per-user",decision="denied"}"#, "1"),
         (r#"ratekeeper_request_duration_seconds_bucket{route="all",le="+Inf"}"#, "5"),
         ("ratekeeper_requests_in_flight", "0"),
         ("ratekeeper_keys", "3"),
         ("ratekeeper_access_log_dropped_total", "0"),
-        (r#"ratekeeper_reloads_total{result="done"}"#, "0"),
+        (r#"ratekeeper_reloads_total{result="success"}"#, "0"),
     ] {
         assert_eq!(sample(&text, name).as_deref(), Some(wanted), "{name}\n{text}");
     }
@@ -227,18 +234,18 @@ async fn draining_gateway_is_healthy_but_not_ready() {
     let admin = admin(&gateway).await;
     let address = gateway.address;
     for path in ["/healthz", "/readyz"] {
-        assert_eq!(status(&ask(admin, path, "").await), 200, "{path}");
+        assert_eq!(status(&get_admin(admin, path, "").await), 200, "{path}");
     }
-    let asking = tokio::spawn(async move { get(address, "/hold", "").await });
-    upstream.until_waiting(1).await;
-    let watched = gateway.gateway.watched();
+    let sending = tokio::spawn(async move { get(address, "/hold", "").await });
+    upstream.wait_for_held(1).await;
+    let status_source = gateway.gateway.status();
     let draining = tokio::spawn(gateway.gateway.drain());
-    until(|| !watched.is_ready()).await;
-    assert_eq!(status(&ask(admin, "/readyz", "").await), 503);
-    assert_eq!(status(&ask(admin, "/healthz", "").await), 200);
-    assert_eq!(status(&ask(admin, "/metrics", "").await), 200);
-    upstream.let_go(1);
-    assert_eq!(status(&asking.await.unwrap()), 200);
+    wait_until(|| !status_source.is_ready()).await;
+    assert_eq!(status(&get_admin(admin, "/readyz", "").await), 503);
+    assert_eq!(status(&get_admin(admin, "/healthz", "").await), 200);
+    assert_eq!(status(&get_admin(admin, "/metrics", "").await), 200);
+    upstream.release(1);
+    assert_eq!(status(&sending.await.unwrap()), 200);
     assert_eq!(draining.await.unwrap(), 0);
 }
 
@@ -248,13 +255,13 @@ async fn cross_origin_requests_to_the_admin_listener_are_rejected() {
     let upstream = Upstream::start().await;
     let gateway = in_front_of(&upstream, "", "").await;
     let admin = admin(&gateway).await;
-    assert_eq!(status(&ask(admin, "/metrics", "Origin: http://evil.test\r\n").await), 403);
+    assert_eq!(status(&get_admin(admin, "/metrics", "Origin: http://evil.test\r\n").await), 403);
     assert_eq!(
         status(&get(gateway.address, "/metrics", "").await),
         200,
         "on the gateway it is a path like others"
     );
-    assert_eq!(upstream.only().uri.path(), "/metrics");
+    assert_eq!(upstream.only_request().uri.path(), "/metrics");
 }
 
 /// Logs of gateway and upstream can be correlated only by a common request id.
@@ -266,12 +273,12 @@ async fn logged_request_id_is_sent_to_the_upstream() {
     get(gateway.address, "/", "X-Request-Id: theirs-7\r\n").await;
     get(gateway.address, "/", &format!("X-Request-Id: {}\r\n", "x".repeat(200))).await;
     let lines = gateway.log.lines(2).await;
-    for (seen, line) in upstream.seen().iter().zip(&lines) {
+    for (seen, line) in upstream.requests().iter().zip(&lines) {
         let name = seen.header("x-request-id").unwrap();
         assert!(line.contains(&format!(r#""id":"{name}""#)), "{line}");
     }
-    assert_eq!(upstream.seen()[0].header("x-request-id"), Some("theirs-7"));
-    assert_eq!(upstream.seen()[1].header("x-request-id").map(str::len), Some(16));
+    assert_eq!(upstream.requests()[0].header("x-request-id"), Some("theirs-7"));
+    assert_eq!(upstream.requests()[1].header("x-request-id").map(str::len), Some(16));
 }
 
 /// DNS rebinding: a page can resolve its domain to this machine, and its requests are then not cross-origin.
@@ -282,13 +289,13 @@ async fn foreign_host_names_are_rejected_by_the_admin_listener() {
     let admin = admin(&gateway).await;
     let port = admin.port();
     let by = |target: String, host: String| async move {
-        say(admin, format!("GET {target} HTTP/1.1\r\n{host}Connection: close\r\n\r\n")).await
+        send_raw(admin, format!("GET {target} HTTP/1.1\r\n{host}Connection: close\r\n\r\n")).await
     };
     for path in ["/metrics", "/healthz", "/readyz"] {
         for host in ["localhost", "LOCALHOST", "127.0.0.1", "[::1]", "192.0.2.7"] {
             for host in [host.to_owned(), format!("{host}:{port}")] {
-                let answer = by(path.to_owned(), format!("Host: {host}\r\n")).await;
-                assert_eq!(status(&answer), 200, "{path} {host}");
+                let response = by(path.to_owned(), format!("Host: {host}\r\n")).await;
+                assert_eq!(status(&response), 200, "{path} {host}");
             }
         }
         for host in [
@@ -298,15 +305,15 @@ async fn foreign_host_names_are_rejected_by_the_admin_listener() {
             "evil-localhost",
             "127.0.0.1@evil.test",
         ] {
-            let answer = by(path.to_owned(), format!("Host: {host}:{port}\r\n")).await;
-            assert_eq!(status(&answer), 421, "{path} {host}");
-            assert!(answer.contains("ask for localhost or an IP address"), "{answer}");
-            assert!(!answer.contains("ratekeeper_"), "{answer}");
+            let response = by(path.to_owned(), format!("Host: {host}:{port}\r\n")).await;
+            assert_eq!(status(&response), 421, "{path} {host}");
+            assert!(response.contains("use localhost or an IP address"), "{response}");
+            assert!(!response.contains("ratekeeper_"), "{response}");
         }
-        let answer = by(format!("http://evil.test{path}"), "Host: localhost\r\n".to_owned()).await;
-        assert_eq!(status(&answer), 421, "{answer}");
-        let answer = by(path.to_owned(), "Host: localhost\r\nHost: evil.test\r\n".to_owned()).await;
-        assert!(matches!(status(&answer), 400 | 421), "{answer}");
+        let response = by(format!("http://evil.test{path}"), "Host: localhost\r\n".to_owned()).await;
+        assert_eq!(status(&response), 421, "{response}");
+        let response = by(path.to_owned(), "Host: localhost\r\nHost: evil.test\r\n".to_owned()).await;
+        assert!(matches!(status(&response), 400 | 421), "{response}");
     }
 }
 
@@ -329,23 +336,26 @@ async fn metrics_require_the_configured_token() {
         "Authorization: Basic 0123456789abcdef\r\n".to_owned(),
         format!("{}{}", bearer("0"), bearer("0123456789abcdef")),
     ] {
-        let answer = ask(admin, "/metrics", &wrong).await;
+        let response = get_admin(admin, "/metrics", &wrong).await;
         assert_eq!(
-            (status(&answer), super::support::header(&answer, "www-authenticate")),
+            (status(&response), super::support::header(&response, "www-authenticate")),
             (401, Some("Bearer"))
         );
-        assert!(!answer.contains("ratekeeper_") && !answer.contains("0123456789"), "{answer}");
+        assert!(!response.contains("ratekeeper_") && !response.contains("0123456789"), "{response}");
     }
-    assert_eq!(status(&ask(admin, "/metrics", &bearer("0123456789abcdef")).await), 200);
-    assert_eq!(status(&ask(admin, "/metrics", "authorization: bearer 0123456789abcdef\r\n").await), 200);
+    assert_eq!(status(&get_admin(admin, "/metrics", &bearer("0123456789abcdef")).await), 200);
+    assert_eq!(
+        status(&get_admin(admin, "/metrics", "authorization: bearer 0123456789abcdef\r\n").await),
+        200
+    );
     // With a token, any host name is allowed for metrics; health and readiness need no token.
     for (path, headers) in [("/healthz", ""), ("/readyz", ""), ("/metrics", &*bearer("0123456789abcdef"))] {
         assert_eq!(status(&get(admin, path, headers).await), 200, "{path}");
     }
     let page = format!("Origin: http://evil.test\r\n{}", bearer("0123456789abcdef"));
-    assert_eq!(status(&ask(admin, "/metrics", &page).await), 403);
+    assert_eq!(status(&get_admin(admin, "/metrics", &page).await), 403);
     // A reload replaces the token.
     gateway.gateway.reload(&super::support::parse(&file("fedcba9876543210"))).unwrap();
-    assert_eq!(status(&ask(admin, "/metrics", &bearer("0123456789abcdef")).await), 401);
-    assert_eq!(status(&ask(admin, "/metrics", &bearer("fedcba9876543210")).await), 200);
+    assert_eq!(status(&get_admin(admin, "/metrics", &bearer("0123456789abcdef")).await), 401);
+    assert_eq!(status(&get_admin(admin, "/metrics", &bearer("fedcba9876543210")).await), 200);
 }

@@ -5,11 +5,11 @@ use std::fmt::Write as _;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
-use super::peers::{File, Folder, read_answer, read_head, scripted};
-use super::support::{Upstream, get, header, in_front_of, run, say, status};
+use super::peers::{ConfigFile, TempDir, read_head, read_response, scripted};
+use super::support::{Upstream, get, header, in_front_of, run, send_raw, status};
 
 /// Statuses of a request that is sent three times, where two are allowed.
-async fn three_times(gateway: &super::support::Running, headers: &str) -> [u16; 3] {
+async fn three_times(gateway: &super::support::TestGateway, headers: &str) -> [u16; 3] {
     let mut statuses = [0; 3];
     for status in &mut statuses {
         *status = super::support::status(&get(gateway.address, "/", headers).await);
@@ -26,8 +26,8 @@ const KEYS: &str =
 #[tokio::test]
 async fn request_with_two_tokens_is_rejected() {
     let upstream = Upstream::start().await;
-    let folder = Folder::new();
-    let keys = folder.write("jwks.json", KEYS);
+    let directory = TempDir::new();
+    let keys = directory.write("jwks.json", KEYS);
     let jwt = format!("jwt: {{ keys: {{ file: '{keys}' }} }}");
     let limited = format!(
         "{jwt}\nlimits: {{ per-user: {{ key: {{ claim: sub, fallback: ip }}, fixed_window: {{ limit: 2, window: 1h }} }} }}"
@@ -40,7 +40,7 @@ async fn request_with_two_tokens_is_rejected() {
     {
         assert_eq!(three_times(&gateway, &twice).await, [400; 3]);
     }
-    assert_eq!(upstream.seen().len(), 2);
+    assert_eq!(upstream.requests().len(), 2);
 
     // A route does not use either token.
     let gateway = in_front_of(&upstream, &jwt, ", claim: { sub: alice }").await;
@@ -66,9 +66,9 @@ async fn headers_that_the_configuration_reads_cannot_be_hop_by_hop() {
     assert_eq!(three_times(&gateway, usual).await, [200, 200, 429]);
     for name in ["x-beta", "X-COST", "x-tier", "X-Route", "x-tenant", "x-request-id"] {
         let request = format!("GET / HTTP/1.1\r\nHost: a\r\nConnection: close, {name}\r\n{usual}\r\n");
-        assert_eq!(status(&say(gateway.address, request).await), 400, "{name}");
+        assert_eq!(status(&send_raw(gateway.address, request).await), 400, "{name}");
     }
-    assert_eq!(upstream.seen().len(), 2);
+    assert_eq!(upstream.requests().len(), 2);
 }
 
 /// Limits and routes may read hop-by-hop headers, for example `Upgrade`.
@@ -79,7 +79,7 @@ async fn limits_can_read_hop_by_hop_headers() {
     let gateway = in_front_of(&upstream, limits, "").await;
     let request = "GET / HTTP/1.1\r\nHost: a\r\nConnection: close, Upgrade\r\nUpgrade: websocket\r\n\r\n";
     for wanted in [200, 200, 429] {
-        assert_eq!(status(&say(gateway.address, request).await), wanted);
+        assert_eq!(status(&send_raw(gateway.address, request).await), wanted);
     }
 }
 
@@ -93,8 +93,8 @@ async fn limits_on_forwarding_headers_use_the_values_of_the_gateway() {
         let gateway = in_front_of(&upstream, &limits, "").await;
         let mut statuses = Vec::new();
         for number in 0..3 {
-            let answer = get(gateway.address, "/", &format!("{name}: 203.0.113.{number}\r\n")).await;
-            statuses.push(status(&answer));
+            let response = get(gateway.address, "/", &format!("{name}: 203.0.113.{number}\r\n")).await;
+            statuses.push(status(&response));
         }
         assert_eq!(statuses, [200, 200, 429], "{name}");
     }
@@ -107,7 +107,7 @@ async fn forged_forwarding_headers_and_aliases_are_removed() {
         X.Tenant: evil\r\nX_Request_Id: mine\r\nX_Forwarded_Prefix: /admin\r\n";
     let gateway = in_front_of(&upstream, "", ", request_headers: { set: { X-Tenant: acme } }").await;
     get(gateway.address, "/", headers).await;
-    let seen = upstream.only();
+    let seen = upstream.only_request();
     for name in [
         "x-forwarded-prefix",
         "x-forwarded-ssl",
@@ -128,7 +128,7 @@ async fn only_the_configured_forwarding_header_of_a_trusted_proxy_counts() {
     let upstream = Upstream::start().await;
     let gateway = in_front_of(&upstream, "client: { trusted_proxies: [127.0.0.0/8] }", "").await;
     get(gateway.address, "/", "X-Forwarded-For: 203.0.113.7\r\nForwarded: for=6.6.6.6;host=evil\r\n").await;
-    let seen = upstream.only();
+    let seen = upstream.only_request();
     assert_eq!(seen.header("forwarded"), None);
     assert_eq!(seen.header("x-forwarded-for"), Some("203.0.113.7, 127.0.0.1"));
 
@@ -136,7 +136,7 @@ async fn only_the_configured_forwarding_header_of_a_trusted_proxy_counts() {
     let trust = "client: { trusted_proxies: [127.0.0.0/8], source: forwarded }";
     let gateway = in_front_of(&upstream, trust, "").await;
     get(gateway.address, "/", "X-Forwarded-For: 6.6.6.6\r\nForwarded: for=203.0.113.7\r\n").await;
-    let seen = upstream.only();
+    let seen = upstream.only_request();
     assert_eq!(seen.header("forwarded"), Some("for=203.0.113.7, for=127.0.0.1;proto=http"));
     assert_eq!(seen.header("x-forwarded-for"), Some("203.0.113.7, 127.0.0.1"));
     assert_eq!(seen.header("x-real-ip"), Some("203.0.113.7"));
@@ -153,8 +153,8 @@ async fn upgrade_to_http2_is_not_forwarded() {
         let _ = stream.write_all(if wants { agreed } else { plain }.as_bytes()).await;
     })
     .await;
-    let gateway = run(&File::default().to(&[address])).await;
-    for (wanted, answer) in [
+    let gateway = run(&ConfigFile::default().to(&[address])).await;
+    for (wanted, response) in [
         ("Upgrade: h2c\r\n", 200),
         ("Upgrade: websocket, h2c\r\n", 200),
         ("Upgrade: websocket\r\nUpgrade: H2C\r\n", 200),
@@ -164,7 +164,7 @@ async fn upgrade_to_http2_is_not_forwarded() {
         let mut stream = TcpStream::connect(gateway.address).await.unwrap();
         let request = format!("GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\n{wanted}\r\n");
         stream.write_all(request.as_bytes()).await.unwrap();
-        assert_eq!(status(&read_answer(&mut stream).await), answer, "{wanted}");
+        assert_eq!(status(&read_response(&mut stream).await), response, "{wanted}");
     }
 }
 
@@ -180,33 +180,33 @@ async fn trailers_cannot_override_evaluated_headers() {
             }
             got += &line;
         }
-        let mut answer = "HTTP/1.1 200 OK\r\nConnection: close\r\n".to_owned();
-        let _ = write!(answer, "Content-Length: {}\r\n\r\n{got}", got.len());
-        let _ = stream.write_all(answer.as_bytes()).await;
+        let mut response = "HTTP/1.1 200 OK\r\nConnection: close\r\n".to_owned();
+        let _ = write!(response, "Content-Length: {}\r\n\r\n{got}", got.len());
+        let _ = stream.write_all(response.as_bytes()).await;
     })
     .await;
     let limits = "limits: { per-user: { key: { header: X-User-Id }, token_bucket: { capacity: 1000 } } }";
-    let gateway = run(&File { limits, ..File::default() }.to(&[address])).await;
+    let gateway = run(&ConfigFile { limits, ..ConfigFile::default() }.to(&[address])).await;
     let request = "POST / HTTP/1.1\r\nHost: a\r\nX-User-Id: alice\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\
         Trailer: X-Checksum, X-User-Id, X-Forwarded-For, Authorization\r\n\r\n3\r\nabc\r\n0\r\n\
         X-Checksum: 7\r\nX-User-Id: bob\r\nX-Forwarded-For: 6.6.6.6\r\nAuthorization: x\r\n\r\n";
-    let answer = say(gateway.address, request).await.to_lowercase();
-    let (_, body) = answer.split_once("\r\n\r\n").unwrap();
+    let response = send_raw(gateway.address, request).await.to_lowercase();
+    let (_, body) = response.split_once("\r\n\r\n").unwrap();
     let (_, trailers) = body.split_once("abc").unwrap();
-    assert!(trailers.contains("x-checksum: 7"), "{answer}");
-    for said in ["bob", "6.6.6.6", "authorization: x"] {
-        assert!(!trailers.contains(said), "{answer}");
+    assert!(trailers.contains("x-checksum: 7"), "{response}");
+    for sent in ["bob", "6.6.6.6", "authorization: x"] {
+        assert!(!trailers.contains(sent), "{response}");
     }
 }
 
 #[tokio::test]
 async fn asterisk_target_is_allowed_only_for_options() {
     let upstream = Upstream::start().await;
-    let gateway = run(&File::default().to_urls(&[format!("http://{}/v1", upstream.address)])).await;
+    let gateway = run(&ConfigFile::default().to_urls(&[format!("http://{}/v1", upstream.address)])).await;
     assert_eq!(status(&get(gateway.address, "*", "").await), 400);
     let options = "OPTIONS * HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n";
-    assert_eq!(status(&say(gateway.address, options).await), 200);
-    assert_eq!(upstream.only().uri.path(), "*");
-    let trace = say(gateway.address, "TRACE / HTTP/1.1\r\nHost: a\r\n\r\n").await;
+    assert_eq!(status(&send_raw(gateway.address, options).await), 200);
+    assert_eq!(upstream.only_request().uri.path(), "*");
+    let trace = send_raw(gateway.address, "TRACE / HTTP/1.1\r\nHost: a\r\n\r\n").await;
     assert!(header(&trace, "allow").is_some_and(|allowed| allowed.starts_with("GET, ")), "{trace}");
 }

@@ -7,8 +7,8 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::balancing::is_up;
-use super::peers::{File, read_answer, read_head, scripted};
-use super::support::{PATIENCE, Upstream, get, in_front_of, read_all, run, say, status, until};
+use super::peers::{ConfigFile, read_head, read_response, scripted};
+use super::support::{TEST_TIMEOUT, Upstream, get, in_front_of, read_all, run, send_raw, status, wait_until};
 
 /// A server that never responds counts as failing, like one that responds with errors.
 #[tokio::test]
@@ -19,10 +19,10 @@ async fn hanging_server_is_ejected() {
     })
     .await;
     let upstream = Upstream::start().await;
-    let file = File {
+    let file = ConfigFile {
         upstream: ", outlier_ejection: { after: 2, for: 1h }",
         route: ", timeout: 100ms",
-        ..File::default()
+        ..ConfigFile::default()
     };
     let gateway = run(&file.to(&[hanging, upstream.address])).await;
     let mut late = 0;
@@ -37,11 +37,11 @@ async fn hanging_server_is_ejected() {
 #[tokio::test]
 async fn malformed_request_body_does_not_eject_the_server() {
     let upstream = Upstream::start().await;
-    let file = File { upstream: ", outlier_ejection: { after: 1, for: 1h }", ..File::default() };
+    let file = ConfigFile { upstream: ", outlier_ejection: { after: 1, for: 1h }", ..ConfigFile::default() };
     let gateway = run(&file.to(&[upstream.address])).await;
     let broken = "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\nZZZ\r\n";
     for _ in 0..4 {
-        assert!([0, 400].contains(&status(&say(gateway.address, broken).await)));
+        assert!([0, 400].contains(&status(&send_raw(gateway.address, broken).await)));
     }
     assert!(is_up(&gateway, upstream.address));
     assert_eq!(status(&get(gateway.address, "/", "").await), 200);
@@ -60,23 +60,24 @@ async fn slow_upload_does_not_count_against_the_route_timeout() {
         stream.write_all(b"ab").await.unwrap();
     }
     assert_eq!(status(&read_all(&mut stream).await), 200);
-    assert_eq!(upstream.only().body, "ab".repeat(8));
+    assert_eq!(upstream.only_request().body, "ab".repeat(8));
     // The upload does not extend the server's timeout.
     let late = "POST /hold HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: 2\r\n\r\nab";
     let begin = Instant::now();
-    assert_eq!(status(&say(gateway.address, late).await), 504);
+    assert_eq!(status(&send_raw(gateway.address, late).await), 504);
     assert!(begin.elapsed() < Duration::from_secs(5));
 }
 
 /// A server that does not read the body cannot hold a client forever.
 #[tokio::test]
 async fn server_that_does_not_read_the_body_times_out() {
-    let deaf = scripted(|mut stream, _| async move {
+    let not_reading = scripted(|mut stream, _| async move {
         read_head(&mut stream).await;
         std::future::pending::<()>().await;
     })
     .await;
-    let gateway = run(&File { route: ", timeout: 200ms", ..File::default() }.to(&[deaf])).await;
+    let gateway =
+        run(&ConfigFile { route: ", timeout: 200ms", ..ConfigFile::default() }.to(&[not_reading])).await;
     let mut stream = TcpStream::connect(gateway.address).await.unwrap();
     let head = "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1000000000\r\n\r\n";
     stream.write_all(head.as_bytes()).await.unwrap();
@@ -86,11 +87,11 @@ async fn server_that_does_not_read_the_body_times_out() {
         while writing.write_all(&much).await.is_ok() {}
         std::future::pending::<()>().await;
     };
-    let answer = tokio::select! {
-        answer = read_answer(&mut reading) => answer,
+    let response = tokio::select! {
+        response = read_response(&mut reading) => response,
         () = sending => unreachable!(),
     };
-    assert_eq!(status(&answer), 504);
+    assert_eq!(status(&response), 504);
 }
 
 /// If a server stops in the middle of a response, the gateway closes both connections.
@@ -105,12 +106,12 @@ async fn stalled_response_is_closed_after_the_read_timeout() {
     })
     .await;
     let limits = "limits: { at-once: { key: ip, concurrency: { limit: 1 } } }";
-    let file = File { upstream: ", timeouts: { read: 100ms }", limits, ..File::default() };
+    let file = ConfigFile { upstream: ", timeouts: { read: 100ms }", limits, ..ConfigFile::default() };
     let gateway = run(&file.to(&[stopping])).await;
     for _ in 0..3 {
-        let answer = timeout(PATIENCE, get(gateway.address, "/", "")).await.unwrap();
-        assert!(status(&answer) == 200 && answer.ends_with("begun"), "{answer}");
-        until(|| gateway.gateway.watched().metrics().contains("ratekeeper_requests_in_flight 0")).await;
+        let response = timeout(TEST_TIMEOUT, get(gateway.address, "/", "")).await.unwrap();
+        assert!(status(&response) == 200 && response.ends_with("begun"), "{response}");
+        wait_until(|| gateway.gateway.status().metrics().contains("ratekeeper_requests_in_flight 0")).await;
     }
 }
 
@@ -126,6 +127,8 @@ async fn slow_response_in_parts_arrives_complete() {
         }
     })
     .await;
-    let gateway = run(&File { upstream: ", timeouts: { read: 300ms }", ..File::default() }.to(&[slow])).await;
+    let gateway =
+        run(&ConfigFile { upstream: ", timeouts: { read: 300ms }", ..ConfigFile::default() }.to(&[slow]))
+            .await;
     assert!(get(gateway.address, "/", "").await.ends_with("\r\n\r\nxxxxxxxx"));
 }

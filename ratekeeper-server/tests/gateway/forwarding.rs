@@ -4,7 +4,7 @@ use http::Version;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use super::support::{Upstream, get, header, in_front_of, run, say, status};
+use super::support::{Upstream, get, header, in_front_of, run, send_raw, status};
 
 #[tokio::test]
 async fn request_body_reaches_upstream_complete() {
@@ -13,15 +13,15 @@ async fn request_body_reaches_upstream_complete() {
     let body = "0123456789".repeat(100_000);
     let head = "POST /a?b=c HTTP/1.1\r\nHost: test\r\nConnection: close\r\n";
     let sized = format!("{head}Content-Length: {}\r\n\r\n{body}", body.len());
-    assert_eq!(status(&say(gateway.address, sized).await), 200);
+    assert_eq!(status(&send_raw(gateway.address, sized).await), 200);
     let chunked = format!("{head}Transfer-Encoding: chunked\r\n\r\n{:x}\r\n{body}\r\n0\r\n\r\n", body.len());
-    assert_eq!(status(&say(gateway.address, chunked).await), 200);
-    for seen in upstream.seen() {
+    assert_eq!(status(&send_raw(gateway.address, chunked).await), 200);
+    for seen in upstream.requests() {
         assert_eq!(seen.uri.to_string(), "/a?b=c");
         assert_eq!(seen.body, body);
         assert_eq!(seen.version, Version::HTTP_11);
     }
-    assert_eq!(upstream.seen().len(), 2);
+    assert_eq!(upstream.requests().len(), 2);
 }
 
 #[tokio::test]
@@ -31,11 +31,11 @@ async fn upstream_connections_are_reused() {
     let mut stream = TcpStream::connect(gateway.address).await.unwrap();
     for _ in 0..50 {
         stream.write_all(b"GET / HTTP/1.1\r\nHost: test\r\n\r\n").await.unwrap();
-        let mut answer = vec![0; 4096];
-        let read = stream.read(&mut answer).await.unwrap();
-        assert!(answer[..read].ends_with(b"hello"), "{}", String::from_utf8_lossy(&answer[..read]));
+        let mut response = vec![0; 4096];
+        let read = stream.read(&mut response).await.unwrap();
+        assert!(response[..read].ends_with(b"hello"), "{}", String::from_utf8_lossy(&response[..read]));
     }
-    assert_eq!(upstream.seen().len(), 50);
+    assert_eq!(upstream.requests().len(), 50);
     assert_eq!(*upstream.connections.lock().unwrap(), 1);
 }
 
@@ -45,9 +45,9 @@ async fn pipelined_requests_are_answered_in_order() {
     let gateway = in_front_of(&upstream, "", "").await;
     let one = |n: usize| format!("GET /status/{} HTTP/1.1\r\nHost: test\r\n\r\n", 200 + n);
     let last = "GET /status/210 HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n";
-    let answer = say(gateway.address, (0..5).map(one).collect::<String>() + last).await;
+    let response = send_raw(gateway.address, (0..5).map(one).collect::<String>() + last).await;
     let statuses: Vec<&str> =
-        answer.match_indices("HTTP/1.1 ").map(|(at, found)| &answer[at + found.len()..][..3]).collect();
+        response.match_indices("HTTP/1.1 ").map(|(at, found)| &response[at + found.len()..][..3]).collect();
     assert_eq!(statuses, ["200", "201", "202", "203", "204", "210"]);
 }
 
@@ -67,13 +67,13 @@ async fn first_matching_route_is_used() {
     ))
     .await;
     assert_eq!(status(&get(gateway.address, "/api/x", "").await), 200);
-    assert_eq!((one.seen().len(), other.seen().len()), (1, 0));
+    assert_eq!((one.requests().len(), other.requests().len()), (1, 0));
     assert_eq!(status(&get(gateway.address, "/api/x", "X-Kind: b\r\n").await), 200);
     let special = "GET /api HTTP/1.1\r\nHost: SPECIAL.test:8080\r\nConnection: close\r\n\r\n";
-    assert_eq!(status(&say(gateway.address, special).await), 200);
+    assert_eq!(status(&send_raw(gateway.address, special).await), 200);
     let post = "POST /api HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
-    assert_eq!(status(&say(gateway.address, post).await), 200);
-    assert_eq!((one.seen().len(), other.seen().len()), (1, 3));
+    assert_eq!(status(&send_raw(gateway.address, post).await), 200);
+    assert_eq!((one.requests().len(), other.requests().len()), (1, 3));
     let nowhere = get(gateway.address, "/elsewhere", "").await;
     assert_eq!(status(&nowhere), 404);
     assert_eq!(header(&nowhere, "content-type"), Some("application/problem+json"));
@@ -103,15 +103,15 @@ async fn paths_and_headers_are_edited() {
     ))
     .await;
     let headers = "X-Set: old\r\nX-Added: one\r\nX-Secret: s\r\n";
-    let answer = get(gateway.address, "/api/x?q=1", headers).await;
-    assert_eq!((status(&answer), header(&answer, "x-out")), (200, Some("out")));
-    let seen = upstream.only();
+    let response = get(gateway.address, "/api/x?q=1", headers).await;
+    assert_eq!((status(&response), header(&response, "x-out")), (200, Some("out")));
+    let seen = upstream.only_request();
     assert_eq!(seen.uri.to_string(), "/base/x?q=1");
     assert_eq!((seen.header("x-set"), seen.header("x-secret")), (Some("new"), None));
     assert_eq!(seen.headers.get_all("x-added").iter().count(), 2);
     get(gateway.address, "/api", "").await;
     get(gateway.address, "/users/7/a/b", "").await;
-    let paths: Vec<String> = upstream.seen().iter().map(|seen| seen.uri.to_string()).collect();
+    let paths: Vec<String> = upstream.requests().iter().map(|seen| seen.uri.to_string()).collect();
     assert_eq!(paths, ["/base/x?q=1", "/base/", "/v2/7/a/b"]);
 }
 
@@ -136,5 +136,5 @@ async fn captured_path_segments_keep_their_case() {
     let route = ", path: '/users/{id}/**', rewrite: '/people/{id}/{rest}'";
     let gateway = in_front_of(&upstream, paths, route).await;
     assert_eq!(status(&get(gateway.address, "/Users/AbC/Files/X", "").await), 200);
-    assert_eq!(upstream.only().uri.path(), "/people/AbC/Files/X");
+    assert_eq!(upstream.only_request().uri.path(), "/people/AbC/Files/X");
 }

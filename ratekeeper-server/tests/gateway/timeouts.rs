@@ -4,12 +4,12 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use super::support::{PATIENCE, Upstream, get, in_front_of, read_all, run, status};
+use super::support::{TEST_TIMEOUT, Upstream, get, in_front_of, read_all, run, status};
 
 /// Timeouts short enough for a test.
 const SHORT: &str = "timeouts: { header: 200ms, body: 200ms, idle: 400ms, drain: 5s }";
 
-async fn short(upstream: &Upstream) -> super::support::Running {
+async fn short(upstream: &Upstream) -> super::support::TestGateway {
     let at = upstream.address;
     run(&format!(
         "gateway:\n  listen: 127.0.0.1:0\n  {SHORT}\n  routes:\n    - {{ id: a, limits: all, upstream: http://{at}, timeout: 300ms }}\n"
@@ -26,7 +26,7 @@ async fn incomplete_heads_time_out() {
         stream.write_all(begin.as_bytes()).await.unwrap();
         assert_eq!(read_all(&mut stream).await, "", "{begin:?}");
     }
-    assert!(upstream.seen().is_empty());
+    assert!(upstream.requests().is_empty());
 }
 
 #[tokio::test]
@@ -41,7 +41,7 @@ async fn slowly_sent_head_times_out() {
             tokio::time::sleep(std::time::Duration::from_millis(20)).await;
         }
     };
-    timeout(PATIENCE, dripping).await.unwrap();
+    timeout(TEST_TIMEOUT, dripping).await.unwrap();
 }
 
 #[tokio::test]
@@ -61,8 +61,8 @@ async fn idle_connection_is_closed_after_its_response() {
     let gateway = short(&upstream).await;
     let mut stream = TcpStream::connect(gateway.address).await.unwrap();
     stream.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
-    let answer = read_all(&mut stream).await;
-    assert!(answer.ends_with("hello"), "{answer}");
+    let response = read_all(&mut stream).await;
+    assert!(response.ends_with("hello"), "{response}");
 }
 
 #[tokio::test]
@@ -81,7 +81,7 @@ async fn graceful_shutdown_answers_requests_in_flight() {
     idle.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
     let mut bytes = [0; 1024];
     assert!(idle.read(&mut bytes).await.unwrap() > 0);
-    let asking: Vec<_> = (0..100)
+    let sending: Vec<_> = (0..100)
         .map(|_| {
             tokio::spawn(async move {
                 let mut stream = TcpStream::connect(address).await.unwrap();
@@ -90,17 +90,17 @@ async fn graceful_shutdown_answers_requests_in_flight() {
             })
         })
         .collect();
-    upstream.until_waiting(100).await;
+    upstream.wait_for_held(100).await;
     let draining = tokio::spawn(gateway.gateway.drain());
     // A request on an open connection is still answered, as the last one on it.
     idle.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
     let last = read_all(&mut idle).await;
     assert!(status(&last) == 200, "{last}");
-    super::support::until(|| std::net::TcpStream::connect(address).is_err()).await;
-    upstream.let_go(100);
-    for asked in asking {
-        let answer = asked.await.unwrap();
-        assert!(status(&answer) == 200 && answer.ends_with("hello"), "{answer}");
+    super::support::wait_until(|| std::net::TcpStream::connect(address).is_err()).await;
+    upstream.release(100);
+    for sent in sending {
+        let response = sent.await.unwrap();
+        assert!(status(&response) == 200 && response.ends_with("hello"), "{response}");
     }
     assert_eq!(draining.await.unwrap(), 0);
 }

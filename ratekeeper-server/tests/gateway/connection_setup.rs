@@ -8,21 +8,21 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep};
 
-use super::peers::{File, Folder, Identity, RawHttp2 as Client, read_answer};
-use super::support::{Upstream, read_all, run, say, status, until};
+use super::peers::{ConfigFile, Identity, RawHttp2 as Client, TempDir, read_response};
+use super::support::{Upstream, read_all, run, send_raw, status, wait_until};
 
 /// TLS settings for a listener.
-fn tls(folder: &Folder, identity: &Identity) -> String {
-    let certificate = folder.write("cert.pem", &identity.certificate);
-    let key = folder.write("key.pem", &identity.key);
+fn tls(directory: &TempDir, identity: &Identity) -> String {
+    let certificate = directory.write("cert.pem", &identity.certificate);
+    let key = directory.write("key.pem", &identity.key);
     format!(", tls: {{ certificate: {{ file: {certificate} }}, key: {{ file: {key} }} }}")
 }
 
 /// A client that is nearly too slow at each step must not get the full timeout for each.
 #[tokio::test]
 async fn connection_setup_steps_share_one_timeout() {
-    let (upstream, folder, identity) = (Upstream::start().await, Folder::new(), Identity::new());
-    let tls = tls(&folder, &identity);
+    let (upstream, directory, identity) = (Upstream::start().await, TempDir::new(), Identity::new());
+    let tls = tls(&directory, &identity);
     let header = b"PROXY TCP4 192.0.2.1 10.0.0.1 1000 80\r\n";
     let cases = [
         ("", &b"G"[..], false),
@@ -30,9 +30,9 @@ async fn connection_setup_steps_share_one_timeout() {
         ("", b"PRI", false),
         (&tls, b"", true),
     ];
-    let closing = cases.map(|(listener, said, is_tls)| {
+    let closing = cases.map(|(listener, sent, is_tls)| {
         let (limits, gateway) = ("client: { trusted_proxies: 127.0.0.1 }", "timeouts: { header: 1s }");
-        let file = File { limits, listener, gateway, ..File::default() }.to(&[upstream.address]);
+        let file = ConfigFile { limits, listener, gateway, ..ConfigFile::default() }.to(&[upstream.address]);
         let identity = &identity;
         async move {
             let gateway = run(&file).await;
@@ -43,10 +43,10 @@ async fn connection_setup_steps_share_one_timeout() {
                 true => {
                     let mut stream = identity.secure(stream, "http/1.1").await.unwrap();
                     stream.write_all(b"G").await.unwrap();
-                    until_end(&mut stream).await;
+                    read_to_end(&mut stream).await;
                 }
                 false => {
-                    stream.write_all(said).await.unwrap();
+                    stream.write_all(sent).await.unwrap();
                     assert_eq!(read_all(&mut stream).await, "");
                 }
             }
@@ -62,17 +62,18 @@ async fn connection_setup_steps_share_one_timeout() {
 }
 
 /// Reads until the other side ends the connection, cleanly or not.
-async fn until_end(stream: &mut (impl tokio::io::AsyncRead + Unpin)) {
+async fn read_to_end(stream: &mut (impl tokio::io::AsyncRead + Unpin)) {
     let mut all = Vec::new();
     let reading = tokio::io::AsyncReadExt::read_to_end(stream, &mut all);
-    let _ =
-        tokio::time::timeout(super::support::PATIENCE, reading).await.expect("the connection stayed open");
+    let _ = tokio::time::timeout(super::support::TEST_TIMEOUT, reading)
+        .await
+        .expect("the connection stayed open");
 }
 
 #[tokio::test]
 async fn first_request_may_arrive_byte_by_byte() {
     let upstream = Upstream::start().await;
-    let gateway = run(&File::default().to(&[upstream.address])).await;
+    let gateway = run(&ConfigFile::default().to(&[upstream.address])).await;
     // The second method shares its first bytes with the HTTP/2 preface.
     for (number, method) in ["GET", "PROPFIND"].into_iter().enumerate() {
         let mut stream = TcpStream::connect(gateway.address).await.unwrap();
@@ -81,14 +82,14 @@ async fn first_request_may_arrive_byte_by_byte() {
             stream.write_all(&[byte]).await.unwrap();
             sleep(Duration::from_millis(2)).await;
         }
-        assert_eq!(status(&read_answer(&mut stream).await), 200);
-        assert_eq!(upstream.seen()[number].method.as_str(), method);
+        assert_eq!(status(&read_response(&mut stream).await), 200);
+        assert_eq!(upstream.requests()[number].method.as_str(), method);
     }
     let mut stream = TcpStream::connect(gateway.address).await.unwrap();
     stream.set_nodelay(true).unwrap();
-    let mut said = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
-    said.extend([frame(SETTINGS, 0, 0, &[]), request(1, "/")].concat());
-    for byte in said {
+    let mut sent = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+    sent.extend([frame(SETTINGS, 0, 0, &[]), request(1, "/")].concat());
+    for byte in sent {
         stream.write_all(&[byte]).await.unwrap();
         sleep(Duration::from_millis(2)).await;
     }
@@ -100,35 +101,39 @@ async fn first_request_may_arrive_byte_by_byte() {
 #[tokio::test]
 async fn head_longer_than_the_first_read_arrives_complete() {
     let upstream = Upstream::start().await;
-    let gateway = run(&File::default().to(&[upstream.address])).await;
+    let gateway = run(&ConfigFile::default().to(&[upstream.address])).await;
     let long = "a".repeat(10_000);
     let body = "b".repeat(10_000);
     let head = format!(
         "POST / HTTP/1.1\r\nHost: a\r\nConnection: close\r\nX-Long: {long}\r\nContent-Length: 10000\r\n\r\n"
     );
-    assert_eq!(status(&say(gateway.address, head + &body).await), 200);
-    let seen = upstream.only();
+    assert_eq!(status(&send_raw(gateway.address, head + &body).await), 200);
+    let seen = upstream.only_request();
     assert_eq!((seen.header("x-long"), &*seen.body), (Some(&*long), body.as_bytes()));
 }
 
 #[tokio::test]
 async fn silent_clients_do_not_delay_graceful_shutdown() {
-    let (upstream, folder, identity) = (Upstream::start().await, Folder::new(), Identity::new());
-    let tls = tls(&folder, &identity);
-    let file = File { listener: &tls, gateway: "timeouts: { header: 10s, drain: 20s }", ..File::default() };
+    let (upstream, directory, identity) = (Upstream::start().await, TempDir::new(), Identity::new());
+    let tls = tls(&directory, &identity);
+    let file = ConfigFile {
+        listener: &tls,
+        gateway: "timeouts: { header: 10s, drain: 20s }",
+        ..ConfigFile::default()
+    };
     let gateway = run(&file.to(&[upstream.address])).await;
     let mut silent = vec![];
     for protocol in ["http/1.1", "h2"] {
         silent.push(identity.connect(gateway.address, protocol).await.unwrap());
     }
     // A connection without even a TLS handshake.
-    let mut mute = TcpStream::connect(gateway.address).await.unwrap();
-    until(|| gateway.gateway.watched().metrics().contains("\nratekeeper_connections 3\n")).await;
+    let mut without_handshake = TcpStream::connect(gateway.address).await.unwrap();
+    wait_until(|| gateway.gateway.status().metrics().contains("\nratekeeper_connections 3\n")).await;
     let begin = Instant::now();
-    assert_eq!(gateway.gateway.drain().await, 0, "nobody was cut off");
+    assert_eq!(gateway.gateway.drain().await, 0, "no connection was still open");
     assert!(begin.elapsed() < Duration::from_secs(2), "{:?}", begin.elapsed());
     for stream in &mut silent {
-        until_end(stream).await;
+        read_to_end(stream).await;
     }
-    until_end(&mut mute).await;
+    read_to_end(&mut without_handshake).await;
 }

@@ -1,0 +1,182 @@
+//! Timeouts of client connections.
+//!
+//! A connection is receiving a head, busy with requests, or idle. The phase is an atomic, written on each event and read
+//! only when a timer expires, so requests set no timers.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use hyper::rt::{Read, ReadBufCursor, Write};
+use ratekeeper_config::Timeouts;
+
+use super::timer::{Ticker, Ticks};
+
+const HEAD: u8 = 0;
+const BUSY: u8 = 1;
+const IDLE: u8 = 2;
+
+/// The phase of a connection, and since when it lasts.
+#[derive(Debug)]
+pub(crate) struct ConnectionActivity {
+    ticker: Arc<Ticker>,
+    phase: AtomicU8,
+    since: AtomicU64,
+    requests: AtomicU32,
+    /// Since when the client does not read pending data, in milliseconds; 0 if it reads.
+    blocked_since: AtomicU64,
+}
+
+/// When a connection's current timeout expires.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Expiry {
+    Expired,
+    In(Duration),
+}
+
+impl ConnectionActivity {
+    /// Starts in the head phase, counting from when the connection was accepted.
+    pub(crate) fn new(ticker: Arc<Ticker>, accepted_at: Ticks) -> Arc<ConnectionActivity> {
+        let since = AtomicU64::new(accepted_at.as_millis());
+        Arc::new(ConnectionActivity {
+            ticker,
+            phase: AtomicU8::new(HEAD),
+            since,
+            requests: AtomicU32::new(0),
+            blocked_since: AtomicU64::new(0),
+        })
+    }
+
+    fn enter(&self, phase: u8) {
+        self.since.store(self.ticker.now().as_millis(), Ordering::Relaxed);
+        self.phase.store(phase, Ordering::Relaxed);
+    }
+
+    /// Counts a new request and marks the connection busy.
+    pub(crate) fn begin_request(self: &Arc<ConnectionActivity>) -> ActiveRequest {
+        self.requests.fetch_add(1, Ordering::Relaxed);
+        self.phase.store(BUSY, Ordering::Relaxed);
+        ActiveRequest(self.clone())
+    }
+
+    pub(crate) fn is_idle(&self) -> bool {
+        self.phase.load(Ordering::Relaxed) == IDLE
+    }
+
+    /// When the timeout of the current phase expires; while a request is served, when to check again.
+    pub(crate) fn expiry(&self, timeouts: &Timeouts) -> Expiry {
+        let now = self.ticker.now();
+        let expiry = |since: u64, timeout: Duration| {
+            let past = now.since(Ticks::from_millis(since));
+            timeout.checked_sub(past).filter(|left| !left.is_zero()).map_or(Expiry::Expired, Expiry::In)
+        };
+        let since = self.since.load(Ordering::Relaxed);
+        match (self.phase.load(Ordering::Relaxed), self.blocked_since.load(Ordering::Relaxed)) {
+            (HEAD, _) => expiry(since, timeouts.header),
+            (IDLE, _) => expiry(since, timeouts.idle),
+            (_, 0) => Expiry::In(timeouts.header),
+            (_, blocked_since) => expiry(blocked_since, timeouts.idle),
+        }
+    }
+}
+
+/// A request in flight, counted until it is dropped.
+#[derive(Debug)]
+pub(crate) struct ActiveRequest(Arc<ConnectionActivity>);
+
+impl Drop for ActiveRequest {
+    fn drop(&mut self) {
+        if self.0.requests.fetch_sub(1, Ordering::Relaxed) == 1 {
+            self.0.enter(IDLE);
+        }
+    }
+}
+
+/// A client connection whose reads and writes update its [`ConnectionActivity`].
+#[derive(Debug)]
+pub(crate) struct TimedIo<I> {
+    pub(crate) io: I,
+    /// Bytes read during connection setup.
+    read_ahead: Bytes,
+    activity: Arc<ConnectionActivity>,
+    /// In HTTP/1, data on an idle connection begins a request head; in HTTP/2, it may be a ping or a window update.
+    is_http1: bool,
+}
+
+impl<I> TimedIo<I> {
+    pub(crate) fn http1(io: I, read_ahead: Bytes, activity: Arc<ConnectionActivity>) -> TimedIo<I> {
+        TimedIo { io, read_ahead, activity, is_http1: true }
+    }
+
+    pub(crate) fn http2(io: I, read_ahead: Bytes, activity: Arc<ConnectionActivity>) -> TimedIo<I> {
+        TimedIo { io, read_ahead, activity, is_http1: false }
+    }
+
+    fn track_write<T>(&self, written: Poll<T>) -> Poll<T> {
+        let blocked_since = &self.activity.blocked_since;
+        match (written.is_pending(), blocked_since.load(Ordering::Relaxed)) {
+            (true, 0) => {
+                blocked_since.store(self.activity.ticker.now().as_millis().max(1), Ordering::Relaxed);
+            }
+            (false, 1..) => blocked_since.store(0, Ordering::Relaxed),
+            _ => {}
+        }
+        written
+    }
+}
+
+impl<I: Read + Unpin> Read for TimedIo<I> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        mut buffer: ReadBufCursor<'_>,
+    ) -> Poll<io::Result<()>> {
+        if !self.read_ahead.is_empty() {
+            let count = self.read_ahead.len().min(buffer.remaining());
+            buffer.put_slice(&self.read_ahead.split_to(count));
+            return Poll::Ready(Ok(()));
+        }
+        let read = Pin::new(&mut self.io).poll_read(context, buffer);
+        if self.is_http1 && read.is_ready() && self.activity.is_idle() {
+            self.activity.enter(HEAD);
+        }
+        read
+    }
+}
+
+impl<I: Write + Unpin> Write for TimedIo<I> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.io).poll_write(context, bytes);
+        self.track_write(written)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let flushed = Pin::new(&mut self.io).poll_flush(context);
+        self.track_write(flushed)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(context)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.io).poll_write_vectored(context, slices);
+        self.track_write(written)
+    }
+}
