@@ -8,7 +8,7 @@ use clap::{Parser, Subcommand, ValueEnum};
 ///
 /// Without a command, Ratekeeper runs a demo: a gateway on 127.0.0.1:8080 in front of a small upstream.
 #[derive(Debug, Parser)]
-#[command(name = "ratekeeper", version, max_term_width = WIDTH_MAX)]
+#[command(name = "ratekeeper", version, max_term_width = WIDTH_MAX, args_conflicts_with_subcommands = true)]
 pub(crate) struct Args {
     #[command(subcommand)]
     pub(crate) command: Option<Command>,

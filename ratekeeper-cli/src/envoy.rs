@@ -3,9 +3,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use crate::environment::Files;
 use crate::error::CliError;
 use crate::input::config_text;
-use crate::environment::Files;
 
 /// Maximum number of files in a folder. Each file is a domain.
 const FILES_MAX: usize = 1_000;

@@ -40,9 +40,8 @@ pub(crate) fn run(args: &Init) -> Result<(), CliError> {
     let text = starter.text();
     // The starter must be valid, whatever was typed.
     let environment = FileEnvironment::of(&args.output, Files::default());
-    ratekeeper_config::parse(&text, &Placeholders(&environment)).map_err(|errors| {
-        CliError::Config(Box::new(errors.in_file(&args.output.display().to_string())))
-    })?;
+    ratekeeper_config::parse(&text, &Placeholders(&environment))
+        .map_err(|errors| CliError::Config(Box::new(errors.in_file(&args.output.display().to_string()))))?;
     if is_printed {
         return print(&text);
     }
@@ -280,7 +279,9 @@ impl Starter {
                 format!("leaky_bucket: {{ capacity: {count}, leak: {rate}, mode: shape }}"),
             ),
             Need::Simplest => (
-                format!("A counter per clock {word}. Around the edge of two windows, twice the limit may pass."),
+                format!(
+                    "A counter per clock {word}. Around the edge of two windows, twice the limit may pass."
+                ),
                 format!("fixed_window: {{ limit: {count}, window: {window} }}"),
             ),
             Need::Exact => (
@@ -370,7 +371,9 @@ mod tests {
                         };
                         let text = starter.text();
                         match ratekeeper_config::parse(&text, &Placeholders(&environment)) {
-                            Ok(config) => assert!(config.warnings.is_empty(), "{:?}\n{text}", config.warnings),
+                            Ok(config) => {
+                                assert!(config.warnings.is_empty(), "{:?}\n{text}", config.warnings)
+                            }
                             Err(errors) => panic!("{errors:?}\n{text}"),
                         }
                     }

@@ -1,54 +1,78 @@
 //! The command `ratekeeper`.
 //!
-//! argv -> parsed arguments (`args`) -> command (`run`, `simulate`, `validate`, `migrate`) -> exit code (`failure`).
+//! argv -> parsed arguments (`args`) -> command (`run`, `simulate`, `validate`, `init`, `migrate`) -> exit code (`error`).
 //! Data goes to stdout, messages to stderr. Exit codes: 0 success, 2 invalid arguments, configuration or trace, 1
 //! input or output failed.
 
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{CommandFactory as _, Parser};
 
 mod args;
+mod banner;
+mod config_source;
 mod descriptors;
+mod environment;
 mod envoy;
-
+mod error;
 mod handover;
+mod init;
 mod input;
 mod log;
 mod migrate;
-
 mod run;
 mod screen;
 mod simulate;
 mod store;
 mod validate;
 
-use args::{Args, Command, Run};
-use failure::CliError;
+use args::{Args, Command};
+use error::CliError;
+use validate::print;
 
 fn main() -> ExitCode {
     let args = match Args::try_parse() {
         Ok(args) => args,
-        Err(told) => {
+        Err(error) => {
             // Help goes to stdout with exit code 0, a usage error to stderr with 2. A failed write is ignored: there
             // is no other channel to report it on.
-            let _ = told.print();
-            return ExitCode::from(u8::try_from(told.exit_code()).unwrap_or(2));
+            let _ = error.print();
+            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
         }
     };
     match run(args) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => failure.tell(),
+        Err(error) => error.report(),
     }
 }
 
 fn run(args: Args) -> Result<(), CliError> {
     match args.command {
-        Some(Command::Simulate(simulate)) => simulate::run(&simulate),
+        None => run::demo(args.log),
+        Some(Command::Run(run)) => run::run(&run),
         Some(Command::Validate(validate)) => validate::run(&validate),
+        Some(Command::Init(init)) => init::run(&init),
+        Some(Command::Simulate(simulate)) => simulate::run(&simulate),
         Some(Command::Migrate { from }) => migrate::run(&from),
         Some(Command::Schema) => validate::schema(),
-        Some(Command::Run(run)) => run::run(&run),
-        None => run::run(&Run { config: None, envoy_config: None }),
+        Some(Command::Completions { shell }) => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Args::command(), "ratekeeper", &mut script);
+            print(&String::from_utf8_lossy(&script))
+        }
+        Some(Command::Man) => print(&manual().map_err(CliError::Output)?),
     }
+}
+
+/// The manual page of the command, followed by those of its subcommands.
+fn manual() -> std::io::Result<String> {
+    let (mut page, command) = (Vec::new(), Args::command());
+    clap_mangen::Man::new(command.clone()).render(&mut page)?;
+    for subcommand in command.get_subcommands() {
+        let name = subcommand.get_name();
+        let subcommand = subcommand.clone().display_name(format!("ratekeeper-{name}"));
+        let subcommand = subcommand.bin_name(format!("ratekeeper {name}"));
+        clap_mangen::Man::new(subcommand).render(&mut page)?;
+    }
+    Ok(String::from_utf8_lossy(&page).into_owned())
 }

@@ -5,9 +5,9 @@ use std::path::Path;
 use ratekeeper_config::Errors;
 
 use crate::args::Origin;
+use crate::environment::Files;
 use crate::envoy;
 use crate::error::CliError;
-use crate::environment::Files;
 use crate::validate::print;
 
 /// The text before the domains.

@@ -1,6 +1,6 @@
 //! Runs the configured gateway and APIs until a stop signal.
 
-use std::io;
+use std::io::{self, Write as _};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use ratekeeper_server::gateway::{Gateway, StartError};
 use ratekeeper_server::{Apis, Backend, LogStyle, Sockets, admin, demo};
 use tokio::process::Child;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::time::interval;
+use tokio::time::{Instant, interval};
 
 use crate::args::{LogArgs, Run};
 use crate::banner::{self, Listening};
@@ -84,22 +84,25 @@ struct Server<'a> {
 }
 
 impl Server<'_> {
-async fn run<S: Backend>(
-    &self,
-    mut files: Files,
-    mut sockets: Sockets,
-    mut listening: Vec<Listening>,
-) -> Result<(), CliError> {
-    let Server { source, config, styles, program } = *self;
-    let listen =
-        |kind| signal(kind).map_err(|error| CliError::Input(format!("cannot listen to signals: {error}")));
-    let mut stop = [listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?];
-    let (mut hang_up, mut upgrade) = (listen(SignalKind::hangup())?, listen(SignalKind::user_defined2())?);
-    let gateway = Gateway::<S>::start(config, &mut sockets).await.map_err(|error| cannot_start(&error))?;
-    let apis = Apis::open(config, &mut sockets, &gateway).map_err(|error| cannot_start(&error))?;
-    let watched = apis.status(gateway.status());
-    let watching = config.admin.as_ref().map(|admin| admin.listen).map(|address| {
-        sockets.listen(address).and_then(|listener| admin::listen(listener, watched)).map_err(|error| {
+    async fn run<S: Backend>(
+        &self,
+        mut files: Files,
+        mut sockets: Sockets,
+        mut listening: Vec<Listening>,
+    ) -> Result<(), CliError> {
+        let Server { source, config, styles, program } = *self;
+        let listen = |kind| {
+            signal(kind).map_err(|error| CliError::Input(format!("cannot listen to signals: {error}")))
+        };
+        let mut stop = [listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?];
+        let (mut hang_up, mut upgrade) =
+            (listen(SignalKind::hangup())?, listen(SignalKind::user_defined2())?);
+        let gateway = Gateway::<S>::start(config, &mut sockets, styles.requests);
+        let gateway = gateway.await.map_err(|error| cannot_start(&error))?;
+        let apis = Apis::open(config, &mut sockets, &gateway).map_err(|error| cannot_start(&error))?;
+        let status = apis.status(gateway.status());
+        let admin = config.admin.as_ref().map(|admin| admin.listen).map(|address| {
+            sockets.listen(address).and_then(|listener| admin::listen(listener, status)).map_err(|error| {
             CliError::Input(match error.kind() {
                 io::ErrorKind::AddrInUse => format!(
                     "{address} is in use by another program; stop that, or write another `admin` in the file"
@@ -107,56 +110,93 @@ async fn run<S: Backend>(
                 _ => format!("cannot listen on {address} for `admin`: {error}"),
             })
         })
-    });
-    let watching = watching.transpose()?;
-    for address in sockets.close_unused() {
-        tracing::warn!(%address, "inherited socket ignored: no listener has this address");
-    }
-    descriptors::check(config);
-    greet(source, config, gateway.addresses(), watching.as_ref().map(|(address, _)| *address));
-    apis.addresses().iter().for_each(|(api, address)| greet_api(api, *address));
-    let watching = watching.map(|(_, serving)| tokio::spawn(serving));
-    handover::relieve_predecessor();
-    let (mut looks, mut successor) = (interval(LOOK_EVERY), None);
-    loop {
-        tokio::select! {
-            () = any(&mut stop) => break,
-            _ = hang_up.recv() => files = reload(source, &gateway),
-            _ = looks.tick() => if files.have_changed() {
-                files = reload(source, &gateway);
-            },
-            _ = upgrade.recv(), if successor.is_none() => match handover::successor(program, &sockets) {
-                Ok(child) => {
-                    tracing::info!(pid = child.id(), "successor started");
-                    if matches!(config.store, Store::Memory { .. }) {
-                        tracing::warn!("{FORGOTTEN}");
+        });
+        let admin = admin.transpose()?;
+        for address in sockets.close_unused() {
+            tracing::warn!(%address, "inherited socket ignored: no listener has this address");
+        }
+        descriptors::check(config);
+        listening.splice(0..0, listeners(config, gateway.addresses(), &apis.addresses()));
+        if let Some((address, _)) = &admin {
+            listening.push(Listening::new("admin", format!("http://{address}/metrics")));
+        }
+        self.announce(&listening, gateway.addresses());
+        let admin = admin.map(|(_, serving)| tokio::spawn(serving));
+        handover::relieve_predecessor();
+        let (traffic, started) = (gateway.traffic(), Instant::now());
+        let (mut polls, mut successor) = (interval(POLL_EVERY), None);
+        loop {
+            tokio::select! {
+                () = any(&mut stop) => break,
+                _ = hang_up.recv() => files = reload(source, &gateway),
+                _ = polls.tick() => if files.have_changed() {
+                    files = reload(source, &gateway);
+                },
+                _ = upgrade.recv(), if successor.is_none() => match handover::successor(program, &sockets) {
+                    Ok(child) => {
+                        tracing::info!(pid = child.id(), "successor started");
+                        if matches!(config.store, Store::Memory { .. }) {
+                            tracing::warn!("the successor starts with empty counters: `store: memory` is not shared");
+                        }
+                        successor = Some(child);
                     }
-                    successor = Some(child);
+                    Err(error) => tracing::error!(%error, "successor not started, still serving"),
+                },
+                status = ended(&mut successor) => {
+                    successor = None;
+                    tracing::error!(%status, "successor exited before it was ready, still serving");
                 }
-                Err(error) => tracing::error!(%error, "successor not started, still serving"),
-            },
-            status = ended(&mut successor) => {
-                successor = None;
-                tracing::error!(%status, "successor exited before it was ready, still serving");
             }
         }
+        // Close the sockets so that no client waits in an accept queue that is no longer served; a successor has its own
+        // copies.
+        drop(sockets);
+        if let (Some(admin), Some(_)) = (admin, successor) {
+            admin.abort();
+        }
+        tracing::info!("graceful shutdown started: no new connections, requests in flight finish");
+        let drain_timeout = config.gateway.as_ref().map_or(Timeouts::default(), |it| it.timeouts).drain;
+        tokio::select! {
+            ((), open) = async { tokio::join!(apis.close(drain_timeout), gateway.drain()) } => match open {
+                0 => tracing::info!("shut down"),
+                open => tracing::warn!(open, "shut down; some connections were still open after the drain timeout"),
+            },
+            () = any(&mut stop) => tracing::warn!("stopped immediately by a second signal"),
+        }
+        if matches!(styles.events, LogStyle::Human { .. }) {
+            eprint!("{}", banner::summary(&traffic(), started.elapsed()));
+        }
+        Ok(())
     }
-    // Close the sockets so that no client waits in an accept queue that is no longer served; a successor has its own
-    // copies.
-    drop(sockets);
-    if let (Some(watching), Some(_)) = (watching, successor) {
-        watching.abort();
+
+    /// Tells a person what listens where and what to try, or logs it.
+    fn announce(&self, listening: &[Listening], gateway: &[SocketAddr]) {
+        let name = self.source.name();
+        if matches!(self.styles.events, LogStyle::Human { .. }) {
+            let demo_port = gateway.first().filter(|_| self.source.is_demo()).map(SocketAddr::port);
+            // A failed write is ignored: there is no other channel to report it on.
+            let _ = write!(io::stderr(), "{}", banner::greeting(&name, listening, demo_port));
+            return;
+        }
+        tracing::info!(file = name, "configuration loaded");
+        for Listening { service, url } in listening {
+            tracing::info!(service, url, "listening");
+        }
     }
-    say("draining: no new connections; requests in flight finish");
-    let patience = config.gateway.as_ref().map_or(Timeouts::default(), |gateway| gateway.timeouts).drain;
-    tokio::select! {
-        ((), left) = async { tokio::join!(apis.close(patience), gateway.drain()) } => match left {
-            0 => say("done"),
-            left => say(&format!("done; {left} connections took longer than the file allows")),
-        },
-        () = any(&mut stop) => say("stopped immediately by a second signal"),
-    }
-    Ok(())
+}
+
+fn listeners(config: &Config, gateway: &[SocketAddr], apis: &[(&str, SocketAddr)]) -> Vec<Listening> {
+    let listeners = config.gateway.iter().flat_map(|gateway| &gateway.listeners);
+    let gateway = listeners.zip(gateway).map(|(listener, address)| {
+        let scheme = if listener.tls.is_some() { "https" } else { "http" };
+        Listening::new("gateway", format!("{scheme}://{address}"))
+    });
+    let apis = apis.iter().map(|(api, address)| match *api {
+        "http" => Listening::new("HTTP API", format!("http://{address}/v1/check")),
+        "envoy" => Listening::new("Envoy API", format!("grpc://{address}")),
+        _ => Listening::new("Redis API", format!("redis://{address}")),
+    });
+    gateway.chain(apis).collect()
 }
 
 /// Waits until the successor exits; forever if there is none.
@@ -176,14 +216,14 @@ async fn any([one, other]: &mut [Signal; 2]) {
 
 /// Applies the current configuration files if they are valid, else keeps the old configuration. Returns the files
 /// read.
-fn reload<S: Backend>(source: &Source<'_>, gateway: &Gateway<S>) -> Files {
+fn reload<S: Backend>(source: &ConfigSource, gateway: &Gateway<S>) -> Files {
     let name = source.name();
     let (config, files) = source.read();
     match config {
         Ok(config) => match gateway.reload(&config) {
             Ok(()) => {
                 tracing::info!(file = name, "configuration reloaded");
-                warn(&config, &name);
+                log_warnings(&config, &name);
                 descriptors::check(&config);
             }
             Err(error) => {
@@ -199,7 +239,7 @@ fn reload<S: Backend>(source: &Source<'_>, gateway: &Gateway<S>) -> Files {
 }
 
 /// Logs the warnings of a configuration.
-fn warn(config: &Config, name: &str) {
+fn log_warnings(config: &Config, name: &str) {
     for warning in &config.warnings {
         let at = format!("{name}:{}:{}", warning.line(), warning.column());
         tracing::warn!(%at, help = warning.help(), "{}", warning.message());
@@ -210,40 +250,5 @@ fn cannot_start(error: &StartError) -> CliError {
     match error {
         StartError::NoGateway => CliError::Usage(error.to_string()),
         error => CliError::Input(error.to_string()),
-    }
-}
-
-fn greet(source: &Source<'_>, config: &Config, addresses: &[SocketAddr], admin: Option<SocketAddr>) {
-    say(&format!("configuration {}", source.name()));
-    let listeners = config.gateway.iter().flat_map(|gateway| &gateway.listeners);
-    for (listener, address) in listeners.zip(addresses) {
-        let scheme = if listener.tls.is_some() { "https" } else { "http" };
-        say(&format!("gateway on {scheme}://{address}"));
-    }
-    if let Some(admin) = admin {
-        say(&format!("metrics and health on http://{admin}/metrics"));
-    }
-    if source.is_example()
-        && let Some(address) = addresses.first()
-    {
-        let path = "/api/test";
-        say(&format!("try it:  curl -i -H \"X-User-Id: user123\" http://localhost:{}{path}", address.port()));
-    }
-}
-
-fn greet_api(api: &str, address: SocketAddr) {
-    say(&match api {
-        "http" => format!("limits asked over HTTP on http://{address}/v1/check"),
-        "envoy" => format!("rate limit service for Envoy on {address}"),
-        _ => format!("limits asked by clients of Redis on redis://{address}"),
-    });
-}
-
-/// Prints to a terminal; otherwise writes a log line.
-fn say(text: &str) {
-    match io::stderr().is_terminal() {
-        // A failed write is ignored: there is no other channel to report it on.
-        true => drop(writeln!(io::stderr(), "ratekeeper: {text}")),
-        false => tracing::info!("{text}"),
     }
 }

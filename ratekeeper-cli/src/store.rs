@@ -42,7 +42,9 @@ impl Store {
         let limiter = {
             let _on_runtime = runtime.enter();
             Limiter::builder(limit).redis(&settings).map_err(|error| {
-                CliError::Usage(format!("--store: {error}\n  = help: or write `memory`, which is the default"))
+                CliError::Usage(format!(
+                    "--store: {error}\n  = help: or write `memory`, which is the default"
+                ))
             })?
         };
         Ok(Store::Redis(Box::new(OnServer { runtime, limiter, failure: None })))

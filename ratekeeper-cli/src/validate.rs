@@ -6,9 +6,9 @@ use ratekeeper_config::{Config, Diagnostic, SCHEMA, Store, Table};
 use serde_json::{Map, Value, json};
 
 use crate::args::{Validate, ValidateFormat};
+use crate::environment::{FileEnvironment, Files};
 use crate::error::CliError;
 use crate::input::config_text;
-use crate::environment::{Files, FileEnvironment};
 
 pub(crate) fn run(args: &Validate) -> Result<(), CliError> {
     let name = args.file.display().to_string();

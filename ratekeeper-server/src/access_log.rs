@@ -1,17 +1,23 @@
-//! The access log: one line of JSON per request.
+//! The access log: one line per request, JSON or readable.
 //!
 //! Each worker appends to its own buffer and a thread writes the buffers out, so no request waits for a disk or a
 //! terminal. If the output stays too slow, lines are dropped and counted.
 
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::Write;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
 use jiff::Timestamp;
-use ratekeeper::Time;
+use jiff::tz::TimeZone;
+use ratekeeper::tower::key::shown;
+use ratekeeper::{Decision, RetryAfter, Time};
+use ratekeeper_config::{Config, LogKeys, Store};
+use siphasher::sip::SipHasher24;
+use siphasher::sip128;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
@@ -21,6 +27,18 @@ const BUFFER_BYTES_MAX: usize = 1 << 20;
 const FLUSH_INTERVAL: Duration = Duration::from_millis(100);
 /// How long a graceful shutdown waits for the last lines.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How log lines are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogStyle {
+    /// JSON: `time`, `level`, `message`, then fields.
+    Json,
+    /// For people, in local time.
+    Human {
+        /// Whether the status is coloured.
+        has_color: bool,
+    },
+}
 
 /// The fields of one line.
 #[derive(Debug)]
@@ -32,11 +50,87 @@ pub(crate) struct Line<'a> {
     pub(crate) route: &'a str,
     pub(crate) status: u16,
     pub(crate) decision: &'a str,
-    /// The limit that denied or delayed the request.
-    pub(crate) limit: &'a str,
-    pub(crate) waited: Duration,
+    pub(crate) limit: Option<LineLimit<'a>>,
     pub(crate) took: Duration,
     pub(crate) bytes: u64,
+}
+
+/// The limit that denied or delayed the request, or else the one with the fewest units left.
+#[derive(Debug)]
+pub(crate) struct LineLimit<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) key: &'a LoggedKey,
+    pub(crate) decision: Decision,
+}
+
+/// A key as it appears in the log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum LoggedKey {
+    None,
+    Hash(u64),
+    Text(Box<str>),
+}
+
+impl fmt::Display for LoggedKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            LoggedKey::None => Ok(()),
+            LoggedKey::Hash(hash) => write!(f, "{hash:016x}"),
+            LoggedKey::Text(text) => f.write_str(text),
+        }
+    }
+}
+
+/// How keys are logged.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum KeyLog {
+    Off,
+    /// A hash with this key.
+    Hash(SipHasher24),
+    Text,
+}
+
+/// The hash key if there is no secret; kept for the life of the process, so that reloads do not change the hashes.
+static RANDOM_HASH_KEY: LazyLock<(u64, u64)> = LazyLock::new(|| {
+    let random = || RandomState::new().hash_one("hash key of the access log");
+    (random(), random())
+});
+
+impl KeyLog {
+    pub(crate) fn new(config: &Config) -> KeyLog {
+        let is_logged = config.gateway.as_ref().is_some_and(|gateway| gateway.access_log);
+        match config.log_keys {
+            _ if !is_logged => KeyLog::Off,
+            LogKeys::Off => KeyLog::Off,
+            LogKeys::Text => KeyLog::Text,
+            LogKeys::Hash => {
+                let secret = match &config.store {
+                    Store::Redis(redis) => redis.secret.as_ref(),
+                    Store::Memory { .. } => None,
+                };
+                let (one, two) = match secret {
+                    // With a secret, all instances log the same hash for the same key.
+                    Some(secret) => sip128::SipHasher24::new().hash(secret.reveal().as_bytes()).as_u64(),
+                    None => *RANDOM_HASH_KEY,
+                };
+                KeyLog::Hash(SipHasher24::new_with_keys(one, two))
+            }
+        }
+    }
+
+    /// `written` is the key as a rule wrote it; one budget for all has none.
+    pub(crate) fn logged(&self, written: &[u8]) -> LoggedKey {
+        match self {
+            _ if written.is_empty() => LoggedKey::None,
+            KeyLog::Off => LoggedKey::None,
+            KeyLog::Hash(hasher) => {
+                let mut hasher = *hasher;
+                hasher.write(written);
+                LoggedKey::Hash(hasher.finish())
+            }
+            KeyLog::Text => LoggedKey::Text(shown(written).into()),
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -45,6 +139,8 @@ pub(crate) struct AccessLog {
     dropped: AtomicU64,
     /// Asks the thread to flush and to report when it has; closing the channel ends the thread.
     flush_requests: mpsc::Sender<oneshot::Sender<()>>,
+    style: LogStyle,
+    zone: TimeZone,
 }
 
 #[derive(Debug, Default)]
@@ -57,10 +153,15 @@ struct Buffer {
 
 impl AccessLog {
     /// Starts the writer thread. It ends when the log is dropped; lines still buffered then are lost.
-    pub(crate) fn start(workers: usize, mut out: Box<dyn Write + Send>) -> std::io::Result<Arc<AccessLog>> {
+    pub(crate) fn start(
+        workers: usize,
+        mut out: Box<dyn Write + Send>,
+        style: LogStyle,
+    ) -> std::io::Result<Arc<AccessLog>> {
         let (flush_requests, requests) = mpsc::channel::<oneshot::Sender<()>>();
         let buffers = (0..workers).map(|_| Mutex::default()).collect();
-        let log = Arc::new(AccessLog { buffers, dropped: AtomicU64::new(0), flush_requests });
+        let zone = TimeZone::system();
+        let log = Arc::new(AccessLog { buffers, dropped: AtomicU64::new(0), flush_requests, style, zone });
         let weak = Arc::downgrade(&log);
         std::thread::Builder::new().name("access-log".to_owned()).spawn(move || {
             while let Some(log) = weak.upgrade() {
@@ -112,27 +213,97 @@ impl AccessLog {
         }
         if buffer.second != now.as_secs() || buffer.second_text.is_empty() {
             let second = i64::try_from(now.as_secs()).ok().and_then(|it| Timestamp::from_second(it).ok());
-            buffer.second_text = second.unwrap_or_default().to_string().trim_end_matches('Z').to_owned();
+            let second = second.unwrap_or_default();
+            buffer.second_text = match self.style {
+                LogStyle::Json => second.to_string().trim_end_matches('Z').to_owned(),
+                LogStyle::Human { .. } => second.to_zoned(self.zone.clone()).strftime("%H:%M:%S").to_string(),
+            };
             buffer.second = now.as_secs();
         }
         let Buffer { lines, second_text, .. } = &mut *buffer;
-        let Line { id, client, status, decision, bytes, .. } = line;
-        let (method, path) = (Json(line.method), Json(line.path));
-        let (route, limit) = (Json(line.route), Json(line.limit));
-        let (waited, took, millis) = (line.waited.as_micros(), line.took.as_micros(), now.subsec_millis());
         // Writing into a string cannot fail.
-        let _ = writeln!(
-            lines,
-            r#"{{"time":"{second_text}.{millis:03}Z","id":"{id}","client":"{client}","method":"{method}","path":"{path}","route":"{route}","status":{status},"decision":"{decision}","limit":"{limit}","waited_us":{waited},"took_us":{took},"bytes":{bytes}}}"#
-        );
+        let _ = match self.style {
+            LogStyle::Json => line.write_json(lines, second_text, now.subsec_millis()),
+            LogStyle::Human { has_color } => line.write_human(lines, second_text, has_color),
+        };
+    }
+}
+
+impl Line<'_> {
+    fn write_json(&self, out: &mut String, second: &str, millis: u32) -> fmt::Result {
+        let Line { id, client, status, decision, bytes, .. } = self;
+        let (method, path, route) = (Json(self.method), Json(self.path), Json(self.route));
+        write!(
+            out,
+            r#"{{"time":"{second}.{millis:03}Z","level":"INFO","message":"request","id":"{id}","client":"{client}","method":"{method}","path":"{path}","route":"{route}","status":{status},"decision":"{decision}","#
+        )?;
+        let delay = match &self.limit {
+            Some(LineLimit { name, key, decision }) => {
+                write!(out, r#""limit":"{}","key":""#, Json(name))?;
+                match key {
+                    LoggedKey::Text(text) => write!(out, "{}", Json(text))?,
+                    key => write!(out, "{key}")?,
+                }
+                write!(out, r#"","remaining":{},"retry_after":"#, decision.remaining)?;
+                match decision.retry_after {
+                    RetryAfter::After(wait) => write!(out, "{}", Millis(wait))?,
+                    RetryAfter::Never => out.push_str("\"never\""),
+                    _ => out.push_str("null"),
+                }
+                decision.delay
+            }
+            None => {
+                out.push_str(r#""limit":"","key":"","remaining":null,"retry_after":null"#);
+                Duration::ZERO
+            }
+        };
+        let (delay, took) = (delay.as_micros(), self.took.as_micros());
+        writeln!(out, r#","delay_us":{delay},"duration_us":{took},"bytes":{bytes}}}"#)
+    }
+
+    /// `12:03:11 429 GET    /api/test   user123   per-user: retry in 42s`
+    fn write_human(&self, out: &mut String, time: &str, has_color: bool) -> fmt::Result {
+        let (on, off) = match (has_color, self.status) {
+            (false, _) => ("", ""),
+            (true, 429) => ("\x1b[1;31m", "\x1b[0m"),
+            (true, 200..=299) => ("\x1b[32m", "\x1b[0m"),
+            (true, 300..=399) => ("\x1b[36m", "\x1b[0m"),
+            (true, 400..=499) => ("\x1b[33m", "\x1b[0m"),
+            (true, _) => ("\x1b[31m", "\x1b[0m"),
+        };
+        let Line { status, method, .. } = self;
+        let path = Json(self.path).to_string();
+        write!(out, "{time} {on}{status}{off} {method:<6} {path:<24}")?;
+        if let Some(LineLimit { name, key, decision }) = &self.limit {
+            write!(out, "  {:<16}  {name}: ", key.to_string())?;
+            match decision.retry_after {
+                RetryAfter::After(wait) => write!(out, "retry in {}s", wait.as_millis().div_ceil(1000))?,
+                RetryAfter::Never => out.push_str("cost above the limit"),
+                _ if !decision.delay.is_zero() => write!(out, "delayed {} ms", decision.delay.as_millis())?,
+                _ => write!(out, "{} left", decision.remaining)?,
+            }
+        } else if self.decision != "allowed" {
+            write!(out, "  {}", self.decision)?;
+        }
+        writeln!(out)
+    }
+}
+
+/// A wait in seconds with milliseconds, rounded up.
+struct Millis(Duration);
+
+impl fmt::Display for Millis {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let millis = self.0.as_nanos().div_ceil(1_000_000);
+        write!(f, "{}.{:03}", millis / 1000, millis % 1000)
     }
 }
 
 /// Text escaped for the inside of a JSON string.
 struct Json<'a>(&'a str);
 
-impl std::fmt::Display for Json<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for Json<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let is_plain = |byte: u8| byte >= b' ' && byte != b'"' && byte != b'\\' && byte != 0x7f;
         if self.0.bytes().all(is_plain) {
             return f.write_str(self.0);

@@ -28,6 +28,7 @@ mod problem;
 pub mod redis_api;
 mod sockets;
 
+pub use access_log::LogStyle;
 pub use apis::Apis;
 pub use backend::{Backend, LimitsError};
 pub use metrics::Exposition;

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// The outcome of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum RequestDecision {
     /// All limits allowed it, or none applied.
     Allowed,
@@ -23,6 +23,7 @@ pub(crate) enum RequestDecision {
     /// Shed: the gateway is overloaded.
     Shed,
     /// The client disconnected before a decision.
+    #[default]
     Undecided,
 }
 
@@ -35,11 +36,6 @@ impl RequestDecision {
         RequestDecision::Shed,
         RequestDecision::Undecided,
     ];
-
-    /// The decision with this number.
-    pub(crate) fn of(number: u8) -> RequestDecision {
-        RequestDecision::ALL.get(usize::from(number)).copied().unwrap_or(RequestDecision::Undecided)
-    }
 
     /// Its name in metrics and logs.
     pub(crate) fn name(self) -> &'static str {
@@ -141,6 +137,11 @@ impl LimitMetrics {
         LimitMetrics { workers: (0..workers).map(|_| LimitCounters::default()).collect() }
     }
 
+    fn sum(&self, decision: LimitDecision) -> u64 {
+        let of = |counts: &LimitCounters| counts.by_decision[decision as usize].load(Ordering::Relaxed);
+        self.workers.iter().map(of).sum()
+    }
+
     pub(crate) fn count(&self, worker: usize, decision: LimitDecision) {
         if let Some(counts) = self.workers.get(worker) {
             counts.by_decision[decision as usize].fetch_add(1, Ordering::Relaxed);
@@ -206,6 +207,26 @@ impl Metrics {
         self.reloads[usize::from(succeeded)].fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Totals of requests and limits since the start; those of routes and limits that a reload removed are missing.
+    pub(crate) fn traffic(&self) -> Traffic {
+        let named = self.named.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let requests = |decision: RequestDecision| {
+            let of = |route: &Arc<RouteMetrics>| -> u64 {
+                (0..CLASSES).map(|class| route.sum(|it| &it.requests[decision as usize][class])).sum()
+            };
+            (decision.name(), named.routes.values().map(of).sum())
+        };
+        let limit = |(name, limit): (&String, &Arc<LimitMetrics>)| LimitTraffic {
+            name: name.clone(),
+            allowed: limit.sum(LimitDecision::Allowed),
+            denied: limit.sum(LimitDecision::Denied) + limit.sum(LimitDecision::Banned),
+        };
+        Traffic {
+            decisions: RequestDecision::ALL.map(requests).to_vec(),
+            limits: named.limits.iter().map(limit).collect(),
+        }
+    }
+
     /// Writes all metrics in the Prometheus text format.
     pub(crate) fn write(&self, out: &mut Exposition) {
         let named = self.named.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -243,11 +264,8 @@ impl Metrics {
         limits.sort_unstable_by_key(|(name, _)| *name);
         for (name, limit) in limits {
             for decision in LimitDecision::ALL {
-                let of =
-                    |counts: &LimitCounters| counts.by_decision[decision as usize].load(Ordering::Relaxed);
-                let count: u64 = limit.workers.iter().map(of).sum();
                 let labels = [("limit", name.as_str()), ("decision", decision.name())];
-                out.sample("ratekeeper_limit_decisions_total", &labels, count);
+                out.sample("ratekeeper_limit_decisions_total", &labels, limit.sum(decision));
             }
         }
         out.family("ratekeeper_reloads_total", "counter", "Configuration reloads, by result.");
@@ -256,6 +274,26 @@ impl Metrics {
             out.sample("ratekeeper_reloads_total", &[("result", result)], count);
         }
     }
+}
+
+/// Totals of what the gateway has decided.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Requests, by decision.
+    pub decisions: Vec<(&'static str, u64)>,
+    /// The limits, in no order.
+    pub limits: Vec<LimitTraffic>,
+}
+
+/// Totals of one limit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LimitTraffic {
+    /// The name of the limit.
+    pub name: String,
+    /// Checks that it allowed.
+    pub allowed: u64,
+    /// Checks that it denied, or that a ban denied.
+    pub denied: u64,
 }
 
 /// Microseconds, displayed as seconds.

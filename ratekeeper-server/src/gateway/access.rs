@@ -1,21 +1,21 @@
 //! Access records: what the gateway counts and logs about each request.
 
 use std::cell::Cell;
+use std::cmp::Reverse;
 use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::time::Duration;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use http::header::HeaderValue;
 use http::uri::PathAndQuery;
 use http::{HeaderName, Method, StatusCode};
 use ratekeeper::tower::{DecisionEvent, Outcome};
-use ratekeeper::{Clock, SystemClock, Time};
+use ratekeeper::{Clock, Decision, SystemClock, Time};
 
 use super::client_timeouts::ActiveRequest;
 use super::state::Route;
-use crate::access_log::{AccessLog, Line};
+use crate::access_log::{AccessLog, KeyLog, Line, LineLimit, LoggedKey};
 use crate::metrics::{LimitDecision, LimitMetrics, RequestDecision, RouteMetrics};
 
 pub(crate) const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -34,28 +34,27 @@ pub(crate) fn set_worker(number: usize) {
 }
 
 /// Outcome of a request's limits, written by the limit observer and read when the request ends.
-#[derive(Debug)]
-pub(crate) struct RequestOutcome {
-    decision: AtomicU8,
-    /// The number of the rule that denied or delayed the request, from 1; 0 if none.
-    rule: AtomicU32,
-    waited_us: AtomicU64,
+#[derive(Debug, Default)]
+pub(crate) struct RequestOutcome(Mutex<LimitsOutcome>);
+
+#[derive(Clone, Debug, Default)]
+struct LimitsOutcome {
+    decision: RequestDecision,
+    /// The limit that denied or delayed the request, or else the one with the fewest units left.
+    limit: Option<DecidingLimit>,
 }
 
-impl Default for RequestOutcome {
-    /// No decision yet.
-    fn default() -> RequestOutcome {
-        RequestOutcome {
-            decision: AtomicU8::new(RequestDecision::Undecided as u8),
-            rule: AtomicU32::new(0),
-            waited_us: AtomicU64::new(0),
-        }
-    }
+#[derive(Clone, Debug)]
+struct DecidingLimit {
+    index: usize,
+    key: LoggedKey,
+    decision: Decision,
 }
 
 /// Counts each limit's decision and records the request's outcome.
 pub(crate) fn observer(
     limits: Vec<Arc<LimitMetrics>>,
+    keys: KeyLog,
 ) -> impl Fn(&DecisionEvent<'_>) + Send + Sync + 'static {
     move |event| {
         let worker = WORKER.get();
@@ -72,13 +71,13 @@ pub(crate) fn observer(
         }
         let outcome = event.subject.and_then(|subject| subject.downcast_ref::<RequestOutcome>());
         if let Some(outcome) = outcome {
-            outcome.record(event);
+            outcome.record(event, &keys);
         }
     }
 }
 
 impl RequestOutcome {
-    fn record(&self, event: &DecisionEvent<'_>) {
+    fn record(&self, event: &DecisionEvent<'_>, keys: &KeyLog) {
         let decision = match event.outcome {
             Outcome::Allowed => RequestDecision::Allowed,
             Outcome::Denied => RequestDecision::Denied,
@@ -86,23 +85,30 @@ impl RequestOutcome {
             Outcome::Shed => RequestDecision::Shed,
             _ => RequestDecision::Rejected,
         };
-        self.set(decision);
         let mut enforced = event.rules.iter().filter(|rule| !rule.is_shadow);
         let rule = match decision {
             RequestDecision::Allowed => {
-                enforced.max_by_key(|rule| rule.decision.delay).filter(|it| !it.decision.delay.is_zero())
+                enforced.min_by_key(|rule| (Reverse(rule.decision.delay), rule.decision.remaining))
             }
             _ => enforced.find(|rule| !rule.decision.allowed),
         };
-        if let Some(rule) = rule {
-            let waited = u64::try_from(rule.decision.delay.as_micros()).unwrap_or(u64::MAX);
-            self.rule.store(u32::try_from(rule.index + 1).unwrap_or(0), Ordering::Relaxed);
-            self.waited_us.store(waited, Ordering::Relaxed);
-        }
+        let limit = rule.map(|rule| DecidingLimit {
+            index: rule.index,
+            key: keys.logged(rule.key),
+            decision: rule.decision,
+        });
+        let mut outcome = self.lock();
+        outcome.decision = decision;
+        // A request that is shed after its limits allowed it keeps their outcome.
+        outcome.limit = limit.or(outcome.limit.take());
     }
 
     pub(crate) fn set(&self, decision: RequestDecision) {
-        self.decision.store(decision as u8, Ordering::Relaxed);
+        self.lock().decision = decision;
+    }
+
+    fn lock(&self) -> MutexGuard<'_, LimitsOutcome> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -261,7 +267,7 @@ impl Drop for AccessRecord {
         }
         let now = shared.clock.now();
         let took = now.saturating_since(self.started);
-        let decision = RequestDecision::of(self.outcome.decision.load(Ordering::Relaxed));
+        let LimitsOutcome { decision, limit } = std::mem::take(&mut *self.outcome.lock());
         let metrics = self.route.as_ref().map_or(&shared.unrouted, |route| &route.metrics);
         metrics.count(*worker, decision, self.status.as_u16(), took);
         if !self.is_logged {
@@ -275,8 +281,10 @@ impl Drop for AccessRecord {
             }
             RequestId::Received(value) => value.to_str().unwrap_or_default(),
         };
-        let rule = self.outcome.rule.load(Ordering::Relaxed) as usize;
-        let limit = self.route.as_ref().and_then(|route| route.limit_names.get(rule.checked_sub(1)?));
+        let limit = limit.as_ref().and_then(|limit| {
+            let name = self.route.as_ref()?.limit_names.get(limit.index)?;
+            Some(LineLimit { name, key: &limit.key, decision: limit.decision })
+        });
         shared.log.write(
             *worker,
             now,
@@ -289,8 +297,7 @@ impl Drop for AccessRecord {
                 route: self.route.as_ref().map_or("", |route| &route.id.0),
                 status: self.status.as_u16(),
                 decision: decision.name(),
-                limit: limit.map_or("", |name| name),
-                waited: Duration::from_micros(self.outcome.waited_us.load(Ordering::Relaxed)),
+                limit,
                 took,
                 bytes: self.bytes,
             },

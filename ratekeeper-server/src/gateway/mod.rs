@@ -74,10 +74,11 @@ pub use self::tls::TlsError;
 use self::upstream::Upstream;
 pub(crate) use self::worker::GatewayShared;
 use self::worker::Worker;
-use crate::access_log::AccessLog;
+use crate::access_log::{AccessLog, LogStyle};
 use crate::admin::StatusSource;
 use crate::backend::{Backend, LimitsError};
 use crate::metrics::{Exposition, Metrics};
+pub use crate::metrics::{LimitTraffic, Traffic};
 use crate::sockets::Sockets;
 
 /// Interval between sweeps for idle upstream connections.
@@ -119,8 +120,12 @@ impl<S: Backend> Gateway<S> {
     /// # Errors
     /// If the configuration has neither a gateway nor an API, an address cannot be bound, or certificates, limits,
     /// the store or a thread cannot be set up.
-    pub async fn start(config: &Config, sockets: &mut Sockets) -> Result<Gateway<S>, StartError> {
-        Gateway::start_on(config, sockets, Box::new(io::stdout())).await
+    pub async fn start(
+        config: &Config,
+        sockets: &mut Sockets,
+        log: LogStyle,
+    ) -> Result<Gateway<S>, StartError> {
+        Gateway::start_on(config, sockets, Box::new(io::stdout()), log).await
     }
 
     /// Like [`start`](Gateway::start), but with new sockets, and with the access log written to `log` instead of
@@ -132,13 +137,14 @@ impl<S: Backend> Gateway<S> {
         config: &Config,
         log: Box<dyn io::Write + Send>,
     ) -> Result<Gateway<S>, StartError> {
-        Gateway::start_on(config, &mut Sockets::default(), log).await
+        Gateway::start_on(config, &mut Sockets::default(), log, LogStyle::Json).await
     }
 
     async fn start_on(
         config: &Config,
         sockets: &mut Sockets,
         log: Box<dyn io::Write + Send>,
+        log_style: LogStyle,
     ) -> Result<Gateway<S>, StartError> {
         let workers = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
         let gateway = &gateway_config(config)?;
@@ -153,7 +159,7 @@ impl<S: Backend> Gateway<S> {
         let state = State::new(config, gateway, workers, &ticker, &mut draft, None)?;
         metrics.publish(draft);
         let is_up = reach_store(config, &state).await?;
-        let log = AccessLog::start(workers, log).map_err(StartError::Thread)?;
+        let log = AccessLog::start(workers, log, log_style).map_err(StartError::Thread)?;
         let recorder = Arc::new(Recorder::new(log, unrouted));
         state.upstreams.iter().for_each(upstream::health::spawn_checks);
         let shared = Arc::new(GatewayShared {
@@ -196,6 +202,12 @@ impl<S: Backend> Gateway<S> {
     /// Metrics, readiness and token for the admin listener.
     pub fn status(&self) -> Arc<dyn StatusSource> {
         Arc::new(GatewayStatus { shared: self.shared.clone(), workers: self.workers.clone() })
+    }
+
+    /// Returns totals of the traffic, also after [`drain`](Gateway::drain).
+    pub fn traffic(&self) -> impl Fn() -> Traffic + use<S> {
+        let shared = self.shared.clone();
+        move || shared.metrics.traffic()
     }
 
     /// Replaces the configuration atomically. Requests in flight finish under the old one.

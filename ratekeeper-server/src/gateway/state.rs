@@ -18,6 +18,7 @@ use super::access::observer;
 use super::hop_headers::{Edits, is_forwarded};
 use super::timer::Ticker;
 use super::upstream::Upstream;
+use crate::access_log::KeyLog;
 use crate::apis::ApiSettings;
 use crate::backend::{self, Backend};
 use crate::metrics::{MetricsDraft, RouteMetrics};
@@ -150,7 +151,9 @@ impl<S: Backend> State<S> {
                 // Paths are normalised before the route is looked up.
                 let builder = backend::builder(config, tokens.as_ref());
                 let counters = names.iter().map(|name| metrics.limit(name)).collect();
-                let builder = builder.non_canonical_paths(NonCanonicalPath::Keep).observe(observer(counters));
+                let builder = builder
+                    .non_canonical_paths(NonCanonicalPath::Keep)
+                    .observe(observer(counters, KeyLog::new(config)));
                 let builder = if config.apis.are_none() { builder } else { builder.allow_no_rules() };
                 let before = before.and_then(|before| before.limits.as_ref());
                 Some(S::limits(config, builder, before).map_err(StartError::Limits)?)

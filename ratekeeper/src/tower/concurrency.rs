@@ -258,7 +258,7 @@ impl<S: Store> Engine<S> {
                 delay: Duration::ZERO,
             };
             let index = self.names.len() + request.key.rule;
-            RuleOutcome { name, index, decision, is_shadow: *is_shadow, is_banned: false }
+            RuleOutcome { name, index, key: &[], decision, is_shadow: *is_shadow, is_banned: false }
         })
     }
 }

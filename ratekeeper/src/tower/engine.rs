@@ -102,6 +102,9 @@ pub struct RuleOutcome<'a> {
     /// Its index, from 0 in the order of the [builder](super::LayerBuilder::rule); [concurrency
     /// limits](super::concurrency) follow the rules.
     pub index: usize,
+    /// The key as the rule wrote it; [`shown`](super::key::shown) makes it readable. Empty for one budget for all and for
+    /// concurrency limits.
+    pub key: &'a [u8],
     /// The decision of its limit.
     pub decision: Decision,
     /// Whether the rule is a shadow rule.
@@ -140,7 +143,7 @@ pub(crate) struct Engine<S> {
 
 impl<S> fmt::Debug for Engine<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Gate").field("rules", &self.names).finish_non_exhaustive()
+        f.debug_struct("Engine").field("rules", &self.names).finish_non_exhaustive()
     }
 }
 
@@ -497,8 +500,9 @@ impl<S: Store> Engine<S> {
         let Some(observer) = &self.observer else { return };
         let CheckDecisions { enforced, banned, shadowed, allowed, is_degraded, is_closed, .. } = decisions;
         let rule_outcome = |at: usize, decision: Decision, is_shadow: bool, is_banned: bool| {
-            let index = checks.list.charges[at].rule;
-            RuleOutcome { name: &self.rules.rule(index).name, index, decision, is_shadow, is_banned }
+            let charge = &checks.list.charges[at];
+            let (index, key) = (charge.rule, checks.list.key(charge));
+            RuleOutcome { name: &self.rules.rule(index).name, index, key, decision, is_shadow, is_banned }
         };
         let is_banned = |at: usize| banned.get(at).is_some_and(Option::is_some);
         let enforced = checks.enforced.iter().zip(enforced).enumerate();
