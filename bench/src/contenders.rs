@@ -28,8 +28,8 @@ pub(crate) trait Contender<K>: Sync {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Who {
-    /// Allowed or denied only, as governor answers.
+pub(crate) enum ContenderKind {
+    /// Allowed or denied only, as governor returns.
     Allows,
     /// The whole decision: remaining budget and waits.
     Check,
@@ -42,15 +42,15 @@ pub(crate) enum Who {
 /// Keys per call of `check_many`.
 const BATCH: usize = 16;
 
-impl Who {
+impl ContenderKind {
     pub(crate) fn name(self) -> &'static str {
         match self {
-            Who::Allows => "allows",
-            Who::Check => "check",
-            Who::CheckMany => "check_many(16)",
-            Who::Governor => "governor",
-            Who::GovernorAhash => "governor+ahash",
-            Who::Throttlecrab => "throttlecrab",
+            ContenderKind::Allows => "allows",
+            ContenderKind::Check => "check",
+            ContenderKind::CheckMany => "check_many(16)",
+            ContenderKind::Governor => "governor",
+            ContenderKind::GovernorAhash => "governor+ahash",
+            ContenderKind::Throttlecrab => "throttlecrab",
         }
     }
 }
@@ -81,53 +81,77 @@ impl Budget {
 }
 
 /// A key type, and the contenders that support it.
-pub(crate) trait Held: Hash + Sized {
+pub(crate) trait KeyType: Hash + Sized {
     const NAME: &'static str;
-    const WHO: &'static [Who];
+    const CONTENDERS: &'static [ContenderKind];
 
     /// Creates a contender with an empty table for `keys` keys.
-    fn contender(who: Who, budget: Budget, keys: usize) -> Result<Box<dyn Contender<Self>>, Box<dyn Error>>;
+    fn contender(
+        kind: ContenderKind,
+        budget: Budget,
+        keys: usize,
+    ) -> Result<Box<dyn Contender<Self>>, Box<dyn Error>>;
 }
 
-impl Held for u64 {
+impl KeyType for u64 {
     const NAME: &'static str = "u64";
-    const WHO: &'static [Who] = &[Who::Allows, Who::Check, Who::CheckMany, Who::Governor, Who::GovernorAhash];
+    const CONTENDERS: &'static [ContenderKind] = &[
+        ContenderKind::Allows,
+        ContenderKind::Check,
+        ContenderKind::CheckMany,
+        ContenderKind::Governor,
+        ContenderKind::GovernorAhash,
+    ];
 
-    fn contender(who: Who, budget: Budget, keys: usize) -> Result<Box<dyn Contender<u64>>, Box<dyn Error>> {
-        any_key(who, budget, keys)
+    fn contender(
+        kind: ContenderKind,
+        budget: Budget,
+        keys: usize,
+    ) -> Result<Box<dyn Contender<u64>>, Box<dyn Error>> {
+        any_key(kind, budget, keys)
     }
 }
 
-impl Held for String {
+impl KeyType for String {
     const NAME: &'static str = "String";
-    const WHO: &'static [Who] =
-        &[Who::Allows, Who::Check, Who::CheckMany, Who::Governor, Who::GovernorAhash, Who::Throttlecrab];
+    const CONTENDERS: &'static [ContenderKind] = &[
+        ContenderKind::Allows,
+        ContenderKind::Check,
+        ContenderKind::CheckMany,
+        ContenderKind::Governor,
+        ContenderKind::GovernorAhash,
+        ContenderKind::Throttlecrab,
+    ];
 
     fn contender(
-        who: Who,
+        kind: ContenderKind,
         budget: Budget,
         keys: usize,
     ) -> Result<Box<dyn Contender<String>>, Box<dyn Error>> {
-        match who {
-            Who::Throttlecrab => Ok(Box::new(Throttlecrab::new(budget, keys))),
+        match kind {
+            ContenderKind::Throttlecrab => Ok(Box::new(Throttlecrab::new(budget, keys))),
             other => any_key(other, budget, keys),
         }
     }
 }
 
-fn any_key<K>(who: Who, budget: Budget, keys: usize) -> Result<Box<dyn Contender<K>>, Box<dyn Error>>
+fn any_key<K>(
+    kind: ContenderKind,
+    budget: Budget,
+    keys: usize,
+) -> Result<Box<dyn Contender<K>>, Box<dyn Error>>
 where
     K: Hash + Eq + Clone + Send + Sync + 'static,
 {
-    Ok(match who {
-        Who::Allows => Box::new(Allows(ratekeeper(budget.token_bucket()?, keys)?)),
-        Who::Check => Box::new(ratekeeper(budget.token_bucket()?, keys)?),
-        Who::CheckMany => Box::new(Many(ratekeeper(budget.token_bucket()?, keys)?)),
-        Who::Governor => Box::new(RateLimiter::keyed(budget.quota()?)),
-        Who::GovernorAhash => {
+    Ok(match kind {
+        ContenderKind::Allows => Box::new(Allows(ratekeeper(budget.token_bucket()?, keys)?)),
+        ContenderKind::Check => Box::new(ratekeeper(budget.token_bucket()?, keys)?),
+        ContenderKind::CheckMany => Box::new(Many(ratekeeper(budget.token_bucket()?, keys)?)),
+        ContenderKind::Governor => Box::new(RateLimiter::keyed(budget.quota()?)),
+        ContenderKind::GovernorAhash => {
             Box::new(RateLimiter::dashmap_with_hasher(budget.quota()?, ahash::RandomState::new()))
         }
-        Who::Throttlecrab => return Err("throttlecrab takes text keys only".into()),
+        ContenderKind::Throttlecrab => return Err("throttlecrab takes text keys only".into()),
     })
 }
 

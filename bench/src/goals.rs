@@ -4,9 +4,9 @@ use std::fmt;
 
 use serde::Serialize;
 
-use crate::contenders::Who;
+use crate::contenders::ContenderKind;
 use crate::memory::{KeySet, Outcome, RATEKEEPER, TOKEN_BUCKET};
-use crate::report::{BytesPerKey, Ratio, Scenario};
+use crate::report::{BytesPerKey, MemoryScenario, Ratio};
 
 /// A goal and its figure.
 #[derive(Serialize)]
@@ -30,9 +30,9 @@ impl fmt::Display for Goal {
 }
 
 /// At least `times` as fast as governor, in every matching scenario.
-struct Faster {
+struct SpeedGoal {
     times: f64,
-    ours: Who,
+    ours: ContenderKind,
     keys: KeySet,
     key_types: &'static [&'static str],
     threads: usize,
@@ -43,13 +43,13 @@ const TEXT: &[&str] = &["String"];
 const BOTH: &[&str] = &["String", "u64"];
 
 #[rustfmt::skip]
-const FASTER: [Faster; 6] = [
-    Faster { times: 5.0,  ours: Who::Allows,    keys: KeySet::Uniform, key_types: TEXT, threads: 2, outcome: Outcome::Allowed },
-    Faster { times: 4.5,  ours: Who::Allows,    keys: KeySet::Zipf,    key_types: TEXT, threads: 2, outcome: Outcome::Allowed },
-    Faster { times: 15.0, ours: Who::CheckMany, keys: KeySet::Uniform, key_types: TEXT, threads: 2, outcome: Outcome::Allowed },
-    Faster { times: 10.0, ours: Who::CheckMany, keys: KeySet::Zipf,    key_types: TEXT, threads: 2, outcome: Outcome::Allowed },
-    Faster { times: 2.5,  ours: Who::Allows,    keys: KeySet::Hot,     key_types: BOTH, threads: 1, outcome: Outcome::Allowed },
-    Faster { times: 6.0,  ours: Who::Allows,    keys: KeySet::Hot,     key_types: BOTH, threads: 2, outcome: Outcome::Denied },
+const FASTER: [SpeedGoal; 6] = [
+    SpeedGoal { times: 5.0,  ours: ContenderKind::Allows,    keys: KeySet::Uniform, key_types: TEXT, threads: 2, outcome: Outcome::Allowed },
+    SpeedGoal { times: 4.5,  ours: ContenderKind::Allows,    keys: KeySet::Zipf,    key_types: TEXT, threads: 2, outcome: Outcome::Allowed },
+    SpeedGoal { times: 15.0, ours: ContenderKind::CheckMany, keys: KeySet::Uniform, key_types: TEXT, threads: 2, outcome: Outcome::Allowed },
+    SpeedGoal { times: 10.0, ours: ContenderKind::CheckMany, keys: KeySet::Zipf,    key_types: TEXT, threads: 2, outcome: Outcome::Allowed },
+    SpeedGoal { times: 2.5,  ours: ContenderKind::Allows,    keys: KeySet::Hot,     key_types: BOTH, threads: 1, outcome: Outcome::Allowed },
+    SpeedGoal { times: 6.0,  ours: ContenderKind::Allows,    keys: KeySet::Hot,     key_types: BOTH, threads: 2, outcome: Outcome::Denied },
 ];
 
 const BYTES_PER_KEY_MAX: f64 = 34.0;
@@ -62,7 +62,11 @@ const SLOWER: [(&str, f64); 4] = [
     ("sliding_window_counter", 2.0),
 ];
 
-pub(crate) fn check(contenders: &[Scenario], algorithms: &[Scenario], bytes: &[BytesPerKey]) -> Vec<Goal> {
+pub(crate) fn check(
+    contenders: &[MemoryScenario],
+    algorithms: &[MemoryScenario],
+    bytes: &[BytesPerKey],
+) -> Vec<Goal> {
     let mut goals: Vec<Goal> = FASTER.iter().map(|goal| goal.check(contenders)).collect();
     let ours = bytes.iter().find(|row| row.name == RATEKEEPER).map_or(f64::NAN, |row| row.bytes);
     goals.push(Goal {
@@ -74,25 +78,25 @@ pub(crate) fn check(contenders: &[Scenario], algorithms: &[Scenario], bytes: &[B
     goals
 }
 
-impl Faster {
-    fn check(&self, scenarios: &[Scenario]) -> Goal {
-        let Faster { times, ours, keys, key_types, threads, outcome } = self;
-        let ratios = |ours: Who| -> Vec<(&str, Ratio)> {
+impl SpeedGoal {
+    fn check(&self, scenarios: &[MemoryScenario]) -> Goal {
+        let SpeedGoal { times, ours, keys, key_types, threads, outcome } = self;
+        let ratios = |ours: ContenderKind| -> Vec<(&str, Ratio)> {
             scenarios
                 .iter()
                 .filter(|it| (it.keys, it.threads, it.outcome) == (*keys, *threads, *outcome))
                 .filter(|it| key_types.contains(&it.key_type))
-                .filter_map(|it| Some((it.key_type, it.ratio(Who::Governor.name(), ours.name())?)))
+                .filter_map(|it| Some((it.key_type, it.ratio(ContenderKind::Governor.name(), ours.name())?)))
                 .collect()
         };
-        let told = |ratios: &[(&str, Ratio)]| {
+        let text = |ratios: &[(&str, Ratio)]| {
             ratios.iter().map(|(key, ratio)| format!("{key} {ratio}")).collect::<Vec<_>>().join(", ")
         };
         let figures = ratios(*ours);
-        let is_single = *ours == Who::Allows;
+        let is_single = *ours == ContenderKind::Allows;
         let call = if is_single { "one check at a time" } else { ours.name() };
         let whole = if is_single {
-            format!("; the whole verdict {}", told(&ratios(Who::Check)))
+            format!("; the whole verdict {}", text(&ratios(ContenderKind::Check)))
         } else {
             String::new()
         };
@@ -100,14 +104,14 @@ impl Faster {
         let (keys, outcome) = (keys.name(), outcome.name());
         Goal {
             promise: format!(">= {times}x governor, {call}, {keys}, {threads} thread{s}, {outcome}"),
-            figure: told(&figures) + &whole,
+            figure: text(&figures) + &whole,
             met: figures.len() == key_types.len() && figures.iter().all(|(_, ratio)| ratio.median >= *times),
         }
     }
 }
 
 /// Compares an algorithm with the token bucket in its worst scenario.
-fn slower(name: &str, times: f64, scenarios: &[Scenario]) -> Goal {
+fn slower(name: &str, times: f64, scenarios: &[MemoryScenario]) -> Goal {
     let worst = scenarios
         .iter()
         .filter_map(|it| Some((it, it.ratio(name, TOKEN_BUCKET)?)))

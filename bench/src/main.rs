@@ -40,7 +40,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use serde::Serialize;
 
-use crate::contenders::Who;
+use crate::contenders::ContenderKind;
 
 #[derive(Parser)]
 #[command(about = "Ratekeeper beside its peers, on one machine, in one run")]
@@ -100,7 +100,7 @@ enum Bench {
     #[command(hide = true)]
     Resident {
         #[arg(value_enum)]
-        who: Who,
+        kind: ContenderKind,
         keys: usize,
     },
 }
@@ -118,29 +118,29 @@ fn main() -> ExitCode {
 fn run(bench: Bench) -> Result<(), Box<dyn Error>> {
     match bench {
         Bench::Memory { quick, json } => {
-            let size = if quick { memory::Size::QUICK } else { memory::Size::FULL };
-            tell(&memory::run(&size)?, json)?;
+            let size = if quick { memory::MemorySize::QUICK } else { memory::MemorySize::FULL };
+            print_report(&memory::run(&size)?, json)?;
         }
         Bench::Redis { quick, json } => {
-            let size = if quick { redis::Size::QUICK } else { redis::Size::FULL };
-            tell(&redis::run(&size)?, json)?;
+            let size = if quick { redis::RedisSize::QUICK } else { redis::RedisSize::FULL };
+            print_report(&redis::run(&size)?, json)?;
         }
         Bench::Gateway { quick, json, binary } => {
-            let size = if quick { gateway::Size::QUICK } else { gateway::Size::FULL };
-            tell(&gateway::run(&size, binary)?, json)?;
+            let size = if quick { gateway::GatewaySize::QUICK } else { gateway::GatewaySize::FULL };
+            print_report(&gateway::run(&size, binary)?, json)?;
         }
         Bench::Apis { quick, json, binary } => {
-            let size = if quick { apis::Size::QUICK } else { apis::Size::FULL };
-            tell(&apis::run(&size, binary)?, json)?;
+            let size = if quick { apis::ApisSize::QUICK } else { apis::ApisSize::FULL };
+            print_report(&apis::run(&size, binary)?, json)?;
         }
-        Bench::GrpcLoad(load) => println!("{}", apis::ask_many(&load)?),
-        Bench::Resident { who, keys } => println!("{}", resident::bytes_held(who, keys)?),
+        Bench::GrpcLoad(load) => println!("{}", apis::generate_load(&load)?),
+        Bench::Resident { kind, keys } => println!("{}", resident::bytes_used(kind, keys)?),
     }
     Ok(())
 }
 
 /// Prints a report, and writes it as JSON if a file is given.
-fn tell(report: &(impl Display + Serialize), json: Option<PathBuf>) -> Result<(), Box<dyn Error>> {
+fn print_report(report: &(impl Display + Serialize), json: Option<PathBuf>) -> Result<(), Box<dyn Error>> {
     print!("{report}");
     if let Some(file) = json {
         fs::write(&file, serde_json::to_string_pretty(report)?)

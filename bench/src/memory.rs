@@ -11,16 +11,16 @@ use std::time::Duration;
 use ratekeeper::{EdgePolicy, LeakyMode, Limit, LogPolicy, Rate, WindowAlign};
 use serde::Serialize;
 
-use crate::contenders::{self, Budget, Contender, Held, Who};
+use crate::contenders::{self, Budget, Contender, ContenderKind, KeyType};
 use crate::goals;
 use crate::keys::{self, Key, Popularity};
-use crate::report::{BytesPerKey, Figure, Report, Scenario};
+use crate::report::{BytesPerKey, MemoryFigure, MemoryReport, MemoryScenario};
 use crate::resident;
 use crate::timing::{Cores, Share};
 
 /// The extent of a run. Many short rounds instead of few long ones, so that other load on the machine affects only
 /// some of them.
-pub(crate) struct Size {
+pub(crate) struct MemorySize {
     pub(crate) quick: bool,
     /// The number of keys that stands for a million.
     million: usize,
@@ -33,11 +33,11 @@ pub(crate) struct Size {
 /// Requests per chunk: whole batches of `check_many`, and few enough to stay cached.
 const CHUNK: usize = 256;
 
-impl Size {
-    pub(crate) const FULL: Size =
-        Size { quick: false, million: 1_000_000, rounds: 25, chunks_cached: 400, chunks_uncached: 256 };
-    pub(crate) const QUICK: Size =
-        Size { quick: true, million: 10_000, rounds: 3, chunks_cached: 8, chunks_uncached: 8 };
+impl MemorySize {
+    pub(crate) const FULL: MemorySize =
+        MemorySize { quick: false, million: 1_000_000, rounds: 25, chunks_cached: 400, chunks_uncached: 256 };
+    pub(crate) const QUICK: MemorySize =
+        MemorySize { quick: true, million: 10_000, rounds: 3, chunks_cached: 8, chunks_uncached: 8 };
 }
 
 /// The keys of a scenario and their popularity.
@@ -90,15 +90,15 @@ struct Table {
 }
 
 impl Table {
-    fn hot(size: &Size) -> Table {
+    fn hot(size: &MemorySize) -> Table {
         Table { keys: 1, sets: &[KeySet::Hot], stream_chunks: 1, visit_chunks: size.chunks_cached }
     }
 
-    fn thousand(size: &Size) -> Table {
+    fn thousand(size: &MemorySize) -> Table {
         Table { keys: 1000, sets: &[KeySet::Thousand], stream_chunks: 32, visit_chunks: size.chunks_cached }
     }
 
-    fn million(size: &Size, sets: &'static [KeySet]) -> Table {
+    fn million(size: &MemorySize, sets: &'static [KeySet]) -> Table {
         let visit_chunks = size.chunks_uncached;
         Table { keys: size.million, sets, stream_chunks: visit_chunks * 16, visit_chunks }
     }
@@ -107,12 +107,15 @@ impl Table {
 const WORKERS: usize = 2;
 
 /// Contenders by how they store keys; Ratekeeper's storage does not depend on the call.
-const HOLDERS: [(&str, Who); 3] =
-    [(RATEKEEPER, Who::Check), ("governor", Who::Governor), ("throttlecrab", Who::Throttlecrab)];
+const STORES: [(&str, ContenderKind); 3] = [
+    (RATEKEEPER, ContenderKind::Check),
+    ("governor", ContenderKind::Governor),
+    ("throttlecrab", ContenderKind::Throttlecrab),
+];
 pub(crate) const RATEKEEPER: &str = "ratekeeper";
 
 /// Runs all scenarios. Progress goes to stderr.
-pub(crate) fn run(size: &Size) -> Result<Report, Box<dyn Error>> {
+pub(crate) fn run(size: &MemorySize) -> Result<MemoryReport, Box<dyn Error>> {
     let run = Run { size, cores: Cores::for_workers(WORKERS)? };
     let load_average = fs::read_to_string("/proc/loadavg")?.split(' ').next().unwrap_or_default().to_owned();
 
@@ -127,12 +130,12 @@ pub(crate) fn run(size: &Size) -> Result<Report, Box<dyn Error>> {
         run.table::<String>(&table, Outcome::Allowed, &limiters, &mut algorithms)?;
     }
     let mut bytes_per_key = Vec::new();
-    for (name, who) in HOLDERS {
+    for (name, kind) in STORES {
         eprintln!("bytes per key: {name}");
-        bytes_per_key.push(BytesPerKey::new(name, resident::measure(who, size.million)?, size.million));
+        bytes_per_key.push(BytesPerKey::new(name, resident::measure(kind, size.million)?, size.million));
     }
     let goals = goals::check(&contenders, &algorithms, &bytes_per_key);
-    Ok(Report {
+    Ok(MemoryReport {
         quick: size.quick,
         rounds: size.rounds,
         load_average,
@@ -144,18 +147,18 @@ pub(crate) fn run(size: &Size) -> Result<Report, Box<dyn Error>> {
 }
 
 struct Run<'a> {
-    size: &'a Size,
+    size: &'a MemorySize,
     cores: Cores,
 }
 
 /// A contender and the name of its column.
-type Named<K> = (&'static str, Box<dyn Contender<K>>);
+type NamedContender<K> = (&'static str, Box<dyn Contender<K>>);
 
 impl Run<'_> {
-    fn all_tables<K: Key + Held>(
+    fn all_tables<K: Key + KeyType>(
         &self,
         outcome: Outcome,
-        scenarios: &mut Vec<Scenario>,
+        scenarios: &mut Vec<MemoryScenario>,
     ) -> Result<(), Box<dyn Error>> {
         let size = self.size;
         let million = Table::million(size, &[KeySet::Uniform, KeySet::Zipf]);
@@ -164,22 +167,22 @@ impl Run<'_> {
                 Outcome::Allowed => Budget::AMPLE,
                 Outcome::Denied => Budget::SCANT,
             };
-            let contenders = K::WHO
+            let contenders = K::CONTENDERS
                 .iter()
-                .map(|&who| Ok((who.name(), K::contender(who, budget, table.keys)?)))
-                .collect::<Result<Vec<Named<K>>, Box<dyn Error>>>()?;
+                .map(|&kind| Ok((kind.name(), K::contender(kind, budget, table.keys)?)))
+                .collect::<Result<Vec<NamedContender<K>>, Box<dyn Error>>>()?;
             self.table(&table, outcome, &contenders, scenarios)?;
         }
         Ok(())
     }
 
     /// Runs every scenario of one table.
-    fn table<K: Key + Held>(
+    fn table<K: Key + KeyType>(
         &self,
         table: &Table,
         outcome: Outcome,
-        contenders: &[Named<K>],
-        scenarios: &mut Vec<Scenario>,
+        contenders: &[NamedContender<K>],
+        scenarios: &mut Vec<MemoryScenario>,
     ) -> Result<(), Box<dyn Error>> {
         let population = keys::population::<K>(table.keys);
         for (_, contender) in contenders {
@@ -199,7 +202,7 @@ impl Run<'_> {
                 .collect();
             for threads in 1..=WORKERS {
                 let mut scenario =
-                    Scenario { keys: set, key_type: K::NAME, threads, outcome, figures: Vec::new() };
+                    MemoryScenario { keys: set, key_type: K::NAME, threads, outcome, figures: Vec::new() };
                 eprintln!("{scenario}");
                 scenario.figures = self.rounds(table, outcome, contenders, &streams[..threads])?;
                 scenarios.push(scenario);
@@ -213,11 +216,11 @@ impl Run<'_> {
         &self,
         table: &Table,
         outcome: Outcome,
-        contenders: &[Named<K>],
+        contenders: &[NamedContender<K>],
         streams: &[Vec<K>],
-    ) -> Result<Vec<Figure>, Box<dyn Error>> {
-        let mut figures: Vec<Figure> =
-            contenders.iter().map(|(name, _)| Figure { name, ns_per_decision: Vec::new() }).collect();
+    ) -> Result<Vec<MemoryFigure>, Box<dyn Error>> {
+        let mut figures: Vec<MemoryFigure> =
+            contenders.iter().map(|(name, _)| MemoryFigure { name, ns_per_decision: Vec::new() }).collect();
         for round in 0..self.size.rounds {
             let shares: Vec<Share<'_, K>> =
                 streams.iter().map(|stream| share(stream, table, round)).collect();
@@ -256,7 +259,7 @@ fn share<'a, K>(stream: &'a [K], table: &Table, round: usize) -> Share<'a, K> {
 pub(crate) const TOKEN_BUCKET: &str = "token_bucket";
 
 /// Creates Ratekeeper's limiter with each algorithm, with budgets that are never exhausted.
-fn our_algorithms(table: &Table) -> Result<Vec<Named<String>>, Box<dyn Error>> {
+fn our_algorithms(table: &Table) -> Result<Vec<NamedContender<String>>, Box<dyn Error>> {
     let Budget { capacity, period } = Budget::AMPLE;
     let month = Duration::from_secs(30 * 86_400);
     // A log stores every request, so a hot key cannot have an ample budget for long: a window of one millisecond

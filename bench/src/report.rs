@@ -5,36 +5,36 @@ use std::fmt;
 
 use serde::Serialize;
 
-use crate::contenders::{Held, Who};
+use crate::contenders::{ContenderKind, KeyType};
 use crate::goals::Goal;
 use crate::memory::{KeySet, Outcome, TOKEN_BUCKET};
 
 /// All measurements of one run.
 #[derive(Serialize)]
-pub(crate) struct Report {
+pub(crate) struct MemoryReport {
     pub(crate) quick: bool,
     pub(crate) rounds: usize,
     /// The one-minute load average before the run.
     pub(crate) load_average: String,
-    pub(crate) contenders: Vec<Scenario>,
-    pub(crate) algorithms: Vec<Scenario>,
+    pub(crate) contenders: Vec<MemoryScenario>,
+    pub(crate) algorithms: Vec<MemoryScenario>,
     pub(crate) bytes_per_key: Vec<BytesPerKey>,
     pub(crate) goals: Vec<Goal>,
 }
 
 /// One scenario and the figures of all contenders.
 #[derive(Serialize)]
-pub(crate) struct Scenario {
+pub(crate) struct MemoryScenario {
     pub(crate) keys: KeySet,
     pub(crate) key_type: &'static str,
     pub(crate) threads: usize,
     pub(crate) outcome: Outcome,
-    pub(crate) figures: Vec<Figure>,
+    pub(crate) figures: Vec<MemoryFigure>,
 }
 
 /// One contender in one scenario: a figure per round.
 #[derive(Serialize)]
-pub(crate) struct Figure {
+pub(crate) struct MemoryFigure {
     pub(crate) name: &'static str,
     pub(crate) ns_per_decision: Vec<f64>,
 }
@@ -60,8 +60,8 @@ pub(crate) struct Ratio {
     pub(crate) highest: f64,
 }
 
-impl Scenario {
-    fn figure(&self, name: &str) -> Option<&Figure> {
+impl MemoryScenario {
+    fn figure(&self, name: &str) -> Option<&MemoryFigure> {
         self.figures.iter().find(|figure| figure.name == name)
     }
 
@@ -73,7 +73,7 @@ impl Scenario {
     }
 }
 
-impl Figure {
+impl MemoryFigure {
     fn median(&self) -> f64 {
         middle(&sorted(self.ns_per_decision.clone()))
     }
@@ -96,17 +96,17 @@ fn middle(sorted: &[f64]) -> f64 {
     sorted[sorted.len() / 2]
 }
 
-impl Report {
+impl MemoryReport {
     /// Returns the spread of every figure, lowest first.
     fn spreads_percent(&self) -> Vec<f64> {
         let scenarios = self.contenders.iter().chain(&self.algorithms);
-        sorted(scenarios.flat_map(|scenario| &scenario.figures).map(Figure::spread_percent).collect())
+        sorted(scenarios.flat_map(|scenario| &scenario.figures).map(MemoryFigure::spread_percent).collect())
     }
 }
 
-impl fmt::Display for Scenario {
+impl fmt::Display for MemoryScenario {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Scenario { keys, key_type, threads, outcome, .. } = self;
+        let MemoryScenario { keys, key_type, threads, outcome, .. } = self;
         let (keys, outcome) = (keys.name(), outcome.name());
         let s = if *threads == 1 { " " } else { "s" };
         write!(f, "{keys:<17}  {key_type:<6}  {threads} thread{s}  {outcome:<7}")
@@ -134,7 +134,7 @@ impl<'a> Column<'a> {
         }
     }
 
-    fn cell(&self, scenario: &Scenario) -> Option<String> {
+    fn cell(&self, scenario: &MemoryScenario) -> Option<String> {
         let median = |name| Some(scenario.figure(name)?.median());
         let ratio = |slow, fast| Some(scenario.ratio(slow, fast)?.median);
         Some(match self {
@@ -146,7 +146,7 @@ impl<'a> Column<'a> {
 }
 
 /// Prints a row for each scenario.
-fn table(f: &mut fmt::Formatter<'_>, scenarios: &[Scenario], columns: &[Column<'_>]) -> fmt::Result {
+fn table(f: &mut fmt::Formatter<'_>, scenarios: &[MemoryScenario], columns: &[Column<'_>]) -> fmt::Result {
     write!(f, "{:<45}", "")?;
     for column in columns {
         write!(f, "  {:>13}", column.head())?;
@@ -163,7 +163,7 @@ fn table(f: &mut fmt::Formatter<'_>, scenarios: &[Scenario], columns: &[Column<'
     Ok(())
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for MemoryReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.quick {
             writeln!(
@@ -179,13 +179,14 @@ impl fmt::Display for Report {
              `check` also works out what remains and\nthe waits.\n",
             self.rounds, self.load_average
         )?;
-        let governor = Who::Governor.name();
-        let mut columns: Vec<_> = String::WHO.iter().map(|who| Column::Median { name: who.name() }).collect();
+        let governor = ContenderKind::Governor.name();
+        let mut columns: Vec<_> =
+            String::CONTENDERS.iter().map(|kind| Column::Median { name: kind.name() }).collect();
         for (head, slow, fast) in [
-            ("gov./allows", governor, Who::Allows),
-            ("gov./check", governor, Who::Check),
-            ("gov./many", governor, Who::CheckMany),
-            ("ahash/allows", Who::GovernorAhash.name(), Who::Allows),
+            ("gov./allows", governor, ContenderKind::Allows),
+            ("gov./check", governor, ContenderKind::Check),
+            ("gov./many", governor, ContenderKind::CheckMany),
+            ("ahash/allows", ContenderKind::GovernorAhash.name(), ContenderKind::Allows),
         ] {
             columns.push(Column::Ratio { head, slow, fast: fast.name() });
         }

@@ -9,29 +9,29 @@ use std::{env, fs, slice};
 
 use clap::ValueEnum;
 
-use crate::contenders::{Budget, Held, Who};
+use crate::contenders::{Budget, ContenderKind, KeyType};
 use crate::keys::Key;
 
 /// Starts this program again to measure one contender.
-pub(crate) fn measure(who: Who, keys: usize) -> Result<u64, Box<dyn Error>> {
-    let argument = who.to_possible_value().ok_or("a contender without a name")?;
+pub(crate) fn measure(kind: ContenderKind, keys: usize) -> Result<u64, Box<dyn Error>> {
+    let argument = kind.to_possible_value().ok_or("a contender without a name")?;
     let child = Command::new(env::current_exe()?)
         .args(["resident", argument.get_name(), &keys.to_string()])
         .output()?;
     if !child.status.success() {
-        return Err(format!("{}: {}", who.name(), String::from_utf8_lossy(&child.stderr)).into());
+        return Err(format!("{}: {}", kind.name(), String::from_utf8_lossy(&child.stderr)).into());
     }
     Ok(String::from_utf8(child.stdout)?.trim().parse()?)
 }
 
 /// Returns the growth of resident memory, in bytes, after a contender has stored `keys` keys of 16 bytes.
-pub(crate) fn bytes_held(who: Who, keys: usize) -> Result<u64, Box<dyn Error>> {
+pub(crate) fn bytes_used(kind: ContenderKind, keys: usize) -> Result<u64, Box<dyn Error>> {
     // Exclude what a contender allocates once per process.
-    let first = String::contender(who, Budget::AMPLE, 1)?;
+    let first = String::contender(kind, Budget::AMPLE, 1)?;
     first.decide_all(slice::from_ref(&String::numbered(0)));
 
     let before = resident_bytes()?;
-    let contender = String::contender(who, Budget::AMPLE, keys)?;
+    let contender = String::contender(kind, Budget::AMPLE, keys)?;
     for number in 0..keys as u64 {
         contender.decide_all(slice::from_ref(&String::numbered(number)));
     }

@@ -1,13 +1,13 @@
-//! The quick run says the same as the full one, in seconds.
+//! The quick run prints the same rows and goals as the full one, in seconds.
 #![allow(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
 use std::path::Path;
 use std::process::Command;
 
-/// What a quick run says that starts our program.
+/// Returns the report of a quick run that starts `ratekeeper`.
 fn with_ratekeeper(name: &str) -> String {
     let bench = Path::new(env!("CARGO_BIN_EXE_bench"));
-    // Where everything is tested, the program is there already; it need not be a fast one to be asked.
+    // A test of the whole workspace has already built the program; a debug build is fast enough here.
     let ratekeeper = bench.with_file_name("ratekeeper");
     if !ratekeeper.is_file() {
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
@@ -21,7 +21,7 @@ fn with_ratekeeper(name: &str) -> String {
 }
 
 #[test]
-fn the_quick_report_has_a_row_for_every_scenario_and_a_line_for_every_goal() {
+fn memory_report_has_every_row_and_goal() {
     let run = Command::new(env!("CARGO_BIN_EXE_bench")).args(["memory", "--quick"]).output().unwrap();
     assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
     let report = String::from_utf8(run.stdout).unwrap();
@@ -57,7 +57,7 @@ fn the_quick_report_has_a_row_for_every_scenario_and_a_line_for_every_goal() {
 }
 
 #[test]
-fn the_quick_report_on_redis_has_every_row_and_goal() {
+fn redis_report_has_every_row_and_goal() {
     let run = Command::new(env!("CARGO_BIN_EXE_bench")).args(["redis", "--quick"]).output().unwrap();
     assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
     let report = String::from_utf8(run.stdout).unwrap();
@@ -71,8 +71,8 @@ fn the_quick_report_on_redis_has_every_row_and_goal() {
         "counter",
         "counter, new windows",
         "log, growing",
-        "hot log, admitted",
-        "hot log, admitted, by the clock",
+        "hot log, allowed",
+        "hot log, allowed, by the clock",
         "hot log, denied",
     ] {
         for row in [format!("\n{algorithm}, baseline "), format!("\n{algorithm}, ours ")] {
@@ -84,11 +84,11 @@ fn the_quick_report_on_redis_has_every_row_and_goal() {
         "<= 1/2.5 of the baseline's server time, leaky bucket: ",
         "<= 1/2 of the baseline's server time, fixed window: ",
         "<= 2/3 of the baseline's server time, counter: ",
-        "<= 1/3 of the baseline's server time, hot log, admitted: ",
+        "<= 1/3 of the baseline's server time, hot log, allowed: ",
         "<= 1/3 of the baseline's server time, hot log, denied: ",
         "<= 1/4 of the baseline's server time, token bucket, 16 a call: ",
-        "<= 9 bytes a slot, a full log of 100: 8.98",
-        "denied keys inside their wait cost Redis nothing: ",
+        "<= 9 bytes per entry, a full log of 100: 8.98",
+        "denied keys before their retry_after cost Redis nothing: ",
         ">= 20x the exact mode's decisions per second, leased: ",
     ] {
         let line = report.lines().find(|line| line.contains(goal));
@@ -98,7 +98,7 @@ fn the_quick_report_on_redis_has_every_row_and_goal() {
 }
 
 #[test]
-fn the_quick_report_on_gateways_has_every_row_and_goal() {
+fn gateway_report_has_every_row_and_goal() {
     let report = with_ratekeeper("gateway");
 
     assert!(report.contains("not to be quoted"), "{report}");
@@ -134,25 +134,25 @@ fn the_quick_report_on_gateways_has_every_row_and_goal() {
 }
 
 #[test]
-fn the_quick_report_on_apis_has_every_row_and_goal() {
+fn apis_report_has_every_row_and_goal() {
     let report = with_ratekeeper("apis");
 
     assert!(report.contains("not to be quoted"), "{report}");
-    // It takes minutes to build, so it is there only where somebody has run the whole bench.
-    let is_alone = report.contains("left out: throttlecrab: not installed");
-    let theirs = (!is_alone).then_some("throttlecrab");
+    // throttlecrab takes minutes to build, so only a full run installs it.
+    let is_left_out = report.contains("left out: throttlecrab: not installed");
+    let theirs = (!is_left_out).then_some("throttlecrab");
     let resp = ["ratekeeper, CL.THROTTLE", "ratekeeper, RK.CHECK"];
-    for (way, ours) in [
+    for (transport, ours) in [
         ("RESP, 16 in a pipeline", &resp[..]),
         ("RESP, one at a time", &resp),
         ("HTTP", &["ratekeeper, /v1/check"]),
         ("gRPC", &["ratekeeper, ShouldRateLimit"]),
     ] {
         for job in ["allowed", "denied"] {
-            let title = format!("\n{way}, {job} ");
+            let title = format!("\n{transport}, {job} ");
             let (_, table) = report.split_once(&title).unwrap_or_else(|| panic!("no {title:?} in\n{report}"));
             let (table, _) = table.split_once("\n\n").unwrap();
-            let is_counted = way.starts_with("RESP") && job == "allowed";
+            let is_counted = transport.starts_with("RESP") && job == "allowed";
             let redis = is_counted.then_some("Redis, INCR");
             for name in ours.iter().copied().chain(theirs).chain(redis) {
                 assert!(table.contains(&format!("\n{name:<32}  ")), "no {name:?} in {title:?} of\n{report}");
@@ -169,8 +169,8 @@ fn the_quick_report_on_apis_has_every_row_and_goal() {
     ] {
         let goal = format!("<= throttlecrab's processor time per decision, {goal}");
         let line = report.lines().find(|line| line.contains(&goal));
-        assert_eq!(line.is_none(), is_alone, "{goal:?} in\n{report}");
-        let is_told = |line: &str| line.starts_with("met ") || line.starts_with("NOT met ");
-        assert!(line.is_none_or(is_told), "{line:?}");
+        assert_eq!(line.is_none(), is_left_out, "{goal:?} in\n{report}");
+        let is_goal_line = |line: &str| line.starts_with("met ") || line.starts_with("NOT met ");
+        assert!(line.is_none_or(is_goal_line), "{line:?}");
     }
 }

@@ -227,7 +227,7 @@ pub(crate) struct Simulate {
     #[arg(long, value_name = "FILE", required_unless_present = "compare")]
     pub(crate) trace: Option<PathBuf>,
 
-    /// Output: a report, or every decision as a line of JSON
+    /// Output format: a report as text, every decision as a line of JSON, or the report as an SVG picture
     #[arg(long, value_enum, default_value_t = Format::Table)]
     pub(crate) format: Format,
 
@@ -257,6 +257,7 @@ pub(crate) struct Simulate {
 pub(crate) enum Format {
     Table,
     Jsonl,
+    Svg,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -2,18 +2,18 @@
 
 use std::io::{self, IsTerminal};
 
-use ratekeeper_insight::Look;
+use ratekeeper_insight::TextStyle;
 
 /// The widest report; longer lines are hard to read.
 const WIDTH_MAX: usize = 120;
 
 /// Returns the terminal's width, with colour; 80 columns without colour if stdout is not a terminal.
-pub(crate) fn look() -> Look {
+pub(crate) fn text_style() -> TextStyle {
     if !io::stdout().is_terminal() {
-        return Look::default();
+        return TextStyle::default();
     }
     let (_, columns) = console::Term::stdout().size();
     let is_set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
     let is_dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
-    Look { width: usize::from(columns).min(WIDTH_MAX), color: !is_set("NO_COLOR") && !is_dumb }
+    TextStyle { width: usize::from(columns).min(WIDTH_MAX), color: !is_set("NO_COLOR") && !is_dumb }
 }

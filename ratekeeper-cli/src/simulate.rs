@@ -27,8 +27,8 @@ pub(crate) fn run(args: &Simulate) -> Result<(), CliError> {
     let limit = input::limit(args)?;
     let source = input::trace(args)?;
     match (args.compare, args.format) {
-        (true, _) => compare(&limit, args.max_keys, source),
-        (false, Format::Table) => table(&limit, args, source),
+        (true, _) => compare(&limit, args, source),
+        (false, Format::Table | Format::Svg) => report(&limit, args, source),
         (false, Format::Jsonl) => jsonl(limit, args, source),
     }
 }
@@ -55,11 +55,11 @@ fn jsonl(limit: Limit, args: &Simulate, source: Source) -> Result<(), CliError> 
     store.end()?;
     replayed?;
     written.map_err(CliError::Output)?;
-    tell_overflow(store.overflowed());
+    warn_of_overflow(store.overflowed());
     Ok(())
 }
 
-fn table(limit: &Limit, args: &Simulate, source: Source) -> Result<(), CliError> {
+fn report(limit: &Limit, args: &Simulate, source: Source) -> Result<(), CliError> {
     let mut store = Store::new(&args.store, limit.clone(), args.max_keys)?;
     let mut trace = Trace::open(&source.name, source.input)?;
     let mut summary = Summary::new(limit);
@@ -72,14 +72,17 @@ fn table(limit: &Limit, args: &Simulate, source: Source) -> Result<(), CliError>
     source.bar.finish_and_clear();
     store.end()?;
     replayed?;
-    print(&summary.report(&source.name, args.keys, screen::look()))?;
-    tell_overflow(store.overflowed());
+    print(&match args.format {
+        Format::Svg => summary.svg(&source.name, args.keys),
+        _ => summary.report(&source.name, args.keys, screen::text_style()),
+    })?;
+    warn_of_overflow(store.overflowed());
     Ok(())
 }
 
-fn compare(limit: &Limit, max_keys: usize, source: Source) -> Result<(), CliError> {
+fn compare(limit: &Limit, args: &Simulate, source: Source) -> Result<(), CliError> {
     let mut comparison =
-        Comparison::new(limit, max_keys).map_err(|error| CliError::Usage(error.to_string()))?;
+        Comparison::new(limit, args.max_keys).map_err(|error| CliError::Usage(error.to_string()))?;
     let mut trace = Trace::open(&source.name, source.input)?;
     let replayed = replay_batches(&mut trace, |batch| {
         comparison.count(batch);
@@ -87,8 +90,11 @@ fn compare(limit: &Limit, max_keys: usize, source: Source) -> Result<(), CliErro
     });
     source.bar.finish_and_clear();
     replayed?;
-    print(&comparison.report(&source.name, screen::look()))?;
-    tell_overflow(comparison.overflowed());
+    print(&match args.format {
+        Format::Svg => comparison.svg(&source.name),
+        _ => comparison.report(&source.name, screen::text_style()),
+    })?;
+    warn_of_overflow(comparison.overflowed());
     Ok(())
 }
 
@@ -97,11 +103,11 @@ fn print(report: &str) -> Result<(), CliError> {
     stdout.write_all(report.as_bytes()).and_then(|()| stdout.flush()).map_err(CliError::Output)
 }
 
-fn tell_overflow(requests: u64) {
+fn warn_of_overflow(requests: u64) {
     if requests > 0 {
         eprintln!(
-            "warning: {requests} requests found no room for their key, so these decisions are not exact\n  = help: give \
-             more room with --max-keys"
+            "warning: {requests} requests had a key that did not fit into memory, so their decisions are not \
+             exact\n  = help: raise --max-keys"
         );
     }
 }

@@ -8,11 +8,12 @@ use ratekeeper::{
 
 use crate::chart::{self, Bars};
 use crate::histogram::Histogram;
-use crate::look::{self, Ink, Look, count};
-use crate::peak::{Most, Peak, Room};
+use crate::peak::{EntryBudget, Peak, PeakTracker};
+use crate::style::{self, Ink, TextStyle, count};
 use crate::summary::{
-    PEAK_ENTRIES_MAX, SHARE_COLUMN, described, peak, peak_notes, print_notes, share, window_ns,
+    PEAK_ENTRIES_MAX, SHARE_COLUMN, described, peak, peak_notes, print_notes, share, trace_size, window_ns,
 };
+use crate::svg::{self, Picture, PictureRow, Plot};
 use crate::table::{Table, cell};
 use crate::tally::{KEYS_MAX, Keys, Span, Tally, fetch};
 use crate::{Batch, Simulator};
@@ -24,11 +25,11 @@ pub struct Comparison {
     window_ns: u64,
     lanes: [Lane; ALGORITHMS],
     keys: Keys,
-    /// For each key, the peak of the units that each algorithm admitted.
-    peaks: Vec<Peak<ALGORITHMS>>,
-    room: Room,
+    /// For each key, the peak of the units that each algorithm allowed.
+    peaks: Vec<PeakTracker<ALGORITHMS>>,
+    budget: EntryBudget,
     span: Option<Span>,
-    /// All requests, then those that each algorithm admitted.
+    /// All requests, then those that each algorithm allowed.
     over_time: Histogram<{ ALGORITHMS + 1 }>,
     /// Key numbers of the current batch.
     numbers: Vec<Option<u32>>,
@@ -57,45 +58,43 @@ const CHOICES: [Choice; ALGORITHMS] = [
     Choice {
         name: "token bucket",
         ink: Ink::Green,
-        when: "Bursts are welcome: an idle client saves up a full bucket, may spend it at once, and then gets the \
-               steady rate.",
+        when: "Bursts are fine: an idle client may use a full bucket at once and then gets the steady rate.",
     },
     Choice {
         name: "leaky bucket",
         ink: Ink::Cyan,
-        when: "What stands behind needs steady input. With `mode: shape` it also spaces out what it lets in, so \
-               that the outflow is never faster than the leak.",
+        when: "The service needs steady input. `mode: shape` delays allowed requests, so that they are never \
+               faster than the leak rate.",
     },
     Choice {
         name: "fixed window",
         ink: Ink::Yellow,
-        when: "The simplest to explain and to keep. But around the edge of two windows, up to twice the limit gets \
-               through.",
+        when: "The simplest to explain. Around the edge of two windows it allows up to twice the limit.",
     },
     Choice {
         name: "sliding log",
         ink: Ink::Magenta,
-        when: "The limit must hold exactly, in every window. It remembers every request that passed, 8 bytes each.",
+        when: "The limit holds exactly in every window. It stores 8 bytes for each allowed request.",
     },
     Choice {
         name: "sliding counter",
         ink: Ink::Blue,
-        when: "Not sure? Begin here. Two numbers a key, and close to the log where requests come evenly; with \
-               `edge: keep` never above the limit.",
+        when: "The default choice. Two numbers per key, and close to the log for even traffic; with `edge: keep` \
+               never above the limit.",
     },
 ];
 
 /// Returns the five algorithms with the same limit and window. A bucket's capacity is the limit, refilled once per
 /// window.
 fn comparable(limit: &Limit) -> Result<[Limit; ALGORITHMS], LimitError> {
-    let (most, window) = (limit.limit(), limit.window());
-    let rate = Rate::new(u64::from(most), window)?;
+    let (max, window) = (limit.limit(), limit.window());
+    let rate = Rate::new(u64::from(max), window)?;
     Ok([
-        Limit::token_bucket(most, rate, RefillStyle::Smooth)?,
-        Limit::leaky_bucket(most, rate, LeakyMode::Police)?,
-        Limit::fixed_window(most, window, WindowAlign::Clock)?,
-        Limit::sliding_window_log(most, window, LogPolicy::Admitted)?,
-        Limit::sliding_window_counter(most, window, 1, EdgePolicy::Weigh)?,
+        Limit::token_bucket(max, rate, RefillStyle::Smooth)?,
+        Limit::leaky_bucket(max, rate, LeakyMode::Police)?,
+        Limit::fixed_window(max, window, WindowAlign::Clock)?,
+        Limit::sliding_window_log(max, window, LogPolicy::Admitted)?,
+        Limit::sliding_window_counter(max, window, 1, EdgePolicy::Weigh)?,
     ])
 }
 
@@ -122,7 +121,7 @@ impl Comparison {
             lanes: lanes.try_into().map_err(|_| CompareError::Build(BuildError::NoKeys))?,
             keys: Keys::default(),
             peaks: Vec::new(),
-            room: Room(PEAK_ENTRIES_MAX),
+            budget: EntryBudget(PEAK_ENTRIES_MAX),
             span: None,
             over_time: Histogram::default(),
             numbers: Vec::new(),
@@ -135,23 +134,23 @@ impl Comparison {
             lane.simulator.decide_batch(batch, &mut lane.decisions);
         }
         self.keys.numbers(batch, &mut self.numbers);
-        self.peaks.resize_with(self.keys.len(), Peak::default);
-        fetch(&self.peaks, &self.numbers, Peak::touch);
-        fetch(&self.peaks, &self.numbers, Peak::touch_entries);
+        self.peaks.resize_with(self.keys.len(), PeakTracker::default);
+        fetch(&self.peaks, &self.numbers, PeakTracker::touch);
+        fetch(&self.peaks, &self.numbers, PeakTracker::touch_entries);
         for (at, (line, number)) in batch.lines().iter().zip(&self.numbers).enumerate() {
             let (at_ns, cost) = (line.time.as_nanos(), line.cost);
             let mut counts = [1; ALGORITHMS + 1];
-            let admitted = self.lanes.each_mut().map(|lane| {
+            let allowed = self.lanes.each_mut().map(|lane| {
                 let decision = &lane.decisions[at];
                 lane.tally.count(cost, decision);
                 decision.allowed
             });
-            counts[1..].copy_from_slice(&admitted.map(u64::from));
+            counts[1..].copy_from_slice(&allowed.map(u64::from));
             if let Some(number) = number
                 && cost > 0
-                && admitted.contains(&true)
+                && allowed.contains(&true)
             {
-                self.peaks[*number as usize].admit(at_ns, self.window_ns, cost, admitted, &mut self.room);
+                self.peaks[*number as usize].add(at_ns, self.window_ns, cost, allowed, &mut self.budget);
             }
             Span::include(&mut self.span, line.time);
             self.over_time.add(at_ns, counts);
@@ -164,69 +163,101 @@ impl Comparison {
     }
 
     /// Returns the report: a table, a chart, and a guide to choosing an algorithm.
-    pub fn report(&self, trace: &str, look: Look) -> String {
+    pub fn report(&self, trace: &str, style: TextStyle) -> String {
         let mut out = String::new();
         let all = self.lanes[0].tally;
-        let window = look::length(self.limit.window());
+        let window = style::length(self.limit.window());
         let limit = count(u64::from(self.limit.limit()));
         out.push_str(&format!("  limit  {limit} in {window} for each key, by each algorithm\n"));
         out.push_str(&format!("  trace  {}\n\n", described(trace, &all, &self.keys, self.span)));
-        self.table(&window, look, &mut out);
-        if all.asked > 0 {
-            self.chart(look, &mut out);
+        self.table(&window, style, &mut out);
+        if all.requests > 0 {
+            self.chart(style, &mut out);
         }
-        guide(look, self.lanes.each_ref().map(|lane| &lane.limit), &mut out);
+        guide(style, self.lanes.each_ref().map(|lane| &lane.limit), &mut out);
         out
     }
 
-    fn table(&self, window: &str, look: Look, out: &mut String) {
+    /// Returns the report as an SVG picture: requests and allowed requests over time, by algorithm.
+    pub fn svg(&self, trace: &str) -> String {
+        let all = self.lanes[0].tally;
+        let window = style::length(self.limit.window());
+        let limit = count(u64::from(self.limit.limit()));
+        let columns = self.over_time.columns(svg::COLUMNS_MAX);
+        let rows = self.lanes.iter().zip(&CHOICES).enumerate();
+        svg::draw(&Picture {
+            title: "Five algorithms, one limit, the same requests".to_owned(),
+            subtitle: vec![format!(
+                "Limit: {limit} in {window} for each key. Trace: {trace}, {}.",
+                trace_size(&all, &self.keys, self.span)
+            )],
+            header: "algorithm",
+            limit: self.limit.limit(),
+            window,
+            rows: rows
+                .map(|(at, (lane, choice))| PictureRow {
+                    name: choice.name.to_owned(),
+                    tally: lane.tally,
+                    peak: Some(self.peak_of(at)),
+                    plot: Plot::OverTime(columns.pair(0, at + 1)),
+                })
+                .collect(),
+        })
+    }
+
+    /// Returns an algorithm's highest peak of all keys.
+    fn peak_of(&self, lane: usize) -> Peak {
+        self.peaks.iter().map(|tracker| tracker.peak(lane)).fold(Peak::default(), Peak::max)
+    }
+
+    fn table(&self, window: &str, style: TextStyle, out: &mut String) {
         let peak_header = format!("peak in any {window}");
         let mut table =
-            Table::new(&["algorithm", "asked", "admitted", "denied", "", "worst wait", &peak_header]);
-        let mut worst = Most::default();
+            Table::new(&["algorithm", "requests", "allowed", "denied", "", "max wait", &peak_header]);
+        let mut worst = Peak::default();
         for (at, (lane, choice)) in self.lanes.iter().zip(&CHOICES).enumerate() {
-            let most = self.peaks.iter().map(|peak| peak.most(at)).fold(Most::default(), Most::max);
-            worst = worst.max(most);
+            let highest = self.peak_of(at);
+            worst = worst.max(highest);
             table.row(vec![
                 cell(choice.name).ink(choice.ink),
-                cell(count(lane.tally.asked)),
-                cell(count(lane.tally.admitted)),
+                cell(count(lane.tally.requests)),
+                cell(count(lane.tally.allowed)),
                 cell(count(lane.tally.denied())),
-                cell(share(lane.tally.admitted, lane.tally.asked)),
-                cell(look::wait(lane.tally.worst_wait)),
-                peak(most, self.limit.limit()),
+                cell(share(lane.tally.allowed, lane.tally.requests)),
+                cell(style::wait(lane.tally.longest_wait)),
+                peak(highest, self.limit.limit()),
             ]);
         }
-        table.print(look, SHARE_COLUMN, out);
+        table.print(style, SHARE_COLUMN, out);
         let mut notes = peak_notes(worst, &self.limit, window);
         if self.keys.is_full() {
             notes.push(format!("peaks are those of the first {} keys", count(KEYS_MAX as u64)));
         }
-        print_notes(&notes, look, out);
+        print_notes(&notes, style, out);
     }
 
-    fn chart(&self, look: Look, out: &mut String) {
-        let mut bars = vec![Bars { row: 0, label: "asked", ink: Ink::Faint, scale: 0 }];
+    fn chart(&self, style: TextStyle, out: &mut String) {
+        let mut bars = vec![Bars { row: 0, label: "requests", ink: Ink::Faint, scale: 0 }];
         bars.extend((1..).zip(&CHOICES).map(|(row, choice)| Bars {
             row,
             label: choice.name,
             ink: choice.ink,
             scale: 1,
         }));
-        chart::print(look, "admitted over time", &self.over_time, &bars, out);
+        chart::print(style, "allowed over time", &self.over_time, &bars, out);
     }
 }
 
 /// Appends when to choose each algorithm, by its name in the configuration.
-fn guide(look: Look, limits: [&Limit; ALGORITHMS], out: &mut String) {
+fn guide(style: TextStyle, limits: [&Limit; ALGORITHMS], out: &mut String) {
     const NAME_WIDTH: usize = 26;
-    out.push_str(&format!("\n  {}\n", look.paint(Ink::Faint, "which one?")));
+    out.push_str(&format!("\n  {}\n", style.paint(Ink::Faint, "when to choose which")));
     for (limit, choice) in limits.iter().zip(&CHOICES) {
-        let text_width = look.width.saturating_sub(NAME_WIDTH).max(20);
+        let text_width = style.width.saturating_sub(NAME_WIDTH).max(20);
         let mut name = limit.name();
-        for line in look::wrapped(choice.when, text_width) {
+        for line in style::wrapped(choice.when, text_width) {
             let label = format!("{name:<0$}", NAME_WIDTH - 2);
-            out.push_str(&format!("  {}{line}\n", look.paint(choice.ink, &label)));
+            out.push_str(&format!("  {}{line}\n", style.paint(choice.ink, &label)));
             name = "";
         }
     }

@@ -95,6 +95,14 @@ pub(crate) struct Columns<const ROWS: usize> {
     pub(crate) counts: Vec<[u64; ROWS]>,
 }
 
+impl<const ROWS: usize> Columns<ROWS> {
+    /// Returns two of the series.
+    pub(crate) fn pair(&self, first: usize, second: usize) -> Columns<2> {
+        let counts = self.counts.iter().map(|counts| [counts[first], counts[second]]).collect();
+        Columns { start_ns: self.start_ns, length: self.length, counts }
+    }
+}
+
 impl<const ROWS: usize> Default for Histogram<ROWS> {
     fn default() -> Self {
         Histogram { length: 0, first: 0, bins: VecDeque::new(), last_from_ns: 0, last: 0 }

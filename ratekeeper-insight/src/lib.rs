@@ -10,7 +10,8 @@
 //! | `summary` | decisions of one limit -> a report per key |
 //! | `compare` | the same requests through all five algorithms -> a side-by-side report |
 //! | `tally`, `peak`, `histogram` | the statistics behind the reports, each in bounded memory |
-//! | `look`, `table`, `chart` | reports as text |
+//! | `style`, `table`, `chart` | reports as text |
+//! | `svg` | reports as pictures |
 //!
 //! This crate uses neither the network nor the wall clock: the same trace and limit always produce the same bytes.
 //!
@@ -36,10 +37,11 @@ mod compare;
 mod histogram;
 mod instant;
 mod jsonl;
-mod look;
 mod peak;
 mod replay;
+mod style;
 mod summary;
+mod svg;
 mod table;
 mod tally;
 mod trace;
@@ -47,8 +49,8 @@ mod trace;
 pub use batch::Batch;
 pub use compare::{CompareError, Comparison};
 pub use jsonl::{Jsonl, line};
-pub use look::Look;
 pub use replay::{ReplayError, Simulator, replay, replay_batches};
+pub use style::TextStyle;
 pub use summary::Summary;
 pub use trace::{Request, Trace, TraceError};
 

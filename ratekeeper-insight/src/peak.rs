@@ -1,24 +1,24 @@
-//! The most units admitted within any true sliding window: measured exactly, not estimated.
+//! The most units allowed within any true sliding window: measured exactly, not estimated.
 
 use std::collections::VecDeque;
 
-/// One key's admitted units of the last window, for `LANES` limits that decide the same requests.
+/// One key's allowed units of the last window, for `LANES` limits that decide the same requests.
 ///
 /// Windows are `(t - window, t]`. A line older than the key's newest one counts at the newest time, because a stream
 /// cannot be sorted.
 #[derive(Debug)]
-pub(crate) struct Peak<const LANES: usize> {
-    /// Oldest first. Units that the same lanes admitted at one instant share an entry.
+pub(crate) struct PeakTracker<const LANES: usize> {
+    /// Oldest first. Units that the same lanes allowed at one instant share an entry.
     entries: VecDeque<Entry>,
     units: [u64; LANES],
-    most: [u64; LANES],
+    max: [u64; LANES],
     /// Bits of the lanes for which an entry did not fit: their peak is a lower bound.
     cut: u32,
     /// True if a line was older than the newest one.
     is_late: bool,
 }
 
-/// Units admitted at one instant.
+/// Units allowed at one instant.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     at_ns: u64,
@@ -29,30 +29,30 @@ struct Entry {
 
 /// The number of entries that all queues together may still allocate, beyond the first few of each queue.
 #[derive(Debug)]
-pub(crate) struct Room(pub(crate) usize);
+pub(crate) struct EntryBudget(pub(crate) usize);
 
 const ENTRIES_FREE: usize = 4;
 /// A queue with more capacity than this releases its memory when it is empty.
 const ENTRIES_KEPT: usize = 64;
 
-impl<const LANES: usize> Default for Peak<LANES> {
+impl<const LANES: usize> Default for PeakTracker<LANES> {
     fn default() -> Self {
-        Peak { entries: VecDeque::new(), units: [0; LANES], most: [0; LANES], cut: 0, is_late: false }
+        PeakTracker { entries: VecDeque::new(), units: [0; LANES], max: [0; LANES], cut: 0, is_late: false }
     }
 }
 
-impl<const LANES: usize> Peak<LANES> {
-    /// Counts units that some of the lanes admitted.
+impl<const LANES: usize> PeakTracker<LANES> {
+    /// Counts units that some of the lanes allowed.
     #[inline]
-    pub(crate) fn admit(
+    pub(crate) fn add(
         &mut self,
         now_ns: u64,
         window_ns: u64,
         units: u32,
-        admitted: [bool; LANES],
-        room: &mut Room,
+        allowed: [bool; LANES],
+        budget: &mut EntryBudget,
     ) {
-        let lanes = (0..LANES).fold(0, |lanes, lane| lanes | u32::from(admitted[lane]) << lane);
+        let lanes = (0..LANES).fold(0, |lanes, lane| lanes | u32::from(allowed[lane]) << lane);
         let newest = self.entries.back().map_or(0, |entry| entry.at_ns);
         self.is_late |= now_ns < newest;
         let now_ns = now_ns.max(newest);
@@ -60,47 +60,47 @@ impl<const LANES: usize> Peak<LANES> {
             if now_ns - oldest.at_ns < window_ns {
                 break;
             }
-            self.forget(oldest);
+            self.expire(oldest);
             self.entries.pop_front();
         }
         if self.entries.is_empty() && self.entries.capacity() > ENTRIES_KEPT {
-            room.refund(&mut self.entries);
+            budget.refund(&mut self.entries);
         }
         let entry = Entry { at_ns: now_ns, units, lanes };
         for lane in 0..LANES {
             self.units[lane] += entry.units_of(lane);
-            self.most[lane] = self.most[lane].max(self.units[lane]);
+            self.max[lane] = self.max[lane].max(self.units[lane]);
         }
-        let has_room = self.entries.len() < self.entries.capacity() || room.extend(&mut self.entries);
+        let has_capacity = self.entries.len() < self.entries.capacity() || budget.extend(&mut self.entries);
         match self.entries.back_mut().and_then(|newest| Some((newest.joined(entry)?, newest))) {
             Some((joined, newest)) if newest.at_ns == now_ns => *newest = joined,
-            _ if has_room => self.entries.push_back(entry),
+            _ if has_capacity => self.entries.push_back(entry),
             // Without capacity the units expire with an older entry, or immediately (below): too early in both cases.
             Some((joined, newest)) => {
                 *newest = joined;
                 self.cut |= lanes;
             }
             None => {
-                self.forget(entry);
+                self.expire(entry);
                 self.cut |= lanes;
             }
         }
     }
 
     #[inline]
-    fn forget(&mut self, entry: Entry) {
+    fn expire(&mut self, entry: Entry) {
         for lane in 0..LANES {
             self.units[lane] -= entry.units_of(lane);
         }
     }
 
-    /// Reads the memory that [`admit`](Self::admit) needs first, so that it is cached; the value has no meaning.
+    /// Reads the memory that [`add`](Self::add) needs first, so that it is cached; the value has no meaning.
     #[inline]
     pub(crate) fn touch(&self) -> u64 {
-        self.most[LANES - 1] ^ self.entries.len() as u64
+        self.max[LANES - 1] ^ self.entries.len() as u64
     }
 
-    /// Reads the memory that [`admit`](Self::admit) needs next.
+    /// Reads the memory that [`add`](Self::add) needs next.
     #[inline]
     pub(crate) fn touch_entries(&self) -> u64 {
         match (self.entries.front(), self.entries.back()) {
@@ -109,8 +109,8 @@ impl<const LANES: usize> Peak<LANES> {
         }
     }
 
-    pub(crate) fn most(&self, lane: usize) -> Most {
-        Most { units: self.most[lane], is_cut: self.cut >> lane & 1 == 1, is_late: self.is_late }
+    pub(crate) fn peak(&self, lane: usize) -> Peak {
+        Peak { units: self.max[lane], is_cut: self.cut >> lane & 1 == 1, is_late: self.is_late }
     }
 }
 
@@ -120,7 +120,7 @@ impl Entry {
         u64::from(self.units) * u64::from(self.lanes >> lane & 1)
     }
 
-    /// Returns the sum at this entry's time, if the same lanes admitted both.
+    /// Returns the sum at this entry's time, if the same lanes allowed both.
     #[inline]
     fn joined(self, other: Entry) -> Option<Entry> {
         let units = self.units.checked_add(other.units)?;
@@ -128,7 +128,7 @@ impl Entry {
     }
 }
 
-impl Room {
+impl EntryBudget {
     fn extend(&mut self, entries: &mut VecDeque<Entry>) -> bool {
         if entries.capacity() == 0 {
             entries.reserve_exact(ENTRIES_FREE);
@@ -152,16 +152,16 @@ impl Room {
 
 /// A peak, and whether it is exact.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Most {
+pub(crate) struct Peak {
     pub(crate) units: u64,
     pub(crate) is_cut: bool,
     pub(crate) is_late: bool,
 }
 
-impl Most {
+impl Peak {
     /// Returns the larger peak; it is inexact if either is.
-    pub(crate) fn max(self, other: Most) -> Most {
-        Most {
+    pub(crate) fn max(self, other: Peak) -> Peak {
+        Peak {
             units: self.units.max(other.units),
             is_cut: self.is_cut || other.is_cut,
             is_late: self.is_late || other.is_late,
@@ -174,12 +174,12 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn peak_of(requests: &[(u64, u32)], window: u64, room: usize) -> Most {
-        let (mut peak, mut room) = (Peak::default(), Room(room));
+    fn peak_of(requests: &[(u64, u32)], window: u64, budget: usize) -> Peak {
+        let (mut peak, mut budget) = (PeakTracker::default(), EntryBudget(budget));
         for (at, units) in requests {
-            peak.admit(*at, window, *units, [true], &mut room);
+            peak.add(*at, window, *units, [true], &mut budget);
         }
-        peak.most(0)
+        peak.peak(0)
     }
 
     #[test]
@@ -193,14 +193,14 @@ mod tests {
     fn peak_is_a_lower_bound_when_entries_run_out() {
         let requests: Vec<_> = (0..1000).map(|at| (at, 1)).collect();
         let exact = peak_of(&requests, 500, 1000);
-        assert_eq!(exact, Most { units: 500, is_cut: false, is_late: false });
+        assert_eq!(exact, Peak { units: 500, is_cut: false, is_late: false });
         let cut = peak_of(&requests, 500, 16);
         assert!(cut.is_cut && cut.units <= 500, "{cut:?}");
     }
 
     #[test]
     fn late_line_counts_at_the_newest_time() {
-        assert_eq!(peak_of(&[(20, 1), (5, 1)], 10, 100), Most { units: 2, is_cut: false, is_late: true });
+        assert_eq!(peak_of(&[(20, 1), (5, 1)], 10, 100), Peak { units: 2, is_cut: false, is_late: true });
     }
 
     proptest! {
@@ -209,19 +209,19 @@ mod tests {
         fn lanes_sharing_a_queue_stay_independent(
             mut requests in prop::collection::vec((0_u64..300, 1_u32..4, prop::array::uniform3(any::<bool>())), 1..300),
             window in 1_u64..100,
-            room in prop_oneof![Just(usize::MAX), 0_usize..32],
+            budget in prop_oneof![Just(usize::MAX), 0_usize..32],
         ) {
             requests.sort_unstable();
-            let (mut peak, mut left) = (Peak::<3>::default(), Room(room));
-            for (at, units, admitted) in &requests {
-                peak.admit(*at, window, *units, *admitted, &mut left);
+            let (mut peak, mut left) = (PeakTracker::<3>::default(), EntryBudget(budget));
+            for (at, units, allowed) in &requests {
+                peak.add(*at, window, *units, *allowed, &mut left);
             }
             for lane in 0..3 {
                 let own: Vec<_> =
-                    requests.iter().filter(|(.., admitted)| admitted[lane]).map(|(at, units, _)| (*at, *units)).collect();
-                let (alone, shared) = (peak_of(&own, window, usize::MAX), peak.most(lane));
+                    requests.iter().filter(|(.., allowed)| allowed[lane]).map(|(at, units, _)| (*at, *units)).collect();
+                let (alone, shared) = (peak_of(&own, window, usize::MAX), peak.peak(lane));
                 prop_assert!(shared == alone || (shared.is_cut && shared.units <= alone.units), "{shared:?} {alone:?}");
-                prop_assert!(!shared.is_cut || room < usize::MAX);
+                prop_assert!(!shared.is_cut || budget < usize::MAX);
             }
         }
 

@@ -7,8 +7,9 @@ use ratekeeper::{Decision, Limit};
 use crate::Batch;
 use crate::chart::{self, Bars};
 use crate::histogram::Histogram;
-use crate::look::{self, Ink, Look, count, counted};
-use crate::peak::{Most, Peak, Room};
+use crate::peak::{EntryBudget, Peak, PeakTracker};
+use crate::style::{self, Ink, TextStyle, count, counted};
+use crate::svg::{self, Picture, PictureRow, Plot};
 use crate::table::{Cell, Table, cell};
 use crate::tally::{KEYS_MAX, Keys, Span, Tally, fetch};
 
@@ -20,7 +21,7 @@ pub struct Summary {
     keys: Keys,
     rows: Vec<Row>,
     others: Tally,
-    room: Room,
+    budget: EntryBudget,
     span: Option<Span>,
     over_time: Histogram<2>,
     has_costs: bool,
@@ -29,11 +30,11 @@ pub struct Summary {
 }
 
 /// Statistics of one key.
-type Row = (Tally, Peak<1>);
+type Row = (Tally, PeakTracker<1>);
 
 /// Total entries of the queues behind the peaks: 64 MB.
 pub(crate) const PEAK_ENTRIES_MAX: usize = 4 << 20;
-/// Table column of the bar that shows the admitted share of the requests.
+/// Table column of the bar that shows the allowed share of the requests.
 pub(crate) const SHARE_COLUMN: usize = 4;
 /// Width of that bar in cells.
 const SHARE_CELLS: u64 = 8;
@@ -47,7 +48,7 @@ impl Summary {
             keys: Keys::default(),
             rows: Vec::new(),
             others: Tally::default(),
-            room: Room(PEAK_ENTRIES_MAX),
+            budget: EntryBudget(PEAK_ENTRIES_MAX),
             span: None,
             over_time: Histogram::default(),
             has_costs: false,
@@ -60,7 +61,7 @@ impl Summary {
     pub fn count(&mut self, batch: &Batch, decisions: &[Decision]) {
         self.keys.numbers(batch, &mut self.numbers);
         self.rows.resize_with(self.keys.len(), Row::default);
-        fetch(&self.rows, &self.numbers, |(tally, peak)| tally.asked ^ peak.touch());
+        fetch(&self.rows, &self.numbers, |(tally, peak)| tally.requests ^ peak.touch());
         fetch(&self.rows, &self.numbers, |(_, peak)| peak.touch_entries());
         for ((line, decision), number) in batch.lines().iter().zip(decisions).zip(&self.numbers) {
             let (at_ns, cost) = (line.time.as_nanos(), line.cost);
@@ -68,7 +69,7 @@ impl Summary {
                 Some((tally, peak)) => {
                     tally.count(cost, decision);
                     if decision.allowed && cost > 0 {
-                        peak.admit(at_ns, self.window_ns, cost, [true], &mut self.room);
+                        peak.add(at_ns, self.window_ns, cost, [true], &mut self.budget);
                     }
                 }
                 None => self.others.count(cost, decision),
@@ -80,86 +81,133 @@ impl Summary {
     }
 
     /// Returns the report: `keys_shown` keys, those with the most denials first, and the totals.
-    pub fn report(&self, trace: &str, keys_shown: usize, look: Look) -> String {
+    pub fn report(&self, trace: &str, keys_shown: usize, style: TextStyle) -> String {
         let mut out = String::new();
-        let all = self.rows.iter().fold(self.others, |sum, (tally, _)| sum.and(*tally));
+        let all = self.all();
         out.push_str(&format!("  limit  {}\n", ratekeeper_config::to_yaml(&self.limit)));
         out.push_str(&format!("  trace  {}\n\n", described(trace, &all, &self.keys, self.span)));
-        self.table(&all, keys_shown, look, &mut out);
-        if all.asked > 0 {
+        self.table(&all, keys_shown, style, &mut out);
+        if all.requests > 0 {
             let bars = [
-                Bars { row: 0, label: "asked", ink: Ink::Faint, scale: 0 },
-                Bars { row: 1, label: "admitted", ink: Ink::Green, scale: 0 },
+                Bars { row: 0, label: "requests", ink: Ink::Faint, scale: 0 },
+                Bars { row: 1, label: "allowed", ink: Ink::Green, scale: 0 },
             ];
-            chart::print(look, "requests over time", &self.over_time, &bars, &mut out);
+            chart::print(style, "requests over time", &self.over_time, &bars, &mut out);
         }
         out
     }
 
-    fn table(&self, all: &Tally, keys_shown: usize, look: Look, out: &mut String) {
-        let window = look::length(self.limit.window());
+    /// Returns the report as an SVG picture: all requests over time, then the totals of `keys_shown` keys, those with
+    /// the most denials first.
+    pub fn svg(&self, trace: &str, keys_shown: usize) -> String {
+        // One row is for all requests, one for the keys that are not shown.
+        let keys_shown = keys_shown.min(svg::ROWS_MAX - 2);
+        let all = self.all();
+        let by_denials = self.by_denials();
+        let share_row = |name: String, tally, peak| PictureRow { name, tally, peak, plot: Plot::Share };
+        let mut rows = vec![PictureRow {
+            name: "all requests".to_owned(),
+            tally: all,
+            peak: Some(self.sum(&by_denials).1),
+            plot: Plot::OverTime(self.over_time.columns(svg::COLUMNS_MAX)),
+        }];
+        let (shown, hidden) = by_denials.split_at(keys_shown.min(by_denials.len()));
+        rows.extend(shown.iter().map(|number| {
+            let (tally, tracker) = &self.rows[*number];
+            share_row(self.keys.name(*number).to_owned(), *tally, Some(tracker.peak(0)))
+        }));
+        if !hidden.is_empty() || self.keys.is_full() {
+            let (tally, peak) = self.sum(hidden);
+            rows.push(share_row("other keys".to_owned(), tally.and(self.others), Some(peak)));
+        }
+        svg::draw(&Picture {
+            title: "Requests allowed by one limit".to_owned(),
+            subtitle: vec![
+                format!("Limit: {}", ratekeeper_config::to_yaml(&self.limit)),
+                format!("Trace: {trace}, {}.", trace_size(&all, &self.keys, self.span)),
+            ],
+            header: "key",
+            limit: self.limit.limit(),
+            window: style::length(self.limit.window()),
+            rows,
+        })
+    }
+
+    /// Returns the sum over all keys.
+    fn all(&self) -> Tally {
+        self.rows.iter().fold(self.others, |sum, (tally, _)| sum.and(*tally))
+    }
+
+    /// Returns the numbers of the keys, those with the most denials first.
+    fn by_denials(&self) -> Vec<usize> {
+        let mut numbers: Vec<usize> = (0..self.rows.len()).collect();
+        // The sort is stable: ties keep the order in which the keys first appeared.
+        numbers.sort_by_key(|number| std::cmp::Reverse(self.rows[*number].0.denied()));
+        numbers
+    }
+
+    fn table(&self, all: &Tally, keys_shown: usize, style: TextStyle, out: &mut String) {
+        let window = style::length(self.limit.window());
         let peak_header = format!("peak in any {window}");
-        let mut header = vec!["key", "asked", "admitted", "denied", "", "worst wait", &peak_header];
+        let mut header = vec!["key", "requests", "allowed", "denied", "", "max wait", &peak_header];
         if self.has_costs {
-            header.insert(5, "units admitted");
+            header.insert(5, "units allowed");
         }
         let mut table = Table::new(&header);
-        let mut by_denials: Vec<usize> = (0..self.rows.len()).collect();
-        // The sort is stable: ties keep the order in which the keys first appeared.
-        by_denials.sort_by_key(|number| std::cmp::Reverse(self.rows[*number].0.denied()));
+        let by_denials = self.by_denials();
         for number in by_denials.iter().take(keys_shown) {
-            let (tally, peak) = &self.rows[*number];
-            let name = cell(look::name(self.keys.name(*number), KEY_WIDTH_MAX));
-            table.row(self.row(name, tally, Some(peak.most(0))));
+            let (tally, tracker) = &self.rows[*number];
+            let name = cell(style::name(self.keys.name(*number), KEY_WIDTH_MAX));
+            table.row(self.row(name, tally, Some(tracker.peak(0))));
         }
         let hidden = &by_denials[keys_shown.min(by_denials.len())..];
         if !hidden.is_empty() {
-            let (tally, most) = self.sum(hidden);
+            let (tally, highest) = self.sum(hidden);
             let name = format!("{} more", counted(hidden.len() as u64, "key"));
-            table.row(self.row(cell(name).ink(Ink::Faint), &tally, Some(most)));
+            table.row(self.row(cell(name).ink(Ink::Faint), &tally, Some(highest)));
         }
         if self.keys.is_full() {
             table.row(self.row(cell("other keys").ink(Ink::Faint), &self.others, None));
         }
-        let (_, most) = self.sum(&by_denials);
-        table.row(self.row(cell("all").ink(Ink::Bold), all, Some(most)));
-        table.print(look, SHARE_COLUMN, out);
-        self.notes(most, &window, look, out);
+        let (_, highest) = self.sum(&by_denials);
+        table.row(self.row(cell("all").ink(Ink::Bold), all, Some(highest)));
+        table.print(style, SHARE_COLUMN, out);
+        self.notes(highest, &window, style, out);
     }
 
-    fn sum(&self, numbers: &[usize]) -> (Tally, Most) {
-        numbers.iter().fold((Tally::default(), Most::default()), |(tally, most), number| {
-            let (one, peak) = &self.rows[*number];
-            (tally.and(*one), most.max(peak.most(0)))
+    fn sum(&self, numbers: &[usize]) -> (Tally, Peak) {
+        numbers.iter().fold((Tally::default(), Peak::default()), |(tally, highest), number| {
+            let (one, tracker) = &self.rows[*number];
+            (tally.and(*one), highest.max(tracker.peak(0)))
         })
     }
 
-    fn row(&self, name: Cell, tally: &Tally, most: Option<Most>) -> Vec<Cell> {
+    fn row(&self, name: Cell, tally: &Tally, highest: Option<Peak>) -> Vec<Cell> {
         let mut row = vec![
             name,
-            cell(count(tally.asked)),
-            cell(count(tally.admitted)),
+            cell(count(tally.requests)),
+            cell(count(tally.allowed)),
             cell(count(tally.denied())),
-            cell(share(tally.admitted, tally.asked)),
-            cell(look::wait(tally.worst_wait)),
-            most.map_or(cell("-"), |most| peak(most, self.limit.limit())),
+            cell(share(tally.allowed, tally.requests)),
+            cell(style::wait(tally.longest_wait)),
+            highest.map_or(cell("-"), |highest| peak(highest, self.limit.limit())),
         ];
         if self.has_costs {
-            let units = format!("{} of {}", count(tally.units_admitted), count(tally.units_asked));
+            let units = format!("{} of {}", count(tally.units_allowed), count(tally.units));
             row.insert(5, cell(units));
         }
         row
     }
 
-    fn notes(&self, most: Most, window: &str, look: Look, out: &mut String) {
-        let mut notes = peak_notes(most, &self.limit, window);
+    fn notes(&self, highest: Peak, window: &str, style: TextStyle, out: &mut String) {
+        let mut notes = peak_notes(highest, &self.limit, window);
         if self.keys.is_full() {
             notes.push(format!(
-                "other keys: only the first {} are followed one by one, and none of their peaks",
+                "other keys: only the first {} have their own statistics, and only theirs have peaks",
                 counted(self.keys.len().min(KEYS_MAX) as u64, "key")
             ));
         }
-        print_notes(&notes, look, out);
+        print_notes(&notes, style, out);
     }
 }
 
@@ -173,71 +221,70 @@ pub(crate) fn window_ns(limit: &Limit) -> u64 {
 
 /// Describes a trace in two lines: its name, then its size and time range.
 pub(crate) fn described(name: &str, all: &Tally, keys: &Keys, span: Option<Span>) -> String {
-    let more = if keys.is_full() { " and more" } else { "" };
-    let mut text = format!(
-        "{name}\n         {} of {}{more}",
-        counted(all.asked, "request"),
-        counted(keys.len() as u64, "key")
-    );
-    if let Some(Span { first, last }) = span {
-        let length = last.saturating_since(first);
-        if length > Duration::ZERO {
-            text.push_str(&format!(" in {}", look::length(length)));
-        }
-        if !chart::is_relative(last) {
-            let at = look::civil(first);
-            text.push_str(&format!(
-                ", from {} {:02}:{:02}:{:02} UTC",
-                at.date(),
-                at.hour(),
-                at.minute(),
-                at.second()
-            ));
-        }
+    let mut text = format!("{name}\n         {}", trace_size(all, keys, span));
+    if let Some(Span { first, last }) = span
+        && !chart::is_relative(last)
+    {
+        let at = style::civil(first);
+        text.push_str(&format!(
+            ", from {} {:02}:{:02}:{:02} UTC",
+            at.date(),
+            at.hour(),
+            at.minute(),
+            at.second()
+        ));
     }
     text
 }
 
-/// Returns the admitted share as a bar.
-pub(crate) fn share(admitted: u64, asked: u64) -> String {
-    let filled = (u128::from(admitted) * u128::from(SHARE_CELLS) + u128::from(asked / 2))
-        .checked_div(u128::from(asked))
+/// Describes the size of a trace: requests, keys and length.
+pub(crate) fn trace_size(all: &Tally, keys: &Keys, span: Option<Span>) -> String {
+    let more = if keys.is_full() { " and more" } else { "" };
+    let size = format!("{} of {}{more}", counted(all.requests, "request"), counted(keys.len() as u64, "key"));
+    match span.map(|span| span.last.saturating_since(span.first)) {
+        Some(length) if length > Duration::ZERO => format!("{size} in {}", style::length(length)),
+        _ => size,
+    }
+}
+
+/// Returns the allowed share as a bar.
+pub(crate) fn share(allowed: u64, requests: u64) -> String {
+    let filled = (u128::from(allowed) * u128::from(SHARE_CELLS) + u128::from(requests / 2))
+        .checked_div(u128::from(requests))
         .map_or(0, |cells| usize::try_from(cells).unwrap_or(0));
     let cells = SHARE_CELLS as usize;
     format!("{}{}", "█".repeat(filled), "░".repeat(cells - filled.min(cells)))
 }
 
 /// Returns a peak beside the limit.
-pub(crate) fn peak(most: Most, limit: u32) -> Cell {
-    let at_least = if most.is_cut { "≥ " } else { "" };
-    let text = format!("{at_least}{} / {}", count(most.units), count(u64::from(limit)));
-    if most.units > u64::from(limit) { cell(text + " !").ink(Ink::Red) } else { cell(text + "  ") }
+pub(crate) fn peak(highest: Peak, limit: u32) -> Cell {
+    let at_least = if highest.is_cut { "≥ " } else { "" };
+    let text = format!("{at_least}{} / {}", count(highest.units), count(u64::from(limit)));
+    if highest.units > u64::from(limit) { cell(text + " !").ink(Ink::Red) } else { cell(text + "  ") }
 }
 
 /// Returns notes on the peaks: above the limit, inexact, or out of order.
-pub(crate) fn peak_notes(most: Most, limit: &Limit, window: &str) -> Vec<String> {
+pub(crate) fn peak_notes(highest: Peak, limit: &Limit, window: &str) -> Vec<String> {
     let mut notes = Vec::new();
-    if most.units > u64::from(limit.limit()) {
+    if highest.units > u64::from(limit.limit()) {
         notes.push(format!(
-            "! more than the limit of {} passed within {window}",
+            "! more than the limit of {} was allowed within {window}",
             count(u64::from(limit.limit()))
         ));
     }
-    if most.is_cut {
-        notes.push("≥ too many requests in one window to remember each: the peak may be higher".to_owned());
+    if highest.is_cut {
+        notes.push("≥ too many requests in one window to track each: the peak may be higher".to_owned());
     }
-    if most.is_late {
-        notes.push(
-            "lines are out of order: in the peaks, a late one counts at its key's newest time".to_owned(),
-        );
+    if highest.is_late {
+        notes.push("lines are out of order: peaks count a late line at its key's newest time".to_owned());
     }
     notes
 }
 
-pub(crate) fn print_notes(notes: &[String], look: Look, out: &mut String) {
+pub(crate) fn print_notes(notes: &[String], style: TextStyle, out: &mut String) {
     for note in notes {
-        for line in look::wrapped(note, look.width.saturating_sub(2)) {
-            out.push_str(&format!("  {}\n", look.paint(Ink::Faint, &line)));
+        for line in style::wrapped(note, style.width.saturating_sub(2)) {
+            out.push_str(&format!("  {}\n", style.paint(Ink::Faint, &line)));
         }
     }
 }

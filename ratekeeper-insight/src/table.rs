@@ -1,6 +1,6 @@
 //! Plain-text tables.
 
-use crate::look::{Ink, Look, width};
+use crate::style::{Ink, TextStyle, width};
 
 /// A table. The first column is left-aligned, the others right-aligned.
 pub(crate) struct Table {
@@ -34,10 +34,10 @@ impl Table {
     }
 
     /// Prints the table, without the column `spare` if it would exceed the report's width.
-    pub(crate) fn print(&self, look: Look, spare: usize, out: &mut String) {
+    pub(crate) fn print(&self, style: TextStyle, spare: usize, out: &mut String) {
         let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
         let mut widths: Vec<usize> = (0..columns).map(|at| self.column_width(at)).collect();
-        if widths.iter().map(|width| width + GAP.len()).sum::<usize>() > look.width {
+        if widths.iter().map(|width| width + GAP.len()).sum::<usize>() > style.width {
             widths[spare] = 0;
         }
         for row in &self.rows {
@@ -47,7 +47,7 @@ impl Table {
                     continue;
                 }
                 let padding = " ".repeat(column - width(&cell.text));
-                let text = look.paint(cell.ink, &cell.text);
+                let text = style.paint(cell.ink, &cell.text);
                 line.push_str(GAP);
                 line.push_str(&if at == 0 { text + &padding } else { padding + &text });
             }

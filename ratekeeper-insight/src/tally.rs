@@ -11,43 +11,43 @@ use crate::batch::{KeyHash, Line};
 /// Counts of requests and of their costs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tally {
-    pub(crate) asked: u64,
-    pub(crate) admitted: u64,
-    pub(crate) units_asked: u64,
-    pub(crate) units_admitted: u64,
-    pub(crate) worst_wait: RetryAfter,
+    pub(crate) requests: u64,
+    pub(crate) allowed: u64,
+    pub(crate) units: u64,
+    pub(crate) units_allowed: u64,
+    pub(crate) longest_wait: RetryAfter,
 }
 
 impl Default for Tally {
     fn default() -> Tally {
-        Tally { asked: 0, admitted: 0, units_asked: 0, units_admitted: 0, worst_wait: RetryAfter::Now }
+        Tally { requests: 0, allowed: 0, units: 0, units_allowed: 0, longest_wait: RetryAfter::Now }
     }
 }
 
 impl Tally {
     #[inline]
     pub(crate) fn count(&mut self, cost: u32, decision: &Decision) {
-        self.asked += 1;
-        self.units_asked = self.units_asked.saturating_add(u64::from(cost));
+        self.requests += 1;
+        self.units = self.units.saturating_add(u64::from(cost));
         if decision.allowed {
-            self.admitted += 1;
-            self.units_admitted = self.units_admitted.saturating_add(u64::from(cost));
+            self.allowed += 1;
+            self.units_allowed = self.units_allowed.saturating_add(u64::from(cost));
         } else {
-            self.worst_wait = self.worst_wait.max(decision.retry_after);
+            self.longest_wait = self.longest_wait.max(decision.retry_after);
         }
     }
 
     pub(crate) fn denied(&self) -> u64 {
-        self.asked - self.admitted
+        self.requests - self.allowed
     }
 
     pub(crate) fn and(self, other: Tally) -> Tally {
         Tally {
-            asked: self.asked + other.asked,
-            admitted: self.admitted + other.admitted,
-            units_asked: self.units_asked.saturating_add(other.units_asked),
-            units_admitted: self.units_admitted.saturating_add(other.units_admitted),
-            worst_wait: self.worst_wait.max(other.worst_wait),
+            requests: self.requests + other.requests,
+            allowed: self.allowed + other.allowed,
+            units: self.units.saturating_add(other.units),
+            units_allowed: self.units_allowed.saturating_add(other.units_allowed),
+            longest_wait: self.longest_wait.max(other.longest_wait),
         }
     }
 }

@@ -21,16 +21,16 @@ pub(crate) const SECONDS: u32 = 60;
 
 /// What to run.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Plan {
+pub(crate) struct FuzzPlan {
     targets: Vec<&'static str>,
     /// Duration of each target.
     seconds: u32,
 }
 
-impl Plan {
+impl FuzzPlan {
     /// Parses `[TARGET] [--seconds N]`; without a target, selects all.
-    pub(crate) fn read(arguments: &[&str]) -> Result<Plan, String> {
-        let mut plan = Plan { targets: Vec::new(), seconds: SECONDS };
+    pub(crate) fn read(arguments: &[&str]) -> Result<FuzzPlan, String> {
+        let mut plan = FuzzPlan { targets: Vec::new(), seconds: SECONDS };
         let mut rest = arguments.iter();
         while let Some(argument) = rest.next() {
             if *argument == "--seconds" {
@@ -51,7 +51,7 @@ impl Plan {
 }
 
 /// Runs the targets one after the other; fails if any of them found an input.
-pub(crate) fn run(plan: &Plan) -> Result<()> {
+pub(crate) fn run(plan: &FuzzPlan) -> Result<()> {
     let workspace = Workspace::load()?;
     if !succeeds(&workspace, &["cargo", "--version"]) {
         bail!(
@@ -137,21 +137,26 @@ mod tests {
 
     #[test]
     fn without_arguments_every_target_runs_for_a_minute() {
-        assert_eq!(Plan::read(&[]), Ok(Plan { targets: TARGETS.to_vec(), seconds: 60 }));
+        assert_eq!(FuzzPlan::read(&[]), Ok(FuzzPlan { targets: TARGETS.to_vec(), seconds: 60 }));
     }
 
     #[test]
     fn target_and_duration_are_accepted_in_either_order() {
-        let expected = Ok(Plan { targets: vec!["path"], seconds: 5 });
-        assert_eq!(Plan::read(&["path", "--seconds", "5"]), expected);
-        assert_eq!(Plan::read(&["--seconds", "5", "path"]), expected);
+        let expected = Ok(FuzzPlan { targets: vec!["path"], seconds: 5 });
+        assert_eq!(FuzzPlan::read(&["path", "--seconds", "5"]), expected);
+        assert_eq!(FuzzPlan::read(&["--seconds", "5", "path"]), expected);
     }
 
     #[test]
     fn unknown_target_or_invalid_duration_is_rejected() {
-        assert!(Plan::read(&["paths"]).is_err_and(|message| message.contains("client, config, key, path")));
+        assert!(
+            FuzzPlan::read(&["paths"]).is_err_and(|message| message.contains("client, config, key, path"))
+        );
         for wrong in [&["--seconds"][..], &["--seconds", "0"], &["--seconds", "-1"], &["--seconds", "x"]] {
-            assert!(Plan::read(wrong).is_err_and(|message| message.contains("whole number")), "{wrong:?}");
+            assert!(
+                FuzzPlan::read(wrong).is_err_and(|message| message.contains("whole number")),
+                "{wrong:?}"
+            );
         }
     }
 

@@ -4,8 +4,9 @@
 //! |---|---|
 //! | [`steps`] | the steps of `cargo xtask test`, in order, and their runner |
 //! | [`test_run`] | runs the test programs and lists the slowest tests |
-//! | [`tidy`] | rules for the files: words, sizes, dependencies between crates, the two READMEs |
+//! | [`tidy`] | rules for the files: words, names of types, sizes, dependencies between crates, the two READMEs |
 //! | [`fuzz`] | searches for inputs that break a property, for a bounded time |
+//! | [`pictures`] | draws the pictures of docs/ |
 //! | [`examples`] | runs the commands of README.md and docs/ and compares their output |
 //! | [`needs`] | programs that the steps call, installed where possible |
 //! | [`workspace`] | paths, packages and cargo calls |
@@ -15,6 +16,7 @@ mod examples;
 mod fuzz;
 mod markdown;
 mod needs;
+mod pictures;
 mod steps;
 mod test_run;
 mod tidy;
@@ -40,10 +42,11 @@ fn main() -> ExitCode {
                 Err(message) => usage(&message),
             }
         }
-        ["fuzz", arguments @ ..] => match fuzz::Plan::read(arguments) {
+        ["fuzz", arguments @ ..] => match fuzz::FuzzPlan::read(arguments) {
             Ok(plan) => finish(fuzz::run(&plan)),
             Err(message) => usage(&message),
         },
+        ["pictures"] => finish(pictures::write()),
         [] => usage("a task is missing"),
         [other, ..] => usage(&format!("there is no task `{other}`")),
     }
@@ -60,7 +63,7 @@ fn finish(result: anyhow::Result<()>) -> ExitCode {
 }
 
 fn usage(message: &str) -> ExitCode {
-    eprintln!("error: {message}; `cargo xtask --help` tells more");
+    eprintln!("error: {message}; try `cargo xtask --help`");
     ExitCode::from(EXIT_USAGE)
 }
 
@@ -75,11 +78,12 @@ fn help() -> String {
     }
     text.push_str(&format!(
         "\nUsage: cargo xtask fuzz [TARGET] [--seconds N]\n\n\
-         Looks for inputs that break a property, {} s for each target or as long as is said. Needs a nightly\n\
+         Searches for inputs that break a property, {} s for each target unless --seconds is given. Needs a nightly\n\
          toolchain. The targets are {}.\n",
         fuzz::SECONDS,
         fuzz::TARGETS.join(", ")
     ));
+    text.push_str("\nUsage: cargo xtask pictures\n\nWrites the pictures of docs/pictures again.\n");
     text.push_str("\nRATEKEEPER_CASES=N raises the number of cases that each property test tries.\n");
     text
 }

@@ -36,19 +36,19 @@ const NEEDS: &[Need] = &[
 
 /// What to do about missing programs.
 #[derive(Debug, PartialEq, Eq)]
-enum Plan {
+enum Action {
     Nothing,
     Install(Vec<&'static str>),
-    Tell(String),
+    Fail(String),
 }
 
 /// Installs the missing programs, or fails with the command that installs them.
 pub(crate) fn provide() -> Result<()> {
     let missing: Vec<Need> = NEEDS.iter().copied().filter(|need| !is_there(*need)).collect();
     match plan(&missing, is_root() && is_on_path("apt-get")) {
-        Plan::Nothing => Ok(()),
-        Plan::Install(packages) => install(&packages),
-        Plan::Tell(message) => bail!(message),
+        Action::Nothing => Ok(()),
+        Action::Install(packages) => install(&packages),
+        Action::Fail(message) => bail!(message),
     }
 }
 
@@ -60,13 +60,13 @@ pub(crate) fn component(workspace: &Workspace, name: &str, component: &str) -> R
     Ok(())
 }
 
-fn plan(missing: &[Need], can_install: bool) -> Plan {
+fn plan(missing: &[Need], can_install: bool) -> Action {
     let programs: Vec<_> = missing.iter().map(|need| need.program).collect();
     let packages: Vec<_> = missing.iter().map(|need| need.package).collect();
     match (missing, can_install) {
-        ([], _) => Plan::Nothing,
-        (_, true) => Plan::Install(packages),
-        (_, false) => Plan::Tell(format!(
+        ([], _) => Action::Nothing,
+        (_, true) => Action::Install(packages),
+        (_, false) => Action::Fail(format!(
             "missing: {}; install with the system's package manager, on Debian or Ubuntu `sudo apt-get install {}`",
             programs.join(", "),
             packages.join(" ")
@@ -119,18 +119,18 @@ mod tests {
 
     #[test]
     fn complete_system_needs_no_installation() {
-        assert_eq!(plan(&[], true), Plan::Nothing);
-        assert_eq!(plan(&[], false), Plan::Nothing);
+        assert_eq!(plan(&[], true), Action::Nothing);
+        assert_eq!(plan(&[], false), Action::Nothing);
     }
 
     #[test]
     fn missing_programs_are_installed_where_possible() {
-        assert_eq!(plan(&[REDIS], true), Plan::Install(vec!["redis"]));
+        assert_eq!(plan(&[REDIS], true), Action::Install(vec!["redis"]));
     }
 
     #[test]
     fn elsewhere_the_error_names_program_and_command() {
-        let Plan::Tell(message) = plan(&[REDIS], false) else { panic!("nothing may be installed here") };
+        let Action::Fail(message) = plan(&[REDIS], false) else { panic!("nothing may be installed here") };
         assert!(message.contains("missing: redis-server;"), "{message}");
         assert!(message.contains("apt-get install redis"), "{message}");
     }

@@ -27,7 +27,11 @@ enum Outcome {
 
 pub(crate) const STEPS: &[Step] = &[
     Step { name: "fmt", what: "the formatting is rustfmt's", run: fmt },
-    Step { name: "tidy", what: "words, sizes, arrows between crates, the two READMEs", run: tidy },
+    Step {
+        name: "tidy",
+        what: "words, names of types, sizes, dependencies between crates, the two READMEs",
+        run: tidy,
+    },
     Step { name: "clippy", what: "no warning in any target", run: clippy },
     Step {
         name: "tests",

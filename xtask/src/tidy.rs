@@ -7,6 +7,7 @@ mod crates;
 mod rust_code;
 mod text;
 mod twins;
+mod types;
 mod words;
 
 use std::fmt;
@@ -60,6 +61,7 @@ pub(crate) fn check(workspace: &Workspace) -> Result<Vec<Finding>> {
         files.iter().flat_map(|file| [text::check(file), words::check(file)].concat()).collect();
     findings.extend(crates::check(workspace)?);
     findings.extend(twins::check(&files));
+    findings.extend(types::check(&files));
     Ok(findings)
 }
 

@@ -1,7 +1,7 @@
 -- Checks of keys by POST: wrk ... --script check.lua URL -- BODY KEYS
 --   BODY  what is sent, with %s where the key belongs
 --   KEYS  how many keys there are
--- The requests are made ahead, so that whoever asks takes as little of the machine as it can.
+-- The requests are built before the run, so that the load generator uses little processor time.
 
 local requests = {}
 

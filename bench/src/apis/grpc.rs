@@ -18,7 +18,7 @@ use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::Channel;
 use tonic_prost::ProstCodec;
 
-use super::Job;
+use super::ApiJob;
 
 const CONNECTIONS: usize = 4;
 /// Concurrent calls per connection: in total as many as wrk has in flight.
@@ -42,7 +42,7 @@ pub(crate) struct Load {
     #[arg(value_enum)]
     pub(crate) api: Api,
     #[arg(value_enum)]
-    pub(crate) job: Job,
+    pub(crate) job: ApiJob,
     pub(crate) decisions: usize,
     pub(crate) keys: usize,
 }
@@ -81,28 +81,28 @@ impl Load {
 }
 
 /// Sends the checks and returns decisions per second. Fails unless the decisions match the job.
-pub(crate) fn ask_many(load: &Load) -> Result<f64, Box<dyn Error>> {
+pub(crate) fn generate_load(load: &Load) -> Result<f64, Box<dyn Error>> {
     Builder::new_current_thread().enable_all().build()?.block_on(async {
         let mut channels = Vec::new();
         for _ in 0..CONNECTIONS {
             channels.push(Channel::from_shared(format!("http://127.0.0.1:{}", load.port))?.connect().await?);
         }
         let next = Arc::new(AtomicUsize::new(0));
-        let begun = Instant::now();
+        let start = Instant::now();
         let mut callers = JoinSet::new();
         for channel in channels.iter().cycle().take(CONNECTIONS * CALLS) {
             let (channel, next) = (channel.clone(), next.clone());
             callers.spawn(caller(channel, next, load.api, load.job, load.decisions, load.keys));
         }
         let mut allowed = 0;
-        while let Some(ended) = callers.join_next().await {
-            allowed += ended??;
+        while let Some(result) = callers.join_next().await {
+            allowed += result??;
         }
-        let took = begun.elapsed();
+        let took = start.elapsed();
         let is_right = match load.job {
-            Job::Allowed => allowed == load.decisions,
+            ApiJob::Allowed => allowed == load.decisions,
             // Each key has a budget of two.
-            Job::Denied => allowed <= 2 * load.keys,
+            ApiJob::Denied => allowed <= 2 * load.keys,
         };
         match is_right {
             true => Ok(load.decisions as f64 / took.as_secs_f64()),
@@ -116,7 +116,7 @@ async fn caller(
     channel: Channel,
     next: Arc<AtomicUsize>,
     api: Api,
-    job: Job,
+    job: ApiJob,
     decisions: usize,
     keys: usize,
 ) -> Result<usize, Status> {
@@ -129,30 +129,30 @@ async fn caller(
         }
         let key = format!("user:{:012}", number.wrapping_mul(STRIDE) % keys);
         let is_allowed = match api {
-            Api::Envoy => ask_envoys(&mut grpc, key).await?,
-            Api::Throttlecrab => ask_throttlecrab(&mut grpc, key, job).await?,
+            Api::Envoy => check_envoy(&mut grpc, key).await?,
+            Api::Throttlecrab => check_throttlecrab(&mut grpc, key, job).await?,
         };
         allowed += usize::from(is_allowed);
     }
 }
 
-async fn ask_envoys(grpc: &mut Grpc<Channel>, key: String) -> Result<bool, Status> {
+async fn check_envoy(grpc: &mut Grpc<Channel>, key: String) -> Result<bool, Status> {
     let entry = Entry { key: "user".into(), value: key.into() };
     let descriptor = RateLimitDescriptor { entries: vec![entry], ..RateLimitDescriptor::default() };
     let request = RateLimitRequest { domain: "edge".into(), descriptors: vec![descriptor], hits_addend: 1 };
     let path = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
-    let told: RateLimitResponse = call(grpc, path, request).await?;
-    Ok(told.overall_code == i32::from(Code::Ok))
+    let response: RateLimitResponse = call(grpc, path, request).await?;
+    Ok(response.overall_code == i32::from(Code::Ok))
 }
 
-async fn ask_throttlecrab(grpc: &mut Grpc<Channel>, key: String, job: Job) -> Result<bool, Status> {
+async fn check_throttlecrab(grpc: &mut Grpc<Channel>, key: String, job: ApiJob) -> Result<bool, Status> {
     let (max_burst, count_per_period, period) = match job {
-        Job::Allowed => (1_000_000, 1_000_000, 1),
-        Job::Denied => (2, 1, 3600),
+        ApiJob::Allowed => (1_000_000, 1_000_000, 1),
+        ApiJob::Denied => (2, 1, 3600),
     };
     let request = ThrottleRequest { key, max_burst, count_per_period, period, quantity: 1 };
-    let told: ThrottleResponse = call(grpc, "/throttlecrab.RateLimiter/Throttle", request).await?;
-    Ok(told.allowed)
+    let response: ThrottleResponse = call(grpc, "/throttlecrab.RateLimiter/Throttle", request).await?;
+    Ok(response.allowed)
 }
 
 async fn call<Q, A>(grpc: &mut Grpc<Channel>, path: &'static str, request: Q) -> Result<A, Status>
@@ -162,6 +162,6 @@ where
 {
     grpc.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
     let codec = ProstCodec::<Q, A>::default();
-    let told = grpc.unary(tonic::Request::new(request), PathAndQuery::from_static(path), codec).await?;
-    Ok(told.into_inner())
+    let response = grpc.unary(tonic::Request::new(request), PathAndQuery::from_static(path), codec).await?;
+    Ok(response.into_inner())
 }

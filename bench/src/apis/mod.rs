@@ -7,13 +7,13 @@
 //! |---|---|
 //! | `ours` | Ratekeeper, with all of its APIs open |
 //! | `peers` | the other servers, installed where possible |
-//! | `ask` | sends checks: redis-benchmark, wrk with `check.lua`, or this program |
+//! | `load` | sends checks: redis-benchmark, wrk with `check.lua`, or this program |
 //! | `grpc` | load generator for gRPC |
 //! | `report` | the figures and the goals |
 #![allow(clippy::float_arithmetic, reason = "figures for people; nothing is decided by them")]
 
-mod ask;
 mod grpc;
+mod load;
 mod ours;
 mod peers;
 mod report;
@@ -25,13 +25,13 @@ use clap::ValueEnum;
 use serde::Serialize;
 use testbed::process::{Folder, Running, listens};
 
-use self::ask::Ask;
-pub(crate) use self::grpc::{Load, ask_many};
-use self::report::{Report, Row};
+pub(crate) use self::grpc::{Load, generate_load};
+use self::load::CheckFormat;
+use self::report::{ApisReport, ApisRow};
 use crate::install::{debian, ratekeeper};
 
 /// The extent of a run.
-pub(crate) struct Size {
+pub(crate) struct ApisSize {
     quick: bool,
     rounds: usize,
     /// Number of keys, used in random order.
@@ -42,30 +42,30 @@ pub(crate) struct Size {
     grpc: usize,
 }
 
-impl Size {
-    pub(crate) const FULL: Size =
-        Size { quick: false, rounds: 7, keys: 10_000, piped: 300_000, alone: 60_000, grpc: 40_000 };
-    pub(crate) const QUICK: Size =
-        Size { quick: true, rounds: 1, keys: 500, piped: 20_000, alone: 5_000, grpc: 5_000 };
+impl ApisSize {
+    pub(crate) const FULL: ApisSize =
+        ApisSize { quick: false, rounds: 7, keys: 10_000, piped: 300_000, alone: 60_000, grpc: 40_000 };
+    pub(crate) const QUICK: ApisSize =
+        ApisSize { quick: true, rounds: 1, keys: 500, piped: 20_000, alone: 5_000, grpc: 5_000 };
 }
 
 /// The expected decisions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Job {
+pub(crate) enum ApiJob {
     /// Every key has ample budget.
     Allowed,
     /// Every key has a budget of two per hour. With one, throttlecrab 0.4.40 denies nothing.
     Denied,
 }
 
-impl Job {
-    const ALL: [Job; 2] = [Job::Allowed, Job::Denied];
+impl ApiJob {
+    const ALL: [ApiJob; 2] = [ApiJob::Allowed, ApiJob::Denied];
 
     fn name(self) -> &'static str {
         match self {
-            Job::Allowed => "allowed",
-            Job::Denied => "denied",
+            ApiJob::Allowed => "allowed",
+            ApiJob::Denied => "denied",
         }
     }
 }
@@ -73,7 +73,7 @@ impl Job {
 /// How checks are sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-enum Way {
+enum Transport {
     /// Over RESP, pipelined.
     Piped,
     /// Over RESP, one at a time: the network dominates.
@@ -82,60 +82,62 @@ enum Way {
     Grpc,
 }
 
-impl Way {
-    const ALL: [Way; 4] = [Way::Piped, Way::Alone, Way::Http, Way::Grpc];
+impl Transport {
+    const ALL: [Transport; 4] = [Transport::Piped, Transport::Alone, Transport::Http, Transport::Grpc];
 
     fn name(self) -> &'static str {
         match self {
-            Way::Piped => "RESP, 16 in a pipeline",
-            Way::Alone => "RESP, one at a time",
-            Way::Http => "HTTP",
-            Way::Grpc => "gRPC",
+            Transport::Piped => "RESP, 16 in a pipeline",
+            Transport::Alone => "RESP, one at a time",
+            Transport::Http => "HTTP",
+            Transport::Grpc => "gRPC",
         }
     }
 }
 
 /// A running server, configured for one of the jobs.
-struct Contender {
-    job: Job,
+struct ApiServer {
+    job: ApiJob,
     process: Running,
-    questions: Vec<Question>,
+    checks: Vec<ApiCheck>,
 }
 
-/// A check that a contender answers, and its port.
-struct Question {
+/// A check that a server supports, and its port.
+struct ApiCheck {
     name: &'static str,
     port: u16,
-    ask: Ask,
+    format: CheckFormat,
 }
 
-/// A check sent in one way: a row of the report.
-struct Visit<'a> {
+/// A check sent in one transport: a row of the report.
+struct ApiVisit<'a> {
     process: &'a Running,
-    question: &'a Question,
-    row: Row,
+    check: &'a ApiCheck,
+    row: ApisRow,
 }
 
 /// Runs all contenders. Progress goes to stderr.
-pub(crate) fn run(size: &Size, binary: Option<PathBuf>) -> Result<Report, Box<dyn Error>> {
+pub(crate) fn run(size: &ApisSize, binary: Option<PathBuf>) -> Result<ApisReport, Box<dyn Error>> {
     debian("wrk", "wrk")?;
     let throttlecrab = peers::throttlecrab(size.quick);
     let binary = ratekeeper(binary)?;
     let folder = Folder::new()?;
     let mut contenders = vec![peers::redis(&folder)?];
-    for job in Job::ALL {
+    for job in ApiJob::ALL {
         contenders.push(ours::start(&binary, &folder, job)?);
         if let Ok(program) = &throttlecrab {
             contenders.push(peers::start(program, &folder, job)?);
         }
     }
 
-    let mut groups: Vec<Vec<Visit<'_>>> = Vec::new();
-    for (job, way) in Job::ALL.into_iter().flat_map(|job| Way::ALL.map(|way| (job, way))) {
+    let mut groups: Vec<Vec<ApiVisit<'_>>> = Vec::new();
+    for (job, transport) in
+        ApiJob::ALL.into_iter().flat_map(|job| Transport::ALL.map(|transport| (job, transport)))
+    {
         let mut group = Vec::new();
-        for Contender { process, questions, .. } in contenders.iter().filter(|it| it.job == job) {
-            for question in questions.iter().filter(|question| question.ask.is_asked(way)) {
-                group.push(Visit { process, question, row: Row::new(question.name, way, job) });
+        for ApiServer { process, checks, .. } in contenders.iter().filter(|it| it.job == job) {
+            for check in checks.iter().filter(|check| check.format.supports(transport)) {
+                group.push(ApiVisit { process, check, row: ApisRow::new(check.name, transport, job) });
             }
         }
         groups.push(group);
@@ -147,9 +149,9 @@ pub(crate) fn run(size: &Size, binary: Option<PathBuf>) -> Result<Report, Box<dy
         for group in &mut groups {
             let len = group.len();
             for turn in 0..len {
-                let Visit { process, question, row } = &mut group[(turn + round) % len];
-                let figure = ask::visit(process, question, row, size, &folder)
-                    .map_err(|error| format!("{}, {}: {error}", row.name, row.way.name()))?;
+                let ApiVisit { process, check, row } = &mut group[(turn + round) % len];
+                let figure = load::visit(process, check, row, size, &folder)
+                    .map_err(|error| format!("{}, {}: {error}", row.name, row.transport.name()))?;
                 if round >= warm_up {
                     row.rounds.push(figure);
                 }
@@ -158,13 +160,13 @@ pub(crate) fn run(size: &Size, binary: Option<PathBuf>) -> Result<Report, Box<dy
     }
     let rows = groups.into_iter().flatten().map(|visit| visit.row).collect();
     let left_out = throttlecrab.err().map(|why| format!("throttlecrab: {why}"));
-    Ok(Report::new(size.quick, left_out, rows))
+    Ok(ApisReport::new(size.quick, left_out, rows))
 }
 
 /// Waits for the other APIs of a program, which may open later than the first.
 fn listens_on(ports: &[u16]) -> Result<(), Box<dyn Error>> {
     match ports.iter().find(|port| !listens(**port)) {
         None => Ok(()),
-        Some(port) => Err(format!("nobody listens on port {port}").into()),
+        Some(port) => Err(format!("no server listens on port {port}").into()),
     }
 }

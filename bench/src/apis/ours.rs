@@ -5,9 +5,9 @@ use std::path::Path;
 
 use testbed::process::{Folder, Running, free_port};
 
-use super::ask::Ask;
 use super::grpc::Api;
-use super::{Contender, Job, Question, listens_on};
+use super::load::CheckFormat;
+use super::{ApiCheck, ApiJob, ApiServer, listens_on};
 
 pub(super) const CL_THROTTLE: &str = "ratekeeper, CL.THROTTLE";
 pub(super) const CHECK: &str = "ratekeeper, RK.CHECK";
@@ -15,11 +15,11 @@ pub(super) const HTTP: &str = "ratekeeper, /v1/check";
 pub(super) const GRPC: &str = "ratekeeper, ShouldRateLimit";
 
 /// Starts the release binary, with metrics on.
-pub(super) fn start(binary: &Path, folder: &Folder, job: Job) -> Result<Contender, Box<dyn Error>> {
+pub(super) fn start(binary: &Path, folder: &Folder, job: ApiJob) -> Result<ApiServer, Box<dyn Error>> {
     let [resp, http, grpc, admin] = [free_port()?, free_port()?, free_port()?, free_port()?];
     let bucket = match job {
-        Job::Allowed => "{ capacity: 1000000, refill: 1000000/s }",
-        Job::Denied => "{ capacity: 2, refill: 1/h }",
+        ApiJob::Allowed => "{ capacity: 1000000, refill: 1000000/s }",
+        ApiJob::Denied => "{ capacity: 2, refill: 1/h }",
     };
     let config = format!(
         "limits:
@@ -37,18 +37,18 @@ admin: 127.0.0.1:{admin}
     listens_on(&[http, grpc])?;
 
     // The first integer is 1 if CL.THROTTLE denies the request, and 1 if RK.CHECK allows it.
-    let (limit, throttle_answer, check_answer) = match job {
-        Job::Allowed => (["999999", "1000000", "1"], "*5\r\n:0\r\n", "*6\r\n:1\r\n"),
-        Job::Denied => (["1", "1", "3600"], "*5\r\n:1\r\n", "*6\r\n:0\r\n"),
+    let (limit, throttle_response, check_response) = match job {
+        ApiJob::Allowed => (["999999", "1000000", "1"], "*5\r\n:0\r\n", "*6\r\n:1\r\n"),
+        ApiJob::Denied => (["1", "1", "3600"], "*5\r\n:1\r\n", "*6\r\n:0\r\n"),
     };
-    let throttle = Ask::command(&["CL.THROTTLE"], &limit, throttle_answer);
-    let check = Ask::command(&["RK.CHECK", "per-user"], &[], check_answer);
-    let post = Ask::Http { path: "/v1/check", body: r#"{"limit":"per-user","key":"%s"}"#.to_owned() };
-    let questions = vec![
-        Question { name: CL_THROTTLE, port: resp, ask: throttle },
-        Question { name: CHECK, port: resp, ask: check },
-        Question { name: HTTP, port: http, ask: post },
-        Question { name: GRPC, port: grpc, ask: Ask::Grpc(Api::Envoy) },
+    let throttle = CheckFormat::command(&["CL.THROTTLE"], &limit, throttle_response);
+    let check = CheckFormat::command(&["RK.CHECK", "per-user"], &[], check_response);
+    let post = CheckFormat::Http { path: "/v1/check", body: r#"{"limit":"per-user","key":"%s"}"#.to_owned() };
+    let checks = vec![
+        ApiCheck { name: CL_THROTTLE, port: resp, format: throttle },
+        ApiCheck { name: CHECK, port: resp, format: check },
+        ApiCheck { name: HTTP, port: http, format: post },
+        ApiCheck { name: GRPC, port: grpc, format: CheckFormat::Grpc(Api::Envoy) },
     ];
-    Ok(Contender { job, process, questions })
+    Ok(ApiServer { job, process, checks })
 }

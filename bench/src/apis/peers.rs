@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 
 use testbed::process::{Folder, Running, free_port, target_folder};
 
-use super::ask::Ask;
 use super::grpc::Api;
-use super::{Contender, Job, Question, listens_on};
+use super::load::CheckFormat;
+use super::{ApiCheck, ApiJob, ApiServer, listens_on};
 use crate::install::{cargo, debian, succeeds};
 
 pub(super) const THROTTLECRAB: &str = "throttlecrab";
@@ -16,17 +16,17 @@ const INCR: &str = "Redis, INCR";
 /// The version last compared. Its licence is MIT.
 const VERSION: &str = "0.4.40";
 
-pub(super) fn redis(folder: &Folder) -> Result<Contender, Box<dyn Error>> {
+pub(super) fn redis(folder: &Folder) -> Result<ApiServer, Box<dyn Error>> {
     let port = free_port()?;
     let text = port.to_string();
     let arguments = ["--port", &text, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"];
     let process = Running::start(folder, "redis", Path::new("redis-server"), &arguments, port)?;
-    let questions = vec![Question { name: INCR, port, ask: Ask::command(&["INCR"], &[], ":") }];
-    Ok(Contender { job: Job::Allowed, process, questions })
+    let checks = vec![ApiCheck { name: INCR, port, format: CheckFormat::command(&["INCR"], &[], ":") }];
+    Ok(ApiServer { job: ApiJob::Allowed, process, checks })
 }
 
 /// Starts throttlecrab with all of its protocols open, as Ratekeeper has. Its limits are inline.
-pub(super) fn start(program: &Path, folder: &Folder, job: Job) -> Result<Contender, Box<dyn Error>> {
+pub(super) fn start(program: &Path, folder: &Folder, job: ApiJob) -> Result<ApiServer, Box<dyn Error>> {
     let ports = [free_port()?, free_port()?, free_port()?];
     let [resp, http, grpc] = ports.map(|port| port.to_string());
     let host = "127.0.0.1";
@@ -43,19 +43,19 @@ pub(super) fn start(program: &Path, folder: &Folder, job: Job) -> Result<Contend
     let process = Running::start(folder, &name, program, &arguments.concat(), resp)?;
     listens_on(&[http, grpc])?;
 
-    let (limit, answer) = match job {
-        Job::Allowed => (["1000000", "1000000", "1"], "*5\r\n:1\r\n"),
-        Job::Denied => (["2", "1", "3600"], "*5\r\n:0\r\n"),
+    let (limit, response) = match job {
+        ApiJob::Allowed => (["1000000", "1000000", "1"], "*5\r\n:1\r\n"),
+        ApiJob::Denied => (["2", "1", "3600"], "*5\r\n:0\r\n"),
     };
     let [burst, count, period] = limit;
     let body = format!(r#"{{"key":"%s","max_burst":{burst},"count_per_period":{count},"period":{period}}}"#);
-    let asks = [
-        (resp, Ask::command(&["THROTTLE"], &limit, answer)),
-        (http, Ask::Http { path: "/throttle", body }),
-        (grpc, Ask::Grpc(Api::Throttlecrab)),
+    let formats = [
+        (resp, CheckFormat::command(&["THROTTLE"], &limit, response)),
+        (http, CheckFormat::Http { path: "/throttle", body }),
+        (grpc, CheckFormat::Grpc(Api::Throttlecrab)),
     ];
-    let questions = asks.map(|(port, ask)| Question { name: THROTTLECRAB, port, ask }).into();
-    Ok(Contender { job, process, questions })
+    let checks = formats.map(|(port, format)| ApiCheck { name: THROTTLECRAB, port, format }).into();
+    Ok(ApiServer { job, process, checks })
 }
 
 /// Returns throttlecrab's server, built below the target folder. The build takes minutes, so a quick run skips it.

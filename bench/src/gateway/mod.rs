@@ -1,6 +1,6 @@
 //! The gateway beside nginx, HAProxy and Envoy: the same upstream and requests, on one machine in one run.
 //!
-//! A contender's figure is the processor time of all its processes per answered request: the cost of a proxy,
+//! A contender's figure is the processor time of all its processes per request: the cost of a proxy,
 //! independent of the load on the machine. All contenders run throughout and receive their requests in turns; ratios
 //! compare figures of the same round.
 //!
@@ -24,19 +24,19 @@ use testbed::RedisServer;
 use testbed::process::{Folder, Running};
 
 use self::needs::Programs;
-use self::report::{Figure, Report, Row};
+use self::report::{GatewayFigure, GatewayReport, GatewayRow};
 use crate::install::ratekeeper;
-use crate::wrk::{self, Asked};
+use crate::wrk::{self, WrkResult};
 
 /// The extent of a run.
-pub(crate) struct Size {
+pub(crate) struct GatewaySize {
     quick: bool,
     rounds: usize,
 }
 
-impl Size {
-    pub(crate) const FULL: Size = Size { quick: false, rounds: 13 };
-    pub(crate) const QUICK: Size = Size { quick: true, rounds: 1 };
+impl GatewaySize {
+    pub(crate) const FULL: GatewaySize = GatewaySize { quick: false, rounds: 13 };
+    pub(crate) const QUICK: GatewaySize = GatewaySize { quick: true, rounds: 1 };
 }
 
 /// The number of workers of every contender, equal to the gateway's default.
@@ -47,26 +47,26 @@ fn workers() -> usize {
 /// The expected decisions.
 #[derive(Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
-enum Job {
+enum GatewayJob {
     /// Every request is within its limit and is forwarded to the upstream.
     Allowed,
     /// The limit is exhausted.
     Denied,
 }
 
-impl Job {
-    const ALL: [Job; 2] = [Job::Allowed, Job::Denied];
+impl GatewayJob {
+    const ALL: [GatewayJob; 2] = [GatewayJob::Allowed, GatewayJob::Denied];
 
     fn path(self) -> &'static str {
         match self {
-            Job::Allowed => "/allowed",
-            Job::Denied => "/denied",
+            GatewayJob::Allowed => "/allowed",
+            GatewayJob::Denied => "/denied",
         }
     }
 }
 
 /// A running proxy.
-struct Contender {
+struct Proxy {
     name: &'static str,
     process: Running,
     port: u16,
@@ -74,7 +74,7 @@ struct Contender {
 }
 
 /// Runs all contenders. Progress goes to stderr.
-pub(crate) fn run(size: &Size, binary: Option<PathBuf>) -> Result<Report, Box<dyn Error>> {
+pub(crate) fn run(size: &GatewaySize, binary: Option<PathBuf>) -> Result<GatewayReport, Box<dyn Error>> {
     let programs = Programs::provide()?;
     let binary = ratekeeper(binary)?;
     let folder = Folder::new()?;
@@ -84,23 +84,24 @@ pub(crate) fn run(size: &Size, binary: Option<PathBuf>) -> Result<Report, Box<dy
     contenders.extend(ours::start(&binary, &folder, upstream_port, &redis.url())?);
 
     // A contender without limits denies nothing.
-    let takes_part = |contender: &&Contender, job| contender.is_limited || job == Job::Allowed;
-    let mut visits: Vec<Vec<(&Contender, Row)>> = Vec::new();
-    for job in Job::ALL {
-        let their = contenders.iter().filter(|contender| takes_part(contender, job));
-        visits.push(their.map(|contender| (contender, Row::new(contender.name, job))).collect());
+    let takes_part = |contender: &&Proxy, job| contender.is_limited || job == GatewayJob::Allowed;
+    let mut visits: Vec<Vec<(&Proxy, GatewayRow)>> = Vec::new();
+    for job in GatewayJob::ALL {
+        let participants = contenders.iter().filter(|contender| takes_part(contender, job));
+        visits
+            .push(participants.map(|contender| (contender, GatewayRow::new(contender.name, job))).collect());
         if size.quick {
             continue;
         }
         // Warm-up: opens connections to the upstream and exhausts limits.
         for (contender, _) in visits.last().into_iter().flatten() {
             eprintln!("{}: {}", contender.name, job.path());
-            ask(contender, job)?;
+            send(contender, job)?;
         }
     }
     for round in 0..size.rounds {
         eprintln!("round {} of {}", round + 1, size.rounds);
-        for (job, rows) in Job::ALL.into_iter().zip(&mut visits) {
+        for (job, rows) in GatewayJob::ALL.into_iter().zip(&mut visits) {
             for turn in 0..rows.len() {
                 let index = (turn + round) % rows.len();
                 let (contender, row) = &mut rows[index];
@@ -110,31 +111,31 @@ pub(crate) fn run(size: &Size, binary: Option<PathBuf>) -> Result<Report, Box<dy
     }
     let rows = visits.into_iter().flatten().map(|(_, row)| row).collect();
     drop((contenders, upstream, redis));
-    Ok(Report::new(size.quick, programs.left_out, rows))
+    Ok(GatewayReport::new(size.quick, programs.left_out, rows))
 }
 
-fn visit(contender: &Contender, job: Job) -> Result<Figure, Box<dyn Error>> {
+fn visit(contender: &Proxy, job: GatewayJob) -> Result<GatewayFigure, Box<dyn Error>> {
     let before = contender.process.cpu_us()?;
-    let Asked { requests, per_second, p50_us, p99_us, .. } = ask(contender, job)?;
+    let WrkResult { requests, per_second, p50_us, p99_us, .. } = send(contender, job)?;
     let spent = contender.process.cpu_us()? - before;
-    Ok(Figure { cpu_us: spent as f64 / requests as f64, per_second, p50_us, p99_us })
+    Ok(GatewayFigure { cpu_us: spent as f64 / requests as f64, per_second, p50_us, p99_us })
 }
 
-/// Sends requests for one second. Fails unless the answers match the job.
-fn ask(contender: &Contender, job: Job) -> Result<Asked, Box<dyn Error>> {
+/// Sends requests for one second. Fails unless the responses match the job.
+fn send(contender: &Proxy, job: GatewayJob) -> Result<WrkResult, Box<dyn Error>> {
     let url = format!("http://127.0.0.1:{}{}", contender.port, job.path());
-    let asked = wrk::ask(&["--header", "X-User-Id: user123", &url])
+    let result = wrk::run(&["--header", "X-User-Id: user123", &url])
         .map_err(|error| format!("{}: {error}", contender.name))?;
     let is_right = match job {
-        Job::Allowed => asked.refused == 0,
+        GatewayJob::Allowed => result.not_2xx == 0,
         // The first few requests are allowed, until the limit is exhausted.
-        Job::Denied => asked.refused + 16 >= asked.requests && asked.requests > 16,
+        GatewayJob::Denied => result.not_2xx + 16 >= result.requests && result.requests > 16,
     };
     match is_right {
-        true => Ok(asked),
+        true => Ok(result),
         false => {
             let (name, path) = (contender.name, job.path());
-            Err(format!("{name}: {path}: not the answers that were asked for: {asked:?}").into())
+            Err(format!("{name}: {path}: unexpected responses: {result:?}").into())
         }
     }
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use testbed::process::{Folder, Running, free_port};
 
-use super::Contender;
+use super::Proxy;
 
 /// Every production feature on, except the access log, which the other proxies do not write either.
 pub(super) const RATEKEEPER: &str = "ratekeeper";
@@ -32,7 +32,7 @@ pub(super) fn start(
     folder: &Folder,
     upstream: u16,
     redis: &str,
-) -> Result<Vec<Contender>, Box<dyn Error>> {
+) -> Result<Vec<Proxy>, Box<dyn Error>> {
     let usual = Variant {
         name: RATEKEEPER,
         file: "ratekeeper",
@@ -54,7 +54,7 @@ pub(super) fn start(
 }
 
 impl Variant<'_> {
-    fn start(&self, binary: &Path, folder: &Folder, upstream: u16) -> Result<Contender, Box<dyn Error>> {
+    fn start(&self, binary: &Path, folder: &Folder, upstream: u16) -> Result<Proxy, Box<dyn Error>> {
         let &Variant { name, file, store, headers, access_log, has_admin, is_limited } = self;
         let port = free_port()?;
         let admin = if has_admin { format!("127.0.0.1:{}", free_port()?) } else { "off".to_owned() };
@@ -80,6 +80,6 @@ gateway:
         );
         let config = folder.write(&format!("{file}.yaml"), &config)?.display().to_string();
         let process = Running::start(folder, file, binary, &["run", "--config", &config], port)?;
-        Ok(Contender { name, process, port, is_limited })
+        Ok(Proxy { name, process, port, is_limited })
     }
 }

@@ -7,7 +7,7 @@ use std::path::Path;
 use testbed::process::{Folder, Running, free_port};
 
 use super::needs::Programs;
-use super::{Contender, workers};
+use super::{Proxy, workers};
 
 pub(super) const NGINX: &str = "nginx";
 pub(super) const NGINX_BARE: &str = "nginx, no forwarded headers";
@@ -28,7 +28,7 @@ pub(super) fn start(
     programs: &Programs,
     folder: &Folder,
     upstream: u16,
-) -> Result<Vec<Contender>, Box<dyn Error>> {
+) -> Result<Vec<Proxy>, Box<dyn Error>> {
     // Every header that the gateway sets.
     let forwarded = "proxy_set_header Host $http_host; proxy_set_header X-Forwarded-For $remote_addr;
         proxy_set_header X-Real-IP $remote_addr; proxy_set_header X-Forwarded-Proto $scheme;
@@ -76,7 +76,7 @@ fn nginx_proxy(
     file: &str,
     upstream: u16,
     forwarded: &str,
-) -> Result<Contender, Box<dyn Error>> {
+) -> Result<Proxy, Box<dyn Error>> {
     let port = free_port()?;
     let http = format!(
         "limit_req_zone $http_x_user_id zone=plenty:10m rate=1000000r/s;
@@ -90,10 +90,10 @@ fn nginx_proxy(
             location /denied {{ limit_req zone=little; proxy_pass http://behind; }}
         }}"
     );
-    Ok(Contender { name, process: nginx(folder, file, workers(), &http, port)?, port, is_limited: true })
+    Ok(Proxy { name, process: nginx(folder, file, workers(), &http, port)?, port, is_limited: true })
 }
 
-fn haproxy(program: &Path, folder: &Folder, upstream: u16) -> Result<Contender, Box<dyn Error>> {
+fn haproxy(program: &Path, folder: &Folder, upstream: u16) -> Result<Proxy, Box<dyn Error>> {
     let (port, threads) = (free_port()?, workers());
     let config = format!(
         "global
@@ -125,7 +125,7 @@ backend behind
     );
     let file = folder.write("haproxy.cfg", &config)?.display().to_string();
     let process = Running::start(folder, "haproxy", program, &["-db", "-q", "-f", &file], port)?;
-    Ok(Contender { name: HAPROXY, process, port, is_limited: true })
+    Ok(Proxy { name: HAPROXY, process, port, is_limited: true })
 }
 
 /// Returns a route of Envoy with a separate token bucket and rate limit headers.
@@ -144,7 +144,7 @@ fn envoy_route(path: &str, tokens: u32, every: &str) -> String {
     )
 }
 
-fn envoy(program: &Path, folder: &Folder, upstream: u16) -> Result<Contender, Box<dyn Error>> {
+fn envoy(program: &Path, folder: &Folder, upstream: u16) -> Result<Proxy, Box<dyn Error>> {
     let port = free_port()?;
     let plenty = envoy_route("/allowed", 1_000_000_000, "1s");
     let little = envoy_route("/denied", 1, "3600s");
@@ -187,7 +187,7 @@ fn envoy(program: &Path, folder: &Folder, upstream: u16) -> Result<Contender, Bo
     let file = folder.write("envoy.yaml", &config)?.display().to_string();
     let threads = workers().to_string();
     let arguments = ["-c", &file, "--concurrency", &threads, "--disable-hot-restart", "--log-level", "error"];
-    Ok(Contender {
+    Ok(Proxy {
         name: ENVOY,
         process: Running::start(folder, "envoy", program, &arguments, port)?,
         port,

@@ -4,14 +4,14 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::Job;
+use super::GatewayJob;
 use super::ours::{ACCESS_LOG, NO_ADMIN, NO_HEADERS, NO_LIMITS, RATEKEEPER, REDIS};
 use super::peers::{NGINX, NGINX_BARE};
 use crate::goals::Goal;
 
 /// The measurement of one contender in one round.
 #[derive(Clone, Copy, Serialize)]
-pub(super) struct Figure {
+pub(super) struct GatewayFigure {
     /// Processor time per request, in microseconds.
     pub(super) cpu_us: f64,
     pub(super) per_second: f64,
@@ -21,26 +21,26 @@ pub(super) struct Figure {
 
 /// One contender at one job: a figure per round.
 #[derive(Serialize)]
-pub(super) struct Row {
+pub(super) struct GatewayRow {
     name: &'static str,
-    job: Job,
-    pub(super) rounds: Vec<Figure>,
+    job: GatewayJob,
+    pub(super) rounds: Vec<GatewayFigure>,
 }
 
 #[derive(Serialize)]
-pub(crate) struct Report {
+pub(crate) struct GatewayReport {
     quick: bool,
     left_out: Vec<String>,
-    rows: Vec<Row>,
+    rows: Vec<GatewayRow>,
     goals: Vec<Goal>,
 }
 
-impl Row {
-    pub(super) fn new(name: &'static str, job: Job) -> Row {
-        Row { name, job, rounds: Vec::new() }
+impl GatewayRow {
+    pub(super) fn new(name: &'static str, job: GatewayJob) -> GatewayRow {
+        GatewayRow { name, job, rounds: Vec::new() }
     }
 
-    fn median(&self, of: impl Fn(&Figure) -> f64) -> f64 {
+    fn median(&self, of: impl Fn(&GatewayFigure) -> f64) -> f64 {
         middle(self.rounds.iter().map(of).collect())
     }
 }
@@ -51,47 +51,54 @@ fn middle(mut figures: Vec<f64>) -> f64 {
     figures.get(figures.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-fn find<'a>(rows: &'a [Row], name: &str, job: Job) -> Option<&'a Row> {
+fn find<'a>(rows: &'a [GatewayRow], name: &str, job: GatewayJob) -> Option<&'a GatewayRow> {
     rows.iter().find(|row| row.name == name && row.job == job)
 }
 
 /// Returns the median over the rounds of one contender's figure divided by another's.
-fn ratio(rows: &[Row], job: Job, [name, to]: [&str; 2], of: impl Fn(&Figure) -> f64) -> f64 {
+fn ratio(
+    rows: &[GatewayRow],
+    job: GatewayJob,
+    [name, to]: [&str; 2],
+    of: impl Fn(&GatewayFigure) -> f64,
+) -> f64 {
     let Some((row, to)) = find(rows, name, job).zip(find(rows, to, job)) else { return f64::NAN };
     middle(row.rounds.iter().zip(&to.rounds).map(|(one, other)| of(one) / of(other)).collect())
 }
 
-fn goals(rows: &[Row]) -> Vec<Goal> {
-    let goal = |job: Job, most: f64, words: &str| {
+fn goals(rows: &[GatewayRow]) -> Vec<Goal> {
+    let goal = |job: GatewayJob, max: f64, words: &str| {
         let to = |peer| ratio(rows, job, [RATEKEEPER, peer], |figure| figure.cpu_us);
         let promise =
-            format!("<= {most:.1}x nginx's processor time per {words} request, headers and metrics on");
+            format!("<= {max:.1}x nginx's processor time per {words} request, headers and metrics on");
         let figure = format!("{:.2}x ({:.2}x one that sets no forwarded headers)", to(NGINX), to(NGINX_BARE));
-        Goal::new(promise, figure, to(NGINX) <= most)
+        Goal::new(promise, figure, to(NGINX) <= max)
     };
-    vec![goal(Job::Allowed, 1.1, "proxied"), goal(Job::Denied, 1.0, "denied")]
+    vec![goal(GatewayJob::Allowed, 1.1, "proxied"), goal(GatewayJob::Denied, 1.0, "denied")]
 }
 
-impl Report {
-    pub(super) fn new(quick: bool, left_out: Vec<String>, rows: Vec<Row>) -> Report {
-        Report { quick, left_out, goals: goals(&rows), rows }
+impl GatewayReport {
+    pub(super) fn new(quick: bool, left_out: Vec<String>, rows: Vec<GatewayRow>) -> GatewayReport {
+        GatewayReport { quick, left_out, goals: goals(&rows), rows }
     }
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for GatewayReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.quick {
             writeln!(f, "QUICK: a smoke test of one round. These figures are not to be quoted.\n")?;
         }
         writeln!(
             f,
-            "Processor time of a proxy per request, in microseconds; 64 connections that are kept, small answers, one user.\n\
+            "Processor time of a proxy per request, in microseconds; 64 keep-alive connections, small responses, one user.\n\
              Medians of interleaved rounds; a ratio to nginx is the median of the rounds' ratios.\n"
         )?;
         for missing in &self.left_out {
             writeln!(f, "left out: {missing}")?;
         }
-        for (job, title) in [(Job::Allowed, "allowed: proxied, 200"), (Job::Denied, "denied: 429")] {
+        for (job, title) in
+            [(GatewayJob::Allowed, "allowed: proxied, 200"), (GatewayJob::Denied, "denied: 429")]
+        {
             writeln!(
                 f,
                 "{title:<30}  {:>8}  {:>8}  {:>11}  {:>8}  {:>8}  {:>8}",
@@ -126,8 +133,13 @@ impl fmt::Display for Report {
                 let pairs = on.rounds.iter().zip(&off.rounds);
                 Some(middle(pairs.map(|(on, off)| on.cpu_us - off.cpu_us).collect()))
             };
-            let told = |job| cost(job).map_or("-".to_owned(), |cost| format!("{cost:+.1}"));
-            writeln!(f, "{what:<30}  allowed {:>6}  denied {:>6}", told(Job::Allowed), told(Job::Denied))?;
+            let shown = |job| cost(job).map_or("-".to_owned(), |cost| format!("{cost:+.1}"));
+            writeln!(
+                f,
+                "{what:<30}  allowed {:>6}  denied {:>6}",
+                shown(GatewayJob::Allowed),
+                shown(GatewayJob::Denied)
+            )?;
         }
         writeln!(f, "\nGoals\n")?;
         self.goals.iter().try_for_each(|goal| writeln!(f, "{goal}"))

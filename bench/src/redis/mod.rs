@@ -10,12 +10,12 @@
 //! | `scenarios` | the scenarios, as packed commands |
 //! | `report` | the figures and the goals |
 //! | `wire` | a minimal client of the Redis protocol |
-//! | `together` | whole programs: many concurrent tasks |
+//! | `programs` | whole programs: many concurrent tasks |
 #![allow(clippy::float_arithmetic, reason = "figures for people; nothing is decided by them")]
 
+mod programs;
 mod report;
 mod scenarios;
-mod together;
 mod wire;
 
 use std::error::Error;
@@ -25,13 +25,13 @@ use ratekeeper::{Limit, LogPolicy};
 use serde::Serialize;
 use testbed::RedisServer;
 
-use self::scenarios::{By, Contender, Loaded, is_admitted, scenarios};
+use self::scenarios::{Implementation, LoadSettings, RedisContender, is_allowed, scenarios};
 use self::wire::{Reply, Wire, pack};
 use crate::goals::Goal;
 use crate::timing;
 
 /// The extent of a run.
-pub(crate) struct Size {
+pub(crate) struct RedisSize {
     quick: bool,
     rounds: usize,
     /// Decisions of a contender per round, unpipelined and pipelined.
@@ -43,8 +43,8 @@ pub(crate) struct Size {
     pub(super) checks_per_task: usize,
 }
 
-impl Size {
-    pub(crate) const FULL: Size = Size {
+impl RedisSize {
+    pub(crate) const FULL: RedisSize = RedisSize {
         quick: false,
         rounds: 11,
         alone: 4_096,
@@ -53,8 +53,15 @@ impl Size {
         ticks: 150,
         checks_per_task: 2_000,
     };
-    pub(crate) const QUICK: Size =
-        Size { quick: true, rounds: 1, alone: 64, piped: 64, ticks_before: 5, ticks: 5, checks_per_task: 20 };
+    pub(crate) const QUICK: RedisSize = RedisSize {
+        quick: true,
+        rounds: 1,
+        alone: 64,
+        piped: 64,
+        ticks_before: 5,
+        ticks: 5,
+        checks_per_task: 20,
+    };
 }
 
 /// Decisions per pipeline. With one, the network dominates the server's time.
@@ -62,13 +69,13 @@ const DEPTHS: [usize; 3] = [64, 16, 1];
 
 /// One contender: its name, and its figures in each round.
 #[derive(Serialize)]
-pub(crate) struct Row {
+pub(crate) struct RedisRow {
     name: String,
     depth: usize,
     server_us_per_decision: Vec<f64>,
     decisions_per_second: Vec<f64>,
     /// Percentage of the measured requests; `None` if the replies do not state it.
-    admitted_percent: Option<f64>,
+    allowed_percent: Option<f64>,
 }
 
 /// Sizes of a full log.
@@ -81,57 +88,63 @@ struct LogBytes {
 }
 
 #[derive(Serialize)]
-pub(crate) struct Report {
+pub(crate) struct RedisReport {
     quick: bool,
-    rows: Vec<Row>,
+    rows: Vec<RedisRow>,
     logs: Vec<LogBytes>,
-    together: Vec<together::Row>,
-    known_denials: together::Denials,
-    leased: together::Leased,
+    programs: Vec<programs::ProgramRow>,
+    denials: programs::DenialFigures,
+    leased: programs::LeaseFigures,
     goals: Vec<Goal>,
 }
 
 /// The server with all scripts loaded.
-struct Bench {
+struct RedisBench {
     server: RedisServer,
     wire: Wire,
     function: String,
 }
 
-/// Admitted requests, out of the replies that state it.
+/// AllowedCount requests, out of the replies that state it.
 #[derive(Default)]
-struct Admitted {
+struct AllowedCount {
     yes: u64,
     of: u64,
 }
 
-impl Bench {
-    fn start() -> Result<Bench, Box<dyn Error>> {
+impl RedisBench {
+    fn start() -> Result<RedisBench, Box<dyn Error>> {
         let server = RedisServer::start()?;
         let mut wire = Wire::connect(server.port())?;
         let (library, function) = ratekeeper::redis::wire::library();
         wire.text(&["FUNCTION", "LOAD", "REPLACE", &library])?;
-        Ok(Bench { server, wire, function })
+        Ok(RedisBench { server, wire, function })
     }
 
-    fn contenders(&mut self, size: &Size, depth: usize) -> Result<Vec<Contender>, Box<dyn Error>> {
+    fn contenders(&mut self, size: &RedisSize, depth: usize) -> Result<Vec<RedisContender>, Box<dyn Error>> {
         let requests = if depth == 1 { size.alone } else { size.piped };
         let mut all = Vec::new();
         for scenario in scenarios()? {
             let sha = self.wire.text(&["SCRIPT", "LOAD", &scenario.script()])?;
             let (function, sha) = (self.function.as_str(), sha.as_str());
-            let Size { rounds, ticks_before, ticks, .. } = *size;
-            let loaded = Loaded { function, sha, depth, requests, rounds, ticks_before, ticks };
+            let RedisSize { rounds, ticks_before, ticks, .. } = *size;
+            let loaded = LoadSettings { function, sha, depth, requests, rounds, ticks_before, ticks };
             all.extend(scenario.contenders(&loaded));
         }
         let empty = self.wire.text(&["SCRIPT", "LOAD", "return 1"])?;
         let name = "an empty script".to_owned();
-        all.push(Contender::new(name, By::Nothing, depth, requests, |packed, _| {
+        all.push(RedisContender::new(name, Implementation::Nothing, depth, requests, |packed, _| {
             pack(packed, &[b"EVALSHA", empty.as_bytes(), b"1", b"k"]);
         }));
-        all.push(Contender::new("INCR".to_owned(), By::Nothing, depth, requests, |packed, number| {
-            pack(packed, &[b"INCR", format!("count:{}", number * 7_919 % 10_000).as_bytes()]);
-        }));
+        all.push(RedisContender::new(
+            "INCR".to_owned(),
+            Implementation::Nothing,
+            depth,
+            requests,
+            |packed, number| {
+                pack(packed, &[b"INCR", format!("count:{}", number * 7_919 % 10_000).as_bytes()]);
+            },
+        ));
         Ok(all)
     }
 
@@ -148,14 +161,14 @@ impl Bench {
 
     fn send(
         &mut self,
-        contender: &Contender,
+        contender: &RedisContender,
         pipelines: &[Vec<u8>],
-        admitted: &mut Admitted,
+        allowed: &mut AllowedCount,
     ) -> Result<(), Box<dyn Error>> {
         let mut count = |reply: Reply| {
-            if let Some(is_admitted) = is_admitted(contender.by, &reply) {
-                admitted.yes += u64::from(is_admitted);
-                admitted.of += 1;
+            if let Some(is_allowed) = is_allowed(contender.by, &reply) {
+                allowed.yes += u64::from(is_allowed);
+                allowed.of += 1;
             }
         };
         let Some((tick, pipelines_a_tick)) = contender.tick else {
@@ -176,16 +189,16 @@ impl Bench {
 
     fn round(
         &mut self,
-        contender: &Contender,
+        contender: &RedisContender,
         round: usize,
-        row: &mut Row,
-        admitted: &mut Admitted,
+        row: &mut RedisRow,
+        allowed: &mut AllowedCount,
     ) -> Result<(), Box<dyn Error>> {
         let pipelines = &contender.rounds[round % contender.rounds.len()];
         let (warm_up, measured) = pipelines.split_at(contender.warm_up);
-        self.send(contender, warm_up, &mut Admitted::default())?;
+        self.send(contender, warm_up, &mut AllowedCount::default())?;
         let before = self.cpu_seconds()?;
-        let (sent, spent) = timing::timed(|| self.send(contender, measured, admitted));
+        let (sent, spent) = timing::timed(|| self.send(contender, measured, allowed));
         sent?;
         let decisions = (measured.len() * contender.decisions) as f64;
         row.server_us_per_decision.push((self.cpu_seconds()? - before) * 1e6 / decisions);
@@ -194,29 +207,29 @@ impl Bench {
     }
 
     /// Runs all contenders in turns.
-    fn rows(&mut self, size: &Size, depth: usize) -> Result<Vec<Row>, Box<dyn Error>> {
+    fn rows(&mut self, size: &RedisSize, depth: usize) -> Result<Vec<RedisRow>, Box<dyn Error>> {
         let contenders = self.contenders(size, depth)?;
         let mut rows = Vec::new();
         for contender in &contenders {
-            self.send(contender, &contender.before, &mut Admitted::default())?;
-            rows.push(Row {
+            self.send(contender, &contender.before, &mut AllowedCount::default())?;
+            rows.push(RedisRow {
                 name: contender.name.clone(),
                 depth,
                 server_us_per_decision: Vec::new(),
                 decisions_per_second: Vec::new(),
-                admitted_percent: None,
+                allowed_percent: None,
             });
         }
-        let mut admitted: Vec<Admitted> = rows.iter().map(|_| Admitted::default()).collect();
+        let mut allowed: Vec<AllowedCount> = rows.iter().map(|_| AllowedCount::default()).collect();
         for round in 0..size.rounds {
             eprintln!("{depth} in a pipeline: round {} of {}", round + 1, size.rounds);
             for turn in 0..contenders.len() {
                 let index = (turn + round) % contenders.len();
-                self.round(&contenders[index], round, &mut rows[index], &mut admitted[index])?;
+                self.round(&contenders[index], round, &mut rows[index], &mut allowed[index])?;
             }
         }
-        for (row, Admitted { yes, of }) in rows.iter_mut().zip(admitted) {
-            row.admitted_percent = (of > 0).then(|| yes as f64 * 100.0 / of as f64);
+        for (row, AllowedCount { yes, of }) in rows.iter_mut().zip(allowed) {
+            row.allowed_percent = (of > 0).then(|| yes as f64 * 100.0 / of as f64);
         }
         Ok(rows)
     }
@@ -229,8 +242,8 @@ impl Bench {
         let sha = self.wire.text(&["SCRIPT", "LOAD", include_str!("sliding_window_log.lua")])?;
         let (function, text) = (self.function.clone(), limit.to_string());
         for _ in 0..limit {
-            self.wire.ask(&[b"FCALL", function.as_bytes(), b"1", b"full", &charge])?;
-            self.wire.ask(&[b"EVALSHA", sha.as_bytes(), b"1", b"set", text.as_bytes(), b"86400"])?;
+            self.wire.call(&[b"FCALL", function.as_bytes(), b"1", b"full", &charge])?;
+            self.wire.call(&[b"EVALSHA", sha.as_bytes(), b"1", b"set", text.as_bytes(), b"86400"])?;
         }
         let mut usage = |key: &str| -> Result<u64, Box<dyn Error>> {
             Ok(self.wire.text(&["MEMORY", "USAGE", key, "SAMPLES", "0"])?.parse()?)
@@ -243,8 +256,8 @@ impl Bench {
 }
 
 /// Runs all scenarios. Progress goes to stderr.
-pub(crate) fn run(size: &Size) -> Result<Report, Box<dyn Error>> {
-    let mut bench = Bench::start()?;
+pub(crate) fn run(size: &RedisSize) -> Result<RedisReport, Box<dyn Error>> {
+    let mut bench = RedisBench::start()?;
     let mut rows = Vec::new();
     for depth in DEPTHS {
         rows.extend(bench.rows(size, depth)?);
@@ -253,7 +266,7 @@ pub(crate) fn run(size: &Size) -> Result<Report, Box<dyn Error>> {
     let limits: &[u32] = if size.quick { &[10, 100] } else { &[10, 100, 1_000, 10_000] };
     let logs = limits.iter().map(|&limit| bench.log_bytes(limit)).collect::<Result<Vec<_>, _>>()?;
     eprintln!("whole programs");
-    let (together, known_denials, leased) = together::run(&bench.server, size)?;
-    let goals = report::goals(&rows, &logs, &known_denials, &leased);
-    Ok(Report { quick: size.quick, rows, logs, together, known_denials, leased, goals })
+    let (programs, denials, leased) = programs::run(&bench.server, size)?;
+    let goals = report::goals(&rows, &logs, &denials, &leased);
+    Ok(RedisReport { quick: size.quick, rows, logs, programs, denials, leased, goals })
 }

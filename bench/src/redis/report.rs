@@ -2,9 +2,9 @@
 
 use std::fmt;
 
+use super::programs::LeaseFigures;
 use super::scenarios::{COUNTER, DENIED_LOG, FIXED, HOT_LOG, LEAKY, PACED_LOG, SHARED, SHORT_COUNTER, TOKEN};
-use super::together::Leased;
-use super::{DEPTHS, LogBytes, Report, Row, together};
+use super::{DEPTHS, LogBytes, RedisReport, RedisRow, programs};
 use crate::goals::Goal;
 
 fn median(figures: &[f64]) -> f64 {
@@ -14,7 +14,7 @@ fn median(figures: &[f64]) -> f64 {
 }
 
 /// Returns the median over the rounds of our figure divided by the baseline's.
-fn ratio(rows: &[Row], depth: usize, ours: &str, baseline: &str) -> f64 {
+fn ratio(rows: &[RedisRow], depth: usize, ours: &str, baseline: &str) -> f64 {
     let find = |name: &str| rows.iter().find(|row| row.depth == depth && row.name == name);
     let Some((ours, baseline)) = find(ours).zip(find(baseline)) else { return f64::NAN };
     let pairs = ours.server_us_per_decision.iter().zip(&baseline.server_us_per_decision);
@@ -24,14 +24,14 @@ fn ratio(rows: &[Row], depth: usize, ours: &str, baseline: &str) -> f64 {
 /// Checks the goals. They apply to the deepest pipeline, where decisions are nearly all of the server's work; the
 /// ratios at the other depths are printed beside.
 pub(super) fn goals(
-    rows: &[Row],
+    rows: &[RedisRow],
     logs: &[LogBytes],
-    denials: &together::Denials,
-    leased: &Leased,
+    denials: &programs::DenialFigures,
+    leased: &LeaseFigures,
 ) -> Vec<Goal> {
     let mut goals = Vec::new();
     let shared = format!(", {SHARED} a call");
-    for (name, how, most, words) in [
+    for (name, how, max, words) in [
         (TOKEN, "", 0.4, "1/2.5"),
         (LEAKY, "", 0.4, "1/2.5"),
         (FIXED, "", 0.5, "1/2"),
@@ -52,16 +52,15 @@ pub(super) fn goals(
             .collect();
         let promise = format!("<= {words} of the baseline's server time, {name}{how}");
         let figure = format!("{deepest:.2} ({})", others.join(", "));
-        goals.push(Goal::new(promise, figure, deepest <= most));
+        goals.push(Goal::new(promise, figure, deepest <= max));
     }
     for log in logs.iter().filter(|log| log.limit >= 100) {
         let figure = log.ours_value as f64 / f64::from(log.limit);
-        let promise = format!("<= 9 bytes a slot, a full log of {}", log.limit);
+        let promise = format!("<= 9 bytes per entry, a full log of {}", log.limit);
         goals.push(Goal::new(promise, format!("{figure:.2}"), figure <= 9.0));
     }
-    let promise = "denied keys inside their wait cost Redis nothing".to_owned();
-    let figure =
-        format!("{} calls for {} checks (it asks again once a second)", denials.calls, denials.checks);
+    let promise = "denied keys before their retry_after cost Redis nothing".to_owned();
+    let figure = format!("{} calls for {} checks (rechecked once a second)", denials.calls, denials.checks);
     goals.push(Goal::new(promise, figure, denials.calls * 1_000 <= denials.checks));
     let promise = ">= 20x the exact mode's decisions per second, leased".to_owned();
     let ratio = leased.leased / leased.exact;
@@ -70,7 +69,7 @@ pub(super) fn goals(
     goals
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for RedisReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.quick {
             writeln!(f, "QUICK: a smoke test with few requests. These figures are not to be quoted.\n")?;
@@ -78,19 +77,19 @@ impl fmt::Display for Report {
         writeln!(
             f,
             "The server's processor time per decision, in microseconds, by how many decisions are in a pipeline, and the\n\
-             share that was admitted; medians of interleaved rounds.\n"
+             share that was allowed; medians of interleaved rounds.\n"
         )?;
         write!(f, "{:<44}", "")?;
         DEPTHS.iter().try_for_each(|depth| write!(f, "  {depth:>8}"))?;
-        writeln!(f, "  {:>12}  {:>9}", "decisions/s", "admitted")?;
+        writeln!(f, "  {:>12}  {:>9}", "decisions/s", "allowed")?;
         let of_depth = |depth| self.rows.iter().filter(move |row| row.depth == depth);
         for (index, row) in of_depth(DEPTHS[0]).enumerate() {
             write!(f, "{:<44}", row.name)?;
             for row in DEPTHS.iter().filter_map(|&depth| of_depth(depth).nth(index)) {
                 write!(f, "  {:>8.2}", median(&row.server_us_per_decision))?;
             }
-            let admitted = row.admitted_percent.map_or("-".to_owned(), |percent| format!("{percent:.0} %"));
-            writeln!(f, "  {:>12.0}  {admitted:>9}", median(&row.decisions_per_second))?;
+            let allowed = row.allowed_percent.map_or("-".to_owned(), |percent| format!("{percent:.0} %"));
+            writeln!(f, "  {:>12.0}  {allowed:>9}", median(&row.decisions_per_second))?;
         }
         writeln!(f, "\nBytes of a full log (MEMORY USAGE), and of its value.\n")?;
         writeln!(f, "{:<34}  {:>12}  {:>12}  {:>12}", "limit", "sorted set", "ours", "our value")?;
@@ -103,14 +102,14 @@ impl fmt::Display for Report {
         }
         writeln!(
             f,
-            "\nWhole programs, decisions per second: tasks that ask one after the other, all at the same time.\n"
+            "\nWhole programs, decisions per second: concurrent tasks, each with one check in flight.\n"
         )?;
         writeln!(f, "{:<34}  {:>12}  {:>12}", "tasks", "baseline", "ours")?;
-        for row in &self.together {
+        for row in &self.programs {
             writeln!(f, "{:<34}  {:>12.0}  {:>12.0}", row.tasks, row.baseline, row.ours)?;
         }
-        writeln!(f, "{:<34}  {:>12}  {:>12.0}", "1, denied and known", "-", self.known_denials.per_second)?;
-        let Leased { exact, leased, .. } = self.leased;
+        writeln!(f, "{:<34}  {:>12}  {:>12.0}", "1, from the denial cache", "-", self.denials.per_second)?;
+        let LeaseFigures { exact, leased, .. } = self.leased;
         writeln!(f, "{:<34}  {:>12}  {exact:>12.0}", "64, one key", "-")?;
         writeln!(f, "{:<34}  {:>12}  {leased:>12.0}", "64, one key, leased", "-")?;
         writeln!(f, "\nGoals\n")?;

@@ -24,11 +24,11 @@ enum Pace {
     /// One per key and tick, by the clock. The server sleeps between ticks and wakes for each.
     Clock,
     /// One per key and tick, by a time sent with the request, without delay. Neither side then reads the clock.
-    Said,
+    SentTime,
 }
 
 /// An algorithm in both forms: our limit, and the baseline's script and arguments.
-pub(super) struct Scenario {
+pub(super) struct RedisScenario {
     pub(super) name: &'static str,
     script: &'static str,
     limit: Limit,
@@ -51,16 +51,16 @@ pub(super) const SHORT_COUNTER: &str = "counter, new windows";
 /// Growing logs: no entry expires.
 pub(super) const LOG: &str = "log, growing";
 /// Logs that hold 95 of 100 requests per second and admit all: as many entries expire as are added.
-pub(super) const HOT_LOG: &str = "hot log, admitted";
-pub(super) const PACED_LOG: &str = "hot log, admitted, by the clock";
+pub(super) const HOT_LOG: &str = "hot log, allowed";
+pub(super) const PACED_LOG: &str = "hot log, allowed, by the clock";
 /// One key far above its 100 per second.
 pub(super) const DENIED_LOG: &str = "hot log, denied";
 
-pub(super) fn scenarios() -> Result<Vec<Scenario>, Box<dyn Error>> {
+pub(super) fn scenarios() -> Result<Vec<RedisScenario>, Box<dyn Error>> {
     let (hour, minute, second) =
         (Duration::from_secs(3_600), Duration::from_secs(60), Duration::from_secs(1));
     let a_minute = Rate::new(1, minute)?;
-    let scenario = |name, limit, script, arguments| Scenario {
+    let scenario = |name, limit, script, arguments| RedisScenario {
         name,
         script,
         limit,
@@ -75,11 +75,11 @@ pub(super) fn scenarios() -> Result<Vec<Scenario>, Box<dyn Error>> {
     let million = 1_000_000;
     let in_use = ["1000000", "0.016666666666666666", "1", "3600"];
     Ok(vec![
-        Scenario {
+        RedisScenario {
             is_shared: true,
             ..scenario(TOKEN, Limit::token_bucket(million, a_minute, RefillStyle::Smooth)?, token, in_use)
         },
-        Scenario {
+        RedisScenario {
             is_shared: true,
             ..scenario(LEAKY, Limit::leaky_bucket(million, a_minute, LeakyMode::Police)?, leaky, in_use)
         },
@@ -113,7 +113,7 @@ pub(super) fn scenarios() -> Result<Vec<Scenario>, Box<dyn Error>> {
             log,
             ["1000", "3600", "", ""],
         ),
-        Scenario {
+        RedisScenario {
             keys: 1,
             ..scenario(
                 DENIED_LOG,
@@ -122,9 +122,9 @@ pub(super) fn scenarios() -> Result<Vec<Scenario>, Box<dyn Error>> {
                 ["100", "1", "", ""],
             )
         },
-        Scenario {
+        RedisScenario {
             keys: HOT_KEYS,
-            pace: Pace::Said,
+            pace: Pace::SentTime,
             ..scenario(
                 HOT_LOG,
                 Limit::sliding_window_log(100, second, LogPolicy::Admitted)?,
@@ -132,7 +132,7 @@ pub(super) fn scenarios() -> Result<Vec<Scenario>, Box<dyn Error>> {
                 ["100", "1", "", ""],
             )
         },
-        Scenario {
+        RedisScenario {
             keys: HOT_KEYS,
             pace: Pace::Clock,
             ..scenario(
@@ -147,7 +147,7 @@ pub(super) fn scenarios() -> Result<Vec<Scenario>, Box<dyn Error>> {
 
 /// How decisions are made.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum By {
+pub(super) enum Implementation {
     Baseline,
     Ours,
     OursShared,
@@ -156,9 +156,9 @@ pub(super) enum By {
 }
 
 /// A contender's packed commands.
-pub(super) struct Contender {
+pub(super) struct RedisContender {
     pub(super) name: String,
-    pub(super) by: By,
+    pub(super) by: Implementation,
     /// Sent before the first round, so that every key exists.
     pub(super) before: Vec<Vec<u8>>,
     /// The pipelines of each round, or one set for all rounds.
@@ -172,20 +172,20 @@ pub(super) struct Contender {
     pub(super) tick: Option<(Duration, usize)>,
 }
 
-impl Contender {
+impl RedisContender {
     /// Creates a contender; `make` packs one command, given the number of its first request.
     pub(super) fn new(
         name: String,
-        by: By,
+        by: Implementation,
         depth: usize,
         requests: usize,
         mut make: impl FnMut(&mut Vec<u8>, usize),
-    ) -> Contender {
-        let per_command = if by == By::OursShared { SHARED } else { 1 };
+    ) -> RedisContender {
+        let per_command = if by == Implementation::OursShared { SHARED } else { 1 };
         let commands = depth.div_ceil(per_command);
         let decisions = commands * per_command;
         let round = pipelines(0, requests.div_ceil(decisions), commands, per_command, &mut make);
-        Contender {
+        RedisContender {
             name,
             by,
             before: Vec::new(),
@@ -217,17 +217,17 @@ fn pipelines(
 }
 
 /// Returns whether a reply admits its request; `None` for a command with several requests.
-pub(super) fn is_admitted(by: By, reply: &Reply) -> Option<bool> {
+pub(super) fn is_allowed(by: Implementation, reply: &Reply) -> Option<bool> {
     match (by, reply) {
         // A byte of flags follows the 8-byte instant of the decision.
-        (By::Ours, Reply::Text(text)) => Some(text.get(8)? % 2 == 1),
-        (By::Baseline, Reply::Many(parts)) => Some(*parts.first()? == Reply::Number(1)),
+        (Implementation::Ours, Reply::Text(text)) => Some(text.get(8)? % 2 == 1),
+        (Implementation::Baseline, Reply::Many(parts)) => Some(*parts.first()? == Reply::Number(1)),
         _ => None,
     }
 }
 
 /// The loaded scripts, and the extent of the load.
-pub(super) struct Loaded<'a> {
+pub(super) struct LoadSettings<'a> {
     pub(super) function: &'a str,
     pub(super) sha: &'a str,
     /// Decisions per pipeline, and per round.
@@ -239,27 +239,27 @@ pub(super) struct Loaded<'a> {
     pub(super) ticks: usize,
 }
 
-impl Scenario {
+impl RedisScenario {
     /// Returns the baseline's script. If the time is sent with the request, the script reads it from its arguments.
     pub(super) fn script(&self) -> String {
         match self.pace {
-            Pace::Said => self.script.replace("redis.call('TIME')", "{ ARGV[3], ARGV[4] }"),
+            Pace::SentTime => self.script.replace("redis.call('TIME')", "{ ARGV[3], ARGV[4] }"),
             Pace::Fast | Pace::Clock => self.script.to_owned(),
         }
     }
 
     /// Returns the contenders of this scenario.
-    pub(super) fn contenders(&self, loaded: &Loaded<'_>) -> Vec<Contender> {
-        let mut ways = vec![By::Baseline, By::Ours];
+    pub(super) fn contenders(&self, loaded: &LoadSettings<'_>) -> Vec<RedisContender> {
+        let mut ways = vec![Implementation::Baseline, Implementation::Ours];
         if self.is_shared {
-            ways.push(By::OursShared);
+            ways.push(Implementation::OursShared);
         }
         ways.into_iter().map(|by| self.contender(by, loaded)).collect()
     }
 
-    fn contender(&self, by: By, loaded: &Loaded<'_>) -> Contender {
-        let Scenario { name, keys, pace, .. } = self;
-        let per_command = if by == By::OursShared { SHARED } else { 1 };
+    fn contender(&self, by: Implementation, loaded: &LoadSettings<'_>) -> RedisContender {
+        let RedisScenario { name, keys, pace, .. } = self;
+        let per_command = if by == Implementation::OursShared { SHARED } else { 1 };
         let mut make = self.command(by, loaded);
         let requests = if *pace == Pace::Fast {
             loaded.requests
@@ -267,18 +267,18 @@ impl Scenario {
             (loaded.ticks_before + loaded.ticks) * HOT_KEYS
         };
         let name = match by {
-            By::Baseline => format!("{name}, baseline"),
-            By::OursShared => format!("{name}, ours, {SHARED} a call"),
-            By::Ours | By::Nothing => format!("{name}, ours"),
+            Implementation::Baseline => format!("{name}, baseline"),
+            Implementation::OursShared => format!("{name}, ours, {SHARED} a call"),
+            Implementation::Ours | Implementation::Nothing => format!("{name}, ours"),
         };
-        let mut contender = Contender::new(name, by, loaded.depth, requests, &mut make);
+        let mut contender = RedisContender::new(name, by, loaded.depth, requests, &mut make);
         let (commands, decisions) = (contender.replies, contender.decisions);
         match pace {
             Pace::Fast => {
                 contender.before = pipelines(0, keys.div_ceil(decisions), commands, per_command, &mut make);
             }
             Pace::Clock => contender.tick = Some((TICK, HOT_KEYS / decisions)),
-            Pace::Said => {
+            Pace::SentTime => {
                 // The sent time continues from round to round.
                 let count = requests / decisions;
                 contender.rounds = (0..loaded.rounds)
@@ -293,14 +293,14 @@ impl Scenario {
     }
 
     /// Returns a function that packs a command, given the number of its first request.
-    fn command(&self, by: By, loaded: &Loaded<'_>) -> impl FnMut(&mut Vec<u8>, usize) {
-        let Scenario { name, limit, arguments, keys, pace, .. } = self;
-        let (keys, is_said) = (*keys, *pace == Pace::Said);
+    fn command(&self, by: Implementation, loaded: &LoadSettings<'_>) -> impl FnMut(&mut Vec<u8>, usize) {
+        let RedisScenario { name, limit, arguments, keys, pace, .. } = self;
+        let (keys, sends_time) = (*keys, *pace == Pace::SentTime);
         // An order that defeats caches.
         let key = move |number: usize| number * 7_919 % keys;
         let (function, sha) = (loaded.function.to_owned(), loaded.sha.to_owned());
         let charge = ratekeeper::redis::wire::charge(limit, 1);
-        let count = if by == By::OursShared { SHARED } else { 1 };
+        let count = if by == Implementation::OursShared { SHARED } else { 1 };
         let depth = loaded.depth;
         let prefix = format!("rate_limit:{}:", limit.name());
         // In production this part of the key is a hash; here it identifies the scenario.
@@ -312,14 +312,14 @@ impl Scenario {
         move |packed, number| {
             let at = TICK * u32::try_from(number / HOT_KEYS).unwrap_or(u32::MAX)
                 + Duration::from_secs(1_700_000_000);
-            if by == By::Baseline {
+            if by == Implementation::Baseline {
                 let key = format!("{name}:{depth}:user{}", key(number));
-                let said = [at.as_secs().to_string(), at.subsec_micros().to_string()];
+                let time = [at.as_secs().to_string(), at.subsec_micros().to_string()];
                 let mut parts: Vec<&[u8]> = vec![b"EVALSHA", sha.as_bytes(), b"1", key.as_bytes()];
                 parts.extend(arguments.iter().map(|part| part.as_bytes()));
-                if is_said {
+                if sends_time {
                     parts.truncate(6);
-                    parts.extend(said.iter().map(|part| part.as_bytes()));
+                    parts.extend(time.iter().map(|part| part.as_bytes()));
                 }
                 pack(packed, &parts);
                 return;
@@ -332,9 +332,9 @@ impl Scenario {
             let mut parts: Vec<&[u8]> = vec![b"FCALL", function.as_bytes(), count_text.as_bytes()];
             parts.extend(keys.iter().map(|key| key.as_bytes()));
             parts.extend(std::iter::repeat_n(charge.as_slice(), count));
-            let said = ratekeeper::redis::wire::time(Time::EPOCH.saturating_add(at));
-            if is_said {
-                parts.push(&said);
+            let time = ratekeeper::redis::wire::time(Time::EPOCH.saturating_add(at));
+            if sends_time {
+                parts.push(&time);
             }
             pack(packed, &parts);
         }

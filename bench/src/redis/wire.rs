@@ -36,7 +36,7 @@ impl Wire {
         (0..replies).try_for_each(|_| self.reply().map(&mut hear))
     }
 
-    pub(super) fn ask(&mut self, parts: &[&[u8]]) -> io::Result<Reply> {
+    pub(super) fn call(&mut self, parts: &[&[u8]]) -> io::Result<Reply> {
         let mut packed = Vec::new();
         pack(&mut packed, parts);
         self.write.write_all(&packed)?;
@@ -45,10 +45,10 @@ impl Wire {
 
     pub(super) fn text(&mut self, parts: &[&str]) -> io::Result<String> {
         let parts: Vec<&[u8]> = parts.iter().map(|part| part.as_bytes()).collect();
-        match self.ask(&parts)? {
+        match self.call(&parts)? {
             Reply::Text(text) => Ok(String::from_utf8_lossy(&text).into_owned()),
             Reply::Number(number) => Ok(number.to_string()),
-            Reply::Many(_) => Err(io::Error::other("a list, where one value was asked for")),
+            Reply::Many(_) => Err(io::Error::other("expected one value, got a list")),
         }
     }
 

@@ -95,9 +95,9 @@ fn inexact_decisions_print_a_warning() {
     let first = told.next().unwrap_or_default();
     assert!(first.starts_with("warning: "), "{first}");
     assert!(
-        first.ends_with(" requests found no room for their key, so these decisions are not exact"),
+        first.ends_with(" requests had a key that did not fit into memory, so their decisions are not exact"),
         "{first}"
     );
-    assert_eq!(told.next(), Some("  = give more room with --max-keys"));
+    assert_eq!(told.next(), Some("  = raise --max-keys"));
     assert_eq!(told.next(), None);
 }

@@ -11,6 +11,7 @@ mod decisions;
 mod memory;
 mod migrate;
 mod mistakes;
+mod picture;
 mod pipes;
 mod store;
 mod table;

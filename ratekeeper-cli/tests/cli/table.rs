@@ -41,7 +41,7 @@ fn most_denied_keys_come_first_and_the_rest_is_summed() {
         simulate("fixed_window: { limit: 1, window: 60s }", &["--keys", "2"], &format!("time,key\n{trace}"));
     let rows: Vec<Vec<&str>> =
         shown.stdout.lines().skip(4).take(5).map(|line| line.split_whitespace().collect()).collect();
-    assert_eq!(rows[0][..4], ["key", "asked", "admitted", "denied"]);
+    assert_eq!(rows[0][..4], ["key", "requests", "allowed", "denied"]);
     assert_eq!(rows[1][..4], ["key-4", "5", "1", "4"]);
     assert_eq!(rows[2][..4], ["key-3", "4", "1", "3"]);
     assert_eq!(rows[3][..6], ["3", "keys", "more", "6", "3", "3"]);
@@ -61,7 +61,7 @@ fn statistics_of_unlimited_keys_are_bounded() {
     assert_eq!(row("  100,000 keys more"), "100,000");
     assert_eq!(row("  other keys"), "5");
     assert_eq!(row("  all"), "100,005");
-    assert!(shown.contains("other keys: only the first 100,000 keys are followed one by one"), "{shown}");
+    assert!(shown.contains("other keys: only the first 100,000 keys have their own statistics"), "{shown}");
 }
 
 #[test]

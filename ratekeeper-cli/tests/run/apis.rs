@@ -18,19 +18,19 @@ limits:
 ";
 const APIS: &str = "apis: { http: 127.0.0.1:0, envoy: 127.0.0.1:0, resp: 127.0.0.1:0 }\nadmin: 127.0.0.1:0\n";
 
-/// Returns the address after the last ` on ` of a line.
+/// Returns the address in the URL of a line.
 fn at(line: &str) -> SocketAddr {
-    let address = line.rsplit(" on ").next().unwrap().split("://").last().unwrap();
+    let address = line.split("://").last().unwrap();
     let is_part = |c: char| c.is_ascii_digit() || ".:".contains(c);
     address.split(|c| !is_part(c)).next().unwrap().parse().unwrap()
 }
 
 async fn http(process: &Process) -> SocketAddr {
-    at(&process.line("limits asked over HTTP").await)
+    at(&process.line("HTTP API").await)
 }
 
 async fn resp(process: &Process) -> SocketAddr {
-    at(&process.line("limits asked by clients of Redis").await)
+    at(&process.line("Redis API").await)
 }
 
 /// Sends a request to the HTTP API.
@@ -72,7 +72,7 @@ async fn all_apis_and_the_gateway_share_one_limit() {
     let file = folder.write("ratekeeper.yaml", &format!("{LIMITS}{APIS}{gateway}"));
     let (mut process, address) = Process::serving(&file).await;
     let (http, resp) = (http(&process).await, resp(&process).await);
-    process.line("rate limit service for Envoy").await;
+    process.line("Envoy API").await;
 
     let answer = Client::connected(address).await.get("/", "X-User-Id: alice\r\n").await.unwrap();
     assert_eq!(answer.header("ratelimit"), Some("\"per-user\";r=3;t=604800"));

@@ -183,8 +183,8 @@ async fn changed_referenced_file_is_reloaded() {
         let process = &process;
         async move { until("a reload", || process.said(r#""message":"configuration reloaded""#) == count).await }
     };
-    process.line("gateway on https://127.0.0.1:").await;
-    assert_eq!(process.said("gateway on http://"), 1);
+    process.line(r#""service":"gateway","url":"https://127.0.0.1:"#).await;
+    assert_eq!(process.said(r#""service":"gateway","url":"http://"#), 1);
     assert_eq!(get(address, "/").await.body, b"1");
     folder.write("token", "2");
     reloads(1).await;

@@ -82,7 +82,7 @@ async fn logs_and_metrics_contain_no_secrets_and_logs_are_json() {
         assert!(!line.contains(CANARY), "{line}");
     }
     for part in
-        [r#""id":""#, r#""decision":"denied""#, r#""limit":"a""#, r#""waited_us":"#, r#""route":"all""#]
+        [r#""id":""#, r#""decision":"denied""#, r#""limit":"a""#, r#""delay_us":"#, r#""route":"all""#]
     {
         assert!(stdout.iter().any(|line| line.contains(part)), "{part} is missing in {stdout:#?}");
     }

@@ -55,7 +55,7 @@ async fn thousand_requests_in_flight_are_answered_during_shutdown() {
         let mut idle = Client::new(address);
         assert_eq!(idle.get("/", "").await.unwrap().status, 200);
         process.signal(signal);
-        process.line("draining").await;
+        process.line("graceful shutdown started").await;
         assert_eq!(get(admin, "/readyz").await.status, 503, "balancers learn that it ends");
         let last = idle.get("/", "").await.unwrap();
         assert_eq!((last.status, last.header("connection")), (200, Some("close")));
@@ -67,7 +67,7 @@ async fn thousand_requests_in_flight_are_answered_during_shutdown() {
         tally.assert_all(200);
         assert_eq!(tally.of(200), 1000);
         assert_eq!(process.ended().await, 0);
-        process.line(r#""message":"done""#).await;
+        process.line(r#""message":"shut down""#).await;
         until("the last line of the access log", || process.stdout().len() == 1002).await;
     }
 }
@@ -82,7 +82,7 @@ async fn requests_longer_than_the_drain_timeout_are_cut_off_and_counted() {
     process.signal(Signal::SIGTERM);
     assert_eq!(process.ended().await, 0);
     assert!(begun.elapsed() >= Duration::from_secs(1));
-    process.line("done; 3 connections took longer than the file allows").await;
+    process.line("some connections were still open after the drain timeout").await;
     assert_eq!(sum(clients).await.failed.len(), 3);
 }
 
@@ -106,7 +106,7 @@ async fn second_signal_stops_immediately() {
     let (mut process, address) = Process::serving(&file).await;
     let clients = hold(address, &upstream, 1).await;
     process.signal(Signal::SIGTERM);
-    process.line("draining").await;
+    process.line("graceful shutdown started").await;
     process.signal(Signal::SIGINT);
     assert_eq!(process.ended().await, 0);
     process.line("stopped immediately by a second signal").await;

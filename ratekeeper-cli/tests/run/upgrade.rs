@@ -36,7 +36,7 @@ async fn five_upgrades_under_load_refuse_no_connection_and_fail_no_request() {
         until("the takeover", || process.said("took over from predecessor") == round - 1).await;
         nix::sys::signal::kill(nix::unistd::Pid::from_raw(newest), Signal::SIGUSR2).unwrap();
         newest = successor(&mut process, round).await;
-        until("the end of the predecessor", || process.said(r#""message":"done""#) == round).await;
+        until("the end of the predecessor", || process.said(r#""message":"shut down""#) == round).await;
         kept.more(100).await;
         fresh.more(10).await;
     }
@@ -48,7 +48,7 @@ async fn five_upgrades_under_load_refuse_no_connection_and_fail_no_request() {
     println!("5 upgrades under load: kept connections: {kept}\n  fresh connections: {fresh}");
     kept.assert_all(200);
     fresh.assert_all(200);
-    assert_eq!(process.said("gateway on http://"), 6);
+    assert_eq!(process.said(r#""service":"gateway""#), 6);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -33,7 +33,7 @@ pub(crate) struct Process {
 /// Returns the command without the tester's environment settings.
 pub(crate) fn ratekeeper() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ratekeeper"));
-    command.env_remove("RATEKEEPER_LOG").env_remove("LISTEN_FDS").current_dir(env!("CARGO_TARGET_TMPDIR"));
+    command.env_remove("RATEKEEPER_LOG").env_remove("RATEKEEPER_CONFIG").env_remove("LISTEN_FDS").current_dir(env!("CARGO_TARGET_TMPDIR"));
     command
 }
 
@@ -94,11 +94,13 @@ impl Process {
 
     /// Returns the address of the gateway.
     pub(crate) async fn address(&self) -> SocketAddr {
-        after(&self.line("gateway on http://").await, "gateway on http://")
+        let gateway = r#""service":"gateway","url":"http://"#;
+        after(&self.line(gateway).await, gateway)
     }
 
     pub(crate) async fn admin(&self) -> SocketAddr {
-        after(&self.line("health on http://").await, "health on http://")
+        let admin = r#""service":"admin","url":"http://"#;
+        after(&self.line(admin).await, admin)
     }
 
     /// Returns a metric's value; 0 if it is missing.

@@ -7,17 +7,17 @@ use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 /// Width and colour of a report.
 #[derive(Clone, Copy, Debug)]
-pub struct Look {
+pub struct TextStyle {
     /// Width in terminal columns.
     pub width: usize,
     /// Whether to use colours.
     pub color: bool,
 }
 
-impl Default for Look {
+impl Default for TextStyle {
     /// 80 columns without colours, as for a file.
-    fn default() -> Look {
-        Look { width: 80, color: false }
+    fn default() -> TextStyle {
+        TextStyle { width: 80, color: false }
     }
 }
 
@@ -35,7 +35,7 @@ pub(crate) enum Ink {
     Cyan,
 }
 
-impl Look {
+impl TextStyle {
     pub(crate) fn paint(self, ink: Ink, text: &str) -> String {
         let code = match ink {
             Ink::Plain => return text.to_owned(),

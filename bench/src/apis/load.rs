@@ -1,4 +1,4 @@
-//! Sends checks to a contender and verifies its answers.
+//! Sends checks to a contender and verifies its responses.
 
 use std::error::Error;
 use std::io::{Read, Write};
@@ -9,8 +9,8 @@ use std::time::Duration;
 use testbed::process::{Folder, Running};
 
 use super::grpc::{Api, Load};
-use super::report::{Figure, Row};
-use super::{Job, Question, Size, Way};
+use super::report::{ApisFigure, ApisRow};
+use super::{ApiCheck, ApiJob, ApisSize, Transport};
 use crate::wrk;
 
 /// The key in a check; redis-benchmark replaces the placeholder with twelve digits.
@@ -20,15 +20,15 @@ const ONE_KEY: &str = "user:000000000000";
 
 const RESP_CONNECTIONS: &str = "50";
 const PIPELINE: usize = 16;
-/// Read timeout for one answer.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Read timeout for one response.
+const READ_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A check in the protocol of one API.
-pub(super) enum Ask {
-    /// A command, and the text that the expected answer contains.
+pub(super) enum CheckFormat {
+    /// A command, and the text that the expected response contains.
     Resp {
         command: Vec<&'static str>,
-        answer: &'static str,
+        response: &'static str,
     },
     /// A POST, with `%s` for the key.
     Http {
@@ -38,17 +38,21 @@ pub(super) enum Ask {
     Grpc(Api),
 }
 
-impl Ask {
+impl CheckFormat {
     /// Creates a check by a Redis command, with the key between `before` and `limit`.
-    pub(super) fn command(before: &[&'static str], limit: &[&'static str], answer: &'static str) -> Ask {
-        Ask::Resp { command: [before, &[KEY], limit].concat(), answer }
+    pub(super) fn command(
+        before: &[&'static str],
+        limit: &[&'static str],
+        response: &'static str,
+    ) -> CheckFormat {
+        CheckFormat::Resp { command: [before, &[KEY], limit].concat(), response }
     }
 
-    pub(super) fn is_asked(&self, way: Way) -> bool {
+    pub(super) fn supports(&self, transport: Transport) -> bool {
         match self {
-            Ask::Resp { .. } => matches!(way, Way::Piped | Way::Alone),
-            Ask::Http { .. } => way == Way::Http,
-            Ask::Grpc(_) => way == Way::Grpc,
+            CheckFormat::Resp { .. } => matches!(transport, Transport::Piped | Transport::Alone),
+            CheckFormat::Http { .. } => transport == Transport::Http,
+            CheckFormat::Grpc(_) => transport == Transport::Grpc,
         }
     }
 }
@@ -56,36 +60,36 @@ impl Ask {
 /// Runs one round of load against a contender and measures its processor time.
 pub(super) fn visit(
     process: &Running,
-    question: &Question,
-    row: &Row,
-    size: &Size,
+    check: &ApiCheck,
+    row: &ApisRow,
+    size: &ApisSize,
     folder: &Folder,
-) -> Result<Figure, Box<dyn Error>> {
-    let port = question.port;
+) -> Result<ApisFigure, Box<dyn Error>> {
+    let port = check.port;
     let before = process.cpu_us()?;
-    let (decisions, per_second) = match &question.ask {
-        Ask::Resp { command, .. } if row.way == Way::Piped => {
+    let (decisions, per_second) = match &check.format {
+        CheckFormat::Resp { command, .. } if row.transport == Transport::Piped => {
             by_redis_benchmark(port, command, PIPELINE, size.piped, size.keys)?
         }
-        Ask::Resp { command, .. } => by_redis_benchmark(port, command, 1, size.alone, size.keys)?,
-        Ask::Http { path, body } => by_wrk(port, path, body, size.keys, folder)?,
-        &Ask::Grpc(api) => {
+        CheckFormat::Resp { command, .. } => by_redis_benchmark(port, command, 1, size.alone, size.keys)?,
+        CheckFormat::Http { path, body } => by_wrk(port, path, body, size.keys, folder)?,
+        &CheckFormat::Grpc(api) => {
             by_this_program(&Load { port, api, job: row.job, decisions: size.grpc, keys: size.keys })?
         }
     };
     let spent = process.cpu_us()? - before;
-    // The load generators ignore the answers, so verify one here.
-    match &question.ask {
-        Ask::Resp { command, answer } => {
+    // The load generators ignore the responses, so verify one here.
+    match &check.format {
+        CheckFormat::Resp { command, response } => {
             let mut text = format!("*{}\r\n", command.len());
             for word in command {
                 let word = if *word == KEY { ONE_KEY } else { word };
                 text.push_str(&format!("${}\r\n{word}\r\n", word.len()));
             }
-            expect(port, &text, answer)?;
+            expect(port, &text, response)?;
         }
-        Ask::Http { path, body } => {
-            let (body, is_allowed) = (body.replace("%s", ONE_KEY), row.job == Job::Allowed);
+        CheckFormat::Http { path, body } => {
+            let (body, is_allowed) = (body.replace("%s", ONE_KEY), row.job == ApiJob::Allowed);
             let text = format!(
                 "POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n\
                  Content-Length: {}\r\n\r\n{body}",
@@ -93,26 +97,26 @@ pub(super) fn visit(
             );
             expect(port, &text, &format!("{{\"allowed\":{is_allowed},"))?;
         }
-        // The gRPC load generator verifies every answer.
-        Ask::Grpc(_) => {}
+        // The gRPC load generator verifies every response.
+        CheckFormat::Grpc(_) => {}
     }
-    Ok(Figure { cpu_us: spent as f64 / decisions as f64, per_second })
+    Ok(ApisFigure { cpu_us: spent as f64 / decisions as f64, per_second })
 }
 
-/// Sends one check and waits until the answer contains `expected`.
-fn expect(port: u16, question: &str, expected: &str) -> Result<(), Box<dyn Error>> {
+/// Sends one check and waits until the response contains `expected`.
+fn expect(port: u16, check: &str, expected: &str) -> Result<(), Box<dyn Error>> {
     let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.write_all(question.as_bytes())?;
-    let (mut told, mut part) = (String::new(), [0; 4096]);
-    while !told.contains(expected) {
+    stream.set_read_timeout(Some(READ_TIMEOUT))?;
+    stream.write_all(check.as_bytes())?;
+    let (mut response, mut part) = (String::new(), [0; 4096]);
+    while !response.contains(expected) {
         match stream.read(&mut part) {
-            Ok(read) if read > 0 => told.push_str(&String::from_utf8_lossy(&part[..read])),
-            _ => return Err(format!("asked {question:?}, it says {told:?} and not {expected:?}").into()),
+            Ok(read) if read > 0 => response.push_str(&String::from_utf8_lossy(&part[..read])),
+            _ => return Err(format!("sent {check:?}, expected {expected:?}, got {response:?}").into()),
         }
-        // Expected answers are short.
-        if told.len() > part.len() {
-            return Err(format!("asked {question:?}, it says too much").into());
+        // Expected responses are short.
+        if response.len() > part.len() {
+            return Err(format!("sent {check:?}, the response is too long").into());
         }
     }
     Ok(())
@@ -132,8 +136,9 @@ fn by_redis_benchmark(
         .output()
         .map_err(|error| format!("redis-benchmark: {error}; try `sudo apt-get install redis-tools`"))?;
     let text = String::from_utf8_lossy(&output.stdout);
-    let per_second = per_second(&text)
-        .ok_or_else(|| format!("redis-benchmark says {text} {}", String::from_utf8_lossy(&output.stderr)))?;
+    let per_second = per_second(&text).ok_or_else(|| {
+        format!("redis-benchmark printed {text} {}", String::from_utf8_lossy(&output.stderr))
+    })?;
     Ok((decisions, per_second))
 }
 
@@ -152,11 +157,13 @@ fn by_wrk(
 ) -> Result<(usize, f64), Box<dyn Error>> {
     let script = folder.write("check.lua", include_str!("check.lua"))?.display().to_string();
     let (url, keys) = (format!("http://127.0.0.1:{port}{path}"), keys.to_string());
-    let asked = wrk::ask(&["--script", &script, &url, "--", body, &keys])?;
-    if asked.refused > 0 {
-        return Err(format!("a denial is an answer, too, and these were refused: {asked:?}").into());
+    let result = wrk::run(&["--script", &script, &url, "--", body, &keys])?;
+    if result.not_2xx > 0 {
+        return Err(
+            format!("a denial has status 200 as well, but some responses have not: {result:?}").into()
+        );
     }
-    Ok((usize::try_from(asked.requests)?, asked.per_second))
+    Ok((usize::try_from(result.requests)?, result.per_second))
 }
 
 /// Runs the load in another process, because only the server's processor time is measured.

@@ -9,12 +9,12 @@ use ratekeeper::{Limit, Limiter, Rate, RefillStyle, WindowAlign};
 use serde::Serialize;
 use testbed::RedisServer;
 
-use super::Size;
+use super::RedisSize;
 use super::wire::Wire;
 use crate::timing;
 
 #[derive(Serialize)]
-pub(crate) struct Row {
+pub(crate) struct ProgramRow {
     pub(super) tasks: usize,
     pub(super) baseline: f64,
     pub(super) ours: f64,
@@ -22,7 +22,7 @@ pub(crate) struct Row {
 
 /// One hot key, checked by 64 tasks: each decision by Redis, and from a lease.
 #[derive(Serialize)]
-pub(crate) struct Leased {
+pub(crate) struct LeaseFigures {
     pub(super) exact: f64,
     pub(super) leased: f64,
     pub(super) calls: u64,
@@ -31,20 +31,23 @@ pub(crate) struct Leased {
 
 /// A denied key, checked repeatedly.
 #[derive(Serialize)]
-pub(crate) struct Denials {
+pub(crate) struct DenialFigures {
     pub(super) checks: u64,
     pub(super) calls: u64,
     pub(super) per_second: f64,
 }
 
-pub(super) fn run(server: &RedisServer, size: &Size) -> Result<(Vec<Row>, Denials, Leased), Box<dyn Error>> {
+pub(super) fn run(
+    server: &RedisServer,
+    size: &RedisSize,
+) -> Result<(Vec<ProgramRow>, DenialFigures, LeaseFigures), Box<dyn Error>> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let mut rows = Vec::new();
     for tasks in [1, 16, 64] {
         let checks = size.checks_per_task;
         let baseline = runtime.block_on(baseline(server, tasks, checks))?;
         let ours = runtime.block_on(ours(server, tasks, checks, None, 100))?;
-        rows.push(Row { tasks, baseline, ours });
+        rows.push(ProgramRow { tasks, baseline, ours });
     }
     let denials = runtime.block_on(denials(server, size))?;
     let checks = size.checks_per_task;
@@ -54,7 +57,7 @@ pub(super) fn run(server: &RedisServer, size: &Size) -> Result<(Vec<Row>, Denial
     let lease = Lease::new(100_000);
     let leased = runtime.block_on(ours(server, 64, checks, Some(lease), 1))?;
     let calls = calls(server)? - before;
-    Ok((rows, denials, Leased { exact, leased, calls, checks: 64 * checks as u64 }))
+    Ok((rows, denials, LeaseFigures { exact, leased, calls, checks: 64 * checks as u64 }))
 }
 
 /// Runs `tasks` concurrent tasks; returns decisions per second.
@@ -110,10 +113,10 @@ async fn baseline(server: &RedisServer, tasks: usize, checks: usize) -> Result<f
         async move {
             for number in 0..checks {
                 let mut command = redis::cmd("EVALSHA");
-                command.arg(&sha).arg(1).arg(format!("together:{task}:{}", number % 100));
+                command.arg(&sha).arg(1).arg(format!("programs:{task}:{}", number % 100));
                 command.arg(&["1000000", "1", "1", "3600"]);
-                let asked = command.query_async::<(i64, String, i64)>(&mut connection).await;
-                asked.map_err(|error| error.to_string())?;
+                let result = command.query_async::<(i64, String, i64)>(&mut connection).await;
+                result.map_err(|error| error.to_string())?;
             }
             Ok(())
         }
@@ -121,7 +124,7 @@ async fn baseline(server: &RedisServer, tasks: usize, checks: usize) -> Result<f
     .await
 }
 
-async fn denials(server: &RedisServer, size: &Size) -> Result<Denials, Box<dyn Error>> {
+async fn denials(server: &RedisServer, size: &RedisSize) -> Result<DenialFigures, Box<dyn Error>> {
     let limit = Limit::fixed_window(1, Duration::from_secs(86_400), WindowAlign::FirstRequest)?;
     let settings = Settings::new(&server.url()).namespace("denied").deadline(Duration::from_secs(10));
     let limiter = Limiter::builder(limit).redis(&settings)?;
@@ -135,7 +138,7 @@ async fn denials(server: &RedisServer, size: &Size) -> Result<Denials, Box<dyn E
         }
     }
     let per_second = checks as f64 / watch.seconds();
-    Ok(Denials { checks: checks as u64, calls: calls(server)? - before, per_second })
+    Ok(DenialFigures { checks: checks as u64, calls: calls(server)? - before, per_second })
 }
 
 /// Returns the server's number of FCALL calls.
