@@ -33,7 +33,11 @@ pub(crate) struct Process {
 /// Returns the command without the tester's environment settings.
 pub(crate) fn ratekeeper() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ratekeeper"));
-    command.env_remove("RATEKEEPER_LOG").env_remove("RATEKEEPER_CONFIG").env_remove("LISTEN_FDS").current_dir(env!("CARGO_TARGET_TMPDIR"));
+    command
+        .env_remove("RATEKEEPER_LOG")
+        .env_remove("RATEKEEPER_CONFIG")
+        .env_remove("LISTEN_FDS")
+        .current_dir(env!("CARGO_TARGET_TMPDIR"));
     command
 }
 
