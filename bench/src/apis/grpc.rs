@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use clap::{Args, ValueEnum};
 use prost::Message;
 use ratekeeper_server::envoy::messages::{
-    RateLimitCode, Entry, RateLimitDescriptor, RateLimitRequest, RateLimitResponse,
+    Entry, RateLimitCode, RateLimitDescriptor, RateLimitRequest, RateLimitResponse,
 };
 use tokio::runtime::Builder;
 use tokio::task::JoinSet;

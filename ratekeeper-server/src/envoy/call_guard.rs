@@ -1,4 +1,4 @@
-//! CallKind in flight: authenticated, and bounded in number.
+//! Calls in flight: authenticated, and bounded in number.
 
 use std::convert::Infallible;
 use std::pin::Pin;

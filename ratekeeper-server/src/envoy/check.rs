@@ -66,7 +66,7 @@ pub(super) async fn decide<S: Store + Send + Sync>(
     Ok(EnvoyVerdict { decisions: check.decisions, allowed: false })
 }
 
-/// The state of a decision.
+/// The check of one request.
 struct RequestCheck<'w, S> {
     layer: Option<&'w RatekeeperLayer<S>>,
     descriptors: &'w [ResolvedDescriptor<'w>],

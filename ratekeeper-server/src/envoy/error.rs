@@ -25,7 +25,7 @@ pub(super) enum EnvoyApiError {
         descriptor: usize,
         unit: i32,
     },
-    /// A refund although refunds are disabled.
+    /// A refund, while refunds are disabled.
     RefundsDisabled {
         descriptor: usize,
     },

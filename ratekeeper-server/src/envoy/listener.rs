@@ -71,8 +71,9 @@ impl Default for EnvoyListenerSettings {
 
 /// Serves the rate limit service, health and reflection over gRPC, on a socket of [`Sockets`](crate::Sockets).
 ///
-/// Once `drain` is true, health checks report `NOT_SERVING` immediately; after [`drain_delay`](EnvoyListenerSettings::drain_delay) no
-/// more connections are accepted, calls in flight are answered, and the future ends.
+/// Once `drain` is true, health checks report `NOT_SERVING` immediately. After
+/// [`drain_delay`](EnvoyListenerSettings::drain_delay), no more connections are accepted, calls in flight are answered,
+/// and the future ends.
 ///
 /// # Errors
 /// Returns the error of the socket, if it cannot be used.

@@ -120,7 +120,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Existing values win; if pairs values are maps, they are merged by the same rule.
+/// Existing values win; if both values are maps, they are merged by the same rule.
 fn merge<'m>(into: &mut Struct, metadata: impl Iterator<Item = &'m (String, Data)>) {
     for (name, data) in metadata {
         match (into.fields.get_mut(name).map(|value| &mut value.kind), data) {

@@ -1,6 +1,6 @@
 //! The original request, as a proxy describes it in headers.
 //!
-//! Proxies pass on the headers that clients send, so a description counts required if it is complete: a header that the
+//! Proxies pass on the headers that clients send, so a description counts only if it is complete: a header that the
 //! proxy does not set can be set by a client. There are two kinds of description, and a request with both is
 //! rejected, because a client could otherwise choose which one counts.
 //!

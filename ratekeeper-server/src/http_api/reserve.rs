@@ -284,7 +284,7 @@ async fn refund_batch<T: HttpApiContext>(api: &T, pending: &mut Vec<Vec<u8>>) ->
     result
 }
 
-/// Refunds all expired reservations, and returns how many available were.
+/// Refunds all expired reservations, and returns how many there were.
 pub async fn refund_expired<T: HttpApiContext>(api: &T) -> usize {
     let (mut total, mut pending) = (0, Vec::new());
     loop {

@@ -68,7 +68,7 @@ impl RedisApiMetrics {
         }
     }
 
-    /// RedisApiMetrics a connection as open until the guard is dropped, and numbers it.
+    /// Counts a connection as open until the guard is dropped, and numbers it.
     pub(crate) fn open_connection(self: &std::sync::Arc<RedisApiMetrics>) -> (OpenConnection, u64) {
         self.open.fetch_add(1, Ordering::Relaxed);
         (OpenConnection(self.clone()), self.accepted.fetch_add(1, Ordering::Relaxed) + 1)

@@ -5,7 +5,7 @@
 //! 1) (integer) 0     allowed
 //! 2) (integer) 15    limit
 //! 3) (integer) 14    remaining
-//! 4) (integer) -1    retry after: not denied
+//! 4) (integer) -1    retry after: none, because it is allowed
 //! 5) (integer) 2     reset after, in seconds
 //! ```
 //!

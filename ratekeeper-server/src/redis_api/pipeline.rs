@@ -1,4 +1,4 @@
-//! CommandGroups of commands that are checked concurrently, for stores that do not decide immediately.
+//! Groups of commands that are checked concurrently, for stores that do not decide immediately.
 //!
 //! Otherwise a client that pipelines commands would wait for one round trip to the store per command. Commands with
 //! the same key are still executed in order, so that each sees the charge of the previous one; so are commands that

@@ -84,8 +84,8 @@ async fn oversized_requests_are_rejected() {
             RateLimitRequest { domain: longer.into(), ..edge_request(&[descriptor(&[("user", "ann")])]) };
         assert_rejected(&mut client, domain, Code::InvalidArgument, reason).await;
     }
-    let whole = edge_request(&[descriptor(&[("user", &"x".repeat(CALL_BYTES_MAX))])]);
-    assert_rejected(&mut client, whole, Code::OutOfRange, "").await;
+    let oversized = edge_request(&[descriptor(&[("user", &"x".repeat(CALL_BYTES_MAX))])]);
+    assert_rejected(&mut client, oversized, Code::OutOfRange, "").await;
 }
 
 /// Envoy's clients could bypass a limit if they could exceed a bound: a long header in every descriptor, and long
@@ -132,13 +132,13 @@ async fn largest_numbers_do_not_overflow() {
     );
     let mut client = service.client().await;
     let ann = |sum: u64| with_hits(sum, descriptor(&[("user", "ann")]));
-    let own = || with_inline_limit(u32::MAX, 1, descriptor(&[("user", "ann")]));
+    let inline = || with_inline_limit(u32::MAX, 1, descriptor(&[("user", "ann")]));
     for descriptors in [
         vec![ann(u64::MAX); 3],
-        vec![with_hits(u64::MAX, own()); 3],
+        vec![with_hits(u64::MAX, inline()); 3],
         vec![as_refund(ann(u64::MAX)); 3],
-        vec![as_refund(with_hits(u64::MAX, own())); 3],
-        vec![with_hits(u64::from(u32::MAX), own()); 3],
+        vec![as_refund(with_hits(u64::MAX, inline())); 3],
+        vec![with_hits(u64::from(u32::MAX), inline()); 3],
         vec![ann(u64::from(u32::MAX)), as_refund(ann(u64::from(u32::MAX)))],
     ] {
         let request = RateLimitRequest { hits_addend: u32::MAX, ..edge_request(&descriptors) };

@@ -375,8 +375,8 @@ async fn no_request_is_allowed_because_of_a_slow_decision() {
         }
     }
     let (ours, other) = *rounds.last().unwrap();
-    assert!(ours <= 2 * other, "late answers by round, ours and of a service that does nothing: {rounds:?}");
+    assert!(ours <= 2 * other, "late responses per round (this service, reference service): {rounds:?}");
     let (ok, error) = (stat(&envoy, "ok").await, stat(&envoy, "error").await);
     assert_eq!(ok + error, answered);
-    assert!(ok > 0, "none of {answered}");
+    assert!(ok > 0, "no request of {answered} was decided");
 }

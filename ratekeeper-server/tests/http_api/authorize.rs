@@ -169,7 +169,7 @@ async fn denied_grpc_call_has_an_error_status() {
 /// Caddy sends its client's host, and a page's `Origin` passes through all proxies.
 #[tokio::test]
 async fn every_method_and_every_host_is_answered() {
-    let api = run("limits: { all: { key: global, fixed_window: { limit: 100, window: 1h } } }");
+    let api = run("limits: { total: { key: global, fixed_window: { limit: 100, window: 1h } } }");
     for method in ["GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"] {
         let headers = format!("{}Origin: http://shop.test\r\n", forwarded("GET", "/", "203.0.113.7"));
         let text = format!(

@@ -67,11 +67,11 @@ async fn several_limits_are_charged_atomically() {
     let api = run("limits:
   per-user: { key: { header: X-User-Id }, fixed_window: { limit: 5, window: 1h, align: first_request } }
   per-pair: { key: [{ header: X-User-Id }, { header: X-Endpoint }], fixed_window: { limit: 2, window: 1h, align: first_request } }
-  all: { key: global, fixed_window: { limit: 100, window: 1h, align: first_request } }");
+  total: { key: global, fixed_window: { limit: 100, window: 1h, align: first_request } }");
     let check = json!({ "checks": [
         { "limit": "per-user", "key": ["alice"] },
         { "limit": "per-pair", "key": ["alice", "/a"], "cost": 2 },
-        { "limit": "all" },
+        { "limit": "total" },
     ]});
     let response = post(api.address, "/v1/check", &check).await;
     let json = response.json();

@@ -56,7 +56,7 @@ async fn reservations_are_made_and_settled_once() {
     assert_eq!(peek_remaining(api.address, "per-user", "alice").await, 9);
 }
 
-/// A denial charges nothing, so a retry is decided retry.
+/// A denial charges nothing, so a retry is decided again.
 #[tokio::test]
 async fn denials_and_errors_are_not_replayed() {
     let api = run("limits:

@@ -62,32 +62,32 @@ async fn assert_agreement(api: &TestApi, path: &str, body: &Value, is_valid_body
 async fn request_bodies_are_accepted_as_documented() {
     let api = run(&format!(
         "{PER_USER}
-  all: {{ key: global, fixed_window: {{ limit: 100, window: 1h }} }}"
+  total: {{ key: global, fixed_window: {{ limit: 100, window: 1h }} }}"
     ));
     let check = json!({ "limit": "per-user", "key": "a", "cost": 2 });
     let checks = [
         (check.clone(), true),
-        (json!({ "limit": "all" }), true),
+        (json!({ "limit": "total" }), true),
         (json!({ "limit": "nobody" }), true),
-        (json!({ "limit": "all", "key": [] }), true),
+        (json!({ "limit": "total", "key": [] }), true),
         (json!({ "limit": "per-user", "key": ["a"], "cost": 99, "deny_status": 429 }), true),
         (json!({ "limit": "per-user", "key": ["a"], "cost": 99, "deny_status": 403 }), true),
-        (json!({ "checks": [check, { "limit": "all" }], "deny_status": 200 }), true),
-        (json!({ "descriptors": [{ "limit": "all", "cost": 0 }] }), true),
+        (json!({ "checks": [check, { "limit": "total" }], "deny_status": 200 }), true),
+        (json!({ "descriptors": [{ "limit": "total", "cost": 0 }] }), true),
         (json!({}), false),
         (json!([]), false),
         (json!({ "checks": [] }), false),
-        (json!({ "checks": vec![json!({ "limit": "all" }); 65] }), false),
-        (json!({ "limit": "all", "checks": [{ "limit": "all" }] }), false),
-        (json!({ "checks": [{ "limit": "all" }], "cost": 1 }), false),
-        (json!({ "limit": "all", "cost": -1 }), false),
-        (json!({ "limit": "all", "cost": 4_294_967_296_u64 }), false),
-        (json!({ "limit": "all", "cost": 1.5 }), false),
-        (json!({ "limit": "all", "other": 1 }), false),
+        (json!({ "checks": vec![json!({ "limit": "total" }); 65] }), false),
+        (json!({ "limit": "total", "checks": [{ "limit": "total" }] }), false),
+        (json!({ "checks": [{ "limit": "total" }], "cost": 1 }), false),
+        (json!({ "limit": "total", "cost": -1 }), false),
+        (json!({ "limit": "total", "cost": 4_294_967_296_u64 }), false),
+        (json!({ "limit": "total", "cost": 1.5 }), false),
+        (json!({ "limit": "total", "other": 1 }), false),
         (json!({ "limit": 7 }), false),
         (json!({ "limit": "per-user", "key": "x".repeat(1025) }), false),
         (json!({ "limit": "per-user", "key": vec!["a"; 17] }), false),
-        (json!({ "limit": "all", "deny_status": 500 }), false),
+        (json!({ "limit": "total", "deny_status": 500 }), false),
     ];
     for path in ["/v1/check", "/v1/peek"] {
         for (body, is_valid_body) in &checks {
@@ -98,14 +98,14 @@ async fn request_bodies_are_accepted_as_documented() {
         assert_agreement(&api, path, &json!({ "limit": "per-user", "key": "a", "cost": 2 }), true).await;
         assert_agreement(&api, path, &json!({ "limit": "per-user", "key": "a", "expires": "1s" }), false)
             .await;
-        assert_agreement(&api, path, &json!({ "checks": [{ "limit": "all" }] }), false).await;
+        assert_agreement(&api, path, &json!({ "checks": [{ "limit": "total" }] }), false).await;
     }
     let reserve = json!({ "limit": "per-user", "key": "a", "cost": 4, "expires": "60s" });
     assert_agreement(&api, "/v1/reserve", &reserve, true).await;
     assert_agreement(&api, "/v1/reserve", &json!({ "limit": "per-user", "key": "a", "cost": 99 }), true)
         .await;
-    assert_agreement(&api, "/v1/reserve", &json!({ "limit": "all", "expires": "soon" }), false).await;
-    assert_agreement(&api, "/v1/reserve", &json!({ "limit": "all", "expires": 60 }), false).await;
+    assert_agreement(&api, "/v1/reserve", &json!({ "limit": "total", "expires": "soon" }), false).await;
+    assert_agreement(&api, "/v1/reserve", &json!({ "limit": "total", "expires": 60 }), false).await;
     let reservation = post(api.address, "/v1/reserve", &reserve).await.json();
     let settle = json!({ "reservation": reservation["reservation"], "cost": 1 });
     for _ in 0..2 {

@@ -27,12 +27,12 @@ fn api(server: &RedisServer, deadline: Duration) -> TestApi<Redis> {
 /// Waits until the store answers.
 async fn wait_until_healthy(api: &TestApi<Redis>) {
     let peek = json!({ "limit": "per-user", "key": "anyone", "cost": 0 });
-    let answers = async {
+    let recovery = async {
         while post(api.address, "/v1/peek", &peek).await.json()["degraded"] == true {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    tokio::time::timeout(TEST_TIMEOUT, answers).await.expect("the store did not recover");
+    tokio::time::timeout(TEST_TIMEOUT, recovery).await.expect("the store did not recover");
 }
 
 #[tokio::test]
@@ -57,7 +57,7 @@ async fn reservations_are_shared_between_apis() {
     assert!(server.keys_without_expiry().unwrap().is_empty());
 }
 
-/// A reservation context while the store is unavailable charges nothing, so settling it refunds nothing.
+/// A reservation made while the store is unavailable charges nothing, so settling it refunds nothing.
 #[tokio::test]
 async fn uncharged_units_are_not_refunded() {
     let mut server = RedisServer::start().unwrap();
@@ -126,7 +126,7 @@ async fn wait_for_taken(api: &TestApi<Redis>, number: usize) {
     tokio::time::timeout(TEST_TIMEOUT, taken).await.expect("no expired reservation was taken");
 }
 
-/// Refunds after one that the store did not response were not sent: they wait until the store is available.
+/// Refunds after one that the store did not answer were not sent: they wait until the store is available.
 #[tokio::test]
 async fn unsent_refunds_are_made_later() {
     let server = RedisServer::start().unwrap();

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::support::{TestApi, TestSettings, array, command, layer};
 
 /// The cases of redis-cell's tests: a burst of five, and one more each second. Milliseconds since the start, the
-/// quantity, and the whole reply; seconds are rounded up, as in redis-cell.
+/// quantity, and the complete reply; seconds are rounded up, as in redis-cell.
 #[rustfmt::skip]
 const REDIS_CELL_CASES: [(u64, u32, [i64; 5]); 15] = [
     // More than the capacity: no wait helps.

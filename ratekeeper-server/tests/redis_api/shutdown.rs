@@ -20,7 +20,7 @@ async fn idle_connections_are_closed_on_shutdown() {
     assert!(TcpStream::connect(api.address).await.is_err(), "the listener is closed");
 }
 
-/// Commands that have arrived when the API begins to close are answered, so that no charged client is remaining without a
+/// Commands that have arrived when the API begins to close are answered, so that every charged client gets its
 /// reply.
 #[tokio::test]
 async fn commands_received_before_shutdown_are_answered() {
