@@ -10,7 +10,9 @@ use ratekeeper::tower::RatekeeperLayer;
 use ratekeeper::tower::key::{Key, KeyPart};
 use ratekeeper::tower::rule::Rule;
 use ratekeeper::{Limit, ManualClock, Memory, Time, WindowAlign};
-use ratekeeper_server::http_api::{Counts, MemoryRecords, Settings, Snapshot, Source, router};
+use ratekeeper_server::http_api::{
+    HttpApiContext, HttpApiMetrics, HttpApiSettings, HttpApiSnapshot, MemoryRecords, router,
+};
 use serde_json::Value;
 use tokio::runtime::{Builder, Runtime};
 use tower_service::Service;
@@ -20,25 +22,25 @@ const SIZE: u32 = 10;
 
 struct Api {
     layer: RatekeeperLayer<Memory<ManualClock>>,
-    settings: Arc<Settings>,
+    settings: Arc<HttpApiSettings>,
     records: MemoryRecords<ManualClock>,
-    counts: Counts,
+    metrics: HttpApiMetrics,
 }
 
-impl Source for Api {
+impl HttpApiContext for Api {
     type Store = Memory<ManualClock>;
     type Records = MemoryRecords<ManualClock>;
 
-    fn snapshot(&self) -> Snapshot<Memory<ManualClock>> {
-        Snapshot { layer: Some(self.layer.clone()), settings: self.settings.clone() }
+    fn snapshot(&self) -> HttpApiSnapshot<Memory<ManualClock>> {
+        HttpApiSnapshot { layer: Some(self.layer.clone()), settings: self.settings.clone() }
     }
 
     fn records(&self) -> &MemoryRecords<ManualClock> {
         &self.records
     }
 
-    fn counts(&self) -> &Counts {
-        &self.counts
+    fn metrics(&self) -> &HttpApiMetrics {
+        &self.metrics
     }
 }
 
@@ -50,9 +52,14 @@ fn api() -> Option<(Router, Runtime)> {
     let builder = RatekeeperLayer::builder().rule(per_user).rule(Rule::new("a", limit)).max_keys(1_000);
     let api = Api {
         layer: builder.build_on(clock.clone()).ok()?,
-        settings: Arc::new(Settings { limits: 2, refunds: true, resets: true, ..Settings::default() }),
-        records: MemoryRecords::on(clock, 1_000, 1 << 20),
-        counts: Counts::default(),
+        settings: Arc::new(HttpApiSettings {
+            limits: 2,
+            refunds: true,
+            resets: true,
+            ..HttpApiSettings::default()
+        }),
+        records: MemoryRecords::with_clock(clock, 1_000, 1 << 20),
+        metrics: HttpApiMetrics::default(),
     };
     Some((router(Arc::new(api)), Builder::new_current_thread().enable_time().build().ok()?))
 }
@@ -60,34 +67,36 @@ fn api() -> Option<(Router, Runtime)> {
 /// Checks one request: the first byte selects the path, the others are the body.
 pub(crate) fn check(bytes: &[u8]) {
     static API: OnceLock<Option<(Router, Runtime)>> = OnceLock::new();
-    let Some((router, runtime)) = API.get_or_init(api) else { panic!("there is no API") };
+    let Some((router, runtime)) = API.get_or_init(api) else { panic!("the API cannot be built") };
     let (first, body) = bytes.split_first().unwrap_or((&0, &[]));
     let path = PATHS[usize::from(*first) % PATHS.len()];
     let request =
         Request::post(path).header("content-type", "application/json").body(Body::from(body.to_vec()));
-    let answered = async {
+    let exchange = async {
         let mut router = router.clone();
-        let Ok(request) = request else { panic!("there is no request") };
+        let Ok(request) = request else { panic!("the request cannot be built") };
         let Ok(response) = router.call(request).await;
         let status = response.status().as_u16();
         let kind = response.headers().get("content-type").cloned();
         (status, kind, response.into_body().collect().await)
     };
-    let (status, kind, body) = runtime.block_on(answered);
-    let Ok(body) = body else { panic!("the answer broke off") };
+    let (status, kind, body) = runtime.block_on(exchange);
+    let Ok(body) = body else { panic!("the response body is incomplete") };
     let Ok(body) = serde_json::from_slice::<Value>(&body.to_bytes()) else {
-        panic!("the answer is not JSON")
+        panic!("the response is not JSON")
     };
-    let Some(kind) = kind.as_ref().and_then(|kind| kind.to_str().ok()) else { panic!("of no type") };
+    let Some(kind) = kind.as_ref().and_then(|kind| kind.to_str().ok()) else {
+        panic!("the response has no content type")
+    };
     // 503 is the response to a reservation that does not fit into memory.
     assert!(matches!(status, 200 | 400 | 403 | 404 | 409 | 413 | 422 | 429 | 503), "{path}: {status}");
     assert!(status != 503 || path == "/v1/reserve", "{path}: {body}");
     if kind == "application/problem+json" {
         assert_eq!(body["status"], status, "{body}");
-        let told = body["detail"].as_str().unwrap_or_default();
+        let detail = body["detail"].as_str().unwrap_or_default();
         assert!(
-            !told.is_empty() && told.chars().count() <= 400 && !told.chars().any(char::is_control),
-            "{told:?}"
+            !detail.is_empty() && detail.chars().count() <= 400 && !detail.chars().any(char::is_control),
+            "{detail:?}"
         );
         return;
     }

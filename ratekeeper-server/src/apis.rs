@@ -32,11 +32,11 @@ use crate::{envoy, http_api, redis_api};
 /// The API settings of a configuration.
 #[derive(Debug)]
 pub(crate) struct ApiSettings {
-    check: Arc<http_api::Settings>,
+    check: Arc<http_api::HttpApiSettings>,
     domains: Arc<envoy::Domains>,
-    rls: Arc<envoy::Options>,
+    rls: Arc<envoy::EnvoyApiSettings>,
     /// For the Envoy API's JSON form, which the HTTP API serves with its own permissions.
-    rls_json: Arc<envoy::Options>,
+    rls_json: Arc<envoy::EnvoyApiSettings>,
     resp_token: Option<Secret>,
     resp_connections: usize,
 }
@@ -46,25 +46,25 @@ impl ApiSettings {
         let (http, envoy_api) = (config.apis.http.as_ref(), config.apis.envoy.as_ref());
         let resp = config.apis.resp.as_ref();
         ApiSettings {
-            check: Arc::new(http_api::Settings {
+            check: Arc::new(http_api::HttpApiSettings {
                 limits: config.named_limits,
                 token: http.and_then(|http| http.api.token.clone()),
                 refunds: http.is_some_and(|http| http.refunds),
                 resets: http.is_some_and(|http| http.resets),
-                trusted: config.client.clone(),
+                trusted_proxies: config.client.clone(),
                 deny_status: http.map_or(403, |http| http.authorize.deny_status),
                 authorize_limits: http.map(|http| RuleSet(http.authorize.limits.as_slice().into())),
             }),
             domains: Arc::new(envoy::Domains::new(config.domains.clone())),
-            rls: Arc::new(envoy::Options {
+            rls: Arc::new(envoy::EnvoyApiSettings {
                 token: envoy_api.and_then(|envoy_api| envoy_api.api.token.clone()),
                 refunds: envoy_api.is_some_and(|envoy_api| envoy_api.refunds),
                 headers: envoy_api.is_some_and(|envoy_api| envoy_api.headers),
-                ..envoy::Options::default()
+                ..envoy::EnvoyApiSettings::default()
             }),
-            rls_json: Arc::new(envoy::Options {
+            rls_json: Arc::new(envoy::EnvoyApiSettings {
                 refunds: http.is_some_and(|http| http.refunds),
-                ..envoy::Options::default()
+                ..envoy::EnvoyApiSettings::default()
             }),
             resp_token: resp.and_then(|resp| resp.api.token.clone()),
             resp_connections: resp.map_or(0, |resp| resp.max_connections),
@@ -82,9 +82,9 @@ struct ApiContext<S: Backend> {
 /// The counters of the APIs.
 #[derive(Debug, Default)]
 struct ApiCounters {
-    check: http_api::Counts,
-    rls: Arc<envoy::Counts>,
-    resp: Arc<redis_api::Counts>,
+    check: http_api::HttpApiMetrics,
+    rls: Arc<envoy::EnvoyMetrics>,
+    resp: Arc<redis_api::RedisApiMetrics>,
 }
 
 impl<S: Backend> ApiContext<S> {
@@ -93,30 +93,30 @@ impl<S: Backend> ApiContext<S> {
     }
 }
 
-fn rls_snapshot<S>(shared: &GatewayShared<S>, counts: &ApiCounters) -> envoy::Snapshot<S> {
+fn rls_snapshot<S>(shared: &GatewayShared<S>, counts: &ApiCounters) -> envoy::EnvoySnapshot<S> {
     let state = shared.state.load();
-    envoy::Snapshot {
+    envoy::EnvoySnapshot {
         layer: state.limits.clone(),
         domains: state.apis.domains.clone(),
-        options: state.apis.rls.clone(),
-        counts: counts.rls.clone(),
+        settings: state.apis.rls.clone(),
+        metrics: counts.rls.clone(),
     }
 }
 
-impl<S: Backend> http_api::Source for ApiContext<S> {
+impl<S: Backend> http_api::HttpApiContext for ApiContext<S> {
     type Store = S;
     type Records = S::Records;
 
-    fn snapshot(&self) -> http_api::Snapshot<S> {
+    fn snapshot(&self) -> http_api::HttpApiSnapshot<S> {
         let state = self.shared.state.load();
-        http_api::Snapshot { layer: state.limits.clone(), settings: state.apis.check.clone() }
+        http_api::HttpApiSnapshot { layer: state.limits.clone(), settings: state.apis.check.clone() }
     }
 
     fn records(&self) -> &S::Records {
         &self.records
     }
 
-    fn counts(&self) -> &http_api::Counts {
+    fn metrics(&self) -> &http_api::HttpApiMetrics {
         &self.counts.check
     }
 
@@ -128,7 +128,7 @@ impl<S: Backend> http_api::Source for ApiContext<S> {
                 Err(response) => return response,
             };
             let mut snapshot = rls_snapshot(&shared, &counts);
-            snapshot.options = shared.state.load().apis.rls_json.clone();
+            snapshot.settings = shared.state.load().apis.rls_json.clone();
             let (status, text) = envoy::json(&body, &snapshot).await;
             (status, [(CONTENT_TYPE, "application/json")], text).into_response()
         };
@@ -144,15 +144,15 @@ async fn read_body(request: Request) -> Result<Bytes, Response> {
     }
 }
 
-impl<S: Backend> envoy::Source for ApiContext<S> {
+impl<S: Backend> envoy::EnvoyApiContext for ApiContext<S> {
     type Store = S;
 
-    fn snapshot(&self) -> envoy::Snapshot<S> {
+    fn snapshot(&self) -> envoy::EnvoySnapshot<S> {
         rls_snapshot(&self.shared, &self.counts)
     }
 }
 
-impl<S: Backend> redis_api::ServiceContext for ApiContext<S> {
+impl<S: Backend> redis_api::RedisApiContext for ApiContext<S> {
     type Store = S;
 
     fn limits(&self) -> Option<RatekeeperLayer<S>> {
@@ -224,17 +224,21 @@ impl Apis {
         }
         if let Some(envoy_api) = &config.apis.envoy {
             let at = envoy_api.api.listen;
-            let (address, serving) =
-                envoy::listen(listen(at)?, context.clone(), envoy::Settings::default(), shutdown.clone())
-                    .map_err(listen_error(at))?;
+            let (address, serving) = envoy::listen(
+                listen(at)?,
+                context.clone(),
+                envoy::EnvoyListenerSettings::default(),
+                shutdown.clone(),
+            )
+            .map_err(listen_error(at))?;
             apis.spawn("envoy", address, async move { log_failure("envoy", serving.await) });
         }
         if let Some(resp) = &config.apis.resp {
             let at = resp.api.listen;
-            let api = redis_api::Api {
-                behind: context,
-                counts: apis.counts.resp.clone(),
-                patience: redis_api::Patience::default(),
+            let api = redis_api::RedisApi {
+                context,
+                metrics: apis.counts.resp.clone(),
+                timeouts: redis_api::ClientTimeouts::default(),
                 draining: shutdown,
             };
             let (address, serving) = redis_api::listen(listen(at)?, api).map_err(listen_error(at))?;

@@ -11,7 +11,7 @@ use ratekeeper::{Limiter, Memory, Store, WhenFull};
 use ratekeeper_config as config;
 use ratekeeper_config::Config;
 
-use crate::http_api::{MemoryRecords, Records, RedisRecords};
+use crate::http_api::{MemoryRecords, RecordStore, RedisRecords};
 use crate::metrics::Exposition;
 
 /// A store that can hold the limits of a configuration.
@@ -43,7 +43,7 @@ pub trait Backend: Store + Send + Sync + Sized + 'static {
 
     /// Where reservations and responses to idempotent requests are stored.
     #[doc(hidden)]
-    type Records: Records;
+    type Records: RecordStore;
 
     /// Records are stored beside the limits.
     #[doc(hidden)]

@@ -26,11 +26,11 @@ fn properties_hold_for_every_corpus_file() {
             let input = fs::read(&file).unwrap();
             bytes += input.len();
             // The panic names the violated property; this assertion names the file.
-            let held = std::panic::catch_unwind(|| check(&input));
-            assert!(held.is_ok(), "{} of {name}", file.display());
+            let result = std::panic::catch_unwind(|| check(&input));
+            assert!(result.is_ok(), "{} of {name}", file.display());
         }
     }
-    assert!(bytes <= BYTES_MAX, "{bytes} bytes are too many to keep");
+    assert!(bytes <= BYTES_MAX, "{bytes} bytes exceed the limit of {BYTES_MAX}");
 }
 
 /// Random bytes from a fixed seed.

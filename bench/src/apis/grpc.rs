@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use clap::{Args, ValueEnum};
 use prost::Message;
 use ratekeeper_server::envoy::messages::{
-    Code, Entry, RateLimitDescriptor, RateLimitRequest, RateLimitResponse,
+    Entry, RateLimitCode, RateLimitDescriptor, RateLimitRequest, RateLimitResponse,
 };
 use tokio::runtime::Builder;
 use tokio::task::JoinSet;
@@ -142,7 +142,7 @@ async fn check_envoy(grpc: &mut Grpc<Channel>, key: String) -> Result<bool, Stat
     let request = RateLimitRequest { domain: "edge".into(), descriptors: vec![descriptor], hits_addend: 1 };
     let path = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
     let response: RateLimitResponse = call(grpc, path, request).await?;
-    Ok(response.overall_code == i32::from(Code::Ok))
+    Ok(response.overall_code == i32::from(RateLimitCode::Ok))
 }
 
 async fn check_throttlecrab(grpc: &mut Grpc<Channel>, key: String, job: ApiJob) -> Result<bool, Status> {

@@ -3,8 +3,8 @@
 //! By default, Envoy allows a request if its rate limit service returns an error. So no bound may be reachable by
 //! Envoy's clients: they choose header values, and Envoy accepts request heads of 60 KiB.
 
+use super::error::EnvoyApiError;
 use super::messages::RateLimitRequest;
-use super::refused::Refused;
 
 /// Most bytes of a gRPC request: each descriptor may contain a client's longest value.
 pub const CALL_BYTES_MAX: usize = 8 << 20;
@@ -16,7 +16,7 @@ pub(super) const METADATA_BYTES_MAX: u32 = 128 << 10;
 /// Most bytes of a JSON request. Envoy does not send JSON, and other callers can handle the error.
 pub const MESSAGE_BYTES_MAX: usize = 1 << 20;
 
-/// The most descriptors of a request.
+/// Most descriptors of a request.
 pub const DESCRIPTORS_MAX: usize = 100;
 
 /// Most entries of a descriptor. No configuration nests that deep.
@@ -26,27 +26,27 @@ pub const ENTRIES_MAX: usize = 32;
 /// default.
 pub const TEXT_BYTES_MAX: usize = 3 * (64 << 10);
 
-pub(super) fn check(request: &RateLimitRequest) -> Result<(), Refused> {
+pub(super) fn validate(request: &RateLimitRequest) -> Result<(), EnvoyApiError> {
     if request.domain.is_empty() {
-        return Err(Refused::NoDomain);
+        return Err(EnvoyApiError::EmptyDomain);
     }
     if request.domain.len() > TEXT_BYTES_MAX {
-        return Err(Refused::LongDomain);
+        return Err(EnvoyApiError::DomainTooLong);
     }
     if request.descriptors.is_empty() {
-        return Err(Refused::NoDescriptors);
+        return Err(EnvoyApiError::EmptyDescriptors);
     }
     if request.descriptors.len() > DESCRIPTORS_MAX {
-        return Err(Refused::ManyDescriptors);
+        return Err(EnvoyApiError::TooManyDescriptors);
     }
     for (number, descriptor) in request.descriptors.iter().enumerate() {
         let entries = &descriptor.entries;
         if entries.len() > ENTRIES_MAX {
-            return Err(Refused::ManyEntries { descriptor: number });
+            return Err(EnvoyApiError::TooManyEntries { descriptor: number });
         }
         let is_long = |text: &[u8]| text.len() > TEXT_BYTES_MAX;
         if entries.iter().any(|entry| is_long(&entry.key) || is_long(&entry.value)) {
-            return Err(Refused::LongEntry { descriptor: number });
+            return Err(EnvoyApiError::EntryTooLong { descriptor: number });
         }
     }
     Ok(())

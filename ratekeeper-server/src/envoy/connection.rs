@@ -17,87 +17,88 @@ use tonic::transport::server::Connected;
 const PREFACE_BYTES: usize = 24;
 
 /// Delay after an accept error: the system is short of a resource, and an immediate retry would fail again.
-const AFTER_ERROR: Duration = Duration::from_millis(100);
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// Accepts connections until the receiver is dropped.
 pub(super) async fn accept(
     listener: TcpListener,
     connections_max: usize,
-    patience: Duration,
-    asks_token: Arc<dyn Fn() -> bool + Send + Sync>,
-    taken: mpsc::Sender<io::Result<Connection>>,
+    timeout: Duration,
+    requires_token: Arc<dyn Fn() -> bool + Send + Sync>,
+    connections: mpsc::Sender<io::Result<EnvoyConnection>>,
 ) {
-    let room = Arc::new(Semaphore::new(connections_max));
-    let accepted = async {
+    let permits = Arc::new(Semaphore::new(connections_max));
+    let accept_loop = async {
         loop {
             // Connections beyond the bound wait in the listen backlog, where they use no memory of this process.
-            let Ok(place) = room.clone().acquire_owned().await else { return };
+            let Ok(permit) = permits.clone().acquire_owned().await else { return };
             match listener.accept().await {
                 Ok((stream, _)) => {
                     // Responses are small, and a client waits for each.
                     let _ = stream.set_nodelay(true);
-                    let opening = Opening {
-                        missing: PREFACE_BYTES,
-                        asks_token: asks_token.clone(),
-                        until: Box::pin(sleep(patience)),
+                    let handshake = Handshake {
+                        preface_missing: PREFACE_BYTES,
+                        requires_token: requires_token.clone(),
+                        deadline: Box::pin(sleep(timeout)),
                     };
-                    let known = Known::default();
-                    let connection = Connection { stream, opening: Some(opening), known, _place: place };
-                    if taken.send(Ok(connection)).await.is_err() {
+                    let auth = ConnectionAuth::default();
+                    let connection =
+                        EnvoyConnection { stream, handshake: Some(handshake), auth, _permit: permit };
+                    if connections.send(Ok(connection)).await.is_err() {
                         return;
                     }
                 }
                 Err(error) => {
                     tracing::warn!(%error, "accept failed");
-                    sleep(AFTER_ERROR).await;
+                    sleep(ACCEPT_RETRY_DELAY).await;
                 }
             }
         }
     };
     tokio::select! {
-        () = accepted => {}
-        () = taken.closed() => {}
+        () = accept_loop => {}
+        () = connections.closed() => {}
     }
 }
 
 /// A connection, with its permit.
-pub(super) struct Connection {
+pub(super) struct EnvoyConnection {
     stream: TcpStream,
     /// Until the preface is complete and, if there is a token, a call has carried it.
-    opening: Option<Opening>,
-    known: Known,
-    _place: OwnedSemaphorePermit,
+    handshake: Option<Handshake>,
+    auth: ConnectionAuth,
+    _permit: OwnedSemaphorePermit,
 }
 
-struct Opening {
-    missing: usize,
-    asks_token: Arc<dyn Fn() -> bool + Send + Sync>,
-    until: Pin<Box<Sleep>>,
+struct Handshake {
+    preface_missing: usize,
+    requires_token: Arc<dyn Fn() -> bool + Send + Sync>,
+    deadline: Pin<Box<Sleep>>,
 }
 
 /// Whether a connection has made a call with the token. It is an extension of every request on the connection.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Known(Arc<AtomicBool>);
+pub(super) struct ConnectionAuth(Arc<AtomicBool>);
 
-impl Known {
-    pub(super) fn learn(&self) {
+impl ConnectionAuth {
+    pub(super) fn set_authenticated(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
 
-    fn is_so(&self) -> bool {
+    fn is_authenticated(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 }
 
-impl Connected for Connection {
-    type ConnectInfo = Known;
+impl Connected for EnvoyConnection {
+    type ConnectInfo = ConnectionAuth;
 
-    fn connect_info(&self) -> Known {
-        self.known.clone()
+    fn connect_info(&self) -> ConnectionAuth {
+        self.auth.clone()
     }
 }
 
-impl AsyncRead for Connection {
+impl AsyncRead for EnvoyConnection {
     fn poll_read(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -106,18 +107,18 @@ impl AsyncRead for Connection {
         let this = self.get_mut();
         let before = buffer.filled().len();
         let read = Pin::new(&mut this.stream).poll_read(context, buffer);
-        let Some(opening) = &mut this.opening else { return read };
-        opening.missing = opening.missing.saturating_sub(buffer.filled().len() - before);
-        if opening.missing == 0 && (this.known.is_so() || !(opening.asks_token)()) {
-            this.opening = None;
-        } else if opening.until.as_mut().poll(context).is_ready() {
+        let Some(handshake) = &mut this.handshake else { return read };
+        handshake.preface_missing = handshake.preface_missing.saturating_sub(buffer.filled().len() - before);
+        if handshake.preface_missing == 0 && (this.auth.is_authenticated() || !(handshake.requires_token)()) {
+            this.handshake = None;
+        } else if handshake.deadline.as_mut().poll(context).is_ready() {
             return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
         }
         read
     }
 }
 
-impl AsyncWrite for Connection {
+impl AsyncWrite for EnvoyConnection {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.get_mut().stream).poll_write(context, bytes)
     }

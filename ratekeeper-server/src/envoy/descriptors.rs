@@ -8,20 +8,20 @@ use ratekeeper_config::envoy::{Descriptor, DescriptorLimit, Domain, Metadata, Un
 use smallvec::SmallVec;
 
 use super::Domains;
+use super::error::EnvoyApiError;
 use super::messages::{
     Entry, RateLimit, RateLimitDescriptor, RateLimitOverride, RateLimitRequest, RateLimitUnit,
 };
-use super::refused::Refused;
 
 /// A descriptor, resolved.
 #[derive(Debug)]
-pub(super) struct Wanted<'s> {
-    pub(super) limit: Wants,
+pub(super) struct ResolvedDescriptor<'s> {
+    pub(super) limit: ResolvedLimit,
     pub(super) hits: Hits,
     /// Whether the descriptor has its own `hits_addend`, instead of the request's.
     pub(super) has_own_hits: bool,
     /// The limit as reported to Envoy, if there is one.
-    pub(super) told: Option<RateLimit>,
+    pub(super) reported_limit: Option<RateLimit>,
     pub(super) is_shadow: bool,
     pub(super) is_quota: bool,
     pub(super) metadata: Option<&'s Metadata>,
@@ -29,9 +29,9 @@ pub(super) struct Wanted<'s> {
 
 /// The limit of a descriptor.
 #[derive(Debug)]
-pub(super) enum Wants {
+pub(super) enum ResolvedLimit {
     /// No limit: always allowed.
-    Nothing,
+    None,
     /// Always allowed, and reported as unlimited.
     Unlimited,
     /// Always denied.
@@ -39,70 +39,73 @@ pub(super) enum Wants {
     /// The limit of a rule.
     Rule { number: usize, key: Vec<u8> },
     /// An inline limit.
-    Own { limit: Limit, key: Vec<u8> },
+    Inline { limit: Limit, key: Vec<u8> },
 }
 
 /// The units of a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Hits {
-    Take(u32),
+    Charge(u32),
     /// Zero hits: a peek that is denied if nothing remains.
-    Look,
+    Peek,
     /// More than any limit allows.
-    BeyondAll,
-    GiveBack(u32),
+    AboveAnyLimit,
+    Refund(u32),
 }
 
-impl Wanted<'_> {
+impl ResolvedDescriptor<'_> {
     /// The check of this descriptor, or its refund; none if it has no limit.
-    pub(super) fn demand(&self, gives_back: bool) -> Option<Check<'_>> {
+    pub(super) fn to_check(&self, is_refund: bool) -> Option<Check<'_>> {
         let (limit, key) = match &self.limit {
-            Wants::Rule { number, key } => (LimitRef::Rule(*number), key),
-            Wants::Own { limit, key } => (LimitRef::Inline(limit), key),
-            Wants::Nothing | Wants::Unlimited | Wants::Blocked => return None,
+            ResolvedLimit::Rule { number, key } => (LimitRef::Rule(*number), key),
+            ResolvedLimit::Inline { limit, key } => (LimitRef::Inline(limit), key),
+            ResolvedLimit::None | ResolvedLimit::Unlimited | ResolvedLimit::Blocked => return None,
         };
         let cost = match self.hits {
-            Hits::Take(hits) => hits,
-            Hits::GiveBack(hits) if gives_back => hits,
-            Hits::GiveBack(_) | Hits::Look => 0,
-            Hits::BeyondAll => u32::MAX,
+            Hits::Charge(hits) => hits,
+            Hits::Refund(hits) if is_refund => hits,
+            Hits::Refund(_) | Hits::Peek => 0,
+            Hits::AboveAnyLimit => u32::MAX,
         };
         Some(Check { limit, key: KeyInput::Bytes(key), cost })
     }
 
     /// Whether it denies the request only if all quota descriptors are over.
-    pub(super) fn is_of_quota(&self) -> bool {
-        self.is_quota && self.told.is_some() && !self.is_shadow && !matches!(self.hits, Hits::GiveBack(_))
+    pub(super) fn is_quota_member(&self) -> bool {
+        self.is_quota
+            && self.reported_limit.is_some()
+            && !self.is_shadow
+            && !matches!(self.hits, Hits::Refund(_))
     }
 
     /// Whether it is always denied.
-    pub(super) fn is_hopeless(&self) -> bool {
+    pub(super) fn is_always_denied(&self) -> bool {
         match self.limit {
-            Wants::Nothing | Wants::Unlimited => false,
-            Wants::Blocked => !matches!(self.hits, Hits::GiveBack(_)),
-            Wants::Rule { .. } | Wants::Own { .. } => self.hits == Hits::BeyondAll,
+            ResolvedLimit::None | ResolvedLimit::Unlimited => false,
+            ResolvedLimit::Blocked => !matches!(self.hits, Hits::Refund(_)),
+            ResolvedLimit::Rule { .. } | ResolvedLimit::Inline { .. } => self.hits == Hits::AboveAnyLimit,
         }
     }
 }
 
 /// Resolves all descriptors, in their order.
-pub(super) fn of<'s>(
+pub(super) fn resolve<'s>(
     domains: &'s Domains,
     request: &RateLimitRequest,
     refunds: bool,
-) -> Result<SmallVec<[Wanted<'s>; 2]>, Refused> {
+) -> Result<SmallVec<[ResolvedDescriptor<'s>; 2]>, EnvoyApiError> {
     let domain = domains.get(&request.domain);
-    let mut all = SmallVec::<[Wanted<'s>; 2]>::new();
+    let mut all = SmallVec::<[ResolvedDescriptor<'s>; 2]>::new();
     let mut replaced = SmallVec::<[&str; 4]>::new();
     for (number, descriptor) in request.descriptors.iter().enumerate() {
         let hits = hits(descriptor, request.hits_addend);
-        if matches!(hits, Hits::GiveBack(_)) && !refunds {
-            return Err(Refused::Refund { descriptor: number });
+        if matches!(hits, Hits::Refund(_)) && !refunds {
+            return Err(EnvoyApiError::RefundsDisabled { descriptor: number });
         }
-        let wanted = match (domain, &descriptor.limit) {
-            (None, _) => nothing(hits),
-            (Some(domain), Some(own)) => by_own_limit(domain, &descriptor.entries, own, hits)
-                .ok_or(Refused::Unit { descriptor: number, unit: own.unit })?,
+        let resolved = match (domain, &descriptor.limit) {
+            (None, _) => without_limit(hits),
+            (Some(domain), Some(inline)) => resolve_inline(domain, &descriptor.entries, inline, hits)
+                .ok_or(EnvoyApiError::UnknownUnit { descriptor: number, unit: inline.unit })?,
             (Some(domain), None) => {
                 // Bytes that are not UTF-8 count as the replacement character.
                 let text = |bytes| String::from_utf8_lossy(bytes);
@@ -113,30 +116,30 @@ pub(super) fn of<'s>(
                 match domain.find(&entries) {
                     Some(found) => {
                         replaced.extend(found.descriptor.replaces.iter().map(String::as_str));
-                        by_descriptor(found.descriptor, found.key, hits)
+                        resolve_configured(found.descriptor, found.key, hits)
                     }
-                    None => nothing(hits),
+                    None => without_limit(hits),
                 }
             }
         };
-        all.push(Wanted { has_own_hits: descriptor.hits_addend.is_some(), ..wanted });
+        all.push(ResolvedDescriptor { has_own_hits: descriptor.hits_addend.is_some(), ..resolved });
     }
     if !replaced.is_empty() {
-        for wanted in &mut all {
-            if wanted.told.as_ref().is_some_and(|told| replaced.contains(&told.name.as_str())) {
-                *wanted = nothing(wanted.hits);
+        for resolved in &mut all {
+            if resolved.reported_limit.as_ref().is_some_and(|limit| replaced.contains(&limit.name.as_str())) {
+                *resolved = without_limit(resolved.hits);
             }
         }
     }
     Ok(all)
 }
 
-fn nothing(hits: Hits) -> Wanted<'static> {
-    Wanted {
-        limit: Wants::Nothing,
+fn without_limit(hits: Hits) -> ResolvedDescriptor<'static> {
+    ResolvedDescriptor {
+        limit: ResolvedLimit::None,
         hits,
         has_own_hits: false,
-        told: None,
+        reported_limit: None,
         is_shadow: false,
         is_quota: false,
         metadata: None,
@@ -144,65 +147,65 @@ fn nothing(hits: Hits) -> Wanted<'static> {
 }
 
 /// A descriptor's `hits_addend` has precedence and may be 0; in the request, 0 means 1.
-fn hits(descriptor: &RateLimitDescriptor, of_request: u32) -> Hits {
-    let hits = descriptor.hits_addend.unwrap_or(u64::from(of_request.max(1)));
+fn hits(descriptor: &RateLimitDescriptor, request_hits: u32) -> Hits {
+    let hits = descriptor.hits_addend.unwrap_or(u64::from(request_hits.max(1)));
     match (u32::try_from(hits), descriptor.is_negative_hits) {
-        (hits, true) => Hits::GiveBack(hits.unwrap_or(u32::MAX)),
-        (Ok(0), false) => Hits::Look,
-        (Ok(hits), false) => Hits::Take(hits),
-        (Err(_), false) => Hits::BeyondAll,
+        (hits, true) => Hits::Refund(hits.unwrap_or(u32::MAX)),
+        (Ok(0), false) => Hits::Peek,
+        (Ok(hits), false) => Hits::Charge(hits),
+        (Err(_), false) => Hits::AboveAnyLimit,
     }
 }
 
-fn by_descriptor(descriptor: &Descriptor, key: Vec<u8>, hits: Hits) -> Wanted<'_> {
+fn resolve_configured(descriptor: &Descriptor, key: Vec<u8>, hits: Hits) -> ResolvedDescriptor<'_> {
     let limit = match descriptor.limit {
-        DescriptorLimit::None => Wants::Nothing,
-        DescriptorLimit::Unlimited => Wants::Unlimited,
-        DescriptorLimit::Blocked => Wants::Blocked,
-        DescriptorLimit::Rule(number) => Wants::Rule { number, key },
+        DescriptorLimit::None => ResolvedLimit::None,
+        DescriptorLimit::Unlimited => ResolvedLimit::Unlimited,
+        DescriptorLimit::Blocked => ResolvedLimit::Blocked,
+        DescriptorLimit::Rule(number) => ResolvedLimit::Rule { number, key },
     };
-    let told = match limit {
-        Wants::Blocked | Wants::Rule { .. } => Some(RateLimit {
+    let reported_limit = match limit {
+        ResolvedLimit::Blocked | ResolvedLimit::Rule { .. } => Some(RateLimit {
             name: descriptor.name.clone().unwrap_or_default(),
             requests_per_unit: descriptor.requests_per_unit,
             unit: descriptor.unit.map_or(RateLimitUnit::Unknown, RateLimitUnit::from).into(),
         }),
-        Wants::Nothing | Wants::Unlimited | Wants::Own { .. } => None,
+        ResolvedLimit::None | ResolvedLimit::Unlimited | ResolvedLimit::Inline { .. } => None,
     };
-    Wanted {
+    ResolvedDescriptor {
         limit,
-        told,
+        reported_limit,
         is_shadow: descriptor.is_shadow,
         is_quota: descriptor.is_quota,
         metadata: descriptor.metadata.as_ref(),
-        ..nothing(hits)
+        ..without_limit(hits)
     }
 }
 
 /// Resolves an inline limit to a fixed window of its unit, aligned to the clock. None if the unit is unknown.
-fn by_own_limit(
+fn resolve_inline(
     domain: &Domain,
     entries: &[Entry],
-    own: &RateLimitOverride,
+    inline: &RateLimitOverride,
     hits: Hits,
-) -> Option<Wanted<'static>> {
+) -> Option<ResolvedDescriptor<'static>> {
     // Envoy defines `WEEK` for limits in responses only, not for inline limits.
-    let unit = RateLimitUnit::try_from(own.unit).ok()?.unit().filter(|unit| *unit != Unit::Week)?;
+    let unit = RateLimitUnit::try_from(inline.unit).ok()?.unit().filter(|unit| *unit != Unit::Week)?;
     // Zero requests per unit is not a valid window; it always denies.
-    let limit = match Limit::fixed_window(own.requests_per_unit, unit.length(), WindowAlign::Clock) {
-        Ok(limit) => Wants::Own { limit, key: own_key(domain, entries) },
-        Err(_) => Wants::Blocked,
+    let limit = match Limit::fixed_window(inline.requests_per_unit, unit.length(), WindowAlign::Clock) {
+        Ok(limit) => ResolvedLimit::Inline { limit, key: inline_key(domain, entries) },
+        Err(_) => ResolvedLimit::Blocked,
     };
-    let told = RateLimit {
+    let reported_limit = RateLimit {
         name: String::new(),
-        requests_per_unit: own.requests_per_unit,
+        requests_per_unit: inline.requests_per_unit,
         unit: RateLimitUnit::from(unit).into(),
     };
-    Some(Wanted { limit, told: Some(told), ..nothing(hits) })
+    Some(ResolvedDescriptor { limit, reported_limit: Some(reported_limit), ..without_limit(hits) })
 }
 
 /// Each text is preceded by its length, so that different lists of texts cannot produce the same key.
-fn own_key(domain: &Domain, entries: &[Entry]) -> Vec<u8> {
+fn inline_key(domain: &Domain, entries: &[Entry]) -> Vec<u8> {
     let texts = || {
         let entries = entries.iter().flat_map(|entry| [&entry.key[..], &entry.value[..]]);
         [domain.name.as_bytes()].into_iter().chain(entries)

@@ -62,8 +62,8 @@ pub struct RateLimitOverride {
 /// A response to Envoy: `envoy.service.ratelimit.v3.RateLimitResponse`.
 #[derive(Clone, PartialEq, Message)]
 pub struct RateLimitResponse {
-    /// A [`Code`], over all descriptors.
-    #[prost(enumeration = "Code", tag = "1")]
+    /// A [`RateLimitCode`], over all descriptors.
+    #[prost(enumeration = "RateLimitCode", tag = "1")]
     pub overall_code: i32,
     /// One for each descriptor, in their order.
     #[prost(message, repeated, tag = "2")]
@@ -82,8 +82,8 @@ pub struct RateLimitResponse {
 /// The decision on one descriptor.
 #[derive(Clone, PartialEq, Message)]
 pub struct DescriptorStatus {
-    /// A [`Code`].
-    #[prost(enumeration = "Code", tag = "1")]
+    /// A [`RateLimitCode`].
+    #[prost(enumeration = "RateLimitCode", tag = "1")]
     pub code: i32,
     /// The limit, if the descriptor has one.
     #[prost(message, optional, tag = "2")]
@@ -124,7 +124,7 @@ pub struct HeaderValue {
 /// A decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Enumeration)]
 #[repr(i32)]
-pub enum Code {
+pub enum RateLimitCode {
     /// Never sent: Envoy allows it.
     Unknown = 0,
     /// Allowed.
@@ -133,12 +133,12 @@ pub enum Code {
     OverLimit = 2,
 }
 
-impl Code {
+impl RateLimitCode {
     pub(super) fn name(self) -> &'static str {
         match self {
-            Code::Unknown => "UNKNOWN",
-            Code::Ok => "OK",
-            Code::OverLimit => "OVER_LIMIT",
+            RateLimitCode::Unknown => "UNKNOWN",
+            RateLimitCode::Ok => "OK",
+            RateLimitCode::OverLimit => "OVER_LIMIT",
         }
     }
 }

@@ -2,31 +2,31 @@
 //!
 //! | module | what it is |
 //! |---|---|
-//! | `listen` | the listener: connections, health, reflection and graceful shutdown |
+//! | `listener` | the listener: connections, health, reflection and graceful shutdown |
 //! | `connection` | connections: bounded in number, and closed if silent or unauthenticated |
-//! | `bounded` | calls in flight: authenticated, and bounded in number |
+//! | `call_guard` | calls in flight: authenticated, and bounded in number |
 //! | [`messages`] | the messages of Envoy's interface, and their wire format |
 //! | `service` | the gRPC method |
 //! | `bounds` | the bounds of a request |
 //! | `descriptors` | resolves a request's descriptors to limits |
-//! | `decide` | checks the limits: charges all of them, or none |
+//! | `check` | checks the limits: charges all of them, or none |
 //! | `reply` | builds the response to Envoy |
-//! | `refused` | the errors, and their gRPC codes |
+//! | `error` | the errors, and their gRPC codes |
 //! | `json` | the same service as JSON over HTTP |
 //! | `reflection` | gRPC reflection, for tools |
-//! | `counts` | metrics |
+//! | `metrics` | metrics |
 
-mod bounded;
 mod bounds;
+mod call_guard;
+mod check;
 mod connection;
-mod counts;
-mod decide;
 mod descriptors;
+mod error;
 mod json;
-mod listen;
+mod listener;
 pub mod messages;
+mod metrics;
 mod reflection;
-mod refused;
 mod reply;
 mod service;
 
@@ -39,33 +39,34 @@ use ratekeeper_config::Secret;
 use ratekeeper_config::envoy::Domain;
 
 pub use self::bounds::{CALL_BYTES_MAX, DESCRIPTORS_MAX, ENTRIES_MAX, MESSAGE_BYTES_MAX, TEXT_BYTES_MAX};
-pub use self::counts::Counts;
-use self::counts::Outcome;
+use self::error::EnvoyApiError;
 pub use self::json::json;
-pub use self::listen::{Settings, listen};
+pub use self::listener::{EnvoyListenerSettings, listen};
 use self::messages::{RateLimitRequest, RateLimitResponse};
-use self::refused::Refused;
+use self::metrics::CallOutcome;
+pub use self::metrics::EnvoyMetrics;
 
-/// What the service decides by. It is consulted on every call, so that a reload takes effect from the next call on.
-pub trait Source: Send + Sync + 'static {
+/// The limits and settings of the service. It is read on every call, so that a reload takes effect from the next call
+/// on.
+pub trait EnvoyApiContext: Send + Sync + 'static {
     /// The store of the limits.
     type Store: Store + Send + Sync + 'static;
 
     /// The current configuration.
-    fn snapshot(&self) -> Snapshot<Self::Store>;
+    fn snapshot(&self) -> EnvoySnapshot<Self::Store>;
 }
 
 /// The configuration during one call.
 #[derive(Debug)]
-pub struct Snapshot<S> {
+pub struct EnvoySnapshot<S> {
     /// The limits that descriptors refer to by rule number; none if the configuration has none.
     pub layer: Option<RatekeeperLayer<S>>,
     /// The domains that Envoy can name.
     pub domains: Arc<Domains>,
-    /// The other settings.
-    pub options: Arc<Options>,
+    /// The settings.
+    pub settings: Arc<EnvoyApiSettings>,
     /// The metrics, kept across reloads.
-    pub counts: Arc<Counts>,
+    pub metrics: Arc<EnvoyMetrics>,
 }
 
 /// Domains, by their names.
@@ -87,7 +88,7 @@ impl Domains {
 
 /// The settings of the service.
 #[derive(Clone, Debug, Default)]
-pub struct Options {
+pub struct EnvoyApiSettings {
     /// The bearer token that clients must send in the `authorization` metadata of a call.
     pub token: Option<Secret>,
     /// Whether descriptors with `is_negative_hits` refund units.
@@ -98,25 +99,25 @@ pub struct Options {
     pub denied_body: Bytes,
 }
 
-/// Decides a request, and counts the outcome.
-async fn answer<S: Store + Send + Sync>(
-    snapshot: &Snapshot<S>,
+/// Decides a request and counts its outcome.
+async fn decide_and_count<S: Store + Send + Sync>(
+    snapshot: &EnvoySnapshot<S>,
     request: &RateLimitRequest,
-) -> Result<RateLimitResponse, Refused> {
-    let answered = answer_uncounted(snapshot, request).await;
-    snapshot.counts.count(match &answered {
+) -> Result<RateLimitResponse, EnvoyApiError> {
+    let result = decide(snapshot, request).await;
+    snapshot.metrics.count(match &result {
         Ok((_, outcome)) => *outcome,
-        Err(_) => Outcome::Error,
+        Err(_) => CallOutcome::Error,
     });
-    answered.map(|(response, _)| response)
+    result.map(|(response, _)| response)
 }
 
-async fn answer_uncounted<S: Store + Send + Sync>(
-    snapshot: &Snapshot<S>,
+async fn decide<S: Store + Send + Sync>(
+    snapshot: &EnvoySnapshot<S>,
     request: &RateLimitRequest,
-) -> Result<(RateLimitResponse, Outcome), Refused> {
-    bounds::check(request)?;
-    let wanted = descriptors::of(&snapshot.domains, request, snapshot.options.refunds)?;
-    let decided = decide::decide(snapshot.layer.as_ref(), &wanted).await?;
-    Ok(reply::reply(request, &wanted, &decided, &snapshot.options))
+) -> Result<(RateLimitResponse, CallOutcome), EnvoyApiError> {
+    bounds::validate(request)?;
+    let descriptors = descriptors::resolve(&snapshot.domains, request, snapshot.settings.refunds)?;
+    let verdict = check::decide(snapshot.layer.as_ref(), &descriptors).await?;
+    Ok(reply::reply(request, &descriptors, &verdict, &snapshot.settings))
 }

@@ -8,53 +8,53 @@ use prost_types::value::Kind;
 use prost_types::{Duration as PbDuration, ListValue, NullValue, Struct, Value};
 use ratekeeper_config::envoy::{Data, Metadata};
 
-use super::Options;
-use super::counts::Outcome;
-use super::decide::{Decided, Each};
-use super::descriptors::{Wanted, Wants};
+use super::EnvoyApiSettings;
+use super::check::{DescriptorDecision, EnvoyVerdict};
+use super::descriptors::{ResolvedDescriptor, ResolvedLimit};
 use super::messages::{
-    Code, DescriptorStatus, HeaderValue, RateLimitDescriptor, RateLimitRequest, RateLimitResponse,
+    DescriptorStatus, HeaderValue, RateLimitCode, RateLimitDescriptor, RateLimitRequest, RateLimitResponse,
 };
+use super::metrics::CallOutcome;
 
 /// The response to a request, and its outcome.
 pub(super) fn reply(
     request: &RateLimitRequest,
-    wanted: &[Wanted<'_>],
-    decided: &Decided,
-    options: &Options,
-) -> (RateLimitResponse, Outcome) {
-    let both = || wanted.iter().zip(&decided.each);
-    let statuses: Vec<_> = both().map(|(wanted, each)| status(wanted, each)).collect();
-    let headers = if options.headers { headers(&statuses) } else { Vec::new() };
-    let raw_body = if decided.allowed { Bytes::new() } else { options.denied_body.clone() };
-    let is_shadowed = both().any(|(wanted, each)| wanted.is_shadow && each.is_over);
-    let (code, outcome) = match (decided.allowed, is_shadowed) {
-        (true, false) => (Code::Ok, Outcome::Ok),
-        (true, true) => (Code::Ok, Outcome::Shadow),
-        (false, _) => (Code::OverLimit, Outcome::OverLimit),
+    descriptors: &[ResolvedDescriptor<'_>],
+    verdict: &EnvoyVerdict,
+    settings: &EnvoyApiSettings,
+) -> (RateLimitResponse, CallOutcome) {
+    let pairs = || descriptors.iter().zip(&verdict.decisions);
+    let statuses: Vec<_> = pairs().map(|(descriptor, decision)| status(descriptor, decision)).collect();
+    let headers = if settings.headers { headers(&statuses) } else { Vec::new() };
+    let raw_body = if verdict.allowed { Bytes::new() } else { settings.denied_body.clone() };
+    let is_shadowed = pairs().any(|(descriptor, decision)| descriptor.is_shadow && decision.is_over);
+    let (code, outcome) = match (verdict.allowed, is_shadowed) {
+        (true, false) => (RateLimitCode::Ok, CallOutcome::Ok),
+        (true, true) => (RateLimitCode::Ok, CallOutcome::Shadow),
+        (false, _) => (RateLimitCode::OverLimit, CallOutcome::OverLimit),
     };
     let response = RateLimitResponse {
         overall_code: code.into(),
         statuses,
         response_headers_to_add: headers,
         raw_body,
-        dynamic_metadata: dynamic_metadata(request, both()),
+        dynamic_metadata: dynamic_metadata(request, pairs()),
     };
     (response, outcome)
 }
 
-fn status(wanted: &Wanted<'_>, each: &Each) -> DescriptorStatus {
-    let is_denied = each.is_over && !wanted.is_shadow;
-    let remaining = match wanted.limit {
-        Wants::Unlimited => u32::MAX,
-        _ => each.decision.map_or(0, |decision| decision.remaining),
+fn status(descriptor: &ResolvedDescriptor<'_>, decision: &DescriptorDecision) -> DescriptorStatus {
+    let is_denied = decision.is_over && !descriptor.is_shadow;
+    let remaining = match descriptor.limit {
+        ResolvedLimit::Unlimited => u32::MAX,
+        _ => decision.decision.map_or(0, |it| it.remaining),
     };
     DescriptorStatus {
-        code: if is_denied { Code::OverLimit } else { Code::Ok }.into(),
-        current_limit: wanted.told.clone(),
+        code: if is_denied { RateLimitCode::OverLimit } else { RateLimitCode::Ok }.into(),
+        current_limit: descriptor.reported_limit.clone(),
         limit_remaining: remaining,
-        duration_until_reset: each.decision.map(|decision| PbDuration {
-            seconds: i64::try_from(whole_secs(decision.reset_after)).unwrap_or(i64::MAX),
+        duration_until_reset: decision.decision.map(|it| PbDuration {
+            seconds: i64::try_from(whole_secs(it.reset_after)).unwrap_or(i64::MAX),
             nanos: 0,
         }),
     }
@@ -67,7 +67,7 @@ fn whole_secs(duration: Duration) -> u64 {
 
 /// Headers for the limit that denies, or else for the one with the least remaining.
 fn headers(statuses: &[DescriptorStatus]) -> Vec<HeaderValue> {
-    let is_over = |status: &DescriptorStatus| status.code == i32::from(Code::OverLimit);
+    let is_over = |status: &DescriptorStatus| status.code == i32::from(RateLimitCode::OverLimit);
     let limited = statuses.iter().filter(|status| status.current_limit.is_some());
     let Some(nearest) = limited.min_by_key(|status| (!is_over(status), status.limit_remaining)) else {
         return Vec::new();
@@ -86,33 +86,33 @@ fn headers(statuses: &[DescriptorStatus]) -> Vec<HeaderValue> {
 /// has metadata.
 fn dynamic_metadata<'w>(
     request: &RateLimitRequest,
-    both: impl Iterator<Item = (&'w Wanted<'w>, &'w Each)>,
+    pairs: impl Iterator<Item = (&'w ResolvedDescriptor<'w>, &'w DescriptorDecision)>,
 ) -> Option<Struct> {
     let mut metadata = Struct::default();
-    for (wanted, _) in both.filter(|(_, each)| !each.is_over) {
-        merge(&mut metadata, wanted.metadata.into_iter().flatten());
+    for (descriptor, _) in pairs.filter(|(_, decision)| !decision.is_over) {
+        merge(&mut metadata, descriptor.metadata.into_iter().flatten());
     }
     if metadata.fields.is_empty() {
         return None;
     }
-    let descriptors = request.descriptors.iter().map(described).collect();
+    let descriptors = request.descriptors.iter().map(descriptor_value).collect();
     let mut fields = BTreeMap::from([
-        ("domain".to_owned(), of_kind(Kind::StringValue(text(&request.domain)))),
+        ("domain".to_owned(), to_value(Kind::StringValue(text(&request.domain)))),
         ("descriptors".to_owned(), list(descriptors)),
-        ("metadata".to_owned(), of_kind(Kind::StructValue(metadata))),
+        ("metadata".to_owned(), to_value(Kind::StructValue(metadata))),
     ]);
     if request.hits_addend > 0 {
         let hits = Kind::NumberValue(f64::from(request.hits_addend));
-        fields.insert("hitsAddend".to_owned(), of_kind(hits));
+        fields.insert("hitsAddend".to_owned(), to_value(hits));
     }
     Some(Struct { fields })
 }
 
-fn described(descriptor: &RateLimitDescriptor) -> Value {
-    let entry = |key, value| of_kind(Kind::StringValue(format!("{}={}", text(key), text(value))));
+fn descriptor_value(descriptor: &RateLimitDescriptor) -> Value {
+    let entry = |key, value| to_value(Kind::StringValue(format!("{}={}", text(key), text(value))));
     let entries = descriptor.entries.iter().map(|it| entry(&it.key, &it.value)).collect();
     let fields = BTreeMap::from([("entries".to_owned(), list(entries))]);
-    of_kind(Kind::StructValue(Struct { fields }))
+    to_value(Kind::StructValue(Struct { fields }))
 }
 
 /// Metadata is text, but client input may not be UTF-8.
@@ -127,14 +127,14 @@ fn merge<'m>(into: &mut Struct, metadata: impl Iterator<Item = &'m (String, Data
             (None, data) => {
                 into.fields.insert(name.clone(), value(data));
             }
-            (Some(Some(Kind::StructValue(there))), Data::Map(more)) => merge(there, more.iter()),
+            (Some(Some(Kind::StructValue(existing))), Data::Map(more)) => merge(existing, more.iter()),
             (Some(_), _) => {}
         }
     }
 }
 
 fn value(data: &Data) -> Value {
-    of_kind(match data {
+    to_value(match data {
         Data::Null => Kind::NullValue(NullValue::NullValue.into()),
         Data::Bool(it) => Kind::BoolValue(*it),
         Data::Number(it) => Kind::NumberValue(*it),
@@ -149,9 +149,9 @@ fn structure(metadata: &Metadata) -> Struct {
 }
 
 fn list(values: Vec<Value>) -> Value {
-    of_kind(Kind::ListValue(ListValue { values }))
+    to_value(Kind::ListValue(ListValue { values }))
 }
 
-fn of_kind(kind: Kind) -> Value {
+fn to_value(kind: Kind) -> Value {
     Value { kind: Some(kind) }
 }

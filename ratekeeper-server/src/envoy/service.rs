@@ -12,32 +12,32 @@ use tonic::{Request, Response, Status};
 use tonic_prost::{ProstCodec, ProstDecoder, ProstEncoder};
 
 use super::bounds::CALL_BYTES_MAX;
+use super::error::EnvoyApiError;
 use super::messages::{RateLimitRequest, RateLimitResponse};
-use super::refused::Refused;
-use super::{Source, answer_uncounted};
+use super::{EnvoyApiContext, decide};
 
 const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 
-type Answering<T, E> = Pin<Box<dyn Future<Output = Result<T, E>> + Send>>;
+type BoxFuture<T, E> = Pin<Box<dyn Future<Output = Result<T, E>> + Send>>;
 
 /// The rate limit service.
 #[derive(Debug)]
-pub(super) struct Service<P>(pub(super) Arc<P>);
+pub(super) struct RateLimitService<P>(pub(super) Arc<P>);
 
-impl<P> Clone for Service<P> {
-    fn clone(&self) -> Service<P> {
-        Service(self.0.clone())
+impl<P> Clone for RateLimitService<P> {
+    fn clone(&self) -> RateLimitService<P> {
+        RateLimitService(self.0.clone())
     }
 }
 
-impl<P> NamedService for Service<P> {
+impl<P> NamedService for RateLimitService<P> {
     const NAME: &'static str = "envoy.service.ratelimit.v3.RateLimitService";
 }
 
-impl<P: Source> tower_service::Service<http::Request<Body>> for Service<P> {
+impl<P: EnvoyApiContext> tower_service::Service<http::Request<Body>> for RateLimitService<P> {
     type Response = http::Response<Body>;
     type Error = Infallible;
-    type Future = Answering<http::Response<Body>, Infallible>;
+    type Future = BoxFuture<http::Response<Body>, Infallible>;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         Poll::Ready(Ok(()))
@@ -47,21 +47,21 @@ impl<P: Source> tower_service::Service<http::Request<Body>> for Service<P> {
         let service = self.clone();
         Box::pin(async move {
             if request.uri().path() != SHOULD_RATE_LIMIT {
-                return Ok(Status::from(Refused::NoMethod).into_http());
+                return Ok(Status::from(EnvoyApiError::UnknownMethod).into_http());
             }
-            let mut grpc = Grpc::new(Messages).max_decoding_message_size(CALL_BYTES_MAX);
+            let mut grpc = Grpc::new(RateLimitCodec).max_decoding_message_size(CALL_BYTES_MAX);
             Ok(grpc.unary(service, request).await)
         })
     }
 }
 
 /// The codec of a call's messages.
-struct Messages;
+struct RateLimitCodec;
 
 /// Decodes requests. A malformed message is the caller's error; tonic's codec would report an internal one.
 struct RequestDecoder(ProstDecoder<RateLimitRequest>);
 
-impl Codec for Messages {
+impl Codec for RateLimitCodec {
     type Encode = RateLimitResponse;
     type Decode = RateLimitRequest;
     type Encoder = ProstEncoder<RateLimitResponse>;
@@ -81,21 +81,23 @@ impl Decoder for RequestDecoder {
     type Error = Status;
 
     fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<RateLimitRequest>, Status> {
-        self.0.decode(buffer).map_err(|status| Refused::NotMessage(status.message().to_owned()).into())
+        self.0
+            .decode(buffer)
+            .map_err(|status| EnvoyApiError::InvalidMessage(status.message().to_owned()).into())
     }
 }
 
-impl<P: Source> UnaryService<RateLimitRequest> for Service<P> {
+impl<P: EnvoyApiContext> UnaryService<RateLimitRequest> for RateLimitService<P> {
     type Response = RateLimitResponse;
-    type Future = Answering<Response<RateLimitResponse>, Status>;
+    type Future = BoxFuture<Response<RateLimitResponse>, Status>;
 
     fn call(&mut self, request: Request<RateLimitRequest>) -> Self::Future {
-        let source = self.0.clone();
+        let context = self.0.clone();
         Box::pin(async move {
-            let snapshot = source.snapshot();
-            // Errors are counted in `Bounded`, which also sees calls that do not reach this method.
-            let (response, outcome) = answer_uncounted(&snapshot, request.get_ref()).await?;
-            snapshot.counts.count(outcome);
+            let snapshot = context.snapshot();
+            // Errors are counted in `CallGuard`, which also sees calls that do not reach this method.
+            let (response, outcome) = decide(&snapshot, request.get_ref()).await?;
+            snapshot.metrics.count(outcome);
             Ok(Response::new(response))
         })
     }

@@ -58,10 +58,10 @@ use http_body_util::Empty;
 use ratekeeper::tower::{ConcurrencySet, Peer, RequestContext, RuleSet};
 use tower_service::Service;
 
-use super::counts::{Endpoint, Said};
-use super::refusal::Refusal;
-use super::request::DenyStatus;
-use super::{Source, original};
+use super::error::HttpApiError;
+use super::metrics::{Endpoint, EndpointOutcome};
+use super::request_body::DenyStatus;
+use super::{HttpApiContext, original_request};
 
 /// The values of `deny_status` for proxies. 429 passes the denial on with its real status; the others replace the
 /// status of any denial.
@@ -71,67 +71,73 @@ const DENY_STATUSES: [u16; 3] = [401, 403, 429];
 const DENIED: HeaderName = HeaderName::from_static("x-ratelimit-denied");
 
 /// Responds to a proxy.
-pub(super) async fn authorize<T: Source>(State(api): State<Arc<T>>, request: Request) -> Response<Body> {
-    let response = decide(&*api, request).await.unwrap_or_else(Refusal::into_response);
-    api.counts().count(Endpoint::Authorize, &response);
+pub(super) async fn authorize<T: HttpApiContext>(
+    State(api): State<Arc<T>>,
+    request: Request,
+) -> Response<Body> {
+    let response = authorize_request(&*api, request).await.unwrap_or_else(HttpApiError::into_response);
+    api.metrics().count(Endpoint::Authorize, &response);
     response
 }
 
-async fn decide<T: Source>(api: &T, request: Request) -> Result<Response<Body>, Refusal> {
+async fn authorize_request<T: HttpApiContext>(
+    api: &T,
+    request: Request,
+) -> Result<Response<Body>, HttpApiError> {
     let snapshot = api.snapshot();
     let settings = &*snapshot.settings;
     let peer = request.extensions().get::<Peer>().copied();
-    let Some(Peer(peer)) = peer.filter(|peer| settings.trusted.trusts(peer.0)) else {
-        let why = "only proxies ask here, and this address is none of them; add it to the file: \
-                   `client: { trusted_proxies: [...] }`";
-        return Err(Refusal::new(StatusCode::FORBIDDEN, why));
+    let Some(Peer(peer)) = peer.filter(|peer| settings.trusted_proxies.trusts(peer.0)) else {
+        let reason = "this address is not a trusted proxy; add it to the configuration: \
+                      `client: { trusted_proxies: [...] }`";
+        return Err(HttpApiError::new(StatusCode::FORBIDDEN, reason));
     };
     let in_query = DenyStatus::in_query(request.uri().query(), &DENY_STATUSES)?;
     let deny_status = in_query.or_else(|| DenyStatus::of(settings.deny_status, &DENY_STATUSES));
     let deny_status = deny_status.unwrap_or(DenyStatus(StatusCode::FORBIDDEN));
     let (parts, _) = request.into_parts();
-    let lines = parts.headers.get_all(settings.trusted.source().header_name());
-    let client = settings.trusted.client(peer, lines.iter().map(HeaderValue::as_bytes));
-    let original = original::request(parts, &settings.trusted)?;
+    let lines = parts.headers.get_all(settings.trusted_proxies.source().header_name());
+    let client = settings.trusted_proxies.client(peer, lines.iter().map(HeaderValue::as_bytes));
+    let original = original_request::parse(parts, &settings.trusted_proxies)?;
     let Some(layer) = &snapshot.layer else { return Ok(allowed(Response::new(Body::empty()))) };
 
     let all = || RuleSet((0..settings.limits).collect());
-    let chosen = settings.authorize_limits.clone().unwrap_or_else(all);
-    let slots = ConcurrencySet([].into());
-    let about = RequestContext {
+    let rules = settings.authorize_limits.clone().unwrap_or_else(all);
+    let concurrency = ConcurrencySet([].into());
+    let context = RequestContext {
         client: Some(client),
-        rules: Some(&chosen),
-        concurrency: Some(&slots),
+        rules: Some(&rules),
+        concurrency: Some(&concurrency),
         ..RequestContext::default()
     };
-    let Ok(response) = layer.call_with(Passing, original, about).await;
+    let Ok(response) = layer.call_with(AllowService, original, context).await;
     let response = response.map(Body::new);
-    Ok(match response.extensions().get::<Passed>() {
-        Some(Passed) => allowed(response),
+    Ok(match response.extensions().get::<AllowMarker>() {
+        Some(AllowMarker) => allowed(response),
         None => denied(response, deny_status),
     })
 }
 
 fn allowed(mut response: Response<Body>) -> Response<Body> {
     response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    response.extensions_mut().insert(Said::Yes);
+    response.extensions_mut().insert(EndpointOutcome::Allowed);
     response
 }
 
 fn denied(mut response: Response<Body>, deny_status: DenyStatus) -> Response<Body> {
-    let own = own_status(&response);
-    let status = if deny_status.0 == StatusCode::TOO_MANY_REQUESTS { own } else { deny_status.0 };
+    let real = real_status(&response);
+    let status = if deny_status.0 == StatusCode::TOO_MANY_REQUESTS { real } else { deny_status.0 };
     *response.status_mut() = status;
     let headers = response.headers_mut();
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    headers.insert(DENIED, HeaderValue::from(own.as_u16()));
-    response.extensions_mut().insert(Said::No);
+    headers.insert(DENIED, HeaderValue::from(real.as_u16()));
+    response.extensions_mut().insert(EndpointOutcome::Denied);
     response
 }
 
 /// The real status of a denial. A gRPC denial has status 200 and its code in `grpc-status`; a proxy would take the
 /// 200 for an allowed request.
-fn own_status(response: &Response<Body>) -> StatusCode {
+fn real_status(response: &Response<Body>) -> StatusCode {
     match response.headers().get("grpc-status").map(HeaderValue::as_bytes) {
         Some(b"3") => StatusCode::BAD_REQUEST,
         Some(b"7") => StatusCode::FORBIDDEN,
@@ -144,15 +150,15 @@ fn own_status(response: &Response<Body>) -> StatusCode {
     }
 }
 
-/// Stands in for the application: a request that reaches it is allowed.
+/// Takes the place of the application: a request that reaches it is allowed.
 #[derive(Clone, Copy, Debug)]
-struct Passing;
+struct AllowService;
 
-/// Marks a response of [`Passing`].
+/// Marks a response of [`AllowService`].
 #[derive(Clone, Copy, Debug)]
-struct Passed;
+struct AllowMarker;
 
-impl Service<http::Request<()>> for Passing {
+impl Service<http::Request<()>> for AllowService {
     type Response = Response<Empty<Bytes>>;
     type Error = Infallible;
     type Future = Ready<Result<Self::Response, Infallible>>;
@@ -163,7 +169,7 @@ impl Service<http::Request<()>> for Passing {
 
     fn call(&mut self, _: http::Request<()>) -> Self::Future {
         let mut response = Response::new(Empty::new());
-        response.extensions_mut().insert(Passed);
+        response.extensions_mut().insert(AllowMarker);
         ready(Ok(response))
     }
 }

@@ -19,31 +19,31 @@ use ring::digest::{Context, SHA256};
 use ring::rand::{SecureRandom, SystemRandom};
 use serde::{Deserialize, Serialize};
 
-use super::Source;
-use super::counts::{Endpoint, Said};
-use super::records::{CLAIM_NUMBER_BYTES, Claim, Claimed, Records};
-use super::refusal::Refusal;
-use super::request;
+use super::HttpApiContext;
+use super::error::HttpApiError;
+use super::metrics::{Endpoint, EndpointOutcome};
+use super::records::{CLAIM_NONCE_BYTES, Claim, ClaimResult, RecordStore};
+use super::request_body;
 
 /// Longest idempotency key, in bytes.
 pub const IDEMPOTENCY_KEY_BYTES_MAX: usize = 255;
 /// How long a response is stored: longer than clients retry.
-const REMEMBERED: Duration = Duration::from_secs(600);
+const RESPONSE_LIFETIME: Duration = Duration::from_secs(600);
 /// How long a key stays claimed if the process that executes its request has ended.
-const UNDER_WAY_MAX: Duration = Duration::from_secs(30);
+const CLAIM_LIFETIME: Duration = Duration::from_secs(30);
 /// Attempts to store a response.
-const REMEMBER_TRIES: usize = 2;
+const STORE_ATTEMPTS_MAX: usize = 2;
 
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 
-/// A request: its body, and its path and query.
+/// The body, path and query of a request.
 #[derive(Clone, Debug)]
-pub(super) struct Asked {
+pub(super) struct ApiRequest {
     pub(super) body: Bytes,
     target: Option<PathAndQuery>,
 }
 
-impl Asked {
+impl ApiRequest {
     pub(super) fn query(&self) -> Option<&str> {
         self.target.as_ref().and_then(PathAndQuery::query)
     }
@@ -68,14 +68,15 @@ fn digest(texts: &[&[u8]]) -> [u8; DIGEST_BYTES] {
     bytes
 }
 
-/// A random number that cannot be guessed.
-pub(super) fn new_number<const BYTES: usize>() -> Result<[u8; BYTES], Refusal> {
+/// Random bytes that cannot be guessed.
+pub(super) fn random_bytes<const BYTES: usize>() -> Result<[u8; BYTES], HttpApiError> {
     let mut bytes = [0; BYTES];
     match SystemRandom::new().fill(&mut bytes) {
         Ok(()) => Ok(bytes),
-        Err(_) => {
-            Err(Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "the system has no random numbers just now"))
-        }
+        Err(_) => Err(HttpApiError::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "the operating system returned no random numbers; retry later",
+        )),
     }
 }
 
@@ -89,113 +90,113 @@ pub(super) fn hex(bytes: &[u8]) -> String {
 }
 
 /// Reads a request, executes it with `run`, and counts the outcome.
-pub(super) async fn answer<T, F>(
+pub(super) async fn handle<T, F>(
     api: Arc<T>,
     endpoint: Endpoint,
     request: Request,
-    run: impl FnOnce(Arc<T>, Asked) -> F + Send + 'static,
+    run: impl FnOnce(Arc<T>, ApiRequest) -> F + Send + 'static,
 ) -> Response<Body>
 where
-    T: Source,
-    F: Future<Output = Result<Response<Body>, Refusal>> + Send + 'static,
+    T: HttpApiContext,
+    F: Future<Output = Result<Response<Body>, HttpApiError>> + Send + 'static,
 {
-    let counted = api.clone();
-    let answered = begin(api, endpoint, request, run).await;
-    let response = answered.unwrap_or_else(Refusal::into_response);
-    counted.counts().count(endpoint, &response);
+    let context = api.clone();
+    let result = execute(api, endpoint, request, run).await;
+    let response = result.unwrap_or_else(HttpApiError::into_response);
+    context.metrics().count(endpoint, &response);
     response
 }
 
-async fn begin<T, F>(
+async fn execute<T, F>(
     api: Arc<T>,
     endpoint: Endpoint,
     request: Request,
-    run: impl FnOnce(Arc<T>, Asked) -> F + Send + 'static,
-) -> Result<Response<Body>, Refusal>
+    run: impl FnOnce(Arc<T>, ApiRequest) -> F + Send + 'static,
+) -> Result<Response<Body>, HttpApiError>
 where
-    T: Source,
-    F: Future<Output = Result<Response<Body>, Refusal>> + Send + 'static,
+    T: HttpApiContext,
+    F: Future<Output = Result<Response<Body>, HttpApiError>> + Send + 'static,
 {
-    let (parts, body) = request::body(request).await?;
-    let asked = Asked { body, target: parts.uri.into_parts().path_and_query };
-    let has_key =
+    let (parts, body) = request_body::body(request).await?;
+    let request = ApiRequest { body, target: parts.uri.into_parts().path_and_query };
+    let accepts_key =
         matches!(endpoint, Endpoint::Check | Endpoint::Refund | Endpoint::Reserve | Endpoint::Settle);
-    let key = if has_key { idempotency_key(&parts.headers)? } else { None };
+    let key = if accepts_key { idempotency_key(&parts.headers)? } else { None };
     // Without a key these are a single step and can be cancelled anywhere: it took effect, or it did not.
     let is_one_step = matches!(endpoint, Endpoint::Check | Endpoint::Peek | Endpoint::Reset);
     if is_one_step && key.is_none() {
-        return run(api, asked).await;
+        return run(api, request).await;
     }
     // The others run to completion even if the client disconnects.
     let work = tokio::spawn(async move {
         match key {
-            Some(key) => once(api, endpoint, &key, asked, run).await,
-            None => run(api, asked).await,
+            Some(key) => execute_once(api, endpoint, &key, request, run).await,
+            None => run(api, request).await,
         }
     });
     work.await.unwrap_or_else(|_| {
-        Err(Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "something went wrong here; see the log"))
+        Err(HttpApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal error; see the server log"))
     })
 }
 
 /// The idempotency key of a request, if it has one.
-fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, Refusal> {
+fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, HttpApiError> {
     let mut keys = headers.get_all(IDEMPOTENCY_KEY).iter();
     let Some(key) = keys.next() else { return Ok(None) };
-    let is_one = keys.next().is_none() && (1..=IDEMPOTENCY_KEY_BYTES_MAX).contains(&key.len());
-    match key.to_str().ok().filter(|_| is_one) {
+    let is_valid = keys.next().is_none() && (1..=IDEMPOTENCY_KEY_BYTES_MAX).contains(&key.len());
+    match key.to_str().ok().filter(|_| is_valid) {
         Some(key) => Ok(Some(key.to_owned())),
         None => {
-            let why = format!(
-                "`Idempotency-Key` is one text of 1 to {IDEMPOTENCY_KEY_BYTES_MAX} printable characters"
+            let reason = format!(
+                "`Idempotency-Key` must be sent once and have 1 to {IDEMPOTENCY_KEY_BYTES_MAX} printable characters"
             );
-            Err(Refusal::new(StatusCode::BAD_REQUEST, why))
+            Err(HttpApiError::new(StatusCode::BAD_REQUEST, reason))
         }
     }
 }
 
-/// Executes a request the first time, and repeats its response afterwards.
-async fn once<T, F>(
+/// Executes a request the first time, and returns the stored response afterwards.
+async fn execute_once<T, F>(
     api: Arc<T>,
     endpoint: Endpoint,
     key: &str,
-    asked: Asked,
-    run: impl FnOnce(Arc<T>, Asked) -> F + Send,
-) -> Result<Response<Body>, Refusal>
+    request: ApiRequest,
+    run: impl FnOnce(Arc<T>, ApiRequest) -> F + Send,
+) -> Result<Response<Body>, HttpApiError>
 where
-    T: Source,
-    F: Future<Output = Result<Response<Body>, Refusal>> + Send,
+    T: HttpApiContext,
+    F: Future<Output = Result<Response<Body>, HttpApiError>> + Send,
 {
     // Digests, so that the stored records do not reveal keys.
     let name = hex(&digest(&[endpoint.name().as_bytes(), key.as_bytes()]));
-    let number = new_number::<CLAIM_NUMBER_BYTES>()?;
-    let claim = Claim { name, asked: asked.fingerprint().to_vec(), number };
+    let nonce = random_bytes::<CLAIM_NONCE_BYTES>()?;
+    let claim = Claim { name, fingerprint: request.fingerprint().to_vec(), nonce };
     // A double refund is worse than a lost one, so the key of a refund stays claimed until its outcome is certain.
-    let lasts = if endpoint == Endpoint::Refund { REMEMBERED } else { UNDER_WAY_MAX };
-    match api.records().claim(&claim, lasts).await? {
-        Claimed::First => {}
-        Claimed::Before { asked, .. } if asked != claim.asked => {
-            let why = "this `Idempotency-Key` was sent with another request; use a new one";
-            return Err(Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, why));
+    let lifetime = if endpoint == Endpoint::Refund { RESPONSE_LIFETIME } else { CLAIM_LIFETIME };
+    match api.records().claim(&claim, lifetime).await? {
+        ClaimResult::First => {}
+        ClaimResult::Existing { fingerprint, .. } if fingerprint != claim.fingerprint => {
+            let reason = "this `Idempotency-Key` was used for a different request; use a new one";
+            return Err(HttpApiError::new(StatusCode::UNPROCESSABLE_ENTITY, reason));
         }
-        Claimed::Before { answer: None, .. } => {
-            let why = "the first request with this `Idempotency-Key` is still being answered, or nobody knows what \
-                       came of it";
-            return Err(Refusal::new(StatusCode::CONFLICT, why).soon_over());
+        ClaimResult::Existing { response: None, .. } => {
+            let reason =
+                "the first request with this `Idempotency-Key` is in flight, or its outcome is unknown";
+            return Err(HttpApiError::new(StatusCode::CONFLICT, reason).retryable());
         }
-        Claimed::Before { answer: Some(answer), .. } => {
-            api.counts().repeated.fetch_add(1, Ordering::Relaxed);
-            return Remembered::response(&answer);
+        ClaimResult::Existing { response: Some(response), .. } => {
+            api.metrics().replays.fetch_add(1, Ordering::Relaxed);
+            return StoredResponse::response(&response);
         }
     }
-    let response = run(api.clone(), asked).await;
+    let response = run(api.clone(), request).await;
     match response {
-        Ok(response) if response.extensions().get() == Some(&Said::Yes) => {
-            Ok(remember(&*api, endpoint, &claim, response).await)
+        Ok(response) if response.extensions().get() == Some(&EndpointOutcome::Allowed) => {
+            Ok(store_response(&*api, endpoint, &claim, response).await)
         }
         // A retry with this key must not execute the request a second time.
-        Err(refusal) if refusal.may_be_done => {
-            Ok(remember(&*api, endpoint, &claim, refusal.into_response()).await)
+        Err(error) if error.may_be_executed => {
+            Ok(store_response(&*api, endpoint, &claim, error.into_response()).await)
         }
         other => {
             api.records().release(&claim).await;
@@ -206,21 +207,21 @@ where
 
 /// Stores a response for retries. The request is already executed: if its response cannot be stored, the client still
 /// gets it, and the claim stays until it expires.
-async fn remember<T: Source>(
+async fn store_response<T: HttpApiContext>(
     api: &T,
     endpoint: Endpoint,
     claim: &Claim,
     response: Response<Body>,
 ) -> Response<Body> {
-    let (remembered, response) = Remembered::of(response).await;
-    for tries in 1.. {
-        match api.records().answer(claim, &remembered, REMEMBERED).await {
+    let (stored, response) = StoredResponse::of(response).await;
+    for attempt in 1.. {
+        match api.records().set_response(claim, &stored, RESPONSE_LIFETIME).await {
             Ok(()) => break,
-            Err(_) if tries < REMEMBER_TRIES => {}
-            Err(why) => {
-                api.counts().unremembered.fetch_add(1, Ordering::Relaxed);
+            Err(_) if attempt < STORE_ATTEMPTS_MAX => {}
+            Err(error) => {
+                api.metrics().dropped_responses.fetch_add(1, Ordering::Relaxed);
                 let endpoint = endpoint.name();
-                tracing::warn!(endpoint, %why, "response not stored under its idempotency key");
+                tracing::warn!(endpoint, %error, "response not stored under its idempotency key");
                 break;
             }
         }
@@ -230,13 +231,13 @@ async fn remember<T: Source>(
 
 /// A response as stored.
 #[derive(Deserialize, Serialize)]
-struct Remembered {
+struct StoredResponse {
     status: u16,
     headers: Vec<(String, String)>,
     body: String,
 }
 
-impl Remembered {
+impl StoredResponse {
     async fn of(response: Response<Body>) -> (Vec<u8>, Response<Body>) {
         let (parts, body) = response.into_parts();
         // These responses are always in memory, so collecting the body cannot fail.
@@ -245,21 +246,22 @@ impl Remembered {
             .headers
             .iter()
             .filter_map(|(name, value)| Some((name.as_str().to_owned(), value.to_str().ok()?.to_owned())));
-        let remembered = Remembered {
+        let stored = StoredResponse {
             status: parts.status.as_u16(),
             headers: headers.collect(),
             body: String::from_utf8_lossy(&body).into_owned(),
         };
-        let bytes = serde_json::to_vec(&remembered).unwrap_or_default();
+        let bytes = serde_json::to_vec(&stored).unwrap_or_default();
         (bytes, Response::from_parts(parts, Body::from(body)))
     }
 
-    fn response(bytes: &[u8]) -> Result<Response<Body>, Refusal> {
-        let lost =
-            || Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "the first answer cannot be read any more");
-        let Remembered { status, headers, body } = serde_json::from_slice(bytes).map_err(|_| lost())?;
+    fn response(bytes: &[u8]) -> Result<Response<Body>, HttpApiError> {
+        let unreadable =
+            || HttpApiError::new(StatusCode::SERVICE_UNAVAILABLE, "the stored response is unreadable");
+        let StoredResponse { status, headers, body } =
+            serde_json::from_slice(bytes).map_err(|_| unreadable())?;
         let mut response = Response::new(Body::from(body));
-        *response.status_mut() = StatusCode::from_u16(status).map_err(|_| lost())?;
+        *response.status_mut() = StatusCode::from_u16(status).map_err(|_| unreadable())?;
         for (name, value) in headers {
             if let (Ok(name), Ok(value)) = (HeaderName::try_from(name), HeaderValue::try_from(value)) {
                 response.headers_mut().insert(name, value);
@@ -267,7 +269,7 @@ impl Remembered {
         }
         response.headers_mut().insert("idempotent-replayed", HeaderValue::from_static("true"));
         if response.status().is_success() {
-            response.extensions_mut().insert(Said::Yes);
+            response.extensions_mut().insert(EndpointOutcome::Allowed);
         }
         Ok(response)
     }

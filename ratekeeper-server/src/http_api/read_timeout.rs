@@ -16,53 +16,53 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The state of a connection. Reader and service are polled by one task, one after the other.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Turn(Arc<AtomicU8>);
+pub(super) struct ConnectionState(Arc<AtomicU8>);
 
 /// The client sends a head.
-const HEAD: u8 = 0;
+const READING_HEAD: u8 = 0;
 /// The server reads the body and responds. Bodies have a separate time limit.
-const OURS: u8 = 1;
-/// Everything is answered, and no byte has arrived since.
+const RESPONDING: u8 = 1;
+/// All requests are answered, and no byte has arrived since.
 const IDLE: u8 = 2;
 
-impl Turn {
+impl ConnectionState {
     /// A head is complete.
-    pub(super) fn ours(&self) {
-        self.0.store(OURS, Ordering::Relaxed);
+    pub(super) fn head_complete(&self) {
+        self.0.store(RESPONDING, Ordering::Relaxed);
     }
 
     /// The response is complete.
-    pub(super) fn answered(&self) {
+    pub(super) fn response_complete(&self) {
         self.0.store(IDLE, Ordering::Relaxed);
     }
 }
 
 /// A stream that fails if the client is too slow with a head.
 #[derive(Debug)]
-pub(super) struct Heads<I> {
+pub(super) struct HeadTimeout<I> {
     stream: I,
-    turn: Turn,
+    state: ConnectionState,
     deadline: Instant,
     /// Created on the first wait: most heads arrive in one read.
-    late: Option<Pin<Box<Sleep>>>,
+    timer: Option<Pin<Box<Sleep>>>,
 }
 
-impl<I> Heads<I> {
-    pub(super) fn new(stream: I, turn: Turn) -> Heads<I> {
-        Heads { stream, turn, deadline: Instant::now() + HEAD_TIMEOUT, late: None }
+impl<I> HeadTimeout<I> {
+    pub(super) fn new(stream: I, state: ConnectionState) -> HeadTimeout<I> {
+        HeadTimeout { stream, state, deadline: Instant::now() + HEAD_TIMEOUT, timer: None }
     }
 
     /// Ready once the time for a head is over.
-    fn poll_late(&mut self, context: &mut Context<'_>) -> Poll<()> {
-        let late = self.late.get_or_insert_with(|| Box::pin(sleep_until(self.deadline)));
-        if late.deadline() != self.deadline {
-            late.as_mut().reset(self.deadline);
+    fn poll_timeout(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        let timer = self.timer.get_or_insert_with(|| Box::pin(sleep_until(self.deadline)));
+        if timer.deadline() != self.deadline {
+            timer.as_mut().reset(self.deadline);
         }
-        late.as_mut().poll(context)
+        timer.as_mut().poll(context)
     }
 }
 
-impl<I: AsyncRead + Unpin> AsyncRead for Heads<I> {
+impl<I: AsyncRead + Unpin> AsyncRead for HeadTimeout<I> {
     fn poll_read(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -71,13 +71,13 @@ impl<I: AsyncRead + Unpin> AsyncRead for Heads<I> {
         let this = self.get_mut();
         let before = buffer.filled().len();
         let read = Pin::new(&mut this.stream).poll_read(context, buffer);
-        match this.turn.0.load(Ordering::Relaxed) {
-            HEAD if read.is_pending() => {
-                ready!(this.poll_late(context));
+        match this.state.0.load(Ordering::Relaxed) {
+            READING_HEAD if read.is_pending() => {
+                ready!(this.poll_timeout(context));
                 return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
             }
             IDLE if buffer.filled().len() > before => {
-                this.turn.0.store(HEAD, Ordering::Relaxed);
+                this.state.0.store(READING_HEAD, Ordering::Relaxed);
                 this.deadline = Instant::now() + HEAD_TIMEOUT;
             }
             _ => {}
@@ -86,7 +86,7 @@ impl<I: AsyncRead + Unpin> AsyncRead for Heads<I> {
     }
 }
 
-impl<I: AsyncWrite + Unpin> AsyncWrite for Heads<I> {
+impl<I: AsyncWrite + Unpin> AsyncWrite for HeadTimeout<I> {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.get_mut().stream).poll_write(context, bytes)
     }

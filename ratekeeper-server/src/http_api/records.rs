@@ -12,11 +12,11 @@ mod redis;
 pub use memory::MemoryRecords;
 pub use redis::RedisRecords;
 
-/// Stores records until they are taken or expire.
+/// A store of records until they are taken or expire.
 ///
 /// The implementation supplies the clock: processes that share records do not have to agree on the time.
-pub trait Records: Send + Sync + 'static {
-    /// Stores a record for the duration `expires`. After that it is [due](Records::due).
+pub trait RecordStore: Send + Sync + 'static {
+    /// Stores a record for the duration `lifetime`. After that it is [due](RecordStore::take_due).
     ///
     /// # Errors
     /// Returns an error if there is no capacity, or if it is not known whether the record is stored.
@@ -24,43 +24,43 @@ pub trait Records: Send + Sync + 'static {
         &self,
         id: &str,
         record: &[u8],
-        expires: Duration,
-    ) -> impl Future<Output = Result<(), NotKept>> + Send;
+        lifetime: Duration,
+    ) -> impl Future<Output = Result<(), RecordError>> + Send;
 
     /// Takes a record that is not yet due. One of several concurrent callers gets it.
     ///
     /// # Errors
-    /// Returns an error if the records are unavailable. The record may have been taken all the same.
-    fn take(&self, id: &str) -> impl Future<Output = Result<Taken, NotKept>> + Send;
+    /// Returns an error if the records are unavailable. The record may have been taken in spite of the error.
+    fn take(&self, id: &str) -> impl Future<Output = Result<TakeResult, RecordError>> + Send;
 
-    /// Takes at most `most` expired records. One of several concurrent callers gets each: it is refunded once or, if
+    /// Takes at most `max` expired records. One of several concurrent callers gets each: it is refunded once or, if
     /// that process ends at this moment, not at all.
     ///
     /// # Errors
     /// Returns an error if the records are unavailable.
-    fn due(&self, most: usize) -> impl Future<Output = Result<Vec<Vec<u8>>, NotKept>> + Send;
+    fn take_due(&self, max: usize) -> impl Future<Output = Result<Vec<Vec<u8>>, RecordError>> + Send;
 
-    /// Claims a name for the first caller, for at most the duration `expires`.
+    /// Claims a name for the first caller, for at most the duration `lifetime`.
     ///
     /// # Errors
     /// Returns an error if there is no capacity, or if the records are unavailable.
     fn claim(
         &self,
         claim: &Claim,
-        expires: Duration,
-    ) -> impl Future<Output = Result<Claimed, NotKept>> + Send;
+        lifetime: Duration,
+    ) -> impl Future<Output = Result<ClaimResult, RecordError>> + Send;
 
-    /// Stores the response of the claim's owner. There is always capacity for it: only the claim is checked. A claim
-    /// that has expired may belong to another caller by now and is not changed.
+    /// Stores the response of the claim's owner. Capacity is checked when the name is claimed, not here. An expired
+    /// claim may belong to another caller by now and is not changed.
     ///
     /// # Errors
     /// Returns an error if the records are unavailable.
-    fn answer(
+    fn set_response(
         &self,
         claim: &Claim,
-        answer: &[u8],
-        expires: Duration,
-    ) -> impl Future<Output = Result<(), NotKept>> + Send;
+        response: &[u8],
+        lifetime: Duration,
+    ) -> impl Future<Output = Result<(), RecordError>> + Send;
 
     /// Releases a claim without a response: the next caller is the first again. Another caller's claim is not
     /// changed.
@@ -73,17 +73,17 @@ pub struct Claim {
     /// The name.
     pub name: String,
     /// The fingerprint of the request that the name is claimed for.
-    pub asked: Vec<u8>,
-    /// A random number of the owner: it distinguishes successive claims to the same name.
-    pub number: [u8; CLAIM_NUMBER_BYTES],
+    pub fingerprint: Vec<u8>,
+    /// Random bytes of the owner: they distinguish successive claims to the same name.
+    pub nonce: [u8; CLAIM_NONCE_BYTES],
 }
 
-/// Bytes of a claim's number: enough that no two claims have the same.
-pub const CLAIM_NUMBER_BYTES: usize = 16;
+/// Bytes of a claim's nonce: enough that no two claims have the same.
+pub const CLAIM_NONCE_BYTES: usize = 16;
 
-/// The outcome of [`Records::take`].
+/// The outcome of [`RecordStore::take`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Taken {
+pub enum TakeResult {
     /// The record; no other caller gets it.
     Record(Vec<u8>),
     /// It was taken or has expired.
@@ -92,45 +92,45 @@ pub enum Taken {
     Unknown,
 }
 
-/// The outcome of [`Records::claim`].
+/// The outcome of [`RecordStore::claim`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Claimed {
+pub enum ClaimResult {
     /// This is the first claim to the name.
     First,
     /// Another caller has claimed the name.
-    Before {
+    Existing {
         /// The fingerprint of that caller's request.
-        asked: Vec<u8>,
+        fingerprint: Vec<u8>,
         /// Its response, if it is complete.
-        answer: Option<Vec<u8>>,
+        response: Option<Vec<u8>>,
     },
 }
 
 /// Why a record is not stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum NotKept {
+pub enum RecordError {
     /// There is no capacity.
     Full,
     /// The request was not sent, so the record is certainly not stored; with the reason.
     NotSent(String),
     /// The request was sent and not answered, so the record may be stored; with the reason.
-    StoreUnavailable(String),
+    Unavailable(String),
 }
 
-impl fmt::Display for NotKept {
+impl fmt::Display for RecordError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            NotKept::Full => {
-                write!(f, "there is no room for another reservation or idempotency key; try again later")
+            RecordError::Full => {
+                write!(f, "no capacity for another reservation or idempotency key; retry later")
             }
-            NotKept::NotSent(why) => {
-                write!(f, "what reservations and idempotency keys are kept in cannot be asked: {why}")
+            RecordError::NotSent(reason) => {
+                write!(f, "the store of reservations and idempotency keys cannot be reached: {reason}")
             }
-            NotKept::StoreUnavailable(why) => {
-                write!(f, "what reservations and idempotency keys are kept in does not answer: {why}")
+            RecordError::Unavailable(reason) => {
+                write!(f, "the store of reservations and idempotency keys does not answer: {reason}")
             }
         }
     }
 }
 
-impl std::error::Error for NotKept {}
+impl std::error::Error for RecordError {}

@@ -8,26 +8,26 @@ use ratekeeper::RetryAfter;
 use ratekeeper::tower::response::LimitResponse;
 use ratekeeper_config::push_seconds;
 
-use super::counts::Said;
-use super::decide::{Heard, One};
-use super::request::Ask;
+use super::check::{CheckResult, LimitResult};
+use super::metrics::EndpointOutcome;
+use super::request_body::LimitCheck;
 
 /// Approximate bytes per limit in a response.
 const BYTES_PER_LIMIT: usize = 192;
 
 /// A response in JSON, with its outcome for the metrics.
-pub(super) fn json(status: StatusCode, said: Said, body: Vec<u8>) -> Response {
+pub(super) fn json(status: StatusCode, outcome: EndpointOutcome, body: Vec<u8>) -> Response {
     let mut response = Response::new(Body::from(body));
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    response.extensions_mut().insert(said);
+    response.extensions_mut().insert(outcome);
     response
 }
 
 /// Adds the rate limit headers. A denial's content type is left out, because it belongs to another body.
-pub(super) fn tell(response: &mut Response, answer: &LimitResponse) {
-    for header in answer.headers().filter(|header| header.name != "content-type") {
+pub(super) fn add_headers(response: &mut Response, limits: &LimitResponse) {
+    for header in limits.headers().filter(|header| header.name != "content-type") {
         if let Ok(value) = HeaderValue::from_str(header.value) {
             response.headers_mut().insert(HeaderName::from_static(header.name), value);
         }
@@ -35,28 +35,28 @@ pub(super) fn tell(response: &mut Response, answer: &LimitResponse) {
 }
 
 /// Begins the response to a check: `{"allowed":...,"limits":[...],"degraded":...`. The caller appends further fields.
-pub(super) fn begin(heard: &Heard, asks: &[Ask<'_>]) -> Vec<u8> {
-    let mut out = Vec::with_capacity(64 + asks.len() * BYTES_PER_LIMIT);
+pub(super) fn begin(result: &CheckResult, checks: &[LimitCheck<'_>]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(64 + checks.len() * BYTES_PER_LIMIT);
     out.extend_from_slice(b"{\"allowed\":");
-    push_flag(&mut out, heard.allowed);
+    push_flag(&mut out, result.allowed);
     out.extend_from_slice(b",\"limits\":[");
-    for (number, (ask, one)) in asks.iter().zip(&heard.each).enumerate() {
+    for (number, (check, limit)) in checks.iter().zip(&result.limits).enumerate() {
         if number > 0 {
             out.push(b',');
         }
-        push_limit(&mut out, &ask.limit, one);
+        push_limit(&mut out, &check.limit, limit);
     }
     out.extend_from_slice(b"],\"degraded\":");
-    push_flag(&mut out, heard.is_degraded);
+    push_flag(&mut out, result.is_degraded);
     out
 }
 
-fn push_limit(out: &mut Vec<u8>, name: &str, one: &One) {
+fn push_limit(out: &mut Vec<u8>, name: &str, result: &LimitResult) {
     out.extend_from_slice(b"{\"limit\":");
     push_text(out, name);
     out.extend_from_slice(b",\"allowed\":");
-    push_flag(out, one.allowed());
-    match (one.decision, one.is_listed) {
+    push_flag(out, result.allowed());
+    match (result.decision, result.is_on_deny_list) {
         (Some(decision), _) => {
             out.extend_from_slice(b",\"size\":");
             push_number(out, decision.limit);
@@ -82,9 +82,9 @@ fn push_limit(out: &mut Vec<u8>, name: &str, one: &One) {
         ),
     }
     out.extend_from_slice(b",\"shadow\":");
-    push_flag(out, one.is_shadow);
+    push_flag(out, result.is_shadow);
     out.extend_from_slice(b",\"banned\":");
-    push_flag(out, one.is_banned);
+    push_flag(out, result.is_banned);
     out.push(b'}');
 }
 

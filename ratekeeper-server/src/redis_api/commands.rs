@@ -23,65 +23,65 @@ pub(crate) enum Command {
 
 impl Command {
     /// Whether it checks a limit.
-    pub(crate) fn asks(self) -> bool {
+    pub(crate) fn checks_limit(self) -> bool {
         matches!(self, Command::ClThrottle | Command::Throttle | Command::Check)
     }
 }
 
-/// The description of a command.
+/// The specification of a command.
 #[derive(Debug)]
-pub(crate) struct Known {
+pub(crate) struct CommandSpec {
     pub(crate) command: Command,
     pub(crate) name: &'static str,
     /// Number of words, including the name; if negative, the minimum number.
     arity: i64,
     flags: &'static [&'static str],
     /// The index of the word that is the key; 0 if there is none.
-    key: i64,
+    key_index: i64,
     /// Whether it is allowed before authentication.
-    pub(crate) is_for_all: bool,
+    pub(crate) needs_no_auth: bool,
 }
 
-const fn asks(command: Command, name: &'static str, arity: i64, key: i64) -> Known {
-    Known { command, name, arity, flags: &["write", "fast"], key, is_for_all: false }
+const fn check_command(command: Command, name: &'static str, arity: i64, key_index: i64) -> CommandSpec {
+    CommandSpec { command, name, arity, flags: &["write", "fast"], key_index, needs_no_auth: false }
 }
 
-const fn talks(command: Command, name: &'static str, arity: i64, is_for_all: bool) -> Known {
-    let flags: &[&str] = if is_for_all { &["fast", "no_auth"] } else { &["fast"] };
-    Known { command, name, arity, flags, key: 0, is_for_all }
+const fn other_command(command: Command, name: &'static str, arity: i64, needs_no_auth: bool) -> CommandSpec {
+    let flags: &[&str] = if needs_no_auth { &["fast", "no_auth"] } else { &["fast"] };
+    CommandSpec { command, name, arity, flags, key_index: 0, needs_no_auth }
 }
 
 /// All commands, the most frequent first.
-const ALL: [Known; 13] = [
-    asks(Command::ClThrottle, "cl.throttle", -1, 1),
-    asks(Command::Throttle, "throttle", -5, 1),
-    asks(Command::Check, "rk.check", -2, 2),
-    talks(Command::Ping, "ping", -1, true),
-    talks(Command::Echo, "echo", 2, false),
-    talks(Command::Hello, "hello", -1, true),
-    talks(Command::Auth, "auth", -2, true),
-    talks(Command::Commands, "command", -1, false),
-    talks(Command::Client, "client", -2, false),
-    talks(Command::Select, "select", 2, false),
-    talks(Command::Info, "info", -1, false),
-    talks(Command::Quit, "quit", -1, true),
-    talks(Command::Reset, "reset", 1, true),
+const COMMANDS: [CommandSpec; 13] = [
+    check_command(Command::ClThrottle, "cl.throttle", -1, 1),
+    check_command(Command::Throttle, "throttle", -5, 1),
+    check_command(Command::Check, "rk.check", -2, 2),
+    other_command(Command::Ping, "ping", -1, true),
+    other_command(Command::Echo, "echo", 2, false),
+    other_command(Command::Hello, "hello", -1, true),
+    other_command(Command::Auth, "auth", -2, true),
+    other_command(Command::Commands, "command", -1, false),
+    other_command(Command::Client, "client", -2, false),
+    other_command(Command::Select, "select", 2, false),
+    other_command(Command::Info, "info", -1, false),
+    other_command(Command::Quit, "quit", -1, true),
+    other_command(Command::Reset, "reset", 1, true),
 ];
 
-impl Known {
+impl CommandSpec {
     /// The command of this name, case-insensitively.
-    pub(crate) fn of(name: &[u8]) -> Option<&'static Known> {
-        ALL.iter().find(|known| known.name.as_bytes().eq_ignore_ascii_case(name))
+    pub(crate) fn find(name: &[u8]) -> Option<&'static CommandSpec> {
+        COMMANDS.iter().find(|spec| spec.name.as_bytes().eq_ignore_ascii_case(name))
     }
 
-    pub(crate) fn takes(&self, words: usize) -> bool {
+    pub(crate) fn accepts_count(&self, words: usize) -> bool {
         let words = i64::try_from(words).unwrap_or(i64::MAX);
         if self.arity < 0 { words >= -self.arity } else { words == self.arity }
     }
 
-    /// The index of its key among its words.
-    pub(crate) fn key(&self) -> usize {
-        usize::try_from(self.key).unwrap_or_default()
+    /// The index of the key among the words.
+    pub(crate) fn key_index(&self) -> usize {
+        usize::try_from(self.key_index).unwrap_or_default()
     }
 
     /// Writes the entry of `COMMAND`, which clients read to locate a command's key.
@@ -93,7 +93,7 @@ impl Known {
         for flag in self.flags {
             out.simple(flag);
         }
-        for number in [self.key, self.key, i64::from(self.key > 0)] {
+        for number in [self.key_index, self.key_index, i64::from(self.key_index > 0)] {
             out.integer(number);
         }
         // Categories, tips, key specifications and subcommands are empty.
@@ -108,23 +108,23 @@ pub(crate) fn describe(words: Words<'_>, out: &mut Replies) -> bool {
     let is = |name: &str| words.get(1).is_none_or(|word| word.eq_ignore_ascii_case(name.as_bytes()));
     match words.len() {
         1 => {
-            out.array(ALL.len());
-            ALL.iter().for_each(|known| known.describe(out));
+            out.array(COMMANDS.len());
+            COMMANDS.iter().for_each(|spec| spec.describe(out));
         }
-        2 if is("count") => out.integer(ALL.len() as i64),
+        2 if is("count") => out.integer(COMMANDS.len() as i64),
         2 if is("list") => {
-            out.array(ALL.len());
-            ALL.iter().for_each(|known| out.bulk(known.name.as_bytes()));
+            out.array(COMMANDS.len());
+            COMMANDS.iter().for_each(|spec| out.bulk(spec.name.as_bytes()));
         }
         2 if is("info") => {
-            out.array(ALL.len());
-            ALL.iter().for_each(|known| known.describe(out));
+            out.array(COMMANDS.len());
+            COMMANDS.iter().for_each(|spec| spec.describe(out));
         }
         3.. if is("info") => {
             out.array(words.len() - 2);
             for name in words.iter().skip(2) {
-                match Known::of(name) {
-                    Some(known) => known.describe(out),
+                match CommandSpec::find(name) {
+                    Some(spec) => spec.describe(out),
                     None => out.null(),
                 }
             }
@@ -141,15 +141,19 @@ mod tests {
 
     #[test]
     fn command_names_are_case_insensitive() {
-        assert_eq!(Known::of(b"Cl.ThRottle").unwrap().command, Command::ClThrottle);
-        assert_eq!(Known::of(b"PING").unwrap().command, Command::Ping);
-        assert!(Known::of(b"").is_none() && Known::of(b"ping ").is_none());
+        assert_eq!(CommandSpec::find(b"Cl.ThRottle").unwrap().command, Command::ClThrottle);
+        assert_eq!(CommandSpec::find(b"PING").unwrap().command, Command::Ping);
+        assert!(CommandSpec::find(b"").is_none() && CommandSpec::find(b"ping ").is_none());
     }
 
     #[test]
     fn arity_is_enforced() {
-        let takes = |name: &[u8], words| Known::of(name).unwrap().takes(words);
-        assert!(takes(b"echo", 2) && !takes(b"echo", 1) && !takes(b"echo", 3));
-        assert!(takes(b"throttle", 5) && takes(b"throttle", 100) && !takes(b"throttle", 4));
+        let accepts_count = |name: &[u8], words| CommandSpec::find(name).unwrap().accepts_count(words);
+        assert!(accepts_count(b"echo", 2) && !accepts_count(b"echo", 1) && !accepts_count(b"echo", 3));
+        assert!(
+            accepts_count(b"throttle", 5)
+                && accepts_count(b"throttle", 100)
+                && !accepts_count(b"throttle", 4)
+        );
     }
 }

@@ -11,43 +11,43 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep, sleep_until, timeout};
 
-use super::counts::{Became, Tally};
-use super::pipeline::{Groups, all};
+use super::metrics::{CommandOutcome, OutcomeTally};
+use super::pipeline::{CommandGroups, join_all};
 use super::protocol::{COMMAND_BYTES_MAX, Parser, ProtocolError};
 use super::reply::Replies;
 use super::session::Session;
-use super::{ServiceContext, Shared, ask, drained};
+use super::{RedisApi, RedisApiContext, check, wait_for_drain};
 
 /// Most bytes of unsent replies; one more reply, of at most a word's length, may exceed it.
 const UNSENT_BYTES_MAX: usize = 64 << 10;
 /// Initial size of a read, kept as long as it suffices: most commands are short.
 const READ_BYTES_MIN: usize = 512;
 /// Larger buffers are freed when the client is idle.
-const KEPT_BYTES_MAX: usize = 4 << 10;
+const IDLE_BUFFER_BYTES_MAX: usize = 4 << 10;
 /// How long an idle client stays connected when the API closes, so that a command in transit is still answered.
-const LAST_CALL: Duration = Duration::from_millis(500);
+const DRAIN_GRACE: Duration = Duration::from_millis(500);
 /// Most bytes discarded from a closing connection, so that the client can read the last reply.
 const LINGER_BYTES_MAX: usize = 1 << 20;
 const LINGER: Duration = Duration::from_secs(2);
 
 /// A connection, with its buffers.
-struct Connection<B> {
-    shared: Arc<Shared<B>>,
+struct RedisConnection<B> {
+    api: Arc<RedisApi<B>>,
     stream: TcpStream,
     session: Session,
     parser: Parser,
     /// Bytes that were read and not yet answered.
     unread: Vec<u8>,
     /// Size of the next read, in bytes.
-    room: usize,
+    read_size: usize,
     arrived: Instant,
     replies: Replies,
-    tally: Tally,
+    tally: OutcomeTally,
 }
 
-/// What follows an answer.
+/// What follows after the received commands are answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Next {
+enum NextStep {
     /// Read on.
     Read,
     /// Close: the client has its last reply.
@@ -56,58 +56,60 @@ enum Next {
 
 /// How a connection ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Ending {
+enum ConnectionEnd {
     /// The client sent nothing more.
-    Silent,
+    WithoutReply,
     /// The client may not have read the last reply yet.
-    Said,
+    AfterReply,
 }
 
 /// Serves a connection until it ends.
-pub(super) async fn run<B: ServiceContext>(shared: Arc<Shared<B>>, stream: TcpStream, number: u64) {
-    let session = Session::new(number, shared.behind.token().is_none());
-    let mut connection = Connection {
+pub(super) async fn run<B: RedisApiContext>(api: Arc<RedisApi<B>>, stream: TcpStream, number: u64) {
+    let session = Session::new(number, api.context.token().is_none());
+    let mut connection = RedisConnection {
         stream,
         session,
         parser: Parser::default(),
         unread: Vec::new(),
-        room: READ_BYTES_MIN,
+        read_size: READ_BYTES_MIN,
         arrived: Instant::now(),
         replies: Replies::default(),
-        tally: Tally::default(),
-        shared,
+        tally: OutcomeTally::default(),
+        api,
     };
     // After an error there is nothing left to deliver.
-    if let Ok(Ending::Said) = connection.talk().await {
+    if let Ok(ConnectionEnd::AfterReply) = connection.serve().await {
         connection.linger().await;
     }
 }
 
-impl<B: ServiceContext> Connection<B> {
-    /// Reads and answers, in turns.
-    async fn talk(&mut self) -> io::Result<Ending> {
-        let news = self.shared.draining.clone();
-        let mut draining = pin!(drained(self.shared.draining.clone()));
+impl<B: RedisApiContext> RedisConnection<B> {
+    /// Reads and answers commands until the connection ends.
+    async fn serve(&mut self) -> io::Result<ConnectionEnd> {
+        let is_draining = self.api.draining.clone();
+        let mut draining = pin!(wait_for_drain(self.api.draining.clone()));
         // One timer for all deadlines; it is not reset by input that arrives in time.
-        let mut alarm = pin!(sleep_until(self.arrived + self.shared.patience.idle));
+        let mut timer = pin!(sleep_until(self.arrived + self.api.timeouts.idle));
         // When the incomplete command began, or when the client became idle.
         let mut since = self.arrived;
         // The last moment to read, once the API is closing.
-        let mut last_call = None;
+        let mut drain_deadline = None;
         loop {
             let was_empty = self.unread.is_empty();
-            if !self.more(draining.as_mut(), alarm.as_mut(), since, &mut last_call).await? {
-                return Ok(Ending::Silent);
+            if !self.read_more(draining.as_mut(), timer.as_mut(), since, &mut drain_deadline).await? {
+                return Ok(ConnectionEnd::WithoutReply);
             }
             let read = self.unread.len();
             let next = self.answer().await?;
             self.send().await?;
             // A client that sends without pause would otherwise never reach the closing branch.
-            if last_call.is_none() && *news.borrow() {
-                last_call = Some(Instant::now() + LAST_CALL);
+            if drain_deadline.is_none() && *is_draining.borrow() {
+                drain_deadline = Some(Instant::now() + DRAIN_GRACE);
             }
-            if next == Next::Close || last_call.is_some_and(|last_call| Instant::now() >= last_call) {
-                return Ok(Ending::Said);
+            if next == NextStep::Close
+                || drain_deadline.is_some_and(|drain_deadline| Instant::now() >= drain_deadline)
+            {
+                return Ok(ConnectionEnd::AfterReply);
             }
             // A client that sends a command byte by byte gets no more time with each byte.
             if was_empty || self.unread.len() < read {
@@ -117,31 +119,31 @@ impl<B: ServiceContext> Connection<B> {
     }
 
     /// Reads the next input. Returns false if there is none: the client has ended, or the API is closing.
-    async fn more(
+    async fn read_more(
         &mut self,
         mut draining: Pin<&mut impl Future<Output = ()>>,
-        mut alarm: Pin<&mut Sleep>,
+        mut timer: Pin<&mut Sleep>,
         since: Instant,
-        last_call: &mut Option<Instant>,
+        drain_deadline: &mut Option<Instant>,
     ) -> io::Result<bool> {
-        let patience = &self.shared.patience;
-        let mut deadline = since + if self.unread.is_empty() { patience.idle } else { patience.command };
-        if !self.session.is_known() {
+        let timeouts = &self.api.timeouts;
+        let mut deadline = since + if self.unread.is_empty() { timeouts.idle } else { timeouts.command };
+        if !self.session.is_authenticated() {
             // Unauthenticated connections must not use up the capacity.
-            deadline = deadline.min(self.arrived + patience.command);
+            deadline = deadline.min(self.arrived + timeouts.command);
         }
-        if self.unread.is_empty() && self.unread.capacity() > KEPT_BYTES_MAX {
+        if self.unread.is_empty() && self.unread.capacity() > IDLE_BUFFER_BYTES_MAX {
             self.unread = Vec::new();
         }
         loop {
-            let until = last_call.map_or(deadline, |last_call| last_call.min(deadline));
-            if alarm.deadline() > until {
-                alarm.as_mut().reset(until);
+            let until = drain_deadline.map_or(deadline, |drain_deadline| drain_deadline.min(deadline));
+            if timer.deadline() > until {
+                timer.as_mut().reset(until);
             }
             tokio::select! {
                 biased;
                 read = self.read() => return Ok(read? > 0),
-                () = &mut alarm => {
+                () = &mut timer => {
                     let now = Instant::now();
                     if now >= deadline {
                         return Err(io::ErrorKind::TimedOut.into());
@@ -149,10 +151,10 @@ impl<B: ServiceContext> Connection<B> {
                     if now >= until {
                         return Ok(false);
                     }
-                    alarm.as_mut().reset(until);
+                    timer.as_mut().reset(until);
                 }
-                () = &mut draining, if last_call.is_none() => {
-                    *last_call = Some(Instant::now() + LAST_CALL);
+                () = &mut draining, if drain_deadline.is_none() => {
+                    *drain_deadline = Some(Instant::now() + DRAIN_GRACE);
                 }
             }
         }
@@ -160,50 +162,50 @@ impl<B: ServiceContext> Connection<B> {
 
     /// Reads what has arrived, into a buffer that doubles when it was filled.
     async fn read(&mut self) -> io::Result<usize> {
-        if self.unread.capacity() < self.room {
+        if self.unread.capacity() < self.read_size {
             // Wait before allocating: an idle client uses no buffer.
             self.stream.readable().await?;
-            self.unread.reserve(self.room - self.unread.len());
+            self.unread.reserve(self.read_size - self.unread.len());
         }
         // At most the longest command: its end is within, or the command is too long.
-        let most = self.unread.capacity().min(COMMAND_BYTES_MAX).saturating_sub(self.unread.len());
-        let read = self.stream.read_buf(&mut (&mut self.unread).limit(most)).await?;
+        let free = self.unread.capacity().min(COMMAND_BYTES_MAX).saturating_sub(self.unread.len());
+        let read = self.stream.read_buf(&mut (&mut self.unread).limit(free)).await?;
         if self.unread.len() == self.unread.capacity() {
-            self.room = (2 * self.unread.capacity()).min(COMMAND_BYTES_MAX);
+            self.read_size = (2 * self.unread.capacity()).min(COMMAND_BYTES_MAX);
         }
         Ok(read)
     }
 
     /// Answers all commands that have arrived.
-    async fn answer(&mut self) -> io::Result<Next> {
-        let answered = match B::Store::IS_IMMEDIATE {
+    async fn answer(&mut self) -> io::Result<NextStep> {
+        let next = match B::Store::IS_IMMEDIATE {
             true => self.answer_each().await,
-            false => self.answer_together().await,
+            false => self.answer_concurrently().await,
         };
-        self.shared.counts.take(&mut self.tally);
-        answered
+        self.api.metrics.add(&mut self.tally);
+        next
     }
 
     /// One after the other, for a store that decides immediately.
-    async fn answer_each(&mut self) -> io::Result<Next> {
-        let layer = self.shared.behind.limits();
-        let limits = layer.as_ref().map(|layer| (layer, self.shared.behind.named_limits()));
+    async fn answer_each(&mut self) -> io::Result<NextStep> {
+        let layer = self.api.context.limits();
+        let limits = layer.as_ref().map(|layer| (layer, self.api.context.named_limits()));
         let mut at = 0;
         let next = loop {
             let bytes = self.unread.get(at..).unwrap_or_default();
             match self.parser.next(bytes) {
                 Ok(Some(length)) => {
                     let words = self.parser.words(bytes);
-                    let around = (&*self.shared.behind, &*self.shared.counts);
-                    let became = self.session.answer(words, limits, around, &mut self.replies).await;
-                    became.into_iter().for_each(|became| self.tally.add(became));
+                    let context = (&*self.api.context, &*self.api.metrics);
+                    let outcome = self.session.answer(words, limits, context, &mut self.replies).await;
+                    outcome.into_iter().for_each(|outcome| self.tally.add(outcome));
                     at += length;
                 }
-                Ok(None) => break Next::Read,
-                Err(error) => break self.refuse(error),
+                Ok(None) => break NextStep::Read,
+                Err(error) => break self.reject(error),
             }
-            if self.session.is_over {
-                break Next::Close;
+            if self.session.is_closing {
+                break NextStep::Close;
             }
             self.send_if_many().await?;
         };
@@ -212,44 +214,44 @@ impl<B: ServiceContext> Connection<B> {
     }
 
     /// In groups of commands that do not depend on each other.
-    async fn answer_together(&mut self) -> io::Result<Next> {
-        let layer = self.shared.behind.limits();
-        let limits = layer.as_ref().map(|layer| (layer, self.shared.behind.named_limits()));
+    async fn answer_concurrently(&mut self) -> io::Result<NextStep> {
+        let layer = self.api.context.limits();
+        let limits = layer.as_ref().map(|layer| (layer, self.api.context.named_limits()));
         let unread = mem::take(&mut self.unread);
-        let mut groups = Groups::new(&unread);
+        let mut groups = CommandGroups::new(&unread);
         let mut at = 0;
         let next = loop {
             let session = &self.session;
-            let group = groups.next(&mut self.parser, |words| session.asks_about(words).map(|(_, key)| key));
-            match (group.as_slice(), groups.wrong) {
-                ([], None) => break Next::Read,
-                ([], Some(error)) => break self.refuse(error),
+            let group = groups.next(&mut self.parser, |words| session.limit_check(words).map(|(_, key)| key));
+            match (group.as_slice(), groups.error) {
+                ([], None) => break NextStep::Read,
+                ([], Some(error)) => break self.reject(error),
                 ([one], _) => {
-                    let around = (&*self.shared.behind, &*self.shared.counts);
+                    let context = (&*self.api.context, &*self.api.metrics);
                     let words = one.words(&unread);
-                    let became = self.session.answer(words, limits, around, &mut self.replies).await;
-                    became.into_iter().for_each(|became| self.tally.add(became));
+                    let outcome = self.session.answer(words, limits, context, &mut self.replies).await;
+                    outcome.into_iter().for_each(|outcome| self.tally.add(outcome));
                 }
                 (several, _) => {
                     let protocol = self.replies.protocol;
-                    let asking = several.iter().filter_map(|one| {
+                    let checks = several.iter().filter_map(|one| {
                         let words = one.words(&unread);
-                        let (command, _) = self.session.asks_about(words)?;
+                        let (command, _) = self.session.limit_check(words)?;
                         Some(Box::pin(async move {
                             let mut out = Replies { protocol, ..Replies::default() };
-                            let became = ask::answer(command, words, limits, &mut out).await;
-                            (out, became)
+                            let outcome = check::answer(command, words, limits, &mut out).await;
+                            (out, outcome)
                         }) as Pin<Box<dyn Future<Output = _> + Send + '_>>)
                     });
-                    for (out, became) in all::<(Replies, Became)>(asking.collect()).await {
+                    for (out, outcome) in join_all::<(Replies, CommandOutcome)>(checks.collect()).await {
                         self.replies.bytes.extend_from_slice(&out.bytes);
-                        self.tally.add(became);
+                        self.tally.add(outcome);
                     }
                 }
             }
             at = group.last().map_or(at, |last| last.end);
-            if self.session.is_over {
-                break Next::Close;
+            if self.session.is_closing {
+                break NextStep::Close;
             }
             self.send_if_many().await?;
         };
@@ -259,10 +261,10 @@ impl<B: ServiceContext> Connection<B> {
     }
 
     /// A protocol error: nothing after it can be parsed.
-    fn refuse(&mut self, error: ProtocolError) -> Next {
+    fn reject(&mut self, error: ProtocolError) -> NextStep {
         self.replies.error(&format!("ERR Protocol error: {error}"));
-        self.tally.add(Became::Refused);
-        Next::Close
+        self.tally.add(CommandOutcome::Error);
+        NextStep::Close
     }
 
     /// Sends early, because replies that are longer than their commands would accumulate.
@@ -285,10 +287,10 @@ impl<B: ServiceContext> Connection<B> {
             }
         }
         if !bytes.is_empty() {
-            timeout(self.shared.patience.write, self.stream.write_all(bytes)).await??;
+            timeout(self.api.timeouts.write, self.stream.write_all(bytes)).await??;
         }
         self.replies.bytes.clear();
-        if self.replies.bytes.capacity() > KEPT_BYTES_MAX {
+        if self.replies.bytes.capacity() > IDLE_BUFFER_BYTES_MAX {
             self.replies.bytes = Vec::new();
         }
         Ok(())

@@ -2,11 +2,11 @@
 //!
 //! ```text
 //! $ redis-cli -p 6380 CL.THROTTLE user:alice 14 30 60
-//! 1) (integer) 0     it may pass
-//! 2) (integer) 15    of so many
-//! 3) (integer) 14    so many are left
-//! 4) (integer) -1    there is nothing to wait for
-//! 5) (integer) 2     in so many seconds all are there again
+//! 1) (integer) 0     allowed
+//! 2) (integer) 15    limit
+//! 3) (integer) 14    remaining
+//! 4) (integer) -1    retry after: none, because it is allowed
+//! 5) (integer) 2     reset after, in seconds
 //! ```
 //!
 //! Replies are arrays of integers:
@@ -37,15 +37,15 @@
 //! | [`protocol`] | parses commands |
 //! | `connection` | reads, answers and writes, with time limits |
 //! | `session`, `commands` | the state of a client, and the table of commands |
-//! | `ask` | checks a limit for a command |
+//! | `check` | the commands that check a limit |
 //! | `pipeline` | groups commands that are checked concurrently |
 //! | `reply` | encodes replies |
-//! | `counts` | metrics |
+//! | `metrics` | metrics |
 
-mod ask;
+mod check;
 mod commands;
 mod connection;
-mod counts;
+mod metrics;
 mod pipeline;
 pub mod protocol;
 mod reply;
@@ -65,13 +65,13 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
-pub use self::counts::Counts;
+pub use self::metrics::RedisApiMetrics;
 
 /// Delay after an accept error: without free file descriptors, an immediate retry would fail again.
-const NO_DESCRIPTORS_PAUSE: Duration = Duration::from_millis(50);
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(50);
 
-/// What the API serves. It is consulted repeatedly, so that a reload takes effect from the next command on.
-pub trait ServiceContext: Send + Sync + 'static {
+/// The limits and settings of the API. It is read repeatedly, so that a reload takes effect from the next command on.
+pub trait RedisApiContext: Send + Sync + 'static {
     /// The store of the limits.
     type Store: Store + Send + Sync + 'static;
 
@@ -91,7 +91,7 @@ pub trait ServiceContext: Send + Sync + 'static {
 
 /// How long the API waits for a client before it closes the connection.
 #[derive(Clone, Debug)]
-pub struct Patience {
+pub struct ClientTimeouts {
     /// Between commands.
     pub idle: Duration,
     /// From the first byte of a command to its last.
@@ -100,37 +100,34 @@ pub struct Patience {
     pub write: Duration,
 }
 
-impl Default for Patience {
-    fn default() -> Patience {
+impl Default for ClientTimeouts {
+    fn default() -> ClientTimeouts {
         let short = Duration::from_secs(10);
-        Patience { idle: Duration::from_secs(300), command: short, write: short }
+        ClientTimeouts { idle: Duration::from_secs(300), command: short, write: short }
     }
 }
 
-/// The parts of the API.
+/// The state that all connections of the API share.
 #[derive(Debug)]
-pub struct Api<B> {
+pub struct RedisApi<B> {
     /// The limits and settings.
-    pub behind: Arc<B>,
+    pub context: Arc<B>,
     /// The metrics.
-    pub counts: Arc<Counts>,
+    pub metrics: Arc<RedisApiMetrics>,
     /// The time limits for clients.
-    pub patience: Patience,
+    pub timeouts: ClientTimeouts,
     /// Becomes true when the API is to close: commands that have arrived by then are answered, and no others.
     pub draining: watch::Receiver<bool>,
 }
-
-/// What all connections share.
-type Shared<B> = Api<B>;
 
 /// Serves the API on a socket of [`Sockets`](crate::Sockets), until `draining` is true and all connections have
 /// ended.
 ///
 /// # Errors
 /// Returns the error of the socket, if it cannot be used.
-pub fn listen<B: ServiceContext>(
+pub fn listen<B: RedisApiContext>(
     listener: std::net::TcpListener,
-    api: Api<B>,
+    api: RedisApi<B>,
 ) -> io::Result<(SocketAddr, impl Future<Output = ()> + Send)> {
     listener.set_nonblocking(true)?;
     let listener = TcpListener::from_std(listener)?;
@@ -139,13 +136,13 @@ pub fn listen<B: ServiceContext>(
 }
 
 /// Resolves when the API is to close.
-async fn drained(mut draining: watch::Receiver<bool>) {
+async fn wait_for_drain(mut draining: watch::Receiver<bool>) {
     // A dropped sender closes the API as well.
     let _ = draining.wait_for(|is_draining| *is_draining).await;
 }
 
-async fn serve<B: ServiceContext>(listener: TcpListener, shared: Arc<Shared<B>>) {
-    let mut draining = pin!(drained(shared.draining.clone()));
+async fn serve<B: RedisApiContext>(listener: TcpListener, api: Arc<RedisApi<B>>) {
+    let mut draining = pin!(wait_for_drain(api.draining.clone()));
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
@@ -153,7 +150,7 @@ async fn serve<B: ServiceContext>(listener: TcpListener, shared: Arc<Shared<B>>)
             // A panic in one connection does not affect the others.
             Some(_) = connections.join_next() => {}
             accepted = listener.accept() => match accepted {
-                Ok((stream, _)) => enter(&mut connections, &shared, stream),
+                Ok((stream, _)) => accept(&mut connections, &api, stream),
                 // A client that has already disconnected needs no delay.
                 Err(error) if matches!(
                     error.kind(),
@@ -161,7 +158,7 @@ async fn serve<B: ServiceContext>(listener: TcpListener, shared: Arc<Shared<B>>)
                 ) => {}
                 Err(error) => {
                     tracing::warn!(%error, "accept failed");
-                    sleep(NO_DESCRIPTORS_PAUSE).await;
+                    sleep(ACCEPT_RETRY_DELAY).await;
                 }
             },
             () = &mut draining => break,
@@ -171,19 +168,19 @@ async fn serve<B: ServiceContext>(listener: TcpListener, shared: Arc<Shared<B>>)
     while connections.join_next().await.is_some() {}
 }
 
-fn enter<B: ServiceContext>(connections: &mut JoinSet<()>, shared: &Arc<Shared<B>>, stream: TcpStream) {
-    if connections.len() >= shared.behind.max_connections() {
-        shared.counts.turn_away();
+fn accept<B: RedisApiContext>(connections: &mut JoinSet<()>, api: &Arc<RedisApi<B>>, stream: TcpStream) {
+    if connections.len() >= api.context.max_connections() {
+        api.metrics.reject_connection();
         // If the socket does not accept the error, the client sees the connection end.
         let _ = stream.try_write(b"-ERR max number of clients reached\r\n");
         return;
     }
     // Without `TCP_NODELAY` the connection is slower, but works.
     let _ = stream.set_nodelay(true);
-    let (open, number) = shared.counts.enter();
-    let shared = shared.clone();
+    let (open, number) = api.metrics.open_connection();
+    let api = api.clone();
     connections.spawn(async move {
         let _open = open;
-        connection::run(shared, stream, number).await;
+        connection::run(api, stream, number).await;
     });
 }

@@ -13,17 +13,17 @@ use std::task::Poll;
 use super::protocol::{Parser, ProtocolError, Words};
 
 /// Most commands in one group.
-const TOGETHER_MAX: usize = 64;
+const GROUP_MAX: usize = 64;
 
 /// A complete command, and its range in the buffer.
 #[derive(Debug)]
-pub(super) struct Whole {
+pub(super) struct ParsedCommand {
     begin: usize,
     pub(super) end: usize,
     parser: Parser,
 }
 
-impl Whole {
+impl ParsedCommand {
     pub(super) fn words<'a>(&'a self, bytes: &'a [u8]) -> Words<'a> {
         self.parser.words(bytes.get(self.begin..self.end).unwrap_or_default())
     }
@@ -31,18 +31,18 @@ impl Whole {
 
 /// Splits the received bytes into groups.
 #[derive(Debug)]
-pub(super) struct Groups<'a> {
+pub(super) struct CommandGroups<'a> {
     bytes: &'a [u8],
     at: usize,
     /// A command that did not fit into the last group.
-    kept: Option<Whole>,
+    pending: Option<ParsedCommand>,
     /// The protocol error after the last complete command.
-    pub(super) wrong: Option<ProtocolError>,
+    pub(super) error: Option<ProtocolError>,
 }
 
-impl<'a> Groups<'a> {
-    pub(super) fn new(bytes: &'a [u8]) -> Groups<'a> {
-        Groups { bytes, at: 0, kept: None, wrong: None }
+impl<'a> CommandGroups<'a> {
+    pub(super) fn new(bytes: &'a [u8]) -> CommandGroups<'a> {
+        CommandGroups { bytes, at: 0, pending: None, error: None }
     }
 
     /// The next group: checks with different keys, or a single command of any other kind. Empty if no complete
@@ -50,39 +50,39 @@ impl<'a> Groups<'a> {
     pub(super) fn next(
         &mut self,
         parser: &mut Parser,
-        asks_about: impl for<'w> Fn(Words<'w>) -> Option<&'w [u8]>,
-    ) -> Vec<Whole> {
+        check_key: impl for<'w> Fn(Words<'w>) -> Option<&'w [u8]>,
+    ) -> Vec<ParsedCommand> {
         let (mut group, mut keys) = (Vec::new(), HashSet::new());
-        while group.len() < TOGETHER_MAX {
-            let Some(whole) = self.kept.take().or_else(|| self.whole(parser)) else { break };
-            let key = asks_about(whole.words(self.bytes)).map(<[u8]>::to_vec);
-            let is_alone = key.is_none();
+        while group.len() < GROUP_MAX {
+            let Some(command) = self.pending.take().or_else(|| self.parse(parser)) else { break };
+            let key = check_key(command.words(self.bytes)).map(<[u8]>::to_vec);
+            let is_single = key.is_none();
             let is_new = key.is_some_and(|key| keys.insert(key));
             if !is_new && !group.is_empty() {
-                self.kept = Some(whole);
+                self.pending = Some(command);
                 break;
             }
-            group.push(whole);
-            if is_alone {
+            group.push(command);
+            if is_single {
                 break;
             }
         }
         group
     }
 
-    fn whole(&mut self, parser: &mut Parser) -> Option<Whole> {
+    fn parse(&mut self, parser: &mut Parser) -> Option<ParsedCommand> {
         // After a protocol error, nothing can be parsed as a command.
-        if self.wrong.is_some() {
+        if self.error.is_some() {
             return None;
         }
         let begin = self.at;
         match parser.next(self.bytes.get(begin..).unwrap_or_default()) {
             Ok(length) => {
                 self.at += length?;
-                Some(Whole { begin, end: self.at, parser: mem::take(parser) })
+                Some(ParsedCommand { begin, end: self.at, parser: mem::take(parser) })
             }
-            Err(wrong) => {
-                self.wrong = Some(wrong);
+            Err(error) => {
+                self.error = Some(error);
                 None
             }
         }
@@ -90,7 +90,7 @@ impl<'a> Groups<'a> {
 }
 
 /// Polls all futures concurrently, and returns their results in order.
-pub(super) async fn all<T>(mut futures: Vec<Pin<Box<dyn Future<Output = T> + Send + '_>>>) -> Vec<T> {
+pub(super) async fn join_all<T>(mut futures: Vec<Pin<Box<dyn Future<Output = T> + Send + '_>>>) -> Vec<T> {
     let mut done: Vec<Option<T>> = futures.iter().map(|_| None).collect();
     poll_fn(|context| {
         let mut is_waiting = false;
@@ -114,11 +114,11 @@ mod tests {
 
     /// The sizes of the groups. Commands with a second word count as checks.
     fn sizes(bytes: &[u8]) -> (Vec<usize>, Option<ProtocolError>) {
-        let (mut groups, mut parser, mut sizes) = (Groups::new(bytes), Parser::default(), Vec::new());
+        let (mut groups, mut parser, mut sizes) = (CommandGroups::new(bytes), Parser::default(), Vec::new());
         loop {
             let group = groups.next(&mut parser, |words| words.get(1));
             if group.is_empty() {
-                return (sizes, groups.wrong);
+                return (sizes, groups.error);
             }
             sizes.push(group.len());
         }

@@ -23,22 +23,22 @@ pub const COUNT_LINE_BYTES_MAX: usize = 32;
 ///
 /// let mut parser = Parser::default();
 /// let bytes = b"*2\r\n$4\r\nECHO\r\n$2\r\nhi\r\nPING\r\n";
-/// let length = parser.next(bytes)?.expect("a whole command");
+/// let length = parser.next(bytes)?.expect("a complete command");
 /// assert_eq!(parser.words(bytes).iter().collect::<Vec<_>>(), [&b"ECHO"[..], b"hi"]);
 /// // The next one begins where this one ends.
 /// assert_eq!(parser.next(&bytes[length..])?, Some(b"PING\r\n".len()));
-/// // And of this one something is missing.
+/// // This one is incomplete.
 /// assert_eq!(parser.next(b"PI")?, None);
 /// # Ok::<(), ratekeeper_server::redis_api::protocol::ProtocolError>(())
 /// ```
 #[derive(Debug, Default)]
 pub struct Parser {
     /// The words of the command so far.
-    words: Vec<Place>,
+    words: Vec<WordRange>,
     /// Bytes of it that were parsed.
     at: usize,
     /// Up to where the end of the line was searched.
-    looked: usize,
+    scanned: usize,
     stage: Stage,
 }
 
@@ -55,16 +55,16 @@ enum Stage {
 
 /// A word's range in a command of at most [`COMMAND_BYTES_MAX`] bytes.
 #[derive(Clone, Copy, Debug)]
-struct Place {
+struct WordRange {
     begin: u32,
     end: u32,
 }
 
-impl Place {
-    fn new(begin: usize, end: usize) -> Place {
+impl WordRange {
+    fn new(begin: usize, end: usize) -> WordRange {
         // Larger commands were rejected before.
         let short = |at: usize| u32::try_from(at).unwrap_or(u32::MAX);
-        Place { begin: short(begin), end: short(end) }
+        WordRange { begin: short(begin), end: short(end) }
     }
 }
 
@@ -72,24 +72,24 @@ impl Place {
 #[derive(Clone, Copy, Debug)]
 pub struct Words<'a> {
     bytes: &'a [u8],
-    places: &'a [Place],
+    ranges: &'a [WordRange],
 }
 
 impl<'a> Words<'a> {
     /// The number of words. Empty lines and empty arrays have none, and are not answered.
     pub fn len(self) -> usize {
-        self.places.len()
+        self.ranges.len()
     }
 
     /// Whether there are none.
     pub fn is_empty(self) -> bool {
-        self.places.is_empty()
+        self.ranges.is_empty()
     }
 
     /// The word with this index, from 0.
     pub fn get(self, number: usize) -> Option<&'a [u8]> {
-        let place = self.places.get(number)?;
-        self.bytes.get(place.begin as usize..place.end as usize)
+        let range = self.ranges.get(number)?;
+        self.bytes.get(range.begin as usize..range.end as usize)
     }
 
     /// All words.
@@ -114,7 +114,7 @@ impl Parser {
 
     /// The words of the last command found, in the same bytes.
     pub fn words<'a>(&'a self, bytes: &'a [u8]) -> Words<'a> {
-        Words { bytes, places: &self.words }
+        Words { bytes, ranges: &self.words }
     }
 
     fn find(&mut self, bytes: &[u8]) -> Result<Option<usize>, ProtocolError> {
@@ -125,7 +125,7 @@ impl Parser {
                     match bytes.first() {
                         None => return Ok(None),
                         Some(b'*') => {}
-                        Some(_) => return self.typed(bytes),
+                        Some(_) => return self.inline_command(bytes),
                     }
                     let Some(count) = self.count(bytes, ProtocolError::WordCount)? else { return Ok(None) };
                     match usize::try_from(count) {
@@ -139,7 +139,7 @@ impl Parser {
                     match bytes.get(self.at) {
                         None => return Ok(None),
                         Some(b'$') => {}
-                        Some(other) => return Err(ProtocolError::NoWord(*other)),
+                        Some(other) => return Err(ProtocolError::ExpectedWord(*other)),
                     }
                     let Some(length) = self.count(bytes, ProtocolError::WordLength)? else { return Ok(None) };
                     let length = usize::try_from(length).map_err(|_| ProtocolError::WordLength)?;
@@ -159,7 +159,7 @@ impl Parser {
                         // A wrong length could make the rest of a word pass for a command.
                         Some(_) => return Err(ProtocolError::WordEnd),
                     }
-                    self.words.push(Place::new(self.at, end));
+                    self.words.push(WordRange::new(self.at, end));
                     self.at = end + 2;
                     match left {
                         0 | 1 => return Ok(Some(self.end())),
@@ -172,33 +172,38 @@ impl Parser {
 
     /// Prepares for the next command, and returns the length of this one.
     fn end(&mut self) -> usize {
-        (self.stage, self.looked) = (Stage::Start, 0);
+        (self.stage, self.scanned) = (Stage::Start, 0);
         std::mem::take(&mut self.at)
     }
 
     /// The end of the next line, before its `\n`, if it has arrived.
-    fn line(&mut self, bytes: &[u8], most: usize, or: ProtocolError) -> Result<Option<usize>, ProtocolError> {
-        let from = self.looked.max(self.at);
+    fn line(
+        &mut self,
+        bytes: &[u8],
+        max: usize,
+        error: ProtocolError,
+    ) -> Result<Option<usize>, ProtocolError> {
+        let from = self.scanned.max(self.at);
         let there = bytes.get(from..).unwrap_or_default();
         let end = there.iter().position(|byte| *byte == b'\n').map(|length| from + length);
-        self.looked = end.map_or(bytes.len(), |end| end + 1);
-        if end.unwrap_or(bytes.len()).saturating_sub(self.at) > most {
-            return Err(or);
+        self.scanned = end.map_or(bytes.len(), |end| end + 1);
+        if end.unwrap_or(bytes.len()).saturating_sub(self.at) > max {
+            return Err(error);
         }
         Ok(end)
     }
 
     /// The number after the first byte of a line.
-    fn count(&mut self, bytes: &[u8], or: ProtocolError) -> Result<Option<i64>, ProtocolError> {
-        let Some(end) = self.line(bytes, COUNT_LINE_BYTES_MAX, or)? else { return Ok(None) };
+    fn count(&mut self, bytes: &[u8], error: ProtocolError) -> Result<Option<i64>, ProtocolError> {
+        let Some(end) = self.line(bytes, COUNT_LINE_BYTES_MAX, error)? else { return Ok(None) };
         let line = bytes.get(self.at + 1..end).and_then(|line| line.strip_suffix(b"\r"));
-        let number = line.and_then(number).ok_or(or)?;
+        let number = line.and_then(number).ok_or(error)?;
         self.at = end + 1;
         Ok(Some(number))
     }
 
     /// Parses an inline command.
-    fn typed(&mut self, bytes: &[u8]) -> Result<Option<usize>, ProtocolError> {
+    fn inline_command(&mut self, bytes: &[u8]) -> Result<Option<usize>, ProtocolError> {
         let Some(end) = self.line(bytes, LINE_BYTES_MAX, ProtocolError::LineLength)? else { return Ok(None) };
         self.at = end + 1;
         let line = bytes.get(..end).unwrap_or_default();
@@ -210,17 +215,17 @@ impl Parser {
             if self.words.len() == WORDS_MAX {
                 return Err(ProtocolError::WordCount);
             }
-            let place = word(line, at)?;
-            self.words.push(place);
+            let range = word(line, at)?;
+            self.words.push(range);
             // Skips the closing quote, if there is one.
-            at = place.end as usize + usize::from(matches!(line.get(at), Some(b'"' | b'\'')));
+            at = range.end as usize + usize::from(matches!(line.get(at), Some(b'"' | b'\'')));
         }
         Ok(Some(self.end()))
     }
 }
 
 /// The word that begins at `begin`. A quoted word may contain spaces.
-fn word(line: &[u8], begin: usize) -> Result<Place, ProtocolError> {
+fn word(line: &[u8], begin: usize) -> Result<WordRange, ProtocolError> {
     let rest = line.get(begin..).unwrap_or_default();
     let quote = rest.first().copied().filter(|byte| matches!(byte, b'"' | b'\''));
     let Some(quote) = quote else {
@@ -229,7 +234,7 @@ fn word(line: &[u8], begin: usize) -> Result<Place, ProtocolError> {
         if rest.iter().take(length).any(|byte| matches!(byte, b'"' | b'\'')) {
             return Err(ProtocolError::Quotes);
         }
-        return Ok(Place::new(begin, begin + length));
+        return Ok(WordRange::new(begin, begin + length));
     };
     let inner = rest.get(1..).unwrap_or_default();
     let length = inner.iter().position(|byte| *byte == quote).ok_or(ProtocolError::Quotes)?;
@@ -237,8 +242,8 @@ fn word(line: &[u8], begin: usize) -> Result<Place, ProtocolError> {
         return Err(ProtocolError::Escape);
     }
     match inner.get(length + 1) {
-        Some(behind) if !is_space(*behind) => Err(ProtocolError::Quotes),
-        _ => Ok(Place::new(begin + 1, begin + 1 + length)),
+        Some(next) if !is_space(*next) => Err(ProtocolError::Quotes),
+        _ => Ok(WordRange::new(begin + 1, begin + 1 + length)),
     }
 }
 
@@ -270,7 +275,7 @@ pub enum ProtocolError {
     /// The number of words is not a number, or too large.
     WordCount,
     /// Something other than a word begins: commands contain no nested arrays.
-    NoWord(u8),
+    ExpectedWord(u8),
     /// A word's length is not a number, or too large.
     WordLength,
     /// A word does not end where its length states.
@@ -292,14 +297,14 @@ impl fmt::Display for ProtocolError {
             ProtocolError::WordCount => {
                 write!(f, "invalid multibulk length; a command has at most {WORDS_MAX} words")
             }
-            ProtocolError::NoWord(byte) => {
+            ProtocolError::ExpectedWord(byte) => {
                 let byte = if byte.is_ascii_graphic() { char::from(*byte) } else { '?' };
                 write!(f, "expected '$', got '{byte}'")
             }
             ProtocolError::WordLength => {
                 write!(f, "invalid bulk length; a word has at most {WORD_BYTES_MAX} bytes")
             }
-            ProtocolError::WordEnd => write!(f, "a word does not end where its length says"),
+            ProtocolError::WordEnd => write!(f, "a word does not end at its stated length"),
             ProtocolError::CommandLength => {
                 write!(f, "too big command; it has at most {COMMAND_BYTES_MAX} bytes")
             }
@@ -308,7 +313,7 @@ impl fmt::Display for ProtocolError {
             }
             ProtocolError::Quotes => write!(f, "unbalanced quotes in request"),
             ProtocolError::Escape => {
-                write!(f, "a line has no escapes; send an array of bulk strings instead")
+                write!(f, "escapes are not supported in inline commands; send an array of bulk strings")
             }
         }
     }
@@ -338,10 +343,10 @@ mod tests {
 
     #[track_caller]
     fn check(bytes: &[u8], expected: &[&[&str]], error: Option<ProtocolError>) {
-        let (found, wrong) = commands(bytes);
+        let (found, actual) = commands(bytes);
         let begin = bytes[..bytes.len().min(200)].escape_ascii();
         assert_eq!(found, expected, "{begin}");
-        assert_eq!(wrong, error, "{begin}");
+        assert_eq!(actual, error, "{begin}");
     }
 
     #[test]
@@ -364,7 +369,7 @@ mod tests {
             check(bytes, &[], Some(WordLength));
         }
         check(b"*1\r\n$9223372036854775808\r\n", &[], Some(WordLength));
-        check(b"*1\r\n*1\r\n$4\r\nPING\r\n", &[], Some(NoWord(b'*')));
+        check(b"*1\r\n*1\r\n$4\r\nPING\r\n", &[], Some(ExpectedWord(b'*')));
         check(b"*1\r\n$4\r\nPINGxx", &[], Some(WordEnd));
         check(b"*1\r\n$4\r\nPIN\r\n", &[], None);
         check(&[b'a'; LINE_BYTES_MAX], &[], None);
@@ -395,15 +400,15 @@ mod tests {
 
     /// The result does not depend on how the input is split.
     #[test]
-    fn commands_may_come_in_pieces() {
+    fn split_commands_are_parsed_alike() {
         let bytes =
             b"*3\r\n$1\r\na\r\n$10\r\n0123456789\r\n$0\r\n\r\nPING 'x y'\r\n*0\r\n*1\r\n$1\r\nb\r\n*1\r\n#";
-        let whole = commands(bytes);
-        assert_eq!(whole.1, Some(ProtocolError::NoWord(b'#')));
+        let unsplit = commands(bytes);
+        assert_eq!(unsplit.1, Some(ProtocolError::ExpectedWord(b'#')));
         for step in 1..bytes.len() {
-            let (mut parser, mut at, mut found, mut wrong) = (Parser::default(), 0, Vec::new(), None);
+            let (mut parser, mut at, mut found, mut error) = (Parser::default(), 0, Vec::new(), None);
             for end in (1..=bytes.len()).filter(|end| end % step == 0 || *end == bytes.len()) {
-                while wrong.is_none() {
+                while error.is_none() {
                     match parser.next(&bytes[at..end]) {
                         Ok(Some(length)) => {
                             let words = parser.words(&bytes[at..end]).iter();
@@ -415,11 +420,11 @@ mod tests {
                             at += length;
                         }
                         Ok(None) => break,
-                        Err(error) => wrong = Some(error),
+                        Err(found) => error = Some(found),
                     }
                 }
             }
-            assert_eq!((found, wrong), whole, "in steps of {step}");
+            assert_eq!((found, error), unsplit, "in steps of {step}");
         }
     }
 

@@ -4,27 +4,27 @@ use std::fmt::Write;
 
 use subtle::ConstantTimeEq;
 
-use super::ServiceContext;
-use super::ask::{self, ErrorText};
-use super::commands::{self, Command, Known};
-use super::counts::{Became, Counts};
+use super::RedisApiContext;
+use super::check::{self, ErrorText};
+use super::commands::{self, Command, CommandSpec};
+use super::metrics::{CommandOutcome, RedisApiMetrics};
 use super::protocol::Words;
 use super::reply::{Protocol, Replies, quoted};
 
 /// Wrong tokens before the connection is closed.
-const GUESSES_MAX: u8 = 8;
+const FAILED_ATTEMPTS_MAX: u8 = 8;
 /// Longest client name, in bytes.
 const NAME_BYTES_MAX: usize = 64;
 
-const NO_TOKEN: &str = "NOAUTH Authentication required.";
+const AUTH_REQUIRED: &str = "NOAUTH Authentication required.";
 const WRONG_TOKEN: &str = "WRONGPASS invalid username-password pair or user is disabled.";
-const NO_TOKEN_HERE: &str = "ERR AUTH <password> called without any password configured for the default user. \
+const NO_TOKEN_CONFIGURED: &str = "ERR AUTH <password> called without any password configured for the default user. \
     Are you sure your configuration is correct?";
-const HELLO_FIRST: &str = "NOAUTH HELLO must be called with the client already authenticated, otherwise the HELLO \
+const HELLO_AUTH_REQUIRED: &str = "NOAUTH HELLO must be called with the client already authenticated, otherwise the HELLO \
     <proto> AUTH <user> <pass> option can be used to authenticate the client and select the RESP protocol version at \
     the same time";
-const NO_INTEGER: &str = "ERR value is not an integer or out of range";
-const BAD_NAME: &str = "ERR Client names cannot contain spaces, newlines or special characters.";
+const NOT_AN_INTEGER: &str = "ERR value is not an integer or out of range";
+const INVALID_NAME: &str = "ERR Client names cannot contain spaces, newlines or special characters.";
 
 /// The state of a client between its commands.
 #[derive(Debug)]
@@ -32,97 +32,102 @@ pub(crate) struct Session {
     number: u64,
     name: Vec<u8>,
     /// Whether it has sent the token, or there is none.
-    is_known: bool,
-    guesses: u8,
+    is_authenticated: bool,
+    failed_attempts: u8,
     /// Whether the connection is to be closed.
-    pub(crate) is_over: bool,
+    pub(crate) is_closing: bool,
 }
 
 impl Session {
-    pub(crate) fn new(number: u64, is_known: bool) -> Session {
-        Session { number, name: Vec::new(), is_known, guesses: 0, is_over: false }
+    pub(crate) fn new(number: u64, is_authenticated: bool) -> Session {
+        Session { number, name: Vec::new(), is_authenticated, failed_attempts: 0, is_closing: false }
     }
 
     /// Whether the client has sent the token, or there is none.
-    pub(crate) fn is_known(&self) -> bool {
-        self.is_known
+    pub(crate) fn is_authenticated(&self) -> bool {
+        self.is_authenticated
     }
 
     /// Answers a command.
-    pub(crate) async fn answer<B: ServiceContext>(
+    pub(crate) async fn answer<B: RedisApiContext>(
         &mut self,
         words: Words<'_>,
-        limits: Option<ask::Limits<'_, B::Store>>,
-        (behind, counts): (&B, &Counts),
+        limits: Option<check::Limits<'_, B::Store>>,
+        (context, metrics): (&B, &RedisApiMetrics),
         out: &mut Replies,
-    ) -> Option<Became> {
+    ) -> Option<CommandOutcome> {
         // An empty line is not answered.
         let name = words.get(0)?;
-        let answered = match self.find(name, words) {
-            Ok(known) if known.command.asks() => {
-                return Some(ask::answer(known.command, words, limits, out).await);
+        let result = match self.find(name, words) {
+            Ok(spec) if spec.command.checks_limit() => {
+                return Some(check::answer(spec.command, words, limits, out).await);
             }
-            Ok(known) => self.talk(known.command, words, behind, counts, out),
-            Err(refused) => Err(refused),
+            Ok(spec) => self.answer_other(spec.command, words, context, metrics, out),
+            Err(error) => Err(error),
         };
-        Some(match answered {
-            Ok(()) => Became::Other,
-            Err(refused) => {
-                if !refused.is_empty() {
-                    out.error(&refused);
+        Some(match result {
+            Ok(()) => CommandOutcome::Other,
+            Err(error) => {
+                if !error.is_empty() {
+                    out.error(&error);
                 }
-                Became::Refused
+                CommandOutcome::Error
             }
         })
     }
 
     /// The command and its key, if the client may use it and it checks a limit.
-    pub(crate) fn asks_about<'a>(&self, words: Words<'a>) -> Option<(Command, &'a [u8])> {
-        let known = Known::of(words.get(0)?).filter(|known| self.is_known && known.command.asks())?;
-        let key = words.get(known.key()).unwrap_or_default();
-        known.takes(words.len()).then_some((known.command, key))
+    pub(crate) fn limit_check<'a>(&self, words: Words<'a>) -> Option<(Command, &'a [u8])> {
+        let spec = CommandSpec::find(words.get(0)?)
+            .filter(|spec| self.is_authenticated && spec.command.checks_limit())?;
+        let key = words.get(spec.key_index()).unwrap_or_default();
+        spec.accepts_count(words.len()).then_some((spec.command, key))
     }
 
     /// Looks up the command, and rejects a wrong number of words and unauthenticated clients.
-    fn find(&mut self, name: &[u8], words: Words<'_>) -> Result<&'static Known, ErrorText> {
-        let Some(known) = Known::of(name) else {
+    fn find(&mut self, name: &[u8], words: Words<'_>) -> Result<&'static CommandSpec, ErrorText> {
+        let Some(spec) = CommandSpec::find(name) else {
             // Cross-protocol attack: a web page can make a browser post a form here, which begins with these words.
             // The commands in its body must not be executed.
             if name.eq_ignore_ascii_case(b"post") || name.eq_ignore_ascii_case(b"host:") {
                 tracing::debug!("connection closed: HTTP on the Redis API");
-                self.is_over = true;
+                self.is_closing = true;
                 return Err("".into());
             }
-            return Err(if self.is_known { unknown(name, words).into() } else { NO_TOKEN.into() });
+            return Err(if self.is_authenticated {
+                unknown_command(name, words).into()
+            } else {
+                AUTH_REQUIRED.into()
+            });
         };
-        if !self.is_known && !known.is_for_all {
-            return Err(NO_TOKEN.into());
+        if !self.is_authenticated && !spec.needs_no_auth {
+            return Err(AUTH_REQUIRED.into());
         }
-        if !known.takes(words.len()) {
-            return Err(wrong_count(known.name).into());
+        if !spec.accepts_count(words.len()) {
+            return Err(wrong_word_count(spec.name).into());
         }
-        Ok(known)
+        Ok(spec)
     }
 
     /// Answers the commands that check no limit.
-    fn talk<B: ServiceContext>(
+    fn answer_other<B: RedisApiContext>(
         &mut self,
         command: Command,
         words: Words<'_>,
-        behind: &B,
-        counts: &Counts,
+        context: &B,
+        metrics: &RedisApiMetrics,
         out: &mut Replies,
     ) -> Result<(), ErrorText> {
         match (command, words.len()) {
             (Command::Ping, 1) => out.simple("PONG"),
             (Command::Ping | Command::Echo, 2) => out.bulk(words.get(1).unwrap_or_default()),
-            (Command::Hello, _) => self.hello(words, behind, out)?,
+            (Command::Hello, _) => self.hello(words, context, out)?,
             (Command::Auth, 2) => {
-                self.authenticate(behind, b"default", words.get(1))?;
+                self.authenticate(context, b"default", words.get(1))?;
                 out.simple("OK");
             }
             (Command::Auth, 3) => {
-                self.authenticate(behind, words.get(1).unwrap_or_default(), words.get(2))?;
+                self.authenticate(context, words.get(1).unwrap_or_default(), words.get(2))?;
                 out.simple("OK");
             }
             (Command::Commands, _) => {
@@ -131,57 +136,57 @@ impl Session {
                 }
             }
             (Command::Client, count) => self.client(words, count, out)?,
-            (Command::Select, _) => match ask::integer(words.get(1)) {
+            (Command::Select, _) => match check::integer(words.get(1)) {
                 Some(0) => out.simple("OK"),
                 Some(_) => return Err("ERR DB index is out of range".into()),
-                None => return Err(NO_INTEGER.into()),
+                None => return Err(NOT_AN_INTEGER.into()),
             },
-            (Command::Info, _) => out.bulk(info(counts).as_bytes()),
+            (Command::Info, _) => out.bulk(info(metrics).as_bytes()),
             (Command::Quit, _) => {
                 out.simple("OK");
-                self.is_over = true;
+                self.is_closing = true;
             }
             (Command::Reset, _) => {
                 out.protocol = Protocol::Two;
                 self.name = Vec::new();
-                self.is_known = behind.token().is_none();
+                self.is_authenticated = context.token().is_none();
                 out.simple("RESET");
             }
-            (Command::Ping, _) => return Err(wrong_count("ping").into()),
+            (Command::Ping, _) => return Err(wrong_word_count("ping").into()),
             (Command::Auth, _) => return Err("ERR syntax error".into()),
             // The others check a limit, or have a valid number of words.
-            _ => return Err(wrong_count("this").into()),
+            _ => return Err(wrong_word_count("this").into()),
         }
         Ok(())
     }
 
     /// Checks the token. As in Redis without ACLs, there is one user, `default`.
-    fn authenticate<B: ServiceContext>(
+    fn authenticate<B: RedisApiContext>(
         &mut self,
-        behind: &B,
+        context: &B,
         user: &[u8],
-        said: Option<&[u8]>,
+        password: Option<&[u8]>,
     ) -> Result<(), ErrorText> {
-        let Some(token) = behind.token() else { return Err(NO_TOKEN_HERE.into()) };
+        let Some(token) = context.token() else { return Err(NO_TOKEN_CONFIGURED.into()) };
         // Constant-time comparison: the duration must not reveal how much of the token was right.
-        let is_right = bool::from(said.unwrap_or_default().ct_eq(token.reveal().as_bytes()));
-        if is_right && user == b"default" {
-            self.is_known = true;
+        let is_token = bool::from(password.unwrap_or_default().ct_eq(token.reveal().as_bytes()));
+        if is_token && user == b"default" {
+            self.is_authenticated = true;
             return Ok(());
         }
-        self.guesses += 1;
-        self.is_over = self.guesses >= GUESSES_MAX;
+        self.failed_attempts += 1;
+        self.is_closing = self.failed_attempts >= FAILED_ATTEMPTS_MAX;
         Err(WRONG_TOKEN.into())
     }
 
     /// `HELLO [2|3 [AUTH user pass] [SETNAME name]]`
-    fn hello<B: ServiceContext>(
+    fn hello<B: RedisApiContext>(
         &mut self,
         words: Words<'_>,
-        behind: &B,
+        context: &B,
         out: &mut Replies,
     ) -> Result<(), ErrorText> {
-        let wanted = match (words.get(1), ask::integer(words.get(1))) {
+        let version = match (words.get(1), check::integer(words.get(1))) {
             (None, _) => None,
             (_, Some(2)) => Some(Protocol::Two),
             (_, Some(3)) => Some(Protocol::Three),
@@ -192,23 +197,23 @@ impl Session {
         while let Some(option) = words.get(at) {
             match (words.get(at + 1), words.get(at + 2)) {
                 (Some(user), Some(token)) if option.eq_ignore_ascii_case(b"auth") => {
-                    self.authenticate(behind, user, Some(token))?;
+                    self.authenticate(context, user, Some(token))?;
                     at += 3;
                 }
-                (Some(its), _) if option.eq_ignore_ascii_case(b"setname") => {
-                    name = Some(its);
+                (Some(value), _) if option.eq_ignore_ascii_case(b"setname") => {
+                    name = Some(value);
                     at += 2;
                 }
                 _ => return Err(format!("ERR Syntax error in HELLO option '{}'", quoted(option)).into()),
             }
         }
-        if !self.is_known {
-            return Err(HELLO_FIRST.into());
+        if !self.is_authenticated {
+            return Err(HELLO_AUTH_REQUIRED.into());
         }
         if let Some(name) = name {
             self.set_name(name)?;
         }
-        out.protocol = wanted.unwrap_or(out.protocol);
+        out.protocol = version.unwrap_or(out.protocol);
         let text = |out: &mut Replies, key: &str, value: &str| {
             out.bulk(key.as_bytes());
             out.bulk(value.as_bytes());
@@ -231,7 +236,7 @@ impl Session {
         let subcommand = words.get(1).unwrap_or_default();
         let is = |name: &str| subcommand.eq_ignore_ascii_case(name.as_bytes());
         let takes = |name: &str, words: usize| match is(name) && count != words {
-            true => Err(ErrorText::from(wrong_count(&format!("client|{name}")))),
+            true => Err(ErrorText::from(wrong_word_count(&format!("client|{name}")))),
             false => Ok(is(name)),
         };
         if takes("setname", 3)? {
@@ -255,10 +260,10 @@ impl Session {
 
     fn set_name(&mut self, name: &[u8]) -> Result<(), ErrorText> {
         if name.len() > NAME_BYTES_MAX {
-            return Err(format!("ERR a client's name has at most {NAME_BYTES_MAX} bytes").into());
+            return Err(format!("ERR client name is longer than {NAME_BYTES_MAX} bytes").into());
         }
         if !name.iter().all(u8::is_ascii_graphic) {
-            return Err(BAD_NAME.into());
+            return Err(INVALID_NAME.into());
         }
         self.name = name.to_vec();
         Ok(())
@@ -270,7 +275,7 @@ impl Session {
 }
 
 /// The messages of Redis: clients match on them.
-fn unknown(name: &[u8], words: Words<'_>) -> String {
+fn unknown_command(name: &[u8], words: Words<'_>) -> String {
     let mut text = format!("ERR unknown command '{}', with args beginning with: ", quoted(name));
     let begin = text.len();
     for word in words.iter().skip(1) {
@@ -283,7 +288,7 @@ fn unknown(name: &[u8], words: Words<'_>) -> String {
     text
 }
 
-pub(crate) fn wrong_count(name: &str) -> String {
+pub(crate) fn wrong_word_count(name: &str) -> String {
     format!("ERR wrong number of arguments for '{name}' command")
 }
 
@@ -293,16 +298,16 @@ fn unknown_subcommand(command: &str, words: Words<'_>) -> String {
 }
 
 /// `INFO`: the fields that clients read when they connect, and the counters.
-fn info(counts: &Counts) -> String {
+fn info(metrics: &RedisApiMetrics) -> String {
     let mut text = format!(
         "# Server\r\nserver_name:ratekeeper\r\nratekeeper_version:{}\r\nredis_mode:standalone\r\n\r\n\
          # Clients\r\nconnected_clients:{}\r\nrejected_connections:{}\r\n\r\n\
          # Persistence\r\nloading:0\r\n\r\n# Replication\r\nrole:master\r\n\r\n# Commands\r\n",
         env!("CARGO_PKG_VERSION"),
-        counts.open(),
-        counts.turned_away(),
+        metrics.open_connections(),
+        metrics.rejected_connections(),
     );
-    for (result, count) in counts.commands() {
+    for (result, count) in metrics.commands() {
         let _ = write!(text, "commands_{result}:{count}\r\n");
     }
     text

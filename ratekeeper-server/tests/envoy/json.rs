@@ -1,32 +1,33 @@
 //! The Envoy API as JSON.
 
 use http::StatusCode;
-use ratekeeper_server::envoy::{MESSAGE_BYTES_MAX, Options, Settings, Source};
+use ratekeeper_server::envoy::{EnvoyApiContext, EnvoyApiSettings, EnvoyListenerSettings, MESSAGE_BYTES_MAX};
 use serde_json::{Value, json};
 
-use super::support::{Running, run, run_with};
+use super::support::{TestService, run, run_with};
 
 const DOMAINS: &str = "  edge:
     - { key: user, fixed_window: { limit: 2, window: 1m }, name: per-user, metadata: { team: one } }
     - { key: path, unlimited: true }
 ";
 
-async fn told(service: &Running, body: &[u8]) -> (StatusCode, Value) {
-    let (status, text) = ratekeeper_server::envoy::json(body, &service.told.snapshot()).await;
-    (status, serde_json::from_str(&text).unwrap_or_else(|why| panic!("{why}: {text}")))
+async fn call(service: &TestService, body: &[u8]) -> (StatusCode, Value) {
+    let (status, text) = ratekeeper_server::envoy::json(body, &service.context.snapshot()).await;
+    (status, serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}")))
 }
 
 #[tokio::test]
 async fn json_request_gets_a_json_response() {
-    let options = Options { headers: true, denied_body: "no\n".into(), ..Options::default() };
-    let service = run_with(DOMAINS, options, Settings::default());
+    let options =
+        EnvoyApiSettings { headers: true, denied_body: "no\n".into(), ..EnvoyApiSettings::default() };
+    let service = run_with(DOMAINS, options, EnvoyListenerSettings::default());
     let body = br#"{"domain":"edge","descriptors":[
         {"entries":[{"key":"user","value":"ann"}]},{"entries":[{"key":"path","value":"/"}]},{"entries":[{"key":"x"}]}]}"#;
     let limit = json!({ "requestsPerUnit": 2, "unit": "MINUTE", "name": "per-user" });
-    let headers = |left: &str| {
+    let headers = |remaining: &str| {
         json!([
             { "key": "x-ratelimit-limit", "value": "2" },
-            { "key": "x-ratelimit-remaining", "value": left },
+            { "key": "x-ratelimit-remaining", "value": remaining },
             { "key": "x-ratelimit-reset", "value": "60" },
         ])
     };
@@ -47,22 +48,22 @@ async fn json_request_gets_a_json_response() {
     let expected = json!({
         "overallCode": "OK", "statuses": first, "responseHeadersToAdd": headers("1"), "dynamicMetadata": metadata,
     });
-    assert_eq!(told(&service, body).await, (StatusCode::OK, expected));
-    assert_eq!(told(&service, body).await.0, StatusCode::OK);
+    assert_eq!(call(&service, body).await, (StatusCode::OK, expected));
+    assert_eq!(call(&service, body).await.0, StatusCode::OK);
     let expected = json!({
         "overallCode": "OVER_LIMIT",
         "statuses": statuses("OVER_LIMIT"),
         "responseHeadersToAdd": headers("0"),
         "rawBody": "bm8K",
     });
-    assert_eq!(told(&service, body).await, (StatusCode::TOO_MANY_REQUESTS, expected));
+    assert_eq!(call(&service, body).await, (StatusCode::TOO_MANY_REQUESTS, expected));
 }
 
 #[tokio::test]
 async fn every_form_of_the_json_mapping_is_accepted() {
     let service = run("  edge: [{ key: user, fixed_window: { limit: 20, window: 1m } }]\n");
     let entries = r#""entries":[{"key":"user","value":"ann"}]"#;
-    for (request, left) in [
+    for (request, remaining) in [
         (format!(r#"{{"domain":"edge","descriptors":[{{{entries}}}],"hitsAddend":2}}"#), 18),
         (format!(r#"{{"domain":"edge","descriptors":[{{{entries}}}],"hits_addend":"2"}}"#), 16),
         (format!(r#"{{"domain":"edge","descriptors":[{{{entries},"hitsAddend":"3"}}]}}"#), 13),
@@ -87,11 +88,11 @@ async fn every_form_of_the_json_mapping_is_accepted() {
             3,
         ),
     ] {
-        let (status, told) = told(&service, request.as_bytes()).await;
+        let (status, response) = call(&service, request.as_bytes()).await;
         assert_eq!(
-            (status, &told["statuses"][0]["limitRemaining"]),
-            (StatusCode::OK, &left.into()),
-            "{told}"
+            (status, &response["statuses"][0]["limitRemaining"]),
+            (StatusCode::OK, &remaining.into()),
+            "{response}"
         );
     }
 }
@@ -100,9 +101,9 @@ async fn every_form_of_the_json_mapping_is_accepted() {
 async fn invalid_json_is_rejected_with_a_reason() {
     let service = run(DOMAINS);
     let entries = r#""entries":[{"key":"user","value":"ann"}]"#;
-    for (body, why) in [
+    for (body, reason) in [
         ("".to_owned(), "EOF"),
-        ("[]".to_owned(), "no RateLimitRequest"),
+        ("[]".to_owned(), "not a RateLimitRequest"),
         ("{}".to_owned(), "`domain` is empty"),
         (r#"{"domain":"edge"}"#.to_owned(), "`descriptors` is empty"),
         (r#"{"domain":"edge","descriptors":[],"other":1}"#.to_owned(), "unknown field `other`"),
@@ -121,18 +122,18 @@ async fn invalid_json_is_rejected_with_a_reason() {
         (format!(r#"{{"domain":"edge","descriptors":[{{{entries},"limit":{{"unit":99}}}}]}}"#), "unit is 99"),
         (format!(r#"{{"domain":"edge","descriptors":[{{{entries},"limit":{{}}}}]}}"#), "unit is 0"),
     ] {
-        let (status, told) = told(&service, body.as_bytes()).await;
-        assert_eq!((status, &told["code"]), (StatusCode::BAD_REQUEST, &3.into()), "{body}");
-        assert!(told["message"].as_str().unwrap().contains(why), "{body}: {told}");
+        let (status, response) = call(&service, body.as_bytes()).await;
+        assert_eq!((status, &response["code"]), (StatusCode::BAD_REQUEST, &3.into()), "{body}");
+        assert!(response["message"].as_str().unwrap().contains(reason), "{body}: {response}");
     }
     for body in [&b"\xff\xfe"[..], b"{\"domain\":\"\xff\"}", &[b'['; 100_000]] {
-        assert_eq!(told(&service, body).await.0, StatusCode::BAD_REQUEST);
+        assert_eq!(call(&service, body).await.0, StatusCode::BAD_REQUEST);
     }
     let refund = format!(r#"{{"domain":"edge","descriptors":[{{{entries},"isNegativeHits":true}}]}}"#);
-    assert_eq!(told(&service, refund.as_bytes()).await.0, StatusCode::FORBIDDEN);
+    assert_eq!(call(&service, refund.as_bytes()).await.0, StatusCode::FORBIDDEN);
     let huge = vec![b' '; MESSAGE_BYTES_MAX + 1];
-    assert_eq!(told(&service, &huge).await.0, StatusCode::PAYLOAD_TOO_LARGE);
+    assert_eq!(call(&service, &huge).await.0, StatusCode::PAYLOAD_TOO_LARGE);
     let (_, last) =
-        told(&service, format!(r#"{{"domain":"edge","descriptors":[{{{entries}}}]}}"#).as_bytes()).await;
+        call(&service, format!(r#"{{"domain":"edge","descriptors":[{{{entries}}}]}}"#).as_bytes()).await;
     assert_eq!(last["statuses"][0]["limitRemaining"], 1, "nothing was charged");
 }

@@ -9,10 +9,12 @@ use ratekeeper::{ManualClock, Memory, Store};
 use ratekeeper_config::envoy::Unit;
 use ratekeeper_config::{Config, Environment};
 use ratekeeper_server::envoy::messages::{
-    Code as Said, DescriptorStatus, Entry, RateLimitDescriptor, RateLimitOverride, RateLimitRequest,
+    DescriptorStatus, Entry, RateLimitCode, RateLimitDescriptor, RateLimitOverride, RateLimitRequest,
     RateLimitResponse, RateLimitUnit,
 };
-use ratekeeper_server::envoy::{Counts, Domains, Options, Settings, Snapshot, Source, listen};
+use ratekeeper_server::envoy::{
+    Domains, EnvoyApiContext, EnvoyApiSettings, EnvoyListenerSettings, EnvoyMetrics, EnvoySnapshot, listen,
+};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tonic::client::Grpc;
@@ -20,23 +22,23 @@ use tonic::transport::Channel;
 use tonic_prost::ProstCodec;
 
 /// Long enough for the busiest machine: only a failed test waits this long.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// An environment without variables or files.
-struct Alone;
+struct EmptyEnvironment;
 
-impl Environment for Alone {
+impl Environment for EmptyEnvironment {
     fn variable(&self, _: &str) -> Option<String> {
         None
     }
 
     fn file(&self, path: &str) -> Result<String, String> {
-        Err(format!("nobody has {path}"))
+        Err(format!("{path}: no file exists"))
     }
 }
 
 pub(crate) fn parse(yaml: &str) -> Config {
-    ratekeeper_config::parse(yaml, &Alone).unwrap_or_else(|errors| panic!("{errors}\n{yaml}"))
+    ratekeeper_config::parse(yaml, &EmptyEnvironment).unwrap_or_else(|errors| panic!("{errors}\n{yaml}"))
 }
 
 pub(crate) fn builder(config: &Config) -> LayerBuilder {
@@ -44,40 +46,44 @@ pub(crate) fn builder(config: &Config) -> LayerBuilder {
 }
 
 /// The configuration of the service under test, which tests can replace.
-pub(crate) struct Told<S> {
+pub(crate) struct TestContext<S> {
     pub(crate) layer: Mutex<Option<RatekeeperLayer<S>>>,
     pub(crate) domains: Mutex<Arc<Domains>>,
-    pub(crate) options: Mutex<Arc<Options>>,
-    pub(crate) counts: Arc<Counts>,
+    pub(crate) settings: Mutex<Arc<EnvoyApiSettings>>,
+    pub(crate) metrics: Arc<EnvoyMetrics>,
 }
 
-impl<S> Told<S> {
-    pub(crate) fn new(config: &Config, layer: RatekeeperLayer<S>, options: Options) -> Arc<Told<S>> {
-        Arc::new(Told {
+impl<S> TestContext<S> {
+    pub(crate) fn new(
+        config: &Config,
+        layer: RatekeeperLayer<S>,
+        settings: EnvoyApiSettings,
+    ) -> Arc<TestContext<S>> {
+        Arc::new(TestContext {
             layer: Mutex::new(Some(layer)),
             domains: Mutex::new(Arc::new(Domains::new(config.domains.clone()))),
-            options: Mutex::new(Arc::new(options)),
-            counts: Arc::default(),
+            settings: Mutex::new(Arc::new(settings)),
+            metrics: Arc::default(),
         })
     }
 }
 
-impl<S: Store + Send + Sync + 'static> Source for Told<S> {
+impl<S: Store + Send + Sync + 'static> EnvoyApiContext for TestContext<S> {
     type Store = S;
 
-    fn snapshot(&self) -> Snapshot<S> {
-        Snapshot {
+    fn snapshot(&self) -> EnvoySnapshot<S> {
+        EnvoySnapshot {
             layer: self.layer.lock().unwrap().clone(),
             domains: self.domains.lock().unwrap().clone(),
-            options: self.options.lock().unwrap().clone(),
-            counts: self.counts.clone(),
+            settings: self.settings.lock().unwrap().clone(),
+            metrics: self.metrics.clone(),
         }
     }
 }
 
 /// A running service.
-pub(crate) struct Running<S = Memory<ManualClock>> {
-    pub(crate) told: Arc<Told<S>>,
+pub(crate) struct TestService<S = Memory<ManualClock>> {
+    pub(crate) context: Arc<TestContext<S>>,
     pub(crate) address: SocketAddr,
     pub(crate) drain: watch::Sender<bool>,
     pub(crate) ended: JoinHandle<std::io::Result<()>>,
@@ -85,29 +91,33 @@ pub(crate) struct Running<S = Memory<ManualClock>> {
 }
 
 /// Runs a service with these domains.
-pub(crate) fn run(domains: &str) -> Running {
-    run_with(domains, Options::default(), Settings::default())
+pub(crate) fn run(domains: &str) -> TestService {
+    run_with(domains, EnvoyApiSettings::default(), EnvoyListenerSettings::default())
 }
 
-pub(crate) fn run_with(domains: &str, options: Options, settings: Settings) -> Running {
+pub(crate) fn run_with(
+    domains: &str,
+    settings: EnvoyApiSettings,
+    listener: EnvoyListenerSettings,
+) -> TestService {
     let config = parse(&format!("domains:\n{domains}"));
     let clock = ManualClock::default();
     let layer = builder(&config).build_on(clock.clone()).unwrap();
-    serve(Told::new(&config, layer, options), settings, clock)
+    serve(TestContext::new(&config, layer, settings), listener, clock)
 }
 
 pub(crate) fn serve<S: Store + Send + Sync + 'static>(
-    told: Arc<Told<S>>,
-    settings: Settings,
+    context: Arc<TestContext<S>>,
+    settings: EnvoyListenerSettings,
     clock: ManualClock,
-) -> Running<S> {
+) -> TestService<S> {
     let (drain, draining) = watch::channel(false);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let (address, serving) = listen(listener, told.clone(), settings, draining).unwrap();
-    Running { told, address, drain, ended: tokio::spawn(serving), clock }
+    let (address, serving) = listen(listener, context.clone(), settings, draining).unwrap();
+    TestService { context, address, drain, ended: tokio::spawn(serving), clock }
 }
 
-impl<S> Running<S> {
+impl<S> TestService<S> {
     pub(crate) async fn channel(&self) -> Channel {
         Channel::from_shared(format!("http://{}", self.address)).unwrap().connect().await.unwrap()
     }
@@ -125,7 +135,7 @@ impl Client {
         Client(Grpc::new(channel).max_encoding_message_size(usize::MAX))
     }
 
-    pub(crate) async fn ask(
+    pub(crate) async fn call(
         &mut self,
         request: impl tonic::IntoRequest<RateLimitRequest>,
     ) -> Result<RateLimitResponse, tonic::Status> {
@@ -134,28 +144,28 @@ impl Client {
             "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit",
         );
         let codec = ProstCodec::<RateLimitRequest, RateLimitResponse>::default();
-        let told = self.0.unary(request.into_request(), path, codec).await;
-        told.map(tonic::Response::into_inner)
+        let response = self.0.unary(request.into_request(), path, codec).await;
+        response.map(tonic::Response::into_inner)
     }
 
     /// The response to descriptors in the domain `edge`.
-    pub(crate) async fn told(&mut self, descriptors: &[RateLimitDescriptor]) -> RateLimitResponse {
-        self.ask(edge(descriptors)).await.unwrap()
+    pub(crate) async fn check(&mut self, descriptors: &[RateLimitDescriptor]) -> RateLimitResponse {
+        self.call(edge_request(descriptors)).await.unwrap()
     }
 
     /// Whether the domain `edge` allows the descriptors, and what remains by each status.
-    pub(crate) async fn passes(&mut self, descriptors: &[RateLimitDescriptor]) -> (bool, Vec<u32>) {
-        let told = self.told(descriptors).await;
-        let left = told.statuses.iter().map(|status| status.limit_remaining).collect();
-        (is_ok(told.overall_code), left)
+    pub(crate) async fn remaining(&mut self, descriptors: &[RateLimitDescriptor]) -> (bool, Vec<u32>) {
+        let response = self.check(descriptors).await;
+        let remaining = response.statuses.iter().map(|status| status.limit_remaining).collect();
+        (is_ok(response.overall_code), remaining)
     }
 }
 
-pub(crate) fn edge(descriptors: &[RateLimitDescriptor]) -> RateLimitRequest {
+pub(crate) fn edge_request(descriptors: &[RateLimitDescriptor]) -> RateLimitRequest {
     RateLimitRequest { domain: "edge".into(), descriptors: descriptors.to_vec(), hits_addend: 0 }
 }
 
-pub(crate) fn of(entries: &[(&str, &str)]) -> RateLimitDescriptor {
+pub(crate) fn descriptor(entries: &[(&str, &str)]) -> RateLimitDescriptor {
     let entry = |(key, value): &(&str, &str)| Entry {
         key: key.as_bytes().to_vec().into(),
         value: value.as_bytes().to_vec().into(),
@@ -163,15 +173,15 @@ pub(crate) fn of(entries: &[(&str, &str)]) -> RateLimitDescriptor {
     RateLimitDescriptor { entries: entries.iter().map(entry).collect(), ..RateLimitDescriptor::default() }
 }
 
-pub(crate) fn hits(hits: u64, descriptor: RateLimitDescriptor) -> RateLimitDescriptor {
+pub(crate) fn with_hits(hits: u64, descriptor: RateLimitDescriptor) -> RateLimitDescriptor {
     RateLimitDescriptor { hits_addend: Some(hits), ..descriptor }
 }
 
-pub(crate) fn refund(descriptor: RateLimitDescriptor) -> RateLimitDescriptor {
+pub(crate) fn as_refund(descriptor: RateLimitDescriptor) -> RateLimitDescriptor {
     RateLimitDescriptor { is_negative_hits: true, ..descriptor }
 }
 
-pub(crate) fn limited(
+pub(crate) fn with_inline_limit(
     requests_per_unit: u32,
     unit: i32,
     descriptor: RateLimitDescriptor,
@@ -180,10 +190,10 @@ pub(crate) fn limited(
 }
 
 pub(crate) fn is_ok(code: i32) -> bool {
-    match Said::try_from(code).unwrap() {
-        Said::Ok => true,
-        Said::OverLimit => false,
-        Said::Unknown => panic!("Envoy lets pass what is unknown"),
+    match RateLimitCode::try_from(code).unwrap() {
+        RateLimitCode::Ok => true,
+        RateLimitCode::OverLimit => false,
+        RateLimitCode::Unknown => panic!("Envoy allows an unknown code"),
     }
 }
 
@@ -196,14 +206,14 @@ pub(crate) fn limit_of(status: &DescriptorStatus) -> Option<(u32, &'static str, 
 
 pub(crate) fn reset_of(status: &DescriptorStatus) -> Option<i64> {
     let reset = status.duration_until_reset.as_ref()?;
-    assert_eq!(reset.nanos, 0, "Envoy cuts off what is no whole second");
+    assert_eq!(reset.nanos, 0, "Envoy truncates to whole seconds");
     Some(reset.seconds)
 }
 
 /// A body that never arrives and never ends.
-pub(crate) struct Endless;
+pub(crate) struct EndlessBody;
 
-impl http_body::Body for Endless {
+impl http_body::Body for EndlessBody {
     type Data = bytes::Bytes;
     type Error = std::convert::Infallible;
 
@@ -217,24 +227,24 @@ impl http_body::Body for Endless {
 
 /// A codec that passes bytes through.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Raw;
+pub(crate) struct RawCodec;
 
-impl tonic::codec::Codec for Raw {
+impl tonic::codec::Codec for RawCodec {
     type Encode = &'static [u8];
     type Decode = bytes::Bytes;
-    type Encoder = Raw;
-    type Decoder = Raw;
+    type Encoder = RawCodec;
+    type Decoder = RawCodec;
 
-    fn encoder(&mut self) -> Raw {
-        Raw
+    fn encoder(&mut self) -> RawCodec {
+        RawCodec
     }
 
-    fn decoder(&mut self) -> Raw {
-        Raw
+    fn decoder(&mut self) -> RawCodec {
+        RawCodec
     }
 }
 
-impl tonic::codec::Encoder for Raw {
+impl tonic::codec::Encoder for RawCodec {
     type Item = &'static [u8];
     type Error = tonic::Status;
 
@@ -248,7 +258,7 @@ impl tonic::codec::Encoder for Raw {
     }
 }
 
-impl tonic::codec::Decoder for Raw {
+impl tonic::codec::Decoder for RawCodec {
     type Item = bytes::Bytes;
     type Error = tonic::Status;
 

@@ -12,21 +12,21 @@ mod property;
 const FILES_MIN: usize = 24;
 
 #[test]
-fn property_holds_for_every_corpus_file() {
+fn check_property_holds_for_every_corpus_file() {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpus/check");
     let mut files: Vec<_> = fs::read_dir(corpus).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.sort();
     assert!(files.len() >= FILES_MIN, "{} inputs", files.len());
     for file in files {
         let input = fs::read(&file).unwrap();
-        let held = std::panic::catch_unwind(|| property::check(&input));
-        assert!(held.is_ok(), "{}", file.display());
+        let result = std::panic::catch_unwind(|| property::check(&input));
+        assert!(result.is_ok(), "{}", file.display());
     }
 }
 
 /// Fragments that are almost a valid body.
-fn pieces() -> impl Strategy<Value = Vec<u8>> {
-    let piece = prop_oneof![
+fn fragments() -> impl Strategy<Value = Vec<u8>> {
+    let fragment = prop_oneof![
         prop::sample::select(vec![
             "{",
             "}",
@@ -57,9 +57,9 @@ fn pieces() -> impl Strategy<Value = Vec<u8>> {
         .prop_map(|text| text.as_bytes().to_vec()),
         prop::collection::vec(any::<u8>(), 0..4),
     ];
-    (0..6_u8, prop::collection::vec(piece, 0..16)).prop_map(|(path, pieces)| {
+    (0..6_u8, prop::collection::vec(fragment, 0..16)).prop_map(|(path, fragments)| {
         let mut input = vec![path];
-        input.extend(pieces.concat());
+        input.extend(fragments.concat());
         input
     })
 }
@@ -68,7 +68,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(4_000) })]
 
     #[test]
-    fn property_holds_for_fragments_of_json(input in pieces()) {
+    fn check_property_holds_for_fragments_of_json(input in fragments()) {
         property::check(&input);
     }
 }

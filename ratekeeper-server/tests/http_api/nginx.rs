@@ -10,14 +10,14 @@ use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use super::support::{PATIENCE, get, run};
+use super::support::{TEST_TIMEOUT, get, run};
 
 /// The module documentation, which contains the nginx configuration.
-const DOCUMENTED: &str = include_str!("../../src/http_api/authorize.rs");
+const MODULE_DOCS: &str = include_str!("../../src/http_api/authorize.rs");
 
 /// The documented configuration, with the addresses of this test. The application answers `/forbidden` with a 403.
 fn configuration(port: u16, api: SocketAddr, application: u16) -> String {
-    let lines = DOCUMENTED.split("```nginx").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
+    let lines = MODULE_DOCS.split("```nginx").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
     let lines: Vec<&str> = lines.lines().map(|line| line.trim_start_matches("//!")).collect();
     let documented = lines.join("\n");
     assert!(documented.contains("127.0.0.1:9181") && documented.contains("http://application"));
@@ -40,9 +40,9 @@ http {{
     )
 }
 
-/// nginx in a temporary folder; dropping this ends the one and removes the other.
+/// nginx in a temporary folder. Dropping it stops nginx and removes the folder.
 struct Nginx {
-    keeper: Child,
+    shell: Child,
     folder: PathBuf,
     address: SocketAddr,
 }
@@ -58,8 +58,8 @@ impl Nginx {
         fs::create_dir_all(&folder).unwrap();
         fs::write(folder.join("nginx.conf"), configuration(port, api, application)).unwrap();
         // A shell that leads a process group: when its input closes, it kills the whole group.
-        let keeper = Command::new("sh")
-            .args(["-c", "\"$@\" </dev/null & read -r _; kill -9 0", "keeper"])
+        let shell = Command::new("sh")
+            .args(["-c", "\"$@\" </dev/null & read -r _; kill -9 0", "shell"])
             .args(["nginx", "-p"])
             .arg(&folder)
             .args(["-c", "nginx.conf"])
@@ -68,31 +68,31 @@ impl Nginx {
             .process_group(0)
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
-            .stderr(fs::File::create(folder.join("said.log")).unwrap())
+            .stderr(fs::File::create(folder.join("stderr.log")).unwrap())
             .spawn()
             .unwrap();
-        let nginx = Nginx { keeper, folder, address: (Ipv4Addr::LOCALHOST, port).into() };
+        let nginx = Nginx { shell, folder, address: (Ipv4Addr::LOCALHOST, port).into() };
         let listening = async {
             while TcpStream::connect(nginx.address).await.is_err() {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         };
-        if timeout(PATIENCE, listening).await.is_err() {
-            panic!("nginx does not listen: {}", nginx.said());
+        if timeout(TEST_TIMEOUT, listening).await.is_err() {
+            panic!("nginx does not listen: {}", nginx.logs());
         }
         nginx
     }
 
-    fn said(&self) -> String {
+    fn logs(&self) -> String {
         let read = |name| fs::read_to_string(self.folder.join(name)).unwrap_or_default();
-        format!("{}{}", read("said.log"), read("error.log"))
+        format!("{}{}", read("stderr.log"), read("error.log"))
     }
 }
 
 impl Drop for Nginx {
     fn drop(&mut self) {
-        drop(self.keeper.stdin.take());
-        let _ = self.keeper.wait();
+        drop(self.shell.stdin.take());
+        let _ = self.shell.wait();
         let _ = fs::remove_dir_all(&self.folder);
     }
 }
@@ -104,33 +104,33 @@ async fn nginx_enforces_the_limits() {
   login: { key: ip, when: { path: /login, method: POST }, fixed_window: { limit: 1, window: 1h, align: first_request } }");
     let nginx = Nginx::start(api.address).await;
     let alice = "X-User-Id: alice\r\n";
-    for left in [1, 0] {
-        let answer = get(nginx.address, "GET", "/?a=b", alice).await;
-        assert_eq!((answer.status, answer.body.as_str()), (200, "hello"), "{}", nginx.said());
-        assert!(answer.header("ratelimit").unwrap().contains(&format!("r={left}")), "{answer:?}");
-        assert!(answer.header("ratelimit-policy").unwrap().contains("per-user"), "{answer:?}");
-        assert_eq!(answer.header("retry-after"), None);
+    for remaining in [1, 0] {
+        let response = get(nginx.address, "GET", "/?a=b", alice).await;
+        assert_eq!((response.status, response.body.as_str()), (200, "hello"), "{}", nginx.logs());
+        assert!(response.header("ratelimit").unwrap().contains(&format!("r={remaining}")), "{response:?}");
+        assert!(response.header("ratelimit-policy").unwrap().contains("per-user"), "{response:?}");
+        assert_eq!(response.header("retry-after"), None);
     }
-    let answer = get(nginx.address, "GET", "/", alice).await;
-    assert_eq!(answer.status, 429, "{answer:?} {}", nginx.said());
-    assert_eq!(answer.header("retry-after"), Some("3600"));
-    assert!(answer.header("ratelimit").unwrap().contains("r=0"), "{answer:?}");
+    let response = get(nginx.address, "GET", "/", alice).await;
+    assert_eq!(response.status, 429, "{response:?} {}", nginx.logs());
+    assert_eq!(response.header("retry-after"), Some("3600"));
+    assert!(response.header("ratelimit").unwrap().contains("r=0"), "{response:?}");
 
     // Headers from a client do not replace those that nginx sets.
-    let liar = "X-User-Id: bob\r\nX-Original-URI: /cheap\r\nX-Original-Method: GET\r\nX-Forwarded-Uri: /cheap\r\nX-Original-URL: http://a/b\r\n";
+    let forged = "X-User-Id: bob\r\nX-Original-URI: /cheap\r\nX-Original-Method: GET\r\nX-Forwarded-Uri: /cheap\r\nX-Original-URL: http://a/b\r\n";
     let posted = |path: &str, headers: &str| {
         let (address, path) = (nginx.address, path.to_owned());
         let headers = format!("{headers}Content-Length: 0\r\n");
         async move { get(address, "POST", &path, &headers).await.status }
     };
-    assert_eq!(posted("/login", liar).await, 200, "{}", nginx.said());
-    assert_eq!(posted("/x/../login", &liar.replace("bob", "carol")).await, 429, "{}", nginx.said());
+    assert_eq!(posted("/login", forged).await, 200, "{}", nginx.logs());
+    assert_eq!(posted("/x/../login", &forged.replace("bob", "carol")).await, 429, "{}", nginx.logs());
 
     // A 403 of the application is passed on unchanged.
     assert_eq!(get(nginx.address, "GET", "/forbidden", "X-User-Id: dave\r\n").await.status, 403);
     assert_eq!(
         get(nginx.address, "GET", "/_limit", "X-User-Id: dave\r\n").await.status,
         404,
-        "it is internal"
+        "the location is internal"
     );
 }

@@ -8,75 +8,82 @@ use ratekeeper::tower::client::{TrustedProxies, parse_cidr};
 use ratekeeper::tower::{LayerBuilder, RatekeeperLayer};
 use ratekeeper::{ManualClock, Memory, Store, Time};
 use ratekeeper_config::{Config, Environment};
-use ratekeeper_server::http_api::{self, Counts, MemoryRecords, Settings, Snapshot, Source};
+use ratekeeper_server::http_api::{
+    self, HttpApiContext, HttpApiMetrics, HttpApiSettings, HttpApiSnapshot, MemoryRecords,
+};
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use super::keeping::Keeping;
+use super::faulty_records::FaultyRecords;
 
 /// Long enough for the busiest machine: only a failed test waits this long.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
-struct Alone;
+/// An environment without variables or files.
+struct EmptyEnvironment;
 
-impl Environment for Alone {
+impl Environment for EmptyEnvironment {
     fn variable(&self, _: &str) -> Option<String> {
         None
     }
 
     fn file(&self, path: &str) -> Result<String, String> {
-        Err(format!("{path}: these files refer to nothing else"))
+        Err(format!("{path}: no file exists"))
     }
 }
 
 pub(crate) fn parse(yaml: &str) -> Config {
-    ratekeeper_config::parse(yaml, &Alone).unwrap_or_else(|errors| panic!("{errors}\n{yaml}"))
+    ratekeeper_config::parse(yaml, &EmptyEnvironment).unwrap_or_else(|errors| panic!("{errors}\n{yaml}"))
 }
 
 /// The initial time of the tests.
 pub(crate) const START: Time = Time::from_secs(1_700_000_000);
 
-/// The source of the API under test.
-pub(crate) struct Made<S = Memory<ManualClock>> {
+/// The context of the API under test.
+pub(crate) struct TestContext<S = Memory<ManualClock>> {
     pub(crate) clock: ManualClock,
     layer: Option<RatekeeperLayer<S>>,
-    settings: Mutex<Arc<Settings>>,
-    pub(crate) records: Keeping,
-    counts: Counts,
+    settings: Mutex<Arc<HttpApiSettings>>,
+    pub(crate) records: FaultyRecords,
+    metrics: HttpApiMetrics,
 }
 
-impl<S: Store + Send + Sync + 'static> Source for Made<S> {
+impl<S: Store + Send + Sync + 'static> HttpApiContext for TestContext<S> {
     type Store = S;
-    type Records = Keeping;
+    type Records = FaultyRecords;
 
-    fn snapshot(&self) -> Snapshot<S> {
-        Snapshot { layer: self.layer.clone(), settings: self.settings.lock().unwrap().clone() }
+    fn snapshot(&self) -> HttpApiSnapshot<S> {
+        HttpApiSnapshot { layer: self.layer.clone(), settings: self.settings.lock().unwrap().clone() }
     }
 
-    fn records(&self) -> &Keeping {
+    fn records(&self) -> &FaultyRecords {
         &self.records
     }
 
-    fn counts(&self) -> &Counts {
-        &self.counts
+    fn metrics(&self) -> &HttpApiMetrics {
+        &self.metrics
     }
 }
 
-impl Made {
+impl TestContext {
     /// With the limits of a configuration and changed settings. Refunds and resets are on.
-    pub(crate) fn new(yaml: &str, change: impl FnOnce(&mut Settings)) -> Arc<Made> {
-        Made::with_room(yaml, 10_000, change)
+    pub(crate) fn new(yaml: &str, change: impl FnOnce(&mut HttpApiSettings)) -> Arc<TestContext> {
+        TestContext::with_capacity(yaml, 10_000, change)
     }
 
     /// The same, with a capacity of this many records.
-    pub(crate) fn with_room(yaml: &str, records: usize, change: impl FnOnce(&mut Settings)) -> Arc<Made> {
+    pub(crate) fn with_capacity(
+        yaml: &str,
+        records: usize,
+        change: impl FnOnce(&mut HttpApiSettings),
+    ) -> Arc<TestContext> {
         let config = parse(yaml);
         let clock = ManualClock::new(START);
         let layer = builder(&config).map(|builder| builder.build_on(clock.clone()).unwrap());
-        Made::with_layer(config, clock, layer, records, change)
+        TestContext::with_layer(config, clock, layer, records, change)
     }
 }
 
@@ -87,49 +94,49 @@ pub(crate) fn builder(config: &Config) -> Option<LayerBuilder> {
     Some(rules.fold(RatekeeperLayer::builder(), LayerBuilder::rule))
 }
 
-impl<S> Made<S> {
+impl<S> TestContext<S> {
     /// The same, with limits in any store.
     pub(crate) fn with_layer(
         config: Config,
         clock: ManualClock,
         layer: Option<RatekeeperLayer<S>>,
         records: usize,
-        change: impl FnOnce(&mut Settings),
-    ) -> Arc<Made<S>> {
-        let mut settings = Settings {
+        change: impl FnOnce(&mut HttpApiSettings),
+    ) -> Arc<TestContext<S>> {
+        let mut settings = HttpApiSettings {
             limits: config.rules.rules().len(),
             token: config.admin.and_then(|admin| admin.token),
             refunds: true,
             resets: true,
-            trusted: TrustedProxies::proxies([parse_cidr("127.0.0.0/8").unwrap()]),
-            ..Settings::default()
+            trusted_proxies: TrustedProxies::proxies([parse_cidr("127.0.0.0/8").unwrap()]),
+            ..HttpApiSettings::default()
         };
         change(&mut settings);
         let settings = Mutex::new(Arc::new(settings));
-        let records = Keeping::new(MemoryRecords::on(clock.clone(), records, 1 << 24));
-        Arc::new(Made { clock, layer, settings, records, counts: Counts::default() })
+        let records = FaultyRecords::new(MemoryRecords::with_clock(clock.clone(), records, 1 << 24));
+        Arc::new(TestContext { clock, layer, settings, records, metrics: HttpApiMetrics::default() })
     }
 }
 
 /// A running API.
-pub(crate) struct Running<S = Memory<ManualClock>> {
-    pub(crate) made: Arc<Made<S>>,
+pub(crate) struct TestApi<S = Memory<ManualClock>> {
+    pub(crate) context: Arc<TestContext<S>>,
     pub(crate) address: SocketAddr,
     pub(crate) drain: watch::Sender<bool>,
     pub(crate) ended: tokio::task::JoinHandle<std::io::Result<()>>,
 }
 
 /// Opens an API.
-pub(crate) fn open<S: Store + Send + Sync + 'static>(made: Arc<Made<S>>) -> Running<S> {
+pub(crate) fn open<S: Store + Send + Sync + 'static>(context: Arc<TestContext<S>>) -> TestApi<S> {
     let (drain, draining) = watch::channel(false);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let (address, serving) = http_api::listen(listener, made.clone(), draining).unwrap();
-    Running { made, address, drain, ended: tokio::spawn(serving) }
+    let (address, serving) = http_api::listen(listener, context.clone(), draining).unwrap();
+    TestApi { context, address, drain, ended: tokio::spawn(serving) }
 }
 
 /// Runs an API with the limits of a configuration.
-pub(crate) fn run(yaml: &str) -> Running {
-    open(Made::new(yaml, |_| {}))
+pub(crate) fn run(yaml: &str) -> TestApi {
+    open(TestContext::new(yaml, |_| {}))
 }
 
 /// Ten per hour for each user; the clock stands still.
@@ -138,27 +145,27 @@ pub(crate) const PER_USER: &str = "limits:
 
 /// A response.
 #[derive(Debug)]
-pub(crate) struct Answer {
+pub(crate) struct TestResponse {
     pub(crate) status: u16,
     head: String,
     pub(crate) body: String,
 }
 
-impl Answer {
-    fn of(text: &str) -> Answer {
-        let (head, body) = text.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no answer: {text:?}"));
+impl TestResponse {
+    fn of(text: &str) -> TestResponse {
+        let (head, body) = text.split_once("\r\n\r\n").unwrap_or_else(|| panic!("not a response: {text:?}"));
         let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0);
-        Answer { status, head: head.to_owned(), body: body.to_owned() }
+        TestResponse { status, head: head.to_owned(), body: body.to_owned() }
     }
 
     /// The single value of a header.
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         let mut values = self.head.lines().skip(1).filter_map(|line| {
-            let (its, value) = line.split_once(':')?;
-            its.eq_ignore_ascii_case(name).then(|| value.trim())
+            let (header, value) = line.split_once(':')?;
+            header.eq_ignore_ascii_case(name).then(|| value.trim())
         });
         let value = values.next();
-        assert!(values.next().is_none(), "{name} is there twice\n{}", self.head);
+        assert!(values.next().is_none(), "{name} is sent twice\n{}", self.head);
         value
     }
 
@@ -179,45 +186,45 @@ impl Answer {
 }
 
 /// Sends bytes on a new connection, and reads until the server closes it.
-pub(crate) async fn say(address: SocketAddr, bytes: impl AsRef<[u8]>) -> Answer {
+pub(crate) async fn send_raw(address: SocketAddr, bytes: impl AsRef<[u8]>) -> TestResponse {
     let mut stream = TcpStream::connect(address).await.unwrap();
     // A server that rejects a request may not read all of it.
     let _ = stream.write_all(bytes.as_ref()).await;
     let mut all = Vec::new();
-    let _ = timeout(PATIENCE, stream.read_to_end(&mut all)).await.expect("the connection stayed open");
-    Answer::of(&String::from_utf8_lossy(&all))
+    let _ = timeout(TEST_TIMEOUT, stream.read_to_end(&mut all)).await.expect("the connection stayed open");
+    TestResponse::of(&String::from_utf8_lossy(&all))
 }
 
 /// Sends a request without a body; each header ends with its line end.
-pub(crate) async fn get(address: SocketAddr, method: &str, target: &str, headers: &str) -> Answer {
+pub(crate) async fn get(address: SocketAddr, method: &str, target: &str, headers: &str) -> TestResponse {
     let text = format!("{method} {target} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n{headers}\r\n");
-    say(address, text).await
+    send_raw(address, text).await
 }
 
 /// Posts a body unchanged, with additional headers.
-pub(crate) async fn send(address: SocketAddr, target: &str, headers: &str, body: &str) -> Answer {
+pub(crate) async fn send(address: SocketAddr, target: &str, headers: &str, body: &str) -> TestResponse {
     let length = body.len();
     let text = format!(
         "POST {target} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\nContent-Type: application/json\r\n\
          Content-Length: {length}\r\n{headers}\r\n{body}"
     );
-    say(address, text).await
+    send_raw(address, text).await
 }
 
 /// Posts JSON.
-pub(crate) async fn post(address: SocketAddr, target: &str, body: &Value) -> Answer {
+pub(crate) async fn post(address: SocketAddr, target: &str, body: &Value) -> TestResponse {
     send(address, target, "", &body.to_string()).await
 }
 
 /// What remains of the only limit in a response.
 #[track_caller]
-pub(crate) fn remaining(answer: &Answer) -> u64 {
-    let json = answer.json();
-    json["limits"][0]["remaining"].as_u64().unwrap_or_else(|| panic!("{answer:?}"))
+pub(crate) fn remaining(response: &TestResponse) -> u64 {
+    let json = response.json();
+    json["limits"][0]["remaining"].as_u64().unwrap_or_else(|| panic!("{response:?}"))
 }
 
 /// Peeks at what remains of a limit for a key.
-pub(crate) async fn left(address: SocketAddr, limit: &str, key: &str) -> u64 {
+pub(crate) async fn peek_remaining(address: SocketAddr, limit: &str, key: &str) -> u64 {
     let body = serde_json::json!({ "limit": limit, "key": key, "cost": 0 });
     remaining(&post(address, "/v1/peek", &body).await)
 }

@@ -6,46 +6,49 @@ use std::process::Stdio;
 use tokio::process::Command;
 use tokio::time::timeout;
 
-use super::support::{PATIENCE, Running, Setup};
+use super::support::{TEST_TIMEOUT, TestApi, TestSettings};
 
 /// Runs a program to its successful end, and returns its output.
 async fn run(program: impl AsRef<std::ffi::OsStr>, arguments: &[&str]) -> String {
     let program = program.as_ref();
     let mut command = Command::new(program);
     command.args(arguments).stdin(Stdio::null()).kill_on_drop(true);
-    let output = timeout(4 * PATIENCE, command.output()).await.unwrap();
+    let output = timeout(4 * TEST_TIMEOUT, command.output()).await.unwrap();
     let output = output.unwrap_or_else(|error| panic!("{}: {error}", program.display()));
-    let (said, complained) =
-        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "{}: {said}\n{complained}", program.display());
-    said.into_owned()
+    let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{}: {stdout}\n{stderr}", program.display());
+    stdout.into_owned()
 }
 
 #[tokio::test]
 async fn redis_cli_can_check_limits() {
-    let api = Running::start_with(Setup { token: Some("open-sesame-open-sesame"), ..Setup::default() }).await;
+    let api = TestApi::start_with(TestSettings {
+        token: Some("open-sesame-open-sesame"),
+        ..TestSettings::default()
+    })
+    .await;
     let port = api.address.port().to_string();
-    let ask = async |arguments: &[&str]| {
-        let around = ["-p", &port, "-a", "open-sesame-open-sesame", "--no-auth-warning"];
-        run("redis-cli", &[&around, arguments].concat()).await
+    let cli = async |arguments: &[&str]| {
+        let options = ["-p", &port, "-a", "open-sesame-open-sesame", "--no-auth-warning"];
+        run("redis-cli", &[&options, arguments].concat()).await
     };
-    assert_eq!(ask(&["CL.THROTTLE", "user:alice", "14", "30", "60"]).await, "0\n15\n14\n-1\n2\n");
-    assert_eq!(ask(&["-3", "CL.THROTTLE", "user:alice", "14", "30", "60", "15"]).await, "1\n15\n14\n2\n2\n");
-    assert_eq!(ask(&["THROTTLE", "user:bob", "10", "100", "60"]).await, "1\n10\n9\n1\n0\n");
-    assert_eq!(ask(&["RK.CHECK", "per-user", "alice"]).await, "1\n3\n2\n-1\n60000\n0\n");
-    assert!(ask(&["FOO"]).await.starts_with("ERR unknown command 'FOO'"));
-    assert!(ask(&["INFO"]).await.contains("connected_clients:1"));
+    assert_eq!(cli(&["CL.THROTTLE", "user:alice", "14", "30", "60"]).await, "0\n15\n14\n-1\n2\n");
+    assert_eq!(cli(&["-3", "CL.THROTTLE", "user:alice", "14", "30", "60", "15"]).await, "1\n15\n14\n2\n2\n");
+    assert_eq!(cli(&["THROTTLE", "user:bob", "10", "100", "60"]).await, "1\n10\n9\n1\n0\n");
+    assert_eq!(cli(&["RK.CHECK", "per-user", "alice"]).await, "1\n3\n2\n-1\n60000\n0\n");
+    assert!(cli(&["FOO"]).await.starts_with("ERR unknown command 'FOO'"));
+    assert!(cli(&["INFO"]).await.contains("connected_clients:1"));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn redis_benchmark_gets_exactly_the_limit() {
-    let api = Running::start().await;
+    let api = TestApi::start().await;
     let port = api.address.port().to_string();
     let line = ["-p", &port, "-n", "20000", "-c", "20", "-P", "16", "--csv"];
     // The bucket holds half of what is requested.
     let command = ["CL.THROTTLE", "user", "9999", "1", "3600"];
-    let said = run("redis-benchmark", &[&line[..], &command].concat()).await;
-    assert!(said.contains("CL.THROTTLE"), "{said}");
+    let output = run("redis-benchmark", &[&line[..], &command].concat()).await;
+    assert!(output.contains("CL.THROTTLE"), "{output}");
     let info = api.info().await;
     assert_eq!((&*info["commands_allowed"], &*info["commands_denied"]), ("10000", "10000"));
 }
@@ -98,7 +101,11 @@ print("done")
 
 #[tokio::test]
 async fn redis_py_works_with_resp2_and_resp3() {
-    let api = Running::start_with(Setup { token: Some("open-sesame-open-sesame"), ..Setup::default() }).await;
+    let api = TestApi::start_with(TestSettings {
+        token: Some("open-sesame-open-sesame"),
+        ..TestSettings::default()
+    })
+    .await;
     let port = api.address.port().to_string();
     assert_eq!(run(python().await, &["-c", SCRIPT, &port]).await, "done\n");
 }

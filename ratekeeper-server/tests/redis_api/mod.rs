@@ -2,9 +2,9 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot be set up has failed")]
 
 mod bounds;
+mod check;
 mod clients;
-mod closing;
-mod shared;
+mod redis;
+mod session;
+mod shutdown;
 mod support;
-mod talking;
-mod throttling;

@@ -11,7 +11,7 @@ use ratekeeper::tower::{LayerBuilder, RatekeeperLayer};
 use ratekeeper::{LeakyMode, Limit, ManualClock, Memory, Rate, Store, Time, WindowAlign};
 use ratekeeper_config::{Environment, Secret};
 use ratekeeper_server::Sockets;
-use ratekeeper_server::redis_api::{Api, Counts, Patience, ServiceContext, listen};
+use ratekeeper_server::redis_api::{ClientTimeouts, RedisApi, RedisApiContext, RedisApiMetrics, listen};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
@@ -19,18 +19,18 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 /// Long enough for the busiest machine: only a failed test waits this long.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 pub(crate) type Layer = RatekeeperLayer<Memory<ManualClock>>;
 
 /// The context of the API under test.
-pub(crate) struct Limits<S> {
+pub(crate) struct TestContext<S> {
     pub(crate) layer: Mutex<Option<RatekeeperLayer<S>>>,
     token: Option<Secret>,
     max_connections: usize,
 }
 
-impl<S: Store + Send + Sync + 'static> ServiceContext for Limits<S> {
+impl<S: Store + Send + Sync + 'static> RedisApiContext for TestContext<S> {
     type Store = S;
 
     fn limits(&self) -> Option<RatekeeperLayer<S>> {
@@ -39,7 +39,7 @@ impl<S: Store + Send + Sync + 'static> ServiceContext for Limits<S> {
 
     fn named_limits(&self) -> usize {
         let layer = self.layer.lock().unwrap();
-        layer.as_ref().map_or(0, |layer| layer.rules().filter(|rule| rule.name != OF_DESCRIPTOR).count())
+        layer.as_ref().map_or(0, |layer| layer.rules().filter(|rule| rule.name != DESCRIPTOR_RULE).count())
     }
 
     fn token(&self) -> Option<Secret> {
@@ -52,46 +52,46 @@ impl<S: Store + Send + Sync + 'static> ServiceContext for Limits<S> {
 }
 
 /// The settings of the API under test.
-pub(crate) struct Setup {
+pub(crate) struct TestSettings {
     pub(crate) token: Option<&'static str>,
     pub(crate) max_connections: usize,
-    pub(crate) patience: Patience,
+    pub(crate) timeouts: ClientTimeouts,
 }
 
-impl Default for Setup {
-    fn default() -> Setup {
-        Setup { token: None, max_connections: 100, patience: Patience::default() }
+impl Default for TestSettings {
+    fn default() -> TestSettings {
+        TestSettings { token: None, max_connections: 100, timeouts: ClientTimeouts::default() }
     }
 }
 
 /// A running API.
-pub(crate) struct Running<S = Memory<ManualClock>> {
+pub(crate) struct TestApi<S = Memory<ManualClock>> {
     pub(crate) address: SocketAddr,
     /// The clock of the limits, unless they are in Redis.
     pub(crate) clock: ManualClock,
-    pub(crate) limits: Arc<Limits<S>>,
-    pub(crate) counts: Arc<Counts>,
-    pub(crate) draining: watch::Sender<bool>,
-    pub(crate) served: JoinHandle<()>,
+    pub(crate) context: Arc<TestContext<S>>,
+    pub(crate) metrics: Arc<RedisApiMetrics>,
+    pub(crate) drain: watch::Sender<bool>,
+    pub(crate) server: JoinHandle<()>,
 }
 
 /// An environment without variables or files.
-struct Alone;
+struct EmptyEnvironment;
 
-impl Environment for Alone {
+impl Environment for EmptyEnvironment {
     fn variable(&self, _name: &str) -> Option<String> {
         None
     }
 
     fn file(&self, path: &str) -> Result<String, String> {
-        Err(format!("{path} is not there"))
+        Err(format!("{path}: no file exists"))
     }
 }
 
 /// Parses a secret as the configuration does.
 fn secret(text: &str) -> Secret {
     let yaml = format!("admin: {{ listen: 127.0.0.1:0, token: {text} }}\n");
-    ratekeeper_config::parse(&yaml, &Alone).unwrap().admin.unwrap().token.unwrap()
+    ratekeeper_config::parse(&yaml, &EmptyEnvironment).unwrap().admin.unwrap().token.unwrap()
 }
 
 pub(crate) fn layer(clock: &ManualClock) -> Layer {
@@ -99,7 +99,7 @@ pub(crate) fn layer(clock: &ManualClock) -> Layer {
 }
 
 /// The last rule: it belongs to a descriptor and cannot be checked by name.
-const OF_DESCRIPTOR: &str = "edge/user";
+const DESCRIPTOR_RULE: &str = "edge/user";
 
 /// Named limits, one of each kind.
 pub(crate) fn rules() -> LayerBuilder {
@@ -118,35 +118,39 @@ pub(crate) fn rules() -> LayerBuilder {
         .rule(Rule::new("all", window(3)))
         .rule(Rule::new("planned", window(1)).key(user()).shadow())
         .rule(Rule::new("shaped", Limit::leaky_bucket(3, leak, LeakyMode::Shape).unwrap()).key(user()))
-        .rule(Rule::new(OF_DESCRIPTOR, window(3)).key(user()))
+        .rule(Rule::new(DESCRIPTOR_RULE, window(3)).key(user()))
 }
 
-impl Running {
-    pub(crate) async fn start() -> Running {
-        Running::start_with(Setup::default()).await
+impl TestApi {
+    pub(crate) async fn start() -> TestApi {
+        TestApi::start_with(TestSettings::default()).await
     }
 
-    pub(crate) async fn start_with(setup: Setup) -> Running {
+    pub(crate) async fn start_with(settings: TestSettings) -> TestApi {
         let clock = ManualClock::new(Time::from_secs(1_700_000_000));
-        Running::open(layer(&clock), clock, setup)
+        TestApi::open(layer(&clock), clock, settings)
     }
 }
 
-impl<S: Store + Send + Sync + 'static> Running<S> {
+impl<S: Store + Send + Sync + 'static> TestApi<S> {
     /// Opens an API on the given limits.
-    pub(crate) fn open(layer: RatekeeperLayer<S>, clock: ManualClock, setup: Setup) -> Running<S> {
-        let limits = Arc::new(Limits {
+    pub(crate) fn open(layer: RatekeeperLayer<S>, clock: ManualClock, settings: TestSettings) -> TestApi<S> {
+        let context = Arc::new(TestContext {
             layer: Mutex::new(Some(layer)),
-            token: setup.token.map(secret),
-            max_connections: setup.max_connections,
+            token: settings.token.map(secret),
+            max_connections: settings.max_connections,
         });
-        let counts = Arc::new(Counts::default());
-        let (draining, told) = watch::channel(false);
-        let api =
-            Api { behind: limits.clone(), counts: counts.clone(), patience: setup.patience, draining: told };
+        let metrics = Arc::new(RedisApiMetrics::default());
+        let (drain, draining) = watch::channel(false);
+        let api = RedisApi {
+            context: context.clone(),
+            metrics: metrics.clone(),
+            timeouts: settings.timeouts,
+            draining,
+        };
         let listener = Sockets::default().listen("127.0.0.1:0".parse().unwrap()).unwrap();
         let (address, serving) = listen(listener, api).unwrap();
-        Running { address, clock, limits, counts, draining, served: tokio::spawn(serving) }
+        TestApi { address, clock, context, metrics, drain, server: tokio::spawn(serving) }
     }
 
     pub(crate) async fn connect(&self) -> Client {
@@ -155,19 +159,19 @@ impl<S: Store + Send + Sync + 'static> Running<S> {
 
     /// The fields of `INFO`.
     pub(crate) async fn info(&self) -> HashMap<String, String> {
-        let text = self.connect().await.ask("INFO").await;
+        let text = self.connect().await.call("INFO").await;
         let pairs = text.lines().filter_map(|line| line.split_once(':'));
         pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
     }
 
     /// Waits until the condition holds.
-    pub(crate) async fn until(&self, is_so: impl Fn(&Self) -> bool) {
+    pub(crate) async fn until(&self, condition: impl Fn(&Self) -> bool) {
         let waiting = async {
-            while !is_so(self) {
+            while !condition(self) {
                 tokio::time::sleep(Duration::from_millis(2)).await;
             }
         };
-        timeout(PATIENCE, waiting).await.unwrap();
+        timeout(TEST_TIMEOUT, waiting).await.unwrap();
     }
 }
 
@@ -201,18 +205,18 @@ impl Client {
     }
 
     pub(crate) async fn send(&mut self, bytes: &[u8]) {
-        timeout(PATIENCE, self.stream.write_all(bytes)).await.unwrap().unwrap();
+        timeout(TEST_TIMEOUT, self.stream.write_all(bytes)).await.unwrap().unwrap();
     }
 
     /// Sends a line of words as an array, and returns the raw reply.
-    pub(crate) async fn ask(&mut self, line: &str) -> String {
+    pub(crate) async fn call(&mut self, line: &str) -> String {
         self.send(&command(line)).await;
         self.reply().await
     }
 
     /// The same, for a reply of integers.
     pub(crate) async fn numbers(&mut self, line: &str) -> Vec<i64> {
-        let reply = self.ask(line).await;
+        let reply = self.call(line).await;
         let numbers = reply.split("\r\n").skip(1).filter(|line| !line.is_empty());
         let number = |line: &str| line.strip_prefix(':').and_then(|number| number.parse().ok());
         numbers.map(|line| number(line).unwrap_or_else(|| panic!("{reply}"))).collect()
@@ -221,19 +225,19 @@ impl Client {
     /// The next complete reply.
     pub(crate) async fn reply(&mut self) -> String {
         let mut length = self.line(0).await;
-        let mut open = 1_usize;
+        let mut pending = 1_usize;
         let mut begin = 0;
         loop {
             let line = String::from_utf8_lossy(&self.read[begin..length - 2]).into_owned();
             let (kind, rest) = line.split_at(1);
-            open -= 1;
+            pending -= 1;
             match (kind, rest.parse::<usize>()) {
-                ("*", Ok(count)) => open += count,
-                ("%", Ok(count)) => open += 2 * count,
+                ("*", Ok(count)) => pending += count,
+                ("%", Ok(count)) => pending += 2 * count,
                 ("$", Ok(count)) => length = self.until(length + count + 2).await,
                 _ => {}
             }
-            if open == 0 {
+            if pending == 0 {
                 let reply = self.read.drain(..length).collect();
                 return String::from_utf8(reply).unwrap();
             }
@@ -260,15 +264,15 @@ impl Client {
     }
 
     async fn more(&mut self) {
-        let read = timeout(PATIENCE, self.stream.read_buf(&mut self.read)).await.unwrap().unwrap();
-        assert_ne!(read, 0, "it ended after {:?}", String::from_utf8_lossy(&self.read));
+        let read = timeout(TEST_TIMEOUT, self.stream.read_buf(&mut self.read)).await.unwrap().unwrap();
+        assert_ne!(read, 0, "the connection ended after {:?}", String::from_utf8_lossy(&self.read));
     }
 
     /// Everything up to the end of the connection. A reset counts as the end.
     pub(crate) async fn rest(&mut self) -> String {
         let reading =
             async { while self.stream.read_buf(&mut self.read).await.is_ok_and(|read| read > 0) {} };
-        timeout(PATIENCE, reading).await.unwrap();
+        timeout(TEST_TIMEOUT, reading).await.unwrap();
         String::from_utf8_lossy(&std::mem::take(&mut self.read)).into_owned()
     }
 }

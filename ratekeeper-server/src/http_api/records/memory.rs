@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use ratekeeper::{Clock, SystemClock, Time};
 
-use super::{CLAIM_NUMBER_BYTES, Claim, Claimed, NotKept, Records, Taken};
+use super::{CLAIM_NONCE_BYTES, Claim, ClaimResult, RecordError, RecordStore, TakeResult};
 
 /// Records that end with the process, like limits in memory. Reservations and claims have separate capacities, so
 /// that neither can crowd out the other.
@@ -15,70 +15,70 @@ pub struct MemoryRecords<C = SystemClock> {
     clock: C,
     max_records: usize,
     max_bytes: usize,
-    kept: Mutex<Kept>,
+    tables: Mutex<RecordTables>,
 }
 
 /// Bytes that a record takes beside its text: its name, twice, and its entries in two tables.
 const BYTES_PER_RECORD: usize = 256;
 /// Ids of taken records that are kept, so that a second settlement gets a conflict. The oldest are evicted first.
-const GONE_MAX: usize = 10_000;
+const TAKEN_IDS_MAX: usize = 10_000;
 /// Expired claims that each new claim evicts, at most.
-const DROPPED_AT_ONCE: usize = 8;
+const EVICTIONS_PER_CLAIM: usize = 8;
 
 #[derive(Debug, Default)]
-struct Kept {
-    reservations: Expiring<Vec<u8>>,
-    claims: Expiring<KeptClaim>,
-    gone: Gone,
+struct RecordTables {
+    reservations: ExpiringMap<Vec<u8>>,
+    claims: ExpiringMap<ClaimEntry>,
+    taken: TakenIds,
 }
 
 #[derive(Debug)]
-struct KeptClaim {
-    asked: Vec<u8>,
-    number: [u8; CLAIM_NUMBER_BYTES],
-    answer: Option<Vec<u8>>,
+struct ClaimEntry {
+    fingerprint: Vec<u8>,
+    nonce: [u8; CLAIM_NONCE_BYTES],
+    response: Option<Vec<u8>>,
 }
 
-impl KeptClaim {
+impl ClaimEntry {
     /// Whether it is this claim, and not a later one to the same name.
     fn is(&self, claim: &Claim) -> bool {
-        self.number == claim.number && self.asked == claim.asked
+        self.nonce == claim.nonce && self.fingerprint == claim.fingerprint
     }
 }
 
 /// A value with a size in memory.
-trait Weighed {
+trait MemorySize {
     /// Its bytes, beyond [`BYTES_PER_RECORD`].
     fn bytes(&self) -> usize;
 }
 
-impl Weighed for Vec<u8> {
+impl MemorySize for Vec<u8> {
     fn bytes(&self) -> usize {
         self.len()
     }
 }
 
-impl Weighed for KeptClaim {
+impl MemorySize for ClaimEntry {
     fn bytes(&self) -> usize {
-        self.asked.len() + self.number.len() + self.answer.as_ref().map_or(0, Vec::len)
+        self.fingerprint.len() + self.nonce.len() + self.response.as_ref().map_or(0, Vec::len)
     }
 }
 
 /// Values by name, names by expiry, and the bytes of all.
 #[derive(Debug)]
-struct Expiring<V> {
+struct ExpiringMap<V> {
     values: HashMap<String, (Time, V)>,
     order: BTreeSet<(Time, String)>,
     bytes: usize,
 }
 
-impl<V> Default for Expiring<V> {
-    fn default() -> Expiring<V> {
-        Expiring { values: HashMap::new(), order: BTreeSet::new(), bytes: 0 }
+impl<V> Default for ExpiringMap<V> {
+    fn default() -> ExpiringMap<V> {
+        ExpiringMap { values: HashMap::new(), order: BTreeSet::new(), bytes: 0 }
     }
 }
 
-impl<V: Weighed> Expiring<V> {
+impl<V: MemorySize> ExpiringMap<V> {
     fn get(&self, name: &str, now: Time) -> Option<&V> {
         self.values.get(name).filter(|(expires, _)| *expires > now).map(|(_, value)| value)
     }
@@ -116,14 +116,14 @@ impl<V: Weighed> Expiring<V> {
 
 /// Ids of taken records, the newest last.
 #[derive(Debug, Default)]
-struct Gone {
+struct TakenIds {
     names: HashSet<String>,
     order: VecDeque<String>,
 }
 
-impl Gone {
-    fn remember(&mut self, name: String) {
-        if self.order.len() >= GONE_MAX
+impl TakenIds {
+    fn insert(&mut self, name: String) {
+        if self.order.len() >= TAKEN_IDS_MAX
             && let Some(oldest) = self.order.pop_front()
         {
             self.names.remove(&oldest);
@@ -137,7 +137,7 @@ impl MemoryRecords {
     /// A capacity of `max_records` reservations and as many claims, and `max_bytes` bytes of each, on the system's
     /// clock.
     pub fn new(max_records: usize, max_bytes: usize) -> MemoryRecords {
-        MemoryRecords::on(SystemClock::new(), max_records, max_bytes)
+        MemoryRecords::with_clock(SystemClock::new(), max_records, max_bytes)
     }
 }
 
@@ -150,89 +150,95 @@ impl Default for MemoryRecords {
 
 impl<C: Clock> MemoryRecords<C> {
     /// The same on another clock.
-    pub fn on(clock: C, max_records: usize, max_bytes: usize) -> MemoryRecords<C> {
-        MemoryRecords { clock, max_records, max_bytes, kept: Mutex::default() }
+    pub fn with_clock(clock: C, max_records: usize, max_bytes: usize) -> MemoryRecords<C> {
+        MemoryRecords { clock, max_records, max_bytes, tables: Mutex::default() }
     }
 
-    fn kept(&self) -> MutexGuard<'_, Kept> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, RecordTables> {
+        self.tables.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether the capacity allows another value of this kind.
-    fn room<V: Weighed>(&self, among: &Expiring<V>, value: &V) -> Result<(), NotKept> {
-        let after = among.bytes.saturating_add(BYTES_PER_RECORD + value.bytes());
-        let has_room = among.values.len() < self.max_records && after <= self.max_bytes;
-        if has_room { Ok(()) } else { Err(NotKept::Full) }
+    /// Returns an error if there is no capacity for another value of this kind.
+    fn check_capacity<V: MemorySize>(&self, map: &ExpiringMap<V>, value: &V) -> Result<(), RecordError> {
+        let after = map.bytes.saturating_add(BYTES_PER_RECORD + value.bytes());
+        let has_capacity = map.values.len() < self.max_records && after <= self.max_bytes;
+        if has_capacity { Ok(()) } else { Err(RecordError::Full) }
     }
 }
 
-impl<C: Clock + Send + Sync + 'static> Records for MemoryRecords<C> {
-    async fn put(&self, id: &str, record: &[u8], expires: Duration) -> Result<(), NotKept> {
-        let (now, mut kept) = (self.clock.now(), self.kept());
+impl<C: Clock + Send + Sync + 'static> RecordStore for MemoryRecords<C> {
+    async fn put(&self, id: &str, record: &[u8], lifetime: Duration) -> Result<(), RecordError> {
+        let (now, mut tables) = (self.clock.now(), self.lock());
         let record = record.to_vec();
-        self.room(&kept.reservations, &record)?;
-        kept.reservations.insert(id, now.saturating_add(expires), record);
+        self.check_capacity(&tables.reservations, &record)?;
+        tables.reservations.insert(id, now.saturating_add(lifetime), record);
         Ok(())
     }
 
-    async fn take(&self, id: &str) -> Result<Taken, NotKept> {
-        let (now, mut kept) = (self.clock.now(), self.kept());
-        if kept.gone.names.contains(id) {
-            return Ok(Taken::Gone);
+    async fn take(&self, id: &str) -> Result<TakeResult, RecordError> {
+        let (now, mut tables) = (self.clock.now(), self.lock());
+        if tables.taken.names.contains(id) {
+            return Ok(TakeResult::Gone);
         }
-        if kept.reservations.get(id, now).is_none() {
-            // An expired reservation is left to `due`.
-            let is_known = kept.reservations.get_any(id).is_some();
-            return Ok(if is_known { Taken::Gone } else { Taken::Unknown });
+        if tables.reservations.get(id, now).is_none() {
+            // An expired reservation is left to `take_due`.
+            let is_expired = tables.reservations.get_any(id).is_some();
+            return Ok(if is_expired { TakeResult::Gone } else { TakeResult::Unknown });
         }
-        let Some(record) = kept.reservations.remove(id) else { return Ok(Taken::Unknown) };
-        kept.gone.remember(id.to_owned());
-        Ok(Taken::Record(record))
+        let Some(record) = tables.reservations.remove(id) else { return Ok(TakeResult::Unknown) };
+        tables.taken.insert(id.to_owned());
+        Ok(TakeResult::Record(record))
     }
 
-    async fn due(&self, most: usize) -> Result<Vec<Vec<u8>>, NotKept> {
-        let (now, mut kept) = (self.clock.now(), self.kept());
+    async fn take_due(&self, max: usize) -> Result<Vec<Vec<u8>>, RecordError> {
+        let (now, mut tables) = (self.clock.now(), self.lock());
         let mut due = Vec::new();
-        while due.len() < most {
-            let Some((id, record)) = kept.reservations.pop_expired(now) else { break };
-            kept.gone.remember(id);
+        while due.len() < max {
+            let Some((id, record)) = tables.reservations.pop_expired(now) else { break };
+            tables.taken.insert(id);
             due.push(record);
         }
         Ok(due)
     }
 
-    async fn claim(&self, claim: &Claim, expires: Duration) -> Result<Claimed, NotKept> {
-        let (now, mut kept) = (self.clock.now(), self.kept());
-        if let Some(before) = kept.claims.get(&claim.name, now) {
-            return Ok(Claimed::Before { asked: before.asked.clone(), answer: before.answer.clone() });
+    async fn claim(&self, claim: &Claim, lifetime: Duration) -> Result<ClaimResult, RecordError> {
+        let (now, mut tables) = (self.clock.now(), self.lock());
+        if let Some(existing) = tables.claims.get(&claim.name, now) {
+            let (fingerprint, response) = (existing.fingerprint.clone(), existing.response.clone());
+            return Ok(ClaimResult::Existing { fingerprint, response });
         }
-        kept.claims.remove(&claim.name);
-        for _ in 0..DROPPED_AT_ONCE {
-            if kept.claims.pop_expired(now).is_none() {
+        tables.claims.remove(&claim.name);
+        for _ in 0..EVICTIONS_PER_CLAIM {
+            if tables.claims.pop_expired(now).is_none() {
                 break;
             }
         }
-        let first = KeptClaim { asked: claim.asked.clone(), number: claim.number, answer: None };
-        self.room(&kept.claims, &first)?;
-        kept.claims.insert(&claim.name, now.saturating_add(expires), first);
-        Ok(Claimed::First)
+        let first = ClaimEntry { fingerprint: claim.fingerprint.clone(), nonce: claim.nonce, response: None };
+        self.check_capacity(&tables.claims, &first)?;
+        tables.claims.insert(&claim.name, now.saturating_add(lifetime), first);
+        Ok(ClaimResult::First)
     }
 
-    async fn answer(&self, claim: &Claim, answer: &[u8], expires: Duration) -> Result<(), NotKept> {
-        let (now, mut kept) = (self.clock.now(), self.kept());
-        if kept.claims.get_any(&claim.name).is_some_and(|it| it.is(claim))
-            && let Some(ours) = kept.claims.remove(&claim.name)
+    async fn set_response(
+        &self,
+        claim: &Claim,
+        response: &[u8],
+        lifetime: Duration,
+    ) -> Result<(), RecordError> {
+        let (now, mut tables) = (self.clock.now(), self.lock());
+        if tables.claims.get_any(&claim.name).is_some_and(|it| it.is(claim))
+            && let Some(entry) = tables.claims.remove(&claim.name)
         {
-            let answered = KeptClaim { answer: Some(answer.to_vec()), ..ours };
-            kept.claims.insert(&claim.name, now.saturating_add(expires), answered);
+            let entry = ClaimEntry { response: Some(response.to_vec()), ..entry };
+            tables.claims.insert(&claim.name, now.saturating_add(lifetime), entry);
         }
         Ok(())
     }
 
     async fn release(&self, claim: &Claim) {
-        let mut kept = self.kept();
-        if kept.claims.get_any(&claim.name).is_some_and(|it| it.is(claim)) {
-            kept.claims.remove(&claim.name);
+        let mut tables = self.lock();
+        if tables.claims.get_any(&claim.name).is_some_and(|it| it.is(claim)) {
+            tables.claims.remove(&claim.name);
         }
     }
 }
@@ -243,39 +249,39 @@ mod tests {
 
     use super::*;
 
-    fn claim(number: u8) -> Claim {
-        Claim { name: "n".to_owned(), asked: vec![7], number: [number; CLAIM_NUMBER_BYTES] }
+    fn claim(nonce: u8) -> Claim {
+        Claim { name: "n".to_owned(), fingerprint: vec![7], nonce: [nonce; CLAIM_NONCE_BYTES] }
     }
 
     /// The first claim has expired and the second owns the name when the first stores its response.
     #[tokio::test]
     async fn expired_claim_does_not_change_its_successor() {
         let clock = ManualClock::new(Time::from_secs(1_000));
-        let records = MemoryRecords::on(clock.clone(), 1, 1 << 20);
-        let (first, second, moment) = (claim(1), claim(2), Duration::from_secs(1));
-        assert_eq!(records.claim(&first, moment).await, Ok(Claimed::First));
-        clock.advance(moment);
-        assert_eq!(records.claim(&second, moment).await, Ok(Claimed::First));
+        let records = MemoryRecords::with_clock(clock.clone(), 1, 1 << 20);
+        let (first, second, lifetime) = (claim(1), claim(2), Duration::from_secs(1));
+        assert_eq!(records.claim(&first, lifetime).await, Ok(ClaimResult::First));
+        clock.advance(lifetime);
+        assert_eq!(records.claim(&second, lifetime).await, Ok(ClaimResult::First));
         records.release(&first).await;
-        assert_eq!(records.answer(&first, b"first", moment).await, Ok(()));
-        let before = |answer: Option<&[u8]>| {
-            Ok(Claimed::Before { asked: vec![7], answer: answer.map(<[u8]>::to_vec) })
+        assert_eq!(records.set_response(&first, b"first", lifetime).await, Ok(()));
+        let existing = |response: Option<&[u8]>| {
+            Ok(ClaimResult::Existing { fingerprint: vec![7], response: response.map(<[u8]>::to_vec) })
         };
-        assert_eq!(records.claim(&first, moment).await, before(None));
-        assert_eq!(records.answer(&second, b"second", moment).await, Ok(()));
-        assert_eq!(records.claim(&first, moment).await, before(Some(b"second")));
+        assert_eq!(records.claim(&first, lifetime).await, existing(None));
+        assert_eq!(records.set_response(&second, b"second", lifetime).await, Ok(()));
+        assert_eq!(records.claim(&first, lifetime).await, existing(Some(b"second")));
         records.release(&second).await;
-        assert_eq!(records.kept().claims.bytes, 0);
+        assert_eq!(records.lock().claims.bytes, 0);
     }
 
     #[tokio::test]
     async fn claims_and_reservations_have_separate_capacities() {
-        let records = MemoryRecords::on(ManualClock::new(Time::from_secs(1_000)), 1, 1 << 20);
-        let moment = Duration::from_secs(1);
-        assert_eq!(records.claim(&claim(1), moment).await, Ok(Claimed::First));
-        assert_eq!(records.put("r", b"record", moment).await, Ok(()));
+        let records = MemoryRecords::with_clock(ManualClock::new(Time::from_secs(1_000)), 1, 1 << 20);
+        let lifetime = Duration::from_secs(1);
+        assert_eq!(records.claim(&claim(1), lifetime).await, Ok(ClaimResult::First));
+        assert_eq!(records.put("r", b"record", lifetime).await, Ok(()));
         let other = Claim { name: "other".to_owned(), ..claim(1) };
-        assert_eq!(records.claim(&other, moment).await, Err(NotKept::Full));
-        assert_eq!(records.put("s", b"record", moment).await, Err(NotKept::Full));
+        assert_eq!(records.claim(&other, lifetime).await, Err(RecordError::Full));
+        assert_eq!(records.put("s", b"record", lifetime).await, Err(RecordError::Full));
     }
 }

@@ -10,79 +10,79 @@ use ratekeeper::redis::{self, Redis, StoreError};
 use ring::aead::{Aad, CHACHA20_POLY1305, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 use ring::rand::{SecureRandom, SystemRandom};
 
-use super::{CLAIM_NUMBER_BYTES, Claim, Claimed, NotKept, Records, Taken};
+use super::{CLAIM_NONCE_BYTES, Claim, ClaimResult, RecordError, RecordStore, TakeResult};
 
 /// Records in Redis.
 #[derive(Clone, Debug)]
 pub struct RedisRecords {
     records: redis::Records,
-    seal: Seal,
+    cipher: RecordCipher,
 }
 
 impl RedisRecords {
     /// Uses the limiter's connection, beside its limits.
     pub fn new(limiter: &Limiter<Redis>) -> RedisRecords {
         let records = limiter.records();
-        let seal = Seal(records.key("records of apis"));
-        RedisRecords { records, seal }
+        let cipher = RecordCipher(records.key("records of apis"));
+        RedisRecords { records, cipher }
     }
 }
 
 /// Authenticated encryption: the text can be neither read nor changed without the key.
 #[derive(Clone)]
-struct Seal([u8; 32]);
+struct RecordCipher([u8; 32]);
 
-impl std::fmt::Debug for Seal {
+impl std::fmt::Debug for RecordCipher {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Seal")
+        f.write_str("RecordCipher")
     }
 }
 
-impl Seal {
+impl RecordCipher {
     fn key(&self) -> Option<LessSafeKey> {
         UnboundKey::new(&CHACHA20_POLY1305, &self.0).ok().map(LessSafeKey::new)
     }
 
     /// Encrypts the text, after a random nonce.
-    fn seal(&self, text: &[u8]) -> Result<Vec<u8>, NotKept> {
-        let unable = || NotKept::NotSent("the system has no random numbers".to_owned());
-        let mut once = [0; NONCE_LEN];
-        SystemRandom::new().fill(&mut once).map_err(|_| unable())?;
-        let mut sealed = text.to_vec();
-        let key = self.key().ok_or_else(unable)?;
-        key.seal_in_place_append_tag(Nonce::assume_unique_for_key(once), Aad::empty(), &mut sealed)
-            .map_err(|_| unable())?;
-        Ok([&once[..], &sealed].concat())
+    fn encrypt(&self, text: &[u8]) -> Result<Vec<u8>, RecordError> {
+        let failed = || RecordError::NotSent("the operating system returned no random numbers".to_owned());
+        let mut nonce = [0; NONCE_LEN];
+        SystemRandom::new().fill(&mut nonce).map_err(|_| failed())?;
+        let mut encrypted = text.to_vec();
+        let key = self.key().ok_or_else(failed)?;
+        key.seal_in_place_append_tag(Nonce::assume_unique_for_key(nonce), Aad::empty(), &mut encrypted)
+            .map_err(|_| failed())?;
+        Ok([&nonce[..], &encrypted].concat())
     }
 
     /// Decrypts the text, if it was encrypted with this key.
-    fn open(&self, sealed: &[u8]) -> Option<Vec<u8>> {
-        let (once, text) = sealed.split_first_chunk::<NONCE_LEN>()?;
+    fn decrypt(&self, encrypted: &[u8]) -> Option<Vec<u8>> {
+        let (nonce, text) = encrypted.split_first_chunk::<NONCE_LEN>()?;
         let mut text = text.to_vec();
-        let nonce = Nonce::assume_unique_for_key(*once);
+        let nonce = Nonce::assume_unique_for_key(*nonce);
         let opened = self.key()?.open_in_place(nonce, Aad::empty(), &mut text).ok()?;
         Some(opened.to_vec())
     }
 }
 
-impl From<StoreError> for NotKept {
-    fn from(why: StoreError) -> NotKept {
+impl From<StoreError> for RecordError {
+    fn from(why: StoreError) -> RecordError {
         match why {
             StoreError::CircuitOpen | StoreError::Overloaded | StoreError::Unreachable(_) => {
-                NotKept::NotSent(why.to_string())
+                RecordError::NotSent(why.to_string())
             }
             // It was sent, and may have been executed.
-            _ => NotKept::StoreUnavailable(why.to_string()),
+            _ => RecordError::Unavailable(why.to_string()),
         }
     }
 }
 
 /// Lifetime of a claim that is renewed only to be released.
-const MOMENT: Duration = Duration::from_secs(1);
+const RELEASE_LIFETIME: Duration = Duration::from_secs(1);
 
-/// The stored form of a claim: its fingerprint, then its owner's number.
-fn signed(claim: &Claim) -> Vec<u8> {
-    [&claim.asked[..], &claim.number].concat()
+/// The stored form of a claim: its fingerprint, then its owner's nonce.
+fn claim_value(claim: &Claim) -> Vec<u8> {
+    [&claim.fingerprint[..], &claim.nonce].concat()
 }
 
 impl RedisRecords {
@@ -91,55 +91,60 @@ impl RedisRecords {
     ///
     /// The check and the write are two steps. Another claim could come in between only if this one expired at that
     /// moment, long after its response was due.
-    async fn is_still_ours(&self, claim: &Claim, expires: Duration) -> Result<bool, NotKept> {
-        let signed = signed(claim);
-        let before = self.records.claim(&claim.name, &signed, expires).await?;
-        Ok(before.is_none_or(|before| before.request == signed))
+    async fn owns_claim(&self, claim: &Claim, lifetime: Duration) -> Result<bool, RecordError> {
+        let value = claim_value(claim);
+        let existing = self.records.claim(&claim.name, &value, lifetime).await?;
+        Ok(existing.is_none_or(|existing| existing.request == value))
     }
 }
 
-impl Records for RedisRecords {
-    async fn put(&self, id: &str, record: &[u8], expires: Duration) -> Result<(), NotKept> {
-        let sealed = self.seal.seal(record)?;
-        let has_room = self.records.put(id, &sealed, expires).await?;
-        if has_room { Ok(()) } else { Err(NotKept::Full) }
+impl RecordStore for RedisRecords {
+    async fn put(&self, id: &str, record: &[u8], lifetime: Duration) -> Result<(), RecordError> {
+        let encrypted = self.cipher.encrypt(record)?;
+        let has_capacity = self.records.put(id, &encrypted, lifetime).await?;
+        if has_capacity { Ok(()) } else { Err(RecordError::Full) }
     }
 
-    async fn take(&self, id: &str) -> Result<Taken, NotKept> {
+    async fn take(&self, id: &str) -> Result<TakeResult, RecordError> {
         let taken = self.records.take(id).await?;
         Ok(match taken {
             // A value that another program has written is not a record.
-            redis::TakeResult::Record(sealed) => {
-                self.seal.open(&sealed).map_or(Taken::Unknown, Taken::Record)
+            redis::TakeResult::Record(encrypted) => {
+                self.cipher.decrypt(&encrypted).map_or(TakeResult::Unknown, TakeResult::Record)
             }
-            redis::TakeResult::Gone => Taken::Gone,
-            redis::TakeResult::Unknown => Taken::Unknown,
+            redis::TakeResult::Gone => TakeResult::Gone,
+            redis::TakeResult::Unknown => TakeResult::Unknown,
         })
     }
 
-    async fn due(&self, most: usize) -> Result<Vec<Vec<u8>>, NotKept> {
-        let sealed = self.records.take_due(most).await?;
-        Ok(sealed.iter().filter_map(|sealed| self.seal.open(sealed)).collect())
+    async fn take_due(&self, max: usize) -> Result<Vec<Vec<u8>>, RecordError> {
+        let encrypted = self.records.take_due(max).await?;
+        Ok(encrypted.iter().filter_map(|encrypted| self.cipher.decrypt(encrypted)).collect())
     }
 
-    async fn claim(&self, claim: &Claim, expires: Duration) -> Result<Claimed, NotKept> {
-        let before = self.records.claim(&claim.name, &signed(claim), expires).await?;
-        Ok(before.map_or(Claimed::First, |mut before| {
-            before.request.truncate(before.request.len().saturating_sub(CLAIM_NUMBER_BYTES));
-            Claimed::Before { asked: before.request, answer: before.response }
+    async fn claim(&self, claim: &Claim, lifetime: Duration) -> Result<ClaimResult, RecordError> {
+        let existing = self.records.claim(&claim.name, &claim_value(claim), lifetime).await?;
+        Ok(existing.map_or(ClaimResult::First, |mut existing| {
+            existing.request.truncate(existing.request.len().saturating_sub(CLAIM_NONCE_BYTES));
+            ClaimResult::Existing { fingerprint: existing.request, response: existing.response }
         }))
     }
 
-    async fn answer(&self, claim: &Claim, answer: &[u8], expires: Duration) -> Result<(), NotKept> {
-        if self.is_still_ours(claim, expires).await? {
-            self.records.set_response(&claim.name, answer, expires).await?;
+    async fn set_response(
+        &self,
+        claim: &Claim,
+        response: &[u8],
+        lifetime: Duration,
+    ) -> Result<(), RecordError> {
+        if self.owns_claim(claim, lifetime).await? {
+            self.records.set_response(&claim.name, response, lifetime).await?;
         }
         Ok(())
     }
 
     async fn release(&self, claim: &Claim) {
         // A claim that cannot be deleted expires.
-        if self.is_still_ours(claim, MOMENT).await == Ok(true) {
+        if self.owns_claim(claim, RELEASE_LIFETIME).await == Ok(true) {
             let _ = self.records.remove(&claim.name).await;
         }
     }
@@ -150,16 +155,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sealed_record_opens_only_with_its_key() {
-        let (seal, other) = (Seal([7; 32]), Seal([8; 32]));
-        let sealed = seal.seal(b"alice").unwrap_or_default();
-        assert!(!sealed.windows(5).any(|part| part == b"alice"));
-        assert_ne!(Ok(&sealed), seal.seal(b"alice").as_ref(), "never the same twice");
-        assert_eq!(seal.open(&sealed).as_deref(), Some(&b"alice"[..]));
-        assert_eq!(other.open(&sealed), None);
-        let mut changed = sealed.clone();
+    fn record_is_decrypted_only_with_its_key() {
+        let (cipher, other) = (RecordCipher([7; 32]), RecordCipher([8; 32]));
+        let encrypted = cipher.encrypt(b"alice").unwrap_or_default();
+        assert!(!encrypted.windows(5).any(|part| part == b"alice"));
+        assert_ne!(Ok(&encrypted), cipher.encrypt(b"alice").as_ref(), "the nonce is random");
+        assert_eq!(cipher.decrypt(&encrypted).as_deref(), Some(&b"alice"[..]));
+        assert_eq!(other.decrypt(&encrypted), None);
+        let mut changed = encrypted.clone();
         changed[NONCE_LEN] ^= 1;
-        assert_eq!(seal.open(&changed), None);
-        assert_eq!(seal.open(b"short"), None);
+        assert_eq!(cipher.decrypt(&changed), None);
+        assert_eq!(cipher.decrypt(b"short"), None);
     }
 }

@@ -6,11 +6,11 @@ use ratekeeper::redis::{Redis, Settings};
 use ratekeeper::{FailurePolicy, ManualClock};
 use testbed::RedisServer;
 
-use super::support::{Client, PATIENCE, Running, Setup, command, rules};
+use super::support::{Client, TEST_TIMEOUT, TestApi, TestSettings, command, rules};
 
-fn open(redis: &RedisServer, failure: FailurePolicy) -> Running<Redis> {
-    let settings = Settings::new(&redis.url()).on_store_failure(failure).deadline(PATIENCE);
-    Running::open(rules().redis(&settings).unwrap(), ManualClock::default(), Setup::default())
+fn open(redis: &RedisServer, failure: FailurePolicy) -> TestApi<Redis> {
+    let settings = Settings::new(&redis.url()).on_store_failure(failure).deadline(TEST_TIMEOUT);
+    TestApi::open(rules().redis(&settings).unwrap(), ManualClock::default(), TestSettings::default())
 }
 
 #[tokio::test]
@@ -27,7 +27,7 @@ async fn apis_share_budgets_through_redis() {
 
 /// The number of function calls that Redis has executed.
 async fn calls(redis: &RedisServer) -> usize {
-    let info = Client::connect(([127, 0, 0, 1], redis.port()).into()).await.ask("INFO commandstats").await;
+    let info = Client::connect(([127, 0, 0, 1], redis.port()).into()).await.call("INFO commandstats").await;
     let line = info.lines().find_map(|line| line.strip_prefix("cmdstat_fcall:calls="));
     line.and_then(|line| line.split(',').next()).map_or(0, |calls| calls.parse().unwrap())
 }
@@ -48,8 +48,8 @@ async fn pipelined_commands_share_calls_to_redis() {
         assert!(client.reply().await.starts_with("*5\r\n:0\r\n:1\r\n:0\r\n"));
     }
     assert_eq!(client.reply().await, "$4\r\ndone\r\n");
-    let asked = calls(&redis).await - before;
-    assert!(asked < count / 2, "{asked} calls for {count} commands");
+    let used = calls(&redis).await - before;
+    assert!(used < count / 2, "{used} calls for {count} commands");
 }
 
 /// Each command sees the charge of the previous one, in the order in which they were sent.
@@ -60,8 +60,8 @@ async fn commands_with_one_key_run_in_order() {
     let mut client = api.connect().await;
     let pair = [command("CL.THROTTLE a 99 1 3600"), command("CL.THROTTLE b 99 1 3600"), b"PING\r\n".to_vec()];
     client.send(&pair.concat().repeat(100)).await;
-    for left in (0..100).rev() {
-        let expected = format!("*5\r\n:0\r\n:100\r\n:{left}\r\n");
+    for remaining in (0..100).rev() {
+        let expected = format!("*5\r\n:0\r\n:100\r\n:{remaining}\r\n");
         for _ in 0..2 {
             let reply = client.reply().await;
             assert!(reply.starts_with(&expected), "{reply} for {expected}");
@@ -77,18 +77,18 @@ async fn failure_policy_decides_when_redis_is_unavailable() {
         .on_store_failure(FailurePolicy::Closed)
         .deadline(Duration::from_millis(50));
     let closed = rules().redis(&settings).unwrap();
-    let closed = Running::open(closed, ManualClock::default(), Setup::default());
+    let closed = TestApi::open(closed, ManualClock::default(), TestSettings::default());
     let local = rules().redis(&settings.on_store_failure(FailurePolicy::Local { instances: 1 })).unwrap();
-    let local = Running::open(local, ManualClock::default(), Setup::default());
+    let local = TestApi::open(local, ManualClock::default(), TestSettings::default());
     redis.kill().unwrap();
     let (mut one, mut other) = (closed.connect().await, local.connect().await);
     for line in ["CL.THROTTLE user 1 1 60", "THROTTLE user 1 1 60"] {
-        let reply = one.ask(line).await;
+        let reply = one.call(line).await;
         assert!(reply.starts_with("-UNAVAILABLE store unavailable"), "{line}: {reply}");
-        assert_eq!(other.ask(line).await.split("\r\n").next(), Some("*5"), "{line}");
+        assert_eq!(other.call(line).await.split("\r\n").next(), Some("*5"), "{line}");
     }
-    assert!(one.ask("RK.CHECK all").await.starts_with("-UNAVAILABLE"));
+    assert!(one.call("RK.CHECK all").await.starts_with("-UNAVAILABLE"));
     assert_eq!(other.numbers("RK.CHECK all").await[..3], [1, 3, 2]);
-    assert_eq!(one.ask("PING").await, "+PONG\r\n");
+    assert_eq!(one.call("PING").await, "+PONG\r\n");
     assert_eq!(closed.info().await["commands_unavailable"], "3");
 }

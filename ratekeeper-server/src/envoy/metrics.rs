@@ -6,7 +6,7 @@ use crate::metrics::Exposition;
 
 /// The outcome of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Outcome {
+pub(super) enum CallOutcome {
     Ok,
     OverLimit,
     /// Allowed only because the limit that would deny it is a shadow limit.
@@ -14,14 +14,14 @@ pub(super) enum Outcome {
     Error,
 }
 
-const NAMES: [&str; 4] = ["ok", "over_limit", "shadow", "error"];
+const RESULTS: [&str; 4] = ["ok", "over_limit", "shadow", "error"];
 
 /// Calls by outcome.
 #[derive(Debug, Default)]
-pub struct Counts([AtomicU64; NAMES.len()]);
+pub struct EnvoyMetrics([AtomicU64; RESULTS.len()]);
 
-impl Counts {
-    pub(super) fn count(&self, outcome: Outcome) {
+impl EnvoyMetrics {
+    pub(super) fn count(&self, outcome: CallOutcome) {
         self.0[outcome as usize].fetch_add(1, Ordering::Relaxed);
     }
 
@@ -29,7 +29,7 @@ impl Counts {
     pub fn write(&self, out: &mut Exposition) {
         let name = "ratekeeper_envoy_requests_total";
         out.family(name, "counter", "Envoy API requests, by result.");
-        for (outcome, count) in NAMES.iter().zip(&self.0) {
+        for (outcome, count) in RESULTS.iter().zip(&self.0) {
             out.sample(name, &[("result", outcome)], count.load(Ordering::Relaxed));
         }
     }

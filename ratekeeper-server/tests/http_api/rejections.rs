@@ -8,20 +8,22 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use super::support::{Made, PATIENCE, PER_USER, get, left, open, post, run, say, send};
+use super::support::{
+    PER_USER, TEST_TIMEOUT, TestContext, get, open, peek_remaining, post, run, send, send_raw,
+};
 
 #[tokio::test]
 async fn invalid_bodies_are_rejected_with_a_reason() {
     let api = run(PER_USER);
-    for (body, status, why) in [
+    for (body, status, reason) in [
         ("", 400, "not JSON"),
         ("{", 400, "not JSON"),
         (r#"{"limit":"per-user","key":"a"} {}"#, 400, "not JSON"),
-        ("[]", 422, "the body"),
-        ("{}", 422, "say which `limit`"),
+        ("[]", 422, "invalid body"),
+        ("{}", 422, "send `limit`"),
         (r#"{"checks":[]}"#, 422, "at least one"),
         (r#"{"limit":"per-user","checks":[]}"#, 422, "either `limit` or `checks`"),
-        (r#"{"key":"a","checks":[{"limit":"per-user","key":"a"}]}"#, 422, "into each of the `checks`"),
+        (r#"{"key":"a","checks":[{"limit":"per-user","key":"a"}]}"#, 422, "in each element of `checks`"),
         (r#"{"limit":"per-user","key":"a","csot":2}"#, 422, "unknown field `csot`"),
         (r#"{"limit":"per-user","limit":"per-user","key":"a"}"#, 422, "duplicate field"),
         (r#"{"limit":"per-user","key":"a","cost":-1}"#, 422, "-1"),
@@ -33,27 +35,27 @@ async fn invalid_bodies_are_rejected_with_a_reason() {
         (r#"{"limit":"per-user","key":""}"#, 422, "is empty"),
         (r#"{"limit":"per-user","key":"a","deny_status":500}"#, 422, "one of 200, 403, 429"),
         (r#"{"limit":"per-usr","key":"a"}"#, 404, "did you mean `per-user`?"),
-        (r#"{"limit":"something else","key":"a"}"#, 404, "those of the configuration"),
+        (r#"{"limit":"something else","key":"a"}"#, 404, "a configured limit"),
         (r#"{"checks":[{"limit":"per-user","key":"a"},{"limit":"per-user","key":[]}]}"#, 422, "checks[1]"),
         (r#"{"limit":"per-user","key":"\ud800"}"#, 400, "not JSON"),
     ] {
         for path in ["/v1/check", "/v1/peek"] {
-            let said = send(api.address, path, "", body).await.problem(status);
-            assert!(said.contains(why), "{path} {body}: {said}");
+            let detail = send(api.address, path, "", body).await.problem(status);
+            assert!(detail.contains(reason), "{path} {body}: {detail}");
         }
     }
-    assert_eq!(left(api.address, "per-user", "a").await, 10, "nothing was taken");
+    assert_eq!(peek_remaining(api.address, "per-user", "a").await, 10, "nothing was charged");
     let deny =
         send(api.address, "/v1/check?deny_status=teapot", "", r#"{"limit":"per-user","key":"a"}"#).await;
-    assert!(deny.problem(400).contains("once"));
+    assert!(deny.problem(400).contains("sent once"));
 }
 
 #[tokio::test]
 async fn wrong_methods_types_and_paths_are_rejected() {
     let api = run(PER_USER);
-    let answer = get(api.address, "GET", "/v1/check", "").await;
-    answer.problem(405);
-    assert_eq!(answer.header("allow"), Some("POST"));
+    let response = get(api.address, "GET", "/v1/check", "").await;
+    response.problem(405);
+    assert_eq!(response.header("allow"), Some("POST"));
     get(api.address, "GET", "/v1/chekc", "").await.problem(404);
     let body = r#"{"limit":"per-user","key":"a"}"#;
     let length = body.len();
@@ -61,8 +63,8 @@ async fn wrong_methods_types_and_paths_are_rejected() {
         let head = format!(
             "POST /v1/check HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Length: {length}\r\n"
         );
-        let answer = say(api.address, format!("{head}{kind}\r\n{body}")).await;
-        assert!(answer.problem(415).contains("application/json"));
+        let response = send_raw(api.address, format!("{head}{kind}\r\n{body}")).await;
+        assert!(response.problem(415).contains("application/json"));
     }
     assert_eq!(
         get(api.address, "GET", "/openapi.json", "").await.header("content-type"),
@@ -74,12 +76,12 @@ async fn wrong_methods_types_and_paths_are_rejected() {
 async fn sizes_are_bounded() {
     let api = run(PER_USER);
     let long = "x".repeat(BODY_BYTES_MAX);
-    let answer = post(api.address, "/v1/check", &json!({ "limit": "per-user", "key": long })).await;
-    assert!(answer.problem(413).contains(&BODY_BYTES_MAX.to_string()));
+    let response = post(api.address, "/v1/check", &json!({ "limit": "per-user", "key": long })).await;
+    assert!(response.problem(413).contains(&BODY_BYTES_MAX.to_string()));
     // A chunked body, without a declared length.
     let chunk = format!("{:x}\r\n{long}\r\n5\r\nabcde\r\n0\r\n\r\n", long.len());
     let head = "POST /v1/check HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Type: application/json\r\n";
-    say(api.address, format!("{head}Transfer-Encoding: chunked\r\n\r\n{chunk}")).await.problem(413);
+    send_raw(api.address, format!("{head}Transfer-Encoding: chunked\r\n\r\n{chunk}")).await.problem(413);
 
     let key = |bytes: usize| json!({ "limit": "per-user", "key": "x".repeat(bytes) });
     assert_eq!(post(api.address, "/v1/check", &key(KEY_BYTES_MAX)).await.status, 200);
@@ -107,15 +109,15 @@ async fn requests_require_the_token() {
     for wrong in
         ["", "Authorization: Bearer 0123456789abcdeg\r\n", "Authorization: Basic 0123456789abcdef\r\n"]
     {
-        let answer = send(api.address, "/v1/check", wrong, body).await;
-        assert!(answer.problem(401).contains("apis.http"));
-        assert_eq!(answer.header("www-authenticate"), Some("Bearer"));
+        let response = send(api.address, "/v1/check", wrong, body).await;
+        assert!(response.problem(401).contains("apis.http"));
+        assert_eq!(response.header("www-authenticate"), Some("Bearer"));
     }
     let right = "Authorization: Bearer 0123456789abcdef\r\n";
     assert_eq!(send(api.address, "/v1/check", right, body).await.status, 200);
     let page = format!("{right}Origin: http://evil.test\r\n");
     send(api.address, "/v1/check", &page, body).await.problem(403);
-    assert_eq!(get(api.address, "GET", "/openapi.json", "").await.status, 200, "it tells no secret");
+    assert_eq!(get(api.address, "GET", "/openapi.json", "").await.status, 200, "it contains no secret");
 }
 
 #[tokio::test]
@@ -127,27 +129,27 @@ async fn cross_origin_and_rebound_requests_are_rejected() {
     let evil = format!(
         "POST /v1/check HTTP/1.1\r\nHost: evil.test\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}"
     );
-    assert!(say(api.address, evil).await.problem(421).contains("apis.http"));
-    assert_eq!(left(api.address, "per-user", "a").await, 10);
+    assert!(send_raw(api.address, evil).await.problem(421).contains("apis.http"));
+    assert_eq!(peek_remaining(api.address, "per-user", "a").await, 10);
 }
 
 #[tokio::test]
 async fn check_without_limits_is_rejected() {
-    let api = open(Made::new(
+    let api = open(TestContext::new(
         "gateway: { listen: 127.0.0.1:0, routes: [{ id: a, limits: all, upstream: http://127.0.0.1:1 }] }",
         |_| {},
     ));
-    let answer = post(api.address, "/v1/check", &json!({ "limit": "per-user", "key": "a" })).await;
-    assert!(answer.problem(404).contains("no limits"));
+    let response = post(api.address, "/v1/check", &json!({ "limit": "per-user", "key": "a" })).await;
+    assert!(response.problem(404).contains("no limits"));
 }
 
 /// Rules that are not limits of the configuration follow those that are.
 #[tokio::test]
-async fn only_configured_limits_have_names() {
+async fn only_configured_limits_are_checked_by_name() {
     let yaml = "limits:
   mine: { key: global, fixed_window: { limit: 10, window: 1h } }
   other: { key: global, fixed_window: { limit: 10, window: 1h } }";
-    let api = open(Made::new(yaml, |settings| settings.limits = 1));
+    let api = open(TestContext::new(yaml, |settings| settings.limits = 1));
     assert_eq!(post(api.address, "/v1/check", &json!({ "limit": "mine" })).await.status, 200);
     post(api.address, "/v1/check", &json!({ "limit": "other" })).await.problem(404);
 }
@@ -163,14 +165,14 @@ async fn requests_in_flight_are_answered_on_shutdown() {
     );
     stream.write_all(head.as_bytes()).await.unwrap();
     // Once a later connection is answered, the head has been read.
-    left(api.address, "per-user", "a").await;
+    peek_remaining(api.address, "per-user", "a").await;
     api.drain.send(true).unwrap();
     stream.write_all(body.as_bytes()).await.unwrap();
-    let mut answer = String::new();
-    timeout(PATIENCE, stream.read_to_string(&mut answer)).await.unwrap().unwrap();
-    assert!(answer.starts_with("HTTP/1.1 200") && answer.contains(r#""remaining":9"#), "{answer}");
-    timeout(PATIENCE, api.ended).await.unwrap().unwrap().unwrap();
-    assert!(TcpStream::connect(api.address).await.is_err(), "nobody listens any more");
+    let mut response = String::new();
+    timeout(TEST_TIMEOUT, stream.read_to_string(&mut response)).await.unwrap().unwrap();
+    assert!(response.starts_with("HTTP/1.1 200") && response.contains(r#""remaining":9"#), "{response}");
+    timeout(TEST_TIMEOUT, api.ended).await.unwrap().unwrap().unwrap();
+    assert!(TcpStream::connect(api.address).await.is_err(), "the listener is closed");
 }
 
 /// A silent connection is closed, and does not keep the API open.
@@ -178,7 +180,7 @@ async fn requests_in_flight_are_answered_on_shutdown() {
 async fn silent_connections_do_not_keep_the_api_open() {
     let api = run(PER_USER);
     let _silent = TcpStream::connect(api.address).await.unwrap();
-    left(api.address, "per-user", "a").await;
+    peek_remaining(api.address, "per-user", "a").await;
     api.drain.send(true).unwrap();
     timeout(Duration::from_secs(20), api.ended).await.unwrap().unwrap().unwrap();
 }
@@ -190,39 +192,42 @@ async fn slow_heads_and_bodies_are_cut_off() {
     let read = async |sent: &str| {
         let mut stream = TcpStream::connect(api.address).await.unwrap();
         stream.write_all(sent.as_bytes()).await.unwrap();
-        let mut answer = String::new();
+        let mut response = String::new();
         // Slightly longer than a head or a body may take.
-        let read = timeout(Duration::from_secs(11), stream.read_to_string(&mut answer)).await;
+        let read = timeout(Duration::from_secs(11), stream.read_to_string(&mut response)).await;
         let _ = read.expect("the connection stayed open");
-        answer
+        response
     };
     let head = "POST /v1/check HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n";
-    let answer = read(&format!("{head}{{\"limit\":")).await;
-    assert!(answer.starts_with("HTTP/1.1 408") && answer.contains("took too long"), "{answer}");
-    let answer = read("POST /v1/check HTTP/1.1\r\nHo").await;
-    assert!(!answer.contains(" 200 "), "{answer}");
-    let answer = read("").await;
-    assert!(!answer.contains(" 200 "), "{answer}");
+    let response = read(&format!("{head}{{\"limit\":")).await;
+    assert!(
+        response.starts_with("HTTP/1.1 408") && response.contains("did not arrive within 10 seconds"),
+        "{response}"
+    );
+    let response = read("POST /v1/check HTTP/1.1\r\nHo").await;
+    assert!(!response.contains(" 200 "), "{response}");
+    let response = read("").await;
+    assert!(!response.contains(" 200 "), "{response}");
 }
 
 /// A connection that has served a request may be idle for longer than proxies keep theirs; a head that has begun may
 /// not be slow.
 #[tokio::test(start_paused = true)]
-async fn used_connection_may_be_idle_but_not_slow() {
+async fn idle_connection_stays_open_but_slow_head_is_cut_off() {
     let api = run(PER_USER);
     let mut stream = TcpStream::connect(api.address).await.unwrap();
-    for silent in [9, 70, 70] {
-        tokio::time::sleep(Duration::from_secs(silent)).await;
+    for idle_secs in [9, 70, 70] {
+        tokio::time::sleep(Duration::from_secs(idle_secs)).await;
         stream.write_all(b"GET /openapi.json HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n").await.unwrap();
-        let mut answer = vec![0; "HTTP/1.1 200".len() + http_api::OPENAPI.len()];
-        timeout(PATIENCE, stream.read_exact(&mut answer)).await.unwrap().unwrap();
-        assert!(answer.starts_with(b"HTTP/1.1 200"));
+        let mut response = vec![0; "HTTP/1.1 200".len() + http_api::OPENAPI.len()];
+        timeout(TEST_TIMEOUT, stream.read_exact(&mut response)).await.unwrap().unwrap();
+        assert!(response.starts_with(b"HTTP/1.1 200"));
         // The rest of the response: its head has more lines.
         let mut rest = vec![0; 4096];
-        assert!(timeout(PATIENCE, stream.read(&mut rest)).await.unwrap().unwrap() > 0);
+        assert!(timeout(TEST_TIMEOUT, stream.read(&mut rest)).await.unwrap().unwrap() > 0);
     }
     tokio::time::sleep(Duration::from_secs(20)).await;
-    let begun = tokio::time::Instant::now();
+    let start = tokio::time::Instant::now();
     for byte in b"GET /openapi.json HTTP/1.1" {
         tokio::time::sleep(Duration::from_secs(1)).await;
         if stream.write_all(&[*byte]).await.is_err() {
@@ -230,6 +235,6 @@ async fn used_connection_may_be_idle_but_not_slow() {
         }
     }
     let mut rest = Vec::new();
-    let _ = timeout(PATIENCE, stream.read_to_end(&mut rest)).await.expect("the connection stayed open");
-    assert!(begun.elapsed() < Duration::from_secs(15), "{:?}", begun.elapsed());
+    let _ = timeout(TEST_TIMEOUT, stream.read_to_end(&mut rest)).await.expect("the connection stayed open");
+    assert!(start.elapsed() < Duration::from_secs(15), "{:?}", start.elapsed());
 }

@@ -45,35 +45,35 @@ impl Endpoint {
 
 /// The outcome of a request, carried in the extensions of its response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Said {
-    /// It was done, or would be allowed.
-    Yes,
+pub(super) enum EndpointOutcome {
+    /// It was executed, or a peek found that it would be allowed.
+    Allowed,
     /// A limit denies it.
-    No,
+    Denied,
 }
 
-/// The values of the `answer` label.
-const ANSWERS: [&str; 4] = ["allowed", "denied", "refused", "failed"];
+/// The values of the `result` label.
+const RESULTS: [&str; 4] = ["allowed", "denied", "rejected", "failed"];
 
 /// Requests by endpoint and outcome. All labels are fixed names.
 #[derive(Debug, Default)]
-pub struct Counts {
-    requests: [[AtomicU64; ANSWERS.len()]; Endpoint::ALL.len()],
-    pub(super) repeated: AtomicU64,
-    pub(super) expired: AtomicU64,
-    pub(super) lost: AtomicU64,
-    pub(super) unremembered: AtomicU64,
+pub struct HttpApiMetrics {
+    requests: [[AtomicU64; RESULTS.len()]; Endpoint::ALL.len()],
+    pub(super) replays: AtomicU64,
+    pub(super) expired_reservations: AtomicU64,
+    pub(super) lost_refunds: AtomicU64,
+    pub(super) dropped_responses: AtomicU64,
 }
 
-impl Counts {
+impl HttpApiMetrics {
     pub(super) fn count(&self, endpoint: Endpoint, response: &Response) {
-        let answer = match response.extensions().get::<Said>() {
-            Some(Said::Yes) => 0,
-            Some(Said::No) => 1,
+        let result = match response.extensions().get::<EndpointOutcome>() {
+            Some(EndpointOutcome::Allowed) => 0,
+            Some(EndpointOutcome::Denied) => 1,
             None if response.status().is_server_error() => 3,
             None => 2,
         };
-        self.requests[endpoint as usize][answer].fetch_add(1, Ordering::Relaxed);
+        self.requests[endpoint as usize][result].fetch_add(1, Ordering::Relaxed);
     }
 
     /// Writes all metrics in the Prometheus text format.
@@ -85,25 +85,30 @@ impl Counts {
             "HTTP API requests, by endpoint and result.",
         );
         for endpoint in Endpoint::ALL {
-            for (number, answer) in ANSWERS.iter().enumerate() {
+            for (number, result) in RESULTS.iter().enumerate() {
                 let count = self.requests[endpoint as usize][number].load(Ordering::Relaxed);
-                let labels = [("endpoint", endpoint.name()), ("answer", answer)];
+                let labels = [("endpoint", endpoint.name()), ("result", result)];
                 out.sample("ratekeeper_http_api_requests_total", &labels, count);
             }
         }
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let help = "Requests answered with the stored response of their idempotency key.";
-        out.single("ratekeeper_http_api_idempotent_replays_total", "counter", help, read(&self.repeated));
+        out.single("ratekeeper_http_api_idempotent_replays_total", "counter", help, read(&self.replays));
         let help = "Reservations that expired without being settled.";
-        out.single("ratekeeper_http_api_reservations_expired_total", "counter", help, read(&self.expired));
-        let help = "Refunds that the store did not perform.";
-        out.single("ratekeeper_http_api_refunds_lost_total", "counter", help, read(&self.lost));
+        out.single(
+            "ratekeeper_http_api_reservations_expired_total",
+            "counter",
+            help,
+            read(&self.expired_reservations),
+        );
+        let help = "Refunds that the store did not confirm.";
+        out.single("ratekeeper_http_api_refunds_lost_total", "counter", help, read(&self.lost_refunds));
         let help = "Responses that could not be stored under their idempotency key.";
         out.single(
             "ratekeeper_http_api_idempotency_dropped_total",
             "counter",
             help,
-            read(&self.unremembered),
+            read(&self.dropped_responses),
         );
     }
 }
@@ -117,28 +122,28 @@ mod tests {
 
     #[test]
     fn outcomes_are_counted_separately() {
-        let counts = Counts::default();
-        let response = |status: StatusCode, said: Option<Said>| {
+        let metrics = HttpApiMetrics::default();
+        let response = |status: StatusCode, outcome: Option<EndpointOutcome>| {
             let mut response = Response::new(Body::empty());
             *response.status_mut() = status;
-            said.map(|said| response.extensions_mut().insert(said));
+            outcome.map(|outcome| response.extensions_mut().insert(outcome));
             response
         };
-        counts.count(Endpoint::Check, &response(StatusCode::OK, Some(Said::Yes)));
-        counts.count(Endpoint::Check, &response(StatusCode::OK, Some(Said::No)));
-        counts.count(Endpoint::Authorize, &response(StatusCode::FORBIDDEN, Some(Said::No)));
-        counts.count(Endpoint::Settle, &response(StatusCode::CONFLICT, None));
-        counts.count(Endpoint::Settle, &response(StatusCode::SERVICE_UNAVAILABLE, None));
+        metrics.count(Endpoint::Check, &response(StatusCode::OK, Some(EndpointOutcome::Allowed)));
+        metrics.count(Endpoint::Check, &response(StatusCode::OK, Some(EndpointOutcome::Denied)));
+        metrics.count(Endpoint::Authorize, &response(StatusCode::FORBIDDEN, Some(EndpointOutcome::Denied)));
+        metrics.count(Endpoint::Settle, &response(StatusCode::CONFLICT, None));
+        metrics.count(Endpoint::Settle, &response(StatusCode::SERVICE_UNAVAILABLE, None));
         let mut out = Exposition::default();
-        counts.write(&mut out);
+        metrics.write(&mut out);
         let text = out.into_text();
         for line in [
-            r#"ratekeeper_http_api_requests_total{endpoint="check",answer="allowed"} 1"#,
-            r#"ratekeeper_http_api_requests_total{endpoint="check",answer="denied"} 1"#,
-            r#"ratekeeper_http_api_requests_total{endpoint="authorize",answer="denied"} 1"#,
-            r#"ratekeeper_http_api_requests_total{endpoint="settle",answer="refused"} 1"#,
-            r#"ratekeeper_http_api_requests_total{endpoint="settle",answer="failed"} 1"#,
-            r#"ratekeeper_http_api_requests_total{endpoint="peek",answer="allowed"} 0"#,
+            r#"ratekeeper_http_api_requests_total{endpoint="check",result="allowed"} 1"#,
+            r#"ratekeeper_http_api_requests_total{endpoint="check",result="denied"} 1"#,
+            r#"ratekeeper_http_api_requests_total{endpoint="authorize",result="denied"} 1"#,
+            r#"ratekeeper_http_api_requests_total{endpoint="settle",result="rejected"} 1"#,
+            r#"ratekeeper_http_api_requests_total{endpoint="settle",result="failed"} 1"#,
+            r#"ratekeeper_http_api_requests_total{endpoint="peek",result="allowed"} 0"#,
             "ratekeeper_http_api_reservations_expired_total 0",
         ] {
             assert!(text.lines().any(|it| it == line), "{line}\n{text}");

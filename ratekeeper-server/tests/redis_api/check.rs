@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use super::support::{Running, Setup, array, command, layer};
+use super::support::{TestApi, TestSettings, array, command, layer};
 
 /// The cases of redis-cell's tests: a burst of five, and one more each second. Milliseconds since the start, the
-/// quantity, and the whole reply; seconds are rounded up, as in redis-cell.
+/// quantity, and the complete reply; seconds are rounded up, as in redis-cell.
 #[rustfmt::skip]
-const CELL: [(u64, u32, [i64; 5]); 15] = [
+const REDIS_CELL_CASES: [(u64, u32, [i64; 5]); 15] = [
     // More than the capacity: no wait helps.
     (0, 6, [1, 5, 5, -1, 0]),
     (0, 1, [0, 5, 4, -1, 1]),
@@ -30,10 +30,10 @@ const CELL: [(u64, u32, [i64; 5]); 15] = [
 
 #[tokio::test]
 async fn cl_throttle_replies_match_redis_cell() {
-    let api = Running::start().await;
+    let api = TestApi::start().await;
     let mut client = api.connect().await;
     let mut past = 0;
-    for (number, (at, quantity, expected)) in CELL.into_iter().enumerate() {
+    for (number, (at, quantity, expected)) in REDIS_CELL_CASES.into_iter().enumerate() {
         api.clock.advance(Duration::from_millis(at - past));
         past = at;
         let numbers = client.numbers(&format!("CL.THROTTLE user 4 1 1 {quantity}")).await;
@@ -45,7 +45,7 @@ async fn cl_throttle_replies_match_redis_cell() {
 /// swapped.
 #[tokio::test]
 async fn throttle_replies_match_throttlecrab() {
-    let api = Running::start().await;
+    let api = TestApi::start().await;
     let mut client = api.connect().await;
     for remaining in (0..5).rev() {
         let expected = [1, 5, remaining, 5 - remaining, 0];
@@ -60,7 +60,7 @@ async fn throttle_replies_match_throttlecrab() {
 
 #[tokio::test]
 async fn keys_of_any_bytes_have_separate_budgets() {
-    let api = Running::start().await;
+    let api = TestApi::start().await;
     let mut client = api.connect().await;
     for key in [&b""[..], b"\0", b"\r\n", b"\xff\xfe", b"a", b"A", &[b'a'; 8192]] {
         client.send(&array(&[b"CL.THROTTLE", key, b"0", b"1", b"60"])).await;
@@ -72,7 +72,7 @@ async fn keys_of_any_bytes_have_separate_budgets() {
 
 #[tokio::test]
 async fn invalid_limits_are_rejected_with_a_reason() {
-    let api = Running::start().await;
+    let api = TestApi::start().await;
     let mut client = api.connect().await;
     let usage =
         "-Cell error: Usage: cl.throttle <key> <max_burst> <count per period> <period> [<quantity>]\r\n";
@@ -112,7 +112,7 @@ async fn invalid_limits_are_rejected_with_a_reason() {
         ("THROTTLE k 1 1 1 -1", "-ERR invalid quantity; it must be 0 to 4294967295\r\n"),
         ("RK.CHECK", "-ERR wrong number of arguments for 'rk.check' command\r\n"),
     ] {
-        assert_eq!(client.ask(line).await, expected, "{line}");
+        assert_eq!(client.call(line).await, expected, "{line}");
     }
     // The largest valid values, and more than a thousand per second, which redis-cell rejects as a zero rate.
     assert_eq!(client.numbers("CL.THROTTLE k 4294967294 10000000 1").await[..2], [0, 4294967295]);
@@ -122,7 +122,7 @@ async fn invalid_limits_are_rejected_with_a_reason() {
 
 #[tokio::test]
 async fn configured_limits_are_checked_by_name() {
-    let api = Running::start().await;
+    let api = TestApi::start().await;
     let mut client = api.connect().await;
     assert_eq!(client.numbers("RK.CHECK per-user alice").await, [1, 3, 2, -1, 60_000, 0]);
     assert_eq!(client.numbers("RK.CHECK per-user bob 3").await, [1, 3, 0, -1, 60_000, 0]);
@@ -139,8 +139,8 @@ async fn configured_limits_are_checked_by_name() {
     assert_eq!(client.numbers("RK.CHECK all").await[..3], [1, 3, 2]);
     assert_eq!(client.numbers("RK.CHECK all  2").await[..3], [1, 3, 0]);
     for (line, expected) in [
-        ("RK.CHECK nobody alice", "there is no limit 'nobody' in the configuration"),
-        ("RK.CHECK edge/user alice", "there is no limit 'edge/user' in the configuration"),
+        ("RK.CHECK nobody alice", "unknown limit 'nobody'; send the name of a configured limit"),
+        ("RK.CHECK edge/user alice", "unknown limit 'edge/user'; send the name of a configured limit"),
         ("RK.CHECK per-user alice x", "invalid cost; it must be 0 to 4294967295"),
         ("RK.CHECK per-user", "the key of this limit has 1 part, and 0 were given"),
         ("RK.CHECK per-user alice 1 GET", "the key of this limit has 1 part, and 2 were given"),
@@ -148,7 +148,7 @@ async fn configured_limits_are_checked_by_name() {
         ("RK.CHECK per-user-and-method  1 GET", "a part of the key is empty; say whose budget it is"),
         ("RK.CHECK all alice", "this limit is one for all, and has no key; leave the key out"),
     ] {
-        assert_eq!(client.ask(line).await, format!("-ERR {expected}\r\n"), "{line}");
+        assert_eq!(client.call(line).await, format!("-ERR {expected}\r\n"), "{line}");
     }
     client.send(&array(&[b"RK.CHECK", b"per-user", b"\xff"])).await;
     assert_eq!(client.reply().await, "-ERR a part of the key is not UTF-8\r\n");
@@ -156,8 +156,8 @@ async fn configured_limits_are_checked_by_name() {
 
 /// Lists and bans are reported like any other decision.
 #[tokio::test]
-async fn lists_and_bans_apply() {
-    let api = Running::start().await;
+async fn deny_lists_and_bans_apply() {
+    let api = TestApi::start().await;
     let mut client = api.connect().await;
     assert_eq!(client.numbers("RK.CHECK listed mallory").await, [0, 0, 0, -1, 0, 0]);
     for _ in 0..3 {
@@ -173,7 +173,7 @@ async fn lists_and_bans_apply() {
 /// A shadow limit denies nothing.
 #[tokio::test]
 async fn shadow_limit_always_allows() {
-    let api = Running::start().await;
+    let api = TestApi::start().await;
     let mut client = api.connect().await;
     for _ in 0..3 {
         assert_eq!(client.numbers("RK.CHECK planned alice").await[..3], [1, 1, 0]);
@@ -183,7 +183,7 @@ async fn shadow_limit_always_allows() {
 /// The caller has to apply the delay.
 #[tokio::test]
 async fn delay_is_reported() {
-    let api = Running::start().await;
+    let api = TestApi::start().await;
     let mut client = api.connect().await;
     for delay in [0, 1000, 2000] {
         let numbers = client.numbers("RK.CHECK shaped alice").await;
@@ -194,18 +194,15 @@ async fn delay_is_reported() {
 
 #[tokio::test]
 async fn commands_are_counted_by_outcome() {
-    let api = Running::start().await;
+    let api = TestApi::start().await;
     let mut client = api.connect().await;
     for line in
         ["RK.CHECK all", "CL.THROTTLE k 0 1 60", "CL.THROTTLE k 0 1 60", "CL.THROTTLE k x 1 60", "PING"]
     {
-        client.ask(line).await;
+        client.call(line).await;
     }
-    *api.limits.layer.lock().unwrap() = None;
-    assert_eq!(
-        client.ask("RK.CHECK all").await,
-        "-UNAVAILABLE there are no limits to ask now; try again\r\n"
-    );
+    *api.context.layer.lock().unwrap() = None;
+    assert_eq!(client.call("RK.CHECK all").await, "-UNAVAILABLE no limits are configured; retry later\r\n");
     let info = api.info().await;
     for (name, expected) in
         [("allowed", "2"), ("denied", "1"), ("error", "1"), ("unavailable", "1"), ("other", "1")]
@@ -216,24 +213,24 @@ async fn commands_are_counted_by_outcome() {
 
 #[tokio::test]
 async fn reload_applies_from_the_next_command() {
-    let api = Running::start().await;
+    let api = TestApi::start().await;
     let mut client = api.connect().await;
     assert_eq!(client.numbers("RK.CHECK all  3").await[..3], [1, 3, 0]);
-    *api.limits.layer.lock().unwrap() = Some(layer(&api.clock));
+    *api.context.layer.lock().unwrap() = Some(layer(&api.clock));
     assert_eq!(client.numbers("RK.CHECK all  3").await[..3], [1, 3, 0]);
 }
 
 /// All commands are answered, in order.
 #[tokio::test]
 async fn pipelined_commands_are_answered_in_order() {
-    let api = Running::start_with(Setup::default()).await;
+    let api = TestApi::start_with(TestSettings::default()).await;
     let mut client = api.connect().await;
     let count = 10_000;
     let all = command("CL.THROTTLE user 9998 1 3600").repeat(count);
     client.send(&all).await;
-    for left in (0..count - 1).rev() {
+    for remaining in (0..count - 1).rev() {
         let reply = client.reply().await;
-        assert!(reply.starts_with(&format!("*5\r\n:0\r\n:9999\r\n:{left}\r\n")), "{reply}");
+        assert!(reply.starts_with(&format!("*5\r\n:0\r\n:9999\r\n:{remaining}\r\n")), "{reply}");
     }
     assert!(client.reply().await.starts_with("*5\r\n:1\r\n:9999\r\n:0\r\n:3600\r\n"));
 }

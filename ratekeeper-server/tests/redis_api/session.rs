@@ -1,14 +1,14 @@
-//! The commands that clients send when they connect.
+//! The session of a client: protocol version, authentication, and the commands that check no limit.
 
 use testbed::RedisServer;
 
-use super::support::{Client, Running, Setup, command};
+use super::support::{Client, TestApi, TestSettings, command};
 
 /// Replies are compared with those of a real Redis, byte by byte: clients match on these texts.
 #[tokio::test]
 async fn replies_match_redis() {
     let redis = RedisServer::start().unwrap();
-    let api = Running::start().await;
+    let api = TestApi::start().await;
     for line in [
         "PING",
         "ping hello",
@@ -43,7 +43,7 @@ async fn replies_match_redis() {
         "QUIT",
     ] {
         let (mut ours, mut theirs) = (api.connect().await, client(&redis).await);
-        assert_eq!(ours.ask(line).await, theirs.ask(line).await, "{line}");
+        assert_eq!(ours.call(line).await, theirs.call(line).await, "{line}");
     }
     for bytes in [
         &b"PING\r\n"[..],
@@ -71,7 +71,7 @@ async fn client(redis: &RedisServer) -> Client {
 #[tokio::test]
 async fn protocol_errors_close_the_connection_as_redis_does() {
     let redis = RedisServer::start().unwrap();
-    let api = Running::start().await;
+    let api = TestApi::start().await;
     for bytes in [
         &b"*1\r\n#3\r\n"[..],
         b"*1\r\n*1\r\n$4\r\nPING\r\n",
@@ -98,34 +98,34 @@ async fn protocol_errors_close_the_connection_as_redis_does() {
 
 #[tokio::test]
 async fn hello_selects_the_protocol_version() {
-    let api = Running::start().await;
+    let api = TestApi::start().await;
     let mut client = api.connect().await;
-    assert!(client.ask("HELLO").await.starts_with("*14\r\n$6\r\nserver\r\n$10\r\nratekeeper\r\n"));
-    assert_eq!(client.ask("CLIENT GETNAME").await, "$-1\r\n");
-    let hello = client.ask("HELLO 3 SETNAME me").await;
+    assert!(client.call("HELLO").await.starts_with("*14\r\n$6\r\nserver\r\n$10\r\nratekeeper\r\n"));
+    assert_eq!(client.call("CLIENT GETNAME").await, "$-1\r\n");
+    let hello = client.call("HELLO 3 SETNAME me").await;
     assert!(hello.starts_with("%7\r\n") && hello.contains("$5\r\nproto\r\n:3\r\n"), "{hello}");
-    assert_eq!(client.ask("CLIENT GETNAME").await, "$2\r\nme\r\n");
-    assert_eq!(client.ask("COMMAND INFO nope").await, "*1\r\n_\r\n");
-    assert_eq!(client.ask("COMMAND DOCS").await, "%0\r\n");
+    assert_eq!(client.call("CLIENT GETNAME").await, "$2\r\nme\r\n");
+    assert_eq!(client.call("COMMAND INFO nope").await, "*1\r\n_\r\n");
+    assert_eq!(client.call("COMMAND DOCS").await, "%0\r\n");
     // Integers are the same in both versions.
     assert_eq!(client.numbers("CL.THROTTLE user 0 1 1").await, [0, 1, 0, -1, 1]);
-    assert!(client.ask("HELLO 2").await.starts_with("*14\r\n"));
-    assert_eq!(client.ask("RESET").await, "+RESET\r\n");
-    assert_eq!(client.ask("CLIENT GETNAME").await, "$-1\r\n");
+    assert!(client.call("HELLO 2").await.starts_with("*14\r\n"));
+    assert_eq!(client.call("RESET").await, "+RESET\r\n");
+    assert_eq!(client.call("CLIENT GETNAME").await, "$-1\r\n");
 }
 
 #[tokio::test]
 async fn connection_commands_of_clients_are_answered() {
-    let api = Running::start().await;
+    let api = TestApi::start().await;
     let mut client = api.connect().await;
-    assert_eq!(client.ask("CLIENT SETINFO LIB-NAME redis-py").await, "+OK\r\n");
-    let (first, second) = (client.ask("CLIENT ID").await, api.connect().await.ask("CLIENT ID").await);
+    assert_eq!(client.call("CLIENT SETINFO LIB-NAME redis-py").await, "+OK\r\n");
+    let (first, second) = (client.call("CLIENT ID").await, api.connect().await.call("CLIENT ID").await);
     assert_ne!(first, second);
-    let commands = client.ask("COMMAND").await;
+    let commands = client.call("COMMAND").await;
     assert!(commands.contains("$11\r\ncl.throttle\r\n:-1\r\n*2\r\n+write\r\n+fast\r\n:1\r\n:1\r\n:1\r\n"));
-    let count = client.ask("COMMAND COUNT").await;
+    let count = client.call("COMMAND COUNT").await;
     assert!(commands.starts_with(&count.replace(':', "*")), "{count}");
-    let list = client.ask("COMMAND LIST").await;
+    let list = client.call("COMMAND LIST").await;
     assert!(list.starts_with(&count.replace(':', "*")) && list.contains("$8\r\nrk.check\r\n"), "{list}");
     let info = api.info().await;
     assert_eq!((&*info["loading"], &*info["redis_mode"]), ("0", "standalone"));
@@ -133,55 +133,65 @@ async fn connection_commands_of_clients_are_answered() {
 
 #[tokio::test]
 async fn commands_require_the_token() {
-    let api = Running::start_with(Setup { token: Some("open-sesame-open-sesame"), ..Setup::default() }).await;
+    let api = TestApi::start_with(TestSettings {
+        token: Some("open-sesame-open-sesame"),
+        ..TestSettings::default()
+    })
+    .await;
     let mut client = api.connect().await;
     let wrong = "-WRONGPASS invalid username-password pair or user is disabled.\r\n";
     for line in
         ["CL.THROTTLE k 1 1 1", "RK.CHECK all", "INFO", "COMMAND", "CLIENT ID", "FOO", "SELECT 0", "ECHO x"]
     {
-        assert_eq!(client.ask(line).await, "-NOAUTH Authentication required.\r\n", "{line}");
+        assert_eq!(client.call(line).await, "-NOAUTH Authentication required.\r\n", "{line}");
     }
-    assert_eq!(client.ask("PING").await, "+PONG\r\n");
-    assert!(client.ask("HELLO 3").await.starts_with("-NOAUTH HELLO must be called"));
+    assert_eq!(client.call("PING").await, "+PONG\r\n");
+    assert!(client.call("HELLO 3").await.starts_with("-NOAUTH HELLO must be called"));
     for line in [
         "AUTH open-sesam",
         "AUTH open-sesame-open-sesamee",
         "AUTH root open-sesame-open-sesame",
         "HELLO 3 AUTH default x",
     ] {
-        assert_eq!(client.ask(line).await, wrong, "{line}");
+        assert_eq!(client.call(line).await, wrong, "{line}");
     }
-    assert_eq!(client.ask("AUTH open-sesame-open-sesame").await, "+OK\r\n");
+    assert_eq!(client.call("AUTH open-sesame-open-sesame").await, "+OK\r\n");
     assert_eq!(client.numbers("CL.THROTTLE k 1 1 1").await[0], 0);
     // `RESET` ends the authentication.
-    assert_eq!(client.ask("RESET").await, "+RESET\r\n");
-    assert_eq!(client.ask("ECHO x").await, "-NOAUTH Authentication required.\r\n");
-    assert_eq!(client.ask("AUTH default open-sesame-open-sesame").await, "+OK\r\n");
+    assert_eq!(client.call("RESET").await, "+RESET\r\n");
+    assert_eq!(client.call("ECHO x").await, "-NOAUTH Authentication required.\r\n");
+    assert_eq!(client.call("AUTH default open-sesame-open-sesame").await, "+OK\r\n");
     let mut other = api.connect().await;
-    assert!(other.ask("HELLO 3 AUTH default open-sesame-open-sesame SETNAME me").await.starts_with("%7\r\n"));
-    assert_eq!(other.ask("CLIENT GETNAME").await, "$2\r\nme\r\n");
+    assert!(
+        other.call("HELLO 3 AUTH default open-sesame-open-sesame SETNAME me").await.starts_with("%7\r\n")
+    );
+    assert_eq!(other.call("CLIENT GETNAME").await, "$2\r\nme\r\n");
 }
 
 #[tokio::test]
 async fn connection_closes_after_eight_wrong_tokens() {
-    let api = Running::start_with(Setup { token: Some("open-sesame-open-sesame"), ..Setup::default() }).await;
+    let api = TestApi::start_with(TestSettings {
+        token: Some("open-sesame-open-sesame"),
+        ..TestSettings::default()
+    })
+    .await;
     let mut client = api.connect().await;
     client.send(&[command("AUTH wrong").repeat(100), command("AUTH open-sesame-open-sesame")].concat()).await;
-    let said = client.rest().await;
-    assert_eq!(said.matches("-WRONGPASS").count(), 8, "{said}");
-    assert!(!said.contains("+OK"));
+    let input = client.rest().await;
+    assert_eq!(input.matches("-WRONGPASS").count(), 8, "{input}");
+    assert!(!input.contains("+OK"));
 }
 
 /// The replies do not depend on how the input is split.
 #[tokio::test]
-async fn commands_may_come_in_pieces() {
-    let api = Running::start().await;
-    let said =
+async fn split_commands_are_answered_alike() {
+    let api = TestApi::start().await;
+    let input =
         [&command("ECHO hello")[..], b"PING\r\n", &command("CL.THROTTLE split 100 1 1"), b"\r\nPING x\r\n"];
-    let said = said.concat();
-    for cut in 1..said.len() {
+    let input = input.concat();
+    for cut in 1..input.len() {
         let mut client = api.connect().await;
-        let (first, second) = said.split_at(cut);
+        let (first, second) = input.split_at(cut);
         client.send(first).await;
         // So that the first part is read separately.
         tokio::task::yield_now().await;
@@ -192,7 +202,7 @@ async fn commands_may_come_in_pieces() {
         assert_eq!(client.reply().await, "$1\r\nx\r\n");
     }
     let mut client = api.connect().await;
-    for byte in &said {
+    for byte in &input {
         client.send(&[*byte]).await;
         tokio::task::yield_now().await;
     }

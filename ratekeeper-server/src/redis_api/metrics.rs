@@ -6,7 +6,7 @@ use crate::metrics::Exposition;
 
 /// The outcome of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Became {
+pub(crate) enum CommandOutcome {
     /// Its limit allowed it.
     Allowed,
     /// Its limit denied it.
@@ -14,22 +14,27 @@ pub(crate) enum Became {
     /// There were no limits, or the store was unavailable and the failure policy is `closed`.
     Unavailable,
     /// It was answered with another error.
-    Refused,
+    Error,
     /// It checked no limit.
     Other,
 }
 
-impl Became {
-    const ALL: [Became; 5] =
-        [Became::Allowed, Became::Denied, Became::Unavailable, Became::Refused, Became::Other];
+impl CommandOutcome {
+    const ALL: [CommandOutcome; 5] = [
+        CommandOutcome::Allowed,
+        CommandOutcome::Denied,
+        CommandOutcome::Unavailable,
+        CommandOutcome::Error,
+        CommandOutcome::Other,
+    ];
 
     fn name(self) -> &'static str {
         match self {
-            Became::Allowed => "allowed",
-            Became::Denied => "denied",
-            Became::Unavailable => "unavailable",
-            Became::Refused => "error",
-            Became::Other => "other",
+            CommandOutcome::Allowed => "allowed",
+            CommandOutcome::Denied => "denied",
+            CommandOutcome::Unavailable => "unavailable",
+            CommandOutcome::Error => "error",
+            CommandOutcome::Other => "other",
         }
     }
 }
@@ -37,55 +42,58 @@ impl Became {
 /// The outcomes of a batch of commands. All connections share one set of counters, so each adds its outcomes once per
 /// batch.
 #[derive(Debug, Default)]
-pub(crate) struct Tally([u64; Became::ALL.len()]);
+pub(crate) struct OutcomeTally([u64; CommandOutcome::ALL.len()]);
 
-impl Tally {
-    pub(crate) fn add(&mut self, became: Became) {
-        self.0[became as usize] += 1;
+impl OutcomeTally {
+    pub(crate) fn add(&mut self, outcome: CommandOutcome) {
+        self.0[outcome as usize] += 1;
     }
 }
 
 /// The counters of the API.
 #[derive(Debug, Default)]
-pub struct Counts {
-    commands: [AtomicU64; Became::ALL.len()],
+pub struct RedisApiMetrics {
+    commands: [AtomicU64; CommandOutcome::ALL.len()],
     open: AtomicUsize,
     accepted: AtomicU64,
-    turned_away: AtomicU64,
+    rejected: AtomicU64,
 }
 
-impl Counts {
-    pub(crate) fn take(&self, tally: &mut Tally) {
-        for (all, some) in self.commands.iter().zip(&mut tally.0) {
-            if *some > 0 {
-                all.fetch_add(std::mem::take(some), Ordering::Relaxed);
+impl RedisApiMetrics {
+    pub(crate) fn add(&self, tally: &mut OutcomeTally) {
+        for (total, count) in self.commands.iter().zip(&mut tally.0) {
+            if *count > 0 {
+                total.fetch_add(std::mem::take(count), Ordering::Relaxed);
             }
         }
     }
 
     /// Counts a connection as open until the guard is dropped, and numbers it.
-    pub(crate) fn enter(self: &std::sync::Arc<Counts>) -> (Open, u64) {
+    pub(crate) fn open_connection(self: &std::sync::Arc<RedisApiMetrics>) -> (OpenConnection, u64) {
         self.open.fetch_add(1, Ordering::Relaxed);
-        (Open(self.clone()), self.accepted.fetch_add(1, Ordering::Relaxed) + 1)
+        (OpenConnection(self.clone()), self.accepted.fetch_add(1, Ordering::Relaxed) + 1)
     }
 
-    pub(crate) fn turn_away(&self) {
-        self.turned_away.fetch_add(1, Ordering::Relaxed);
+    pub(crate) fn reject_connection(&self) {
+        self.rejected.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Open connections.
-    pub fn open(&self) -> usize {
+    pub fn open_connections(&self) -> usize {
         self.open.load(Ordering::Relaxed)
     }
 
-    /// Connections that were closed immediately because there were too many.
-    pub fn turned_away(&self) -> u64 {
-        self.turned_away.load(Ordering::Relaxed)
+    /// Connections closed immediately because of the maximum number of connections.
+    pub fn rejected_connections(&self) -> u64 {
+        self.rejected.load(Ordering::Relaxed)
     }
 
     /// Commands by outcome.
     pub(crate) fn commands(&self) -> impl Iterator<Item = (&'static str, u64)> {
-        Became::ALL.iter().zip(&self.commands).map(|(it, count)| (it.name(), count.load(Ordering::Relaxed)))
+        CommandOutcome::ALL
+            .iter()
+            .zip(&self.commands)
+            .map(|(it, count)| (it.name(), count.load(Ordering::Relaxed)))
     }
 
     /// Writes all metrics in the Prometheus text format.
@@ -96,19 +104,24 @@ impl Counts {
             out.sample(name, &[("result", result)], count);
         }
         let help = "Open Redis API connections.";
-        out.single("ratekeeper_redis_api_connections", "gauge", help, self.open());
+        out.single("ratekeeper_redis_api_connections", "gauge", help, self.open_connections());
         let (help, accepted) = ("Accepted Redis API connections.", self.accepted.load(Ordering::Relaxed));
         out.single("ratekeeper_redis_api_connections_total", "counter", help, accepted);
-        let help = "Connections rejected at the connection limit.";
-        out.single("ratekeeper_redis_api_connections_rejected_total", "counter", help, self.turned_away());
+        let help = "Redis API connections rejected at the maximum number of connections.";
+        out.single(
+            "ratekeeper_redis_api_connections_rejected_total",
+            "counter",
+            help,
+            self.rejected_connections(),
+        );
     }
 }
 
 /// Guard of an open connection.
 #[derive(Debug)]
-pub(crate) struct Open(std::sync::Arc<Counts>);
+pub(crate) struct OpenConnection(std::sync::Arc<RedisApiMetrics>);
 
-impl Drop for Open {
+impl Drop for OpenConnection {
     fn drop(&mut self) {
         self.0.open.fetch_sub(1, Ordering::Relaxed);
     }
@@ -122,20 +135,20 @@ mod tests {
 
     #[test]
     fn counters_are_reported() {
-        let counts = Arc::new(Counts::default());
-        let mut tally = Tally::default();
-        for became in [Became::Denied, Became::Denied, Became::Refused] {
-            tally.add(became);
+        let metrics = Arc::new(RedisApiMetrics::default());
+        let mut tally = OutcomeTally::default();
+        for outcome in [CommandOutcome::Denied, CommandOutcome::Denied, CommandOutcome::Error] {
+            tally.add(outcome);
         }
-        counts.take(&mut tally);
-        counts.take(&mut tally);
-        let (first, number) = counts.enter();
-        let (_second, next) = counts.enter();
+        metrics.add(&mut tally);
+        metrics.add(&mut tally);
+        let (first, number) = metrics.open_connection();
+        let (_second, next) = metrics.open_connection();
         assert_eq!((number, next), (1, 2));
         drop(first);
-        counts.turn_away();
+        metrics.reject_connection();
         let mut out = Exposition::default();
-        counts.write(&mut out);
+        metrics.write(&mut out);
         let text = out.into_text();
         for line in [
             r#"ratekeeper_redis_api_commands_total{result="allowed"} 0"#,

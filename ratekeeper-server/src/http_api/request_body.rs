@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::error::Category;
 use tokio::time::timeout;
 
-use super::refusal::Refusal;
+use super::error::HttpApiError;
 
 /// Longest request body, in bytes.
 pub const BODY_BYTES_MAX: usize = 64 << 10;
@@ -27,7 +27,7 @@ pub const KEY_BYTES_MAX: usize = 1024;
 /// Shortest and longest lifetime of a reservation.
 pub const EXPIRES: std::ops::RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(86_400);
 /// Lifetime of a reservation without `expires`.
-const EXPIRES_USUAL: Duration = Duration::from_secs(60);
+const EXPIRES_DEFAULT: Duration = Duration::from_secs(60);
 /// How long a body may take to arrive.
 pub(crate) const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -54,7 +54,7 @@ impl<'de> Visitor<'de> for KeyVisitor {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut parts: A) -> Result<Key<'de>, A::Error> {
         let mut key = Vec::new();
-        while let Some(Part(part)) = parts.next_element()? {
+        while let Some(KeyPart(part)) = parts.next_element()? {
             if key.len() == KEY_PARTS_MAX {
                 return Err(de::Error::custom(format_args!("a key has at most {KEY_PARTS_MAX} parts")));
             }
@@ -66,7 +66,7 @@ impl<'de> Visitor<'de> for KeyVisitor {
 
 /// Borrowed from the body where possible.
 #[derive(Deserialize)]
-struct Part<'a>(#[serde(borrow)] Cow<'a, str>);
+struct KeyPart<'a>(#[serde(borrow)] Cow<'a, str>);
 
 fn bounded<E: de::Error>(part: Cow<'_, str>) -> Result<Cow<'_, str>, E> {
     match part.len() <= KEY_BYTES_MAX {
@@ -84,16 +84,16 @@ impl<'de: 'a, 'a> Deserialize<'de> for Key<'a> {
 /// A check of one limit.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Ask<'a> {
+pub(crate) struct LimitCheck<'a> {
     #[serde(borrow)]
     pub(crate) limit: Cow<'a, str>,
     #[serde(borrow, default)]
     pub(crate) key: Key<'a>,
-    #[serde(default = "one")]
+    #[serde(default = "default_cost")]
     pub(crate) cost: u32,
 }
 
-fn one() -> u32 {
+fn default_cost() -> u32 {
     1
 }
 
@@ -102,22 +102,26 @@ fn one() -> u32 {
 pub(crate) struct DenyStatus(pub(crate) StatusCode);
 
 impl DenyStatus {
-    /// The status `number`, if it is one of the `known` ones.
-    pub(crate) fn of(number: u16, known: &[u16]) -> Option<DenyStatus> {
-        known.contains(&number).then(|| StatusCode::from_u16(number).ok().map(DenyStatus)).flatten()
+    /// The status `number`, if it is one of the `allowed` ones.
+    pub(crate) fn of(number: u16, allowed: &[u16]) -> Option<DenyStatus> {
+        allowed.contains(&number).then(|| StatusCode::from_u16(number).ok().map(DenyStatus)).flatten()
     }
 
     /// Reads `deny_status` from the query, if it is present.
-    pub(crate) fn in_query(query: Option<&str>, known: &[u16]) -> Result<Option<DenyStatus>, Refusal> {
-        let mut said = query.unwrap_or_default().split('&').filter_map(|it| it.strip_prefix("deny_status="));
-        let Some(first) = said.next() else { return Ok(None) };
-        let status = first.parse().ok().and_then(|number| DenyStatus::of(number, known));
-        match status.filter(|_| said.next().is_none()) {
+    pub(crate) fn in_query(query: Option<&str>, allowed: &[u16]) -> Result<Option<DenyStatus>, HttpApiError> {
+        let mut values =
+            query.unwrap_or_default().split('&').filter_map(|it| it.strip_prefix("deny_status="));
+        let Some(first) = values.next() else { return Ok(None) };
+        let status = first.parse().ok().and_then(|number| DenyStatus::of(number, allowed));
+        match status.filter(|_| values.next().is_none()) {
             Some(status) => Ok(Some(status)),
             None => {
-                let known: Vec<String> = known.iter().map(u16::to_string).collect();
-                let known = known.join(", ");
-                Err(Refusal::new(StatusCode::BAD_REQUEST, format!("`deny_status` is one of {known}, once")))
+                let allowed: Vec<String> = allowed.iter().map(u16::to_string).collect();
+                let allowed = allowed.join(", ");
+                Err(HttpApiError::new(
+                    StatusCode::BAD_REQUEST,
+                    format!("`deny_status` must be one of {allowed}, sent once"),
+                ))
             }
         }
     }
@@ -125,46 +129,52 @@ impl DenyStatus {
 
 /// A body of `/v1/check` or `/v1/peek`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Checks<'a> {
-    pub(crate) asks: Vec<Ask<'a>>,
+pub(crate) struct CheckRequest<'a> {
+    pub(crate) checks: Vec<LimitCheck<'a>>,
     pub(crate) deny_status: Option<u16>,
 }
 
 /// The body is either a single check or a list under `checks`.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct WrittenChecks<'a> {
+struct CheckRequestJson<'a> {
     #[serde(borrow)]
     limit: Option<Cow<'a, str>>,
     #[serde(borrow)]
     key: Option<Key<'a>>,
     cost: Option<u32>,
     #[serde(borrow, alias = "descriptors")]
-    checks: Option<Vec<Ask<'a>>>,
+    checks: Option<Vec<LimitCheck<'a>>>,
     deny_status: Option<u16>,
 }
 
 /// The values of `deny_status` that `/v1/check` accepts.
 pub(crate) const CHECK_DENY_STATUSES: [u16; 3] = [200, 403, 429];
 
-impl<'a> Checks<'a> {
-    pub(crate) fn read(body: &'a [u8]) -> Result<Checks<'a>, Refusal> {
-        let WrittenChecks { limit, key, cost, checks, deny_status } = read(body)?;
-        let wrong = |why: String| Err(Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, why));
+impl<'a> CheckRequest<'a> {
+    pub(crate) fn read(body: &'a [u8]) -> Result<CheckRequest<'a>, HttpApiError> {
+        let CheckRequestJson { limit, key, cost, checks, deny_status } = read(body)?;
+        let invalid = |reason: String| Err(HttpApiError::new(StatusCode::UNPROCESSABLE_ENTITY, reason));
         if deny_status.is_some_and(|status| !CHECK_DENY_STATUSES.contains(&status)) {
-            return wrong("`deny_status` is one of 200, 403, 429".to_owned());
+            return invalid("`deny_status` must be one of 200, 403, 429".to_owned());
         }
-        let asks = match (limit, checks) {
-            (Some(limit), None) => vec![Ask { limit, key: key.unwrap_or_default(), cost: cost.unwrap_or(1) }],
+        let checks = match (limit, checks) {
+            (Some(limit), None) => {
+                vec![LimitCheck { limit, key: key.unwrap_or_default(), cost: cost.unwrap_or(1) }]
+            }
             (None, Some(checks)) if key.is_none() && cost.is_none() => checks,
-            (None, None) => return wrong("say which `limit`, or list some under `checks`".to_owned()),
-            (Some(_), Some(_)) => return wrong("send either `limit` or `checks`".to_owned()),
-            (None, Some(_)) => return wrong("`key` and `cost` belong into each of the `checks`".to_owned()),
+            (None, None) => return invalid("send `limit`, or a list of checks in `checks`".to_owned()),
+            (Some(_), Some(_)) => return invalid("send either `limit` or `checks`".to_owned()),
+            (None, Some(_)) => {
+                return invalid("send `key` and `cost` in each element of `checks`".to_owned());
+            }
         };
-        match asks.len() {
-            1..=CHECKS_MAX => Ok(Checks { asks, deny_status }),
-            0 => wrong("`checks` is empty; list at least one".to_owned()),
-            many => wrong(format!("{many} checks are too many at once; send at most {CHECKS_MAX}")),
+        match checks.len() {
+            1..=CHECKS_MAX => Ok(CheckRequest { checks, deny_status }),
+            0 => invalid("`checks` is empty; send at least one".to_owned()),
+            count => {
+                invalid(format!("{count} checks are too many for one request; send at most {CHECKS_MAX}"))
+            }
         }
     }
 }
@@ -172,12 +182,12 @@ impl<'a> Checks<'a> {
 /// A body of `/v1/reserve`.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
-struct WrittenReserve<'a> {
+struct ReserveRequestJson<'a> {
     #[serde(borrow)]
     limit: Cow<'a, str>,
     #[serde(borrow, default)]
     key: Key<'a>,
-    #[serde(default = "one")]
+    #[serde(default = "default_cost")]
     cost: u32,
     #[serde(borrow)]
     expires: Option<Cow<'a, str>>,
@@ -185,30 +195,32 @@ struct WrittenReserve<'a> {
 
 /// A check to charge now and settle later.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Reserve<'a> {
-    pub(crate) ask: Ask<'a>,
+pub(crate) struct ReserveRequest<'a> {
+    pub(crate) check: LimitCheck<'a>,
     pub(crate) expires: Duration,
 }
 
-impl<'a> Reserve<'a> {
-    pub(crate) fn read(body: &'a [u8]) -> Result<Reserve<'a>, Refusal> {
-        let WrittenReserve { limit, key, cost, expires } = read(body)?;
-        let wrong = |why: String| Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, format!("`expires`: {why}"));
+impl<'a> ReserveRequest<'a> {
+    pub(crate) fn read(body: &'a [u8]) -> Result<ReserveRequest<'a>, HttpApiError> {
+        let ReserveRequestJson { limit, key, cost, expires } = read(body)?;
+        let invalid = |reason: String| {
+            HttpApiError::new(StatusCode::UNPROCESSABLE_ENTITY, format!("`expires`: {reason}"))
+        };
         let expires = match expires {
-            Some(typed) => ratekeeper_config::parse_duration(&typed).map_err(wrong)?,
-            None => EXPIRES_USUAL,
+            Some(text) => ratekeeper_config::parse_duration(&text).map_err(invalid)?,
+            None => EXPIRES_DEFAULT,
         };
         if !EXPIRES.contains(&expires) {
-            return Err(wrong("write a time from 1s to 1d".to_owned()));
+            return Err(invalid("must be a duration from 1s to 1d".to_owned()));
         }
-        Ok(Reserve { ask: Ask { limit, key, cost }, expires })
+        Ok(ReserveRequest { check: LimitCheck { limit, key, cost }, expires })
     }
 }
 
 /// A body of `/v1/settle`.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Settle<'a> {
+pub(crate) struct SettleRequest<'a> {
     #[serde(borrow)]
     pub(crate) reservation: Cow<'a, str>,
     pub(crate) cost: u32,
@@ -223,40 +235,45 @@ pub(crate) struct Reservation {
     pub(crate) cost: u32,
     /// The units charged to the limit: `cost`, or 0 if the limit does not apply to the key, if it is a shadow limit
     /// that would have denied, or if the store was unavailable.
-    pub(crate) taken: u32,
+    pub(crate) charged: u32,
     /// When it was charged, by the store's clock.
-    pub(crate) at_ns: u64,
+    pub(crate) charged_at_ns: u64,
     pub(crate) expires_at_ns: u64,
 }
 
-/// Parses a body: malformed JSON is a 400, well-formed JSON with wrong fields a 422.
-pub(crate) fn read<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, Refusal> {
+/// Parses a body: malformed JSON is a 400, well-formed JSON with invalid fields a 422.
+pub(crate) fn read<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, HttpApiError> {
     serde_json::from_slice(body).map_err(|error| match error.classify() {
-        Category::Data => Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, format!("the body: {error}")),
-        _ => Refusal::new(StatusCode::BAD_REQUEST, format!("the body is not JSON: {error}")),
+        Category::Data => {
+            HttpApiError::new(StatusCode::UNPROCESSABLE_ENTITY, format!("invalid body: {error}"))
+        }
+        _ => HttpApiError::new(StatusCode::BAD_REQUEST, format!("the body is not JSON: {error}")),
     })
 }
 
 /// Reads the body of a request whose content type is JSON.
-pub(crate) async fn body(request: Request<Body>) -> Result<(Parts, Bytes), Refusal> {
+pub(crate) async fn body(request: Request<Body>) -> Result<(Parts, Bytes), HttpApiError> {
     let (parts, body) = request.into_parts();
     if !is_json(&parts.headers) {
-        let why = "send JSON, and say so: `Content-Type: application/json`";
-        return Err(Refusal::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, why));
+        let reason = "the body must be JSON; send `Content-Type: application/json`";
+        return Err(HttpApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, reason));
     }
     let too_long = || {
-        let why = format!("the body has more than {BODY_BYTES_MAX} bytes");
-        Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, why)
+        let reason = format!("the body has more than {BODY_BYTES_MAX} bytes");
+        HttpApiError::new(StatusCode::PAYLOAD_TOO_LARGE, reason)
     };
-    let said = http_body::Body::size_hint(&body).lower();
-    if said > BODY_BYTES_MAX as u64 {
+    let declared = http_body::Body::size_hint(&body).lower();
+    if declared > BODY_BYTES_MAX as u64 {
         return Err(too_long());
     }
     match timeout(BODY_TIMEOUT, to_bytes(body, BODY_BYTES_MAX)).await {
         Ok(Ok(bytes)) => Ok((parts, bytes)),
-        Ok(Err(error)) if is_about_length(&error) => Err(too_long()),
-        Ok(Err(_)) => Err(Refusal::new(StatusCode::BAD_REQUEST, "the body ended too early")),
-        Err(_) => Err(Refusal::new(StatusCode::REQUEST_TIMEOUT, "the body took too long")),
+        Ok(Err(error)) if is_length_error(&error) => Err(too_long()),
+        Ok(Err(_)) => Err(HttpApiError::new(StatusCode::BAD_REQUEST, "the body is incomplete")),
+        Err(_) => Err(HttpApiError::new(
+            StatusCode::REQUEST_TIMEOUT,
+            format!("the body did not arrive within {} seconds", BODY_TIMEOUT.as_secs()),
+        )),
     }
 }
 
@@ -266,6 +283,6 @@ fn is_json(headers: &HeaderMap) -> bool {
     kind.eq_ignore_ascii_case("application/json")
 }
 
-fn is_about_length(error: &axum::Error) -> bool {
+fn is_length_error(error: &axum::Error) -> bool {
     std::error::Error::source(error).is_some_and(|source| source.is::<http_body_util::LengthLimitError>())
 }

@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 use tower_service::Service;
 
-use super::support::Made;
+use super::support::TestContext;
 
 const SIZE: u32 = 10;
 const WINDOW_MS: u64 = 10_000;
@@ -27,13 +27,13 @@ const WINDOW_MS: u64 = 10_000;
 #[derive(Clone, Copy, Debug)]
 struct Algorithm {
     yaml: &'static str,
-    promise: Promise,
+    guarantee: Guarantee,
     /// The first instant whose charges still count, in milliseconds.
     oldest: fn(now_ms: u64) -> u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Promise {
+enum Guarantee {
     /// In any interval, at most the capacity plus the refill of one per second.
     Bucket,
     /// At most the limit in each window that begins at a multiple of its length.
@@ -45,32 +45,32 @@ enum Promise {
 const ALGORITHMS: [Algorithm; 6] = [
     Algorithm {
         yaml: "token_bucket: { capacity: 10, refill: 1/s }",
-        promise: Promise::Bucket,
+        guarantee: Guarantee::Bucket,
         oldest: |now_ms| now_ms,
     },
     Algorithm {
         yaml: "leaky_bucket: { capacity: 10, leak: 1/s }",
-        promise: Promise::Bucket,
+        guarantee: Guarantee::Bucket,
         oldest: |now_ms| now_ms,
     },
     Algorithm {
         yaml: "fixed_window: { limit: 10, window: 10s, align: clock }",
-        promise: Promise::Windows,
+        guarantee: Guarantee::Windows,
         oldest: |now_ms| now_ms - now_ms % WINDOW_MS,
     },
     Algorithm {
         yaml: "sliding_window_log: { limit: 10, window: 10s }",
-        promise: Promise::AnyWindow,
+        guarantee: Guarantee::AnyWindow,
         oldest: |now_ms| now_ms - WINDOW_MS + 1,
     },
     Algorithm {
         yaml: "sliding_window_counter: { limit: 10, window: 10s }",
-        promise: Promise::Windows,
+        guarantee: Guarantee::Windows,
         oldest: |now_ms| now_ms - now_ms % WINDOW_MS,
     },
     Algorithm {
         yaml: "sliding_window_counter: { limit: 10, window: 10s, buckets: 5, edge: keep }",
-        promise: Promise::AnyWindow,
+        guarantee: Guarantee::AnyWindow,
         // Five buckets of two seconds, and the previous one.
         oldest: |now_ms| (now_ms / 2_000 - 5) * 2_000,
     },
@@ -104,21 +104,21 @@ fn step() -> impl Strategy<Value = Step> {
 
 /// Units used, and when.
 #[derive(Clone, Copy, Debug)]
-struct Used {
+struct Usage {
     at_ms: u64,
     net: u32,
 }
 
 /// A refund without a known charge.
 #[derive(Clone, Copy, Debug)]
-struct Back {
+struct RefundEntry {
     at_ms: u64,
     cost: u32,
 }
 
 /// An open reservation.
 #[derive(Clone, Debug)]
-struct Held {
+struct OpenReservation {
     id: Value,
     entry: usize,
     cost: u32,
@@ -126,40 +126,40 @@ struct Held {
 }
 
 struct Ledger {
-    promise: Promise,
+    guarantee: Guarantee,
     oldest: fn(u64) -> u64,
-    used: Vec<Used>,
-    backs: Vec<Back>,
+    used: Vec<Usage>,
+    refunds: Vec<RefundEntry>,
 }
 
 impl Ledger {
     fn charge(&mut self, at_ms: u64, net: u32) -> usize {
-        self.used.push(Used { at_ms, net });
+        self.used.push(Usage { at_ms, net });
         self.used.len() - 1
     }
 
     /// Deducts a refund of a known charge. For a bucket the units return now, so it counts as a refund now. Units
     /// that an earlier refund deducted from the charge are refunded twice, as the caller requested.
-    fn strike_out(&mut self, entry: usize, now_ms: u64, cost: u32) {
-        if self.promise == Promise::Bucket {
-            self.backs.push(Back { at_ms: now_ms, cost });
+    fn deduct(&mut self, entry: usize, now_ms: u64, cost: u32) {
+        if self.guarantee == Guarantee::Bucket {
+            self.refunds.push(RefundEntry { at_ms: now_ms, cost });
             return;
         }
-        let struck = self.used[entry].net.min(cost);
-        self.used[entry].net -= struck;
-        self.refund(now_ms, cost - struck);
+        let deducted = self.used[entry].net.min(cost);
+        self.used[entry].net -= deducted;
+        self.refund(now_ms, cost - deducted);
     }
 
     fn refund(&mut self, now_ms: u64, mut cost: u32) {
-        if self.promise == Promise::Bucket {
-            self.backs.push(Back { at_ms: now_ms, cost });
+        if self.guarantee == Guarantee::Bucket {
+            self.refunds.push(RefundEntry { at_ms: now_ms, cost });
             return;
         }
         let oldest = (self.oldest)(now_ms);
         for used in self.used.iter_mut().filter(|used| used.at_ms >= oldest) {
-            let struck = used.net.min(cost);
-            used.net -= struck;
-            cost -= struck;
+            let deducted = used.net.min(cost);
+            used.net -= deducted;
+            cost -= deducted;
         }
     }
 
@@ -168,20 +168,21 @@ impl Ledger {
         let size = u64::from(SIZE);
         for (first, from) in self.used.iter().enumerate() {
             let later = &self.used[first..];
-            match self.promise {
-                Promise::Bucket => {
+            match self.guarantee {
+                Guarantee::Bucket => {
                     let mut sum = 0;
                     for to in later {
                         sum += u64::from(to.net);
-                        let back = self.backs.iter().filter(|it| (from.at_ms..=to.at_ms).contains(&it.at_ms));
-                        let back: u64 = back.map(|it| u64::from(it.cost)).sum();
-                        let most_in_thousandths = (size + back) * 1000 + (to.at_ms - from.at_ms);
-                        prop_assert!(sum * 1000 <= most_in_thousandths, "{sum} from {from:?} to {to:?}");
+                        let refunded =
+                            self.refunds.iter().filter(|it| (from.at_ms..=to.at_ms).contains(&it.at_ms));
+                        let refunded: u64 = refunded.map(|it| u64::from(it.cost)).sum();
+                        let max_in_thousandths = (size + refunded) * 1000 + (to.at_ms - from.at_ms);
+                        prop_assert!(sum * 1000 <= max_in_thousandths, "{sum} from {from:?} to {to:?}");
                     }
                 }
-                Promise::Windows | Promise::AnyWindow => {
-                    let end = match self.promise {
-                        Promise::Windows => from.at_ms - from.at_ms % WINDOW_MS + WINDOW_MS,
+                Guarantee::Windows | Guarantee::AnyWindow => {
+                    let end = match self.guarantee {
+                        Guarantee::Windows => from.at_ms - from.at_ms % WINDOW_MS + WINDOW_MS,
                         _ => from.at_ms + WINDOW_MS,
                     };
                     let inside = later.iter().filter(|used| used.at_ms < end);
@@ -195,7 +196,7 @@ impl Ledger {
 }
 
 struct Api {
-    made: Arc<Made>,
+    context: Arc<TestContext>,
     router: axum::Router,
     runtime: Runtime,
 }
@@ -203,90 +204,100 @@ struct Api {
 impl Api {
     fn new(algorithm: Algorithm) -> Api {
         let yaml = format!("limits: {{ one: {{ key: global, {} }} }}", algorithm.yaml);
-        let made = Made::new(&yaml, |_| {});
+        let context = TestContext::new(&yaml, |_| {});
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-        Api { router: http_api::router(made.clone()), made, runtime }
+        Api { router: http_api::router(context.clone()), context, runtime }
     }
 
-    fn ask(&mut self, path: &str, body: &Value) -> (u16, Value) {
+    fn call(&mut self, path: &str, body: &Value) -> (u16, Value) {
         let request = Request::post(path)
             .header("content-type", "application/json")
             .body(Body::from(body.to_string()))
             .unwrap();
-        let answered = async {
+        let exchange = async {
             let response = self.router.call(request).await.unwrap();
             let status = response.status().as_u16();
             (status, response.into_body().collect().await.unwrap().to_bytes())
         };
-        let (status, bytes) = self.runtime.block_on(answered);
+        let (status, bytes) = self.runtime.block_on(exchange);
         (status, serde_json::from_slice(&bytes).unwrap())
     }
 
     fn now_ms(&self) -> u64 {
-        self.made.clock.now().as_nanos() / 1_000_000
+        self.context.clock.now().as_nanos() / 1_000_000
     }
 }
 
 fn run(algorithm: Algorithm, steps: &[Step]) -> Result<(), TestCaseError> {
     let mut api = Api::new(algorithm);
-    let mut ledger =
-        Ledger { promise: algorithm.promise, oldest: algorithm.oldest, used: Vec::new(), backs: Vec::new() };
-    let mut held: Vec<Held> = Vec::new();
+    let mut ledger = Ledger {
+        guarantee: algorithm.guarantee,
+        oldest: algorithm.oldest,
+        used: Vec::new(),
+        refunds: Vec::new(),
+    };
+    let mut reservations: Vec<OpenReservation> = Vec::new();
     for step in steps {
         let now_ms = api.now_ms();
         match step {
-            Step::Advance(by) => api.made.clock.advance(*by),
+            Step::Advance(by) => api.context.clock.advance(*by),
             Step::Check(cost) => {
-                let (_, said) = api.ask("/v1/check", &json!({ "limit": "one", "cost": cost }));
-                if said["allowed"] == true {
+                let (_, result) = api.call("/v1/check", &json!({ "limit": "one", "cost": cost }));
+                if result["allowed"] == true {
                     ledger.charge(now_ms, *cost);
                 }
             }
             Step::Reserve { cost, expires_secs } => {
-                let ask = json!({ "limit": "one", "cost": cost, "expires": format!("{expires_secs}s") });
-                let (_, said) = api.ask("/v1/reserve", &ask);
-                if said["allowed"] == true {
+                let check = json!({ "limit": "one", "cost": cost, "expires": format!("{expires_secs}s") });
+                let (_, result) = api.call("/v1/reserve", &check);
+                if result["allowed"] == true {
                     let entry = ledger.charge(now_ms, *cost);
                     let expires_at_ms = now_ms + u64::from(*expires_secs) * 1000;
-                    held.push(Held { id: said["reservation"].clone(), entry, cost: *cost, expires_at_ms });
+                    reservations.push(OpenReservation {
+                        id: result["reservation"].clone(),
+                        entry,
+                        cost: *cost,
+                        expires_at_ms,
+                    });
                 }
             }
-            Step::Settle(which, cost) if *which < held.len() => {
-                let Held { id, entry, expires_at_ms, .. } = held[held.len() - 1 - which].clone();
-                let (status, said) = api.ask("/v1/settle", &json!({ "reservation": id, "cost": cost }));
+            Step::Settle(which, cost) if *which < reservations.len() => {
+                let OpenReservation { id, entry, expires_at_ms, .. } =
+                    reservations[reservations.len() - 1 - which].clone();
+                let (status, result) = api.call("/v1/settle", &json!({ "reservation": id, "cost": cost }));
                 if expires_at_ms <= now_ms {
-                    prop_assert_eq!(status, 409, "it has expired");
+                    prop_assert_eq!(status, 409, "the reservation has expired");
                     continue;
                 }
-                held.remove(held.len() - 1 - which);
-                prop_assert_eq!(status, 200, "{}", said);
-                let number = |name: &str| said[name].as_u64().map(|it| it as u32).unwrap_or(u32::MAX);
+                reservations.remove(reservations.len() - 1 - which);
+                prop_assert_eq!(status, 200, "{}", result);
+                let number = |name: &str| result[name].as_u64().map(|it| it as u32).unwrap_or(u32::MAX);
                 prop_assert_eq!(number("refunded"), number("reserved").saturating_sub(*cost));
-                ledger.strike_out(entry, now_ms, number("refunded"));
+                ledger.deduct(entry, now_ms, number("refunded"));
                 let more = cost.saturating_sub(number("reserved")) - number("uncovered");
                 ledger.charge(now_ms, more);
             }
             Step::Settle(..) => {}
             Step::Refund(cost) => {
-                api.ask("/v1/refund", &json!({ "limit": "one", "cost": cost }));
+                api.call("/v1/refund", &json!({ "limit": "one", "cost": cost }));
                 ledger.refund(now_ms, *cost);
             }
             Step::Sweep => {
                 let (due, open): (Vec<_>, Vec<_>) =
-                    held.into_iter().partition(|it| it.expires_at_ms <= now_ms);
-                held = open;
-                let swept = api.runtime.block_on(refund_expired(&*api.made));
+                    reservations.into_iter().partition(|it| it.expires_at_ms <= now_ms);
+                reservations = open;
+                let swept = api.runtime.block_on(refund_expired(&*api.context));
                 prop_assert_eq!(swept, due.len());
-                for Held { entry, cost, .. } in due {
-                    ledger.strike_out(entry, now_ms, cost);
+                for OpenReservation { entry, cost, .. } in due {
+                    ledger.deduct(entry, now_ms, cost);
                 }
             }
         }
-        let (_, look) = api.ask("/v1/peek", &json!({ "limit": "one", "cost": 0 }));
-        let limit = &look["limits"][0];
-        prop_assert!(limit["remaining"].as_u64() <= Some(u64::from(SIZE)), "banked: {limit}");
-        let (_, more) = api.ask("/v1/peek", &json!({ "limit": "one", "cost": SIZE + 1 }));
-        prop_assert_eq!(&more["allowed"], false, "more than it ever holds");
+        let (_, peek) = api.call("/v1/peek", &json!({ "limit": "one", "cost": 0 }));
+        let limit = &peek["limits"][0];
+        prop_assert!(limit["remaining"].as_u64() <= Some(u64::from(SIZE)), "budget above the limit: {limit}");
+        let (_, more) = api.call("/v1/peek", &json!({ "limit": "one", "cost": SIZE + 1 }));
+        prop_assert_eq!(&more["allowed"], false, "cost above the limit");
         ledger.check()?;
     }
     Ok(())
@@ -310,15 +321,15 @@ proptest! {
 fn reservation_of_a_lost_client_is_refunded_once() {
     for algorithm in ALGORITHMS {
         let mut api = Api::new(algorithm);
-        let ask = json!({ "limit": "one", "cost": 8, "expires": "2s" });
-        assert_eq!(api.ask("/v1/reserve", &ask).1["allowed"], true);
-        let left = |api: &mut Api| {
-            api.ask("/v1/peek", &json!({ "limit": "one", "cost": 0 })).1["limits"][0]["remaining"].clone()
+        let check = json!({ "limit": "one", "cost": 8, "expires": "2s" });
+        assert_eq!(api.call("/v1/reserve", &check).1["allowed"], true);
+        let remaining = |api: &mut Api| {
+            api.call("/v1/peek", &json!({ "limit": "one", "cost": 0 })).1["limits"][0]["remaining"].clone()
         };
-        assert_eq!(left(&mut api), 2, "{algorithm:?}");
-        api.made.clock.advance(Duration::from_secs(2));
-        assert_eq!(api.runtime.block_on(refund_expired(&*api.made)), 1, "{algorithm:?}");
-        assert_eq!(left(&mut api), 10, "{algorithm:?}");
-        assert_eq!(api.runtime.block_on(refund_expired(&*api.made)), 0, "{algorithm:?}");
+        assert_eq!(remaining(&mut api), 2, "{algorithm:?}");
+        api.context.clock.advance(Duration::from_secs(2));
+        assert_eq!(api.runtime.block_on(refund_expired(&*api.context)), 1, "{algorithm:?}");
+        assert_eq!(remaining(&mut api), 10, "{algorithm:?}");
+        assert_eq!(api.runtime.block_on(refund_expired(&*api.context)), 0, "{algorithm:?}");
     }
 }

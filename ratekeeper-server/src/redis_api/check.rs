@@ -8,7 +8,7 @@ use ratekeeper::{Decision, Limit, Rate, RefillStyle, RetryAfter, Store};
 use smallvec::SmallVec;
 
 use super::commands::Command;
-use super::counts::Became;
+use super::metrics::CommandOutcome;
 use super::protocol::Words;
 use super::reply::{Replies, quoted};
 
@@ -18,15 +18,15 @@ pub(crate) type ErrorText = std::borrow::Cow<'static, str>;
 const CELL_USAGE: &str =
     "Cell error: Usage: cl.throttle <key> <max_burst> <count per period> <period> [<quantity>]";
 
-const NO_LIMITS: &str = "UNAVAILABLE there are no limits to ask now; try again";
-const STORE_AWAY: &str = "UNAVAILABLE store unavailable and the failure policy is closed";
+const NO_LIMITS: &str = "UNAVAILABLE no limits are configured; retry later";
+const STORE_UNAVAILABLE: &str = "UNAVAILABLE store unavailable and the failure policy is closed";
 
 /// The limits, and how many of them can be checked by name.
 pub(crate) type Limits<'l, S> = (&'l RatekeeperLayer<S>, usize);
 
 /// An inline limit, and the cost to charge.
 #[derive(Debug, PartialEq, Eq)]
-struct Brought {
+struct InlineCheck {
     limit: Limit,
     cost: u32,
 }
@@ -37,19 +37,19 @@ pub(crate) async fn answer<S: Store>(
     words: Words<'_>,
     limits: Option<Limits<'_, S>>,
     out: &mut Replies,
-) -> Became {
-    let answered = match (command, limits) {
+) -> CommandOutcome {
+    let result = match (command, limits) {
         (_, None) => {
             out.error(NO_LIMITS);
-            return Became::Unavailable;
+            return CommandOutcome::Unavailable;
         }
         (Command::ClThrottle, Some((limits, _))) => cl_throttle(words, limits, out).await,
         (Command::Throttle, Some((limits, _))) => throttle(words, limits, out).await,
-        (_, Some(limits)) => check(words, limits, out).await,
+        (_, Some(limits)) => rk_check(words, limits, out).await,
     };
-    answered.unwrap_or_else(|refused| {
-        out.error(&refused);
-        Became::Refused
+    result.unwrap_or_else(|error| {
+        out.error(&error);
+        CommandOutcome::Error
     })
 }
 
@@ -58,12 +58,12 @@ async fn cl_throttle<S: Store>(
     words: Words<'_>,
     limits: &RatekeeperLayer<S>,
     out: &mut Replies,
-) -> Result<Became, ErrorText> {
-    let brought = cell(words)?;
-    Ok(match decide(&brought, words, limits).await {
+) -> Result<CommandOutcome, ErrorText> {
+    let check = parse_cl_throttle(words)?;
+    Ok(match check_inline(&check, words, limits).await {
         Some(decision) => {
-            out.numbers(&as_cell(&decision));
-            became(decision.allowed)
+            out.numbers(&cl_throttle_reply(&decision));
+            outcome_of(decision.allowed)
         }
         None => unavailable(out),
     })
@@ -74,26 +74,28 @@ async fn throttle<S: Store>(
     words: Words<'_>,
     limits: &RatekeeperLayer<S>,
     out: &mut Replies,
-) -> Result<Became, ErrorText> {
-    let brought = crab(words)?;
-    Ok(match decide(&brought, words, limits).await {
+) -> Result<CommandOutcome, ErrorText> {
+    let check = parse_throttle(words)?;
+    Ok(match check_inline(&check, words, limits).await {
         Some(decision) => {
-            out.numbers(&as_crab(&decision));
-            became(decision.allowed)
+            out.numbers(&throttle_reply(&decision));
+            outcome_of(decision.allowed)
         }
         None => unavailable(out),
     })
 }
 
 /// `RK.CHECK limit [key [cost [key ...]]]`
-async fn check<S: Store>(
+async fn rk_check<S: Store>(
     words: Words<'_>,
     (limits, named): Limits<'_, S>,
     out: &mut Replies,
-) -> Result<Became, ErrorText> {
+) -> Result<CommandOutcome, ErrorText> {
     let name = words.get(1).unwrap_or_default();
     let Some(number) = limits.rules().take(named).position(|rule| rule.name.as_bytes() == name) else {
-        return Err(format!("ERR there is no limit '{}' in the configuration", quoted(name)).into());
+        return Err(
+            format!("ERR unknown limit '{}'; send the name of a configured limit", quoted(name)).into()
+        );
     };
     let cost = match words.get(3) {
         None => 1,
@@ -107,57 +109,57 @@ async fn check<S: Store>(
     for value in first.into_iter().chain(words.iter().skip(4)) {
         values.push(std::str::from_utf8(value).map_err(|_| "ERR a part of the key is not UTF-8")?);
     }
-    let demand = Check { limit: LimitRef::Rule(number), key: KeyInput::Values(&values), cost };
-    let answered = match limits.check(&[demand], how(cost)).await {
-        Ok(answered) => answered,
-        Err(unasked) if unasked.why == KeyError::Denied => {
-            out.numbers(&NEVER);
-            return Ok(Became::Denied);
+    let check = Check { limit: LimitRef::Rule(number), key: KeyInput::Values(&values), cost };
+    let outcome = match limits.check(&[check], mode(cost)).await {
+        Ok(outcome) => outcome,
+        Err(error) if error.why == KeyError::Denied => {
+            out.numbers(&ON_DENY_LIST);
+            return Ok(CommandOutcome::Denied);
         }
-        Err(unasked) => return Err(format!("ERR {}", unasked.why).into()),
+        Err(error) => return Err(format!("ERR {}", error.why).into()),
     };
-    if answered.is_closed {
+    if outcome.is_closed {
         return Ok(unavailable(out));
     }
-    let allowed = answered.allowed;
-    match answered.limits.first().and_then(|said| said.decision) {
-        // A shadow limit may decide otherwise than the verdict.
+    let allowed = outcome.allowed;
+    match outcome.limits.first().and_then(|limit| limit.decision) {
+        // The decision of a shadow limit may differ from the verdict.
         Some(decision) if allowed => {
-            out.numbers(&as_own(&Decision { allowed, retry_after: RetryAfter::Now, ..decision }));
+            out.numbers(&rk_check_reply(&Decision { allowed, retry_after: RetryAfter::Now, ..decision }));
         }
-        Some(decision) => out.numbers(&as_own(&decision)),
+        Some(decision) => out.numbers(&rk_check_reply(&decision)),
         None => out.numbers(&UNLIMITED),
     }
-    Ok(became(allowed))
+    Ok(outcome_of(allowed))
 }
 
 /// Checks an inline limit with the command's key; none if the store is unavailable and the policy is `closed`.
-async fn decide<S: Store>(
-    brought: &Brought,
+async fn check_inline<S: Store>(
+    check: &InlineCheck,
     words: Words<'_>,
     limits: &RatekeeperLayer<S>,
 ) -> Option<Decision> {
     let key = words.get(1).unwrap_or_default();
-    let verdict = limits.check_inline(&brought.limit, key, brought.cost, how(brought.cost)).await;
+    let verdict = limits.check_inline(&check.limit, key, check.cost, mode(check.cost)).await;
     (!verdict.is_closed()).then(|| verdict.decision())
 }
 
 /// A cost of 0 peeks.
-fn how(cost: u32) -> CheckMode {
+fn mode(cost: u32) -> CheckMode {
     if cost == 0 { CheckMode::Peek } else { CheckMode::Charge }
 }
 
-fn became(allowed: bool) -> Became {
-    if allowed { Became::Allowed } else { Became::Denied }
+fn outcome_of(allowed: bool) -> CommandOutcome {
+    if allowed { CommandOutcome::Allowed } else { CommandOutcome::Denied }
 }
 
-fn unavailable(out: &mut Replies) -> Became {
-    out.error(STORE_AWAY);
-    Became::Unavailable
+fn unavailable(out: &mut Replies) -> CommandOutcome {
+    out.error(STORE_UNAVAILABLE);
+    CommandOutcome::Unavailable
 }
 
 /// Parses `CL.THROTTLE`, with the error messages of redis-cell.
-fn cell(words: Words<'_>) -> Result<Brought, ErrorText> {
+fn parse_cl_throttle(words: Words<'_>) -> Result<InlineCheck, ErrorText> {
     if !matches!(words.len(), 5 | 6) {
         return Err(CELL_USAGE.into());
     }
@@ -178,24 +180,24 @@ fn cell(words: Words<'_>) -> Result<Brought, ErrorText> {
     let cost = u32::try_from(quantity)
         .map_err(|_| format!("Cell error: quantity is {quantity}; it must be 0 to {}", u32::MAX))?;
     let limit = bucket(capacity, count, period).map_err(|why| format!("Cell error: {why}"))?;
-    Ok(Brought { limit, cost })
+    Ok(InlineCheck { limit, cost })
 }
 
 /// Parses `THROTTLE`.
-fn crab(words: Words<'_>) -> Result<Brought, ErrorText> {
+fn parse_throttle(words: Words<'_>) -> Result<InlineCheck, ErrorText> {
     if words.len() > 6 {
         return Err("ERR wrong number of arguments for 'throttle' command".into());
     }
-    let number = |at: usize, name: &str, least: u32| {
+    let number = |at: usize, name: &str, min: u32| {
         let number = integer(words.get(at)).and_then(|number| u32::try_from(number).ok());
-        let number = number.filter(|number| *number >= least);
-        number.ok_or_else(|| format!("ERR invalid {name}; it must be {least} to {}", u32::MAX))
+        let number = number.filter(|number| *number >= min);
+        number.ok_or_else(|| format!("ERR invalid {name}; it must be {min} to {}", u32::MAX))
     };
     let capacity = number(2, "max_burst", 1)?;
     let (count, period) = (number(3, "count_per_period", 1)?, number(4, "period", 1)?);
     let cost = if words.len() == 6 { number(5, "quantity", 0)? } else { 1 };
     let limit = bucket(capacity, count.into(), period.into()).map_err(|why| format!("ERR {why}"))?;
-    Ok(Brought { limit, cost })
+    Ok(InlineCheck { limit, cost })
 }
 
 /// A token bucket of `capacity` units that refills `count` units per `period` seconds, one by one.
@@ -214,11 +216,11 @@ pub(crate) fn integer(word: Option<&[u8]>) -> Option<i64> {
 }
 
 /// The reply for a key on the limit's deny list: no wait helps.
-const NEVER: [i64; 6] = [0, 0, 0, -1, 0, 0];
+const ON_DENY_LIST: [i64; 6] = [0, 0, 0, -1, 0, 0];
 /// The reply for a key that the limit exempts.
 const UNLIMITED: [i64; 6] = [1, -1, -1, -1, 0, 0];
 
-fn as_cell(decision: &Decision) -> [i64; 5] {
+fn cl_throttle_reply(decision: &Decision) -> [i64; 5] {
     let Decision { allowed, limit, remaining, retry_after, reset_after, .. } = *decision;
     let retry_after = match retry_after {
         RetryAfter::After(wait) => seconds(wait),
@@ -227,7 +229,7 @@ fn as_cell(decision: &Decision) -> [i64; 5] {
     [i64::from(!allowed), limit.into(), remaining.into(), retry_after, seconds(reset_after)]
 }
 
-fn as_crab(decision: &Decision) -> [i64; 5] {
+fn throttle_reply(decision: &Decision) -> [i64; 5] {
     let Decision { allowed, limit, remaining, retry_after, reset_after, .. } = *decision;
     let retry_after = match retry_after {
         RetryAfter::After(wait) => seconds(wait),
@@ -237,7 +239,7 @@ fn as_crab(decision: &Decision) -> [i64; 5] {
     [allowed.into(), limit.into(), remaining.into(), seconds(reset_after), retry_after]
 }
 
-fn as_own(decision: &Decision) -> [i64; 6] {
+fn rk_check_reply(decision: &Decision) -> [i64; 6] {
     let Decision { allowed, limit, remaining, retry_after, reset_after, delay } = *decision;
     let retry_after = match retry_after {
         RetryAfter::After(wait) => millis(wait),
@@ -274,18 +276,18 @@ mod tests {
     /// One decision in all layouts. Times are rounded up, so that a retry is not early even by a nanosecond.
     #[test]
     fn each_layout_has_its_own_order_and_unit() {
-        assert_eq!(as_cell(&DENIED), [1, 5, 1, 2, 4]);
-        assert_eq!(as_crab(&DENIED), [0, 5, 1, 4, 2]);
-        assert_eq!(as_own(&DENIED), [0, 5, 1, 1001, 3901, 0]);
+        assert_eq!(cl_throttle_reply(&DENIED), [1, 5, 1, 2, 4]);
+        assert_eq!(throttle_reply(&DENIED), [0, 5, 1, 4, 2]);
+        assert_eq!(rk_check_reply(&DENIED), [0, 5, 1, 1001, 3901, 0]);
         let never = Decision { retry_after: RetryAfter::Never, ..DENIED };
-        assert_eq!(as_cell(&never)[3], -1);
-        assert_eq!(as_crab(&never)[4], -1);
-        assert_eq!(as_own(&never)[3], -1);
+        assert_eq!(cl_throttle_reply(&never)[3], -1);
+        assert_eq!(throttle_reply(&never)[4], -1);
+        assert_eq!(rk_check_reply(&never)[3], -1);
         let delay = Duration::from_micros(1_500);
         let allowed = Decision { allowed: true, retry_after: RetryAfter::Now, delay, ..DENIED };
-        assert_eq!(as_cell(&allowed), [0, 5, 1, -1, 4]);
-        assert_eq!(as_crab(&allowed), [1, 5, 1, 4, 0]);
-        assert_eq!(as_own(&allowed), [1, 5, 1, -1, 3901, 2]);
+        assert_eq!(cl_throttle_reply(&allowed), [0, 5, 1, -1, 4]);
+        assert_eq!(throttle_reply(&allowed), [1, 5, 1, 4, 0]);
+        assert_eq!(rk_check_reply(&allowed), [1, 5, 1, -1, 3901, 2]);
     }
 
     #[test]

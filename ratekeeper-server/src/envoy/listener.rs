@@ -14,11 +14,11 @@ use tonic::transport::Server;
 use tonic_health::ServingStatus;
 use tonic_health::server::{HealthReporter, health_reporter};
 
-use super::bounded::{Bounded, Calls};
 use super::bounds::METADATA_BYTES_MAX;
+use super::call_guard::{CallGuard, CallKind};
 use super::connection::accept;
-use super::service::Service;
-use super::{Source, reflection};
+use super::service::RateLimitService;
+use super::{EnvoyApiContext, reflection};
 
 /// The service names in health checks, as in Envoy's reference implementation; the empty name is the whole server.
 const HEALTH_NAMES: [&str; 2] = ["ratelimit", ""];
@@ -37,117 +37,122 @@ const WINDOW_BYTES: u32 = 1 << 20;
 
 /// The bounds on what clients may use.
 #[derive(Clone, Copy, Debug)]
-pub struct Settings {
+pub struct EnvoyListenerSettings {
     /// Most open connections; further ones wait to be accepted.
     pub connections_max: usize,
     /// Most calls in flight per connection.
-    pub calls_of_connection_max: u32,
+    pub calls_per_connection_max: u32,
     /// Most calls in flight over all connections; further ones are rejected.
     pub calls_max: usize,
     /// Most bytes of incomplete messages over all calls; calls beyond that are rejected.
-    pub unread_bytes_max: usize,
+    pub incomplete_bytes_max: usize,
     /// How long a client may take for the connection preface, for a call, or to answer a ping; and, if there is a
     /// token, until its first call with the token.
-    pub patience: Duration,
+    pub client_timeout: Duration,
     /// Interval between keepalive pings.
-    pub ping_every: Duration,
+    pub ping_interval: Duration,
     /// How long calls are still accepted after health checks report `NOT_SERVING`.
-    pub last_call: Duration,
+    pub drain_delay: Duration,
 }
 
-impl Default for Settings {
-    fn default() -> Settings {
-        Settings {
+impl Default for EnvoyListenerSettings {
+    fn default() -> EnvoyListenerSettings {
+        EnvoyListenerSettings {
             connections_max: 1024,
-            calls_of_connection_max: 1024,
+            calls_per_connection_max: 1024,
             calls_max: 4096,
-            unread_bytes_max: 256 << 20,
-            patience: Duration::from_secs(10),
-            ping_every: Duration::from_secs(30),
-            last_call: Duration::from_millis(500),
+            incomplete_bytes_max: 256 << 20,
+            client_timeout: Duration::from_secs(10),
+            ping_interval: Duration::from_secs(30),
+            drain_delay: Duration::from_millis(500),
         }
     }
 }
 
 /// Serves the rate limit service, health and reflection over gRPC, on a socket of [`Sockets`](crate::Sockets).
 ///
-/// Once `drain` is true, health checks report `NOT_SERVING` immediately; after [`last_call`](Settings::last_call) no
-/// more connections are accepted, calls in flight are answered, and the future ends.
+/// Once `drain` is true, health checks report `NOT_SERVING` immediately. After
+/// [`drain_delay`](EnvoyListenerSettings::drain_delay), no more connections are accepted, calls in flight are answered,
+/// and the future ends.
 ///
 /// # Errors
 /// Returns the error of the socket, if it cannot be used.
-pub fn listen<P: Source>(
+pub fn listen<P: EnvoyApiContext>(
     listener: std::net::TcpListener,
-    source: Arc<P>,
-    settings: Settings,
+    context: Arc<P>,
+    settings: EnvoyListenerSettings,
     drain: watch::Receiver<bool>,
 ) -> io::Result<(SocketAddr, impl Future<Output = io::Result<()>> + Send)> {
     listener.set_nonblocking(true)?;
     let listener = TcpListener::from_std(listener)?;
     let address = listener.local_addr()?;
-    let unread = Arc::new(Semaphore::new(settings.unread_bytes_max.min(Semaphore::MAX_PERMITS)));
-    let limits = Calls::Limits(unread);
-    let service = Bounded::new(Service(source.clone()), source.clone(), limits, settings.calls_max);
+    let byte_permits = Arc::new(Semaphore::new(settings.incomplete_bytes_max.min(Semaphore::MAX_PERMITS)));
+    let limits = CallKind::RateLimit(byte_permits);
+    let service =
+        CallGuard::new(RateLimitService(context.clone()), context.clone(), limits, settings.calls_max);
     let reflection = reflection::service().map_err(io::Error::other)?;
     let reflection = reflection.max_decoding_message_size(SMALL_MESSAGE_BYTES_MAX);
-    let reflection = Bounded::new(reflection, source.clone(), Calls::Reflection, REFLECTION_CALLS_MAX);
+    let reflection = CallGuard::new(reflection, context.clone(), CallKind::Reflection, REFLECTION_CALLS_MAX);
     let (reporter, health) = health_reporter();
     let health = health.max_decoding_message_size(SMALL_MESSAGE_BYTES_MAX);
-    let health = Bounded::new(health, source.clone(), Calls::Health, HEALTH_CALLS_MAX);
-    let asks_token = Arc::new(move || source.snapshot().options.token.is_some());
+    let health = CallGuard::new(health, context.clone(), CallKind::Health, HEALTH_CALLS_MAX);
+    let requires_token = Arc::new(move || context.snapshot().settings.token.is_some());
     let server = Server::builder()
-        .max_concurrent_streams(settings.calls_of_connection_max)
-        .timeout(settings.patience)
-        .http2_keepalive_interval(Some(settings.ping_every))
-        .http2_keepalive_timeout(Some(settings.patience))
+        .max_concurrent_streams(settings.calls_per_connection_max)
+        .timeout(settings.client_timeout)
+        .http2_keepalive_interval(Some(settings.ping_interval))
+        .http2_keepalive_timeout(Some(settings.client_timeout))
         .http2_max_header_list_size(METADATA_BYTES_MAX)
         .initial_connection_window_size(WINDOW_BYTES)
         .add_service(service)
         .add_service(health)
         .add_service(reflection);
     Ok((address, async move {
-        tell(&reporter, ServingStatus::Serving).await;
+        set_status(&reporter, ServingStatus::Serving).await;
         // No queue: the next connection is accepted when the previous one is served.
-        let (taken, connections) = mpsc::channel(1);
-        let accepting = accept(listener, settings.connections_max, settings.patience, asks_token, taken);
-        let (ended, is_ending) = watch::channel(false);
-        let ending = end_after(drain.clone(), reporter, settings.last_call, ended);
-        let served =
-            server.serve_with_incoming_shutdown(ReceiverStream::new(connections), begun(is_ending.clone()));
+        let (accepted, connections) = mpsc::channel(1);
+        let accepting =
+            accept(listener, settings.connections_max, settings.client_timeout, requires_token, accepted);
+        let (shut_down, is_shutting_down) = watch::channel(false);
+        let draining = shut_down_after(drain.clone(), reporter, settings.drain_delay, shut_down);
+        let served = server.serve_with_incoming_shutdown(
+            ReceiverStream::new(connections),
+            wait_until_true(is_shutting_down.clone()),
+        );
         let serving = async {
             tokio::select! {
                 served = served => served.map_err(io::Error::other),
                 // A client that watches its health without end does not delay the shutdown.
-                () = async { begun(is_ending).await; sleep(settings.patience).await } => Ok(()),
+                () = async { wait_until_true(is_shutting_down).await; sleep(settings.client_timeout).await } => Ok(()),
             }
         };
         tokio::select! {
             served = serving => served,
-            // Both end when the service does; if the service fails first, they are dropped.
-            () = async { tokio::join!(accepting, ending); pending().await } => Ok(()),
+            // Both end when the service ends; if the service fails first, they are dropped.
+            () = async { tokio::join!(accepting, draining); pending().await } => Ok(()),
         }
     }))
 }
 
-/// Reports `NOT_SERVING`, and begins the shutdown after `last_call`.
-async fn end_after(
+/// Reports `NOT_SERVING`, and begins the shutdown after `drain_delay`.
+async fn shut_down_after(
     mut drain: watch::Receiver<bool>,
     reporter: HealthReporter,
-    last_call: Duration,
-    ended: watch::Sender<bool>,
+    drain_delay: Duration,
+    shut_down: watch::Sender<bool>,
 ) {
     // A dropped sender ends the service as well.
     let _ = drain.wait_for(|is_draining| *is_draining).await;
-    tell(&reporter, ServingStatus::NotServing).await;
-    sleep(last_call).await;
-    ended.send_replace(true);
+    set_status(&reporter, ServingStatus::NotServing).await;
+    sleep(drain_delay).await;
+    shut_down.send_replace(true);
 }
 
-async fn begun(mut news: watch::Receiver<bool>) {
-    let _ = news.wait_for(|has_begun| *has_begun).await;
+async fn wait_until_true(mut flag: watch::Receiver<bool>) {
+    let _ = flag.wait_for(|value| *value).await;
 }
 
-async fn tell(reporter: &HealthReporter, status: ServingStatus) {
+async fn set_status(reporter: &HealthReporter, status: ServingStatus) {
     for name in HEALTH_NAMES {
         reporter.set_service_status(name, status).await;
     }

@@ -21,7 +21,7 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tower_service::Service;
 
-use super::read_timeout::{Heads, Turn};
+use super::read_timeout::{ConnectionState, HeadTimeout};
 
 /// Most open connections; further ones are closed immediately.
 pub const CONNECTIONS_MAX: usize = 4096;
@@ -29,9 +29,9 @@ pub const CONNECTIONS_MAX: usize = 4096;
 /// and never sends into a connection that is being closed. A head that has begun has less time.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(75);
 /// How long requests in flight may take when the API closes.
-const DRAIN_MAX: Duration = Duration::from_secs(10);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 /// Delay before the next attempt if the system cannot accept a connection.
-const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(50);
 
 /// Serves connections until the API closes.
 pub(super) async fn serve(
@@ -39,28 +39,28 @@ pub(super) async fn serve(
     router: Router,
     drain: watch::Receiver<bool>,
 ) -> io::Result<()> {
-    let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-    let mut open = JoinSet::new();
+    let permits = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let mut connections = JoinSet::new();
     let mut closing = drain.clone();
     loop {
         let accepted = select! {
             () = is_closing(&mut closing) => break,
-            Some(_) = open.join_next() => continue,
+            Some(_) = connections.join_next() => continue,
             accepted = listener.accept() => accepted,
         };
         let Ok((stream, peer)) = accepted else {
-            sleep(ACCEPT_AGAIN).await;
+            sleep(ACCEPT_RETRY_DELAY).await;
             continue;
         };
-        let Ok(place) = room.clone().try_acquire_owned() else { continue };
+        let Ok(permit) = permits.clone().try_acquire_owned() else { continue };
         let (router, drain) = (router.clone(), drain.clone());
-        open.spawn(async move {
+        connections.spawn(async move {
             connection(stream, peer, router, drain).await;
-            drop(place);
+            drop(permit);
         });
     }
     drop(listener);
-    let _ = timeout(DRAIN_MAX, async { while open.join_next().await.is_some() {} }).await;
+    let _ = timeout(DRAIN_TIMEOUT, async { while connections.join_next().await.is_some() {} }).await;
     Ok(())
 }
 
@@ -72,16 +72,16 @@ pub(super) async fn is_closing(drain: &mut watch::Receiver<bool>) {
 async fn connection(stream: TcpStream, peer: SocketAddr, router: Router, mut drain: watch::Receiver<bool>) {
     // Responses are small, and the client waits for them.
     let _ = stream.set_nodelay(true);
-    let turn = Turn::default();
-    let stream = Heads::new(stream, turn.clone());
+    let state = ConnectionState::default();
+    let stream = HeadTimeout::new(stream, state.clone());
     let service = service_fn(move |request: Request<Incoming>| {
-        turn.ours();
-        let (mut router, turn) = (router.clone(), turn.clone());
+        state.head_complete();
+        let (mut router, state) = (router.clone(), state.clone());
         let mut request = request.map(Body::new);
         request.extensions_mut().insert(Peer(peer.ip()));
         async move {
-            let response = unfailing(router.call(request).await);
-            turn.answered();
+            let response = into_ok(router.call(request).await);
+            state.response_complete();
             Ok::<_, Infallible>(response)
         }
     });
@@ -99,7 +99,7 @@ async fn connection(stream: TcpStream, peer: SocketAddr, router: Router, mut dra
     };
 }
 
-fn unfailing<T>(result: Result<T, Infallible>) -> T {
+fn into_ok<T>(result: Result<T, Infallible>) -> T {
     match result {
         Ok(value) => value,
     }

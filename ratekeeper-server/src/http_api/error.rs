@@ -1,0 +1,58 @@
+//! The errors of this API: a status and a reason, converted to a Problem Details response in one place.
+
+use axum::http::StatusCode;
+use axum::http::header::{HeaderValue, RETRY_AFTER};
+use axum::response::Response;
+
+use super::records::RecordError;
+use crate::problem::problem;
+
+/// A request that is rejected before any limit decides, or that failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct HttpApiError {
+    pub(crate) status: StatusCode,
+    pub(crate) reason: String,
+    /// Whether a retry after a second may succeed.
+    is_retryable: bool,
+    /// Whether the request may have been executed in spite of the error.
+    pub(crate) may_be_executed: bool,
+}
+
+/// Longest reason, in characters: it can quote parts of the request.
+const REASON_CHARS_MAX: usize = 400;
+
+impl HttpApiError {
+    pub(crate) fn new(status: StatusCode, reason: impl Into<String>) -> HttpApiError {
+        let is_retryable = status == StatusCode::SERVICE_UNAVAILABLE;
+        HttpApiError { status, reason: reason.into(), is_retryable, may_be_executed: false }
+    }
+
+    /// The same, with a `Retry-After` of one second.
+    pub(crate) fn retryable(self) -> HttpApiError {
+        HttpApiError { is_retryable: true, ..self }
+    }
+
+    /// The same, for a request that may have been executed: without `Retry-After`, because a retry could execute it
+    /// twice.
+    pub(crate) fn maybe_executed(self) -> HttpApiError {
+        HttpApiError { is_retryable: false, may_be_executed: true, ..self }
+    }
+
+    pub(crate) fn into_response(self) -> Response {
+        let reason = match self.reason.char_indices().nth(REASON_CHARS_MAX) {
+            Some((end, _)) => &self.reason[..end],
+            None => &self.reason,
+        };
+        let mut response = problem(self.status, reason);
+        if self.is_retryable {
+            response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
+        }
+        response
+    }
+}
+
+impl From<RecordError> for HttpApiError {
+    fn from(reason: RecordError) -> HttpApiError {
+        HttpApiError::new(StatusCode::SERVICE_UNAVAILABLE, reason.to_string())
+    }
+}

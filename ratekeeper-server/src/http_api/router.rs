@@ -1,0 +1,77 @@
+//! The routes of the API and their access checks.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::http::StatusCode;
+use axum::http::header::CONTENT_TYPE;
+use axum::middleware::{from_fn, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{any, get, post};
+
+use super::metrics::Endpoint;
+use super::{HttpApiContext, OPENAPI, authorize, check, idempotency, reserve};
+use crate::guard::{Guard, reject_host_names, reject_cross_origin, require_token};
+use crate::problem::problem;
+
+/// The routes of the API, without a socket. The caller's address is taken from the request extension
+/// [`Peer`](ratekeeper::tower::Peer).
+pub fn router<T: HttpApiContext>(context: Arc<T>) -> Router {
+    let configured = context.clone();
+    let guard = Guard::new("apis.http", move || configured.snapshot().settings.token.clone());
+    Router::new()
+        .route("/v1/check", post(check::<T>))
+        .route("/v1/peek", post(peek::<T>))
+        .route("/v1/reset", post(reset::<T>))
+        .route("/v1/refund", post(refund::<T>))
+        .route("/v1/reserve", post(reserve::<T>))
+        .route("/v1/settle", post(settle::<T>))
+        .method_not_allowed_fallback(wrong_method)
+        .with_state(context.clone())
+        .merge(context.other_routes())
+        // This layer covers the routes added above it only.
+        .route_layer(from_fn_with_state(guard.clone(), require_token))
+        .route("/openapi.json", get(openapi))
+        .fallback(unknown_path)
+        .layer(from_fn_with_state(guard, reject_host_names))
+        .layer(from_fn(reject_cross_origin))
+        // After the layers: a proxy's subrequest carries its client's `Origin`, and often its `Host`.
+        .route("/v1/authorize", any(authorize::authorize::<T>).with_state(context))
+}
+
+async fn check<T: HttpApiContext>(State(api): State<Arc<T>>, request: Request) -> Response {
+    idempotency::handle(api, Endpoint::Check, request, check::check).await
+}
+
+async fn peek<T: HttpApiContext>(State(api): State<Arc<T>>, request: Request) -> Response {
+    idempotency::handle(api, Endpoint::Peek, request, check::peek).await
+}
+
+async fn reset<T: HttpApiContext>(State(api): State<Arc<T>>, request: Request) -> Response {
+    idempotency::handle(api, Endpoint::Reset, request, check::reset).await
+}
+
+async fn refund<T: HttpApiContext>(State(api): State<Arc<T>>, request: Request) -> Response {
+    idempotency::handle(api, Endpoint::Refund, request, check::refund).await
+}
+
+async fn reserve<T: HttpApiContext>(State(api): State<Arc<T>>, request: Request) -> Response {
+    idempotency::handle(api, Endpoint::Reserve, request, reserve::reserve).await
+}
+
+async fn settle<T: HttpApiContext>(State(api): State<Arc<T>>, request: Request) -> Response {
+    idempotency::handle(api, Endpoint::Settle, request, reserve::settle).await
+}
+
+async fn openapi() -> impl IntoResponse {
+    ([(CONTENT_TYPE, "application/json")], OPENAPI)
+}
+
+async fn wrong_method() -> Response {
+    problem(StatusCode::METHOD_NOT_ALLOWED, "method not allowed; use one that `Allow` lists")
+}
+
+async fn unknown_path() -> Response {
+    problem(StatusCode::NOT_FOUND, "unknown path; `/openapi.json` lists all paths")
+}

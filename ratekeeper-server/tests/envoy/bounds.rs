@@ -1,0 +1,270 @@
+//! Hostile clients: each request gets a response or a typed error, and the next request is served.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use ratekeeper_server::envoy::messages::RateLimitRequest;
+use ratekeeper_server::envoy::{
+    CALL_BYTES_MAX, DESCRIPTORS_MAX, ENTRIES_MAX, EnvoyApiSettings, EnvoyListenerSettings, TEXT_BYTES_MAX,
+};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tonic::Code;
+
+use super::support::{
+    Client, EndlessBody, RawCodec, TEST_TIMEOUT, as_refund, descriptor, edge_request, is_ok, run, run_with,
+    with_hits, with_inline_limit,
+};
+
+const USERS: &str = "  edge: [{ key: user, fixed_window: { limit: 1000, window: 1m } }]\n";
+
+/// Asserts that a request is rejected with this code and reason, and that the client is served afterwards.
+async fn assert_rejected(client: &mut Client, request: RateLimitRequest, code: Code, reason: &str) {
+    let status = client.call(request).await.unwrap_err();
+    assert_eq!(status.code(), code, "{status}");
+    assert!(status.message().contains(reason), "{status}");
+    assert!(is_ok(client.check(&[descriptor(&[("user", "good")])]).await.overall_code));
+}
+
+#[tokio::test]
+async fn unknown_units_are_rejected() {
+    let service = run(USERS);
+    let mut client = service.client().await;
+    for unit in [0, 7, 99, -1, i32::MAX, i32::MIN] {
+        let descriptors =
+            [descriptor(&[("user", "ann")]), with_inline_limit(5, unit, descriptor(&[("user", "ann")]))];
+        let reason = format!("descriptors[1].limit.unit is {unit}: send 1 to 6");
+        assert_rejected(&mut client, edge_request(&descriptors), Code::InvalidArgument, &reason).await;
+    }
+    // The rejected requests charged nothing.
+    assert_eq!(client.remaining(&[descriptor(&[("user", "ann")])]).await, (true, vec![999]));
+    assert_eq!(
+        client.remaining(&[with_inline_limit(u32::MAX, 6, descriptor(&[]))]).await,
+        (true, vec![u32::MAX - 1])
+    );
+}
+
+#[tokio::test]
+async fn oversized_requests_are_rejected() {
+    let service = run(USERS);
+    let mut client = service.client().await;
+    let many = |count: usize| edge_request(&vec![descriptor(&[("user", "ann")]); count]);
+    let response = client.call(many(DESCRIPTORS_MAX)).await.unwrap();
+    assert_eq!(response.statuses.len(), DESCRIPTORS_MAX);
+    let reason = "send at most 100";
+    assert_rejected(&mut client, many(DESCRIPTORS_MAX + 1), Code::InvalidArgument, reason).await;
+    assert_rejected(&mut client, many(10_000), Code::InvalidArgument, "more than 100 descriptors").await;
+
+    let response = client.check(&[descriptor(&vec![("user", "ann"); ENTRIES_MAX])]).await;
+    assert!(is_ok(response.overall_code) && response.statuses[0].current_limit.is_none());
+    let deep = edge_request(&[descriptor(&vec![("user", "ann"); ENTRIES_MAX + 1])]);
+    assert_rejected(&mut client, deep, Code::InvalidArgument, "descriptors[0] has more than 32 entries")
+        .await;
+
+    let long = "x".repeat(TEXT_BYTES_MAX);
+    assert_eq!(client.remaining(&[descriptor(&[("user", &long)])]).await, (true, vec![999]));
+    for longer in ["x".repeat(TEXT_BYTES_MAX + 1), "x".repeat(1_000_000)] {
+        let reason = "longer than 196608 bytes";
+        assert_rejected(
+            &mut client,
+            edge_request(&[descriptor(&[("user", &longer)])]),
+            Code::InvalidArgument,
+            reason,
+        )
+        .await;
+        assert_rejected(
+            &mut client,
+            edge_request(&[descriptor(&[(&longer, "")])]),
+            Code::InvalidArgument,
+            reason,
+        )
+        .await;
+        let domain =
+            RateLimitRequest { domain: longer.into(), ..edge_request(&[descriptor(&[("user", "ann")])]) };
+        assert_rejected(&mut client, domain, Code::InvalidArgument, reason).await;
+    }
+    let oversized = edge_request(&[descriptor(&[("user", &"x".repeat(CALL_BYTES_MAX))])]);
+    assert_rejected(&mut client, oversized, Code::OutOfRange, "").await;
+}
+
+/// Envoy's clients could bypass a limit if they could exceed a bound: a long header in every descriptor, and long
+/// tracing headers, must be decided.
+#[tokio::test]
+async fn longest_client_input_is_decided() {
+    let service = run(USERS);
+    let mut client = service.client().await;
+    let long = "x".repeat(60 << 10);
+    let response = client.check(&vec![descriptor(&[("user", &long)]); DESCRIPTORS_MAX]).await;
+    assert_eq!(response.statuses.len(), DESCRIPTORS_MAX);
+    let mut request = tonic::Request::new(edge_request(&[descriptor(&[("user", "ann")])]));
+    request.metadata_mut().insert("tracestate", long.parse().unwrap());
+    let response = client.call(request).await.unwrap();
+    assert_eq!(response.statuses[0].limit_remaining, 999);
+}
+
+/// All incomplete messages share one bound on their bytes, and rejected messages release theirs.
+#[tokio::test]
+async fn incomplete_messages_share_a_byte_bound() {
+    let settings = EnvoyListenerSettings { incomplete_bytes_max: 1000, ..EnvoyListenerSettings::default() };
+    let service = run_with(USERS, EnvoyApiSettings::default(), settings);
+    let mut client = service.client().await;
+    let long = "x".repeat(1000);
+    for _ in 0..5 {
+        assert_rejected(
+            &mut client,
+            edge_request(&[descriptor(&[("user", &long)])]),
+            Code::ResourceExhausted,
+            "too many",
+        )
+        .await;
+    }
+    let text = super::listener::metrics(&service);
+    assert!(text.contains("{result=\"error\"} 5\n"), "{text}");
+}
+
+#[tokio::test]
+async fn largest_numbers_do_not_overflow() {
+    let service = run_with(
+        USERS,
+        EnvoyApiSettings { refunds: true, ..EnvoyApiSettings::default() },
+        EnvoyListenerSettings::default(),
+    );
+    let mut client = service.client().await;
+    let ann = |sum: u64| with_hits(sum, descriptor(&[("user", "ann")]));
+    let inline = || with_inline_limit(u32::MAX, 1, descriptor(&[("user", "ann")]));
+    for descriptors in [
+        vec![ann(u64::MAX); 3],
+        vec![with_hits(u64::MAX, inline()); 3],
+        vec![as_refund(ann(u64::MAX)); 3],
+        vec![as_refund(with_hits(u64::MAX, inline())); 3],
+        vec![with_hits(u64::from(u32::MAX), inline()); 3],
+        vec![ann(u64::from(u32::MAX)), as_refund(ann(u64::from(u32::MAX)))],
+    ] {
+        let request = RateLimitRequest { hits_addend: u32::MAX, ..edge_request(&descriptors) };
+        assert_eq!(client.call(request).await.unwrap().statuses.len(), descriptors.len());
+    }
+    assert_eq!(client.remaining(&[as_refund(ann(u64::MAX))]).await, (true, vec![1000]));
+    assert_eq!(client.remaining(&[descriptor(&[("user", "ann")])]).await, (true, vec![999]));
+}
+
+/// Silent and slow connections must not hold their permits for ever.
+#[tokio::test]
+async fn silent_connection_is_closed() {
+    let settings = EnvoyListenerSettings {
+        connections_max: 2,
+        client_timeout: Duration::from_millis(200),
+        ..EnvoyListenerSettings::default()
+    };
+    let service = run_with(USERS, EnvoyApiSettings::default(), settings);
+    let mut silent = TcpStream::connect(service.address).await.unwrap();
+    let mut slow = TcpStream::connect(service.address).await.unwrap();
+    slow.write_all(b"PRI * HT").await.unwrap();
+    // Both permits are held: this client is served when one is released.
+    let response = timeout(TEST_TIMEOUT, async {
+        service.client().await.remaining(&[descriptor(&[("user", "ann")])]).await
+    });
+    assert_eq!(response.await.unwrap(), (true, vec![999]));
+    for stream in [&mut silent, &mut slow] {
+        let mut rest = Vec::new();
+        // The connection may end with a reset.
+        let _ = timeout(TEST_TIMEOUT, stream.read_to_end(&mut rest)).await.unwrap();
+    }
+}
+
+/// An incomplete call is cancelled after `client_timeout`.
+#[tokio::test]
+async fn incomplete_call_is_cancelled() {
+    let settings = EnvoyListenerSettings {
+        client_timeout: Duration::from_millis(200),
+        ..EnvoyListenerSettings::default()
+    };
+    let service = run_with(USERS, EnvoyApiSettings::default(), settings);
+    let mut client = h2_client(service.address).await;
+    let call = client.send_request(endless_call(service.address));
+    let response = timeout(TEST_TIMEOUT, call).await.unwrap().unwrap();
+    let status = response.headers().get("grpc-status").map(|it| it.to_str().unwrap().to_owned());
+    assert!(matches!(status.as_deref(), Some("1" | "4")), "{response:?}");
+    // A call without an answer counts as an error.
+    let text = super::listener::metrics(&service);
+    assert!(text.contains("{result=\"error\"} 1\n"), "{text}");
+    assert_eq!(service.client().await.remaining(&[descriptor(&[("user", "ann")])]).await, (true, vec![999]));
+}
+
+pub(crate) fn endless_call(address: SocketAddr) -> http::Request<EndlessBody> {
+    let path = "envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+    http::Request::post(format!("http://{address}/{path}"))
+        .header("content-type", "application/grpc")
+        .header("te", "trailers")
+        .body(EndlessBody)
+        .unwrap()
+}
+
+pub(crate) async fn h2_client(address: SocketAddr) -> hyper::client::conn::http2::SendRequest<EndlessBody> {
+    let stream = TcpStream::connect(address).await.unwrap();
+    let executor = hyper_util::rt::TokioExecutor::new();
+    let io = hyper_util::rt::TokioIo::new(stream);
+    let (client, connection) = hyper::client::conn::http2::handshake(executor, io).await.unwrap();
+    tokio::spawn(connection);
+    client
+}
+
+#[tokio::test]
+async fn malformed_messages_are_rejected() {
+    let service = run(USERS);
+    // An overlong field, a field of the wrong type, a truncated field, and an unknown field.
+    for (message, code) in [
+        (&b"\x0a\xff\xff\xff\xff\x0f"[..], Some(Code::InvalidArgument)),
+        (b"\x08\x01", Some(Code::InvalidArgument)),
+        (b"\x0a\x04edge\x12\x0d\x0a\x0b\x0a\x04user\x12\x04ann", Some(Code::InvalidArgument)),
+        (b"\x0a\x04edge\x12\x0d\x0a\x0b\x0a\x04user\x12\x03ann\xa2\x06\x01x", None),
+        // Text that is not UTF-8 must be decided: Envoy would allow the request if the call failed.
+        (b"\x0a\x04edge\x12\x0e\x0a\x0c\x0a\x04user\x12\x04ann\xff", None),
+    ] {
+        let mut grpc = tonic::client::Grpc::new(service.channel().await);
+        grpc.ready().await.unwrap();
+        let path = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+        let request = tonic::Request::new(message);
+        let result = grpc.unary(request, path.parse().unwrap(), RawCodec).await;
+        assert_eq!(result.map_err(|status| status.code()).err(), code, "{message:?}");
+    }
+    let text = super::listener::metrics(&service);
+    assert!(text.contains("{result=\"error\"} 3\n"), "{text}");
+    let mut client = service.client().await;
+    assert_eq!(client.remaining(&[descriptor(&[("user", "ann")])]).await, (true, vec![998]));
+    assert_eq!(client.remaining(&[descriptor(&[("user", "ann\u{fffd}")])]).await, (true, vec![998]));
+}
+
+/// Calls that never complete are bounded, and other calls are served once they end.
+#[tokio::test]
+async fn calls_in_flight_are_bounded() {
+    let settings = EnvoyListenerSettings { calls_max: 2, ..EnvoyListenerSettings::default() };
+    let service = run_with(USERS, EnvoyApiSettings::default(), settings);
+    let mut endless = h2_client(service.address).await;
+    let mut calls = Vec::new();
+    for _ in 0..2 {
+        let call = endless.send_request(endless_call(service.address));
+        calls.push(tokio::spawn(call));
+    }
+    let mut client = service.client().await;
+    // Until both calls have arrived.
+    let rejected = timeout(TEST_TIMEOUT, async {
+        loop {
+            match client.call(edge_request(&[descriptor(&[("user", "ann")])])).await {
+                Ok(_) => tokio::time::sleep(Duration::from_millis(5)).await,
+                Err(status) => return status,
+            }
+        }
+    });
+    let rejected = rejected.await.unwrap();
+    assert_eq!(rejected.code(), Code::ResourceExhausted, "{rejected}");
+    // Their permits are released when they end.
+    calls.into_iter().for_each(|call| call.abort());
+    drop(endless);
+    let served = timeout(TEST_TIMEOUT, async {
+        while client.call(edge_request(&[descriptor(&[("user", "ann")])])).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    });
+    served.await.unwrap();
+}

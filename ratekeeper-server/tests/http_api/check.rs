@@ -1,0 +1,186 @@
+//! Checks, peeks, refunds and resets.
+
+use std::time::Duration;
+
+use ratekeeper_server::http_api::HttpApiSettings;
+use serde_json::json;
+
+use super::support::{PER_USER, TestContext, open, peek_remaining, post, remaining, run};
+
+#[tokio::test]
+async fn check_response_is_exact() {
+    let api = run("limits:
+  per-user: { key: { header: X-User-Id }, token_bucket: { capacity: 2, refill: 1/3s } }");
+    let check = json!({ "limit": "per-user", "key": "alice" });
+    let response = post(api.address, "/v1/check", &check).await;
+    assert_eq!(response.status, 200);
+    assert_eq!(
+        response.body,
+        r#"{"allowed":true,"limits":[{"limit":"per-user","allowed":true,"size":2,"remaining":1,"retry_after":null,"reset_after":3.0,"delay":0,"shadow":false,"banned":false}],"degraded":false}"#
+    );
+    assert_eq!(response.header("content-type"), Some("application/json"));
+    assert_eq!(response.header("ratelimit"), Some(r#""per-user";r=1;t=3"#));
+    assert!(response.header("ratelimit-policy").unwrap().starts_with(r#""per-user";q=2"#), "{response:?}");
+    assert_eq!(response.header("retry-after"), None);
+
+    api.context.clock.advance(Duration::from_nanos(1));
+    post(api.address, "/v1/check", &check).await;
+    let response = post(api.address, "/v1/check", &check).await;
+    assert_eq!(response.status, 200);
+    assert_eq!(
+        response.body,
+        r#"{"allowed":false,"limits":[{"limit":"per-user","allowed":false,"size":2,"remaining":0,"retry_after":3.0,"reset_after":6.0,"delay":0,"shadow":false,"banned":false}],"degraded":false}"#
+    );
+    assert_eq!(response.header("retry-after"), Some("3"));
+    assert_eq!(response.header("content-type"), Some("application/json"));
+    assert_eq!(response.header("cache-control"), Some("no-store"));
+    let bob = post(api.address, "/v1/check", &json!({ "limit": "per-user", "key": "bob" })).await;
+    assert_eq!(bob.json()["allowed"], true);
+}
+
+#[tokio::test]
+async fn denial_has_the_requested_status() {
+    let api = run(PER_USER);
+    let mut check = json!({ "limit": "per-user", "key": "a", "cost": 11 });
+    let response = post(api.address, "/v1/check", &check).await;
+    assert_eq!((response.status, response.json()["limits"][0]["retry_after"].as_str()), (200, Some("never")));
+    for status in [403, 429] {
+        assert_eq!(
+            post(api.address, &format!("/v1/check?deny_status={status}"), &check).await.status,
+            status
+        );
+    }
+    check["deny_status"] = 429.into();
+    let response = post(api.address, "/v1/check", &check).await;
+    assert_eq!((response.status, response.json()["allowed"].as_bool()), (429, Some(false)));
+    assert_eq!(
+        post(api.address, "/v1/check?deny_status=200", &check).await.status,
+        200,
+        "the query has precedence"
+    );
+    check["cost"] = 1.into();
+    assert_eq!(post(api.address, "/v1/check", &check).await.status, 200, "an allowed request");
+}
+
+#[tokio::test]
+async fn several_limits_are_charged_atomically() {
+    let api = run("limits:
+  per-user: { key: { header: X-User-Id }, fixed_window: { limit: 5, window: 1h, align: first_request } }
+  per-pair: { key: [{ header: X-User-Id }, { header: X-Endpoint }], fixed_window: { limit: 2, window: 1h, align: first_request } }
+  total: { key: global, fixed_window: { limit: 100, window: 1h, align: first_request } }");
+    let check = json!({ "checks": [
+        { "limit": "per-user", "key": ["alice"] },
+        { "limit": "per-pair", "key": ["alice", "/a"], "cost": 2 },
+        { "limit": "total" },
+    ]});
+    let response = post(api.address, "/v1/check", &check).await;
+    let json = response.json();
+    let remaining: Vec<_> = (0..3).map(|at| json["limits"][at]["remaining"].as_u64().unwrap()).collect();
+    assert_eq!((json["allowed"].as_bool(), remaining), (Some(true), vec![4, 0, 99]), "{response:?}");
+
+    let response = post(api.address, "/v1/check", &check).await;
+    let json = response.json();
+    assert_eq!(json["allowed"], false);
+    let allowed: Vec<_> = (0..3).map(|at| json["limits"][at]["allowed"].as_bool().unwrap()).collect();
+    assert_eq!(allowed, [true, false, true]);
+    let peek = json!({ "descriptors": check["checks"] });
+    let json = post(api.address, "/v1/peek", &peek).await.json();
+    let remaining: Vec<_> = (0..3).map(|at| json["limits"][at]["remaining"].as_u64().unwrap()).collect();
+    assert_eq!(remaining, [4, 0, 99], "nothing was charged");
+
+    let twice = json!({ "checks": [{ "limit": "per-user", "key": "b", "cost": 3 }, { "limit": "per-user", "key": "b", "cost": 3 }] });
+    assert_eq!(post(api.address, "/v1/check", &twice).await.json()["allowed"], false, "costs add up");
+}
+
+#[tokio::test]
+async fn peek_charges_nothing_and_reset_restores_the_budget() {
+    let api = run(PER_USER);
+    let check = json!({ "limit": "per-user", "key": "alice", "cost": 4 });
+    for _ in 0..3 {
+        assert_eq!(remaining(&post(api.address, "/v1/peek", &check).await), 10);
+    }
+    post(api.address, "/v1/check", &check).await;
+    assert_eq!(peek_remaining(api.address, "per-user", "alice").await, 6);
+    post(api.address, "/v1/reset", &check).await;
+    assert_eq!(peek_remaining(api.address, "per-user", "alice").await, 10);
+}
+
+#[tokio::test]
+async fn refund_never_exceeds_the_charge() {
+    let api = run(PER_USER);
+    let check = json!({ "limit": "per-user", "key": "alice", "cost": 4 });
+    post(api.address, "/v1/check", &check).await;
+    for expected in [9, 10, 10] {
+        let refund = json!({ "limit": "per-user", "key": "alice", "cost": 3 });
+        assert_eq!(post(api.address, "/v1/refund", &refund).await.status, 200);
+        assert_eq!(peek_remaining(api.address, "per-user", "alice").await, expected);
+    }
+}
+
+#[tokio::test]
+async fn refunds_and_resets_are_disabled_by_default() {
+    let api = open(TestContext::new(PER_USER, |settings| {
+        let HttpApiSettings { refunds, resets, .. } = HttpApiSettings::default();
+        (settings.refunds, settings.resets) = (refunds, resets);
+    }));
+    let check = json!({ "limit": "per-user", "key": "alice", "cost": 4 });
+    post(api.address, "/v1/check", &check).await;
+    for (path, setting) in [("/v1/refund", "apis.http.refunds"), ("/v1/reset", "apis.http.resets")] {
+        let reason = post(api.address, path, &check).await.problem(403);
+        assert!(reason.contains(setting), "{reason}");
+    }
+    assert_eq!(peek_remaining(api.address, "per-user", "alice").await, 6);
+}
+
+#[tokio::test]
+async fn deny_lists_bans_and_shadow_limits_are_reported() {
+    let api = run("limits:
+  per-user:
+    key: { header: X-User-Id }
+    fixed_window: { limit: 1, window: 1h, align: first_request }
+    allow: [{ key: root }]
+    deny: [{ key: mallory }]
+    ban: { after: 2, within: 1h, for: 10m }
+  planned: { key: { header: X-User-Id }, fixed_window: { limit: 1, window: 1h, align: first_request }, shadow: true }");
+    let check = |limit: &str, key: &str| json!({ "limit": limit, "key": key });
+    let root = post(api.address, "/v1/check", &check("per-user", "root")).await.json();
+    assert_eq!((root["allowed"].as_bool(), root["limits"][0]["size"].is_null()), (Some(true), true));
+    let mallory = post(api.address, "/v1/check?deny_status=429", &check("per-user", "mallory")).await;
+    assert_eq!(mallory.status, 429);
+    let limit = &mallory.json()["limits"][0];
+    assert_eq!((limit["allowed"].as_bool(), limit["retry_after"].as_str()), (Some(false), Some("never")));
+
+    // The deny list decides, and the other limits are not charged.
+    let both = json!({ "checks": [check("planned", "mallory"), check("per-user", "mallory")] });
+    let json = post(api.address, "/v1/check", &both).await.json();
+    assert_eq!((json["allowed"].as_bool(), json["limits"][0]["remaining"].as_u64()), (Some(false), Some(1)));
+    assert_eq!(peek_remaining(api.address, "planned", "mallory").await, 1);
+
+    for _ in 0..2 {
+        let planned = post(api.address, "/v1/check", &check("planned", "a")).await.json();
+        assert_eq!(
+            (planned["allowed"].as_bool(), planned["limits"][0]["shadow"].as_bool()),
+            (Some(true), Some(true))
+        );
+    }
+    for _ in 0..4 {
+        post(api.address, "/v1/check", &check("per-user", "b")).await;
+    }
+    let banned = post(api.address, "/v1/check", &check("per-user", "b")).await.json();
+    assert_eq!(
+        (banned["allowed"].as_bool(), banned["limits"][0]["banned"].as_bool()),
+        (Some(false), Some(true))
+    );
+    post(api.address, "/v1/reset", &check("per-user", "b")).await;
+    assert_eq!(post(api.address, "/v1/check", &check("per-user", "b")).await.json()["allowed"], true);
+}
+
+#[tokio::test]
+async fn delay_is_reported_and_not_applied() {
+    let api =
+        run("limits: { drip: { key: global, leaky_bucket: { capacity: 5, leak: 1/10m, mode: shape } } }");
+    let check = json!({ "limit": "drip" });
+    post(api.address, "/v1/check", &check).await;
+    let response = post(api.address, "/v1/check", &check).await;
+    assert!(response.body.contains(r#""delay":600.0"#), "{response:?}");
+}
