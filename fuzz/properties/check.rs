@@ -84,10 +84,10 @@ pub(crate) fn check(bytes: &[u8]) {
     assert!(status != 503 || path == "/v1/reserve", "{path}: {body}");
     if kind == "application/problem+json" {
         assert_eq!(body["status"], status, "{body}");
-        let told = body["detail"].as_str().unwrap_or_default();
+        let message = body["detail"].as_str().unwrap_or_default();
         assert!(
-            !told.is_empty() && told.chars().count() <= 400 && !told.chars().any(char::is_control),
-            "{told:?}"
+            !message.is_empty() && message.chars().count() <= 400 && !message.chars().any(char::is_control),
+            "{message:?}"
         );
         return;
     }
