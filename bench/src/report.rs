@@ -175,7 +175,7 @@ impl fmt::Display for MemoryReport {
             f,
             "Nanoseconds per decision: the slowest worker's time over the decisions of all workers, each pinned to \
              its core\nand timing itself. Medians of {} interleaved rounds; a ratio is the median of the rounds' \
-             ratios. Load average\nbefore the run: {}. `allows` says yes or no, as governor does; \
+             ratios. Load average\nbefore the run: {}. `allows` returns yes or no, as governor does; \
              `check` also works out what remains and\nthe waits.\n",
             self.rounds, self.load_average
         )?;

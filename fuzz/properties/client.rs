@@ -51,7 +51,7 @@ pub(crate) fn check(bytes: &[u8]) {
     assert_eq!(
         TrustedProxies::default().client(peer, lines.iter().copied()),
         canonical(peer),
-        "nobody is trusted"
+        "no proxy is trusted"
     );
 }
 
@@ -86,8 +86,8 @@ fn check_cidr(typed: &str) {
         }
         Err(error) => {
             assert!(!error.what().is_empty() && !error.instead().is_empty());
-            let told = error.to_string();
-            assert!(super::is_harmless(&told) && told.chars().count() < 1_000, "{told:?}");
+            let message = error.to_string();
+            assert!(super::is_harmless(&message) && message.chars().count() < 1_000, "{message:?}");
         }
     }
 }

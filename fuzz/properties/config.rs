@@ -107,13 +107,17 @@ fn check_error(error: &Diagnostic, text: &str) {
     assert!((1..=lines + 1).contains(&error.line()), "line {} of {lines}", error.line());
     assert!((1..=text.chars().count() + 1).contains(&error.column()), "column {}", error.column());
     assert!(!error.message().is_empty() && !error.help().is_empty());
-    let told = error.to_string();
-    check_harmless(&told);
+    let message = error.to_string();
+    check_harmless(&message);
     // At most a screen, plus the names that the text may contain.
-    assert!(told.chars().count() <= 2_000 + text.chars().count(), "{} characters", told.chars().count());
+    assert!(
+        message.chars().count() <= 2_000 + text.chars().count(),
+        "{} characters",
+        message.chars().count()
+    );
 }
 
 /// Checks that a message contains no control character, for any input.
-fn check_harmless(told: &str) {
-    assert!(super::is_harmless(told), "{told:?}");
+fn check_harmless(message: &str) {
+    assert!(super::is_harmless(message), "{message:?}");
 }

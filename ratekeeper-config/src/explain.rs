@@ -115,7 +115,7 @@ fn limits(config: &Config) -> Table {
     Table { name: "limits", columns: &["limit", "key", "tier", "amount", "options"], rows }
 }
 
-/// What else a rule says: conditions, cost, shadow, ban, lease and failure policy.
+/// The other settings of a rule: conditions, cost, shadow, ban, lease and failure policy.
 fn options(rule: &Rule) -> String {
     let mut all = Vec::new();
     if !is_empty(&rule.when) {

@@ -149,8 +149,8 @@ pub(crate) fn document(reader: &mut Reader, node: &Node, environment: &dyn Envir
     }
     let known = LimitNames::new(&known, is_incomplete);
     let named_limits = rules.len();
-    let (domains, asked) = domains(reader, fields.get("domains"), named_limits);
-    for rule in asked {
+    let (domains, domain_rules) = domains(reader, fields.get("domains"), named_limits);
+    for rule in domain_rules {
         if let Some(entry) = limits.iter().find(|entry| entry.name == rule.name) {
             let message = format!("duplicate name {}: a descriptor has it already", quoted(entry.name));
             reader.error(entry.position, message, "write another name, as in `per-user`");

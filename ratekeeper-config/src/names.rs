@@ -254,7 +254,7 @@ mod tests {
     }
 
     /// All locations in the schema that define a mapping or an enumeration.
-    fn places(value: &Value, at: &str, key: &str, found: &mut BTreeSet<String>) {
+    fn paths(value: &Value, at: &str, key: &str, found: &mut BTreeSet<String>) {
         let is_closed = value.get("additionalProperties") == Some(&Value::Bool(false));
         if value.get(key).is_some() && (key == "enum" || is_closed) {
             found.insert(at.to_owned());
@@ -268,13 +268,13 @@ mod tests {
             _ => Vec::new(),
         };
         for (name, part) in parts {
-            places(part, &format!("{at}/{name}"), key, found);
+            paths(part, &format!("{at}/{name}"), key, found);
         }
     }
 
     fn all_places(key: &str) -> BTreeSet<String> {
         let mut found = BTreeSet::new();
-        places(&schema(), "", key, &mut found);
+        paths(&schema(), "", key, &mut found);
         found
     }
 

@@ -1,4 +1,4 @@
-//! Risks in a valid file: what it says is possible, but probably not intended.
+//! Risks in a valid file: settings that are possible, but probably not intended.
 
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};

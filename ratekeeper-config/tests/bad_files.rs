@@ -16,7 +16,7 @@ struct Case {
     /// The kind of error: `shape` if the schema finds it, `value` if only the reader does, `yaml` for a syntax error.
     kind: String,
     /// The expected messages.
-    told: String,
+    message: String,
 }
 
 const CASES: &str = "tests/bad_files.txt";
@@ -27,8 +27,8 @@ fn cases() -> Vec<Case> {
     let text = std::fs::read_to_string(path).unwrap();
     let cases = text.split_terminator("\n====\n").map(|case| {
         let (yaml, rest) = case.split_once("\n---- ").expect("a line of dashes in each case");
-        let (kind, told) = rest.split_once('\n').unwrap_or((rest, ""));
-        Case { yaml: yaml.to_owned(), kind: kind.to_owned(), told: told.to_owned() }
+        let (kind, message) = rest.split_once('\n').unwrap_or((rest, ""));
+        Case { yaml: yaml.to_owned(), kind: kind.to_owned(), message: message.to_owned() }
     });
     cases.collect()
 }
@@ -48,7 +48,7 @@ fn typed(yaml: &str) -> String {
     yaml.replace("<TAB>", "\t").replace("<CR>", "\r").replace("<BOM>", "\u{feff}").replace("<SPACE>", " ")
 }
 
-fn told(yaml: &str) -> String {
+fn message(yaml: &str) -> String {
     match read(&typed(yaml)) {
         Ok(config) => format!("this was understood: {config:?}"),
         Err(errors) => errors.to_string(),
@@ -61,12 +61,12 @@ fn invalid_files_have_the_expected_messages() {
     if std::env::var_os("RATEKEEPER_WRITE_GOLDEN").is_some() {
         let mut text = String::new();
         for case in cases() {
-            write!(text, "{}\n---- {}\n{}\n====\n", case.yaml, case.kind, told(&case.yaml)).unwrap();
+            write!(text, "{}\n---- {}\n{}\n====\n", case.yaml, case.kind, message(&case.yaml)).unwrap();
         }
         std::fs::write(format!("{}/{CASES}", env!("CARGO_MANIFEST_DIR")), text).unwrap();
     }
     for case in cases() {
-        assert_eq!(told(&case.yaml), case.told, "{}", case.yaml);
+        assert_eq!(message(&case.yaml), case.message, "{}", case.yaml);
     }
 }
 
@@ -113,8 +113,8 @@ fn messages_contain_no_secrets() {
     let mut count = 0;
     for case in with_secrets {
         count += 1;
-        let told = told(&case.yaml);
-        assert!(!told.contains("hunter2"), "{told}");
+        let message = message(&case.yaml);
+        assert!(!message.contains("hunter2"), "{message}");
         let errors = read(&typed(&case.yaml)).unwrap_err();
         assert!(!format!("{errors:?}").contains("hunter2"), "{errors:?}");
     }

@@ -189,12 +189,12 @@ proptest! {
     #[test]
     fn migration_preserves_lookups_of_generated_files(
         descriptors in descriptors(2),
-        asked in prop::collection::vec(entries(), 20),
+        requests in prop::collection::vec(entries(), 20),
     ) {
         let file = json!({ "domain": "any", "descriptors": descriptors });
         let migrated = migrate(&[("any.yaml", &file.to_string())]).unwrap_or_else(|errors| panic!("{errors}"));
         let config = config(&migrated);
-        for entries in asked {
+        for entries in requests {
             let wanted: Vec<_> = entries.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
             let found = config.domains[0].find(&wanted);
             let found = found.map_or("nothing".to_owned(), |it| shown(&config, it.descriptor));
@@ -248,7 +248,7 @@ fn several_files_become_several_domains() {
     assert_eq!(migrate(&[]).unwrap(), "domains: {}\n");
 }
 
-fn told(files: &[(&str, &str)]) -> String {
+fn message(files: &[(&str, &str)]) -> String {
     match migrate(files) {
         Ok(text) => format!("this was understood:\n{text}"),
         Err(errors) => errors.to_string(),
@@ -261,19 +261,20 @@ fn invalid_envoy_files_have_the_expected_messages() {
     let files = files("bad");
     assert!(files.len() >= 35);
     for (name, yaml, beside) in files {
-        let told = told(&[(&name, &yaml)]) + "\n";
+        let message = message(&[(&name, &yaml)]) + "\n";
         if std::env::var_os("RATEKEEPER_WRITE_GOLDEN").is_some() {
-            fs::write(&beside, &told).unwrap();
+            fs::write(&beside, &message).unwrap();
         }
-        assert_eq!(told, fs::read_to_string(beside).unwrap(), "{name}");
+        assert_eq!(message, fs::read_to_string(beside).unwrap(), "{name}");
     }
 }
 
 #[test]
 fn duplicate_domain_is_rejected() {
-    let told = told(&[("a.yaml", "domain: edge"), ("b.yaml", "domain: other"), ("c.yaml", "domain: edge\n")]);
+    let message =
+        message(&[("a.yaml", "domain: edge"), ("b.yaml", "domain: other"), ("c.yaml", "domain: edge\n")]);
     assert_eq!(
-        told,
+        message,
         "error: duplicate domain `edge`, already defined in a.yaml
   --> c.yaml:1:9
    |
@@ -287,15 +288,15 @@ fn duplicate_domain_is_rejected() {
 fn errors_of_all_files_are_reported() {
     let errors =
         migrate(&[("a.yaml", "domain: a\nx: 1"), ("b.yaml", "domain: b"), ("c.yaml", "y: 1")]).unwrap_err();
-    let told: Vec<String> =
+    let message: Vec<String> =
         errors.iter().map(|it| it.to_string().lines().take(2).collect::<Vec<_>>().join("")).collect();
     let expected = [
         "error: unknown field `x` in the file  --> a.yaml:2:1",
         "error: missing `domain`  --> c.yaml:1:1",
         "error: unknown field `y` in the file  --> c.yaml:1:1",
     ];
-    assert_eq!(told.len(), expected.len(), "{told:?}");
-    assert!(expected.iter().all(|line| told.iter().any(|it| it == line)), "{told:?}");
+    assert_eq!(message.len(), expected.len(), "{message:?}");
+    assert!(expected.iter().all(|line| message.iter().any(|it| it == line)), "{message:?}");
 }
 
 #[test]
@@ -308,20 +309,20 @@ fn exceeded_bounds_are_reported() {
     };
     let (one, other) = (half("a", ""), half("b", ""));
     assert!(migrate(&[("a.yaml", &one), ("b.yaml", &other)]).is_ok());
-    let told_of = |files: &[(&str, &str)]| told(files).lines().take(2).collect::<String>();
+    let first_lines = |files: &[(&str, &str)]| message(files).lines().take(2).collect::<String>();
     let more = other.clone() + "  - key: more\n";
     assert_eq!(
-        told_of(&[("a.yaml", &one), ("b.yaml", &more)]),
+        first_lines(&[("a.yaml", &one), ("b.yaml", &more)]),
         "error: there are more than 2000 descriptors in all files     --> b.yaml:1003:5"
     );
     let metadata = ", metadata: { a: [1, 2, 3, 4, 5, 6], b: { c: d, e: f } }";
     let (one, other) = (half("a", metadata), half("b", metadata));
     assert_eq!(
-        told_of(&[("a.yaml", &one), ("b.yaml", &other)]),
+        first_lines(&[("a.yaml", &one), ("b.yaml", &other)]),
         "error: all files together exceed the bounds of one configuration  --> a.yaml:1:1"
     );
     assert!(
-        told(&[("a.yaml", &one), ("b.yaml", &other)])
+        message(&[("a.yaml", &one), ("b.yaml", &other)])
             .ends_with("omit metadata, or run several servers with some of the domains each")
     );
 }

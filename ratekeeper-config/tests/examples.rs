@@ -64,13 +64,13 @@ impl Gate {
     }
 
     fn allows(&self, request: &Asks) -> bool {
-        let Ok(asked) = self.config.rules.charges_for(request, 0..self.config.named_limits) else {
+        let Ok(charge_list) = self.config.rules.charges_for(request, 0..self.config.named_limits) else {
             return false;
         };
-        let charges = asked.charges.iter().map(|asking| Charge {
-            limit: asking.limit,
-            key: self.limiter.key(asked.key(asking)),
-            cost: asking.cost,
+        let charges = charge_list.charges.iter().map(|charge| Charge {
+            limit: charge.limit,
+            key: self.limiter.key(charge_list.key(charge)),
+            cost: charge.cost,
         });
         let verdict = self.limiter.charge(&charges.collect::<Vec<_>>()).unwrap();
         verdict.decisions().iter().all(|decision| decision.allowed)
@@ -285,14 +285,14 @@ fn listed_path_segments_are_normalised() {
             );
             let config = read(&yaml).unwrap_or_else(|errors| panic!("{errors}"));
             let path = normalise(came, config.paths).unwrap().into_owned();
-            let ask = |path: &str| {
+            let is_allowed = |path: &str| {
                 let request = Asks { path: path.to_owned(), ..Asks::post("") };
                 config.rules.charges_for(&request, [0]).is_err()
             };
-            assert!(ask(&path), "{named} is {came}");
-            assert!(!ask("/orgs/other/x"), "{named}");
+            assert!(is_allowed(&path), "{named} is {came}");
+            assert!(!is_allowed("/orgs/other/x"), "{named}");
             // A fallback literal is compared as written.
-            assert_eq!(ask("/"), named == "Acme", "{named}");
+            assert_eq!(is_allowed("/"), named == "Acme", "{named}");
         }
     }
 }

@@ -14,12 +14,12 @@ use ratekeeper_config::{
 use crate::common::{examples, read};
 
 /// Maximum CPU time per file. Debug builds check overflows and get more than the promised time.
-const PATIENCE: Duration = Duration::from_millis(if cfg!(debug_assertions) { 1_000 } else { 100 });
+const TIME_MAX: Duration = Duration::from_millis(if cfg!(debug_assertions) { 1_000 } else { 100 });
 
 /// CPU time of this thread if the system reports it, otherwise elapsed time.
 fn spent(clock: &SystemClock) -> Duration {
-    let told = std::fs::read_to_string("/proc/thread-self/schedstat").ok();
-    let nanos = told.and_then(|told| told.split(' ').next()?.parse().ok());
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").ok();
+    let nanos = text.and_then(|text| text.split(' ').next()?.parse().ok());
     nanos.map_or_else(|| clock.now().saturating_since(Time::EPOCH), Duration::from_nanos)
 }
 
@@ -27,13 +27,17 @@ fn spent(clock: &SystemClock) -> Duration {
 fn timed(name: &str, yaml: &str) -> (Result<(), String>, Duration) {
     let clock = SystemClock::new();
     let begin = spent(&clock);
-    let told = read(yaml).map(|_| ()).map_err(|errors| (errors.iter().len(), errors.to_string()));
+    let result = read(yaml).map(|_| ()).map_err(|errors| (errors.iter().len(), errors.to_string()));
     let took = spent(&clock) - begin;
-    if let Err((errors, told)) = &told {
-        assert!(*errors <= ERRORS_MAX && told.len() < 2_000 * ERRORS_MAX, "{name}: {} bytes", told.len());
-        assert!(told.lines().all(|line| line.chars().count() < 1_000), "{name}: {told}");
+    if let Err((errors, message)) = &result {
+        assert!(
+            *errors <= ERRORS_MAX && message.len() < 2_000 * ERRORS_MAX,
+            "{name}: {} bytes",
+            message.len()
+        );
+        assert!(message.lines().all(|line| line.chars().count() < 1_000), "{name}: {message}");
     }
-    (told.map_err(|(_, told)| told), took)
+    (result.map_err(|(_, message)| message), took)
 }
 
 fn many(count: usize, one: impl Fn(usize) -> String) -> String {
@@ -177,10 +181,10 @@ fn resource_exhaustion_files_fail_quickly() {
 fn check_soon(files: &[(&str, String)], are_wrong: bool) {
     let mut slow = Vec::new();
     for (name, yaml) in files {
-        let (told, took) = timed(name, yaml);
-        assert_eq!(told.is_err(), are_wrong, "{name}: {told:?}");
+        let (result, took) = timed(name, yaml);
+        assert_eq!(result.is_err(), are_wrong, "{name}: {result:?}");
         println!("{took:>12?} {:>8} bytes: {name}", yaml.len());
-        slow.extend((took > PATIENCE).then(|| format!("{name} took {took:?}")));
+        slow.extend((took > TIME_MAX).then(|| format!("{name} took {took:?}")));
     }
     assert!(slow.is_empty(), "{slow:?}");
 }
@@ -325,9 +329,13 @@ gateway: { routes: [{ id: r, upstream: http://h, limits: ["a\e[2", other] }] }"#
         "limits: *a\u{9b}",
         "limits: !a\u{9b} b",
     ] {
-        let told = read(yaml).expect_err(yaml).to_string();
+        let message = read(yaml).expect_err(yaml).to_string();
         count += 1;
-        assert!(!told.contains(|c: char| c.is_control() && c != '\n'), "{yaml}\n{}", told.escape_debug());
+        assert!(
+            !message.contains(|c: char| c.is_control() && c != '\n'),
+            "{yaml}\n{}",
+            message.escape_debug()
+        );
     }
     assert_eq!(count, 20);
 }
@@ -380,7 +388,7 @@ fn bounds_are_inclusive_and_reported() {
         format!("domains: {{ d: {}[]{} }}", "{ key: k, descriptors: ".repeat(count), "}".repeat(count))
     };
     assert!(read(&deep(DEPTH_MAX - 1)).is_ok());
-    for (yaml, told) in [
+    for (yaml, message) in [
         (descriptors(DESCRIPTORS_MAX + 1), "there are more than 2000 descriptors"),
         (deep(DEPTH_MAX), "descriptors are nested more than 10 levels deep"),
         (listeners(LISTENERS_MAX + 1), "too many listeners: 65 of at most 64"),
@@ -393,7 +401,7 @@ fn bounds_are_inclusive_and_reported() {
         (" ".repeat(TEXT_BYTES_MAX + 1), "the text has 1000001 bytes; the maximum is 1000000"),
     ] {
         let errors = read(&yaml).unwrap_err();
-        assert_eq!(errors.iter().map(|error| error.message()).collect::<Vec<_>>(), [told]);
+        assert_eq!(errors.iter().map(|error| error.message()).collect::<Vec<_>>(), [message]);
     }
     for (yaml, help) in [
         (listeners(LISTENERS_MAX + 1), "listen on all addresses of a port, as in `0.0.0.0:8080`"),
@@ -411,8 +419,8 @@ fn bounds_are_inclusive_and_reported() {
     };
     assert!(read(&value(4_096)).is_ok());
     let errors = read(&value(4_097)).unwrap_err();
-    let told = "the value has 4097 bytes; the maximum is 4096";
-    assert_eq!(errors.iter().map(|error| error.message()).collect::<Vec<_>>(), [told]);
+    let message = "the value has 4097 bytes; the maximum is 4096";
+    assert_eq!(errors.iter().map(|error| error.message()).collect::<Vec<_>>(), [message]);
 }
 
 #[test]

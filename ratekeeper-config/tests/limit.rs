@@ -129,18 +129,18 @@ fn error_shows_its_file_name() {
 #[test]
 fn long_line_is_cut_around_the_error() {
     let yaml = format!("token_bucket: {{ {}capacity: x }}", " ".repeat(100_000));
-    let told = parse_limit(&yaml).unwrap_err().to_string();
+    let message = parse_limit(&yaml).unwrap_err().to_string();
     assert!(
-        told.starts_with("error: capacity is `x`") && told.contains("--> line 1, column 100027\n"),
-        "{told}"
+        message.starts_with("error: capacity is `x`") && message.contains("--> line 1, column 100027\n"),
+        "{message}"
     );
-    assert!(told.lines().all(|line| line.chars().count() < 130), "{told}");
+    assert!(message.lines().all(|line| line.chars().count() < 130), "{message}");
 }
 
 #[test]
 fn message_contains_no_control_characters() {
-    let told = parse_limit("token_bucket: { style: \"\u{1b}[31mred\u{9b}\" }").unwrap_err().to_string();
-    assert!(!told.contains(['\u{1b}', '\u{9b}']), "{told:?}");
+    let message = parse_limit("token_bucket: { style: \"\u{1b}[31mred\u{9b}\" }").unwrap_err().to_string();
+    assert!(!message.contains(['\u{1b}', '\u{9b}']), "{message:?}");
 }
 
 /// Inputs made to exhaust the reader: each must be rejected within milliseconds.
@@ -167,8 +167,8 @@ fn resource_exhaustion_inputs_are_rejected() {
     ] {
         assert!(parse_limit(&bomb).is_err(), "{}", &bomb[..60]);
     }
-    let told = parse_limit(&" ".repeat(TEXT_BYTES_MAX + 1)).unwrap_err();
-    assert_eq!(told.message(), "the text has 1000001 bytes; the maximum is 1000000");
+    let message = parse_limit(&" ".repeat(TEXT_BYTES_MAX + 1)).unwrap_err();
+    assert_eq!(message.message(), "the text has 1000001 bytes; the maximum is 1000000");
 }
 
 #[test]

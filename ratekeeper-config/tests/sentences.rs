@@ -82,17 +82,19 @@ fn every_message_is_tested_by_an_invalid_file() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
     let beside = fs::read_dir(folder.join("tests/envoy/bad")).unwrap().map(|entry| entry.unwrap().path());
     let beside = beside.filter(|path| path.extension().is_some_and(|end| end == "txt"));
-    let told: Vec<String> =
+    let messages: Vec<String> =
         ["bad_files.txt", "bad_limits.txt", "warnings.txt", "hostile.rs", "envoy_files.rs"]
             .iter()
             .map(|name| folder.join("tests").join(name))
             .chain(beside)
             .flat_map(|name| fs::read_to_string(name).unwrap().lines().map(str::to_owned).collect::<Vec<_>>())
             .collect();
-    let mut untold = BTreeSet::new();
+    let mut unused = BTreeSet::new();
     let mut files = Vec::new();
     sources(&folder.join("src"), &mut files);
     assert!(files.len() > 20, "{files:?}");
+    // The output of `validate --explain` is no error message.
+    files.retain(|path| !path.ends_with("src/explain.rs"));
     for path in files {
         let name = path.strip_prefix(folder).unwrap().display();
         for literal in literals(&fs::read_to_string(&path).unwrap()) {
@@ -104,7 +106,7 @@ fn every_message_is_tested_by_an_invalid_file() {
                 continue;
             }
             let parts = fixed_parts(&literal);
-            let says = |line: &String| {
+            let contains = |line: &String| {
                 let mut rest = line.as_str();
                 parts.iter().all(|part| match rest.split_once(part) {
                     Some((_, after)) => {
@@ -114,10 +116,14 @@ fn every_message_is_tested_by_an_invalid_file() {
                     None => false,
                 })
             };
-            if !told.iter().any(says) && !UNREACHABLE.contains(&literal.as_str()) {
-                untold.insert(format!("{name}: {literal}"));
+            if !messages.iter().any(contains) && !UNREACHABLE.contains(&literal.as_str()) {
+                unused.insert(format!("{name}: {literal}"));
             }
         }
     }
-    assert!(untold.is_empty(), "no bad file is told:\n{}", untold.into_iter().collect::<Vec<_>>().join("\n"));
+    assert!(
+        unused.is_empty(),
+        "no bad file has these messages:\n{}",
+        unused.into_iter().collect::<Vec<_>>().join("\n")
+    );
 }

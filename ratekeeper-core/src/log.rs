@@ -69,14 +69,14 @@ impl LogState {
 
     /// Memory index of the ring word at `index`; the ring wraps around.
     #[inline]
-    fn place(&self, index: usize) -> usize {
+    fn position(&self, index: usize) -> usize {
         let at = HEAD + self.head(FIRST) as usize + index;
         if at < self.memory.len() { at } else { at - (self.memory.len() - HEAD) }
     }
 
     #[inline]
     fn word(&self, index: usize) -> Option<u64> {
-        if index < self.words() { self.memory.get(self.place(index)).copied() } else { None }
+        if index < self.words() { self.memory.get(self.position(index)).copied() } else { None }
     }
 
     /// Ensures that an entry of any size fits.
@@ -91,7 +91,7 @@ impl LogState {
     fn grow(&mut self) {
         let mut memory = vec![0; (2 * self.memory.len()).max(MEMORY_MIN)].into_boxed_slice();
         for index in 0..self.words() {
-            memory[HEAD + index] = self.memory[self.place(index)];
+            memory[HEAD + index] = self.memory[self.position(index)];
         }
         for at in [NEWEST, UNITS, WORDS] {
             memory[at] = self.head(at);
@@ -101,7 +101,7 @@ impl LogState {
 
     #[inline]
     fn push_word(&mut self, word: u64) {
-        let at = self.place(self.words());
+        let at = self.position(self.words());
         self.memory[at] = word;
         self.memory[WORDS] += 1;
     }
@@ -143,13 +143,13 @@ impl LogState {
     fn replace_oldest(&mut self, words: usize, at: u64, cost: u64) {
         let (word, more) = entry(at, cost);
         let kept = 1 + usize::from(more.is_some());
-        let place = self.place(words - kept);
-        self.memory[place] = word;
+        let position = self.position(words - kept);
+        self.memory[position] = word;
         if let Some(more) = more {
-            let place = self.place(words - 1);
-            self.memory[place] = more;
+            let position = self.position(words - 1);
+            self.memory[position] = more;
         }
-        self.memory[FIRST] = (place - HEAD) as u64;
+        self.memory[FIRST] = (position - HEAD) as u64;
         self.memory[WORDS] -= (words - kept) as u64;
     }
 
@@ -196,7 +196,7 @@ impl LogState {
     #[inline]
     fn pop_oldest(&mut self) {
         let Some(((_, cost), words)) = self.entry_at(0) else { return };
-        self.memory[FIRST] = (self.place(words) - HEAD) as u64;
+        self.memory[FIRST] = (self.position(words) - HEAD) as u64;
         self.memory[WORDS] -= words as u64;
         self.memory[UNITS] -= cost;
     }
@@ -299,13 +299,13 @@ impl Log {
     #[inline]
     fn answer(&self, state: &LogState, live: u64, now: Time, cost: u32, allowed: bool) -> Decision {
         let surplus = || state.units() + u64::from(cost) - u64::from(self.limit);
-        self.tell(live, state.newest_ns(), now, cost, allowed, || self.until_gone(state, now, surplus()))
+        self.decision(live, state.newest_ns(), now, cost, allowed, || self.until_gone(state, now, surplus()))
     }
 
     /// The decision for any representation of the log: `live` units are in the window, the newest since `newest_ns`.
     /// `wait` computes how long a denied request has to wait.
     #[inline]
-    pub fn tell(
+    pub fn decision(
         &self,
         live: u64,
         newest_ns: u64,

@@ -7,9 +7,9 @@ use std::time::Duration;
 /// ```
 /// use ratekeeper_core::FailurePolicy;
 ///
-/// // Four processes: each enforces a quarter of the limit by itself.
+/// // Four processes: each enforces a quarter of the limit locally.
 /// let failure = FailurePolicy::Local { instances: 4 };
-/// assert_ne!(failure, FailurePolicy::default(), "unless this is said, a process takes itself for the only one");
+/// assert_ne!(failure, FailurePolicy::default(), "the default assumes a single process");
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FailurePolicy {

@@ -145,7 +145,7 @@ mod tests {
 
     #[test]
     fn invalid_time_is_explained() {
-        for (text, told) in [
+        for (text, message) in [
             ("", "the time is missing"),
             ("-1", "`-1` is negative, and time begins in 1970"),
             ("1.0123456789", "`1.0123456789` has 10 decimals"),
@@ -169,7 +169,11 @@ mod tests {
             ("noon", "`noon` is not a time"),
             ("１", "`１` is not a time"),
         ] {
-            assert_eq!(instant(text.as_bytes()).map_err(|fault| fault.what), Err(told.to_owned()), "{text}");
+            assert_eq!(
+                instant(text.as_bytes()).map_err(|fault| fault.what),
+                Err(message.to_owned()),
+                "{text}"
+            );
         }
     }
 

@@ -161,7 +161,7 @@ fn columns(header: Option<&csv::ByteRecord>) -> Result<[Option<usize>; 3], Fault
     if header.iter().any(|cell| instant(cell).is_ok()) {
         return Err(Fault { what: "the header is missing".to_owned(), instead: BEGIN.to_owned() });
     }
-    let mut places = [None; COLUMNS.len()];
+    let mut positions = [None; COLUMNS.len()];
     for (at, cell) in header.iter().enumerate() {
         let name = String::from_utf8_lossy(cell);
         let Some(column) = COLUMNS.iter().position(|known| *known == name) else {
@@ -174,17 +174,17 @@ fn columns(header: Option<&csv::ByteRecord>) -> Result<[Option<usize>; 3], Fault
                 },
             });
         };
-        if places[column].replace(at).is_some() {
+        if positions[column].replace(at).is_some() {
             return Err(Fault {
                 what: format!("the column {} stands here twice", quoted(cell)),
                 instead: "remove one of the two".to_owned(),
             });
         }
     }
-    if places[0].is_none() {
+    if positions[0].is_none() {
         return Err(Fault { what: "there is no column `time`".to_owned(), instead: BEGIN.to_owned() });
     }
-    Ok(places)
+    Ok(positions)
 }
 
 #[inline]

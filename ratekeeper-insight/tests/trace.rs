@@ -63,7 +63,7 @@ fn invalid_traces_are_reported_with_position_and_remedy() {
     const BEGIN: &str = "begin with a line `time,key,cost`; key and cost may be left out";
     const TIME: &str = "write seconds since 1970, as in 1700000000.5, or a time as in 2023-11-14T22:13:20.5Z";
     const COST: &str = "write a whole number from 0 to 4294967295, or nothing for 1";
-    for (csv, told) in [
+    for (csv, message) in [
         ("", format!("t.csv:1: the trace is empty\n  = {BEGIN}")),
         ("1,a\n2,b\n", format!("t.csv:1: the header is missing\n  = {BEGIN}")),
         ("key,cost\na,1\n", format!("t.csv:1: there is no column `time`\n  = {BEGIN}")),
@@ -127,7 +127,7 @@ fn invalid_traces_are_reported_with_position_and_remedy() {
         ("time,key\n\n1,a\n\nx,\"c\nd\"\n", format!("t.csv:5: in column time, `x` is not a time\n  = {TIME}")),
         ("time,key\r\n\r\n\r\n1,\"a\r\nb\"\r\n\r\nx,c\r\n", format!("t.csv:7: in column time, `x` is not a time\n  = {TIME}")),
     ] {
-        assert_eq!(read(csv), Err(told), "{csv}");
+        assert_eq!(read(csv), Err(message), "{csv}");
     }
 }
 
@@ -141,8 +141,8 @@ fn key_that_is_not_utf8_is_rejected() {
 
 #[test]
 fn quoted_cells_are_short_and_without_control_characters() {
-    let told = read(format!("time\n\x1b[2J{}\n", "x".repeat(1_000))).unwrap_err();
-    assert!(told.len() < 300 && !told.contains('\x1b'), "{told:?}");
+    let message = read(format!("time\n\x1b[2J{}\n", "x".repeat(1_000))).unwrap_err();
+    assert!(message.len() < 300 && !message.contains('\x1b'), "{message:?}");
 }
 
 /// The end of a trace does not close a quote; otherwise the text after the quote would become a key.
@@ -255,7 +255,7 @@ fn batches_contain_every_request_in_order() {
 fn requests_before_an_invalid_line_are_in_the_batch() {
     let mut trace = Trace::open("t.csv", "time,key\n1,a\n2,b\nthree,c\n4,d\n".as_bytes()).unwrap();
     let mut batch = Batch::default();
-    let told = trace.next_batch(&mut batch).unwrap_err().to_string();
-    assert!(told.starts_with("t.csv:4: in column time, `three` is not a time"), "{told}");
+    let message = trace.next_batch(&mut batch).unwrap_err().to_string();
+    assert!(message.starts_with("t.csv:4: in column time, `three` is not a time"), "{message}");
     assert_eq!(keys(&batch), ["a", "b"]);
 }

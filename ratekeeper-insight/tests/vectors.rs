@@ -71,7 +71,7 @@ struct Head {
 
 /// The request of a line; the rest of the line is the expected decision.
 #[derive(Deserialize)]
-struct Asked {
+struct VectorRequest {
     time: String,
     key: String,
     cost: u32,
@@ -100,9 +100,9 @@ fn example(path: &Path) -> Example {
     assert!(!head.why.is_empty(), "{name} does not say why it is here");
     let mut trace = "time,key,cost\n".to_owned();
     for line in answers.lines() {
-        let asked: Asked =
+        let request: VectorRequest =
             serde_json::from_str(line).unwrap_or_else(|error| panic!("{name}: {error}: {line}"));
-        trace += &format!("{},\"{}\",{}\n", asked.time, asked.key.replace('"', "\"\""), asked.cost);
+        trace += &format!("{},\"{}\",{}\n", request.time, request.key.replace('"', "\"\""), request.cost);
     }
     let limit = ratekeeper_config::parse_limit(&head.limit).unwrap_or_else(|error| panic!("{name}: {error}"));
     Example { name, limit, trace, answers: answers.to_owned() }

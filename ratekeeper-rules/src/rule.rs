@@ -135,9 +135,9 @@ impl Cost {
             Cost::Fixed(cost) => *cost,
             Cost::Header { name, default, max } => {
                 // A client may send its own line in addition to the one that a proxy adds.
-                let said =
+                let costs =
                     request.header(name).map(|value| number(value).map_or(*default, |it| it.min(*max)));
-                said.max().unwrap_or(*default)
+                costs.max().unwrap_or(*default)
             }
             Cost::Routes { costs, default } => {
                 let cost = costs.iter().find(|(route, _)| route == request.route());

@@ -58,7 +58,7 @@ fn path_that_does_not_match_is_not_expanded() {
 
 #[test]
 fn template_error_states_what_is_wrong_and_where() {
-    let told = |pattern: &str, template: &str| {
+    let error_of = |pattern: &str, template: &str| {
         let error = Template::parse(template, &Pattern::parse(pattern).unwrap()).unwrap_err();
         (error.at(), error.what().to_owned(), error.instead().to_owned())
     };
@@ -71,23 +71,23 @@ fn template_error_states_what_is_wrong_and_where() {
         ("/{b}", "/a/{rest}", 3, "the pattern has no `{rest}`"),
         ("/**", "/a/{}", 3, "the pattern has no `{}`"),
         ("/**", "/{rest}/a", 1, "`{rest}` is any number of segments, and more follows"),
-        ("/**", "/a{rest}", 2, "`{rest}` has something else in its segment"),
+        ("/**", "/a{rest}", 2, "`{rest}` has something else in position segment"),
         ("/**", "/a/*", 3, "`*` is any text, and a new path must be one"),
         ("/**", "/a;b", 2, "`;` begins parameters, which are not part of a path"),
         ("/{b}", "/%2{b}", 1, "the new path has a percent sign without two hex digits"),
         ("/**", "/a%2fb", 2, "the new path has an encoded slash"),
         ("/**", "/a?b", 2, "the new path has a query or a fragment"),
-        ("/**", "/a{b", 2, "`{` is not closed in its segment"),
+        ("/**", "/a{b", 2, "`{` is not closed in position segment"),
         ("/**", "/a}b", 2, "`}` closes a brace that was not opened"),
     ] {
-        let (its, said, instead) = told(pattern, template);
-        assert_eq!((its, &*said), (at, what), "{template}");
+        let (position, message, instead) = error_of(pattern, template);
+        assert_eq!((position, &*message), (at, what), "{template}");
         assert!(!instead.is_empty());
     }
-    assert_eq!(told("/a", "/{rest}").2, "write a pattern that ends with `/**`: that is the rest");
-    assert_eq!(told("/{a}", "/{b}").2, "write `{a}`");
-    assert_eq!(told("/{a}/**", "/{b}").2, "the names are `{a}`, `{rest}`");
-    assert_eq!(told("/a", &"/a".repeat(600)).1, "the new path is 1200 bytes long");
+    assert_eq!(error_of("/a", "/{rest}").2, "write a pattern that ends with `/**`: that is the rest");
+    assert_eq!(error_of("/{a}", "/{b}").2, "write `{a}`");
+    assert_eq!(error_of("/{a}/**", "/{b}").2, "the names are `{a}`, `{rest}`");
+    assert_eq!(error_of("/a", &"/a".repeat(600)).1, "the new path is 1200 bytes long");
 }
 
 proptest! {

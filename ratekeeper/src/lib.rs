@@ -130,14 +130,14 @@
 #![cfg_attr(not(feature = "tower"), doc = "```ignore")]
 //! use std::time::Duration;
 //! use ratekeeper::tower::RatekeeperLayer;
-//! use ratekeeper::tower::key::{Key, Part};
+//! use ratekeeper::tower::key::{Key, KeyPart};
 //! use ratekeeper::tower::rule::Rule;
 //! use ratekeeper::{WindowAlign, Limit};
 //!
 //! let hour = Duration::from_secs(3600);
 //! let per_user = Rule::new("per-user", Limit::fixed_window(1000, hour, WindowAlign::Clock)?);
 //! let layer = RatekeeperLayer::builder()
-//!     .rule(per_user.key(Key::of(Part::header("X-User-Id"))))
+//!     .rule(per_user.key(Key::of(KeyPart::header("X-User-Id"))))
 //!     .per_client("per-client", Limit::fixed_window(5000, hour, WindowAlign::Clock)?)
 //!     .build()?;
 //! # let _ = layer;

@@ -6,7 +6,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 /// Environment variable with the worker's task. A worker test does nothing if it is not set.
 const VARIABLE: &str = "RATEKEEPER_TEST_WORKER";
 /// Prefix of each line that a worker prints, because the test harness prints lines, too.
-const MARK: &str = "worker says: ";
+const MARK: &str = "worker: ";
 
 /// A worker process, killed on drop.
 #[derive(Debug)]
@@ -35,13 +35,13 @@ impl Worker {
     }
 
     /// Waits for the worker's next message.
-    pub(crate) fn says(&mut self) -> String {
+    pub(crate) fn read_line(&mut self) -> String {
         let mut line = String::new();
         loop {
             line.clear();
             assert!(self.lines.read_line(&mut line).unwrap() > 0, "a worker has ended before its time");
-            if let Some((_, said)) = line.split_once(MARK) {
-                return said.trim_end().to_owned();
+            if let Some((_, text)) = line.split_once(MARK) {
+                return text.trim_end().to_owned();
             }
         }
     }

@@ -10,7 +10,7 @@ use ratekeeper::{
 
 /// Resident memory of this process, in bytes.
 fn resident_bytes() -> usize {
-    let statm = std::fs::read_to_string("/proc/self/statm").expect("Linux tells a process its size");
+    let statm = std::fs::read_to_string("/proc/self/statm").expect("Linux has /proc/self/statm");
     let pages = statm.split_whitespace().nth(1).and_then(|pages| pages.parse::<usize>().ok());
     pages.expect("the second number is the resident size") * 4096
 }
@@ -18,7 +18,7 @@ fn resident_bytes() -> usize {
 #[test]
 fn flood_of_keys_stays_within_the_memory_bound_and_evicts_no_key_in_use() {
     let mut worker = Worker::start("flood::flooded_process", "flood");
-    assert_eq!(worker.says(), "held");
+    assert_eq!(worker.read_line(), "held");
 }
 
 /// The worker. Does nothing when it runs with the other tests.

@@ -523,11 +523,11 @@ fn invalid_and_weak_keys_are_an_error() {
         (r#"{"keys":[{"kty":"EC","crv":"P-256","x":"AA","y":"AA"}]}"#, "not of its curve's length"),
         (r#"{"keys":[{"kty":"OKP","crv":"Ed25519","x":"AA"}]}"#, "has not 32 bytes"),
     ] {
-        let told = Tokens::new(set).err().map(|error| error.to_string()).unwrap_or_default();
-        assert!(told.contains(part), "{set}: {told}");
+        let message = Tokens::new(set).err().map(|error| error.to_string()).unwrap_or_default();
+        assert!(message.contains(part), "{set}: {message}");
     }
     let secret = Tokens::new(r#"{"keys":[{"kty":"oct","k":"hunter2" oops}]}"#).unwrap_err();
-    assert!(!secret.to_string().contains("hunter2"), "a message is not the place for a secret");
+    assert!(!secret.to_string().contains("hunter2"), "a message contains no secret");
     let secret = Tokens::new(&json!({ "keys": [hs256().public] }).to_string()).unwrap();
     assert!(!format!("{secret:?}").contains("BwcH"), "nor is what is printed for debugging");
 }

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use self::view::{SLOTS, SeenNode, View};
 use crate::RedisServer;
-use crate::patience::wait_until;
 use crate::process::free_port;
+use crate::wait::wait_until;
 
 pub use self::slot_move::SlotMove;
 
@@ -98,7 +98,7 @@ impl RedisCluster {
                 refused.is_none()
             };
             if !wait_until(START_PATIENCE, follows) {
-                return Err(refused.unwrap_or_else(|| io::Error::other("a node follows nobody")));
+                return Err(refused.unwrap_or_else(|| io::Error::other("a replica follows no master")));
             }
         }
         Ok(())
@@ -216,17 +216,17 @@ impl RedisCluster {
     /// So it also waits for a takeover if no node has detected yet that the master is dead.
     ///
     /// # Errors
-    /// If the timeout `patience` has passed.
-    pub fn wait_until_ok(&self, patience: Duration) -> io::Result<()> {
-        self.wait("every slot is served", patience, |views| views.are_ok(&self.nodes))
+    /// If `timeout` has passed.
+    pub fn wait_until_ok(&self, timeout: Duration) -> io::Result<()> {
+        self.wait("every hash slot is served", timeout, |views| views.are_ok(&self.nodes))
     }
 
     /// The same, and also until all nodes reply and know each other, and every master has a replica that is in sync.
     ///
     /// # Errors
-    /// If the timeout `patience` has passed.
-    pub fn wait_until_whole(&self, patience: Duration) -> io::Result<()> {
-        self.wait("the cluster is whole", patience, |views| views.are_whole(&self.nodes))
+    /// If `timeout` has passed.
+    pub fn wait_until_whole(&self, timeout: Duration) -> io::Result<()> {
+        self.wait("the cluster is whole", timeout, |views| views.are_whole(&self.nodes))
     }
 
     /// All keys without an expiry, on any master. Tests assert that there are none.
@@ -247,25 +247,25 @@ impl RedisCluster {
         Ok(keys)
     }
 
-    fn wait(&self, what: &str, patience: Duration, is_so: impl Fn(&Views) -> bool) -> io::Result<()> {
+    fn wait(&self, what: &str, timeout: Duration, is_so: impl Fn(&Views) -> bool) -> io::Result<()> {
         let mut views = Views(Vec::new());
-        let is_in_time = wait_until(patience, || {
+        let is_in_time = wait_until(timeout, || {
             views = self.views();
             is_so(&views)
         });
         if is_in_time {
             return Ok(());
         }
-        let message = format!("waited {patience:?} in vain until {what}; the nodes say: {views}");
+        let message = format!("timeout of {timeout:?} while waiting until {what}; the nodes report: {views}");
         Err(io::Error::new(io::ErrorKind::TimedOut, message))
     }
 
     fn views(&self) -> Views {
         // In parallel, so that a paused node does not delay the others.
         std::thread::scope(|threads| {
-            let asked: Vec<_> =
+            let views: Vec<_> =
                 self.nodes.iter().map(|node| threads.spawn(|| View::of(node.port()).ok())).collect();
-            Views(asked.into_iter().map(|view| view.join().ok().flatten()).collect())
+            Views(views.into_iter().map(|view| view.join().ok().flatten()).collect())
         })
     }
 
@@ -319,7 +319,7 @@ impl Views {
         let knows_all = |view: &View| {
             view.nodes.len() == nodes.len()
                 && view.nodes.iter().all(|seen| seen.is_well)
-                && view.tells_of_all
+                && view.lists_all
                 && view.followers() == first.followers()
         };
         // Only the replica's own view shows its master and whether replication is in sync.

@@ -12,13 +12,13 @@ pub(crate) struct Conversation {
 }
 
 impl Conversation {
-    /// Connects. `patience` is the timeout of connecting and of each reply.
-    pub(crate) fn open(port: u16, patience: Duration) -> io::Result<Conversation> {
+    /// Connects. `timeout` applies to connecting and of each reply.
+    pub(crate) fn open(port: u16, timeout: Duration) -> io::Result<Conversation> {
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-        let stream = TcpStream::connect_timeout(&address, patience)?;
+        let stream = TcpStream::connect_timeout(&address, timeout)?;
         stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(patience))?;
-        stream.set_write_timeout(Some(patience))?;
+        stream.set_read_timeout(Some(timeout))?;
+        stream.set_write_timeout(Some(timeout))?;
         Ok(Conversation { stream: BufReader::new(stream) })
     }
 

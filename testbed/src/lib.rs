@@ -6,10 +6,10 @@ mod cluster;
 mod conversation;
 mod envoy;
 pub mod http2;
-mod patience;
 pub mod process;
 mod proxy;
 mod redis;
+mod wait;
 
 pub use cluster::{RedisCluster, SlotMove};
 pub use envoy::Envoy;

@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use crate::patience::wait_until;
+use crate::wait::wait_until;
 
 /// How long a program may take until it listens.
 const START_PATIENCE: Duration = Duration::from_secs(20);
@@ -118,8 +118,8 @@ impl Running {
             .spawn()?;
         let running = Running { keeper };
         if !listens(port) {
-            let said = fs::read_to_string(&log).unwrap_or_default();
-            return Err(io::Error::other(format!("{name} does not listen on port {port}: {said}")));
+            let output = fs::read_to_string(&log).unwrap_or_default();
+            return Err(io::Error::other(format!("{name} does not listen on port {port}: {output}")));
         }
         Ok(running)
     }

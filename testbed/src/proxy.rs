@@ -392,8 +392,8 @@ mod tests {
 
     #[test]
     fn connection_to_an_unavailable_server_is_closed() {
-        let nobody = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
-        let proxy = FaultProxy::start(nobody).unwrap();
+        let closed_port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
+        let proxy = FaultProxy::start(closed_port).unwrap();
         assert!(is_ended(&connect(&proxy)));
     }
 }

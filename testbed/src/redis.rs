@@ -5,8 +5,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use crate::conversation::Conversation;
-use crate::patience::wait_until;
 use crate::process::free_port;
+use crate::wait::wait_until;
 
 /// Timeout of a reply.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
@@ -81,12 +81,12 @@ impl RedisServer {
             .stderr(Stdio::null())
             .spawn()
             .map_err(|error| io::Error::other(format!("cannot start a shell: {error}")))?;
-        let said = keeper.stdout.take().map(BufReader::new);
+        let output = keeper.stdout.take().map(BufReader::new);
         self.keeper = Some(keeper);
         // Waits for both lines, in either order: on a busy machine the server is ready before the shell prints the
         // process id. If the pipe were closed by then, the shell would die of SIGPIPE and leave the server running.
         let (mut pid, mut is_ready) = (None, false);
-        for line in said.into_iter().flat_map(BufRead::lines).map_while(Result::ok) {
+        for line in output.into_iter().flat_map(BufRead::lines).map_while(Result::ok) {
             if let Some(number) = line.strip_prefix("pid ") {
                 pid = number.parse().ok();
             }
@@ -227,8 +227,8 @@ impl Drop for RedisServer {
 /// Whether a process with this id exists.
 #[cfg(test)]
 pub(crate) fn is_running(pid: u32) -> bool {
-    let asked = Command::new("kill").args(["-s", "0", &pid.to_string()]).stderr(Stdio::null()).status();
-    asked.unwrap().success()
+    let status = Command::new("kill").args(["-s", "0", &pid.to_string()]).stderr(Stdio::null()).status();
+    status.unwrap().success()
 }
 
 #[cfg(test)]
@@ -316,8 +316,8 @@ mod tests {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let said = BufReader::new(victim.stdout.take().unwrap());
-        let server = said.lines().find_map(|line| Some(line.unwrap().strip_prefix("server ")?.to_owned()));
+        let output = BufReader::new(victim.stdout.take().unwrap());
+        let server = output.lines().find_map(|line| Some(line.unwrap().strip_prefix("server ")?.to_owned()));
         let server = server.unwrap();
         let (pid, folder) = server.split_once(' ').unwrap();
         let (pid, folder) = (pid.parse().unwrap(), PathBuf::from(folder));

@@ -57,8 +57,8 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     }
     match failures {
         0 => Ok(()),
-        1 => bail!("an example does not do what its page says; see above"),
-        _ => bail!("{failures} examples do not do what their page says; see above"),
+        1 => bail!("an example differs from its page; see above"),
+        _ => bail!("{failures} examples differ from their page; see above"),
     }
 }
 

@@ -117,7 +117,7 @@ fn artifacts(root: &Path, target: &str) -> BTreeSet<PathBuf> {
 /// Returns the message for a target that failed.
 fn report(target: &str, found: &[PathBuf]) -> String {
     if found.is_empty() {
-        return format!("{target}: it did not run to its end; what it printed above says why");
+        return format!("{target}: it stopped early; see its output above");
     }
     let mut text = format!("{target}: found an input that breaks the property");
     for input in found {

@@ -47,7 +47,7 @@ pub(crate) const STEPS: &[Step] = &[
     },
     Step {
         name: "readme",
-        what: "the commands of README.md and docs/ print what the page says",
+        what: "the commands of README.md and docs/ print the output on the page",
         run: readme,
     },
     Step { name: "deny", what: "licences, advisories and sources of the dependencies", run: deny },
@@ -99,7 +99,7 @@ fn summary(rows: &[(&str, Outcome, Duration)]) -> String {
     table
 }
 
-#[expect(clippy::disallowed_methods, reason = "a chore tells how long it took; no limit is decided here")]
+#[expect(clippy::disallowed_methods, reason = "a task reports how long it took; no limit is decided here")]
 fn timed<T>(work: impl FnOnce() -> T) -> (T, Duration) {
     let start = Instant::now();
     let result = work();

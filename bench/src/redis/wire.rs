@@ -67,7 +67,7 @@ impl Wire {
                 Ok(Reply::Text(text))
             }
             Some(b'*') => (0..number()?).map(|_| self.reply()).collect::<io::Result<_>>().map(Reply::Many),
-            _ => Err(io::Error::other(format!("Redis says: {}", line.trim_end()))),
+            _ => Err(io::Error::other(format!("Redis replied: {}", line.trim_end()))),
         }
     }
 }

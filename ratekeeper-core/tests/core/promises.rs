@@ -177,14 +177,14 @@ fn shaped_outflow_never_exceeds_the_leak_rate() {
 fn a_log_of_all_requests_is_bounded_by_its_limit() {
     let limit = Limit::sliding_window_log(3, Duration::from_secs(60), LogPolicy::All).unwrap();
     let mut key = key::fresh(&limit);
-    for knock in 0..100_000 {
-        key.decide(Time::from_nanos(1_700_000_000_000_000_000 + knock), 1);
+    for denied in 0..100_000 {
+        key.decide(Time::from_nanos(1_700_000_000_000_000_000 + denied), 1);
     }
     assert!(key.heap_bytes() <= 128, "{} bytes for 4 entries", key.heap_bytes());
 }
 
 /// One decision, with the key before and after it.
-struct Seen<'a> {
+struct DecisionCase<'a> {
     before: &'a dyn Key,
     after: &'a dyn Key,
     now: Time,
@@ -194,7 +194,7 @@ struct Seen<'a> {
     rest: &'a [Request],
 }
 
-fn each_decision(case: &Case, mut test: impl FnMut(Seen<'_>) -> TestCaseResult) -> TestCaseResult {
+fn each_decision(case: &Case, mut test: impl FnMut(DecisionCase<'_>) -> TestCaseResult) -> TestCaseResult {
     let mut key = key::fresh(&case.limit);
     let mut walk = Walk::new(&case.limit, case.start);
     for (index, &request) in case.requests.iter().enumerate() {
@@ -202,7 +202,7 @@ fn each_decision(case: &Case, mut test: impl FnMut(Seen<'_>) -> TestCaseResult) 
         let before = key.copy();
         let decision = key.decide(now, cost);
         let rest = &case.requests[index + 1..];
-        test(Seen { before: &*before, after: &*key, now, cost, decision, rest })?;
+        test(DecisionCase { before: &*before, after: &*key, now, cost, decision, rest })?;
         walk.saw(decision);
     }
     Ok(())

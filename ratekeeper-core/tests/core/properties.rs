@@ -78,16 +78,16 @@ fn equals_the_model(case: &Case) -> TestCaseResult {
     for &request in &case.requests {
         let (now, cost) = walk.next(request, &*key);
 
-        let looked = key.peek(now, cost);
-        prop_assert_eq!(looked, model.peek(now, cost, &looked), "look at {:?} for {}", now, cost);
+        let peeked = key.peek(now, cost);
+        prop_assert_eq!(peeked, model.peek(now, cost, &peeked), "peek at {:?} for {}", now, cost);
         let decided = key.decide(now, cost);
         prop_assert_eq!(decided, model.decide(now, cost, &decided), "decide at {:?} for {}", now, cost);
 
         // A peek predicts the decision. Only if denied requests are counted does the denial itself lengthen the wait.
-        let foretold = Decision { remaining: decided.remaining, reset_after: decided.reset_after, ..looked };
+        let foretold = Decision { remaining: decided.remaining, reset_after: decided.reset_after, ..peeked };
         if key.counts_denied() {
             prop_assert_eq!(Decision { retry_after: decided.retry_after, ..foretold }, decided);
-            prop_assert!(looked.retry_after <= decided.retry_after);
+            prop_assert!(peeked.retry_after <= decided.retry_after);
         } else {
             prop_assert_eq!(foretold, decided);
         }

@@ -18,9 +18,9 @@ pub(crate) fn check_at_least<S: Strategy>(cases: u32, strategy: &S, test: impl F
 where
     S::Value: Debug,
 {
-    let asked: Option<u32> = std::env::var("RATEKEEPER_CASES").ok().and_then(|cases| cases.parse().ok());
+    let configured: Option<u32> = std::env::var("RATEKEEPER_CASES").ok().and_then(|cases| cases.parse().ok());
     let config =
-        Config { cases: asked.unwrap_or(0).max(cases), failure_persistence: None, ..Config::default() };
+        Config { cases: configured.unwrap_or(0).max(cases), failure_persistence: None, ..Config::default() };
     let failure = TestRunner::new(config).run(strategy, test).err();
     assert!(failure.is_none(), "{}", failure.map(|error| error.to_string()).unwrap_or_default());
 }

@@ -60,7 +60,7 @@ fn wrong_lines(path: &Path) -> Vec<String> {
         for (who, decision) in [("core", decided)].into_iter().chain(modelled) {
             let line = line(time, key, cost, &decision);
             if line != expected {
-                wrong.push(format!("{name}:{}: {who} says {line}\n  instead of {expected}", index + 2));
+                wrong.push(format!("{name}:{}: {who} decides {line}\n  instead of {expected}", index + 2));
             }
         }
     }

@@ -344,11 +344,11 @@ fn read_segment(text: &str, at: usize, normalization: PathNormalization) -> Resu
     };
     let first = normal_text(first, at, normalization)?;
     let (middle, last) = others.rsplit_once('*').unwrap_or(("", others));
-    let mut place = at + name.len() - others.len();
+    let mut position = at + name.len() - others.len();
     let mut needles = Vec::new();
     for text in middle.split('*') {
-        let text_at = place;
-        place += text.len() + 1;
+        let text_at = position;
+        position += text.len() + 1;
         let text = normal_text(text, text_at, normalization)?;
         if !text.is_empty() {
             needles.push(Needle::new(&text));

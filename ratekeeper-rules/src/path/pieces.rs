@@ -151,9 +151,9 @@ fn escaped_byte(text: &[u8]) -> Option<u8> {
 fn escaped_char(text: &[u8]) -> Option<char> {
     let mut bytes = [0; 4];
     let mut filled = 0;
-    for (place, escape) in bytes.iter_mut().zip(text.chunks(ESCAPE_BYTES)) {
+    for (target, escape) in bytes.iter_mut().zip(text.chunks(ESCAPE_BYTES)) {
         let Some(byte) = escaped_byte(escape) else { break };
-        *place = byte;
+        *target = byte;
         filled += 1;
     }
     // Later escapes may belong to the next character, so the shortest valid UTF-8 sequence is taken.

@@ -64,7 +64,7 @@ fn every_header_set_in_every_situation() {
             ("denied", &[empty], &usual),
             ("denied by one of two", &[plenty, waits], &usual),
             ("denied by both", &[empty, waits], &usual),
-            ("denied, and come back at different times", &[empty, waits], &jitter),
+            ("denied, with jitter in the wait", &[empty, waits], &jitter),
             ("denied for ever", &[never], &usual),
             ("denied for ever by one of two that deny", &[waits, never], &usual),
             ("denied by a limit with an odd name", &[strange], &usual),
@@ -85,7 +85,7 @@ fn custom_denial_responses() {
     let body = DenialResponse::default().with_body("Slow down, please.\n");
     let html = body.clone().with_content_type("text/html").unwrap();
     for (title, custom) in [
-        ("a status: the usual body says it, too", DenialResponse::default().with_status(403).unwrap()),
+        ("a status, repeated in the default body", DenialResponse::default().with_status(403).unwrap()),
         ("a body is plain text", body.clone()),
         ("a body of a type", html.clone()),
         (
@@ -105,11 +105,11 @@ fn custom_denial_responses() {
         ..LimitDecision::new(&burst, &limit, denied_for(Duration::ZERO))
     };
     let longer = LimitDecision::new(&daily, &limit, denied_for(Duration::from_secs(9)));
-    print(&mut out, "of the shorter wait: not told", &response("none", &[shorter, longer], &usual));
+    print(&mut out, "of the shorter wait: not used", &response("none", &[shorter, longer], &usual));
     // A limit that allows does not.
     let allows = LimitDecision { decision: allowed(1, Duration::ZERO), ..shorter };
-    print(&mut out, "of a limit that allows: not told", &response("none", &[allows, longer], &usual));
+    print(&mut out, "of a limit that allows: not used", &response("none", &[allows, longer], &usual));
     let degraded = ResponseContext { is_degraded: true, ..usual };
-    print(&mut out, "without the store: told all the same", &response("none", &[shorter], &degraded));
+    print(&mut out, "without the store: used as well", &response("none", &[shorter], &degraded));
     check_golden("custom.txt", &out);
 }

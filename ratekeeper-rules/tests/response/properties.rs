@@ -96,24 +96,27 @@ fn headers_parse_and_promise_no_more_than_the_decision() {
         let retry_after: Option<u64> =
             response.header("retry-after").map(|wait| wait.parse().expect("a whole number"));
 
-        let told = members(response.header("ratelimit").unwrap());
+        let reported = members(response.header("ratelimit").unwrap());
         let policies = members(response.header("ratelimit-policy").unwrap());
-        prop_assert_eq!((told.len(), policies.len()), (limit.len(), limit.len()));
-        for ((limit, told), policy) in limit.iter().zip(&told).zip(&policies) {
+        prop_assert_eq!((reported.len(), policies.len()), (limit.len(), limit.len()));
+        for ((limit, reported), policy) in limit.iter().zip(&reported).zip(&policies) {
             let decision = limit.decision;
-            prop_assert_eq!((told.0.as_str(), policy.0.as_str()), (limit.name.as_str(), limit.name.as_str()));
-            prop_assert_eq!(integer(&told.1, "r"), Some(u64::from(decision.remaining)));
+            prop_assert_eq!(
+                (reported.0.as_str(), policy.0.as_str()),
+                (limit.name.as_str(), limit.name.as_str())
+            );
+            prop_assert_eq!(integer(&reported.1, "r"), Some(u64::from(decision.remaining)));
             prop_assert_eq!(integer(&policy.1, "q"), Some(u64::from(limit.limit.limit())));
             if let Some(window) = integer(&policy.1, "w") {
                 prop_assert!(window > 0 && Duration::from_secs(window) >= limit.limit.window());
             }
-            for (_, parameters) in [told, policy] {
+            for (_, parameters) in [reported, policy] {
                 let partition = parameters.get("pk").map(BareItem::as_byte_sequence);
                 prop_assert_eq!(partition.map(Option::unwrap), limit.partition);
                 let known = keys(parameters);
                 prop_assert!(known.iter().all(|key| ["r", "t", "q", "w", "pk"].contains(key)), "{known:?}");
             }
-            let t = integer(&told.1, "t");
+            let t = integer(&reported.1, "t");
             match decision.retry_after {
                 RetryAfter::Never => prop_assert_eq!((t, retry_after), (None, None)),
                 RetryAfter::Now => prop_assert!(t.unwrap() >= seconds(decision.reset_after)),
@@ -124,8 +127,8 @@ fn headers_parse_and_promise_no_more_than_the_decision() {
             }
         }
 
-        let longest = limit.iter().zip(&told).filter(|(limit, _)| !limit.decision.allowed);
-        let longest = longest.map(|(_, told)| integer(&told.1, "t"));
+        let longest = limit.iter().zip(&reported).filter(|(limit, _)| !limit.decision.allowed);
+        let longest = longest.map(|(_, reported)| integer(&reported.1, "t"));
         // None if one of the limits has no `t`; else the longest.
         let expected = longest.collect::<Option<Vec<u64>>>().and_then(|waits| waits.into_iter().max());
         prop_assert_eq!(retry_after, expected);

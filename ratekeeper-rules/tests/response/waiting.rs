@@ -67,11 +67,11 @@ fn decide(keys: &mut [Key], now: Time, cost: u32) -> Vec<Decision> {
     if let [alone] = keys {
         return vec![alone(now, cost, false)];
     }
-    let looks: Vec<Decision> = keys.iter_mut().map(|key| key(now, cost, true)).collect();
-    if looks.iter().all(|look| look.allowed) {
+    let peeks: Vec<Decision> = keys.iter_mut().map(|key| key(now, cost, true)).collect();
+    if peeks.iter().all(|peek| peek.allowed) {
         keys.iter_mut().map(|key| key(now, cost, false)).collect()
     } else {
-        looks
+        peeks
     }
 }
 

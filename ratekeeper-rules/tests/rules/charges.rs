@@ -322,7 +322,7 @@ fn conflicting_rules_are_rejected() {
         let error = Rules::new([Rule { ban: Some(ban), ..per_user("a") }]).err();
         assert_eq!(error, Some(RulesError::Ban("a".to_owned(), why)), "{ban:?}");
     }
-    let told = RulesError::SameName("a".to_owned()).to_string();
-    assert_eq!(told, "two limits are called a; give one another name");
+    let message = RulesError::SameName("a".to_owned()).to_string();
+    assert_eq!(message, "two limits are called a; give one another name");
     assert!(Rules::new([]).unwrap().limits().is_empty());
 }

@@ -230,8 +230,8 @@ fn duplicate_parts_are_rejected_even_if_equal() {
         let instead = Key::of(KeyPart::Route).fallback(KeyFallback::Part(part));
         assert_eq!(key_of(&instead, &request), twice, "{request:?} instead of another");
     }
-    let told = NoKey::Twice("cookie session".to_owned()).to_string();
-    assert_eq!(told, "the cookie session is there twice; send it once");
+    let message = NoKey::Twice("cookie session".to_owned()).to_string();
+    assert_eq!(message, "the cookie session is there twice; send it once");
 }
 
 #[test]

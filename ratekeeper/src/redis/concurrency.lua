@@ -5,7 +5,7 @@
 -- FCALL slots n KEYS[1..n] ARGV[1..n]
 --
 -- KEYS     the holders of each key: for each process its id (c8), its permits (I4), their expiry in microseconds (d),
---          and the number of its last claim (d). A process id of zeros holds no permits: its expiry says until when a
+--          and the number of its last claim (d). A process id of zeros holds no permits: its expiry states until when a
 --          recent denial counts.
 -- ARGV     for each key the claim of a process, packed '<c8dI4I4I4I4d': its id; the number of the claim, greater than
 --          in any earlier claim; its requests in flight; the permits it keeps of those it has, at least as many; the

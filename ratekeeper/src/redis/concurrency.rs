@@ -217,7 +217,7 @@ impl SharedPermits {
         self: &Arc<Self>,
         key: PermitKey,
     ) -> Result<(Permit, PermitAvailability), PermitError> {
-        let told = {
+        let reply = {
             let mut shard = self.shard(key);
             if shard.len() >= MAX_KEYS / SHARDS && !shard.contains_key(&key) {
                 return Err(PermitError::Exhausted);
@@ -231,15 +231,15 @@ impl SharedPermits {
             if entry.waiting.len() >= WAITING_MAX {
                 return Err(PermitError::Unknown);
             }
-            let (tell, told) = oneshot::channel();
-            entry.waiting.push(tell);
+            let (sender, receiver) = oneshot::channel();
+            entry.waiting.push(sender);
             if !entry.is_claiming {
                 let pending = self.pending(key, entry, now);
                 self.runtime.spawn(self.clone().claim(pending));
             }
-            told
+            receiver
         };
-        match tokio::time::timeout(self.store.deadline, told).await {
+        match tokio::time::timeout(self.store.deadline, reply).await {
             Ok(Ok(reply)) => reply,
             _ => Err(PermitError::Unknown),
         }
@@ -343,9 +343,9 @@ impl SharedPermits {
         loop {
             let slot = self.store.servers.slot(&pending.claim.key);
             let task = Task::Claim(vec![pending.claim.clone()]);
-            let told = self.store.servers.execute(slot, task, self.store.deadline).await;
-            let told = told.ok().and_then(|told| told.claims.first().copied().flatten());
-            match self.apply_reply(&pending, told) {
+            let reply = self.store.servers.execute(slot, task, self.store.deadline).await;
+            let result = reply.ok().and_then(|reply| reply.claims.first().copied().flatten());
+            match self.apply_reply(&pending, result) {
                 Some(next) => pending = next,
                 None => return,
             }
@@ -356,14 +356,14 @@ impl SharedPermits {
     fn apply_reply(
         self: &Arc<Self>,
         pending: &PendingClaim,
-        told: Option<ClaimResult>,
+        result: Option<ClaimResult>,
     ) -> Option<PendingClaim> {
         let PendingClaim { key, claim, at } = pending;
         let mut replies = Vec::new();
         let next = {
             let mut shard = self.shard(*key);
             let entry = shard.get_mut(key)?;
-            match told {
+            match result {
                 Some(ClaimResult { own, others, is_contended }) => {
                     (entry.own, entry.others, entry.is_contended) = (own, others, is_contended);
                     entry.until = at.saturating_add(self.hold);
@@ -376,18 +376,18 @@ impl SharedPermits {
             }
             let count = entry.waiting.len().min(claim.more as usize);
             let rest = entry.waiting.split_off(count);
-            for tell in std::mem::replace(&mut entry.waiting, rest) {
-                if tell.is_closed() {
+            for sender in std::mem::replace(&mut entry.waiting, rest) {
+                if sender.is_closed() {
                     continue;
                 }
-                let reply = match (told, entry.spare() > 0) {
+                let reply = match (result, entry.spare() > 0) {
                     (None, _) => Err(PermitError::Unknown),
                     (Some(_), true) => Ok((self.permit(*key), entry.enter(claim.max))),
                     (Some(_), false) => Err(PermitError::Exhausted),
                 };
-                replies.push((tell, reply));
+                replies.push((sender, reply));
             }
-            entry.waiting.retain(|tell| !tell.is_closed());
+            entry.waiting.retain(|sender| !sender.is_closed());
             match entry.waiting.is_empty() {
                 false => Some(self.pending(*key, entry, self.store.clock.now())),
                 true => {
@@ -398,8 +398,8 @@ impl SharedPermits {
         };
         // Sent without the lock: a permit whose receiver has been dropped is released right here, which takes the
         // lock.
-        for (tell, reply) in replies {
-            let _ = tell.send(reply);
+        for (sender, reply) in replies {
+            let _ = sender.send(reply);
         }
         next
     }
@@ -429,10 +429,10 @@ impl SharedPermits {
 
     async fn renew_call(self: &Arc<Self>, slot: u16, all: &[PendingClaim]) {
         let task = Task::Claim(all.iter().map(|pending| pending.claim.clone()).collect());
-        let told = self.store.servers.execute(slot, task, BACKGROUND_TIMEOUT).await;
-        let told = told.map(|told| told.claims).unwrap_or_default();
+        let reply = self.store.servers.execute(slot, task, BACKGROUND_TIMEOUT).await;
+        let results = reply.map(|reply| reply.claims).unwrap_or_default();
         for (at, pending) in all.iter().enumerate() {
-            if let Some(next) = self.apply_reply(pending, told.get(at).copied().flatten()) {
+            if let Some(next) = self.apply_reply(pending, results.get(at).copied().flatten()) {
                 self.runtime.spawn(self.clone().claim(next));
             }
         }

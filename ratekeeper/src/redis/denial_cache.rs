@@ -175,7 +175,7 @@ mod tests {
         denials.invalidate(Key(7), NOW);
         assert_eq!(denials.get(&[charge], NOW), None);
         denials.insert(&[charge], &verdict(&[denied(ms(300))]), NOW);
-        assert_eq!(denials.get(&[charge], NOW), None, "it was asked before the reset");
+        assert_eq!(denials.get(&[charge], NOW), None, "the check was sent before the reset");
     }
 
     /// The second limit becomes the first; the first is removed.
@@ -192,7 +192,7 @@ mod tests {
         assert!(after.get(&[first], NOW).is_some());
         assert_eq!(after.get(&[second], NOW), None);
         assert_eq!(after.get(&[first, second], NOW), None);
-        assert!(before.get(&[first, second], NOW).is_some(), "who is on the way is told the same");
+        assert!(before.get(&[first, second], NOW).is_some(), "checks in flight get the same denial");
     }
 
     #[test]

@@ -45,7 +45,7 @@ local now_s, now_n, extra
 -- The same in microseconds, if it is a whole number of them before the year 2106, as the server's time is.
 local now_us
 
-local LOOK, GIVE_BACK = 2, 4
+local PEEK, REFUND = 2, 4
 local ALLOWED, DECIDED, STATE, NUMBER = 1, 2, 4, 8
 -- The reply to a charge that could not be decided: the key holds a foreign value.
 local GARBLED = '\64'
@@ -648,27 +648,27 @@ end
 
 -- Sliding window log.
 -- Parameters: the window, whether denied requests are logged too: '<dI4B'.
--- State: a head, then a ring of 8-byte slots. An entry is one slot: its nanoseconds and the low 32 bits of its
--- second, '<I4I4'. If it costs more than 1, bit 30 of the nanoseconds is set and a second slot holds the cost: the
+-- State: a head, then a ring of 8-byte words. An entry is one word: its nanoseconds and the low 32 bits of its
+-- second, '<I4I4'. If it costs more than 1, bit 30 of the nanoseconds is set and a second word holds the cost: the
 -- low 31 bits, with bit 31 set to distinguish it from an instant, and the rest.
--- The head: the newest instant, the cost of all entries, the ring index of the oldest slot, the number of used slots,
--- the ring size, '<dI4 d I4I4I4'; the number of slots in the back and in the front, 'BB'; then those slots. The back
--- contains the newest slots that are not yet written to their index in the ring. The front is a copy of the oldest
--- slots. So the common request reads and writes only the head, and accesses the ring once in a few requests.
+-- The head: the newest instant, the cost of all entries, the ring index of the oldest word, the number of used words,
+-- the ring size, '<dI4 d I4I4I4'; the number of words in the back and in the front, 'BB'; then those words. The back
+-- contains the newest words that are not yet written to their index in the ring. The front is a copy of the oldest
+-- words. So the common request reads and writes only the head, and accesses the ring once in a few requests.
 -- Reply, '<dI4 d dI4': the newest instant, the cost of all entries, and, if denied, the instant at which it would be
 -- allowed. Or one number: the cost of all entries, if the request was allowed and is the newest.
 -- A decision takes O(1) amortized time: each entry is written once and dropped once, whatever the limit. A denial may
 -- also scan entries for the instant at which it would be allowed.
 local HEAD_FORMAT = '<dI4dI4I4I4BB'
 local HEAD_AND_ENDS = HEAD_FORMAT .. 'c0c0'
--- The size of the head without its slots.
+-- The size of the head without its words.
 local FIXED = 34
--- The offset of the numbers of those slots.
+-- The offset of the numbers of those words.
 local ENDS_AT = 32
 local BACK, FRONT = 4, 4
 local HEAD = FIXED + (BACK + FRONT) * 8
 local HEAD_LAST = '' .. HEAD - 1
--- Slots read with one command.
+-- Words read with one command.
 local CHUNK = 32
 local RING_MIN = 4
 local IS_LONG = 2 ^ 30
@@ -676,7 +676,7 @@ local IS_COST = 2 ^ 31
 -- A key lives up to window / LOG_GRAIN longer than it counts, so that the expiry is written only this often.
 local LOG_GRAIN = 8
 
-local function slots(s, n, cost)
+local function words(s, n, cost)
   if cost == 1 then
     return pack('<I4I4', n, s % WORD), 1
   end
@@ -684,9 +684,9 @@ local function slots(s, n, cost)
   return pack('<I4I4I4I4', n + IS_LONG, s % WORD, cost - high * IS_COST + IS_COST, high), 2
 end
 
--- Both halves of a slot, from the text that has been read or from a new chunk.
-local function slot(log, place)
-  local at = HEAD + place * 8
+-- Both halves of a word, from the text that has been read or from a new chunk.
+local function word(log, index)
+  local at = HEAD + index * 8
   if at + 8 <= #log.text then
     return unpack('<I4I4', log.text, at + 1)
   end
@@ -698,26 +698,26 @@ local function slot(log, place)
   return unpack('<I4I4', log.chunk, at - from + 1)
 end
 
-local function place(log, index)
+local function word_index(log, index)
   local at = log.first + index
   return at < log.ring and at or at - log.ring
 end
 
--- The entry that begins at this index: its instant, its cost and its number of slots.
+-- The entry that begins at this index: its instant, its cost and its number of words.
 local function entry(log, index)
-  local n, s = slot(log, place(log, index))
+  local n, s = word(log, word_index(log, index))
   s = log.s - (log.s - s) % WORD
   if n < IS_LONG then
     return s, n, 1, 1
   end
-  local low, high = slot(log, place(log, index + 1))
+  local low, high = word(log, word_index(log, index + 1))
   return s, n - IS_LONG, low - IS_COST + high * IS_COST, 2
 end
 
 -- The instant at which the oldest `units` have left the window; an entry at (s, n) is assumed after all others.
 local function leaves(log, units, s, n)
   local index = 0
-  while index < log.slots do
+  while index < log.words do
     local e_s, e_n, cost, count = entry(log, index)
     units = units - cost
     if units <= 0 then
@@ -730,35 +730,35 @@ end
 
 -- Drops the oldest units: one unit above the limit denies every request, so units beyond that have no effect, and the
 -- oldest leave the window first.
-local function forget(log, surplus)
-  while surplus > 0 and log.slots > 0 do
+local function expire(log, surplus)
+  while surplus > 0 and log.words > 0 do
     local s, n, cost, count = entry(log, 0)
     if cost > surplus then
-      -- The remainder of the entry is stored in the last of its slots.
-      local text, kept = slots(s, n, cost - surplus)
-      local at = place(log, count - kept)
+      -- The remainder of the entry is stored in the last of its words.
+      local text, kept = words(s, n, cost - surplus)
+      local at = word_index(log, count - kept)
       log.cuts = { { at, sub(text, 1, 8) } }
       if kept == 2 then
-        log.cuts[2] = { place(log, 1), sub(text, 9) }
+        log.cuts[2] = { word_index(log, 1), sub(text, 9) }
       end
-      log.first, log.slots, log.units = at, log.slots - (count - kept), log.units - surplus
+      log.first, log.words, log.units = at, log.words - (count - kept), log.units - surplus
       return
     end
-    log.first = place(log, count)
-    log.slots, log.units, surplus = log.slots - count, log.units - cost, surplus - cost
+    log.first = word_index(log, count)
+    log.words, log.units, surplus = log.words - count, log.units - cost, surplus - cost
   end
 end
 
--- Reads slots of the ring from this index, wrapping around at its end.
-local function read_slots(log, index, count)
-  local from = place(log, index)
+-- Reads words of the ring from this index, wrapping around at its end.
+local function read_words(log, index, count)
+  local from = word_index(log, index)
   local text = call('GETRANGE', log.key, HEAD + from * 8, HEAD + min(from + count, log.ring) * 8 - 1)
   local rest = from + count - log.ring
   return rest > 0 and text .. call('GETRANGE', log.key, HEAD, HEAD + rest * 8 - 1) or text
 end
 
-local function write_slots(log, index, text)
-  local from = place(log, index)
+local function write_words(log, index, text)
+  local from = word_index(log, index)
   local fits = (log.ring - from) * 8
   call('SETRANGE', log.key, HEAD + from * 8, fits < #text and sub(text, 1, fits) or text)
   if fits < #text then
@@ -773,11 +773,11 @@ local function open_log(key, last)
   if text == '' then
     return text
   end
-  local _, _, _, first, slots, ring, back = unpack(HEAD_FORMAT, text)
+  local _, _, _, first, words, ring, back = unpack(HEAD_FORMAT, text)
   if back == 0 then
     return text
   end
-  write_slots({ key = key, first = first, ring = ring }, slots - back, sub(text, FIXED + 1, FIXED + back * 8))
+  write_words({ key = key, first = first, ring = ring }, words - back, sub(text, FIXED + 1, FIXED + back * 8))
   call('SETRANGE', key, ENDS_AT, '\0\0')
   return call('GETRANGE', key, 0, last)
 end
@@ -806,36 +806,36 @@ local function write_log(key, log, _, is_charged)
       if is_moved and surplus > 0 then
         log.moved, log.units = log.moved - surplus, log.units - surplus
       else
-        forget(log, surplus)
+        expire(log, surplus)
       end
     end
-    added, count = slots(log.at_s, log.at_n, cost)
+    added, count = words(log.at_s, log.at_n, cost)
     log.s, log.n, log.units = log.at_s, log.at_n, log.units + cost
   elseif log.is_cleared then
     call('UNLINK', key)
     return
   elseif not is_moved then
     if log.is_changed then
-      call('SETRANGE', key, 0, pack(HEAD_FORMAT, log.s, log.n, log.units, log.first, log.slots, log.ring, 0, 0))
+      call('SETRANGE', key, 0, pack(HEAD_FORMAT, log.s, log.n, log.units, log.first, log.words, log.ring, 0, 0))
     end
     return
   end
   if is_moved and log.moved > 0 then
     -- One entry of all units, at the current instant.
-    local moved, moved_count = slots(now_s, now_n, log.moved)
+    local moved, moved_count = words(now_s, now_n, log.moved)
     added, count = moved .. added, moved_count + count
   end
-  local used = log.slots + count
+  local used = log.words + count
   if used > log.ring then
-    -- The ring grows; the oldest slot comes first.
+    -- The ring grows; the oldest word comes first.
     local ring = max(used, min(max(log.ring * 2, RING_MIN), log.it.slots_max))
     local old = ''
-    if log.slots > 0 then
+    if log.words > 0 then
       -- Cut entries are written first, to be read with the rest.
       for _, cut in ipairs(log.cuts) do
         call('SETRANGE', key, HEAD + cut[1] * 8, cut[2])
       end
-      old = read_slots(log, 0, log.slots)
+      old = read_words(log, 0, log.words)
     end
     local head = pack(HEAD_FORMAT, log.s, log.n, log.units, 0, used, ring, 0, 0) .. rep('\0', HEAD - FIXED)
     put(key, head .. old .. added .. rep('\0', (ring - used) * 8), log_ms(log.it, log.s, log.n))
@@ -845,7 +845,7 @@ local function write_log(key, log, _, is_charged)
     call('SETRANGE', key, HEAD + cut[1] * 8, cut[2])
   end
   if count > 0 then
-    write_slots(log, log.slots, added)
+    write_words(log, log.words, added)
   end
   call('SETRANGE', key, 0, pack(HEAD_FORMAT, log.s, log.n, log.units, log.first, used, log.ring, 0, 0))
   extend_log(key, log.it, log.old_s, log.old_n, log.s, log.n)
@@ -856,33 +856,33 @@ local function log(key, it)
   local text = open_log(key, HEAD + CHUNK * 8 - 1)
   local log = {
     it = it, key = key, text = text, w_s = w_s, w_n = w_n, cost = cost, limit = limit,
-    counts_all = it.counts_all and not it.is_look,
-    s = 0, n = 0, units = 0, first = 0, slots = 0, ring = 0, cuts = {},
+    counts_all = it.counts_all and not it.is_peek,
+    s = 0, n = 0, units = 0, first = 0, words = 0, ring = 0, cuts = {},
   }
   local at_s, at_n = now_s, now_n
   if text ~= '' then
-    log.s, log.n, log.units, log.first, log.slots, log.ring = unpack(HEAD_FORMAT, text)
+    log.s, log.n, log.units, log.first, log.words, log.ring = unpack(HEAD_FORMAT, text)
     log.old_s, log.old_n = log.s, log.n
     local far_s, far_n = add(now_s, now_n, w_s, w_n)
     if before(far_s, far_n, log.s, log.n) then
       log.moved = log.units
-      log.s, log.n, log.first, log.slots, log.ring, log.text = now_s, now_n, 0, 0, 0, ''
+      log.s, log.n, log.first, log.words, log.ring, log.text = now_s, now_n, 0, 0, 0, ''
     else
       if before(at_s, at_n, log.s, log.n) then
         at_s, at_n = log.s, log.n
       end
       local gone_s, gone_n = subtract(at_s, at_n, w_s, w_n)
       if not before(gone_s, gone_n, log.s, log.n) then
-        log.s, log.n, log.units, log.first, log.slots, log.ring, log.text = 0, 0, 0, 0, 0, 0, ''
+        log.s, log.n, log.units, log.first, log.words, log.ring, log.text = 0, 0, 0, 0, 0, 0, ''
         log.is_cleared = true
       else
-        while log.slots > 0 do
+        while log.words > 0 do
           local s, n, entry_cost, count = entry(log, 0)
           if before(gone_s, gone_n, s, n) then
             break
           end
-          log.first = place(log, count)
-          log.slots, log.units = log.slots - count, log.units - entry_cost
+          log.first = word_index(log, count)
+          log.words, log.units = log.words - count, log.units - entry_cost
           log.is_changed = true
         end
       end
@@ -917,7 +917,7 @@ local function quick_log(key, it)
   if text == '' then
     return begin_log(key, it)
   end
-  local s, n, units, first, slots, ring, back, front = unpack(HEAD_FORMAT, text)
+  local s, n, units, first, words, ring, back, front = unpack(HEAD_FORMAT, text)
   if now_s < s or (now_s == s and now_n < n) then
     return nil
   end
@@ -929,10 +929,10 @@ local function quick_log(key, it)
   if gone_s > s or (gone_s == s and gone_n >= n) then
     return begin_log(key, it)
   end
-  -- Drops entries that have left the window; the newest has not. The oldest slots are in `from`, between `at` and
+  -- Drops entries that have left the window; the newest has not. The oldest words are in `from`, between `at` and
   -- `last`.
   local from, at, last = text, FIXED + back * 8, FIXED + (back + front) * 8
-  local in_ring = slots - back
+  local in_ring = words - back
   local dropped = 0
   local e_s, e_n
   while true do
@@ -962,15 +962,15 @@ local function quick_log(key, it)
       return nil
     end
     if from ~= text then
-      -- Caches the oldest slots in the head, so that the next request need not read the ring.
+      -- Caches the oldest words in the head, so that the next request need not read the ring.
       local ends = sub(text, FIXED + 1, FIXED + back * 8) .. from
       call('SETRANGE', key, ENDS_AT, pack('<BBc0', back, #from / 8, ends))
     end
     e_s, e_n = add(e_s, e_n, w_s, w_n)
     return DECIDED + STATE, pack('<dI4ddI4', s, n, units, e_s, e_n)
   end
-  slots = slots - dropped + 1
-  if slots > ring then
+  words = words - dropped + 1
+  if words > ring then
     return nil
   end
   first = (first + dropped) % ring
@@ -980,12 +980,12 @@ local function quick_log(key, it)
   local newest = sub(text, FIXED + 1 + gone_of_back * 8, FIXED + back * 8) .. pack('<I4I4', now_n, now_s % WORD)
   back = back - gone_of_back + 1
   if back == BACK then
-    write_slots({ key = key, first = first, ring = ring }, slots - back, newest)
+    write_words({ key = key, first = first, ring = ring }, words - back, newest)
     back, newest = 0, ''
   end
   local front_count = (last - at) / 8
   call('SETRANGE', key, '0', pack(
-    HEAD_AND_ENDS, now_s, now_n, units, first, slots, ring, back, front_count, newest, oldest
+    HEAD_AND_ENDS, now_s, now_n, units, first, words, ring, back, front_count, newest, oldest
   ))
   extend_log(key, it, s, n, now_s, now_n)
   return ALLOWED + DECIDED + NUMBER, units
@@ -1157,9 +1157,9 @@ end
 
 -- The number of newest entries searched for a charge: first the recent ones, then more. A charge further back is not
 -- refunded.
-local GIVE_BACK_ENTRIES = { 64, 4096 }
+local REFUND_ENTRIES = { 64, 4096 }
 
--- The entry that ends before a slot of the tail: its first slot, its instant and its cost; nil if the tail does not
+-- The entry that ends before a word of the tail: its first word, its instant and its cost; nil if the tail does not
 -- contain it.
 local function entry_before(log, tail, at)
   if at == 0 then
@@ -1184,23 +1184,23 @@ local function give_back_oldest(log, it)
     at_s, at_n = log.s, log.n
   end
   local gone_s, gone_n = subtract(at_s, at_n, it.w_s, it.w_n)
-  while log.slots > 0 do
+  while log.words > 0 do
     local s, n, cost, count = entry(log, 0)
     if before(gone_s, gone_n, s, n) then
       break
     end
-    log.first = place(log, count)
-    log.slots, log.units = log.slots - count, log.units - cost
+    log.first = word_index(log, count)
+    log.words, log.units = log.words - count, log.units - cost
   end
-  forget(log, it.cost)
-  if log.slots == 0 then
+  expire(log, it.cost)
+  if log.words == 0 then
     call('UNLINK', log.key)
     return
   end
   for _, cut in ipairs(log.cuts or {}) do
     call('SETRANGE', log.key, HEAD + cut[1] * 8, cut[2])
   end
-  call('SETRANGE', log.key, 0, pack(HEAD_FORMAT, log.s, log.n, log.units, log.first, log.slots, log.ring, 0, 0))
+  call('SETRANGE', log.key, 0, pack(HEAD_FORMAT, log.s, log.n, log.units, log.first, log.words, log.ring, 0, 0))
 end
 
 -- Reduces an entry of that instant by the cost, and removes it if nothing is left. If the clock stepped back before
@@ -1213,7 +1213,7 @@ local function give_back_to_log(key, it, t_s, t_n)
     return
   end
   local log = { key = key }
-  log.s, log.n, log.units, log.first, log.slots, log.ring = unpack(HEAD_FORMAT, head)
+  log.s, log.n, log.units, log.first, log.words, log.ring = unpack(HEAD_FORMAT, head)
   local far_s, far_n = add(now_s, now_n, w_s, w_n)
   if before(far_s, far_n, log.s, log.n) then
     return
@@ -1224,11 +1224,11 @@ local function give_back_to_log(key, it, t_s, t_n)
   end
   local is_behind = before(now_s, now_n, log.s, log.n) and not before(now_s, now_n, t_s, t_n)
   local count, tail, first, last, first_s, first_n, first_cost
-  for _, entries in ipairs(GIVE_BACK_ENTRIES) do
+  for _, entries in ipairs(REFUND_ENTRIES) do
     -- One entry more than is searched: if the newest is removed, the one before it becomes the newest.
-    count = min(log.slots, 2 * (entries + 1))
-    tail = read_slots(log, log.slots - count, count)
-    local at, is_over = count, count == log.slots
+    count = min(log.words, 2 * (entries + 1))
+    tail = read_words(log, log.words - count, count)
+    local at, is_over = count, count == log.words
     for _ = 1, entries do
       local from, s, n, entry_cost = entry_before(log, tail, at)
       if not from or before(s, n, t_s, t_n) then
@@ -1256,12 +1256,12 @@ local function give_back_to_log(key, it, t_s, t_n)
   end
   local kept, kept_count = '', 0
   if first_cost > cost then
-    kept, kept_count = slots(first_s, first_n, first_cost - cost)
+    kept, kept_count = words(first_s, first_n, first_cost - cost)
   elseif last == count then
     local _, s, n = entry_before(log, tail, first)
     log.s, log.n = s or 0, n or 0
   end
-  local left = log.slots - (last - first) + kept_count
+  local left = log.words - (last - first) + kept_count
   local leaves_s, leaves_n = add(log.s, log.n, w_s, w_n)
   if left == 0 or not before(now_s, now_n, leaves_s, leaves_n) then
     call('UNLINK', key)
@@ -1269,7 +1269,7 @@ local function give_back_to_log(key, it, t_s, t_n)
   end
   local moved = kept .. sub(tail, last * 8 + 1)
   if moved ~= '' then
-    write_slots(log, log.slots - count + first, moved)
+    write_words(log, log.words - count + first, moved)
   end
   call('SETRANGE', key, 0, pack(HEAD_FORMAT, log.s, log.n, log.units - cost, log.first, left, log.ring, 0, 0))
 end
@@ -1280,7 +1280,7 @@ local READ = {
   function(charge)
     local _, flags, cost, limit, f_d, f_t, f_f, c_d, c_t, c_f, ticks = unpack('<BBI4I4ddddddd', charge)
     return {
-      flags = flags, more = flags % 2 == 1, is_look = flags % 4 >= LOOK,
+      flags = flags, more = flags % 2 == 1, is_peek = flags % 4 >= PEEK,
       cost = cost, limit = limit, kind = bucket, give_back = give_back_to_bucket,
       f_d = f_d, f_t = f_t, f_f = f_f, c_d = c_d, c_t = c_t, c_f = c_f, ticks = ticks,
       far = multiple(FAR, f_d, f_t, f_f, ticks), far_injected = multiple(FAR_INJECTED, f_d, f_t, f_f, ticks),
@@ -1290,7 +1290,7 @@ local READ = {
   function(charge)
     local _, flags, cost, limit, count, p_s, p_n = unpack('<BBI4I4ddI4', charge)
     return {
-      flags = flags, more = flags % 2 == 1, is_look = flags % 4 >= LOOK,
+      flags = flags, more = flags % 2 == 1, is_peek = flags % 4 >= PEEK,
       cost = cost, limit = limit, kind = steps, give_back = give_back_to_steps,
       count = count, p_s = p_s, p_n = p_n,
     }
@@ -1299,7 +1299,7 @@ local READ = {
     local _, flags, cost, limit, w_s, w_n, from_first = unpack('<BBI4I4dI4B', charge)
     local is_number = from_first == 0 and w_n == 0 and limit < COUNTS / 2
     return {
-      flags = flags, more = flags % 2 == 1, is_look = flags % 4 >= LOOK,
+      flags = flags, more = flags % 2 == 1, is_peek = flags % 4 >= PEEK,
       cost = cost, limit = limit, kind = fixed_window, give_back = give_back_to_fixed_window,
       quick = is_number and quick_window or nil, cost_text = is_number and '' .. cost or nil, back_text = '-' .. cost,
       w_s = w_s, w_n = w_n, from_first = from_first == 1,
@@ -1308,7 +1308,7 @@ local READ = {
   function(charge)
     local _, flags, cost, limit, w_s, w_n, buckets, edge = unpack('<BBI4I4dI4I4B', charge)
     return {
-      flags = flags, more = flags % 2 == 1, is_look = flags % 4 >= LOOK,
+      flags = flags, more = flags % 2 == 1, is_peek = flags % 4 >= PEEK,
       cost = cost, limit = limit, give_back = give_back_to_counter,
       kind = counter, quick = buckets == 1 and quick_counter or nil,
       w_s = w_s, w_n = w_n, buckets = buckets, edge = edge,
@@ -1318,11 +1318,11 @@ local READ = {
     local _, flags, cost, limit, w_s, w_n, counts_all = unpack('<BBI4I4dI4B', charge)
     local ring_min = min(RING_MIN, limit)
     return {
-      flags = flags, more = flags % 2 == 1, is_look = flags % 4 >= LOOK,
+      flags = flags, more = flags % 2 == 1, is_peek = flags % 4 >= PEEK,
       cost = cost, limit = limit, kind = log, give_back = give_back_to_log,
       quick = cost == 1 and counts_all == 0 and quick_log or nil,
       w_s = w_s, w_n = w_n, counts_all = counts_all == 1,
-      -- Each unit takes at most one slot, and a log of all requests keeps one unit above the limit.
+      -- Each unit takes at most one word, and a log of all requests keeps one unit above the limit.
       slots_max = limit + counts_all, ring_min = ring_min,
       padding = rep('\0', HEAD - FIXED - 8 + ring_min * 8),
       grain_ms = (w_s * 1000 + w_n / 1e6) / LOG_GRAIN,
@@ -1335,7 +1335,7 @@ local READ = {
     local wanted_text, grain = format('%d', wanted), grain_us(fill / limit)
     local f_t = (fill - f_d * DAY_US) * 1000
     return {
-      flags = flags, more = flags % 2 == 1, is_look = flags % 4 >= LOOK,
+      flags = flags, more = flags % 2 == 1, is_peek = flags % 4 >= PEEK,
       cost = cost, limit = limit, kind = bucket, give_back = give_back_to_bucket,
       quick = quick_bucket, fill = fill, wanted = wanted, wanted_text = wanted_text, back_text = '-' .. wanted_text,
       f_d = f_d, f_t = f_t, f_f = 0,
@@ -1353,13 +1353,13 @@ local KNOWN_MAX = 1024
 local function read(charge)
   local it = READ[byte(charge)](charge)
   local flags, cost = it.flags, it.cost
-  if flags >= GIVE_BACK then
+  if flags >= REFUND then
     -- Each refund has its own instant, so caching it is useless.
     it.quick = nil
     it.t_s, it.t_n = unpack('<dI4', charge, #charge - 11)
     return it
   end
-  if it.is_look or cost == 0 or cost > it.limit then
+  if it.is_peek or cost == 0 or cost > it.limit then
     it.quick = nil
   end
   if known_count == KNOWN_MAX then
@@ -1371,7 +1371,7 @@ end
 
 -- The reply to a charge that was not decided by a fast path: flags, and the state if there was one. A charge is
 -- decided if its limit allowed or denied it.
-local function told(allowed, is_decided, state)
+local function decision(allowed, is_decided, state)
   local flags = (allowed and ALLOWED or 0) + (is_decided and DECIDED or 0)
   if not state then
     return flags
@@ -1387,15 +1387,15 @@ local function decide_one(key, it)
     if flags then
       return flags, number
     end
-  elseif it.flags >= GIVE_BACK then
+  elseif it.flags >= REFUND then
     it.give_back(key, it, it.t_s, it.t_n)
     return DECIDED
   end
   local allowed, state, write, value, ms = it.kind(key, it)
-  if write and not it.is_look then
+  if write and not it.is_peek then
     write(key, value, ms, allowed)
   end
-  return told(allowed, not it.is_look, state)
+  return decision(allowed, not it.is_peek, state)
 end
 
 local function packed(flags, state)
@@ -1409,21 +1409,21 @@ end
 
 -- Decides the charges first to last of one request: all are decided, then all are made or none.
 local function decide_several(keys, its, first, last, replies)
-  local asked = {}
+  local outcomes = {}
   local all = true
   for i = first, last do
-    asked[i] = { its[i].kind(keys[i], its[i]) }
-    all = all and asked[i][1]
+    outcomes[i] = { its[i].kind(keys[i], its[i]) }
+    all = all and outcomes[i][1]
   end
   for i = first, last do
-    local it, answer = its[i], asked[i]
+    local it, answer = its[i], outcomes[i]
     local allowed, state, write = answer[1], answer[2], answer[3]
     -- A denying limit always decides, and a log of all requests counts this request too.
-    local is_decided = not it.is_look and (all or not allowed or it.counts_all)
+    local is_decided = not it.is_peek and (all or not allowed or it.counts_all)
     if is_decided and write then
       write(keys[i], answer[4], answer[5], all)
     end
-    replies[i + 1] = packed(told(allowed, is_decided, state))
+    replies[i + 1] = packed(decision(allowed, is_decided, state))
   end
 end
 

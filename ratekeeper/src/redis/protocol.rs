@@ -16,8 +16,8 @@ const DAY_NS: u64 = 86_400 * SECOND;
 const MICRO: u128 = 1_000;
 
 const MORE: u8 = 1;
-const LOOK: u8 = 2;
-const GIVE_BACK: u8 = 4;
+const PEEK: u8 = 2;
+const REFUND: u8 = 4;
 
 const ALLOWED: u8 = 1;
 const DECIDED: u8 = 2;
@@ -84,7 +84,7 @@ impl PackedLimit {
     pub(crate) fn charge(&self, cost: u32, is_peek: bool, more: bool) -> Vec<u8> {
         let mut text = Vec::with_capacity(10 + self.own.len() + 32);
         text.push(self.kind);
-        text.push(u8::from(more) * MORE + u8::from(is_peek) * LOOK);
+        text.push(u8::from(more) * MORE + u8::from(is_peek) * PEEK);
         text.extend(cost.to_le_bytes());
         text.extend(self.limit.limit().to_le_bytes());
         text.extend(&self.own);
@@ -126,7 +126,7 @@ impl PackedLimit {
     /// separate request.
     pub(crate) fn refund(&self, cost: u32, at: Option<Time>) -> Vec<u8> {
         let mut text = self.charge(cost, false, false);
-        text[1] = GIVE_BACK;
+        text[1] = REFUND;
         match at {
             Some(at) => push_instant(&mut text, at.as_nanos()),
             // An instant before the epoch means that the time is unknown.
@@ -240,7 +240,7 @@ fn log_decision(
         None => (take_seconds(reply)?, take_u64(reply)?, take_seconds(reply)?),
     };
     let wait = || Duration::from_nanos(passes_ns.saturating_sub(now.as_nanos()));
-    Some(it.tell(units, newest_ns, now, cost, allowed, wait))
+    Some(it.decision(units, newest_ns, now, cost, allowed, wait))
 }
 
 /// Appends an instant or a duration, given in nanoseconds.

@@ -6,13 +6,13 @@
 --   put, KEYS when and what, ARGV id, value, milliseconds, most   1, or 0 if there are already `most` records
 --   take, KEYS when, what and gone, ARGV id                       the value, an empty one if removed, or nothing
 --   due, KEYS when, what and gone, ARGV most                      the values that are due, at most `most`
---   claim, KEYS name, ARGV asked, milliseconds                    the existing claim, or nothing if this one is first
+--   claim, KEYS name, ARGV request, milliseconds                    the existing claim, or nothing if this one is first
 --   answer, KEYS name, ARGV answer, milliseconds                  1, or nothing if the claim has expired
 --
 -- `when` is a sorted set of ids by due time in milliseconds; `what` is a hash of their values. Both live a day longer
 -- than their last record, so that a process can still collect what is due. `gone` .. id exists for an hour after a
--- value was handed out, so that a second caller learns that it was removed. A claim is the length of `asked`, '<I4',
--- then `asked`, and then the answer once there is one.
+-- value was handed out, so that a second caller learns that it was removed. A claim is the length of `request`, '<I4',
+-- then `request`, and then the answer once there is one.
 
 local LONGER_MS = DAY * 1000
 -- How long a removed id is remembered.

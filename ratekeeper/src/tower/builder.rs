@@ -42,7 +42,7 @@ use crate::memory::{Memory, WhenFull};
 ///     // Which paths are the same, and which of them goes on.
 ///     .path_normalization(PathNormalization { ambiguous: AmbiguousPathPolicy::Reject, ignore_case: true, ..PathNormalization::default() })
 ///     .non_canonical_paths(NonCanonicalPath::Reject)
-///     // What clients are told.
+///     // Response headers and denial responses.
 ///     .headers(HeaderSet::named("legacy").expect("a set"))
 ///     .jitter_secs(5)
 ///     // Bounds.
@@ -137,7 +137,7 @@ impl LayerBuilder {
     ///
     /// let limit = Limit::fixed_window(100, Duration::from_secs(60), WindowAlign::Clock)?;
     /// let full = DenialResponse::default().with_status(503)?.with_body("Come back later.");
-    /// let layer = RatekeeperLayer::builder().per_client("per-client", limit).answer("per-client", full).build()?;
+    /// let layer = RatekeeperLayer::builder().per_client("per-client", limit).deny_response("per-client", full).build()?;
     /// # let _ = layer;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```

@@ -168,12 +168,12 @@ pub(crate) fn rejection_response(why: &RequestRejection, grpc: Option<GrpcCall>)
     match why {
         RequestRejection::Malformed(why) => problem(StatusCode::BAD_REQUEST, INVALID_ARGUMENT, why, grpc),
         RequestRejection::Forbidden(_) => {
-            problem(StatusCode::FORBIDDEN, PERMISSION_DENIED, "this client is not let in", grpc)
+            problem(StatusCode::FORBIDDEN, PERMISSION_DENIED, "this client is not allowed", grpc)
         }
         RequestRejection::NoPeer => problem(
             StatusCode::INTERNAL_SERVER_ERROR,
             INTERNAL,
-            "the limiter was not told from where requests come; see ratekeeper::tower::LayerBuilder::peer",
+            "the limiter does not know the peer address of the request; see ratekeeper::tower::LayerBuilder::peer",
             grpc,
         ),
     }

@@ -7,7 +7,7 @@
 //! use ratekeeper::tower::rule::Rule;
 //! use ratekeeper::{Limit, Rate, RefillStyle};
 //!
-//! // Ten at once for each user, and one more each second; those who do not say who they are share.
+//! // A burst of ten for each user, and one more each second; anonymous requests share one budget.
 //! let limit = Limit::token_bucket(10, Rate::new(1, Duration::from_secs(1))?, RefillStyle::Smooth)?;
 //! let user = Key::of(KeyPart::header("X-User-Id")).fallback(KeyFallback::Literal("anonymous".to_owned()));
 //! let layer = RatekeeperLayer::builder().rule(Rule::new("per-user", limit).key(user)).build()?;
@@ -53,7 +53,7 @@
 //! let layer = RatekeeperLayer::builder()
 //!     .per_client("per-client", Limit::fixed_window(1000, hour, WindowAlign::Clock)?)
 //!     .rule(Rule::new("passwords", Limit::fixed_window(5, hour, WindowAlign::Clock)?).key(Key::of(KeyPart::Ip)).when(login))
-//!     // This one only counts, and tells `LayerBuilder::observe`.
+//!     // Shadow: reported to `LayerBuilder::observe`, never enforced.
 //!     .rule(Rule::new("planned", Limit::fixed_window(100, hour, WindowAlign::Clock)?).key(Key::of(KeyPart::Ip)).shadow())
 //!     .build()?;
 //! # let _ = layer;

@@ -51,7 +51,7 @@ pub const LEEWAY: Duration = Duration::from_secs(60);
 ///     .audience(["api"])
 ///     .algorithms(["EdDSA"])?
 ///     .leeway(Duration::from_secs(10));
-/// // Each user by the name that a token claims; who has none is not let in.
+/// // One budget per user, by a claim of the token; requests without a token are rejected.
 /// let user = Key::of(KeyPart::Claim("sub".to_owned())).fallback(KeyFallback::Deny);
 /// let limit = Limit::fixed_window(100, Duration::from_secs(60), WindowAlign::Clock)?;
 /// let layer = RatekeeperLayer::builder().rule(Rule::new("per-user", limit).key(user)).tokens(tokens).build()?;

@@ -105,7 +105,9 @@ pub(crate) fn normalised_target(
         return Ok(None);
     }
     if non_canonical_paths == NonCanonicalPath::Reject {
-        return Err(RequestRejection::Malformed("the path has a plainer spelling; send that".to_owned()));
+        return Err(RequestRejection::Malformed(
+            "the path is not in canonical form; send the canonical form".to_owned(),
+        ));
     }
     let target = match uri.query() {
         Some(query) => format!("{path}?{query}"),

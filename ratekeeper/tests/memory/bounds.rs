@@ -175,7 +175,7 @@ fn new_keys_find_idle_keys_among_many_in_use() {
             limiter.check_n(&("used", n), 3);
         }
         let refused = (0..2_000u32).filter(|n| !limiter.check(&("new", n)).allowed).count();
-        assert!(refused <= 20, "{name}: {refused} of 2000 found none of the 2000 places of idle keys");
+        assert!(refused <= 20, "{name}: {refused} of 2000 found none of the 2000 entries of idle keys");
     }
 }
 

@@ -48,7 +48,7 @@ fn decide(limit: &Limit, state: &mut State, now: Time, cost: u32) -> Decision {
 enum Step {
     /// The key, the milliseconds since the previous step, and the cost.
     Check(u8, u64, u32),
-    Look(u8),
+    Peek(u8),
     Reset(u8),
     /// The limit gets this size, of the same variant; its rate changes if it has one.
     Change(u32),
@@ -59,7 +59,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let size = prop_oneof![4 => 1..20_u32, 1 => Just(90_000_000)];
     let step = prop_oneof![
         12 => (0..30_u8, gap_ms, 0..4_u32).prop_map(|(key, gap, cost)| Step::Check(key, gap, cost)),
-        1 => (0..30_u8).prop_map(Step::Look),
+        1 => (0..30_u8).prop_map(Step::Peek),
         1 => (0..30_u8).prop_map(Step::Reset),
         2 => size.prop_map(Step::Change),
     ];
@@ -88,7 +88,7 @@ fn run(number: usize, max_keys: usize, steps: &[Step]) -> Result<(), TestCaseErr
                 let expected = decide(&limit, state, now, cost);
                 prop_assert_eq!(tested.check_n(&key, cost), expected, "key {} at {:?}", key, now);
             }
-            Step::Look(key) => {
+            Step::Peek(key) => {
                 let mut state = states.get(&key).cloned().unwrap_or_else(|| fresh(&limit));
                 let expected = decide(&limit, &mut state, now, 0);
                 prop_assert_eq!(tested.peek_n(&key, 0), expected, "key {} at {:?}", key, now);
@@ -147,7 +147,7 @@ fn limit_with_another_window_or_algorithm_starts_with_full_budgets() {
     for limit in [daily, Limit::token_bucket(10, rate, RefillStyle::Smooth).unwrap()] {
         assert_eq!(renewed(&one, &[limit], &[Some(0)]).check("a").remaining, 9);
     }
-    assert_eq!(renewed(&one, &[hourly(11)], &[]).check("a").remaining, 10, "nobody said where it comes from");
+    assert_eq!(renewed(&one, &[hourly(11)], &[]).check("a").remaining, 10, "no predecessor is given");
 }
 
 /// A predecessor is kept while its states count, and for a bounded number of changes.

@@ -31,14 +31,14 @@ fn decision_is_that_of_the_most_restrictive_limit() {
     });
     let first = limiter.check("key");
     assert_eq!((first.allowed, first.limit, first.remaining), (true, 2, 1));
-    assert_eq!(first.reset_after, Duration::from_secs(3600), "until both are as good as new");
+    assert_eq!(first.reset_after, Duration::from_secs(3600), "until both have their full budget");
     limiter.check("key");
     let denied = limiter.check("key");
     assert_eq!((denied.allowed, denied.limit, denied.remaining), (false, 2, 0));
     assert_eq!(denied.retry_after, RetryAfter::After(Duration::from_secs(60)));
     let never = limiter.check_n("key", 6);
     assert_eq!(never.retry_after, RetryAfter::Never);
-    assert_eq!(limiter.peek("key"), denied, "a peek asks all limits");
+    assert_eq!(limiter.peek("key"), denied, "a peek considers all limits");
 }
 
 #[test]
@@ -91,8 +91,8 @@ fn contended_limits_are_charged_atomically() {
         });
         assert_eq!(admitted, 1_000, "{name}");
         let used = |limit: usize, key: u32, of: u32| {
-            let look = [Charge { limit, key: limiter.key(&key), cost: 0 }];
-            of - limiter.charge(&look).unwrap().decisions()[0].remaining
+            let peek = [Charge { limit, key: limiter.key(&key), cost: 0 }];
+            of - limiter.charge(&peek).unwrap().decisions()[0].remaining
         };
         assert_eq!((0..3).map(|key| used(0, key, 1_000_000)).sum::<u32>(), 1_000, "{name}");
         assert_eq!(used(1, 7, 1_000_000), 1_000, "{name}");

@@ -42,10 +42,10 @@ fn check_many_decides_as_single_checks() {
     for (name, limit) in every_variant(2, 60) {
         let (limiter, _clock) = limiter(limit, |it| it);
         let keys: Vec<u32> = (0..100).map(|n| n % 40).collect();
-        let mut told = Vec::new();
-        limiter.check_many(&keys, |index, decision| told.push((index, decision.allowed)));
+        let mut decided = Vec::new();
+        limiter.check_many(&keys, |index, decision| decided.push((index, decision.allowed)));
         let expected: Vec<(usize, bool)> = (0..100).map(|n| (n, n < 80)).collect();
-        assert_eq!(told, expected, "{name}");
+        assert_eq!(decided, expected, "{name}");
     }
 }
 
@@ -88,14 +88,14 @@ fn batch_callback_may_check_the_same_key() {
         let (limiter, _clock) = limiter(limit, |it| it.max_keys(100));
         let keys = ["a", "b", "a", "c", "a"];
         for _ in 0..2 {
-            let mut told = 0;
+            let mut decided = 0;
             limiter.check_many(&keys, |index, _| {
                 limiter.prefetch(keys[index]);
                 limiter.peek(keys[index]);
                 limiter.check_n(keys[index], 0);
-                told += 1;
+                decided += 1;
             });
-            assert_eq!(told, keys.len(), "{name}");
+            assert_eq!(decided, keys.len(), "{name}");
         }
     }
 }

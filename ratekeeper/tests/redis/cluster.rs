@@ -227,14 +227,14 @@ async fn log_of_all_counts_requests_denied_in_another_hash_slot() {
 
 /// Decisions counted by the tasks of one limiter.
 #[derive(Debug, Default)]
-struct Told {
+struct Totals {
     admitted: AtomicU32,
     degraded: AtomicU32,
     degraded_admitted: AtomicU32,
     slowest_ns: AtomicU64,
 }
 
-impl Told {
+impl Totals {
     fn read(count: &AtomicU32) -> u32 {
         count.load(Ordering::Relaxed)
     }
@@ -258,36 +258,36 @@ impl Told {
 
 /// Tasks that check one key until they are stopped.
 struct Load {
-    told: Arc<Told>,
+    totals: Arc<Totals>,
     is_over: Arc<AtomicBool>,
     tasks: Vec<tokio::task::JoinHandle<()>>,
 }
 
 impl Load {
     fn start(limiter: &Arc<Limiter<Redis>>, tasks: usize) -> Load {
-        let (told, is_over) = (Arc::new(Told::default()), Arc::new(AtomicBool::new(false)));
+        let (totals, is_over) = (Arc::new(Totals::default()), Arc::new(AtomicBool::new(false)));
         let tasks = (0..tasks).map(|_| {
-            let (limiter, told, is_over) = (limiter.clone(), told.clone(), is_over.clone());
+            let (limiter, totals, is_over) = (limiter.clone(), totals.clone(), is_over.clone());
             tokio::spawn(async move {
                 let clock = SystemClock::new();
                 while !is_over.load(Ordering::Relaxed) {
                     let start = clock.now();
                     let verdict = limiter.check("key").await;
-                    told.note(&verdict, clock.now().saturating_since(start));
+                    totals.note(&verdict, clock.now().saturating_since(start));
                     tokio::time::sleep(Duration::from_millis(2)).await;
                 }
             })
         });
         let tasks = tasks.collect();
-        Load { told, is_over, tasks }
+        Load { totals, is_over, tasks }
     }
 
-    async fn stop(self) -> Arc<Told> {
+    async fn stop(self) -> Arc<Totals> {
         self.is_over.store(true, Ordering::Relaxed);
         for task in self.tasks {
             tokio::time::timeout(PATIENT, task).await.unwrap().unwrap();
         }
-        self.told
+        self.totals
     }
 }
 
@@ -309,27 +309,27 @@ async fn hash_slot_migration_keeps_counts_exact() {
     let slot = slot_of_the_key(&cluster);
     let load = Load::start(&limiter, 16);
     for _ in 0..3 {
-        let asked = cluster.clone();
+        let shared = cluster.clone();
         let slot_move = beside(move || {
-            let from = asked.master_of(slot).unwrap();
+            let from = shared.master_of(slot).unwrap();
             let to = (0..3).find(|node| *node != from).unwrap();
-            let slot_move = asked.begin_move(slot, from, to).unwrap();
-            assert_eq!(asked.move_keys(slot_move, 1).unwrap(), 1);
+            let slot_move = shared.begin_move(slot, from, to).unwrap();
+            assert_eq!(shared.move_keys(slot_move, 1).unwrap(), 1);
             slot_move
         });
         let slot_move = slot_move.await;
         // The keys are on different nodes: requests wait until both are on the same node.
         tokio::time::sleep(Duration::from_millis(30)).await;
-        let asked = cluster.clone();
-        beside(move || asked.move_keys(slot_move, 10).unwrap()).await;
+        let shared = cluster.clone();
+        beside(move || shared.move_keys(slot_move, 10).unwrap()).await;
         // Both keys have migrated but the hash slot has not: requests are redirected with ASK.
         tokio::time::sleep(Duration::from_millis(30)).await;
-        let asked = cluster.clone();
-        beside(move || asked.end_move(slot_move).unwrap()).await;
+        let shared = cluster.clone();
+        beside(move || shared.end_move(slot_move).unwrap()).await;
     }
-    let told = load.stop().await;
-    let (admitted, degraded) = (1 + Told::read(&told.admitted), Told::read(&told.degraded));
-    println!("three moves: {admitted} admitted, the slowest decision took {:.1?}", told.slowest());
+    let totals = load.stop().await;
+    let (admitted, degraded) = (1 + Totals::read(&totals.admitted), Totals::read(&totals.degraded));
+    println!("three moves: {admitted} admitted, the slowest decision took {:.1?}", totals.slowest());
     assert_eq!(degraded, 0);
     let left: Vec<_> = limiter.peek("key").await.decisions().iter().map(|it| it.remaining).collect();
     assert_eq!(left, [LIMIT - admitted; 2]);
@@ -417,12 +417,12 @@ async fn a_master_goes(fate: Fate) {
     assert!(ours <= goal.max(theirs + Duration::from_secs(1)), "{ours:?}, the cluster {theirs:?}");
     let mut admitted = 0;
     for (load, policy) in loads.into_iter().zip(["closed", "local"]) {
-        let told = load.stop().await;
-        println!("  {policy}: {told:?}");
-        admitted += Told::read(&told.admitted);
-        let by_policy = Told::read(&told.degraded_admitted);
-        assert!(by_policy <= if policy == "local" { LIMIT / NODES } else { 0 }, "{policy}: {told:?}");
-        let slowest = told.slowest();
+        let totals = load.stop().await;
+        println!("  {policy}: {totals:?}");
+        admitted += Totals::read(&totals.admitted);
+        let by_policy = Totals::read(&totals.degraded_admitted);
+        assert!(by_policy <= if policy == "local" { LIMIT / NODES } else { 0 }, "{policy}: {totals:?}");
+        let slowest = totals.slowest();
         assert!(slowest <= Duration::from_millis(20) + LATE_MAX, "{policy}: a decision after {slowest:?}");
     }
     let over = admitted.saturating_sub(LIMIT);
@@ -494,6 +494,6 @@ async fn cluster_node_as_single_server_is_an_error() {
         let at = Time::from_secs(1_700_000_000);
         errors.extend(one.check_at(at, &dice.below(1_000_000), 1).await.err());
     }
-    let told = errors.first().expect("a third of the keys are on this node").to_string();
-    assert!(told.contains("redis+cluster://"), "{told}");
+    let message = errors.first().expect("a third of the keys are on this node").to_string();
+    assert!(message.contains("redis+cluster://"), "{message}");
 }

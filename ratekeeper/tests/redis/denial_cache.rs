@@ -38,8 +38,8 @@ async fn repeated_denials_are_answered_from_the_cache() {
         last = decision.retry_after;
     }
     // On a busy machine this takes a few seconds, and the denial is rechecked once a second.
-    let asked = calls(&server) - before;
-    assert!(asked <= 20, "{asked} calls for 1998 requests");
+    let sent = calls(&server) - before;
+    assert!(sent <= 20, "{sent} calls for 1998 requests");
     assert_eq!(
         limiter.check_n("key", 6).await.decision().retry_after,
         RetryAfter::Never,
@@ -47,7 +47,7 @@ async fn repeated_denials_are_answered_from_the_cache() {
     );
     assert!(limiter.check("key").await.allowed(), "one is left for a request that costs no more");
     limiter.reset("key").await.unwrap();
-    assert!(limiter.check_n("key", 5).await.allowed(), "and a reset is seen at once by whoever asked for it");
+    assert!(limiter.check_n("key", 5).await.allowed(), "the process that resets a key sees it immediately");
     all_expire(&server);
 }
 

@@ -41,9 +41,12 @@ async fn lowered_limit_denies_with_a_retry_time() {
         let (old, limiter) = (limiter(&[old], &settings), limiter(std::slice::from_ref(&new), &settings));
         assert!(old.check_n("key", 15).await.allowed());
         let verdict = limiter.check("key").await;
-        let told = verdict.decision();
-        assert!(!verdict.is_degraded() && !told.allowed && told.remaining == 0, "{new:?}: {verdict:?}");
-        assert!(matches!(told.retry_after, RetryAfter::After(_)), "{new:?}: {told:?}");
+        let decision = verdict.decision();
+        assert!(
+            !verdict.is_degraded() && !decision.allowed && decision.remaining == 0,
+            "{new:?}: {verdict:?}"
+        );
+        assert!(matches!(decision.retry_after, RetryAfter::After(_)), "{new:?}: {decision:?}");
         if !matches!(new, Limit::Log(_)) {
             assert!(limiter.check_n("key", 0).await.allowed(), "{new:?}: nothing is always to be had");
         }
@@ -107,8 +110,8 @@ async fn is_reshaped(server: &RedisServer, namespace: &str, from: Limit, to: Lim
         assert!(verdict.allowed());
     }
     for (key, verdict) in together(&new, 0..30).await.iter().enumerate() {
-        let told = (verdict.is_degraded(), verdict.allowed(), verdict.decision().remaining);
-        assert_eq!(told, (false, true, 9), "{namespace}: key {key}");
+        let decision = (verdict.is_degraded(), verdict.allowed(), verdict.decision().remaining);
+        assert_eq!(decision, (false, true, 9), "{namespace}: key {key}");
     }
 }
 

@@ -7,7 +7,7 @@ use ratekeeper::{Limit, Time};
 use testbed::RedisServer;
 
 use crate::redis::equivalence::{Dice, step};
-use crate::redis::raw::{Ask, Raw};
+use crate::redis::raw::{Operation, Raw};
 use crate::redis::{all_expire, every_variant};
 
 /// With an injected time keys live a day longer.
@@ -32,14 +32,14 @@ async fn lives(limit: &Limit, server: &RedisServer, name: u64) {
         }
         let at = Time::from_nanos(now);
         let cost = if dice.below(3) == 0 { dice.below(5) as u32 } else { 1 };
-        let mut told = raw.charge(at, 0, cost).await;
-        if told.allowed && dice.below(6) == 0 {
-            raw.call(Some(at), &[Ask::GiveBack { key: 0, cost, at: Some(at) }]).await;
-            told = raw.charge(at, 0, 0).await;
+        let mut decision = raw.charge(at, 0, cost).await;
+        if decision.allowed && dice.below(6) == 0 {
+            raw.call(Some(at), &[Operation::Refund { key: 0, cost, at: Some(at) }]).await;
+            decision = raw.charge(at, 0, 0).await;
         }
-        let what = format!("{limit:?}: step {number} at {now}, cost {cost}, {told:?}");
+        let what = format!("{limit:?}: step {number} at {now}, cost {cost}, {decision:?}");
         let Some(left) = raw.expires_after(0).await else {
-            assert_eq!(told.reset_after, Duration::ZERO, "{what}: gone");
+            assert_eq!(decision.reset_after, Duration::ZERO, "{what}: gone");
             continue;
         };
         // The library never reads the expiry: if it wrote a new one, the mark is overwritten.
@@ -49,11 +49,14 @@ async fn lives(limit: &Limit, server: &RedisServer, name: u64) {
             assert!(left >= EXTRA - SLACK, "{what}: {left:?}");
             expires = at.saturating_add(left + SLACK - EXTRA);
             // A weighed bucket may have no effect long before it expires.
-            let latest = at.saturating_add(told.reset_after + 2 * window + 2 * SLACK);
+            let latest = at.saturating_add(decision.reset_after + 2 * window + 2 * SLACK);
             assert!(expires <= latest, "{what}: not before {expires:?}, more than two windows late");
         }
-        let counts = !told.reset_after.is_zero();
-        assert!(!counts || expires >= at.saturating_add(told.reset_after), "{what}: early, at {expires:?}");
+        let counts = !decision.reset_after.is_zero();
+        assert!(
+            !counts || expires >= at.saturating_add(decision.reset_after),
+            "{what}: early, at {expires:?}"
+        );
         raw.mark_expiry(0).await;
     }
     assert!(kept > 20, "{limit:?}: the expiry was kept {kept} times");

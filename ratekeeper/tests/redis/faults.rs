@@ -51,16 +51,16 @@ pub(crate) async fn healthy(limiter: &Limiter<Redis>) -> Duration {
 /// Each policy makes its decision and marks it as degraded.
 #[tokio::test]
 async fn failure_policy_decides_without_a_server() {
-    let nobody = Settings::new("redis://127.0.0.1:1").deadline(Duration::from_millis(20));
+    let unreachable = Settings::new("redis://127.0.0.1:1").deadline(Duration::from_millis(20));
 
-    let open = limiter(&[ten_an_hour()], &nobody.clone().on_store_failure(FailurePolicy::Open));
+    let open = limiter(&[ten_an_hour()], &unreachable.clone().on_store_failure(FailurePolicy::Open));
     for _ in 0..50 {
         let verdict = open.check_n("key", 11).await;
         assert!(verdict.allowed() && verdict.is_degraded());
     }
     assert!(open.is_degraded());
 
-    let closed = limiter(&[ten_an_hour()], &nobody.clone().on_store_failure(FailurePolicy::Closed));
+    let closed = limiter(&[ten_an_hour()], &unreachable.clone().on_store_failure(FailurePolicy::Closed));
     for _ in 0..50 {
         let verdict = closed.check("key").await;
         assert!(!verdict.allowed() && verdict.is_degraded());
@@ -68,8 +68,10 @@ async fn failure_policy_decides_without_a_server() {
     }
 
     // Ten units shared by three processes: three for each.
-    let local =
-        limiter(&[ten_an_hour()], &nobody.clone().on_store_failure(FailurePolicy::Local { instances: 3 }));
+    let local = limiter(
+        &[ten_an_hour()],
+        &unreachable.clone().on_store_failure(FailurePolicy::Local { instances: 3 }),
+    );
     let mut admitted = 0;
     for _ in 0..50 {
         let verdict = local.check("key").await;
@@ -79,16 +81,17 @@ async fn failure_policy_decides_without_a_server() {
     assert_eq!(admitted, 3);
 
     let too_many =
-        limiter(&[ten_an_hour()], &nobody.on_store_failure(FailurePolicy::Local { instances: 11 }));
+        limiter(&[ten_an_hour()], &unreachable.on_store_failure(FailurePolicy::Local { instances: 11 }));
     assert!(!too_many.check("key").await.allowed(), "a share of less than one is none");
 }
 
 /// Each limit of a request has its own policy.
 #[tokio::test]
 async fn each_limit_has_its_own_failure_policy() {
-    let nobody = Settings::new("redis://127.0.0.1:1").on_store_failure(FailurePolicy::Open);
+    let unreachable = Settings::new("redis://127.0.0.1:1").on_store_failure(FailurePolicy::Open);
     let both = [ten_an_hour(), ten_an_hour()];
-    let local = limiter(&both, &nobody.clone().on_store_failure_of(1, FailurePolicy::Local { instances: 5 }));
+    let local =
+        limiter(&both, &unreachable.clone().on_store_failure_of(1, FailurePolicy::Local { instances: 5 }));
     for remaining in [1, 0] {
         let verdict = local.check("key").await;
         assert!(verdict.allowed() && verdict.is_degraded());
@@ -96,7 +99,7 @@ async fn each_limit_has_its_own_failure_policy() {
         assert_eq!(left, [10, remaining]);
     }
     assert!(!local.check("key").await.allowed());
-    let closed = limiter(&both, &nobody.on_store_failure_of(0, FailurePolicy::Closed));
+    let closed = limiter(&both, &unreachable.on_store_failure_of(0, FailurePolicy::Closed));
     let verdict = closed.check("key").await;
     assert_eq!(verdict.decisions().iter().map(|it| it.allowed).collect::<Vec<_>>(), [false, true]);
 }
@@ -111,7 +114,7 @@ async fn restarted_server_is_used_again() {
     let limiter = limiter(&[ten_an_hour()], &settings);
     for round in 0..5 {
         let verdict = until(&limiter, |verdict| !verdict.is_degraded()).await;
-        assert!(verdict.allowed(), "round {round}: an empty server knows of nobody");
+        assert!(verdict.allowed(), "round {round}: an empty server has no counters");
         assert_eq!(verdict.decision().remaining, 9, "round {round}");
         server.kill().unwrap();
         until(&limiter, Verdict::is_degraded).await;
@@ -122,16 +125,16 @@ async fn restarted_server_is_used_again() {
 
 /// Decisions of the tasks of one limiter, by the server and by the failure policy.
 #[derive(Debug, Default)]
-struct Told {
+struct Totals {
     admitted: AtomicU64,
     degraded: AtomicU64,
     degraded_admitted: AtomicU64,
     slowest_ns: AtomicU64,
 }
 
-impl Told {
+impl Totals {
     /// Checks until stopped: a shared key and a fresh one.
-    async fn ask(&self, limiter: &Limiter<Redis>, is_over: &AtomicBool) {
+    async fn check_until_over(&self, limiter: &Limiter<Redis>, is_over: &AtomicBool) {
         let clock = SystemClock::new();
         while !is_over.load(Ordering::Relaxed) {
             let start = clock.now();
@@ -162,14 +165,14 @@ async fn policies_hold_through_twenty_kills_under_load() {
     let limiters = policies.map(|policy| {
         let settings =
             Settings::new(&server.url()).namespace(&format!("{policy:?}")).on_store_failure(policy);
-        (policy, Arc::new(limiter(&[ten_an_hour()], &settings)), Arc::new(Told::default()))
+        (policy, Arc::new(limiter(&[ten_an_hour()], &settings)), Arc::new(Totals::default()))
     });
     for (_, limiter, _) in &limiters {
         healthy(limiter).await;
     }
-    let tasks = limiters.iter().cycle().take(32).map(|(_, limiter, told)| {
-        let (limiter, told, is_over) = (limiter.clone(), told.clone(), is_over.clone());
-        tokio::spawn(async move { told.ask(&limiter, &is_over).await })
+    let tasks = limiters.iter().cycle().take(32).map(|(_, limiter, totals)| {
+        let (limiter, totals, is_over) = (limiter.clone(), totals.clone(), is_over.clone());
+        tokio::spawn(async move { totals.check_until_over(&limiter, &is_over).await })
     });
     let tasks: Vec<_> = tasks.collect();
 
@@ -196,17 +199,17 @@ async fn policies_hold_through_twenty_kills_under_load() {
     println!("{KILLS} kills: healthy after {slowest:.1?} at most");
 
     let limit = u64::from(ten_an_hour().limit());
-    for (policy, _, told) in &limiters {
+    for (policy, _, totals) in &limiters {
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        println!("{policy:?}: {told:?}");
-        assert!(read(&told.admitted) <= limit * (KILLS + 1), "{policy:?}: {told:?}");
-        let passed = read(&told.degraded_admitted);
+        println!("{policy:?}: {totals:?}");
+        assert!(read(&totals.admitted) <= limit * (KILLS + 1), "{policy:?}: {totals:?}");
+        let passed = read(&totals.degraded_admitted);
         match policy {
-            FailurePolicy::Open => assert_eq!(passed, read(&told.degraded)),
+            FailurePolicy::Open => assert_eq!(passed, read(&totals.degraded)),
             FailurePolicy::Closed => assert_eq!(passed, 0),
-            FailurePolicy::Local { .. } => assert!(passed <= limit / u64::from(NODES), "{told:?}"),
+            FailurePolicy::Local { .. } => assert!(passed <= limit / u64::from(NODES), "{totals:?}"),
         }
-        let slowest = Duration::from_nanos(read(&told.slowest_ns));
+        let slowest = Duration::from_nanos(read(&totals.slowest_ns));
         assert!(slowest <= Duration::from_millis(20 + 250), "{policy:?}: a decision after {slowest:?}");
     }
     assert!(slowest <= Duration::from_secs(5), "healthy after {slowest:?}");
@@ -323,8 +326,8 @@ async fn short_caller_timeouts_open_the_breaker() {
     tokio::time::timeout(PATIENT, finding_out).await.unwrap();
     let mut unanswered = 0;
     for _ in 0..100 {
-        let asked = tokio::time::timeout(Duration::from_millis(15), limiter.check(&fresh())).await;
-        unanswered += u32::from(asked.is_err());
+        let result = tokio::time::timeout(Duration::from_millis(15), limiter.check(&fresh())).await;
+        unanswered += u32::from(result.is_err());
     }
     assert!(unanswered <= 50, "{unanswered} of 100 were not even answered by the policy");
     all_expire(&server);

@@ -69,11 +69,11 @@ async fn leases_add_up_to_the_limit() {
         for task in tasks.collect::<Vec<_>>() {
             admitted += task.await.unwrap();
         }
-        let asked = calls(&server) - before;
-        println!("{}: {admitted} of {LIMIT} admitted with {asked} calls", limit.name());
+        let sent = calls(&server) - before;
+        println!("{}: {admitted} of {LIMIT} admitted with {sent} calls", limit.name());
         let expected = LIMIT - u32::from(matches!(limit, Limit::Bucket(_) | Limit::SteppedBucket(_)));
         assert_eq!(admitted, expected, "{limit:?}");
-        assert!(asked < u64::from(LIMIT) / 5, "{asked} calls");
+        assert!(sent < u64::from(LIMIT) / 5, "{sent} calls");
     }
     all_expire(&server);
 }
@@ -284,8 +284,8 @@ async fn hold_many(limiter: &Limiter<Redis>, keys: u32) {
 
 /// The number of keys with unspent leases.
 async fn held(watch: &Limiter<Redis>, keys: u32) -> usize {
-    let looks = (0..keys).map(|key| async move { watch.peek(&key).await.decision().remaining });
-    join_all(looks).await.iter().filter(|left| **left < 998).count()
+    let peeks = (0..keys).map(|key| async move { watch.peek(&key).await.decision().remaining });
+    join_all(peeks).await.iter().filter(|left| **left < 998).count()
 }
 
 /// Many keys become idle at the same time, and the server is remote: their refunds are sent concurrently.

@@ -27,30 +27,34 @@ const LIMITERS: usize = 4;
 const CHECKS: usize = 120;
 
 /// The decisions of one limiter: their durations and how many were allowed.
-struct Told {
+struct DegradedChecks {
     policy: FailurePolicy,
     took: Vec<Duration>,
     admitted: usize,
 }
 
 /// Checks repeatedly while the server cannot be reached.
-async fn ask_in_vain(limiter: &Limiter<Redis>, policy: FailurePolicy, fault: Fault) -> Told {
+async fn check_without_store(
+    limiter: &Limiter<Redis>,
+    policy: FailurePolicy,
+    fault: Fault,
+) -> DegradedChecks {
     let clock = SystemClock::new();
-    let mut told = Told { policy, took: Vec::new(), admitted: 0 };
+    let mut checks = DegradedChecks { policy, took: Vec::new(), admitted: 0 };
     for _ in 0..CHECKS {
         let start = clock.now();
         let verdict = limiter.check("key").await;
         let took = clock.now().saturating_since(start);
         assert!(took <= DEADLINE + LATE_MAX, "{fault:?}, {policy:?}: a decision after {took:?}");
         assert!(verdict.is_degraded(), "{fault:?}, {policy:?}");
-        told.took.push(took);
-        told.admitted += usize::from(verdict.allowed());
+        checks.took.push(took);
+        checks.admitted += usize::from(verdict.allowed());
         if limiter.is_degraded() {
             // Long enough in total for several probes of the server.
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }
-    told
+    checks
 }
 
 pub(crate) fn percentile_99(mut lengths: Vec<Duration>) -> Duration {
@@ -75,18 +79,18 @@ async fn a_fault_passes(fault: Fault) {
     proxy.set(fault);
     let asking = limiters.iter().map(|(policy, limiter)| {
         let (policy, limiter) = (*policy, limiter.clone());
-        tokio::spawn(async move { ask_in_vain(&limiter, policy, fault).await })
+        tokio::spawn(async move { check_without_store(&limiter, policy, fault).await })
     });
     let mut took = Vec::new();
     for task in asking.collect::<Vec<_>>() {
-        let told = task.await.unwrap();
-        let expected = match told.policy {
+        let checks = task.await.unwrap();
+        let expected = match checks.policy {
             FailurePolicy::Open => CHECKS,
             FailurePolicy::Closed => 0,
             FailurePolicy::Local { instances: nodes } => (ten_an_hour().limit() / nodes) as usize,
         };
-        assert_eq!(told.admitted, expected, "{fault:?}, {:?}", told.policy);
-        took.extend(told.took);
+        assert_eq!(checks.admitted, expected, "{fault:?}, {:?}", checks.policy);
+        took.extend(checks.took);
     }
 
     proxy.set(Fault::Pass);
@@ -197,8 +201,8 @@ async fn full_queue_rejects_requests_immediately() {
             other => assert_eq!(other, StoreError::TimedOut),
         }
     }
-    println!("{REQUESTS} at once: {late} waited in vain, {busy} found the queue full, {away} did not ask");
-    assert!(late > 0 && busy > 0 && late <= WAITING_MAX, "{late} late, {busy} turned away, {away} not asked");
+    println!("{REQUESTS} at once: {late} timed out, {busy} found the queue full, {away} were not sent");
+    assert!(late > 0 && busy > 0 && late <= WAITING_MAX, "{late} late, {busy} rejected, {away} not sent");
 
     let asking = (0..REQUESTS).map(|_| {
         let limiter = open.clone();
@@ -226,11 +230,11 @@ fn server_that_never_answers_uses_bounded_memory() {
     let server = RedisServer::start().unwrap();
     let proxy = FaultProxy::start(server.port()).unwrap();
     let mut worker = Worker::start("redis::network::asks_in_vain", &proxy.url());
-    assert_eq!(worker.says(), "ready");
+    assert_eq!(worker.read_line(), "ready");
     proxy.set(Fault::HalfOpen);
     worker.go();
-    let said = worker.says();
-    let (before, after) = said.split_once(' ').unwrap();
+    let text = worker.read_line();
+    let (before, after) = text.split_once(' ').unwrap();
     let (before, after): (u64, u64) = (before.parse().unwrap(), after.parse().unwrap());
     println!(
         "20000 requests in vain: {before} kB before, {after} kB after, {} connections",

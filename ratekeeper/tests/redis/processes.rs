@@ -86,14 +86,14 @@ async fn four_processes_admit_exactly_the_limit() {
 
 fn ready(workers: &mut [Worker]) {
     for worker in workers {
-        assert_eq!(worker.says(), "ready");
+        assert_eq!(worker.read_line(), "ready");
     }
 }
 
 /// Starts a round in all workers and returns how many requests each allowed.
 fn begin(workers: &mut [Worker]) -> Vec<u32> {
     workers.iter_mut().for_each(Worker::go);
-    workers.iter_mut().map(|worker| worker.says().parse().unwrap()).collect()
+    workers.iter_mut().map(|worker| worker.read_line().parse().unwrap()).collect()
 }
 
 /// A complete round.

@@ -13,9 +13,9 @@ const MARK_MS: i64 = 4_000_000_000_000;
 
 /// One operation of a call.
 #[derive(Clone, Copy)]
-pub(crate) enum Ask {
+pub(crate) enum Operation {
     Charge { key: u64, cost: u32 },
-    GiveBack { key: u64, cost: u32, at: Option<Time> },
+    Refund { key: u64, cost: u32, at: Option<Time> },
 }
 
 /// A connection that charges one limit.
@@ -43,16 +43,16 @@ impl<'a> Raw<'a> {
 
     /// Sends one call, at the server's time if `at` is None. Returns its time and the decisions on the charges, in
     /// order.
-    pub(crate) async fn call(&mut self, at: Option<Time>, asks: &[Ask]) -> (Time, Vec<Decision>) {
+    pub(crate) async fn call(&mut self, at: Option<Time>, operations: &[Operation]) -> (Time, Vec<Decision>) {
         let mut command = redis::cmd("FCALL");
-        command.arg(&self.function).arg(asks.len());
-        for Ask::Charge { key, .. } | Ask::GiveBack { key, .. } in asks {
+        command.arg(&self.function).arg(operations.len());
+        for Operation::Charge { key, .. } | Operation::Refund { key, .. } in operations {
             command.arg(self.key(*key));
         }
-        for ask in asks {
-            command.arg(match *ask {
-                Ask::Charge { cost, .. } => wire::charge(self.limit, cost),
-                Ask::GiveBack { cost, at, .. } => wire::refund(self.limit, cost, at),
+        for operation in operations {
+            command.arg(match *operation {
+                Operation::Charge { cost, .. } => wire::charge(self.limit, cost),
+                Operation::Refund { cost, at, .. } => wire::refund(self.limit, cost, at),
             });
         }
         if let Some(at) = at {
@@ -62,12 +62,12 @@ impl<'a> Raw<'a> {
         let mut rest = reply.as_slice();
         let now = wire::take_time(&mut rest).unwrap();
         let mut decisions = Vec::new();
-        for ask in asks {
-            match ask {
-                Ask::Charge { cost, .. } => {
+        for operation in operations {
+            match operation {
+                Operation::Charge { cost, .. } => {
                     decisions.push(wire::take_decision(&mut rest, self.limit, *cost, now).unwrap());
                 }
-                Ask::GiveBack { .. } => wire::take_refunded(&mut rest).unwrap(),
+                Operation::Refund { .. } => wire::take_refunded(&mut rest).unwrap(),
             }
         }
         assert!(rest.is_empty(), "{rest:?} is left of the reply");
@@ -75,30 +75,30 @@ impl<'a> Raw<'a> {
     }
 
     pub(crate) async fn charge(&mut self, at: Time, key: u64, cost: u32) -> Decision {
-        self.call(Some(at), &[Ask::Charge { key, cost }]).await.1.remove(0)
+        self.call(Some(at), &[Operation::Charge { key, cost }]).await.1.remove(0)
     }
 
     pub(crate) async fn refund(&mut self, now: Time, key: u64, cost: u32, at: impl Into<Option<Time>>) {
-        self.call(Some(now), &[Ask::GiveBack { key, cost, at: at.into() }]).await;
+        self.call(Some(now), &[Operation::Refund { key, cost, at: at.into() }]).await;
     }
 
     pub(crate) async fn expires_after(&mut self, key: u64) -> Option<Duration> {
-        let left: i64 = self.ask(redis::cmd("PTTL").arg(self.key(key))).await;
+        let left: i64 = self.query(redis::cmd("PTTL").arg(self.key(key))).await;
         u64::try_from(left).ok().map(Duration::from_millis)
     }
 
     /// Sets an expiry that the library would never set.
     pub(crate) async fn mark_expiry(&mut self, key: u64) {
-        let _: i64 = self.ask(redis::cmd("PEXPIREAT").arg(self.key(key)).arg(MARK_MS)).await;
+        let _: i64 = self.query(redis::cmd("PEXPIREAT").arg(self.key(key)).arg(MARK_MS)).await;
     }
 
     /// Whether the key still has the expiry of `mark_expiry`.
     pub(crate) async fn is_marked(&mut self, key: u64) -> bool {
-        let at: i64 = self.ask(redis::cmd("PEXPIRETIME").arg(self.key(key))).await;
+        let at: i64 = self.query(redis::cmd("PEXPIRETIME").arg(self.key(key))).await;
         at == MARK_MS
     }
 
-    async fn ask<T: redis::FromRedisValue>(&mut self, command: &redis::Cmd) -> T {
+    async fn query<T: redis::FromRedisValue>(&mut self, command: &redis::Cmd) -> T {
         command.query_async(&mut self.connection).await.unwrap()
     }
 }

@@ -9,7 +9,7 @@ use ratekeeper::{
 use testbed::{RedisServer, ordinary_or_long};
 
 use crate::redis::equivalence::{Dice, step};
-use crate::redis::raw::{Ask, Raw};
+use crate::redis::raw::{Operation, Raw};
 use crate::redis::{all_expire, every_variant};
 
 /// Two requests arrive for each of three keys at the same time, and the first is refunded before or after the second
@@ -41,18 +41,19 @@ async fn undone_at_once(
         let what = |key: u64| format!("{limit:?}: step {number} at {now}, key {key}");
 
         let costs = [(); 3].map(|()| (dice.below(most / 2 + 3) as u32, dice.below(most / 2 + 3) as u32));
-        let first: Vec<_> = (0..3).zip(costs).map(|(key, (cost, _))| Ask::Charge { key, cost }).collect();
+        let first: Vec<_> =
+            (0..3).zip(costs).map(|(key, (cost, _))| Operation::Charge { key, cost }).collect();
         let (_, firsts) = raw.call(Some(at), &first).await;
         let undo = [(); 3].map(|()| dice.below(2) == 0);
         let undo_first = [(); 3].map(|()| dice.below(2) == 0);
         let mut second = Vec::new();
         for key in 0..3 {
             let (cost, other) = costs[key as usize];
-            let charge = Ask::Charge { key, cost: other };
+            let charge = Operation::Charge { key, cost: other };
             match (undo[key as usize] && firsts[key as usize].allowed, undo_first[key as usize]) {
                 (false, _) => second.push(charge),
-                (true, true) => second.extend([Ask::GiveBack { key, cost, at: Some(at) }, charge]),
-                (true, false) => second.extend([charge, Ask::GiveBack { key, cost, at: Some(at) }]),
+                (true, true) => second.extend([Operation::Refund { key, cost, at: Some(at) }, charge]),
+                (true, false) => second.extend([charge, Operation::Refund { key, cost, at: Some(at) }]),
             }
         }
         let (_, seconds) = raw.call(Some(at), &second).await;
@@ -167,14 +168,14 @@ async fn undone_later(limit: &Limit, server: &RedisServer, name: u64, steps: usi
                 }
             }
         }
-        let both = [with, without].map(|key| Ask::Charge { key, cost: 0 });
-        let (_, told) = raw.call(Some(at), &both).await;
-        assert!(told[0].remaining <= told[1].remaining, "{what}: {told:?}");
-        compared += usize::from(told[1].remaining < limit.limit());
+        let both = [with, without].map(|key| Operation::Charge { key, cost: 0 });
+        let (_, decisions) = raw.call(Some(at), &both).await;
+        assert!(decisions[0].remaining <= decisions[1].remaining, "{what}: {decisions:?}");
+        compared += usize::from(decisions[1].remaining < limit.limit());
     }
     assert!(compared > steps / 10, "{limit:?}: {compared} of {steps} steps say something");
     let counts_all = matches!(limit, Limit::Log(log) if log.count() == LogPolicy::All);
-    assert_eq!(given > 0, !counts_all, "{limit:?}: {given} given back");
+    assert_eq!(given > 0, !counts_all, "{limit:?}: {given} refunded");
 }
 
 #[tokio::test]
@@ -242,22 +243,25 @@ async fn refund_keeps_a_sufficient_expiry() {
     let server = RedisServer::start().unwrap();
     for (number, limit) in every_variant(50, 3_600).iter().enumerate() {
         let mut raw = Raw::new(&server, limit, number).await;
-        let (now, _) = raw.call(None, &[Ask::Charge { key: 9, cost: 0 }]).await;
-        raw.call(None, &[Ask::GiveBack { key: 0, cost: 1, at: Some(now) }]).await;
+        let (now, _) = raw.call(None, &[Operation::Charge { key: 9, cost: 0 }]).await;
+        raw.call(None, &[Operation::Refund { key: 0, cost: 1, at: Some(now) }]).await;
         assert_eq!(raw.expires_after(0).await, None, "{limit:?}: out of nothing");
 
-        let (at, told) = raw.call(None, &[Ask::Charge { key: 0, cost: 40 }]).await;
-        assert!(told[0].allowed);
-        raw.call(None, &[Ask::Charge { key: 0, cost: 2 }]).await;
-        raw.call(None, &[Ask::GiveBack { key: 0, cost: 40, at: Some(at) }]).await;
+        let (at, decisions) = raw.call(None, &[Operation::Charge { key: 0, cost: 40 }]).await;
+        assert!(decisions[0].allowed);
+        raw.call(None, &[Operation::Charge { key: 0, cost: 2 }]).await;
+        raw.call(None, &[Operation::Refund { key: 0, cost: 40, at: Some(at) }]).await;
         let left = raw.expires_after(0).await;
-        let (_, told) = raw.call(None, &[Ask::Charge { key: 0, cost: 0 }]).await;
-        assert!(left.is_some_and(|left| left >= told[0].reset_after), "{limit:?}: {left:?}, {told:?}");
+        let (_, decisions) = raw.call(None, &[Operation::Charge { key: 0, cost: 0 }]).await;
+        assert!(
+            left.is_some_and(|left| left >= decisions[0].reset_after),
+            "{limit:?}: {left:?}, {decisions:?}"
+        );
 
         let counts_all = matches!(limit, Limit::Log(log) if log.count() == LogPolicy::All);
-        let (at, told) = raw.call(None, &[Ask::Charge { key: 1, cost: 1 }]).await;
-        assert!(told[0].allowed);
-        raw.call(None, &[Ask::GiveBack { key: 1, cost: 1, at: Some(at) }]).await;
+        let (at, decisions) = raw.call(None, &[Operation::Charge { key: 1, cost: 1 }]).await;
+        assert!(decisions[0].allowed);
+        raw.call(None, &[Operation::Refund { key: 1, cost: 1, at: Some(at) }]).await;
         assert_eq!(raw.expires_after(1).await.is_some(), counts_all, "{limit:?}");
     }
     all_expire(&server);
@@ -332,15 +336,18 @@ async fn partial_refund_matches_a_smaller_charge() {
             clock.set(at);
             let (cost, other) = (dice.below(40) as u32 + 2, dice.below(3) as u32);
             let part = 1 + dice.below(u64::from(cost) - 1) as u32;
-            let (_, told) = raw
-                .call(Some(at), &[Ask::Charge { key: 0, cost }, Ask::Charge { key: 0, cost: other }])
+            let (_, decisions) = raw
+                .call(
+                    Some(at),
+                    &[Operation::Charge { key: 0, cost }, Operation::Charge { key: 0, cost: other }],
+                )
                 .await;
-            if told[0].allowed {
+            if decisions[0].allowed {
                 raw.refund(at, 0, part, at).await;
                 assert!(memory.check_n(&0, cost - part).allowed);
                 parts += 1;
             }
-            if told[1].allowed {
+            if decisions[1].allowed {
                 assert!(memory.check_n(&0, other).allowed);
             }
             assert_eq!(
@@ -373,9 +380,9 @@ async fn undone_in_both(limit: &Limit, server: &RedisServer, name: u64, is_forwa
         let (key, cost) = (dice.below(3), dice.below(most / 3 + 2) as u32 + 1);
         let what = format!("{limit:?}: step {number} at {now}, key {key}, cost {cost}");
         if dice.below(3) > 0 {
-            let told = raw.charge(at, key, cost).await;
-            assert_eq!(told, memory.check_n(&key, cost), "{what}");
-            if told.allowed {
+            let decision = raw.charge(at, key, cost).await;
+            assert_eq!(decision, memory.check_n(&key, cost), "{what}");
+            if decision.allowed {
                 made.push((key, at, cost));
             }
             continue;
@@ -389,13 +396,13 @@ async fn undone_in_both(limit: &Limit, server: &RedisServer, name: u64, is_forwa
         let before = memory.peek_n(&key, 0).remaining;
         raw.refund(at, key, cost, charged_at).await;
         memory.refund(&[Charge { limit: 0, key: memory.key(&key), cost }], charged_at);
-        let told = memory.check_n(&key, 0);
-        assert_eq!(raw.charge(at, key, 0).await, told, "{what}, given back {cost} of {charged_at:?}");
-        assert!(told.remaining - before <= cost, "{what}: {before} -> {}", told.remaining);
-        given += told.remaining - before;
+        let decision = memory.check_n(&key, 0);
+        assert_eq!(raw.charge(at, key, 0).await, decision, "{what}, refunded {cost} of {charged_at:?}");
+        assert!(decision.remaining - before <= cost, "{what}: {before} -> {}", decision.remaining);
+        given += decision.remaining - before;
     }
     let counts_all = matches!(limit, Limit::Log(log) if log.count() == LogPolicy::All);
-    assert_eq!(given > 0, !counts_all, "{limit:?}: {given} given back");
+    assert_eq!(given > 0, !counts_all, "{limit:?}: {given} refunded");
 }
 
 #[tokio::test]

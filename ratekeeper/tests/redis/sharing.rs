@@ -83,9 +83,13 @@ async fn lowered_limit_holds_for_keys_in_use() {
             (limiter(std::slice::from_ref(high), &settings), limiter(std::slice::from_ref(&low), &settings));
         let now = Time::from_secs(1_700_000_000);
         assert!(before.check_at(now, "key", 8).await.unwrap().allowed());
-        let told = after.check_at(now, "key", 1).await.unwrap().decision();
-        assert_eq!((told.allowed, told.limit, told.remaining), (false, 3, 0), "{low:?}: {told:?}");
-        assert!(told.reset_after <= high.window() + low.window(), "{low:?}: {told:?}");
+        let decision = after.check_at(now, "key", 1).await.unwrap().decision();
+        assert_eq!(
+            (decision.allowed, decision.limit, decision.remaining),
+            (false, 3, 0),
+            "{low:?}: {decision:?}"
+        );
+        assert!(decision.reset_after <= high.window() + low.window(), "{low:?}: {decision:?}");
     }
 }
 

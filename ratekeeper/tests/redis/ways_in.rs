@@ -52,7 +52,7 @@ async fn a_user_with_the_documented_rights() {
         assert!(records.put("a", b"value", long).await.unwrap());
         assert!(records.take_due(10).await.unwrap().is_empty());
         assert_eq!(records.take("a").await.unwrap(), TakeResult::Record(b"value".to_vec()));
-        assert_eq!(records.claim("a", b"asked", long).await.unwrap(), None);
+        assert_eq!(records.claim("a", b"request", long).await.unwrap(), None);
         records.set_response("a", b"answer", long).await.unwrap();
         records.remove("a").await.unwrap();
     }
@@ -122,7 +122,7 @@ async fn tls_uses_the_configured_ca_and_client_certificate() {
 
     let (_server, address) = tls_server(&folder, &authority, &["--tls-auth-clients", "yes"]);
     let settings = Settings::new(&format!("rediss://{address}")).tls_ca(authority.pem.as_bytes());
-    assert!(!is_decided_by(&settings).await, "it asks for a certificate");
+    assert!(!is_decided_by(&settings).await, "the server requires a client certificate");
     let (certificate, key) = authority.sign();
     assert!(is_decided_by(&settings.tls_certificate(certificate.as_bytes(), key.as_bytes())).await);
     fs::remove_dir_all(&folder).unwrap();
@@ -271,17 +271,17 @@ async fn failover_to_the_master_named_by_sentinels() {
     assert!(decided.allowed());
     assert_eq!(master.cli(&["DBSIZE"]).unwrap(), "1");
     // Before the failover, the sentinel must know the replica, and the replica must have the functions and the key.
-    let told = |what: &'static str, port: u16| {
-        let asked = std::process::Command::new("redis-cli")
+    let redis_cli = |what: &'static str, port: u16| {
+        let output = std::process::Command::new("redis-cli")
             .args(["-p", &port.to_string()])
             .args(what.split(' '))
             .output()
             .unwrap();
-        String::from_utf8_lossy(&asked.stdout).into_owned()
+        String::from_utf8_lossy(&output.stdout).into_owned()
     };
     let is_ready = || {
-        told("SENTINEL REPLICAS primary", sentinel.port).contains(&replica.port().to_string())
-            && told("DBSIZE", replica.port()).contains('1')
+        redis_cli("SENTINEL REPLICAS primary", sentinel.port).contains(&replica.port().to_string())
+            && redis_cli("DBSIZE", replica.port()).contains('1')
     };
     tokio::time::timeout(Duration::from_secs(30), async {
         while !is_ready() {

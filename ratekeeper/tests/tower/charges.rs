@@ -13,9 +13,9 @@ use super::{Got, get, hourly, ip, per_client, plain, send, statuses, with};
 
 /// The remaining quota of a limit, by the name of its rule.
 fn left(got: &Got, name: &str) -> u32 {
-    let told = got.header("ratelimit").unwrap();
-    let start = told.find(&format!("\"{name}\";r=")).unwrap() + name.len() + 5;
-    told[start..].split(';').next().unwrap().parse().unwrap()
+    let header = got.header("ratelimit").unwrap();
+    let start = header.find(&format!("\"{name}\";r=")).unwrap() + name.len() + 5;
+    header[start..].split(';').next().unwrap().parse().unwrap()
 }
 
 #[tokio::test]
@@ -93,7 +93,7 @@ async fn full_table_applies_its_policy_to_new_keys() {
     let allowed = let_in_without_room(WhenFull::Allow).await;
     assert_eq!(allowed, 5_000);
     let denied = let_in_without_room(WhenFull::Deny).await;
-    assert!(denied < 500, "only those who found room: {denied}");
+    assert!(denied < 500, "only keys that fit into the table: {denied}");
     let shared = let_in_without_room(WhenFull::Share).await;
-    assert!((1..500).contains(&shared), "only those who found room, and ten of all others: {shared}");
+    assert!((1..500).contains(&shared), "keys that fit into the table, and ten of all others: {shared}");
 }

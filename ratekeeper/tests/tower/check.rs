@@ -25,7 +25,7 @@ async fn charge<S: Store>(layer: &RatekeeperLayer<S>, checks: &[Check<'_>]) -> C
 }
 
 fn left(answered: &CheckOutcome) -> Vec<Option<u32>> {
-    answered.limits.iter().map(|said| said.decision.map(|decision| decision.remaining)).collect()
+    answered.limits.iter().map(|outcome| outcome.decision.map(|decision| decision.remaining)).collect()
 }
 
 /// A request and a check of the same key use the same budget, whatever form the value has.
@@ -65,11 +65,11 @@ async fn lists_overrides_and_bans_apply_to_checks() {
     rule.ban = Some(Ban { after: 1, within: HOUR, lasts: HOUR });
     let shadow = Rule::new("shadow", hourly(1)).key(user()).shadow();
     let seen = Arc::new(Mutex::new(Vec::new()));
-    let told = seen.clone();
+    let recorder = seen.clone();
     let layer = RatekeeperLayer::builder().rule(rule).rule(shadow).observe(move |observed| {
         let each =
             observed.rules.iter().map(|it| (it.index, it.decision.allowed, it.is_shadow, it.is_banned));
-        told.lock().unwrap().push(each.collect::<Vec<_>>());
+        recorder.lock().unwrap().push(each.collect::<Vec<_>>());
     });
     let layer = layer.build().unwrap();
     assert_eq!(left(&charge(&layer, &[of(0, &["free"], 9)]).await), [None]);
@@ -92,7 +92,7 @@ async fn lists_overrides_and_bans_apply_to_checks() {
     layer.reset(&[of(0, &["alice"], 0)]).await.unwrap();
     assert_eq!(left(&charge(&layer, &[of(0, &["alice"], 1)]).await), [Some(1)]);
     let seen = seen.lock().unwrap();
-    assert_eq!(seen.len(), 6, "looks are no requests: {seen:?}");
+    assert_eq!(seen.len(), 6, "peeks are not reported as requests: {seen:?}");
     assert_eq!(seen[2], [(0, true, false, false), (1, false, true, false)]);
     assert_eq!(seen[4], [(0, false, false, true)]);
 }
@@ -102,35 +102,29 @@ async fn all_or_none<S: Store>(layer: &RatekeeperLayer<S>) {
     let looked = |answered: CheckOutcome| left(&answered);
     let (own, more) = (hourly(3), hourly(9));
     let other = Limit::fixed_window(4, HOUR / 2, WindowAlign::FirstRequest).unwrap();
-    let brought =
-        |limit, cost| Check { limit: LimitRef::Inline(limit), key: KeyInput::Bytes(b"alice"), cost };
+    let inline = |limit, cost| Check { limit: LimitRef::Inline(limit), key: KeyInput::Bytes(b"alice"), cost };
 
-    let two = [of(0, &["alice"], 1), of(0, &["bob"], 2), of(1, &["alice"], 1), brought(&own, 1)];
+    let two = [of(0, &["alice"], 1), of(0, &["bob"], 2), of(1, &["alice"], 1), inline(&own, 1)];
     let answered = charge(layer, &two).await;
     assert!(answered.allowed);
     assert_eq!(left(&answered), [Some(4), Some(3), Some(4), Some(2)]);
     // Two checks of the same key charge the sum.
     let sum = [of(0, &["carol"], 2), of(0, &["carol"], 2)];
     assert_eq!(left(&charge(layer, &sum).await), [Some(1), Some(1)]);
-    assert_eq!(left(&charge(layer, &[brought(&other, 1)]).await), [Some(3)], "another limit, another key");
+    assert_eq!(left(&charge(layer, &[inline(&other, 1)]).await), [Some(3)], "another limit, another key");
 
-    let higher = charge(layer, &[brought(&more, 0)]).await;
+    let higher = charge(layer, &[inline(&more, 0)]).await;
     assert_eq!(left(&higher), [Some(8)], "what was used stays used if the limit is another time higher");
 
     let denied = [
-        [of(0, &["alice"], 1), of(0, &["bob"], 4), brought(&own, 1)],
-        [of(0, &["bob"], 4), of(0, &["alice"], 1), brought(&own, 1)],
-        [of(1, &["alice"], 1), of(0, &["alice"], 1), brought(&own, 3)],
-        [brought(&own, 1), brought(&other, 4), of(0, &["alice"], 1)],
-        [brought(&own, 1), of(1, &["alice"], 5), of(0, &["alice"], 1)],
+        [of(0, &["alice"], 1), of(0, &["bob"], 4), inline(&own, 1)],
+        [of(0, &["bob"], 4), of(0, &["alice"], 1), inline(&own, 1)],
+        [of(1, &["alice"], 1), of(0, &["alice"], 1), inline(&own, 3)],
+        [inline(&own, 1), inline(&other, 4), of(0, &["alice"], 1)],
+        [inline(&own, 1), of(1, &["alice"], 5), of(0, &["alice"], 1)],
     ];
-    let all = [
-        of(0, &["alice"], 0),
-        of(0, &["bob"], 0),
-        of(1, &["alice"], 0),
-        brought(&own, 0),
-        brought(&other, 0),
-    ];
+    let all =
+        [of(0, &["alice"], 0), of(0, &["bob"], 0), of(1, &["alice"], 0), inline(&own, 0), inline(&other, 0)];
     let before = looked(layer.check(&all, CheckMode::Peek).await.unwrap());
     assert_eq!(before, [Some(4), Some(3), Some(4), Some(2), Some(3)]);
     for checks in denied {
@@ -174,16 +168,16 @@ async fn buckets_of_two_sizes<S: Store>(layer: &RatekeeperLayer<S>) {
             .unwrap()
     };
     let (large, small) = (bucket(100), bucket(2));
-    let ask = async |limit: &Limit, cost: u32| {
+    let is_allowed = async |limit: &Limit, cost: u32| {
         let check = [Check { limit: LimitRef::Inline(limit), key: KeyInput::Bytes(b"a"), cost }];
         charge(layer, &check).await.allowed
     };
-    assert!(ask(&large, 100).await);
+    assert!(is_allowed(&large, 100).await);
     for _ in 0..3 {
-        ask(&small, 1).await;
-        ask(&small, 0).await;
+        is_allowed(&small, 1).await;
+        is_allowed(&small, 0).await;
     }
-    assert!(!ask(&large, 1).await);
+    assert!(!is_allowed(&large, 1).await);
 }
 
 #[tokio::test]
@@ -270,18 +264,18 @@ async fn keys_of_inline_limits_are_bounded() {
     let clock = ratekeeper::ManualClock::new(ratekeeper::Time::from_secs(1_700_000_000));
     let layer = two_rules().max_keys(100).build_on(clock.clone()).unwrap();
     let limit = hourly(2);
-    let ask = async |number: u32| {
+    let is_allowed = async |number: u32| {
         let key = number.to_le_bytes();
         let check = [Check { limit: LimitRef::Inline(&limit), key: KeyInput::Bytes(&key), cost: 1 }];
         charge(&layer, &check).await.allowed
     };
     let mut allowed = 0;
     for number in 0..1000 {
-        allowed += u32::from(ask(number).await);
+        allowed += u32::from(is_allowed(number).await);
     }
     assert_eq!(allowed, 100, "those beyond are denied");
     assert_eq!(layer.limiter().overflowed(), 900);
-    assert!(ask(0).await, "who is in, stays in");
+    assert!(is_allowed(0).await, "a key in the table stays in it");
     clock.advance(3 * HOUR);
-    assert!(ask(5_000).await);
+    assert!(is_allowed(5_000).await);
 }

@@ -62,9 +62,9 @@ async fn rule_applies_to_all_forms_of_its_path() {
 /// Patterns are parsed before the layer's path normalisation is set. Without conversion they would match nothing.
 #[tokio::test]
 async fn patterns_use_the_path_normalisation_of_the_layer() {
-    let spelling =
+    let normalization =
         PathNormalization { ignore_case: true, decode_delimiters: true, ..PathNormalization::default() };
-    let layer = |rule: Rule| RatekeeperLayer::builder().rule(rule).path_normalization(spelling).build();
+    let layer = |rule: Rule| RatekeeperLayer::builder().rule(rule).path_normalization(normalization).build();
     let long = format!("/{}", "é".repeat(500));
     for (pattern, target) in [
         ("/Login", "/LOGIN"),
@@ -85,8 +85,8 @@ async fn patterns_use_the_path_normalisation_of_the_layer() {
 
     let keep = PathNormalization { ambiguous: AmbiguousPathPolicy::Keep, ..PathNormalization::default() };
     let never = When { paths: vec![Pattern::parse_with("/a%2Fb", keep).unwrap()], ..When::default() };
-    let told = layer(once(Key::global()).when(never)).unwrap_err().to_string();
-    assert!(told.starts_with("a pattern of the rule once matches no path: at byte 2: "), "{told}");
+    let message = layer(once(Key::global()).when(never)).unwrap_err().to_string();
+    assert!(message.starts_with("a pattern of the rule once matches no path: at byte 2: "), "{message}");
 }
 
 #[tokio::test]
@@ -106,9 +106,9 @@ async fn normalised_path_is_forwarded() {
     assert_eq!(send(&layer, options).await.body, "*");
 
     // Letter case and trailing slashes are ignored by the rules only; the service receives them unchanged.
-    let spelling =
+    let normalization =
         PathNormalization { ignore_case: true, ignore_trailing_slash: true, ..PathNormalization::default() };
-    let layer = per_client(100).path_normalization(spelling).build().unwrap();
+    let layer = per_client(100).path_normalization(normalization).build().unwrap();
     assert_eq!(send(&layer, plain("//Users/7/")).await.body, "/Users/7/");
 }
 
@@ -132,16 +132,18 @@ async fn ambiguous_path_is_rejected_without_charge() {
     // Rejected requests are not charged.
     assert_eq!(send(&layer, plain("/")).await.status, 200);
 
-    let spelling = PathNormalization { ambiguous: AmbiguousPathPolicy::Keep, ..PathNormalization::default() };
-    let layer = per_client(1).path_normalization(spelling).build().unwrap();
+    let normalization =
+        PathNormalization { ambiguous: AmbiguousPathPolicy::Keep, ..PathNormalization::default() };
+    let layer = per_client(1).path_normalization(normalization).build().unwrap();
     let got = send(&layer, plain("/a%2fb")).await;
     assert_eq!((got.status, got.body.as_str()), (200, "/a%2Fb"));
 }
 
 #[tokio::test]
 async fn path_too_long_after_normalisation_is_rejected() {
-    let spelling = PathNormalization { ambiguous: AmbiguousPathPolicy::Keep, ..PathNormalization::default() };
-    let layer = per_client(1).path_normalization(spelling).build().unwrap();
+    let normalization =
+        PathNormalization { ambiguous: AmbiguousPathPolicy::Keep, ..PathNormalization::default() };
+    let layer = per_client(1).path_normalization(normalization).build().unwrap();
     // Each `%` becomes three bytes (`%25`).
     let got = send(&layer, plain(&format!("/{}", "%".repeat(30_000)))).await;
     assert_eq!(got.status, 400, "{}", got.body);
@@ -230,7 +232,7 @@ async fn unknown_peer_fails_only_rules_that_need_it() {
     let nowhere = || Request::get("/").body(String::new()).unwrap();
     let got = send(&per_client(1).build().unwrap(), nowhere()).await;
     assert_eq!(got.status, 500);
-    assert!(got.body.contains("was not told from where requests come"), "{}", got.body);
+    assert!(got.body.contains("does not know the peer address"), "{}", got.body);
     assert!(got.body.contains("LayerBuilder::peer"), "{}", got.body);
 
     let by_header =
@@ -260,14 +262,14 @@ async fn peer_is_found_in_extensions() {
 async fn router_selects_rules() {
     let rules = ["a", "b", "c"].map(|name| Rule::new(name, hourly(9)).key(ip()));
     let layer = rules.into_iter().fold(RatekeeperLayer::builder(), |it, rule| it.rule(rule)).build().unwrap();
-    let told = async |rules: &[usize]| {
+    let rules_of = async |rules: &[usize]| {
         let request = get("/").extension(RuleSet(Arc::from(rules))).body(String::new()).unwrap();
         let got = send(&layer, request).await;
         let policies = got.header("ratelimit-policy").unwrap_or_default().to_owned();
         policies.split(", ").map(|it| it.split(';').next().unwrap().replace('"', "")).collect::<String>()
     };
-    assert_eq!(told(&[1]).await, "b");
-    assert_eq!(told(&[]).await, "");
+    assert_eq!(rules_of(&[1]).await, "b");
+    assert_eq!(rules_of(&[]).await, "");
     // Duplicates and unknown indices cause neither a panic nor an unlimited request.
-    assert_eq!(told(&[2, 0, 2, 77]).await, "ac");
+    assert_eq!(rules_of(&[2, 0, 2, 77]).await, "ac");
 }

@@ -140,7 +140,7 @@ async fn response_body_holds_the_permit_until_its_end_or_drop() {
     drop(half_read);
     assert_eq!(send(&layer, of("a")).await.status, 200);
     drop(response);
-    assert_eq!(held(&layer), [0], "nothing is given back twice");
+    assert_eq!(held(&layer), [0], "no permit is released twice");
 }
 
 #[tokio::test]
@@ -238,10 +238,10 @@ async fn all_permits_are_taken_or_none() {
 }
 
 /// What an observer received: name, allowed, remaining and shadow of each limit, and whether the request was allowed.
-type Seen = Arc<Mutex<Vec<(Vec<(String, bool, u32, bool)>, bool)>>>;
+type SeenEvents = Arc<Mutex<Vec<(Vec<(String, bool, u32, bool)>, bool)>>>;
 
-pub(crate) fn observed(builder: LayerBuilder) -> (LayerBuilder, Seen) {
-    let seen = Seen::default();
+pub(crate) fn observed(builder: LayerBuilder) -> (LayerBuilder, SeenEvents) {
+    let seen = SeenEvents::default();
     let sink = seen.clone();
     let builder = builder.observe(move |observed| {
         let rule = |it: &ratekeeper::tower::RuleOutcome<'_>| {
@@ -260,12 +260,12 @@ async fn shadows_count_and_tell_and_deny_nobody() {
     assert_eq!((first.status(), second.status()), (200.try_into().unwrap(), 200.try_into().unwrap()));
     assert_eq!(held(&layer), [2, 1], "what it would have denied, it does not count");
     assert_eq!(send(&layer, of("a")).await.status, 429);
-    let said = |at_once, left, planned| {
+    let event = |at_once, left, planned| {
         vec![("at-once".to_owned(), at_once, left, false), ("planned".to_owned(), planned, 0, true)]
     };
     assert_eq!(
         *seen.lock().unwrap(),
-        [(said(true, 1, true), true), (said(true, 0, false), true), (said(false, 0, false), false)]
+        [(event(true, 1, true), true), (event(true, 0, false), true), (event(false, 0, false), false)]
     );
     drop((first, second));
     assert_eq!(held(&layer), [0, 0]);
@@ -329,11 +329,14 @@ fn duplicate_or_invalid_names_are_errors() {
 /// As for rules: a pattern of another path normalisation or a part without extractor would silently match nothing.
 #[tokio::test]
 async fn concurrency_limits_are_validated_like_rules() {
-    let spelling = PathNormalization { ignore_case: true, ..PathNormalization::default() };
+    let normalization = PathNormalization { ignore_case: true, ..PathNormalization::default() };
     let upper = When { paths: vec![Pattern::parse("/Files/**").unwrap()], ..When::default() };
     let concurrency = InFlightLimit::new("files", 0).when(upper);
-    let layer =
-        RatekeeperLayer::builder().path_normalization(spelling).in_flight_limit(concurrency).build().unwrap();
+    let layer = RatekeeperLayer::builder()
+        .path_normalization(normalization)
+        .in_flight_limit(concurrency)
+        .build()
+        .unwrap();
     for (path, wanted) in [("/files/7", 429), ("/FILES/7", 429), ("/other", 200)] {
         assert_eq!(send(&layer, plain(path)).await.status, wanted, "{path}");
     }

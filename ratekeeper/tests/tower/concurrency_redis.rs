@@ -43,7 +43,7 @@ async fn eventually(what: &str, is_so: impl AsyncFn() -> bool) {
 /// Checks that neither unheld permits nor keys without an expiry remain on the server.
 async fn is_empty_soon(server: &RedisServer) {
     assert_eq!(server.keys_without_expiry().unwrap(), Vec::<String>::new());
-    eventually("slots are left", async || server.ask(&["KEYS", "rate_limit:slots:*"]).unwrap().is_empty())
+    eventually("permits are left", async || server.ask(&["KEYS", "rate_limit:slots:*"]).unwrap().is_empty())
         .await;
 }
 
@@ -76,7 +76,7 @@ async fn two_processes_share_the_limit_exactly() {
     assert_eq!(statuses(&other, [of("b")]).await, [200]);
     assert_eq!((held(&one), held(&other)), (vec![2], vec![1]));
     drop(first);
-    eventually("a slot that is given back is free", async || send(&other, of("a")).await.status == 200).await;
+    eventually("a released permit is available", async || send(&other, of("a")).await.status == 200).await;
     drop((second, third));
     is_empty_soon(&server).await;
 }
@@ -108,7 +108,7 @@ async fn busy_process_does_not_starve_another() {
     });
     tokio::time::sleep(Duration::from_millis(20)).await;
     for _ in 0..10 {
-        eventually("the other gets a slot", async || send(&other, of("a")).await.status == 200).await;
+        eventually("the other gets a permit", async || send(&other, of("a")).await.status == 200).await;
     }
     busy.abort();
     assert!(busy.await.unwrap_err().is_cancelled());
@@ -137,7 +137,7 @@ async fn permits_of_a_killed_process_expire() {
     let layer = builder(2).redis(&settings(&server.url()).permit_hold(HOLD)).unwrap();
     let mut worker = Worker::start("tower::concurrency_redis::a_process_that_holds", &server.url());
     worker.go();
-    assert_eq!(worker.says(), "[200, 200]");
+    assert_eq!(worker.read_line(), "[200, 200]");
     assert_eq!(send(&layer, of("a")).await.status, 429);
     // Dropping the worker kills it with SIGKILL.
     drop(worker);
@@ -210,7 +210,7 @@ async fn request_cancelled_during_decision_releases_its_permit() {
     tokio::time::sleep(Duration::from_millis(20)).await;
     drop(deciding);
     server.resume().unwrap();
-    eventually("the slot is free", async || send(&layer, of("a")).await.status == 200).await;
+    eventually("the permit is available", async || send(&layer, of("a")).await.status == 200).await;
     assert_eq!(held(&layer), [0]);
     is_empty_soon(&server).await;
 }

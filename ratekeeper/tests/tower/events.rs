@@ -12,10 +12,10 @@ use ratekeeper::{LeakyMode, Limit, Rate};
 use super::{HOUR, get, hourly, ip, once, per_client, plain, statuses};
 
 /// What an observer received: the outcome, whether the request is allowed, and the number of rules checked.
-type Seen = Vec<(String, bool, usize)>;
+type SeenEvents = Vec<(String, bool, usize)>;
 
 /// Sends a request twice, and returns both statuses and the events.
-async fn twice(builder: LayerBuilder, request: impl Fn() -> Request<String>) -> (Vec<u16>, Seen) {
+async fn twice(builder: LayerBuilder, request: impl Fn() -> Request<String>) -> (Vec<u16>, SeenEvents) {
     let seen = Arc::new(Mutex::new(Vec::new()));
     let sink = seen.clone();
     let layer = builder.observe(move |it| {
@@ -32,13 +32,13 @@ fn seen(outcome: Outcome<'_>, rules: usize) -> (String, bool, usize) {
 
 #[tokio::test]
 async fn observer_receives_decisions() {
-    let (statuses, told) = twice(per_client(1), || plain("/")).await;
+    let (statuses, events) = twice(per_client(1), || plain("/")).await;
     assert_eq!(statuses, [200, 429]);
-    assert_eq!(told, [seen(Outcome::Allowed, 1), seen(Outcome::Denied, 1)]);
+    assert_eq!(events, [seen(Outcome::Allowed, 1), seen(Outcome::Denied, 1)]);
     // A request to which no rule applies is reported, too.
     let posts = once(ip()).when(super::concerns::methods(&["POST"]));
-    let (_, told) = twice(RatekeeperLayer::builder().rule(posts), || plain("/")).await;
-    assert_eq!(told, [seen(Outcome::Allowed, 0), seen(Outcome::Allowed, 0)]);
+    let (_, events) = twice(RatekeeperLayer::builder().rule(posts), || plain("/")).await;
+    assert_eq!(events, [seen(Outcome::Allowed, 0), seen(Outcome::Allowed, 0)]);
 }
 
 /// Without these events, counters would show no problem while all clients get 500.
@@ -46,9 +46,9 @@ async fn observer_receives_decisions() {
 async fn observer_receives_rejected_requests() {
     let check = async |builder: LayerBuilder, request: Request<()>, status: u16, outcome: Outcome<'_>| {
         let request = || request.clone().map(|()| String::new());
-        let (statuses, told) = twice(builder, request).await;
+        let (statuses, events) = twice(builder, request).await;
         assert_eq!(statuses, [status; 2], "{outcome:?}");
-        assert_eq!(told, [seen(outcome, 0), seen(outcome, 0)]);
+        assert_eq!(events, [seen(outcome, 0), seen(outcome, 0)]);
     };
     let at = |target: &str| get(target).body(()).unwrap();
 

@@ -64,7 +64,7 @@ async fn instance_polled_ready_is_called() {
     let clones = strict.clones.clone();
     let mut service = layer.layer(strict);
     let first = service.ready().await.unwrap().call(plain("/"));
-    assert_eq!(clones.load(Ordering::SeqCst), 0, "who is let in at once needs no clone");
+    assert_eq!(clones.load(Ordering::SeqCst), 0, "a request that is allowed immediately needs no clone");
     // While these requests are delayed, the service becomes ready for others.
     let second = service.ready().await.unwrap().call(plain("/"));
     let third = service.ready().await.unwrap().call(plain("/"));

@@ -151,9 +151,9 @@ mod in_redis {
         for _ in 0..100 {
             let got = send(&raised, with("x-user", "a")).await;
             sent += 1;
-            let told = got.header("ratelimit").unwrap();
-            let told = told.split_once("r=").unwrap().1.split(';').next().unwrap();
-            left = told.parse::<u32>().unwrap();
+            let header = got.header("ratelimit").unwrap();
+            let header = header.split_once("r=").unwrap().1.split(';').next().unwrap();
+            left = header.parse::<u32>().unwrap();
             if left == 2_000 - sent {
                 return;
             }

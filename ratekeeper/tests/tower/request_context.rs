@@ -23,7 +23,7 @@ async fn hello(_: Request<()>) -> Result<Response<String>, Infallible> {
 async fn status(layer: &RatekeeperLayer, request: Request<()>, about: RequestContext<'_>) -> u16 {
     let mut answering = layer.call_with(service_fn(hello), request, about);
     match answering.take_local_response() {
-        Some(told) => told.status().as_u16(),
+        Some(response) => response.status().as_u16(),
         None => answering.await.unwrap().status().as_u16(),
     }
 }
@@ -97,9 +97,9 @@ async fn claims_in_context_are_not_verified_again() {
         || RequestContext { client: Some(CLIENT), claims: Some(Some(&alice)), ..RequestContext::default() };
     assert_eq!(status(&layer, Request::new(()), about()).await, 200);
     assert_eq!(status(&layer, Request::new(()), about()).await, 429);
-    let nobody = RequestContext { claims: Some(None), ..about() };
+    let no_claims = RequestContext { claims: Some(None), ..about() };
     assert_eq!(
-        status(&layer, Request::new(()), nobody).await,
+        status(&layer, Request::new(()), no_claims).await,
         200,
         "there is no key, so the rule is left out"
     );
@@ -108,13 +108,13 @@ async fn claims_in_context_are_not_verified_again() {
 
 #[tokio::test]
 async fn observer_receives_subject_and_denial_is_immediate() {
-    let told = Arc::new(Mutex::new(Vec::new()));
-    let heard = told.clone();
+    let recorded = Arc::new(Mutex::new(Vec::new()));
+    let recorder = recorded.clone();
     let layer = RatekeeperLayer::builder()
         .rule(once(ip()))
         .observe(move |observed| {
             let name = observed.subject.and_then(|subject| subject.downcast_ref::<&str>());
-            heard.lock().unwrap().push((*name.unwrap(), observed.allowed));
+            recorder.lock().unwrap().push((*name.unwrap(), observed.allowed));
         })
         .build()
         .unwrap();
@@ -131,6 +131,6 @@ async fn observer_receives_subject_and_denial_is_immediate() {
     let response = denied.take_local_response().unwrap();
     assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
     assert!(response.headers().contains_key("retry-after"));
-    assert!(denied.take_local_response().is_none(), "it is told once");
-    assert_eq!(*told.lock().unwrap(), [("one", true), ("other", false)]);
+    assert!(denied.take_local_response().is_none(), "the response is taken once");
+    assert_eq!(*recorded.lock().unwrap(), [("one", true), ("other", false)]);
 }

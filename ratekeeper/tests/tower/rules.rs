@@ -26,11 +26,11 @@ fn layer(rule: Rule) -> RatekeeperLayer {
 }
 
 /// What an observer received: name, allowed, remaining and shadow of each rule, and whether the request was allowed.
-type Seen = (Vec<(String, bool, u32, bool)>, bool);
+type SeenEvent = (Vec<(String, bool, u32, bool)>, bool);
 
 #[tokio::test]
 async fn a_shadow_rule_counts_and_reports_and_never_denies() {
-    let seen = Arc::new(Mutex::new(Vec::<Seen>::new()));
+    let seen = Arc::new(Mutex::new(Vec::<SeenEvent>::new()));
     let sink = seen.clone();
     let layer = RatekeeperLayer::builder()
         .rule(Rule::new("planned", hourly(1)).key(ip()).shadow())
@@ -160,13 +160,13 @@ async fn key_denied_too_often_is_banned() {
     assert_eq!(wait("a").await, 0);
     for denial in 1..=2 {
         let wait = wait("a").await;
-        assert!((3590..=3600).contains(&wait), "denial {denial} is told of the limit: {wait}");
+        assert!((3590..=3600).contains(&wait), "denial {denial} states the wait of the limit: {wait}");
     }
     for _ in 0..2 {
         let wait = wait("a").await;
-        assert!((86_390..=86_400).contains(&wait), "then it is told of the ban: {wait}");
+        assert!((86_390..=86_400).contains(&wait), "then the response states the wait of the ban: {wait}");
     }
-    assert_eq!(wait("b").await, 0, "nobody else is banned");
+    assert_eq!(wait("b").await, 0, "no other key is banned");
     assert_eq!(*banned.lock().unwrap(), [false, false, false, true, true, false]);
 }
 
@@ -189,22 +189,29 @@ async fn ban_ends_after_its_duration() {
     rule.ban = Some(Ban { after: 2, within: HOUR, lasts: day });
     let clock = ManualClock::default();
     let layer = RatekeeperLayer::builder().rule(rule).build_on(clock.clone()).unwrap();
-    let told = async || {
+    let status_and_wait = async || {
         let got = send(&layer, of("a")).await;
         (got.status, got.header("retry-after").map_or(0, |wait| wait.parse::<u64>().unwrap()))
     };
-    assert_eq!([told().await, told().await, told().await], [(200, 0), (429, 3600), (429, 3600)]);
-    assert_eq!(told().await, (429, 86_400), "banned");
+    assert_eq!(
+        [status_and_wait().await, status_and_wait().await, status_and_wait().await],
+        [(200, 0), (429, 3600), (429, 3600)]
+    );
+    assert_eq!(status_and_wait().await, (429, 86_400), "banned");
     // The limit alone would allow the request again by now.
     clock.advance(HOUR);
-    assert_eq!(told().await, (429, 82_800), "and knocking does not make it longer");
+    assert_eq!(status_and_wait().await, (429, 82_800), "denied requests do not extend the ban");
     clock.advance(day - HOUR - Duration::from_nanos(1));
-    assert_eq!(told().await, (429, 1), "to the last nanosecond");
+    assert_eq!(status_and_wait().await, (429, 1), "to the last nanosecond");
     clock.advance(Duration::from_nanos(1));
     assert_eq!(
-        [told().await, told().await],
+        [status_and_wait().await, status_and_wait().await],
         [(200, 0), (429, 3600)],
         "its denials are counted from zero again"
     );
-    assert_eq!([told().await, told().await], [(429, 3600), (429, 86_400)], "and ban it again");
+    assert_eq!(
+        [status_and_wait().await, status_and_wait().await],
+        [(429, 3600), (429, 86_400)],
+        "and ban it again"
+    );
 }

@@ -111,8 +111,8 @@ fn check(user: Option<&'static str>) -> Request<HealthCheckRequest> {
 #[tokio::test]
 async fn tonic_calls_are_limited() {
     let mut client = health().await;
-    let told = client.check(check(Some("alice"))).await.unwrap();
-    assert_eq!(told.metadata().get("ratelimit").unwrap(), r#""per-user";r=1;t=3600"#);
+    let response = client.check(check(Some("alice"))).await.unwrap();
+    assert_eq!(response.metadata().get("ratelimit").unwrap(), r#""per-user";r=1;t=3600"#);
     client.check(check(Some("alice"))).await.unwrap();
     let status = client.check(check(Some("alice"))).await.unwrap_err();
     assert_eq!(status.code(), Code::ResourceExhausted);

@@ -47,7 +47,7 @@ async fn response_future_waits_for_the_delay() {
     assert_eq!([a, b, c, d], [200, 200, 200, 429]);
     assert_eq!(first, Duration::ZERO);
     assert!(is_hours(second, 1) && is_hours(third, 2), "{second:?} {third:?}");
-    assert_eq!(fourth, Duration::ZERO, "who is denied does not wait for that");
+    assert_eq!(fourth, Duration::ZERO, "a denied request is not delayed");
 }
 
 #[tokio::test(start_paused = true)]

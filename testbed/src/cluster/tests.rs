@@ -8,14 +8,14 @@ const LONG: Duration = Duration::from_secs(30);
 const TAKEOVER: Duration = RedisCluster::NODE_TIMEOUT.saturating_add(Duration::from_secs(2));
 
 /// The hash slot of a key, and its master.
-fn place(cluster: &RedisCluster, key: &str) -> (u16, usize) {
+fn location(cluster: &RedisCluster, key: &str) -> (u16, usize) {
     let slot = cluster.slot_of(key).unwrap();
     (slot, cluster.master_of(slot).unwrap())
 }
 
 /// Writes a key on its master and waits until the replica has it.
 fn write(cluster: &RedisCluster, key: &str) {
-    let (_, master) = place(cluster, key);
+    let (_, master) = location(cluster, key);
     let mut master = cluster.nodes()[master].conversation().unwrap();
     assert_eq!(master.ask_text(&["SET", key, "here", "EX", "1000"]).unwrap(), "OK");
     assert_eq!(master.ask_text(&["WAIT", "1", "5000"]).unwrap(), "1");
@@ -41,7 +41,7 @@ fn every_node_knows_all_nodes_at_the_start_and_drop_kills_all() {
         let info = node.ask(&["CLUSTER", "INFO"]).unwrap();
         for line in ["cluster_state:ok", "cluster_slots_ok:16384", "cluster_known_nodes:6", "cluster_size:3"]
         {
-            assert!(info.lines().any(|said| said == line), "{line}: {info}");
+            assert!(info.lines().any(|text| text == line), "{line}: {info}");
         }
         let slots = node.cli(&["CLUSTER", "SLOTS"]).unwrap();
         for port in &ports {
@@ -77,10 +77,10 @@ fn every_node_knows_all_nodes_at_the_start_and_drop_kills_all() {
 fn replica_takes_over_from_a_dead_master_which_restarts_as_a_replica() {
     let mut cluster = RedisCluster::start().unwrap();
     write(&cluster, "key");
-    let (slot, master) = place(&cluster, "key");
+    let (slot, master) = location(&cluster, "key");
     let replica = cluster.replica_of(master).unwrap();
     cluster.kill(master).unwrap();
-    assert_eq!(cluster.master_of(slot).unwrap(), master, "nobody has noticed yet");
+    assert_eq!(cluster.master_of(slot).unwrap(), master, "no node has noticed yet");
     assert!(cluster.wait_until_ok(Duration::ZERO).is_err());
     assert!(cluster.keys_without_expiry().is_err(), "no answer is not the answer `none`");
     cluster.wait_until_ok(TAKEOVER).unwrap();
@@ -101,7 +101,7 @@ fn replica_takes_over_from_a_dead_master_which_restarts_as_a_replica() {
 #[test]
 fn paused_master_is_replaced_and_becomes_a_replica_when_resumed() {
     let cluster = RedisCluster::start().unwrap();
-    let (slot, master) = place(&cluster, "key");
+    let (slot, master) = location(&cluster, "key");
     let replica = cluster.replica_of(master).unwrap();
     cluster.nodes()[master].pause().unwrap();
     cluster.wait_until_ok(LONG).unwrap();
@@ -116,7 +116,7 @@ fn paused_master_is_replaced_and_becomes_a_replica_when_resumed() {
 fn repeated_failovers_swap_a_master_and_its_replica() {
     let cluster = RedisCluster::start().unwrap();
     write(&cluster, "key");
-    let (slot, mut master) = place(&cluster, "key");
+    let (slot, mut master) = location(&cluster, "key");
     assert!(cluster.failover(master).is_err(), "it is no replica");
     for _ in 0..4 {
         let replica = cluster.replica_of(master).unwrap();
@@ -133,7 +133,7 @@ fn repeated_failovers_swap_a_master_and_its_replica() {
 #[test]
 fn migrated_hash_slot_is_served_by_its_new_master() {
     let cluster = RedisCluster::start().unwrap();
-    let (slot, from) = place(&cluster, "{tag}");
+    let (slot, from) = location(&cluster, "{tag}");
     let to = another_master(&cluster, from);
     let keys: Vec<_> = (0..250).map(|number| format!("{{tag}} {number}\n")).collect();
     for key in &keys {
@@ -171,7 +171,7 @@ fn all_nodes_know_the_new_master_when_a_migration_ends() {
 #[test]
 fn half_migrated_hash_slot_replies_with_ask() {
     let cluster = RedisCluster::start().unwrap();
-    let (slot, from) = place(&cluster, "{tag}");
+    let (slot, from) = location(&cluster, "{tag}");
     let to = another_master(&cluster, from);
     let keys = ["{tag}1", "{tag}2", "{tag}3"];
     for key in keys {
@@ -180,18 +180,18 @@ fn half_migrated_hash_slot_replies_with_ask() {
     let ask = Err(format!("ASK {slot} 127.0.0.1:{}", cluster.nodes()[to].port()));
     let moved = Err(format!("MOVED {slot} 127.0.0.1:{}", cluster.nodes()[from].port()));
     let here = || keys.iter().filter(|key| read(&cluster, from, key) == Ok("here".into())).count();
-    let asked = || keys.iter().filter(|key| read(&cluster, from, key) == ask).count();
+    let redirected = || keys.iter().filter(|key| read(&cluster, from, key) == ask).count();
 
     let slot_move = cluster.begin_move(slot, from, to).unwrap();
-    assert_eq!((here(), asked()), (3, 0));
+    assert_eq!((here(), redirected()), (3, 0));
     assert_eq!(read(&cluster, from, "{tag}new"), ask);
     assert_eq!(cluster.move_keys(slot_move, 0).unwrap(), 0);
     assert_eq!(cluster.move_keys(slot_move, 1).unwrap(), 1);
-    assert_eq!((here(), asked()), (2, 1));
+    assert_eq!((here(), redirected()), (2, 1));
     assert_eq!(cluster.keys_without_expiry().unwrap().len(), 3, "on either side");
     assert!(cluster.end_move(slot_move).is_err(), "there are keys left");
     assert_eq!(cluster.move_keys(slot_move, usize::MAX).unwrap(), 2);
-    assert_eq!((here(), asked()), (0, 3));
+    assert_eq!((here(), redirected()), (0, 3));
     // The new master serves only clients that the old one has redirected.
     assert_eq!(read(&cluster, to, keys[0]), moved);
     let mut new = cluster.nodes()[to].conversation().unwrap();

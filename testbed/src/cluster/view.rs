@@ -11,7 +11,7 @@ use crate::conversation::Conversation;
 pub(super) const SLOTS: u16 = 16384;
 
 /// Timeout of a reply, longer than a node on a busy machine needs. A slower node counts as unavailable.
-const PATIENCE: Duration = Duration::from_secs(1);
+const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The cluster as one node sees it.
 #[derive(Debug)]
@@ -23,7 +23,7 @@ pub(super) struct View {
     /// Whether the node is a replica whose link to its master is up.
     pub(super) is_following: bool,
     /// Whether the node reports all nodes to clients. It omits a replica that its master has not pinged yet.
-    pub(super) tells_of_all: bool,
+    pub(super) lists_all: bool,
 }
 
 /// A node as another node sees it.
@@ -45,16 +45,16 @@ pub(super) struct SeenNode {
 
 impl View {
     pub(super) fn of(port: u16) -> io::Result<View> {
-        let mut node = Conversation::open(port, PATIENCE)?;
+        let mut node = Conversation::open(port, TIMEOUT)?;
         let nodes = node.ask_text(&["CLUSTER", "NODES"])?;
         let nodes: Vec<SeenNode> = nodes
             .lines()
             .map(|line| SeenNode::parse(line).ok_or_else(|| io::Error::other(format!("not a node: {line}"))))
             .collect::<io::Result<_>>()?;
-        let told = node.ask(&["CLUSTER", "SLOTS"])?;
+        let reply = node.ask(&["CLUSTER", "SLOTS"])?;
         let has = |text: &str, wanted: &str| text.lines().any(|line| line.trim_end() == wanted);
         Ok(View {
-            tells_of_all: nodes.iter().all(|seen| told.iter().any(|word| word == seen.id.as_bytes())),
+            lists_all: nodes.iter().all(|seen| reply.iter().any(|word| word == seen.id.as_bytes())),
             nodes,
             is_serving: has(&node.ask_text(&["CLUSTER", "INFO"])?, "cluster_state:ok"),
             is_following: has(&node.ask_text(&["INFO", "replication"])?, "master_link_status:up"),
@@ -89,8 +89,8 @@ impl View {
 /// One line, for the message of a timeout.
 impl fmt::Display for View {
     fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let View { nodes, is_serving, is_following, tells_of_all } = self;
-        write!(to, "serving {is_serving}, following {is_following}, tells of all {tells_of_all}, sees")?;
+        let View { nodes, is_serving, is_following, lists_all } = self;
+        write!(to, "serving {is_serving}, following {is_following}, lists all {lists_all}, sees")?;
         for node in nodes {
             let role = if node.is_master { "master" } else { "replica" };
             let condition = if node.is_well { "" } else { " unwell" };

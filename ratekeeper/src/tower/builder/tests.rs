@@ -62,19 +62,19 @@ fn store_error_denies_all_requests() {
         within: Duration::from_secs(60),
         lasts: Duration::from_secs(60),
     };
-    for said in [Err(()), Ok(Verdict::default())] {
+    for result in [Err(()), Ok(Verdict::default())] {
         let limit = Limit::fixed_window(9, Duration::from_secs(60), WindowAlign::Clock).unwrap();
         let mut rule = Rule::new("a", limit.clone()).key(Key::global());
         rule.ban = Some(ban);
         let builder = LayerBuilder::default().rule(rule).rule(Rule::new("b", limit).shadow());
         let rules = Rules::new(builder.rules.clone()).unwrap();
-        let limiter = Limiter { store: Broken(said) };
+        let limiter = Limiter { store: Broken(result) };
         let layer = builder.with(rules, limiter, None, SystemClock::new()).unwrap();
         let mut service = layer.layer(Hello);
         let mut response = pin!(service.call(Request::new(())));
         let Poll::Ready(Ok(response)) = response.as_mut().poll(&mut Context::from_waker(Waker::noop()))
         else {
-            unreachable!("this store keeps nobody waiting")
+            unreachable!("no check waits in this store")
         };
         assert_eq!(response.status(), 503);
         assert_eq!(response.headers()["retry-after"], "1");
