@@ -309,18 +309,30 @@ fn names_are_text_and_anchors_work() {
     assert!(config.rules.rule(2).is_shadow);
 }
 
-/// The example of the README is valid.
+/// Every `yaml` block of README.md and docs/ that is a configuration or a list of limits is valid.
 #[test]
-fn readme_example_is_valid() {
-    let page = include_str!("../../README.md");
-    let files: Vec<&str> = page
-        .split("```yaml\n")
-        .skip(1)
-        .filter_map(|rest| rest.split("```").next())
-        .filter(|text| text.contains("gateway:"))
-        .collect();
-    assert_eq!(files.len(), 1);
-    let config = read(files[0]).unwrap_or_else(|errors| panic!("{errors}"));
-    assert_eq!((config.rules.rules().len(), config.concurrency.len()), (1, 1));
-    assert_eq!(config.gateway.unwrap().routes.len(), 2);
+fn documented_configurations_are_valid() {
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+    let docs = std::fs::read_dir(format!("{root}/docs")).unwrap().map(|file| file.unwrap().path());
+    let pages = docs.chain([format!("{root}/README.md").into()]);
+    let (mut files, mut limits) = (0, 0);
+    for page in pages.filter(|path| path.extension().is_some_and(|it| it == "md")) {
+        let text = std::fs::read_to_string(&page).unwrap();
+        for block in text.split("```yaml\n").skip(1).filter_map(|rest| rest.split("```").next()) {
+            if ["limits:", "domains:", "apis:"]
+                .iter()
+                .any(|name| block.lines().any(|it| it.starts_with(name)))
+            {
+                let name = page.display().to_string();
+                read(block).unwrap_or_else(|errors| panic!("{}", errors.in_file(&name)));
+                files += 1;
+            } else if block.starts_with("token_bucket:") {
+                for line in block.lines() {
+                    ratekeeper_config::parse_limit(line).unwrap_or_else(|error| panic!("{error}"));
+                    limits += 1;
+                }
+            }
+        }
+    }
+    assert!(files >= 6 && limits >= 5, "{files} files and {limits} limits");
 }

@@ -226,7 +226,15 @@ pub use ratekeeper_core::{
 };
 pub use store::{Charge, ChargeError, Key, Store, StoreUnavailable, Verdict};
 
-/// The README's examples, as tests.
+/// The examples of README.md and docs/, as tests.
 #[cfg(all(doctest, feature = "redis", feature = "tower"))]
-#[doc = include_str!("../../README.md")]
-struct Readme;
+mod pages {
+    #[doc = include_str!("../../README.md")]
+    struct Readme;
+    #[doc = include_str!("../../docs/library.md")]
+    struct Library;
+    #[doc = include_str!("../../docs/middleware.md")]
+    struct Middleware;
+    #[doc = include_str!("../../docs/redis.md")]
+    struct Redis;
+}

@@ -14,7 +14,11 @@ use crate::markdown::Block;
 /// How often the port is tried.
 const TRY_EVERY: Duration = Duration::from_millis(100);
 
-/// A background command; killed when dropped.
+/// How long a killed command may take to exit, before the next page starts.
+const EXIT_TIME_MAX: Duration = Duration::from_secs(10);
+
+/// A background command; killed when dropped. The drop waits until all its processes have exited, because the next
+/// page may use the same ports.
 #[derive(Debug)]
 pub(super) struct Background {
     group: String,
@@ -50,7 +54,18 @@ pub(super) fn start(mut shell: Command, port: u16, limit: Duration) -> Result<Ba
 
 impl Drop for Background {
     fn drop(&mut self) {
-        // Fails only if the command has exited already.
-        let _ = Command::new("kill").args(["--", &self.group]).stderr(Stdio::null()).status();
+        let signal = |arguments: &[&str]| {
+            let status = Command::new("kill").args(arguments).arg(&self.group).stderr(Stdio::null()).status();
+            status.is_ok_and(|status| status.success())
+        };
+        // Nothing is sent on this channel: receiving from it waits.
+        let (_sender, receiver) = mpsc::channel::<()>();
+        let mut tries = EXIT_TIME_MAX.as_millis() / TRY_EVERY.as_millis();
+        let mut is_running = signal(&["--"]);
+        while is_running && tries > 0 {
+            let _ = receiver.recv_timeout(TRY_EVERY);
+            is_running = signal(&["-0", "--"]);
+            tries -= 1;
+        }
     }
 }

@@ -33,6 +33,7 @@ impl Example {
 const SKIPPED: &[(&str, &str)] = &[
     ("cargo xtask test", "this is what is running"),
     ("git clone ", "this is the clone"),
+    ("cargo install ", "the built program is on the PATH"),
     ("cd ", "every command starts at the root"),
 ];
 
@@ -158,10 +159,9 @@ mod tests {
 
     #[test]
     fn unrepeatable_commands_are_skipped_with_a_reason() {
-        let page =
-            "```sh\ngit clone x && cd x\ncd x\ncargo xtask test    # everything\ncargo xtask test fmt\n```\n";
+        let page = "```sh\ngit clone x && cd x\ncd x\ncargo xtask test    # everything\ncargo xtask test fmt\ncargo install x\n```\n";
         let items = check(page).unwrap();
-        assert_eq!(items.len(), 4);
+        assert_eq!(items.len(), 5);
         assert!(items.iter().all(|item| matches!(item, Item::Skip { .. })), "{items:?}");
 
         let items = check("```console\n$ cargo xtask test\nall steps passed\n```\n").unwrap();
