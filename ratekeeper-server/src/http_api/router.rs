@@ -12,7 +12,7 @@ use axum::routing::{any, get, post};
 
 use super::metrics::Endpoint;
 use super::{HttpApiContext, OPENAPI, authorize, check, idempotency, reserve};
-use crate::guard::{Guard, reject_host_names, reject_cross_origin, require_token};
+use crate::guard::{Guard, reject_cross_origin, reject_host_names, require_token};
 use crate::problem::problem;
 
 /// The routes of the API, without a socket. The caller's address is taken from the request extension
