@@ -23,8 +23,8 @@ pub(crate) fn check(bytes: &[u8]) {
 fn check_normal(path: &str, normalization: PathNormalization) -> Option<String> {
     let normal = match normalise(path, normalization) {
         Ok(normal) => normal.into_owned(),
-        Err(refused) => {
-            assert!(refused.at < path.len() && path.is_char_boundary(refused.at), "{refused}");
+        Err(error) => {
+            assert!(error.at < path.len() && path.is_char_boundary(error.at), "{error}");
             let keeping = PathNormalization { ambiguous: AmbiguousPathPolicy::Keep, ..normalization };
             assert_eq!(normalise(path, keeping).is_err(), !path.starts_with('/'), "{path:?}");
             return None;

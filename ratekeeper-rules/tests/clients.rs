@@ -35,7 +35,7 @@ fn every_row_of_the_matrix_holds() {
 
 fn client_of(peer: &str, trusted: &str, source: &str, lines: &str) -> String {
     let networks = trusted.split(' ').filter(|network| *network != "-").map(parse_cidr);
-    let Ok(networks) = networks.collect::<Result<Vec<IpNet>, _>>() else { return "refused".to_owned() };
+    let Ok(networks) = networks.collect::<Result<Vec<IpNet>, _>>() else { return "rejected".to_owned() };
     let (source, nth) = source.split_once(' ').map_or((source, None), |(source, nth)| (source, Some(nth)));
     let mut trust = TrustedProxies::proxies(networks).with_source(match source {
         "xff" => Source::XForwardedFor,

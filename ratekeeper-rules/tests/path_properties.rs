@@ -120,8 +120,8 @@ fn normalisation_is_idempotent_and_leaves_no_ambiguous_text() {
 #[test]
 fn errors_point_into_the_path_and_keep_rejects_only_non_paths() {
     check(&(any_text(), normalization()), |(path, normalization)| {
-        if let Err(refused) = normalise(&path, normalization) {
-            prop_assert!(refused.at < path.len() && path.is_char_boundary(refused.at), "{refused}");
+        if let Err(error) = normalise(&path, normalization) {
+            prop_assert!(error.at < path.len() && path.is_char_boundary(error.at), "{error}");
             let kept = PathNormalization { ambiguous: AmbiguousPathPolicy::Keep, ..normalization };
             prop_assert_eq!(normalise(&path, kept).is_err(), !path.starts_with('/'));
         }

@@ -72,14 +72,14 @@ fn every_path_normalises_as_in_its_row() {
         let [path, expected] = columns.as_slice() else { panic!("line {line}: not two columns") };
         let got = match normalise(path, normalization) {
             Ok(normal) => normal.into_owned(),
-            Err(refused) => {
-                let message = refused.to_string();
-                assert!(message.contains(&refused.what.to_string()), "{message}");
-                format!("refused: {} at {}", refused.what, refused.at)
+            Err(error) => {
+                let message = error.to_string();
+                assert!(message.contains(&error.what.to_string()), "{message}");
+                format!("rejected: {} at {}", error.what, error.at)
             }
         };
         assert_eq!(got, *expected, "line {line}: {path:?}");
-        if !got.starts_with("refused") {
+        if !got.starts_with("rejected") {
             assert_eq!(normalise(&got, normalization).as_deref(), Ok(&*got), "line {line}: normal once more");
         }
     }
@@ -114,7 +114,7 @@ fn every_pattern_matches_as_in_its_row() {
         let pattern =
             Pattern::parse_with(typed, normalization).unwrap_or_else(|error| panic!("line {line}: {error}"));
         let answer = |pattern: &Pattern| match normalise(path, normalization) {
-            Err(_) => "refused".to_owned(),
+            Err(_) => "rejected".to_owned(),
             Ok(path) if !pattern.matches(&path) => {
                 assert!(pattern.names().all(|name| pattern.capture(&path, name).is_none()), "line {line}");
                 "no".to_owned()

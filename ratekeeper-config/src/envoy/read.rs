@@ -178,7 +178,7 @@ impl Reading {
             ("blocked", is("blocked"), DescriptorLimit::Blocked),
         ];
         let mut attributes =
-            plain.into_iter().filter(|(_, is_said, _)| *is_said).map(|(name, _, limit)| (name, limit));
+            plain.into_iter().filter(|(_, is_set, _)| *is_set).map(|(name, _, limit)| (name, limit));
         let plain = attributes.next();
         let algorithm =
             fields.iter().map(|entry| entry.name).find(|it| limit::algorithm_names().contains(it));

@@ -268,14 +268,14 @@ impl PatternError {
     pub(super) fn of(text: &str, AmbiguousPath { at, what }: AmbiguousPath) -> PatternError {
         let instead = match what {
             Ambiguity::EncodedSlash | Ambiguity::EncodedBackslash | Ambiguity::Backslash => {
-                "write `/` if a slash is meant; paths with any other are refused"
+                "write `/` if a slash is meant; paths with any other are rejected"
             }
             Ambiguity::BadEscape => "write `%25` if a percent sign is meant",
             Ambiguity::NotUtf8 => "write the character itself, or its escapes in UTF-8",
             Ambiguity::EncodedNul
             | Ambiguity::Control
             | Ambiguity::QueryOrFragment
-            | Ambiguity::NoLeadingSlash => "leave it out; paths with it are refused",
+            | Ambiguity::NoLeadingSlash => "leave it out; paths with it are rejected",
         };
         PatternError { at, what: format!("{text} has {what}"), instead: instead.to_owned() }
     }

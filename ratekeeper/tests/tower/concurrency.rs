@@ -105,7 +105,7 @@ async fn denied_request_gets_429_with_headers_or_grpc_status() {
     let layer = builder(1).build().unwrap();
     let first = under_way(&layer, of("a")).await;
     check_denial(&send(&layer, of("a")).await);
-    assert_eq!(send(&layer, of("b")).await.status, 200, "others have slots of their own");
+    assert_eq!(send(&layer, of("b")).await.status, 200, "other keys have their own permits");
     let call = get("/").header("x-user", "a").header("content-type", "application/grpc+proto");
     let got = send(&layer, call.body(String::new()).unwrap()).await;
     assert_eq!(
