@@ -30,7 +30,7 @@ use super::response::{into_grpc, problem, retry_later, set_connection_close};
 use super::screen::{offered_upgrade, screen};
 use super::state::{Route, State};
 use crate::backend::Backend;
-use crate::metrics::RequestDecision;
+use crate::runtime::metrics::RequestDecision;
 
 /// A body of at most this size usually arrives with its head: it is read, and the connection stays open.
 const UNREAD_BYTES_MAX: u64 = 16 << 10;

@@ -18,10 +18,10 @@ use super::access::observer;
 use super::hop_headers::{Edits, is_forwarded};
 use super::timer::Ticker;
 use super::upstream::Upstream;
-use crate::access_log::KeyLog;
 use crate::apis::ApiSettings;
 use crate::backend::{self, Backend};
-use crate::metrics::{MetricsDraft, RouteMetrics};
+use crate::runtime::access_log::KeyLog;
+use crate::runtime::metrics::{MetricsDraft, RouteMetrics};
 
 /// Everything that decides on a request, swapped atomically on reload.
 #[derive(Debug)]
