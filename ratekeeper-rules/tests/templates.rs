@@ -71,13 +71,13 @@ fn template_error_states_what_is_wrong_and_where() {
         ("/{b}", "/a/{rest}", 3, "the pattern has no `{rest}`"),
         ("/**", "/a/{}", 3, "the pattern has no `{}`"),
         ("/**", "/{rest}/a", 1, "`{rest}` is any number of segments, and more follows"),
-        ("/**", "/a{rest}", 2, "`{rest}` has something else in position segment"),
+        ("/**", "/a{rest}", 2, "`{rest}` has something else in its segment"),
         ("/**", "/a/*", 3, "`*` is any text, and a new path must be one"),
         ("/**", "/a;b", 2, "`;` begins parameters, which are not part of a path"),
         ("/{b}", "/%2{b}", 1, "the new path has a percent sign without two hex digits"),
         ("/**", "/a%2fb", 2, "the new path has an encoded slash"),
         ("/**", "/a?b", 2, "the new path has a query or a fragment"),
-        ("/**", "/a{b", 2, "`{` is not closed in position segment"),
+        ("/**", "/a{b", 2, "`{` is not closed in its segment"),
         ("/**", "/a}b", 2, "`}` closes a brace that was not opened"),
     ] {
         let (position, message, instead) = error_of(pattern, template);

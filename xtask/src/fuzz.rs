@@ -117,15 +117,15 @@ fn artifacts(root: &Path, target: &str) -> BTreeSet<PathBuf> {
 /// Returns the message for a target that failed.
 fn report(target: &str, found: &[PathBuf]) -> String {
     if found.is_empty() {
-        return format!("{target}: it stopped early; see its output above");
+        return format!("{target}: the run stopped early; see its output above");
     }
     let mut text = format!("{target}: found an input that breaks the property");
     for input in found {
         let input = input.display();
         text.push_str(&format!(
-            "\n  see it again:  cargo +nightly fuzz run {target} {input}\
-             \n  make it small: cargo +nightly fuzz tmin {target} {input}\
-             \n  once mended:   move it to fuzz/corpus/{target}, where every test run tries it"
+            "\n  reproduce: cargo +nightly fuzz run {target} {input}\
+             \n  minimize:  cargo +nightly fuzz tmin {target} {input}\
+             \n  when fixed: move it to fuzz/corpus/{target}; every test run executes it"
         ));
     }
     text
@@ -176,6 +176,6 @@ mod tests {
     fn finding_is_reported_with_the_command_that_reproduces_it() {
         let text = report("key", &[PathBuf::from("fuzz/artifacts/key/crash-1")]);
         assert!(text.contains("cargo +nightly fuzz run key fuzz/artifacts/key/crash-1\n"), "{text}");
-        assert!(report("key", &[]).contains("did not run to its end"));
+        assert!(report("key", &[]).contains("the run stopped early"));
     }
 }

@@ -1,6 +1,6 @@
 //! The response if a concurrency limit has no free permit.
 
-use super::denial::{PROBLEM_JSON, QUOTA_EXCEEDED, REDUCED_CAPACITY, push_names, push_violated};
+use super::denial::{DEGRADED, PROBLEM_JSON, QUOTA_EXCEEDED, REDUCED_CAPACITY, push_names, push_violated};
 use super::text::push_integer;
 use super::{HeaderSet, LimitResponse, PolicyName};
 
@@ -58,19 +58,17 @@ impl LimitResponse {
         self.status = Some(problem.status);
         let (text, names) = (&mut self.text, limits.iter().map(|limit| limit.name));
         problem.push_head(text, problem.status);
-        text.push_str(if is_degraded {
-            "The service has less capacity than usual for now, and the "
-        } else {
-            "As many requests as the "
-        });
+        if is_degraded {
+            text.push_str(DEGRADED);
+        }
         let is_one = push_names(text, names.clone());
         text.push_str(match (is_degraded, is_one) {
-            (true, true) => " does not admit this request yet.",
-            (true, false) => " do not admit this request yet.",
-            (false, true) => " allows are in flight.",
-            (false, false) => " allow are in flight.",
+            (true, true) => " denies this request.",
+            (true, false) => " deny this request.",
+            (false, true) => " allows no more requests in flight.",
+            (false, false) => " allow no more requests in flight.",
         });
-        text.push_str(" Try again in 1 second.");
+        text.push_str(" Retry in 1 second.");
         push_violated(text, names);
     }
 
@@ -111,8 +109,8 @@ mod tests {
             concat!(
                 r#"{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","#,
                 r#""title":"Quota Exceeded","status":429,"#,
-                r#""detail":"As many requests as the limits \"a\" and \"b\" allow are in flight. "#,
-                r#"Try again in 1 second.","violated-policies":["a","b"]}"#
+                r#""detail":"Limits \"a\" and \"b\" allow no more requests in flight. "#,
+                r#"Retry in 1 second.","violated-policies":["a","b"]}"#
             )
         );
     }

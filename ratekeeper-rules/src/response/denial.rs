@@ -181,36 +181,36 @@ impl<'a> Denial<'a> {
     /// Appends a sentence for people, escaped for JSON: which limit denied, and how long to wait.
     fn push_detail(&self, text: &mut String) {
         let is_degraded = self.problem.kind == REDUCED_CAPACITY.kind;
-        text.push_str(if is_degraded {
-            "The service has less capacity than usual for now, and the "
-        } else {
-            "The "
-        });
+        if is_degraded {
+            text.push_str(DEGRADED);
+        }
         // A request that is never allowed now may be allowed once full capacity is restored.
         if self.retry_after.is_none() && !is_degraded {
             let never =
                 |limit_decision: &&LimitDecision| limit_decision.decision.retry_after == RetryAfter::Never;
             let is_one =
                 push_names(text, self.denied().filter(never).map(|limit_decision| limit_decision.name));
-            text.push_str(if is_one { " never admits" } else { " never admit" });
-            text.push_str(" a request of this cost, so waiting does not help.");
+            text.push_str(if is_one { " never allows" } else { " never allow" });
+            text.push_str(" a request of this cost. Do not retry.");
             return;
         }
         let is_one = push_names(text, self.denied().map(|limit_decision| limit_decision.name));
-        text.push_str(if is_one { " does" } else { " do" });
-        text.push_str(" not admit this request yet.");
+        text.push_str(if is_one { " denies this request." } else { " deny this request." });
         if let Some(wait) = self.retry_after {
-            text.push_str(" Try again in ");
+            text.push_str(" Retry in ");
             push_wait(text, wait);
             text.push('.');
         }
     }
 }
 
-/// Appends `limit "a"`, or `limits "a", "b" and "c"`, escaped for JSON; returns whether it is one.
+/// First sentence of a denial that was decided without the store.
+pub(super) const DEGRADED: &str = "The service has reduced capacity. ";
+
+/// Appends `Limit "a"`, or `Limits "a", "b" and "c"`, escaped for JSON; returns whether it is one.
 pub(super) fn push_names<'a>(text: &mut String, names: impl Iterator<Item = &'a PolicyName> + Clone) -> bool {
     let count = names.clone().count();
-    text.push_str(if count == 1 { "limit " } else { "limits " });
+    text.push_str(if count == 1 { "Limit " } else { "Limits " });
     for (index, name) in names.enumerate() {
         text.push_str(match index {
             0 => "",

@@ -1,8 +1,9 @@
 //! Observability: access log, metrics and the admin listener.
 
+use std::collections::HashSet;
 use std::net::SocketAddr;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
@@ -47,16 +48,21 @@ async fn access_log_has_one_line_per_request_without_secrets() {
             (Some("127.0.0.1"), Some("GET")),
             "{line}"
         );
-        assert_eq!(
-            line["limit"].as_str(),
-            Some(if decision == "denied" { "per-user" } else { "" }),
-            "{line}"
-        );
-        assert!(line["took_us"].is_u64() && line["waited_us"] == 0, "{line}");
+        assert_eq!((&line["level"], &line["message"]), (&json!("INFO"), &json!("request")), "{line}");
+        let is_decided = decision != "rejected";
+        assert_eq!(line["limit"], if is_decided { "per-user" } else { "" }, "{line}");
+        assert_eq!(line["key"].as_str().map(str::len), Some(if is_decided { 16 } else { 0 }), "{line}");
+        assert_eq!(line["retry_after"].as_f64().is_some(), decision == "denied", "{line}");
+        assert!(line["duration_us"].is_u64() && line["delay_us"] == 0, "{line}");
         assert_eq!(line["time"].as_str().map(str::len), Some("2026-01-01T00:00:00.000Z".len()), "{line}");
     }
+    // The key is a hash, the same in each line.
+    assert_eq!(HashSet::from([&lines[0]["key"], &lines[1]["key"], &lines[4]["key"]]).len(), 1, "{lines:?}");
+    let mut remaining: Vec<_> = [0, 1, 4].map(|at: usize| lines[at]["remaining"].as_u64()).into();
+    remaining.sort_unstable();
+    assert_eq!(remaining, [Some(0), Some(0), Some(1)]);
     assert_eq!((lines[0]["route"].as_str(), lines[0]["bytes"].as_u64()), (Some("all"), Some(5)));
-    let ids: std::collections::HashSet<&str> =
+    let ids: HashSet<&str> =
         lines.iter().map(|line| line["id"].as_str().unwrap()).collect();
     assert_eq!(ids.len(), 5);
     // The upstream receives the same request ids.
@@ -75,15 +81,15 @@ async fn delay_is_logged_with_its_limit() {
         assert_eq!(status(&sent.await.unwrap()), 200);
     }
     let lines = parsed(&gateway.log.lines(3).await);
-    let waited: Vec<&Value> = lines.iter().filter(|line| line["waited_us"].as_u64() > Some(0)).collect();
-    assert!(!waited.is_empty(), "{lines:?}");
-    for line in waited {
+    let delayed: Vec<&Value> = lines.iter().filter(|line| line["delay_us"].as_u64() > Some(0)).collect();
+    assert!(!delayed.is_empty(), "{lines:?}");
+    for line in delayed {
         assert_eq!(
             (line["limit"].as_str(), line["decision"].as_str()),
             (Some("drip"), Some("allowed")),
             "{line}"
         );
-        assert!(line["took_us"].as_u64() >= line["waited_us"].as_u64(), "{line}");
+        assert!(line["duration_us"].as_u64() >= line["delay_us"].as_u64(), "{line}");
     }
 }
 

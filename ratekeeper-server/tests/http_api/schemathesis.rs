@@ -56,7 +56,7 @@ async fn responses_conform_to_the_openapi_document() {
         .arg(&file)
         .args(["--url", &format!("http://{}", api.address), "--checks", checks, "--seed", "7"])
         .args(["--max-examples", EXAMPLES_PER_OPERATION, "--phases", "examples,coverage,fuzzing"])
-        .args(["--suppress-health-check", "total", "--no-color"])
+        .args(["--suppress-health-check", "all", "--no-color"])
         .current_dir(env!("CARGO_TARGET_TMPDIR"))
         .stdin(Stdio::null())
         .output()

@@ -150,11 +150,11 @@ pub(crate) fn denial_response(
         None => LocalResponse { body: Bytes::copy_from_slice(limit_response.body().as_bytes()), ..response },
         Some(call) => {
             let (code, why) = match is_closed {
-                true => (UNAVAILABLE, "less capacity than usual for now"),
+                true => (UNAVAILABLE, "the service has reduced capacity"),
                 false => (RESOURCE_EXHAUSTED, "too many requests"),
             };
             match limit_response.header(RETRY_AFTER.as_str()) {
-                Some(wait) => response.into_grpc(call, code, &format!("{why}; try again in {wait} s")),
+                Some(wait) => response.into_grpc(call, code, &format!("{why}; retry in {wait} s")),
                 None => response.into_grpc(call, code, why),
             }
         }
@@ -181,7 +181,7 @@ pub(crate) fn rejection_response(why: &RequestRejection, grpc: Option<GrpcCall>)
 
 /// The response to a request that would have to wait while the maximum number of requests waits.
 pub(crate) fn overload_response(grpc: Option<GrpcCall>) -> LocalResponse {
-    let why = "too many requests wait already";
+    let why = "too many requests are delayed already";
     let mut response = problem(StatusCode::SERVICE_UNAVAILABLE, UNAVAILABLE, why, grpc);
     response.headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
     response
@@ -191,7 +191,7 @@ fn problem(status: StatusCode, code: &'static str, detail: &str, grpc: Option<Gr
     let mut headers = HeaderMap::new();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    let title = status.canonical_reason().unwrap_or("Refused");
+    let title = status.canonical_reason().unwrap_or("Rejected");
     let body = ratekeeper_rules::response::problem(status.as_u16(), title, detail);
     let response = LocalResponse { status, headers, body: body.into() };
     match grpc {

@@ -137,7 +137,7 @@ async fn denied_grpc_call_gets_a_grpc_status() {
     assert_eq!((got.status, got.header("grpc-status")), (200, Some("8")));
     assert_eq!(got.header("content-type"), Some("application/grpc"));
     let wait = got.header("retry-after").unwrap();
-    let message = format!("too many requests; try again in {wait} s");
+    let message = format!("too many requests; retry in {wait} s");
     assert_eq!(got.header("grpc-message"), Some(message.as_str()));
     assert_eq!(got.body, "", "trailers only");
     let got = send(&layer, call("application/grpc-web-text")).await;

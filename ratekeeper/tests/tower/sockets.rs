@@ -116,7 +116,7 @@ async fn tonic_calls_are_limited() {
     client.check(check(Some("alice"))).await.unwrap();
     let status = client.check(check(Some("alice"))).await.unwrap_err();
     assert_eq!(status.code(), Code::ResourceExhausted);
-    assert!(status.message().starts_with("too many requests; try again in "), "{}", status.message());
+    assert!(status.message().starts_with("too many requests; retry in "), "{}", status.message());
     assert!(status.metadata().get("retry-after").is_some());
     assert!(client.check(check(Some("bob"))).await.is_ok());
     // Without a user, the key is the address, which tonic provides.
