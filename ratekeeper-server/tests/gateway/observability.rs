@@ -62,8 +62,7 @@ async fn access_log_has_one_line_per_request_without_secrets() {
     remaining.sort_unstable();
     assert_eq!(remaining, [Some(0), Some(0), Some(1)]);
     assert_eq!((lines[0]["route"].as_str(), lines[0]["bytes"].as_u64()), (Some("all"), Some(5)));
-    let ids: HashSet<&str> =
-        lines.iter().map(|line| line["id"].as_str().unwrap()).collect();
+    let ids: HashSet<&str> = lines.iter().map(|line| line["id"].as_str().unwrap()).collect();
     assert_eq!(ids.len(), 5);
     // The upstream receives the same request ids.
     assert!(upstream.requests().iter().all(|seen| ids.contains(seen.header("x-request-id").unwrap())));
