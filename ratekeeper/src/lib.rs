@@ -230,11 +230,11 @@ pub use store::{Charge, ChargeError, Key, Store, StoreUnavailable, Verdict};
 #[cfg(all(doctest, feature = "redis", feature = "tower"))]
 mod pages {
     #[doc = include_str!("../../README.md")]
-    struct Readme;
+    struct ReadmePage;
     #[doc = include_str!("../../docs/library.md")]
-    struct Library;
+    struct LibraryPage;
     #[doc = include_str!("../../docs/middleware.md")]
-    struct Middleware;
+    struct MiddlewarePage;
     #[doc = include_str!("../../docs/redis.md")]
-    struct Redis;
+    struct RedisPage;
 }

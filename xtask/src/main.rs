@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`steps`] | the steps of `cargo xtask test`, in order, and their runner |
 //! | [`test_run`] | runs the test programs and lists the slowest tests |
-//! | [`tidy`] | rules for the files: words, names of types, sizes, dependencies between crates, the two READMEs |
+//! | [`tidy`] | rules for the files: words, names of types, sizes, dependencies between crates, links, translations |
 //! | [`fuzz`] | searches for inputs that break a property, for a bounded time |
 //! | [`pictures`] | draws the pictures of docs/ |
 //! | [`examples`] | runs the commands of README.md and docs/ and compares their output |

@@ -29,7 +29,7 @@ pub(crate) const STEPS: &[Step] = &[
     Step { name: "fmt", what: "the formatting is rustfmt's", run: fmt },
     Step {
         name: "tidy",
-        what: "words, names of types, sizes, dependencies between crates, the two READMEs",
+        what: "words, names of types, sizes, dependencies between crates, links, translations",
         run: tidy,
     },
     Step { name: "clippy", what: "no warning in any target", run: clippy },
