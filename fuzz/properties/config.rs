@@ -31,7 +31,7 @@ pub(crate) fn check(bytes: &[u8]) {
             assert_eq!(format!("{again:?}"), format!("{config:?}"), "a text has one meaning");
         }
         Err(errors) => {
-            assert!(errors.iter().len() > 0, "nothing is wrong, and still it is refused");
+            assert!(errors.iter().len() > 0, "rejected without an error");
             assert!(errors.iter().is_sorted_by_key(|error| (error.line(), error.column())));
             errors.iter().for_each(|error| check_error(error, text));
             check_harmless(&errors.in_file("limits.yaml").to_string());
@@ -84,7 +84,7 @@ fn check_config(config: &Config) {
             assert!(route.upstream < gateway.upstreams.len(), "{} goes nowhere", route.id);
             assert!(
                 route.concurrency.iter().all(|number| *number < config.concurrency.len()),
-                "{} has no slots",
+                "{} has no concurrency limit",
                 route.id
             );
         }

@@ -69,7 +69,7 @@ pub(crate) struct LogArgs {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum LogFormat {
-    /// A readable line per request and event, coloured on a terminal unless NO_COLOR is set
+    /// A readable line per request and event, colored on a terminal unless NO_COLOR is set
     Human,
     /// A line of JSON per request (stdout) and event (stderr)
     Json,
@@ -114,7 +114,7 @@ newer); send it with `systemctl kill -s USR2 UNIT`. `Type=notify` is not support
 Environment:
   RATEKEEPER_CONFIG  Path of the configuration file.
   RATEKEEPER_LOG     Log level (`warn`, `info`, `debug`), also per module: `info,ratekeeper_server=debug`.
-  NO_COLOR           If set, no colours.
+  NO_COLOR           If set, no colors.
 
 Exit codes: 0 shut down, 1 cannot run, 2 invalid configuration.";
 

@@ -50,7 +50,7 @@ pub(crate) fn successor(program: &Path, sockets: &Sockets) -> io::Result<Child> 
 }
 
 /// Signals the predecessor, if there is one, to drain.
-pub(crate) fn relieve_predecessor() {
+pub(crate) fn stop_predecessor() {
     let predecessor = std::env::var(PREDECESSOR).ok().and_then(|number| number.parse::<u32>().ok());
     // If the predecessor has exited, another process may have its id, but that process is not our parent.
     let Some(pid) = predecessor.filter(|pid| *pid == std::os::unix::process::parent_id()) else { return };

@@ -31,7 +31,7 @@ pub(crate) fn style(args: LogArgs, stream: &impl IsTerminal) -> LogStyle {
     }
 }
 
-/// Whether the environment allows colours on a terminal.
+/// Whether the environment allows colors on a terminal.
 pub(crate) fn allows_color() -> bool {
     let is_set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
     let is_dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");

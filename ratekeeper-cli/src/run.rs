@@ -122,7 +122,7 @@ impl Server<'_> {
         }
         self.announce(&listening, gateway.addresses());
         let admin = admin.map(|(_, serving)| tokio::spawn(serving));
-        handover::relieve_predecessor();
+        handover::stop_predecessor();
         let (traffic, started) = (gateway.traffic(), Instant::now());
         let (mut polls, mut successor) = (interval(POLL_EVERY), None);
         loop {

@@ -1,4 +1,4 @@
-//! Detects the width and colour support of stdout.
+//! Detects the width and color support of stdout.
 
 use std::io::{self, IsTerminal};
 
@@ -7,7 +7,7 @@ use ratekeeper_insight::TextStyle;
 /// The widest report; longer lines are hard to read.
 const WIDTH_MAX: usize = 120;
 
-/// Returns the terminal's width, with colour; 80 columns without colour if stdout is not a terminal.
+/// Returns the terminal's width, with color; 80 columns without color if stdout is not a terminal.
 pub(crate) fn text_style() -> TextStyle {
     if !io::stdout().is_terminal() {
         return TextStyle::default();

@@ -13,10 +13,10 @@ use crate::error::CliError;
 /// Decides the requests of a trace.
 pub(crate) enum Store {
     Memory(Simulator),
-    Redis(Box<OnServer>),
+    Redis(Box<RedisStore>),
 }
 
-pub(crate) struct OnServer {
+pub(crate) struct RedisStore {
     runtime: Runtime,
     limiter: Limiter<Redis>,
     /// The error that ended the replay.
@@ -47,7 +47,7 @@ impl Store {
                 ))
             })?
         };
-        Ok(Store::Redis(Box::new(OnServer { runtime, limiter, failure: None })))
+        Ok(Store::Redis(Box::new(RedisStore { runtime, limiter, failure: None })))
     }
 
     /// Replaces `decisions` with those of the batch's requests, each decided at its own time and in order.

@@ -95,7 +95,7 @@ pub(crate) fn schema() -> Result<(), CliError> {
     print(SCHEMA)
 }
 
-/// Summarises the configuration without its secrets.
+/// Summarizes the configuration without its secrets.
 fn summary(config: &Config) -> String {
     let store = match &config.store {
         Store::Memory { .. } => "in memory",

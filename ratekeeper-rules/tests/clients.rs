@@ -35,7 +35,7 @@ fn every_row_of_the_matrix_holds() {
 
 fn client_of(peer: &str, trusted: &str, source: &str, lines: &str) -> String {
     let networks = trusted.split(' ').filter(|network| *network != "-").map(parse_cidr);
-    let Ok(networks) = networks.collect::<Result<Vec<IpNet>, _>>() else { return "refused".to_owned() };
+    let Ok(networks) = networks.collect::<Result<Vec<IpNet>, _>>() else { return "rejected".to_owned() };
     let (source, nth) = source.split_once(' ').map_or((source, None), |(source, nth)| (source, Some(nth)));
     let mut trust = TrustedProxies::proxies(networks).with_source(match source {
         "xff" => Source::XForwardedFor,
@@ -92,7 +92,7 @@ fn default_trusts_no_proxy_and_reads_x_forwarded_for() {
 }
 
 #[test]
-fn networks_from_other_parsers_are_canonicalised() {
+fn networks_from_other_parsers_are_canonicalized() {
     // The parser of `IpNet` does not have the checks of `parse_cidr`.
     let trust = TrustedProxies::proxies(["::ffff:10.0.0.0/104".parse().unwrap()]);
     assert_eq!(trust.client(PROXY, [&b"203.0.113.7"[..]]), CLIENT);

@@ -21,7 +21,7 @@ use axum::routing::get;
 use ratekeeper_config::Secret;
 use tokio::net::TcpListener;
 
-use crate::guard::{Guard, reject_cross_origin, reject_host_names, require_token};
+use crate::runtime::guard::{Guard, reject_cross_origin, reject_host_names, require_token};
 
 /// Metrics, readiness and token, which the admin listener serves.
 pub trait StatusSource: Send + Sync + 'static {

@@ -24,9 +24,9 @@ use tokio::time::timeout;
 use crate::admin::StatusSource;
 use crate::backend::Backend;
 use crate::gateway::{Gateway, GatewayShared, StartError};
-use crate::metrics::Exposition;
-use crate::problem::problem;
-use crate::sockets::Sockets;
+use crate::runtime::Sockets;
+use crate::runtime::metrics::Exposition;
+use crate::runtime::problem::problem;
 use crate::{envoy, http_api, redis_api};
 
 /// The API settings of a configuration.

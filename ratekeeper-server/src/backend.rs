@@ -12,7 +12,7 @@ use ratekeeper_config as config;
 use ratekeeper_config::Config;
 
 use crate::http_api::{MemoryRecords, RecordStore, RedisRecords};
-use crate::metrics::{Exposition, families};
+use crate::runtime::metrics::{Exposition, families};
 
 /// A store that can hold the limits of a configuration.
 pub trait Backend: Store + Send + Sync + Sized + 'static {

@@ -11,25 +11,20 @@
 //! | [`demo`] | a small demo upstream |
 //! | [`Sockets`] | listening sockets, inherited or opened |
 //! | `backend` | builds the middleware from a configuration |
-//! | `metrics`, `access_log` | counters and the request log |
-//! | `guard`, `problem` | access checks of the HTTP API and the admin listener, and their error responses |
+//! | `runtime` | what all services share: metrics, access log, access checks, error responses |
 
-mod access_log;
 pub mod admin;
 mod apis;
 mod backend;
 pub mod demo;
 pub mod envoy;
 pub mod gateway;
-mod guard;
 pub mod http_api;
-mod metrics;
-mod problem;
 pub mod redis_api;
-mod sockets;
+mod runtime;
 
-pub use access_log::LogStyle;
 pub use apis::Apis;
 pub use backend::{Backend, LimitsError};
-pub use metrics::Exposition;
-pub use sockets::Sockets;
+pub use runtime::Sockets;
+pub use runtime::access_log::LogStyle;
+pub use runtime::metrics::Exposition;

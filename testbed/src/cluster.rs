@@ -20,9 +20,9 @@ pub use self::slot_move::SlotMove;
 /// Masters at the start; each has one replica.
 const MASTERS: usize = 3;
 /// Far longer than a start takes: a test that waits this long fails.
-const START_PATIENCE: Duration = Duration::from_secs(60);
+const START_TIMEOUT: Duration = Duration::from_secs(60);
 /// Redis aborts a manual failover after five seconds.
-const FAILOVER_PATIENCE: Duration = Duration::from_secs(6);
+const FAILOVER_TIMEOUT: Duration = Duration::from_secs(6);
 const FAILOVER_TRIES: usize = 5;
 /// A free port may be taken by another process before the node binds it.
 const PORT_TRIES: usize = 5;
@@ -66,7 +66,7 @@ impl RedisCluster {
         let elections = Mutex::new(vec![None; nodes.len()]);
         let cluster = RedisCluster { nodes, node_timeout, elections };
         cluster.introduce(&bus_ports)?;
-        cluster.wait_until_whole(START_PATIENCE)?;
+        cluster.wait_until_whole(START_TIMEOUT)?;
         Ok(cluster)
     }
 
@@ -74,30 +74,30 @@ impl RedisCluster {
     fn introduce(&self, bus_ports: &[u16]) -> io::Result<()> {
         for (index, node) in self.nodes.iter().enumerate() {
             // Distinct from the start: otherwise the nodes would first have to resolve epoch collisions.
-            node.ask(&["CLUSTER", "SET-CONFIG-EPOCH", &(index + 1).to_string()])?;
+            node.command(&["CLUSTER", "SET-CONFIG-EPOCH", &(index + 1).to_string()])?;
         }
         let masters = &self.nodes[..MASTERS];
         for (index, master) in masters.iter().enumerate() {
             let first = usize::from(SLOTS) * index / MASTERS;
             let last = usize::from(SLOTS) * (index + 1) / MASTERS - 1;
-            master.ask(&["CLUSTER", "ADDSLOTSRANGE", &first.to_string(), &last.to_string()])?;
+            master.command(&["CLUSTER", "ADDSLOTSRANGE", &first.to_string(), &last.to_string()])?;
         }
         // Every pair of nodes meets: discovery by gossip would take longer.
         for (index, node) in self.nodes.iter().enumerate() {
             for (other, bus_port) in self.nodes.iter().zip(bus_ports).skip(index + 1) {
                 let (port, bus_port) = (other.port().to_string(), bus_port.to_string());
-                node.ask(&["CLUSTER", "MEET", "127.0.0.1", &port, &bus_port])?;
+                node.command(&["CLUSTER", "MEET", "127.0.0.1", &port, &bus_port])?;
             }
         }
         for (master, replica) in masters.iter().zip(&self.nodes[MASTERS..]) {
-            let id = master.ask(&["CLUSTER", "MYID"])?;
+            let id = master.command(&["CLUSTER", "MYID"])?;
             // Redis rejects this until the two nodes have met.
             let mut refused = None;
             let follows = || {
-                refused = replica.ask(&["CLUSTER", "REPLICATE", &id]).err();
+                refused = replica.command(&["CLUSTER", "REPLICATE", &id]).err();
                 refused.is_none()
             };
-            if !wait_until(START_PATIENCE, follows) {
+            if !wait_until(START_TIMEOUT, follows) {
                 return Err(refused.unwrap_or_else(|| io::Error::other("a replica follows no master")));
             }
         }
@@ -128,7 +128,7 @@ impl RedisCluster {
     pub fn slot_of(&self, key: &str) -> io::Result<u16> {
         let mut result = Err(nobody_answers());
         for node in &self.nodes {
-            result = node.ask(&["CLUSTER", "KEYSLOT", key]);
+            result = node.command(&["CLUSTER", "KEYSLOT", key]);
             if result.is_ok() {
                 break;
             }
@@ -198,8 +198,8 @@ impl RedisCluster {
         let mut result = Err(nobody_answers());
         // Retries, because the replica may have started an election itself shortly before, when its master was dead.
         for _ in 0..FAILOVER_TRIES {
-            self.nodes[replica].ask(&["CLUSTER", "FAILOVER"])?;
-            result = self.wait("the replica is master", FAILOVER_PATIENCE, |views| {
+            self.nodes[replica].command(&["CLUSTER", "FAILOVER"])?;
+            result = self.wait("the replica is master", FAILOVER_TIMEOUT, |views| {
                 views.own(replica).is_some_and(|own| own.is_master) && views.are_ok(&self.nodes)
             });
             if result.is_ok() {

@@ -3,12 +3,12 @@
 //! malicious peers.
 
 mod cluster;
-mod conversation;
 mod envoy;
 pub mod http2;
 pub mod process;
 mod proxy;
 mod redis;
+mod resp_client;
 mod wait;
 
 pub use cluster::{RedisCluster, SlotMove};

@@ -12,7 +12,7 @@ use std::time::Duration;
 use crate::wait::wait_until;
 
 /// How long a program may take until it listens.
-const START_PATIENCE: Duration = Duration::from_secs(20);
+const START_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Linux counts processor time in hundredths of a second, on every architecture.
 const US_PER_TICK: u64 = 10_000;
@@ -32,7 +32,7 @@ pub fn free_port() -> io::Result<u16> {
 
 /// Waits until a loopback port accepts connections; returns false after a timeout.
 pub fn listens(port: u16) -> bool {
-    wait_until(START_PATIENCE, || TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok())
+    wait_until(START_TIMEOUT, || TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok())
 }
 
 /// The build directory.

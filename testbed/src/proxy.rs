@@ -285,10 +285,10 @@ mod tests {
     }
 
     fn echoes(mut stream: &TcpStream, text: &str) -> bool {
-        let mut heard = vec![0; text.len()];
+        let mut received = vec![0; text.len()];
         stream.write_all(text.as_bytes()).is_ok()
-            && stream.read_exact(&mut heard).is_ok()
-            && heard == text.as_bytes()
+            && stream.read_exact(&mut received).is_ok()
+            && received == text.as_bytes()
     }
 
     /// Whether nothing can be read for this long.
@@ -317,9 +317,9 @@ mod tests {
         proxy.set(Fault::Delay(Duration::from_millis(300)));
         (&stream).write_all(b"slow").unwrap();
         assert!(is_silent(&stream, Duration::from_millis(50)), "there and back is 600 ms");
-        let mut heard = [0; 4];
-        (&stream).read_exact(&mut heard).unwrap();
-        assert_eq!(&heard, b"slow");
+        let mut received = [0; 4];
+        (&stream).read_exact(&mut received).unwrap();
+        assert_eq!(&received, b"slow");
         // Delayed bytes are forwarded immediately when the fault ends.
         proxy.set(Fault::Delay(LONG * 100));
         (&stream).write_all(b"stuck").unwrap();

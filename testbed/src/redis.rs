@@ -4,14 +4,14 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use crate::conversation::Conversation;
 use crate::process::free_port;
+use crate::resp_client::RespClient;
 use crate::wait::wait_until;
 
 /// Timeout of a reply.
-const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 /// Timeout of a scan over all keys.
-const SCAN_PATIENCE: Duration = Duration::from_secs(120);
+const SCAN_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A Redis server without persistence.
 #[derive(Debug)]
@@ -120,12 +120,15 @@ impl RedisServer {
     fn kill_orphan(&self) -> io::Result<()> {
         // The process id may have been reused since, so the server must confirm it.
         let own = format!("process_id:{}", self.pid);
-        if !self.ask(&["INFO", "server"]).is_ok_and(|info| info.lines().any(|line| line.trim_end() == own)) {
+        if !self
+            .command(&["INFO", "server"])
+            .is_ok_and(|info| info.lines().any(|line| line.trim_end() == own))
+        {
             return Ok(());
         }
         self.signal("KILL")?;
         let is_gone = || TcpStream::connect((Ipv4Addr::LOCALHOST, self.port)).is_err();
-        if wait_until(ANSWER_PATIENCE, is_gone) { Ok(()) } else { Err(io::ErrorKind::TimedOut.into()) }
+        if wait_until(REPLY_TIMEOUT, is_gone) { Ok(()) } else { Err(io::ErrorKind::TimedOut.into()) }
     }
 
     /// Pauses the process by SIGSTOP, to simulate a machine that swaps or loses its network.
@@ -184,12 +187,12 @@ impl RedisServer {
     /// # Errors
     /// If the server does not reply, or replies with an error: then the message is the server's, also for `ASK` and
     /// `MOVED`.
-    pub fn ask(&self, words: &[&str]) -> io::Result<String> {
-        self.conversation()?.ask_text(words)
+    pub fn command(&self, words: &[&str]) -> io::Result<String> {
+        self.client()?.command_text(words)
     }
 
-    pub(crate) fn conversation(&self) -> io::Result<Conversation> {
-        Conversation::open(self.port, ANSWER_PATIENCE)
+    pub(crate) fn client(&self) -> io::Result<RespClient> {
+        RespClient::open(self.port, REPLY_TIMEOUT)
     }
 
     /// All keys without an expiry. Tests assert that there are none.
@@ -207,11 +210,11 @@ impl RedisServer {
               end \
             until cursor == '0' \
             return table.concat(without, '\\n')";
-        let mut server = Conversation::open(self.port, SCAN_PATIENCE)?;
+        let mut server = RespClient::open(self.port, SCAN_TIMEOUT)?;
         // A cluster node shows the keys of a hash slot that it is importing only after `ASKING`. Servers that are not
         // in a cluster reply with an error, which is ignored.
-        let _ = server.ask(&["ASKING"]);
-        let without = server.ask_text(&["EVAL", script, "0"])?;
+        let _ = server.command(&["ASKING"]);
+        let without = server.command_text(&["EVAL", script, "0"])?;
         Ok(without.lines().map(str::to_owned).collect())
     }
 }
@@ -253,11 +256,11 @@ mod tests {
     #[test]
     fn replies_are_lines_and_error_replies_are_errors() {
         let server = RedisServer::start().unwrap();
-        assert_eq!(server.ask(&["ECHO", "a\r\nb"]).unwrap(), "a\r\nb");
+        assert_eq!(server.command(&["ECHO", "a\r\nb"]).unwrap(), "a\r\nb");
         let nested = "return {1, {'two', {'three'}}, false, {}, redis.status_reply('four')}";
-        assert_eq!(server.ask(&["EVAL", nested, "0"]).unwrap(), "1\ntwo\nthree\nfour");
-        assert_eq!(server.ask(&["GET", "nothing"]).unwrap(), "");
-        let error = server.ask(&["EVAL", "return redis.error_reply('ASK 7 there')", "0"]).unwrap_err();
+        assert_eq!(server.command(&["EVAL", nested, "0"]).unwrap(), "1\ntwo\nthree\nfour");
+        assert_eq!(server.command(&["GET", "nothing"]).unwrap(), "");
+        let error = server.command(&["EVAL", "return redis.error_reply('ASK 7 there')", "0"]).unwrap_err();
         assert_eq!(error.to_string(), "ASK 7 there");
     }
 
@@ -267,7 +270,7 @@ mod tests {
         let taken = server.port().to_string();
         assert!(RedisServer::start_with(&["--port", &taken]).is_err());
         assert!(RedisServer::start_with(&["--no-such-option", "1"]).is_err());
-        assert_eq!(server.ask(&["PING"]).unwrap(), "PONG");
+        assert_eq!(server.command(&["PING"]).unwrap(), "PONG");
     }
 
     #[test]
@@ -278,21 +281,21 @@ mod tests {
             assert!(is_running(pid));
             server.kill().unwrap();
             assert!(!is_running(pid));
-            assert!(server.ask(&["PING"]).is_err());
+            assert!(server.command(&["PING"]).is_err());
             server.restart().unwrap();
-            assert_eq!(server.ask(&["PING"]).unwrap(), "PONG");
+            assert_eq!(server.command(&["PING"]).unwrap(), "PONG");
         }
     }
 
     #[test]
-    fn server_whose_keeper_was_killed_is_killed_too() {
+    fn server_is_killed_with_its_keeper() {
         let mut server = RedisServer::start().unwrap();
         let (pid, keeper) = (server.pid(), server.keeper.as_ref().unwrap().id());
         assert!(Command::new("kill").args(["-s", "KILL", &keeper.to_string()]).status().unwrap().success());
         server.kill().unwrap();
-        assert!(server.ask(&["PING"]).is_err(), "{pid} still answers");
+        assert!(server.command(&["PING"]).is_err(), "{pid} still answers");
         server.restart().unwrap();
-        assert_eq!(server.ask(&["PING"]).unwrap(), "PONG");
+        assert_eq!(server.command(&["PING"]).unwrap(), "PONG");
     }
 
     /// Set in the process that the next test starts and kills.
@@ -324,7 +327,7 @@ mod tests {
         assert!(is_running(pid) && folder.exists());
         victim.kill().unwrap();
         victim.wait().unwrap();
-        assert!(wait_until(ANSWER_PATIENCE, || !is_running(pid)));
-        assert!(wait_until(ANSWER_PATIENCE, || !folder.exists()));
+        assert!(wait_until(REPLY_TIMEOUT, || !is_running(pid)));
+        assert!(wait_until(REPLY_TIMEOUT, || !folder.exists()));
     }
 }

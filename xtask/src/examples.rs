@@ -63,17 +63,11 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
 }
 
 fn pages(workspace: &Workspace) -> Result<Vec<String>> {
-    let pages: Vec<String> = workspace.files()?.into_iter().filter(|file| is_page(file)).collect();
+    let pages: Vec<String> = workspace.files()?.into_iter().filter(|file| markdown::is_page(file)).collect();
     if !pages.iter().any(|page| page == "README.md") {
         bail!("README.md is missing");
     }
     Ok(pages)
-}
-
-/// Translations are excluded: tidy checks that their blocks equal those of the original.
-fn is_page(file: &str) -> bool {
-    let is_original = file.ends_with(".md") && !file.ends_with(".ko.md");
-    is_original && (file == "README.md" || file.starts_with("docs/"))
 }
 
 fn passes(workspace: &Workspace, path: &str, item: &Item) -> bool {
@@ -157,14 +151,6 @@ mod tests {
         let expected = expected.iter().map(ToString::to_string).collect();
         let example = Example { line: 1, command: command.to_string(), expected };
         super::check(&workspace(), &example).map_err(|error| error.to_string())
-    }
-
-    #[test]
-    fn pages_are_the_readme_and_docs_without_translations() {
-        assert!(is_page("README.md") && is_page("docs/gateway.md"));
-        for other in ["README.ko.md", "docs/gateway.ko.md", "CHANGELOG.md", "docs/pictures/overview.svg"] {
-            assert!(!is_page(other), "{other}");
-        }
     }
 
     #[test]

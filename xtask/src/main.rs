@@ -4,7 +4,8 @@
 //! |---|---|
 //! | [`steps`] | the steps of `cargo xtask test`, in order, and their runner |
 //! | [`test_run`] | runs the test programs and lists the slowest tests |
-//! | [`tidy`] | rules for the files: words, names of types, sizes, dependencies between crates, links, translations |
+//! | [`tidy`] | rules for the files: words, names of types, sizes, dependencies between crates, links, Korean pages |
+//! | [`deny`] | licenses, sources and advisories of the dependencies |
 //! | [`fuzz`] | searches for inputs that break a property, for a bounded time |
 //! | [`pictures`] | draws the pictures of docs/ |
 //! | [`examples`] | runs the commands of README.md and docs/ and compares their output |
@@ -12,6 +13,7 @@
 //! | [`workspace`] | paths, packages and cargo calls |
 //! | [`markdown`] | fenced blocks and headings of a page |
 
+mod deny;
 mod examples;
 mod fuzz;
 mod markdown;

@@ -59,6 +59,14 @@ impl Fence {
     }
 }
 
+/// Returns true for README.md and the pages of docs/: their blocks are run, and they have a Korean translation.
+///
+/// Translations are excluded: tidy checks that their blocks equal those of the original.
+pub(crate) fn is_page(path: &str) -> bool {
+    let is_original = path.ends_with(".md") && !path.ends_with(".ko.md");
+    is_original && (path == "README.md" || path.starts_with("docs/"))
+}
+
 pub(crate) fn parse(text: &str) -> Result<Page> {
     let mut page = Page { blocks: Vec::new(), headings: Vec::new() };
     let mut open: Option<(Fence, Block)> = None;
@@ -92,6 +100,14 @@ fn heading(line: &str) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pages_are_the_readme_and_docs_without_translations() {
+        assert!(is_page("README.md") && is_page("docs/gateway.md"));
+        for other in ["README.ko.md", "docs/gateway.ko.md", "CHANGELOG.md", "docs/pictures/overview.svg"] {
+            assert!(!is_page(other), "{other}");
+        }
+    }
 
     #[test]
     fn blocks_and_headings_are_found() {

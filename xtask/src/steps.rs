@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
+use crate::deny::{self, Advisories};
 use crate::workspace::Workspace;
 use crate::{examples, needs, test_run, tidy};
 
@@ -14,22 +15,14 @@ pub(crate) struct Step {
     pub(crate) name: &'static str,
     /// One line for `--help` and for the announcement.
     pub(crate) what: &'static str,
-    run: fn(&Workspace) -> Result<Outcome>,
-}
-
-/// How a step ended if it did not fail.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Outcome {
-    Passed,
-    /// The reason, which completes "skipped: ...".
-    Skipped(&'static str),
+    run: fn(&Workspace) -> Result<()>,
 }
 
 pub(crate) const STEPS: &[Step] = &[
     Step { name: "fmt", what: "the formatting is rustfmt's", run: fmt },
     Step {
         name: "tidy",
-        what: "words, names of types, sizes, dependencies between crates, links, translations",
+        what: "words, names of types, sizes, dependencies between crates, links, Korean pages",
         run: tidy,
     },
     Step { name: "clippy", what: "no warning in any target", run: clippy },
@@ -50,7 +43,7 @@ pub(crate) const STEPS: &[Step] = &[
         what: "the commands of README.md and docs/ print the output on the page",
         run: readme,
     },
-    Step { name: "deny", what: "licences, advisories and sources of the dependencies", run: deny },
+    Step { name: "deny", what: "licenses, sources and advisories of the dependencies", run: deny },
 ];
 
 /// Returns the steps with these names, in the order of [`STEPS`]; all of them without names.
@@ -69,33 +62,26 @@ pub(crate) fn run(chosen: &[&Step], long: bool) -> Result<()> {
     let mut rows = Vec::new();
     for (index, step) in chosen.iter().enumerate() {
         println!("[{}/{}] {}: {}", index + 1, chosen.len(), step.name, step.what);
-        let (outcome, spent) = timed(|| (step.run)(&workspace));
-        let outcome = outcome.with_context(|| {
+        let (result, spent) = timed(|| (step.run)(&workspace));
+        result.with_context(|| {
             let name = step.name;
             format!("step `{name}` failed after {}; repeat it with `cargo xtask test {name}`", seconds(spent))
         })?;
-        match outcome {
-            Outcome::Passed => println!("      {} passed in {}\n", step.name, seconds(spent)),
-            Outcome::Skipped(why) => println!("      {} skipped: {why}\n", step.name),
-        }
-        rows.push((step.name, outcome, spent));
+        println!("      {} passed in {}\n", step.name, seconds(spent));
+        rows.push((step.name, spent));
     }
     print!("{}", summary(&rows));
     println!("all steps passed");
     Ok(())
 }
 
-fn summary(rows: &[(&str, Outcome, Duration)]) -> String {
-    let mut table = format!("{:<9} {:<8} {:>9}\n", "step", "result", "time");
-    for (name, outcome, spent) in rows {
-        let result = match outcome {
-            Outcome::Passed => "passed",
-            Outcome::Skipped(_) => "skipped",
-        };
-        table.push_str(&format!("{name:<9} {result:<8} {:>9}\n", seconds(*spent)));
+fn summary(rows: &[(&str, Duration)]) -> String {
+    let mut table = format!("{:<9} {:>9}\n", "step", "time");
+    for (name, spent) in rows {
+        table.push_str(&format!("{name:<9} {:>9}\n", seconds(*spent)));
     }
-    let total = rows.iter().map(|(_, _, spent)| *spent).sum();
-    table.push_str(&format!("{:<9} {:<8} {:>9}\n", "total", "", seconds(total)));
+    let total = rows.iter().map(|(_, spent)| *spent).sum();
+    table.push_str(&format!("{:<9} {:>9}\n", "total", seconds(total)));
     table
 }
 
@@ -111,12 +97,12 @@ fn seconds(spent: Duration) -> String {
     format!("{}.{} s", tenths / 10, tenths % 10)
 }
 
-fn fmt(workspace: &Workspace) -> Result<Outcome> {
+fn fmt(workspace: &Workspace) -> Result<()> {
     needs::component(workspace, "fmt", "rustfmt")?;
-    workspace.cargo("fmt --all --check").run().map(|()| Outcome::Passed)
+    workspace.cargo("fmt --all --check").run()
 }
 
-fn tidy(workspace: &Workspace) -> Result<Outcome> {
+fn tidy(workspace: &Workspace) -> Result<()> {
     let findings = tidy::check(workspace)?;
     for finding in &findings {
         println!("{finding}");
@@ -124,55 +110,61 @@ fn tidy(workspace: &Workspace) -> Result<Outcome> {
     if !findings.is_empty() {
         bail!("the files are not tidy; findings above: {}", findings.len());
     }
-    Ok(Outcome::Passed)
+    Ok(())
 }
 
-fn clippy(workspace: &Workspace) -> Result<Outcome> {
+fn clippy(workspace: &Workspace) -> Result<()> {
     needs::component(workspace, "clippy", "clippy")?;
-    workspace
-        .cargo("clippy --workspace --all-targets --all-features -- -D warnings")
-        .run()
-        .map(|()| Outcome::Passed)
+    workspace.cargo("clippy --workspace --all-targets --all-features -- -D warnings").run()
 }
 
 // Benchmarks are excluded: measurements during a build are meaningless.
-fn tests(workspace: &Workspace) -> Result<Outcome> {
+fn tests(workspace: &Workspace) -> Result<()> {
     test_run::run(workspace, "test --workspace --all-features --lib --bins --tests --examples")?;
-    Ok(Outcome::Passed)
+    Ok(())
 }
 
-fn doctests(workspace: &Workspace) -> Result<Outcome> {
-    workspace.cargo("test --workspace --all-features --doc").run().map(|()| Outcome::Passed)
+fn doctests(workspace: &Workspace) -> Result<()> {
+    workspace.cargo("test --workspace --all-features --doc").run()
 }
 
-fn docs(workspace: &Workspace) -> Result<Outcome> {
+fn docs(workspace: &Workspace) -> Result<()> {
     workspace.cargo("doc --workspace --all-features --no-deps").flags("RUSTDOCFLAGS", "-D warnings").run()?;
-    Ok(Outcome::Passed)
+    Ok(())
 }
 
 // `--cfg loom` changes every crate, so this build has a separate target folder: in a shared one, this build and the
 // ordinary one would invalidate each other.
-fn loom(workspace: &Workspace) -> Result<Outcome> {
+fn loom(workspace: &Workspace) -> Result<()> {
     workspace
         .cargo("test -p ratekeeper --release --test loom")
         .flags("RUSTFLAGS", "--cfg loom")
         .env("CARGO_TARGET_DIR", &workspace.target.join("loom").to_string_lossy())
         .env("LOOM_MAX_PREEMPTIONS", "3")
         .run()?;
-    Ok(Outcome::Passed)
+    Ok(())
 }
 
-fn readme(workspace: &Workspace) -> Result<Outcome> {
+fn readme(workspace: &Workspace) -> Result<()> {
     workspace.cargo("build --release -p ratekeeper-cli").run()?;
     examples::run(workspace)?;
-    Ok(Outcome::Passed)
+    Ok(())
 }
 
-fn deny(workspace: &Workspace) -> Result<Outcome> {
-    if !workspace.cargo("deny --version").succeeds() {
-        return Ok(Outcome::Skipped("cargo-deny is not installed (`cargo install cargo-deny`); CI runs it"));
+fn deny(workspace: &Workspace) -> Result<()> {
+    let violations = deny::check(workspace)?;
+    for violation in &violations {
+        println!("{violation}");
     }
-    workspace.cargo("deny check").run().map(|()| Outcome::Passed)
+    if !violations.is_empty() {
+        bail!("deny.toml does not allow these dependencies; findings above: {}", violations.len());
+    }
+    println!("      licenses, sources and version requirements checked");
+    match deny::cargo_deny(workspace)? {
+        Advisories::Checked => println!("      advisories checked"),
+        Advisories::Unchecked(why) => println!("      advisories NOT checked: {why}"),
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -201,15 +193,12 @@ mod tests {
 
     #[test]
     fn summary_has_a_row_per_step_and_a_total() {
-        let rows = [
-            ("fmt", Outcome::Passed, Duration::from_millis(449)),
-            ("deny", Outcome::Skipped("absent"), Duration::from_millis(60_051)),
-        ];
+        let rows = [("fmt", Duration::from_millis(449)), ("deny", Duration::from_millis(60_051))];
         let expected = "\
-step      result        time
-fmt       passed       0.4 s
-deny      skipped     60.0 s
-total                 60.5 s
+step           time
+fmt           0.4 s
+deny         60.0 s
+total        60.5 s
 ";
         assert_eq!(summary(&rows), expected);
     }

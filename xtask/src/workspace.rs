@@ -27,15 +27,7 @@ impl Workspace {
     pub(crate) fn load() -> Result<Workspace> {
         let own = std::env::var_os("CARGO_MANIFEST_DIR").context("start this as `cargo xtask`")?;
         let root = Path::new(&own).parent().context("xtask is not inside a workspace")?;
-        let output = command("cargo", root)
-            .args(["metadata", "--no-deps", "--format-version", "1"])
-            .stderr(Stdio::inherit())
-            .output()
-            .context("starting cargo")?;
-        if !output.status.success() {
-            bail!("`cargo metadata` failed: {}", output.status);
-        }
-        Workspace::read(&serde_json::from_slice(&output.stdout).context("reading `cargo metadata`")?)
+        Workspace::read(&metadata(root, &["--no-deps"])?)
     }
 
     fn read(metadata: &Value) -> Result<Workspace> {
@@ -73,6 +65,20 @@ impl Workspace {
         files.retain(|file| self.root.join(file).is_file());
         Ok(files)
     }
+}
+
+/// Returns what `cargo metadata` prints.
+pub(crate) fn metadata(root: &Path, options: &[&str]) -> Result<Value> {
+    let output = command("cargo", root)
+        .args(["metadata", "--format-version", "1"])
+        .args(options)
+        .stderr(Stdio::inherit())
+        .output()
+        .context("starting cargo")?;
+    if !output.status.success() {
+        bail!("`cargo metadata` failed: {}", output.status);
+    }
+    serde_json::from_slice(&output.stdout).context("reading `cargo metadata`")
 }
 
 impl Package {
@@ -116,6 +122,12 @@ impl Cargo {
     pub(crate) fn env(mut self, name: &str, value: &str) -> Cargo {
         let quote = if value.contains(' ') { "'" } else { "" };
         self.shown = format!("{name}={quote}{value}{quote} {}", self.shown);
+        self.command.env(name, value);
+        self
+    }
+
+    /// Sets a variable that a user need not set.
+    pub(crate) fn quiet_env(mut self, name: &str, value: &str) -> Cargo {
         self.command.env(name, value);
         self
     }

@@ -33,7 +33,7 @@ pub struct Route {
     pub upstream: usize,
     /// The limits, as indices of [`Config::rules`](crate::Config::rules).
     pub limits: Vec<usize>,
-    /// The concurrency limits, as indices of [`Config::slots`](crate::Config::slots). They are listed in `limits` as
+    /// The concurrency limits, as indices of [`Config::concurrency`](crate::Config::concurrency). They are listed in `limits` as
     /// well. Default: all of the file.
     pub concurrency: Vec<usize>,
     /// Maximum number of requests of the route in flight.

@@ -18,7 +18,7 @@ const DAY: Duration = Duration::from_secs(86_400);
 const NANO: Duration = Duration::from_nanos(1);
 
 /// An error names the rejected parameter and its valid range.
-fn refused<T>(made: Result<T, LimitError>, expected: LimitError, words: &[&str]) {
+fn assert_rejected<T>(made: Result<T, LimitError>, expected: LimitError, words: &[&str]) {
     let error = made.err().expect("the parameter is out of range");
     assert_eq!(error, expected);
     for word in words {
@@ -31,13 +31,17 @@ fn limit_of_zero_is_rejected() {
     let rate = Rate::new(1, SECOND).unwrap();
     let range = ["1 to 4294967295"];
     let capacity = LimitError::Zero("capacity");
-    refused(Limit::token_bucket(0, rate, RefillStyle::Smooth), capacity, &["capacity is 0", range[0]]);
-    refused(Limit::token_bucket(0, rate, RefillStyle::Stepped), capacity, &range);
-    refused(Limit::leaky_bucket(0, rate, LeakyMode::Police), capacity, &range);
+    assert_rejected(
+        Limit::token_bucket(0, rate, RefillStyle::Smooth),
+        capacity,
+        &["capacity is 0", range[0]],
+    );
+    assert_rejected(Limit::token_bucket(0, rate, RefillStyle::Stepped), capacity, &range);
+    assert_rejected(Limit::leaky_bucket(0, rate, LeakyMode::Police), capacity, &range);
     let limit = LimitError::Zero("limit");
-    refused(Limit::fixed_window(0, SECOND, WindowAlign::Clock), limit, &["limit is 0", range[0]]);
-    refused(Limit::sliding_window_log(0, SECOND, LogPolicy::Admitted), limit, &range);
-    refused(Limit::sliding_window_counter(0, SECOND, 1, EdgePolicy::Weigh), limit, &range);
+    assert_rejected(Limit::fixed_window(0, SECOND, WindowAlign::Clock), limit, &["limit is 0", range[0]]);
+    assert_rejected(Limit::sliding_window_log(0, SECOND, LogPolicy::Admitted), limit, &range);
+    assert_rejected(Limit::sliding_window_counter(0, SECOND, 1, EdgePolicy::Weigh), limit, &range);
 }
 
 #[test]
@@ -45,9 +49,9 @@ fn a_window_is_1_ms_to_366_days() {
     for window in [Duration::ZERO, WINDOW_MIN - NANO, WINDOW_MAX + NANO, Duration::MAX] {
         let error = LimitError::WindowOutOfRange(window);
         let words = ["1 ms to 366 days", &format!("{window:?}")];
-        refused(Limit::fixed_window(1, window, WindowAlign::Clock), error, &words);
-        refused(Limit::sliding_window_log(1, window, LogPolicy::Admitted), error, &words);
-        refused(Limit::sliding_window_counter(1, window, 1, EdgePolicy::Weigh), error, &words);
+        assert_rejected(Limit::fixed_window(1, window, WindowAlign::Clock), error, &words);
+        assert_rejected(Limit::sliding_window_log(1, window, LogPolicy::Admitted), error, &words);
+        assert_rejected(Limit::sliding_window_counter(1, window, 1, EdgePolicy::Weigh), error, &words);
     }
     for window in [WINDOW_MIN, WINDOW_MAX] {
         let made = Limit::fixed_window(1, window, WindowAlign::Clock).unwrap();
@@ -61,7 +65,7 @@ fn a_window_is_1_ms_to_366_days() {
 fn a_counter_has_1_to_1024_buckets() {
     for buckets in [0, BUCKETS_MAX + 1, u32::MAX] {
         let made = Limit::sliding_window_counter(1, SECOND, buckets, EdgePolicy::Weigh);
-        refused(made, LimitError::BucketsOutOfRange(buckets), &["1 to 1024", &buckets.to_string()]);
+        assert_rejected(made, LimitError::BucketsOutOfRange(buckets), &["1 to 1024", &buckets.to_string()]);
     }
     for buckets in [1, BUCKETS_MAX] {
         assert!(Limit::sliding_window_counter(1, SECOND, buckets, EdgePolicy::Weigh).is_ok());
@@ -70,14 +74,14 @@ fn a_counter_has_1_to_1024_buckets() {
 
 #[test]
 fn a_rate_is_1_per_366_days_to_10_million_per_second() {
-    refused(Rate::new(0, SECOND), LimitError::RateZero, &["at least 1 per 366 days"]);
+    assert_rejected(Rate::new(0, SECOND), LimitError::RateZero, &["at least 1 per 366 days"]);
     for period in [Duration::ZERO, WINDOW_MIN - NANO, WINDOW_MAX + NANO, Duration::MAX] {
         let words = ["1 ms to 366 days", &format!("{period:?}")];
-        refused(Rate::new(1, period), LimitError::PeriodOutOfRange(period), &words);
+        assert_rejected(Rate::new(1, period), LimitError::PeriodOutOfRange(period), &words);
     }
     for (count, period) in [(10_000_001, SECOND), (10_001, WINDOW_MIN), (u64::MAX, WINDOW_MAX)] {
         let words = ["at most 10000000 per second", &count.to_string()];
-        refused(Rate::new(count, period), LimitError::RateTooFast { count, period }, &words);
+        assert_rejected(Rate::new(count, period), LimitError::RateTooFast { count, period }, &words);
     }
     let fastest = Rate::MAX_PER_SECOND;
     for (count, period) in

@@ -77,7 +77,7 @@ fn decide(keys: &mut [Key], now: Time, cost: u32) -> Vec<Decision> {
 
 /// The instant at which a client retries that reads one of the two headers, if there is one and it can be
 /// represented.
-fn comes_back(response: &LimitResponse, now: Time, by_epoch: bool) -> Option<Time> {
+fn retry_time(response: &LimitResponse, now: Time, by_epoch: bool) -> Option<Time> {
     let wait: u64 = response.header("retry-after")?.parse().unwrap();
     let instant = if by_epoch {
         let epoch: u64 = response.header("x-ratelimit-reset").unwrap().parse().unwrap();
@@ -123,9 +123,9 @@ fn waiting_as_stated_admits_the_request() {
                 .collect();
             response.write(set, &limit, &ResponseContext { jitter, ..ResponseContext::at(now) });
             let can_pass = limits.iter().all(|limit| cost <= limit.limit());
-            let is_told = response.header("retry-after").is_some();
-            prop_assert_eq!(is_told, response.status().is_some() && can_pass);
-            let Some(later) = comes_back(&response, now, by_epoch) else { continue };
+            let has_retry_after = response.header("retry-after").is_some();
+            prop_assert_eq!(has_retry_after, response.status().is_some() && can_pass);
+            let Some(later) = retry_time(&response, now, by_epoch) else { continue };
             let again = decide(&mut keys, later, cost);
             prop_assert!(again.iter().all(|decision| decision.allowed), "{again:?} at {later:?}");
             waited.set(waited.get() + 1);

@@ -18,7 +18,7 @@ use super::EnvoyApiContext;
 use super::connection::ConnectionAuth;
 use super::error::EnvoyApiError;
 use super::metrics::{CallOutcome, EnvoyMetrics};
-use crate::guard::has_token;
+use crate::runtime::guard::has_token;
 
 /// The kind of call.
 #[derive(Clone, Debug)]

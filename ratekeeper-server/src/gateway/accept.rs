@@ -14,7 +14,7 @@ use super::StartError;
 use super::drain::DrainBegun;
 use super::tls::{self, Certificate};
 use super::worker::Worker;
-use crate::sockets::Sockets;
+use crate::runtime::Sockets;
 
 /// Delay after a failed accept: while file descriptors are exhausted, an immediate retry would also fail.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(50);

@@ -15,8 +15,8 @@ use ratekeeper::{Clock, Decision, SystemClock, Time};
 
 use super::client_timeouts::ActiveRequest;
 use super::state::Route;
-use crate::access_log::{AccessLog, KeyLog, Line, LineLimit, LoggedKey};
-use crate::metrics::{LimitDecision, LimitMetrics, RequestDecision, RouteMetrics};
+use crate::runtime::access_log::{AccessLog, KeyLog, Line, LineLimit, LoggedKey};
+use crate::runtime::metrics::{LimitDecision, LimitMetrics, RequestDecision, RouteMetrics};
 
 pub(crate) const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 

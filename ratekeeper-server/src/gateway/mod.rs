@@ -74,12 +74,12 @@ pub use self::tls::TlsError;
 use self::upstream::Upstream;
 pub(crate) use self::worker::GatewayShared;
 use self::worker::Worker;
-use crate::access_log::{AccessLog, LogStyle};
 use crate::admin::StatusSource;
 use crate::backend::{Backend, LimitsError};
-use crate::metrics::{Exposition, Metrics, families};
-pub use crate::metrics::{LimitTraffic, Traffic};
-use crate::sockets::Sockets;
+use crate::runtime::Sockets;
+use crate::runtime::access_log::{AccessLog, LogStyle};
+use crate::runtime::metrics::{Exposition, Metrics, families};
+pub use crate::runtime::metrics::{LimitTraffic, Traffic};
 
 /// Interval between sweeps for idle upstream connections.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);

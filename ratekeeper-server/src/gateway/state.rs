@@ -18,10 +18,10 @@ use super::access::observer;
 use super::hop_headers::{Edits, is_forwarded};
 use super::timer::Ticker;
 use super::upstream::Upstream;
-use crate::access_log::KeyLog;
 use crate::apis::ApiSettings;
 use crate::backend::{self, Backend};
-use crate::metrics::{MetricsDraft, RouteMetrics};
+use crate::runtime::access_log::KeyLog;
+use crate::runtime::metrics::{MetricsDraft, RouteMetrics};
 
 /// Everything that decides on a request, swapped atomically on reload.
 #[derive(Debug)]
@@ -66,7 +66,7 @@ pub(crate) struct Route {
     pub(crate) trusted_proxies: TrustedProxies,
     pub(crate) timeout: Duration,
     pub(crate) path: PathEdit,
-    /// Normalisation of the paths that the route matches.
+    /// Normalization of the paths that the route matches.
     pub(crate) path_normalization: PathNormalization,
     pub(crate) metrics: Arc<RouteMetrics>,
     /// Names of all configured limits, by number.
@@ -148,7 +148,7 @@ impl<S: Backend> State<S> {
         let limits = match has_limits {
             false => None,
             true => {
-                // Paths are normalised before the route is looked up.
+                // Paths are normalized before the route is looked up.
                 let builder = backend::builder(config, tokens.as_ref());
                 let counters = names.iter().map(|name| metrics.limit(name)).collect();
                 let builder = builder

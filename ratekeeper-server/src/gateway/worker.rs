@@ -16,7 +16,7 @@ use super::drain::Drain;
 use super::state::State;
 use super::timer::Ticker;
 use crate::backend::Backend;
-use crate::metrics::Metrics;
+use crate::runtime::metrics::Metrics;
 
 /// State that all workers share.
 #[derive(Debug)]

@@ -5,7 +5,7 @@ use axum::http::header::{HeaderValue, RETRY_AFTER};
 use axum::response::Response;
 
 use super::records::RecordError;
-use crate::problem::problem;
+use crate::runtime::problem::problem;
 
 /// A request that is rejected before any limit decides, or that failed.
 #[derive(Clone, Debug, PartialEq, Eq)]

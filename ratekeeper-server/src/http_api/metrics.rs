@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use axum::response::Response;
 
-use crate::metrics::{Exposition, families};
+use crate::runtime::metrics::{Exposition, families};
 
 /// The endpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -12,8 +12,8 @@ use axum::routing::{any, get, post};
 
 use super::metrics::Endpoint;
 use super::{HttpApiContext, OPENAPI, authorize, check, idempotency, reserve};
-use crate::guard::{Guard, reject_cross_origin, reject_host_names, require_token};
-use crate::problem::problem;
+use crate::runtime::guard::{Guard, reject_cross_origin, reject_host_names, require_token};
+use crate::runtime::problem::problem;
 
 /// The routes of the API, without a socket. The caller's address is taken from the request extension
 /// [`Peer`](ratekeeper::tower::Peer).

@@ -228,7 +228,7 @@ async fn metrics_count_requests_and_decisions() {
         .filter(|line| !line.starts_with('#'))
         .map(|line| line.rsplit_once(' ').unwrap().0)
         .collect();
-    let different: std::collections::HashSet<&str> = names.iter().copied().collect();
+    let different: HashSet<&str> = names.iter().copied().collect();
     assert_eq!(names.len(), different.len());
 }
 

@@ -186,7 +186,7 @@ pub(crate) struct Connection {
     is_connected: Arc<AtomicBool>,
 }
 
-/// Configuration shared by all links.
+/// Configuration shared by all connections.
 #[derive(Clone, Debug)]
 pub(crate) struct ConnectionOptions {
     pub(crate) library: Arc<Library>,
@@ -195,7 +195,7 @@ pub(crate) struct ConnectionOptions {
 }
 
 impl Connection {
-    /// Starts a driver on the current runtime. It ends when the link is dropped.
+    /// Starts a driver on the current runtime. It ends when the connection is dropped.
     pub(crate) fn new(server: Server, options: ConnectionOptions) -> Connection {
         let (queue, tasks) = mpsc::channel(QUEUE_MAX);
         let is_connected = Arc::new(AtomicBool::new(false));

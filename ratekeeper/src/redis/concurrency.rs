@@ -132,8 +132,7 @@ impl Redis {
         limits: impl Iterator<Item = (&'a str, u32)> + Clone,
     ) -> Result<Arc<SharedPermits>, SettingsError> {
         let hold = settings.checked_permit_hold()?;
-        // `slots` is part of the key layout in Redis.
-        let names = limits.clone().map(|(name, _)| ("slots", Some(name), Vec::new()));
+        let names = limits.clone().map(|(name, _)| ("concurrency", Some(name), Vec::new()));
         let permits = Arc::new(SharedPermits {
             names: Names::new(&settings.secret, &settings.namespace, names),
             store: self.0.clone(),

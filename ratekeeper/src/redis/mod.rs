@@ -12,7 +12,7 @@
 //! | `cross_slot` | a request whose limits have keys in several hash slots |
 //! | `denial_cache` | answers repeated denials locally |
 //! | `lease`, `lease_tasks` | budget leased from Redis and spent locally |
-//! | `slots`, `claim`, `concurrency.lua` | concurrency limits shared by all processes, for the middleware |
+//! | `concurrency`, `claim`, `concurrency.lua` | concurrency limits shared by all processes, for the middleware |
 //! | `records`, `records.lua` | short-lived records of the APIs, shared by all processes |
 //! | `breaker` | the circuit breaker of a server that does not answer |
 //! | `failure_policy` | decides while Redis is unavailable |

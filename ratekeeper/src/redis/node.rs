@@ -38,7 +38,7 @@ impl Node {
         let (sender, reply) = oneshot::channel();
         let next = self.next_connection.fetch_add(1, Ordering::Relaxed) % self.connections.len().max(1);
         let ended = || CallError::Failed(StoreError::driver_ended());
-        // Round robin, but a link with an open connection is preferred.
+        // Round robin, but an open connection is preferred.
         let mut in_turn = self.connections[next..].iter().chain(&self.connections[..next]);
         let connection = in_turn
             .find(|connection| connection.is_connected())

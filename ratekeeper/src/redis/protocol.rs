@@ -33,14 +33,14 @@ const COUNTS: u64 = 1 << 21;
 pub(crate) struct PackedLimit {
     limit: Limit,
     /// The limit that decisions report; a leased limit is enforced by a smaller one.
-    told_limit: u32,
+    reported_limit: u32,
     kind: u8,
     /// The parameters of the kind. For a bucket, `charge` appends the cost as a time.
     own: Vec<u8>,
 }
 
 impl PackedLimit {
-    pub(crate) fn new(limit: &Limit, told_limit: u32) -> PackedLimit {
+    pub(crate) fn new(limit: &Limit, reported_limit: u32) -> PackedLimit {
         let mut own = Vec::new();
         let kind = match limit {
             Limit::Bucket(it) if is_whole_micros(it) => {
@@ -77,7 +77,7 @@ impl PackedLimit {
                 5
             }
         };
-        PackedLimit { limit: limit.clone(), told_limit, kind, own }
+        PackedLimit { limit: limit.clone(), reported_limit, kind, own }
     }
 
     /// The packed charge of a request. `more`: the next charge belongs to the same request.
@@ -191,7 +191,7 @@ impl PackedLimit {
             Limit::Log(it) => log_decision(reply, number, it, now, cost, allowed)?,
         };
         // The library and the core apply the same rules; if they ever differ, the library's charge is authoritative.
-        Some(Decision { allowed, limit: self.told_limit, ..decision })
+        Some(Decision { allowed, limit: self.reported_limit, ..decision })
     }
 }
 

@@ -4,9 +4,9 @@
 mod bounds;
 mod contention;
 mod equivalence;
+mod operations;
 mod reload;
 mod several_limits;
-mod verbs;
 
 use std::time::Duration;
 

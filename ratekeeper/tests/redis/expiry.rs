@@ -7,7 +7,7 @@ use ratekeeper::{Limit, Time};
 use testbed::RedisServer;
 
 use crate::redis::equivalence::{Dice, step};
-use crate::redis::raw::{Operation, Raw};
+use crate::redis::function_calls::{Operation, Raw};
 use crate::redis::{all_expire, every_variant};
 
 /// With an injected time keys live a day longer.

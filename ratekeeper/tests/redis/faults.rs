@@ -235,9 +235,9 @@ async fn paused_server_delays_no_request_beyond_the_deadline() {
                 let clock = SystemClock::new();
                 let (start, mut took) = (clock.now(), Vec::new());
                 while clock.now().saturating_since(start) < standstill {
-                    let asked_at = clock.now();
+                    let sent_at = clock.now();
                     assert!(limiter.check(&fresh()).await.is_degraded());
-                    took.push(clock.now().saturating_since(asked_at));
+                    took.push(clock.now().saturating_since(sent_at));
                     tokio::time::sleep(Duration::from_millis(2)).await;
                 }
                 took

@@ -3,19 +3,19 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
 mod cluster;
+mod connect;
 mod denial_cache;
 mod deploys;
 mod equivalence;
 mod expiry;
 mod faults;
+mod function_calls;
 mod leases;
 mod network;
 mod processes;
-mod raw;
 mod records;
 mod refund;
 mod sharing;
-mod ways_in;
 
 use std::time::Duration;
 

@@ -77,12 +77,12 @@ async fn a_fault_passes(fault: Fault) {
     }
 
     proxy.set(fault);
-    let asking = limiters.iter().map(|(policy, limiter)| {
+    let checks = limiters.iter().map(|(policy, limiter)| {
         let (policy, limiter) = (*policy, limiter.clone());
         tokio::spawn(async move { check_without_store(&limiter, policy, fault).await })
     });
     let mut took = Vec::new();
-    for task in asking.collect::<Vec<_>>() {
+    for task in checks.collect::<Vec<_>>() {
         let checks = task.await.unwrap();
         let expected = match checks.policy {
             FailurePolicy::Open => CHECKS,
@@ -183,38 +183,38 @@ async fn full_queue_rejects_requests_immediately() {
     let connect = |failure| {
         Arc::new(limiter(std::slice::from_ref(&limit), &settings.clone().on_store_failure(failure)))
     };
-    let (told_why, open) = (connect(FailurePolicy::Closed), connect(FailurePolicy::Open));
-    healthy(&told_why).await;
+    let (closed, open) = (connect(FailurePolicy::Closed), connect(FailurePolicy::Open));
+    healthy(&closed).await;
     healthy(&open).await;
     server.pause().unwrap();
 
-    let asking = (0..REQUESTS).map(|_| {
-        let limiter = told_why.clone();
+    let checks = (0..REQUESTS).map(|_| {
+        let limiter = closed.clone();
         tokio::spawn(async move { limiter.check_at(Time::from_secs(1_700_000_000), "many", 1).await })
     });
-    let (mut late, mut busy, mut away) = (0, 0, 0);
-    for task in asking.collect::<Vec<_>>() {
+    let (mut late, mut busy, mut not_sent) = (0, 0, 0);
+    for task in checks.collect::<Vec<_>>() {
         match task.await.unwrap().unwrap_err() {
             StoreError::TimedOut => late += 1,
             StoreError::Overloaded => busy += 1,
-            StoreError::CircuitOpen => away += 1,
+            StoreError::CircuitOpen => not_sent += 1,
             other => assert_eq!(other, StoreError::TimedOut),
         }
     }
-    println!("{REQUESTS} at once: {late} timed out, {busy} found the queue full, {away} were not sent");
-    assert!(late > 0 && busy > 0 && late <= WAITING_MAX, "{late} late, {busy} rejected, {away} not sent");
+    println!("{REQUESTS} at once: {late} timed out, {busy} found the queue full, {not_sent} were not sent");
+    assert!(late > 0 && busy > 0 && late <= WAITING_MAX, "{late} late, {busy} rejected, {not_sent} not sent");
 
-    let asking = (0..REQUESTS).map(|_| {
+    let checks = (0..REQUESTS).map(|_| {
         let limiter = open.clone();
         tokio::spawn(async move { limiter.check("many").await })
     });
-    for task in asking.collect::<Vec<_>>() {
+    for task in checks.collect::<Vec<_>>() {
         let verdict = task.await.unwrap();
         assert!(verdict.is_degraded() && verdict.allowed());
     }
 
     server.resume().unwrap();
-    healthy(&told_why).await;
+    healthy(&closed).await;
     healthy(&open).await;
     // Of the requests that timed out, only those already sent are charged: one or two calls per limiter.
     let used = limit.limit() - open.peek("many").await.decision().remaining;
@@ -229,7 +229,7 @@ async fn full_queue_rejects_requests_immediately() {
 fn server_that_never_answers_uses_bounded_memory() {
     let server = RedisServer::start().unwrap();
     let proxy = FaultProxy::start(server.port()).unwrap();
-    let mut worker = Worker::start("redis::network::asks_in_vain", &proxy.url());
+    let mut worker = Worker::start("redis::network::checks_without_redis", &proxy.url());
     assert_eq!(worker.read_line(), "ready");
     proxy.set(Fault::HalfOpen);
     worker.go();
@@ -248,7 +248,7 @@ fn server_that_never_answers_uses_bounded_memory() {
 
 /// The worker process. Does nothing when run as an ordinary test.
 #[tokio::test]
-async fn asks_in_vain() {
+async fn checks_without_redis() {
     let Some(url) = child::task() else { return };
     let connect = || {
         let settings =
@@ -264,7 +264,7 @@ async fn asks_in_vain() {
     at_once(&connect(), 1_000).await;
     let before = resident_kb();
     // A steady load, long enough for many probes of the server.
-    let asking = (0..100_u64).map(|task| {
+    let checks = (0..100_u64).map(|task| {
         let limiter = steady.clone();
         tokio::spawn(async move {
             for request in 0..150_u64 {
@@ -273,7 +273,7 @@ async fn asks_in_vain() {
             }
         })
     });
-    for task in asking.collect::<Vec<_>>() {
+    for task in checks.collect::<Vec<_>>() {
         task.await.unwrap();
     }
     // Then bursts from limiters whose breaker is still closed.
@@ -286,11 +286,11 @@ async fn asks_in_vain() {
 }
 
 async fn at_once(limiter: &Arc<Limiter<Redis>>, requests: u64) {
-    let asking = (0..requests).map(|request| {
+    let checks = (0..requests).map(|request| {
         let limiter = limiter.clone();
         tokio::spawn(async move { limiter.check(&request).await })
     });
-    for task in asking.collect::<Vec<_>>() {
+    for task in checks.collect::<Vec<_>>() {
         assert!(task.await.unwrap().is_degraded());
     }
 }

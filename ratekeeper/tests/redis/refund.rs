@@ -9,7 +9,7 @@ use ratekeeper::{
 use testbed::{RedisServer, ordinary_or_long};
 
 use crate::redis::equivalence::{Dice, step};
-use crate::redis::raw::{Operation, Raw};
+use crate::redis::function_calls::{Operation, Raw};
 use crate::redis::{all_expire, every_variant};
 
 /// Two requests arrive for each of three keys at the same time, and the first is refunded before or after the second
@@ -59,18 +59,18 @@ async fn undone_at_once(
         let (_, seconds) = raw.call(Some(at), &second).await;
         for key in 0..3 {
             let (cost, other) = costs[key as usize];
-            let (told_first, told_second) = (firsts[key as usize], seconds[key as usize]);
-            let is_undone = undo[key as usize] && told_first.allowed && !counts_all;
+            let (first_decision, second_decision) = (firsts[key as usize], seconds[key as usize]);
+            let is_undone = undo[key as usize] && first_decision.allowed && !counts_all;
             if is_undone {
                 undone += 1;
                 // The key was accessed at this time but not charged.
                 memory.check_n(&key, 0);
             } else {
-                assert_eq!(told_first, memory.check_n(&key, cost), "{}, the first", what(key));
+                assert_eq!(first_decision, memory.check_n(&key, cost), "{}, the first", what(key));
             }
             if !is_undone || undo_first[key as usize] {
-                assert_eq!(told_second, memory.check_n(&key, other), "{}, the second", what(key));
-            } else if told_second.allowed {
+                assert_eq!(second_decision, memory.check_n(&key, other), "{}, the second", what(key));
+            } else if second_decision.allowed {
                 assert!(memory.check_n(&key, other).allowed, "{}, the second", what(key));
             }
             assert_eq!(raw.charge(at, key, 0).await, memory.check_n(&key, 0), "{}, after", what(key));

@@ -24,8 +24,8 @@ async fn charge<S: Store>(layer: &RatekeeperLayer<S>, checks: &[Check<'_>]) -> C
     layer.check(checks, CheckMode::Charge).await.unwrap()
 }
 
-fn left(answered: &CheckOutcome) -> Vec<Option<u32>> {
-    answered.limits.iter().map(|outcome| outcome.decision.map(|decision| decision.remaining)).collect()
+fn remaining(outcome: &CheckOutcome) -> Vec<Option<u32>> {
+    outcome.limits.iter().map(|outcome| outcome.decision.map(|decision| decision.remaining)).collect()
 }
 
 /// A request and a check of the same key use the same budget, whatever form the value has.
@@ -72,8 +72,8 @@ async fn lists_overrides_and_bans_apply_to_checks() {
         recorder.lock().unwrap().push(each.collect::<Vec<_>>());
     });
     let layer = layer.build().unwrap();
-    assert_eq!(left(&charge(&layer, &[of(0, &["free"], 9)]).await), [None]);
-    assert_eq!(left(&charge(&layer, &[of(0, &["gold"], 1)]).await), [Some(99)]);
+    assert_eq!(remaining(&charge(&layer, &[of(0, &["free"], 9)]).await), [None]);
+    assert_eq!(remaining(&charge(&layer, &[of(0, &["gold"], 1)]).await), [Some(99)]);
     let denied =
         layer.check(&[of(0, &["alice"], 1), of(0, &["banished"], 1)], CheckMode::Charge).await.unwrap_err();
     assert_eq!((denied.check, denied.why), (1, KeyError::Denied));
@@ -81,7 +81,7 @@ async fn lists_overrides_and_bans_apply_to_checks() {
     assert_eq!(layer.check(&[of(7, &["a"], 1)], CheckMode::Peek).await.unwrap_err().why, KeyError::NoRule);
 
     assert_eq!(
-        left(&charge(&layer, &[of(0, &["alice"], 2), of(1, &["alice"], 2)]).await),
+        remaining(&charge(&layer, &[of(0, &["alice"], 2), of(1, &["alice"], 2)]).await),
         [Some(0), Some(1)]
     );
     let banned = charge(&layer, &[of(0, &["alice"], 1)]).await;
@@ -90,7 +90,7 @@ async fn lists_overrides_and_bans_apply_to_checks() {
     assert!(!banned.allowed && banned.limits[0].is_banned);
     assert_eq!(layer.response(&banned).header("retry-after"), Some("3600"));
     layer.reset(&[of(0, &["alice"], 0)]).await.unwrap();
-    assert_eq!(left(&charge(&layer, &[of(0, &["alice"], 1)]).await), [Some(1)]);
+    assert_eq!(remaining(&charge(&layer, &[of(0, &["alice"], 1)]).await), [Some(1)]);
     let seen = seen.lock().unwrap();
     assert_eq!(seen.len(), 6, "peeks are not reported as requests: {seen:?}");
     assert_eq!(seen[2], [(0, true, false, false), (1, false, true, false)]);
@@ -99,22 +99,25 @@ async fn lists_overrides_and_bans_apply_to_checks() {
 
 /// Several keys of one limit and inline limits: all are charged, or none.
 async fn all_or_none<S: Store>(layer: &RatekeeperLayer<S>) {
-    let looked = |answered: CheckOutcome| left(&answered);
     let (own, more) = (hourly(3), hourly(9));
     let other = Limit::fixed_window(4, HOUR / 2, WindowAlign::FirstRequest).unwrap();
     let inline = |limit, cost| Check { limit: LimitRef::Inline(limit), key: KeyInput::Bytes(b"alice"), cost };
 
     let two = [of(0, &["alice"], 1), of(0, &["bob"], 2), of(1, &["alice"], 1), inline(&own, 1)];
-    let answered = charge(layer, &two).await;
-    assert!(answered.allowed);
-    assert_eq!(left(&answered), [Some(4), Some(3), Some(4), Some(2)]);
+    let outcome = charge(layer, &two).await;
+    assert!(outcome.allowed);
+    assert_eq!(remaining(&outcome), [Some(4), Some(3), Some(4), Some(2)]);
     // Two checks of the same key charge the sum.
     let sum = [of(0, &["carol"], 2), of(0, &["carol"], 2)];
-    assert_eq!(left(&charge(layer, &sum).await), [Some(1), Some(1)]);
-    assert_eq!(left(&charge(layer, &[inline(&other, 1)]).await), [Some(3)], "another limit, another key");
+    assert_eq!(remaining(&charge(layer, &sum).await), [Some(1), Some(1)]);
+    assert_eq!(
+        remaining(&charge(layer, &[inline(&other, 1)]).await),
+        [Some(3)],
+        "another limit, another key"
+    );
 
     let higher = charge(layer, &[inline(&more, 0)]).await;
-    assert_eq!(left(&higher), [Some(8)], "what was used stays used if the limit is another time higher");
+    assert_eq!(remaining(&higher), [Some(8)], "what was used stays used if the limit is another time higher");
 
     let denied = [
         [of(0, &["alice"], 1), of(0, &["bob"], 4), inline(&own, 1)],
@@ -125,19 +128,19 @@ async fn all_or_none<S: Store>(layer: &RatekeeperLayer<S>) {
     ];
     let all =
         [of(0, &["alice"], 0), of(0, &["bob"], 0), of(1, &["alice"], 0), inline(&own, 0), inline(&other, 0)];
-    let before = looked(layer.check(&all, CheckMode::Peek).await.unwrap());
+    let before = remaining(&layer.check(&all, CheckMode::Peek).await.unwrap());
     assert_eq!(before, [Some(4), Some(3), Some(4), Some(2), Some(3)]);
     for checks in denied {
-        let answered = charge(layer, &checks).await;
-        assert!(!answered.allowed && !answered.is_degraded, "{checks:?}");
-        assert_eq!(looked(layer.check(&all, CheckMode::Peek).await.unwrap()), before, "{checks:?}");
+        let outcome = charge(layer, &checks).await;
+        assert!(!outcome.allowed && !outcome.is_degraded, "{checks:?}");
+        assert_eq!(remaining(&layer.check(&all, CheckMode::Peek).await.unwrap()), before, "{checks:?}");
     }
 
-    layer.refund(&two, Some(answered.at)).await.unwrap();
-    let after = looked(layer.check(&all, CheckMode::Peek).await.unwrap());
+    layer.refund(&two, Some(outcome.at)).await.unwrap();
+    let after = remaining(&layer.check(&all, CheckMode::Peek).await.unwrap());
     assert_eq!(after, [Some(5), Some(5), Some(5), Some(3), Some(3)]);
     layer.refund(&two, None).await.unwrap();
-    assert_eq!(looked(layer.check(&all, CheckMode::Peek).await.unwrap()), after, "never above full");
+    assert_eq!(remaining(&layer.check(&all, CheckMode::Peek).await.unwrap()), after, "never above full");
 }
 
 fn two_rules() -> LayerBuilder {
@@ -199,10 +202,10 @@ async fn shadow_rule_charge_is_refunded() {
     let shadow = Rule::new("shadow", hourly(9)).key(user()).shadow();
     let layer = RatekeeperLayer::builder().rule(shadow).build().unwrap();
     let check = [of(0, &["alice"], 7)];
-    let answered = charge(&layer, &check).await;
-    assert_eq!(left(&answered), [Some(2)]);
-    layer.refund(&check, Some(answered.at)).await.unwrap();
-    assert_eq!(left(&layer.check(&check, CheckMode::Peek).await.unwrap()), [Some(9)]);
+    let outcome = charge(&layer, &check).await;
+    assert_eq!(remaining(&outcome), [Some(2)]);
+    layer.refund(&check, Some(outcome.at)).await.unwrap();
+    assert_eq!(remaining(&layer.check(&check, CheckMode::Peek).await.unwrap()), [Some(9)]);
 }
 
 /// Units spent from a lease are refunded, and a refund removes the cached denial.
@@ -219,17 +222,17 @@ async fn refund_covers_leases_and_cached_denials() {
     let layer = RatekeeperLayer::builder().rule(leased).rule(plain).redis(&settings).unwrap();
     for _ in 0..30 {
         let check = [of(0, &["alice"], 1)];
-        let answered = charge(&layer, &check).await;
-        assert!(answered.allowed && answered.at > ratekeeper::Time::EPOCH);
-        layer.refund(&check, Some(answered.at)).await.unwrap();
+        let outcome = charge(&layer, &check).await;
+        assert!(outcome.allowed && outcome.at > ratekeeper::Time::EPOCH);
+        layer.refund(&check, Some(outcome.at)).await.unwrap();
     }
     layer.limiter().release().await;
-    assert_eq!(left(&layer.check(&[of(0, &["alice"], 0)], CheckMode::Peek).await.unwrap()), [Some(100)]);
+    assert_eq!(remaining(&layer.check(&[of(0, &["alice"], 0)], CheckMode::Peek).await.unwrap()), [Some(100)]);
 
     let check = [of(1, &["bob"], 5)];
-    let answered = charge(&layer, &check).await;
+    let outcome = charge(&layer, &check).await;
     assert!(!charge(&layer, &check).await.allowed);
-    layer.refund(&check, Some(answered.at)).await.unwrap();
+    layer.refund(&check, Some(outcome.at)).await.unwrap();
     assert!(charge(&layer, &check).await.allowed);
 }
 
@@ -250,10 +253,10 @@ async fn inline_limit_uses_the_failure_policy() {
         let layer = two_rules().redis(&settings).unwrap();
         for expected in allowed {
             let check = [Check { limit: LimitRef::Inline(&limit), key: KeyInput::Bytes(b"a"), cost: 1 }];
-            let answered = charge(&layer, &check).await;
-            assert!(answered.is_degraded);
-            assert_eq!(answered.allowed, expected, "{failure:?}");
-            assert_eq!(answered.is_closed, failure == FailurePolicy::Closed, "{failure:?}");
+            let outcome = charge(&layer, &check).await;
+            assert!(outcome.is_degraded);
+            assert_eq!(outcome.allowed, expected, "{failure:?}");
+            assert_eq!(outcome.is_closed, failure == FailurePolicy::Closed, "{failure:?}");
         }
     }
 }

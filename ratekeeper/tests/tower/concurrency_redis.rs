@@ -43,13 +43,15 @@ async fn eventually(what: &str, is_so: impl AsyncFn() -> bool) {
 /// Checks that neither unheld permits nor keys without an expiry remain on the server.
 async fn is_empty_soon(server: &RedisServer) {
     assert_eq!(server.keys_without_expiry().unwrap(), Vec::<String>::new());
-    eventually("permits are left", async || server.ask(&["KEYS", "rate_limit:slots:*"]).unwrap().is_empty())
-        .await;
+    eventually("permits are left", async || {
+        server.command(&["KEYS", "rate_limit:concurrency:*"]).unwrap().is_empty()
+    })
+    .await;
 }
 
 /// The number of function calls (FCALL) that the server received.
 fn calls(server: &RedisServer) -> u64 {
-    let stats = server.ask(&["INFO", "commandstats"]).unwrap();
+    let stats = server.command(&["INFO", "commandstats"]).unwrap();
     let line = stats.lines().find_map(|line| line.strip_prefix("cmdstat_fcall:calls="));
     line.map_or(0, |line| line.split(',').next().unwrap().parse().unwrap())
 }
@@ -142,7 +144,7 @@ async fn permits_of_a_killed_process_expire() {
     // Dropping the worker kills it with SIGKILL.
     drop(worker);
     let killed = tokio::time::Instant::now();
-    eventually("its slots are free", async || send(&layer, of("a")).await.status == 200).await;
+    eventually("its permits are free", async || send(&layer, of("a")).await.status == 200).await;
     println!("free {:.0?} after the kill, with a hold of {HOLD:?}", killed.elapsed());
     let (first, second) = (under_way(&layer, of("a")).await, under_way(&layer, of("a")).await);
     assert!(first.status() == 200 && second.status() == 200);
@@ -185,7 +187,7 @@ async fn request_without_all_permits_takes_none_and_charges_nothing() {
 }
 
 #[tokio::test]
-async fn shadows_count_and_tell_and_deny_nobody() {
+async fn shadow_limits_are_reported_and_never_deny() {
     let server = RedisServer::start().unwrap();
     let (builder, seen) = observed(builder(2).in_flight_limit(InFlightLimit::new("planned", 1).shadow()));
     let layer = builder.redis(&settings(&server.url())).unwrap();
@@ -269,14 +271,14 @@ async fn redis_key_of_a_foreign_type_applies_the_failure_policy() {
     let settings = settings(&server.url()).on_store_failure(FailurePolicy::Closed);
     let layer = builder(2).redis(&settings).unwrap();
     let first = under_way(&layer, of("a")).await;
-    let key = server.ask(&["KEYS", "rate_limit:slots:*"]).unwrap();
+    let key = server.command(&["KEYS", "rate_limit:concurrency:*"]).unwrap();
     for wrong in [["SET", &key, "text"], ["SADD", &key, "member"]] {
-        server.ask(&["DEL", &key]).unwrap();
-        server.ask(&wrong).unwrap();
+        server.command(&["DEL", &key]).unwrap();
+        server.command(&wrong).unwrap();
         assert_eq!(send(&layer, of("a")).await.status, 503);
         assert_eq!(send(&layer, of("b")).await.status, 200);
     }
-    server.ask(&["DEL", &key]).unwrap();
+    server.command(&["DEL", &key]).unwrap();
     drop(first);
 }
 

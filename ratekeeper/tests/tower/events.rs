@@ -36,7 +36,7 @@ async fn observer_receives_decisions() {
     assert_eq!(statuses, [200, 429]);
     assert_eq!(events, [seen(Outcome::Allowed, 1), seen(Outcome::Denied, 1)]);
     // A request to which no rule applies is reported, too.
-    let posts = once(ip()).when(super::concerns::methods(&["POST"]));
+    let posts = once(ip()).when(super::conditions::methods(&["POST"]));
     let (_, events) = twice(RatekeeperLayer::builder().rule(posts), || plain("/")).await;
     assert_eq!(events, [seen(Outcome::Allowed, 0), seen(Outcome::Allowed, 0)]);
 }

@@ -167,7 +167,7 @@ async fn jitter_lengthens_retry_after_up_to_its_maximum() {
 
 #[tokio::test]
 async fn response_without_applicable_rule_has_no_headers() {
-    let rule = Rule::new("posts", hourly(1)).key(ip()).when(super::concerns::methods(&["POST"]));
+    let rule = Rule::new("posts", hourly(1)).key(ip()).when(super::conditions::methods(&["POST"]));
     let layer = RatekeeperLayer::builder().rule(rule).build().unwrap();
     for _ in 0..3 {
         let got = send(&layer, plain("/")).await;

@@ -5,10 +5,10 @@
 mod allocations;
 mod charges;
 mod check;
-mod concerns;
 mod concurrency;
 #[cfg(feature = "redis")]
 mod concurrency_redis;
+mod conditions;
 mod events;
 mod examples;
 mod headers;

@@ -76,7 +76,7 @@ async fn shadow_rules_and_bans_work_in_redis() {
 #[tokio::test]
 async fn request_without_applicable_rule_does_not_wait_for_redis() {
     let server = RedisServer::start().unwrap();
-    let rule = by_user(1).when(super::concerns::methods(&["POST"]));
+    let rule = by_user(1).when(super::conditions::methods(&["POST"]));
     let layer = RatekeeperLayer::builder().rule(rule).redis(&settings(&server)).unwrap();
     server.pause().unwrap();
     let hello = service_fn(|_: Request<String>| async { Ok::<_, Infallible>(Response::new(String::new())) });

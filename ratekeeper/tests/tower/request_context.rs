@@ -53,12 +53,12 @@ async fn context_selects_rules_concurrency_limits_and_route() {
         .unwrap();
     let (first, second) = (RuleSet([0].into()), RuleSet([1].into()));
     let (one, other) = (Route("one".into()), Route("other".into()));
-    let no_slots = ConcurrencySet([].into());
+    let no_concurrency = ConcurrencySet([].into());
     let about = |rules, route| RequestContext {
         client: Some(CLIENT),
         rules: Some(rules),
         route: Some(route),
-        concurrency: Some(&no_slots),
+        concurrency: Some(&no_concurrency),
         ..RequestContext::default()
     };
     for (rules, route, wanted) in [

@@ -8,7 +8,7 @@ use super::RedisCluster;
 /// Keys per command.
 const BATCH: usize = 100;
 /// Timeout of gossip among the nodes, which usually takes a fraction of a second.
-const NEWS_PATIENCE: Duration = Duration::from_secs(20);
+const GOSSIP_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The migration of a hash slot between two masters.
 ///
@@ -48,8 +48,8 @@ impl RedisCluster {
         let (old, new) = (&self.nodes[from], &self.nodes[to]);
         let number = slot.to_string();
         // In this order: the new master must be importing before the old one redirects clients to it.
-        new.ask(&["CLUSTER", "SETSLOT", &number, "IMPORTING", &old.ask(&["CLUSTER", "MYID"])?])?;
-        old.ask(&["CLUSTER", "SETSLOT", &number, "MIGRATING", &new.ask(&["CLUSTER", "MYID"])?])?;
+        new.command(&["CLUSTER", "SETSLOT", &number, "IMPORTING", &old.command(&["CLUSTER", "MYID"])?])?;
+        old.command(&["CLUSTER", "SETSLOT", &number, "MIGRATING", &new.command(&["CLUSTER", "MYID"])?])?;
         Ok(SlotMove { slot, from, to })
     }
 
@@ -58,20 +58,20 @@ impl RedisCluster {
     /// # Errors
     /// If one of the two masters does not reply.
     pub fn move_keys(&self, slot_move: SlotMove, at_most: usize) -> io::Result<usize> {
-        let mut old = self.nodes[slot_move.from].conversation()?;
+        let mut old = self.nodes[slot_move.from].client()?;
         let slot = slot_move.slot.to_string();
         let port = self.nodes[slot_move.to].port().to_string();
         let mut moved = 0;
         loop {
             let batch = BATCH.min(at_most - moved).to_string();
             // Bytes, because a key need not be valid UTF-8.
-            let keys = old.ask(&["CLUSTER", "GETKEYSINSLOT", &slot, &batch])?;
+            let keys = old.command(&["CLUSTER", "GETKEYSINSLOT", &slot, &batch])?;
             if keys.is_empty() {
                 return Ok(moved);
             }
             let command = ["MIGRATE", "127.0.0.1", &port, "", "0", "5000", "KEYS"];
             let words = command.iter().map(|word| word.as_bytes());
-            old.ask(&words.chain(keys.iter().map(Vec::as_slice)).collect::<Vec<_>>())?;
+            old.command(&words.chain(keys.iter().map(Vec::as_slice)).collect::<Vec<_>>())?;
             moved += keys.len();
         }
     }
@@ -83,20 +83,20 @@ impl RedisCluster {
     pub fn end_move(&self, slot_move: SlotMove) -> io::Result<()> {
         let SlotMove { slot, from, to } = slot_move;
         // The old master would reject the command, but only after the new one has accepted it.
-        if self.nodes[from].ask(&["CLUSTER", "COUNTKEYSINSLOT", &slot.to_string()])? != "0" {
+        if self.nodes[from].command(&["CLUSTER", "COUNTKEYSINSLOT", &slot.to_string()])? != "0" {
             return Err(io::Error::other(format!("node {from} still has keys of slot {slot}")));
         }
-        let id = self.nodes[to].ask(&["CLUSTER", "MYID"])?;
+        let id = self.nodes[to].command(&["CLUSTER", "MYID"])?;
         let views = self.views();
         let others = views.masters().map(|(index, _)| index).filter(|&index| index != from && index != to);
         // The new master first: otherwise each of the two would redirect clients to the other for a moment.
         for index in [to, from].into_iter().chain(others) {
-            self.nodes[index].ask(&["CLUSTER", "SETSLOT", &slot.to_string(), "NODE", &id])?;
+            self.nodes[index].command(&["CLUSTER", "SETSLOT", &slot.to_string(), "NODE", &id])?;
         }
         // Replicas learn it by gossip only. If the new master died before its replica knows, neither would own the
         // hash slot.
         let port = self.nodes[to].port();
-        self.wait("all nodes know the new master of the slot", NEWS_PATIENCE, |views| {
+        self.wait("all nodes know the new master of the slot", GOSSIP_TIMEOUT, |views| {
             views.seen_nodes().all(|seen| seen.owns(slot) == (seen.port == port))
         })
     }

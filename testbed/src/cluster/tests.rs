@@ -16,13 +16,13 @@ fn location(cluster: &RedisCluster, key: &str) -> (u16, usize) {
 /// Writes a key on its master and waits until the replica has it.
 fn write(cluster: &RedisCluster, key: &str) {
     let (_, master) = location(cluster, key);
-    let mut master = cluster.nodes()[master].conversation().unwrap();
-    assert_eq!(master.ask_text(&["SET", key, "here", "EX", "1000"]).unwrap(), "OK");
-    assert_eq!(master.ask_text(&["WAIT", "1", "5000"]).unwrap(), "1");
+    let mut master = cluster.nodes()[master].client().unwrap();
+    assert_eq!(master.command_text(&["SET", key, "here", "EX", "1000"]).unwrap(), "OK");
+    assert_eq!(master.command_text(&["WAIT", "1", "5000"]).unwrap(), "1");
 }
 
 fn read(cluster: &RedisCluster, index: usize, key: &str) -> Result<String, String> {
-    cluster.nodes()[index].ask(&["GET", key]).map_err(|error| error.to_string())
+    cluster.nodes()[index].command(&["GET", key]).map_err(|error| error.to_string())
 }
 
 fn another_master(cluster: &RedisCluster, than: usize) -> usize {
@@ -38,7 +38,7 @@ fn every_node_knows_all_nodes_at_the_start_and_drop_kills_all() {
     let cluster = RedisCluster::start().unwrap();
     let ports: Vec<_> = cluster.nodes().iter().map(RedisServer::port).collect();
     for node in cluster.nodes() {
-        let info = node.ask(&["CLUSTER", "INFO"]).unwrap();
+        let info = node.command(&["CLUSTER", "INFO"]).unwrap();
         for line in ["cluster_state:ok", "cluster_slots_ok:16384", "cluster_known_nodes:6", "cluster_size:3"]
         {
             assert!(info.lines().any(|text| text == line), "{line}: {info}");
@@ -137,7 +137,7 @@ fn migrated_hash_slot_is_served_by_its_new_master() {
     let to = another_master(&cluster, from);
     let keys: Vec<_> = (0..250).map(|number| format!("{{tag}} {number}\n")).collect();
     for key in &keys {
-        cluster.nodes()[from].ask(&["SET", key, "here", "EX", "1000"]).unwrap();
+        cluster.nodes()[from].command(&["SET", key, "here", "EX", "1000"]).unwrap();
     }
     assert!(cluster.move_slot(slot, to, from).is_err(), "it is not that one's");
     cluster.move_slot(slot, from, to).unwrap();
@@ -149,7 +149,7 @@ fn migrated_hash_slot_is_served_by_its_new_master() {
     }
     // A key without an expiry is found on every master.
     assert_eq!(cluster.keys_without_expiry().unwrap(), Vec::<String>::new());
-    cluster.nodes()[to].ask(&["SET", "{tag}", "for ever"]).unwrap();
+    cluster.nodes()[to].command(&["SET", "{tag}", "for ever"]).unwrap();
     assert_eq!(cluster.keys_without_expiry().unwrap(), ["{tag}"]);
     cluster.wait_until_whole(LONG).unwrap();
     cluster.move_slot(slot, to, from).unwrap();
@@ -175,7 +175,7 @@ fn half_migrated_hash_slot_replies_with_ask() {
     let to = another_master(&cluster, from);
     let keys = ["{tag}1", "{tag}2", "{tag}3"];
     for key in keys {
-        cluster.nodes()[from].ask(&["SET", key, "here"]).unwrap();
+        cluster.nodes()[from].command(&["SET", key, "here"]).unwrap();
     }
     let ask = Err(format!("ASK {slot} 127.0.0.1:{}", cluster.nodes()[to].port()));
     let moved = Err(format!("MOVED {slot} 127.0.0.1:{}", cluster.nodes()[from].port()));
@@ -194,9 +194,9 @@ fn half_migrated_hash_slot_replies_with_ask() {
     assert_eq!((here(), redirected()), (0, 3));
     // The new master serves only clients that the old one has redirected.
     assert_eq!(read(&cluster, to, keys[0]), moved);
-    let mut new = cluster.nodes()[to].conversation().unwrap();
-    new.ask(&["ASKING"]).unwrap();
-    assert_eq!(new.ask_text(&["GET", keys[0]]).unwrap(), "here");
+    let mut new = cluster.nodes()[to].client().unwrap();
+    new.command(&["ASKING"]).unwrap();
+    assert_eq!(new.command_text(&["GET", keys[0]]).unwrap(), "here");
     assert_eq!(cluster.master_of(slot).unwrap(), from);
     cluster.end_move(slot_move).unwrap();
     assert_eq!(cluster.master_of(slot).unwrap(), to);

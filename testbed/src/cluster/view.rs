@@ -5,7 +5,7 @@ use std::io;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use crate::conversation::Conversation;
+use crate::resp_client::RespClient;
 
 /// Number of hash slots of a cluster.
 pub(super) const SLOTS: u16 = 16384;
@@ -45,19 +45,19 @@ pub(super) struct SeenNode {
 
 impl View {
     pub(super) fn of(port: u16) -> io::Result<View> {
-        let mut node = Conversation::open(port, TIMEOUT)?;
-        let nodes = node.ask_text(&["CLUSTER", "NODES"])?;
+        let mut node = RespClient::open(port, TIMEOUT)?;
+        let nodes = node.command_text(&["CLUSTER", "NODES"])?;
         let nodes: Vec<SeenNode> = nodes
             .lines()
             .map(|line| SeenNode::parse(line).ok_or_else(|| io::Error::other(format!("not a node: {line}"))))
             .collect::<io::Result<_>>()?;
-        let reply = node.ask(&["CLUSTER", "SLOTS"])?;
+        let reply = node.command(&["CLUSTER", "SLOTS"])?;
         let has = |text: &str, wanted: &str| text.lines().any(|line| line.trim_end() == wanted);
         Ok(View {
             lists_all: nodes.iter().all(|seen| reply.iter().any(|word| word == seen.id.as_bytes())),
             nodes,
-            is_serving: has(&node.ask_text(&["CLUSTER", "INFO"])?, "cluster_state:ok"),
-            is_following: has(&node.ask_text(&["INFO", "replication"])?, "master_link_status:up"),
+            is_serving: has(&node.command_text(&["CLUSTER", "INFO"])?, "cluster_state:ok"),
+            is_following: has(&node.command_text(&["INFO", "replication"])?, "master_link_status:up"),
         })
     }
 

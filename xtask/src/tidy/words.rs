@@ -38,6 +38,44 @@ const RETIRED: &[Retired] = &[
     Retired { name: "give_back", instead: "refund" },
 ];
 
+/// Words that are not part of any name, in any case: `told` also stands for `was_told` and `ToldOff`.
+const RETIRED_WORDS: &[Retired] = &[
+    Retired { name: "asked", instead: "request" },
+    Retired { name: "brought", instead: "inline" },
+    Retired { name: "desk", instead: "listener" },
+    Retired { name: "door", instead: "api" },
+    Retired { name: "doors", instead: "apis" },
+    Retired { name: "errand", instead: "request_context" },
+    Retired { name: "heard", instead: "received" },
+    Retired { name: "passage", instead: "connection" },
+    Retired { name: "patience", instead: "timeout" },
+    Retired { name: "said", instead: "outcome" },
+    Retired { name: "sick", instead: "unhealthy" },
+    Retired { name: "told", instead: "decision" },
+    Retired { name: "whose", instead: "key" },
+];
+
+/// The words of a name: `is_told` and `IsTold` both consist of `is` and `told`.
+fn words_of(name: &str) -> impl Iterator<Item = String> {
+    let mut words = vec![String::new()];
+    let mut was_lower = false;
+    for character in name.chars() {
+        if character == '_' || character.is_uppercase() && was_lower {
+            words.push(String::new());
+        }
+        was_lower = character.is_lowercase() || character.is_numeric();
+        if let (true, Some(word)) = (character != '_', words.last_mut()) {
+            word.extend(character.to_lowercase());
+        }
+    }
+    words.into_iter()
+}
+
+fn retired_in(name: &str) -> Option<&'static Retired> {
+    let word = |word: String| RETIRED_WORDS.iter().find(|retired| retired.name == word);
+    RETIRED.iter().find(|retired| retired.name == name).or_else(|| words_of(name).find_map(word))
+}
+
 pub(super) fn check(file: &File) -> Vec<Finding> {
     let File { path, text } = file;
     let mut findings = Vec::new();
@@ -53,9 +91,9 @@ pub(super) fn check(file: &File) -> Vec<Finding> {
     }
     if path.ends_with(".rs") {
         for (index, line) in code_only(text).lines().enumerate() {
-            let words = line.split(|character: char| !character.is_alphanumeric() && character != '_');
-            for retired in words.filter_map(|word| RETIRED.iter().find(|retired| retired.name == word)) {
-                let message = format!("`{}`: write `{}`", retired.name, retired.instead);
+            let names = line.split(|character: char| !character.is_alphanumeric() && character != '_');
+            for (name, retired) in names.filter_map(|name| Some((name, retired_in(name)?))) {
+                let message = format!("`{name}`: write `{}` or a more exact word", retired.instead);
                 findings.push(Finding::in_line(path, index + 1, message));
             }
         }
@@ -85,7 +123,14 @@ mod tests {
 
     #[test]
     fn retired_names_are_found_in_code_only() {
-        assert_eq!(check("a.rs", "struct Whose;\n"), ["a.rs:1: `Whose`: write `OverrideScope`"]);
+        assert_eq!(
+            check("a.rs", "struct Whose;\n"),
+            ["a.rs:1: `Whose`: write `OverrideScope` or a more exact word"]
+        );
+        for name in ["told", "was_told", "ToldOff", "IsTold", "TOLD", "PATIENCE_MAX"] {
+            assert_eq!(check("a.rs", &format!("let {name} = 1;\n")).len(), 1, "{name}");
+        }
+        assert!(check("a.rs", "let stolde = indoors + unsaid;\n").is_empty());
         assert!(check("a.rs", "// Whose it is.\nlet a = \"Which\"; struct Whosever;\n").is_empty());
         assert!(check("a.md", "Which one?\n").is_empty());
     }

@@ -15,7 +15,7 @@ use axum::response::Response;
 use ratekeeper_config::Secret;
 use subtle::ConstantTimeEq;
 
-use crate::problem::problem;
+use crate::runtime::problem::problem;
 
 /// The state that the layers of one API share.
 #[derive(Clone)]

@@ -82,7 +82,7 @@ families! {
 mod tests {
     use super::*;
 
-    const PAGE: &str = include_str!("../../../docs/operations.md");
+    const PAGE: &str = include_str!("../../../../docs/operations.md");
 
     /// The names in backquotes of a table cell.
     fn quoted(cell: &str) -> Vec<&str> {

@@ -7,24 +7,24 @@ use std::time::Duration;
 /// Used instead of `redis-cli` where a paused server must cause a timeout, or where many commands must not start a
 /// process each.
 #[derive(Debug)]
-pub(crate) struct Conversation {
+pub(crate) struct RespClient {
     stream: BufReader<TcpStream>,
 }
 
-impl Conversation {
+impl RespClient {
     /// Connects. `timeout` applies to connecting and of each reply.
-    pub(crate) fn open(port: u16, timeout: Duration) -> io::Result<Conversation> {
+    pub(crate) fn open(port: u16, timeout: Duration) -> io::Result<RespClient> {
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
         let stream = TcpStream::connect_timeout(&address, timeout)?;
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(timeout))?;
         stream.set_write_timeout(Some(timeout))?;
-        Ok(Conversation { stream: BufReader::new(stream) })
+        Ok(RespClient { stream: BufReader::new(stream) })
     }
 
     /// Sends a command and returns the strings and numbers of the reply, flattened in order. An error reply is
     /// returned as an error with the server's message.
-    pub(crate) fn ask(&mut self, words: &[impl AsRef<[u8]>]) -> io::Result<Vec<Vec<u8>>> {
+    pub(crate) fn command(&mut self, words: &[impl AsRef<[u8]>]) -> io::Result<Vec<Vec<u8>>> {
         let mut command = format!("*{}\r\n", words.len()).into_bytes();
         for word in words.iter().map(AsRef::as_ref) {
             command.extend_from_slice(format!("${}\r\n", word.len()).as_bytes());
@@ -32,17 +32,17 @@ impl Conversation {
             command.extend_from_slice(b"\r\n");
         }
         self.stream.get_mut().write_all(&command)?;
-        self.answer()
+        self.read_reply()
     }
 
     /// The same, joined by newlines into one string.
-    pub(crate) fn ask_text(&mut self, words: &[impl AsRef<[u8]>]) -> io::Result<String> {
-        let answer = self.ask(words)?;
+    pub(crate) fn command_text(&mut self, words: &[impl AsRef<[u8]>]) -> io::Result<String> {
+        let answer = self.command(words)?;
         let texts: Vec<_> = answer.iter().map(|text| String::from_utf8_lossy(text)).collect();
         Ok(texts.join("\n"))
     }
 
-    fn answer(&mut self) -> io::Result<Vec<Vec<u8>>> {
+    fn read_reply(&mut self) -> io::Result<Vec<Vec<u8>>> {
         let mut values = Vec::new();
         // Values of this reply that have not been read yet. An array is one value and adds its elements.
         let mut to_come = 1_usize;
