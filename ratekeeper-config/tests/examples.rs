@@ -1,6 +1,8 @@
 //! The shipped examples are valid, and decide as their comments state.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot be set up has failed")]
 
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use ratekeeper::{Charge, Limiter, ManualClock, Memory, Time};
@@ -98,6 +100,27 @@ fn every_example_is_valid() {
     }
 }
 
+/// Pages run the gateway example and the API example at the same time.
+#[test]
+fn examples_bind_each_address_once() {
+    let bound = |name: &str| -> Vec<SocketAddr> {
+        let config = example(name);
+        let listeners = config.gateway.into_iter().flat_map(|gateway| gateway.listeners);
+        let mut bound: Vec<_> = listeners.map(|listener| listener.address).collect();
+        bound.extend(config.admin.map(|admin| admin.listen));
+        bound.extend(config.apis.http.map(|http| http.api.listen));
+        bound.extend(config.apis.envoy.map(|envoy| envoy.api.listen));
+        bound.extend(config.apis.resp.map(|resp| resp.api.listen));
+        bound
+    };
+    for files in [&["everything"][..], &["study-guide"], &["gateway", "apis"]] {
+        let all: Vec<_> = files.iter().flat_map(|name| bound(name)).collect();
+        let distinct: BTreeSet<_> = all.iter().collect();
+        assert_eq!(distinct.len(), all.len(), "{files:?}: {all:?}");
+    }
+    assert_eq!(bound("everything").len(), 7);
+}
+
 #[test]
 fn two_posts_a_second_per_user() {
     let gate = Gate::new(example("social"));
@@ -181,7 +204,7 @@ fn everything_example_is_read_with_all_settings() {
     assert_eq!(redis.secret.as_ref().unwrap().reveal(), "correct horse battery staple");
     assert_eq!(redis.failure, FailurePolicy::Local { instances: 3 });
     let rules: Vec<_> = config.rules.rules().take(config.named_limits).collect();
-    let [user, work, login, tomorrow, bytes] = rules.as_slice() else { panic!("{rules:?}") };
+    let [user, work, login, planned, bytes] = rules.as_slice() else { panic!("{rules:?}") };
     assert_eq!((user.overrides.len(), user.lease.map(|lease| lease.max)), (3, Some(5)));
     assert!(user.overrides[2].limit.is_none() && work.lease.is_none());
     assert_eq!((login.allow.clients.len(), login.deny.clients.len()), (2, 2));
@@ -189,7 +212,7 @@ fn everything_example_is_read_with_all_settings() {
         (login.on_store_failure, login.ban.map(|ban| ban.after)),
         (Some(FailurePolicy::Closed), Some(20))
     );
-    assert!(tomorrow.is_shadow && !bytes.is_shadow);
+    assert!(planned.is_shadow && !bytes.is_shadow);
     assert_eq!((config.responses.jitter_secs, config.responses.headers.name()), (5, "ietf"));
     assert_eq!(config.jwt.as_ref().unwrap().algorithms, ["EdDSA"]);
     assert_eq!((config.concurrency[0].max, config.concurrency[0].policy.as_str()), (20, "at-once"));

@@ -12,7 +12,7 @@ use ratekeeper_config as config;
 use ratekeeper_config::Config;
 
 use crate::http_api::{MemoryRecords, RecordStore, RedisRecords};
-use crate::runtime::metrics::Exposition;
+use crate::runtime::metrics::{Exposition, families};
 
 /// A store that can hold the limits of a configuration.
 pub trait Backend: Store + Send + Sync + Sized + 'static {
@@ -92,11 +92,9 @@ impl Backend for Memory {
     }
 
     fn write_metrics(limiter: &Limiter, out: &mut Exposition) {
-        out.single("ratekeeper_store_bytes", "gauge", "Bytes used by the states of keys.", limiter.bytes());
-        let help = "Keys in use, once per limit; an estimate for large tables.";
-        out.single("ratekeeper_keys", "gauge", help, limiter.keys());
-        let help = "Checks of keys for which the store was full.";
-        out.single("ratekeeper_store_overflowed_total", "counter", help, limiter.overflowed());
+        out.single(&families::KEYS, limiter.keys());
+        out.single(&families::STORE_BYTES, limiter.bytes());
+        out.single(&families::STORE_OVERFLOWED, limiter.overflowed());
     }
 }
 
@@ -134,7 +132,7 @@ impl Backend for Redis {
 
     fn write_metrics(limiter: &Limiter<Redis>, out: &mut Exposition) {
         let is_up = u8::from(!limiter.is_degraded());
-        out.single("ratekeeper_redis_up", "gauge", "Whether Redis answers.", is_up);
+        out.single(&families::REDIS_UP, is_up);
     }
 }
 

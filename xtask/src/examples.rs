@@ -113,20 +113,13 @@ fn check(workspace: &Workspace, example: &Example) -> Result<()> {
 fn shell(workspace: &Workspace, command: &str) -> Result<Command> {
     let built = workspace.target.join("release");
     let inherited = std::env::var_os("PATH").unwrap_or_default();
-    // The folders where the tests install Envoy and where Debian installs servers.
-    let others = envoy(workspace).into_iter().chain([PathBuf::from("/usr/sbin")]);
+    // Debian installs servers in /usr/sbin, which is often only in root's PATH.
+    let servers = PathBuf::from("/usr/sbin");
     let folders: Vec<PathBuf> =
-        [built].into_iter().chain(std::env::split_paths(&inherited)).chain(others).collect();
+        [built].into_iter().chain(std::env::split_paths(&inherited)).chain([servers]).collect();
     let mut shell = workspace::command("sh", &workspace.root);
     shell.args(["-c", command]).env("PATH", std::env::join_paths(folders).context("setting PATH")?);
     Ok(shell)
-}
-
-/// Returns the folder of the Envoy binary from its Python package.
-fn envoy(workspace: &Workspace) -> Option<PathBuf> {
-    let pythons = std::fs::read_dir(workspace.target.join("envoy/lib")).ok()?;
-    let mut folders = pythons.filter_map(|python| Some(python.ok()?.path().join("site-packages/envoy/_bin")));
-    folders.find(|folder| folder.is_dir())
 }
 
 /// Runs a command to its end, or kills it after `limit`.

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`steps`] | the steps of `cargo xtask test`, in order, and their runner |
 //! | [`test_run`] | runs the test programs and lists the slowest tests |
-//! | [`tidy`] | rules for the files: words, names of types, sizes, dependencies between crates, Korean pages |
+//! | [`tidy`] | rules for the files: words, names of types, sizes, dependencies between crates, links, Korean pages |
 //! | [`deny`] | licenses, sources and advisories of the dependencies |
 //! | [`fuzz`] | searches for inputs that break a property, for a bounded time |
 //! | [`pictures`] | draws the pictures of docs/ |

@@ -22,7 +22,7 @@ pub(crate) const STEPS: &[Step] = &[
     Step { name: "fmt", what: "the formatting is rustfmt's", run: fmt },
     Step {
         name: "tidy",
-        what: "words, names of types, sizes, dependencies between crates, Korean pages",
+        what: "words, names of types, sizes, dependencies between crates, links, Korean pages",
         run: tidy,
     },
     Step { name: "clippy", what: "no warning in any target", run: clippy },

@@ -4,6 +4,7 @@
 //! be committed; ignored files, binary files and fuzz inputs are excluded.
 
 mod crates;
+mod links;
 mod rust_code;
 mod text;
 mod twins;
@@ -60,6 +61,7 @@ pub(crate) fn check(workspace: &Workspace) -> Result<Vec<Finding>> {
     let mut findings: Vec<Finding> =
         files.iter().flat_map(|file| [text::check(file), words::check(file)].concat()).collect();
     findings.extend(crates::check(workspace)?);
+    findings.extend(links::check(&files, &workspace.files()?));
     findings.extend(twins::check(&files));
     findings.extend(types::check(&files));
     Ok(findings)

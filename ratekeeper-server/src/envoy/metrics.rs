@@ -2,19 +2,19 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::runtime::metrics::Exposition;
+use crate::runtime::metrics::{Exposition, families};
 
 /// The outcome of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CallOutcome {
-    Ok,
-    OverLimit,
+    Allowed,
+    Denied,
     /// Allowed only because the limit that would deny it is a shadow limit.
-    Shadow,
+    WouldDeny,
     Error,
 }
 
-const RESULTS: [&str; 4] = ["ok", "over_limit", "shadow", "error"];
+const RESULTS: [&str; 4] = ["allowed", "denied", "would_deny", "error"];
 
 /// Calls by outcome.
 #[derive(Debug, Default)]
@@ -27,10 +27,9 @@ impl EnvoyMetrics {
 
     /// Writes the metrics in the Prometheus text format.
     pub fn write(&self, out: &mut Exposition) {
-        let name = "ratekeeper_envoy_requests_total";
-        out.family(name, "counter", "Envoy API requests, by result.");
-        for (outcome, count) in RESULTS.iter().zip(&self.0) {
-            out.sample(name, &[("result", outcome)], count.load(Ordering::Relaxed));
+        out.family(&families::ENVOY_API_REQUESTS);
+        for (result, count) in RESULTS.iter().zip(&self.0) {
+            out.sample(&families::ENVOY_API_REQUESTS, &[result], count.load(Ordering::Relaxed));
         }
     }
 }

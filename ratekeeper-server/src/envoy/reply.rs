@@ -29,9 +29,9 @@ pub(super) fn reply(
     let raw_body = if verdict.allowed { Bytes::new() } else { settings.denied_body.clone() };
     let is_shadowed = pairs().any(|(descriptor, decision)| descriptor.is_shadow && decision.is_over);
     let (code, outcome) = match (verdict.allowed, is_shadowed) {
-        (true, false) => (RateLimitCode::Ok, CallOutcome::Ok),
-        (true, true) => (RateLimitCode::Ok, CallOutcome::Shadow),
-        (false, _) => (RateLimitCode::OverLimit, CallOutcome::OverLimit),
+        (true, false) => (RateLimitCode::Ok, CallOutcome::Allowed),
+        (true, true) => (RateLimitCode::Ok, CallOutcome::WouldDeny),
+        (false, _) => (RateLimitCode::OverLimit, CallOutcome::Denied),
     };
     let response = RateLimitResponse {
         overall_code: code.into(),

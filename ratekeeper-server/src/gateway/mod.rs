@@ -78,7 +78,7 @@ use crate::admin::StatusSource;
 use crate::backend::{Backend, LimitsError};
 use crate::runtime::Sockets;
 use crate::runtime::access_log::{AccessLog, LogStyle};
-use crate::runtime::metrics::{Exposition, Metrics};
+use crate::runtime::metrics::{Exposition, Metrics, families};
 pub use crate::runtime::metrics::{LimitTraffic, Traffic};
 
 /// Interval between sweeps for idle upstream connections.
@@ -377,50 +377,36 @@ impl<S: Backend> StatusSource for GatewayStatus<S> {
         let (shared, state) = (&self.shared, self.shared.state.load());
         shared.metrics.write(&mut out);
         let open: usize = self.workers.iter().map(|it| it.connections.load(Ordering::Relaxed)).sum();
-        out.single("ratekeeper_connections", "gauge", "Client connections.", open);
-        let name = "ratekeeper_connections_rejected_total";
-        out.family(name, "counter", "Client connections closed on accept, by reason.");
+        out.single(&families::CONNECTIONS, open);
+        out.family(&families::CONNECTIONS_REJECTED);
         for (reason, count) in [
             ("max_connections", &shared.rejected_connections),
             ("untrusted_proxy", &shared.untrusted_connections),
         ] {
-            out.sample(name, &[("reason", reason)], count.load(Ordering::Relaxed));
+            out.sample(&families::CONNECTIONS_REJECTED, &[reason], count.load(Ordering::Relaxed));
         }
-        let in_flight = shared.recorder.in_flight.load(Ordering::Relaxed);
-        out.single("ratekeeper_requests_in_flight", "gauge", "Requests in flight.", in_flight);
-        let dropped = shared.recorder.log.dropped();
-        let help = "Access log lines dropped because the writer was too slow.";
-        out.single("ratekeeper_access_log_dropped_total", "counter", help, dropped);
-        let waiting = state.limits.as_ref().map_or(0, |limits| limits.waiting());
-        out.single("ratekeeper_waiters", "gauge", "Requests delayed by a shaping leaky bucket.", waiting);
+        out.single(&families::REQUESTS_IN_FLIGHT, shared.recorder.in_flight.load(Ordering::Relaxed));
+        let delayed = state.limits.as_ref().map_or(0, |limits| limits.waiting());
+        out.single(&families::REQUESTS_DELAYED, delayed);
         if let Some(limits) = &state.limits {
-            S::write_metrics(limits.limiter(), &mut out);
-            out.family(
-                "ratekeeper_concurrency_permits",
-                "gauge",
-                "Requests in flight, by concurrency limit.",
-            );
+            out.family(&families::CONCURRENCY_PERMITS);
             for (name, held) in limits.in_flight() {
-                out.sample("ratekeeper_concurrency_permits", &[("limit", name)], held);
+                out.sample(&families::CONCURRENCY_PERMITS, &[name], held);
             }
+            S::write_metrics(limits.limiter(), &mut out);
         }
-        out.family(
-            "ratekeeper_upstream_up",
-            "gauge",
-            "Whether an upstream address is healthy and not ejected.",
-        );
+        out.single(&families::ACCESS_LOG_DROPPED, shared.recorder.log.dropped());
         let now = shared.ticker.now();
         let each = || state.upstreams.iter().flat_map(|it| it.addresses().iter().map(move |at| (it, at)));
+        out.family(&families::UPSTREAM_UP);
         for (upstream, address) in each() {
-            let labels =
-                [("upstream", upstream.config.name.as_str()), ("address", address.authority.as_str())];
-            out.sample("ratekeeper_upstream_up", &labels, u8::from(address.is_available(now)));
+            let values = [upstream.config.name.as_str(), address.authority.as_str()];
+            out.sample(&families::UPSTREAM_UP, &values, u8::from(address.is_available(now)));
         }
-        out.family("ratekeeper_upstream_connections", "gauge", "Connections to an upstream address.");
+        out.family(&families::UPSTREAM_CONNECTIONS);
         for (upstream, address) in each() {
-            let labels =
-                [("upstream", upstream.config.name.as_str()), ("address", address.authority.as_str())];
-            out.sample("ratekeeper_upstream_connections", &labels, address.connections());
+            let values = [upstream.config.name.as_str(), address.authority.as_str()];
+            out.sample(&families::UPSTREAM_CONNECTIONS, &values, address.connections());
         }
         out.into_text()
     }

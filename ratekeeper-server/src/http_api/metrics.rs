@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use axum::response::Response;
 
-use crate::runtime::metrics::Exposition;
+use crate::runtime::metrics::{Exposition, families};
 
 /// The endpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,7 +53,7 @@ pub(super) enum EndpointOutcome {
 }
 
 /// The values of the `result` label.
-const RESULTS: [&str; 4] = ["allowed", "denied", "rejected", "failed"];
+const RESULTS: [&str; 4] = ["allowed", "denied", "rejected", "error"];
 
 /// Requests by endpoint and outcome. All labels are fixed names.
 #[derive(Debug, Default)]
@@ -79,37 +79,18 @@ impl HttpApiMetrics {
     /// Writes all metrics in the Prometheus text format.
     #[doc(hidden)]
     pub fn write(&self, out: &mut Exposition) {
-        out.family(
-            "ratekeeper_http_api_requests_total",
-            "counter",
-            "HTTP API requests, by endpoint and result.",
-        );
+        out.family(&families::HTTP_API_REQUESTS);
         for endpoint in Endpoint::ALL {
             for (number, result) in RESULTS.iter().enumerate() {
                 let count = self.requests[endpoint as usize][number].load(Ordering::Relaxed);
-                let labels = [("endpoint", endpoint.name()), ("result", result)];
-                out.sample("ratekeeper_http_api_requests_total", &labels, count);
+                out.sample(&families::HTTP_API_REQUESTS, &[endpoint.name(), result], count);
             }
         }
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        let help = "Requests answered with the stored response of their idempotency key.";
-        out.single("ratekeeper_http_api_idempotent_replays_total", "counter", help, read(&self.replays));
-        let help = "Reservations that expired without being settled.";
-        out.single(
-            "ratekeeper_http_api_reservations_expired_total",
-            "counter",
-            help,
-            read(&self.expired_reservations),
-        );
-        let help = "Refunds that the store did not confirm.";
-        out.single("ratekeeper_http_api_refunds_lost_total", "counter", help, read(&self.lost_refunds));
-        let help = "Responses that could not be stored under their idempotency key.";
-        out.single(
-            "ratekeeper_http_api_idempotency_dropped_total",
-            "counter",
-            help,
-            read(&self.dropped_responses),
-        );
+        out.single(&families::HTTP_API_REPLAYS, read(&self.replays));
+        out.single(&families::HTTP_API_IDEMPOTENCY_DROPPED, read(&self.dropped_responses));
+        out.single(&families::HTTP_API_RESERVATIONS_EXPIRED, read(&self.expired_reservations));
+        out.single(&families::HTTP_API_REFUNDS_LOST, read(&self.lost_refunds));
     }
 }
 
@@ -142,7 +123,7 @@ mod tests {
             r#"ratekeeper_http_api_requests_total{endpoint="check",result="denied"} 1"#,
             r#"ratekeeper_http_api_requests_total{endpoint="authorize",result="denied"} 1"#,
             r#"ratekeeper_http_api_requests_total{endpoint="settle",result="rejected"} 1"#,
-            r#"ratekeeper_http_api_requests_total{endpoint="settle",result="failed"} 1"#,
+            r#"ratekeeper_http_api_requests_total{endpoint="settle",result="error"} 1"#,
             r#"ratekeeper_http_api_requests_total{endpoint="peek",result="allowed"} 0"#,
             "ratekeeper_http_api_reservations_expired_total 0",
         ] {

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use crate::runtime::metrics::Exposition;
+use crate::runtime::metrics::{Exposition, families};
 
 /// The outcome of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,22 +98,15 @@ impl RedisApiMetrics {
 
     /// Writes all metrics in the Prometheus text format.
     pub fn write(&self, out: &mut Exposition) {
-        let name = "ratekeeper_redis_api_commands_total";
-        out.family(name, "counter", "Redis API commands, by result.");
+        out.family(&families::REDIS_API_COMMANDS);
         for (result, count) in self.commands() {
-            out.sample(name, &[("result", result)], count);
+            out.sample(&families::REDIS_API_COMMANDS, &[result], count);
         }
-        let help = "Open Redis API connections.";
-        out.single("ratekeeper_redis_api_connections", "gauge", help, self.open_connections());
-        let (help, accepted) = ("Accepted Redis API connections.", self.accepted.load(Ordering::Relaxed));
-        out.single("ratekeeper_redis_api_connections_total", "counter", help, accepted);
-        let help = "Redis API connections rejected at the maximum number of connections.";
-        out.single(
-            "ratekeeper_redis_api_connections_rejected_total",
-            "counter",
-            help,
-            self.rejected_connections(),
-        );
+        out.single(&families::REDIS_API_CONNECTIONS, self.open_connections());
+        out.single(&families::REDIS_API_CONNECTIONS_ACCEPTED, self.accepted.load(Ordering::Relaxed));
+        out.family(&families::REDIS_API_CONNECTIONS_REJECTED);
+        let rejected = self.rejected_connections();
+        out.sample(&families::REDIS_API_CONNECTIONS_REJECTED, &["max_connections"], rejected);
     }
 }
 
@@ -156,7 +149,7 @@ mod tests {
             r#"ratekeeper_redis_api_commands_total{result="error"} 1"#,
             "ratekeeper_redis_api_connections 1",
             "ratekeeper_redis_api_connections_total 2",
-            "ratekeeper_redis_api_connections_rejected_total 1",
+            r#"ratekeeper_redis_api_connections_rejected_total{reason="max_connections"} 1"#,
         ] {
             assert!(text.lines().any(|it| it == line), "{line}\n{text}");
         }

@@ -9,6 +9,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+pub(crate) mod families;
+
+use families::Family;
+
 /// The outcome of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum RequestDecision {
@@ -79,7 +83,7 @@ impl RouteMetrics {
         RouteMetrics { workers: (0..workers).map(|_| RouteCounters::default()).collect() }
     }
 
-    /// RouteCounters a completed request.
+    /// Counts a completed request.
     pub(crate) fn count(&self, worker: usize, decision: RequestDecision, status: u16, duration: Duration) {
         let Some(counts) = self.workers.get(worker) else { return };
         let class = usize::from(status / 100).clamp(1, CLASSES) - 1;
@@ -232,46 +236,37 @@ impl Metrics {
         let named = self.named.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let mut routes: Vec<_> = named.routes.iter().collect();
         routes.sort_unstable_by_key(|(name, _)| *name);
-        out.family("ratekeeper_requests_total", "counter", "Requests, by route, decision and status class.");
+        out.family(&families::REQUESTS);
         for (name, route) in &routes {
             for decision in RequestDecision::ALL {
                 for class in 0..CLASSES {
                     let count = route.sum(|counts| &counts.requests[decision as usize][class]);
                     // Most combinations never occur.
                     if count > 0 {
-                        let (decision, code) = (decision.name(), format!("{}xx", class + 1));
-                        let labels = [("route", name.as_str()), ("decision", decision), ("code", &code)];
-                        out.sample("ratekeeper_requests_total", &labels, count);
+                        let values = [name.as_str(), decision.name(), &format!("{}xx", class + 1)];
+                        out.sample(&families::REQUESTS, &values, count);
                     }
                 }
             }
         }
-        let name = "ratekeeper_request_duration_seconds";
-        out.family(name, "histogram", "Time from the request head to the end of the response.");
-        for (route_name, route) in &routes {
-            let mut sum = 0;
-            for (number, end) in BUCKETS_US.iter().map(Some).chain([None]).enumerate() {
-                sum += route.sum(|counts| &counts.buckets[number]);
-                let end = end.map_or("+Inf".to_owned(), |micros| Seconds(*micros).to_string());
-                out.sample(&format!("{name}_bucket"), &[("route", route_name), ("le", &end)], sum);
-            }
+        out.family(&families::REQUEST_DURATION);
+        for (name, route) in &routes {
+            let buckets: Vec<u64> =
+                (0..=BUCKETS_US.len()).map(|number| route.sum(|counts| &counts.buckets[number])).collect();
             let micros = route.sum(|counts| &counts.micros);
-            out.sample(&format!("{name}_sum"), &[("route", route_name)], Seconds(micros));
-            out.sample(&format!("{name}_count"), &[("route", route_name)], sum);
+            out.histogram(&families::REQUEST_DURATION, &[name], &buckets, Seconds(micros));
         }
-        out.family("ratekeeper_limit_decisions_total", "counter", "Decisions, by limit and decision.");
+        out.family(&families::LIMIT_DECISIONS);
         let mut limits: Vec<_> = named.limits.iter().collect();
         limits.sort_unstable_by_key(|(name, _)| *name);
         for (name, limit) in limits {
             for decision in LimitDecision::ALL {
-                let labels = [("limit", name.as_str()), ("decision", decision.name())];
-                out.sample("ratekeeper_limit_decisions_total", &labels, limit.sum(decision));
+                out.sample(&families::LIMIT_DECISIONS, &[name, decision.name()], limit.sum(decision));
             }
         }
-        out.family("ratekeeper_reloads_total", "counter", "Configuration reloads, by result.");
+        out.family(&families::RELOADS);
         for (succeeded, result) in ["failure", "success"].iter().enumerate() {
-            let count = self.reloads[succeeded].load(Ordering::Relaxed);
-            out.sample("ratekeeper_reloads_total", &[("result", result)], count);
+            out.sample(&families::RELOADS, &[result], self.reloads[succeeded].load(Ordering::Relaxed));
         }
     }
 }
@@ -312,26 +307,51 @@ pub struct Exposition(String);
 
 impl Exposition {
     /// Writes the header of a metric family, before its first sample.
-    pub fn family(&mut self, name: &str, kind: &str, help: &str) {
+    pub(crate) fn family(&mut self, family: &Family) {
+        let Family { name, kind, help, .. } = family;
         // Writing into a string cannot fail.
         let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
     }
 
-    /// Writes one sample.
-    pub fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: impl fmt::Display) {
-        self.0.push_str(name);
-        for (number, (label, text)) in labels.iter().enumerate() {
-            self.0.push_str(if number == 0 { "{" } else { "," });
-            let text = text.replace('\\', r"\\").replace('"', "\\\"").replace('\n', r"\n");
-            let _ = write!(self.0, "{label}=\"{text}\"");
-        }
-        let _ = writeln!(self.0, "{} {value}", if labels.is_empty() { "" } else { "}" });
+    /// Writes one sample, with a value for each label of the family.
+    pub(crate) fn sample(&mut self, family: &Family, values: &[&str], value: impl fmt::Display) {
+        debug_assert_eq!(family.labels.len(), values.len(), "{}", family.name);
+        self.line(family.name, family.labels.iter().copied().zip(values.iter().copied()), value);
     }
 
     /// Writes a family with one sample and no labels.
-    pub fn single(&mut self, name: &str, kind: &str, help: &str, value: impl fmt::Display) {
-        self.family(name, kind, help);
-        self.sample(name, &[], value);
+    pub(crate) fn single(&mut self, family: &Family, value: impl fmt::Display) {
+        self.family(family);
+        self.sample(family, &[], value);
+    }
+
+    /// Writes the samples of one histogram, from the counts of its buckets: those of [`BUCKETS_US`], and the rest.
+    fn histogram(&mut self, family: &Family, values: &[&str], buckets: &[u64], total: Seconds) {
+        let labels = || family.labels.iter().copied().zip(values.iter().copied());
+        let ends = BUCKETS_US.iter().map(|micros| Seconds(*micros).to_string()).chain(["+Inf".to_owned()]);
+        let mut count = 0;
+        for (end, in_bucket) in ends.zip(buckets) {
+            count += in_bucket;
+            self.line(&format!("{}_bucket", family.name), labels().chain([("le", end.as_str())]), count);
+        }
+        self.line(&format!("{}_sum", family.name), labels(), total);
+        self.line(&format!("{}_count", family.name), labels(), count);
+    }
+
+    fn line<'a>(
+        &mut self,
+        name: &str,
+        labels: impl Iterator<Item = (&'a str, &'a str)>,
+        value: impl fmt::Display,
+    ) {
+        self.0.push_str(name);
+        let mut opening = '{';
+        for (label, text) in labels {
+            let text = text.replace('\\', r"\\").replace('"', "\\\"").replace('\n', r"\n");
+            let _ = write!(self.0, "{opening}{label}=\"{text}\"");
+            opening = ',';
+        }
+        let _ = writeln!(self.0, "{} {value}", if opening == ',' { "}" } else { "" });
     }
 
     /// The text written so far.

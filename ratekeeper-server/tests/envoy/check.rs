@@ -296,8 +296,8 @@ async fn shadow_limit_denies_nothing() {
         );
     }
     let text = super::listener::metrics(&service);
-    assert!(text.contains("ratekeeper_envoy_requests_total{result=\"ok\"} 1\n"), "{text}");
-    assert!(text.contains("ratekeeper_envoy_requests_total{result=\"shadow\"} 2\n"), "{text}");
+    assert!(text.contains("ratekeeper_envoy_api_requests_total{result=\"allowed\"} 1\n"), "{text}");
+    assert!(text.contains("ratekeeper_envoy_api_requests_total{result=\"would_deny\"} 2\n"), "{text}");
 }
 
 #[tokio::test]

@@ -52,7 +52,7 @@ const RULES: &[Rule] = &[
     },
     Rule { pattern: "dbg!", seen: Seen::RustCode, instead: "remove it" },
     Rule { pattern: "#[ignore", seen: Seen::RustCode, instead: "a test runs, or it goes" },
-    Rule { pattern: "thread::sleep", seen: Seen::RustCode, instead: "crank a ManualClock" },
+    Rule { pattern: "thread::sleep", seen: Seen::RustCode, instead: "set a ManualClock" },
     Rule { pattern: "unsafe", seen: Seen::RustCode, instead: "nothing here needs raw memory" },
 ];
 
