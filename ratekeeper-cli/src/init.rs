@@ -31,9 +31,10 @@ pub(crate) fn run(args: &Init) -> Result<(), CliError> {
     let is_printed = args.output == Path::new("-");
     if !is_printed && !args.force && args.output.exists() {
         let name = args.output.display();
-        return Err(CliError::Usage(format!(
-            "{name} exists already\n  = help: write another file with `--output`, or replace it with `--force`"
-        )));
+        return Err(CliError::usage(
+            &format!("{name} already exists"),
+            "choose another file with `--output FILE`, or replace this one with `--force`",
+        ));
     }
     let mut questions = Questions { is_asking: io::stdin().is_terminal() };
     let starter = Starter::from(args, &mut questions)?;
@@ -121,9 +122,8 @@ impl Questions {
         parse: impl Fn(&str) -> Result<T, String>,
     ) -> Result<T, CliError> {
         if let Some(typed) = flag {
-            return parse(typed).map_err(|help| {
-                CliError::Usage(format!("invalid value `{typed}` for `{name}`\n  = help: {help}"))
-            });
+            return parse(typed)
+                .map_err(|help| CliError::usage(&format!("invalid value `{typed}` for `{name}`"), &help));
         }
         let mut tries = 0;
         loop {
@@ -138,7 +138,7 @@ impl Questions {
                     tries += 1;
                 }
                 Err(help) => {
-                    return Err(CliError::Usage(format!("invalid value `{typed}`\n  = help: {help}")));
+                    return Err(CliError::usage(&format!("invalid value `{typed}`"), &help));
                 }
             }
         }

@@ -44,8 +44,12 @@ pub(crate) fn config_text(path: &Path) -> Result<String, CliError> {
         .take(TEXT_BYTES_MAX as u64 + 1)
         .read_to_end(&mut bytes)
         .map_err(cannot)?;
+    if bytes.len() > TEXT_BYTES_MAX {
+        let message = format!("{name} has more than {TEXT_BYTES_MAX} bytes, the maximum of a configuration");
+        return Err(CliError::usage(&message, "check that this is the right file"));
+    }
     String::from_utf8(bytes)
-        .map_err(|_| CliError::Usage(format!("{name} is not UTF-8\n  = help: save the file as UTF-8")))
+        .map_err(|_| CliError::usage(&format!("{name} is not UTF-8"), "save the file as UTF-8"))
 }
 
 pub(crate) fn demo() -> Source {

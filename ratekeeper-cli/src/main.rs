@@ -11,6 +11,7 @@ use clap::{CommandFactory as _, Parser};
 mod args;
 mod banner;
 mod config_source;
+mod demo;
 mod descriptors;
 mod environment;
 mod envoy;

@@ -9,7 +9,7 @@ use ratekeeper::Memory;
 use ratekeeper::redis::Redis;
 use ratekeeper_config::{Config, Store, Timeouts};
 use ratekeeper_server::gateway::{Gateway, StartError};
-use ratekeeper_server::{Apis, Backend, LogStyle, Sockets, admin, demo};
+use ratekeeper_server::{Apis, Backend, LogStyle, Sockets, admin};
 use tokio::process::Child;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::{Instant, interval};
@@ -17,34 +17,34 @@ use tokio::time::{Instant, interval};
 use crate::args::{LogArgs, Run};
 use crate::banner::{self, Listening};
 use crate::config_source::ConfigSource;
+use crate::demo::Demo;
 use crate::descriptors;
 use crate::environment::Files;
 use crate::error::CliError;
 use crate::handover;
 use crate::log;
 
-const DEMO_UPSTREAM: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 8081);
 /// How often the configuration files are polled for changes, for deployments that do not send SIGHUP.
 const POLL_EVERY: Duration = Duration::from_secs(1);
 
 /// Runs what a configuration file configures.
 pub(crate) fn run(args: &Run) -> Result<(), CliError> {
-    start(&ConfigSource::find(args)?, args.log)
+    start(&ConfigSource::find(args)?, args.log, Sockets::new(handover::inherited()?), None)
 }
 
 /// Runs the built-in example in front of a small upstream.
 pub(crate) fn demo(args: LogArgs) -> Result<(), CliError> {
-    start(&ConfigSource::Demo, args)
+    let (demo, sockets) = Demo::start(handover::inherited()?)?;
+    start(&ConfigSource::Demo(demo.text.clone()), args, sockets, Some(demo))
 }
 
-fn start(source: &ConfigSource, log: LogArgs) -> Result<(), CliError> {
+fn start(source: &ConfigSource, log: LogArgs, sockets: Sockets, demo: Option<Demo>) -> Result<(), CliError> {
     let (config, files) = source.read();
     let config = config?;
     let styles = Styles { events: log::style(log, &io::stderr()), requests: log::style(log, &io::stdout()) };
     log::start(styles.events);
     log_warnings(&config, &source.name());
     descriptors::raise();
-    let mut sockets = Sockets::new(handover::inherited()?);
     // Resolved now: by the time of an upgrade the path may hold another program, and the current one may have no
     // path.
     let program = std::env::current_exe();
@@ -53,11 +53,13 @@ fn start(source: &ConfigSource, log: LogArgs) -> Result<(), CliError> {
     let runtime = runtime.map_err(|error| CliError::Input(format!("cannot start: {error}")))?;
     runtime.block_on(async {
         let mut listening = Vec::new();
-        if source.is_demo() {
-            let unable = |error: io::Error| {
-                CliError::Input(format!("cannot listen on {DEMO_UPSTREAM} for the demo upstream: {error}"))
-            };
-            let (address, serving) = sockets.listen(DEMO_UPSTREAM).and_then(demo::listen).map_err(unable)?;
+        if let Some(demo) = demo {
+            for address in demo.in_use {
+                tracing::warn!(%address, "address in use by another program, using a free port");
+            }
+            let served = ratekeeper_server::demo::listen(demo.upstream);
+            let (address, serving) = served
+                .map_err(|error| CliError::Input(format!("cannot start the demo upstream: {error}")))?;
             tokio::spawn(serving);
             listening.push(Listening::new("demo upstream", format!("http://{address}")));
         }
@@ -103,13 +105,13 @@ impl Server<'_> {
         let status = apis.status(gateway.status());
         let admin = config.admin.as_ref().map(|admin| admin.listen).map(|address| {
             sockets.listen(address).and_then(|listener| admin::listen(listener, status)).map_err(|error| {
-            CliError::Input(match error.kind() {
-                io::ErrorKind::AddrInUse => format!(
-                    "{address} is in use by another program; stop that, or write another `admin` in the file"
-                ),
-                _ => format!("cannot listen on {address} for `admin`: {error}"),
+                CliError::Input(match error.kind() {
+                    io::ErrorKind::AddrInUse => {
+                        format!("{address} is in use by another program; stop it, or change `admin`")
+                    }
+                    _ => format!("cannot listen on {address} for `admin`: {error}"),
+                })
             })
-        })
         });
         let admin = admin.transpose()?;
         for address in sockets.close_unused() {

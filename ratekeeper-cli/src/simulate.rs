@@ -6,22 +6,22 @@ use ratekeeper::Limit;
 use ratekeeper_insight::{Comparison, Jsonl, Summary, Trace, replay_batches};
 
 use crate::args::{Format, Simulate};
-use crate::error::CliError;
+use crate::error::{CliError, with_help};
 use crate::input::{self, Source};
 use crate::screen;
 use crate::store::Store;
 
 pub(crate) fn run(args: &Simulate) -> Result<(), CliError> {
     if args.compare && args.format == Format::Jsonl {
-        return Err(CliError::Usage(
-            "--format jsonl prints the decisions of one limit, and --compare has five\n  = help: leave one of the two out"
-                .to_owned(),
+        return Err(CliError::usage(
+            "--format jsonl prints the decisions of one limit, and --compare has five",
+            "leave one of the two out",
         ));
     }
     if args.compare && args.store != "memory" {
-        return Err(CliError::Usage(
-            "--compare keeps the states of five limits in memory\n  = help: leave --store out, or compare one by one"
-                .to_owned(),
+        return Err(CliError::usage(
+            "--compare keeps the state of five limits in memory",
+            "leave --store out, or simulate one limit at a time",
         ));
     }
     let limit = input::limit(args)?;
@@ -105,9 +105,9 @@ fn print(report: &str) -> Result<(), CliError> {
 
 fn warn_of_overflow(requests: u64) {
     if requests > 0 {
-        eprintln!(
-            "warning: {requests} requests had a key that did not fit into memory, so their decisions are not \
-             exact\n  = help: raise --max-keys"
+        let message = format!(
+            "{requests} requests had a key that did not fit into memory, so their decisions are not exact"
         );
+        eprintln!("warning: {}", with_help(&message, "raise --max-keys"));
     }
 }

@@ -8,7 +8,7 @@ use ratekeeper::{Clock, Decision, Limit, Limiter, SystemClock};
 use ratekeeper_insight::{Batch, Simulator};
 use tokio::runtime::Runtime;
 
-use crate::error::CliError;
+use crate::error::{CliError, with_help};
 
 /// Decides the requests of a trace.
 pub(crate) enum Store {
@@ -42,9 +42,10 @@ impl Store {
         let limiter = {
             let _on_runtime = runtime.enter();
             Limiter::builder(limit).redis(&settings).map_err(|error| {
-                CliError::Usage(format!(
-                    "--store: {error}\n  = help: or write `memory`, which is the default"
-                ))
+                CliError::usage(
+                    &format!("--store: {error}"),
+                    "write an address as in redis://127.0.0.1:6379, or `memory`, which is the default",
+                )
             })?
         };
         Ok(Store::Redis(Box::new(OnServer { runtime, limiter, failure: None })))
@@ -75,8 +76,9 @@ impl Store {
     pub(crate) fn end(&self) -> Result<(), CliError> {
         match self {
             Store::Redis(server) => match &server.failure {
-                Some(failure) => Err(CliError::Input(format!(
-                    "{failure}\n  = help: is the server of --store running, and is it Redis 7 or newer?"
+                Some(failure) => Err(CliError::Input(with_help(
+                    failure,
+                    "check that the server of --store is running and is Redis 7 or newer",
                 ))),
                 None => Ok(()),
             },

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use ratekeeper_config::{Config, Diagnostic, SCHEMA, Store, Table};
+use ratekeeper_config::{Apis, Config, Diagnostic, SCHEMA, Store, Table};
 use serde_json::{Map, Value, json};
 
 use crate::args::{Validate, ValidateFormat};
@@ -95,27 +95,38 @@ pub(crate) fn schema() -> Result<(), CliError> {
     print(SCHEMA)
 }
 
-/// Summarises the configuration without its secrets.
+/// Summarises the configuration in one line, without its secrets.
 fn summary(config: &Config) -> String {
+    let mut limits = Vec::new();
+    let named = config.named_limits + config.concurrency.len();
+    if named > 0 || config.domains.is_empty() {
+        limits.push(counted(named, "limit"));
+    }
+    if !config.domains.is_empty() {
+        let of_domains = counted(config.rules.rules().len() - config.named_limits, "limit");
+        limits.push(format!("{} with {of_domains}", counted(config.domains.len(), "domain")));
+    }
     let store = match &config.store {
         Store::Memory { .. } => "in memory",
         Store::Redis(_) => "in Redis",
     };
-    let mut limits = format!("{} {store}", counted(config.named_limits + config.concurrency.len(), "limit"));
-    if !config.domains.is_empty() {
-        let domains = counted(config.domains.len(), "domain");
-        let asked = counted(config.rules.rules().len() - config.named_limits, "limit");
-        limits = format!("{limits}, {domains} with {asked}");
-    }
+    let mut parts = vec![format!("{} {store}", limits.join(" and "))];
     match &config.gateway {
         Some(gateway) => {
-            let routes = counted(gateway.routes.len(), "route");
-            let addresses: Vec<String> =
-                gateway.listeners.iter().map(|listener| listener.address.to_string()).collect();
-            format!("{limits}, {routes}, listening on {}", addresses.join(", "))
+            parts.push(counted(gateway.routes.len(), "route"));
+            let addresses: Vec<String> = gateway.listeners.iter().map(|it| it.address.to_string()).collect();
+            parts.push(format!("listening on {}", addresses.join(", ")));
         }
-        None => format!("{limits}, no gateway"),
+        None => parts.push("no gateway".to_owned()),
     }
+    let Apis { http, envoy, resp, .. } = &config.apis;
+    let apis = [
+        ("HTTP API", http.as_ref().map(|it| &it.api)),
+        ("Envoy API", envoy.as_ref().map(|it| &it.api)),
+        ("Redis API", resp.as_ref().map(|it| &it.api)),
+    ];
+    parts.extend(apis.iter().filter_map(|(name, api)| Some(format!("{name} on {}", (*api)?.listen))));
+    parts.join(", ")
 }
 
 fn counted(count: usize, what: &str) -> String {

@@ -80,7 +80,7 @@ fn invalid_line_ends_the_output_with_an_error() {
     assert_eq!(ended.stdout.lines().count(), 1);
     assert_eq!(
         ended.stderr,
-        "error: stdin:3: in column time, `later` is not a time\n  = write seconds since 1970, as in 1700000000.5, \
+        "error: in column time, `later` is not a time\n  --> stdin:3\n   = help: write seconds since 1970, as in 1700000000.5, \
          or a time as in 2023-11-14T22:13:20.5Z\n"
     );
 }
@@ -98,6 +98,6 @@ fn inexact_decisions_print_a_warning() {
         first.ends_with(" requests had a key that did not fit into memory, so their decisions are not exact"),
         "{first}"
     );
-    assert_eq!(told.next(), Some("  = raise --max-keys"));
+    assert_eq!(told.next(), Some("   = help: raise --max-keys"));
     assert_eq!(told.next(), None);
 }

@@ -34,9 +34,11 @@ fn folder_is_migrated_to_a_valid_configuration() {
     }
     fs::create_dir(folder.join("folder.yaml")).unwrap();
     let printed = "\
-# Limits in memory are those of one process; for several, write as in `store: redis://127.0.0.1:6379`.
+# Limits are kept in this process. To share them among instances, write as in
+# store: { redis: { address: redis://127.0.0.1:6379, secret: \"${RATEKEEPER_SECRET}\", instances: 2 } }
 store: memory
-# Where Envoy asks; and others, by POST /json. Off this machine both need a token.
+
+# The Envoy API (rate limit service), and the HTTP API with POST /json. Addresses that other machines reach need a token.
 apis: { envoy: 127.0.0.1:8081, http: 127.0.0.1:8080 }
 
 domains:
@@ -52,8 +54,8 @@ domains:
     assert_eq!(migrated, Ended { code: 0, stdout: printed.to_owned(), stderr: String::new() });
 
     file("migrated.yaml", printed);
-    let said = "migrated.yaml: no limits in memory, 2 domains with 1 limit, no gateway\n";
-    let checked = run(&["check", "migrated.yaml"], "");
+    let said = "migrated.yaml: 2 domains with 1 limit in memory, no gateway, HTTP API on 127.0.0.1:8080, Envoy API on 127.0.0.1:8081\n";
+    let checked = run(&["validate", "migrated.yaml"], "");
     assert_eq!(checked, Ended { code: 0, stdout: said.to_owned(), stderr: String::new() });
 }
 
@@ -65,19 +67,21 @@ fn mistakes_are_reported_and_nothing_is_printed() {
     fs::write(folder.join("b.yaml"), "domain: edge\ndescriptors: [{ key: a, rate_limit: { unit: dya } }]\n")
         .unwrap();
     let told = "\
-error: envoy-bad/b.yaml:1:9: the domain `edge` is that of envoy-bad/a.yaml, too
-  |
-1 | domain: edge
-  |         ^^^^
-  = join the two files, or give each a domain of its own
+error: duplicate domain `edge`, already defined in envoy-bad/a.yaml
+  --> envoy-bad/b.yaml:1:9
+   |
+ 1 | domain: edge
+   |         ^^^^
+   = help: merge the two files, or rename one of the domains
 
-error: envoy-bad/b.yaml:2:45: `dya` is not a unit
-  |
-2 | descriptors: [{ key: a, rate_limit: { unit: dya } }]
-  |                                             ^^^
-  = write `day`; the units are second, minute, hour, day, week, month and year
+error: unknown unit `dya`
+  --> envoy-bad/b.yaml:2:45
+   |
+ 2 | descriptors: [{ key: a, rate_limit: { unit: dya } }]
+   |                                             ^^^
+   = help: did you mean `day`? Units: second, minute, hour, day, week, month, year
 
-2 mistakes
+2 errors
 ";
     let migrated = run(&["migrate", "envoy", "envoy-bad"], "");
     assert_eq!(migrated, Ended { code: 2, stdout: String::new(), stderr: told.to_owned() });

@@ -45,7 +45,11 @@ fn unavailable_server_is_reported() {
         run(&["simulate", "--limit", "fixed_window:", "--trace", DEMO, "--store", "redis://127.0.0.1:1"], "");
     assert_eq!((ended.code, &*ended.stdout), (1, ""));
     assert!(ended.stderr.starts_with("error: cannot reach Redis: "), "{}", ended.stderr);
-    assert!(ended.stderr.contains("is the server of --store running"), "{}", ended.stderr);
+    assert!(
+        ended.stderr.contains("check that the server of --store is running and is Redis 7 or newer"),
+        "{}",
+        ended.stderr
+    );
 }
 
 #[test]

@@ -25,7 +25,7 @@ fn validate_with(path: &str, variables: &[(&str, &str)]) -> Ended {
 fn valid_file_is_summarised_in_one_line() {
     let secrets = [
         ("REDIS_PASSWORD", PASSWORD),
-        ("RATEKEEPER_SECRET", PASSWORD),
+        ("RATEKEEPER_SECRET", "0123456789abcdef"),
         ("UPSTREAM_TOKEN", PASSWORD),
         ("ADMIN_TOKEN", "0123456789abcdef"),
     ];
@@ -34,8 +34,8 @@ fn valid_file_is_summarised_in_one_line() {
         ("gateway", "1 limit in memory, 1 route, listening on 127.0.0.1:8080"),
         (
             "everything",
-            "6 limits in Redis, 1 domain with 5 limits, 3 routes, listening on 127.0.0.1:8080, 127.0.0.1:8443, \
-             127.0.0.1:8090",
+            "6 limits and 1 domain with 5 limits in Redis, 4 routes, listening on 127.0.0.1:8080, 127.0.0.1:8443, \
+             127.0.0.1:8090, HTTP API on 127.0.0.1:9181, Envoy API on 127.0.0.1:9182, Redis API on 127.0.0.1:6380",
         ),
     ] {
         let path = format!("{EXAMPLES}/{name}.yaml");
@@ -56,33 +56,36 @@ fn all_mistakes_are_reported_in_one_run() {
             code: 2,
             stdout: String::new(),
             stderr: "\
-error: three.yaml:3:10: `usr` is not a part of a request
-  |
-3 |     key: usr
-  |          ^^^
-  = write `ip`, `global`, or as in `{ header: X-User-Id, fallback: anonymous }`
+error: unknown key `usr`
+  --> three.yaml:3:10
+   |
+ 3 |     key: usr
+   |          ^^^
+   = help: write `ip`, `global`, or as in `{ header: X-User-Id, fallback: anonymous }`
 
-error: three.yaml:4:31: capacity is 0, so nothing would ever pass
-  |
-4 |     token_bucket: { capacity: 0 }
-  |                               ^
-  = write a whole number from 1 to 4294967295
+error: capacity is 0, which would deny every request
+  --> three.yaml:4:31
+   |
+ 4 |     token_bucket: { capacity: 0 }
+   |                               ^
+   = help: write a whole number from 1 to 4294967295
 
-error: three.yaml:5:1: `stor` is not a parameter of the file
-  |
-5 | stor: memory
-  | ^^^^
-  = write `store`; the file has store, client, paths, responses, jwt, limits, domains, gateway, apis and admin
+error: unknown field `stor` in the file
+  --> three.yaml:5:1
+   |
+ 5 | stor: memory
+   | ^^^^
+   = help: did you mean `store`? Fields: store, client, paths, responses, jwt, limits, domains, gateway, apis, admin, log
 
-3 mistakes
+3 errors
 "
             .to_owned()
         }
     );
     file("one.yaml", "stor: memory\n");
-    assert!(validate("one.yaml").stderr.ends_with("\n\n1 mistake\n"));
+    assert!(validate("one.yaml").stderr.ends_with("\n\n1 error\n"));
     file("endless.yaml", "a: 1\n".repeat(5) + &(0..500).map(|n| format!("b{n}: 1\n")).collect::<String>());
-    assert!(validate("endless.yaml").stderr.ends_with("\n\n100 or more mistakes\n"));
+    assert!(validate("endless.yaml").stderr.ends_with("\n\n100 or more errors\n"));
 }
 
 #[test]
@@ -94,7 +97,7 @@ fn unreadable_file_exits_with_1_and_invalid_file_with_2() {
     let ended = validate("latin-config.yaml");
     assert_eq!(
         (ended.code, &*ended.stderr),
-        (2, "error: latin-config.yaml is not UTF-8\n  = save the file as UTF-8\n")
+        (2, "error: latin-config.yaml is not UTF-8\n   = help: save the file as UTF-8\n")
     );
     assert_eq!(run(&["validate"], "").code, 2);
 }
@@ -115,18 +118,16 @@ fn files_are_resolved_from_the_folder_of_the_configuration() {
     file("beside/good.yaml", config("secret.txt"));
     let ended = validate("beside/good.yaml");
     assert_eq!((ended.code, &*ended.stdout), (0, "beside/good.yaml: 1 limit in Redis, no gateway\n"));
-    for (name, what) in [
-        ("empty.txt", "beside/bad.yaml:1:55: the secret is empty"),
-        (
-            "nowhere.txt",
-            "beside/bad.yaml:1:63: the file cannot be read: No such file or directory (os error 2)",
-        ),
-        ("latin.txt", "beside/bad.yaml:1:63: the file cannot be read: it is not UTF-8"),
-        ("large.txt", "beside/bad.yaml:1:63: the file cannot be read: it has more than 1000000 bytes"),
+    for (name, what, column) in [
+        ("empty.txt", "the secret is empty", 55),
+        ("nowhere.txt", "cannot read the file: No such file or directory (os error 2)", 63),
+        ("latin.txt", "cannot read the file: it is not UTF-8", 63),
+        ("large.txt", "cannot read the file: it has more than 1000000 bytes", 63),
     ] {
         file("beside/bad.yaml", config(name));
         let ended = validate("beside/bad.yaml");
-        assert_eq!((ended.code, ended.stderr.lines().next()), (2, Some(&*format!("error: {what}"))));
+        let expected = format!("error: {what}\n  --> beside/bad.yaml:1:{column}\n");
+        assert!(ended.code == 2 && ended.stderr.starts_with(&expected), "{ended:?}");
     }
 }
 
@@ -135,7 +136,11 @@ fn secrets_are_never_printed() {
     let everything = format!("{EXAMPLES}/everything.yaml");
     let ended = validate_with(&everything, &[("REDIS_PASSWORD", PASSWORD)]);
     assert_eq!(ended.code, 2);
-    assert!(ended.stderr.contains("the environment has no variable `RATEKEEPER_SECRET`"), "{}", ended.stderr);
+    assert!(
+        ended.stderr.contains("error: environment variable `RATEKEEPER_SECRET` is not set\n"),
+        "{}",
+        ended.stderr
+    );
     for yaml in [
         format!("store: redis://user:{PASSWORD}@127.0.0.1\nlimits: {{ a: {{ token_bucket: }} }}"),
         format!("store: redis//user:{PASSWORD}@127.0.0.1"),

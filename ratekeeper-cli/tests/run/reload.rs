@@ -199,13 +199,13 @@ async fn changed_referenced_file_is_reloaded() {
     reloads(3).await;
     // A missing file is read once it appears.
     folder.write("ratekeeper.yaml", &good.replace("file: token", "file: other"));
-    until("a word on the file", || process.said("the file cannot be read") == 1).await;
+    until("a word on the file", || process.said("cannot read the file") == 1).await;
     folder.write("other", "3");
     reloads(4).await;
     assert_eq!(get(address, "/").await.body, b"3");
     // A file that never appears does not block later reloads.
     folder.write("ratekeeper.yaml", &good.replace("file: token", "file: gone"));
-    until("a word on the file", || process.said("the file cannot be read") == 2).await;
+    until("a word on the file", || process.said("cannot read the file") == 2).await;
     folder.write("ratekeeper.yaml", &good);
     reloads(5).await;
     assert_eq!(get(address, "/").await.body, b"2");

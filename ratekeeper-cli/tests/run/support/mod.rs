@@ -2,6 +2,7 @@
 
 mod client;
 mod process;
+mod terminal;
 mod upstream;
 
 use std::path::{Path, PathBuf};
@@ -11,6 +12,7 @@ use tokio::time::timeout;
 
 pub(crate) use client::{Answer, Client, Load, Tally, get};
 pub(crate) use process::{Process, ratekeeper};
+pub(crate) use terminal::Terminal;
 pub(crate) use upstream::Upstream;
 
 /// Test timeout: long enough for a busy machine, so that only a failing test reaches it.

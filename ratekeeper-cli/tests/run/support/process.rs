@@ -49,9 +49,13 @@ impl Process {
     pub(crate) fn spawn(command: &mut Command) -> Process {
         // A separate process group, so that its descendants can be killed with it.
         let command = command.process_group(0).stdin(Stdio::null());
-        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        let (stdout, _) = collect(child.stdout.take().unwrap());
-        let (stderr, stderr_reader) = collect(child.stderr.take().unwrap());
+        Process::new(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
+    }
+
+    /// Collects the child's output, as far as it is piped.
+    pub(super) fn new(mut child: Child) -> Process {
+        let (stdout, _) = collect(child.stdout.take());
+        let (stderr, stderr_reader) = collect(child.stderr.take());
         let pid = Pid::from_raw(i32::try_from(child.id()).unwrap());
         Process { child, pid, code: None, has_successor: false, stderr, stderr_reader, stdout }
     }
@@ -167,13 +171,13 @@ impl Drop for Process {
 }
 
 /// Collects lines in a separate thread.
-fn collect(output: impl Read + Send + 'static) -> (Lines, JoinHandle<()>) {
+fn collect(output: Option<impl Read + Send + 'static>) -> (Lines, JoinHandle<()>) {
     let lines = Lines::default();
     let all = lines.clone();
     let reader = std::thread::spawn(move || {
-        for line in BufReader::new(output).lines().map_while(Result::ok) {
-            all.lock().unwrap().push(line);
-        }
+        let lines =
+            output.into_iter().flat_map(|output| BufReader::new(output).lines().map_while(Result::ok));
+        lines.for_each(|line| all.lock().unwrap().push(line));
     });
     (lines, reader)
 }
