@@ -1,4 +1,4 @@
-//! What a person at a terminal sees first and last: what listens where, what to try, and a summary of the traffic.
+//! Readable output of `run`: the banner with addresses and first steps, and the summary of the traffic at the end.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -21,8 +21,13 @@ impl Listening {
 /// Limits in the summary.
 const TOP_LIMITS: usize = 5;
 
-/// What listens where, and what to try. `demo_port` is the port of the demo's gateway.
-pub(crate) fn greeting(config: &str, listening: &[Listening], demo_port: Option<u16>) -> String {
+/// The addresses and what to try. `demo_port` is the port of the demo's gateway.
+pub(crate) fn banner(
+    config: &str,
+    listening: &[Listening],
+    demo_port: Option<u16>,
+    has_access_log: bool,
+) -> String {
     let mut text = format!("\nRatekeeper {}, configuration {config}\n\n", env!("CARGO_PKG_VERSION"));
     let width = listening.iter().map(|it| it.service.len()).max().unwrap_or(0);
     for Listening { service, url } in listening {
@@ -39,7 +44,8 @@ pub(crate) fn greeting(config: &str, listening: &[Listening], demo_port: Option<
              Next: `ratekeeper init` writes a configuration file of your own.\n"
         );
     }
-    text.push_str("\n  Ctrl-C shuts down. Each request is a line below.\n\n");
+    text.push_str("\n  Ctrl-C shuts down.");
+    text.push_str(if has_access_log { " Each request is a line below.\n\n" } else { "\n\n" });
     text
 }
 

@@ -12,7 +12,7 @@ use crate::input::config_text;
 use crate::migrate;
 
 /// The file in the current folder that is used if no other is given.
-const FILE_DEFAULT: &str = "ratekeeper.yaml";
+pub(crate) const FILE_DEFAULT: &str = "ratekeeper.yaml";
 const FILE_VARIABLE: &str = "RATEKEEPER_CONFIG";
 
 /// Where the configuration comes from.
@@ -75,7 +75,7 @@ impl ConfigSource {
         };
         let mut text = match path {
             Some(path) => {
-                files.note(path.clone());
+                files.record(path.clone());
                 config_text(path)?
             }
             None => migrate::HEAD.to_owned(),

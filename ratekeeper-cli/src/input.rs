@@ -65,13 +65,13 @@ pub(crate) fn trace(args: &Simulate) -> Result<Source, CliError> {
     let name = path.display().to_string();
     let cannot = |error: io::Error| CliError::Input(format!("cannot read {name}: {error}"));
     let file = File::open(path).map_err(cannot)?;
-    let about = file.metadata().map_err(cannot)?;
+    let metadata = file.metadata().map_err(cannot)?;
     // JSON lines on the same terminal would break up a progress bar.
     let is_wanted = args.progress == Progress::Auto
-        && about.is_file()
+        && metadata.is_file()
         && io::stderr().is_terminal()
         && !(args.format == Format::Jsonl && io::stdout().is_terminal());
-    let bar = if is_wanted { bar(about.len()) } else { ProgressBar::hidden() };
+    let bar = if is_wanted { bar(metadata.len()) } else { ProgressBar::hidden() };
     Ok(Source { name, input: Box::new(bar.wrap_read(file)), bar })
 }
 

@@ -50,7 +50,7 @@ fn start(source: &ConfigSource, log: LogArgs, sockets: Sockets, demo: Option<Dem
     let program = std::env::current_exe();
     let program = program.map_err(|error| CliError::Input(format!("cannot find this program: {error}")))?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| CliError::Input(format!("cannot start: {error}")))?;
+    let runtime = runtime.map_err(|error| CliError::Input(format!("cannot start the runtime: {error}")))?;
     runtime.block_on(async {
         let mut listening = Vec::new();
         if let Some(demo) = demo {
@@ -93,9 +93,8 @@ impl Server<'_> {
         mut listening: Vec<Listening>,
     ) -> Result<(), CliError> {
         let Server { source, config, styles, program } = *self;
-        let listen = |kind| {
-            signal(kind).map_err(|error| CliError::Input(format!("cannot listen to signals: {error}")))
-        };
+        let listen =
+            |kind| signal(kind).map_err(|error| CliError::Input(format!("cannot handle signals: {error}")));
         let mut stop = [listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?];
         let (mut hang_up, mut upgrade) =
             (listen(SignalKind::hangup())?, listen(SignalKind::user_defined2())?);
@@ -124,7 +123,7 @@ impl Server<'_> {
         }
         self.announce(&listening, gateway.addresses());
         let admin = admin.map(|(_, serving)| tokio::spawn(serving));
-        handover::relieve_predecessor();
+        handover::stop_predecessor();
         let (traffic, started) = (gateway.traffic(), Instant::now());
         let (mut polls, mut successor) = (interval(POLL_EVERY), None);
         loop {
@@ -171,13 +170,14 @@ impl Server<'_> {
         Ok(())
     }
 
-    /// Tells a person what listens where and what to try, or logs it.
+    /// Prints the banner, or logs the same as events.
     fn announce(&self, listening: &[Listening], gateway: &[SocketAddr]) {
         let name = self.source.name();
         if matches!(self.styles.events, LogStyle::Human { .. }) {
+            let has_access_log = self.config.gateway.as_ref().is_some_and(|it| it.access_log);
             let demo_port = gateway.first().filter(|_| self.source.is_demo()).map(SocketAddr::port);
             // A failed write is ignored: there is no other channel to report it on.
-            let _ = write!(io::stderr(), "{}", banner::greeting(&name, listening, demo_port));
+            let _ = write!(io::stderr(), "{}", banner::banner(&name, listening, demo_port, has_access_log));
             return;
         }
         tracing::info!(file = name, "configuration loaded");

@@ -13,10 +13,10 @@ use crate::error::{CliError, with_help};
 /// Decides the requests of a trace.
 pub(crate) enum Store {
     Memory(Simulator),
-    Redis(Box<OnServer>),
+    Redis(Box<RedisStore>),
 }
 
-pub(crate) struct OnServer {
+pub(crate) struct RedisStore {
     runtime: Runtime,
     limiter: Limiter<Redis>,
     /// The error that ended the replay.
@@ -24,21 +24,21 @@ pub(crate) struct OnServer {
 }
 
 /// Deadline of one check. A simulation is not latency-sensitive, but must not hang.
-const PATIENCE: Duration = Duration::from_secs(5);
+const DEADLINE: Duration = Duration::from_secs(5);
 
 impl Store {
     pub(crate) fn new(store: &str, limit: Limit, max_keys: usize) -> Result<Store, CliError> {
-        let wrong = |error: &dyn ToString| CliError::Usage(error.to_string());
         if store == "memory" {
-            return Simulator::new(limit, max_keys).map(Store::Memory).map_err(|error| wrong(&error));
+            let simulator = Simulator::new(limit, max_keys);
+            return simulator.map(Store::Memory).map_err(|error| CliError::Usage(error.to_string()));
         }
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
-            .map_err(|error| CliError::Input(format!("cannot start: {error}")))?;
+            .map_err(|error| CliError::Input(format!("cannot start the runtime: {error}")))?;
         // Each run uses its own key namespace; its keys expire.
         let run = format!("simulate/{}/{}", std::process::id(), SystemClock::new().now().as_nanos());
-        let settings = Settings::new(store).namespace(&run).deadline(PATIENCE).connections(1);
+        let settings = Settings::new(store).namespace(&run).deadline(DEADLINE).connections(1);
         let limiter = {
             let _on_runtime = runtime.enter();
             Limiter::builder(limit).redis(&settings).map_err(|error| {
@@ -48,7 +48,7 @@ impl Store {
                 )
             })?
         };
-        Ok(Store::Redis(Box::new(OnServer { runtime, limiter, failure: None })))
+        Ok(Store::Redis(Box::new(RedisStore { runtime, limiter, failure: None })))
     }
 
     /// Replaces `decisions` with those of the batch's requests, each decided at its own time and in order.
@@ -58,8 +58,8 @@ impl Store {
             Store::Redis(server) => {
                 decisions.clear();
                 for request in batch.requests() {
-                    let asked = server.limiter.check_at(request.time, request.key, request.cost);
-                    match server.runtime.block_on(asked) {
+                    let check = server.limiter.check_at(request.time, request.key, request.cost);
+                    match server.runtime.block_on(check) {
                         Ok(verdict) => decisions.push(verdict.decision()),
                         Err(error) => {
                             server.failure = Some(error.to_string());

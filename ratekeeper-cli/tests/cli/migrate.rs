@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use crate::cli::{Ended, file, run};
+use crate::cli::{Output, file, run};
 
 /// Creates an empty folder for this test run.
 fn folder(name: &str) -> PathBuf {
@@ -51,22 +51,22 @@ domains:
       fixed_window: { limit: 2, window: 365d, align: clock }
 ";
     let migrated = run(&["migrate", "envoy", "envoy-good"], "");
-    assert_eq!(migrated, Ended { code: 0, stdout: printed.to_owned(), stderr: String::new() });
+    assert_eq!(migrated, Output { code: 0, stdout: printed.to_owned(), stderr: String::new() });
 
     file("migrated.yaml", printed);
-    let said = "migrated.yaml: 2 domains with 1 limit in memory, no gateway, HTTP API on 127.0.0.1:8080, Envoy API on 127.0.0.1:8081\n";
+    let summary = "migrated.yaml: 2 domains with 1 limit in memory, no gateway, HTTP API on 127.0.0.1:8080, Envoy API on 127.0.0.1:8081\n";
     let checked = run(&["validate", "migrated.yaml"], "");
-    assert_eq!(checked, Ended { code: 0, stdout: said.to_owned(), stderr: String::new() });
+    assert_eq!(checked, Output { code: 0, stdout: summary.to_owned(), stderr: String::new() });
 }
 
 /// A partial migration would leave requests unlimited.
 #[test]
-fn mistakes_are_reported_and_nothing_is_printed() {
+fn errors_are_reported_and_nothing_is_converted() {
     let folder = folder("envoy-bad");
     fs::write(folder.join("a.yaml"), "domain: edge\n").unwrap();
     fs::write(folder.join("b.yaml"), "domain: edge\ndescriptors: [{ key: a, rate_limit: { unit: dya } }]\n")
         .unwrap();
-    let told = "\
+    let errors = "\
 error: duplicate domain `edge`, already defined in envoy-bad/a.yaml
   --> envoy-bad/b.yaml:1:9
    |
@@ -84,15 +84,15 @@ error: unknown unit `dya`
 2 errors
 ";
     let migrated = run(&["migrate", "envoy", "envoy-bad"], "");
-    assert_eq!(migrated, Ended { code: 2, stdout: String::new(), stderr: told.to_owned() });
+    assert_eq!(migrated, Output { code: 2, stdout: String::new(), stderr: errors.to_owned() });
 }
 
 #[test]
 fn empty_or_missing_folder_is_an_error() {
     let folder = folder("envoy-none");
-    let none = "error: there is no file in envoy-none whose name ends with .yaml or .yml\n";
+    let none = "error: envoy-none has no .yaml or .yml file\n";
     let migrated = run(&["migrate", "envoy", "envoy-none"], "");
-    assert_eq!(migrated, Ended { code: 2, stdout: String::new(), stderr: none.to_owned() });
+    assert_eq!(migrated, Output { code: 2, stdout: String::new(), stderr: none.to_owned() });
     fs::remove_dir(folder).unwrap();
     let migrated = run(&["migrate", "envoy", "envoy-none"], "");
     assert_eq!((migrated.code, &*migrated.stdout), (1, ""));
@@ -105,14 +105,14 @@ fn too_many_files_or_bytes_are_an_error() {
     for number in 0..1_001 {
         fs::write(folder.join(format!("{number}.yaml")), "").unwrap();
     }
-    let told = "error: there are more than 1000 files in envoy-many\n";
+    let errors = "error: envoy-many has more than 1000 .yaml and .yml files\n";
     let migrated = run(&["migrate", "envoy", "envoy-many"], "");
-    assert_eq!(migrated, Ended { code: 2, stdout: String::new(), stderr: told.to_owned() });
+    assert_eq!(migrated, Output { code: 2, stdout: String::new(), stderr: errors.to_owned() });
     let folder = self::folder("envoy-large");
     for number in 0..11 {
         fs::write(folder.join(format!("{number}.yaml")), "#".repeat(1_000_000)).unwrap();
     }
-    let told = "error: the files in envoy-large have more than 10000000 bytes\n";
+    let errors = "error: the files in envoy-large have more than 10000000 bytes\n";
     let migrated = run(&["migrate", "envoy", "envoy-large"], "");
-    assert_eq!(migrated, Ended { code: 2, stdout: String::new(), stderr: told.to_owned() });
+    assert_eq!(migrated, Output { code: 2, stdout: String::new(), stderr: errors.to_owned() });
 }

@@ -39,6 +39,11 @@ impl Folder {
         Folder(folder)
     }
 
+    /// Returns the path of a file in the folder.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
     /// Writes a file atomically: a reader sees the old or the new content.
     pub(crate) fn write(&self, name: &str, text: &str) -> PathBuf {
         let (new, path) = (self.0.join(format!("{name}.new")), self.0.join(name));

@@ -34,6 +34,8 @@ pub(crate) struct Process {
 pub(crate) fn ratekeeper() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ratekeeper"));
     command
+        .env_remove("COLUMNS")
+        .env_remove("NO_COLOR")
         .env_remove("RATEKEEPER_LOG")
         .env_remove("RATEKEEPER_CONFIG")
         .env_remove("LISTEN_FDS")

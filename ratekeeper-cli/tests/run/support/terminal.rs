@@ -34,8 +34,7 @@ impl Terminal {
         let mut session = Command::new("setsid");
         session.arg("--ctty").arg(command.get_program()).args(command.get_args());
         session.current_dir(command.get_current_dir().unwrap());
-        // The tester's settings must not affect the result.
-        session.env_remove("NO_COLOR").env("TERM", "xterm");
+        session.env("TERM", "xterm");
         for (name, value) in command.get_envs() {
             match value {
                 Some(value) => session.env(name, value),

@@ -1,16 +1,16 @@
 //! Errors for invalid input and missing files.
 
-use crate::cli::{Ended, file, run, simulate};
+use crate::cli::{Output, file, run, simulate};
 
-fn refused(code: i32, stderr: &str) -> Ended {
-    Ended { code, stdout: String::new(), stderr: stderr.to_owned() }
+fn error(code: i32, stderr: &str) -> Output {
+    Output { code, stdout: String::new(), stderr: stderr.to_owned() }
 }
 
 #[test]
 fn invalid_limit_is_shown_with_its_position() {
     assert_eq!(
         simulate("token_bucket: { capcity: 10 }", &[], "time\n1\n"),
-        refused(
+        error(
             2,
             "error: unknown field `capcity` in token_bucket
   --> --limit:1:17
@@ -28,7 +28,7 @@ fn invalid_limit_file_is_shown_by_name() {
     file("wrong.yaml", "fixed_window:\n  limit: 0\n");
     assert_eq!(
         run(&["simulate", "--limit-file", "wrong.yaml", "--trace", "-"], "time\n1\n"),
-        refused(
+        error(
             2,
             "error: limit is 0, which would deny every request
   --> wrong.yaml:2:10
@@ -42,12 +42,12 @@ fn invalid_limit_file_is_shown_by_name() {
     file("latin.yaml", b"fixed_window: { } # \xe9\n");
     assert_eq!(
         run(&["simulate", "--limit-file", "latin.yaml", "--trace", "-"], ""),
-        refused(2, "error: latin.yaml is not UTF-8\n   = help: save the file as UTF-8\n")
+        error(2, "error: latin.yaml is not UTF-8\n   = help: save the file as UTF-8\n")
     );
     file("large.yaml", "#".repeat(2_000_000));
     assert_eq!(
         run(&["simulate", "--limit-file", "large.yaml", "--trace", "-"], ""),
-        refused(
+        error(
             2,
             "error: large.yaml has more than 1000000 bytes, the maximum of a configuration\n   = help: check that this \
              is the right file\n"
@@ -62,7 +62,7 @@ fn invalid_trace_is_shown_by_line_and_column() {
         let args = [&["simulate", "--limit", "token_bucket:", "--trace", "wrong.csv"], options].concat();
         assert_eq!(
             run(&args, ""),
-            refused(
+            error(
                 2,
                 "error: in column cost, `-3` is negative\n  --> wrong.csv:3\n   = help: write a whole number from 0 to \
                  4294967295, or nothing for 1\n"
@@ -79,7 +79,7 @@ fn missing_file_exits_with_1() {
     ] {
         assert_eq!(
             run(&[&["simulate"], &args[..]].concat(), ""),
-            refused(1, "error: cannot read nowhere.csv: No such file or directory (os error 2)\n")
+            error(1, "error: cannot read nowhere.csv: No such file or directory (os error 2)\n")
         );
     }
 }
@@ -88,7 +88,7 @@ fn missing_file_exits_with_1() {
 fn folder_as_trace_is_an_error() {
     assert_eq!(
         run(&["simulate", "--limit", "token_bucket:", "--trace", "."], ""),
-        refused(1, "error: cannot read .: Is a directory (os error 21)\n")
+        error(1, "error: cannot read .: Is a directory (os error 21)\n")
     );
 }
 
@@ -96,7 +96,7 @@ fn folder_as_trace_is_an_error() {
 fn compare_with_jsonl_is_rejected() {
     assert_eq!(
         run(&["simulate", "--compare", "--format", "jsonl"], ""),
-        refused(
+        error(
             2,
             "error: --format jsonl prints the decisions of one limit, and --compare has five\n   = help: leave one \
              of the two out\n"
@@ -106,7 +106,7 @@ fn compare_with_jsonl_is_rejected() {
 
 #[test]
 fn missing_or_unknown_arguments_are_named() {
-    for (args, told) in [
+    for (args, expected) in [
         (&["simulate", "--trace", "-"][..], "--limit <YAML>"),
         (&["simulate", "--limit", "token_bucket:"], "--trace <FILE>"),
         (
@@ -118,17 +118,17 @@ fn missing_or_unknown_arguments_are_named() {
         (&["simulate", "--compare", "--max-keys", "0"], "at least one key is needed"),
         (&["simulate", "--compare", "--keys", "few"], "invalid value 'few'"),
     ] {
-        let ended = run(args, "");
-        assert_eq!((ended.code, &*ended.stdout), (2, ""), "{args:?}");
-        assert!(ended.stderr.contains(told), "{args:?}\n{}", ended.stderr);
+        let output = run(args, "");
+        assert_eq!((output.code, &*output.stdout), (2, ""), "{args:?}");
+        assert!(output.stderr.contains(expected), "{args:?}\n{}", output.stderr);
     }
 }
 
 #[test]
 fn help_shows_valid_examples() {
     for args in [&["--help"][..], &["help"], &["simulate", "--help"], &["help", "simulate"], &["--version"]] {
-        let ended = run(args, "");
-        assert_eq!((ended.code, &*ended.stderr), (0, ""), "{args:?}");
+        let output = run(args, "");
+        assert_eq!((output.code, &*output.stderr), (0, ""), "{args:?}");
     }
     let help = run(&["simulate", "--help"], "").stdout;
     assert!(help.contains(
