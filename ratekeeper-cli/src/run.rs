@@ -243,8 +243,8 @@ fn reload<S: Backend>(source: &ConfigSource, gateway: &Gateway<S>) -> Files {
 /// Logs the warnings of a configuration.
 fn log_warnings(config: &Config, name: &str) {
     for warning in &config.warnings {
-        let at = format!("{name}:{}:{}", warning.line(), warning.column());
-        tracing::warn!(%at, help = warning.help(), "{}", warning.message());
+        let position = format!("{name}:{}:{}", warning.line(), warning.column());
+        tracing::warn!(position, help = warning.help(), "{}", warning.message());
     }
 }
 
