@@ -37,7 +37,7 @@ pub(crate) fn run(args: &Init) -> Result<(), CliError> {
             "choose another file with `--output FILE`, or replace this one with `--force`",
         ));
     }
-    let name = if is_printed { Path::new(FILE_DEFAULT) } else { &*args.output }.display().to_string();
+    let name = if is_printed { Path::new(FILE_DEFAULT) } else { &args.output }.display().to_string();
     let mut questions = Questions { is_asking: io::stdin().is_terminal(), defaults: Vec::new() };
     let starter = Starter::from(args, &mut questions)?;
     let text = starter.text(&name);
@@ -397,7 +397,7 @@ mod tests {
                         let text = starter.text(FILE_DEFAULT);
                         match ratekeeper_config::parse(&text, &Placeholders(&environment)) {
                             Ok(config) => {
-                                assert!(config.warnings.is_empty(), "{:?}\n{text}", config.warnings)
+                                assert!(config.warnings.is_empty(), "{:?}\n{text}", config.warnings);
                             }
                             Err(errors) => panic!("{errors:?}\n{text}"),
                         }

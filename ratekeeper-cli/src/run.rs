@@ -117,7 +117,7 @@ impl Server<'_> {
             tracing::warn!(%address, "inherited socket ignored: no listener has this address");
         }
         descriptors::check(config);
-        listening.splice(0..0, listeners(config, gateway.addresses(), &apis.addresses()));
+        listening.splice(0..0, listeners(config, gateway.addresses(), apis.addresses()));
         if let Some((address, _)) = &admin {
             listening.push(Listening::new("admin", format!("http://{address}/metrics")));
         }

@@ -92,7 +92,7 @@ fn existing_file_is_kept_unless_forced() {
     assert_eq!(validate(name).code, 0);
 }
 
-/// A script must not hang on a question that nobody answers.
+/// Without a terminal, a question would wait forever.
 #[test]
 fn without_a_terminal_the_defaults_are_used_and_named() {
     let folder = Folder::new("init-defaults");

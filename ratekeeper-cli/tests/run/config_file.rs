@@ -50,10 +50,7 @@ async fn argument_wins_over_the_variable_and_the_variable_over_the_default_file(
 
 /// Runs a command that cannot start; returns its exit code and its messages.
 async fn failure(command: &mut Command) -> (i32, String) {
-    let mut process = Process::spawn(command);
-    let code = process.ended().await;
-    process.line("error").await;
-    (code, process.stderr().join("\n"))
+    Process::spawn(command).failure().await
 }
 
 #[tokio::test]

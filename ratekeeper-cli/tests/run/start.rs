@@ -15,12 +15,9 @@ fn curl(args: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Runs a process that cannot start; returns its exit code and messages.
-async fn refused(file: &std::path::Path) -> (i32, String) {
-    let mut process = Process::run(file);
-    let code = process.ended().await;
-    process.line("error").await;
-    (code, process.stderr().join("\n"))
+/// Runs a configuration that cannot start; returns its exit code and its messages.
+async fn failure(file: &std::path::Path) -> (i32, String) {
+    Process::run(file).failure().await
 }
 
 /// Holds the ports of the example until the tests end, so that the demo must use others. Returns those of them that no
@@ -61,19 +58,19 @@ async fn demo_allows_ten_requests_and_denies_the_eleventh_with_retry_after() {
     let command = banner.lines().find(|line| line.trim().starts_with("curl -i -H ")).unwrap().trim();
     let port = gateway.rsplit(':').next().unwrap();
     assert_eq!(command, format!(r#"curl -i -H "X-User-Id: user123" http://localhost:{port}/api/test"#));
-    let ask = || {
+    let send = || {
         let output =
             Command::new("sh").args(["-c", &format!("{command} -s --max-time 30")]).output().unwrap();
         String::from_utf8(output.stdout).unwrap()
     };
     for number in 1..=10 {
-        let answer = ask();
-        assert!(answer.starts_with("HTTP/1.1 200 OK"), "{number}: {answer}");
-        assert!(answer.contains("Hello, user123!"), "{answer}");
+        let response = send();
+        assert!(response.starts_with("HTTP/1.1 200 OK"), "{number}: {response}");
+        assert!(response.contains("Hello, user123!"), "{response}");
     }
-    let answer = ask();
-    assert!(answer.starts_with("HTTP/1.1 429 Too Many Requests"), "{answer}");
-    let head = answer.to_lowercase();
+    let response = send();
+    assert!(response.starts_with("HTTP/1.1 429 Too Many Requests"), "{response}");
+    let head = response.to_lowercase();
     for header in [
         "retry-after: ",
         "ratelimit-policy: \"per-user\";q=10;w=60",
@@ -81,7 +78,7 @@ async fn demo_allows_ten_requests_and_denies_the_eleventh_with_retry_after() {
         "content-type: application/problem+json",
         "cache-control: no-store",
     ] {
-        assert!(head.contains(header), "{header} is missing in\n{answer}");
+        assert!(head.contains(header), "{header} is missing in\n{response}");
     }
     assert_eq!(curl(&[&metrics.replace("/metrics", "/readyz")]), "ready\n");
     let metrics = curl(&[&metrics]);
@@ -110,24 +107,26 @@ async fn invalid_or_missing_file_is_reported() {
     let (folder, upstream) = (Folder::new("files"), Upstream::start().await);
     let good = one_route(&upstream, "", "");
 
-    let (code, told) = refused(std::path::Path::new("no-such.yaml")).await;
+    let (code, message) = failure(std::path::Path::new("no-such.yaml")).await;
     assert_eq!(
-        (code, told.as_str()),
+        (code, message.as_str()),
         (1, "error: cannot read no-such.yaml: No such file or directory (os error 2)")
     );
 
     let bad = folder.write("bad.yaml", &good.replace("routes:", "rotues:"));
-    let (code, told) = refused(&bad).await;
-    assert_eq!(code, 2, "{told}");
+    let (code, message) = failure(&bad).await;
+    assert_eq!(code, 2, "{message}");
     assert!(
-        told.contains("  --> ") && told.contains("bad.yaml:7:3\n") && told.contains("did you mean `routes`?"),
-        "{told}"
+        message.contains("  --> ")
+            && message.contains("bad.yaml:7:3\n")
+            && message.contains("did you mean `routes`?"),
+        "{message}"
     );
 
     let empty = folder.write("empty.yaml", "limits: { per-user: { key: ip, token_bucket: {} } }\n");
     let sentence = "error: the configuration has neither a gateway nor an API; write `gateway: { routes: [...] }` or `apis: { http: 127.0.0.1:9181 }`";
-    let (code, told) = refused(&empty).await;
-    assert_eq!((code, told.as_str()), (2, sentence));
+    let (code, message) = failure(&empty).await;
+    assert_eq!((code, message.as_str()), (2, sentence));
 }
 
 #[tokio::test]
@@ -138,14 +137,14 @@ async fn port_in_use_is_reported() {
     let good = one_route(&upstream, "", "");
 
     let file = folder.write("listen.yaml", &good.replace("listen: 127.0.0.1:0", &format!("listen: {busy}")));
-    let (code, told) = refused(&file).await;
+    let (code, message) = failure(&file).await;
     let sentence = format!("error: {busy} is in use by another program; stop it, or change `listen`");
-    assert_eq!((code, told), (1, sentence));
+    assert_eq!((code, message), (1, sentence));
 
     let file = folder.write("admin.yaml", &good.replace("admin: 127.0.0.1:0", &format!("admin: {busy}")));
-    let (code, told) = refused(&file).await;
+    let (code, message) = failure(&file).await;
     let sentence = format!("error: {busy} is in use by another program; stop it, or change `admin`");
-    assert_eq!((code, told), (1, sentence));
+    assert_eq!((code, message), (1, sentence));
 }
 
 /// Returns a configuration with limits in Redis.
@@ -163,13 +162,13 @@ async fn failure_policy_closed_does_not_start_without_redis() {
     let (folder, upstream) = (Folder::new("closed"), Upstream::start().await);
     let mut redis = RedisServer::start().unwrap();
     redis.kill().unwrap();
-    let (code, told) =
-        refused(&folder.write("ratekeeper.yaml", &in_redis(&upstream, &redis, "closed"))).await;
-    assert_eq!(code, 1, "{told}");
-    assert!(told.starts_with("error: cannot reach Redis: "), "{told}");
+    let (code, message) =
+        failure(&folder.write("ratekeeper.yaml", &in_redis(&upstream, &redis, "closed"))).await;
+    assert_eq!(code, 1, "{message}");
+    assert!(message.starts_with("error: cannot reach Redis: "), "{message}");
     let hint =
         "; start Redis, or write `on_store_failure: local` or `on_store_failure: open` to start without it";
-    assert!(told.ends_with(hint) && told.contains("refused"), "{told}");
+    assert!(message.ends_with(hint) && message.contains("refused"), "{message}");
 }
 
 #[tokio::test]
@@ -180,8 +179,8 @@ async fn failure_policies_local_and_open_start_without_redis_and_recover() {
         redis.kill().unwrap();
         let file = folder.write("ratekeeper.yaml", &in_redis(&upstream, &redis, failure));
         let (process, address) = Process::serving(&file).await;
-        let told = process.line("store unavailable").await;
-        assert!(told.contains(r#""level":"WARN""#) && told.contains("refused"), "{told}");
+        let message = process.line("store unavailable").await;
+        assert!(message.contains(r#""level":"WARN""#) && message.contains("refused"), "{message}");
         process.until_metric("ratekeeper_redis_up", 0).await;
         assert_eq!(get(address, "/").await.status, 200);
         redis.restart().unwrap();

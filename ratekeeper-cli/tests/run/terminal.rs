@@ -182,7 +182,10 @@ async fn failed_reload_is_readable_on_a_terminal() {
         text.split_once("ERROR configuration not reloaded, the old one stays active file=").unwrap();
     after_time(line.lines().last().unwrap());
     let marked = "\n   2 |   total: { key: global, fixed_window: { limit: 0, window: 1h } }\n";
-    assert!(errors.contains("\n  error: ") && errors.contains(marked) && errors.contains("      ^\n"), "{text}");
+    assert!(
+        errors.contains("\n  error: ") && errors.contains(marked) && errors.contains("      ^\n"),
+        "{text}"
+    );
     terminal.press_ctrl_c();
     assert_eq!(terminal.ended().await, 0);
 }
