@@ -49,8 +49,8 @@ pub(crate) fn banner(
     text
 }
 
-/// Totals, and the limits that denied most.
-pub(crate) fn summary(traffic: &Traffic, after: Duration) -> String {
+/// Totals, and the limits that denied most. Requests are those of the gateway; limits also count the checks of the APIs.
+pub(crate) fn summary(traffic: &Traffic, after: Duration, has_gateway: bool) -> String {
     let by_decision: Vec<String> = traffic
         .decisions
         .iter()
@@ -59,7 +59,10 @@ pub(crate) fn summary(traffic: &Traffic, after: Duration) -> String {
         .collect();
     let requests: u64 = traffic.decisions.iter().map(|(_, count)| count).sum();
     let s = if requests == 1 { "" } else { "s" };
-    let mut text = format!("\n{requests} request{s} in {}: {}\n", span(after), by_decision.join(", "));
+    let mut text = match has_gateway {
+        true => format!("\n{requests} request{s} in {}: {}\n", span(after), by_decision.join(", ")),
+        false => format!("\nRan for {}\n", span(after)),
+    };
     let mut limits: Vec<_> = traffic.limits.iter().filter(|it| it.allowed + it.denied > 0).collect();
     limits.sort_by(|a, b| (b.denied, b.allowed, &a.name).cmp(&(a.denied, a.allowed, &b.name)));
     let width = limits.iter().take(TOP_LIMITS).map(|it| it.name.chars().count()).max().unwrap_or(0).max(5);
@@ -97,7 +100,7 @@ mod tests {
             limits: vec![limit("per-ip", 15, 0), limit("per-user", 12, 3), limit("unused", 0, 0)],
         };
         assert_eq!(
-            summary(&traffic, Duration::from_secs(83)),
+            summary(&traffic, Duration::from_secs(83), true),
             "
 16 requests in 1m 23s: 12 allowed, 3 denied, 1 rejected
 
@@ -109,10 +112,20 @@ mod tests {
     }
 
     #[test]
+    fn summary_without_a_gateway_counts_no_requests() {
+        let limit = LimitTraffic { name: "per-user".to_owned(), allowed: 1, denied: 1 };
+        let traffic = Traffic { decisions: vec![("allowed", 0), ("denied", 0)], limits: vec![limit] };
+        assert_eq!(
+            summary(&traffic, Duration::from_secs(9), false),
+            "\nRan for 9s\n\n  limit       allowed     denied\n  per-user          1          1\n"
+        );
+    }
+
+    #[test]
     fn summary_of_no_traffic_is_one_line() {
         let traffic = Traffic { decisions: vec![("allowed", 0), ("denied", 0)], limits: Vec::new() };
         assert_eq!(
-            summary(&traffic, Duration::from_secs(3_700)),
+            summary(&traffic, Duration::from_secs(3_700), true),
             "\n0 requests in 1h 1m: 0 allowed, 0 denied\n"
         );
     }

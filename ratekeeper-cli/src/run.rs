@@ -165,7 +165,7 @@ impl Server<'_> {
             () = any(&mut stop) => tracing::warn!("stopped immediately by a second signal"),
         }
         if matches!(styles.events, LogStyle::Human { .. }) {
-            eprint!("{}", banner::summary(&traffic(), started.elapsed()));
+            eprint!("{}", banner::summary(&traffic(), started.elapsed(), config.gateway.is_some()));
         }
         Ok(())
     }

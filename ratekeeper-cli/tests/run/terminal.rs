@@ -200,4 +200,7 @@ async fn banner_without_an_access_log_announces_no_request_lines() {
     assert!(banner.contains("\n  Redis API  redis://127.0.0.1:"), "{banner}");
     terminal.press_ctrl_c();
     assert_eq!(terminal.ended().await, 0);
+    let text = terminal.text();
+    let summary = text.split_once("shut down\n\n").unwrap().1;
+    assert!(summary.starts_with("Ran for ") && summary.lines().count() == 1, "{text}");
 }
