@@ -102,6 +102,23 @@ async fn demo_without_a_terminal_logs_its_addresses() {
     assert_eq!(process.ended().await, 0);
 }
 
+/// The successor must use the free ports of its predecessor, not choose others.
+#[tokio::test]
+async fn demo_keeps_its_ports_in_an_upgrade() {
+    hold_demo_ports();
+    let mut process = Process::spawn(&mut ratekeeper());
+    let (gateway, admin) = (process.address().await, process.admin().await);
+    process.signal(Signal::SIGUSR2);
+    process.line("took over from predecessor").await;
+    assert_eq!(process.ended().await, 0);
+    assert_eq!(get(gateway, "/api/test").await.status, 200);
+    assert_eq!(get(admin, "/readyz").await.status, 200);
+    for url in [format!("http://{gateway}\""), format!("http://{admin}/metrics")] {
+        assert_eq!(process.count_lines(&url), 2, "{:#?}", process.stderr());
+    }
+    assert_eq!(process.count_lines("inherited socket ignored"), 0, "{:#?}", process.stderr());
+}
+
 #[tokio::test]
 async fn invalid_or_missing_file_is_reported() {
     let (folder, upstream) = (Folder::new("files"), Upstream::start().await);
