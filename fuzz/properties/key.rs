@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv6Addr};
 
 use ratekeeper_rules::client::{Grouping, IpNet};
 use ratekeeper_rules::key::{Key, KeyFallback, KeyPart, NoKey};
-use ratekeeper_rules::path::{PathNormalization, Pattern, normalise};
+use ratekeeper_rules::path::{PathNormalization, Pattern, normalize};
 
 use super::input::Input;
 use super::made_up::MadeUp;
@@ -19,7 +19,7 @@ const PATTERNS: [&str; 4] = ["/users/{id}/**", "/{a}/{b}", "/api/**", "/{a}/x/{b
 
 fn request(input: &mut Input<'_>) -> MadeUp {
     let typed = input.text(24);
-    let path = normalise(&typed, PathNormalization::default()).unwrap_or("/a/b".into()).into_owned();
+    let path = normalize(&typed, PathNormalization::default()).unwrap_or("/a/b".into()).into_owned();
     let headers =
         (0..input.below(5)).map(|_| (input.one_of(&HEADERS).to_owned(), input.bytes(24).to_vec())).collect();
     MadeUp {
@@ -135,7 +135,7 @@ enum Found {
     There(Value),
     Instead(Value),
     Literal(String),
-    Nowhere,
+    Missing,
 }
 
 fn values(parts: &Parts, ipv6_prefix: u8, request: &MadeUp) -> Result<Vec<Found>, NoKey> {
@@ -144,7 +144,7 @@ fn values(parts: &Parts, ipv6_prefix: u8, request: &MadeUp) -> Result<Vec<Found>
         all.push(match (value(*part, ipv6_prefix, request)?, or) {
             (Some(value), _) => Found::There(value),
             (None, FallbackModel::Part(part)) => {
-                value(*part, ipv6_prefix, request)?.map_or(Found::Nowhere, Found::Instead)
+                value(*part, ipv6_prefix, request)?.map_or(Found::Missing, Found::Instead)
             }
             (None, FallbackModel::Literal(literal)) => Found::Literal(literal.clone()),
             (None, FallbackModel::Deny) => return Err(NoKey::Denied),
@@ -274,7 +274,7 @@ fn decoded(text: &str) -> Vec<u8> {
     }
 }
 
-/// Normalises one of [`HOSTS`].
+/// Normalizes one of [`HOSTS`].
 fn host(typed: &str) -> &'static str {
     match typed {
         "" => "",
@@ -346,7 +346,7 @@ fn check_names(key: &Key, parts: &Parts, values: &[Found], written: &[u8]) {
             Some(address.to_string())
         }
         Found::Literal(literal) => Some(literal.clone()),
-        Found::Instead(_) | Found::Nowhere => {
+        Found::Instead(_) | Found::Missing => {
             assert!(!key.is(written, "") && !key.is(written, "::/0") && !key.is(written, "0.0.0.0/0"));
             return;
         }

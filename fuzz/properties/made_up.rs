@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use ratekeeper_rules::request::Request;
 
-/// A synthetic request. Its path is normalised.
+/// A synthetic request. Its path is normalized.
 #[derive(Clone, Debug)]
 pub(crate) struct MadeUp {
     pub(crate) method: String,

@@ -1,10 +1,10 @@
-//! Paths: normalisation is idempotent, and patterns match what a slow reference matcher matches.
+//! Paths: normalization is idempotent, and patterns match what a slow reference matcher matches.
 
-use ratekeeper_rules::path::{AmbiguousPathPolicy, PathNormalization, Pattern, normalise, segment};
+use ratekeeper_rules::path::{AmbiguousPathPolicy, PathNormalization, Pattern, normalize, segment};
 
 use super::input::Input;
 
-/// Checks normalisation options, a path and a pattern. Texts end at 0xff, which UTF-8 never contains.
+/// Checks normalization options, a path and a pattern. Texts end at 0xff, which UTF-8 never contains.
 pub(crate) fn check(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let flags = input.byte();
@@ -21,16 +21,16 @@ pub(crate) fn check(bytes: &[u8]) {
 }
 
 fn check_normal(path: &str, normalization: PathNormalization) -> Option<String> {
-    let normal = match normalise(path, normalization) {
+    let normal = match normalize(path, normalization) {
         Ok(normal) => normal.into_owned(),
         Err(refused) => {
             assert!(refused.at < path.len() && path.is_char_boundary(refused.at), "{refused}");
             let keeping = PathNormalization { ambiguous: AmbiguousPathPolicy::Keep, ..normalization };
-            assert_eq!(normalise(path, keeping).is_err(), !path.starts_with('/'), "{path:?}");
+            assert_eq!(normalize(path, keeping).is_err(), !path.starts_with('/'), "{path:?}");
             return None;
         }
     };
-    assert_eq!(normalise(&normal, normalization).as_deref(), Ok(&*normal), "the normal form of {path:?}");
+    assert_eq!(normalize(&normal, normalization).as_deref(), Ok(&*normal), "the normal form of {path:?}");
     assert!(normal.starts_with('/') && normal.bytes().all(|byte| byte.is_ascii_graphic()), "{normal:?}");
     assert!(!normal.contains([';', '\\', '?', '#', '{', '}', '"', '<', '>']), "{normal:?}");
     let segments: Vec<&str> = normal[1..].split('/').collect();
@@ -45,7 +45,7 @@ fn check_normal(path: &str, normalization: PathNormalization) -> Option<String> 
     let most = if normalization.ignore_case { 5 } else { 3 };
     assert!(normal.len() <= most * path.len().max(1), "{} bytes became {}", path.len(), normal.len());
 
-    // A normalised path without wildcards is a pattern that matches itself.
+    // A normalized path without wildcards is a pattern that matches itself.
     if normal.len() <= Pattern::BYTES_MAX && !normal.contains('*') {
         let same = Pattern::parse_with(&normal, normalization).expect("a normal path is a pattern");
         assert!(same.matches(&normal), "{normal:?} does not match itself");

@@ -85,7 +85,7 @@ pub(crate) struct LogArgs {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum LogFormat {
-    /// A readable line per request and event, coloured on a terminal unless NO_COLOR is set
+    /// A readable line per request and event, colored on a terminal unless NO_COLOR is set
     Human,
     /// A line of JSON per request (stdout) and event (stderr)
     Json,
@@ -140,7 +140,7 @@ Environment:
   RATEKEEPER_CONFIG  Path of the configuration file.
   RATEKEEPER_LOG     Log level: `warn`, `info` or `debug`, also per module as in
                      `info,ratekeeper_server=debug`.
-  NO_COLOR           If set and not empty, no colours.
+  NO_COLOR           If set and not empty, no colors.
 
 Exit codes: 0 shut down, 1 cannot run, 2 invalid configuration.";
 

@@ -1,4 +1,4 @@
-//! The width and the colours of the terminal.
+//! The width and the colors of the terminal.
 
 use std::io::{self, IsTerminal};
 
@@ -10,14 +10,14 @@ const WIDTH_MAX: usize = 120;
 /// The widest table if stdout is not a terminal.
 const TABLE_WIDTH_MAX: usize = 160;
 
-/// Whether the environment allows colours on a terminal.
+/// Whether the environment allows colors on a terminal.
 pub(crate) fn allows_color() -> bool {
     let is_set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
     let is_dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
     !is_set("NO_COLOR") && !is_dumb
 }
 
-/// Returns the style of reports: the terminal's width, with colours if they are allowed; 80 columns without colours if
+/// Returns the style of reports: the terminal's width, with colors if they are allowed; 80 columns without colors if
 /// stdout is not a terminal.
 pub(crate) fn text_style() -> TextStyle {
     if !io::stdout().is_terminal() {

@@ -118,7 +118,7 @@ pub(crate) fn schema() -> Result<(), CliError> {
     print(SCHEMA)
 }
 
-/// Summarises the configuration in one line, without its secrets.
+/// Summarizes the configuration in one line, without its secrets.
 fn summary(config: &Config) -> String {
     let mut limits = Vec::new();
     let named = config.named_limits + config.concurrency.len();

@@ -6,14 +6,14 @@ use ratekeeper_core::Limit;
 
 mod envoy_file;
 mod key;
-mod level;
+mod matching;
 mod metadata;
 mod migrate;
 mod name;
 mod read;
 mod wildcard;
 
-pub use level::Descriptors;
+pub use matching::Descriptors;
 pub use metadata::{Data, Metadata};
 pub use migrate::migrate;
 pub(crate) use read::domains;
@@ -184,14 +184,14 @@ impl Domain {
         if entries.len() > DEPTH_MAX {
             return None;
         }
-        let mut level = &self.descriptors;
+        let mut matching = &self.descriptors;
         let mut found = None;
         let mut path = [None; DEPTH_MAX];
         for ((key, value), step) in entries.iter().zip(&mut path) {
-            let descriptor = level.find(key, value)?;
+            let descriptor = matching.find(key, value)?;
             *step = Some(descriptor);
             found = Some(descriptor);
-            level = &descriptor.descriptors;
+            matching = &descriptor.descriptors;
         }
         let descriptor = found?;
         Some(Found { descriptor, key: key::of(&self.name, entries, path.iter().copied().flatten()) })

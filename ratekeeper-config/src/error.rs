@@ -304,7 +304,7 @@ impl std::error::Error for Errors {}
 /// Some editors write it at the start of a file, and it is invisible.
 const BYTE_ORDER_MARK: char = '\u{feff}';
 
-/// Replaces control characters, which could move the cursor or recolour the terminal, and bidirectional controls,
+/// Replaces control characters, which could move the cursor or recolor the terminal, and bidirectional controls,
 /// which could display a different line.
 fn printable(c: char) -> char {
     match c {

@@ -1,7 +1,7 @@
 //! The key of a limit: whose budget a request uses.
 
 use ratekeeper_rules::key::{Key, KeyFallback, KeyPart};
-use ratekeeper_rules::path::{PathNormalization, normalise};
+use ratekeeper_rules::path::{PathNormalization, normalize};
 
 use crate::error::{known_help, quoted};
 use crate::names;
@@ -29,7 +29,7 @@ pub(crate) enum Values {
     Addresses,
     /// A text.
     Texts,
-    /// Path segments, which are normalised before they are compared.
+    /// Path segments, which are normalized before they are compared.
     Segments,
     /// Several attributes, whose values cannot be listed.
     Several,
@@ -77,13 +77,13 @@ impl Values {
     }
 }
 
-/// Normalises segments, because keys are formed from the normalised path.
+/// Normalizes segments, because keys are formed from the normalized path.
 fn normal_segments(reader: &mut Reader, node: &Node) -> Option<String> {
     let paths = PathNormalization { ignore_trailing_slash: true, ..reader.paths };
     reader.parsed(node, |word| {
         let path = format!("/{word}");
         let normal =
-            normalise(&path, paths).ok().and_then(|normal| Some(normal.strip_prefix('/')?.to_owned()));
+            normalize(&path, paths).ok().and_then(|normal| Some(normal.strip_prefix('/')?.to_owned()));
         normal.filter(|normal| !normal.is_empty()).ok_or_else(|| ValueError {
             message: format!("{} cannot occur in a path, so no key matches it", quoted(word)),
             help: "write a segment such as `acme`, or several separated by slashes".to_owned(),

@@ -47,7 +47,7 @@ pub fn to_yaml(limit: &Limit) -> String {
     }
 }
 
-/// The mode of a leaky bucket, derived from its behaviour: only a shaping bucket delays a request while it drains.
+/// The mode of a leaky bucket, derived from its behavior: only a shaping bucket delays a request while it drains.
 fn is_shaping(bucket: &Bucket) -> bool {
     let draining = bucket.fresh() + 1;
     !bucket.peek(&draining, Time::EPOCH, 0).delay.is_zero()

@@ -6,7 +6,7 @@ use std::time::Duration;
 use ratekeeper::{Charge, Limiter, ManualClock, Memory, Time};
 use ratekeeper_config::{Config, Store};
 use ratekeeper_core::{FailurePolicy, Limit};
-use ratekeeper_rules::path::normalise;
+use ratekeeper_rules::path::normalize;
 
 #[path = "../../fuzz/properties/made_up.rs"]
 mod made_up;
@@ -267,10 +267,10 @@ fn overrides_and_lists_match_keys() {
     }
 }
 
-/// Keys use normalised path segments, and lists may contain other forms of them. Without normalization, a `deny`
+/// Keys use normalized path segments, and lists may contain other forms of them. Without normalization, a `deny`
 /// entry would match nothing.
 #[test]
-fn listed_path_segments_are_normalised() {
+fn listed_path_segments_are_normalized() {
     for (case, named, came) in [
         ("exact", "café", "/orgs/caf%C3%A9/x"),
         ("exact", "caf%c3%a9", "/orgs/café/x"),
@@ -284,7 +284,7 @@ fn listed_path_segments_are_normalised() {
                 "paths: {{ case: {case} }}\nlimits: {{ a: {{ key: {key}, fixed_window: {{ limit: 1 }}, deny: ['{named}'] }} }}"
             );
             let config = read(&yaml).unwrap_or_else(|errors| panic!("{errors}"));
-            let path = normalise(came, config.paths).unwrap().into_owned();
+            let path = normalize(came, config.paths).unwrap().into_owned();
             let is_allowed = |path: &str| {
                 let request = Asks { path: path.to_owned(), ..Asks::post("") };
                 config.rules.charges_for(&request, [0]).is_err()

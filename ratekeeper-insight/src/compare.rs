@@ -23,7 +23,7 @@ use crate::{Batch, Simulator};
 pub struct Comparison {
     limit: Limit,
     window_ns: u64,
-    lanes: [Lane; ALGORITHMS],
+    replays: [AlgorithmReplay; ALGORITHMS],
     keys: Keys,
     /// For each key, the peak of the units that each algorithm allowed.
     peaks: Vec<PeakTracker<ALGORITHMS>>,
@@ -37,7 +37,7 @@ pub struct Comparison {
 
 /// One algorithm's limiter and its results.
 #[derive(Debug)]
-struct Lane {
+struct AlgorithmReplay {
     limit: Limit,
     simulator: Simulator,
     tally: Tally,
@@ -47,7 +47,7 @@ struct Lane {
 
 const ALGORITHMS: usize = 5;
 
-/// An algorithm's label, colour and when to choose it, as the report prints them.
+/// An algorithm's label, color and when to choose it, as the report prints them.
 struct Choice {
     name: &'static str,
     ink: Ink,
@@ -106,9 +106,9 @@ impl Comparison {
     /// Returns an error if an algorithm does not support this limit and window, or if `max_keys` is zero or too
     /// large.
     pub fn new(limit: &Limit, max_keys: usize) -> Result<Comparison, CompareError> {
-        let mut lanes = Vec::with_capacity(ALGORITHMS);
+        let mut replays = Vec::with_capacity(ALGORITHMS);
         for limit in comparable(limit).map_err(CompareError::Limit)? {
-            lanes.push(Lane {
+            replays.push(AlgorithmReplay {
                 simulator: Simulator::new(limit.clone(), max_keys).map_err(CompareError::Build)?,
                 limit,
                 tally: Tally::default(),
@@ -118,7 +118,7 @@ impl Comparison {
         Ok(Comparison {
             limit: limit.clone(),
             window_ns: window_ns(limit),
-            lanes: lanes.try_into().map_err(|_| CompareError::Build(BuildError::NoKeys))?,
+            replays: replays.try_into().map_err(|_| CompareError::Build(BuildError::NoKeys))?,
             keys: Keys::default(),
             peaks: Vec::new(),
             budget: EntryBudget(PEAK_ENTRIES_MAX),
@@ -130,8 +130,8 @@ impl Comparison {
 
     /// Decides the requests of a batch with every algorithm.
     pub fn count(&mut self, batch: &Batch) {
-        for lane in &mut self.lanes {
-            lane.simulator.decide_batch(batch, &mut lane.decisions);
+        for replay in &mut self.replays {
+            replay.simulator.decide_batch(batch, &mut replay.decisions);
         }
         self.keys.numbers(batch, &mut self.numbers);
         self.peaks.resize_with(self.keys.len(), PeakTracker::default);
@@ -140,9 +140,9 @@ impl Comparison {
         for (at, (line, number)) in batch.lines().iter().zip(&self.numbers).enumerate() {
             let (at_ns, cost) = (line.time.as_nanos(), line.cost);
             let mut counts = [1; ALGORITHMS + 1];
-            let allowed = self.lanes.each_mut().map(|lane| {
-                let decision = &lane.decisions[at];
-                lane.tally.count(cost, decision);
+            let allowed = self.replays.each_mut().map(|replay| {
+                let decision = &replay.decisions[at];
+                replay.tally.count(cost, decision);
                 decision.allowed
             });
             counts[1..].copy_from_slice(&allowed.map(u64::from));
@@ -159,13 +159,13 @@ impl Comparison {
 
     /// Returns the number of requests whose key did not fit into memory, for the algorithm with the most of them.
     pub fn overflowed(&self) -> u64 {
-        self.lanes.iter().map(|lane| lane.simulator.overflowed()).max().unwrap_or(0)
+        self.replays.iter().map(|replay| replay.simulator.overflowed()).max().unwrap_or(0)
     }
 
     /// Returns the report: a table, a chart, and a guide to choosing an algorithm.
     pub fn report(&self, trace: &str, style: TextStyle) -> String {
         let mut out = String::new();
-        let all = self.lanes[0].tally;
+        let all = self.replays[0].tally;
         let window = style::length(self.limit.window());
         let limit = count(u64::from(self.limit.limit()));
         out.push_str(&format!("  limit  {limit} in {window} for each key, by each algorithm\n"));
@@ -174,17 +174,17 @@ impl Comparison {
         if all.requests > 0 {
             self.chart(style, &mut out);
         }
-        guide(style, self.lanes.each_ref().map(|lane| &lane.limit), &mut out);
+        guide(style, self.replays.each_ref().map(|replay| &replay.limit), &mut out);
         out
     }
 
     /// Returns the report as an SVG picture: requests and allowed requests over time, by algorithm.
     pub fn svg(&self, trace: &str) -> String {
-        let all = self.lanes[0].tally;
+        let all = self.replays[0].tally;
         let window = style::length(self.limit.window());
         let limit = count(u64::from(self.limit.limit()));
         let columns = self.over_time.columns(svg::COLUMNS_MAX);
-        let rows = self.lanes.iter().zip(&CHOICES).enumerate();
+        let rows = self.replays.iter().zip(&CHOICES).enumerate();
         svg::draw(&Picture {
             title: "Five algorithms, one limit, the same requests".to_owned(),
             subtitle: vec![format!(
@@ -195,9 +195,9 @@ impl Comparison {
             limit: self.limit.limit(),
             window,
             rows: rows
-                .map(|(at, (lane, choice))| PictureRow {
+                .map(|(at, (replay, choice))| PictureRow {
                     name: choice.name.to_owned(),
-                    tally: lane.tally,
+                    tally: replay.tally,
                     peak: Some(self.peak_of(at)),
                     plot: Plot::OverTime(columns.pair(0, at + 1)),
                 })
@@ -206,8 +206,8 @@ impl Comparison {
     }
 
     /// Returns an algorithm's highest peak of all keys.
-    fn peak_of(&self, lane: usize) -> Peak {
-        self.peaks.iter().map(|tracker| tracker.peak(lane)).fold(Peak::default(), Peak::max)
+    fn peak_of(&self, replay: usize) -> Peak {
+        self.peaks.iter().map(|tracker| tracker.peak(replay)).fold(Peak::default(), Peak::max)
     }
 
     fn table(&self, window: &str, style: TextStyle, out: &mut String) {
@@ -215,16 +215,16 @@ impl Comparison {
         let mut table =
             Table::new(&["algorithm", "requests", "allowed", "denied", "", "max wait", &peak_header]);
         let mut worst = Peak::default();
-        for (at, (lane, choice)) in self.lanes.iter().zip(&CHOICES).enumerate() {
+        for (at, (replay, choice)) in self.replays.iter().zip(&CHOICES).enumerate() {
             let highest = self.peak_of(at);
             worst = worst.max(highest);
             table.row(vec![
                 cell(choice.name).ink(choice.ink),
-                cell(count(lane.tally.requests)),
-                cell(count(lane.tally.allowed)),
-                cell(count(lane.tally.denied())),
-                cell(share(lane.tally.allowed, lane.tally.requests)),
-                cell(style::wait(lane.tally.longest_wait)),
+                cell(count(replay.tally.requests)),
+                cell(count(replay.tally.allowed)),
+                cell(count(replay.tally.denied())),
+                cell(share(replay.tally.allowed, replay.tally.requests)),
+                cell(style::wait(replay.tally.longest_wait)),
                 peak(highest, self.limit.limit()),
             ]);
         }

@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn finer_time_unit_is_recognised() {
+    fn finer_time_unit_is_recognized() {
         for (text, instead) in [
             ("1700000000123", "time is in seconds: if these are milliseconds, write 1700000000.123"),
             ("1700000000123456", "time is in seconds: if these are microseconds, write 1700000000.123456"),

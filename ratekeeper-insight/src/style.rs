@@ -1,27 +1,27 @@
-//! Formatting for the terminal: widths, colours and readable numbers.
+//! Formatting for the terminal: widths, colors and readable numbers.
 
 use std::time::Duration;
 
 use ratekeeper::{RetryAfter, Time};
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
-/// Width and colour of a report.
+/// Width and color of a report.
 #[derive(Clone, Copy, Debug)]
 pub struct TextStyle {
     /// Width in terminal columns.
     pub width: usize,
-    /// Whether to use colours.
+    /// Whether to use colors.
     pub color: bool,
 }
 
 impl Default for TextStyle {
-    /// 80 columns without colours, as for a file.
+    /// 80 columns without colors, as for a file.
     fn default() -> TextStyle {
         TextStyle { width: 80, color: false }
     }
 }
 
-/// A colour or weight, applied only if colours are on.
+/// A color or weight, applied only if colors are on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ink {
     Plain,

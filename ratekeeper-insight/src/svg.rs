@@ -73,7 +73,7 @@ const RIGHT_X: u64 = WIDTH - MARGIN;
 const TIME_ROW: (u64, u64) = (72, 52);
 const SHARE_ROW: (u64, u64) = (40, 14);
 
-/// Colours, with a second set for dark pages.
+/// Colors, with a second set for dark pages.
 const CSS: &str = "\
 text { font-family: system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif; font-size: 14px; fill: #1f2328; \
 font-variant-numeric: tabular-nums; }
@@ -288,7 +288,7 @@ fn footer(out: &mut String, picture: &Picture, column: Option<(Duration, u64)>, 
     }
 }
 
-/// Draws a triangle with an exclamation mark; its shape marks the row without the colour, too.
+/// Draws a triangle with an exclamation mark; its shape marks the row without the color, too.
 fn mark(out: &mut String, x: u64, baseline: u64) {
     let _ = writeln!(
         out,

@@ -7,7 +7,7 @@ pub(crate) struct Table {
     rows: Vec<Vec<Cell>>,
 }
 
-/// A cell and its colour.
+/// A cell and its color.
 pub(crate) struct Cell {
     text: String,
     ink: Ink,

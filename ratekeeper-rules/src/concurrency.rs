@@ -62,10 +62,10 @@ impl InFlightLimit {
         self
     }
 
-    /// The same limit with its patterns read for this path normalisation.
+    /// The same limit with its patterns read for this path normalization.
     ///
     /// # Errors
-    /// If a pattern contains text that never occurs in paths normalised this way.
+    /// If a pattern contains text that never occurs in paths normalized this way.
     pub fn with_normalization(
         mut self,
         normalization: PathNormalization,

@@ -119,7 +119,7 @@ impl Key {
         })
     }
 
-    /// The same key with its patterns read for this normalisation.
+    /// The same key with its patterns read for this normalization.
     pub(crate) fn with_normalization(
         mut self,
         normalization: PathNormalization,
@@ -294,7 +294,7 @@ pub fn shown(mut written: &[u8]) -> String {
 /// Maximum characters of a key that [`shown`] returns.
 pub const SHOWN_CHARS_MAX: usize = 64;
 
-/// A control character would let a client write its own lines or colours into a terminal.
+/// A control character would let a client write its own lines or colors into a terminal.
 fn escape_control(character: char) -> impl Iterator<Item = char> {
     let is_control = character.is_control();
     let escaped = is_control.then(|| character.escape_default());

@@ -6,7 +6,7 @@
 //! | module | purpose |
 //! |---|---|
 //! | [`client`] | the client's address behind proxies |
-//! | [`path`] | normalised paths and path patterns |
+//! | [`path`] | normalized paths and path patterns |
 //! | [`key`] | whose budget a request uses |
 //! | [`when`] | which requests a rule applies to |
 //! | [`rule`] | what a request is charged, by all rules |

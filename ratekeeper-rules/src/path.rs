@@ -1,28 +1,28 @@
-//! Path normalisation and path patterns.
+//! Path normalization and path patterns.
 //!
 //! `/login`, `//login`, `/x/../login`, `/%6Cogin` and `/login;a=b` reach the same handler in one server or another. A
-//! limit that compares raw text is bypassed by a different form of the path, so a path is normalised before it is
+//! limit that compares raw text is bypassed by a different form of the path, so a path is normalized before it is
 //! compared or becomes part of a key:
 //!
 //! ```
-//! use ratekeeper_rules::path::{Pattern, PathNormalization, normalise};
+//! use ratekeeper_rules::path::{Pattern, PathNormalization, normalize};
 //!
 //! let normalization = PathNormalization::default();
 //! let pattern = Pattern::parse("/users/{id}/**").unwrap();
-//! let path = normalise("//x/../users/%37;a=b/posts", normalization).unwrap();
+//! let path = normalize("//x/../users/%37;a=b/posts", normalization).unwrap();
 //! assert_eq!(path, "/users/7/posts");
 //! assert!(pattern.matches(&path));
 //! assert_eq!(pattern.capture(&path, "id"), Some("7"));
-//! assert!(normalise("/users%2F7", normalization).is_err());
+//! assert!(normalize("/users%2F7", normalization).is_err());
 //! ```
 //!
 //! **Forward what was matched.** The upstream may read a path in another way, and then a request is charged as one
-//! path and served as another. If the normalised path differs from the received one, forward the normalised path or
+//! path and served as another. If the normalized path differs from the received one, forward the normalized path or
 //! reject the request. The only exception is `OPTIONS *`, which has no path and is forwarded unchanged.
 //!
 //! # The normal form
 //!
-//! A normalised path begins with `/`, is plain ASCII, and normalises to itself. The steps, from left to right:
+//! A normalized path begins with `/`, is plain ASCII, and normalizes to itself. The steps, from left to right:
 //!
 //! 1. Escapes (`%41`) of letters, digits and `- . _ ~` are decoded, once: `%2561` remains. Every other escape stays,
 //!    in upper case.
@@ -40,17 +40,17 @@
 mod matching;
 mod normal;
 mod pattern;
-mod pieces;
+mod scanner;
 mod template;
 
 use std::fmt;
 
-pub use normal::normalise;
+pub use normal::normalize;
 pub use pattern::{Pattern, PatternError};
 pub use template::Template;
 
 /// Which forms of a path are equal, beyond those that always are. Patterns and the paths they match need the same
-/// normalisation.
+/// normalization.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct PathNormalization {
     /// What to do with a path that servers read in different ways.
@@ -69,7 +69,7 @@ pub struct PathNormalization {
 /// What to do with a path that servers read in different ways; [`Ambiguity`] lists these.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum AmbiguousPathPolicy {
-    /// [`normalise`] fails, and the request is rejected with 400.
+    /// [`normalize`] fails, and the request is rejected with 400.
     #[default]
     Reject,
     /// Ambiguous characters are text, never separators: escapes stay, other characters are escaped, and `%` without
@@ -137,9 +137,9 @@ impl fmt::Display for AmbiguousPath {
 
 impl std::error::Error for AmbiguousPath {}
 
-/// A segment of a normalised path, counted from 0: number 1 of `/users/7` is `7`. The empty text after a trailing
+/// A segment of a normalized path, counted from 0: number 1 of `/users/7` is `7`. The empty text after a trailing
 /// slash is not a segment.
-pub fn segment(normalised: &str, index: usize) -> Option<&str> {
-    let segments = normalised.strip_prefix('/')?;
+pub fn segment(normalized: &str, index: usize) -> Option<&str> {
+    let segments = normalized.strip_prefix('/')?;
     segments.split('/').nth(index).filter(|segment| !segment.is_empty())
 }

@@ -10,7 +10,7 @@ pub trait Request {
     /// The requested host. Rules ignore its case, port and trailing dot.
     fn host(&self) -> &str;
 
-    /// The path, [normalised](crate::path::normalise).
+    /// The path, [normalized](crate::path::normalize).
     fn path(&self) -> &str;
 
     /// The query without the `?`; empty if there is none.

@@ -56,7 +56,7 @@ mod denial;
 mod headers;
 mod merge;
 mod name;
-mod problem;
+mod rejection;
 mod text;
 mod wait;
 
@@ -70,7 +70,7 @@ pub use denial::{DenialResponse, DenialResponseError};
 pub use headers::HeaderSet;
 pub use merge::{MergedHeader, merge_header};
 pub use name::{NameError, PolicyName};
-pub use problem::problem;
+pub use rejection::problem;
 pub use text::INTEGER_MAX;
 pub use wait::{Jitter, add_jitter};
 

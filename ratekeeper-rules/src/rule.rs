@@ -89,10 +89,10 @@ impl Rule {
         self
     }
 
-    /// The same rule with its patterns read for this path normalisation.
+    /// The same rule with its patterns read for this path normalization.
     ///
     /// # Errors
-    /// If a pattern contains text that never occurs in paths normalised this way.
+    /// If a pattern contains text that never occurs in paths normalized this way.
     pub fn with_normalization(mut self, normalization: PathNormalization) -> Result<Rule, PatternError> {
         self.key = self.key.with_normalization(normalization)?;
         let overrides = self.overrides.iter_mut().filter_map(|it| match &mut it.scope {

@@ -92,7 +92,7 @@ fn default_trusts_no_proxy_and_reads_x_forwarded_for() {
 }
 
 #[test]
-fn networks_from_other_parsers_are_canonicalised() {
+fn networks_from_other_parsers_are_canonicalized() {
     // The parser of `IpNet` does not have the checks of `parse_cidr`.
     let trust = TrustedProxies::proxies(["::ffff:10.0.0.0/104".parse().unwrap()]);
     assert_eq!(trust.client(PROXY, [&b"203.0.113.7"[..]]), CLIENT);

@@ -5,7 +5,7 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
-use ratekeeper_rules::path::{AmbiguousPathPolicy, PathNormalization, Pattern, normalise, segment};
+use ratekeeper_rules::path::{AmbiguousPathPolicy, PathNormalization, Pattern, normalize, segment};
 
 use crate::property::check;
 
@@ -20,7 +20,7 @@ fn normalization() -> impl Strategy<Value = PathNormalization> {
     )
 }
 
-/// Pieces of text that are critical for normalisation.
+/// Pieces of text that are critical for normalization.
 const TROUBLE: &[&str] = &[
     "/",
     "/",
@@ -93,10 +93,10 @@ fn escapes(text: &str) -> Vec<(u8, &str)> {
 }
 
 #[test]
-fn normalisation_is_idempotent_and_leaves_no_ambiguous_text() {
+fn normalization_is_idempotent_and_leaves_no_ambiguous_text() {
     check(&(any_text(), normalization()), |(path, normalization)| {
-        let Ok(normal) = normalise(&path, normalization) else { return Ok(()) };
-        let again = normalise(&normal, normalization);
+        let Ok(normal) = normalize(&path, normalization) else { return Ok(()) };
+        let again = normalize(&normal, normalization);
         prop_assert_eq!(again.as_deref(), Ok(&*normal), "{}", path);
 
         prop_assert!(normal.starts_with('/') && normal.is_ascii(), "{normal}");
@@ -120,10 +120,10 @@ fn normalisation_is_idempotent_and_leaves_no_ambiguous_text() {
 #[test]
 fn errors_point_into_the_path_and_keep_rejects_only_non_paths() {
     check(&(any_text(), normalization()), |(path, normalization)| {
-        if let Err(refused) = normalise(&path, normalization) {
+        if let Err(refused) = normalize(&path, normalization) {
             prop_assert!(refused.at < path.len() && path.is_char_boundary(refused.at), "{refused}");
             let kept = PathNormalization { ambiguous: AmbiguousPathPolicy::Keep, ..normalization };
-            prop_assert_eq!(normalise(&path, kept).is_err(), !path.starts_with('/'));
+            prop_assert_eq!(normalize(&path, kept).is_err(), !path.starts_with('/'));
         }
         Ok(())
     });
@@ -141,7 +141,7 @@ fn pattern_parsing_never_panics_and_printing_round_trips() {
         };
         let again = Pattern::parse_with(&pattern.to_string(), normalization);
         prop_assert_eq!(again.as_ref(), Ok(&pattern));
-        // Also for paths that are not normalised, which callers should not pass.
+        // Also for paths that are not normalized, which callers should not pass.
         pattern.matches(&path);
         for name in pattern.names() {
             prop_assert_eq!(pattern.capture(&path, name).is_some(), pattern.matches(&path));
@@ -157,7 +157,7 @@ fn a_path_without_wildcards_matches_itself() {
     check(&(any_text(), normalization()), |(path, normalization)| {
         let path = path.replace(['*', '{', '}'], "a");
         if let (Ok(normal), true) =
-            (normalise(&path, normalization), path.starts_with('/') && path.len() < 1024)
+            (normalize(&path, normalization), path.starts_with('/') && path.len() < 1024)
         {
             // Patterns never contain a query, even where paths may keep one.
             if !path.contains(['?', '#']) {
@@ -170,7 +170,7 @@ fn a_path_without_wildcards_matches_itself() {
     });
 }
 
-/// Changes to a segment and its surroundings that keep the normalised path.
+/// Changes to a segment and its surroundings that keep the normalized path.
 #[derive(Clone, Debug)]
 struct Disguise {
     /// Characters to escape, one per bit; with lower-case digits if the top bit is set.
@@ -246,7 +246,7 @@ const PATTERNS: &[&str] = &[
 ];
 
 #[test]
-fn every_form_of_a_path_normalises_and_matches_alike() {
+fn every_form_of_a_path_normalizes_and_matches_alike() {
     let segments = select(vec![
         "a",
         "z",
@@ -281,7 +281,7 @@ fn every_form_of_a_path_normalises_and_matches_alike() {
         let plain = if end.is_empty() { plain } else { plain + "/" };
         let spelt: String = disguised.iter().map(|(segment, disguise)| disguise.put_on(segment)).collect();
         let spelt = spelt + end;
-        let normal = normalise(&spelt, PathNormalization::default());
+        let normal = normalize(&spelt, PathNormalization::default());
         prop_assert_eq!(normal.as_deref(), Ok(&*plain), "{}", spelt);
         prop_assert_eq!(answers(&normal.unwrap_or_default()), answers(&plain), "{}", spelt);
         Ok(())

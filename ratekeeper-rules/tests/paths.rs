@@ -1,8 +1,8 @@
-//! The rows of `paths.txt`: paths with their normalised form, and which patterns match them.
+//! The rows of `paths.txt`: paths with their normalized form, and which patterns match them.
 
 use std::borrow::Cow;
 
-use ratekeeper_rules::path::{AmbiguousPathPolicy, PathNormalization, Pattern, normalise, segment};
+use ratekeeper_rules::path::{AmbiguousPathPolicy, PathNormalization, Pattern, normalize, segment};
 
 /// A parsed row of the file.
 struct Row {
@@ -12,7 +12,7 @@ struct Row {
     columns: Vec<String>,
 }
 
-/// The rows of one section of the file: 0 normalisation, 1 matches, 2 errors.
+/// The rows of one section of the file: 0 normalization, 1 matches, 2 errors.
 fn rows(part: usize) -> Vec<Row> {
     let mut parts_begun = 0;
     let mut normalization = PathNormalization::default();
@@ -65,12 +65,12 @@ fn bytes_put_in(column: &str) -> String {
 }
 
 #[test]
-fn every_path_normalises_as_in_its_row() {
+fn every_path_normalizes_as_in_its_row() {
     let rows = rows(0);
     assert!(rows.len() >= 150, "{} rows", rows.len());
     for Row { line, normalization, columns } in rows {
         let [path, expected] = columns.as_slice() else { panic!("line {line}: not two columns") };
-        let got = match normalise(path, normalization) {
+        let got = match normalize(path, normalization) {
             Ok(normal) => normal.into_owned(),
             Err(refused) => {
                 let message = refused.to_string();
@@ -80,18 +80,18 @@ fn every_path_normalises_as_in_its_row() {
         };
         assert_eq!(got, *expected, "line {line}: {path:?}");
         if !got.starts_with("refused") {
-            assert_eq!(normalise(&got, normalization).as_deref(), Ok(&*got), "line {line}: normal once more");
+            assert_eq!(normalize(&got, normalization).as_deref(), Ok(&*got), "line {line}: normal once more");
         }
     }
 }
 
 #[test]
-fn normalised_path_is_not_copied() {
+fn normalized_path_is_not_copied() {
     let mut normal_already = 0;
     for Row { line, normalization, columns } in rows(0) {
         let path = &columns[0];
         if *path == columns[1] {
-            let normal = normalise(path, normalization).unwrap();
+            let normal = normalize(path, normalization).unwrap();
             assert!(matches!(normal, Cow::Borrowed(_)), "line {line}: {path:?}");
             normal_already += 1;
         }
@@ -100,7 +100,7 @@ fn normalised_path_is_not_copied() {
     // A path that only loses its end is not copied either.
     for (path, normal) in [("/a;b", "/a"), ("/a/b/..", "/a/"), ("/a//", "/a/")] {
         assert!(
-            matches!(normalise(path, PathNormalization::default()), Ok(Cow::Borrowed(text)) if text == normal)
+            matches!(normalize(path, PathNormalization::default()), Ok(Cow::Borrowed(text)) if text == normal)
         );
     }
 }
@@ -113,7 +113,7 @@ fn every_pattern_matches_as_in_its_row() {
         let [typed, path, expected] = columns.as_slice() else { panic!("line {line}: not three columns") };
         let pattern =
             Pattern::parse_with(typed, normalization).unwrap_or_else(|error| panic!("line {line}: {error}"));
-        let answer = |pattern: &Pattern| match normalise(path, normalization) {
+        let answer = |pattern: &Pattern| match normalize(path, normalization) {
             Err(_) => "refused".to_owned(),
             Ok(path) if !pattern.matches(&path) => {
                 assert!(pattern.names().all(|name| pattern.capture(&path, name).is_none()), "line {line}");
@@ -168,7 +168,7 @@ fn names_are_listed_in_order_and_unknown_names_capture_nothing() {
     let pattern = Pattern::parse("/{b}/x/{a}").unwrap();
     assert_eq!(pattern.names().collect::<Vec<_>>(), ["b", "a"]);
     assert_eq!(pattern.capture("/1/x/2", "c"), None);
-    // A path that is not normalised matches nothing.
+    // A path that is not normalized matches nothing.
     assert!(!Pattern::parse("/**").unwrap().matches("a"));
     assert!(!Pattern::parse("/**").unwrap().matches(""));
 }

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
 use proptest::prelude::*;
-use ratekeeper_rules::path::{PathNormalization, Pattern, Template, normalise};
+use ratekeeper_rules::path::{PathNormalization, Pattern, Template, normalize};
 
 fn expanded(pattern: &str, template: &str, path: &str) -> Option<String> {
     let pattern = Pattern::parse(pattern).unwrap();
@@ -93,16 +93,16 @@ fn template_error_states_what_is_wrong_and_where() {
 proptest! {
     /// So the upstream receives exactly this path, and no server on the way changes it.
     #[test]
-    fn expanded_path_is_normalised(
+    fn expanded_path_is_normalized(
         template in "/([a.%2-]|\\{x\\}|\\{rest\\}|\\{y\\}|/){0,8}",
         path in "(/[a.%25E-]{0,4}){2,5}",
     ) {
         let pattern = Pattern::parse("/{x}/{y}/**").unwrap();
         let normalization = PathNormalization::default();
-        if let (Ok(template), Ok(path)) = (Template::parse(&template, &pattern), normalise(&path, normalization))
+        if let (Ok(template), Ok(path)) = (Template::parse(&template, &pattern), normalize(&path, normalization))
             && let Some(made) = template.expand(&pattern, &path)
         {
-            let normal = normalise(&made, normalization);
+            let normal = normalize(&made, normalization);
             prop_assert_eq!(normal.as_deref(), Ok(made.as_str()));
         }
     }

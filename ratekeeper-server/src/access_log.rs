@@ -35,7 +35,7 @@ pub enum LogStyle {
     Json,
     /// For people, in local time.
     Human {
-        /// Whether the status is coloured.
+        /// Whether the status is colored.
         has_color: bool,
     },
 }

@@ -50,7 +50,7 @@ pub(crate) const STEPS: &[Step] = &[
         what: "the commands of README.md and docs/ print the output on the page",
         run: readme,
     },
-    Step { name: "deny", what: "licences, advisories and sources of the dependencies", run: deny },
+    Step { name: "deny", what: "licenses, advisories and sources of the dependencies", run: deny },
 ];
 
 /// Returns the steps with these names, in the order of [`STEPS`]; all of them without names.

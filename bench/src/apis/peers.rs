@@ -13,7 +13,7 @@ use crate::install::{cargo, debian, succeeds};
 pub(super) const THROTTLECRAB: &str = "throttlecrab";
 const INCR: &str = "Redis, INCR";
 
-/// The version last compared. Its licence is MIT.
+/// The version last compared. Its license is MIT.
 const VERSION: &str = "0.4.40";
 
 pub(super) fn redis(folder: &Folder) -> Result<ApiServer, Box<dyn Error>> {

@@ -85,7 +85,7 @@ fn control_characters_in_keys_are_not_printed() {
 }
 
 #[test]
-fn output_without_a_terminal_has_no_colours_and_no_progress_bar() {
+fn output_without_a_terminal_has_no_colors_and_no_progress_bar() {
     let output = ratekeeper(&["simulate", "--limit", "token_bucket:", "--trace", DEMO]).output().unwrap();
     assert!(!output.stdout.contains(&0x1b));
     assert_eq!(output.stderr, b"");

@@ -19,7 +19,7 @@ fn validate_with(path: &str, variables: &[(&str, &str)]) -> Output {
 }
 
 #[test]
-fn valid_file_is_summarised_in_one_line() {
+fn valid_file_is_summarized_in_one_line() {
     let secrets = [
         ("REDIS_PASSWORD", PASSWORD),
         ("RATEKEEPER_SECRET", "0123456789abcdef"),

@@ -150,7 +150,7 @@ async fn json_format_on_a_terminal_prints_only_json() {
 }
 
 #[tokio::test]
-async fn human_format_without_a_terminal_prints_readable_lines_without_colour() {
+async fn human_format_without_a_terminal_prints_readable_lines_without_color() {
     let (folder, upstream) = (Folder::new("human-pipe"), Upstream::start().await);
     let file = config(&folder, &upstream);
     let mut process = Process::spawn(run(&file).args(["--log-format", "human"]));

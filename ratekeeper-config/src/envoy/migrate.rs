@@ -19,7 +19,7 @@ const NO_METRICS: &str =
 /// Converts configuration files of Envoy's reference rate limit service, each given by name and text, to an
 /// equivalent `domains` section. Lookups have the same results in the same order.
 ///
-/// The reference joins a key and a value with `_`, so that different pairs may collide. Here they do not.
+/// The reference joins a key and a value with `_`, so that different pairs may collide. DescriptorContext they do not.
 ///
 /// # Errors
 /// Returns all errors of the files: what the reference rejects, and what has no equivalent.
@@ -53,7 +53,7 @@ pub fn migrate(files: &[(&str, &str)]) -> Result<String, Errors> {
     }
     let text = printed(&domains);
     // All files together may exceed the bounds of one configuration file.
-    if let (Err(_), Some((name, yaml))) = (crate::parse(&text, &Nowhere), files.first()) {
+    if let (Err(_), Some((name, yaml))) = (crate::parse(&text, &EmptyEnvironment), files.first()) {
         let message = "all files together exceed the bounds of one configuration".to_owned();
         let help = "omit metadata, or run several servers with some of the domains each".to_owned();
         let problem = Problem { message, help, ..Problem::unknown() };
@@ -70,9 +70,9 @@ fn domain_node(file: &Node) -> &Node {
 }
 
 /// An empty environment: descriptors refer to nothing.
-struct Nowhere;
+struct EmptyEnvironment;
 
-impl Environment for Nowhere {
+impl Environment for EmptyEnvironment {
     fn variable(&self, _: &str) -> Option<String> {
         None
     }

@@ -57,7 +57,7 @@ struct Reading {
 }
 
 /// The descriptor that is being read. An empty value stands for any.
-struct Here<'n> {
+struct DescriptorContext<'n> {
     key: &'n str,
     value: &'n str,
     path: Path,
@@ -106,7 +106,7 @@ impl Reading {
                 reader.is_new(&mut seen, (key, value), node.position, message);
             }
             let (key, value) = (key.unwrap_or_default(), value.unwrap_or_default());
-            let here = Here { key, value, path: around.with(key, value), deep: deep + 1 };
+            let here = DescriptorContext { key, value, path: around.with(key, value), deep: deep + 1 };
             all.extend(self.descriptor(reader, &fields, &here));
         }
         Descriptors::new(all)
@@ -116,7 +116,7 @@ impl Reading {
         &mut self,
         reader: &mut Reader,
         fields: &Fields<'_>,
-        here: &Here<'_>,
+        here: &DescriptorContext<'_>,
     ) -> Option<Descriptor> {
         let value = match (here.value, Wildcard::new(here.value)) {
             ("", _) => Value::Any,
@@ -169,7 +169,7 @@ impl Reading {
         &mut self,
         reader: &mut Reader,
         fields: &Fields<'_>,
-        here: &Here<'_>,
+        here: &DescriptorContext<'_>,
         is_shadow: bool,
     ) -> Option<DescriptorLimit> {
         let mut is = |name| reader.or(fields.get(name), false, |reader, node| reader.yes_or_no(node, name));

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use ratekeeper_rules::path::{PathNormalization, normalise};
+use ratekeeper_rules::path::{PathNormalization, normalize};
 
 use crate::error::quoted;
 use crate::quantity::ValueError;
@@ -111,16 +111,16 @@ pub fn is_link_local(ip: IpAddr) -> bool {
     }
 }
 
-/// Reads the path prefix. It must be normalised, as the paths of requests are.
+/// Reads the path prefix. It must be normalized, as the paths of requests are.
 fn prefix(path: &str) -> Result<String, ValueError> {
     let typed = path.trim_end_matches('/');
     if typed.is_empty() {
         return Ok(String::new());
     }
-    match normalise(typed, PathNormalization::default()) {
+    match normalize(typed, PathNormalization::default()) {
         Ok(normal) if normal == typed => Ok(normal.into_owned()),
         normal => Err(ValueError {
-            message: format!("the path {} is not normalised", quoted(typed)),
+            message: format!("the path {} is not normalized", quoted(typed)),
             help: match normal {
                 Ok(normal) => format!("write {} after the host", quoted(&normal)),
                 Err(_) => "write a plain path, as in `http://127.0.0.1:8081/api`".to_owned(),

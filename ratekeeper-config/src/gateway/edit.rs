@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use ratekeeper_rules::path::{Pattern, Template, normalise};
+use ratekeeper_rules::path::{Pattern, Template, normalize};
 use ratekeeper_rules::when::When;
 
 use crate::environment::{Environment, Secret};
@@ -81,10 +81,10 @@ fn strip(reader: &mut Reader, node: &Node, when: &When) -> Option<PathEdit> {
             let message = "a prefix cannot be a pattern".to_owned();
             return value_error(message, "write as in `strip_prefix: /api`, or use `rewrite`");
         }
-        match normalise(typed, paths) {
+        match normalize(typed, paths) {
             Ok(normal) if normal == typed || paths.ignore_case => Ok(normal.into_owned()),
             Ok(normal) => {
-                let message = format!("the prefix {} is not normalised", quoted(word));
+                let message = format!("the prefix {} is not normalized", quoted(word));
                 value_error(message, &format!("write {}", quoted(&normal)))
             }
             Err(why) => value_error(format!("the prefix contains {}", why.what), STRIP_EXAMPLE),

@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseResult, TestRunner};
 
-/// Runs `test` over 10 000 random values and prints a minimised failing one.
+/// Runs `test` over 10 000 random values and prints a minimized failing one.
 pub(crate) fn check<S: Strategy>(strategy: &S, test: impl Fn(S::Value) -> TestCaseResult)
 where
     S::Value: Debug,

@@ -1,4 +1,4 @@
-//! Matches a normalised path with a bound on the work.
+//! Matches a normalized path with a bound on the work.
 //!
 //! A step is a byte of the path that is read, or a segment of the pattern that is tried. A match takes at most `3 *
 //! (segments of the pattern + 1) * (bytes of the path + 1)` steps, for any path:
@@ -62,7 +62,7 @@ pub(super) struct Outcome<'p> {
     pub(super) steps: usize,
 }
 
-/// Matches a normalised path; `capture` is the index of a segment of the pattern.
+/// Matches a normalized path; `capture` is the index of a segment of the pattern.
 pub(super) fn run<'p>(pattern: &[Segment], path: &'p str, capture: Option<usize>) -> Outcome<'p> {
     let mut outcome = Outcome::default();
     // The text after the slash before the next segment; `None` after the last segment.

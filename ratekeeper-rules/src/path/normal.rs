@@ -1,13 +1,13 @@
-//! Path normalisation.
+//! Path normalization.
 
 use std::borrow::Cow;
 
-use super::pieces::{Pieces, is_plain};
+use super::scanner::{PathScanner, is_plain};
 use super::{Ambiguity, AmbiguousPath, PathNormalization};
 
-/// The normalised path, as the [module](super) describes it. `path` is the received path, without the query.
+/// The normalized path, as the [module](super) describes it. `path` is the received path, without the query.
 ///
-/// Nothing is copied if the path is already normalised, or if its normalised form is a prefix of it. The work is
+/// Nothing is copied if the path is already normalized, or if its normalized form is a prefix of it. The work is
 /// linear in the length of the path. The result is at most three times as long; five times if case is ignored,
 /// because the lower case of a few characters has more bytes.
 ///
@@ -15,14 +15,14 @@ use super::{Ambiguity, AmbiguousPath, PathNormalization};
 ///
 /// [`AmbiguousPath`] names the first position that servers interpret in different ways, unless
 /// [`PathNormalization::ambiguous`] keeps these.
-pub fn normalise(path: &str, normalization: PathNormalization) -> Result<Cow<'_, str>, AmbiguousPath> {
+pub fn normalize(path: &str, normalization: PathNormalization) -> Result<Cow<'_, str>, AmbiguousPath> {
     if path.is_empty() || path == "*" {
         return Ok(Cow::Borrowed("/"));
     }
     let Some(segments) = path.strip_prefix('/') else {
         return Err(AmbiguousPath { at: 0, what: Ambiguity::NoLeadingSlash });
     };
-    if is_normal_at_a_glance(path, normalization) {
+    if is_already_normalized(path, normalization) {
         return Ok(Cow::Borrowed(path));
     }
     let mut normal = Normal { path, same_bytes: 0, copy: None };
@@ -32,11 +32,11 @@ pub fn normalise(path: &str, normalization: PathNormalization) -> Result<Cow<'_,
         let (name, parameters) = segment.split_once(';').unwrap_or((segment, ""));
         let before = normal.text().len();
         normal.push("/");
-        for piece in Pieces::new(name, at, normalization) {
+        for piece in PathScanner::new(name, at, normalization) {
             piece?.write(normalization, |text| normal.push(text));
         }
         // Parameters are dropped, but checked: a server that does not drop them reads them.
-        for piece in Pieces::new(parameters, at + name.len() + 1, normalization) {
+        for piece in PathScanner::new(parameters, at + name.len() + 1, normalization) {
             piece?;
         }
         let written = normal.text().get(before + 1..).unwrap_or_default();
@@ -54,8 +54,8 @@ pub fn normalise(path: &str, normalization: PathNormalization) -> Result<Cow<'_,
     Ok(normal.finish())
 }
 
-/// Fast path: whether a path that begins with a slash is already normalised. True for most paths.
-fn is_normal_at_a_glance(path: &str, normalization: PathNormalization) -> bool {
+/// Fast path: whether a path that begins with a slash is already normalized. True for most paths.
+fn is_already_normalized(path: &str, normalization: PathNormalization) -> bool {
     let mut before = 0;
     for byte in path.bytes() {
         let is_fine = if before == b'/' {
@@ -71,7 +71,7 @@ fn is_normal_at_a_glance(path: &str, normalization: PathNormalization) -> bool {
     !(normalization.ignore_trailing_slash && before == b'/')
 }
 
-/// A normalised path under construction, which needs no copy while it is a prefix of the path.
+/// A normalized path under construction, which needs no copy while it is a prefix of the path.
 struct Normal<'a> {
     path: &'a str,
     /// Length of the prefix that equals the text so far; unused once there is a copy.

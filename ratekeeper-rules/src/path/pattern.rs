@@ -3,7 +3,7 @@
 use std::fmt::{self, Write};
 
 use super::matching::{Needle, Outcome, Parts, Segment, run};
-use super::pieces::Pieces;
+use super::scanner::PathScanner;
 use super::{Ambiguity, AmbiguousPath, PathNormalization};
 
 /// A set of paths, written as a path with wildcards.
@@ -17,7 +17,7 @@ use super::{Ambiguity, AmbiguousPath, PathNormalization};
 ///
 /// `**` also matches in the middle: `/a/**/z` matches `/a/z`.
 ///
-/// A pattern is normalised like a path when it is parsed: `/%61pi//v1/../**` is `/api/**`. Special characters are
+/// A pattern is normalized like a path when it is parsed: `/%61pi//v1/../**` is `/api/**`. Special characters are
 /// written as escapes: `%2A`, `%7B`, `%7D`. A trailing slash is significant, as in paths, unless
 /// [`PathNormalization::ignore_trailing_slash`] is set.
 ///
@@ -42,7 +42,7 @@ impl Pattern {
         Pattern::parse_with(typed, PathNormalization::default())
     }
 
-    /// Parses a pattern for paths that are normalised with the same [`PathNormalization`].
+    /// Parses a pattern for paths that are normalized with the same [`PathNormalization`].
     ///
     /// # Errors
     ///
@@ -100,31 +100,31 @@ impl Pattern {
     ///
     /// # Errors
     ///
-    /// [`PatternError`], if it contains text that never occurs in paths normalised this way.
+    /// [`PatternError`], if it contains text that never occurs in paths normalized this way.
     pub fn with_normalization(&self, normalization: PathNormalization) -> Result<Pattern, PatternError> {
         // Not checked for length: with its escapes the text may exceed `BYTES_MAX`.
         Pattern::read(&self.to_string(), normalization)
     }
 
-    /// Whether the path matches. It must be normalised by [`normalise`](super::normalise).
-    pub fn matches(&self, normalised: &str) -> bool {
-        run(&self.segments, normalised, None).matched
+    /// Whether the path matches. It must be normalized by [`normalize`](super::normalize).
+    pub fn matches(&self, normalized: &str) -> bool {
+        run(&self.segments, normalized, None).matched
     }
 
     /// The segment that `{name}` captures in the path: `None` if the path does not match, or the name is not in the
     /// pattern.
-    pub fn capture<'p>(&self, normalised: &'p str, name: &str) -> Option<&'p str> {
+    pub fn capture<'p>(&self, normalized: &'p str, name: &str) -> Option<&'p str> {
         let named = |segment: &Segment| matches!(segment, Segment::One(Some(own)) if **own == *name);
         let number = self.segments.iter().position(named)?;
-        let Outcome { matched, captured, .. } = run(&self.segments, normalised, Some(number));
+        let Outcome { matched, captured, .. } = run(&self.segments, normalized, Some(number));
         captured.filter(|_| matched)
     }
 
     /// The part of the path that a trailing `**` matches, with its leading slash: for `/api/**`, it is `/x/y` in
     /// `/api/x/y`, `/` in `/api/`, and empty in `/api`. `None` if the path does not match, or the pattern does not
     /// end with `**`.
-    pub fn rest<'p>(&self, normalised: &'p str) -> Option<&'p str> {
-        run(&self.segments, normalised, None).rest
+    pub fn rest<'p>(&self, normalized: &'p str) -> Option<&'p str> {
+        run(&self.segments, normalized, None).rest
     }
 
     /// Whether it ends with `**`.
@@ -182,7 +182,7 @@ impl Pattern {
     }
 }
 
-/// The normalised form, which parses to the same pattern.
+/// The normalized form, which parses to the same pattern.
 impl fmt::Display for Pattern {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for segment in &self.segments {
@@ -405,10 +405,10 @@ fn read_capture(text: &str, at: usize) -> Result<Segment, PatternError> {
     }
 }
 
-/// Normalises text without slashes and wildcards.
+/// Normalizes text without slashes and wildcards.
 fn normal_text(text: &str, at: usize, normalization: PathNormalization) -> Result<String, PatternError> {
     let mut normal = String::with_capacity(text.len());
-    for piece in Pieces::new(text, at, normalization) {
+    for piece in PathScanner::new(text, at, normalization) {
         piece?.write(normalization, |text| normal.push_str(text));
     }
     Ok(normal)

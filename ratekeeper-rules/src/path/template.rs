@@ -1,7 +1,7 @@
 //! Templates: a new path from the captures of a pattern.
 
 use super::pattern::{Pattern, PatternError};
-use super::pieces::Pieces;
+use super::scanner::PathScanner;
 use super::{AmbiguousPath, PathNormalization};
 
 /// A path with names, each of which is replaced by the capture of that name in a [`Pattern`].
@@ -18,7 +18,7 @@ use super::{AmbiguousPath, PathNormalization};
 ///
 /// `{rest}` is the part that a trailing `**` of the pattern matches, unless a segment of the pattern has that name;
 /// it must be the last segment of the template. Any other name may have text around it, as in `/{id}.json`. A
-/// normalised path expands to a normalised path, by the default [`PathNormalization`]: the template's own text keeps
+/// normalized path expands to a normalized path, by the default [`PathNormalization`]: the template's own text keeps
 /// its case.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Template {
@@ -77,9 +77,9 @@ impl Template {
         Ok(Template { parts })
     }
 
-    /// The new path for a normalised path, by the pattern of the template. `None` if the pattern does not match.
-    pub fn expand(&self, pattern: &Pattern, normalised: &str) -> Option<String> {
-        self.expand_as(pattern, normalised, normalised)
+    /// The new path for a normalized path, by the pattern of the template. `None` if the pattern does not match.
+    pub fn expand(&self, pattern: &Pattern, normalized: &str) -> Option<String> {
+        self.expand_as(pattern, normalized, normalized)
     }
 
     /// The same, with captures in the letter case of `received`, which is the same path except for upper and lower
@@ -93,26 +93,26 @@ impl Template {
     /// let path = template.expand_as(&pattern, "/users/abc", "/Users/AbC");
     /// assert_eq!(path.as_deref(), Some("/people/AbC"));
     /// ```
-    pub fn expand_as(&self, pattern: &Pattern, normalised: &str, received: &str) -> Option<String> {
-        let is_same = received.get(..normalised.len()).is_some_and(|it| it.eq_ignore_ascii_case(normalised));
-        let received = if is_same { received } else { normalised };
-        // A capture is a slice of `normalised`, so its offset applies to `received`, too.
+    pub fn expand_as(&self, pattern: &Pattern, normalized: &str, received: &str) -> Option<String> {
+        let is_same = received.get(..normalized.len()).is_some_and(|it| it.eq_ignore_ascii_case(normalized));
+        let received = if is_same { received } else { normalized };
+        // A capture is a slice of `normalized`, so its offset applies to `received`, too.
         let as_received = |captured: &str| {
-            let from = captured.as_ptr() as usize - normalised.as_ptr() as usize;
+            let from = captured.as_ptr() as usize - normalized.as_ptr() as usize;
             &received[from..from + captured.len()]
         };
         let mut path = String::new();
         for part in &self.parts {
             path.push_str(match part {
                 TemplatePart::Text(text) => text,
-                TemplatePart::Name(name) => as_received(pattern.capture(normalised, name)?),
-                TemplatePart::Rest => as_received(pattern.rest(normalised)?),
+                TemplatePart::Name(name) => as_received(pattern.capture(normalized, name)?),
+                TemplatePart::Rest => as_received(pattern.rest(normalized)?),
             });
         }
         if path.is_empty() {
             path.push('/');
         }
-        pattern.matches(normalised).then_some(path)
+        pattern.matches(normalized).then_some(path)
     }
 }
 
@@ -182,7 +182,7 @@ fn push_text(text: &str, at: usize, parts: &mut Vec<TemplatePart>) -> Result<(),
     let mut normal = String::with_capacity(text.len());
     // Case is kept as written: the upstream may be case-sensitive where this side is not.
     let normalization = PathNormalization::default();
-    for piece in Pieces::new(text, at, normalization) {
+    for piece in PathScanner::new(text, at, normalization) {
         let piece = piece.map_err(|error: AmbiguousPath| PatternError::of("the new path", error))?;
         piece.write(normalization, |text| normal.push_str(text));
     }

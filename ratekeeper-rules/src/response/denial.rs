@@ -130,7 +130,7 @@ impl fmt::Display for DenialResponseError {
 
 impl std::error::Error for DenialResponseError {}
 
-/// A denial about to be written, with its problem type and customisation resolved.
+/// A denial about to be written, with its problem type and customization resolved.
 pub(super) struct Denial<'a> {
     limits: &'a [LimitDecision<'a>],
     problem: Problem,

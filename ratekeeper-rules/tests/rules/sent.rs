@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use ratekeeper_rules::path::{PathNormalization, normalise};
+use ratekeeper_rules::path::{PathNormalization, normalize};
 
 pub(crate) use crate::rules::made_up::MadeUp as Sent;
 
@@ -33,7 +33,7 @@ impl Sent {
     /// Sets path and query.
     pub(crate) fn target(self, target: &str) -> Sent {
         let (path, query) = target.split_once('?').unwrap_or((target, ""));
-        let path = normalise(path, PathNormalization::default()).unwrap().into_owned();
+        let path = normalize(path, PathNormalization::default()).unwrap().into_owned();
         Sent { path, query: query.to_owned(), ..self }
     }
 

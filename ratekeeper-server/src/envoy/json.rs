@@ -51,7 +51,7 @@ fn error_response(error: &EnvoyApiError) -> (StatusCode, String) {
 }
 
 fn text(value: &impl Serialize) -> String {
-    // All keys are text and all numbers are finite, so serialisation cannot fail.
+    // All keys are text and all numbers are finite, so serialization cannot fail.
     serde_json::to_string(value).unwrap_or_default()
 }
 

@@ -16,7 +16,7 @@ use http::{Method, Request, Response, StatusCode, Version};
 use hyper::body::Body;
 use ratekeeper_config as config;
 use ratekeeper_config::{PathEdit, Protocol};
-use ratekeeper_rules::path::normalise;
+use ratekeeper_rules::path::normalize;
 use smallvec::SmallVec;
 use tower_service::Service;
 
@@ -255,12 +255,12 @@ impl<S: Backend> ForwardContext<S> {
             PathEdit::Keep => return Ok(()),
             PathEdit::Strip(prefix) => strip_prefix(path, prefix, self.route.path_normalization.ignore_case),
             PathEdit::Rewrite(template) => {
-                // Patterns match the normalised path that selected the route.
-                let normalised = normalise(path, self.route.path_normalization).ok();
+                // Patterns match the normalized path that selected the route.
+                let normalized = normalize(path, self.route.path_normalization).ok();
                 let pattern = self.route.when.paths.first();
-                normalised
+                normalized
                     .zip(pattern)
-                    .and_then(|(normalised, pattern)| template.expand_as(pattern, &normalised, path))
+                    .and_then(|(normalized, pattern)| template.expand_as(pattern, &normalized, path))
                     .map(Cow::Owned)
             }
         };

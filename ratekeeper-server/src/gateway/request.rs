@@ -17,7 +17,7 @@ use pin_project_lite::pin_project;
 use ratekeeper::tower::token::Tokens;
 use ratekeeper::tower::{Claims, RequestContext, ResponseFuture, Subject, grpc_content_type};
 use ratekeeper_rules::client::TrustedProxies;
-use ratekeeper_rules::path::{AmbiguousPath, PathNormalization, normalise};
+use ratekeeper_rules::path::{AmbiguousPath, PathNormalization, normalize};
 use ratekeeper_rules::request::Request as _;
 use tower_service::Service;
 
@@ -254,7 +254,7 @@ struct RouteMatch<'s> {
     claims: Option<Option<Claims>>,
 }
 
-/// Finds the route and client of a request, and normalises the request's path as it was matched.
+/// Finds the route and client of a request, and normalizes the request's path as it was matched.
 fn match_route<'s, S: Backend>(
     peer: IpAddr,
     state: &'s State<S>,
@@ -262,7 +262,7 @@ fn match_route<'s, S: Backend>(
     parts: &mut Parts,
 ) -> Result<RouteMatch<'s>, ErrorResponse> {
     let ambiguous = |why: AmbiguousPath| Box::new(problem(StatusCode::BAD_REQUEST, &why.to_string()));
-    let path = normalise(parts.uri.path(), state.paths).map_err(ambiguous)?;
+    let path = normalize(parts.uri.path(), state.paths).map_err(ambiguous)?;
     let (trusted_proxies, tokens) = (&state.trusted_proxies, state.tokens.as_deref());
     let (client, claims) = (OnceCell::new(), OnceCell::new());
     let view = RequestView { parts, path: &path, trusted_proxies, tokens, peer, client, claims };
@@ -277,12 +277,12 @@ fn match_route<'s, S: Backend>(
     let Some(route) = route else {
         return Err(Box::new(problem(StatusCode::NOT_FOUND, "no route matches this request")));
     };
-    // Letter case and trailing slashes stay as sent, for the upstream; the rest is normalised as it was matched.
+    // Letter case and trailing slashes stay as sent, for the upstream; the rest is normalized as it was matched.
     let normalization =
         PathNormalization { ambiguous: state.paths.ambiguous, ..PathNormalization::default() };
     let forwarded = match normalization == state.paths {
         true => path,
-        false => normalise(parts.uri.path(), normalization).map_err(ambiguous)?,
+        false => normalize(parts.uri.path(), normalization).map_err(ambiguous)?,
     };
     if forwarded != parts.uri.path() && parts.uri.path() != "*" {
         parts.uri = with_path(&parts.uri, &forwarded)?;

@@ -23,7 +23,7 @@ const fn bad_request(detail: &'static str) -> ScreenError {
     ScreenError { status: StatusCode::BAD_REQUEST, detail }
 }
 
-/// Checks a request's head and normalises it to the form that is forwarded: a target without scheme and authority,
+/// Checks a request's head and normalizes it to the form that is forwarded: a target without scheme and authority,
 /// and one `Host`. `protected` lists the headers that the configuration reads or sets.
 pub(crate) fn screen(parts: &mut Parts, protected: &[HeaderName]) -> Result<(), ScreenError> {
     if parts.method == Method::CONNECT {
@@ -36,7 +36,7 @@ pub(crate) fn screen(parts: &mut Parts, protected: &[HeaderName]) -> Result<(), 
     if parts.uri.path() == "*" && parts.method != Method::OPTIONS {
         return Err(bad_request("the target `*` is only valid with OPTIONS"));
     }
-    normalise_host(parts)?;
+    normalize_host(parts)?;
     check_framing(&parts.headers)?;
     check_connection(&parts.headers, protected)?;
     remove_aliases(&mut parts.headers, protected);
@@ -45,7 +45,7 @@ pub(crate) fn screen(parts: &mut Parts, protected: &[HeaderName]) -> Result<(), 
 }
 
 /// Requires one host and moves it to the `Host` header.
-fn normalise_host(parts: &mut Parts) -> Result<(), ScreenError> {
+fn normalize_host(parts: &mut Parts) -> Result<(), ScreenError> {
     let mut lines = parts.headers.get_all(HOST).iter();
     let (host, second) = (lines.next(), lines.next());
     if second.is_some() {

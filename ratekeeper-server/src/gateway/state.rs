@@ -66,7 +66,7 @@ pub(crate) struct Route {
     pub(crate) trusted_proxies: TrustedProxies,
     pub(crate) timeout: Duration,
     pub(crate) path: PathEdit,
-    /// Normalisation of the paths that the route matches.
+    /// Normalization of the paths that the route matches.
     pub(crate) path_normalization: PathNormalization,
     pub(crate) metrics: Arc<RouteMetrics>,
     /// Names of all configured limits, by number.
@@ -148,7 +148,7 @@ impl<S: Backend> State<S> {
         let limits = match has_limits {
             false => None,
             true => {
-                // Paths are normalised before the route is looked up.
+                // Paths are normalized before the route is looked up.
                 let builder = backend::builder(config, tokens.as_ref());
                 let counters = names.iter().map(|name| metrics.limit(name)).collect();
                 let builder = builder

@@ -42,7 +42,7 @@
 //! }
 //! ```
 //!
-//! Callers are authorised by address and not by a token, because the client's `Authorization` has to pass through.
+//! Callers are authorized by address and not by a token, because the client's `Authorization` has to pass through.
 //! Concurrency limits do not apply here: a subrequest ends before the request begins.
 
 use std::convert::Infallible;

@@ -165,7 +165,7 @@ async fn oversized_heads_are_rejected() {
 }
 
 #[tokio::test]
-async fn normalised_path_is_forwarded_as_it_was_matched() {
+async fn normalized_path_is_forwarded_as_it_was_matched() {
     let upstream = Upstream::start().await;
     let at = upstream.address;
     let gateway = super::support::run(&format!(

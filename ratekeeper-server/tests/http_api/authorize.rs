@@ -64,7 +64,7 @@ async fn client_is_allowed_up_to_its_limits() {
     }
 }
 
-/// Rules apply to the original request: its method, its normalised path, its host.
+/// Rules apply to the original request: its method, its normalized path, its host.
 #[tokio::test]
 async fn rules_see_the_original_request() {
     for describe in [original, forwarded] {

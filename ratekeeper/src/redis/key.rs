@@ -54,7 +54,7 @@ impl Names {
     }
 
     pub(crate) fn key<K: Hash + ?Sized>(&self, key: &K) -> Key {
-        let mut hasher = Portable(self.hasher);
+        let mut hasher = PortableHasher(self.hasher);
         key.hash(&mut hasher);
         Key(hasher.0.finish128().as_u128())
     }
@@ -113,7 +113,7 @@ fn hash(hasher: &SipHasher24, bytes: &[u8]) -> u128 {
 }
 
 /// Hashes integers as little-endian bytes and sizes as 64 bits, so that all platforms agree.
-struct Portable(SipHasher24);
+struct PortableHasher(SipHasher24);
 
 macro_rules! portable {
     ($($write:ident $number:ty),*) => {
@@ -123,7 +123,7 @@ macro_rules! portable {
     };
 }
 
-impl Hasher for Portable {
+impl Hasher for PortableHasher {
     fn finish(&self) -> u64 {
         self.0.finish()
     }

@@ -250,17 +250,17 @@ local function read_bucket(state)
   return unpack('<ddd', state)
 end
 
-local function bucket_value(it, d, t, f)
+local function bucket_value(charge, d, t, f)
   local us = d * DAY_US + t / 1000
-  if it.wanted and t % 1000 == 0 and us < EXACT then
+  if charge.cost_us and t % 1000 == 0 and us < EXACT then
     return us
   end
   return pack('<ddd', d, t, f)
 end
 
-local function bucket(key, it)
-  local cost, limit, ticks = it.cost, it.limit, it.ticks
-  local f_d, f_t, f_f = it.f_d, it.f_t, it.f_f
+local function token_bucket(key, charge)
+  local cost, limit, ticks = charge.cost, charge.limit, charge.ticks
+  local f_d, f_t, f_f = charge.f_d, charge.f_t, charge.f_f
   local now_d = floor(now_s / DAY)
   local now_t = (now_s - now_d * DAY) * SECOND + now_n
   local state = number_or_of_size(call('GET', key), 24)
@@ -274,7 +274,7 @@ local function bucket(key, it)
     if is_number(state) then
       state = pack('<ddd', d, t, f)
     else
-      grain_d, grain = d, t - t % it.grain
+      grain_d, grain = d, t - t % charge.grain
     end
     d, t = d - now_d, t - now_t
     if t < 0 then
@@ -283,14 +283,14 @@ local function bucket(key, it)
     if d < 0 then
       d, t, f = 0, 0, 0
     else
-      local far = extra == 0 and it.far or it.far_injected
+      local far = extra == 0 and charge.far or charge.far_injected
       if d > far.d or (d == far.d and (t > far.t or (t == far.t and f > far.f))) then
         d, t, f = f_d, f_t, f_f
         is_moved = true
       end
     end
   end
-  local after_d, after_t, after_f = d + it.c_d, t + it.c_t, f + it.c_f
+  local after_d, after_t, after_f = d + charge.c_d, t + charge.c_t, f + charge.c_f
   if after_f >= ticks then
     after_f, after_t = after_f - ticks, after_t + 1
   end
@@ -310,27 +310,27 @@ local function bucket(key, it)
   if full_t >= DAY_NS then
     full_d, full_t = full_d + 1, full_t - DAY_NS
   end
-  local value = bucket_value(it, full_d, full_t, f)
-  if grain_d == full_d and grain == full_t - full_t % it.grain and type(value) == 'string' then
+  local value = bucket_value(charge, full_d, full_t, f)
+  if grain_d == full_d and grain == full_t - full_t % charge.grain and type(value) == 'string' then
     return allowed, state, patch, value
   end
-  return allowed, state, put, value, d * DAY * 1000 + (t + it.grain) / 1e6
+  return allowed, state, put, value, d * DAY * 1000 + (t + charge.grain) / 1e6
 end
 
--- Corrects the charge of `quick_bucket` in all cases except an existing key with enough units.
-local function put_bucket_right(key, it, before)
-  local wanted, fill, grain = it.wanted, it.fill, it.grain_us
+-- Corrects the charge of `fast_token_bucket` in all cases except an existing key with enough units.
+local function correct_fast_charge(key, charge, before)
+  local cost_us, fill, grain = charge.cost_us, charge.fill, charge.grain_us
   if before == 0 then
     -- The key did not exist.
-    put(key, now_us + wanted, (wanted + grain) / 1000)
+    put(key, now_us + cost_us, (cost_us + grain) / 1000)
     return ALLOWED + DECIDED
   elseif before < now_us then
     -- The bucket was full.
-    local full = now_us + wanted
+    local full = now_us + cost_us
     if full - full % grain == before - before % grain then
       call('INCRBY', key, now_us - before)
     else
-      put(key, full, (wanted + grain) / 1000)
+      put(key, full, (cost_us + grain) / 1000)
     end
     return ALLOWED + DECIDED + NUMBER, before
   end
@@ -338,24 +338,24 @@ local function put_bucket_right(key, it, before)
     -- Written under a wrong clock: counts as emptied just now.
     put(key, now_us + fill, (fill + grain) / 1000)
   else
-    call('INCRBY', key, it.back_text)
+    call('INCRBY', key, charge.refund_text)
   end
   return DECIDED + NUMBER, before
 end
 
-local function quick_bucket(key, it)
-  local full = try('INCRBY', key, it.wanted_text)
+local function fast_token_bucket(key, charge)
+  local full = try('INCRBY', key, charge.cost_us_text)
   if type(full) ~= 'number' then
     -- The state is in the other format, written by a request with an injected time.
     return nil
   end
-  local wanted = it.wanted
-  local before = full - wanted
-  if before < now_us or full > now_us + it.fill then
-    return put_bucket_right(key, it, before)
+  local cost_us = charge.cost_us
+  local before = full - cost_us
+  if before < now_us or full > now_us + charge.fill then
+    return correct_fast_charge(key, charge, before)
   end
-  local grain = it.grain_us
-  if full % grain < wanted then
+  local grain = charge.grain_us
+  if full % grain < cost_us then
     call('PEXPIRE', key, expiry((full - now_us + grain) / 1000))
   end
   return ALLOWED + DECIDED + NUMBER, before
@@ -364,8 +364,8 @@ end
 -- Stepped token bucket.
 -- Parameters: tokens per period, the period: '<d dI4'. State: the start of the current period, missing tokens:
 -- '<dI4I4'.
-local function steps(key, it)
-  local cost, limit, count, p_s, p_n = it.cost, it.limit, it.count, it.p_s, it.p_n
+local function stepped_token_bucket(key, charge)
+  local cost, limit, count, p_s, p_n = charge.cost, charge.limit, charge.count, charge.p_s, charge.p_n
   local state = of_size(call('GET', key), 16)
   local s, n, used = now_s, now_n, 0
   -- The number of periods that the current expiry covers.
@@ -422,18 +422,18 @@ local function read_window(state)
   return unpack('<dI4I4', state)
 end
 
-local function window_value(it, s, n, count)
+local function window_value(charge, s, n, count)
   -- A count from when the limit was higher may need the other format.
-  if it.cost_text and s < WORD and count < COUNTS / 2 then
+  if charge.cost_text and s < WORD and count < COUNTS / 2 then
     return s * COUNTS + count
   end
   return pack('<dI4I4', s, n, count)
 end
 
-local function fixed_window(key, it)
-  local cost, w_s, w_n = it.cost, it.w_s, it.w_n
+local function fixed_window(key, charge)
+  local cost, w_s, w_n = charge.cost, charge.w_s, charge.w_n
   local cur_s, cur_n = now_s, now_n
-  if not it.from_first then
+  if not charge.from_first then
     if w_n == 0 then
       cur_s, cur_n = now_s - now_s % w_s, 0
     else
@@ -463,7 +463,7 @@ local function fixed_window(key, it)
       end
     end
   end
-  local allowed = cost == 0 or cost <= it.limit - count
+  local allowed = cost == 0 or cost <= charge.limit - count
   if allowed and cost > 0 then
     count = count + cost
   elseif not is_moved then
@@ -472,18 +472,18 @@ local function fixed_window(key, it)
   if is_same then
     return allowed, state, patch_count, count
   end
-  return allowed, state, put, window_value(it, s, n, count), (s - now_s + w_s) * 1000 + (n - now_n + w_n) / 1e6
+  return allowed, state, put, window_value(charge, s, n, count), (s - now_s + w_s) * 1000 + (n - now_n + w_n) / 1e6
 end
 
-local function quick_window(key, it)
-  local after = try('INCRBY', key, it.cost_text)
+local function fast_window(key, charge)
+  local after = try('INCRBY', key, charge.cost_text)
   if type(after) ~= 'number' then
     return nil
   end
-  local cost, w_s = it.cost, it.w_s
+  local cost, w_s = charge.cost, charge.w_s
   local start = now_s - now_s % w_s
   local count = after - start * COUNTS
-  if count > cost and count <= it.limit then
+  if count > cost and count <= charge.limit then
     return ALLOWED + DECIDED + NUMBER, after - cost
   end
   local state = after - cost
@@ -495,7 +495,7 @@ local function quick_window(key, it)
     end
     return ALLOWED + DECIDED + NUMBER, state
   end
-  call('INCRBY', key, it.back_text)
+  call('INCRBY', key, charge.refund_text)
   if count > cost and count - cost < COUNTS then
     return DECIDED + NUMBER, state
   end
@@ -517,8 +517,8 @@ end
 -- Parameters: the window, the number of buckets, the edge policy (0 weigh, 1 drop, 2 keep): '<dI4 I4 B'. State: the
 -- newest bucket as the number of its window and its number in the window, '<dI4'; then the units charged in each
 -- bucket, newest first, one bucket more than the window has, '<I4' each.
-local function counter(key, it)
-  local cost, limit, w_s, w_n, buckets, edge = it.cost, it.limit, it.w_s, it.w_n, it.buckets, it.edge
+local function counter(key, charge)
+  local cost, limit, w_s, w_n, buckets, edge = charge.cost, charge.limit, charge.w_s, charge.w_n, charge.buckets, charge.edge
   local q, b, p_s, p_n = position(now_s, now_n, w_s, w_n, buckets)
   local state = of_size(call('GET', key), 16 + buckets * 4)
   local counts = {}
@@ -598,8 +598,8 @@ local function counter(key, it)
 end
 
 -- The fast path for one bucket per window: two numbers instead of a list.
-local function quick_counter(key, it)
-  local w_s, w_n = it.w_s, it.w_n
+local function fast_counter(key, charge)
+  local w_s, w_n = charge.w_s, charge.w_n
   local q, r_s, r_n
   if w_n == 0 then
     r_s, r_n = now_s % w_s, now_n
@@ -620,7 +620,7 @@ local function quick_counter(key, it)
       return nil
     end
   end
-  local cost, edge = it.cost, it.edge
+  local cost, edge = charge.cost, charge.edge
   local used = newest + cost
   if previous > 0 then
     if edge == 2 then
@@ -630,7 +630,7 @@ local function quick_counter(key, it)
       used = used + share(previous, u_s, u_n, w_s, w_n)
     end
   end
-  if used > it.limit then
+  if used > charge.limit then
     if is_same then
       return DECIDED + STATE, state
     end
@@ -783,15 +783,15 @@ local function open_log(key, last)
 end
 
 -- Milliseconds until the log has left the window and its grain is over.
-local function log_ms(it, s, n)
-  return (s - now_s + it.w_s) * 1000 + (n - now_n + it.w_n) / 1e6 + it.grain_ms
+local function log_ms(charge, s, n)
+  return (s - now_s + charge.w_s) * 1000 + (n - now_n + charge.w_n) / 1e6 + charge.grain_ms
 end
 
 -- Renews the expiry if the newest instant has moved to another grain.
-local function extend_log(key, it, old_s, old_n, s, n)
+local function extend_log(key, charge, old_s, old_n, s, n)
   local old_ms, ms = old_s * 1000 + old_n / 1e6, s * 1000 + n / 1e6
-  if ms - ms % it.grain_ms ~= old_ms - old_ms % it.grain_ms then
-    call('PEXPIRE', key, expiry(log_ms(it, s, n)))
+  if ms - ms % charge.grain_ms ~= old_ms - old_ms % charge.grain_ms then
+    call('PEXPIRE', key, expiry(log_ms(charge, s, n)))
   end
 end
 
@@ -828,7 +828,7 @@ local function write_log(key, log, _, is_charged)
   local used = log.words + count
   if used > log.ring then
     -- The ring grows; the oldest word comes first.
-    local ring = max(used, min(max(log.ring * 2, RING_MIN), log.it.slots_max))
+    local ring = max(used, min(max(log.ring * 2, RING_MIN), log.charge.words_max))
     local old = ''
     if log.words > 0 then
       -- Cut entries are written first, to be read with the rest.
@@ -838,7 +838,7 @@ local function write_log(key, log, _, is_charged)
       old = read_words(log, 0, log.words)
     end
     local head = pack(HEAD_FORMAT, log.s, log.n, log.units, 0, used, ring, 0, 0) .. rep('\0', HEAD - FIXED)
-    put(key, head .. old .. added .. rep('\0', (ring - used) * 8), log_ms(log.it, log.s, log.n))
+    put(key, head .. old .. added .. rep('\0', (ring - used) * 8), log_ms(log.charge, log.s, log.n))
     return
   end
   for _, cut in ipairs(log.cuts) do
@@ -848,15 +848,15 @@ local function write_log(key, log, _, is_charged)
     write_words(log, log.words, added)
   end
   call('SETRANGE', key, 0, pack(HEAD_FORMAT, log.s, log.n, log.units, log.first, used, log.ring, 0, 0))
-  extend_log(key, log.it, log.old_s, log.old_n, log.s, log.n)
+  extend_log(key, log.charge, log.old_s, log.old_n, log.s, log.n)
 end
 
-local function log(key, it)
-  local cost, limit, w_s, w_n = it.cost, it.limit, it.w_s, it.w_n
+local function log(key, charge)
+  local cost, limit, w_s, w_n = charge.cost, charge.limit, charge.w_s, charge.w_n
   local text = open_log(key, HEAD + CHUNK * 8 - 1)
   local log = {
-    it = it, key = key, text = text, w_s = w_s, w_n = w_n, cost = cost, limit = limit,
-    counts_all = it.counts_all and not it.is_peek,
+    charge = charge, key = key, text = text, w_s = w_s, w_n = w_n, cost = cost, limit = limit,
+    counts_all = charge.counts_all and not charge.is_peek,
     s = 0, n = 0, units = 0, first = 0, words = 0, ring = 0, cuts = {},
   }
   local at_s, at_n = now_s, now_n
@@ -900,34 +900,34 @@ local function log(key, it)
   return allowed, log, write_log, log
 end
 
-local function told_log(log)
+local function encode_log(log)
   return pack('<dI4ddI4', log.s, log.n, log.units, log.pass_s or 0, log.pass_n or 0)
 end
 
 -- Creates a log with one entry.
-local function begin_log(key, it)
-  local head = pack(HEAD_FORMAT, now_s, now_n, 1, 0, 1, it.ring_min, 1, 0)
-  put(key, head .. pack('<I4I4', now_n, now_s % WORD) .. it.padding, log_ms(it, now_s, now_n))
+local function begin_log(key, charge)
+  local head = pack(HEAD_FORMAT, now_s, now_n, 1, 0, 1, charge.ring_min, 1, 0)
+  put(key, head .. pack('<I4I4', now_n, now_s % WORD) .. charge.padding, log_ms(charge, now_s, now_n))
   return ALLOWED + DECIDED + NUMBER, 1
 end
 
 -- The fast path: the request and all entries it reads cost 1.
-local function quick_log(key, it)
+local function fast_log(key, charge)
   local text = call('GETRANGE', key, '0', HEAD_LAST)
   if text == '' then
-    return begin_log(key, it)
+    return begin_log(key, charge)
   end
   local s, n, units, first, words, ring, back, front = unpack(HEAD_FORMAT, text)
   if now_s < s or (now_s == s and now_n < n) then
     return nil
   end
-  local w_s, w_n = it.w_s, it.w_n
+  local w_s, w_n = charge.w_s, charge.w_n
   local gone_s, gone_n = now_s - w_s, now_n - w_n
   if gone_n < 0 then
     gone_s, gone_n = gone_s - 1, gone_n + SECOND
   end
   if gone_s > s or (gone_s == s and gone_n >= n) then
-    return begin_log(key, it)
+    return begin_log(key, charge)
   end
   -- Drops entries that have left the window; the newest has not. The oldest words are in `from`, between `at` and
   -- `last`.
@@ -956,7 +956,7 @@ local function quick_log(key, it)
     end
     at, dropped = at + 8, dropped + 1
   end
-  local limit = it.limit
+  local limit = charge.limit
   if units - dropped >= limit then
     if units > limit or dropped > 0 then
       return nil
@@ -987,7 +987,7 @@ local function quick_log(key, it)
   call('SETRANGE', key, '0', pack(
     HEAD_AND_ENDS, now_s, now_n, units, first, words, ring, back, front_count, newest, oldest
   ))
-  extend_log(key, it, s, n, now_s, now_n)
+  extend_log(key, charge, s, n, now_s, now_n)
   return ALLOWED + DECIDED + NUMBER, units
 end
 
@@ -1004,8 +1004,8 @@ end
 -- Compared with a bucket without the charge, this one lacks up to the cost more. The difference shrinks only while
 -- the other bucket is full, and then by a nanosecond per nanosecond: the cost minus the elapsed time is still
 -- refundable.
-local function give_back_to_bucket(key, it, t_s, t_n)
-  local c_d, c_t, c_f = it.c_d, it.c_t, it.c_f
+local function refund_token_bucket(key, charge, t_s, t_n)
+  local c_d, c_t, c_f = charge.c_d, charge.c_t, charge.c_f
   local state = number_or_of_size(call('GET', key), 24)
   if not state then
     return
@@ -1025,12 +1025,12 @@ local function give_back_to_bucket(key, it, t_s, t_n)
   end
   local full_d, full_t, full_f = read_bucket(state)
   -- Written under a wrong clock, as in `bucket`; precision of a day is enough here.
-  if full_d - now_d > (extra == 0 and FAR or FAR_INJECTED) * (it.f_d + 1) then
+  if full_d - now_d > (extra == 0 and FAR or FAR_INJECTED) * (charge.f_d + 1) then
     return
   end
   full_d, full_t, full_f = full_d - c_d, full_t - c_t, full_f - c_f
   if full_f < 0 then
-    full_t, full_f = full_t - 1, full_f + it.ticks
+    full_t, full_f = full_t - 1, full_f + charge.ticks
   end
   if full_t < 0 then
     full_d, full_t = full_d - 1, full_t + DAY_NS
@@ -1038,14 +1038,14 @@ local function give_back_to_bucket(key, it, t_s, t_n)
   if full_d < now_d or (full_d == now_d and (full_t < now_t or (full_t == now_t and full_f == 0))) then
     call('UNLINK', key)
   else
-    call('SET', key, bucket_value(it, full_d, full_t, full_f), 'KEEPTTL')
+    call('SET', key, bucket_value(charge, full_d, full_t, full_f), 'KEEPTTL')
   end
 end
 
 -- Within the period of the charge no token has been added, so the full cost is refundable. The period keeps its
 -- start, even if the refunded charge began it.
-local function give_back_to_steps(key, it, t_s, t_n)
-  local cost, limit, count, p_s, p_n = it.cost, it.limit, it.count, it.p_s, it.p_n
+local function refund_stepped_token_bucket(key, charge, t_s, t_n)
+  local cost, limit, count, p_s, p_n = charge.cost, charge.limit, charge.count, charge.p_s, charge.p_n
   local state = of_size(call('GET', key), 16)
   if not state then
     return
@@ -1080,8 +1080,8 @@ end
 
 -- Within the window of the charge its cost is part of the count. The window keeps its start, even if the refunded
 -- charge began it.
-local function give_back_to_fixed_window(key, it, t_s, t_n)
-  local w_s, w_n = it.w_s, it.w_n
+local function refund_fixed_window(key, charge, t_s, t_n)
+  local w_s, w_n = charge.w_s, charge.w_n
   local state = number_or_of_size(call('GET', key), 16)
   if not state then
     return
@@ -1098,16 +1098,16 @@ local function give_back_to_fixed_window(key, it, t_s, t_n)
   if before(far_s, far_n, s, n) then
     return
   end
-  count = count - it.cost
+  count = count - charge.cost
   if count <= 0 then
     call('UNLINK', key)
   else
-    call('SET', key, window_value(it, s, n, count), 'KEEPTTL')
+    call('SET', key, window_value(charge, s, n, count), 'KEEPTTL')
   end
 end
 
 -- The state of a counter with less in one bucket, and the part of the cost that the bucket did not contain.
-local function less_in_bucket(state, index, cost)
+local function decrease_bucket(state, index, cost)
   local at = 12 + index * 4
   local count = unpack('<I4', state, at + 1)
   local taken = min(count, cost)
@@ -1116,8 +1116,8 @@ end
 
 -- The cost is part of the bucket of its instant while that bucket is kept. If the clock stepped back, the cost is in
 -- a newer bucket, which leaves later; then less is refunded.
-local function give_back_to_counter(key, it, t_s, t_n)
-  local w_s, w_n, buckets = it.w_s, it.w_n, it.buckets
+local function refund_counter(key, charge, t_s, t_n)
+  local w_s, w_n, buckets = charge.w_s, charge.w_n, charge.buckets
   local state = of_size(call('GET', key), 16 + buckets * 4)
   if not state then
     return
@@ -1135,20 +1135,20 @@ local function give_back_to_counter(key, it, t_s, t_n)
     if index < 0 or index > buckets then
       return
     end
-    given = less_in_bucket(state, index, it.cost)
+    given = decrease_bucket(state, index, charge.cost)
   else
     -- `moved` is the number of buckets by which the window has moved since. Where the bucket at the edge is weighed,
     -- only a share of it counts, so it comes last.
-    local moved, left = max(-ahead, 0), it.cost
-    for step = it.edge == 2 and 0 or 1, it.edge == 0 and buckets + 1 or buckets do
+    local moved, left = max(-ahead, 0), charge.cost
+    for step = charge.edge == 2 and 0 or 1, charge.edge == 0 and buckets + 1 or buckets do
       local index = (step > buckets and buckets or buckets - step) - moved
       if index >= 0 and left > 0 then
-        given, left = less_in_bucket(given, index, left)
+        given, left = decrease_bucket(given, index, left)
       end
     end
   end
   local left = find(given, '[^%z]', 13)
-  if not left or (it.edge == 1 and left > 12 + buckets * 4) then
+  if not left or (charge.edge == 1 and left > 12 + buckets * 4) then
     call('UNLINK', key)
   elseif given ~= state then
     call('SETRANGE', key, 12, sub(given, 13))
@@ -1178,12 +1178,12 @@ local function entry_before(log, tail, at)
 end
 
 -- Drops entries that have left the window, then the oldest units up to the cost.
-local function give_back_oldest(log, it)
+local function refund_oldest(log, charge)
   local at_s, at_n = now_s, now_n
   if before(at_s, at_n, log.s, log.n) then
     at_s, at_n = log.s, log.n
   end
-  local gone_s, gone_n = subtract(at_s, at_n, it.w_s, it.w_n)
+  local gone_s, gone_n = subtract(at_s, at_n, charge.w_s, charge.w_n)
   while log.words > 0 do
     local s, n, cost, count = entry(log, 0)
     if before(gone_s, gone_n, s, n) then
@@ -1192,7 +1192,7 @@ local function give_back_oldest(log, it)
     log.first = word_index(log, count)
     log.words, log.units = log.words - count, log.units - cost
   end
-  expire(log, it.cost)
+  expire(log, charge.cost)
   if log.words == 0 then
     call('UNLINK', log.key)
     return
@@ -1206,9 +1206,9 @@ end
 -- Reduces an entry of that instant by the cost, and removes it if nothing is left. If the clock stepped back before
 -- the charge and is still behind, the charge is at the newest instant. A log that counts all requests is not
 -- refunded.
-local function give_back_to_log(key, it, t_s, t_n)
-  local cost, w_s, w_n = it.cost, it.w_s, it.w_n
-  local head = it.counts_all and '' or open_log(key, HEAD - 1)
+local function refund_log(key, charge, t_s, t_n)
+  local cost, w_s, w_n = charge.cost, charge.w_s, charge.w_n
+  local head = charge.counts_all and '' or open_log(key, HEAD - 1)
   if head == '' then
     return
   end
@@ -1220,7 +1220,7 @@ local function give_back_to_log(key, it, t_s, t_n)
   end
   if t_s < 0 then
     log.text = head
-    return give_back_oldest(log, it)
+    return refund_oldest(log, charge)
   end
   local is_behind = before(now_s, now_n, log.s, log.n) and not before(now_s, now_n, t_s, t_n)
   local count, tail, first, last, first_s, first_n, first_cost
@@ -1277,96 +1277,96 @@ end
 -- Parses a packed charge. Each table is created with all its fields, because a growing table is slow.
 local READ = {
   -- Bucket.
-  function(charge)
-    local _, flags, cost, limit, f_d, f_t, f_f, c_d, c_t, c_f, ticks = unpack('<BBI4I4ddddddd', charge)
+  function(packed_charge)
+    local _, flags, cost, limit, f_d, f_t, f_f, c_d, c_t, c_f, ticks = unpack('<BBI4I4ddddddd', packed_charge)
     return {
       flags = flags, more = flags % 2 == 1, is_peek = flags % 4 >= PEEK,
-      cost = cost, limit = limit, kind = bucket, give_back = give_back_to_bucket,
+      cost = cost, limit = limit, kind = token_bucket, refund = refund_token_bucket,
       f_d = f_d, f_t = f_t, f_f = f_f, c_d = c_d, c_t = c_t, c_f = c_f, ticks = ticks,
       far = multiple(FAR, f_d, f_t, f_f, ticks), far_injected = multiple(FAR_INJECTED, f_d, f_t, f_f, ticks),
       grain = grain_us((f_d * DAY_US + f_t / 1000) / limit) * 1000,
     }
   end,
-  function(charge)
-    local _, flags, cost, limit, count, p_s, p_n = unpack('<BBI4I4ddI4', charge)
+  function(packed_charge)
+    local _, flags, cost, limit, count, p_s, p_n = unpack('<BBI4I4ddI4', packed_charge)
     return {
       flags = flags, more = flags % 2 == 1, is_peek = flags % 4 >= PEEK,
-      cost = cost, limit = limit, kind = steps, give_back = give_back_to_steps,
+      cost = cost, limit = limit, kind = stepped_token_bucket, refund = refund_stepped_token_bucket,
       count = count, p_s = p_s, p_n = p_n,
     }
   end,
-  function(charge)
-    local _, flags, cost, limit, w_s, w_n, from_first = unpack('<BBI4I4dI4B', charge)
+  function(packed_charge)
+    local _, flags, cost, limit, w_s, w_n, from_first = unpack('<BBI4I4dI4B', packed_charge)
     local is_number = from_first == 0 and w_n == 0 and limit < COUNTS / 2
     return {
       flags = flags, more = flags % 2 == 1, is_peek = flags % 4 >= PEEK,
-      cost = cost, limit = limit, kind = fixed_window, give_back = give_back_to_fixed_window,
-      quick = is_number and quick_window or nil, cost_text = is_number and '' .. cost or nil, back_text = '-' .. cost,
+      cost = cost, limit = limit, kind = fixed_window, refund = refund_fixed_window,
+      fast = is_number and fast_window or nil, cost_text = is_number and '' .. cost or nil, refund_text = '-' .. cost,
       w_s = w_s, w_n = w_n, from_first = from_first == 1,
     }
   end,
-  function(charge)
-    local _, flags, cost, limit, w_s, w_n, buckets, edge = unpack('<BBI4I4dI4I4B', charge)
+  function(packed_charge)
+    local _, flags, cost, limit, w_s, w_n, buckets, edge = unpack('<BBI4I4dI4I4B', packed_charge)
     return {
       flags = flags, more = flags % 2 == 1, is_peek = flags % 4 >= PEEK,
-      cost = cost, limit = limit, give_back = give_back_to_counter,
-      kind = counter, quick = buckets == 1 and quick_counter or nil,
+      cost = cost, limit = limit, refund = refund_counter,
+      kind = counter, fast = buckets == 1 and fast_counter or nil,
       w_s = w_s, w_n = w_n, buckets = buckets, edge = edge,
     }
   end,
-  function(charge)
-    local _, flags, cost, limit, w_s, w_n, counts_all = unpack('<BBI4I4dI4B', charge)
+  function(packed_charge)
+    local _, flags, cost, limit, w_s, w_n, counts_all = unpack('<BBI4I4dI4B', packed_charge)
     local ring_min = min(RING_MIN, limit)
     return {
       flags = flags, more = flags % 2 == 1, is_peek = flags % 4 >= PEEK,
-      cost = cost, limit = limit, kind = log, give_back = give_back_to_log,
-      quick = cost == 1 and counts_all == 0 and quick_log or nil,
+      cost = cost, limit = limit, kind = log, refund = refund_log,
+      fast = cost == 1 and counts_all == 0 and fast_log or nil,
       w_s = w_s, w_n = w_n, counts_all = counts_all == 1,
       -- Each unit takes at most one word, and a log of all requests keeps one unit above the limit.
-      slots_max = limit + counts_all, ring_min = ring_min,
+      words_max = limit + counts_all, ring_min = ring_min,
       padding = rep('\0', HEAD - FIXED - 8 + ring_min * 8),
       grain_ms = (w_s * 1000 + w_n / 1e6) / LOG_GRAIN,
     }
   end,
   -- Bucket of whole microseconds.
-  function(charge)
-    local _, flags, cost, limit, fill, wanted = unpack('<BBI4I4dd', charge)
-    local f_d, c_d = floor(fill / DAY_US), floor(wanted / DAY_US)
-    local wanted_text, grain = format('%d', wanted), grain_us(fill / limit)
+  function(packed_charge)
+    local _, flags, cost, limit, fill, cost_us = unpack('<BBI4I4dd', packed_charge)
+    local f_d, c_d = floor(fill / DAY_US), floor(cost_us / DAY_US)
+    local cost_us_text, grain = format('%d', cost_us), grain_us(fill / limit)
     local f_t = (fill - f_d * DAY_US) * 1000
     return {
       flags = flags, more = flags % 2 == 1, is_peek = flags % 4 >= PEEK,
-      cost = cost, limit = limit, kind = bucket, give_back = give_back_to_bucket,
-      quick = quick_bucket, fill = fill, wanted = wanted, wanted_text = wanted_text, back_text = '-' .. wanted_text,
+      cost = cost, limit = limit, kind = token_bucket, refund = refund_token_bucket,
+      fast = fast_token_bucket, fill = fill, cost_us = cost_us, cost_us_text = cost_us_text, refund_text = '-' .. cost_us_text,
       f_d = f_d, f_t = f_t, f_f = 0,
       far = multiple(FAR, f_d, f_t, 0, 1), far_injected = multiple(FAR_INJECTED, f_d, f_t, 0, 1),
-      c_d = c_d, c_t = (wanted - c_d * DAY_US) * 1000, c_f = 0, ticks = 1,
+      c_d = c_d, c_t = (cost_us - c_d * DAY_US) * 1000, c_f = 0, ticks = 1,
       grain_us = grain, grain = grain * 1000,
     }
   end,
 }
 
 -- Cache of parsed charges by their text. There are few: the number of limits times the number of costs.
-local known, known_count = {}, 0
-local KNOWN_MAX = 1024
+local parsed, parsed_count = {}, 0
+local PARSED_MAX = 1024
 
-local function read(charge)
-  local it = READ[byte(charge)](charge)
-  local flags, cost = it.flags, it.cost
+local function read(packed_charge)
+  local charge = READ[byte(packed_charge)](packed_charge)
+  local flags, cost = charge.flags, charge.cost
   if flags >= REFUND then
     -- Each refund has its own instant, so caching it is useless.
-    it.quick = nil
-    it.t_s, it.t_n = unpack('<dI4', charge, #charge - 11)
-    return it
+    charge.fast = nil
+    charge.t_s, charge.t_n = unpack('<dI4', packed_charge, #packed_charge - 11)
+    return charge
   end
-  if it.is_peek or cost == 0 or cost > it.limit then
-    it.quick = nil
+  if charge.is_peek or cost == 0 or cost > charge.limit then
+    charge.fast = nil
   end
-  if known_count == KNOWN_MAX then
-    known, known_count = {}, 0
+  if parsed_count == PARSED_MAX then
+    parsed, parsed_count = {}, 0
   end
-  known[charge], known_count = it, known_count + 1
-  return it
+  parsed[packed_charge], parsed_count = charge, parsed_count + 1
+  return charge
 end
 
 -- The reply to a charge that was not decided by a fast path: flags, and the state if there was one. A charge is
@@ -1377,25 +1377,25 @@ local function decision(allowed, is_decided, state)
     return flags
   end
   -- A log that is already packed is a string, which has no field `s`.
-  return flags + STATE, state.s and told_log(state) or state
+  return flags + STATE, state.s and encode_log(state) or state
 end
 
 -- Decides a request of one charge, the most common.
-local function decide_one(key, it)
-  if it.quick and now_us then
-    local flags, number = it.quick(key, it)
+local function decide_one(key, charge)
+  if charge.fast and now_us then
+    local flags, number = charge.fast(key, charge)
     if flags then
       return flags, number
     end
-  elseif it.flags >= REFUND then
-    it.give_back(key, it, it.t_s, it.t_n)
+  elseif charge.flags >= REFUND then
+    charge.refund(key, charge, charge.t_s, charge.t_n)
     return DECIDED
   end
-  local allowed, state, write, value, ms = it.kind(key, it)
-  if write and not it.is_peek then
+  local allowed, state, write, value, ms = charge.kind(key, charge)
+  if write and not charge.is_peek then
     write(key, value, ms, allowed)
   end
-  return decision(allowed, not it.is_peek, state)
+  return decision(allowed, not charge.is_peek, state)
 end
 
 local function packed(flags, state)
@@ -1408,20 +1408,20 @@ local function packed(flags, state)
 end
 
 -- Decides the charges first to last of one request: all are decided, then all are made or none.
-local function decide_several(keys, its, first, last, replies)
+local function decide_several(keys, charges, first, last, replies)
   local outcomes = {}
   local all = true
   for i = first, last do
-    outcomes[i] = { its[i].kind(keys[i], its[i]) }
+    outcomes[i] = { charges[i].kind(keys[i], charges[i]) }
     all = all and outcomes[i][1]
   end
   for i = first, last do
-    local it, answer = its[i], outcomes[i]
-    local allowed, state, write = answer[1], answer[2], answer[3]
+    local charge, outcome = charges[i], outcomes[i]
+    local allowed, state, write = outcome[1], outcome[2], outcome[3]
     -- A denying limit always decides, and a log of all requests counts this request too.
-    local is_decided = not it.is_peek and (all or not allowed or it.counts_all)
+    local is_decided = not charge.is_peek and (all or not allowed or charge.counts_all)
     if is_decided and write then
-      write(keys[i], answer[4], answer[5], all)
+      write(keys[i], outcome[4], outcome[5], all)
     end
     replies[i + 1] = packed(decision(allowed, is_decided, state))
   end
@@ -1448,10 +1448,10 @@ local function decide(keys, arguments)
     extra = EXPIRY_EXTRA
     now_us = now_n % 1000 == 0 and now_s > 0 and now_s < WORD and now_s * MICROS + now_n / 1000 or nil
   end
-  local charge = arguments[1]
-  local it = known[charge] or read(charge)
+  local packed_charge = arguments[1]
+  local charge = parsed[packed_charge] or read(packed_charge)
   if count == 1 and now_us then
-    local flags, state = decide_one(keys[1], it)
+    local flags, state = decide_one(keys[1], charge)
     if flags >= NUMBER then
       return pack('<dBd', now_us, flags, state)
     elseif state then
@@ -1463,23 +1463,23 @@ local function decide(keys, arguments)
   local i = 1
   while i <= count do
     if i > 1 then
-      charge = arguments[i]
-      it = known[charge] or read(charge)
+      packed_charge = arguments[i]
+      charge = parsed[packed_charge] or read(packed_charge)
     end
-    if not it.more then
+    if not charge.more then
       -- A foreign value in one key must not fail the other requests of the call.
-      local is_right, flags, state = pcall(decide_one, keys[i], it)
+      local is_right, flags, state = pcall(decide_one, keys[i], charge)
       replies[i + 1] = is_right and packed(flags, state) or GARBLED
       i = i + 1
     else
-      local its = { [i] = it }
+      local charges = { [i] = charge }
       local last = i
-      while last < count and its[last].more do
+      while last < count and charges[last].more do
         last = last + 1
-        charge = arguments[last]
-        its[last] = known[charge] or read(charge)
+        packed_charge = arguments[last]
+        charges[last] = parsed[packed_charge] or read(packed_charge)
       end
-      if not pcall(decide_several, keys, its, i, last, replies) then
+      if not pcall(decide_several, keys, charges, i, last, replies) then
         -- Parse errors occur before anything is written.
         for j = i, last do
           replies[j + 1] = GARBLED
@@ -1491,4 +1491,4 @@ local function decide(keys, arguments)
   return concat(replies)
 end
 
-redis.register_function('@charge@', decide)
+redis.register_function('@packed_charge@', decide)

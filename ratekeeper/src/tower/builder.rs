@@ -165,7 +165,7 @@ impl LayerBuilder {
         self
     }
 
-    /// Sets the path normalisation for all rules; patterns parsed with another normalisation are converted. By
+    /// Sets the path normalization for all rules; patterns parsed with another normalization are converted. By
     /// default, ambiguous paths (`/a%2fb`), which servers interpret differently, get 400.
     #[must_use]
     pub fn path_normalization(mut self, path_normalization: PathNormalization) -> LayerBuilder {
@@ -173,7 +173,7 @@ impl LayerBuilder {
         self
     }
 
-    /// Sets the handling of requests whose path is not the [normalised path](super::path); by default the normalised
+    /// Sets the handling of requests whose path is not the [normalized path](super::path); by default the normalized
     /// path is forwarded.
     #[must_use]
     pub fn non_canonical_paths(mut self, non_canonical_paths: NonCanonicalPath) -> LayerBuilder {
@@ -356,7 +356,7 @@ impl LayerBuilder {
     where
         C: Clock + Clone + Send + Sync + 'static,
     {
-        let rules = self.normalised_rules()?;
+        let rules = self.normalized_rules()?;
         let builder = self.bounded(limiter_builder(&rules, &self)?).clock(clock.clone());
         let limiter = builder.build().map_err(LayerError::Memory)?;
         let concurrency =
@@ -393,7 +393,7 @@ impl LayerBuilder {
         self,
         settings: &crate::redis::Settings,
     ) -> Result<RatekeeperLayer<crate::redis::Redis>, LayerError> {
-        let rules = self.normalised_rules()?;
+        let rules = self.normalized_rules()?;
         let of_rules = settings_for(&rules, settings);
         let limiter =
             limiter_builder(&rules, &self)?.redis_on(&of_rules, settings).map_err(LayerError::Redis)?;
@@ -421,14 +421,14 @@ impl LayerBuilder {
         store.shared_permits(store.base(), named).map(PermitCounter::Redis).map_err(LayerError::Redis)
     }
 
-    /// The rules, with patterns converted to the layer's path normalisation; otherwise they would silently match
+    /// The rules, with patterns converted to the layer's path normalization; otherwise they would silently match
     /// nothing.
-    pub(super) fn normalised_rules(&self) -> Result<Rules, LayerError> {
-        let normalised = |rule: &Rule| {
+    pub(super) fn normalized_rules(&self) -> Result<Rules, LayerError> {
+        let normalized = |rule: &Rule| {
             let wrong = |error| LayerError::Pattern(rule.name.clone(), error);
             rule.clone().with_normalization(self.path_normalization).map_err(wrong)
         };
-        let rules: Vec<Rule> = self.rules.iter().map(normalised).collect::<Result<_, _>>()?;
+        let rules: Vec<Rule> = self.rules.iter().map(normalized).collect::<Result<_, _>>()?;
         Rules::new(rules).map_err(LayerError::Rules)
     }
 

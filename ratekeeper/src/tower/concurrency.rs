@@ -129,14 +129,14 @@ impl InFlightLimits {
             }
             names.push(PolicyName::new(name).map_err(|error| LayerError::Name(name.clone(), error))?);
         }
-        let normalised = |limit: &InFlightLimit| {
+        let normalized = |limit: &InFlightLimit| {
             let wrong = |error| LayerError::Pattern(limit.name.clone(), error);
             limit.clone().with_normalization(path_normalization).map_err(wrong)
         };
         match all.is_empty() {
             true => Ok(None),
             false => Ok(Some(InFlightLimits {
-                all: all.iter().map(normalised).collect::<Result<_, _>>()?,
+                all: all.iter().map(normalized).collect::<Result<_, _>>()?,
                 names,
                 counter: counter()?,
             })),

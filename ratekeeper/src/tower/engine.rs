@@ -247,8 +247,8 @@ impl RequestChecks {
 }
 
 impl<S: Store> Engine<S> {
-    /// Reads the checks of a request from the rules that apply to it. If the path is normalised, the request's target
-    /// is replaced by the normalised one.
+    /// Reads the checks of a request from the rules that apply to it. If the path is normalized, the request's target
+    /// is replaced by the normalized one.
     pub(crate) fn read_checks(
         &self,
         parts: &mut Parts,
@@ -291,7 +291,7 @@ impl<S: Store> Engine<S> {
         })?;
         let permits = permits?;
         if let Some(uri) =
-            view::normalised_target(&parts.uri, self.path_normalization, self.non_canonical_paths)?
+            view::normalized_target(&parts.uri, self.path_normalization, self.non_canonical_paths)?
         {
             parts.uri = uri;
         }

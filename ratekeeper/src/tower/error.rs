@@ -29,7 +29,7 @@ pub enum LayerError {
     /// A rule's key has a part `KeyPart::Custom` without a [`LayerBuilder::extractor`](super::LayerBuilder::extractor)
     /// of its name: the names of the rule and of the part.
     UnknownExtractor(String, String),
-    /// A rule has a pattern that matches no path normalised by
+    /// A rule has a pattern that matches no path normalized by
     /// [`LayerBuilder::path_normalization`](super::LayerBuilder::path_normalization): the rule's name and the error.
     Pattern(String, PatternError),
     /// A rule's name cannot be sent in response headers.

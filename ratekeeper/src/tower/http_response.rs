@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn grpc_calls_are_recognised_by_content_type() {
+    fn grpc_calls_are_recognized_by_content_type() {
         for kind in ["application/grpc", "application/grpc+proto", "application/grpc;charset=utf-8"] {
             assert_eq!(grpc_content_type_of(kind).unwrap(), "application/grpc");
         }

@@ -74,7 +74,7 @@
 //!
 //! # Layer order
 //!
-//! Place the layer in front of the router. Rules see the [normalised path](path), and the request is forwarded with
+//! Place the layer in front of the router. Rules see the [normalized path](path), and the request is forwarded with
 //! that path ([`NonCanonicalPath`]). axum's `Router::layer` runs after routing: use `layer.layer(router)` as the
 //! service, rules without path conditions, or [`NonCanonicalPath::Reject`].
 //!
@@ -356,9 +356,9 @@ pub fn grpc_content_type(headers: &http::HeaderMap) -> Option<http::HeaderValue>
     http_response::GrpcCall::of(headers).map(|call| call.0)
 }
 
-/// Handling of a request whose path differs from the [normalised path](path) that rules compare.
+/// Handling of a request whose path differs from the [normalized path](path) that rules compare.
 ///
-/// Rules match the normalised path: `//login` is `/login`. If the service normalises differently, a request is
+/// Rules match the normalized path: `//login` is `/login`. If the service normalizes differently, a request is
 /// counted as one path and served as another: `/search/../login` is a login to the rules and may be a search to the
 /// service.
 ///
@@ -371,14 +371,14 @@ pub fn grpc_content_type(headers: &http::HeaderMap) -> Option<http::HeaderValue>
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NonCanonicalPath {
-    /// Forward the normalised path, so that the counted path is the served path. Letter case and a trailing slash are
+    /// Forward the normalized path, so that the counted path is the served path. Letter case and a trailing slash are
     /// not changed.
     #[default]
     Rewrite,
     /// Reject the request with 400. For a layer inside a router, for example in axum's `Router::layer`: the route is
     /// selected before the layer sees the path, so rewriting the path has no effect on routing.
     Reject,
-    /// Forward the path unchanged. For services that normalise paths exactly as the rules do, and for rules without
+    /// Forward the path unchanged. For services that normalize paths exactly as the rules do, and for rules without
     /// path conditions.
     Keep,
 }

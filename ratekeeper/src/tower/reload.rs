@@ -113,7 +113,7 @@ impl LayerBuilder {
         self,
         before: &RatekeeperLayer<S>,
     ) -> Result<RatekeeperLayer<S>, LayerError> {
-        let rules = self.normalised_rules()?;
+        let rules = self.normalized_rules()?;
         let limiter = S::reload_limiter(&self, &rules, before)?;
         let concurrency =
             InFlightLimits::new(&self.in_flight_limits, self.path_normalization, &rules, || {

@@ -8,7 +8,7 @@ use http::Uri;
 use http::header::{HOST, HeaderName, HeaderValue};
 use http::request::Parts;
 use http::uri::PathAndQuery;
-use ratekeeper_rules::path::{PathNormalization, normalise};
+use ratekeeper_rules::path::{PathNormalization, normalize};
 use ratekeeper_rules::request::{Request, host_name};
 
 use super::engine::{Engine, RequestRejection};
@@ -31,7 +31,7 @@ impl<'a, S> View<'a, S> {
         context: &'a RequestContext<'a>,
         engine: &'a Engine<S>,
     ) -> Result<View<'a, S>, RequestRejection> {
-        let path = normalise(parts.uri.path(), engine.path_normalization);
+        let path = normalize(parts.uri.path(), engine.path_normalization);
         let path = path.map_err(|error| RequestRejection::Malformed(error.to_string()))?;
         let (client, verified) = (OnceCell::new(), OnceCell::new());
         Ok(View { parts, context, engine, path, host: host(parts)?, client, verified })
@@ -87,19 +87,19 @@ fn twice(header: &HeaderName) -> RequestRejection {
 /// The target to forward, if it differs from the received target.
 ///
 /// `ignore_case` and the equivalence of trailing slashes are statements about the service, so the service receives
-/// both unchanged. All other normalisation steps are applied to the forwarded path.
-pub(crate) fn normalised_target(
+/// both unchanged. All other normalization steps are applied to the forwarded path.
+pub(crate) fn normalized_target(
     uri: &Uri,
     path_normalization: PathNormalization,
     non_canonical_paths: NonCanonicalPath,
 ) -> Result<Option<Uri>, RequestRejection> {
-    // `OPTIONS *` and `CONNECT host:443` have no path to normalise.
+    // `OPTIONS *` and `CONNECT host:443` have no path to normalize.
     if non_canonical_paths == NonCanonicalPath::Keep || matches!(uri.path(), "" | "*") {
         return Ok(None);
     }
     let path_normalization =
         PathNormalization { ambiguous: path_normalization.ambiguous, ..PathNormalization::default() };
-    let path = normalise(uri.path(), path_normalization)
+    let path = normalize(uri.path(), path_normalization)
         .map_err(|error| RequestRejection::Malformed(error.to_string()))?;
     if path == uri.path() {
         return Ok(None);

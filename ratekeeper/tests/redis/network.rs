@@ -229,7 +229,7 @@ async fn full_queue_rejects_requests_immediately() {
 fn server_that_never_answers_uses_bounded_memory() {
     let server = RedisServer::start().unwrap();
     let proxy = FaultProxy::start(server.port()).unwrap();
-    let mut worker = Worker::start("redis::network::asks_in_vain", &proxy.url());
+    let mut worker = Worker::start("redis::network::checks_without_redis", &proxy.url());
     assert_eq!(worker.read_line(), "ready");
     proxy.set(Fault::HalfOpen);
     worker.go();
@@ -248,7 +248,7 @@ fn server_that_never_answers_uses_bounded_memory() {
 
 /// The worker process. Does nothing when run as an ordinary test.
 #[tokio::test]
-async fn asks_in_vain() {
+async fn checks_without_redis() {
     let Some(url) = child::task() else { return };
     let connect = || {
         let settings =

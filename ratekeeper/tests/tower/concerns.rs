@@ -59,9 +59,9 @@ async fn rule_applies_to_all_forms_of_its_path() {
     assert!(is_concerned(paths(&["/a", "/users/{id}/**"]), plain("/users/7/posts")).await);
 }
 
-/// Patterns are parsed before the layer's path normalisation is set. Without conversion they would match nothing.
+/// Patterns are parsed before the layer's path normalization is set. Without conversion they would match nothing.
 #[tokio::test]
-async fn patterns_use_the_path_normalisation_of_the_layer() {
+async fn patterns_use_the_path_normalization_of_the_layer() {
     let normalization =
         PathNormalization { ignore_case: true, decode_delimiters: true, ..PathNormalization::default() };
     let layer = |rule: Rule| RatekeeperLayer::builder().rule(rule).path_normalization(normalization).build();
@@ -90,7 +90,7 @@ async fn patterns_use_the_path_normalisation_of_the_layer() {
 }
 
 #[tokio::test]
-async fn normalised_path_is_forwarded() {
+async fn normalized_path_is_forwarded() {
     let layer = per_client(100).build().unwrap();
     for (came, goes_on) in [
         ("/a/b?x=1", "/a/b?x=1"),
@@ -140,7 +140,7 @@ async fn ambiguous_path_is_rejected_without_charge() {
 }
 
 #[tokio::test]
-async fn path_too_long_after_normalisation_is_rejected() {
+async fn path_too_long_after_normalization_is_rejected() {
     let normalization =
         PathNormalization { ambiguous: AmbiguousPathPolicy::Keep, ..PathNormalization::default() };
     let layer = per_client(1).path_normalization(normalization).build().unwrap();

@@ -253,7 +253,7 @@ pub(crate) fn observed(builder: LayerBuilder) -> (LayerBuilder, SeenEvents) {
 }
 
 #[tokio::test]
-async fn shadows_count_and_tell_and_deny_nobody() {
+async fn shadow_limits_are_reported_and_never_deny() {
     let (builder, seen) = observed(builder(2).in_flight_limit(InFlightLimit::new("planned", 1).shadow()));
     let layer = builder.build().unwrap();
     let (first, second) = (under_way(&layer, of("a")).await, under_way(&layer, of("a")).await);
@@ -326,7 +326,7 @@ fn duplicate_or_invalid_names_are_errors() {
     assert!(matches!(RatekeeperLayer::builder().build(), Err(LayerError::NoRules)));
 }
 
-/// As for rules: a pattern of another path normalisation or a part without extractor would silently match nothing.
+/// As for rules: a pattern of another path normalization or a part without extractor would silently match nothing.
 #[tokio::test]
 async fn concurrency_limits_are_validated_like_rules() {
     let normalization = PathNormalization { ignore_case: true, ..PathNormalization::default() };

@@ -185,7 +185,7 @@ async fn request_without_all_permits_takes_none_and_charges_nothing() {
 }
 
 #[tokio::test]
-async fn shadows_count_and_tell_and_deny_nobody() {
+async fn shadow_limits_are_reported_and_never_deny() {
     let server = RedisServer::start().unwrap();
     let (builder, seen) = observed(builder(2).in_flight_limit(InFlightLimit::new("planned", 1).shadow()));
     let layer = builder.redis(&settings(&server.url())).unwrap();

@@ -50,7 +50,7 @@ async fn layer_in_front_of_an_axum_router() {
     let limits = builder().rule(Rule::new("login", hourly(1)).when(login)).build().unwrap();
     let address = serve(Router::new().fallback_service(limits.layer(routes()))).await;
 
-    // Non-canonical paths are counted and routed as the normalised path.
+    // Non-canonical paths are counted and routed as the normalized path.
     let got = talk(address, "POST /x/..//login HTTP/1.1\nHost: a\nContent-Length: 0").await;
     assert_eq!((got.status, got.body.as_str()), (200, "welcome"));
     assert_eq!(got.header("ratelimit"), Some(r#""per-client";r=2;t=3600, "login";r=0;t=3600"#));

@@ -1,8 +1,8 @@
-//! Splits the text between two slashes into pieces for normalisation.
+//! Splits the text between two slashes into scanner for normalization.
 
 use super::{Ambiguity, AmbiguousPath, AmbiguousPathPolicy, PathNormalization};
 
-/// A piece of text and its normalised form.
+/// A piece of text and its normalized form.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Piece<'a> {
     /// Unchanged.
@@ -15,17 +15,17 @@ pub(super) enum Piece<'a> {
     Char(char),
 }
 
-/// The pieces of a text without slashes. Ends at the first ambiguous piece, unless these are kept.
-pub(super) struct Pieces<'a> {
+/// The scanner of a text without slashes. Ends at the first ambiguous piece, unless these are kept.
+pub(super) struct PathScanner<'a> {
     text: &'a str,
     /// Where `text` begins, in bytes from the start of the whole path.
     at: usize,
     normalization: PathNormalization,
 }
 
-impl<'a> Pieces<'a> {
-    pub(super) fn new(text: &'a str, at: usize, normalization: PathNormalization) -> Pieces<'a> {
-        Pieces { text, at, normalization }
+impl<'a> PathScanner<'a> {
+    pub(super) fn new(text: &'a str, at: usize, normalization: PathNormalization) -> PathScanner<'a> {
+        PathScanner { text, at, normalization }
     }
 
     fn take(&mut self, bytes: usize) -> &'a str {
@@ -75,7 +75,7 @@ impl<'a> Pieces<'a> {
     }
 }
 
-impl<'a> Iterator for Pieces<'a> {
+impl<'a> Iterator for PathScanner<'a> {
     type Item = Result<Piece<'a>, AmbiguousPath>;
 
     fn next(&mut self) -> Option<Self::Item> {
@@ -104,7 +104,7 @@ impl<'a> Iterator for Pieces<'a> {
 }
 
 impl Piece<'_> {
-    /// Passes the normalised form to `push`, in parts.
+    /// Passes the normalized form to `push`, in parts.
     pub(super) fn write(self, normalization: PathNormalization, mut push: impl FnMut(&str)) {
         match self {
             Piece::Plain(text) => push(text),
@@ -160,7 +160,7 @@ fn escaped_char(text: &[u8]) -> Option<char> {
     (2..=filled).find_map(|length| std::str::from_utf8(&bytes[..length]).ok()?.chars().next())
 }
 
-/// Whether a byte of a segment is already normalised.
+/// Whether a byte of a segment is already normalized.
 pub(super) fn is_plain(byte: u8, normalization: PathNormalization) -> bool {
     PLAIN[usize::from(byte)] && !(normalization.ignore_case && byte.is_ascii_uppercase())
 }

@@ -11,7 +11,7 @@ use super::{Descriptor, Value};
 pub struct Descriptors {
     all: Vec<Descriptor>,
     /// Indices by key: there may be thousands of descriptors, and every request looks one up.
-    by_key: HashMap<String, OfKey>,
+    by_key: HashMap<String, KeyDescriptors>,
 }
 
 impl fmt::Debug for Descriptors {
@@ -23,7 +23,7 @@ impl fmt::Debug for Descriptors {
 
 /// The indices of the descriptors of one key.
 #[derive(Clone, Default)]
-struct OfKey {
+struct KeyDescriptors {
     exact: HashMap<String, usize>,
     /// In file order.
     patterns: Vec<usize>,
@@ -33,7 +33,7 @@ struct OfKey {
 impl Descriptors {
     /// Builds the index. Of two descriptors with the same key and value, the first is found.
     pub fn new(all: Vec<Descriptor>) -> Descriptors {
-        let mut by_key: HashMap<String, OfKey> = HashMap::new();
+        let mut by_key: HashMap<String, KeyDescriptors> = HashMap::new();
         for (number, descriptor) in all.iter().enumerate() {
             let of_key = by_key.entry(descriptor.key.clone()).or_default();
             match &descriptor.value {
