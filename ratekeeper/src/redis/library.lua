@@ -1491,4 +1491,4 @@ local function decide(keys, arguments)
   return concat(replies)
 end
 
-redis.register_function('@packed_charge@', decide)
+redis.register_function('@charge@', decide)
