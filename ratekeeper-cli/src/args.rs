@@ -9,6 +9,7 @@ use clap::{Parser, Subcommand, ValueEnum};
 /// Without a command, Ratekeeper runs a demo: a gateway on 127.0.0.1:8080 in front of a small upstream.
 #[derive(Debug, Parser)]
 #[command(name = "ratekeeper", version, max_term_width = WIDTH_MAX, args_conflicts_with_subcommands = true)]
+#[command(after_help = AFTER)]
 pub(crate) struct Args {
     #[command(subcommand)]
     pub(crate) command: Option<Command>,
@@ -20,26 +21,41 @@ pub(crate) struct Args {
 /// Longer lines are hard to read.
 const WIDTH_MAX: usize = 100;
 
+// The texts after the options have lines of at most 80 characters: terminals are often that narrow, and wrapping
+// breaks their columns.
+
+const AFTER: &str = "\
+First steps:
+  ratekeeper                           Run the demo
+  ratekeeper init                      Write a configuration, ratekeeper.yaml
+  ratekeeper validate ratekeeper.yaml  Check it; --explain shows its effect
+  ratekeeper run                       Run it
+
+Exit codes: 0 success, 1 input or output failed, 2 invalid arguments or files.";
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Run the gateway and the APIs that a file configures
+    /// Run the gateway and the APIs of a configuration file
     #[command(max_term_width = WIDTH_MAX, after_help = RUN_AFTER, after_long_help = RUN_AFTER_LONG)]
     Run(Run),
 
-    /// Validate a configuration file: print its errors and warnings, or explain it
+    /// Check a configuration file: print its errors and warnings, or explain it
     #[command(max_term_width = WIDTH_MAX, after_help = VALIDATE_EXIT_CODES)]
     Validate(Validate),
 
     /// Write a commented configuration file to start from
     ///
-    /// Asks for what the flags do not say if stdin is a terminal; otherwise uses the defaults.
+    /// On a terminal, asks a question for each flag that is not given. Otherwise uses the defaults: 100 requests per
+    /// minute per client address.
     #[command(max_term_width = WIDTH_MAX, after_help = INIT_AFTER)]
     Init(Init),
 
-    /// Replay a trace of requests through a limit, on the trace's own time
+    /// Replay recorded requests through a limit and report the decisions
+    ///
+    /// No server runs, and nothing waits: each request is decided at the time in the trace.
     Simulate(Simulate),
 
-    /// Convert the configuration of another rate limiter and print it
+    /// Convert the configuration of another rate limiter to Ratekeeper's and print it
     Migrate {
         #[command(subcommand)]
         from: Origin,
@@ -63,7 +79,7 @@ pub(crate) enum Command {
 #[derive(Clone, Copy, Debug, Default, clap::Args)]
 pub(crate) struct LogArgs {
     /// Log format [default: human on a terminal, json otherwise]
-    #[arg(long, value_enum)]
+    #[arg(long, value_name = "FORMAT", value_enum)]
     pub(crate) log_format: Option<LogFormat>,
 }
 
@@ -81,13 +97,14 @@ pub(crate) struct Run {
     #[arg(value_name = "FILE", conflicts_with = "config")]
     pub(crate) file: Option<PathBuf>,
 
-    /// The configuration file
+    /// The configuration file, as an option
     #[arg(short, long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
 
-    /// A folder with configuration files of envoyproxy/ratelimit, whose domains are added
+    /// Add the domains of a folder with configuration files of envoyproxy/ratelimit
     ///
-    /// Without a configuration file, limits are kept in memory and the Envoy API listens on 127.0.0.1:8081.
+    /// Without a configuration file, limits are kept in memory, the Envoy API listens on 127.0.0.1:8081 and the HTTP
+    /// API on 127.0.0.1:8080.
     #[arg(long, value_name = "DIR")]
     pub(crate) envoy_config: Option<PathBuf>,
 
@@ -96,25 +113,34 @@ pub(crate) struct Run {
 }
 
 const RUN_AFTER: &str = "\
-Signals: HUP reloads, TERM and INT shut down gracefully, USR2 upgrades. See --help.
+Signals: TERM and INT shut down gracefully, HUP reloads, USR2 upgrades.
+See --help for reloads, upgrades and environment variables.
 Exit codes: 0 shut down, 1 cannot run, 2 invalid configuration.";
 
 const RUN_AFTER_LONG: &str = "\
-Signals:
-  TERM, INT  Graceful shutdown: stops accepting connections and waits for requests in flight, at most `timeouts.drain`.
-             A second signal stops immediately.
-  HUP        Reloads the configuration. A changed file, or a file that it refers to, is reloaded within a second without
-             a signal. An invalid configuration changes nothing. Addresses and the kind of the store need a restart.
-  USR2       Upgrade: starts a successor on the same sockets, which may be a newer binary, and shuts down when that is
-             ready. With `store: memory` the successor starts with empty counters; with Redis it continues.
+Reload: a changed configuration file, or a changed file that it refers to, is
+read within a second. An invalid configuration changes nothing. Changes of
+addresses and of the store need a restart.
 
-systemd: sockets of a socket unit (LISTEN_FDS) are used. USR2 needs `Type=exec` and `ExitType=cgroup` (systemd 250 or
-newer); send it with `systemctl kill -s USR2 UNIT`. `Type=notify` is not supported.
+Signals:
+  TERM, INT  Graceful shutdown: accepts no new connections and waits for
+             requests in flight, at most `timeouts.drain`. A second signal
+             stops immediately.
+  HUP        Reloads the configuration now.
+  USR2       Upgrades: starts the program at the same path, which may be a newer
+             version, on the same sockets, and shuts down when that is ready.
+             Counters in Redis are kept, counters in memory are not.
+
+systemd:
+  Sockets of a socket unit (LISTEN_FDS) are used. USR2 needs `Type=exec` and
+  `ExitType=cgroup` (systemd 250 or newer); send it with
+  `systemctl kill -s USR2 UNIT`. `Type=notify` is not supported.
 
 Environment:
   RATEKEEPER_CONFIG  Path of the configuration file.
-  RATEKEEPER_LOG     Log level (`warn`, `info`, `debug`), also per module: `info,ratekeeper_server=debug`.
-  NO_COLOR           If set, no colors.
+  RATEKEEPER_LOG     Log level: `warn`, `info` or `debug`, also per module as in
+                     `info,ratekeeper_server=debug`.
+  NO_COLOR           If set and not empty, no colors.
 
 Exit codes: 0 shut down, 1 cannot run, 2 invalid configuration.";
 
@@ -124,7 +150,7 @@ pub(crate) struct Validate {
     #[arg(value_name = "FILE")]
     pub(crate) file: PathBuf,
 
-    /// Print which limits apply to which requests, the listeners, and the settings in effect
+    /// Print the listeners, which limits apply to which requests, and the settings in effect
     #[arg(long)]
     pub(crate) explain: bool,
 
@@ -140,7 +166,7 @@ pub(crate) enum ValidateFormat {
 }
 
 const VALIDATE_EXIT_CODES: &str =
-    "Exit codes: 0 valid (with or without warnings), 1 the file cannot be read, 2 invalid.";
+    "Exit codes: 0 valid, also with warnings; 1 the file cannot be read; 2 invalid.";
 
 #[derive(Debug, Default, clap::Args)]
 pub(crate) struct Init {
@@ -148,7 +174,7 @@ pub(crate) struct Init {
     #[arg(short, long, value_name = "FILE", default_value = "ratekeeper.yaml")]
     pub(crate) output: PathBuf,
 
-    /// What matters most, which decides the algorithm
+    /// What matters most; decides the algorithm
     #[arg(long, value_enum)]
     pub(crate) need: Option<Need>,
 
@@ -156,11 +182,11 @@ pub(crate) struct Init {
     #[arg(long, value_name = "N/PERIOD")]
     pub(crate) rate: Option<String>,
 
-    /// Whose budget a request uses: ip, global, or a header as in header:X-User-Id
+    /// The key, each with its own budget: ip, a header as in header:X-User-Id, or global for one budget in all
     #[arg(long, value_name = "KEY")]
     pub(crate) key: Option<String>,
 
-    /// The service behind the gateway, as in http://127.0.0.1:3000
+    /// The service that the gateway forwards requests to, as in http://127.0.0.1:3000
     #[arg(long, value_name = "URL")]
     pub(crate) upstream: Option<String>,
 
@@ -173,7 +199,7 @@ pub(crate) struct Init {
     pub(crate) force: bool,
 }
 
-/// The choice guide: what matters most to the person who sets a limit.
+/// The choice guide: what matters most for a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Need {
     /// Allow bursts: token_bucket
@@ -189,21 +215,24 @@ pub(crate) enum Need {
 }
 
 const INIT_AFTER: &str = "\
-Example: ratekeeper init --need bursts --rate 100/min --key header:X-User-Id --upstream http://127.0.0.1:3000
+Example:
+  ratekeeper init --need bursts --rate 100/min --key header:X-User-Id
 Exit codes: 0 written, 1 cannot write, 2 invalid flag or existing file.";
 
 const COMPLETIONS_AFTER: &str = "\
-bash: ratekeeper completions bash > ~/.local/share/bash-completion/completions/ratekeeper
-zsh:  ratekeeper completions zsh > \"${fpath[1]}/_ratekeeper\"
-fish: ratekeeper completions fish > ~/.config/fish/completions/ratekeeper.fish";
+Install:
+  bash  ratekeeper completions bash \\
+          > ~/.local/share/bash-completion/completions/ratekeeper
+  zsh   ratekeeper completions zsh > \"${fpath[1]}/_ratekeeper\"
+  fish  ratekeeper completions fish > ~/.config/fish/completions/ratekeeper.fish";
 
 /// The rate limiter to migrate from.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Origin {
-    /// envoyproxy/ratelimit: all files of a folder that end with .yaml or .yml, a domain each
+    /// Convert the files of envoyproxy/ratelimit
     #[command(max_term_width = WIDTH_MAX, after_help = MIGRATE_EXIT_CODES)]
     Envoy {
-        /// The folder
+        /// A folder; each of its .yaml and .yml files is one domain
         #[arg(value_name = "DIR")]
         folder: PathBuf,
     },
@@ -223,15 +252,15 @@ pub(crate) struct Simulate {
     #[arg(long, value_name = "FILE")]
     pub(crate) limit_file: Option<PathBuf>,
 
-    /// The trace: CSV with a header `time,key,cost` (key and cost may be left out); `-` is stdin
+    /// The trace: CSV with the header `time,key,cost` (key and cost are optional); `-` is stdin
     #[arg(long, value_name = "FILE", required_unless_present = "compare")]
     pub(crate) trace: Option<PathBuf>,
 
-    /// Output format: a report as text, every decision as a line of JSON, or the report as an SVG picture
+    /// Output format
     #[arg(long, value_enum, default_value_t = Format::Table)]
     pub(crate) format: Format,
 
-    /// Compare the five algorithms, at settings comparable to the limit's (default: 10 per minute)
+    /// Compare the five algorithms at the rate of the limit (default: 10 per minute)
     #[arg(long)]
     pub(crate) compare: bool,
 
@@ -239,24 +268,26 @@ pub(crate) struct Simulate {
     #[arg(long, value_name = "N", default_value_t = 20)]
     pub(crate) keys: usize,
 
-    /// Maximum number of active keys
+    /// Number of keys with their own state; decisions for further keys are not exact
     #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = at_least_one)]
     pub(crate) max_keys: usize,
 
-    /// The store: `memory`, or a Redis server as in redis://127.0.0.1:6379, which decides by the trace's time; its keys
-    /// expire
+    /// Where the state is kept: `memory`, or a Redis server as in redis://127.0.0.1:6379, in keys that expire
     #[arg(long, value_name = "STORE", default_value = "memory")]
     pub(crate) store: String,
 
-    /// A progress bar, if stderr is a terminal
+    /// Whether to show a progress bar; `auto` shows it if stderr is a terminal
     #[arg(long, value_enum, default_value_t = Progress::Auto)]
     pub(crate) progress: Progress,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
+    /// A report as text
     Table,
+    /// Each decision as a line of JSON
     Jsonl,
+    /// The report as a picture
     Svg,
 }
 
@@ -266,25 +297,31 @@ pub(crate) enum Progress {
     Never,
 }
 
-const SIMULATE_AFTER: &str =
-    "Example: ratekeeper simulate --limit 'token_bucket: { capacity: 5, refill: 1/s }' --trace trace.csv
+const SIMULATE_AFTER: &str = "Example:
+  ratekeeper simulate --limit 'token_bucket: { capacity: 5, refill: 1/s }' --trace trace.csv
 See --help for all algorithms and their parameters.";
 
 const SIMULATE_AFTER_LONG: &str = "\
-Limits (these are the defaults; a comment names the other choices):
-  token_bucket:           { capacity: 10, refill: 1/s, style: smooth }         # stepped
-  leaky_bucket:           { capacity: 10, leak: 1/s, mode: police }            # shape
-  fixed_window:           { limit: 10, window: 60s, align: clock }             # first_request
-  sliding_window_log:     { limit: 10, window: 60s, count: admitted }          # all
-  sliding_window_counter: { limit: 10, window: 60s, buckets: 1, edge: weigh }  # drop, keep
+Limits, with the default of each parameter:
+  token_bucket:           { capacity: 10, refill: 1/s, style: smooth }
+  leaky_bucket:           { capacity: 10, leak: 1/s, mode: police }
+  fixed_window:           { limit: 10, window: 60s, align: clock }
+  sliding_window_log:     { limit: 10, window: 60s, count: admitted }
+  sliding_window_counter: { limit: 10, window: 60s, buckets: 1, edge: weigh }
+
+Other choices: style `stepped`, mode `shape`, align `first_request`, count `all`,
+edge `drop` or `keep`.
 
 Examples:
   ratekeeper simulate --limit 'token_bucket: { capacity: 5, refill: 1/s }' --trace trace.csv
-  ratekeeper simulate --limit 'fixed_window: { limit: 100, window: 1h }' --trace - --format jsonl < trace.csv
+  ratekeeper simulate --limit fixed_window: --trace - --format jsonl < trace.csv
   ratekeeper simulate --compare --trace trace.csv
 
-Times are seconds since 1970 with up to nine decimals (1700000000.5), or RFC 3339 (2023-11-14T22:13:20.5Z).
-Exit codes: 0 done, 1 cannot read, write or reach the store, 2 invalid limit, trace or flag.";
+Times are seconds since 1970 with up to nine decimals (1700000000.5), or RFC 3339
+(2023-11-14T22:13:20.5Z).
+
+Exit codes: 0 done; 1 cannot read, write or reach the store; 2 invalid limit,
+trace or flag.";
 
 fn at_least_one(typed: &str) -> Result<usize, String> {
     match typed.parse() {

@@ -1,4 +1,4 @@
-//! What a person at a terminal sees first and last: what listens where, what to try, and a summary of the traffic.
+//! Readable output of `run`: the banner with addresses and first steps, and the summary of the traffic at the end.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -21,8 +21,13 @@ impl Listening {
 /// Limits in the summary.
 const TOP_LIMITS: usize = 5;
 
-/// What listens where, and what to try. `demo_port` is the port of the demo's gateway.
-pub(crate) fn greeting(config: &str, listening: &[Listening], demo_port: Option<u16>) -> String {
+/// The addresses and what to try. `demo_port` is the port of the demo's gateway.
+pub(crate) fn banner(
+    config: &str,
+    listening: &[Listening],
+    demo_port: Option<u16>,
+    has_access_log: bool,
+) -> String {
     let mut text = format!("\nRatekeeper {}, configuration {config}\n\n", env!("CARGO_PKG_VERSION"));
     let width = listening.iter().map(|it| it.service.len()).max().unwrap_or(0);
     for Listening { service, url } in listening {
@@ -39,12 +44,13 @@ pub(crate) fn greeting(config: &str, listening: &[Listening], demo_port: Option<
              Next: `ratekeeper init` writes a configuration file of your own.\n"
         );
     }
-    text.push_str("\n  Ctrl-C shuts down. Each request is a line below.\n\n");
+    text.push_str("\n  Ctrl-C shuts down.");
+    text.push_str(if has_access_log { " Each request is a line below.\n\n" } else { "\n\n" });
     text
 }
 
-/// Totals, and the limits that denied most.
-pub(crate) fn summary(traffic: &Traffic, after: Duration) -> String {
+/// Totals, and the limits that denied most. Requests are those of the gateway; limits also count the checks of the APIs.
+pub(crate) fn summary(traffic: &Traffic, after: Duration, has_gateway: bool) -> String {
     let by_decision: Vec<String> = traffic
         .decisions
         .iter()
@@ -53,7 +59,10 @@ pub(crate) fn summary(traffic: &Traffic, after: Duration) -> String {
         .collect();
     let requests: u64 = traffic.decisions.iter().map(|(_, count)| count).sum();
     let s = if requests == 1 { "" } else { "s" };
-    let mut text = format!("\n{requests} request{s} in {}: {}\n", span(after), by_decision.join(", "));
+    let mut text = match has_gateway {
+        true => format!("\n{requests} request{s} in {}: {}\n", span(after), by_decision.join(", ")),
+        false => format!("\nRan for {}\n", span(after)),
+    };
     let mut limits: Vec<_> = traffic.limits.iter().filter(|it| it.allowed + it.denied > 0).collect();
     limits.sort_by(|a, b| (b.denied, b.allowed, &a.name).cmp(&(a.denied, a.allowed, &b.name)));
     let width = limits.iter().take(TOP_LIMITS).map(|it| it.name.chars().count()).max().unwrap_or(0).max(5);
@@ -91,7 +100,7 @@ mod tests {
             limits: vec![limit("per-ip", 15, 0), limit("per-user", 12, 3), limit("unused", 0, 0)],
         };
         assert_eq!(
-            summary(&traffic, Duration::from_secs(83)),
+            summary(&traffic, Duration::from_secs(83), true),
             "
 16 requests in 1m 23s: 12 allowed, 3 denied, 1 rejected
 
@@ -103,10 +112,20 @@ mod tests {
     }
 
     #[test]
+    fn summary_without_a_gateway_counts_no_requests() {
+        let limit = LimitTraffic { name: "per-user".to_owned(), allowed: 1, denied: 1 };
+        let traffic = Traffic { decisions: vec![("allowed", 0), ("denied", 0)], limits: vec![limit] };
+        assert_eq!(
+            summary(&traffic, Duration::from_secs(9), false),
+            "\nRan for 9s\n\n  limit       allowed     denied\n  per-user          1          1\n"
+        );
+    }
+
+    #[test]
     fn summary_of_no_traffic_is_one_line() {
         let traffic = Traffic { decisions: vec![("allowed", 0), ("denied", 0)], limits: Vec::new() };
         assert_eq!(
-            summary(&traffic, Duration::from_secs(3_700)),
+            summary(&traffic, Duration::from_secs(3_700), true),
             "\n0 requests in 1h 1m: 0 allowed, 0 denied\n"
         );
     }

@@ -5,23 +5,21 @@ use std::path::{Path, PathBuf};
 use ratekeeper_config::Config;
 
 use crate::args::Run;
+use crate::demo;
 use crate::environment::{FileEnvironment, Files};
 use crate::error::CliError;
 use crate::input::config_text;
 use crate::migrate;
 
-/// The configuration of the demo.
-const DEMO: &str = include_str!("../../examples/gateway.yaml");
-const DEMO_NAME: &str = "examples/gateway.yaml (built in)";
 /// The file in the current folder that is used if no other is given.
-const FILE_DEFAULT: &str = "ratekeeper.yaml";
+pub(crate) const FILE_DEFAULT: &str = "ratekeeper.yaml";
 const FILE_VARIABLE: &str = "RATEKEEPER_CONFIG";
 
 /// Where the configuration comes from.
 #[derive(Debug)]
 pub(crate) enum ConfigSource {
-    /// The example that is part of the binary.
-    Demo,
+    /// The text of the demo.
+    Demo(String),
     /// A file, files of envoyproxy/ratelimit in a folder, or both.
     Files { path: Option<PathBuf>, envoy: Option<PathBuf> },
 }
@@ -34,11 +32,12 @@ impl ConfigSource {
         let default = || Some(PathBuf::from(FILE_DEFAULT)).filter(|it| it.exists());
         let (path, envoy) = (typed.or_else(variable).or_else(default), args.envoy_config.clone());
         if path.is_none() && envoy.is_none() {
-            return Err(CliError::Usage(format!(
-                "no configuration file: there is no `{FILE_DEFAULT}` in this folder, and {FILE_VARIABLE} is not \
-                 set\n  = help: write `ratekeeper run FILE`, create one with `ratekeeper init`, or try the demo with \
-                 `ratekeeper`"
-            )));
+            return Err(CliError::usage(
+                &format!(
+                    "no configuration file: there is no `{FILE_DEFAULT}` in this folder, and {FILE_VARIABLE} is not set"
+                ),
+                "write `ratekeeper run FILE`, create a file with `ratekeeper init`, or try the demo with `ratekeeper`",
+            ));
         }
         Ok(ConfigSource::Files { path, envoy })
     }
@@ -47,7 +46,7 @@ impl ConfigSource {
     pub(crate) fn name(&self) -> String {
         let shown = |path: &Path| path.display().to_string();
         match self {
-            ConfigSource::Demo => DEMO_NAME.to_owned(),
+            ConfigSource::Demo(_) => demo::NAME.to_owned(),
             ConfigSource::Files { path: Some(path), envoy: Some(folder) } => {
                 format!("{} and {}", shown(path), shown(folder))
             }
@@ -58,22 +57,25 @@ impl ConfigSource {
     }
 
     pub(crate) fn is_demo(&self) -> bool {
-        matches!(self, ConfigSource::Demo)
+        matches!(self, ConfigSource::Demo(_))
     }
 
     fn path(&self) -> Option<&Path> {
         match self {
-            ConfigSource::Demo => None,
+            ConfigSource::Demo(_) => None,
             ConfigSource::Files { path, .. } => path.as_deref(),
         }
     }
 
     /// Returns the text; adds every file read so far to `files`.
     fn text(&self, files: &mut Files) -> Result<String, CliError> {
-        let ConfigSource::Files { path, envoy } = self else { return Ok(DEMO.to_owned()) };
+        let (path, envoy) = match self {
+            ConfigSource::Demo(text) => return Ok(text.clone()),
+            ConfigSource::Files { path, envoy } => (path, envoy),
+        };
         let mut text = match path {
             Some(path) => {
-                files.note(path.clone());
+                files.record(path.clone());
                 config_text(path)?
             }
             None => migrate::HEAD.to_owned(),

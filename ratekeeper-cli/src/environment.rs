@@ -39,7 +39,7 @@ type Version = (SystemTime, u64);
 
 impl Files {
     /// Records a file's version. Call it before reading, so that a change during the read is detected.
-    pub(crate) fn note(&mut self, path: PathBuf) {
+    pub(crate) fn record(&mut self, path: PathBuf) {
         let version = version(&path);
         self.0.push((path, version));
     }
@@ -52,8 +52,8 @@ impl Files {
 }
 
 fn version(path: &Path) -> Option<Version> {
-    let about = std::fs::metadata(path).ok()?;
-    Some((about.modified().ok()?, about.len()))
+    let metadata = std::fs::metadata(path).ok()?;
+    Some((metadata.modified().ok()?, metadata.len()))
 }
 
 impl Environment for FileEnvironment {
@@ -62,7 +62,7 @@ impl Environment for FileEnvironment {
     }
 
     fn file(&self, path: &str) -> Result<String, String> {
-        self.files.borrow_mut().note(self.path(path));
+        self.files.borrow_mut().record(self.path(path));
         let mut bytes = Vec::new();
         let file = File::open(self.path(path)).map_err(|error| error.to_string())?;
         // Read one byte more than the maximum, so that a larger file is rejected instead of truncated.

@@ -16,7 +16,7 @@ const BYTES_MAX: usize = 10_000_000;
 /// that start with a dot: editors use them for temporary files.
 pub(crate) fn files(folder: &Path, read: &mut Files) -> Result<Vec<(String, String)>, CliError> {
     // Adding or removing a file changes the folder.
-    read.note(folder.to_owned());
+    read.record(folder.to_owned());
     let shown = folder.display();
     let cannot = |error: std::io::Error| CliError::Input(format!("cannot read {shown}: {error}"));
     let mut paths: Vec<PathBuf> = Vec::new();
@@ -27,18 +27,18 @@ pub(crate) fn files(folder: &Path, read: &mut Files) -> Result<Vec<(String, Stri
             continue;
         }
         if paths.len() == FILES_MAX {
-            return Err(CliError::Usage(format!("there are more than {FILES_MAX} files in {shown}")));
+            return Err(CliError::Usage(format!("{shown} has more than {FILES_MAX} .yaml and .yml files")));
         }
         paths.push(path);
     }
     if paths.is_empty() {
-        let what = format!("there is no file in {shown} whose name ends with .yaml or .yml");
-        return Err(CliError::Usage(what));
+        let message = format!("{shown} has no .yaml or .yml file");
+        return Err(CliError::Usage(message));
     }
     paths.sort();
     let (mut files, mut bytes) = (Vec::new(), 0);
     for path in paths {
-        read.note(path.clone());
+        read.record(path.clone());
         let text = config_text(&path)?;
         bytes += text.len();
         if bytes > BYTES_MAX {

@@ -9,7 +9,7 @@ use ratekeeper_insight::{ReplayError, TraceError};
 
 #[derive(Debug)]
 pub(crate) enum CliError {
-    /// Invalid input by the user: a limit, a line of a trace, a combination of options.
+    /// Invalid input by the user: a line of a trace, a combination of options.
     Usage(String),
     /// A limit is invalid.
     Limit(Box<Diagnostic>),
@@ -23,7 +23,17 @@ pub(crate) enum CliError {
     Output(io::Error),
 }
 
+/// Adds the line that says what to do.
+pub(crate) fn with_help(message: &str, help: &str) -> String {
+    format!("{message}\n   = help: {help}")
+}
+
 impl CliError {
+    /// An error of the user, with what to write instead.
+    pub(crate) fn usage(message: &str, help: &str) -> CliError {
+        CliError::Usage(with_help(message, help))
+    }
+
     pub(crate) fn report(self) -> ExitCode {
         // A closed pipe, as with `| head`, is not a failure.
         if matches!(&self, CliError::Output(error) if error.kind() == io::ErrorKind::BrokenPipe) {
@@ -63,8 +73,11 @@ impl fmt::Display for CliError {
 impl From<TraceError> for CliError {
     fn from(error: TraceError) -> CliError {
         match error {
-            TraceError::Bad { .. } => CliError::Usage(error.to_string()),
-            TraceError::Io { .. } => CliError::Input(format!("cannot read {error}")),
+            TraceError::Bad { name, line, column, what, instead } => {
+                let column = column.map_or(String::new(), |column| format!("in column {column}, "));
+                CliError::usage(&format!("{column}{what}\n  --> {name}:{line}"), &instead)
+            }
+            TraceError::Io { name, error } => CliError::Input(format!("cannot read {name}: {error}")),
         }
     }
 }

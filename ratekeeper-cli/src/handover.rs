@@ -23,15 +23,15 @@ const PREDECESSOR: &str = "RATEKEEPER_PREDECESSOR";
 const FIRST_DESCRIPTOR: i32 = 3;
 
 /// Takes the inherited sockets. Call it before any thread starts, because it clears the environment variables.
-pub(crate) fn inherited() -> Result<Vec<TcpListener>, CliError> {
-    let mut given = ListenFd::from_env();
+pub(crate) fn inherited_sockets() -> Result<Vec<TcpListener>, CliError> {
+    let mut inherited = ListenFd::from_env();
     let sockets: io::Result<Vec<_>> =
-        (0..given.len()).filter_map(|number| given.take_tcp_listener(number).transpose()).collect();
-    sockets.map_err(|error| CliError::Input(format!("a socket that was handed over cannot be used: {error}")))
+        (0..inherited.len()).filter_map(|number| inherited.take_tcp_listener(number).transpose()).collect();
+    sockets.map_err(|error| CliError::Input(format!("cannot use an inherited socket: {error}")))
 }
 
 /// Starts the program now at this path with this process's arguments and all sockets in use.
-pub(crate) fn successor(program: &Path, sockets: &Sockets) -> io::Result<Child> {
+pub(crate) fn start_successor(program: &Path, sockets: &Sockets) -> io::Result<Child> {
     let mut mappings = Vec::new();
     for (socket, child_fd) in sockets.used().iter().zip(FIRST_DESCRIPTOR..) {
         mappings.push(FdMapping { parent_fd: socket.try_clone()?.into(), child_fd });
@@ -54,9 +54,10 @@ pub(crate) fn stop_predecessor() {
     let predecessor = std::env::var(PREDECESSOR).ok().and_then(|number| number.parse::<u32>().ok());
     // If the predecessor has exited, another process may have its id, but that process is not our parent.
     let Some(pid) = predecessor.filter(|pid| *pid == std::os::unix::process::parent_id()) else { return };
-    let told = i32::try_from(pid).map_err(io::Error::other);
-    let told = told.and_then(|pid| kill(Pid::from_raw(pid), Signal::SIGTERM).map_err(io::Error::from));
-    match told {
+    let signalled = i32::try_from(pid)
+        .map_err(io::Error::other)
+        .and_then(|pid| kill(Pid::from_raw(pid), Signal::SIGTERM).map_err(io::Error::from));
+    match signalled {
         Ok(()) => tracing::info!(pid, "took over from predecessor"),
         Err(error) => tracing::error!(pid, %error, "cannot signal the predecessor to stop"),
     }

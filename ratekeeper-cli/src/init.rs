@@ -7,9 +7,10 @@ use std::path::Path;
 use ratekeeper_config::Environment;
 
 use crate::args::{Init, Need};
+use crate::config_source::FILE_DEFAULT;
 use crate::environment::{FileEnvironment, Files};
 use crate::error::CliError;
-use crate::validate::print;
+use crate::validate::{self, print};
 
 const RATE_DEFAULT: &str = "100/min";
 const KEY_DEFAULT: &str = "ip";
@@ -31,21 +32,24 @@ pub(crate) fn run(args: &Init) -> Result<(), CliError> {
     let is_printed = args.output == Path::new("-");
     if !is_printed && !args.force && args.output.exists() {
         let name = args.output.display();
-        return Err(CliError::Usage(format!(
-            "{name} exists already\n  = help: write another file with `--output`, or replace it with `--force`"
-        )));
+        return Err(CliError::usage(
+            &format!("{name} already exists"),
+            "choose another file with `--output FILE`, or replace this one with `--force`",
+        ));
     }
-    let mut questions = Questions { is_asking: io::stdin().is_terminal() };
+    let name = if is_printed { Path::new(FILE_DEFAULT) } else { &args.output }.display().to_string();
+    let mut questions = Questions { is_asking: io::stdin().is_terminal(), defaults: Vec::new() };
     let starter = Starter::from(args, &mut questions)?;
-    let text = starter.text();
+    let text = starter.text(&name);
     // The starter must be valid, whatever was typed.
     let environment = FileEnvironment::of(&args.output, Files::default());
-    ratekeeper_config::parse(&text, &Placeholders(&environment))
-        .map_err(|errors| CliError::Config(Box::new(errors.in_file(&args.output.display().to_string()))))?;
+    let config = ratekeeper_config::parse(&text, &Placeholders(&environment))
+        .map_err(|errors| CliError::Config(Box::new(errors.in_file(&name))))?;
+    validate::warn(&config, &name);
+    questions.note_defaults();
     if is_printed {
         return print(&text);
     }
-    let name = args.output.display();
     let cannot = |error: io::Error| CliError::Input(format!("cannot write {name}: {error}"));
     let mut options = File::options();
     let mut file = match args.force {
@@ -55,8 +59,12 @@ pub(crate) fn run(args: &Init) -> Result<(), CliError> {
     }
     .map_err(cannot)?;
     file.write_all(text.as_bytes()).map_err(cannot)?;
+    let mut steps = String::new();
+    if starter.redis.is_some() {
+        steps.push_str("  set the secret  export RATEKEEPER_SECRET=...  # the same for all instances; generate it once with `openssl rand -hex 16`\n");
+    }
     print(&format!(
-        "{name} written\n\n  check it  ratekeeper validate {name} --explain\n  run it    ratekeeper run {name}\n"
+        "{name} written\n\n{steps}  check it        ratekeeper validate {name} --explain\n  run it          ratekeeper run {name}\n"
     ))
 }
 
@@ -77,7 +85,7 @@ impl Environment for Placeholders<'_> {
     }
 }
 
-/// What the starter file is made of.
+/// The answers that make up the starter file.
 #[derive(Debug, PartialEq, Eq)]
 struct Starter {
     need: Need,
@@ -108,9 +116,23 @@ enum StarterKey {
 /// Asks questions on stderr and reads answers from stdin.
 struct Questions {
     is_asking: bool,
+    /// Flags and values that stand for questions that were not asked.
+    defaults: Vec<String>,
 }
 
 impl Questions {
+    /// Prints the defaults that were used without a question.
+    fn note_defaults(&self) {
+        if self.defaults.is_empty() {
+            return;
+        }
+        let why = match io::stdin().is_terminal() {
+            true => "the input ended",
+            false => "stdin is not a terminal",
+        };
+        eprintln!("note: {why}, so defaults are used: {}\n", self.defaults.join(" "));
+    }
+
     /// The flag's value if there is one; else the answer; else the default.
     fn value<T>(
         &mut self,
@@ -121,15 +143,17 @@ impl Questions {
         parse: impl Fn(&str) -> Result<T, String>,
     ) -> Result<T, CliError> {
         if let Some(typed) = flag {
-            return parse(typed).map_err(|help| {
-                CliError::Usage(format!("invalid value `{typed}` for `{name}`\n  = help: {help}"))
-            });
+            return parse(typed)
+                .map_err(|help| CliError::usage(&format!("invalid value `{typed}` for `{name}`"), &help));
         }
         let mut tries = 0;
         loop {
             let typed = match self.is_asking {
                 true => self.ask(question, default)?,
-                false => default.to_owned(),
+                false => {
+                    self.defaults.push(format!("{name} {default}"));
+                    default.to_owned()
+                }
             };
             match parse(&typed) {
                 Ok(value) => return Ok(value),
@@ -138,7 +162,7 @@ impl Questions {
                     tries += 1;
                 }
                 Err(help) => {
-                    return Err(CliError::Usage(format!("invalid value `{typed}`\n  = help: {help}")));
+                    return Err(CliError::usage(&format!("invalid value `{typed}`"), &help));
                 }
             }
         }
@@ -163,21 +187,20 @@ impl Starter {
     fn from(args: &Init, questions: &mut Questions) -> Result<Starter, CliError> {
         let need = match args.need {
             Some(need) => need,
-            None => {
-                if questions.is_asking {
-                    eprintln!("What matters most?");
-                    for (number, (_, _, text)) in NEEDS.iter().enumerate() {
-                        eprintln!("  {}  {text}", number + 1);
-                    }
+            None if questions.is_asking => {
+                eprintln!("What matters most?");
+                for (number, (_, _, text)) in NEEDS.iter().enumerate() {
+                    eprintln!("  {}  {text}", number + 1);
                 }
                 questions.value(None, "--need", "Choose 1 to 5", "5", need)?
             }
+            None => questions.value(None, "--need", "", "unsure", need)?,
         };
         let rate =
             questions.value(args.rate.as_deref(), "--rate", "Requests per period", RATE_DEFAULT, rate)?;
-        let question = "Whose budget does a request use (ip, global, or header:NAME)?";
+        let question = "Which key has its own budget (ip, header:NAME, or global for one budget in all)?";
         let key = questions.value(args.key.as_deref(), "--key", question, KEY_DEFAULT, key)?;
-        let question = "Which service is behind the gateway?";
+        let question = "Where does the gateway forward requests?";
         let upstream =
             questions.value(args.upstream.as_deref(), "--upstream", question, UPSTREAM_DEFAULT, upstream)?;
         let question = "Where are limits kept (memory, or redis://HOST:PORT to share them)?";
@@ -194,7 +217,8 @@ impl Starter {
         }
     }
 
-    fn text(&self) -> String {
+    /// The file; its comments call it `file`.
+    fn text(&self, file: &str) -> String {
         let (store, secret) = match &self.redis {
             None => (
                 "# Limits are kept in this process. To share them among instances, write as in\n\
@@ -211,10 +235,10 @@ impl Starter {
                      instances: 1\n",
                     quoted(address)
                 ),
-                "RATEKEEPER_SECRET=$(openssl rand -hex 16) ",
+                "#   export RATEKEEPER_SECRET=...   # the same for all instances; generate it once with `openssl rand -hex 16`\n",
             ),
         };
-        let (whose, key) = match &self.key {
+        let (scope, key) = match &self.key {
             StarterKey::Ip => ("Each client address has its own budget.".to_owned(), "ip".to_owned()),
             StarterKey::Global => ("All requests share one budget.".to_owned(), "global".to_owned()),
             StarterKey::Header(name) => (
@@ -233,13 +257,14 @@ impl Starter {
         format!(
             "# Ratekeeper: {count} requests per {word}.\n\
              #\n\
-             #   {secret}ratekeeper validate ratekeeper.yaml --explain\n\
-             #   {secret}ratekeeper run ratekeeper.yaml\n\
+             {secret}\
+             #   ratekeeper validate {file} --explain\n\
+             #   ratekeeper run {file}\n\
              \n\
              {store}{proxies}\n\
              limits:\n  \
                {name}:\n    \
-                 # {whose}\n    \
+                 # {scope}\n    \
                  key: {key}\n    \
                  # {why}\n    \
                  {limit}\n    \
@@ -369,10 +394,10 @@ mod tests {
                             upstream: upstream("http://127.0.0.1:3000").unwrap(),
                             redis: store(typed_store).unwrap(),
                         };
-                        let text = starter.text();
+                        let text = starter.text(FILE_DEFAULT);
                         match ratekeeper_config::parse(&text, &Placeholders(&environment)) {
                             Ok(config) => {
-                                assert!(config.warnings.is_empty(), "{:?}\n{text}", config.warnings)
+                                assert!(config.warnings.is_empty(), "{:?}\n{text}", config.warnings);
                             }
                             Err(errors) => panic!("{errors:?}\n{text}"),
                         }

@@ -44,8 +44,12 @@ pub(crate) fn config_text(path: &Path) -> Result<String, CliError> {
         .take(TEXT_BYTES_MAX as u64 + 1)
         .read_to_end(&mut bytes)
         .map_err(cannot)?;
+    if bytes.len() > TEXT_BYTES_MAX {
+        let message = format!("{name} has more than {TEXT_BYTES_MAX} bytes, the maximum of a configuration");
+        return Err(CliError::usage(&message, "check that this is the right file"));
+    }
     String::from_utf8(bytes)
-        .map_err(|_| CliError::Usage(format!("{name} is not UTF-8\n  = help: save the file as UTF-8")))
+        .map_err(|_| CliError::usage(&format!("{name} is not UTF-8"), "save the file as UTF-8"))
 }
 
 pub(crate) fn demo() -> Source {
@@ -61,13 +65,13 @@ pub(crate) fn trace(args: &Simulate) -> Result<Source, CliError> {
     let name = path.display().to_string();
     let cannot = |error: io::Error| CliError::Input(format!("cannot read {name}: {error}"));
     let file = File::open(path).map_err(cannot)?;
-    let about = file.metadata().map_err(cannot)?;
+    let metadata = file.metadata().map_err(cannot)?;
     // JSON lines on the same terminal would break up a progress bar.
     let is_wanted = args.progress == Progress::Auto
-        && about.is_file()
+        && metadata.is_file()
         && io::stderr().is_terminal()
         && !(args.format == Format::Jsonl && io::stdout().is_terminal());
-    let bar = if is_wanted { bar(about.len()) } else { ProgressBar::hidden() };
+    let bar = if is_wanted { bar(metadata.len()) } else { ProgressBar::hidden() };
     Ok(Source { name, input: Box::new(bar.wrap_read(file)), bar })
 }
 

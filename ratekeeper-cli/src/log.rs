@@ -20,8 +20,9 @@ use tracing_subscriber::prelude::*;
 use tracing_subscriber::registry::LookupSpan;
 
 use crate::args::{LogArgs, LogFormat};
+use crate::terminal::allows_color;
 
-/// The style of a stream: as the user says, or by whether it is a terminal.
+/// The style of a stream: that of `--log-format`, else by whether the stream is a terminal.
 pub(crate) fn style(args: LogArgs, stream: &impl IsTerminal) -> LogStyle {
     let is_terminal = stream.is_terminal();
     match args.log_format {
@@ -29,13 +30,6 @@ pub(crate) fn style(args: LogArgs, stream: &impl IsTerminal) -> LogStyle {
         None if !is_terminal => LogStyle::Json,
         Some(LogFormat::Human) | None => LogStyle::Human { has_color: is_terminal && allows_color() },
     }
-}
-
-/// Whether the environment allows colors on a terminal.
-pub(crate) fn allows_color() -> bool {
-    let is_set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
-    let is_dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
-    !is_set("NO_COLOR") && !is_dumb
 }
 
 /// Starts logging. `RATEKEEPER_LOG` sets the level (`warn`, `info`, `debug`), optionally per module
@@ -79,15 +73,18 @@ where
             }
             LogStyle::Human { has_color } => {
                 let time = now.to_zoned(self.zone.clone()).strftime("%H:%M:%S").to_string();
-                let mut text = fields.message;
+                let (mut text, mut below) = (fields.message, String::new());
                 for (name, value) in &fields.others {
                     match value {
-                        Value::String(value) if !value.contains([' ', '"']) && !value.is_empty() => {
-                            write!(text, " {name}={value}")?;
+                        // Errors of a configuration have many lines, with marks below the source.
+                        Value::String(value) if value.contains('\n') => {
+                            value.lines().for_each(|line| below.extend(["\n  ", line]));
                         }
+                        Value::String(value) if is_plain(value) => write!(text, " {name}={value}")?,
                         value => write!(text, " {name}={value}")?,
                     }
                 }
+                text.push_str(&below);
                 let (on, off) = match (has_color, *metadata.level()) {
                     (true, Level::ERROR) => ("\x1b[31m", "\x1b[0m"),
                     (true, Level::WARN) => ("\x1b[33m", "\x1b[0m"),
@@ -98,6 +95,11 @@ where
             }
         }
     }
+}
+
+/// Whether a value needs no quotes.
+fn is_plain(value: &str) -> bool {
+    !value.is_empty() && !value.contains(|c: char| c == ' ' || c == '"' || c.is_control())
 }
 
 /// The fields of an event, in order.

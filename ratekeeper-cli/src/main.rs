@@ -1,8 +1,8 @@
 //! The command `ratekeeper`.
 //!
 //! argv -> parsed arguments (`args`) -> command (`run`, `simulate`, `validate`, `init`, `migrate`) -> exit code (`error`).
-//! Data goes to stdout, messages to stderr. Exit codes: 0 success, 2 invalid arguments, configuration or trace, 1
-//! input or output failed.
+//! Data goes to stdout, messages to stderr. Exit codes: 0 success, 1 input or output failed, 2 invalid arguments,
+//! configuration or trace.
 
 use std::process::ExitCode;
 
@@ -11,7 +11,7 @@ use clap::{CommandFactory as _, Parser};
 mod args;
 mod banner;
 mod config_source;
-mod descriptors;
+mod demo;
 mod environment;
 mod envoy;
 mod error;
@@ -20,10 +20,11 @@ mod init;
 mod input;
 mod log;
 mod migrate;
+mod open_files;
 mod run;
-mod screen;
 mod simulate;
 mod store;
+mod terminal;
 mod validate;
 
 use args::{Args, Command};
@@ -66,13 +67,15 @@ fn run(args: Args) -> Result<(), CliError> {
 
 /// The manual page of the command, followed by those of its subcommands.
 fn manual() -> std::io::Result<String> {
-    let (mut page, command) = (Vec::new(), Args::command());
-    clap_mangen::Man::new(command.clone()).render(&mut page)?;
-    for subcommand in command.get_subcommands() {
-        let name = subcommand.get_name();
-        let subcommand = subcommand.clone().display_name(format!("ratekeeper-{name}"));
-        let subcommand = subcommand.bin_name(format!("ratekeeper {name}"));
-        clap_mangen::Man::new(subcommand).render(&mut page)?;
-    }
-    Ok(String::from_utf8_lossy(&page).into_owned())
+    let mut pages = Vec::new();
+    // The subcommand `help` has no page.
+    write_page(&Args::command().disable_help_subcommand(true), "ratekeeper", &mut pages)?;
+    // The library's name for the text after the options.
+    Ok(String::from_utf8_lossy(&pages).replace(".SH EXTRA", ".SH NOTES"))
+}
+
+fn write_page(command: &clap::Command, name: &str, pages: &mut Vec<u8>) -> std::io::Result<()> {
+    let page = command.clone().display_name(name.replace(' ', "-")).bin_name(name);
+    clap_mangen::Man::new(page).source(concat!("ratekeeper ", env!("CARGO_PKG_VERSION"))).render(pages)?;
+    command.get_subcommands().try_for_each(|it| write_page(it, &format!("{name} {}", it.get_name()), pages))
 }

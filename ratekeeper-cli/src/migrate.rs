@@ -10,11 +10,13 @@ use crate::envoy;
 use crate::error::CliError;
 use crate::validate::print;
 
-/// The text before the domains.
+/// The generated file up to its domains.
 pub(crate) const HEAD: &str = "\
-# Limits in memory are those of one process; for several, write as in `store: redis://127.0.0.1:6379`.
+# Limits are kept in this process. To share them among instances, write as in
+# store: { redis: { address: redis://127.0.0.1:6379, secret: \"${RATEKEEPER_SECRET}\", instances: 2 } }
 store: memory
-# Where Envoy asks; and others, by POST /json. Off this machine both need a token.
+
+# The Envoy API (rate limit service), and the HTTP API with POST /json. Addresses that other machines reach need a token.
 apis: { envoy: 127.0.0.1:8081, http: 127.0.0.1:8080 }
 
 ";

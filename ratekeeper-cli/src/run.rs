@@ -9,7 +9,7 @@ use ratekeeper::Memory;
 use ratekeeper::redis::Redis;
 use ratekeeper_config::{Config, Store, Timeouts};
 use ratekeeper_server::gateway::{Gateway, StartError};
-use ratekeeper_server::{Apis, Backend, LogStyle, Sockets, admin, demo};
+use ratekeeper_server::{Apis, Backend, LogStyle, Sockets, admin};
 use tokio::process::Child;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::{Instant, interval};
@@ -17,47 +17,49 @@ use tokio::time::{Instant, interval};
 use crate::args::{LogArgs, Run};
 use crate::banner::{self, Listening};
 use crate::config_source::ConfigSource;
-use crate::descriptors;
+use crate::demo::Demo;
 use crate::environment::Files;
 use crate::error::CliError;
 use crate::handover;
 use crate::log;
+use crate::open_files;
 
-const DEMO_UPSTREAM: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 8081);
 /// How often the configuration files are polled for changes, for deployments that do not send SIGHUP.
 const POLL_EVERY: Duration = Duration::from_secs(1);
 
 /// Runs what a configuration file configures.
 pub(crate) fn run(args: &Run) -> Result<(), CliError> {
-    start(&ConfigSource::find(args)?, args.log)
+    start(&ConfigSource::find(args)?, args.log, Sockets::new(handover::inherited_sockets()?), None)
 }
 
 /// Runs the built-in example in front of a small upstream.
 pub(crate) fn demo(args: LogArgs) -> Result<(), CliError> {
-    start(&ConfigSource::Demo, args)
+    let (demo, sockets) = Demo::start(handover::inherited_sockets()?)?;
+    start(&ConfigSource::Demo(demo.text.clone()), args, sockets, Some(demo))
 }
 
-fn start(source: &ConfigSource, log: LogArgs) -> Result<(), CliError> {
+fn start(source: &ConfigSource, log: LogArgs, sockets: Sockets, demo: Option<Demo>) -> Result<(), CliError> {
     let (config, files) = source.read();
     let config = config?;
     let styles = Styles { events: log::style(log, &io::stderr()), requests: log::style(log, &io::stdout()) };
     log::start(styles.events);
     log_warnings(&config, &source.name());
-    descriptors::raise();
-    let mut sockets = Sockets::new(handover::inherited()?);
+    open_files::raise();
     // Resolved now: by the time of an upgrade the path may hold another program, and the current one may have no
     // path.
     let program = std::env::current_exe();
     let program = program.map_err(|error| CliError::Input(format!("cannot find this program: {error}")))?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| CliError::Input(format!("cannot start: {error}")))?;
+    let runtime = runtime.map_err(|error| CliError::Input(format!("cannot start the runtime: {error}")))?;
     runtime.block_on(async {
         let mut listening = Vec::new();
-        if source.is_demo() {
-            let unable = |error: io::Error| {
-                CliError::Input(format!("cannot listen on {DEMO_UPSTREAM} for the demo upstream: {error}"))
-            };
-            let (address, serving) = sockets.listen(DEMO_UPSTREAM).and_then(demo::listen).map_err(unable)?;
+        if let Some(demo) = demo {
+            for address in demo.in_use {
+                tracing::warn!(%address, "address in use by another program, using a free port");
+            }
+            let served = ratekeeper_server::demo::listen(demo.upstream);
+            let (address, serving) = served
+                .map_err(|error| CliError::Input(format!("cannot start the demo upstream: {error}")))?;
             tokio::spawn(serving);
             listening.push(Listening::new("demo upstream", format!("http://{address}")));
         }
@@ -91,9 +93,8 @@ impl Server<'_> {
         mut listening: Vec<Listening>,
     ) -> Result<(), CliError> {
         let Server { source, config, styles, program } = *self;
-        let listen = |kind| {
-            signal(kind).map_err(|error| CliError::Input(format!("cannot listen to signals: {error}")))
-        };
+        let listen =
+            |kind| signal(kind).map_err(|error| CliError::Input(format!("cannot handle signals: {error}")));
         let mut stop = [listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?];
         let (mut hang_up, mut upgrade) =
             (listen(SignalKind::hangup())?, listen(SignalKind::user_defined2())?);
@@ -103,20 +104,20 @@ impl Server<'_> {
         let status = apis.status(gateway.status());
         let admin = config.admin.as_ref().map(|admin| admin.listen).map(|address| {
             sockets.listen(address).and_then(|listener| admin::listen(listener, status)).map_err(|error| {
-            CliError::Input(match error.kind() {
-                io::ErrorKind::AddrInUse => format!(
-                    "{address} is in use by another program; stop that, or write another `admin` in the file"
-                ),
-                _ => format!("cannot listen on {address} for `admin`: {error}"),
+                CliError::Input(match error.kind() {
+                    io::ErrorKind::AddrInUse => {
+                        format!("{address} is in use by another program; stop it, or change `admin`")
+                    }
+                    _ => format!("cannot listen on {address} for `admin`: {error}"),
+                })
             })
-        })
         });
         let admin = admin.transpose()?;
         for address in sockets.close_unused() {
             tracing::warn!(%address, "inherited socket ignored: no listener has this address");
         }
-        descriptors::check(config);
-        listening.splice(0..0, listeners(config, gateway.addresses(), &apis.addresses()));
+        open_files::check(config);
+        listening.splice(0..0, listeners(config, gateway.addresses(), apis.addresses()));
         if let Some((address, _)) = &admin {
             listening.push(Listening::new("admin", format!("http://{address}/metrics")));
         }
@@ -132,7 +133,7 @@ impl Server<'_> {
                 _ = polls.tick() => if files.have_changed() {
                     files = reload(source, &gateway);
                 },
-                _ = upgrade.recv(), if successor.is_none() => match handover::successor(program, &sockets) {
+                _ = upgrade.recv(), if successor.is_none() => match handover::start_successor(program, &sockets) {
                     Ok(child) => {
                         tracing::info!(pid = child.id(), "successor started");
                         if matches!(config.store, Store::Memory { .. }) {
@@ -164,18 +165,19 @@ impl Server<'_> {
             () = any(&mut stop) => tracing::warn!("stopped immediately by a second signal"),
         }
         if matches!(styles.events, LogStyle::Human { .. }) {
-            eprint!("{}", banner::summary(&traffic(), started.elapsed()));
+            eprint!("{}", banner::summary(&traffic(), started.elapsed(), config.gateway.is_some()));
         }
         Ok(())
     }
 
-    /// Tells a person what listens where and what to try, or logs it.
+    /// Prints the banner, or logs the same as events.
     fn announce(&self, listening: &[Listening], gateway: &[SocketAddr]) {
         let name = self.source.name();
         if matches!(self.styles.events, LogStyle::Human { .. }) {
+            let has_access_log = self.config.gateway.as_ref().is_some_and(|it| it.access_log);
             let demo_port = gateway.first().filter(|_| self.source.is_demo()).map(SocketAddr::port);
             // A failed write is ignored: there is no other channel to report it on.
-            let _ = write!(io::stderr(), "{}", banner::greeting(&name, listening, demo_port));
+            let _ = write!(io::stderr(), "{}", banner::banner(&name, listening, demo_port, has_access_log));
             return;
         }
         tracing::info!(file = name, "configuration loaded");
@@ -224,7 +226,7 @@ fn reload<S: Backend>(source: &ConfigSource, gateway: &Gateway<S>) -> Files {
             Ok(()) => {
                 tracing::info!(file = name, "configuration reloaded");
                 log_warnings(&config, &name);
-                descriptors::check(&config);
+                open_files::check(&config);
             }
             Err(error) => {
                 tracing::error!(file = name, %error, "configuration not reloaded, the old one stays active");
@@ -241,8 +243,8 @@ fn reload<S: Backend>(source: &ConfigSource, gateway: &Gateway<S>) -> Files {
 /// Logs the warnings of a configuration.
 fn log_warnings(config: &Config, name: &str) {
     for warning in &config.warnings {
-        let at = format!("{name}:{}:{}", warning.line(), warning.column());
-        tracing::warn!(%at, help = warning.help(), "{}", warning.message());
+        let position = format!("{name}:{}:{}", warning.line(), warning.column());
+        tracing::warn!(position, help = warning.help(), "{}", warning.message());
     }
 }
 

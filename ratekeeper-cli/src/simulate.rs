@@ -1,27 +1,28 @@
 //! Replays a trace through a limiter and writes the results to stdout.
 
-use std::io::{self, Write};
+use std::io;
 
 use ratekeeper::Limit;
 use ratekeeper_insight::{Comparison, Jsonl, Summary, Trace, replay_batches};
 
 use crate::args::{Format, Simulate};
-use crate::error::CliError;
+use crate::error::{CliError, with_help};
 use crate::input::{self, Source};
-use crate::screen;
 use crate::store::Store;
+use crate::terminal;
+use crate::validate::print;
 
 pub(crate) fn run(args: &Simulate) -> Result<(), CliError> {
     if args.compare && args.format == Format::Jsonl {
-        return Err(CliError::Usage(
-            "--format jsonl prints the decisions of one limit, and --compare has five\n  = help: leave one of the two out"
-                .to_owned(),
+        return Err(CliError::usage(
+            "--format jsonl prints the decisions of one limit, and --compare has five",
+            "leave one of the two out",
         ));
     }
     if args.compare && args.store != "memory" {
-        return Err(CliError::Usage(
-            "--compare keeps the states of five limits in memory\n  = help: leave --store out, or compare one by one"
-                .to_owned(),
+        return Err(CliError::usage(
+            "--compare keeps the state of five limits in memory",
+            "leave --store out, or simulate one limit at a time",
         ));
     }
     let limit = input::limit(args)?;
@@ -74,7 +75,7 @@ fn report(limit: &Limit, args: &Simulate, source: Source) -> Result<(), CliError
     replayed?;
     print(&match args.format {
         Format::Svg => summary.svg(&source.name, args.keys),
-        _ => summary.report(&source.name, args.keys, screen::text_style()),
+        _ => summary.report(&source.name, args.keys, terminal::text_style()),
     })?;
     warn_of_overflow(store.overflowed());
     Ok(())
@@ -92,22 +93,17 @@ fn compare(limit: &Limit, args: &Simulate, source: Source) -> Result<(), CliErro
     replayed?;
     print(&match args.format {
         Format::Svg => comparison.svg(&source.name),
-        _ => comparison.report(&source.name, screen::text_style()),
+        _ => comparison.report(&source.name, terminal::text_style()),
     })?;
     warn_of_overflow(comparison.overflowed());
     Ok(())
 }
 
-fn print(report: &str) -> Result<(), CliError> {
-    let mut stdout = io::stdout().lock();
-    stdout.write_all(report.as_bytes()).and_then(|()| stdout.flush()).map_err(CliError::Output)
-}
-
 fn warn_of_overflow(requests: u64) {
     if requests > 0 {
-        eprintln!(
-            "warning: {requests} requests had a key that did not fit into memory, so their decisions are not \
-             exact\n  = help: raise --max-keys"
+        let message = format!(
+            "{requests} requests had a key that did not fit into memory, so their decisions are not exact"
         );
+        eprintln!("warning: {}", with_help(&message, "raise --max-keys"));
     }
 }

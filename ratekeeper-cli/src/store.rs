@@ -8,7 +8,7 @@ use ratekeeper::{Clock, Decision, Limit, Limiter, SystemClock};
 use ratekeeper_insight::{Batch, Simulator};
 use tokio::runtime::Runtime;
 
-use crate::error::CliError;
+use crate::error::{CliError, with_help};
 
 /// Decides the requests of a trace.
 pub(crate) enum Store {
@@ -24,27 +24,28 @@ pub(crate) struct RedisStore {
 }
 
 /// Deadline of one check. A simulation is not latency-sensitive, but must not hang.
-const PATIENCE: Duration = Duration::from_secs(5);
+const DEADLINE: Duration = Duration::from_secs(5);
 
 impl Store {
     pub(crate) fn new(store: &str, limit: Limit, max_keys: usize) -> Result<Store, CliError> {
-        let wrong = |error: &dyn ToString| CliError::Usage(error.to_string());
         if store == "memory" {
-            return Simulator::new(limit, max_keys).map(Store::Memory).map_err(|error| wrong(&error));
+            let simulator = Simulator::new(limit, max_keys);
+            return simulator.map(Store::Memory).map_err(|error| CliError::Usage(error.to_string()));
         }
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
-            .map_err(|error| CliError::Input(format!("cannot start: {error}")))?;
+            .map_err(|error| CliError::Input(format!("cannot start the runtime: {error}")))?;
         // Each run uses its own key namespace; its keys expire.
         let run = format!("simulate/{}/{}", std::process::id(), SystemClock::new().now().as_nanos());
-        let settings = Settings::new(store).namespace(&run).deadline(PATIENCE).connections(1);
+        let settings = Settings::new(store).namespace(&run).deadline(DEADLINE).connections(1);
         let limiter = {
             let _on_runtime = runtime.enter();
             Limiter::builder(limit).redis(&settings).map_err(|error| {
-                CliError::Usage(format!(
-                    "--store: {error}\n  = help: or write `memory`, which is the default"
-                ))
+                CliError::usage(
+                    &format!("--store: {error}"),
+                    "write an address as in redis://127.0.0.1:6379, or `memory`, which is the default",
+                )
             })?
         };
         Ok(Store::Redis(Box::new(RedisStore { runtime, limiter, failure: None })))
@@ -57,8 +58,8 @@ impl Store {
             Store::Redis(server) => {
                 decisions.clear();
                 for request in batch.requests() {
-                    let asked = server.limiter.check_at(request.time, request.key, request.cost);
-                    match server.runtime.block_on(asked) {
+                    let check = server.limiter.check_at(request.time, request.key, request.cost);
+                    match server.runtime.block_on(check) {
                         Ok(verdict) => decisions.push(verdict.decision()),
                         Err(error) => {
                             server.failure = Some(error.to_string());
@@ -75,8 +76,9 @@ impl Store {
     pub(crate) fn end(&self) -> Result<(), CliError> {
         match self {
             Store::Redis(server) => match &server.failure {
-                Some(failure) => Err(CliError::Input(format!(
-                    "{failure}\n  = help: is the server of --store running, and is it Redis 7 or newer?"
+                Some(failure) => Err(CliError::Input(with_help(
+                    failure,
+                    "check that the server of --store is running and is Redis 7 or newer",
                 ))),
                 None => Ok(()),
             },

@@ -2,13 +2,17 @@
 
 use std::io::{self, Write};
 
-use ratekeeper_config::{Config, Diagnostic, SCHEMA, Store, Table};
+use ratekeeper_config::{Apis, Config, Diagnostic, SCHEMA, Store, Table};
 use serde_json::{Map, Value, json};
 
 use crate::args::{Validate, ValidateFormat};
 use crate::environment::{FileEnvironment, Files};
 use crate::error::CliError;
 use crate::input::config_text;
+use crate::terminal;
+
+/// Spaces between two columns of a table.
+const COLUMN_GAP: usize = 2;
 
 pub(crate) fn run(args: &Validate) -> Result<(), CliError> {
     let name = args.file.display().to_string();
@@ -18,7 +22,8 @@ pub(crate) fn run(args: &Validate) -> Result<(), CliError> {
     match (config, args.format) {
         (Ok(config), ValidateFormat::Text) => {
             warn(&config, &name);
-            let tables: String = tables(&config).iter().map(table_text).collect();
+            let tables: String =
+                tables(&config).iter().map(|table| table_text(table, terminal::table_width())).collect();
             print(&format!("{name}: {}\n{tables}", summary(&config)))
         }
         (Ok(config), ValidateFormat::Json) => {
@@ -64,26 +69,33 @@ fn table_json(table: &Table) -> Value {
     table.rows.iter().map(row).collect()
 }
 
-/// A table with aligned columns. A cell that repeats the one above, with the same cells before it, is left blank.
-fn table_text(table: &Table) -> String {
-    let head: Vec<String> = table.columns.iter().map(|name| name.to_uppercase()).collect();
-    let mut rows = vec![head];
-    let mut above: Option<&Vec<String>> = None;
-    for row in &table.rows {
+/// A table with aligned columns, or a block of lines per row if the table is wider than `width`. Cells at the start of a
+/// row that repeat those of the row above are left out.
+fn table_text(table: &Table, width: usize) -> String {
+    let mut rows = Vec::new();
+    for (number, row) in table.rows.iter().enumerate() {
+        let above = number.checked_sub(1).map(|above| &table.rows[above]);
         let repeated = above.map_or(0, |above| above.iter().zip(row).take_while(|(a, b)| a == b).count());
-        let repeated = if repeated == row.len() { 0 } else { repeated };
-        rows.push(
-            row.iter()
-                .enumerate()
-                .map(|(at, it)| if at < repeated { String::new() } else { it.clone() })
-                .collect(),
-        );
-        above = Some(row);
+        rows.push((row, if repeated == row.len() { 0 } else { repeated }));
     }
-    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
-    let widths: Vec<usize> = (0..table.columns.len()).map(width).collect();
+    let cell_width = |column: usize| {
+        let cells = table.rows.iter().map(|row| &*row[column]).chain([table.columns[column]]);
+        cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..table.columns.len()).map(cell_width).collect();
     let mut text = format!("\n{}\n", table.name);
-    for row in &rows {
+    if widths.iter().map(|width| width + COLUMN_GAP).sum::<usize>() > width {
+        rows.iter().for_each(|(row, repeated)| add_block(&mut text, table.columns, row, *repeated));
+        return text;
+    }
+    let head: Vec<String> = table.columns.iter().map(|name| name.to_uppercase()).collect();
+    let cells = rows.iter().map(|(row, repeated)| {
+        row.iter()
+            .enumerate()
+            .map(|(at, it)| if at < *repeated { String::new() } else { it.clone() })
+            .collect()
+    });
+    for row in std::iter::once(head).chain(cells) {
         let cells: Vec<String> =
             row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}")).collect();
         text.push_str(&format!("  {}\n", cells.join("  ").trim_end()));
@@ -91,31 +103,53 @@ fn table_text(table: &Table) -> String {
     text
 }
 
+/// Adds a row as a heading, its first cell, and a line for each other cell that is not empty.
+fn add_block(text: &mut String, columns: &[&str], row: &[String], repeated: usize) {
+    let width = columns.iter().skip(1).map(|name| name.len()).max().unwrap_or(0);
+    if let (0, Some(first)) = (repeated, row.first()) {
+        text.push_str(&format!("  {first}\n"));
+    }
+    for (name, cell) in columns.iter().zip(row).skip(repeated.max(1)).filter(|(_, cell)| !cell.is_empty()) {
+        text.push_str(&format!("    {name:width$}  {cell}\n"));
+    }
+}
+
 pub(crate) fn schema() -> Result<(), CliError> {
     print(SCHEMA)
 }
 
-/// Summarizes the configuration without its secrets.
+/// Summarizes the configuration in one line, without its secrets.
 fn summary(config: &Config) -> String {
+    let mut limits = Vec::new();
+    let named = config.named_limits + config.concurrency.len();
+    if named > 0 || config.domains.is_empty() {
+        limits.push(counted(named, "limit"));
+    }
+    if !config.domains.is_empty() {
+        let of_domains = counted(config.rules.rules().len() - config.named_limits, "limit");
+        limits.push(format!("{} with {of_domains}", counted(config.domains.len(), "domain")));
+    }
     let store = match &config.store {
         Store::Memory { .. } => "in memory",
         Store::Redis(_) => "in Redis",
     };
-    let mut limits = format!("{} {store}", counted(config.named_limits + config.concurrency.len(), "limit"));
-    if !config.domains.is_empty() {
-        let domains = counted(config.domains.len(), "domain");
-        let asked = counted(config.rules.rules().len() - config.named_limits, "limit");
-        limits = format!("{limits}, {domains} with {asked}");
-    }
+    let mut parts = vec![format!("{} {store}", limits.join(" and "))];
     match &config.gateway {
         Some(gateway) => {
-            let routes = counted(gateway.routes.len(), "route");
-            let addresses: Vec<String> =
-                gateway.listeners.iter().map(|listener| listener.address.to_string()).collect();
-            format!("{limits}, {routes}, listening on {}", addresses.join(", "))
+            parts.push(counted(gateway.routes.len(), "route"));
+            let addresses: Vec<String> = gateway.listeners.iter().map(|it| it.address.to_string()).collect();
+            parts.push(format!("listening on {}", addresses.join(", ")));
         }
-        None => format!("{limits}, no gateway"),
+        None => parts.push("no gateway".to_owned()),
     }
+    let Apis { http, envoy, resp, .. } = &config.apis;
+    let apis = [
+        ("HTTP API", http.as_ref().map(|it| &it.api)),
+        ("Envoy API", envoy.as_ref().map(|it| &it.api)),
+        ("Redis API", resp.as_ref().map(|it| &it.api)),
+    ];
+    parts.extend(apis.iter().filter_map(|(name, api)| Some(format!("{name} on {}", (*api)?.listen))));
+    parts.join(", ")
 }
 
 fn counted(count: usize, what: &str) -> String {

@@ -12,6 +12,8 @@ const STARS: &str = "***";
 const SECRET_NAMES: [&str; 4] = ["secret", "password", "passphrase", "authorization"];
 /// The name of bearer tokens.
 const TOKEN: &str = "token";
+/// Fields that hold a secret. In a mapping with one of them, the values of unknown fields are masked.
+pub(crate) const SECRET_FIELDS: [&str; 2] = ["secret", TOKEN];
 /// Names whose values may be secret: a value over several lines is, a single word is not necessarily.
 const PEM_NAMES: [&str; 5] = ["keys", "key", "certificate", "ca", "address"];
 /// Bytes searched backwards for the parent name of a line. Beyond this bound, the line is hidden.
@@ -64,7 +66,10 @@ pub(crate) fn cells<'t>(
 
 /// The secret ranges of a line, sorted and disjoint.
 fn hidden(line: &str) -> Vec<Range<usize>> {
-    let mut ranges: Vec<Range<usize>> = values(line).filter_map(|(name, at)| value(line, name, at)).collect();
+    let mut ranges: Vec<Range<usize>> = values(line)
+        .chain(values_without_colon(line))
+        .filter_map(|(name, at)| value(line, name, at))
+        .collect();
     ranges.extend(passwords(line));
     ranges.extend(line.find("-----BEGIN").map(|start| start..line.trim_end().len()));
     apart(ranges)
@@ -98,17 +103,38 @@ fn values(line: &str) -> impl Iterator<Item = (&str, usize)> {
     })
 }
 
+/// Names that a space separates from their values, because the colon was forgotten.
+fn values_without_colon(line: &str) -> impl Iterator<Item = (&str, usize)> {
+    let starts = std::iter::once(0).chain(line.match_indices(['{', ',']).map(|(at, _)| at + 1));
+    starts.filter_map(|start| {
+        let entry = line[start..].trim_start_matches([' ', '-', '"', '\'']);
+        let (name, rest) = entry.split_once(' ')?;
+        let value = rest.trim_start();
+        (!name.ends_with(':') && !value.starts_with(':')).then(|| (name, line.len() - value.len()))
+    })
+}
+
+/// Whether a name of several words contains the name of a secret, as in `hash_secret`.
+fn has_secret_word(name: &str) -> bool {
+    let is_name = |word: &str| SECRET_NAMES.contains(&word) || word == TOKEN;
+    name != "token_bucket"
+        && name.contains(['_', '-'])
+        && name.split(['_', '-']).any(|word| is_name(&word.to_lowercase()))
+}
+
 fn is_secret(name: &str) -> bool {
     // Other lengths cannot be close to a secret name, and need no comparison.
-    // `tokens` is a likely name of a limit, so only names of the same length count as a misspelt `token`.
-    let is_token = name.len() == TOKEN.len() && nearest(name, &[TOKEN]).is_some();
+    // `tokens` is a likely name of a limit, so no longer name counts as a misspelt `token`.
+    let is_token = (4..=TOKEN.len()).contains(&name.len()) && nearest(name, &[TOKEN]).is_some();
     is_token || (4..=14).contains(&name.len()) && nearest(name, &SECRET_NAMES).is_some()
 }
 
 /// The range of the value that starts at `start`, if it is secret.
 fn value(line: &str, name: &str, start: usize) -> Option<Range<usize>> {
     let value = &line[start..];
-    if !is_secret(name) && name != "keys" || value.is_empty() || value.starts_with('#') {
+    // A mapping below a longer name is more likely a limit, as `reset-password`, than a secret.
+    let may_be_secret = has_secret_word(name) && !value.starts_with(['{', '[']);
+    if !is_secret(name) && name != "keys" && !may_be_secret || value.is_empty() || value.starts_with('#') {
         return None;
     }
     if let Some(inner) = value.strip_prefix('{') {
@@ -219,6 +245,13 @@ mod tests {
             ("- { secret: hunter2, instances: x }", "- { secret: ***, instances: x }"),
             ("{\"secret\":\"hunter2\",\"nodes\":3}", "{\"secret\":***,\"nodes\":3}"),
             ("secrt: hunter2", "secrt: ***"),
+            ("secret hunter2", "secret ***"),
+            ("- { address: a, tokn hunter2, instances: 3 }", "- { address: a, tokn ***, instances: 3 }"),
+            ("hash_secret: hunter2", "hash_secret: ***"),
+            ("{ api-token: hunter2, listen: a }", "{ api-token: ***, listen: a }"),
+            ("hash_secret hunter2", "hash_secret ***"),
+            ("reset-password: { key: ip }", "reset-password: { key: ip }"),
+            ("the token of a client", "the token of a client"),
             ("Password : hunter2", "Password : ***"),
             ("secret: ${HASH_KEY}", "secret: ${HASH_KEY}"),
             ("secret: \"${HASH_KEY}\"", "secret: \"${HASH_KEY}\""),

@@ -11,6 +11,7 @@ use ratekeeper_rules::path::PathNormalization;
 use crate::ERRORS_MAX;
 use crate::error::{Position, Problem, known_help, listed, quoted};
 use crate::gateway::Address;
+use crate::mask::SECRET_FIELDS;
 use crate::names;
 use crate::nearest::{TYPED_CHARS_MAX, nearest};
 use crate::quantity::{self, ValueError};
@@ -196,11 +197,16 @@ impl Reader {
         example: &str,
     ) -> Option<Fields<'n>> {
         let fields = self.named(node, owner, example)?;
-        for Entry { name, position, .. } in fields.iter() {
+        let has_secret = known.iter().any(|name| SECRET_FIELDS.contains(name));
+        for Entry { name, position, node } in fields.iter() {
             if self.is_full() {
                 return None;
             }
             if !known.contains(&name) {
+                // The value may be the secret, under a wrong name.
+                if has_secret && nearest(name, known).is_none_or(|meant| SECRET_FIELDS.contains(&meant)) {
+                    self.hide(node);
+                }
                 if let Some(meant) = written_with_colon(name).filter(|it| starts_with_one_of(it, known)) {
                     self.error(
                         position,

@@ -156,7 +156,28 @@ fn address(reader: &mut Reader, node: &Node, environment: &dyn Environment) -> O
         reader.error(node.position, "the address has no host", "write as in `redis://127.0.0.1:6379`");
         return None;
     }
+    if scheme != "unix" {
+        let rest = rest.rsplit_once('@').map_or(rest, |(_, behind)| behind);
+        let hosts = rest.split_once('/').map_or(rest, |(hosts, _)| hosts);
+        if let Some(host) = hosts.split(',').find(|host| !is_host(host)) {
+            let message = format!("{} is not a host and a port", quoted(host));
+            let help = "write as in `redis://127.0.0.1:6379`; a port is a number from 1 to 65535";
+            reader.error(node.position, message, help);
+            return None;
+        }
+    }
     Some(address)
+}
+
+/// Whether the text is a host, with or without a port.
+fn is_host(text: &str) -> bool {
+    let behind_brackets = text.rfind(']').map_or(0, |at| at + 1);
+    let (name, port) = match text[behind_brackets..].find(':').map(|at| text.split_at(behind_brackets + at)) {
+        Some((name, port)) => (name, &port[1..]),
+        None => (text, "1"),
+    };
+    let is_number = !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
+    !name.is_empty() && is_number && port.parse::<u16>().is_ok_and(|port| port > 0)
 }
 
 fn secret(reader: &mut Reader, node: &Node, environment: &dyn Environment) -> Option<Secret> {

@@ -4,9 +4,9 @@ use crate::cli::{DEMO, check_golden, run};
 
 #[test]
 fn limit_and_trace_are_optional() {
-    let ended = run(&["simulate", "--compare"], "");
-    assert_eq!((ended.code, &*ended.stderr), (0, ""));
-    check_golden("demo-compare.txt", &ended.stdout);
+    let output = run(&["simulate", "--compare"], "");
+    assert_eq!((output.code, &*output.stderr), (0, ""));
+    check_golden("demo-compare.txt", &output.stdout);
 }
 
 /// Ten per minute is the same setting, whichever algorithm it is written for.
@@ -36,21 +36,21 @@ fn same_input_prints_the_same_bytes() {
 
 #[test]
 fn window_that_an_algorithm_cannot_have_is_rejected() {
-    let ended =
+    let output =
         run(&["simulate", "--compare", "--limit", "token_bucket: { capacity: 10, refill: 1/366d }"], "");
-    assert_eq!((ended.code, &*ended.stdout), (2, ""));
+    assert_eq!((output.code, &*output.stdout), (2, ""));
     assert!(
-        ended
+        output
             .stderr
             .starts_with("error: not every algorithm can have this limit, so there is nothing to compare: "),
         "{}",
-        ended.stderr
+        output.stderr
     );
 }
 
 #[test]
 fn empty_trace_is_compared_without_error() {
-    let ended = run(&["simulate", "--compare", "--trace", "-"], "time\n");
-    assert_eq!((ended.code, &*ended.stderr), (0, ""));
-    assert!(ended.stdout.contains("0 requests of 0 keys"), "{}", ended.stdout);
+    let output = run(&["simulate", "--compare", "--trace", "-"], "time\n");
+    assert_eq!((output.code, &*output.stderr), (0, ""));
+    assert!(output.stdout.contains("0 requests of 0 keys"), "{}", output.stdout);
 }

@@ -1,11 +1,11 @@
 //! `--format jsonl`: every decision, byte for byte.
 
-use crate::cli::{Ended, file, run, simulate};
+use crate::cli::{Output, file, run, simulate};
 
 const FIXED: &str = "fixed_window: { limit: 2, window: 10s }";
 
-fn done(stdout: &str) -> Ended {
-    Ended { code: 0, stdout: stdout.to_owned(), stderr: String::new() }
+fn done(stdout: &str) -> Output {
+    Output { code: 0, stdout: stdout.to_owned(), stderr: String::new() }
 }
 
 #[test]
@@ -75,12 +75,12 @@ fn empty_trace_prints_nothing() {
 /// Decisions before an invalid line are printed, and the invalid line is reported.
 #[test]
 fn invalid_line_ends_the_output_with_an_error() {
-    let ended = simulate(FIXED, &["--format", "jsonl"], "time\n1\nlater\n3\n");
-    assert_eq!(ended.code, 2);
-    assert_eq!(ended.stdout.lines().count(), 1);
+    let output = simulate(FIXED, &["--format", "jsonl"], "time\n1\nlater\n3\n");
+    assert_eq!(output.code, 2);
+    assert_eq!(output.stdout.lines().count(), 1);
     assert_eq!(
-        ended.stderr,
-        "error: stdin:3: in column time, `later` is not a time\n  = write seconds since 1970, as in 1700000000.5, \
+        output.stderr,
+        "error: in column time, `later` is not a time\n  --> stdin:3\n   = help: write seconds since 1970, as in 1700000000.5, \
          or a time as in 2023-11-14T22:13:20.5Z\n"
     );
 }
@@ -89,15 +89,15 @@ fn invalid_line_ends_the_output_with_an_error() {
 #[test]
 fn inexact_decisions_print_a_warning() {
     let trace: String = (0..10_000).map(|n| format!("5,key-{n}\n")).collect();
-    let ended = simulate(FIXED, &["--format", "jsonl", "--max-keys", "10"], &format!("time,key\n{trace}"));
-    assert_eq!((ended.code, ended.stdout.lines().count()), (0, 10_000));
-    let mut told = ended.stderr.lines();
-    let first = told.next().unwrap_or_default();
+    let output = simulate(FIXED, &["--format", "jsonl", "--max-keys", "10"], &format!("time,key\n{trace}"));
+    assert_eq!((output.code, output.stdout.lines().count()), (0, 10_000));
+    let mut lines = output.stderr.lines();
+    let first = lines.next().unwrap_or_default();
     assert!(first.starts_with("warning: "), "{first}");
     assert!(
         first.ends_with(" requests had a key that did not fit into memory, so their decisions are not exact"),
         "{first}"
     );
-    assert_eq!(told.next(), Some("  = raise --max-keys"));
-    assert_eq!(told.next(), None);
+    assert_eq!(lines.next(), Some("   = help: raise --max-keys"));
+    assert_eq!(lines.next(), None);
 }

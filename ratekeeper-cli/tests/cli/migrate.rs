@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use crate::cli::{Ended, file, run};
+use crate::cli::{Output, file, run};
 
 /// Creates an empty folder for this test run.
 fn folder(name: &str) -> PathBuf {
@@ -34,9 +34,11 @@ fn folder_is_migrated_to_a_valid_configuration() {
     }
     fs::create_dir(folder.join("folder.yaml")).unwrap();
     let printed = "\
-# Limits in memory are those of one process; for several, write as in `store: redis://127.0.0.1:6379`.
+# Limits are kept in this process. To share them among instances, write as in
+# store: { redis: { address: redis://127.0.0.1:6379, secret: \"${RATEKEEPER_SECRET}\", instances: 2 } }
 store: memory
-# Where Envoy asks; and others, by POST /json. Off this machine both need a token.
+
+# The Envoy API (rate limit service), and the HTTP API with POST /json. Addresses that other machines reach need a token.
 apis: { envoy: 127.0.0.1:8081, http: 127.0.0.1:8080 }
 
 domains:
@@ -49,46 +51,48 @@ domains:
       fixed_window: { limit: 2, window: 365d, align: clock }
 ";
     let migrated = run(&["migrate", "envoy", "envoy-good"], "");
-    assert_eq!(migrated, Ended { code: 0, stdout: printed.to_owned(), stderr: String::new() });
+    assert_eq!(migrated, Output { code: 0, stdout: printed.to_owned(), stderr: String::new() });
 
     file("migrated.yaml", printed);
-    let said = "migrated.yaml: no limits in memory, 2 domains with 1 limit, no gateway\n";
-    let checked = run(&["check", "migrated.yaml"], "");
-    assert_eq!(checked, Ended { code: 0, stdout: said.to_owned(), stderr: String::new() });
+    let summary = "migrated.yaml: 2 domains with 1 limit in memory, no gateway, HTTP API on 127.0.0.1:8080, Envoy API on 127.0.0.1:8081\n";
+    let checked = run(&["validate", "migrated.yaml"], "");
+    assert_eq!(checked, Output { code: 0, stdout: summary.to_owned(), stderr: String::new() });
 }
 
 /// A partial migration would leave requests unlimited.
 #[test]
-fn mistakes_are_reported_and_nothing_is_printed() {
+fn errors_are_reported_and_nothing_is_converted() {
     let folder = folder("envoy-bad");
     fs::write(folder.join("a.yaml"), "domain: edge\n").unwrap();
     fs::write(folder.join("b.yaml"), "domain: edge\ndescriptors: [{ key: a, rate_limit: { unit: dya } }]\n")
         .unwrap();
-    let told = "\
-error: envoy-bad/b.yaml:1:9: the domain `edge` is that of envoy-bad/a.yaml, too
-  |
-1 | domain: edge
-  |         ^^^^
-  = join the two files, or give each a domain of its own
+    let errors = "\
+error: duplicate domain `edge`, already defined in envoy-bad/a.yaml
+  --> envoy-bad/b.yaml:1:9
+   |
+ 1 | domain: edge
+   |         ^^^^
+   = help: merge the two files, or rename one of the domains
 
-error: envoy-bad/b.yaml:2:45: `dya` is not a unit
-  |
-2 | descriptors: [{ key: a, rate_limit: { unit: dya } }]
-  |                                             ^^^
-  = write `day`; the units are second, minute, hour, day, week, month and year
+error: unknown unit `dya`
+  --> envoy-bad/b.yaml:2:45
+   |
+ 2 | descriptors: [{ key: a, rate_limit: { unit: dya } }]
+   |                                             ^^^
+   = help: did you mean `day`? Units: second, minute, hour, day, week, month, year
 
-2 mistakes
+2 errors
 ";
     let migrated = run(&["migrate", "envoy", "envoy-bad"], "");
-    assert_eq!(migrated, Ended { code: 2, stdout: String::new(), stderr: told.to_owned() });
+    assert_eq!(migrated, Output { code: 2, stdout: String::new(), stderr: errors.to_owned() });
 }
 
 #[test]
 fn empty_or_missing_folder_is_an_error() {
     let folder = folder("envoy-none");
-    let none = "error: there is no file in envoy-none whose name ends with .yaml or .yml\n";
+    let none = "error: envoy-none has no .yaml or .yml file\n";
     let migrated = run(&["migrate", "envoy", "envoy-none"], "");
-    assert_eq!(migrated, Ended { code: 2, stdout: String::new(), stderr: none.to_owned() });
+    assert_eq!(migrated, Output { code: 2, stdout: String::new(), stderr: none.to_owned() });
     fs::remove_dir(folder).unwrap();
     let migrated = run(&["migrate", "envoy", "envoy-none"], "");
     assert_eq!((migrated.code, &*migrated.stdout), (1, ""));
@@ -101,14 +105,14 @@ fn too_many_files_or_bytes_are_an_error() {
     for number in 0..1_001 {
         fs::write(folder.join(format!("{number}.yaml")), "").unwrap();
     }
-    let told = "error: there are more than 1000 files in envoy-many\n";
+    let errors = "error: envoy-many has more than 1000 .yaml and .yml files\n";
     let migrated = run(&["migrate", "envoy", "envoy-many"], "");
-    assert_eq!(migrated, Ended { code: 2, stdout: String::new(), stderr: told.to_owned() });
+    assert_eq!(migrated, Output { code: 2, stdout: String::new(), stderr: errors.to_owned() });
     let folder = self::folder("envoy-large");
     for number in 0..11 {
         fs::write(folder.join(format!("{number}.yaml")), "#".repeat(1_000_000)).unwrap();
     }
-    let told = "error: the files in envoy-large have more than 10000000 bytes\n";
+    let errors = "error: the files in envoy-large have more than 10000000 bytes\n";
     let migrated = run(&["migrate", "envoy", "envoy-large"], "");
-    assert_eq!(migrated, Ended { code: 2, stdout: String::new(), stderr: told.to_owned() });
+    assert_eq!(migrated, Output { code: 2, stdout: String::new(), stderr: errors.to_owned() });
 }

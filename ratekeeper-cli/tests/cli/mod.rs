@@ -7,35 +7,49 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 mod compare;
+mod completions;
 mod decisions;
+mod errors;
+mod init;
 mod memory;
 mod migrate;
-mod mistakes;
+
 mod picture;
 mod pipes;
 mod store;
 mod table;
 mod validate;
 
+use crate::run::support;
+
 const DEMO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../traces/demo.csv");
 const UPLOADS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../traces/uploads.csv");
 
 /// Output and exit code of a command.
 #[derive(Debug, PartialEq, Eq)]
-struct Ended {
+struct Output {
     code: i32,
     stdout: String,
     stderr: String,
 }
 
+impl From<std::process::Output> for Output {
+    fn from(output: std::process::Output) -> Output {
+        Output {
+            code: output.status.code().unwrap(),
+            stdout: String::from_utf8(output.stdout).unwrap(),
+            stderr: String::from_utf8(output.stderr).unwrap(),
+        }
+    }
+}
+
 fn ratekeeper(args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_ratekeeper"));
-    // Remove the tester's terminal settings, because they must not affect the result.
-    command.args(args).env_remove("COLUMNS").env_remove("NO_COLOR").current_dir(env!("CARGO_TARGET_TMPDIR"));
+    let mut command = support::ratekeeper();
+    command.args(args);
     command
 }
 
-fn run(args: &[&str], stdin: &str) -> Ended {
+fn run(args: &[&str], stdin: &str) -> Output {
     let mut command = ratekeeper(args);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
@@ -45,14 +59,10 @@ fn run(args: &[&str], stdin: &str) -> Ended {
     let writer = std::thread::spawn(move || drop(input.write_all(stdin.as_bytes())));
     let output = child.wait_with_output().unwrap();
     writer.join().unwrap();
-    Ended {
-        code: output.status.code().unwrap(),
-        stdout: String::from_utf8(output.stdout).unwrap(),
-        stderr: String::from_utf8(output.stderr).unwrap(),
-    }
+    output.into()
 }
 
-fn simulate(limit: &str, options: &[&str], trace: &str) -> Ended {
+fn simulate(limit: &str, options: &[&str], trace: &str) -> Output {
     run(&[&["simulate", "--limit", limit, "--trace", "-"], options].concat(), trace)
 }
 

@@ -28,9 +28,9 @@ fn closed_pipe_exits_with_0_and_no_message() {
         assert!(lines.next().unwrap().unwrap().starts_with("{\"time\""));
     }
     drop(lines);
-    let mut told = String::new();
-    child.stderr.take().unwrap().read_to_string(&mut told).unwrap();
-    assert_eq!((child.wait().unwrap().code(), &*told), (Some(0), ""));
+    let mut stderr = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
+    assert_eq!((child.wait().unwrap().code(), &*stderr), (Some(0), ""));
 }
 
 /// Decisions are printed as soon as the lines of the trace arrive.

@@ -41,19 +41,23 @@ fn redis_prints_the_same_bytes_as_memory() {
 
 #[test]
 fn unavailable_server_is_reported() {
-    let ended =
+    let output =
         run(&["simulate", "--limit", "fixed_window:", "--trace", DEMO, "--store", "redis://127.0.0.1:1"], "");
-    assert_eq!((ended.code, &*ended.stdout), (1, ""));
-    assert!(ended.stderr.starts_with("error: cannot reach Redis: "), "{}", ended.stderr);
-    assert!(ended.stderr.contains("is the server of --store running"), "{}", ended.stderr);
+    assert_eq!((output.code, &*output.stdout), (1, ""));
+    assert!(output.stderr.starts_with("error: cannot reach Redis: "), "{}", output.stderr);
+    assert!(
+        output.stderr.contains("check that the server of --store is running and is Redis 7 or newer"),
+        "{}",
+        output.stderr
+    );
 }
 
 #[test]
 fn invalid_store_is_rejected() {
-    let ended = run(&["simulate", "--limit", "fixed_window:", "--trace", DEMO, "--store", "disk"], "");
-    assert_eq!((ended.code, &*ended.stdout), (2, ""));
-    assert!(ended.stderr.contains("redis://127.0.0.1:6379"), "{}", ended.stderr);
-    let ended = run(&["simulate", "--compare", "--store", "redis://127.0.0.1:1"], "");
-    assert_eq!(ended.code, 2);
-    assert!(ended.stderr.contains("--compare"), "{}", ended.stderr);
+    let output = run(&["simulate", "--limit", "fixed_window:", "--trace", DEMO, "--store", "disk"], "");
+    assert_eq!((output.code, &*output.stdout), (2, ""));
+    assert!(output.stderr.contains("redis://127.0.0.1:6379"), "{}", output.stderr);
+    let output = run(&["simulate", "--compare", "--store", "redis://127.0.0.1:1"], "");
+    assert_eq!(output.code, 2);
+    assert!(output.stderr.contains("--compare"), "{}", output.stderr);
 }

@@ -4,20 +4,20 @@ use crate::cli::{DEMO, UPLOADS, check_golden, ratekeeper, run, simulate};
 
 #[test]
 fn demo_trace_is_listed_by_key() {
-    let ended = run(
+    let output = run(
         &["simulate", "--limit", "fixed_window:", "--trace", "-"],
         &std::fs::read_to_string(DEMO).unwrap(),
     );
-    assert_eq!((ended.code, &*ended.stderr), (0, ""));
-    check_golden("demo-fixed-window.txt", &ended.stdout);
+    assert_eq!((output.code, &*output.stderr), (0, ""));
+    check_golden("demo-fixed-window.txt", &output.stdout);
 }
 
 #[test]
 fn costs_have_their_own_column() {
     let trace = std::fs::read_to_string(UPLOADS).unwrap();
-    let ended = simulate("token_bucket: { capacity: 100, refill: 6/min }", &[], &trace);
-    assert_eq!((ended.code, &*ended.stderr), (0, ""));
-    check_golden("uploads-token-bucket.txt", &ended.stdout);
+    let output = simulate("token_bucket: { capacity: 100, refill: 6/min }", &[], &trace);
+    assert_eq!((output.code, &*output.stderr), (0, ""));
+    check_golden("uploads-token-bucket.txt", &output.stdout);
 }
 
 /// At the boundary of a minute a fixed window allows twice its limit, and the table reports it.
@@ -28,19 +28,19 @@ fn boundary_burst_of_the_fixed_window_is_flagged() {
         ("fixed_window: { limit: 5, window: 60s }", "10 / 5 !"),
         ("sliding_window_log: { limit: 5, window: 60s }", "5 / 5"),
     ] {
-        let shown = simulate(limit, &[], &format!("time\n{trace}")).stdout;
-        let all = shown.lines().find(|line| line.starts_with("  all ")).unwrap_or_default().to_owned();
-        assert!(all.ends_with(peak), "{shown}");
+        let report = simulate(limit, &[], &format!("time\n{trace}")).stdout;
+        let all = report.lines().find(|line| line.starts_with("  all ")).unwrap_or_default().to_owned();
+        assert!(all.ends_with(peak), "{report}");
     }
 }
 
 #[test]
 fn most_denied_keys_come_first_and_the_rest_is_summed() {
     let trace: String = (0..5).flat_map(|key| (0..=key).map(move |_| format!("1,key-{key}\n"))).collect();
-    let shown =
+    let report =
         simulate("fixed_window: { limit: 1, window: 60s }", &["--keys", "2"], &format!("time,key\n{trace}"));
     let rows: Vec<Vec<&str>> =
-        shown.stdout.lines().skip(4).take(5).map(|line| line.split_whitespace().collect()).collect();
+        report.stdout.lines().skip(4).take(5).map(|line| line.split_whitespace().collect()).collect();
     assert_eq!(rows[0][..4], ["key", "requests", "allowed", "denied"]);
     assert_eq!(rows[1][..4], ["key-4", "5", "1", "4"]);
     assert_eq!(rows[2][..4], ["key-3", "4", "1", "3"]);
@@ -52,36 +52,36 @@ fn most_denied_keys_come_first_and_the_rest_is_summed() {
 #[test]
 fn statistics_of_unlimited_keys_are_bounded() {
     let trace: String = (0..100_005).map(|n| format!("1,key-{n}\n")).collect();
-    let shown =
+    let report =
         simulate("fixed_window: { limit: 1 }", &["--keys", "0"], &format!("time,key\n{trace}")).stdout;
     let row = |name: &str| {
-        let line = shown.lines().find(|line| line.starts_with(name)).unwrap_or_default();
+        let line = report.lines().find(|line| line.starts_with(name)).unwrap_or_default();
         line[name.len().min(line.len())..].split_whitespace().next().unwrap_or_default().to_owned()
     };
     assert_eq!(row("  100,000 keys more"), "100,000");
     assert_eq!(row("  other keys"), "5");
     assert_eq!(row("  all"), "100,005");
-    assert!(shown.contains("other keys: only the first 100,000 keys have their own statistics"), "{shown}");
+    assert!(report.contains("other keys: only the first 100,000 keys have their own statistics"), "{report}");
 }
 
 #[test]
 fn lines_out_of_order_are_noted() {
-    let shown = simulate("token_bucket:", &[], "time\n5\n3\n").stdout;
-    assert!(shown.contains("lines are out of order"), "{shown}");
+    let report = simulate("token_bucket:", &[], "time\n5\n3\n").stdout;
+    assert!(report.contains("lines are out of order"), "{report}");
 }
 
 #[test]
 fn empty_trace_prints_an_empty_table() {
-    let ended = simulate("token_bucket:", &[], "time,key\n");
-    assert_eq!((ended.code, &*ended.stderr), (0, ""));
-    assert!(ended.stdout.contains("0 requests of 0 keys"), "{}", ended.stdout);
+    let output = simulate("token_bucket:", &[], "time,key\n");
+    assert_eq!((output.code, &*output.stderr), (0, ""));
+    assert!(output.stdout.contains("0 requests of 0 keys"), "{}", output.stdout);
 }
 
 /// Key names are the user's data, but they reach a terminal.
 #[test]
 fn control_characters_in_keys_are_not_printed() {
-    let shown = simulate("token_bucket:", &[], "time,key\n1,\x1b[31mred\n").stdout;
-    assert!(!shown.contains('\x1b') && shown.contains("[31mred"), "{shown:?}");
+    let report = simulate("token_bucket:", &[], "time,key\n1,\x1b[31mred\n").stdout;
+    assert!(!report.contains('\x1b') && report.contains("[31mred"), "{report:?}");
 }
 
 #[test]

@@ -2,99 +2,99 @@
 
 use std::path::PathBuf;
 
-use crate::cli::{Ended, file, ratekeeper, run};
+use serde_json::{Value, json};
+
+use crate::cli::{Output, check_golden, file, ratekeeper, run};
 
 const EXAMPLES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples");
 const PASSWORD: &str = "hunter2";
 
-fn validate(path: &str) -> Ended {
+fn validate(path: &str) -> Output {
     run(&["validate", path], "")
 }
 
 /// Runs `validate` with environment variables.
-fn validate_with(path: &str, variables: &[(&str, &str)]) -> Ended {
-    let output = ratekeeper(&["validate", path]).envs(variables.iter().copied()).output().unwrap();
-    Ended {
-        code: output.status.code().unwrap(),
-        stdout: String::from_utf8(output.stdout).unwrap(),
-        stderr: String::from_utf8(output.stderr).unwrap(),
-    }
+fn validate_with(path: &str, variables: &[(&str, &str)]) -> Output {
+    ratekeeper(&["validate", path]).envs(variables.iter().copied()).output().unwrap().into()
 }
 
 #[test]
 fn valid_file_is_summarized_in_one_line() {
     let secrets = [
         ("REDIS_PASSWORD", PASSWORD),
-        ("RATEKEEPER_SECRET", PASSWORD),
+        ("RATEKEEPER_SECRET", "0123456789abcdef"),
         ("UPSTREAM_TOKEN", PASSWORD),
         ("ADMIN_TOKEN", "0123456789abcdef"),
     ];
-    for (name, said) in [
+    for (name, summary) in [
         ("social", "6 limits in memory, no gateway"),
         ("gateway", "1 limit in memory, 1 route, listening on 127.0.0.1:8080"),
         (
             "everything",
-            "6 limits in Redis, 1 domain with 5 limits, 3 routes, listening on 127.0.0.1:8080, 127.0.0.1:8443, \
-             127.0.0.1:8090",
+            "6 limits and 1 domain with 5 limits in Redis, 4 routes, listening on 127.0.0.1:8080, 127.0.0.1:8443, \
+             127.0.0.1:8090, HTTP API on 127.0.0.1:9181, Envoy API on 127.0.0.1:9182, Redis API on 127.0.0.1:6380",
         ),
     ] {
         let path = format!("{EXAMPLES}/{name}.yaml");
-        let ended = validate_with(&path, &secrets);
-        assert_eq!(ended, Ended { code: 0, stdout: format!("{path}: {said}\n"), stderr: String::new() });
+        let output = validate_with(&path, &secrets);
+        assert_eq!(output, Output { code: 0, stdout: format!("{path}: {summary}\n"), stderr: String::new() });
     }
 }
 
 #[test]
-fn all_mistakes_are_reported_in_one_run() {
+fn all_errors_are_reported_in_one_run() {
     file(
         "three.yaml",
         "limits:\n  per-user:\n    key: usr\n    token_bucket: { capacity: 0 }\nstor: memory\n",
     );
     assert_eq!(
         validate("three.yaml"),
-        Ended {
+        Output {
             code: 2,
             stdout: String::new(),
             stderr: "\
-error: three.yaml:3:10: `usr` is not a part of a request
-  |
-3 |     key: usr
-  |          ^^^
-  = write `ip`, `global`, or as in `{ header: X-User-Id, fallback: anonymous }`
+error: unknown key `usr`
+  --> three.yaml:3:10
+   |
+ 3 |     key: usr
+   |          ^^^
+   = help: write `ip`, `global`, or as in `{ header: X-User-Id, fallback: anonymous }`
 
-error: three.yaml:4:31: capacity is 0, so nothing would ever pass
-  |
-4 |     token_bucket: { capacity: 0 }
-  |                               ^
-  = write a whole number from 1 to 4294967295
+error: capacity is 0, which would deny every request
+  --> three.yaml:4:31
+   |
+ 4 |     token_bucket: { capacity: 0 }
+   |                               ^
+   = help: write a whole number from 1 to 4294967295
 
-error: three.yaml:5:1: `stor` is not a parameter of the file
-  |
-5 | stor: memory
-  | ^^^^
-  = write `store`; the file has store, client, paths, responses, jwt, limits, domains, gateway, apis and admin
+error: unknown field `stor` in the file
+  --> three.yaml:5:1
+   |
+ 5 | stor: memory
+   | ^^^^
+   = help: did you mean `store`? Fields: store, client, paths, responses, jwt, limits, domains, gateway, apis, admin, log
 
-3 mistakes
+3 errors
 "
             .to_owned()
         }
     );
     file("one.yaml", "stor: memory\n");
-    assert!(validate("one.yaml").stderr.ends_with("\n\n1 mistake\n"));
+    assert!(validate("one.yaml").stderr.ends_with("\n\n1 error\n"));
     file("endless.yaml", "a: 1\n".repeat(5) + &(0..500).map(|n| format!("b{n}: 1\n")).collect::<String>());
-    assert!(validate("endless.yaml").stderr.ends_with("\n\n100 or more mistakes\n"));
+    assert!(validate("endless.yaml").stderr.ends_with("\n\n100 or more errors\n"));
 }
 
 #[test]
 fn unreadable_file_exits_with_1_and_invalid_file_with_2() {
-    let ended = validate("nowhere.yaml");
-    assert_eq!((ended.code, &*ended.stdout), (1, ""));
-    assert_eq!(ended.stderr, "error: cannot read nowhere.yaml: No such file or directory (os error 2)\n");
+    let output = validate("nowhere.yaml");
+    assert_eq!((output.code, &*output.stdout), (1, ""));
+    assert_eq!(output.stderr, "error: cannot read nowhere.yaml: No such file or directory (os error 2)\n");
     file("latin-config.yaml", b"store: memory # \xe9\n");
-    let ended = validate("latin-config.yaml");
+    let output = validate("latin-config.yaml");
     assert_eq!(
-        (ended.code, &*ended.stderr),
-        (2, "error: latin-config.yaml is not UTF-8\n  = save the file as UTF-8\n")
+        (output.code, &*output.stderr),
+        (2, "error: latin-config.yaml is not UTF-8\n   = help: save the file as UTF-8\n")
     );
     assert_eq!(run(&["validate"], "").code, 2);
 }
@@ -113,29 +113,31 @@ fn files_are_resolved_from_the_folder_of_the_configuration() {
         )
     };
     file("beside/good.yaml", config("secret.txt"));
-    let ended = validate("beside/good.yaml");
-    assert_eq!((ended.code, &*ended.stdout), (0, "beside/good.yaml: 1 limit in Redis, no gateway\n"));
-    for (name, what) in [
-        ("empty.txt", "beside/bad.yaml:1:55: the secret is empty"),
-        (
-            "nowhere.txt",
-            "beside/bad.yaml:1:63: the file cannot be read: No such file or directory (os error 2)",
-        ),
-        ("latin.txt", "beside/bad.yaml:1:63: the file cannot be read: it is not UTF-8"),
-        ("large.txt", "beside/bad.yaml:1:63: the file cannot be read: it has more than 1000000 bytes"),
+    let output = validate("beside/good.yaml");
+    assert_eq!((output.code, &*output.stdout), (0, "beside/good.yaml: 1 limit in Redis, no gateway\n"));
+    for (name, what, column) in [
+        ("empty.txt", "the secret is empty", 55),
+        ("nowhere.txt", "cannot read the file: No such file or directory (os error 2)", 63),
+        ("latin.txt", "cannot read the file: it is not UTF-8", 63),
+        ("large.txt", "cannot read the file: it has more than 1000000 bytes", 63),
     ] {
         file("beside/bad.yaml", config(name));
-        let ended = validate("beside/bad.yaml");
-        assert_eq!((ended.code, ended.stderr.lines().next()), (2, Some(&*format!("error: {what}"))));
+        let output = validate("beside/bad.yaml");
+        let expected = format!("error: {what}\n  --> beside/bad.yaml:1:{column}\n");
+        assert!(output.code == 2 && output.stderr.starts_with(&expected), "{output:?}");
     }
 }
 
 #[test]
 fn secrets_are_never_printed() {
     let everything = format!("{EXAMPLES}/everything.yaml");
-    let ended = validate_with(&everything, &[("REDIS_PASSWORD", PASSWORD)]);
-    assert_eq!(ended.code, 2);
-    assert!(ended.stderr.contains("the environment has no variable `RATEKEEPER_SECRET`"), "{}", ended.stderr);
+    let output = validate_with(&everything, &[("REDIS_PASSWORD", PASSWORD)]);
+    assert_eq!(output.code, 2);
+    assert!(
+        output.stderr.contains("error: environment variable `RATEKEEPER_SECRET` is not set\n"),
+        "{}",
+        output.stderr
+    );
     for yaml in [
         format!("store: redis://user:{PASSWORD}@127.0.0.1\nlimits: {{ a: {{ token_bucket: }} }}"),
         format!("store: redis//user:{PASSWORD}@127.0.0.1"),
@@ -151,16 +153,114 @@ fn secrets_are_never_printed() {
         format!("admin: {{ listen: 0.0.0.0:9180, token: {PASSWORD} }}"),
     ] {
         file("secret.yaml", &yaml);
-        let ended = validate("secret.yaml");
-        assert!(!ended.stdout.contains(PASSWORD) && !ended.stderr.contains(PASSWORD), "{ended:?}");
+        let output = validate("secret.yaml");
+        assert!(!output.stdout.contains(PASSWORD) && !output.stderr.contains(PASSWORD), "{output:?}");
     }
+}
+
+/// The configuration of the explanation has every kind of row.
+const EXPLAINED: &str = include_str!("explain.yaml");
+
+#[test]
+fn explanation_shows_listeners_routes_limits_keys_tiers_and_settings() {
+    file("explain.yaml", EXPLAINED);
+    let output = run(&["validate", "explain.yaml", "--explain"], "");
+    assert_eq!((output.code, &*output.stderr), (0, ""));
+    check_golden("explain.txt", &output.stdout);
+}
+
+#[test]
+fn explanation_as_json_has_the_rows_of_the_tables() {
+    file("explain-json.yaml", EXPLAINED);
+    let output = run(&["validate", "explain-json.yaml", "--explain", "--format", "json"], "");
+    assert_eq!((output.code, &*output.stderr), (0, ""));
+    let report: Value = serde_json::from_str(&output.stdout).unwrap();
+    assert_eq!(
+        report["limits"][0],
+        json!({
+            "limit": "per-user",
+            "key": "{ header: x-user-id, fallback: ip }",
+            "tier": "client 192.0.2.0/24",
+            "amount": "token_bucket: { capacity: 200, refill: 100/s, style: smooth }",
+            "options": "",
+        })
+    );
+    assert_eq!(
+        report["routes"][0],
+        json!({
+            "route": "upload",
+            "matches": "POST|PUT /files/**",
+            "upstream": "http://127.0.0.1:8081",
+            "limits": "per-user, in-flight",
+        })
+    );
+    for (table, rows) in [("listeners", 5), ("upstreams", 1)] {
+        assert_eq!(report[table].as_array().map(Vec::len), Some(rows), "{report:#}");
+    }
+    let default = json!({ "setting": "store.redis.deadline", "value": "20ms" });
+    assert!(report["settings"].as_array().unwrap().contains(&default), "{report:#}");
+}
+
+/// Runs `validate --format json`; returns its exit code, its report and its messages.
+fn validate_json(path: &str) -> (i32, Value, String) {
+    let output = run(&["validate", path, "--format", "json"], "");
+    (output.code, serde_json::from_str(&output.stdout).unwrap_or_default(), output.stderr)
+}
+
+#[test]
+fn json_report_has_errors_and_warnings_with_line_and_column() {
+    file("json-good.yaml", "limits: { a: { key: ip, token_bucket: } }\n");
+    let report = json!({ "file": "json-good.yaml", "valid": true, "errors": [], "warnings": [] });
+    assert_eq!(validate_json("json-good.yaml"), (0, report, String::new()));
+
+    file(
+        "json-warning.yaml",
+        "limits:\n  a: { key: ip, token_bucket: }\ngateway: { routes: [{ id: r, upstream: http://h, limits: none }] }\n",
+    );
+    let (code, report, stderr) = validate_json("json-warning.yaml");
+    assert_eq!((code, &*stderr, &report["valid"], &report["errors"]), (0, "", &json!(true), &json!([])));
+    assert_eq!(
+        report["warnings"],
+        json!([{
+            "line": 2,
+            "column": 3,
+            "message": "no route uses the limit `a`",
+            "help": "add it to a route, as in `limits: [a]`, or remove it",
+        }])
+    );
+
+    file("json-bad.yaml", "limits:\n  a: { key: ip, token_bucket: { capacity: 0 } }\nstor: memory\n");
+    let (code, report, stderr) = validate_json("json-bad.yaml");
+    assert_eq!((code, &*stderr, &report["valid"], &report["warnings"]), (2, "", &json!(false), &json!([])));
+    let errors = report["errors"].as_array().unwrap();
+    let places: Vec<_> = errors.iter().map(|it| (it["line"].as_u64(), it["column"].as_u64())).collect();
+    assert_eq!(places, [(Some(2), Some(43)), (Some(3), Some(1))], "{report:#}");
+    assert_eq!(errors[0]["message"], "capacity is 0, which would deny every request");
+    assert_eq!(errors[0]["help"], "write a whole number from 1 to 4294967295");
+
+    let (code, report, stderr) = validate_json("nowhere.yaml");
+    assert_eq!((code, report), (1, Value::Null));
+    assert_eq!(stderr, "error: cannot read nowhere.yaml: No such file or directory (os error 2)\n");
+}
+
+/// Warnings do not fail a deployment, and do not mix with the data on stdout.
+#[test]
+fn warnings_go_to_stderr_and_exit_with_0() {
+    file("warning.yaml", "store: redis://127.0.0.1\nlimits: { a: { key: ip, token_bucket: } }\n");
+    let output = validate("warning.yaml");
+    assert_eq!((output.code, &*output.stdout), (0, "warning.yaml: 1 limit in Redis, no gateway\n"));
+    let expected = "warning: keys are stored without a secret: ";
+    assert!(
+        output.stderr.starts_with(expected) && output.stderr.contains("\n  --> warning.yaml:1:8\n"),
+        "{output:?}"
+    );
 }
 
 #[test]
 fn schema_is_printed_unchanged() {
     let schema =
         std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../ratekeeper-config/schema.json"));
-    assert_eq!(run(&["schema"], ""), Ended { code: 0, stdout: schema.unwrap(), stderr: String::new() });
+    assert_eq!(run(&["schema"], ""), Output { code: 0, stdout: schema.unwrap(), stderr: String::new() });
 }
 
 #[test]

@@ -40,26 +40,26 @@ async fn post(address: SocketAddr, path: &str, body: &Value) -> (u16, Value) {
         "POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
         body.len()
     );
-    let answer = Client::connected(address).await.ask(request.as_bytes()).await.unwrap();
-    let told = serde_json::from_slice(&answer.body).unwrap_or(Value::Null);
-    (answer.status, told)
+    let response = Client::connected(address).await.send(request.as_bytes()).await.unwrap();
+    let reply = serde_json::from_slice(&response.body).unwrap_or(Value::Null);
+    (response.status, reply)
 }
 
 /// Checks or peeks with a cost; returns whether it is allowed and the remaining budget.
 async fn check(address: SocketAddr, what: &str, cost: u32) -> (bool, u64) {
-    let asked = json!({ "limit": "per-user", "key": "alice", "cost": cost });
-    let (status, told) = post(address, what, &asked).await;
-    assert_eq!((status, &told["degraded"]), (200, &json!(false)), "{told}");
-    (told["allowed"].as_bool().unwrap(), told["limits"][0]["remaining"].as_u64().unwrap())
+    let request = json!({ "limit": "per-user", "key": "alice", "cost": cost });
+    let (status, reply) = post(address, what, &request).await;
+    assert_eq!((status, &reply["degraded"]), (200, &json!(false)), "{reply}");
+    (reply["allowed"].as_bool().unwrap(), reply["limits"][0]["remaining"].as_u64().unwrap())
 }
 
 /// Sends commands to the Redis API and reads as many bytes as expected.
 async fn command(address: SocketAddr, commands: &str, expected: &str) {
     let mut stream = TcpStream::connect(address).await.unwrap();
     stream.write_all(commands.as_bytes()).await.unwrap();
-    let mut told = vec![0; expected.len()];
-    stream.read_exact(&mut told).await.unwrap();
-    assert_eq!(String::from_utf8_lossy(&told), expected);
+    let mut reply = vec![0; expected.len()];
+    stream.read_exact(&mut reply).await.unwrap();
+    assert_eq!(String::from_utf8_lossy(&reply), expected);
 }
 
 #[tokio::test]
@@ -74,13 +74,13 @@ async fn all_apis_and_the_gateway_share_one_limit() {
     let (http, resp) = (http(&process).await, resp(&process).await);
     process.line("Envoy API").await;
 
-    let answer = Client::connected(address).await.get("/", "X-User-Id: alice\r\n").await.unwrap();
-    assert_eq!(answer.header("ratelimit"), Some("\"per-user\";r=3;t=604800"));
+    let response = Client::connected(address).await.get("/", "X-User-Id: alice\r\n").await.unwrap();
+    assert_eq!(response.header("ratelimit"), Some("\"per-user\";r=3;t=604800"));
     assert_eq!(check(http, "/v1/check", 1).await, (true, 2));
     command(resp, "RK.CHECK per-user alice\r\n", "*6\r\n:1\r\n:4\r\n:1\r\n:-1\r\n").await;
     assert_eq!(check(http, "/v1/peek", 2).await, (false, 1));
-    let answer = Client::connected(address).await.get("/", "X-User-Id: alice\r\n").await.unwrap();
-    assert_eq!((answer.status, answer.header("ratelimit")), (200, Some("\"per-user\";r=0;t=604800")));
+    let response = Client::connected(address).await.get("/", "X-User-Id: alice\r\n").await.unwrap();
+    assert_eq!((response.status, response.header("ratelimit")), (200, Some("\"per-user\";r=0;t=604800")));
     assert_eq!(check(http, "/v1/check", 1).await, (false, 0));
     command(resp, "CL.THROTTLE alice 4 1 3600\r\n", "*5\r\n:0\r\n:5\r\n:4\r\n:-1\r\n:3600\r\n").await;
 
@@ -121,8 +121,8 @@ async fn reservation_of_a_killed_process_is_refunded() {
     let file = folder.write("ratekeeper.yaml", &format!("{store}{LIMITS}{APIS}"));
     let mut first = Process::run(&file);
     let api = http(&first).await;
-    let asked = json!({ "limit": "per-user", "key": "alice", "cost": 3, "expires": "1s" });
-    let (status, reserved) = post(api, "/v1/reserve", &asked).await;
+    let request = json!({ "limit": "per-user", "key": "alice", "cost": 3, "expires": "1s" });
+    let (status, reserved) = post(api, "/v1/reserve", &request).await;
     assert_eq!(status, 200, "{reserved}");
     assert_eq!(check(api, "/v1/peek", 0).await, (true, 1));
     let kept = json!({ "limit": "per-user", "key": "alice", "cost": 1, "expires": "1h" });
@@ -138,15 +138,15 @@ async fn reservation_of_a_killed_process_is_refunded() {
     let api = http(&second).await;
     // Any process can settle a reservation that has not expired.
     let settled = json!({ "reservation": kept["reservation"], "cost": 0 });
-    let (status, told) = post(api, "/v1/settle", &settled).await;
-    assert_eq!(status, 200, "{told}");
-    let patience = tokio::time::Instant::now() + crate::run::support::PATIENCE;
+    let (status, reply) = post(api, "/v1/settle", &settled).await;
+    assert_eq!(status, 200, "{reply}");
+    let deadline = tokio::time::Instant::now() + crate::run::support::TIMEOUT;
     while check(api, "/v1/peek", 0).await != (true, 4) {
-        assert!(tokio::time::Instant::now() < patience, "the reservation is still there");
+        assert!(tokio::time::Instant::now() < deadline, "the reservation is still there");
         tokio::time::sleep(std::time::Duration::from_millis(20)).await;
     }
     let late = json!({ "reservation": reserved["reservation"], "cost": 3 });
-    assert_eq!(post(api, "/v1/settle", &late).await.0, 409, "nothing is given back twice");
+    assert_eq!(post(api, "/v1/settle", &late).await.0, 409, "units are refunded only once");
 }
 
 /// Another process uses the address of the second API: the error names it, and the first API is closed.
@@ -162,7 +162,7 @@ async fn address_in_use_is_named() {
     let mut process = Process::run(&file);
     assert_eq!(process.ended().await, 1, "{:?}", process.stderr());
     process.line(&format!("{address} is in use by another program")).await;
-    assert_eq!(process.said("panicked"), 0, "{:?}", process.stderr());
+    assert_eq!(process.count_lines("panicked"), 0, "{:?}", process.stderr());
 }
 
 /// Refunds and resets are separate permissions, because a reset also lifts the bans of a key.
@@ -174,9 +174,9 @@ async fn refunds_and_resets_are_separate_permissions() {
         let file = folder.write("ratekeeper.yaml", &format!("{LIMITS}{api}"));
         let mut process = Process::run(&file);
         let api = http(&process).await;
-        let asked = json!({ "limit": "per-user", "key": "alice" });
-        assert_eq!(post(api, "/v1/refund", &asked).await.0, refund, "{allowed}");
-        assert_eq!(post(api, "/v1/reset", &asked).await.0, reset, "{allowed}");
+        let request = json!({ "limit": "per-user", "key": "alice" });
+        assert_eq!(post(api, "/v1/refund", &request).await.0, refund, "{allowed}");
+        assert_eq!(post(api, "/v1/reset", &request).await.0, reset, "{allowed}");
         process.signal(Signal::SIGTERM);
         assert_eq!(process.ended().await, 0);
     }
@@ -197,19 +197,19 @@ async fn envoy_files_are_read_and_reloaded() {
     command.args(["run", "--config"]).arg(file).arg("--envoy-config").arg(edge.parent().unwrap());
     let mut process = Process::spawn(&mut command);
     let api = http(&process).await;
-    let asked =
+    let request =
         json!({ "domain": "edge", "descriptors": [{ "entries": [{ "key": "user", "value": "ann" }] }] });
     for expected in [200, 200, 429] {
-        assert_eq!(post(api, "/json", &asked).await.0, expected);
+        assert_eq!(post(api, "/json", &request).await.0, expected);
     }
     folder.write("domains/edge.yaml", &domain(3));
     process.line("reloaded").await;
     for expected in [200, 429] {
-        assert_eq!(post(api, "/json", &asked).await.0, expected);
+        assert_eq!(post(api, "/json", &request).await.0, expected);
     }
     folder.write("domains/edge.yaml", "domain: edge\ndescriptors: [{ kee: user }]\n");
     process.line("not reloaded").await;
-    assert!(process.said("edge.yaml:2:") > 0, "{:?}", process.stderr());
+    assert!(process.count_lines("edge.yaml:2:") > 0, "{:?}", process.stderr());
     process.signal(Signal::SIGTERM);
     assert_eq!(process.ended().await, 0);
 }
@@ -232,7 +232,7 @@ async fn refunds_are_permitted_per_api() {
         let file = folder.write(&format!("{number}.yaml"), &format!("{domains}{apis}"));
         let process = Process::run(&file);
         let api = self::http(&process).await;
-        let (status, told) = post(api, "/json", &refund).await;
-        assert!(expected.contains(&status), "grpc {grpc}, http {http}: {status} {told}");
+        let (status, reply) = post(api, "/json", &refund).await;
+        assert!(expected.contains(&status), "grpc {grpc}, http {http}: {status} {reply}");
     }
 }

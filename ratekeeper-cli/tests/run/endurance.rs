@@ -8,10 +8,11 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use crate::run::support::{Folder, Load, PATIENCE, Process, Upstream, one_route};
+use crate::run::support::{Folder, Load, Process, TIMEOUT, Upstream, one_route};
 
 /// Incomplete heads of several kinds.
-const HALVES: [&str; 4] = ["", "G", "GET / HTTP/1.1\r\nHost:", "GET / HTTP/1.1\r\nHost: slow\r\nX-More: "];
+const INCOMPLETE_HEADS: [&str; 4] =
+    ["", "G", "GET / HTTP/1.1\r\nHost:", "GET / HTTP/1.1\r\nHost: slow\r\nX-More: "];
 
 /// Returns the number of sockets that the test opens: 2000, or fewer if this process and the gateway may open fewer
 /// files.
@@ -34,16 +35,16 @@ async fn thousands_of_incomplete_heads_are_closed_while_others_are_served() {
     for number in 0..count {
         slow.spawn(async move {
             let mut stream = TcpStream::connect(address).await.unwrap();
-            stream.write_all(HALVES[number % HALVES.len()].as_bytes()).await.unwrap();
+            stream.write_all(INCOMPLETE_HEADS[number % INCOMPLETE_HEADS.len()].as_bytes()).await.unwrap();
             let mut rest = Vec::new();
             // The gateway may send a reason or nothing, but must not keep the connection open.
-            timeout(PATIENCE, stream.read_to_end(&mut rest)).await.is_ok()
+            timeout(TIMEOUT, stream.read_to_end(&mut rest)).await.is_ok()
         });
     }
     // All of them are open together, before the first times out.
     let mut open = 0;
     while open < count as u64 {
-        assert!(begun.elapsed() < PATIENCE, "{open} of {count} were open at once");
+        assert!(begun.elapsed() < TIMEOUT, "{open} of {count} were open at once");
         open = process.metric("ratekeeper_connections").await.max(open);
     }
     load.more(1000).await;

@@ -12,7 +12,7 @@ use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 
-use crate::run::support::{Folder, Load, PATIENCE, Process, Upstream, one_route, until};
+use crate::run::support::{Folder, Load, Process, TIMEOUT, Upstream, one_route, until};
 
 /// Maximum growth of memory: buffers of a few connections, and caches of the allocator.
 const GROWTH_BYTES_MAX: u64 = 16 << 20;
@@ -24,22 +24,22 @@ const BATCH: u32 = 200;
 const PROTOCOL_ERROR: u32 = 1;
 const ENHANCE_YOUR_CALM: u32 = 11;
 
-/// Builds a part of a flood, by its number.
-type Part = fn(u32) -> Vec<u8>;
+/// Builds the frames of one step of a flood, by its number.
+type Frames = fn(u32) -> Vec<u8>;
 
 /// The outcome of a flood.
 #[derive(Debug, Default)]
-struct Heard {
+struct FloodResult {
     /// Received frames, by type.
     frames: BTreeMap<u8, u64>,
     /// The error code of the gateway's GOAWAY.
-    enough: Option<u32>,
+    go_away: Option<u32>,
     /// Whether the request after the flood was answered.
     is_answered: bool,
     sent: u64,
 }
 
-impl Heard {
+impl FloodResult {
     fn of(&self, kind: u8) -> u64 {
         self.frames.get(&kind).copied().unwrap_or(0)
     }
@@ -47,10 +47,10 @@ impl Heard {
 
 /// Sends `begin`, `count` parts by their numbers, and then a request. Ends with the answer to it, or when the gateway
 /// closes the connection.
-async fn flood(address: SocketAddr, begin: &[u8], part: Part, count: u32) -> Heard {
+async fn flood(address: SocketAddr, begin: &[u8], part: Frames, count: u32) -> FloodResult {
     let (reading, mut writing) = TcpStream::connect(address).await.unwrap().into_split();
-    let greeting = [PREFACE, &frame(SETTINGS, 0, 0, &[]), begin].concat();
-    writing.write_all(&greeting).await.unwrap();
+    let preface = [PREFACE, &frame(SETTINGS, 0, 0, &[]), begin].concat();
+    writing.write_all(&preface).await.unwrap();
     // The client answers pings, because the gateway closes the connection of one that does not.
     let (pinged, mut pings) = mpsc::unbounded_channel::<Vec<u8>>();
     let sent = Arc::new(AtomicU64::new(0));
@@ -71,9 +71,9 @@ async fn flood(address: SocketAddr, begin: &[u8], part: Part, count: u32) -> Hea
         let _ = writing.write_all(&get(LAST, "/")).await;
         writing
     });
-    let mut heard = Heard::default();
+    let mut result = FloodResult::default();
     let mut reading = BufReader::new(reading);
-    let listening = async {
+    let reading_frames = async {
         let mut head = [0; HEAD_BYTES];
         while reading.read_exact(&mut head).await.is_ok() {
             let head = Head::of(head);
@@ -81,34 +81,34 @@ async fn flood(address: SocketAddr, begin: &[u8], part: Part, count: u32) -> Hea
             if reading.read_exact(&mut payload).await.is_err() {
                 return;
             }
-            *heard.frames.entry(head.kind).or_default() += 1;
+            *result.frames.entry(head.kind).or_default() += 1;
             if head.kind == GOAWAY {
-                heard.enough = Some(u32::from_be_bytes([payload[4], payload[5], payload[6], payload[7]]));
+                result.go_away = Some(u32::from_be_bytes([payload[4], payload[5], payload[6], payload[7]]));
             }
             if head.kind == PING && head.flags & ACK == 0 {
                 let _ = pinged.send(payload);
             }
             if head.kind == HEADERS && head.stream == LAST {
-                heard.is_answered = true;
+                result.is_answered = true;
                 return;
             }
         }
     };
-    timeout(PATIENCE, listening).await.expect("the flood goes on and on");
+    timeout(TIMEOUT, reading_frames).await.expect("the flood did not end");
     sending.abort();
-    heard.sent = sent.load(Ordering::Relaxed);
-    heard
+    result.sent = sent.load(Ordering::Relaxed);
+    result
 }
 
 /// The outcome of several floods.
-struct Endured {
-    all: Vec<Heard>,
+struct FloodResults {
+    all: Vec<FloodResult>,
     /// Number of their requests that reached the upstream.
     forwarded: usize,
 }
 
 /// A gateway under load from other clients.
-struct Flooded {
+struct LoadedGateway {
     upstream: Upstream,
     process: Process,
     address: SocketAddr,
@@ -116,19 +116,26 @@ struct Flooded {
     _folder: Folder,
 }
 
-impl Flooded {
-    async fn start(name: &str, gateway: &str) -> Flooded {
+impl LoadedGateway {
+    async fn start(name: &str, gateway: &str) -> LoadedGateway {
         let (folder, upstream) = (Folder::new(name), Upstream::start().await);
         let file = folder.write("ratekeeper.yaml", &one_route(&upstream, "", gateway));
         let (process, address) = Process::serving(&file).await;
         let load = Load::get(address, 4, "/");
         load.more(500).await;
-        Flooded { upstream, process, address, load, _folder: folder }
+        LoadedGateway { upstream, process, address, load, _folder: folder }
     }
 
     /// Runs floods from `clients` clients one after the other, and checks what holds for any flood.
-    async fn endure(self, what: &str, begin: Vec<u8>, part: Part, count: u32, clients: usize) -> Endured {
-        let Flooded { upstream, process, address, load, _folder } = self;
+    async fn run_floods(
+        self,
+        what: &str,
+        begin: Vec<u8>,
+        part: Frames,
+        count: u32,
+        clients: usize,
+    ) -> FloodResults {
+        let LoadedGateway { upstream, process, address, load, _folder } = self;
         let (before, answered_before, begun) = (process.resident_bytes(), load.answered(), Instant::now());
         let flooding = tokio::spawn(async move {
             let mut all = Vec::new();
@@ -149,19 +156,19 @@ impl Flooded {
         let tally = load.stop().await;
         let growth = highest - before;
         tally.assert_all(200);
-        let forwarded = upstream.asked() - usize::try_from(tally.of(200)).unwrap();
+        let forwarded = upstream.requests() - usize::try_from(tally.of(200)).unwrap();
         println!(
             "{what}, {clients} times in {took:.1?}: memory {} KiB and {} more; {forwarded} requests were forwarded; \
-             the others had {answered} answers meanwhile, in all {tally}; the first: {:?}",
+             other clients got {answered} responses meanwhile, in total {tally}; the first: {:?}",
             before >> 10,
             growth >> 10,
             all[0]
         );
-        assert!(answered > 0, "nobody else was served");
+        assert!(answered > 0, "no other client was served");
         assert!(growth < GROWTH_BYTES_MAX, "{growth}");
         // No request of the floods is still in flight.
         process.until_metric("ratekeeper_requests_in_flight", 0).await;
-        Endured { all, forwarded }
+        FloodResults { all, forwarded }
     }
 }
 
@@ -174,13 +181,13 @@ async fn streams_reset_by_window_overflow_close_the_connection() {
         let stream = 2 * number + 1;
         [get(stream, "/hold"), frame(WINDOW_UPDATE, 0, stream, &0x7fff_ffff_u32.to_be_bytes())].concat()
     };
-    let flooded = Flooded::start("reset", "").await;
-    let endured = flooded.endure("window overflows", Vec::new(), overflow, STREAMS, 5).await;
-    for heard in &endured.all {
-        assert_eq!((heard.enough, heard.is_answered), (Some(ENHANCE_YOUR_CALM), false), "{heard:?}");
-        assert!(heard.of(RST_STREAM) < u64::from(STREAMS) / 10, "{heard:?}");
+    let gateway = LoadedGateway::start("reset", "").await;
+    let results = gateway.run_floods("window overflows", Vec::new(), overflow, STREAMS, 5).await;
+    for result in &results.all {
+        assert_eq!((result.go_away, result.is_answered), (Some(ENHANCE_YOUR_CALM), false), "{result:?}");
+        assert!(result.of(RST_STREAM) < u64::from(STREAMS) / 10, "{result:?}");
     }
-    assert!(endured.forwarded < 5 * STREAMS as usize / 10, "{}", endured.forwarded);
+    assert!(results.forwarded < 5 * STREAMS as usize / 10, "{}", results.forwarded);
 }
 
 /// The same, with a body after the end of the request.
@@ -190,10 +197,10 @@ async fn bodies_after_the_end_of_their_requests_close_the_connection() {
         let stream = 2 * number + 1;
         [get(stream, "/hold"), frame(DATA, 0, stream, b"late")].concat()
     };
-    let flooded = Flooded::start("late-body", "").await;
-    for heard in flooded.endure("bodies behind the end", Vec::new(), late_body, 20_000, 5).await.all {
-        assert!(!heard.is_answered && heard.enough.is_some(), "{heard:?}");
-        assert!(heard.of(RST_STREAM) < 2_000, "{heard:?}");
+    let gateway = LoadedGateway::start("late-body", "").await;
+    for result in gateway.run_floods("bodies after the end", Vec::new(), late_body, 20_000, 5).await.all {
+        assert!(!result.is_answered && result.go_away.is_some(), "{result:?}");
+        assert!(result.of(RST_STREAM) < 2_000, "{result:?}");
     }
 }
 
@@ -204,9 +211,9 @@ async fn window_update_of_zero_closes_the_connection_immediately() {
         let stream = 2 * number + 1;
         [get(stream, "/hold"), frame(WINDOW_UPDATE, 0, stream, &[0; 4])].concat()
     };
-    let flooded = Flooded::start("nothing", "").await;
-    for heard in flooded.endure("windows of 0", Vec::new(), nothing, 20_000, 20).await.all {
-        assert_eq!((heard.enough, heard.is_answered), (Some(PROTOCOL_ERROR), false), "{heard:?}");
+    let gateway = LoadedGateway::start("nothing", "").await;
+    for result in gateway.run_floods("windows of 0", Vec::new(), nothing, 20_000, 20).await.all {
+        assert_eq!((result.go_away, result.is_answered), (Some(PROTOCOL_ERROR), false), "{result:?}");
     }
 }
 
@@ -214,9 +221,9 @@ async fn window_update_of_zero_closes_the_connection_immediately() {
 #[tokio::test(flavor = "multi_thread")]
 async fn empty_data_frames_close_the_connection() {
     let post = frame(HEADERS, END_HEADERS, 1, &block(request_head("POST", "/echo")));
-    let flooded = Flooded::start("empty", "").await;
-    for heard in flooded.endure("empty DATA", post, |_| frame(DATA, 0, 1, &[]), 100_000, 20).await.all {
-        assert_eq!((heard.enough, heard.is_answered), (Some(ENHANCE_YOUR_CALM), false), "{heard:?}");
+    let gateway = LoadedGateway::start("empty", "").await;
+    for result in gateway.run_floods("empty DATA", post, |_| frame(DATA, 0, 1, &[]), 100_000, 20).await.all {
+        assert_eq!((result.go_away, result.is_answered), (Some(ENHANCE_YOUR_CALM), false), "{result:?}");
     }
 }
 
@@ -225,12 +232,12 @@ async fn empty_data_frames_close_the_connection() {
 #[tokio::test(flavor = "multi_thread")]
 async fn unlimited_pings_use_no_memory() {
     const PINGS: u32 = 200_000;
-    let flooded = Flooded::start("pings", "").await;
+    let gateway = LoadedGateway::start("pings", "").await;
     let ping = |number: u32| frame(PING, 0, 0, &u64::from(number).to_be_bytes());
-    let heard = flooded.endure("PING", Vec::new(), ping, PINGS, 1).await.all.remove(0);
-    assert!(heard.is_answered, "{heard:?}");
+    let result = gateway.run_floods("PING", Vec::new(), ping, PINGS, 1).await.all.remove(0);
+    assert!(result.is_answered, "{result:?}");
     // One more if the gateway has sent a ping itself.
-    assert!((PINGS..=PINGS + 1).contains(&u32::try_from(heard.of(PING)).unwrap()), "{heard:?}");
+    assert!((PINGS..=PINGS + 1).contains(&u32::try_from(result.of(PING)).unwrap()), "{result:?}");
 }
 
 /// Settings that repeatedly change the window of every stream.
@@ -238,32 +245,32 @@ async fn unlimited_pings_use_no_memory() {
 async fn unlimited_settings_use_no_memory() {
     const SENT: u32 = 100_000;
     const INITIAL_WINDOW_SIZE: u16 = 4;
-    let flooded = Flooded::start("settings", "").await;
+    let gateway = LoadedGateway::start("settings", "").await;
     let settings = |number: u32| {
         let size = 65_535 + number % 2;
         frame(SETTINGS, 0, 0, &[&INITIAL_WINDOW_SIZE.to_be_bytes()[..], &size.to_be_bytes()].concat())
     };
     let open = (0..100).flat_map(|number| get(2 * number + 1, "/hold")).collect();
-    let heard = flooded.endure("SETTINGS", open, settings, SENT, 1).await.all.remove(0);
-    assert!(heard.is_answered, "{heard:?}");
-    // The gateway's own settings, an acknowledgement of the greeting, and one of each sent here.
-    assert_eq!(heard.of(SETTINGS), u64::from(SENT) + 2, "{heard:?}");
+    let result = gateway.run_floods("SETTINGS", open, settings, SENT, 1).await.all.remove(0);
+    assert!(result.is_answered, "{result:?}");
+    // The gateway's own settings, an acknowledgement of the preface, and one of each sent here.
+    assert_eq!(result.of(SETTINGS), u64::from(SENT) + 2, "{result:?}");
 }
 
 /// The gateway must check its timeouts even while it processes frames.
 #[tokio::test(flavor = "multi_thread")]
 async fn flood_does_not_outlast_the_connection_timeout() {
-    let flooded = Flooded::start("outlast", "  timeouts: { header: 1s, idle: 1s }").await;
-    let floods: [(&str, Part); 2] =
+    let gateway = LoadedGateway::start("outlast", "  timeouts: { header: 1s, idle: 1s }").await;
+    let floods: [(&str, Frames); 2] =
         [("PING", |_| frame(PING, 0, 0, &[7; 8])), ("PING ACK", |_| frame(PING, ACK, 0, &[7; 8]))];
     for (what, part) in floods {
         for begin in [Vec::new(), get(1, "/")] {
             let begun = Instant::now();
-            let heard = flood(flooded.address, &begin, part, u32::MAX).await;
+            let result = flood(gateway.address, &begin, part, u32::MAX).await;
             let took = begun.elapsed();
-            println!("{what} without end: over after {took:.1?}, {} sent", heard.sent);
-            assert!(!heard.is_answered && took < PATIENCE / 3, "{took:?}: {heard:?}");
+            println!("{what} without end: closed after {took:.1?}, {} sent", result.sent);
+            assert!(!result.is_answered && took < TIMEOUT / 3, "{took:?}: {result:?}");
         }
     }
-    flooded.load.stop().await.assert_all(200);
+    gateway.load.stop().await.assert_all(200);
 }

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use nix::sys::signal::Signal;
 use testbed::RedisServer;
 
-use crate::run::support::{Answer, Folder, Load, Process, Upstream, get, one_route, until};
+use crate::run::support::{Folder, Load, Process, Response, Upstream, get, one_route, until};
 
 /// Returns a configuration in which everything has one number: the limit's name and size, the request header for the
 /// upstream, and the response header for the client.
@@ -38,17 +38,17 @@ fn bad(good: &str, number: u64) -> String {
     }
 }
 
-/// Checks that every part of an answer comes from the same, valid configuration.
-fn is_whole(answer: &Answer) -> Result<(), String> {
-    let wrong = || format!("{}\n{}", answer.head, String::from_utf8_lossy(&answer.body));
-    let number: u64 = answer.header("x-version").and_then(|it| it.parse().ok()).ok_or_else(wrong)?;
+/// Checks that every part of an response comes from the same, valid configuration.
+fn check_consistent(response: &Response) -> Result<(), String> {
+    let wrong = || format!("{}\n{}", response.head, String::from_utf8_lossy(&response.body));
+    let number: u64 = response.header("x-version").and_then(|it| it.parse().ok()).ok_or_else(wrong)?;
     let policy = format!("\"v{number}\";q={};w=3600", 1_000_000 + number);
-    let is_one = answer.status == 200
+    let is_consistent = response.status == 200
         && !number.is_multiple_of(3)
-        && answer.body == number.to_string().as_bytes()
-        && answer.header("ratelimit-policy") == Some(&policy)
-        && answer.header("ratelimit").is_some_and(|it| it.starts_with(&format!("\"v{number}\";r=")));
-    if is_one { Ok(()) } else { Err(wrong()) }
+        && response.body == number.to_string().as_bytes()
+        && response.header("ratelimit-policy") == Some(&policy)
+        && response.header("ratelimit").is_some_and(|it| it.starts_with(&format!("\"v{number}\";r=")));
+    if is_consistent { Ok(()) } else { Err(wrong()) }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -58,16 +58,16 @@ async fn reloads_under_load_fail_no_request_and_never_mix_configurations() {
     let file = folder.write("ratekeeper.yaml", &text(1));
     let (mut process, address) = Process::serving(&file).await;
     let request = b"GET / HTTP/1.1\r\nHost: test\r\n\r\n";
-    let load = Load::start(address, 8, |_, _| request.to_vec(), is_whole);
+    let load = Load::start(address, 8, |_, _| request.to_vec(), check_consistent);
     load.more(10).await;
     let reloads: u64 = testbed::ordinary_or_long(300, 1000);
     for number in 2..reloads + 2 {
         let is_bad = number.is_multiple_of(3);
         folder.write("ratekeeper.yaml", &if is_bad { bad(&text(number), number / 3) } else { text(number) });
         // Polling may have noticed the file before the signal.
-        let seen = process.said("reloaded");
+        let seen = process.count_lines("reloaded");
         process.signal(Signal::SIGHUP);
-        until("a word on the reload", || process.said("reloaded") > seen).await;
+        until("the log line of the reload", || process.count_lines("reloaded") > seen).await;
     }
     load.more(100).await;
     let tally = load.stop().await;
@@ -78,15 +78,15 @@ async fn reloads_under_load_fail_no_request_and_never_mix_configurations() {
     println!("{reloads} reloads under load: {tally}; succeeded: {succeeded}, failed: {failed}");
     tally.assert_all(200);
     assert!(failed >= reloads / 3 && succeeded >= reloads * 2 / 3 - 1, "{succeeded} {failed}");
-    assert_eq!(process.said("configuration not reloaded, the old one stays active") as u64, failed);
+    assert_eq!(process.count_lines("configuration not reloaded, the old one stays active") as u64, failed);
 }
 
 /// Changes the file and returns the log line of the reload.
 async fn after_change(folder: &Folder, process: &mut Process, text: &str) -> String {
-    let before = process.said("reloaded");
+    let before = process.count_lines("reloaded");
     folder.write("ratekeeper.yaml", text);
     process.signal(Signal::SIGHUP);
-    until("a word on the reload", || process.said("reloaded") > before).await;
+    until("the log line of the reload", || process.count_lines("reloaded") > before).await;
     process.stderr().iter().rfind(|line| line.contains("reloaded")).unwrap().clone()
 }
 
@@ -181,10 +181,12 @@ async fn changed_referenced_file_is_reloaded() {
     let (process, address) = Process::serving(&folder.write("ratekeeper.yaml", &good)).await;
     let reloads = |count: usize| {
         let process = &process;
-        async move { until("a reload", || process.said(r#""message":"configuration reloaded""#) == count).await }
+        async move {
+            until("a reload", || process.count_lines(r#""message":"configuration reloaded""#) == count).await;
+        }
     };
     process.line(r#""service":"gateway","url":"https://127.0.0.1:"#).await;
-    assert_eq!(process.said(r#""service":"gateway","url":"http://"#), 1);
+    assert_eq!(process.count_lines(r#""service":"gateway","url":"http://"#), 1);
     assert_eq!(get(address, "/").await.body, b"1");
     folder.write("token", "2");
     reloads(1).await;
@@ -199,13 +201,13 @@ async fn changed_referenced_file_is_reloaded() {
     reloads(3).await;
     // A missing file is read once it appears.
     folder.write("ratekeeper.yaml", &good.replace("file: token", "file: other"));
-    until("a word on the file", || process.said("the file cannot be read") == 1).await;
+    until("the log line of the missing file", || process.count_lines("cannot read the file") == 1).await;
     folder.write("other", "3");
     reloads(4).await;
     assert_eq!(get(address, "/").await.body, b"3");
     // A file that never appears does not block later reloads.
     folder.write("ratekeeper.yaml", &good.replace("file: token", "file: gone"));
-    until("a word on the file", || process.said("the file cannot be read") == 2).await;
+    until("the log line of the missing file", || process.count_lines("cannot read the file") == 2).await;
     folder.write("ratekeeper.yaml", &good);
     reloads(5).await;
     assert_eq!(get(address, "/").await.body, b"2");

@@ -10,7 +10,7 @@ use testbed::RedisServer;
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
-use crate::run::support::{Folder, PATIENCE, Process, Upstream};
+use crate::run::support::{Folder, Process, TIMEOUT, Upstream};
 
 /// The limit of each algorithm; nothing is refilled while the test runs.
 const LIMIT: u64 = 10_000;
@@ -31,7 +31,7 @@ struct Wrk(Child);
 
 /// Its results.
 #[derive(Debug)]
-struct Counted {
+struct ResponseCounts {
     allowed: u64,
     denied: u64,
     other: u64,
@@ -41,32 +41,32 @@ struct Counted {
 impl Wrk {
     fn start(address: SocketAddr, path: &str) -> Wrk {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/run/statuses.lua");
-        let patience = format!("{}s", 2 * PATIENCE.as_secs());
+        let duration = format!("{}s", 2 * TIMEOUT.as_secs());
         let mut command = Command::new("wrk");
         command
             .args(["--threads", "1", "--connections", &CONNECTIONS.to_string()])
-            .args(["--duration", &patience, "--timeout", &patience])
+            .args(["--duration", &duration, "--timeout", &duration])
             .args(["--header", "X-User-Id: user123", "--script"])
             .arg(script)
             .arg(format!("http://{address}{path}"));
         Wrk(command.stdin(Stdio::null()).stdout(Stdio::piped()).kill_on_drop(true).spawn().unwrap())
     }
 
-    async fn stop(self) -> Counted {
+    async fn stop(self) -> ResponseCounts {
         // On SIGINT wrk prints its results so far.
         kill(Pid::from_raw(self.0.id().unwrap().cast_signed()), Signal::SIGINT).unwrap();
-        let output = timeout(PATIENCE, self.0.wait_with_output()).await.expect("wrk goes on and on").unwrap();
+        let output = timeout(TIMEOUT, self.0.wait_with_output()).await.expect("wrk did not stop").unwrap();
         let text = String::from_utf8(output.stdout).unwrap();
         let line =
             text.lines().find_map(|line| line.strip_prefix("counted: ")).unwrap_or_else(|| panic!("{text}"));
         let numbers: Vec<u64> = line.split(' ').map(|number| number.parse().unwrap()).collect();
         let [allowed, denied, other, failed] = numbers[..] else { panic!("{line}") };
-        Counted { allowed, denied, other, failed }
+        ResponseCounts { allowed, denied, other, failed }
     }
 }
 
 /// Waits until the limit is exhausted and both gateways have denied enough requests.
-async fn until_used_up(gateways: [&Process; 2], number: usize) {
+async fn until_exhausted(gateways: [&Process; 2], number: usize) {
     let allowed = format!(r#"ratekeeper_requests_total{{route="r{number}",decision="allowed",code="2xx"}}"#);
     let denied = format!(r#"ratekeeper_requests_total{{route="r{number}",decision="denied",code="4xx"}}"#);
     let waiting = async {
@@ -75,7 +75,7 @@ async fn until_used_up(gateways: [&Process; 2], number: usize) {
         }
         while gateways[0].metric(&allowed).await + gateways[1].metric(&allowed).await < LIMIT {}
     };
-    assert!(timeout(PATIENCE, waiting).await.is_ok(), "{} is never used up", LIMITS[number]);
+    assert!(timeout(TIMEOUT, waiting).await.is_ok(), "{} was never exhausted", LIMITS[number]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -103,14 +103,14 @@ async fn two_gateways_under_load_admit_exactly_the_limit_between_them() {
     let file = folder.write("ratekeeper.yaml", &text);
     let (one, other) = (Process::serving(&file).await, Process::serving(&file).await);
     for (number, limit) in LIMITS.iter().enumerate() {
-        let (path, asked_before) = (format!("/{number}"), upstream.asked());
-        let asking = [Wrk::start(one.1, &path), Wrk::start(other.1, &path)];
-        until_used_up([&one.0, &other.0], number).await;
-        let [first, second] = asking;
+        let (path, requests_before) = (format!("/{number}"), upstream.requests());
+        let running = [Wrk::start(one.1, &path), Wrk::start(other.1, &path)];
+        until_exhausted([&one.0, &other.0], number).await;
+        let [first, second] = running;
         let (first, second) = (first.stop().await, second.stop().await);
         println!("two gateways, {limit}: {first:?}, {second:?}");
         assert_eq!(first.allowed + second.allowed, LIMIT, "{limit}: {first:?}, {second:?}");
-        assert_eq!((upstream.asked() - asked_before) as u64, LIMIT, "{limit}");
+        assert_eq!((upstream.requests() - requests_before) as u64, LIMIT, "{limit}");
         for counted in [first, second] {
             assert!(
                 counted.allowed > 0 && counted.denied >= DENIED_MIN - CONNECTIONS,

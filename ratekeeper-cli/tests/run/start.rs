@@ -1,12 +1,13 @@
 //! Startup: the first minute, and its errors.
 
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 use std::process::Command;
+use std::sync::LazyLock;
 
 use nix::sys::signal::Signal;
 use testbed::RedisServer;
 
-use crate::run::support::{Folder, Process, Upstream, get, one_route, ratekeeper, until};
+use crate::run::support::{Folder, Process, Terminal, Upstream, get, one_route, ratekeeper};
 
 /// Returns the output of `curl`.
 fn curl(args: &[&str]) -> String {
@@ -14,47 +15,62 @@ fn curl(args: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Runs a process that cannot start; returns its exit code and messages.
-async fn refused(file: &std::path::Path) -> (i32, String) {
-    let mut process = Process::run(file);
-    let code = process.ended().await;
-    process.line("error").await;
-    (code, process.stderr().join("\n"))
+/// Runs a configuration that cannot start; returns its exit code and its messages.
+async fn failure(file: &std::path::Path) -> (i32, String) {
+    Process::run(file).failure().await
+}
+
+/// Holds the ports of the example until the tests end, so that the demo must use others. Returns those of them that no
+/// other program held before.
+fn hold_demo_ports() -> Vec<SocketAddr> {
+    static HELD: LazyLock<Vec<TcpListener>> = LazyLock::new(|| {
+        [8080, 8081, 9180]
+            .into_iter()
+            .filter_map(|port| TcpListener::bind(("127.0.0.1", port)).ok())
+            .collect()
+    });
+    HELD.iter().map(|it| it.local_addr().unwrap()).collect()
+}
+
+/// Returns the URL of a service in the banner.
+fn url(banner: &str, service: &str) -> String {
+    let line = banner.lines().find_map(|line| line.trim().strip_prefix(service)).unwrap();
+    line.trim().to_owned()
 }
 
 #[tokio::test]
-async fn example_allows_ten_requests_and_denies_the_eleventh_with_retry_after() {
-    // The example's ports are fixed: skip the test if another program uses one.
-    let ports = [8080, 8081, 9180];
-    if let Some(busy) = ports.iter().find(|port| TcpListener::bind(("127.0.0.1", **port)).is_err()) {
-        println!("skipped: port {busy} is in use");
-        return;
+async fn demo_allows_ten_requests_and_denies_the_eleventh_with_retry_after() {
+    let held = hold_demo_ports();
+    let mut terminal = Terminal::start(&ratekeeper());
+    let banner = terminal.shows("Ctrl-C shuts down").await;
+    let (gateway, upstream) = (url(&banner, "gateway"), url(&banner, "demo upstream"));
+    let metrics = url(&banner, "admin");
+    assert!(metrics.starts_with("http://127.0.0.1:") && metrics.ends_with("/metrics"), "{banner}");
+    for address in held {
+        let warning = format!("address in use by another program, using a free port address={address}\n");
+        assert!(banner.contains(&warning), "{banner}");
+        assert!(
+            ![&gateway, &upstream, &metrics].iter().any(|it| it.contains(&address.to_string())),
+            "{banner}"
+        );
     }
-    let mut process = Process::spawn(&mut ratekeeper());
-    until("a greeting or an end", || process.said("try it:") > 0 || process.has_ended()).await;
-    if process.has_ended() {
-        println!("skipped: {}", process.line("listen").await);
-        return;
-    }
-    let hint = process.line("try it:").await;
-    let command = r#"curl -i -H \"X-User-Id: user123\" http://localhost:8080/api/test"#;
-    assert!(hint.contains(command), "{hint}");
-    for told in [
-        "demo upstream on http://127.0.0.1:8081",
-        "gateway on http://127.0.0.1:8080",
-        "http://127.0.0.1:9180",
-    ] {
-        process.line(told).await;
-    }
-    let ask = || curl(&["-i", "-H", "X-User-Id: user123", "http://localhost:8080/api/test"]);
+    // The command of the banner, as a reader would copy it.
+    let command = banner.lines().find(|line| line.trim().starts_with("curl -i -H ")).unwrap().trim();
+    let port = gateway.rsplit(':').next().unwrap();
+    assert_eq!(command, format!(r#"curl -i -H "X-User-Id: user123" http://localhost:{port}/api/test"#));
+    let send = || {
+        let output =
+            Command::new("sh").args(["-c", &format!("{command} -s --max-time 30")]).output().unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    };
     for number in 1..=10 {
-        let answer = ask();
-        assert!(answer.starts_with("HTTP/1.1 200 OK"), "{number}: {answer}");
-        assert!(answer.contains("Hello, user123!"), "{answer}");
+        let response = send();
+        assert!(response.starts_with("HTTP/1.1 200 OK"), "{number}: {response}");
+        assert!(response.contains("Hello, user123!"), "{response}");
     }
-    let answer = ask();
-    assert!(answer.starts_with("HTTP/1.1 429 Too Many Requests"), "{answer}");
-    let head = answer.to_lowercase();
+    let response = send();
+    assert!(response.starts_with("HTTP/1.1 429 Too Many Requests"), "{response}");
+    let head = response.to_lowercase();
     for header in [
         "retry-after: ",
         "ratelimit-policy: \"per-user\";q=10;w=60",
@@ -62,29 +78,45 @@ async fn example_allows_ten_requests_and_denies_the_eleventh_with_retry_after() 
         "content-type: application/problem+json",
         "cache-control: no-store",
     ] {
-        assert!(head.contains(header), "{header} is missing in\n{answer}");
+        assert!(head.contains(header), "{header} is missing in\n{response}");
     }
-    assert_eq!(curl(&["http://localhost:9180/readyz"]), "ready\n");
-    let metrics = curl(&["http://localhost:9180/metrics"]);
+    assert_eq!(curl(&[&metrics.replace("/metrics", "/readyz")]), "ready\n");
+    let metrics = curl(&[&metrics]);
     let denied = r#"ratekeeper_requests_total{route="api-route",decision="denied",code="4xx"} 1"#;
     assert!(metrics.contains(denied), "{metrics}");
+    terminal.press_ctrl_c();
+    assert_eq!(terminal.ended().await, 0);
+}
+
+/// Without a terminal, the demo logs the same addresses as JSON.
+#[tokio::test]
+async fn demo_without_a_terminal_logs_its_addresses() {
+    hold_demo_ports();
+    let mut process = Process::spawn(&mut ratekeeper());
+    let (gateway, admin) = (process.address().await, process.admin().await);
+    process.line(r#""service":"demo upstream","url":"http://127.0.0.1:"#).await;
+    process.line(r#""message":"configuration loaded""#).await;
+    assert_eq!(get(gateway, "/api/test").await.status, 200);
+    assert_eq!(get(admin, "/readyz").await.status, 200);
     process.signal(Signal::SIGINT);
     assert_eq!(process.ended().await, 0);
 }
 
+/// The successor must use the free ports of its predecessor, not choose others.
 #[tokio::test]
-async fn terminal_gets_plain_text_messages() {
-    let (folder, upstream) = (Folder::new("terminal"), Upstream::start().await);
-    let file = folder.write("ratekeeper.yaml", &one_route(&upstream, "", ""));
-    let command = format!("{} run --config {}", env!("CARGO_BIN_EXE_ratekeeper"), file.display());
-    // `script` provides a terminal.
-    let mut process = Process::spawn(Command::new("script").args(["-qefc", &command, "/dev/null"]));
-    until("a greeting", || {
-        process.stdout().iter().any(|it| it.starts_with("ratekeeper: gateway on http://"))
-    })
-    .await;
-    process.signal(Signal::SIGTERM);
-    process.ended().await;
+async fn demo_keeps_its_ports_in_an_upgrade() {
+    hold_demo_ports();
+    let mut process = Process::spawn(&mut ratekeeper());
+    let (gateway, admin) = (process.address().await, process.admin().await);
+    process.signal(Signal::SIGUSR2);
+    process.line("took over from predecessor").await;
+    assert_eq!(process.ended().await, 0);
+    assert_eq!(get(gateway, "/api/test").await.status, 200);
+    assert_eq!(get(admin, "/readyz").await.status, 200);
+    for url in [format!("http://{gateway}\""), format!("http://{admin}/metrics")] {
+        assert_eq!(process.count_lines(&url), 2, "{:#?}", process.stderr());
+    }
+    assert_eq!(process.count_lines("inherited socket ignored"), 0, "{:#?}", process.stderr());
 }
 
 #[tokio::test]
@@ -92,21 +124,26 @@ async fn invalid_or_missing_file_is_reported() {
     let (folder, upstream) = (Folder::new("files"), Upstream::start().await);
     let good = one_route(&upstream, "", "");
 
-    let (code, told) = refused(std::path::Path::new("no-such.yaml")).await;
+    let (code, message) = failure(std::path::Path::new("no-such.yaml")).await;
     assert_eq!(
-        (code, told.as_str()),
+        (code, message.as_str()),
         (1, "error: cannot read no-such.yaml: No such file or directory (os error 2)")
     );
 
     let bad = folder.write("bad.yaml", &good.replace("routes:", "rotues:"));
-    let (code, told) = refused(&bad).await;
-    assert_eq!(code, 2, "{told}");
-    assert!(told.contains("bad.yaml:7:3") && told.contains("write `routes`"), "{told}");
+    let (code, message) = failure(&bad).await;
+    assert_eq!(code, 2, "{message}");
+    assert!(
+        message.contains("  --> ")
+            && message.contains("bad.yaml:7:3\n")
+            && message.contains("did you mean `routes`?"),
+        "{message}"
+    );
 
     let empty = folder.write("empty.yaml", "limits: { per-user: { key: ip, token_bucket: {} } }\n");
     let sentence = "error: the configuration has neither a gateway nor an API; write `gateway: { routes: [...] }` or `apis: { http: 127.0.0.1:9181 }`";
-    let (code, told) = refused(&empty).await;
-    assert_eq!((code, told.as_str()), (2, sentence));
+    let (code, message) = failure(&empty).await;
+    assert_eq!((code, message.as_str()), (2, sentence));
 }
 
 #[tokio::test]
@@ -117,22 +154,20 @@ async fn port_in_use_is_reported() {
     let good = one_route(&upstream, "", "");
 
     let file = folder.write("listen.yaml", &good.replace("listen: 127.0.0.1:0", &format!("listen: {busy}")));
-    let (code, told) = refused(&file).await;
+    let (code, message) = failure(&file).await;
     let sentence = format!("error: {busy} is in use by another program; stop it, or change `listen`");
-    assert_eq!((code, told), (1, sentence));
+    assert_eq!((code, message), (1, sentence));
 
     let file = folder.write("admin.yaml", &good.replace("admin: 127.0.0.1:0", &format!("admin: {busy}")));
-    let (code, told) = refused(&file).await;
-    let sentence = format!(
-        "error: {busy} is in use by another program; stop that, or write another `admin` in the file"
-    );
-    assert_eq!((code, told), (1, sentence));
+    let (code, message) = failure(&file).await;
+    let sentence = format!("error: {busy} is in use by another program; stop it, or change `admin`");
+    assert_eq!((code, message), (1, sentence));
 }
 
 /// Returns a configuration with limits in Redis.
 fn in_redis(upstream: &Upstream, redis: &RedisServer, failure: &str) -> String {
     let store = format!(
-        "store: {{ redis: {{ address: \"{}\", on_store_failure: {failure}, deadline: 200ms }} }}",
+        "store: {{ redis: {{ address: \"{}\", secret: 0123456789abcdef, on_store_failure: {failure}, deadline: 200ms }} }}",
         redis.url()
     );
     let limits = "limits: { per-user: { key: ip, fixed_window: { limit: 1000, window: 1h } } }";
@@ -144,25 +179,25 @@ async fn failure_policy_closed_does_not_start_without_redis() {
     let (folder, upstream) = (Folder::new("closed"), Upstream::start().await);
     let mut redis = RedisServer::start().unwrap();
     redis.kill().unwrap();
-    let (code, told) =
-        refused(&folder.write("ratekeeper.yaml", &in_redis(&upstream, &redis, "closed"))).await;
-    assert_eq!(code, 1, "{told}");
-    assert!(told.starts_with("error: cannot reach Redis: "), "{told}");
+    let (code, message) =
+        failure(&folder.write("ratekeeper.yaml", &in_redis(&upstream, &redis, "closed"))).await;
+    assert_eq!(code, 1, "{message}");
+    assert!(message.starts_with("error: cannot reach Redis: "), "{message}");
     let hint =
         "; start Redis, or write `on_store_failure: local` or `on_store_failure: open` to start without it";
-    assert!(told.ends_with(hint) && told.contains("refused"), "{told}");
+    assert!(message.ends_with(hint) && message.contains("refused"), "{message}");
 }
 
 #[tokio::test]
 async fn failure_policies_local_and_open_start_without_redis_and_recover() {
     let (folder, upstream) = (Folder::new("degraded"), Upstream::start().await);
-    for failure in ["local", "open"] {
+    for failure in ["local, instances: 1", "open"] {
         let mut redis = RedisServer::start().unwrap();
         redis.kill().unwrap();
         let file = folder.write("ratekeeper.yaml", &in_redis(&upstream, &redis, failure));
         let (process, address) = Process::serving(&file).await;
-        let told = process.line("store unavailable").await;
-        assert!(told.contains(r#""level":"WARN""#) && told.contains("refused"), "{told}");
+        let message = process.line("store unavailable").await;
+        assert!(message.contains(r#""level":"WARN""#) && message.contains("refused"), "{message}");
         process.until_metric("ratekeeper_redis_up", 0).await;
         assert_eq!(get(address, "/").await.status, 200);
         redis.restart().unwrap();

@@ -1,4 +1,4 @@
--- For wrk: counts the answers by what they say, as wrk itself only knows good ones from others.
+-- For wrk: counts responses by status, because wrk itself only counts errors.
 
 local threads = {}
 

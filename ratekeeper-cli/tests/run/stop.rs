@@ -14,14 +14,14 @@ async fn hold(address: std::net::SocketAddr, upstream: &Upstream, count: usize) 
     for _ in 0..count {
         clients.spawn(async move {
             let (begun, mut tally) = (Instant::now(), Tally::default());
-            let answer = Client::new(address).get("/hold", "").await;
-            tally.add(begun.elapsed(), &answer);
+            let response = Client::new(address).get("/hold", "").await;
+            tally.add(begun.elapsed(), &response);
             tally
         });
     }
-    until("all requests under way", || {
+    until("all requests in flight", || {
         if let Some(early) = clients.try_join_next() {
-            panic!("{} wait, and one does not: {:?}", upstream.waiting(), early.unwrap());
+            panic!("{} requests wait, and one ended: {:?}", upstream.waiting(), early.unwrap());
         }
         upstream.waiting() == count
     })
@@ -56,14 +56,14 @@ async fn thousand_requests_in_flight_are_answered_during_shutdown() {
         assert_eq!(idle.get("/", "").await.unwrap().status, 200);
         process.signal(signal);
         process.line("graceful shutdown started").await;
-        assert_eq!(get(admin, "/readyz").await.status, 503, "balancers learn that it ends");
+        assert_eq!(get(admin, "/readyz").await.status, 503, "load balancers must stop sending requests");
         let last = idle.get("/", "").await.unwrap();
         assert_eq!((last.status, last.header("connection")), (200, Some("close")));
         until("no new connections", || std::net::TcpStream::connect(address).is_err()).await;
         assert!(!process.has_ended());
-        upstream.let_go(1000);
+        upstream.release(1000);
         let tally = sum(clients).await;
-        println!("{signal} with 1000 under way: {tally}");
+        println!("{signal} with 1000 requests in flight: {tally}");
         tally.assert_all(200);
         assert_eq!(tally.of(200), 1000);
         assert_eq!(process.ended().await, 0);

@@ -77,7 +77,7 @@ async fn five_filters_allow_a_hundred_requests_and_deny_the_rest() {
         // Once the bucket is empty, the next request is allowed after a tenth of a second.
         let begun = Instant::now();
         while client.get(path, "X-User-Id: user123\r\n").await.unwrap().status != 200 {
-            assert!(begun.elapsed() < Duration::from_secs(10), "{path}: nothing comes back");
+            assert!(begun.elapsed() < Duration::from_secs(10), "{path}: nothing was refilled");
         }
     }
     assert_eq!(redis.keys_without_expiry().unwrap(), Vec::<String>::new());

@@ -9,7 +9,7 @@ use crate::run::support::{Folder, Load, Process, Upstream, get, one_route, ratek
 
 /// Returns the id of the process started last.
 async fn successor(process: &mut Process, count: usize) -> i32 {
-    until("a successor", || process.said("successor started") == count).await;
+    until("a successor", || process.count_lines("successor started") == count).await;
     let line = process.stderr().iter().rfind(|line| line.contains("successor started")).unwrap().clone();
     let number = line.split_once(r#""pid":"#).unwrap().1;
     number[..number.find(|c: char| !c.is_ascii_digit()).unwrap()].parse().unwrap()
@@ -33,22 +33,23 @@ async fn five_upgrades_under_load_refuse_no_connection_and_fail_no_request() {
     let mut newest = successor(&mut process, 1).await;
     assert_eq!(process.ended().await, 0, "{:?}", process.stderr());
     for round in 2..=5 {
-        until("the takeover", || process.said("took over from predecessor") == round - 1).await;
+        until("the takeover", || process.count_lines("took over from predecessor") == round - 1).await;
         nix::sys::signal::kill(nix::unistd::Pid::from_raw(newest), Signal::SIGUSR2).unwrap();
         newest = successor(&mut process, round).await;
-        until("the end of the predecessor", || process.said(r#""message":"shut down""#) == round).await;
+        until("the end of the predecessor", || process.count_lines(r#""message":"shut down""#) == round)
+            .await;
         kept.more(100).await;
         fresh.more(10).await;
     }
     // In-memory state is lost, and the process logs it.
-    assert_eq!(process.said("the successor starts with empty counters"), 5);
+    assert_eq!(process.count_lines("the successor starts with empty counters"), 5);
     // The admin address stays the same, too.
     assert_eq!(get(admin, "/readyz").await.status, 200);
     let (kept, fresh) = (kept.stop().await, fresh.stop().await);
     println!("5 upgrades under load: kept connections: {kept}\n  fresh connections: {fresh}");
     kept.assert_all(200);
     fresh.assert_all(200);
-    assert_eq!(process.said(r#""service":"gateway""#), 6);
+    assert_eq!(process.count_lines(r#""service":"gateway""#), 6);
 }
 
 #[tokio::test(flavor = "multi_thread")]

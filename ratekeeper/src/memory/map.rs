@@ -125,13 +125,13 @@ impl<A: Migratable> StateMap<A> {
     /// A key's state, from this map or from its predecessor.
     pub(crate) fn state(&self, hash: u64, now: Time) -> Option<State> {
         let shard = lock(&self.shards[scale(hash, self.shards.len())]);
-        shard.get(hash).cloned().map(A::into_state).or_else(|| self.predecessor.state(hash, now))
+        shard.get(hash).cloned().map(A::any_state).or_else(|| self.predecessor.state(hash, now))
     }
 
     /// An entry for a key that is not in the map, with its migrated state if that still counts.
     fn entry_for_unknown(&self, shard: &mut Shard<A::State>, hash: u64, now: Time) -> MapEntry<'_, A> {
         let entry = self.entry_for_new(shard, now);
-        let migrated = self.predecessor.state(hash, now).and_then(|state| self.algorithm.from_state(state));
+        let migrated = self.predecessor.state(hash, now).and_then(|state| self.algorithm.own_state(state));
         match (migrated.filter(|state| !self.algorithm.is_fresh(state, now)), entry) {
             (Some(state), MapEntry::New { growth }) => {
                 let needed = shard.growth_bytes() + self.algorithm.heap_bytes(&state);

@@ -28,9 +28,9 @@ const WINDOWS_MAX: u32 = 3;
 
 /// An algorithm whose states can be migrated.
 pub(crate) trait Migratable: Algorithm {
-    fn into_state(state: Self::State) -> State;
+    fn any_state(state: Self::State) -> State;
     /// None for a state of another algorithm.
-    fn from_state(&self, state: State) -> Option<Self::State>;
+    fn own_state(&self, state: State) -> Option<Self::State>;
 }
 
 /// The predecessor of a table, if it has one.
@@ -119,11 +119,11 @@ impl ReplacedLimit {
 macro_rules! migrate_unchanged {
     ($($algorithm:ty => $kind:ident),*) => {
         $(impl Migratable for $algorithm {
-            fn into_state(state: Self::State) -> State {
+            fn any_state(state: Self::State) -> State {
                 State::$kind(state)
             }
 
-            fn from_state(&self, state: State) -> Option<Self::State> {
+            fn own_state(&self, state: State) -> Option<Self::State> {
                 match state {
                     State::$kind(state) => Some(state),
                     _ => None,
@@ -136,11 +136,11 @@ macro_rules! migrate_unchanged {
 migrate_unchanged!(Bucket => Bucket, SteppedBucket => SteppedBucket, FixedWindow => FixedWindow, Log => Log, Counter => Counter);
 
 impl Migratable for NarrowBucket {
-    fn into_state(full_at: u64) -> State {
+    fn any_state(full_at: u64) -> State {
         State::Bucket(u128::from(full_at))
     }
 
-    fn from_state(&self, state: State) -> Option<u64> {
+    fn own_state(&self, state: State) -> Option<u64> {
         match state {
             State::Bucket(full_at) => u64::try_from(full_at).ok(),
             _ => None,
@@ -149,11 +149,11 @@ impl Migratable for NarrowBucket {
 }
 
 impl Migratable for SmallWindow {
-    fn into_state(state: Self::State) -> State {
+    fn any_state(state: Self::State) -> State {
         State::FixedWindow(state)
     }
 
-    fn from_state(&self, state: State) -> Option<Self::State> {
+    fn own_state(&self, state: State) -> Option<Self::State> {
         match state {
             State::FixedWindow(state) => Some(self.capped(state)),
             _ => None,
@@ -162,11 +162,11 @@ impl Migratable for SmallWindow {
 }
 
 impl<const N: usize> Migratable for SmallCounter<N> {
-    fn into_state(state: Self::State) -> State {
+    fn any_state(state: Self::State) -> State {
         State::Counter(CounterState { newest: state.newest, counts: Box::new(state.counts) })
     }
 
-    fn from_state(&self, state: State) -> Option<Self::State> {
+    fn own_state(&self, state: State) -> Option<Self::State> {
         let State::Counter(CounterState { newest, counts }) = state else { return None };
         let capped: SmallVec<[u32; 8]> = counts.iter().map(|count| self.capped(*count)).collect();
         let mut counts = [0; N];

@@ -239,12 +239,12 @@ impl<A: PackState<W> + Migratable, const W: usize> Table<A, W> {
             None if locked.has_spilled() => lock(self.spill_of(hash)).get(hash).cloned(),
             None => None,
         };
-        here.map(A::into_state).or_else(|| self.predecessor.state(hash, now))
+        here.map(A::any_state).or_else(|| self.predecessor.state(hash, now))
     }
 
     /// The migrated state of a key without an entry, if it still counts.
     fn migrate_state(&self, hash: u64, now: Time) -> Option<A::State> {
-        let state = self.algorithm.from_state(self.predecessor.state(hash, now)?)?;
+        let state = self.algorithm.own_state(self.predecessor.state(hash, now)?)?;
         (!self.algorithm.is_fresh(&state, now)).then_some(state)
     }
 

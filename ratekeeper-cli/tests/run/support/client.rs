@@ -14,17 +14,17 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use super::{PATIENCE, until};
+use super::{TIMEOUT, until};
 
 /// A complete response.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Answer {
+pub(crate) struct Response {
     pub(crate) status: u16,
     pub(crate) head: String,
     pub(crate) body: Vec<u8>,
 }
 
-impl Answer {
+impl Response {
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         self.head.lines().skip(1).find_map(|line| {
             let (its, value) = line.split_once(':')?;
@@ -53,26 +53,26 @@ impl Client {
         Client { address, stream: Some(BufReader::new(stream)), resent: 0 }
     }
 
-    pub(crate) async fn get(&mut self, path: &str, headers: &str) -> io::Result<Answer> {
-        self.ask(format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n{headers}\r\n").as_bytes()).await
+    pub(crate) async fn get(&mut self, path: &str, headers: &str) -> io::Result<Response> {
+        self.send(format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n{headers}\r\n").as_bytes()).await
     }
 
-    pub(crate) async fn ask(&mut self, request: &[u8]) -> io::Result<Answer> {
+    pub(crate) async fn send(&mut self, request: &[u8]) -> io::Result<Response> {
         if let Some(stream) = self.stream.take() {
-            match self.ask_on(stream, request).await {
+            match self.send_on(stream, request).await {
                 Err(error) if error.kind() == io::ErrorKind::NotConnected => self.resent += 1,
-                answer => return answer,
+                response => return response,
             }
         }
         let stream = TcpStream::connect(self.address).await?;
         stream.set_nodelay(true)?;
-        self.ask_on(BufReader::new(stream), request).await
+        self.send_on(BufReader::new(stream), request).await
     }
 
     /// Returns `NotConnected` if the server has closed the connection without a response.
-    async fn ask_on(&mut self, mut stream: BufReader<TcpStream>, request: &[u8]) -> io::Result<Answer> {
+    async fn send_on(&mut self, mut stream: BufReader<TcpStream>, request: &[u8]) -> io::Result<Response> {
         let gone = || io::Error::from(io::ErrorKind::NotConnected);
-        let answer = timeout(PATIENCE, async {
+        let response = timeout(TIMEOUT, async {
             stream.get_mut().write_all(request).await.map_err(|_| gone())?;
             let mut head = String::new();
             loop {
@@ -86,28 +86,28 @@ impl Client {
                 }
             }
             let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0);
-            let mut answer = Answer { status, head, body: Vec::new() };
-            let length = answer.header("content-length").map(|length| length.parse().unwrap());
+            let mut response = Response { status, head, body: Vec::new() };
+            let length = response.header("content-length").map(|length| length.parse().unwrap());
             match length {
                 Some(length) => {
-                    answer.body.resize(length, 0);
-                    stream.read_exact(&mut answer.body).await?;
+                    response.body.resize(length, 0);
+                    stream.read_exact(&mut response.body).await?;
                 }
-                None => drop(stream.read_to_end(&mut answer.body).await?),
+                None => drop(stream.read_to_end(&mut response.body).await?),
             }
-            Ok(answer)
+            Ok(response)
         });
-        let answer = answer.await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
-        let closes = answer.header("connection").is_some_and(|it| it.eq_ignore_ascii_case("close"));
-        if !closes && answer.header("content-length").is_some() {
+        let response = response.await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
+        let closes = response.header("connection").is_some_and(|it| it.eq_ignore_ascii_case("close"));
+        if !closes && response.header("content-length").is_some() {
             self.stream = Some(stream);
         }
-        Ok(answer)
+        Ok(response)
     }
 }
 
 /// Sends one request on a new connection.
-pub(crate) async fn get(address: SocketAddr, path: &str) -> Answer {
+pub(crate) async fn get(address: SocketAddr, path: &str) -> Response {
     Client::new(address).get(path, "").await.unwrap()
 }
 
@@ -126,10 +126,10 @@ impl Tally {
         self.statuses.get(&status).copied().unwrap_or(0)
     }
 
-    pub(crate) fn add(&mut self, took: Duration, answer: &io::Result<Answer>) {
+    pub(crate) fn add(&mut self, took: Duration, response: &io::Result<Response>) {
         self.slowest = self.slowest.max(took);
-        match answer {
-            Ok(answer) => *self.statuses.entry(answer.status).or_default() += 1,
+        match response {
+            Ok(response) => *self.statuses.entry(response.status).or_default() += 1,
             Err(error) => self.failed.push(error.to_string()),
         }
     }
@@ -172,21 +172,21 @@ impl Load {
     pub(crate) fn start<R, C>(address: SocketAddr, clients: usize, request: R, check: C) -> Load
     where
         R: Fn(usize, u64) -> Vec<u8> + Send + Sync + 'static,
-        C: Fn(&Answer) -> Result<(), String> + Send + Sync + 'static,
+        C: Fn(&Response) -> Result<(), String> + Send + Sync + 'static,
     {
         let (is_over, answered) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
-        let asks = Arc::new((request, check));
+        let exchange = Arc::new((request, check));
         let mut all = JoinSet::new();
         for number in 0..clients {
-            let (is_over, answered, asks) = (is_over.clone(), answered.clone(), asks.clone());
+            let (is_over, answered, exchange) = (is_over.clone(), answered.clone(), exchange.clone());
             all.spawn(async move {
                 let (mut client, mut tally, mut count) = (Client::new(address), Tally::default(), 0);
                 while !is_over.load(Ordering::Relaxed) {
                     let begun = Instant::now();
-                    let answer = client.ask(&asks.0(number, count)).await;
-                    tally.add(begun.elapsed(), &answer);
-                    if let Ok(answer) = &answer
-                        && let Err(why) = asks.1(answer)
+                    let response = client.send(&exchange.0(number, count)).await;
+                    tally.add(begun.elapsed(), &response);
+                    if let Ok(response) = &response
+                        && let Err(why) = exchange.1(response)
                     {
                         tally.failed.push(why);
                     }

@@ -2,6 +2,7 @@
 
 mod client;
 mod process;
+mod terminal;
 mod upstream;
 
 use std::path::{Path, PathBuf};
@@ -9,21 +10,22 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 
-pub(crate) use client::{Answer, Client, Load, Tally, get};
+pub(crate) use client::{Client, Load, Response, Tally, get};
 pub(crate) use process::{Process, ratekeeper};
+pub(crate) use terminal::Terminal;
 pub(crate) use upstream::Upstream;
 
 /// Test timeout: long enough for a busy machine, so that only a failing test reaches it.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Waits until a condition holds.
-pub(crate) async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+pub(crate) async fn until(what: &str, mut condition: impl FnMut() -> bool) {
     let waiting = async {
-        while !is_so() {
+        while !condition() {
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
     };
-    assert!(timeout(PATIENCE, waiting).await.is_ok(), "it never came to this: {what}");
+    assert!(timeout(TIMEOUT, waiting).await.is_ok(), "timed out waiting for {what}");
 }
 
 /// A folder for one test.
@@ -35,6 +37,11 @@ impl Folder {
             Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("run-{name}-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         Folder(folder)
+    }
+
+    /// Returns the path of a file in the folder.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
     }
 
     /// Writes a file atomically: a reader sees the old or the new content.

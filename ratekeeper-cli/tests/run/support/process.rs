@@ -13,7 +13,7 @@ use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 use tokio::time::timeout;
 
-use super::{PATIENCE, get, until};
+use super::{TIMEOUT, get, until};
 
 type Lines = Arc<Mutex<Vec<String>>>;
 
@@ -34,6 +34,8 @@ pub(crate) struct Process {
 pub(crate) fn ratekeeper() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ratekeeper"));
     command
+        .env_remove("COLUMNS")
+        .env_remove("NO_COLOR")
         .env_remove("RATEKEEPER_LOG")
         .env_remove("RATEKEEPER_CONFIG")
         .env_remove("LISTEN_FDS")
@@ -49,9 +51,13 @@ impl Process {
     pub(crate) fn spawn(command: &mut Command) -> Process {
         // A separate process group, so that its descendants can be killed with it.
         let command = command.process_group(0).stdin(Stdio::null());
-        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        let (stdout, _) = collect(child.stdout.take().unwrap());
-        let (stderr, stderr_reader) = collect(child.stderr.take().unwrap());
+        Process::new(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
+    }
+
+    /// Collects the child's output, as far as it is piped.
+    pub(super) fn new(mut child: Child) -> Process {
+        let (stdout, _) = collect(child.stdout.take());
+        let (stderr, stderr_reader) = collect(child.stderr.take());
         let pid = Pid::from_raw(i32::try_from(child.id()).unwrap());
         Process { child, pid, code: None, has_successor: false, stderr, stderr_reader, stdout }
     }
@@ -77,7 +83,7 @@ impl Process {
     }
 
     /// Returns the number of stderr lines that contain a text.
-    pub(crate) fn said(&self, text: &str) -> usize {
+    pub(crate) fn count_lines(&self, text: &str) -> usize {
         self.stderr.lock().unwrap().iter().filter(|line| line.contains(text)).count()
     }
 
@@ -89,7 +95,7 @@ impl Process {
             // Checked before the lines, so that a line cannot arrive in between.
             let is_over = self.stderr_reader.is_finished();
             let is_there = found().is_some();
-            assert!(is_there || !is_over, "it ended before it said `{text}`: {:#?}", self.stderr());
+            assert!(is_there || !is_over, "it ended without the line `{text}`: {:#?}", self.stderr());
             is_there
         })
         .await;
@@ -109,8 +115,8 @@ impl Process {
 
     /// Returns a metric's value; 0 if it is missing.
     pub(crate) async fn metric(&self, name: &str) -> u64 {
-        let answer = get(self.admin().await, "/metrics").await;
-        let text = String::from_utf8(answer.body).unwrap();
+        let response = get(self.admin().await, "/metrics").await;
+        let text = String::from_utf8(response.body).unwrap();
         let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok());
         value.unwrap_or(0)
     }
@@ -122,7 +128,7 @@ impl Process {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        assert!(timeout(PATIENCE, waiting).await.is_ok(), "{name} was never {value}");
+        assert!(timeout(TIMEOUT, waiting).await.is_ok(), "{name} was never {value}");
     }
 
     pub(crate) fn signal(&mut self, signal: Signal) {
@@ -143,6 +149,13 @@ impl Process {
     pub(crate) async fn ended(&mut self) -> i32 {
         until("the end of the process", || self.code().is_some()).await;
         self.code.unwrap()
+    }
+
+    /// Waits for the end of a process that cannot start; returns its exit code and its stderr.
+    pub(crate) async fn failure(mut self) -> (i32, String) {
+        let code = self.ended().await;
+        until("the end of the output", || self.stderr_reader.is_finished()).await;
+        (code, self.stderr().join("\n"))
     }
 
     pub(crate) fn has_ended(&mut self) -> bool {
@@ -167,13 +180,13 @@ impl Drop for Process {
 }
 
 /// Collects lines in a separate thread.
-fn collect(output: impl Read + Send + 'static) -> (Lines, JoinHandle<()>) {
+fn collect(output: Option<impl Read + Send + 'static>) -> (Lines, JoinHandle<()>) {
     let lines = Lines::default();
     let all = lines.clone();
     let reader = std::thread::spawn(move || {
-        for line in BufReader::new(output).lines().map_while(Result::ok) {
-            all.lock().unwrap().push(line);
-        }
+        let lines =
+            output.into_iter().flat_map(|output| BufReader::new(output).lines().map_while(Result::ok));
+        lines.for_each(|line| all.lock().unwrap().push(line));
     });
     (lines, reader)
 }

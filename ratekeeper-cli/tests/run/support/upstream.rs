@@ -31,7 +31,7 @@ pub(crate) struct Upstream {
 struct State {
     held: Semaphore,
     waiting: AtomicUsize,
-    asked: AtomicUsize,
+    requests: AtomicUsize,
 }
 
 const LARGE_BYTES: usize = 256 << 10;
@@ -41,7 +41,7 @@ impl Upstream {
         let state = Arc::new(State {
             held: Semaphore::new(0),
             waiting: AtomicUsize::new(0),
-            asked: AtomicUsize::new(0),
+            requests: AtomicUsize::new(0),
         });
         let mut upstream = Upstream { address: ([127, 0, 0, 1], 0).into(), runtime: None, state };
         upstream.restart().await;
@@ -79,7 +79,7 @@ impl Upstream {
             while let Ok((stream, _)) = listener.accept().await {
                 let _ = stream.set_nodelay(true);
                 let state = state.clone();
-                let service = service_fn(move |request| answer(request, state.clone()));
+                let service = service_fn(move |request| respond(request, state.clone()));
                 // The result is ignored: some tests kill the gateway.
                 tokio::spawn(http1::Builder::new().serve_connection(TokioIo::new(stream), service));
             }
@@ -88,8 +88,8 @@ impl Upstream {
     }
 
     /// Returns the number of requests received.
-    pub(crate) fn asked(&self) -> usize {
-        self.state.asked.load(Ordering::Relaxed)
+    pub(crate) fn requests(&self) -> usize {
+        self.state.requests.load(Ordering::Relaxed)
     }
 
     /// Returns the number of requests on hold.
@@ -98,7 +98,7 @@ impl Upstream {
     }
 
     /// Releases requests on hold.
-    pub(crate) fn let_go(&self, count: usize) {
+    pub(crate) fn release(&self, count: usize) {
         self.state.held.add_permits(count);
     }
 }
@@ -111,15 +111,15 @@ impl Drop for Upstream {
 
 type Body = Either<Full<Bytes>, Incoming>;
 
-async fn answer(request: Request<Incoming>, state: Arc<State>) -> Result<Response<Body>, Infallible> {
-    state.asked.fetch_add(1, Ordering::Relaxed);
+async fn respond(request: Request<Incoming>, state: Arc<State>) -> Result<Response<Body>, Infallible> {
+    state.requests.fetch_add(1, Ordering::Relaxed);
     if request.uri().path() == "/echo" {
         return Ok(Response::new(Either::Right(request.into_body())));
     }
     let version =
         request.headers().get("x-version").map_or(Bytes::new(), |it| Bytes::copy_from_slice(it.as_bytes()));
     let (is_held, is_large) = (request.uri().path() == "/hold", request.uri().path() == "/large");
-    // An aborted body is the gateway's error to answer.
+    // The gateway answers an aborted body.
     let _ = request.into_body().collect().await;
     if is_held {
         state.waiting.fetch_add(1, Ordering::Relaxed);

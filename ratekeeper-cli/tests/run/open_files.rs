@@ -26,12 +26,12 @@ async fn soft_limit_is_raised_and_a_low_hard_limit_is_logged() {
     let process = limited("ulimit -Sn 100 && ulimit -Hn 3000", &file);
     process.address().await;
     assert_eq!(open_files(&process), (3_000, 3_000));
-    assert_eq!(process.said("max_connections"), 0, "{:?}", process.stderr());
+    assert_eq!(process.count_lines("max_connections"), 0, "{:?}", process.stderr());
 
     let process = limited("ulimit -Sn 100 && ulimit -Hn 2000", &file);
     process.address().await;
-    let told = process.line("max_connections").await;
-    assert!(told.contains("WARN") && told.contains("2000") && told.contains("2200"), "{told}");
+    let line = process.line("max_connections").await;
+    assert!(line.contains("WARN") && line.contains("2000") && line.contains("2200"), "{line}");
 }
 
 #[tokio::test]
@@ -53,12 +53,12 @@ async fn exhausted_descriptors_do_not_eject_the_upstream() {
         crowd.push(TcpStream::connect(address).await.unwrap());
     }
     // Several times: the descriptor that a health check frees goes to the next connection in the queue.
-    until("there are no more", || process.said("accept failed") > 6).await;
-    let answer = client.get("/", "").await.unwrap();
-    assert_eq!(answer.status, 503, "{}", answer.head);
+    until("descriptors to run out", || process.count_lines("accept failed") > 6).await;
+    let response = client.get("/", "").await.unwrap();
+    assert_eq!(response.status, 503, "{}", response.head);
     drop(crowd);
     process.until_metric("ratekeeper_connections", 1).await;
     assert_eq!(process.metric(&up).await, 1, "{:?}", process.stderr());
-    assert_eq!(process.said("upstream ejected"), 0, "{:?}", process.stderr());
+    assert_eq!(process.count_lines("upstream ejected"), 0, "{:?}", process.stderr());
     assert_eq!(client.get("/", "").await.unwrap().status, 200);
 }

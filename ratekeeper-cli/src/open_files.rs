@@ -26,8 +26,8 @@ pub(crate) fn check(config: &Config) {
         tracing::warn!(
             allowed,
             needed,
-            "there may be fewer open files than `max_connections` needs; raise the limit (`ulimit -Hn`, or LimitNOFILE \
-             of systemd), or write a smaller `max_connections`"
+            "the open file limit may be too low for `max_connections`; raise it (`ulimit -Hn`, or LimitNOFILE of \
+             systemd), or lower `max_connections`"
         );
     }
 }

@@ -1,22 +1,23 @@
 //! Errors for invalid input and missing files.
 
-use crate::cli::{Ended, file, run, simulate};
+use crate::cli::{Output, file, run, simulate};
 
-fn refused(code: i32, stderr: &str) -> Ended {
-    Ended { code, stdout: String::new(), stderr: stderr.to_owned() }
+fn error(code: i32, stderr: &str) -> Output {
+    Output { code, stdout: String::new(), stderr: stderr.to_owned() }
 }
 
 #[test]
 fn invalid_limit_is_shown_with_its_position() {
     assert_eq!(
         simulate("token_bucket: { capcity: 10 }", &[], "time\n1\n"),
-        refused(
+        error(
             2,
-            "error: --limit:1:17: `capcity` is not a parameter of token_bucket
-  |
-1 | token_bucket: { capcity: 10 }
-  |                 ^^^^^^^
-  = write `capacity`; token_bucket has capacity, refill and style
+            "error: unknown field `capcity` in token_bucket
+  --> --limit:1:17
+   |
+ 1 | token_bucket: { capcity: 10 }
+   |                 ^^^^^^^
+   = help: did you mean `capacity`? Fields: capacity, refill, style
 "
         )
     );
@@ -27,25 +28,31 @@ fn invalid_limit_file_is_shown_by_name() {
     file("wrong.yaml", "fixed_window:\n  limit: 0\n");
     assert_eq!(
         run(&["simulate", "--limit-file", "wrong.yaml", "--trace", "-"], "time\n1\n"),
-        refused(
+        error(
             2,
-            "error: wrong.yaml:2:10: limit is 0, so nothing would ever pass
-  |
-2 |   limit: 0
-  |          ^
-  = write a whole number from 1 to 4294967295
+            "error: limit is 0, which would deny every request
+  --> wrong.yaml:2:10
+   |
+ 2 |   limit: 0
+   |          ^
+   = help: write a whole number from 1 to 4294967295
 "
         )
     );
     file("latin.yaml", b"fixed_window: { } # \xe9\n");
     assert_eq!(
         run(&["simulate", "--limit-file", "latin.yaml", "--trace", "-"], ""),
-        refused(2, "error: latin.yaml is not UTF-8\n  = save the file as UTF-8\n")
+        error(2, "error: latin.yaml is not UTF-8\n   = help: save the file as UTF-8\n")
     );
     file("large.yaml", "#".repeat(2_000_000));
-    let ended = run(&["simulate", "--limit-file", "large.yaml", "--trace", "-"], "");
-    assert_eq!(ended.code, 2);
-    assert!(ended.stderr.contains("at most 1000000 are read"), "{}", ended.stderr);
+    assert_eq!(
+        run(&["simulate", "--limit-file", "large.yaml", "--trace", "-"], ""),
+        error(
+            2,
+            "error: large.yaml has more than 1000000 bytes, the maximum of a configuration\n   = help: check that this \
+             is the right file\n"
+        )
+    );
 }
 
 #[test]
@@ -55,9 +62,9 @@ fn invalid_trace_is_shown_by_line_and_column() {
         let args = [&["simulate", "--limit", "token_bucket:", "--trace", "wrong.csv"], options].concat();
         assert_eq!(
             run(&args, ""),
-            refused(
+            error(
                 2,
-                "error: wrong.csv:3: in column cost, `-3` is negative\n  = write a whole number from 0 to \
+                "error: in column cost, `-3` is negative\n  --> wrong.csv:3\n   = help: write a whole number from 0 to \
                  4294967295, or nothing for 1\n"
             )
         );
@@ -72,7 +79,7 @@ fn missing_file_exits_with_1() {
     ] {
         assert_eq!(
             run(&[&["simulate"], &args[..]].concat(), ""),
-            refused(1, "error: cannot read nowhere.csv: No such file or directory (os error 2)\n")
+            error(1, "error: cannot read nowhere.csv: No such file or directory (os error 2)\n")
         );
     }
 }
@@ -81,7 +88,7 @@ fn missing_file_exits_with_1() {
 fn folder_as_trace_is_an_error() {
     assert_eq!(
         run(&["simulate", "--limit", "token_bucket:", "--trace", "."], ""),
-        refused(1, "error: cannot read .: Is a directory (os error 21)\n")
+        error(1, "error: cannot read .: Is a directory (os error 21)\n")
     );
 }
 
@@ -89,17 +96,17 @@ fn folder_as_trace_is_an_error() {
 fn compare_with_jsonl_is_rejected() {
     assert_eq!(
         run(&["simulate", "--compare", "--format", "jsonl"], ""),
-        refused(
+        error(
             2,
-            "error: --format jsonl prints the decisions of one limit, and --compare has five\n  = leave one of \
-             the two out\n"
+            "error: --format jsonl prints the decisions of one limit, and --compare has five\n   = help: leave one \
+             of the two out\n"
         )
     );
 }
 
 #[test]
 fn missing_or_unknown_arguments_are_named() {
-    for (args, told) in [
+    for (args, expected) in [
         (&["simulate", "--trace", "-"][..], "--limit <YAML>"),
         (&["simulate", "--limit", "token_bucket:"], "--trace <FILE>"),
         (
@@ -108,20 +115,20 @@ fn missing_or_unknown_arguments_are_named() {
         ),
         (&["simulat"], "a similar subcommand exists: 'simulate'"),
         (&["simulate", "--compere"], "a similar argument exists: '--compare'"),
-        (&["simulate", "--compare", "--max-keys", "0"], "there must be room for at least one key"),
+        (&["simulate", "--compare", "--max-keys", "0"], "at least one key is needed"),
         (&["simulate", "--compare", "--keys", "few"], "invalid value 'few'"),
     ] {
-        let ended = run(args, "");
-        assert_eq!((ended.code, &*ended.stdout), (2, ""), "{args:?}");
-        assert!(ended.stderr.contains(told), "{args:?}\n{}", ended.stderr);
+        let output = run(args, "");
+        assert_eq!((output.code, &*output.stdout), (2, ""), "{args:?}");
+        assert!(output.stderr.contains(expected), "{args:?}\n{}", output.stderr);
     }
 }
 
 #[test]
 fn help_shows_valid_examples() {
     for args in [&["--help"][..], &["help"], &["simulate", "--help"], &["help", "simulate"], &["--version"]] {
-        let ended = run(args, "");
-        assert_eq!((ended.code, &*ended.stderr), (0, ""), "{args:?}");
+        let output = run(args, "");
+        assert_eq!((output.code, &*output.stderr), (0, ""), "{args:?}");
     }
     let help = run(&["simulate", "--help"], "").stdout;
     assert!(help.contains(
