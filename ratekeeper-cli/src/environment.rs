@@ -3,8 +3,8 @@
 use std::cell::RefCell;
 use std::fs::File;
 use std::io::Read;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
 
 use ratekeeper_config::Environment;
 
@@ -34,8 +34,16 @@ impl FileEnvironment {
 #[derive(Debug, Default)]
 pub(crate) struct Files(Vec<(PathBuf, Option<Version>)>);
 
-/// Identifies a version of a file: modification time and length.
-type Version = (SystemTime, u64);
+/// Identifies a version of a file. The length and the modification time alone would miss a link that is moved to another
+/// file, and a file that is written in place with its old time.
+#[derive(Debug, PartialEq, Eq)]
+struct Version {
+    device: u64,
+    inode: u64,
+    bytes: u64,
+    /// Seconds and nanoseconds of the modification, then of the change of the inode.
+    times: [i64; 4],
+}
 
 impl Files {
     /// Records a file's version. Call it before reading, so that a change during the read is detected.
@@ -53,7 +61,12 @@ impl Files {
 
 fn version(path: &Path) -> Option<Version> {
     let metadata = std::fs::metadata(path).ok()?;
-    Some((metadata.modified().ok()?, metadata.len()))
+    Some(Version {
+        device: metadata.dev(),
+        inode: metadata.ino(),
+        bytes: metadata.len(),
+        times: [metadata.mtime(), metadata.mtime_nsec(), metadata.ctime(), metadata.ctime_nsec()],
+    })
 }
 
 impl Environment for FileEnvironment {
@@ -75,5 +88,45 @@ impl Environment for FileEnvironment {
 
     fn path(&self, path: &str) -> PathBuf {
         self.folder.join(path)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+    use std::time::{Duration, SystemTime};
+
+    use super::*;
+
+    /// Writes a file of a fixed length and a fixed modification time.
+    fn write(path: &Path, text: &str) {
+        fs::write(path, text).unwrap();
+        let time = SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000);
+        File::options().write(true).open(path).unwrap().set_modified(time).unwrap();
+    }
+
+    #[test]
+    fn new_version_of_the_same_length_and_time_is_detected() {
+        let folder = std::env::temp_dir().join(format!("ratekeeper-versions-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let [first, second, link, new_link] = ["first", "second", "link", "new-link"].map(|it| folder.join(it));
+        write(&first, "limit: 10");
+        write(&second, "limit: 20");
+        symlink(&first, &link).unwrap();
+        let mut files = Files::default();
+        files.record(link.clone());
+        assert!(!files.have_changed());
+        // As Kubernetes replaces a mounted configuration.
+        symlink(&second, &new_link).unwrap();
+        fs::rename(&new_link, &link).unwrap();
+        assert!(files.have_changed());
+
+        let mut files = Files::default();
+        files.record(first.clone());
+        assert!(!files.have_changed());
+        write(&first, "limit: 30");
+        assert!(files.have_changed());
+        fs::remove_dir_all(&folder).unwrap();
     }
 }
