@@ -110,7 +110,8 @@ mod tests {
     fn new_version_of_the_same_length_and_time_is_detected() {
         let folder = std::env::temp_dir().join(format!("ratekeeper-versions-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
-        let [first, second, link, new_link] = ["first", "second", "link", "new-link"].map(|it| folder.join(it));
+        let [first, second, link, new_link] =
+            ["first", "second", "link", "new-link"].map(|it| folder.join(it));
         write(&first, "limit: 10");
         write(&second, "limit: 20");
         symlink(&first, &link).unwrap();

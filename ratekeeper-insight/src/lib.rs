@@ -6,6 +6,7 @@
 //! |---|---|
 //! | `trace`, `instant`, `batch` | CSV -> [`Request`]s, in small batches |
 //! | `replay` | request -> the limiter's decision, with a [`Simulator`] |
+//! | `sorted` | requests in the order of their times, for reports |
 //! | `jsonl` | decision -> a line of JSON, reproducible byte for byte |
 //! | `summary` | decisions of one limit -> a report per key |
 //! | `compare` | the same requests through all five algorithms -> a side-by-side report |
@@ -39,6 +40,7 @@ mod instant;
 mod jsonl;
 mod peak;
 mod replay;
+mod sorted;
 mod style;
 mod summary;
 mod svg;
@@ -50,6 +52,7 @@ pub use batch::Batch;
 pub use compare::{CompareError, Comparison};
 pub use jsonl::{Jsonl, line};
 pub use replay::{ReplayError, Simulator, replay, replay_batches};
+pub use sorted::{SORTED_WITHIN, replay_sorted};
 pub use style::TextStyle;
 pub use summary::Summary;
 pub use trace::{Request, Trace, TraceError};

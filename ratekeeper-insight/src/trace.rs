@@ -25,7 +25,7 @@ pub struct Request<'a> {
 /// A reader of a trace.
 ///
 /// The header names the columns: `time` and optionally `key` and `cost`, in any order. The lines need not be sorted
-/// by time.
+/// by time; [`replay_sorted`](crate::replay_sorted) sorts them.
 #[derive(Debug)]
 pub struct Trace<R> {
     name: String,

@@ -101,3 +101,16 @@ fn inexact_decisions_print_a_warning() {
     assert_eq!(lines.next(), Some("   = help: raise --max-keys"));
     assert_eq!(lines.next(), None);
 }
+
+/// Each line of the output belongs to one line of the trace, so the trace is not sorted.
+#[test]
+fn decisions_of_an_unordered_trace_keep_its_order_with_a_warning() {
+    let output = simulate(FIXED, &["--format", "jsonl"], "time\n5\n3\n4\n6\n");
+    let times: Vec<&str> = output.stdout.lines().map(|line| &line[9..10]).collect();
+    assert_eq!((output.code, times), (0, vec!["5", "3", "4", "6"]));
+    assert_eq!(
+        output.stderr,
+        "warning: 2 requests are earlier than one before them: they are decided as by a clock that steps back\n   = help: \
+         sort the trace by time\n"
+    );
+}

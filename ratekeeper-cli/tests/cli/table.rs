@@ -12,6 +12,35 @@ fn demo_trace_is_listed_by_key() {
     check_golden("demo-fixed-window.txt", &output.stdout);
 }
 
+/// Access logs are ordered by the end of requests, not by their start.
+#[test]
+fn unordered_trace_gives_the_report_of_the_ordered_one() {
+    let trace = std::fs::read_to_string(DEMO).unwrap();
+    let (header, lines) = trace.split_once('\n').unwrap();
+    let reversed: Vec<&str> = lines.lines().rev().collect();
+    let unordered = format!("{header}\n{}\n", reversed.join("\n"));
+    for args in [&["--limit", "fixed_window:"][..], &["--compare"]] {
+        let args = [&["simulate", "--trace", "-"], args].concat();
+        let output = run(&args, &unordered);
+        assert_eq!((output.code, &*output.stderr), (0, ""));
+        assert_eq!(output.stdout, run(&args, &trace).stdout, "{args:?}");
+    }
+}
+
+/// The report must not be wrong without a warning.
+#[test]
+fn requests_that_are_too_late_to_sort_print_a_warning() {
+    let trace: String = (1_000..201_000).chain([1, 2]).map(|time| format!("{time}\n")).collect();
+    let output = simulate("token_bucket:", &[], &format!("time\n{trace}"));
+    assert_eq!(output.code, 0);
+    assert!(output.stdout.contains("lines are out of order"), "{}", output.stdout);
+    assert_eq!(
+        output.stderr,
+        "warning: 2 requests are more than 65536 requests late and were not sorted, so the report is not exact\n   = \
+         help: sort the trace by time\n"
+    );
+}
+
 #[test]
 fn costs_have_their_own_column() {
     let trace = std::fs::read_to_string(UPLOADS).unwrap();
@@ -62,12 +91,6 @@ fn statistics_of_unlimited_keys_are_bounded() {
     assert_eq!(row("  other keys"), "5");
     assert_eq!(row("  all"), "100,005");
     assert!(report.contains("other keys: only the first 100,000 keys have their own statistics"), "{report}");
-}
-
-#[test]
-fn lines_out_of_order_are_noted() {
-    let report = simulate("token_bucket:", &[], "time\n5\n3\n").stdout;
-    assert!(report.contains("lines are out of order"), "{report}");
 }
 
 #[test]
