@@ -1,4 +1,4 @@
-//! Failure policies: the only code that turns an unavailable store into a verdict.
+//! Failure policies: turns an unavailable store into a verdict. `concurrency.rs` does the same for permits.
 
 use std::time::Duration;
 
