@@ -1,4 +1,5 @@
-//! Every metric that `/metrics` can report. docs/operations.md has the same list, and a test compares them.
+//! Every metric that `/metrics` can report. docs/operations.md and its translation have the same list, and a test
+//! compares them.
 //!
 //! Labels are `decision`, `reason` and `result`, names from the configuration or the API (`route`, `limit`,
 //! `upstream`, `address`, `endpoint`), and `code` for a status class.
@@ -82,7 +83,10 @@ families! {
 mod tests {
     use super::*;
 
-    const PAGE: &str = include_str!("../../../../docs/operations.md");
+    const PAGES: [(&str, &str); 2] = [
+        ("docs/operations.md", include_str!("../../../../docs/operations.md")),
+        ("docs/operations.ko.md", include_str!("../../../../docs/operations.ko.md")),
+    ];
 
     /// The names in backquotes of a table cell.
     fn quoted(cell: &str) -> Vec<&str> {
@@ -90,16 +94,18 @@ mod tests {
     }
 
     #[test]
-    fn operations_page_lists_every_metric_with_its_labels() {
-        let rows = PAGE.lines().filter(|line| line.starts_with("| `ratekeeper_"));
-        let documented: Vec<(Vec<&str>, Vec<&str>)> = rows
-            .map(|row| {
-                let mut cells = row.split('|').skip(1);
-                (quoted(cells.next().unwrap()), quoted(cells.next().unwrap()))
-            })
-            .collect();
+    fn operations_pages_list_every_metric_with_its_labels() {
         let expected: Vec<_> = ALL.iter().map(|family| (vec![family.name], family.labels.to_vec())).collect();
-        assert_eq!(documented, expected, "docs/operations.md and families.rs differ, in content or in order");
+        for (name, page) in PAGES {
+            let rows = page.lines().filter(|line| line.starts_with("| `ratekeeper_"));
+            let documented: Vec<(Vec<&str>, Vec<&str>)> = rows
+                .map(|row| {
+                    let mut cells = row.split('|').skip(1);
+                    (quoted(cells.next().unwrap()), quoted(cells.next().unwrap()))
+                })
+                .collect();
+            assert_eq!(documented, expected, "{name} and families.rs differ, in content or in order");
+        }
     }
 
     #[test]
