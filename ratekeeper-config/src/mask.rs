@@ -151,7 +151,9 @@ fn value(line: &str, name: &str, start: usize) -> Option<Range<usize>> {
     };
     let range = start..end.unwrap_or(line.len());
     let range = start..start + line[range].trim_end().len();
-    (!is_reference(&line[range.clone()])).then_some(range)
+    // `log: { keys: text }`: a word is not a key set.
+    let is_word = name == "keys" && line[range.clone()].bytes().all(|byte| byte.is_ascii_lowercase());
+    (!is_word && !is_reference(&line[range.clone()])).then_some(range)
 }
 
 /// Whether the value is `${NAME}`, which names a secret without revealing it.
@@ -262,6 +264,8 @@ mod tests {
             ("secret: [hunter2]", "secret: ***"),
             ("secret:", "secret:"),
             ("keys: '{\"keys\": []}'", "keys: ***"),
+            ("keys: AbCd01", "keys: ***"),
+            ("log: { keys: txt }", "log: { keys: txt }"),
             ("key: { header: X-User-Id }", "key: { header: X-User-Id }"),
             ("key: \"-----BEGIN PRIVATE KEY-----\\nMIIE", "key: \"***"),
             ("allow: [me@example.com, 10.0.0.1]", "allow: [me@example.com, 10.0.0.1]"),
