@@ -73,7 +73,10 @@ fn routes(config: &Config) -> Table {
     {
         let mut limits = route.limit_names.clone();
         limits.extend(route.max_in_flight.map(|max| format!("max_in_flight: {max}")));
-        let limits = if limits.is_empty() { "none".to_owned() } else { limits.join(", ") };
+        let mut limits = if limits.is_empty() { "none".to_owned() } else { limits.join(", ") };
+        if route.is_critical {
+            limits.push_str("; critical");
+        }
         rows.push(row(&route.id, conditions(&route.when), &gateway.upstreams[route.upstream].name, limits));
     }
     if let Some(http) = &config.apis.http {
@@ -129,6 +132,13 @@ fn options(rule: &Rule) -> String {
     }
     if rule.is_shadow {
         all.push(SHADOW.to_owned());
+    }
+    for (name, list) in [("allow", &rule.allow), ("deny", &rule.deny)] {
+        match list.clients.len() + list.keys.len() {
+            0 => {}
+            1 => all.push(format!("{name} 1 client or key")),
+            count => all.push(format!("{name} {count} clients or keys")),
+        }
     }
     if let Some(ban) = &rule.ban {
         all.push(format!(
@@ -314,6 +324,7 @@ fn settings(config: &Config) -> Table {
     add("paths.case", exact(config.paths.ignore_case).to_owned());
     add("paths.trailing_slash", exact(config.paths.ignore_trailing_slash).to_owned());
     add("responses.header_set", config.responses.headers.name().to_owned());
+    add("responses.jitter", duration_text(Duration::from_secs(config.responses.jitter_secs)));
     if let Some(gateway) = &config.gateway {
         let it = &gateway.timeouts;
         let times = [
