@@ -16,13 +16,13 @@ const TEXT_BYTES_MAX: usize = 64 << 20;
 #[derive(Default)]
 struct Window {
     text: String,
-    lines: Vec<Line>,
+    lines: Vec<WindowLine>,
     is_unsorted: bool,
 }
 
 /// A request; its text is in [`Window`].
 #[derive(Clone, Copy)]
-struct Line {
+struct WindowLine {
     time: Time,
     cost: u32,
     start: usize,
@@ -38,10 +38,10 @@ impl Window {
         self.text.push_str(request.key);
         self.is_unsorted |= self.lines.last().is_some_and(|last| request.time < last.time);
         let (time, cost, key_end) = (request.time, request.cost, self.text.len());
-        self.lines.push(Line { time, cost, start, time_end, key_end });
+        self.lines.push(WindowLine { time, cost, start, time_end, key_end });
     }
 
-    fn request(&self, line: &Line) -> Request<'_> {
+    fn request(&self, line: &WindowLine) -> Request<'_> {
         let time_text = &self.text[line.start..line.time_end];
         Request { time: line.time, time_text, key: &self.text[line.time_end..line.key_end], cost: line.cost }
     }
