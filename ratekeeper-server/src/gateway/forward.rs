@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 
-use http::header::{CONNECTION, HOST, HeaderMap, HeaderValue, TE, UPGRADE};
+use http::header::{CONNECTION, HOST, HeaderMap, HeaderValue, TE, TRANSFER_ENCODING, UPGRADE};
 use http::uri::{PathAndQuery, Uri};
 use http::{Method, Request, Response, StatusCode, Version};
 use hyper::body::Body;
@@ -311,7 +311,12 @@ impl<S: Backend> ForwardContext<S> {
         if address.protocol == Protocol::Http1 {
             *request.version_mut() = Version::HTTP_11;
             *request.uri_mut() = Uri::from(path);
+            let has_unknown_length = request.body().size_hint().exact().is_none();
             let headers = request.headers_mut();
+            // Without framing headers, hyper sends a GET or HEAD without its body.
+            if has_unknown_length {
+                headers.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
+            }
             if !headers.contains_key(HOST)
                 && let Ok(host) = HeaderValue::from_str(address.authority.as_str())
             {

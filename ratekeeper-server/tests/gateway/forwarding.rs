@@ -1,9 +1,12 @@
 //! Forwarding of requests and responses, routing and edits.
 
 use http::Version;
+use testbed::http2::kind::{DATA, HEADERS};
+use testbed::http2::{END_HEADERS, END_STREAM, block, frame, request_head};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
+use super::peers::{ConfigFile, RawHttp2};
 use super::support::{Upstream, get, header, in_front_of, run, send_raw, status};
 
 #[tokio::test]
@@ -22,6 +25,37 @@ async fn request_body_reaches_upstream_complete() {
         assert_eq!(seen.version, Version::HTTP_11);
     }
     assert_eq!(upstream.requests().len(), 2);
+}
+
+/// Few GET and HEAD requests have a body, and hyper's client sends none unless the framing is explicit.
+#[tokio::test]
+async fn get_and_head_bodies_without_content_length_reach_upstream() {
+    for (protocol, version) in [("http1", Version::HTTP_11), ("http2", Version::HTTP_2)] {
+        for method in ["GET", "HEAD"] {
+            let upstream = Upstream::start().await;
+            let setting = format!(", protocol: {protocol}");
+            let file = ConfigFile { upstream: &setting, ..ConfigFile::default() };
+            let gateway = run(&file.to(&[upstream.address])).await;
+            let head = format!("{method} / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n");
+            let chunked = format!("{head}Transfer-Encoding: chunked\r\n\r\n3\r\nhel\r\n2\r\nlo\r\n0\r\n\r\n");
+            assert_eq!(status(&send_raw(gateway.address, chunked).await), 200);
+            let mut client = RawHttp2::connect(gateway.address).await;
+            let frames = [
+                frame(HEADERS, END_HEADERS, 1, &block(request_head(method, "/"))),
+                frame(DATA, 0, 1, b"hel"),
+                frame(DATA, END_STREAM, 1, b"lo"),
+            ];
+            client.0.write_all(&frames.concat()).await.unwrap();
+            client.next_of(HEADERS).await.expect("no response received");
+            // A request without a body stays one.
+            assert_eq!(status(&send_raw(gateway.address, format!("{head}\r\n")).await), 200);
+            let seen = upstream.requests();
+            let bodies: Vec<&[u8]> = seen.iter().map(|seen| seen.body.as_ref()).collect();
+            assert_eq!(bodies, [&b"hello"[..], b"hello", b""], "{method} over {version:?}");
+            assert!(seen.iter().all(|seen| (seen.method.as_str(), seen.version) == (method, version)));
+            assert_eq!(seen[2].header("transfer-encoding"), None);
+        }
+    }
 }
 
 #[tokio::test]
