@@ -10,6 +10,7 @@ use http::request::Parts;
 use http::uri::{Authority, PathAndQuery, Uri};
 use http::{Method, StatusCode, Version};
 
+use super::framing::AmbiguousLength;
 use super::hop_headers::{is_end_to_end, is_forwarded, is_hop_by_hop};
 
 /// Why a request is rejected.
@@ -37,6 +38,9 @@ pub(crate) fn screen(parts: &mut Parts, protected: &[HeaderName]) -> Result<(), 
         return Err(bad_request("the target `*` is only valid with OPTIONS"));
     }
     normalise_host(parts)?;
+    if parts.extensions.get::<AmbiguousLength>().is_some() {
+        return Err(bad_request(TWO_LENGTHS));
+    }
     check_framing(&parts.headers)?;
     check_connection(&parts.headers, protected)?;
     remove_aliases(&mut parts.headers, protected);
@@ -108,13 +112,21 @@ fn is_same(one: &Authority, other: &Authority) -> bool {
     one.host().eq_ignore_ascii_case(other.host()) && port(one) == port(other)
 }
 
+const TWO_LENGTHS: &str = "the request states the length of its body more than once";
+
 /// Rejects ambiguous framing. hyper takes the body's length from one header only, and codings other than `chunked`
 /// would be lost.
 fn check_framing(headers: &HeaderMap) -> Result<(), ScreenError> {
+    let has_length = match headers.get(CONTENT_LENGTH) {
+        Some(_) if headers.get_all(CONTENT_LENGTH).iter().nth(1).is_some() => {
+            return Err(bad_request(TWO_LENGTHS));
+        }
+        length => length.is_some(),
+    };
     let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
     let Some(coding) = codings.next() else { return Ok(()) };
-    if headers.contains_key(CONTENT_LENGTH) {
-        return Err(bad_request("the request has both Content-Length and Transfer-Encoding"));
+    if has_length {
+        return Err(bad_request(TWO_LENGTHS));
     }
     if codings.next().is_some() || !coding.as_bytes().trim_ascii().eq_ignore_ascii_case(b"chunked") {
         let detail = "unsupported Transfer-Encoding; only chunked is supported";
