@@ -23,6 +23,7 @@ use tower_service::Service;
 use super::access::{RequestId, X_REQUEST_ID};
 use super::body::{RequestBody, RequestBodyError, UpstreamBody, request_body_error};
 use super::connection::ClientConnection;
+use super::framing::check_framing;
 use super::hop_headers::{Origin, remove_hop_by_hop, set_forwarded};
 use super::request::{ErrorResponse, with_path};
 use super::response::{problem, retry_later};
@@ -204,6 +205,11 @@ impl<S: Backend> ForwardContext<S> {
             awaited.store(number, Ordering::Relaxed);
             let SendError { error, unsent } = match connection.send(addressed).await {
                 Ok(response) => {
+                    // The connection is closed: the end of this response may not be where hyper has read it.
+                    if let Err(error) = check_framing(response.headers()) {
+                        self.record_failure(address, &error.text());
+                        return problem(StatusCode::BAD_GATEWAY, "upstream response with ambiguous framing");
+                    }
                     let is_failure = matches!(response.status().as_u16(), 502..=504);
                     if address.record_attempt(!is_failure, upstream.config.outlier_ejection.as_ref(), now) {
                         let (name, status) = (&upstream.config.name, response.status().as_u16());
@@ -354,6 +360,8 @@ impl<S: Backend> ForwardContext<S> {
                 "upstream switched to a protocol that the client did not offer",
             );
         }
+        // An HTTP/1.0 upstream does not make the client's connection HTTP/1.0.
+        *response.version_mut() = Version::HTTP_11;
         let headers = response.headers_mut();
         remove_hop_by_hop(headers);
         if is_switch {

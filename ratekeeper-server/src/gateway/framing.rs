@@ -1,6 +1,6 @@
-//! Finds HTTP/1 requests that state the length of their body more than once.
+//! Finds messages whose length two parsers could read differently.
 //!
-//! hyper drops `Content-Length` beside `Transfer-Encoding`, and all but one of several equal lengths, before the
+//! [`check_framing`] checks the headers of requests and responses. For HTTP/1 requests that is too late: hyper drops `Content-Length` beside `Transfer-Encoding`, and all but one of several equal lengths, before the
 //! gateway sees the request. So the bytes are scanned while hyper reads them. The scanner only counts requests and
 //! finds ambiguous ones; hyper parses and validates, and closes the connection at the first error.
 
@@ -10,11 +10,52 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 
+use http::header::{CONTENT_LENGTH, HeaderMap, TRANSFER_ENCODING};
 use memchr::memchr;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// Bytes kept of a line: the longest name of a framing header, white space and a 64-bit number.
 const LINE_BYTES_MAX: usize = 64;
+
+/// Why the length of a body is ambiguous.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FramingError {
+    /// `Content-Length` twice or beside `Transfer-Encoding`.
+    TwoLengths,
+    /// `Content-Length` is not a number.
+    BadLength,
+    /// A `Transfer-Encoding` other than `chunked`: hop-by-hop removal would lose it, and the body would stay encoded.
+    UnsupportedCoding,
+}
+
+impl FramingError {
+    pub(crate) fn text(self) -> &'static str {
+        match self {
+            FramingError::TwoLengths => "the length of the body is stated more than once",
+            FramingError::BadLength => "Content-Length is not a number",
+            FramingError::UnsupportedCoding => "unsupported Transfer-Encoding; only chunked is supported",
+        }
+    }
+}
+
+/// Checks that the headers state one length or none, and no coding but `chunked`.
+pub(crate) fn check_framing(headers: &HeaderMap) -> Result<(), FramingError> {
+    let mut lengths = headers.get_all(CONTENT_LENGTH).iter();
+    let length = lengths.next();
+    if lengths.next().is_some() {
+        return Err(FramingError::TwoLengths);
+    }
+    if length.is_some_and(|length| parse_number(length.as_bytes(), 10).is_none()) {
+        return Err(FramingError::BadLength);
+    }
+    let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
+    let Some(coding) = codings.next() else { return Ok(()) };
+    if length.is_some() {
+        return Err(FramingError::TwoLengths);
+    }
+    let is_chunked = coding.as_bytes().trim_ascii().eq_ignore_ascii_case(b"chunked");
+    if is_chunked && codings.next().is_none() { Ok(()) } else { Err(FramingError::UnsupportedCoding) }
+}
 
 /// Marks a request, as an extension, that states the length of its body more than once.
 #[derive(Clone, Copy, Debug)]

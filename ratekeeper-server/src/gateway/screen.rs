@@ -3,14 +3,12 @@
 //! Two servers that parse one request differently are a security hole (request smuggling). Requests that hyper
 //! accepts and other servers parse differently are rejected here, before any other check.
 
-use http::header::{
-    CONNECTION, CONTENT_LENGTH, COOKIE, HOST, HeaderMap, HeaderName, HeaderValue, TRANSFER_ENCODING, UPGRADE,
-};
+use http::header::{CONNECTION, COOKIE, HOST, HeaderMap, HeaderName, HeaderValue, UPGRADE};
 use http::request::Parts;
 use http::uri::{Authority, PathAndQuery, Uri};
 use http::{Method, StatusCode, Version};
 
-use super::framing::AmbiguousLength;
+use super::framing::{AmbiguousLength, FramingError, check_framing};
 use super::hop_headers::{is_end_to_end, is_forwarded, is_hop_by_hop};
 
 /// Why a request is rejected.
@@ -22,6 +20,16 @@ pub(crate) struct ScreenError {
 
 const fn bad_request(detail: &'static str) -> ScreenError {
     ScreenError { status: StatusCode::BAD_REQUEST, detail }
+}
+
+impl From<FramingError> for ScreenError {
+    fn from(error: FramingError) -> ScreenError {
+        let status = match error {
+            FramingError::TwoLengths | FramingError::BadLength => StatusCode::BAD_REQUEST,
+            FramingError::UnsupportedCoding => StatusCode::NOT_IMPLEMENTED,
+        };
+        ScreenError { status, detail: error.text() }
+    }
 }
 
 /// Checks a request's head and normalises it to the form that is forwarded: a target without scheme and authority,
@@ -38,10 +46,10 @@ pub(crate) fn screen(parts: &mut Parts, protected: &[HeaderName]) -> Result<(), 
         return Err(bad_request("the target `*` is only valid with OPTIONS"));
     }
     normalise_host(parts)?;
-    if parts.extensions.get::<AmbiguousLength>().is_some() {
-        return Err(bad_request(TWO_LENGTHS));
-    }
-    check_framing(&parts.headers)?;
+    match parts.extensions.get::<AmbiguousLength>() {
+        Some(_) => Err(FramingError::TwoLengths),
+        None => check_framing(&parts.headers),
+    }?;
     check_connection(&parts.headers, protected)?;
     remove_aliases(&mut parts.headers, protected);
     join_cookies(parts);
@@ -110,29 +118,6 @@ fn authority(value: &HeaderValue) -> Result<Authority, ScreenError> {
 fn is_same(one: &Authority, other: &Authority) -> bool {
     let port = |it: &Authority| it.port_u16().filter(|port| !matches!(port, 80 | 443));
     one.host().eq_ignore_ascii_case(other.host()) && port(one) == port(other)
-}
-
-const TWO_LENGTHS: &str = "the request states the length of its body more than once";
-
-/// Rejects ambiguous framing. hyper takes the body's length from one header only, and codings other than `chunked`
-/// would be lost.
-fn check_framing(headers: &HeaderMap) -> Result<(), ScreenError> {
-    let has_length = match headers.get(CONTENT_LENGTH) {
-        Some(_) if headers.get_all(CONTENT_LENGTH).iter().nth(1).is_some() => {
-            return Err(bad_request(TWO_LENGTHS));
-        }
-        length => length.is_some(),
-    };
-    let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
-    let Some(coding) = codings.next() else { return Ok(()) };
-    if has_length {
-        return Err(bad_request(TWO_LENGTHS));
-    }
-    if codings.next().is_some() || !coding.as_bytes().trim_ascii().eq_ignore_ascii_case(b"chunked") {
-        let detail = "unsupported Transfer-Encoding; only chunked is supported";
-        return Err(ScreenError { status: StatusCode::NOT_IMPLEMENTED, detail });
-    }
-    Ok(())
 }
 
 /// The header names that `Connection` lists.
