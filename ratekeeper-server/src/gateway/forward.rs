@@ -16,7 +16,7 @@ use http::{Method, Request, Response, StatusCode, Version};
 use hyper::body::Body;
 use ratekeeper_config as config;
 use ratekeeper_config::{PathEdit, Protocol};
-use ratekeeper_rules::path::normalise;
+use ratekeeper_rules::path::{normalise, segment_range};
 use smallvec::SmallVec;
 use tower_service::Service;
 
@@ -40,16 +40,16 @@ const ATTEMPTS_MAX: usize = 3;
 /// Not the index of any address: no response is awaited yet.
 const NO_ADDRESS: usize = usize::MAX;
 
-/// The path without `prefix`, if it begins with these segments.
-fn strip_prefix<'p>(path: &'p str, prefix: &str, ignore_case: bool) -> Option<Cow<'p, str>> {
-    let (front, rest) = path.split_at_checked(prefix.len())?;
-    let is_same = if ignore_case { front.eq_ignore_ascii_case(prefix) } else { front == prefix };
-    match rest.is_empty() {
-        _ if !is_same => None,
-        true => Some(Cow::Borrowed("/")),
-        // `/api` is not a leading segment of `/apis`.
-        false => rest.starts_with('/').then_some(Cow::Borrowed(rest)),
+/// The path without the segments of `prefix`, if `normalised`, which has the same segments, begins with them.
+fn strip_prefix<'p>(path: &'p str, normalised: &str, prefix: &str) -> Option<&'p str> {
+    let rest = normalised.strip_prefix(prefix)?;
+    // `/api` is not a leading segment of `/apis`.
+    if !rest.is_empty() && !rest.starts_with('/') {
+        return None;
     }
+    let segments = prefix.bytes().filter(|byte| *byte == b'/').count();
+    let rest = &path[segment_range(path, 0, segments).end..];
+    Some(if rest.is_empty() { "/" } else { rest })
 }
 
 fn connect_error_response(error: &ConnectError) -> Response<UpstreamBody> {
@@ -256,18 +256,18 @@ impl<S: Backend> ForwardContext<S> {
     /// Applies the route's header and path edits.
     fn edit(&self, request: &mut Request<RequestBody>) -> Result<(), ErrorResponse> {
         self.route.request_edits.apply(request.headers_mut());
+        if self.route.path == PathEdit::Keep {
+            return Ok(());
+        }
         let path = request.uri().path();
+        // Prefixes and patterns are those of the normalised path that selected the route.
+        let Ok(normalised) = normalise(path, self.route.path_normalization) else { return Ok(()) };
         let edited = match &self.route.path {
-            PathEdit::Keep => return Ok(()),
-            PathEdit::Strip(prefix) => strip_prefix(path, prefix, self.route.path_normalization.ignore_case),
+            PathEdit::Keep => None,
+            PathEdit::Strip(prefix) => strip_prefix(path, &normalised, prefix).map(Cow::Borrowed),
             PathEdit::Rewrite(template) => {
-                // Patterns match the normalised path that selected the route.
-                let normalised = normalise(path, self.route.path_normalization).ok();
                 let pattern = self.route.when.paths.first();
-                normalised
-                    .zip(pattern)
-                    .and_then(|(normalised, pattern)| template.expand_as(pattern, &normalised, path))
-                    .map(Cow::Owned)
+                pattern.and_then(|it| template.expand_as(it, &normalised, path)).map(Cow::Owned)
             }
         };
         if let Some(edited) = edited {

@@ -172,3 +172,34 @@ async fn captured_path_segments_keep_their_case() {
     assert_eq!(status(&get(gateway.address, "/Users/AbC/Files/X", "").await), 200);
     assert_eq!(upstream.only_request().uri.path(), "/people/AbC/Files/X");
 }
+
+/// A path edit applies to every form of a path that matches the route.
+#[tokio::test]
+async fn escaped_and_differently_cased_prefixes_are_edited() {
+    let upstream = Upstream::start().await;
+    let at = upstream.address;
+    let gateway = run(&format!(
+        "paths: {{ case: ignore }}
+gateway:
+  listen: 127.0.0.1:0
+  routes:
+    - {{ id: strip, limits: all, path: '/@s/É/**', strip_prefix: '/@s/É', upstream: 'http://{at}' }}
+    - {{ id: rewrite, limits: all, path: '/@u/{{id}}/**', rewrite: '/v2/{{id}}/{{rest}}', upstream: 'http://{at}' }}
+"
+    ))
+    .await;
+    for (sent, forwarded) in [
+        ("/@s/%C3%A9/X%40Y", "/X%40Y"),
+        ("/%40S/%C3%89/x/", "/x/"),
+        ("/%40s/%c3%a9", "/"),
+        ("/@S/%C3%89/", "/"),
+        ("/%40s//./%C3%89/x", "/x"),
+        ("/%40u/%40Me/A/B%40", "/v2/%40Me/A/B%40"),
+        ("/@U/a", "/v2/a"),
+        ("/@U/a/", "/v2/a"),
+    ] {
+        assert_eq!(status(&get(gateway.address, sent, "").await), 200, "{sent}");
+        assert_eq!(upstream.requests().pop().unwrap().uri.path(), forwarded, "{sent}");
+    }
+    assert_eq!(status(&get(gateway.address, "/%40sx/%C3%89", "").await), 404);
+}
