@@ -9,7 +9,7 @@ use http::uri::{Authority, PathAndQuery, Uri};
 use http::{Method, StatusCode, Version};
 
 use super::framing::{AmbiguousLength, FramingError, check_framing};
-use super::hop_headers::{is_end_to_end, is_forwarded, is_hop_by_hop};
+use super::hop_headers::{is_end_to_end, is_hop_by_hop, is_managed};
 
 /// Why a request is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -147,13 +147,13 @@ fn check_connection(headers: &HeaderMap, protected: &[HeaderName]) -> Result<(),
 /// The common members of `Connection`: comparing a name is cheaper than parsing it.
 const COMMON_OPTIONS: [&[u8]; 3] = [b"keep-alive", b"close", b"upgrade"];
 
-/// Removes aliases of protected headers: servers that turn names into variables read `X_Forwarded_For` as
-/// `X-Forwarded-For`, so a client could set headers that the gateway sets or that limits read.
+/// Removes aliases of headers that the gateway interprets or sets, and of protected ones: servers that turn names into
+/// variables read `Content_Length` as `Content-Length`, so a client could frame its body twice or forge a header.
 fn remove_aliases(headers: &mut HeaderMap, protected: &[HeaderName]) {
     let has_alias_byte = |name: &&HeaderName| name.as_str().bytes().any(|byte| matches!(byte, b'_' | b'.'));
     let is_alias = |name: &&HeaderName| {
         let plain = HeaderName::try_from(name.as_str().replace(['_', '.'], "-"));
-        plain.is_ok_and(|plain| is_forwarded(&plain) || protected.contains(&plain))
+        plain.is_ok_and(|plain| is_managed(&plain) || protected.contains(&plain))
     };
     while let Some(alias) = headers.keys().filter(has_alias_byte).find(is_alias).cloned() {
         headers.remove(alias);

@@ -161,6 +161,38 @@ async fn hop_by_hop_headers_are_not_forwarded() {
     assert_eq!(header(&response, "proxy-authenticate"), None, "in the response: {response}");
 }
 
+/// Servers that turn names into variables read `Content_Length` as `Content-Length`.
+#[tokio::test]
+async fn aliases_of_framing_and_hop_by_hop_headers_are_removed() {
+    let upstream = Upstream::start().await;
+    let gateway = in_front_of(&upstream, "", "").await;
+    let aliases = [
+        "Content_Length",
+        "content.length",
+        "Transfer_Encoding",
+        "TRANSFER.ENCODING",
+        "Content_Encoding",
+        "Content_Type",
+        "Keep_Alive",
+        "Proxy_Authorization",
+        "Proxy.Connection",
+    ];
+    let lines: String = aliases.iter().map(|name| format!("{name}: 7\r\n")).collect();
+    assert_eq!(status(&get(gateway.address, "/", &format!("{lines}X_Own.Name: 1\r\n")).await), 200);
+    let mut client = connect_http2(TcpStream::connect(gateway.address).await.unwrap()).await;
+    let mut request = Request::get("http://a/").header("x_own.name", "1");
+    for name in aliases {
+        request = request.header(name.to_lowercase(), "7");
+    }
+    assert_eq!(request_http2(&mut client, request.body(Full::default()).unwrap()).await.head.status, 200);
+    for seen in upstream.requests() {
+        for name in aliases {
+            assert_eq!(seen.header(name), None, "{name}");
+        }
+        assert_eq!(seen.header("x_own.name"), Some("1"), "not an alias of a header that matters here");
+    }
+}
+
 #[tokio::test]
 async fn forwarding_headers_of_untrusted_clients_are_replaced() {
     let upstream = Upstream::start().await;
