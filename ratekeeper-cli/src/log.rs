@@ -8,7 +8,7 @@ use std::io::{self, IsTerminal};
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use ratekeeper::{Clock as _, SystemClock};
-use ratekeeper_server::LogStyle;
+use ratekeeper_server::{LogStyle, Printable};
 use serde_json::{Map, Value, json};
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
@@ -69,7 +69,7 @@ where
                 line.insert("message".to_owned(), json!(fields.message));
                 line.insert("target".to_owned(), json!(metadata.target()));
                 line.extend(fields.others);
-                writeln!(out, "{}", Value::Object(line))
+                writeln!(out, "{}", Printable(&Value::Object(line).to_string()))
             }
             LogStyle::Human { has_color } => {
                 let time = now.to_zoned(self.zone.clone()).strftime("%H:%M:%S").to_string();
@@ -91,7 +91,8 @@ where
                     (true, _) => ("\x1b[2m", "\x1b[0m"),
                     (false, _) => ("", ""),
                 };
-                writeln!(out, "{time} {on}{}{off} {text}", metadata.level())
+                // Errors of stores and upstreams contain text from outside.
+                writeln!(out, "{time} {on}{}{off} {}", metadata.level(), Printable(&text))
             }
         }
     }
@@ -139,5 +140,43 @@ impl Visit for EventFields {
 
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
         self.add(field, json!(format!("{value:?}")));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex, PoisonError};
+
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Output(Arc<Mutex<Vec<u8>>>);
+
+    impl io::Write for Output {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap_or_else(PoisonError::into_inner).write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn event_lines_have_no_control_characters() {
+        for style in [LogStyle::Json, LogStyle::Human { has_color: false }] {
+            let output = Output::default();
+            let writer = output.clone();
+            let lines = EventLines { style, clock: SystemClock::new(), zone: TimeZone::UTC };
+            let layer =
+                tracing_subscriber::fmt::layer().event_format(lines).with_writer(move || writer.clone());
+            tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), || {
+                tracing::warn!(error = "a\n\u{1b}[2J\u{7f}\u{9b}31m\u{202e}", "store\nunavailable");
+            });
+            let bytes = output.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            let text = String::from_utf8(bytes).unwrap_or_default();
+            let line = text.strip_suffix('\n').unwrap_or_default();
+            assert!(!line.is_empty() && line.chars().all(|c| matches!(c, ' '..='~')), "{text:?}");
+        }
     }
 }

@@ -44,6 +44,7 @@ mod scanner;
 mod template;
 
 use std::fmt;
+use std::ops::Range;
 
 pub use normal::normalize;
 pub use pattern::{Pattern, PatternError};
@@ -142,4 +143,19 @@ impl std::error::Error for AmbiguousPath {}
 pub fn segment(normalized: &str, index: usize) -> Option<&str> {
     let segments = normalized.strip_prefix('/')?;
     segments.split('/').nth(index).filter(|segment| !segment.is_empty())
+}
+
+/// The byte range of `count` segments of a path, from segment `first`, with their leading slashes; it is shorter if
+/// the path has fewer segments.
+///
+/// Paths that normalize to each other segment by segment have the same segments at the same numbers, so a part found in
+/// one of them can be cut out of the other.
+pub fn segment_range(path: &str, first: usize, count: usize) -> Range<usize> {
+    let mut slashes = path.bytes().enumerate().filter(|(_, byte)| *byte == b'/').map(|(at, _)| at);
+    let start = slashes.nth(first).unwrap_or(path.len());
+    let end = match count {
+        0 => start,
+        count => slashes.nth(count - 1).unwrap_or(path.len()),
+    };
+    start..end
 }

@@ -27,4 +27,5 @@ pub use apis::Apis;
 pub use backend::{Backend, LimitsError};
 pub use runtime::Sockets;
 pub use runtime::access_log::LogStyle;
+pub use runtime::log_text::Printable;
 pub use runtime::metrics::Exposition;

@@ -2,7 +2,7 @@
 
 use super::pattern::{Pattern, PatternError};
 use super::scanner::PathScanner;
-use super::{AmbiguousPath, PathNormalization};
+use super::{AmbiguousPath, PathNormalization, segment_range};
 
 /// A path with names, each of which is replaced by the capture of that name in a [`Pattern`].
 ///
@@ -82,24 +82,30 @@ impl Template {
         self.expand_as(pattern, normalized, normalized)
     }
 
-    /// The same, with captures in the letter case of `received`, which is the same path except for upper and lower
-    /// case.
+    /// The same, with captures as they are written in `received`: a path whose segments normalize to those of
+    /// `normalized`, one by one.
     ///
     /// ```
     /// use ratekeeper_rules::path::{Pattern, Template};
     ///
     /// let pattern = Pattern::parse("/users/{id}").unwrap();
     /// let template = Template::parse("/people/{id}", &pattern).unwrap();
-    /// let path = template.expand_as(&pattern, "/users/abc", "/Users/AbC");
-    /// assert_eq!(path.as_deref(), Some("/people/AbC"));
+    /// let path = template.expand_as(&pattern, "/users/@abc", "/Users/%40AbC");
+    /// assert_eq!(path.as_deref(), Some("/people/%40AbC"));
     /// ```
     pub fn expand_as(&self, pattern: &Pattern, normalized: &str, received: &str) -> Option<String> {
-        let is_same = received.get(..normalized.len()).is_some_and(|it| it.eq_ignore_ascii_case(normalized));
-        let received = if is_same { received } else { normalized };
-        // A capture is a slice of `normalized`, so its offset applies to `received`, too.
+        // A capture is a slice of `normalized` and consists of whole segments.
         let as_received = |captured: &str| {
             let from = captured.as_ptr() as usize - normalized.as_ptr() as usize;
-            &received[from..from + captured.len()]
+            let slashes = |text: &str| text.bytes().filter(|byte| *byte == b'/').count();
+            match (slashes(&normalized[..from]), slashes(captured)) {
+                (0, 0) => "",
+                // One segment, without its slash.
+                (before, 0) if !captured.is_empty() => {
+                    received[segment_range(received, before - 1, 1)].trim_start_matches('/')
+                }
+                (before, count) => &received[segment_range(received, before, count)],
+            }
         };
         let mut path = String::new();
         for part in &self.parts {

@@ -239,9 +239,12 @@ impl AccessRecord {
         &self.outcome
     }
 
-    /// Adopts the request id of a trusted proxy, unless it is empty, unreadable or too long for the log.
+    /// Adopts the request id of a trusted proxy, which may have it from a client, if it is an id: any other text keeps
+    /// the generated one.
     pub(crate) fn adopt_id(&mut self, received: &HeaderValue) {
-        if received.len() <= RECEIVED_ID_BYTES_MAX && received.to_str().is_ok_and(|text| !text.is_empty()) {
+        let is_id_byte = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_.:/+=@~".contains(byte);
+        if (1..=RECEIVED_ID_BYTES_MAX).contains(&received.len()) && received.as_bytes().iter().all(is_id_byte)
+        {
             self.id = RequestId::Received(received.clone());
         }
     }

@@ -22,6 +22,7 @@ use super::access::AccessRecord;
 use super::body::ClientBody;
 use super::client_timeouts::{ConnectionActivity, Expiry, TimedIo};
 use super::connection_setup::{ConnectionSetup, DRAIN_GRACE, first_bytes, is_http2};
+use super::framing::{AmbiguousLength, ScannedIo, ScannedRequests};
 use super::hop_headers::address_value;
 use super::proxy_protocol;
 use super::request::{RequestFuture, handle};
@@ -139,10 +140,19 @@ async fn http1<S: Backend, I>(
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let activity = &connection.activity;
+    let scanned = Arc::<ScannedRequests>::default();
+    let io = ScannedIo::new(io, &read_ahead, scanned.clone());
     let io = TimedIo::http1(TokioIo::new(io), read_ahead, activity.clone());
     let mut builder = http1::Builder::new();
     builder.max_header_size(HEAD_BYTES_MAX).header_read_timeout(None).writev(false);
-    let mut http = builder.serve_connection(io, service_fn(service(&connection)));
+    let service = service(&connection);
+    let service = move |mut request: Request<Incoming>| {
+        if scanned.is_next_ambiguous() {
+            request.extensions_mut().insert(AmbiguousLength);
+        }
+        service(request)
+    };
+    let mut http = builder.serve_connection(io, service_fn(service));
     let mut draining = connection.worker.shared.drain.wait_begun();
     let mut is_draining = false;
     let mut timer = pin!(sleep_until(setup.deadline));
@@ -177,7 +187,7 @@ async fn http1<S: Backend, I>(
         }
     }
     let http1::Parts { io, read_buf, .. } = http.into_parts();
-    let io = io.io.into_inner();
+    let ScannedIo { io, .. } = io.io.into_inner();
     match connection.take_tunnel() {
         Some(tunnel) => tunnel.run(io, read_buf, &connection.worker.shared).await,
         None => linger(io).await,

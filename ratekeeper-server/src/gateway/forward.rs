@@ -10,19 +10,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 
-use http::header::{CONNECTION, HOST, HeaderMap, HeaderValue, TE, UPGRADE};
+use http::header::{CONNECTION, HOST, HeaderMap, HeaderValue, TE, TRANSFER_ENCODING, UPGRADE};
 use http::uri::{PathAndQuery, Uri};
 use http::{Method, Request, Response, StatusCode, Version};
 use hyper::body::Body;
 use ratekeeper_config as config;
 use ratekeeper_config::{PathEdit, Protocol};
-use ratekeeper_rules::path::normalize;
+use ratekeeper_rules::path::{normalize, segment_range};
 use smallvec::SmallVec;
 use tower_service::Service;
 
 use super::access::{RequestId, X_REQUEST_ID};
 use super::body::{RequestBody, RequestBodyError, UpstreamBody, request_body_error};
 use super::connection::ClientConnection;
+use super::framing::check_framing;
 use super::hop_headers::{Origin, remove_hop_by_hop, set_forwarded};
 use super::request::{ErrorResponse, with_path};
 use super::response::{problem, retry_later};
@@ -39,16 +40,16 @@ const ATTEMPTS_MAX: usize = 3;
 /// Not the index of any address: no response is awaited yet.
 const NO_ADDRESS: usize = usize::MAX;
 
-/// The path without `prefix`, if it begins with these segments.
-fn strip_prefix<'p>(path: &'p str, prefix: &str, ignore_case: bool) -> Option<Cow<'p, str>> {
-    let (front, rest) = path.split_at_checked(prefix.len())?;
-    let is_same = if ignore_case { front.eq_ignore_ascii_case(prefix) } else { front == prefix };
-    match rest.is_empty() {
-        _ if !is_same => None,
-        true => Some(Cow::Borrowed("/")),
-        // `/api` is not a leading segment of `/apis`.
-        false => rest.starts_with('/').then_some(Cow::Borrowed(rest)),
+/// The path without the segments of `prefix`, if `normalized`, which has the same segments, begins with them.
+fn strip_prefix<'p>(path: &'p str, normalized: &str, prefix: &str) -> Option<&'p str> {
+    let rest = normalized.strip_prefix(prefix)?;
+    // `/api` is not a leading segment of `/apis`.
+    if !rest.is_empty() && !rest.starts_with('/') {
+        return None;
     }
+    let segments = prefix.bytes().filter(|byte| *byte == b'/').count();
+    let rest = &path[segment_range(path, 0, segments).end..];
+    Some(if rest.is_empty() { "/" } else { rest })
 }
 
 fn connect_error_response(error: &ConnectError) -> Response<UpstreamBody> {
@@ -204,6 +205,11 @@ impl<S: Backend> ForwardContext<S> {
             awaited.store(number, Ordering::Relaxed);
             let SendError { error, unsent } = match connection.send(addressed).await {
                 Ok(response) => {
+                    // The connection is closed: the end of this response may not be where hyper has read it.
+                    if let Err(error) = check_framing(response.headers()) {
+                        self.record_failure(address, &error.text());
+                        return problem(StatusCode::BAD_GATEWAY, "upstream response with ambiguous framing");
+                    }
                     let is_failure = matches!(response.status().as_u16(), 502..=504);
                     if address.record_attempt(!is_failure, upstream.config.outlier_ejection.as_ref(), now) {
                         let (name, status) = (&upstream.config.name, response.status().as_u16());
@@ -250,18 +256,18 @@ impl<S: Backend> ForwardContext<S> {
     /// Applies the route's header and path edits.
     fn edit(&self, request: &mut Request<RequestBody>) -> Result<(), ErrorResponse> {
         self.route.request_edits.apply(request.headers_mut());
+        if self.route.path == PathEdit::Keep {
+            return Ok(());
+        }
         let path = request.uri().path();
+        // Prefixes and patterns are those of the normalized path that selected the route.
+        let Ok(normalized) = normalize(path, self.route.path_normalization) else { return Ok(()) };
         let edited = match &self.route.path {
-            PathEdit::Keep => return Ok(()),
-            PathEdit::Strip(prefix) => strip_prefix(path, prefix, self.route.path_normalization.ignore_case),
+            PathEdit::Keep => None,
+            PathEdit::Strip(prefix) => strip_prefix(path, &normalized, prefix).map(Cow::Borrowed),
             PathEdit::Rewrite(template) => {
-                // Patterns match the normalized path that selected the route.
-                let normalized = normalize(path, self.route.path_normalization).ok();
                 let pattern = self.route.when.paths.first();
-                normalized
-                    .zip(pattern)
-                    .and_then(|(normalized, pattern)| template.expand_as(pattern, &normalized, path))
-                    .map(Cow::Owned)
+                pattern.and_then(|it| template.expand_as(it, &normalized, path)).map(Cow::Owned)
             }
         };
         if let Some(edited) = edited {
@@ -311,7 +317,12 @@ impl<S: Backend> ForwardContext<S> {
         if address.protocol == Protocol::Http1 {
             *request.version_mut() = Version::HTTP_11;
             *request.uri_mut() = Uri::from(path);
+            let has_unknown_length = request.body().size_hint().exact().is_none();
             let headers = request.headers_mut();
+            // Without framing headers, hyper sends a GET or HEAD without its body.
+            if has_unknown_length {
+                headers.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
+            }
             if !headers.contains_key(HOST)
                 && let Ok(host) = HeaderValue::from_str(address.authority.as_str())
             {
@@ -349,6 +360,8 @@ impl<S: Backend> ForwardContext<S> {
                 "upstream switched to a protocol that the client did not offer",
             );
         }
+        // An HTTP/1.0 upstream does not make the client's connection HTTP/1.0.
+        *response.version_mut() = Version::HTTP_11;
         let headers = response.headers_mut();
         remove_hop_by_hop(headers);
         if is_switch {

@@ -71,9 +71,14 @@ pub(crate) fn is_end_to_end(name: &HeaderName) -> bool {
     END_TO_END.contains(name) || is_forwarded(name)
 }
 
+/// Whether the gateway or the framing of a message depends on a header.
+pub(crate) fn is_managed(name: &HeaderName) -> bool {
+    is_hop_by_hop(name) || is_end_to_end(name) || *name == TRAILER
+}
+
 /// Whether a header is allowed as a trailer.
 pub(crate) fn is_allowed_trailer(name: &HeaderName) -> bool {
-    !is_hop_by_hop(name) && !is_end_to_end(name) && *name != TRAILER
+    !is_managed(name)
 }
 
 /// Whether the client accepts trailers, which gRPC requires.

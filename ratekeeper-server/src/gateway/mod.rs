@@ -35,6 +35,7 @@ mod connection;
 mod connection_setup;
 mod drain;
 mod forward;
+mod framing;
 mod hop_headers;
 mod proxy_protocol;
 mod request;

@@ -3,14 +3,13 @@
 //! Two servers that parse one request differently are a security hole (request smuggling). Requests that hyper
 //! accepts and other servers parse differently are rejected here, before any other check.
 
-use http::header::{
-    CONNECTION, CONTENT_LENGTH, COOKIE, HOST, HeaderMap, HeaderName, HeaderValue, TRANSFER_ENCODING, UPGRADE,
-};
+use http::header::{CONNECTION, COOKIE, HOST, HeaderMap, HeaderName, HeaderValue, UPGRADE};
 use http::request::Parts;
 use http::uri::{Authority, PathAndQuery, Uri};
 use http::{Method, StatusCode, Version};
 
-use super::hop_headers::{is_end_to_end, is_forwarded, is_hop_by_hop};
+use super::framing::{AmbiguousLength, FramingError, check_framing};
+use super::hop_headers::{is_end_to_end, is_hop_by_hop, is_managed};
 
 /// Why a request is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +20,16 @@ pub(crate) struct ScreenError {
 
 const fn bad_request(detail: &'static str) -> ScreenError {
     ScreenError { status: StatusCode::BAD_REQUEST, detail }
+}
+
+impl From<FramingError> for ScreenError {
+    fn from(error: FramingError) -> ScreenError {
+        let status = match error {
+            FramingError::TwoLengths | FramingError::BadLength => StatusCode::BAD_REQUEST,
+            FramingError::UnsupportedCoding => StatusCode::NOT_IMPLEMENTED,
+        };
+        ScreenError { status, detail: error.text() }
+    }
 }
 
 /// Checks a request's head and normalizes it to the form that is forwarded: a target without scheme and authority,
@@ -37,7 +46,10 @@ pub(crate) fn screen(parts: &mut Parts, protected: &[HeaderName]) -> Result<(), 
         return Err(bad_request("the target `*` is only valid with OPTIONS"));
     }
     normalize_host(parts)?;
-    check_framing(&parts.headers)?;
+    match parts.extensions.get::<AmbiguousLength>() {
+        Some(_) => Err(FramingError::TwoLengths),
+        None => check_framing(&parts.headers),
+    }?;
     check_connection(&parts.headers, protected)?;
     remove_aliases(&mut parts.headers, protected);
     join_cookies(parts);
@@ -108,21 +120,6 @@ fn is_same(one: &Authority, other: &Authority) -> bool {
     one.host().eq_ignore_ascii_case(other.host()) && port(one) == port(other)
 }
 
-/// Rejects ambiguous framing. hyper takes the body's length from one header only, and codings other than `chunked`
-/// would be lost.
-fn check_framing(headers: &HeaderMap) -> Result<(), ScreenError> {
-    let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
-    let Some(coding) = codings.next() else { return Ok(()) };
-    if headers.contains_key(CONTENT_LENGTH) {
-        return Err(bad_request("the request has both Content-Length and Transfer-Encoding"));
-    }
-    if codings.next().is_some() || !coding.as_bytes().trim_ascii().eq_ignore_ascii_case(b"chunked") {
-        let detail = "unsupported Transfer-Encoding; only chunked is supported";
-        return Err(ScreenError { status: StatusCode::NOT_IMPLEMENTED, detail });
-    }
-    Ok(())
-}
-
 /// The header names that `Connection` lists.
 pub(crate) fn connection_names(headers: &HeaderMap) -> impl Iterator<Item = &[u8]> {
     headers.get_all(CONNECTION).iter().map(HeaderValue::as_bytes).flat_map(list_members)
@@ -150,13 +147,13 @@ fn check_connection(headers: &HeaderMap, protected: &[HeaderName]) -> Result<(),
 /// The common members of `Connection`: comparing a name is cheaper than parsing it.
 const COMMON_OPTIONS: [&[u8]; 3] = [b"keep-alive", b"close", b"upgrade"];
 
-/// Removes aliases of protected headers: servers that turn names into variables read `X_Forwarded_For` as
-/// `X-Forwarded-For`, so a client could set headers that the gateway sets or that limits read.
+/// Removes aliases of headers that the gateway interprets or sets, and of protected ones: servers that turn names into
+/// variables read `Content_Length` as `Content-Length`, so a client could frame its body twice or forge a header.
 fn remove_aliases(headers: &mut HeaderMap, protected: &[HeaderName]) {
     let has_alias_byte = |name: &&HeaderName| name.as_str().bytes().any(|byte| matches!(byte, b'_' | b'.'));
     let is_alias = |name: &&HeaderName| {
         let plain = HeaderName::try_from(name.as_str().replace(['_', '.'], "-"));
-        plain.is_ok_and(|plain| is_forwarded(&plain) || protected.contains(&plain))
+        plain.is_ok_and(|plain| is_managed(&plain) || protected.contains(&plain))
     };
     while let Some(alias) = headers.keys().filter(has_alias_byte).find(is_alias).cloned() {
         headers.remove(alias);

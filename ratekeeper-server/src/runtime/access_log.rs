@@ -21,6 +21,8 @@ use siphasher::sip128;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
+use super::log_text::{JsonText, Printable};
+
 /// Bytes that a worker buffers before it drops lines.
 const BUFFER_BYTES_MAX: usize = 1 << 20;
 /// Interval between flushes.
@@ -231,17 +233,18 @@ impl AccessLog {
 
 impl Line<'_> {
     fn write_json(&self, out: &mut String, second: &str, millis: u32) -> fmt::Result {
-        let Line { id, client, status, decision, bytes, .. } = self;
-        let (method, path, route) = (Json(self.method), Json(self.path), Json(self.route));
+        let Line { client, status, bytes, .. } = self;
+        let (id, method, path) = (JsonText(self.id), JsonText(self.method), JsonText(self.path));
+        let (route, decision) = (JsonText(self.route), JsonText(self.decision));
         write!(
             out,
             r#"{{"time":"{second}.{millis:03}Z","level":"INFO","message":"request","id":"{id}","client":"{client}","method":"{method}","path":"{path}","route":"{route}","status":{status},"decision":"{decision}","#
         )?;
         let delay = match &self.limit {
             Some(LineLimit { name, key, decision }) => {
-                write!(out, r#""limit":"{}","key":""#, Json(name))?;
+                write!(out, r#""limit":"{}","key":""#, JsonText(name))?;
                 match key {
-                    LoggedKey::Text(text) => write!(out, "{}", Json(text))?,
+                    LoggedKey::Text(text) => write!(out, "{}", JsonText(text))?,
                     key => write!(out, "{key}")?,
                 }
                 write!(out, r#"","remaining":{},"retry_after":"#, decision.remaining)?;
@@ -271,11 +274,10 @@ impl Line<'_> {
             (true, 400..=499) => ("\x1b[33m", "\x1b[0m"),
             (true, _) => ("\x1b[31m", "\x1b[0m"),
         };
-        let Line { status, method, .. } = self;
-        let path = Json(self.path).to_string();
+        let (status, method, path) = (self.status, Printable(self.method), Printable(self.path));
         write!(out, "{time} {on}{status}{off} {method:<6} {path:<24}")?;
         if let Some(LineLimit { name, key, decision }) = &self.limit {
-            write!(out, "  {:<16}  {name}: ", key.to_string())?;
+            write!(out, "  {:<16}  {}: ", Printable(&key.to_string()), Printable(name))?;
             match decision.retry_after {
                 RetryAfter::After(wait) => write!(out, "retry in {}s", wait.as_millis().div_ceil(1000))?,
                 RetryAfter::Never => out.push_str("cost above the limit"),
@@ -283,7 +285,7 @@ impl Line<'_> {
                 _ => write!(out, "{} left", decision.remaining)?,
             }
         } else if self.decision != "allowed" {
-            write!(out, "  {}", self.decision)?;
+            write!(out, "  {}", Printable(self.decision))?;
         }
         writeln!(out)
     }
@@ -299,19 +301,57 @@ impl fmt::Display for Millis {
     }
 }
 
-/// Text escaped for the inside of a JSON string.
-struct Json<'a>(&'a str);
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-impl fmt::Display for Json<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let is_plain = |byte: u8| byte >= b' ' && byte != b'"' && byte != b'\\' && byte != 0x7f;
-        if self.0.bytes().all(is_plain) {
-            return f.write_str(self.0);
+    /// Ends a JSON string, a line and a terminal's escape sequence, and reorders text.
+    const HOSTILE: &str =
+        "a\",\"status\":200,\"b\":\"\\\n\r\t\u{1b}[2J\u{7f}\u{85}\u{9b}31m\u{2028}\u{202e}\u{2066}\u{e9}";
+
+    fn written(style: LogStyle) -> String {
+        let decision = Decision {
+            allowed: false,
+            limit: 1,
+            remaining: 0,
+            retry_after: RetryAfter::Never,
+            reset_after: Duration::ZERO,
+            delay: Duration::ZERO,
+        };
+        let key = LoggedKey::Text(HOSTILE.into());
+        let line = Line {
+            id: HOSTILE,
+            client: IpAddr::from([127, 0, 0, 1]),
+            method: HOSTILE,
+            path: HOSTILE,
+            route: HOSTILE,
+            status: 429,
+            decision: HOSTILE,
+            limit: Some(LineLimit { name: HOSTILE, key: &key, decision }),
+            took: Duration::ZERO,
+            bytes: 0,
+        };
+        let mut out = String::new();
+        match style {
+            LogStyle::Json => line.write_json(&mut out, "2026-01-01T00:00:00", 0),
+            LogStyle::Human { has_color } => line.write_human(&mut out, "00:00:00", has_color),
         }
-        self.0.chars().try_for_each(|c| match c {
-            '"' | '\\' => write!(f, "\\{c}"),
-            c if c.is_control() => write!(f, "\\u{:04x}", u32::from(c)),
-            c => f.write_char(c),
-        })
+        .unwrap_or_default();
+        out
+    }
+
+    #[test]
+    fn no_text_field_can_write_another_field_or_line() {
+        let json = written(LogStyle::Json);
+        let line: serde_json::Value = serde_json::from_str(&json).unwrap_or_default();
+        for name in ["id", "method", "path", "route", "decision", "limit", "key"] {
+            assert_eq!(line[name], HOSTILE, "{name}: {json}");
+        }
+        assert_eq!(line["status"], 429, "{json}");
+        for text in [json, written(LogStyle::Human { has_color: false })] {
+            let text = text.strip_suffix('\n').unwrap_or_default();
+            let is_special = |c: char| !matches!(c, ' '..='~' | '\u{e9}');
+            assert!(!text.is_empty() && !text.contains(is_special), "{text:?}");
+        }
     }
 }

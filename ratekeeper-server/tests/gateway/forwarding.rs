@@ -1,9 +1,12 @@
 //! Forwarding of requests and responses, routing and edits.
 
 use http::Version;
+use testbed::http2::kind::{DATA, HEADERS};
+use testbed::http2::{END_HEADERS, END_STREAM, block, frame, request_head};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
+use super::peers::{ConfigFile, RawHttp2};
 use super::support::{Upstream, get, header, in_front_of, run, send_raw, status};
 
 #[tokio::test]
@@ -22,6 +25,37 @@ async fn request_body_reaches_upstream_complete() {
         assert_eq!(seen.version, Version::HTTP_11);
     }
     assert_eq!(upstream.requests().len(), 2);
+}
+
+/// Few GET and HEAD requests have a body, and hyper's client sends none unless the framing is explicit.
+#[tokio::test]
+async fn get_and_head_bodies_without_content_length_reach_upstream() {
+    for (protocol, version) in [("http1", Version::HTTP_11), ("http2", Version::HTTP_2)] {
+        for method in ["GET", "HEAD"] {
+            let upstream = Upstream::start().await;
+            let setting = format!(", protocol: {protocol}");
+            let file = ConfigFile { upstream: &setting, ..ConfigFile::default() };
+            let gateway = run(&file.to(&[upstream.address])).await;
+            let head = format!("{method} / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n");
+            let chunked = format!("{head}Transfer-Encoding: chunked\r\n\r\n3\r\nhel\r\n2\r\nlo\r\n0\r\n\r\n");
+            assert_eq!(status(&send_raw(gateway.address, chunked).await), 200);
+            let mut client = RawHttp2::connect(gateway.address).await;
+            let frames = [
+                frame(HEADERS, END_HEADERS, 1, &block(request_head(method, "/"))),
+                frame(DATA, 0, 1, b"hel"),
+                frame(DATA, END_STREAM, 1, b"lo"),
+            ];
+            client.0.write_all(&frames.concat()).await.unwrap();
+            client.next_of(HEADERS).await.expect("no response received");
+            // A request without a body stays one.
+            assert_eq!(status(&send_raw(gateway.address, format!("{head}\r\n")).await), 200);
+            let seen = upstream.requests();
+            let bodies: Vec<&[u8]> = seen.iter().map(|seen| seen.body.as_ref()).collect();
+            assert_eq!(bodies, [&b"hello"[..], b"hello", b""], "{method} over {version:?}");
+            assert!(seen.iter().all(|seen| (seen.method.as_str(), seen.version) == (method, version)));
+            assert_eq!(seen[2].header("transfer-encoding"), None);
+        }
+    }
 }
 
 #[tokio::test]
@@ -137,4 +171,35 @@ async fn captured_path_segments_keep_their_case() {
     let gateway = in_front_of(&upstream, paths, route).await;
     assert_eq!(status(&get(gateway.address, "/Users/AbC/Files/X", "").await), 200);
     assert_eq!(upstream.only_request().uri.path(), "/people/AbC/Files/X");
+}
+
+/// A path edit applies to every form of a path that matches the route.
+#[tokio::test]
+async fn escaped_and_differently_cased_prefixes_are_edited() {
+    let upstream = Upstream::start().await;
+    let at = upstream.address;
+    let gateway = run(&format!(
+        "paths: {{ case: ignore }}
+gateway:
+  listen: 127.0.0.1:0
+  routes:
+    - {{ id: strip, limits: all, path: '/@s/É/**', strip_prefix: '/@s/É', upstream: 'http://{at}' }}
+    - {{ id: rewrite, limits: all, path: '/@u/{{id}}/**', rewrite: '/v2/{{id}}/{{rest}}', upstream: 'http://{at}' }}
+"
+    ))
+    .await;
+    for (sent, forwarded) in [
+        ("/@s/%C3%A9/X%40Y", "/X%40Y"),
+        ("/%40S/%C3%89/x/", "/x/"),
+        ("/%40s/%c3%a9", "/"),
+        ("/@S/%C3%89/", "/"),
+        ("/%40s//./%C3%89/x", "/x"),
+        ("/%40u/%40Me/A/B%40", "/v2/%40Me/A/B%40"),
+        ("/@U/a", "/v2/a"),
+        ("/@U/a/", "/v2/a"),
+    ] {
+        assert_eq!(status(&get(gateway.address, sent, "").await), 200, "{sent}");
+        assert_eq!(upstream.requests().pop().unwrap().uri.path(), forwarded, "{sent}");
+    }
+    assert_eq!(status(&get(gateway.address, "/%40sx/%C3%89", "").await), 404);
 }

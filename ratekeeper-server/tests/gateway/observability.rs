@@ -131,6 +131,34 @@ async fn malformed_requests_are_counted_and_logged() {
     assert_eq!(sample(&metrics, "ratekeeper_requests_in_flight").as_deref(), Some("0"));
 }
 
+/// A trusted proxy may forward an id that a client has chosen.
+#[tokio::test]
+async fn received_request_id_that_is_not_an_id_is_replaced() {
+    let upstream = Upstream::start().await;
+    let gateway = in_front_of(&upstream, "client: { trusted_proxies: [127.0.0.0/8] }", "").await;
+    let long = "a".repeat(129);
+    let hostile = ["a\",\"status\":599,\"b\":\"", "a\\", "a\tb", "a b", "", "\u{e9}", "<a>", &long];
+    for id in hostile {
+        assert_eq!(status(&get(gateway.address, "/", &format!("X-Request-Id: {id}\r\n")).await), 200);
+    }
+    let accepted = ["7b0e5c1a-2f7d-4c3e-9b1a-0d5e6f7a8b9c", "Root=1-67891233-abc", "a/b+c=="];
+    for id in accepted {
+        assert_eq!(status(&get(gateway.address, "/", &format!("X-Request-Id: {id}\r\n")).await), 200);
+    }
+    let lines = gateway.log.lines(hostile.len() + accepted.len()).await;
+    let ids: HashSet<String> = parsed(&lines)
+        .iter()
+        .map(|line| {
+            assert_eq!(line["status"], 200, "{line}");
+            line["id"].as_str().unwrap().to_owned()
+        })
+        .collect();
+    let is_generated = |id: &String| id.len() == 16 && id.bytes().all(|byte| byte.is_ascii_hexdigit());
+    assert_eq!(ids.iter().filter(|id| is_generated(id)).count(), hostile.len(), "{ids:?}");
+    assert!(accepted.iter().all(|id| ids.contains(*id)), "{ids:?}");
+    assert!(upstream.requests().iter().all(|seen| ids.contains(seen.header("x-request-id").unwrap())));
+}
+
 #[tokio::test]
 async fn disabled_access_log_writes_nothing() {
     let upstream = Upstream::start().await;

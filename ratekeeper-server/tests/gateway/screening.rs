@@ -1,6 +1,12 @@
 //! Requests that two servers could parse differently, sent byte by byte.
 
-use super::support::{Upstream, get, header, in_front_of, send_raw, status};
+use http::Request;
+use http_body_util::Full;
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+
+use super::peers::{connect_http2, request_http2};
+use super::support::{Upstream, get, header, in_front_of, read_all, send_raw, status};
 
 /// Name, bytes to send and accepted statuses; 0 if the connection is closed without a response.
 const PROBES: [(&str, &str, &[u16]); 27] = [
@@ -72,25 +78,61 @@ async fn ambiguous_requests_are_rejected_and_not_forwarded() {
     assert_eq!(status(&get(gateway.address, "/", "").await), 200, "valid requests are still served");
 }
 
-/// With both Content-Length and Transfer-Encoding, the coding decides, the length is removed and the connection is
-/// closed. The bytes after the body are not a request.
+/// A request that states the length of its body more than once is rejected, wherever it is on its connection and
+/// however its bytes arrive. The bytes after its head are not a request.
 #[tokio::test]
-async fn transfer_encoding_overrides_content_length() {
+async fn request_with_two_lengths_is_rejected() {
     let upstream = Upstream::start().await;
     let gateway = in_front_of(&upstream, LIMITS, "").await;
+    let body = "0\r\n\r\nGET /smuggled HTTP/1.1\r\nHost: a\r\n\r\n";
+    // Requests whose bodies contain what looks like a framing header.
+    let fake = "\r\n\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n";
+    let sized = format!("POST / HTTP/1.1\r\nHost: a\r\nContent-Length: {}\r\n\r\n{fake}", fake.len());
+    let chunked = format!(
+        "POST / HTTP/1.1\r\nHost: a\r\nTrailer: X-A\r\nTransfer-Encoding: chunked\r\n\r\n\
+         {:X}; a=b\r\n{fake}\r\n0\r\nX-A: b\r\nContent-Length: 1\r\n\r\n",
+        fake.len()
+    );
+    let before = ["", "GET / HTTP/1.1\r\nHost: a\r\n\r\n", &sized, &chunked];
     for lines in [
-        "Content-Length: 60\r\nTransfer-Encoding: chunked",
-        "Transfer-Encoding: chunked\r\nContent-Length: 60",
+        "Content-Length: 48\r\nTransfer-Encoding: chunked",
+        "transfer-encoding: chunked\r\nX: y\r\ncontent-length: 48",
+        "Content-Length: 48\r\nContent-Length: 48",
     ] {
-        let smuggled = "GET /smuggled HTTP/1.1\r\nHost: a\r\n\r\n";
-        let request = format!("POST /outer HTTP/1.1\r\nHost: a\r\n{lines}\r\n\r\n0\r\n\r\n{smuggled}");
-        let response = send_raw(gateway.address, request).await;
-        assert_eq!(response.matches("HTTP/1.1 ").count(), 1, "{response}");
+        for valid in before {
+            let request = format!("{valid}POST /outer HTTP/1.1\r\nHost: a\r\n{lines}\r\n\r\n{body}");
+            let response = send_raw(gateway.address, &request).await;
+            let statuses: Vec<u16> =
+                response.split("HTTP/1.1 ").skip(1).map(|it| it[..3].parse().unwrap()).collect();
+            let expected = if valid.is_empty() { &[400][..] } else { &[200, 400] };
+            assert_eq!(statuses, expected, "{request}{response}");
+        }
+        let mut stream = TcpStream::connect(gateway.address).await.unwrap();
+        stream.set_nodelay(true).unwrap();
+        let request = format!("POST /outer HTTP/1.1\r\nHost: a\r\n{lines}\r\n\r\n");
+        for bytes in request.as_bytes().chunks(7) {
+            stream.write_all(bytes).await.unwrap();
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(status(&read_all(&mut stream).await), 400);
     }
-    for seen in upstream.requests() {
-        assert_eq!((seen.uri.path(), seen.body.len()), ("/outer", 0));
-        assert_eq!(seen.header("content-length"), None);
-    }
+    assert!(upstream.requests().iter().all(|seen| seen.uri.path() == "/"), "{:?}", upstream.requests());
+    assert_eq!(upstream.requests().len(), 9);
+}
+
+#[tokio::test]
+async fn http2_request_with_two_lengths_is_rejected() {
+    let upstream = Upstream::start().await;
+    let gateway = in_front_of(&upstream, LIMITS, "").await;
+    let mut client = connect_http2(TcpStream::connect(gateway.address).await.unwrap()).await;
+    let request = |second: &str| {
+        let request = Request::post("http://a/").header("content-length", "4");
+        request.header("content-length", second).body(Full::from("body")).unwrap()
+    };
+    assert_eq!(request_http2(&mut client, request("4")).await.head.status, 400);
+    // h2 resets the stream if the lengths differ.
+    assert!(client.send_request(request("5")).await.is_err());
+    assert!(upstream.requests().is_empty(), "{:?}", upstream.requests());
 }
 
 #[tokio::test]
@@ -117,6 +159,38 @@ async fn hop_by_hop_headers_are_not_forwarded() {
     assert_eq!(seen.header("x-kept"), Some("2"));
     let response = get(gateway.address, "/header/Proxy-Authenticate/Basic", "").await;
     assert_eq!(header(&response, "proxy-authenticate"), None, "in the response: {response}");
+}
+
+/// Servers that turn names into variables read `Content_Length` as `Content-Length`.
+#[tokio::test]
+async fn aliases_of_framing_and_hop_by_hop_headers_are_removed() {
+    let upstream = Upstream::start().await;
+    let gateway = in_front_of(&upstream, "", "").await;
+    let aliases = [
+        "Content_Length",
+        "content.length",
+        "Transfer_Encoding",
+        "TRANSFER.ENCODING",
+        "Content_Encoding",
+        "Content_Type",
+        "Keep_Alive",
+        "Proxy_Authorization",
+        "Proxy.Connection",
+    ];
+    let lines: String = aliases.iter().map(|name| format!("{name}: 7\r\n")).collect();
+    assert_eq!(status(&get(gateway.address, "/", &format!("{lines}X_Own.Name: 1\r\n")).await), 200);
+    let mut client = connect_http2(TcpStream::connect(gateway.address).await.unwrap()).await;
+    let mut request = Request::get("http://a/").header("x_own.name", "1");
+    for name in aliases {
+        request = request.header(name.to_lowercase(), "7");
+    }
+    assert_eq!(request_http2(&mut client, request.body(Full::default()).unwrap()).await.head.status, 200);
+    for seen in upstream.requests() {
+        for name in aliases {
+            assert_eq!(seen.header(name), None, "{name}");
+        }
+        assert_eq!(seen.header("x_own.name"), Some("1"), "not an alias of a header that matters here");
+    }
 }
 
 #[tokio::test]

@@ -179,6 +179,9 @@ impl Upstream {
     async fn respond(&self, request: Request<Incoming>) -> Response<BoxBody<Bytes, Infallible>> {
         let (parts, body) = request.into_parts();
         let collected = body.collect().await.unwrap_or_default();
+        // Over HTTP/2, hyper does not remove the body of a response to HEAD.
+        let is_bodiless = parts.method == Method::HEAD && parts.version == Version::HTTP_2;
+        let text = if is_bodiless { "" } else { "hello" };
         let seen = ReceivedRequest {
             method: parts.method,
             uri: parts.uri.clone(),
@@ -188,7 +191,7 @@ impl Upstream {
             body: collected.to_bytes(),
         };
         self.seen.lock().unwrap().push(seen);
-        let mut response = Response::new(Full::from("hello").boxed());
+        let mut response = Response::new(Full::from(text).boxed());
         let path = parts.uri.path().to_owned();
         let segments: Vec<&str> = path.split('/').skip(1).collect();
         match segments.as_slice() {

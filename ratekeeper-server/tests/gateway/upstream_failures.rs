@@ -1,14 +1,20 @@
 //! Failures and whether they are the server's or the client's fault.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use tokio::io::AsyncWriteExt;
+use http::Request;
+use http_body_util::Full;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::balancing::is_up;
-use super::peers::{ConfigFile, read_head, read_response, scripted};
-use super::support::{TEST_TIMEOUT, Upstream, get, in_front_of, read_all, run, send_raw, status, wait_until};
+use super::peers::{ConfigFile, connect_http2, read_head, read_response, request_http2, scripted};
+use super::support::{
+    TEST_TIMEOUT, Upstream, get, header, in_front_of, read_all, run, send_raw, status, wait_until,
+};
 
 /// A server that never responds counts as failing, like one that responds with errors.
 #[tokio::test]
@@ -131,4 +137,71 @@ async fn slow_response_in_parts_arrives_complete() {
         run(&ConfigFile { upstream: ", timeouts: { read: 300ms }", ..ConfigFile::default() }.to(&[slow]))
             .await;
     assert!(get(gateway.address, "/", "").await.ends_with("\r\n\r\nxxxxxxxx"));
+}
+
+/// A response whose length two parsers could read differently is not forwarded, and its connection is closed.
+#[tokio::test]
+async fn ambiguous_framing_of_an_upstream_gives_502() {
+    for lines in [
+        "Content-Length: 5\r\nTransfer-Encoding: chunked",
+        "Transfer-Encoding: chunked\r\nContent-Length: 5",
+        "Transfer-Encoding: gzip, chunked",
+        "Transfer-Encoding: gzip",
+        "Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked",
+        "Content-Length: 5\r\nContent-Length: 5",
+        "Content-Length: 5, 5",
+    ] {
+        let connections = Arc::new(AtomicUsize::new(0));
+        let count = connections.clone();
+        let ambiguous = scripted(move |mut stream, _| {
+            count.fetch_add(1, Ordering::Relaxed);
+            async move {
+                while let head = read_head(&mut stream).await
+                    && !head.is_empty()
+                {
+                    let body = if head.starts_with("HEAD") { "" } else { "a\r\n0123456789\r\n0\r\n\r\n" };
+                    let response = format!("HTTP/1.1 200 OK\r\n{lines}\r\n\r\n{body}");
+                    if stream.write_all(response.as_bytes()).await.is_err() {
+                        return;
+                    }
+                }
+            }
+        })
+        .await;
+        let gateway = run(&ConfigFile::default().to(&[ambiguous])).await;
+        assert_eq!(status(&get(gateway.address, "/", "").await), 502, "{lines}");
+        let head = "HEAD / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n";
+        assert_eq!(status(&send_raw(gateway.address, head).await), 502, "{lines}");
+        let mut client = connect_http2(TcpStream::connect(gateway.address).await.unwrap()).await;
+        let request = Request::get("http://a/").body(Full::default()).unwrap();
+        assert_eq!(request_http2(&mut client, request).await.head.status, 502, "{lines}");
+        assert_eq!(connections.load(Ordering::Relaxed), 3, "{lines}");
+    }
+}
+
+/// The version of an upstream's response describes its connection, not the client's.
+#[tokio::test]
+async fn response_of_an_http_1_0_upstream_is_sent_as_http_1_1() {
+    let old = scripted(|mut stream, number| async move {
+        read_head(&mut stream).await;
+        let lines = ["Content-Length: 5\r\n", "", "Connection: keep-alive\r\nContent-Length: 5\r\n"][number];
+        stream.write_all(format!("HTTP/1.0 200 OK\r\n{lines}\r\nhello").as_bytes()).await.unwrap();
+    })
+    .await;
+    let gateway = run(&ConfigFile::default().to(&[old])).await;
+    let mut stream = TcpStream::connect(gateway.address).await.unwrap();
+    let (request, mut heads) = ("GET / HTTP/1.1\r\nHost: a\r\n\r\n", Vec::new());
+    stream.write_all(request.as_bytes()).await.unwrap();
+    heads.push(read_response(&mut stream).await);
+    stream.write_all(request.as_bytes()).await.unwrap();
+    heads.push(read_head(&mut stream).await);
+    let mut body = [0; "5\r\nhello\r\n0\r\n\r\n".len()];
+    stream.read_exact(&mut body).await.unwrap();
+    assert_eq!(&body, b"5\r\nhello\r\n0\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    heads.push(read_response(&mut stream).await);
+    for head in heads {
+        assert!(head.starts_with("HTTP/1.1 200 OK\r\n"), "{head}");
+        assert_eq!(header(&head, "connection"), None, "{head}");
+    }
 }
