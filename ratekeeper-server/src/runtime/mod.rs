@@ -4,10 +4,15 @@
 //! |---|---|
 //! | [`Sockets`] | listening sockets, inherited or opened |
 //! | `metrics`, `access_log` | counters and the request log |
+//! | `http_listener`, `connection_timeouts` | connections of the HTTP API and the admin listener |
+//! | `descriptors` | the share of file descriptors that the gateway keeps |
 //! | `guard`, `problem` | access checks of the HTTP API and the admin listener, and their error responses |
 
 pub(crate) mod access_log;
+mod connection_timeouts;
+pub(crate) mod descriptors;
 pub(crate) mod guard;
+pub(crate) mod http_listener;
 pub(crate) mod metrics;
 pub(crate) mod problem;
 mod sockets;
