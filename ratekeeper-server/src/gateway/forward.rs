@@ -184,12 +184,13 @@ impl<S: Backend> ForwardContext<S> {
         }
         upstream.credit_retry();
         let mut tried = SmallVec::<[usize; ATTEMPTS_MAX]>::new();
+        let mut was_stale = false;
         loop {
             let (now, worker) = (self.now(), self.connection.worker.number);
             let Some((number, address)) = upstream.choose(&tried, now) else {
                 return problem(StatusCode::BAD_GATEWAY, "no upstream address");
             };
-            let (mut connection, is_reused) = match Pool::connection(address, worker, now).await {
+            let (mut connection, is_reused) = match Pool::connection(address, worker, now, was_stale).await {
                 Ok(connection) => connection,
                 Err(error) => {
                     if !matches!(error, ConnectError::LimitReached | ConnectError::OutOfDescriptors) {
@@ -242,6 +243,12 @@ impl<S: Backend> ForwardContext<S> {
                 }
                 self.record_failure(address, &failed.error);
                 return retry_later(StatusCode::SERVICE_UNAVAILABLE, "upstream refused the request");
+            }
+            // The server has closed a pooled connection, perhaps just as it received the request. Once, this is neither
+            // a failure nor a use of the retry budget.
+            if is_reused && has_copy && is_idempotent && !was_stale && failed.is_connection_lost() {
+                was_stale = true;
+                continue;
             }
             let SendError { error, unsent } = failed;
             match unsent {

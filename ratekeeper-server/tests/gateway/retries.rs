@@ -152,6 +152,42 @@ async fn post_is_never_retried() {
     }
 }
 
+/// A server closes a connection just as the next request arrives on it.
+#[tokio::test]
+async fn idempotent_request_on_a_stale_connection_is_sent_on_a_fresh_one() {
+    let count = Arc::new(AtomicUsize::new(0));
+    let taken = count.clone();
+    // Each connection answers one request and closes at the second; from the fifth on, at the first.
+    let address = scripted(move |mut stream, number| {
+        let taken = taken.clone();
+        async move {
+            for is_answered in [number < 4, false] {
+                read_head(&mut stream).await;
+                taken.fetch_add(1, Ordering::Relaxed);
+                if !is_answered {
+                    return;
+                }
+                stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok").await.unwrap();
+            }
+        }
+    })
+    .await;
+    let setting = ", retry_budget: 0%, outlier_ejection: { after: 1, for: 1h }, max_connections: 1";
+    let gateway = run(&ConfigFile { upstream: setting, ..ConfigFile::default() }.to(&[address])).await;
+    let mut client = TcpStream::connect(gateway.address).await.unwrap();
+    // One attempt on the first connection, then one on a stale and one on a fresh connection each.
+    for (method, wanted, attempts) in
+        [("GET", 200, 1), ("GET", 200, 2), ("DELETE", 200, 2), ("OPTIONS", 200, 2), ("POST", 502, 1)]
+    {
+        let before = count.load(Ordering::Relaxed);
+        client.write_all(format!("{method} / HTTP/1.1\r\nHost: a\r\n\r\n").as_bytes()).await.unwrap();
+        assert_eq!(status(&read_response(&mut client).await), wanted, "{method}");
+        assert_eq!(count.load(Ordering::Relaxed) - before, attempts, "{method}");
+    }
+    // A fresh connection that fails is a failure.
+    assert_eq!(request_status(gateway.address, "GET", "").await, 502);
+}
+
 /// Servers close connections that they have kept for long enough. The server has not seen a request that meets this,
 /// so even a POST is sent over another connection, and neither the retry budget nor the failure count is charged.
 #[tokio::test]

@@ -6,6 +6,7 @@
 use std::error::Error;
 use std::fmt;
 use std::future::poll_fn;
+use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
@@ -119,6 +120,14 @@ impl SendError {
             error.is_remote() && (is_refused || error.is_go_away())
         })
     }
+
+    /// Whether the connection ended before a response. On a connection that was used before, the server has most likely
+    /// closed it as the request was sent.
+    pub(crate) fn is_connection_lost(&self) -> bool {
+        let has_ended =
+            self.error.is_incomplete_message() || self.error.is_canceled() || self.error.is_closed();
+        has_ended || self.error.source().is_some_and(|source| source.is::<io::Error>())
+    }
 }
 
 impl UpstreamConnection {
@@ -152,11 +161,13 @@ impl Pool {
         }
     }
 
-    /// Returns a pooled or a new connection, and whether it was pooled.
+    /// Returns a pooled or a new connection, and whether it was pooled. An idle connection is not used if a `fresh` one
+    /// is wanted.
     pub(crate) async fn connection(
         address: &Arc<Address>,
         worker: usize,
         now: Ticks,
+        fresh: bool,
     ) -> Result<(UpstreamConnection, bool), ConnectError> {
         let pool = address.pool(worker);
         // The rare cases are boxed: a future is as large as the longest of its waits, and several kilobytes per
@@ -167,12 +178,12 @@ impl Pool {
                 None => Box::pin(pool.open_or_share(address)).await,
             };
         }
-        while let Some(idle) = pool.pop_idle() {
+        while !fresh && let Some(idle) = pool.pop_idle() {
             if let Some(sender) = idle.ready(address, now).await {
                 return Ok((UpstreamConnection::Exclusive(sender), true));
             }
         }
-        Box::pin(pool.open_or_wait(address, now)).await
+        Box::pin(pool.open_or_wait(address, now, fresh)).await
     }
 
     /// Opens a connection outside the pools.
@@ -240,6 +251,7 @@ impl Pool {
         &self,
         address: &Arc<Address>,
         now: Ticks,
+        fresh: bool,
     ) -> Result<(UpstreamConnection, bool), ConnectError> {
         let deadline = Instant::now() + address.connect_timeout;
         let permit = loop {
@@ -248,6 +260,10 @@ impl Pool {
                 Err(granted) => granted,
             };
             while let Some(idle) = address.pools().iter().find_map(|pool| pool.pop_idle()) {
+                // Closed, so that its permit becomes available for a fresh connection.
+                if fresh {
+                    break;
+                }
                 if let Some(sender) = idle.ready(address, now).await {
                     return Ok((UpstreamConnection::Exclusive(sender), true));
                 }
