@@ -20,8 +20,13 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use ratekeeper_config::Secret;
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 
 use crate::runtime::guard::{Guard, reject_cross_origin, reject_host_names, require_token};
+use crate::runtime::http_listener;
+
+/// Most open connections; further ones are closed immediately.
+pub const CONNECTIONS_MAX: usize = 64;
 
 /// Metrics, readiness and token, which the admin listener serves.
 pub trait StatusSource: Send + Sync + 'static {
@@ -58,7 +63,11 @@ pub fn listen(
         .layer(from_fn_with_state(guard, reject_host_names))
         .layer(from_fn(reject_cross_origin))
         .with_state(source);
-    Ok((address, async move { axum::serve(listener, router).await }))
+    Ok((address, async move {
+        // Never true: the listener answers health checks until the process ends.
+        let (_closing, drain) = watch::channel(false);
+        http_listener::serve(listener, router, CONNECTIONS_MAX, drain).await
+    }))
 }
 
 async fn metrics(State(source): State<Arc<dyn StatusSource>>) -> Response {

@@ -1,5 +1,6 @@
 //! A process with a low limit on open files.
 
+use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
 use crate::run::support::{Client, Folder, Process, Upstream, one_route, ratekeeper, until};
@@ -61,4 +62,24 @@ async fn exhausted_descriptors_do_not_eject_the_upstream() {
     assert_eq!(process.metric(&up).await, 1, "{:?}", process.stderr());
     assert_eq!(process.count_lines("upstream ejected"), 0, "{:?}", process.stderr());
     assert_eq!(client.get("/", "").await.unwrap().status, 200);
+}
+
+/// Clients of the admin listener need no token to open a connection.
+#[tokio::test]
+async fn admin_connections_leave_descriptors_to_the_gateway() {
+    let (folder, upstream) = (Folder::new("reserved"), Upstream::start().await);
+    let process = limited("ulimit -n 256", &folder.write("a.yaml", &one_route(&upstream, "", "")));
+    let (address, admin) = (process.address().await, process.admin().await);
+    let mut silent = Vec::new();
+    for _ in 0..300 {
+        let mut stream = TcpStream::connect(admin).await.unwrap();
+        // Beyond its bound, the listener closes the connection.
+        let _ = stream.write_all(b"GET /met").await;
+        silent.push(stream);
+    }
+    for _ in 0..3 {
+        let mut client = Client::connected(address).await;
+        assert_eq!(client.get("/", "").await.unwrap().status, 200);
+    }
+    assert_eq!(process.count_lines("accept failed"), 0, "{:?}", process.stderr());
 }

@@ -19,6 +19,7 @@ use super::call_guard::{CallGuard, CallKind};
 use super::connection::accept;
 use super::service::RateLimitService;
 use super::{EnvoyApiContext, reflection};
+use crate::runtime::open_files;
 
 /// The service names in health checks, as in Envoy's reference implementation; the empty name is the whole server.
 const HEALTH_NAMES: [&str; 2] = ["ratelimit", ""];
@@ -111,8 +112,8 @@ pub fn listen<P: EnvoyApiContext>(
         set_status(&reporter, ServingStatus::Serving).await;
         // No queue: the next connection is accepted when the previous one is served.
         let (accepted, connections) = mpsc::channel(1);
-        let accepting =
-            accept(listener, settings.connections_max, settings.client_timeout, requires_token, accepted);
+        let connections_max = settings.connections_max.min(open_files::connections_max());
+        let accepting = accept(listener, connections_max, settings.client_timeout, requires_token, accepted);
         let (shut_down, is_shutting_down) = watch::channel(false);
         let draining = shut_down_after(drain.clone(), reporter, settings.drain_delay, shut_down);
         let served = server.serve_with_incoming_shutdown(

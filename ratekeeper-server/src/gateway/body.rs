@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::fmt;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -23,18 +23,30 @@ use super::upstream::pool::{Pool, UpstreamConnection};
 
 /// Largest data frame that a response body yields to an HTTP/2 stream.
 const FRAME_BYTES_MAX: usize = 16 << 10;
+/// Largest request body that is kept for another attempt, in bytes and data frames.
+const REPLAY_BYTES_MAX: usize = 64 << 10;
+const REPLAY_FRAMES_MAX: usize = 64;
+
+/// A request body, as it is sent to an upstream.
+#[derive(Debug)]
+pub(crate) enum RequestBody {
+    Empty,
+    Client(IncomingBody),
+    /// What was sent is kept, for another attempt.
+    Replay(ReplayReader),
+}
 
 /// A request body from the client.
 #[derive(Debug)]
-pub(crate) struct RequestBody {
+pub(crate) struct IncomingBody {
     body: Option<Incoming>,
     /// Longest time without data from the client.
     timeout: Option<Duration>,
     timer: Option<Pin<Box<Sleep>>>,
     /// Records whether the client or the upstream is awaited, for the request timeout.
-    upload: Option<Arc<UploadProgress>>,
+    upload: Arc<UploadProgress>,
     /// Headers that the configuration reads or sets; they are not allowed as trailers.
-    protected: Option<Arc<[HeaderName]>>,
+    protected: Arc<[HeaderName]>,
 }
 
 impl RequestBody {
@@ -44,21 +56,123 @@ impl RequestBody {
         protected: &Arc<[HeaderName]>,
     ) -> RequestBody {
         if body.is_end_stream() {
-            return RequestBody::empty();
+            return RequestBody::Empty;
         }
-        let (upload, protected) = (Some(Arc::default()), Some(protected.clone()));
-        RequestBody { body: Some(body), timeout, timer: None, upload, protected }
+        let (upload, protected) = (Arc::default(), protected.clone());
+        RequestBody::Client(IncomingBody { body: Some(body), timeout, timer: None, upload, protected })
     }
 
-    pub(crate) fn empty() -> RequestBody {
-        RequestBody { body: None, timeout: None, timer: None, upload: None, protected: None }
+    /// Whether the client or the upstream is awaited; none if the request has no body.
+    pub(crate) fn upload(&self) -> Option<Arc<UploadProgress>> {
+        match self {
+            RequestBody::Client(body) => Some(body.upload.clone()),
+            RequestBody::Empty | RequestBody::Replay(_) => None,
+        }
+    }
+
+    /// A body for the next attempt, which begins again.
+    pub(crate) fn replay(&mut self) -> RequestBody {
+        *self = match std::mem::replace(self, RequestBody::Empty) {
+            RequestBody::Client(body) => RequestBody::Replay(ReplayReader::new(body)),
+            other => other,
+        };
+        match self {
+            RequestBody::Replay(reader) => RequestBody::Replay(reader.another()),
+            _ => RequestBody::Empty,
+        }
+    }
+
+    /// Whether all that earlier attempts have sent can be sent again.
+    pub(crate) fn can_replay(&self) -> bool {
+        match self {
+            RequestBody::Replay(reader) => reader.replay().is_kept,
+            RequestBody::Empty => true,
+            RequestBody::Client(_) => false,
+        }
+    }
+
+    /// Called when there will be no further attempt.
+    pub(crate) fn end_replay(&self) {
+        if let RequestBody::Replay(reader) = self {
+            reader.replay().is_kept = false;
+        }
     }
 }
 
-impl RequestBody {
-    /// Whether the client or the upstream is awaited; none if the request has no body.
-    pub(crate) fn upload(&self) -> Option<Arc<UploadProgress>> {
-        self.upload.clone()
+/// A body that is kept for another attempt until it is too long.
+#[derive(Debug)]
+struct Replay {
+    body: IncomingBody,
+    /// The data frames that were sent; trailers are not kept.
+    sent: Vec<Bytes>,
+    sent_bytes: usize,
+    is_kept: bool,
+    attempts: usize,
+}
+
+/// Reads a [`Replay`] from its beginning. Only the latest reader that has begun gets data.
+#[derive(Debug)]
+pub(crate) struct ReplayReader {
+    replay: Arc<Mutex<Replay>>,
+    attempt: Option<usize>,
+    /// Index of the next frame to send again.
+    next: usize,
+}
+
+impl ReplayReader {
+    fn new(body: IncomingBody) -> ReplayReader {
+        let replay = Replay { body, sent: Vec::new(), sent_bytes: 0, is_kept: true, attempts: 0 };
+        ReplayReader { replay: Arc::new(Mutex::new(replay)), attempt: None, next: 0 }
+    }
+
+    fn another(&self) -> ReplayReader {
+        ReplayReader { replay: self.replay.clone(), attempt: None, next: 0 }
+    }
+
+    fn replay(&self) -> MutexGuard<'_, Replay> {
+        self.replay.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn poll_frame(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, RequestBodyError>>> {
+        let mut replay = self.replay.lock().unwrap_or_else(PoisonError::into_inner);
+        let attempt = *self.attempt.get_or_insert_with(|| {
+            replay.attempts += 1;
+            replay.attempts
+        });
+        if attempt != replay.attempts {
+            // A later attempt has begun: whoever reads this body has no stream to send it on.
+            return Poll::Ready(None);
+        }
+        if let Some(data) = replay.sent.get(self.next) {
+            self.next += 1;
+            return Poll::Ready(Some(Ok(Frame::data(data.clone()))));
+        }
+        let frame = ready!(replay.body.poll_frame(context));
+        match frame.as_ref().and_then(|frame| frame.as_ref().ok()).map(Frame::data_ref) {
+            Some(Some(data)) if replay.is_kept && replay.has_room(data) => {
+                let data = data.clone();
+                replay.sent_bytes += data.len();
+                replay.sent.push(data);
+                self.next += 1;
+            }
+            // The end of the body can be read again.
+            None if frame.is_none() => {}
+            _ => {
+                replay.is_kept = false;
+                replay.sent = Vec::new();
+                self.next = 0;
+            }
+        }
+        Poll::Ready(frame)
+    }
+}
+
+impl Replay {
+    fn has_room(&self, data: &Bytes) -> bool {
+        self.sent.len() < REPLAY_FRAMES_MAX && self.sent_bytes + data.len() <= REPLAY_BYTES_MAX
     }
 }
 
@@ -110,24 +224,20 @@ fn screen_trailers(mut frame: Frame<Bytes>, protected: &[HeaderName]) -> Frame<B
     frame
 }
 
-impl Body for RequestBody {
-    type Data = Bytes;
-    type Error = RequestBodyError;
-
+impl IncomingBody {
     fn poll_frame(
-        self: Pin<&mut Self>,
+        &mut self,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, RequestBodyError>>> {
-        let RequestBody { body, timeout, timer, upload, protected } = self.get_mut();
+        let IncomingBody { body, timeout, timer, upload, protected } = self;
         let Some(incoming) = body else { return Poll::Ready(None) };
         if let Poll::Ready(frame) = Pin::new(incoming).poll_frame(context) {
             *timer = None;
-            upload.iter().for_each(|upload| upload.waits_for_upstream());
-            let protected = protected.as_deref().unwrap_or_default();
+            upload.waits_for_upstream();
             let screened = |frame| screen_trailers(frame, protected);
             return Poll::Ready(frame.map(|frame| frame.map(screened).map_err(RequestBodyError::Failed)));
         }
-        upload.iter().for_each(|upload| upload.waits_for_client());
+        upload.waits_for_client();
         let Some(timeout) = *timeout else { return Poll::Pending };
         let timer = timer.get_or_insert_with(|| Box::pin(sleep(timeout)));
         ready!(timer.as_mut().poll(context));
@@ -141,6 +251,51 @@ impl Body for RequestBody {
 
     fn size_hint(&self) -> SizeHint {
         self.body.as_ref().map_or(SizeHint::with_exact(0), Body::size_hint)
+    }
+}
+
+impl Body for RequestBody {
+    type Data = Bytes;
+    type Error = RequestBodyError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, RequestBodyError>>> {
+        match self.get_mut() {
+            RequestBody::Empty => Poll::Ready(None),
+            RequestBody::Client(body) => body.poll_frame(context),
+            RequestBody::Replay(reader) => reader.poll_frame(context),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            RequestBody::Empty => true,
+            RequestBody::Client(body) => body.is_end_stream(),
+            RequestBody::Replay(reader) => {
+                let replay = reader.replay();
+                replay.sent.len() <= reader.next && replay.body.is_end_stream()
+            }
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            RequestBody::Empty => SizeHint::with_exact(0),
+            RequestBody::Client(body) => body.size_hint(),
+            RequestBody::Replay(reader) => {
+                let replay = reader.replay();
+                let again: usize = replay.sent.iter().skip(reader.next).map(Bytes::len).sum();
+                let (rest, again) = (replay.body.size_hint(), again as u64);
+                let mut hint = SizeHint::new();
+                hint.set_lower(rest.lower().saturating_add(again));
+                if let Some(upper) = rest.upper() {
+                    hint.set_upper(upper.saturating_add(again));
+                }
+                hint
+            }
+        }
     }
 }
 

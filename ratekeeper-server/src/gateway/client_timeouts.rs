@@ -67,6 +67,10 @@ impl ConnectionActivity {
         self.phase.load(Ordering::Relaxed) == IDLE
     }
 
+    pub(crate) fn is_busy(&self) -> bool {
+        self.phase.load(Ordering::Relaxed) == BUSY
+    }
+
     /// When the timeout of the current phase expires; while a request is served, when to check again.
     pub(crate) fn expiry(&self, timeouts: &Timeouts) -> Expiry {
         let now = self.ticker.now();

@@ -20,6 +20,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::accept::GatewayListener;
 use super::access::AccessRecord;
 use super::body::ClientBody;
+use super::client_socket::{ClientSocket, DisconnectWatch};
 use super::client_timeouts::{ConnectionActivity, Expiry, TimedIo};
 use super::connection_setup::{ConnectionSetup, DRAIN_GRACE, first_bytes, is_http2};
 use super::framing::{AmbiguousLength, ScannedIo, ScannedRequests};
@@ -76,10 +77,12 @@ impl<S> ClientConnection<S> {
 /// Serves a connection until it ends.
 pub(crate) async fn serve<S: Backend>(
     worker: Arc<Worker<S>>,
-    mut stream: TcpStream,
+    stream: TcpStream,
     peer: SocketAddr,
     listener: Arc<GatewayListener>,
 ) {
+    let mut stream = ClientSocket::new(stream);
+    let watch = stream.watch();
     let shared = &worker.shared;
     let setup = ConnectionSetup::new(&shared.ticker, shared.state.load().timeouts.header);
     let drain = &shared.drain;
@@ -109,7 +112,7 @@ pub(crate) async fn serve<S: Backend>(
             match is_http2(&read_ahead) {
                 _ if read_ahead.is_empty() => {}
                 true => http2(stream, read_ahead, &setup, connection(false)).await,
-                false => http1(stream, read_ahead, &setup, connection(false)).await,
+                false => http1(stream, read_ahead, &setup, watch, connection(false)).await,
             }
         }
         Some(acceptor) => {
@@ -118,7 +121,7 @@ pub(crate) async fn serve<S: Backend>(
             match stream.get_ref().1.alpn_protocol() == Some(b"h2") {
                 _ if read_ahead.is_empty() => {}
                 true => http2(stream, read_ahead, &setup, connection(true)).await,
-                false => http1(stream, read_ahead, &setup, connection(true)).await,
+                false => http1(stream, read_ahead, &setup, watch, connection(true)).await,
             }
         }
     }
@@ -135,6 +138,7 @@ async fn http1<S: Backend, I>(
     io: I,
     read_ahead: Bytes,
     setup: &ConnectionSetup,
+    mut watch: DisconnectWatch,
     connection: Arc<ClientConnection<S>>,
 ) where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -184,6 +188,7 @@ async fn http1<S: Backend, I>(
                 is_draining = true;
                 timer.as_mut().reset(Instant::now() + DRAIN_GRACE);
             }
+            () = poll_fn(|context| watch.poll(context, activity)) => return,
         }
     }
     let http1::Parts { io, read_buf, .. } = http.into_parts();

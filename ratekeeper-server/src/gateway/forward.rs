@@ -71,6 +71,15 @@ fn is_offered(offered: Option<&HeaderValue>, chosen: Option<&HeaderValue>) -> bo
     list_members(offered.as_bytes()).any(|name| name.eq_ignore_ascii_case(chosen.as_bytes().trim_ascii()))
 }
 
+/// Whether a request may be processed twice, and has no body to send twice.
+fn is_idempotent(request: &Request<RequestBody>) -> bool {
+    let is_idempotent = matches!(
+        *request.method(),
+        Method::GET | Method::HEAD | Method::OPTIONS | Method::PUT | Method::DELETE
+    );
+    is_idempotent && request.body().is_end_stream()
+}
+
 fn body_error_response(error: &RequestBodyError) -> Response<UpstreamBody> {
     match error {
         RequestBodyError::TimedOut => problem(StatusCode::REQUEST_TIMEOUT, "request body timed out"),
@@ -176,12 +185,13 @@ impl<S: Backend> ForwardContext<S> {
         }
         upstream.credit_retry();
         let mut tried = SmallVec::<[usize; ATTEMPTS_MAX]>::new();
+        let mut was_stale = false;
         loop {
             let (now, worker) = (self.now(), self.connection.worker.number);
             let Some((number, address)) = upstream.choose(&tried, now) else {
                 return problem(StatusCode::BAD_GATEWAY, "no upstream address");
             };
-            let (mut connection, is_reused) = match Pool::connection(address, worker, now).await {
+            let (mut connection, is_reused) = match Pool::connection(address, worker, now, was_stale).await {
                 Ok(connection) => connection,
                 Err(error) => {
                     if !matches!(error, ConnectError::LimitReached | ConnectError::OutOfDescriptors) {
@@ -196,20 +206,22 @@ impl<S: Backend> ForwardContext<S> {
                     return connect_error_response(&error);
                 }
             };
-            let copy = self.retry_copy(request);
+            let is_idempotent = is_idempotent(request);
+            let copy = self.retry_copy(request, is_idempotent, address.protocol);
             let has_copy = copy.is_some();
-            let none = || Request::new(RequestBody::empty());
+            let none = || Request::new(RequestBody::Empty);
             let mut addressed = std::mem::replace(request, copy.unwrap_or_else(none));
             self.set_target(&mut addressed, address);
             let in_flight = upstream.count_in_flight(address);
             awaited.store(number, Ordering::Relaxed);
-            let SendError { error, unsent } = match connection.send(addressed).await {
+            let failed = match connection.send(addressed).await {
                 Ok(response) => {
                     // The connection is closed: the end of this response may not be where hyper has read it.
                     if let Err(error) = check_framing(response.headers()) {
                         self.record_failure(address, &error.text());
                         return problem(StatusCode::BAD_GATEWAY, "upstream response with ambiguous framing");
                     }
+                    request.body().end_replay();
                     let is_failure = matches!(response.status().as_u16(), 502..=504);
                     if address.record_attempt(!is_failure, upstream.config.outlier_ejection.as_ref(), now) {
                         let (name, status) = (&upstream.config.name, response.status().as_u16());
@@ -226,9 +238,25 @@ impl<S: Backend> ForwardContext<S> {
                 Err(failed) => failed,
             };
             // The client's fault does not count as a failure of the server.
-            if let Some(cause) = request_body_error(&error) {
+            if let Some(cause) = request_body_error(&failed.error) {
                 return body_error_response(cause);
             }
+            if failed.is_unprocessed() {
+                tried.push(number);
+                // Nothing can happen twice, and no server gets extra load, so any request may be sent again.
+                if has_copy && request.body().can_replay() && tried.len() < ATTEMPTS_MAX {
+                    continue;
+                }
+                self.record_failure(address, &failed.error);
+                return retry_later(StatusCode::SERVICE_UNAVAILABLE, "upstream refused the request");
+            }
+            // The server has closed a pooled connection, perhaps just as it received the request. Once, this is neither
+            // a failure nor a use of the retry budget.
+            if is_reused && has_copy && is_idempotent && !was_stale && failed.is_connection_lost() {
+                was_stale = true;
+                continue;
+            }
+            let SendError { error, unsent } = failed;
             match unsent {
                 // The server had closed a pooled connection: it has received nothing of the request, and has not
                 // failed. The next pooled connection may be closed, too, but each attempt leaves one fewer.
@@ -238,7 +266,7 @@ impl<S: Backend> ForwardContext<S> {
                         self.record_failure(address, &error);
                     }
                     tried.push(number);
-                    let has_another = has_copy || unsent.is_some();
+                    let has_another = (has_copy && is_idempotent) || unsent.is_some();
                     if let Some(unsent) = unsent {
                         *request = unsent;
                     }
@@ -288,16 +316,18 @@ impl<S: Backend> ForwardContext<S> {
         }
     }
 
-    /// A copy for a retry, if the request is idempotent, has no body and is not an upgrade.
-    fn retry_copy(&self, request: &Request<RequestBody>) -> Option<Request<RequestBody>> {
-        let is_idempotent = matches!(
-            *request.method(),
-            Method::GET | Method::HEAD | Method::OPTIONS | Method::PUT | Method::DELETE
-        );
-        if !is_idempotent || !request.body().is_end_stream() || self.upgrade.is_some() {
+    /// A copy for a retry, if there may be one: of an idempotent request, or for a server that may state that it has
+    /// not processed the request, as HTTP/2 servers can.
+    fn retry_copy(
+        &self,
+        request: &mut Request<RequestBody>,
+        is_idempotent: bool,
+        protocol: Protocol,
+    ) -> Option<Request<RequestBody>> {
+        if self.upgrade.is_some() || !(is_idempotent || protocol == Protocol::Http2) {
             return None;
         }
-        let mut copy = Request::new(RequestBody::empty());
+        let mut copy = Request::new(request.body_mut().replay());
         *copy.method_mut() = request.method().clone();
         *copy.uri_mut() = request.uri().clone();
         *copy.headers_mut() = request.headers().clone();

@@ -10,6 +10,7 @@
 //! | `accept` | accepts connections and assigns each to the worker with the fewest |
 //! | `worker` | a thread with its own runtime and its own connections to upstreams |
 //! | `connection`, `connection_setup` | one client connection: setup before the first request, then HTTP |
+//! | `client_socket` | the socket, watched for clients that disconnect while they wait |
 //! | `client_timeouts` | the header and idle timeouts of client connections |
 //! | `stream_stall` | resets HTTP/2 streams whose client does not read |
 //! | `tunnel` | connections that have switched protocols, for example to WebSocket |
@@ -30,6 +31,7 @@
 mod accept;
 mod access;
 mod body;
+mod client_socket;
 mod client_timeouts;
 mod connection;
 mod connection_setup;

@@ -21,7 +21,6 @@
 //!
 //! | file | what it does |
 //! |---|---|
-//! | `listener`, `read_timeout` | connections, and the time limit for request heads |
 //! | `router` | the routes and their access checks |
 //! | `request_body` | parses JSON bodies |
 //! | `check`, `reserve` | checks, refunds, resets and reservations |
@@ -35,10 +34,8 @@ mod authorize;
 mod check;
 mod error;
 mod idempotency;
-mod listener;
 mod metrics;
 mod original_request;
-mod read_timeout;
 mod records;
 mod request_body;
 mod reserve;
@@ -59,7 +56,6 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 pub use self::idempotency::IDEMPOTENCY_KEY_BYTES_MAX;
-pub use self::listener::CONNECTIONS_MAX;
 pub use self::metrics::HttpApiMetrics;
 pub use self::records::{
     CLAIM_NONCE_BYTES, Claim, ClaimResult, MemoryRecords, RecordError, RecordStore, RedisRecords, TakeResult,
@@ -68,6 +64,10 @@ pub(crate) use self::request_body::BODY_TIMEOUT;
 pub use self::request_body::{BODY_BYTES_MAX, CHECKS_MAX, EXPIRES, KEY_BYTES_MAX, KEY_PARTS_MAX};
 pub use self::reserve::refund_expired;
 pub use self::router::router;
+use crate::runtime::http_listener;
+
+/// Most open connections; further ones are closed immediately.
+pub const CONNECTIONS_MAX: usize = 4096;
 
 /// The OpenAPI 3.1 description of this API.
 pub const OPENAPI: &str = include_str!("openapi.json");
@@ -156,7 +156,7 @@ pub fn listen<T: HttpApiContext>(
     Ok((address, async move {
         let (end, ended) = watch::channel(false);
         let serving = async move {
-            let result = listener::serve(listener, router, drain).await;
+            let result = http_listener::serve(listener, router, CONNECTIONS_MAX, drain).await;
             end.send_replace(true);
             result
         };

@@ -22,11 +22,11 @@ use tokio::time::{MissedTickBehavior, interval};
 use super::check::ResolvedChecks;
 use super::error::HttpApiError;
 use super::idempotency::{ApiRequest, hex, random_bytes};
-use super::listener::is_closing;
 use super::metrics::EndpointOutcome;
 use super::records::{RecordError, RecordStore, TakeResult};
 use super::request_body::{self, Key, LimitCheck, Reservation, ReserveRequest, SettleRequest};
 use super::{HttpApiContext, HttpApiSnapshot, response};
+use crate::runtime::http_listener::is_closing;
 
 /// Interval between sweeps for expired reservations.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);

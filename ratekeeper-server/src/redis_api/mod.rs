@@ -66,6 +66,7 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 pub use self::metrics::RedisApiMetrics;
+use crate::runtime::open_files;
 
 /// Delay after an accept error: without free file descriptors, an immediate retry would fail again.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(50);
@@ -169,7 +170,7 @@ async fn serve<B: RedisApiContext>(listener: TcpListener, api: Arc<RedisApi<B>>)
 }
 
 fn accept<B: RedisApiContext>(connections: &mut JoinSet<()>, api: &Arc<RedisApi<B>>, stream: TcpStream) {
-    if connections.len() >= api.context.max_connections() {
+    if connections.len() >= api.context.max_connections().min(open_files::connections_max()) {
         api.metrics.reject_connection();
         // If the socket does not accept the error, the client sees the connection end.
         let _ = stream.try_write(b"-ERR max number of clients reached\r\n");

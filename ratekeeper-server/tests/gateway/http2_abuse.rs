@@ -12,7 +12,7 @@ use super::support::{TEST_TIMEOUT, Upstream, get, in_front_of, run, status};
 
 const MAX_CONCURRENT_STREAMS: u16 = 3;
 const FLOW_CONTROL_ERROR: u32 = 3;
-const REFUSED_STREAM: u32 = 7;
+pub(crate) const REFUSED_STREAM: u32 = 7;
 pub(crate) const CANCEL: u32 = 8;
 const ENHANCE_YOUR_CALM: u32 = 11;
 

@@ -21,7 +21,7 @@ mod proxy_protocol;
 mod retries;
 mod screening;
 mod streaming;
-mod support;
+pub(crate) mod support;
 mod timeouts;
 mod tls;
 mod trailers;

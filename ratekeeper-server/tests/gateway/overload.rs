@@ -90,6 +90,48 @@ async fn disconnected_clients_release_their_permits() {
     assert_eq!(status(&get(gateway.address, "/", "").await), 200);
 }
 
+/// A byte of a further request hides the disconnect from a reader that waits for the response first.
+#[tokio::test]
+async fn clients_that_disconnect_after_another_byte_release_their_permits() {
+    let silent = super::peers::scripted(|mut stream, _| async move {
+        let head = super::peers::read_head(&mut stream).await;
+        // A response that has begun is awaited as well.
+        if head.starts_with("GET /begun") {
+            stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n").await.unwrap();
+        }
+        let _ = stream.read_u8().await;
+    })
+    .await;
+    let gateway = run(&ConfigFile {
+        gateway: "max_in_flight: 6",
+        upstream: ", timeouts: { read: 10m }",
+        route: ", timeout: 10m, critical: true",
+        ..ConfigFile::default()
+    }
+    .to(&[silent]))
+    .await;
+    for is_reset in [true, false] {
+        let mut clients = Vec::new();
+        for number in 0..6 {
+            let path = if number % 2 == 0 { "/" } else { "/begun" };
+            let mut stream = TcpStream::connect(gateway.address).await.unwrap();
+            let sent = format!("GET {path} HTTP/1.1\r\nHost: a\r\n\r\nG");
+            stream.write_all(sent.as_bytes()).await.unwrap();
+            clients.push(stream);
+        }
+        wait_until(|| gauge(&gateway, "ratekeeper_requests_in_flight") == 6).await;
+        wait_until(|| upstream_connections(&gateway) == 6).await;
+        assert_shed(&get(gateway.address, "/", "").await);
+        for stream in clients {
+            if is_reset {
+                socket2::SockRef::from(&stream).set_linger(Some(std::time::Duration::ZERO)).unwrap();
+            }
+        }
+        wait_until(|| gauge(&gateway, "ratekeeper_requests_in_flight") == 0).await;
+        wait_until(|| upstream_connections(&gateway) == 0).await;
+    }
+}
+
 /// A response counts until its last byte is sent or the client disconnects.
 #[tokio::test]
 async fn unread_response_keeps_its_permit() {

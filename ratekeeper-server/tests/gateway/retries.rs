@@ -1,15 +1,27 @@
 //! Retries, their budget, and upstream connection limits.
 
+use std::convert::Infallible;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper::server::conn::http2;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use testbed::http2::kind::{DATA, GOAWAY, RST_STREAM, SETTINGS};
+use testbed::http2::{PREFACE, frame};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use super::peers::{ConfigFile, closed_address, read_head, read_response, scripted};
+use super::http2_abuse::REFUSED_STREAM;
+use super::peers::{ConfigFile, Frame, RawHttp2, closed_address, read_head, read_response, scripted};
 use super::support::{Upstream, get, header, run, send_raw, status, wait_until};
 
+const INTERNAL_ERROR: u32 = 2;
 const OFF: &str = ", outlier_ejection: off";
 
 async fn request_status(address: SocketAddr, method: &str, body: &str) -> u16 {
@@ -140,6 +152,42 @@ async fn post_is_never_retried() {
     }
 }
 
+/// A server closes a connection just as the next request arrives on it.
+#[tokio::test]
+async fn idempotent_request_on_a_stale_connection_is_sent_on_a_fresh_one() {
+    let count = Arc::new(AtomicUsize::new(0));
+    let taken = count.clone();
+    // Each connection answers one request and closes at the second; from the fifth on, at the first.
+    let address = scripted(move |mut stream, number| {
+        let taken = taken.clone();
+        async move {
+            for is_answered in [number < 4, false] {
+                read_head(&mut stream).await;
+                taken.fetch_add(1, Ordering::Relaxed);
+                if !is_answered {
+                    return;
+                }
+                stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok").await.unwrap();
+            }
+        }
+    })
+    .await;
+    let setting = ", retry_budget: 0%, outlier_ejection: { after: 1, for: 1h }, max_connections: 1";
+    let gateway = run(&ConfigFile { upstream: setting, ..ConfigFile::default() }.to(&[address])).await;
+    let mut client = TcpStream::connect(gateway.address).await.unwrap();
+    // One attempt on the first connection, then one on a stale and one on a fresh connection each.
+    for (method, wanted, attempts) in
+        [("GET", 200, 1), ("GET", 200, 2), ("DELETE", 200, 2), ("OPTIONS", 200, 2), ("POST", 502, 1)]
+    {
+        let before = count.load(Ordering::Relaxed);
+        client.write_all(format!("{method} / HTTP/1.1\r\nHost: a\r\n\r\n").as_bytes()).await.unwrap();
+        assert_eq!(status(&read_response(&mut client).await), wanted, "{method}");
+        assert_eq!(count.load(Ordering::Relaxed) - before, attempts, "{method}");
+    }
+    // A fresh connection that fails is a failure.
+    assert_eq!(request_status(gateway.address, "GET", "").await, 502);
+}
+
 /// Servers close connections that they have kept for long enough. The server has not seen a request that meets this,
 /// so even a POST is sent over another connection, and neither the retry budget nor the failure count is charged.
 #[tokio::test]
@@ -215,4 +263,68 @@ async fn waiting_request_gets_the_next_upstream_connection() {
         assert_eq!(status(&sent.await.unwrap()), 200);
     }
     assert!(*upstream.connections.lock().unwrap() <= workers());
+}
+
+/// A server over HTTP/2 whose first connection responds to each request with the frames of `refuse`; later ones answer.
+/// Returns its address, and the bodies of the requests that were answered.
+async fn refusing(refuse: fn(u32) -> Vec<u8>) -> (SocketAddr, Arc<Mutex<Vec<Bytes>>>, Arc<AtomicUsize>) {
+    let (bodies, refused) = (Arc::<Mutex<Vec<Bytes>>>::default(), Arc::<AtomicUsize>::default());
+    let shared = (bodies.clone(), refused.clone());
+    let address = scripted(move |mut stream, number| {
+        let (bodies, refused) = shared.clone();
+        async move {
+            if number == 0 {
+                stream.read_exact(&mut [0; PREFACE.len()]).await.unwrap();
+                stream.write_all(&frame(SETTINGS, 0, 0, &[])).await.unwrap();
+                let mut connection = RawHttp2(stream);
+                // After the body, so that the gateway has to send it again.
+                while let Some(Frame { kind, stream, .. }) = connection.next().await {
+                    if kind == DATA {
+                        refused.fetch_add(1, Ordering::Relaxed);
+                        let _ = connection.0.write_all(&refuse(stream)).await;
+                    }
+                }
+                return;
+            }
+            let respond = service_fn(move |request: Request<Incoming>| {
+                let bodies = bodies.clone();
+                async move {
+                    let body = request.into_body().collect().await.unwrap().to_bytes();
+                    bodies.lock().unwrap().push(body);
+                    Ok::<_, Infallible>(Response::new(Full::<Bytes>::from("ok")))
+                }
+            });
+            let serving = http2::Builder::new(TokioExecutor::new());
+            let _ = serving.serve_connection(TokioIo::new(stream), respond).await;
+        }
+    })
+    .await;
+    (address, bodies, refused)
+}
+
+/// The server states that it has not processed the request, so any method may be retried, without the retry budget.
+#[tokio::test]
+async fn requests_that_an_http2_server_has_not_processed_are_sent_again() {
+    let refusals: [fn(u32) -> Vec<u8>; 2] = [
+        |stream| frame(RST_STREAM, 0, stream, &REFUSED_STREAM.to_be_bytes()),
+        |_| frame(GOAWAY, 0, 0, &[0; 8]),
+    ];
+    for refuse in refusals {
+        let (address, bodies, refused) = refusing(refuse).await;
+        let setting = ", protocol: http2, retry_budget: 0%, outlier_ejection: { after: 1, for: 1h }";
+        let gateway = run(&ConfigFile { upstream: setting, ..ConfigFile::default() }.to(&[address])).await;
+        assert_eq!(request_status(gateway.address, "POST", "body").await, 200);
+        assert_eq!(*bodies.lock().unwrap(), ["body"]);
+        assert_eq!(refused.load(Ordering::Relaxed), 1);
+    }
+}
+
+#[tokio::test]
+async fn post_that_an_http2_server_may_have_processed_is_not_sent_again() {
+    let (address, bodies, refused) =
+        refusing(|stream| frame(RST_STREAM, 0, stream, &INTERNAL_ERROR.to_be_bytes())).await;
+    let file = ConfigFile { upstream: ", protocol: http2", ..ConfigFile::default() };
+    let gateway = run(&file.to(&[address])).await;
+    assert_eq!(request_status(gateway.address, "POST", "body").await, 502);
+    assert_eq!((refused.load(Ordering::Relaxed), bodies.lock().unwrap().len()), (1, 0));
 }

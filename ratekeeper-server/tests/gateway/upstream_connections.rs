@@ -9,12 +9,14 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body_util::Full;
+use hyper::body::Incoming;
 use hyper::server::conn::http2 as server;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::io::{AsyncWriteExt, copy_bidirectional};
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, Semaphore};
+use tokio::task::JoinHandle;
 
 use super::peers::{
     ConfigFile, Identity, TempDir, connect_http2, read_head, read_response, request_http2, scripted,
@@ -348,4 +350,106 @@ async fn websocket_counts_against_the_connection_limit() {
     drop(socket);
     wait_until(|| super::overload::upstream_connections(&gateway) == 0).await;
     assert_eq!(status(&get(gateway.address, "/", "").await), 200);
+}
+
+/// An HTTP/2 server with few streams per connection. `/hold` is answered once `release` has a permit.
+struct FewStreams {
+    address: SocketAddr,
+    connections: Arc<AtomicUsize>,
+    /// Requests that are held.
+    held: Arc<AtomicUsize>,
+    release: Arc<Semaphore>,
+}
+
+impl FewStreams {
+    async fn start(streams_max: u32) -> FewStreams {
+        let (connections, held) = (Arc::<AtomicUsize>::default(), Arc::<AtomicUsize>::default());
+        let release = Arc::new(Semaphore::new(0));
+        let shared = (connections.clone(), held.clone(), release.clone());
+        let address = scripted(move |stream, _| {
+            let (connections, held, release) = shared.clone();
+            async move {
+                connections.fetch_add(1, Ordering::Relaxed);
+                let respond = service_fn(move |request: Request<Incoming>| {
+                    let (held, release) = (held.clone(), release.clone());
+                    async move {
+                        if request.uri().path() == "/hold" {
+                            held.fetch_add(1, Ordering::Relaxed);
+                            release.acquire().await.unwrap().forget();
+                            held.fetch_sub(1, Ordering::Relaxed);
+                        }
+                        Ok::<_, Infallible>(Response::new(Full::<Bytes>::from("ok")))
+                    }
+                });
+                let mut serving = server::Builder::new(TokioExecutor::new());
+                serving.max_concurrent_streams(streams_max);
+                let _ = serving.serve_connection(TokioIo::new(stream), respond).await;
+            }
+        })
+        .await;
+        FewStreams { address, connections, held, release }
+    }
+}
+
+/// A client whose requests all run on one worker.
+async fn one_worker(gateway: SocketAddr) -> impl Fn(&str) -> JoinHandle<u16> {
+    let sender = connect_http2(TcpStream::connect(gateway).await.unwrap()).await;
+    move |path: &str| {
+        let request = Request::post(format!("http://a{path}")).body(Full::from("body")).unwrap();
+        let mut sender = sender.clone();
+        tokio::spawn(async move { request_http2(&mut sender, request).await.head.status.as_u16() })
+    }
+}
+
+#[tokio::test]
+async fn more_connections_are_opened_when_streams_run_out() {
+    for (streams_max, is_burst) in [(1, false), (2, false), (2, true)] {
+        let upstream = FewStreams::start(streams_max).await;
+        let file =
+            ConfigFile { upstream: ", protocol: http2", route: ", timeout: 10m", ..ConfigFile::default() };
+        let gateway = run(&file.to(&[upstream.address])).await;
+        let send = one_worker(gateway.address).await;
+        let mut held = Vec::new();
+        for number in 1..=12 {
+            held.push(send("/hold"));
+            if !is_burst {
+                wait_until(|| upstream.held.load(Ordering::Relaxed) == number).await;
+            }
+        }
+        wait_until(|| upstream.held.load(Ordering::Relaxed) == 12).await;
+        assert_eq!(send("/").await.unwrap(), 200, "an unrelated request waits for a stream");
+        let connections = upstream.connections.load(Ordering::Relaxed);
+        assert!(connections <= 12 / streams_max as usize + 1, "{connections} connections");
+        upstream.release.add_permits(12);
+        for sent in held {
+            assert_eq!(sent.await.unwrap(), 200);
+        }
+    }
+}
+
+#[tokio::test]
+async fn requests_wait_for_a_stream_at_the_connection_limit() {
+    let upstream = FewStreams::start(2).await;
+    let file = ConfigFile {
+        upstream: ", protocol: http2, max_connections: 2, timeouts: { connect: 200ms }",
+        route: ", timeout: 10m",
+        ..ConfigFile::default()
+    };
+    let gateway = run(&file.to(&[upstream.address])).await;
+    let send = one_worker(gateway.address).await;
+    let mut held = Vec::new();
+    for number in 1..=4 {
+        held.push(send("/hold"));
+        wait_until(|| upstream.held.load(Ordering::Relaxed) == number).await;
+    }
+    assert_eq!(send("/").await.unwrap(), 503, "all streams are in use for the whole connect timeout");
+    let waiting = send("/");
+    upstream.release.add_permits(1);
+    assert_eq!(waiting.await.unwrap(), 200, "it gets the stream that ends");
+    upstream.release.add_permits(3);
+    for sent in held {
+        assert_eq!(sent.await.unwrap(), 200);
+    }
+    assert_eq!(upstream.connections.load(Ordering::Relaxed), 2);
+    assert_eq!(super::overload::upstream_connections(&gateway), 2);
 }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use hyper::client::conn::http1;
 use tokio::sync::oneshot;
 
-use super::pool::SharedConnection;
+use super::shared::SharedStream;
 use crate::gateway::body::RequestBody;
 
 /// Shortest queue from which abandoned waiters are removed; they are removed each time the queue has doubled.
@@ -37,8 +37,8 @@ struct Queue {
 pub(crate) enum Grant {
     /// A connection that another request has finished with.
     Idle(http1::SendRequest<RequestBody>),
-    /// A connection that all requests share.
-    Shared(SharedConnection),
+    /// A stream of a connection that requests share.
+    Stream(SharedStream),
     /// A permit to open one.
     Permit(ConnectionPermit),
 }
@@ -90,9 +90,8 @@ impl ConnectionLimit {
         Err(granted)
     }
 
-    /// Hands a connection to the oldest waiter; returns it if there is none.
-    pub(crate) fn hand_over(&self, connection: http1::SendRequest<RequestBody>) -> Option<Grant> {
-        let mut grant = Grant::Idle(connection);
+    /// Hands a connection or a stream to the oldest waiter; returns it if there is none.
+    pub(crate) fn hand_over(&self, mut grant: Grant) -> Option<Grant> {
         while let Some(waiter) = self.next_waiter() {
             match waiter.send(grant) {
                 Ok(()) => return None,
@@ -100,14 +99,6 @@ impl ConnectionLimit {
             }
         }
         Some(grant)
-    }
-
-    /// Sends a shared connection to all waiters.
-    pub(crate) fn share_with_waiters(&self, connection: &SharedConnection) {
-        while let Some(waiter) = self.next_waiter() {
-            // A waiter that has given up needs none.
-            let _ = waiter.send(Grant::Shared(connection.clone()));
-        }
     }
 
     /// Passes the permit directly to the oldest waiter, so that no later request overtakes it.

@@ -44,7 +44,7 @@ pub(crate) fn spawn_checks(upstream: &Arc<Upstream>) {
 
 /// Whether an address answers with a success status; None if the gateway is out of file descriptors.
 async fn check(address: &Arc<Address>, health: &Health) -> Option<bool> {
-    let mut request = Request::new(RequestBody::empty());
+    let mut request = Request::new(RequestBody::Empty);
     let path = format!("{}{}", address.config.path, health.path);
     let target = match address.protocol {
         Protocol::Http1 => path.parse::<Uri>().ok(),

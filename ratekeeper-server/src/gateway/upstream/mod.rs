@@ -3,6 +3,7 @@
 //! | file | what it does |
 //! |---|---|
 //! | `pool` | pools of connections, one per worker |
+//! | `shared` | connections that requests share, for HTTP/2 |
 //! | `capacity` | the connection limit of an address, over all workers |
 //! | `dial` | opens sockets: name lookup, TCP and TLS |
 //! | `health` | active health checks |
@@ -11,6 +12,7 @@ pub(crate) mod capacity;
 mod dial;
 pub(crate) mod health;
 pub(crate) mod pool;
+mod shared;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};

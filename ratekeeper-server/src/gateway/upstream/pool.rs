@@ -3,9 +3,10 @@
 //! Each worker has its own pool, so requests do not contend for a lock and a connection wakes no other core. Workers
 //! use each other's connections only at the server's connection limit.
 
+use std::error::Error;
 use std::fmt;
 use std::future::poll_fn;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
@@ -20,6 +21,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use super::Address;
 use super::capacity::{ConnectionLimit, ConnectionPermit, Grant};
 use super::dial::{UpstreamStream, dial, failed};
+use super::shared::{ServerSettings, SettingsIo, SharedConnection, SharedStream, drive_shared};
 use crate::gateway::body::RequestBody;
 use crate::gateway::timer::{Ticker, Ticks};
 
@@ -33,9 +35,9 @@ const READY_TIMEOUT: Duration = Duration::from_millis(20);
 #[derive(Debug)]
 pub(crate) struct Pool {
     idle: Mutex<Vec<IdleConnection>>,
-    /// The connection that all requests share, for HTTP/2.
-    shared: Mutex<Option<PooledSharedConnection>>,
-    /// Held while the shared connection is opened, so that other requests wait for it rather than open more.
+    /// The connections that requests share, for HTTP/2: the oldest first.
+    shared: Mutex<Vec<SharedConnection>>,
+    /// Held while a shared connection is opened, so that other requests wait for it rather than open more.
     opening: tokio::sync::Mutex<()>,
     /// The connection limit, shared by all workers.
     limit: Arc<ConnectionLimit>,
@@ -69,57 +71,6 @@ async fn is_ready(sender: &mut http1::SendRequest<RequestBody>) -> bool {
     }
 }
 
-/// A connection that all requests share, for HTTP/2.
-#[derive(Clone, Debug)]
-pub(crate) struct SharedConnection {
-    sender: http2::SendRequest<RequestBody>,
-    state: Arc<SharedConnectionState>,
-}
-
-/// State of a shared connection, common to all its users.
-#[derive(Debug)]
-struct SharedConnectionState {
-    ticker: Arc<Ticker>,
-    /// When the server last sent something over the connection, in milliseconds.
-    last_received: AtomicU64,
-    /// The connection takes no more requests.
-    is_retired: AtomicBool,
-}
-
-impl SharedConnection {
-    fn new(sender: http2::SendRequest<RequestBody>, ticker: Arc<Ticker>) -> SharedConnection {
-        let last_received = AtomicU64::new(ticker.now().as_millis());
-        SharedConnection {
-            sender,
-            state: Arc::new(SharedConnectionState {
-                ticker,
-                last_received,
-                is_retired: AtomicBool::new(false),
-            }),
-        }
-    }
-
-    fn touch(&self) {
-        self.state.last_received.store(self.state.ticker.now().as_millis(), Ordering::Relaxed);
-    }
-
-    fn last_received(&self) -> Ticks {
-        Ticks::from_millis(self.state.last_received.load(Ordering::Relaxed))
-    }
-
-    /// Whether the connection can take the next request.
-    fn is_usable(&self) -> bool {
-        self.sender.is_ready() && !self.state.is_retired.load(Ordering::Relaxed)
-    }
-}
-
-/// A shared connection in a pool. Requests on it hold `users`.
-#[derive(Debug)]
-struct PooledSharedConnection {
-    shared: SharedConnection,
-    users: Arc<()>,
-}
-
 /// Why no connection is available.
 #[derive(Debug)]
 pub(crate) enum ConnectError {
@@ -148,11 +99,7 @@ impl fmt::Display for ConnectError {
 #[derive(Debug)]
 pub(crate) enum UpstreamConnection {
     Exclusive(http1::SendRequest<RequestBody>),
-    Shared {
-        shared: SharedConnection,
-        /// Marks the connection as in use.
-        _user: Arc<()>,
-    },
+    Shared(SharedStream),
 }
 
 /// A request that got no response.
@@ -163,6 +110,26 @@ pub(crate) struct SendError {
     pub(crate) unsent: Option<Request<RequestBody>>,
 }
 
+impl SendError {
+    /// Whether the server has stated that it did not process the request: it refused the stream, or closed the
+    /// connection after an earlier one. h2 reports GOAWAY only to streams after the last that it names.
+    pub(crate) fn is_unprocessed(&self) -> bool {
+        let source = self.error.source().and_then(|source| source.downcast_ref::<h2::Error>());
+        source.is_some_and(|error| {
+            let is_refused = error.is_reset() && error.reason() == Some(h2::Reason::REFUSED_STREAM);
+            error.is_remote() && (is_refused || error.is_go_away())
+        })
+    }
+
+    /// Whether the connection ended before a response. On a connection that was used before, the server has most likely
+    /// closed it as the request was sent.
+    pub(crate) fn is_connection_lost(&self) -> bool {
+        let has_ended =
+            self.error.is_incomplete_message() || self.error.is_canceled() || self.error.is_closed();
+        has_ended || self.error.source().is_some_and(|source| source.is::<io::Error>())
+    }
+}
+
 impl UpstreamConnection {
     pub(crate) async fn send(
         &mut self,
@@ -170,15 +137,16 @@ impl UpstreamConnection {
     ) -> Result<Response<Incoming>, SendError> {
         let sent = match self {
             UpstreamConnection::Exclusive(sender) => sender.try_send_request(request).await,
-            UpstreamConnection::Shared { shared, .. } => {
-                let sent = shared.sender.try_send_request(request).await;
-                if sent.is_ok() {
-                    shared.touch();
-                }
-                sent
-            }
+            UpstreamConnection::Shared(stream) => stream.send(request).await,
         };
         sent.map_err(|mut error| SendError { unsent: error.take_message(), error: error.into_error() })
+            .inspect_err(|failed| {
+                if let UpstreamConnection::Shared(stream) = self
+                    && failed.is_unprocessed()
+                {
+                    stream.refused();
+                }
+            })
     }
 }
 
@@ -193,27 +161,29 @@ impl Pool {
         }
     }
 
-    /// Returns a pooled or a new connection, and whether it was pooled.
+    /// Returns a pooled or a new connection, and whether it was pooled. An idle connection is not used if a `fresh` one
+    /// is wanted.
     pub(crate) async fn connection(
         address: &Arc<Address>,
         worker: usize,
         now: Ticks,
+        fresh: bool,
     ) -> Result<(UpstreamConnection, bool), ConnectError> {
         let pool = address.pool(worker);
         // The rare cases are boxed: a future is as large as the longest of its waits, and several kilobytes per
         // request cost more than a rare allocation.
         if address.protocol == Protocol::Http2 {
-            return match pool.current_shared() {
-                Some(connection) => Ok((connection, true)),
+            return match pool.free_stream() {
+                Some(stream) => Ok((UpstreamConnection::Shared(stream), true)),
                 None => Box::pin(pool.open_or_share(address)).await,
             };
         }
-        while let Some(idle) = pool.pop_idle() {
+        while !fresh && let Some(idle) = pool.pop_idle() {
             if let Some(sender) = idle.ready(address, now).await {
                 return Ok((UpstreamConnection::Exclusive(sender), true));
             }
         }
-        Box::pin(pool.open_or_wait(address, now)).await
+        Box::pin(pool.open_or_wait(address, now, fresh)).await
     }
 
     /// Opens a connection outside the pools.
@@ -221,12 +191,8 @@ impl Pool {
         match address.protocol {
             Protocol::Http1 => Pool::open(address, None).await.map(UpstreamConnection::Exclusive),
             Protocol::Http2 => {
-                let ticker = address.pool(0).ticker.clone();
-                let sender = Pool::open_shared(address, None).await?;
-                Ok(UpstreamConnection::Shared {
-                    shared: SharedConnection::new(sender, ticker),
-                    _user: Arc::default(),
-                })
+                let shared = address.pool(0).open_shared(address, None).await?;
+                shared.stream().map(UpstreamConnection::Shared).ok_or(ConnectError::LimitReached)
             }
         }
     }
@@ -239,7 +205,7 @@ impl Pool {
     pub(crate) fn release(&self, connection: UpstreamConnection) {
         let mut sender = match connection {
             UpstreamConnection::Exclusive(sender) => sender,
-            UpstreamConnection::Shared { shared, .. } => return shared.touch(),
+            UpstreamConnection::Shared(stream) => return stream.touch(),
         };
         // Repeats only if a waiter joined and gave up before it received the connection.
         while !sender.is_closed() {
@@ -249,7 +215,7 @@ impl Pool {
                 return;
             }
             let Some(idle) = self.pop_idle() else { return };
-            let Some(Grant::Idle(back)) = self.limit.hand_over(idle.sender) else { return };
+            let Some(Grant::Idle(back)) = self.limit.hand_over(Grant::Idle(idle.sender)) else { return };
             sender = back;
         }
     }
@@ -260,9 +226,13 @@ impl Pool {
         let so_far = self.ticker.now().since(Ticks::default());
         let begun = Ticks::default().after(so_far.saturating_sub(waited));
         let mut shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(pooled) = shared.take_if(|pooled| pooled.shared.last_received() <= begun) {
-            pooled.shared.state.is_retired.store(true, Ordering::Relaxed);
-        }
+        shared.retain(|connection| {
+            let is_silent = connection.last_received() <= begun && connection.has_streams();
+            if is_silent {
+                connection.retire();
+            }
+            !is_silent
+        });
     }
 
     /// Closes connections that were last used before `oldest`. The idle list is ordered oldest first.
@@ -271,10 +241,8 @@ impl Pool {
         let old = idle.iter().take_while(|idle| idle.since < oldest).count();
         idle.drain(..old);
         drop(idle);
-        let is_unused = |pooled: &mut PooledSharedConnection| {
-            pooled.shared.last_received() < oldest && Arc::strong_count(&pooled.users) == 1
-        };
-        self.shared.lock().unwrap_or_else(PoisonError::into_inner).take_if(is_unused);
+        let is_used = |shared: &SharedConnection| shared.last_received() >= oldest || shared.has_streams();
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner).retain(is_used);
     }
 
     /// For a worker without an idle connection: opens one, or at the connection limit takes another worker's idle
@@ -283,6 +251,7 @@ impl Pool {
         &self,
         address: &Arc<Address>,
         now: Ticks,
+        fresh: bool,
     ) -> Result<(UpstreamConnection, bool), ConnectError> {
         let deadline = Instant::now() + address.connect_timeout;
         let permit = loop {
@@ -291,6 +260,10 @@ impl Pool {
                 Err(granted) => granted,
             };
             while let Some(idle) = address.pools().iter().find_map(|pool| pool.pop_idle()) {
+                // Closed, so that its permit becomes available for a fresh connection.
+                if fresh {
+                    break;
+                }
                 if let Some(sender) = idle.ready(address, now).await {
                     return Ok((UpstreamConnection::Exclusive(sender), true));
                 }
@@ -331,86 +304,97 @@ impl Pool {
         }
     }
 
-    /// For a worker without a shared connection: opens one, or at the connection limit shares another worker's.
+    /// For a worker without a free stream: opens a connection, or at the connection limit takes a stream of another
+    /// worker's connection, or waits for the next that ends.
     async fn open_or_share(
         &self,
         address: &Arc<Address>,
     ) -> Result<(UpstreamConnection, bool), ConnectError> {
         let deadline = Instant::now() + address.connect_timeout;
-        let _opening = timeout_at(deadline, self.opening.lock()).await.map_err(|_| ConnectError::TimedOut)?;
-        // Another request may have opened one in the meantime.
-        if let Some(connection) = self.current_shared() {
-            return Ok((connection, true));
+        let Ok(opening) = timeout_at(deadline, self.opening.lock()).await else {
+            // If there is a connection, the server is not late: further connections are opened one after the other.
+            let is_first = self.shared.lock().unwrap_or_else(PoisonError::into_inner).is_empty();
+            return Err(if is_first { ConnectError::TimedOut } else { ConnectError::LimitReached });
+        };
+        // Another request may have opened a connection in the meantime.
+        if let Some(stream) = self.free_stream() {
+            return Ok((UpstreamConnection::Shared(stream), true));
         }
         let permit = match self.limit.acquire() {
             Ok(permit) => permit,
             Err(granted) => {
-                if let Some(UpstreamConnection::Shared { shared, .. }) =
-                    address.pools().iter().find_map(|pool| pool.current_shared())
-                {
-                    return Ok((self.set_shared(shared), true));
+                // Requests that wait for a stream must not wait for each other.
+                drop(opening);
+                if let Some(stream) = address.pools().iter().find_map(|pool| pool.free_stream()) {
+                    return Ok((self.adopt(stream), true));
                 }
                 match timeout_at(deadline, granted).await {
                     Ok(Ok(Grant::Permit(permit))) => permit,
-                    Ok(Ok(Grant::Shared(shared))) => return Ok((self.set_shared(shared), true)),
+                    Ok(Ok(Grant::Stream(stream))) => return Ok((self.adopt(stream), true)),
                     _ => return Err(ConnectError::LimitReached),
                 }
             }
         };
-        let opening = timeout(address.connect_timeout, Pool::open_shared(address, Some(permit))).await;
-        let sender = opening.map_err(|_| ConnectError::TimedOut)??;
-        let shared = SharedConnection::new(sender, self.ticker.clone());
-        let connection = self.set_shared(shared.clone());
-        if self.limit.has_waiters() {
-            self.limit.share_with_waiters(&shared);
+        let opening = timeout(address.connect_timeout, self.open_shared(address, Some(permit))).await;
+        let shared = opening.map_err(|_| ConnectError::TimedOut)??;
+        // None only if the server allows no stream at all.
+        let stream = shared.stream().ok_or(ConnectError::LimitReached)?;
+        let connection = self.adopt(stream);
+        while self.limit.has_waiters()
+            && let Some(stream) = shared.stream()
+        {
+            self.limit.hand_over(Grant::Stream(stream));
         }
         Ok((connection, false))
     }
 
-    /// Makes a connection the shared one of this pool.
-    fn set_shared(&self, shared: SharedConnection) -> UpstreamConnection {
-        let users = Arc::default();
-        let connection = UpstreamConnection::Shared { shared: shared.clone(), _user: Arc::clone(&users) };
-        *self.shared.lock().unwrap_or_else(PoisonError::into_inner) =
-            Some(PooledSharedConnection { shared, users });
-        connection
+    /// Adds the connection of a stream to this pool, if it is not there.
+    fn adopt(&self, stream: SharedStream) -> UpstreamConnection {
+        let mut shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
+        if !shared.iter().any(|connection| connection.is_same(stream.connection())) {
+            shared.push(stream.connection().clone());
+        }
+        drop(shared);
+        UpstreamConnection::Shared(stream)
     }
 
-    /// The shared connection, if it is open.
-    fn current_shared(&self) -> Option<UpstreamConnection> {
-        let mut pooled = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
-        if pooled.as_ref().is_some_and(|pooled| !pooled.shared.is_usable()) {
-            // Dropped, so that the pool does not hold it open.
-            *pooled = None;
-        }
-        pooled.as_ref().map(|pooled| UpstreamConnection::Shared {
-            shared: pooled.shared.clone(),
-            _user: pooled.users.clone(),
-        })
+    /// A stream of the first connection that has one left.
+    fn free_stream(&self) -> Option<SharedStream> {
+        let mut shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
+        // Removed, so that the pool does not hold them open.
+        shared.retain(SharedConnection::is_usable);
+        shared.iter().find_map(SharedConnection::stream)
     }
 
     async fn open_shared(
+        &self,
         address: &Arc<Address>,
         permit: Option<ConnectionPermit>,
-    ) -> Result<http2::SendRequest<RequestBody>, ConnectError> {
+    ) -> Result<SharedConnection, ConnectError> {
+        let limit = permit.is_some().then(|| self.limit.clone());
+        let ticker = self.ticker.clone();
+        let settings = ServerSettings::new(self.shared.lock().unwrap_or_else(PoisonError::into_inner).last());
         let mut builder = http2::Builder::new(TokioExecutor::new());
         builder
             .timer(TokioTimer::new())
             .max_header_list_size(HEADERS_BYTES_MAX)
+            .initial_max_send_streams(settings.assumed())
             .adaptive_window(true)
             // Pings are sent only while a request waits: otherwise it does not matter whether the server is up.
             .keep_alive_interval(address.ping_after)
             .keep_alive_timeout(address.connect_timeout * PING_TIMEOUT_FACTOR);
         match dial(address, permit).await? {
             UpstreamStream::Plain(stream) => {
-                let (sender, connection) = builder.handshake(TokioIo::new(stream)).await.map_err(failed)?;
-                drive(connection);
-                Ok(sender)
+                let io = SettingsIo::new(TokioIo::new(stream), &settings);
+                let (sender, connection) = builder.handshake(io).await.map_err(failed)?;
+                drive(drive_shared(connection, settings.clone()));
+                Ok(SharedConnection::new(sender, settings, ticker, limit))
             }
             UpstreamStream::Tls(stream) => {
-                let (sender, connection) = builder.handshake(TokioIo::new(stream)).await.map_err(failed)?;
-                drive(connection);
-                Ok(sender)
+                let io = SettingsIo::new(TokioIo::new(stream), &settings);
+                let (sender, connection) = builder.handshake(io).await.map_err(failed)?;
+                drive(drive_shared(connection, settings.clone()));
+                Ok(SharedConnection::new(sender, settings, ticker, limit))
             }
         }
     }

@@ -1,4 +1,5 @@
-//! Connections of the HTTP API: bounded in number, cut off when slow, and drained when the API closes.
+//! Connections of the HTTP API and the admin listener: bounded in number, cut off when slow, and drained when the
+//! listener closes.
 
 use std::convert::Infallible;
 use std::io;
@@ -21,25 +22,25 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tower_service::Service;
 
-use super::read_timeout::{ConnectionState, HeadTimeout};
+use super::connection_timeouts::{ClientTimeoutIo, ConnectionState};
+use super::open_files;
 
-/// Most open connections; further ones are closed immediately.
-pub const CONNECTIONS_MAX: usize = 4096;
 /// How long a connection may be idle after a request: longer than proxies keep theirs, so that the proxy closes first
 /// and never sends into a connection that is being closed. A head that has begun has less time.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(75);
-/// How long requests in flight may take when the API closes.
+/// How long requests in flight may take when the listener closes.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 /// Delay before the next attempt if the system cannot accept a connection.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(50);
 
-/// Serves connections until the API closes.
-pub(super) async fn serve(
+/// Serves connections until the listener closes: at most `connections_max`, further ones are closed immediately.
+pub(crate) async fn serve(
     listener: TcpListener,
     router: Router,
+    connections_max: usize,
     drain: watch::Receiver<bool>,
 ) -> io::Result<()> {
-    let permits = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let permits = Arc::new(Semaphore::new(connections_max.min(open_files::connections_max())));
     let mut connections = JoinSet::new();
     let mut closing = drain.clone();
     loop {
@@ -64,8 +65,8 @@ pub(super) async fn serve(
     Ok(())
 }
 
-/// Resolves when the API closes, or when the sender is dropped.
-pub(super) async fn is_closing(drain: &mut watch::Receiver<bool>) {
+/// Resolves when the listener closes, or when the sender is dropped.
+pub(crate) async fn is_closing(drain: &mut watch::Receiver<bool>) {
     let _ = drain.wait_for(|is_closing| *is_closing).await;
 }
 
@@ -73,7 +74,7 @@ async fn connection(stream: TcpStream, peer: SocketAddr, router: Router, mut dra
     // Responses are small, and the client waits for them.
     let _ = stream.set_nodelay(true);
     let state = ConnectionState::default();
-    let stream = HeadTimeout::new(stream, state.clone());
+    let stream = ClientTimeoutIo::new(stream, state.clone());
     let service = service_fn(move |request: Request<Incoming>| {
         state.head_complete();
         let (mut router, state) = (router.clone(), state.clone());

@@ -1,5 +1,5 @@
-//! The time limit for request heads. A head arrives before its sender is authenticated, so a slow one is cut off
-//! early, while a connection that has already served a request may be idle for longer.
+//! The time limits for request heads and for responses. A head arrives before its sender is authenticated, so a slow
+//! one is cut off early, while a connection that has already served a request may be idle for longer.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -9,14 +9,16 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::time::{Instant, Sleep, sleep_until};
+use tokio::time::{Instant, Sleep, sleep, sleep_until};
 
 /// How long a head may take from its first byte; for the first head, from when the connection is accepted.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a client may read nothing of a response.
+const READ_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The state of a connection. Reader and service are polled by one task, one after the other.
 #[derive(Clone, Debug, Default)]
-pub(super) struct ConnectionState(Arc<AtomicU8>);
+pub(crate) struct ConnectionState(Arc<AtomicU8>);
 
 /// The client sends a head.
 const READING_HEAD: u8 = 0;
@@ -27,29 +29,37 @@ const IDLE: u8 = 2;
 
 impl ConnectionState {
     /// A head is complete.
-    pub(super) fn head_complete(&self) {
+    pub(crate) fn head_complete(&self) {
         self.0.store(RESPONDING, Ordering::Relaxed);
     }
 
     /// The response is complete.
-    pub(super) fn response_complete(&self) {
+    pub(crate) fn response_complete(&self) {
         self.0.store(IDLE, Ordering::Relaxed);
     }
 }
 
-/// A stream that fails if the client is too slow with a head.
+/// A stream that fails if the client is too slow with a head, or does not read a response.
 #[derive(Debug)]
-pub(super) struct HeadTimeout<I> {
+pub(crate) struct ClientTimeoutIo<I> {
     stream: I,
     state: ConnectionState,
     deadline: Instant,
     /// Created on the first wait: most heads arrive in one read.
     timer: Option<Pin<Box<Sleep>>>,
+    /// Set while a write waits for the client.
+    write_timer: Option<Pin<Box<Sleep>>>,
 }
 
-impl<I> HeadTimeout<I> {
-    pub(super) fn new(stream: I, state: ConnectionState) -> HeadTimeout<I> {
-        HeadTimeout { stream, state, deadline: Instant::now() + HEAD_TIMEOUT, timer: None }
+impl<I> ClientTimeoutIo<I> {
+    pub(crate) fn new(stream: I, state: ConnectionState) -> ClientTimeoutIo<I> {
+        ClientTimeoutIo {
+            stream,
+            state,
+            deadline: Instant::now() + HEAD_TIMEOUT,
+            timer: None,
+            write_timer: None,
+        }
     }
 
     /// Ready once the time for a head is over.
@@ -60,9 +70,24 @@ impl<I> HeadTimeout<I> {
         }
         timer.as_mut().poll(context)
     }
+
+    /// The result of a write; an error once writes have waited for [`READ_TIMEOUT`].
+    fn track_write<T>(
+        &mut self,
+        context: &mut Context<'_>,
+        written: Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
+        if written.is_ready() {
+            self.write_timer = None;
+            return written;
+        }
+        let timer = self.write_timer.get_or_insert_with(|| Box::pin(sleep(READ_TIMEOUT)));
+        ready!(timer.as_mut().poll(context));
+        Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
+    }
 }
 
-impl<I: AsyncRead + Unpin> AsyncRead for HeadTimeout<I> {
+impl<I: AsyncRead + Unpin> AsyncRead for ClientTimeoutIo<I> {
     fn poll_read(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -86,9 +111,11 @@ impl<I: AsyncRead + Unpin> AsyncRead for HeadTimeout<I> {
     }
 }
 
-impl<I: AsyncWrite + Unpin> AsyncWrite for HeadTimeout<I> {
+impl<I: AsyncWrite + Unpin> AsyncWrite for ClientTimeoutIo<I> {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().stream).poll_write(context, bytes)
+        let this = self.get_mut();
+        let written = Pin::new(&mut this.stream).poll_write(context, bytes);
+        this.track_write(context, written)
     }
 
     fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -104,7 +131,9 @@ impl<I: AsyncWrite + Unpin> AsyncWrite for HeadTimeout<I> {
         context: &mut Context<'_>,
         parts: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().stream).poll_write_vectored(context, parts)
+        let this = self.get_mut();
+        let written = Pin::new(&mut this.stream).poll_write_vectored(context, parts);
+        this.track_write(context, written)
     }
 
     fn is_write_vectored(&self) -> bool {
