@@ -17,6 +17,8 @@ pub struct Bucket {
     ticks_per_unit: u64,
     /// Ticks from empty to full.
     ticks_to_fill: u128,
+    /// The most ticks that can be missing: a state further ahead was written by a wrong clock.
+    ticks_missing_max: u128,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -38,14 +40,24 @@ impl Bucket {
         // `count` units per `period` ns, in lowest terms: a unit lasts period / count ns.
         let common = gcd(rate.count(), rate.period_ns());
         let ticks_per_unit = rate.period_ns() / common;
+        let ticks_to_fill = u128::from(capacity) * u128::from(ticks_per_unit);
         Bucket {
             capacity,
             rate,
             kind,
             ticks_per_ns: rate.count() / common,
             ticks_per_unit,
-            ticks_to_fill: u128::from(capacity) * u128::from(ticks_per_unit),
+            ticks_to_fill,
+            ticks_missing_max: 2 * ticks_to_fill,
         }
+    }
+
+    /// See [`Limit::following`](crate::Limit::following).
+    pub(crate) fn following(&self, from: &Bucket) -> Bucket {
+        // At most twice a 32-bit number of units, so the product is below 2^88.
+        let units = from.ticks_missing_max.div_ceil(u128::from(from.ticks_per_unit));
+        let missing = units * u128::from(self.ticks_per_unit);
+        Bucket { ticks_missing_max: missing.max(2 * self.ticks_to_fill), ..self.clone() }
     }
 
     /// Maximum number of units that the bucket holds.
@@ -90,15 +102,21 @@ impl Bucket {
     /// apart, unless the bucket takes more than a century to fill.
     pub fn narrow(&self) -> Option<NarrowBucket> {
         let latest = u128::product(Time::MAX.as_nanos(), self.ticks_per_ns);
-        u64::try_from(latest + 2 * self.ticks_to_fill).is_ok().then(|| NarrowBucket(self.clone()))
+        u64::try_from(latest + self.ticks_missing_max).is_ok().then(|| NarrowBucket(self.clone()))
     }
 
     /// Ticks until the bucket is full. A state more than two fill times ahead was written by a wrong clock, and
     /// counts as a bucket that was emptied just now.
     #[inline(always)]
     fn missing<T: Ticks>(&self, full_at: T, now: T) -> T {
-        let (missing, to_fill) = (full_at.saturating_sub(now), T::narrow(self.ticks_to_fill));
-        if missing > to_fill + to_fill { to_fill } else { missing }
+        let missing = full_at.saturating_sub(now);
+        if missing > T::narrow(self.ticks_missing_max) { T::narrow(self.ticks_to_fill) } else { missing }
+    }
+
+    /// The longest time that a state counts: two fill times, or more after the capacity was
+    /// [lowered](crate::Limit::following).
+    pub fn missing_max(&self) -> Duration {
+        self.wait(self.ticks_missing_max)
     }
 
     /// See [`Limit::migrate_state`](crate::Limit::migrate_state).
@@ -107,7 +125,7 @@ impl Bucket {
         let (part, _) = u128::product(part, self.ticks_per_unit).div_rem(from.ticks_per_unit);
         // `units` is at most twice a 32-bit number, so the product is below 2^88.
         let missing = units * u128::from(self.ticks_per_unit) + part;
-        self.ticks_at::<u128>(at) + missing.min(2 * self.ticks_to_fill)
+        self.ticks_at::<u128>(at) + missing.min(self.ticks_missing_max)
     }
 
     #[inline(always)]
@@ -190,14 +208,14 @@ impl Bucket {
         let since = at.map_or(0, |at| now.as_nanos().saturating_sub(at.as_nanos()));
         let charged = T::product(u64::from(cost.min(self.capacity)), self.ticks_per_unit);
         let left = charged.saturating_sub(T::product(since, self.ticks_per_ns));
-        let (now, to_fill) = (self.ticks_at::<T>(now), T::narrow(self.ticks_to_fill));
+        let now = self.ticks_at::<T>(now);
         let missing = full_at.saturating_sub(now);
         if left == T::from(0) {
             return;
         }
         if missing <= left {
             *full_at = T::from(0);
-        } else if missing <= to_fill + to_fill {
+        } else if missing <= T::narrow(self.ticks_missing_max) {
             *full_at = now + (missing - left);
         }
     }

@@ -12,6 +12,8 @@ pub struct Log {
     limit: u32,
     window_ns: u64,
     count: LogPolicy,
+    /// The highest limit since the process started: units beyond it need not be logged.
+    kept_max: u32,
 }
 
 /// The state of one key of a log: one allocation, of which a decision touches the head and the ends of a ring.
@@ -245,7 +247,12 @@ fn entry(instant_ns: u64, cost: u64) -> (u64, Option<u64>) {
 
 impl Log {
     pub(crate) fn new(limit: u32, window_ns: u64, count: LogPolicy) -> Log {
-        Log { limit, window_ns, count }
+        Log { limit, window_ns, count, kept_max: limit }
+    }
+
+    /// See [`Limit::following`](crate::Limit::following).
+    pub(crate) fn following(&self, from: &Log) -> Log {
+        Log { kept_max: self.limit.max(from.kept_max), ..self.clone() }
     }
 
     /// Maximum units that any window allows.
@@ -354,11 +361,11 @@ impl Log {
         }
     }
 
-    /// Drops the oldest units beyond `limit` + 1. With that many in the window every request is denied, and surplus
+    /// Drops the oldest units beyond `kept_max` + 1. With that many in the window every request is denied, and surplus
     /// units would leave the window first, so dropping them changes no decision.
     #[inline]
     fn forget_surplus(&self, state: &mut LogState) {
-        let keep = u64::from(self.limit) + 1;
+        let keep = u64::from(self.kept_max) + 1;
         while state.units() > keep {
             let surplus = state.units() - keep;
             match state.oldest() {

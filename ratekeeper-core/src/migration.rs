@@ -1,5 +1,7 @@
 //! State migration: the state of a key when its limit changes.
 
+use std::time::Duration;
+
 use crate::{Counter, CounterState, FixedWindowState, Limit, LogState, SteppedBucketState, Time};
 
 /// The state of a key, for any algorithm.
@@ -38,12 +40,35 @@ impl Limit {
         }
     }
 
+    /// This limit as the successor of `from`: states keep the units that were used under the earlier limit, so that a
+    /// limit that is lowered and raised again returns nothing. Otherwise a small bucket would take a large bucket's
+    /// deficit for a clock error, and a short log would drop what it needs not remember.
+    #[must_use]
+    pub fn following(&self, from: &Limit) -> Limit {
+        match (self, from) {
+            (Limit::Bucket(to), Limit::Bucket(from)) => Limit::Bucket(to.following(from)),
+            (Limit::Log(to), Limit::Log(from)) => Limit::Log(to.following(from)),
+            _ => self.clone(),
+        }
+    }
+
+    /// The longest time that a migrated state counts.
+    pub fn state_lasts(&self) -> Duration {
+        match self {
+            Limit::Bucket(it) => it.missing_max(),
+            Limit::SteppedBucket(it) => it.missing_max(),
+            // The windows and buckets of a state may lie one window ahead of the clock.
+            _ => self.window().saturating_mul(3),
+        }
+    }
+
     /// Converts the state of a key of `from` to this limit, which replaces `from` at the instant `at`. Used units
     /// stay used. None if the limits are not [compatible](Self::is_compatible); the key then starts fresh.
     ///
     /// Windows and logs keep their counts, even above a lower limit. A bucket keeps its missing units, at most twice
-    /// its new capacity; a fraction of a unit is rounded down to the new limit's ticks. A stepped bucket keeps its
-    /// current period, of which at most one new period counts as elapsed.
+    /// its new capacity, or all of them if the limit [follows](Self::following) `from`; a fraction of a unit is rounded
+    /// down to the new limit's ticks. A stepped bucket keeps its missing tokens and its current period, of which at
+    /// most one new period counts as elapsed.
     pub fn migrate_state(&self, from: &Limit, state: State, at: Time) -> Option<State> {
         if !self.is_compatible(from) {
             return None;

@@ -43,6 +43,12 @@ impl SteppedBucket {
         self.wait(self.periods_to_fill, 0)
     }
 
+    /// The longest time that a state counts: it may have been written under a higher capacity, up to one window ahead
+    /// of the clock.
+    pub(crate) fn missing_max(&self) -> Duration {
+        self.wait(u64::from(u32::MAX).div_ceil(self.rate.count()) + self.periods_to_fill, 0)
+    }
+
     /// `periods` periods and `offset_ns` nanoseconds. 2^32 periods of 366 days are more nanoseconds than 64 bits
     /// hold.
     fn wait(&self, periods: u64, offset_ns: u64) -> Duration {
@@ -88,7 +94,7 @@ impl SteppedBucket {
                 true => period_start,
                 false => period_start.max(at.as_nanos().saturating_sub(self.rate.period_ns())),
             },
-            used: used.min(self.capacity.saturating_mul(2)),
+            used,
         }
     }
 

@@ -4,7 +4,7 @@ use std::hash::Hash;
 use ratekeeper_core::{Decision, Limit, Time};
 
 use crate::clock::{Clock, SystemClock};
-use crate::memory::{Bounds, Memory, WhenFull};
+use crate::memory::{Bounds, Memory, NoBytesLeft, TABLE_BYTES_MIN, WhenFull};
 use crate::store::{Charge, ChargeError, Key, Verdict};
 
 /// Checks requests against one limit or several.
@@ -84,8 +84,9 @@ impl<C: Clock> LimiterBuilder<C> {
         self
     }
 
-    /// Sets the maximum memory of all states together, in bytes; 1 GiB by default. If [`max_keys`](Self::max_keys)
-    /// would need more, fewer keys fit.
+    /// Sets the maximum memory of all states together, in bytes, also those of limiters that are [reloaded
+    /// from](Self::reload_from) this one; 1 GiB by default. The limits use at most half, the rest is for limits that a
+    /// reload adds or widens. If [`max_keys`](Self::max_keys) would need more, fewer keys fit.
     #[must_use]
     pub fn max_bytes(mut self, max_bytes: usize) -> Self {
         self.bounds.max_bytes = max_bytes;
@@ -160,10 +161,12 @@ impl<C: Clock> LimiterBuilder<C> {
     /// Builds the limiter with the state of another, `before`, which may stay in use meanwhile: limit n takes over
     /// the state of limit `from[n]` of `before`, if any. Key hashing and clock are those of `before`.
     ///
-    /// Both limiters share the state of an unchanged limit, with its bounds. The state of a changed limit is migrated
-    /// key by key ([`Limit::migrate_state`]), unless the algorithm, its variant or its window differs: then its keys
-    /// start with their full budget. Requests that `before` still decides count for a changed limit until it first
-    /// sees their keys, and not after. The states of `before` stay in memory for as long as they count.
+    /// Both limiters share the states of a limit, with the number of keys that it was created for, unless the
+    /// algorithm, its variant or its window differs: then its keys start with their full budget. Used units stay used
+    /// through any number of changes. If the size or the rate of a bucket changes, its states are converted in place
+    /// ([`Limit::migrate_state`]) once the new limiter is used, and `before` decides by the new limit, too. If the
+    /// states need more words, they get new memory, and a key's state is migrated when the new limiter first sees the
+    /// key; requests that `before` decides later no longer count for it.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -178,7 +181,8 @@ impl<C: Clock> LimiterBuilder<C> {
     /// ```
     ///
     /// # Errors
-    /// If the bounds leave no room for a key, or require more memory than any machine has.
+    /// If the bounds leave no room for a key, or require more memory than any machine has, or if the limits in use leave
+    /// no memory for an added one.
     pub fn reload_from(
         self,
         before: &Limiter<Memory<C>>,
@@ -188,7 +192,11 @@ impl<C: Clock> LimiterBuilder<C> {
         C: Clone,
     {
         self.check_bounds()?;
-        Ok(Limiter { store: before.store.reload(&self.limits, from, self.bounds) })
+        let in_use = |left: NoBytesLeft| BuildError::BytesInUse {
+            max_bytes: self.bounds.max_bytes,
+            in_use: left.in_use,
+        };
+        Ok(Limiter { store: before.store.reload(&self.limits, from, self.bounds).map_err(in_use)? })
     }
 
     fn check_bounds(&self) -> Result<(), BuildError> {
@@ -235,11 +243,18 @@ pub enum BuildError {
         /// The smallest valid value.
         needed: usize,
     },
+    /// A reload adds limits, and the limits in use leave no memory for them.
+    BytesInUse {
+        /// The value set.
+        max_bytes: usize,
+        /// Bytes of the limits in use, also those of earlier limiters that are still in use.
+        in_use: usize,
+    },
 }
 
 impl BuildError {
-    /// Minimum per limit: below this, bookkeeping would take all of the memory.
-    const BYTES_MIN: usize = 16 << 10;
+    /// Minimum per limit: its table may use half.
+    const BYTES_MIN: usize = 2 * TABLE_BYTES_MIN;
     /// 64 TiB, more than any machine has.
     const BYTES_MAX: usize = 1 << 46;
     /// The least that a key takes.
@@ -255,6 +270,13 @@ impl fmt::Display for BuildError {
             }
             BuildError::TooFewBytes { max_bytes, needed } => {
                 write!(f, "max_bytes is {max_bytes}: with these limits it must be at least {needed}")
+            }
+            BuildError::BytesInUse { max_bytes, in_use } => {
+                write!(
+                    f,
+                    "max_bytes is {max_bytes}, of which the limits in use take {in_use}: raise max_bytes, or restart \
+                     to divide it anew"
+                )
             }
         }
     }

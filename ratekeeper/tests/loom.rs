@@ -152,3 +152,44 @@ fn two_limits_are_charged_both_or_neither() {
         }
     });
 }
+
+fn bucket(capacity: u32, seconds: u64) -> Limit {
+    let rate = Rate::new(1, Duration::from_secs(seconds)).unwrap();
+    Limit::token_bucket(capacity, rate, RefillStyle::Smooth).unwrap()
+}
+
+fn reloaded(before: &Tested, limit: Limit) -> Tested {
+    let builder = Limiter::builder(limit).clock(ManualClock::default()).max_keys(1).when_full(WhenFull::Deny);
+    Arc::new(builder.reload_from(before, &[Some(0)]).unwrap())
+}
+
+/// A line is converted to another rate while a request of the earlier limiter is being decided.
+#[test]
+fn two_generations_charge_a_converted_key_once_each() {
+    loom::model(|| {
+        let earlier = limiter(bucket(3, 1));
+        check(&earlier, 1);
+        let later = reloaded(&earlier, bucket(3, 2));
+        let thread = {
+            let earlier = earlier.clone();
+            thread::spawn(move || check(&earlier, 1) + check(&earlier, 1))
+        };
+        let mine = check(&later, 1) + check(&later, 1);
+        assert_eq!(mine + thread.join().unwrap(), 2);
+    });
+}
+
+/// A request of the first of three limiters adds a key to an empty line while the third one is created and used.
+#[test]
+fn new_key_of_an_earlier_generation_is_not_misread() {
+    loom::model(|| {
+        let first = limiter(bucket(1, 1));
+        let second = reloaded(&first, bucket(1, 2));
+        let thread = thread::spawn(move || check(&first, 1));
+        let third = reloaded(&second, bucket(1, 1_000));
+        let mine = check(&third, 1);
+        assert_eq!(mine + thread.join().unwrap(), 1);
+        // A state of another scale would be one of a wrong clock.
+        assert!(!third.peek(&1).allowed);
+    });
+}

@@ -100,13 +100,33 @@ fn worked_examples() {
 fn migrated_stepped_bucket_keeps_its_period() {
     let (from, to) = (stepped(100, 5, MINUTE), stepped(100, 5, Duration::from_secs(2)));
     assert_eq!(left(&from, &to, 50), Some(55));
-    // Far more than the new capacity: at most twice the capacity is missing.
+    // Far more than the new capacity: all of it is still missing.
     assert_eq!(left(&from, &stepped(10, 5, MINUTE), 100), Some(0));
     let mut state = fresh(&from);
     decide(&from, &mut state, AT, 100);
     let to = stepped(10, 5, MINUTE);
     let migrated = to.migrate_state(&from, state, AT).unwrap();
-    assert_eq!(peek(&to, &migrated, AT, 0).reset_after, 4 * MINUTE);
+    assert_eq!(peek(&to, &migrated, AT, 0).reset_after, 20 * MINUTE);
+}
+
+/// A bucket that is lowered and raised again has the same missing units, whatever the rates, also if keys are checked
+/// in between.
+#[test]
+fn limit_that_is_lowered_and_raised_again_returns_no_units() {
+    for (large, small) in [
+        (smooth(1_000, 7, 1_440 * MINUTE), smooth(1, 7, 1_440 * MINUTE)),
+        (smooth(1_000, 7, 1_440 * MINUTE), smooth(10, 999_983, 144_000 * MINUTE)),
+        (stepped(1_000, 5, 1_440 * MINUTE), stepped(1, 5, 1_440 * MINUTE)),
+    ] {
+        let mut state = fresh(&large);
+        assert!(decide(&large, &mut state, AT, 1_000).allowed);
+        let small = small.following(&large);
+        let mut state = small.migrate_state(&large, state, AT).unwrap();
+        assert!(!decide(&small, &mut state, AT, 1).allowed);
+        let again = large.following(&small);
+        let mut state = again.migrate_state(&small, state, AT).unwrap();
+        assert_eq!(decide(&again, &mut state, AT, 0).remaining, 0, "{small:?}");
+    }
 }
 
 /// A limit of the same variant and window, of another size and rate.

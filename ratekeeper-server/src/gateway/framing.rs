@@ -100,21 +100,21 @@ enum Element {
 struct Scanner {
     element: Element,
     /// The beginning of a line whose end has not been received.
-    line: Line,
+    line: HeaderLine,
     head: HeadFraming,
     requests: Arc<ScannedRequests>,
 }
 
 /// The beginning of a line and its last byte.
 #[derive(Clone, Copy, Debug)]
-struct Line {
+struct HeaderLine {
     start: [u8; LINE_BYTES_MAX],
     /// Bytes of `start` in use.
     kept: usize,
     last: u8,
 }
 
-impl Line {
+impl HeaderLine {
     fn push(&mut self, bytes: &[u8]) {
         let count = bytes.len().min(LINE_BYTES_MAX - self.kept);
         self.start[self.kept..self.kept + count].copy_from_slice(&bytes[..count]);
@@ -168,7 +168,7 @@ fn parse_number(digits: &[u8], radix: u32) -> Option<u64> {
 
 impl Scanner {
     fn new(requests: Arc<ScannedRequests>) -> Scanner {
-        let line = Line { start: [0; LINE_BYTES_MAX], kept: 0, last: 0 };
+        let line = HeaderLine { start: [0; LINE_BYTES_MAX], kept: 0, last: 0 };
         Scanner { element: Element::Head, line, head: HeadFraming::default(), requests }
     }
 
@@ -195,7 +195,7 @@ impl Scanner {
                         self.element = self.end_line(line, last);
                     } else {
                         self.line.push(line);
-                        let Line { start, kept, last } = self.line;
+                        let HeaderLine { start, kept, last } = self.line;
                         self.line.kept = 0;
                         self.element = self.end_line(&start[..kept], last);
                     }

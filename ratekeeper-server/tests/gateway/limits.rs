@@ -61,3 +61,27 @@ async fn reload_keeps_counters_and_a_failed_one_changes_nothing() {
     gateway.gateway.reload(&parse("limits:\n")).unwrap_err();
     assert_eq!(status(&ask().await), 429);
 }
+
+/// Two requests in flight stay two, however often the limit changes meanwhile.
+#[tokio::test]
+async fn reload_keeps_held_permits() {
+    let upstream = Upstream::start().await;
+    let file = |limit: u32, other: &str| {
+        let limits =
+            format!("limits: {{ {other}at-once: {{ key: ip, concurrency: {{ limit: {limit} }} }} }}");
+        one_route(&upstream, &limits, "")
+    };
+    let gateway = super::support::run(&file(2, "")).await;
+    let held = [0, 1].map(|_| tokio::spawn(get(gateway.address, "/hold", "")));
+    upstream.wait_for_held(2).await;
+    for (limit, other) in [(1, ""), (2, "other: { concurrency: { limit: 50 } }, "), (1, ""), (2, "")] {
+        gateway.gateway.reload(&parse(&file(limit, other))).unwrap();
+        assert_eq!(status(&get(gateway.address, "/", "").await), 429, "limit {limit}");
+    }
+    gateway.gateway.reload(&parse(&file(3, ""))).unwrap();
+    assert_eq!(status(&get(gateway.address, "/", "").await), 200);
+    upstream.release(2);
+    for response in held {
+        assert_eq!(status(&response.await.unwrap()), 200);
+    }
+}

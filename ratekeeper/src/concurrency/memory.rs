@@ -6,42 +6,36 @@ use std::sync::Arc;
 use foldhash::fast::RandomState;
 use smallvec::SmallVec;
 
-use super::{Acquisition, Permit, PermitAvailability, PermitCounter, PermitKey, PermitRequest};
-use crate::sync::{Mutex, MutexGuard, lock};
+use super::{Acquisition, Permit, PermitAvailability, PermitCounts, PermitKey, PermitRequest};
+use crate::sync::{AtomicUsize, Mutex, MutexGuard, Ordering, lock};
 
 /// Counts requests in flight. A key without requests in flight has no entry.
 #[derive(Debug)]
 pub(crate) struct MemoryPermits {
-    /// The maximum of requests in flight per key, by rule.
-    max: Box<[u32]>,
-    /// Shards, each with its own lock to reduce contention.
+    /// Shards, each with its own lock to reduce contention, with the requests in flight by key: at least 1.
     shards: Box<[Mutex<PermitShard>]>,
     /// The maximum of keys in a shard.
-    keys_max: usize,
+    keys_max: AtomicUsize,
 }
 
-#[derive(Debug)]
-struct PermitShard {
-    /// Requests in flight by key: at least 1.
-    counts: HashMap<PermitKey, u32, RandomState>,
-    /// Requests in flight in this shard, by rule.
-    held: Box<[usize]>,
-}
+type PermitShard = HashMap<PermitKey, u32, RandomState>;
 
 /// Number of shards: several for each core of a large machine.
 const SHARDS: usize = 64;
 
 impl MemoryPermits {
     /// Counts about `max_keys` keys with requests in flight; requests of further keys are denied.
-    pub(crate) fn new(max: impl IntoIterator<Item = u32>, max_keys: usize) -> MemoryPermits {
-        let max: Box<[u32]> = max.into_iter().collect();
-        let shard = |_| {
-            Mutex::new(PermitShard {
-                counts: HashMap::default(),
-                held: vec![0; max.len()].into_boxed_slice(),
-            })
+    pub(crate) fn new(max_keys: usize) -> MemoryPermits {
+        let permits = MemoryPermits {
+            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            keys_max: AtomicUsize::new(0),
         };
-        MemoryPermits { shards: (0..SHARDS).map(shard).collect(), max, keys_max: max_keys.div_ceil(SHARDS) }
+        permits.set_max_keys(max_keys);
+        permits
+    }
+
+    pub(crate) fn set_max_keys(&self, max_keys: usize) {
+        self.keys_max.store(max_keys.div_ceil(SHARDS), Ordering::Relaxed);
     }
 
     /// Acquires all permits atomically. Lock order: shards by number, so two requests cannot deadlock.
@@ -53,25 +47,26 @@ impl MemoryPermits {
             numbers.iter().map(|number| lock(&self.shards[*number])).collect();
         // Every requested shard is in `numbers`, so the search always succeeds.
         let at = |key: PermitKey| numbers.binary_search(&number(key)).unwrap_or(0);
+        let keys_max = self.keys_max.load(Ordering::Relaxed);
 
         let mut acquired = Acquisition { allowed: true, ..Acquisition::default() };
-        for PermitRequest { key, is_shadow } in requests {
-            let max = self.max[key.rule];
-            let count = shards[at(*key)].count(*key, self.keys_max);
-            let is_free = count.is_some_and(|count| count < max);
+        for PermitRequest { key, max, is_shadow, .. } in requests {
+            let shard = &shards[at(*key)];
+            // None if the key has no entry and the shard is full.
+            let new = || (shard.len() < keys_max).then_some(0);
+            let count = shard.get(key).copied().or_else(new);
+            let is_free = count.is_some_and(|count| count < *max);
             acquired
                 .found
-                .push(PermitAvailability { is_free, left: max.saturating_sub(count.unwrap_or(max)) });
+                .push(PermitAvailability { is_free, left: max.saturating_sub(count.unwrap_or(*max)) });
             acquired.allowed &= is_free || *is_shadow;
         }
         if acquired.allowed {
             for (PermitRequest { key, .. }, found) in requests.iter().zip(&mut acquired.found) {
                 if found.is_free {
-                    let shard = &mut shards[at(*key)];
-                    *shard.counts.entry(*key).or_insert(0) += 1;
-                    shard.held[key.rule] += 1;
+                    *shards[at(*key)].entry(*key).or_insert(0) += 1;
                     found.left -= 1;
-                    acquired.held.push(Permit::new(PermitCounter::Memory(self.clone()), *key));
+                    acquired.held.push(Permit::new(PermitCounts::Memory(self.clone()), *key));
                 }
             }
         }
@@ -80,74 +75,69 @@ impl MemoryPermits {
 
     pub(crate) fn release(&self, key: PermitKey) {
         let mut shard = lock(&self.shards[number(key)]);
-        shard.held[key.rule] = shard.held[key.rule].saturating_sub(1);
-        if let Some(count) = shard.counts.get_mut(&key) {
+        if let Some(count) = shard.get_mut(&key) {
             *count -= 1;
             if *count == 0 {
-                shard.counts.remove(&key);
+                shard.remove(&key);
             }
         }
     }
 
-    pub(crate) fn held(&self) -> Vec<usize> {
-        let of_shard = |mut sum: Vec<usize>, shard: &Mutex<PermitShard>| {
-            sum.iter_mut().zip(&lock(shard).held).for_each(|(sum, held)| *sum += held);
-            sum
-        };
-        self.shards.iter().fold(vec![0; self.max.len()], of_shard)
+    /// Calls `each` with every key that has requests in flight, and their number.
+    pub(crate) fn each(&self, each: &mut impl FnMut(&PermitKey, u32)) {
+        for shard in &self.shards {
+            lock(shard).iter().for_each(|(key, count)| each(key, *count));
+        }
     }
 }
 
-/// The shard of a counter. Keys are already hashes; the rule is added so that one key's rules are in different
-/// shards.
 fn number(key: PermitKey) -> usize {
-    (key.key as usize).wrapping_add(key.rule) % SHARDS
-}
-
-impl PermitShard {
-    /// Requests in flight; None if the key has no entry and the shard is full.
-    fn count(&self, key: PermitKey, keys_max: usize) -> Option<u32> {
-        let new = || (self.counts.len() < keys_max).then_some(0);
-        self.counts.get(&key).copied().or_else(new)
-    }
+    key.shard(SHARDS)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::concurrency::{LimitId, PermitCounter};
     use crate::store::Key;
 
-    fn requests(rule: usize, key: u128) -> PermitRequest {
-        PermitRequest::new(rule, Key(key), false)
+    const NAMES: [&str; 2] = ["first", "second"];
+
+    fn requests(rule: usize, key: u128, max: u32) -> PermitRequest {
+        PermitRequest::new(rule, LimitId::of(NAMES[rule]), Key(key), max, false)
     }
 
     fn keys(memory: &MemoryPermits) -> usize {
-        memory.shards.iter().map(|shard| lock(shard).counts.len()).sum()
+        memory.shards.iter().map(|shard| lock(shard).len()).sum()
+    }
+
+    fn held(memory: &Arc<MemoryPermits>) -> Vec<usize> {
+        PermitCounter::Memory(memory.clone()).held(&NAMES.map(LimitId::of))
     }
 
     #[test]
     fn key_without_requests_in_flight_has_no_entry() {
-        let memory = Arc::new(MemoryPermits::new([2, 1], 1_000));
-        let first = memory.acquire(&[requests(0, 7), requests(1, 8)]);
+        let memory = Arc::new(MemoryPermits::new(1_000));
+        let first = memory.acquire(&[requests(0, 7, 2), requests(1, 8, 1)]);
         assert!(first.allowed);
-        assert_eq!((keys(&memory), memory.held()), (2, vec![1, 1]));
-        let second = memory.acquire(&[requests(0, 7)]);
+        assert_eq!((keys(&memory), held(&memory)), (2, vec![1, 1]));
+        let second = memory.acquire(&[requests(0, 7, 2)]);
         assert_eq!(second.found[..], [PermitAvailability { is_free: true, left: 0 }]);
-        assert!(!memory.acquire(&[requests(0, 7)]).allowed);
+        assert!(!memory.acquire(&[requests(0, 7, 2)]).allowed);
         drop((first, second));
-        assert_eq!((keys(&memory), memory.held()), (0, vec![0, 0]));
+        assert_eq!((keys(&memory), held(&memory)), (0, vec![0, 0]));
     }
 
     #[test]
     fn requests_of_keys_beyond_max_keys_are_denied() {
         // One key for each shard.
-        let memory = Arc::new(MemoryPermits::new([5], SHARDS));
-        let held: Vec<_> = (0..SHARDS as u128).map(|key| memory.acquire(&[requests(0, key)])).collect();
+        let memory = Arc::new(MemoryPermits::new(SHARDS));
+        let held: Vec<_> = (0..SHARDS as u128).map(|key| memory.acquire(&[requests(0, key, 5)])).collect();
         assert!(held.iter().all(|acquired| acquired.allowed));
-        assert!(!memory.acquire(&[requests(0, 1_000)]).allowed);
-        assert!(memory.acquire(&[requests(0, 3)]).allowed, "those that are known go on");
+        assert!(!memory.acquire(&[requests(0, 1_000, 5)]).allowed);
+        assert!(memory.acquire(&[requests(0, 3, 5)]).allowed, "those that are known go on");
         drop(held);
-        assert!(memory.acquire(&[requests(0, 1_000)]).allowed);
+        assert!(memory.acquire(&[requests(0, 1_000, 5)]).allowed);
         assert_eq!(keys(&memory), 0);
     }
 }

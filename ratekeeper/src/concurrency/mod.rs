@@ -6,34 +6,62 @@
 //! | `redis/concurrency`, `redis/claim`, `redis/concurrency.lua` | in Redis, for all processes together |
 //!
 //! Dropping a permit releases it, so a request cannot leak its permits, however it ends.
+//!
+//! All configurations of a process count in one place: a permit that a request has taken before a reload counts towards
+//! the limit of the same name after it, until the request is finished.
 
 mod memory;
 
+use std::collections::HashMap;
+use std::hash::BuildHasher as _;
 use std::sync::Arc;
 
+use foldhash::fast::FixedState;
 use smallvec::SmallVec;
 
 pub(crate) use self::memory::MemoryPermits;
 use crate::store::Key;
 
-/// The counter of a permit: one for each rule and key.
+/// Identifies a concurrency limit across reloads: a hash of its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct LimitId(u64);
+
+impl LimitId {
+    pub(crate) fn of(name: &str) -> LimitId {
+        LimitId(FixedState::default().hash_one(name))
+    }
+}
+
+/// The counter of a permit: one for each limit and key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct PermitKey {
-    pub(crate) rule: usize,
+    pub(crate) limit: LimitId,
     pub(crate) key: u128,
+}
+
+impl PermitKey {
+    /// The shard of a counter. Keys are already hashes; the limit is added so that one key's limits are in different
+    /// shards.
+    pub(crate) fn shard(self, shards: usize) -> usize {
+        (self.key as usize).wrapping_add(self.limit.0 as usize) % shards
+    }
 }
 
 /// A permit that a request needs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PermitRequest {
+    /// The index of the limit.
+    pub(crate) rule: usize,
     pub(crate) key: PermitKey,
+    /// The limit.
+    pub(crate) max: u32,
     /// Shadow: the permit is taken if one is free, and the request is not denied if none is.
     pub(crate) is_shadow: bool,
 }
 
 impl PermitRequest {
-    pub(crate) fn new(rule: usize, key: Key, is_shadow: bool) -> PermitRequest {
-        PermitRequest { key: PermitKey { rule, key: key.0 }, is_shadow }
+    pub(crate) fn new(rule: usize, limit: LimitId, key: Key, max: u32, is_shadow: bool) -> PermitRequest {
+        PermitRequest { rule, key: PermitKey { limit, key: key.0 }, max, is_shadow }
     }
 }
 
@@ -64,33 +92,41 @@ pub(crate) type Permits = SmallVec<[Permit; 1]>;
 /// A held permit. Dropping it releases it.
 #[derive(Debug)]
 pub(crate) struct Permit {
-    counter: PermitCounter,
+    counts: PermitCounts,
     key: PermitKey,
 }
 
 impl Permit {
     /// A permit that has already been counted.
-    pub(crate) fn new(counter: PermitCounter, key: PermitKey) -> Permit {
-        Permit { counter, key }
+    pub(crate) fn new(counts: PermitCounts, key: PermitKey) -> Permit {
+        Permit { counts, key }
     }
 }
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        match &self.counter {
-            PermitCounter::Memory(memory) => memory.release(self.key),
+        match &self.counts {
+            PermitCounts::Memory(memory) => memory.release(self.key),
             #[cfg(feature = "redis")]
-            PermitCounter::Redis(redis) => redis.release(self.key),
+            PermitCounts::Redis(redis) => redis.release(self.key),
         }
     }
 }
 
-/// Counts permits.
+/// The permits of all configurations of this process.
+#[derive(Debug)]
+pub(crate) enum PermitCounts {
+    Memory(Arc<MemoryPermits>),
+    #[cfg(feature = "redis")]
+    Redis(Arc<crate::redis::SharedPermits>),
+}
+
+/// Counts the permits of one configuration.
 #[derive(Clone, Debug)]
 pub(crate) enum PermitCounter {
     Memory(Arc<MemoryPermits>),
     #[cfg(feature = "redis")]
-    Redis(Arc<crate::redis::SharedPermits>),
+    Redis(Arc<crate::redis::SharedPermits>, Arc<crate::redis::PermitNames>),
 }
 
 impl PermitCounter {
@@ -99,16 +135,23 @@ impl PermitCounter {
         match self {
             PermitCounter::Memory(memory) => memory.acquire(requests),
             #[cfg(feature = "redis")]
-            PermitCounter::Redis(redis) => redis.acquire(requests).await,
+            PermitCounter::Redis(redis, names) => redis.acquire(requests, names).await,
         }
     }
 
-    /// Permits that requests of this process hold, by rule.
-    pub(crate) fn held(&self) -> Vec<usize> {
+    /// Permits that requests of this process hold, by limit.
+    pub(crate) fn held(&self, limits: &[LimitId]) -> Vec<usize> {
+        let mut held: HashMap<LimitId, usize> = limits.iter().map(|limit| (*limit, 0)).collect();
+        let mut add = |key: &PermitKey, permits: u32| {
+            if let Some(held) = held.get_mut(&key.limit) {
+                *held += permits as usize;
+            }
+        };
         match self {
-            PermitCounter::Memory(memory) => memory.held(),
+            PermitCounter::Memory(memory) => memory.each(&mut add),
             #[cfg(feature = "redis")]
-            PermitCounter::Redis(redis) => redis.held(),
+            PermitCounter::Redis(redis, _) => redis.each(&mut add),
         }
+        limits.iter().map(|limit| held.get(limit).copied().unwrap_or(0)).collect()
     }
 }

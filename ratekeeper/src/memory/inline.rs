@@ -9,6 +9,7 @@ use ratekeeper_core::{
 };
 
 use super::Bounds;
+use super::budget::Reservation;
 use super::overflow::{Quota, WhenFull};
 use super::shard::{Shard, scale, shard_count};
 use crate::sync::{AtomicU64, Mutex, Ordering, lock};
@@ -40,6 +41,7 @@ pub(crate) struct InlineTable {
     keys: Quota,
     when_full: WhenFull,
     overflowed: AtomicU64,
+    _reserved: Reservation,
 }
 
 /// An algorithm that inline limits support.
@@ -110,10 +112,15 @@ impl<'a> InlineAlgorithm<'a> {
 }
 
 impl InlineTable {
-    pub(crate) fn new(bounds: Bounds) -> InlineTable {
-        let Bounds { max_keys, max_bytes, when_full } = bounds;
-        let max_entries = max_keys.min(max_bytes / Shard::<InlineEntry>::BYTES_PER_KEY_MAX).max(1);
+    /// Bytes of a key, including its share of the shards.
+    const BYTES_PER_KEY: usize = Shard::<InlineEntry>::BYTES_PER_KEY_MAX + 1;
+
+    pub(crate) fn new(bounds: Bounds, mut reserved: Reservation) -> InlineTable {
+        let Bounds { max_keys, when_full, .. } = bounds;
+        let max_entries = max_keys.min(reserved.bytes() / Self::BYTES_PER_KEY).max(1);
+        reserved.shrink_to(max_entries * Self::BYTES_PER_KEY);
         InlineTable {
+            _reserved: reserved,
             shards: (0..shard_count(max_entries)).map(|_| Mutex::new(Shard::default())).collect(),
             keys: Quota::new(max_entries),
             when_full,

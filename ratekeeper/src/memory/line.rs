@@ -9,7 +9,8 @@
 //!         control, tag 0  tags 1, 2    tags 3, 4    states 0 ... 4
 //! ```
 //!
-//! The control is a lock bit, the number of keys spilled from this line, and a version that every change increments.
+//! The control is a lock bit, the number of keys spilled from this line, the bit of its scale, and a version that every
+//! change increments.
 //! A thread loads the control, reads the key's state and decides. Only if the state changes does it write: it sets
 //! the lock bit by a compare-and-exchange of the first word. If that succeeds, the line has not changed since, and
 //! the thread owns it until it stores the first word with the next version. A decision takes one locked instruction,
@@ -26,8 +27,9 @@ const LOCKED: u64 = 1;
 const SPILLED_ONE: u64 = 2;
 const SPILLED_MAX: u64 = (1 << 5) - 1;
 const SPILLED_MASK: u64 = SPILLED_MAX * SPILLED_ONE;
-const VERSION_ONE: u64 = SPILLED_ONE * (SPILLED_MAX + 1);
-const VERSION_MASK: u64 = HALF & !(SPILLED_MASK | LOCKED);
+const SCALE: u64 = SPILLED_ONE * (SPILLED_MAX + 1);
+const VERSION_ONE: u64 = 2 * SCALE;
+const VERSION_MASK: u64 = HALF & !(SCALE | SPILLED_MASK | LOCKED);
 const HALF: u64 = u32::MAX as u64;
 
 /// Identifies a key within its line: the lower half of its hash, never zero. The upper half selects the line.
@@ -49,6 +51,14 @@ pub(crate) const fn entries<const W: usize>() -> usize {
 /// The first word of a line that is not locked.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Control(u64);
+
+impl Control {
+    /// The bit of the line's scale.
+    #[inline]
+    pub(crate) fn scale(self) -> bool {
+        self.0 & SCALE != 0
+    }
+}
 
 /// The control of a line; waits until the line is not locked.
 #[inline]
@@ -139,6 +149,12 @@ pub(crate) fn is_in_use(line: &Line, index: usize) -> bool {
     tag_at(line, index) != 0
 }
 
+/// Whether no key is stored in the line or spilled from it, and no thread is about to change that.
+pub(crate) fn is_empty<const W: usize>(line: &Line) -> bool {
+    let control = line[0].load(Ordering::Acquire);
+    control & (LOCKED | SPILLED_MASK) == 0 && (0..entries::<W>()).all(|index| !is_in_use(line, index))
+}
+
 /// The state of an entry, or None if another thread is changing the line: takes no lock and does not wait.
 pub(crate) fn state_if_free<const W: usize>(line: &Line, index: usize) -> Option<[u64; W]> {
     let control = Control(line[0].load(Ordering::Acquire));
@@ -194,6 +210,15 @@ impl<'a> LockedLine<'a> {
     /// An entry that belongs to no key.
     pub(crate) fn empty_entry<const W: usize>(&self) -> Option<usize> {
         (0..entries::<W>()).find(|&index| tag_at(self.line, index) == 0)
+    }
+
+    /// The bit of the line's scale.
+    pub(crate) fn scale(&self) -> bool {
+        self.first & SCALE != 0
+    }
+
+    pub(crate) fn set_scale(&mut self, bit: bool) {
+        self.first = self.first & !SCALE | (SCALE * u64::from(bit));
     }
 
     /// Whether keys of the line are spilled.

@@ -1,15 +1,17 @@
 //! States of any size: a sharded map, each shard with its own lock.
 //!
 //! It holds logs and counters with many buckets, whose states own heap memory, under a bound on keys and on bytes.
-//! Each insertion of a new key evicts a few idle ones.
+//! Each insertion of a new key evicts a few idle ones. The generations of a limit share the map: counts and logged
+//! requests mean the same under every [compatible](ratekeeper_core::Limit::is_compatible) limit.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use ratekeeper_core::{Algorithm, Decision, State, Time};
+use ratekeeper_core::{Algorithm, Decision, Time};
 
 use super::Bounds;
-use super::overflow::{HeldOverflow, Overflow, Quota};
-use super::predecessor::{Migratable, Predecessor};
+use super::budget::Reservation;
+use super::overflow::{HeldOverflow, Overflow, Quota, WhenFull};
 use super::shard::{Shard, scale, shard_count};
 use crate::sync::{AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, lock, lock_if_free};
 
@@ -24,7 +26,15 @@ const SEARCHES_PER_WINDOW: u32 = 10_000;
 #[derive(Debug)]
 pub(crate) struct StateMap<A: Algorithm> {
     algorithm: A,
-    shards: Box<[Mutex<Shard<A::State>>]>,
+    window: Duration,
+    when_full: WhenFull,
+    shared: Arc<SharedMap<A::State>>,
+}
+
+/// What the generations of a limit share.
+#[derive(Debug)]
+struct SharedMap<S> {
+    shards: Box<[Mutex<Shard<S>>]>,
     keys: Quota,
     bytes: Quota,
     /// The shard that is searched next for idle keys if the map is full.
@@ -32,44 +42,59 @@ pub(crate) struct StateMap<A: Algorithm> {
     /// After an unsuccessful search through the shards: not repeated before this time, in nanoseconds since the
     /// epoch.
     search_again_at_ns: AtomicU64,
-    overflow: Overflow<A::State>,
-    window: Duration,
-    predecessor: Predecessor,
+    overflow: Overflow<S>,
+    _reserved: Reservation,
 }
 
-impl<A: Migratable> StateMap<A> {
-    pub(crate) fn new(algorithm: A, bounds: Bounds, predecessor: Predecessor) -> StateMap<A> {
-        let Bounds { max_keys, max_bytes, when_full } = bounds;
+impl<A: Algorithm + Clone> Clone for StateMap<A> {
+    fn clone(&self) -> StateMap<A> {
+        self.next(self.algorithm.clone(), self.when_full)
+    }
+}
+
+impl<A: Algorithm> StateMap<A> {
+    pub(crate) fn new(algorithm: A, bounds: Bounds, reserved: Reservation) -> StateMap<A> {
+        let Bounds { max_keys, when_full, .. } = bounds;
+        let max_bytes = reserved.bytes();
         let max_keys = max_keys.min(max_bytes / Shard::<A::State>::BYTES_PER_KEY_MAX);
         let shards: Box<[_]> = (0..shard_count(max_keys)).map(|_| Mutex::new(Shard::default())).collect();
         let overflow = algorithm.fresh_in_place();
         let bytes = Quota::new(max_bytes);
         bytes.take(size_of_val(&*shards) + algorithm.heap_bytes(&overflow));
-        StateMap {
+        let shared = SharedMap {
             shards,
             keys: Quota::new(max_keys),
             bytes,
             searched: AtomicUsize::new(0),
             search_again_at_ns: AtomicU64::new(0),
-            overflow: Overflow::new(when_full, overflow),
-            window: algorithm.window(),
-            algorithm,
-            predecessor,
-        }
+            overflow: Overflow::new(overflow),
+            _reserved: reserved,
+        };
+        StateMap { window: algorithm.window(), when_full, algorithm, shared: Arc::new(shared) }
+    }
+
+    /// The next generation, with the same states.
+    pub(crate) fn next(&self, algorithm: A, when_full: WhenFull) -> StateMap<A> {
+        StateMap { window: algorithm.window(), when_full, algorithm, shared: self.shared.clone() }
     }
 
     /// Current bytes.
     pub(crate) fn bytes(&self) -> usize {
-        self.bytes.used()
+        self.shared.bytes.used()
+    }
+
+    /// A map has no predecessor: it holds the states of every compatible limit.
+    pub(crate) fn predecessor_bytes(&self) -> usize {
+        0
     }
 
     /// Number of keys, including idle ones that no sweep has removed yet.
     pub(crate) fn keys(&self, _now: Time) -> usize {
-        self.keys.used()
+        self.shared.keys.used()
     }
 
     pub(crate) fn overflowed(&self) -> u64 {
-        self.overflow.requests()
+        self.shared.overflow.requests()
     }
 
     /// A no-op: a map has no line to prefetch.
@@ -110,41 +135,17 @@ impl<A: Migratable> StateMap<A> {
     /// Locks a key: no other request for it is decided until the returned value is dropped.
     #[inline]
     pub(crate) fn hold(&self, hash: u64, now: Time) -> LockedState<'_, A> {
-        let mut shard = lock(&self.shards[scale(hash, self.shards.len())]);
+        let mut shard = lock(&self.shared.shards[scale(hash, self.shared.shards.len())]);
         let entry = match shard.find(hash) {
             Some(at) => MapEntry::Existing { at },
-            None => self.entry_for_unknown(&mut shard, hash, now),
+            None => self.entry_for_new(&mut shard, now),
         };
         LockedState { map: self, shard, hash, now, entry }
     }
 
-    pub(crate) fn predecessor(&self) -> &Predecessor {
-        &self.predecessor
-    }
-
-    /// A key's state, from this map or from its predecessor.
-    pub(crate) fn state(&self, hash: u64, now: Time) -> Option<State> {
-        let shard = lock(&self.shards[scale(hash, self.shards.len())]);
-        shard.get(hash).cloned().map(A::any_state).or_else(|| self.predecessor.state(hash, now))
-    }
-
-    /// An entry for a key that is not in the map, with its migrated state if that still counts.
-    fn entry_for_unknown(&self, shard: &mut Shard<A::State>, hash: u64, now: Time) -> MapEntry<'_, A> {
-        let entry = self.entry_for_new(shard, now);
-        let migrated = self.predecessor.state(hash, now).and_then(|state| self.algorithm.own_state(state));
-        match (migrated.filter(|state| !self.algorithm.is_fresh(state, now)), entry) {
-            (Some(state), MapEntry::New { growth }) => {
-                let needed = shard.growth_bytes() + self.algorithm.heap_bytes(&state);
-                if !self.bytes.take(needed.saturating_sub(growth)) {
-                    self.keys.refund(1);
-                    self.bytes.refund(growth);
-                    return MapEntry::Overflow(self.overflow.hold());
-                }
-                self.bytes.refund(growth.saturating_sub(needed));
-                MapEntry::Existing { at: shard.insert(hash, state) }
-            }
-            (_, entry) => entry,
-        }
+    fn overflow(&self) -> HeldOverflow<'_, A::State> {
+        // The states of a map have no scale.
+        self.shared.overflow.hold(self.when_full, false, |state| state)
     }
 
     fn entry_for_new(&self, shard: &mut Shard<A::State>, now: Time) -> MapEntry<'_, A> {
@@ -155,16 +156,16 @@ impl<A: Migratable> StateMap<A> {
             let growth = shard.growth_bytes()
                 + self.algorithm.heap_bytes(&fresh)
                 + self.algorithm.growth_bytes(&fresh);
-            let taken = self.keys.take(1) && {
-                let taken = self.bytes.take(growth);
-                self.keys.refund(usize::from(!taken));
+            let taken = self.shared.keys.take(1) && {
+                let taken = self.shared.bytes.take(growth);
+                self.shared.keys.refund(usize::from(!taken));
                 taken
             };
             taken.then_some(MapEntry::New { growth })
         };
         take(shard)
             .or_else(|| self.make_room(shard, now, |_| true, take))
-            .unwrap_or_else(|| MapEntry::Overflow(self.overflow.hold()))
+            .unwrap_or_else(|| MapEntry::Overflow(self.overflow()))
     }
 
     /// Evicts idle keys from this shard, then from others in round-robin order, until `take` succeeds.
@@ -178,23 +179,23 @@ impl<A: Migratable> StateMap<A> {
     ) -> Option<T> {
         self.sweep(shard, SWEEP_WHEN_FULL, now, may_evict);
         let mut taken = take(shard);
-        if now.as_nanos() < self.search_again_at_ns.load(Ordering::Relaxed) {
+        if now.as_nanos() < self.shared.search_again_at_ns.load(Ordering::Relaxed) {
             return taken;
         }
-        for _ in 0..SHARDS_SEARCHED.min(self.shards.len() - 1) {
+        for _ in 0..SHARDS_SEARCHED.min(self.shared.shards.len() - 1) {
             if taken.is_some() {
                 return taken;
             }
-            let other = self.searched.fetch_add(1, Ordering::Relaxed) % self.shards.len();
+            let other = self.shared.searched.fetch_add(1, Ordering::Relaxed) % self.shared.shards.len();
             // The next shard may be this one, or locked by another request: then it is skipped.
-            if let Some(mut other) = lock_if_free(&self.shards[other]) {
+            if let Some(mut other) = lock_if_free(&self.shared.shards[other]) {
                 self.sweep(&mut other, SWEEP_WHEN_FULL, now, |_| true);
                 taken = take(shard);
             }
         }
         if taken.is_none() {
             let again = now.saturating_add(self.window / SEARCHES_PER_WINDOW);
-            self.search_again_at_ns.store(again.as_nanos(), Ordering::Relaxed);
+            self.shared.search_again_at_ns.store(again.as_nanos(), Ordering::Relaxed);
         }
         taken
     }
@@ -209,13 +210,13 @@ impl<A: Migratable> StateMap<A> {
     ) {
         let may_evict = |hash: u64, state: &A::State| may_evict(hash) && self.release(state);
         shard.sweep(entries, |state| self.algorithm.is_fresh(state, then), may_evict);
-        self.bytes.refund(shard.shrink());
+        self.shared.bytes.refund(shard.shrink());
     }
 
     /// Releases the share of the bounds of a state that is about to be dropped.
     fn release(&self, state: &A::State) -> bool {
-        self.keys.refund(1);
-        self.bytes.refund(self.algorithm.heap_bytes(state));
+        self.shared.keys.refund(1);
+        self.shared.bytes.refund(self.algorithm.heap_bytes(state));
         true
     }
 }
@@ -238,7 +239,7 @@ pub(crate) struct LockedState<'a, A: Algorithm> {
     entry: MapEntry<'a, A>,
 }
 
-impl<A: Migratable> LockedState<'_, A> {
+impl<A: Algorithm> LockedState<'_, A> {
     pub(crate) fn peek(&self, cost: u32) -> Decision {
         let algorithm = &self.map.algorithm;
         match &self.entry {
@@ -268,7 +269,7 @@ impl<A: Migratable> LockedState<'_, A> {
                 let decision = algorithm.decide(&mut state, self.now, cost);
                 if !algorithm.is_fresh(&state, self.now) {
                     let used = self.shard.growth_bytes() + algorithm.heap_bytes(&state);
-                    self.map.bytes.refund(*growth - used);
+                    self.map.shared.bytes.refund(*growth - used);
                     self.entry = MapEntry::Existing { at: self.shard.insert(self.hash, state) };
                 }
                 decision
@@ -280,7 +281,7 @@ impl<A: Migratable> LockedState<'_, A> {
     #[inline]
     fn decide_known(&mut self, at: usize, cost: u32) -> Decision {
         let LockedState { map, shard, now, .. } = self;
-        let (algorithm, bytes) = (&map.algorithm, &map.bytes);
+        let (algorithm, bytes) = (&map.algorithm, &map.shared.bytes);
         let Some(state) = shard.at_mut(at) else { return self.peek_fresh(cost) };
         let growth = algorithm.growth_bytes(state);
         if growth == 0 {
@@ -293,7 +294,7 @@ impl<A: Migratable> LockedState<'_, A> {
                 let Some(state) = shard.at_mut(at) else { return self.peek_fresh(cost) };
                 let before = algorithm.heap_bytes(state);
                 let decision = algorithm.decide(state, *now, cost);
-                map.bytes.refund(growth - (algorithm.heap_bytes(state) - before));
+                map.shared.bytes.refund(growth - (algorithm.heap_bytes(state) - before));
                 decision
             }
             None => match shard.get_mut(*hash) {
@@ -321,13 +322,12 @@ impl<A: Migratable> LockedState<'_, A> {
     #[cold]
     fn make_room_to_grow(&mut self, growth: usize) -> Option<usize> {
         let LockedState { map, shard, hash, now, .. } = self;
-        map.make_room(shard, *now, |idle| idle != *hash, |_| map.bytes.take(growth).then_some(()))?;
+        map.make_room(shard, *now, |idle| idle != *hash, |_| map.shared.bytes.take(growth).then_some(()))?;
         // Evictions have moved keys.
         shard.find(*hash)
     }
 
     pub(crate) fn reset(&mut self) {
-        self.map.predecessor.reset(self.hash, self.now);
         if let Some(state) = self.shard.remove(self.hash) {
             self.map.release(&state);
         }
@@ -341,8 +341,8 @@ impl<A: Migratable> LockedState<'_, A> {
 impl<A: Algorithm> Drop for LockedState<'_, A> {
     fn drop(&mut self) {
         if let MapEntry::New { growth } = self.entry {
-            self.map.keys.refund(1);
-            self.map.bytes.refund(growth);
+            self.map.shared.keys.refund(1);
+            self.map.shared.bytes.refund(growth);
         }
     }
 }

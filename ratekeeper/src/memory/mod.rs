@@ -11,24 +11,30 @@ use smallvec::{SmallVec, smallvec};
 use crate::clock::{Clock, SystemClock};
 use crate::store::{Charge, ChargeError, Key, Store, StoreUnavailable, Verdict, check_charges};
 
+mod budget;
 mod inline;
 mod line;
 mod map;
 mod overflow;
 mod pack;
 mod predecessor;
+mod scale;
 mod shard;
 mod table;
 
+use budget::Reservation;
 use inline::InlineTable;
 use map::StateMap;
+use overflow::Quota;
 pub use overflow::WhenFull;
 use pack::{SmallCounter, SmallWindow};
 use predecessor::Predecessor;
 use table::Table;
 
 /// The states of one limit's keys. The variant depends on the size of the limit's state.
-#[derive(Debug)]
+///
+/// Each generation of a limit has its own, on shared memory.
+#[derive(Clone, Debug)]
 enum States {
     Bucket(Table<NarrowBucket, 1>),
     WideBucket(Table<Bucket, 2>),
@@ -61,10 +67,16 @@ macro_rules! with {
 }
 
 impl States {
-    fn new(limit: &Limit, bounds: Bounds, predecessor: Predecessor) -> States {
+    /// A table of the narrowest layout that holds the limit's states.
+    fn new(
+        limit: &Limit,
+        bounds: Bounds,
+        reserved: Reservation,
+        predecessor: Option<(Predecessor, Time)>,
+    ) -> States {
         macro_rules! table {
             ($algorithm:expr) => {
-                Table::new($algorithm, bounds, predecessor)
+                Table::new($algorithm, limit, bounds, reserved, predecessor)
             };
         }
         match limit {
@@ -85,20 +97,58 @@ impl States {
                 } else if let Some(fine) = SmallCounter::new(it) {
                     States::FineCounter(table!(fine))
                 } else {
-                    States::FinestCounter(StateMap::new(it.clone(), bounds, predecessor))
+                    States::FinestCounter(StateMap::new(it.clone(), bounds, reserved))
                 }
             }
-            Limit::Log(it) => States::Log(StateMap::new(it.clone(), bounds, predecessor)),
+            Limit::Log(it) => States::Log(StateMap::new(it.clone(), bounds, reserved)),
         }
     }
 
-    fn predecessor(&self) -> &Predecessor {
-        with!(self, table => table.predecessor())
+    /// The next generation on the same memory, for a compatible limit that replaces the current one at `now`. None if
+    /// the layout has no room for the limit's states.
+    fn next(&self, limit: &Limit, when_full: WhenFull, now: Time) -> Option<States> {
+        macro_rules! next {
+            ($variant:ident, $table:ident, $algorithm:expr) => {
+                Some(States::$variant($table.next($algorithm, limit, when_full, now)))
+            };
+        }
+        match (self, limit) {
+            (States::Bucket(table), Limit::Bucket(it)) => next!(Bucket, table, it.narrow()?),
+            (States::WideBucket(table), Limit::Bucket(it)) => next!(WideBucket, table, it.clone()),
+            (States::SteppedBucket(table), Limit::SteppedBucket(it)) => {
+                next!(SteppedBucket, table, it.clone())
+            }
+            (States::FixedWindow(table), Limit::FixedWindow(it)) => {
+                next!(FixedWindow, table, SmallWindow::new(it)?)
+            }
+            (States::WideFixedWindow(table), Limit::FixedWindow(it)) => {
+                next!(WideFixedWindow, table, it.clone())
+            }
+            (States::Counter(table), Limit::Counter(it)) => {
+                next!(Counter, table, SmallCounter::in_a_word(it)?)
+            }
+            (States::WideCounter(table), Limit::Counter(it)) => {
+                next!(WideCounter, table, SmallCounter::new(it)?)
+            }
+            (States::FineCounter(table), Limit::Counter(it)) => {
+                next!(FineCounter, table, SmallCounter::new(it)?)
+            }
+            (States::FinestCounter(map), Limit::Counter(it)) => {
+                Some(States::FinestCounter(map.next(it.clone(), when_full)))
+            }
+            (States::Log(map), Limit::Log(it)) => Some(States::Log(map.next(it.clone(), when_full))),
+            _ => None,
+        }
     }
 
-    /// A key's state, from this table or from its predecessor.
-    fn state(&self, hash: u64, now: Time) -> Option<State> {
-        with!(self, table => table.state(hash, now))
+    /// A key's state, with the limit that it belongs to. Only tables with narrow states are ever replaced.
+    fn state(&self, hash: u64) -> Option<(Limit, State)> {
+        match self {
+            States::Bucket(table) => table.state(hash),
+            States::FixedWindow(table) => table.state(hash),
+            States::Counter(table) => table.state(hash),
+            _ => None,
+        }
     }
 
     fn reset(&self, hash: u64, now: Time) {
@@ -106,7 +156,7 @@ impl States {
     }
 
     fn bytes(&self) -> usize {
-        with!(self, table => table.bytes() + table.predecessor().bytes())
+        with!(self, table => table.bytes() + table.predecessor_bytes())
     }
 
     #[inline]
@@ -127,16 +177,18 @@ pub struct Memory<C = SystemClock> {
     clock: C,
     hasher: foldhash::quality::RandomState,
     /// Stored inline for one limit, the usual case, which saves a decision one pointer.
-    states: SmallVec<[Arc<States>; 1]>,
+    states: SmallVec<[States; 1]>,
     limits: Box<[Limit]>,
     /// Lock order of the limits. Stores that share states have the same order, so requests cannot deadlock. Newer
-    /// limits are locked first, because they read the states of their predecessors.
+    /// tables are locked first, because they read the states of their predecessors.
     ranks: Box<[i64]>,
     /// The limits in lock order.
     order: Box<[usize]>,
     /// The keys of inline limits, created with the first.
     inline_table: Arc<OnceLock<InlineTable>>,
     bounds: Bounds,
+    /// The bytes of the tables of all generations, at most `max_bytes`.
+    budget: Arc<Quota>,
 }
 
 /// The bounds of a [`Memory`], and its policy when it is full.
@@ -148,68 +200,119 @@ pub(crate) struct Bounds {
 }
 
 impl Bounds {
-    /// The bounds of one limit out of `limits`.
-    fn share(self, limits: usize) -> Bounds {
-        Bounds { max_bytes: self.max_bytes / limits.max(1), ..self }
+    /// The bytes of a table beside `limits` limits. Half of all is kept for tables that a reload adds while the tables
+    /// before are still in use.
+    fn table_bytes(self, limits: usize) -> usize {
+        self.max_bytes / 2 / limits.max(1)
     }
+}
+
+/// The least bytes of a table: below this, bookkeeping would take all of the memory.
+pub(crate) const TABLE_BYTES_MIN: usize = 8 << 10;
+
+/// The tables in use leave no memory for another one.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NoBytesLeft {
+    pub(crate) in_use: usize,
 }
 
 impl<C: Clock> Memory<C> {
     pub(crate) fn new(limits: &[Limit], clock: C, bounds: Bounds) -> Memory<C> {
-        let all = bounds;
-        let bounds = bounds.share(limits.len());
+        let budget = Arc::new(Quota::new(bounds.max_bytes));
+        let states = limits.iter().map(|limit| {
+            let reserved = Reservation::for_new(&budget, bounds.table_bytes(limits.len()));
+            States::new(limit, bounds, reserved, None)
+        });
         Memory {
+            states: states.collect(),
             inline_table: Arc::default(),
-            bounds: all,
+            bounds,
             clock,
             hasher: foldhash::quality::RandomState::default(),
-            states: limits
-                .iter()
-                .map(|limit| Arc::new(States::new(limit, bounds, Predecessor::default())))
-                .collect(),
             limits: limits.into(),
             ranks: (0..).take(limits.len()).collect(),
             order: (0..limits.len()).collect(),
+            budget,
         }
     }
 
-    /// A store for new limits, where limit n takes over the state of limit `from[n]` of this store, if any. Unchanged
-    /// limits share their states; a changed limit migrates a key's state when it first sees the key.
-    pub(crate) fn reload(&self, limits: &[Limit], from: &[Option<usize>], bounds: Bounds) -> Memory<C>
+    /// A store for new limits, where limit n takes over the state of limit `from[n]` of this store, if any. The limits
+    /// share their states with those of this store, unless they need wider states: then a key's state is migrated
+    /// when the new limit first sees the key.
+    pub(crate) fn reload(
+        &self,
+        limits: &[Limit],
+        from: &[Option<usize>],
+        bounds: Bounds,
+    ) -> Result<Memory<C>, NoBytesLeft>
     where
         C: Clone,
     {
-        let (all, now) = (bounds, self.clock.now());
-        let bounds = all.share(limits.len());
+        self.budget.set_max(bounds.max_bytes);
+        let reloaded = self.reload_within(limits, from, bounds);
+        if reloaded.is_err() {
+            self.budget.set_max(self.bounds.max_bytes);
+        }
+        reloaded
+    }
+
+    fn reload_within(
+        &self,
+        limits: &[Limit],
+        from: &[Option<usize>],
+        bounds: Bounds,
+    ) -> Result<Memory<C>, NoBytesLeft>
+    where
+        C: Clone,
+    {
+        let now = self.clock.now();
+        let bytes = bounds.table_bytes(limits.len());
         let first = self.ranks.iter().min().map_or(0, |first| first - limits.len() as i64);
         let mut is_used = vec![false; self.limits.len()];
-        let reload_limit = |(number, limit): (usize, &Limit)| {
+        let mut states = SmallVec::new();
+        let (mut followed, mut ranks) = (Vec::new(), Vec::new());
+        for (number, limit) in limits.iter().enumerate() {
             // If two limits name the same predecessor, only the first gets it: otherwise one request would lock a key
             // twice.
             let before = from.get(number).copied().flatten().filter(|&it| it < is_used.len());
             let before = before.filter(|&it| !std::mem::replace(&mut is_used[it], true));
-            if let Some(before) = before.filter(|&it| self.limits[it] == *limit) {
-                return (self.states[before].clone(), self.ranks[before]);
-            }
-            let predecessor = before
-                .filter(|&it| limit.is_compatible(&self.limits[it]))
-                .map(|it| Predecessor::new(&self.limits[it], self.states[it].clone(), limit, now));
-            let states = States::new(limit, bounds, predecessor.unwrap_or_default());
-            (Arc::new(states), first + number as i64)
-        };
-        let (states, ranks): (SmallVec<_>, Vec<i64>) = limits.iter().enumerate().map(reload_limit).unzip();
+            let before = before.filter(|&it| limit.is_compatible(&self.limits[it]));
+            let limit = before.map_or_else(|| limit.clone(), |it| limit.following(&self.limits[it]));
+            let next = before
+                .and_then(|it| Some((self.states[it].next(&limit, bounds.when_full, now)?, self.ranks[it])));
+            let (next, rank) = match (next, before) {
+                (Some(next), _) => next,
+                (None, before) => {
+                    let reserved = match before {
+                        Some(_) => Reservation::for_replacement(&self.budget, bytes),
+                        None => Reservation::for_new(&self.budget, bytes),
+                    };
+                    if reserved.bytes() < TABLE_BYTES_MIN {
+                        drop(reserved);
+                        return Err(NoBytesLeft { in_use: self.budget.used() });
+                    }
+                    let replaced =
+                        before.map(|it| (Predecessor::new(self.states[it].clone(), &limit, now), now));
+                    (States::new(&limit, bounds, reserved, replaced), first + number as i64)
+                }
+            };
+            states.push(next);
+            ranks.push(rank);
+            followed.push(limit);
+        }
         let mut order: Box<[usize]> = (0..limits.len()).collect();
         order.sort_unstable_by_key(|&limit| ranks[limit]);
-        Memory {
+        Ok(Memory {
             inline_table: self.inline_table.clone(),
-            bounds: all,
+            bounds,
             clock: self.clock.clone(),
             hasher: self.hasher.clone(),
             states,
-            limits: limits.into(),
+            limits: followed.into(),
             ranks: ranks.into(),
             order,
-        }
+            budget: self.budget.clone(),
+        })
     }
 
     #[inline]
@@ -255,7 +358,7 @@ impl<C: Clock> Memory<C> {
                 .enumerate()
                 .for_each(|(index, key)| self.check(key, cost, |it| each(index, it)));
         };
-        with!(&**only, table => {
+        with!(only, table => {
             for (batch, keys) in keys.chunks(BATCH).enumerate() {
                 let mut hashes = [0; BATCH];
                 for (hash, key) in hashes.iter_mut().zip(keys) {
@@ -277,14 +380,13 @@ impl<C: Clock> Memory<C> {
     pub(crate) fn prefetch<K: Hash + ?Sized>(&self, key: &K) {
         let hash = self.hash(key);
         let touched =
-            self.states.iter().fold(0, |all, states| all ^ with!(&**states, table => table.touch(hash)));
+            self.states.iter().fold(0, |all, states| all ^ with!(states, table => table.touch(hash)));
         std::hint::black_box(touched);
     }
 
     pub(crate) fn peek<K: Hash + ?Sized>(&self, key: &K, cost: u32) -> Decision {
         let (hash, now) = (self.hash(key), self.clock.now());
-        let decisions =
-            self.states.iter().map(|states| with!(&**states, table => table.peek(hash, now, cost)));
+        let decisions = self.states.iter().map(|states| with!(states, table => table.peek(hash, now, cost)));
         Verdict { decisions: decisions.collect(), ..Verdict::default() }.decision()
     }
 
@@ -300,7 +402,7 @@ impl<C: Clock> Memory<C> {
         }
         let now = self.clock.now();
         let decisions = charges.iter().map(|charge| {
-            with!(&*self.states[charge.limit], table => table.peek(charge.key.0 as u64, now, charge.cost))
+            with!(&self.states[charge.limit], table => table.peek(charge.key.0 as u64, now, charge.cost))
         });
         Ok(Verdict { decisions: decisions.collect(), at: now, ..Verdict::default() })
     }
@@ -321,12 +423,12 @@ impl<C: Clock> Memory<C> {
     /// the store peeks at all of them, then charges them one at a time, and refunds if a concurrent request has used
     /// the budget in between.
     fn charge_in_turn(&self, charges: &[Charge], now: Time) -> SmallVec<[Decision; 4]> {
-        let peek = |charge: &Charge| with!(&*self.states[charge.limit], table => table.peek(charge.key.0 as u64, now, charge.cost));
+        let peek = |charge: &Charge| with!(&self.states[charge.limit], table => table.peek(charge.key.0 as u64, now, charge.cost));
         let mut decisions: SmallVec<[Decision; 4]> = charges.iter().map(peek).collect();
         let mut allowed = decisions.iter().all(|decision| decision.allowed);
         let mut charged = 0;
         for (decision, charge) in decisions.iter_mut().zip(charges) {
-            with!(&*self.states[charge.limit], table => {
+            with!(&self.states[charge.limit], table => {
                 let mut held = table.hold(charge.key.0 as u64, now);
                 // A log with `LogPolicy::All` counts denied requests, too.
                 if allowed || held.counts_denied() {
@@ -350,7 +452,7 @@ impl<C: Clock> Memory<C> {
         let now = self.clock.now();
         for charge in charges {
             if let Some(states) = self.states.get(charge.limit) {
-                with!(&**states, table => table.hold(charge.key.0 as u64, now).refund(charge.cost, at));
+                with!(states, table => table.hold(charge.key.0 as u64, now).refund(charge.cost, at));
             }
         }
     }
@@ -375,7 +477,10 @@ impl<C: Clock> Memory<C> {
     }
 
     fn inline_table(&self) -> &InlineTable {
-        self.inline_table.get_or_init(|| InlineTable::new(self.bounds))
+        self.inline_table.get_or_init(|| {
+            let bytes = self.bounds.table_bytes(self.limits.len());
+            InlineTable::new(self.bounds, Reservation::for_new(&self.budget, bytes))
+        })
     }
 
     fn charge_once(&self, charges: &[Charge], now: Time) -> SmallVec<[Decision; 4]> {
@@ -406,7 +511,7 @@ impl<C: Clock> Memory<C> {
         };
         // This store's keys have 64 bits.
         let hash = key.0 as u64;
-        with!(&*self.states[limit], table => {
+        with!(&self.states[limit], table => {
             let mut held = table.hold(hash, now);
             let peeked = held.peek(cost);
             let at = decisions.len();
@@ -422,14 +527,13 @@ impl<C: Clock> Memory<C> {
 
     pub(crate) fn overflowed(&self) -> u64 {
         let of_limits: u64 =
-            self.states.iter().map(|states| with!(&**states, table => table.overflowed())).sum();
+            self.states.iter().map(|states| with!(states, table => table.overflowed())).sum();
         of_limits + self.inline_table.get().map_or(0, InlineTable::overflowed)
     }
 
     pub(crate) fn keys(&self) -> usize {
         let now = self.clock.now();
-        let of_limits: usize =
-            self.states.iter().map(|states| with!(&**states, table => table.keys(now))).sum();
+        let of_limits: usize = self.states.iter().map(|states| with!(states, table => table.keys(now))).sum();
         of_limits + self.inline_table.get().map_or(0, InlineTable::keys)
     }
 

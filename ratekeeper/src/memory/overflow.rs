@@ -24,14 +24,24 @@ pub enum WhenFull {
 /// Decides requests of keys without an entry.
 #[derive(Debug)]
 pub(crate) struct Overflow<S> {
-    policy: WhenFull,
-    shared: Mutex<S>,
+    shared: Mutex<SharedBudget<S>>,
     requests: AtomicU64,
 }
 
-impl<S> Overflow<S> {
-    pub(crate) fn new(policy: WhenFull, fresh: S) -> Overflow<S> {
-        Overflow { policy, shared: Mutex::new(fresh), requests: AtomicU64::new(0) }
+/// The budget that all keys without an entry share.
+#[derive(Debug)]
+struct SharedBudget<S> {
+    state: S,
+    /// The bit of its scale.
+    scale: bool,
+}
+
+impl<S: Clone> Overflow<S> {
+    pub(crate) fn new(fresh: S) -> Overflow<S> {
+        Overflow {
+            shared: Mutex::new(SharedBudget { state: fresh, scale: false }),
+            requests: AtomicU64::new(0),
+        }
     }
 
     /// How many requests found no free entry for their key.
@@ -39,22 +49,35 @@ impl<S> Overflow<S> {
         self.requests.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn hold(&self) -> HeldOverflow<'_, S> {
-        let shared = (self.policy == WhenFull::Share).then(|| lock(&self.shared));
-        HeldOverflow { overflow: self, shared }
+    /// Locks the shared budget, and converts it if it is not in the scale with this bit.
+    pub(crate) fn hold(
+        &self,
+        policy: WhenFull,
+        scale: bool,
+        convert: impl FnOnce(S) -> S,
+    ) -> HeldOverflow<'_, S> {
+        let shared = (policy == WhenFull::Share).then(|| {
+            let mut shared = lock(&self.shared);
+            if shared.scale != scale {
+                *shared = SharedBudget { state: convert(shared.state.clone()), scale };
+            }
+            shared
+        });
+        HeldOverflow { overflow: self, policy, shared }
     }
 }
 
 /// The overflow policy, with its shared state locked until the request is decided.
 pub(crate) struct HeldOverflow<'a, S> {
     overflow: &'a Overflow<S>,
-    shared: Option<MutexGuard<'a, S>>,
+    policy: WhenFull,
+    shared: Option<MutexGuard<'a, SharedBudget<S>>>,
 }
 
 impl<S: Clone> HeldOverflow<'_, S> {
     pub(crate) fn peek<A: Algorithm<State = S>>(&self, algorithm: &A, now: Time, cost: u32) -> Decision {
         match &self.shared {
-            Some(shared) => algorithm.peek(shared, now, cost),
+            Some(shared) => algorithm.peek(&shared.state, now, cost),
             None => self.unshared(algorithm, now, cost),
         }
     }
@@ -67,7 +90,7 @@ impl<S: Clone> HeldOverflow<'_, S> {
     ) -> Decision {
         self.overflow.requests.fetch_add(1, Ordering::Relaxed);
         match &mut self.shared {
-            Some(shared) => algorithm.decide_in_place(shared, now, cost),
+            Some(shared) => algorithm.decide_in_place(&mut shared.state, now, cost),
             None => self.unshared(algorithm, now, cost),
         }
     }
@@ -80,7 +103,7 @@ impl<S: Clone> HeldOverflow<'_, S> {
         at: Option<Time>,
     ) {
         if let Some(shared) = &mut self.shared {
-            algorithm.refund(shared, now, cost, at);
+            algorithm.refund(&mut shared.state, now, cost, at);
         }
     }
 
@@ -88,7 +111,7 @@ impl<S: Clone> HeldOverflow<'_, S> {
     fn unshared<A: Algorithm<State = S>>(&self, algorithm: &A, now: Time, cost: u32) -> Decision {
         let mut state = algorithm.fresh();
         let fresh = algorithm.decide(&mut state, now, cost);
-        if self.overflow.policy == WhenFull::Allow || !fresh.allowed {
+        if self.policy == WhenFull::Allow || !fresh.allowed {
             return fresh;
         }
         // A key that uses its whole budget now occupies its entry the longest.
@@ -109,16 +132,25 @@ impl<S: Clone> HeldOverflow<'_, S> {
 #[derive(Debug)]
 pub(crate) struct Quota {
     used: AtomicUsize,
-    max: usize,
+    max: AtomicUsize,
 }
 
 impl Quota {
     pub(crate) fn new(max: usize) -> Quota {
-        Quota { used: AtomicUsize::new(0), max }
+        Quota { used: AtomicUsize::new(0), max: AtomicUsize::new(max) }
     }
 
     pub(crate) fn max(&self) -> usize {
-        self.max
+        self.max.load(Ordering::Relaxed)
+    }
+
+    /// Changes the bound. What is in use stays in use.
+    pub(crate) fn set_max(&self, max: usize) {
+        self.max.store(max, Ordering::Relaxed);
+    }
+
+    pub(crate) fn left(&self) -> usize {
+        self.max().saturating_sub(self.used())
     }
 
     pub(crate) fn used(&self) -> usize {
@@ -129,7 +161,7 @@ impl Quota {
         if amount == 0 {
             return true;
         }
-        let add = |used: usize| used.checked_add(amount).filter(|&used| used <= self.max);
+        let add = |used: usize| used.checked_add(amount).filter(|&used| used <= self.max());
         self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).is_ok()
     }
 

@@ -62,7 +62,7 @@ fn mask(bits: u32) -> u64 {
 
 /// A fixed window whose state is one word. The count gets all bits that the window's number does not need, so that it
 /// can represent a count migrated from a higher limit.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct SmallWindow {
     window: FixedWindow,
     count_bits: u32,
@@ -141,7 +141,7 @@ impl PackState<2> for FixedWindow {
 }
 
 /// A sliding window counter with at most `N` - 1 buckets, whose counts are stored inline.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct SmallCounter<const N: usize> {
     counter: Counter,
     /// Bits of each count.

@@ -1,5 +1,8 @@
-//! State migration: after a reload, a changed limit reads a key's state from its predecessor when it first sees the
-//! key.
+//! State migration between tables: a limit that needs wider states than its table has gets a new table, which reads a
+//! key's state from its predecessor when it first sees the key.
+//!
+//! Wide states hold the states of every [compatible](ratekeeper_core::Limit::is_compatible) limit, so a predecessor
+//! never has a predecessor. All other changes are made in place: see `scale`.
 //!
 //! No state is copied in advance, so a reload does not block requests. A migrated state is always the key's state for
 //! the new limit at the instant of the reload. So a key that the new table has evicted may be migrated again: it had
@@ -8,7 +11,7 @@
 //!
 //! Lock order: a thread that holds a line may wait for a line of an older table, never for one of a newer table.
 
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{PoisonError, RwLock};
 
 use ratekeeper_core::{
     Algorithm, Bucket, Counter, CounterState, FixedWindow, Limit, Log, NarrowBucket, State, SteppedBucket,
@@ -18,16 +21,13 @@ use smallvec::SmallVec;
 
 use super::States;
 use super::pack::{SmallCounter, SmallWindow};
-
-/// Maximum length of the chain of predecessors. It is exceeded only if one limit changes more often than this within
-/// a few of its windows; then the oldest is dropped.
-const GENERATIONS_MAX: usize = 8;
-/// A migrated state expires after at most this many windows of the new limit: a bucket's deficit is at most twice its
-/// capacity, and a window or its buckets may lie one window ahead of the clock.
-const WINDOWS_MAX: u32 = 3;
+use crate::sync::{AtomicU64, Ordering};
 
 /// An algorithm whose states can be migrated.
-pub(crate) trait Migratable: Algorithm {
+pub(crate) trait Migratable: Algorithm + Clone {
+    /// Whether the meaning of a state depends on the limit's size or rate.
+    const HAS_SCALE: bool = false;
+
     fn any_state(state: Self::State) -> State;
     /// None for a state of another algorithm.
     fn own_state(&self, state: State) -> Option<Self::State>;
@@ -35,54 +35,45 @@ pub(crate) trait Migratable: Algorithm {
 
 /// The predecessor of a table, if it has one.
 #[derive(Debug, Default)]
-pub(crate) struct Predecessor(Option<Box<ReplacedLimit>>);
+pub(crate) struct Predecessor(Option<Box<ReplacedTable>>);
 
 #[derive(Debug)]
-struct ReplacedLimit {
-    from: Limit,
-    to: Limit,
-    /// When `to` replaced `from`.
-    at: Time,
-    /// From then on all migrated states have expired.
-    until: Time,
-    states: RwLock<Option<Arc<States>>>,
+struct ReplacedTable {
+    /// From then on all migrated states have expired, in nanoseconds since the epoch.
+    until_ns: AtomicU64,
+    states: RwLock<Option<States>>,
 }
 
 impl Predecessor {
-    /// The states of `from`, for a limit that is [compatible](Limit::is_compatible) with it.
-    pub(crate) fn new(from: &Limit, states: Arc<States>, to: &Limit, at: Time) -> Predecessor {
-        let until = at.saturating_add(to.window().saturating_mul(WINDOWS_MAX));
-        let states = RwLock::new(Some(states));
-        let predecessor = Predecessor(Some(Box::new(ReplacedLimit {
-            from: from.clone(),
-            to: to.clone(),
-            at,
-            until,
-            states,
-        })));
-        predecessor.keep_generations(GENERATIONS_MAX);
+    /// The states that `to` replaces at `at`.
+    pub(crate) fn new(states: States, to: &Limit, at: Time) -> Predecessor {
+        let replaced = ReplacedTable { until_ns: AtomicU64::new(0), states: RwLock::new(Some(states)) };
+        let predecessor = Predecessor(Some(Box::new(replaced)));
+        predecessor.extend(to, at);
         predecessor
     }
 
-    fn keep_generations(&self, generations: usize) {
-        let Some(replaced) = &self.0 else { return };
-        match generations {
-            0 => replaced.drop_states(),
-            _ => replaced
-                .with_states(|states| states.predecessor().keep_generations(generations - 1))
-                .unwrap_or_default(),
+    /// A further limit, which may keep its states for longer, takes over.
+    pub(crate) fn extend(&self, to: &Limit, at: Time) {
+        if let Some(replaced) = &self.0 {
+            let until = at.saturating_add(to.state_lasts());
+            replaced.until_ns.fetch_max(until.as_nanos(), Ordering::Relaxed);
         }
     }
 
-    /// The migrated state of a key that has no entry in the new table.
-    pub(crate) fn state(&self, hash: u64, now: Time) -> Option<State> {
+    /// The state of a key that has no entry in the new table, migrated through the changes since.
+    pub(crate) fn state(&self, hash: u64, now: Time, changes: &[(Limit, Time)]) -> Option<State> {
         let replaced = self.0.as_ref()?;
-        if now >= replaced.until {
+        if now.as_nanos() >= replaced.until_ns.load(Ordering::Relaxed) {
             replaced.drop_states();
             return None;
         }
-        let state = replaced.with_states(|states| states.state(hash, now))??;
-        replaced.to.migrate_state(&replaced.from, state, replaced.at)
+        let (mut from, mut state) = replaced.with_states(|states| states.state(hash))??;
+        for (to, at) in changes {
+            state = to.migrate_state(&from, state, *at)?;
+            from = to.clone();
+        }
+        Some(state)
     }
 
     /// Resets a key in the predecessor.
@@ -98,27 +89,24 @@ impl Predecessor {
     }
 }
 
-impl ReplacedLimit {
+impl ReplacedTable {
     fn with_states<R>(&self, read: impl FnOnce(&States) -> R) -> Option<R> {
         let states = self.states.read().unwrap_or_else(PoisonError::into_inner);
-        states.as_deref().map(read)
+        states.as_ref().map(read)
     }
 
     /// Drops the states, unless readers hold the lock: then a later call does.
     #[cold]
     fn drop_states(&self) {
-        let states = self.states.try_write().ok().and_then(|mut states| states.take());
-        if let Some(states) = states {
-            // Freeing a million logs takes longer than a request should wait, so another thread does it. If no thread
-            // can be started, the request frees them.
-            let _ = std::thread::Builder::new().spawn(move || drop(states));
-        }
+        drop(self.states.try_write().ok().and_then(|mut states| states.take()));
     }
 }
 
 macro_rules! migrate_unchanged {
-    ($($algorithm:ty => $kind:ident),*) => {
+    ($($algorithm:ty => $kind:ident, $has_scale:literal);*) => {
         $(impl Migratable for $algorithm {
+            const HAS_SCALE: bool = $has_scale;
+
             fn any_state(state: Self::State) -> State {
                 State::$kind(state)
             }
@@ -133,9 +121,17 @@ macro_rules! migrate_unchanged {
     };
 }
 
-migrate_unchanged!(Bucket => Bucket, SteppedBucket => SteppedBucket, FixedWindow => FixedWindow, Log => Log, Counter => Counter);
+migrate_unchanged!(
+    Bucket => Bucket, true;
+    SteppedBucket => SteppedBucket, true;
+    FixedWindow => FixedWindow, false;
+    Log => Log, false;
+    Counter => Counter, false
+);
 
 impl Migratable for NarrowBucket {
+    const HAS_SCALE: bool = true;
+
     fn any_state(full_at: u64) -> State {
         State::Bucket(u128::from(full_at))
     }

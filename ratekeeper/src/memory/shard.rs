@@ -104,6 +104,11 @@ impl<S> Shard<S> {
         self.at_mut(self.find(hash)?)
     }
 
+    /// All keys with their states.
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (u64, &mut S)> {
+        self.entries.iter_mut().filter_map(|entry| Some((entry.hash, entry.state.as_mut()?)))
+    }
+
     /// Inserts a key that is not in the shard and returns its index.
     pub(crate) fn insert(&mut self, hash: u64, state: S) -> usize {
         let needed = self.entries_needed();

@@ -3,16 +3,21 @@
 //! A key's hash selects its line. The table neither grows nor probes: it reserves its memory when it is created (the
 //! system commits a page when it is first used), and a key whose line is full of keys in use is *spilled* to a small
 //! side map. A new key may overwrite the entry of an idle one, so the lines need no sweep.
+//!
+//! The generations of a limit share the lines and the side map; each has its own algorithm (see `scale`).
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use ratekeeper_core::{Algorithm, Decision, State, Time};
+use ratekeeper_core::{Algorithm, Decision, Limit, State, Time};
 
 use super::Bounds;
-use super::line::{self, Line, LockedLine, Tag, WORDS};
-use super::overflow::{HeldOverflow, Overflow, Quota};
+use super::budget::Reservation;
+use super::line::{self, Control, Line, LockedLine, Tag, WORDS};
+use super::overflow::{HeldOverflow, Overflow, Quota, WhenFull};
 use super::pack::PackState;
 use super::predecessor::{Migratable, Predecessor};
+use super::scale::{CurrentScale, Scale, ScaleId, Scales};
 use super::shard::{Shard, scale, shard_count};
 use crate::sync::{AtomicU64, Mutex, lock};
 
@@ -27,16 +32,48 @@ const COUNTED_LINES_MAX: usize = 1 << 20;
 
 #[derive(Debug)]
 pub(crate) struct Table<A: Algorithm, const W: usize> {
+    /// A copy of the algorithm of `scale`, and of its id: a check reads them without another pointer.
     algorithm: A,
+    id: ScaleId,
+    shared: Arc<SharedTable<A, A::State>>,
+    scale: Arc<Scale<A>>,
+    window: Duration,
+    when_full: WhenFull,
+}
+
+/// What the generations of a limit share.
+#[derive(Debug)]
+struct SharedTable<A, S> {
     words: Box<[AtomicU64]>,
     /// Index of the first word that is aligned to a cache line.
     first: usize,
     lines: usize,
-    spill: Box<[Mutex<Shard<A::State>>]>,
+    scales: Scales<A>,
+    spill: Box<[Mutex<Shard<S>>]>,
     spilled: Quota,
-    overflow: Overflow<A::State>,
-    window: Duration,
+    overflow: Overflow<S>,
     predecessor: Predecessor,
+    _reserved: Reservation,
+}
+
+impl<A, S> SharedTable<A, S> {
+    #[inline]
+    fn lines(&self) -> &[Line] {
+        self.words[self.first..].as_chunks().0
+    }
+}
+
+impl<A: Algorithm + Clone, const W: usize> Clone for Table<A, W> {
+    fn clone(&self) -> Table<A, W> {
+        Table {
+            algorithm: self.algorithm.clone(),
+            id: self.id,
+            shared: self.shared.clone(),
+            scale: self.scale.clone(),
+            window: self.window,
+            when_full: self.when_full,
+        }
+    }
 }
 
 #[cfg(not(loom))]
@@ -53,9 +90,17 @@ impl<A: PackState<W> + Migratable, const W: usize> Table<A, W> {
     /// Bytes of a spilled key, including its share of the shards.
     const BYTES_PER_SPILLED: usize = Shard::<A::State>::BYTES_PER_KEY_MAX + 1;
 
-    /// A table for `max_keys` keys in use, or for as many as fit into `max_bytes`.
-    pub(crate) fn new(algorithm: A, bounds: Bounds, predecessor: Predecessor) -> Table<A, W> {
-        let Bounds { max_keys, max_bytes, when_full } = bounds;
+    /// A table for `max_keys` keys in use, or for as many as fit into the reserved bytes. If it has a predecessor,
+    /// `limit` has replaced the predecessor's limit at `now`.
+    pub(crate) fn new(
+        algorithm: A,
+        limit: &Limit,
+        bounds: Bounds,
+        mut reserved: Reservation,
+        predecessor: Option<(Predecessor, Time)>,
+    ) -> Table<A, W> {
+        let Bounds { max_keys, when_full, .. } = bounds;
+        let max_bytes = reserved.bytes();
         let per_1000_keys = Self::bytes_for(1000) - Self::bytes_for(0);
         let room = max_bytes.saturating_sub(Self::bytes_for(0)) as u128 * 1000 / per_1000_keys as u128;
         let mut max_keys = max_keys.min(usize::try_from(room).unwrap_or(usize::MAX)).max(1);
@@ -63,19 +108,89 @@ impl<A: PackState<W> + Migratable, const W: usize> Table<A, W> {
         while max_keys > 1 && Self::bytes_for(max_keys) > max_bytes {
             max_keys -= max_keys / 1000 + 1;
         }
+        reserved.shrink_to(Self::bytes_for(max_keys));
         let (lines, spill_max) = (Self::lines_for(max_keys), Self::spill_for(max_keys));
         let words = zeroed((lines + 1) * WORDS);
-        Table {
+        let changes = predecessor.iter().map(|(_, at)| (limit.clone(), *at)).collect();
+        let scales = Scales::new(&algorithm, limit, changes);
+        let scale = scales.current();
+        let shared = SharedTable {
             first: words.as_ptr().align_offset(WORDS * size_of::<u64>()) % WORDS,
             words,
             lines,
+            scales,
             spill: (0..shard_count(spill_max)).map(|_| Mutex::new(Shard::default())).collect(),
             spilled: Quota::new(spill_max),
-            overflow: Overflow::new(when_full, algorithm.fresh_in_place()),
-            window: algorithm.window(),
-            algorithm,
-            predecessor,
+            overflow: Overflow::new(algorithm.fresh_in_place()),
+            predecessor: predecessor.map(|(predecessor, _)| predecessor).unwrap_or_default(),
+            _reserved: reserved,
+        };
+        Table::of(algorithm, scale, Arc::new(shared), when_full)
+    }
+
+    fn of(
+        algorithm: A,
+        scale: Arc<Scale<A>>,
+        shared: Arc<SharedTable<A, A::State>>,
+        when_full: WhenFull,
+    ) -> Table<A, W> {
+        Table { id: scale.id, window: algorithm.window(), algorithm, shared, scale, when_full }
+    }
+
+    /// The next generation, on the same lines: `limit`, which `algorithm` computes, replaces the current limit at
+    /// `now`.
+    pub(crate) fn next(&self, algorithm: A, limit: &Limit, when_full: WhenFull, now: Time) -> Table<A, W> {
+        let shared = &self.shared;
+        shared.predecessor.extend(limit, now);
+        let current = shared.scales.settled(&self.scale);
+        let scale = match current.limit == *limit {
+            true => current,
+            false => {
+                self.convert_all(&current);
+                Arc::new(shared.scales.next(&current, algorithm.clone(), limit, now))
+            }
+        };
+        Table::of(algorithm, scale, shared.clone(), when_full)
+    }
+
+    /// Converts all lines that are still in the scale before.
+    fn convert_all(&self, current: &Scale<A>) {
+        if !A::HAS_SCALE {
+            return;
         }
+        for (index, line) in self.shared.lines()[..self.shared.lines].iter().enumerate() {
+            // Most lines of a large table have never been written, and have no memory yet.
+            if !line::is_empty::<W>(line) {
+                self.convert(&mut line::lock(line), index, current);
+            }
+        }
+        drop(self.shared.overflow.hold(WhenFull::Share, current.id.bit, |state| current.convert(state)));
+    }
+
+    /// Converts the line with this index and its spilled keys, if it is still in the scale before.
+    fn convert(&self, locked: &mut LockedLine<'_>, index: usize, current: &Scale<A>) {
+        if !A::HAS_SCALE || locked.scale() == current.id.bit {
+            return;
+        }
+        for entry in 0..line::entries::<W>() {
+            if line::is_in_use(locked.line(), entry) {
+                let state = self.algorithm.unpack(line::state(locked.line(), entry));
+                locked.set_state(entry, self.algorithm.pack(&current.convert(state)));
+            }
+        }
+        if locked.has_spilled() {
+            // The hashes of a line are adjacent, and so are the shards of its spilled keys.
+            let first_hash = |line: usize| ((line as u128) << 64).div_ceil(self.shared.lines as u128);
+            let shard = |hash: u128| scale(hash as u64, self.shared.spill.len());
+            for spill in &self.shared.spill[shard(first_hash(index))..=shard(first_hash(index + 1) - 1)] {
+                for (hash, state) in lock(spill).iter_mut() {
+                    if scale(hash, self.shared.lines) == index {
+                        *state = current.convert(state.clone());
+                    }
+                }
+            }
+        }
+        locked.set_scale(current.id.bit);
     }
 
     fn lines_for(max_keys: usize) -> usize {
@@ -95,17 +210,16 @@ impl<A: PackState<W> + Migratable, const W: usize> Table<A, W> {
 
     /// The maximum bytes of the table, side map included.
     pub(crate) fn bytes(&self) -> usize {
-        size_of_val(&*self.words) + self.spilled.max() * Self::BYTES_PER_SPILLED
+        size_of_val(&*self.shared.words) + self.shared.spilled.max() * Self::BYTES_PER_SPILLED
     }
 
     pub(crate) fn overflowed(&self) -> u64 {
-        self.overflow.requests()
+        self.shared.overflow.requests()
     }
 
     /// Number of keys in use, approximate for lines that change during the count. Takes no locks.
     pub(crate) fn keys(&self, now: Time) -> usize {
-        let (lines, _): (&[Line], _) = self.words[self.first..].as_chunks();
-        let lines = &lines[..self.lines];
+        let lines = &self.shared.lines()[..self.shared.lines];
         let step = lines.len().div_ceil(COUNTED_LINES_MAX);
         let (scanned, keys) = lines.iter().step_by(step).fold((0, 0), |(scanned, keys), line| {
             // A key whose line is being changed counts as in use.
@@ -118,13 +232,12 @@ impl<A: PackState<W> + Migratable, const W: usize> Table<A, W> {
             (scanned + 1, keys + in_use.count())
         });
         // At most the number of entries, which fits into a usize.
-        (keys as u128 * lines.len() as u128 / scanned as u128) as usize + self.spilled.used()
+        (keys as u128 * lines.len() as u128 / scanned as u128) as usize + self.shared.spilled.used()
     }
 
     #[inline]
     fn line(&self, hash: u64) -> &Line {
-        let (lines, _) = self.words[self.first..].as_chunks();
-        &lines[scale(hash, self.lines)]
+        &self.shared.lines()[scale(hash, self.shared.lines)]
     }
 
     /// Fetches a key's line from memory without waiting for it.
@@ -173,7 +286,7 @@ impl<A: PackState<W> + Migratable, const W: usize> Table<A, W> {
         let mut control = line::control(line);
         let now = now();
         loop {
-            let Some(index) = find(line, tag) else {
+            let Some(index) = find(line, tag).filter(|_| self.is_in_scale(control)) else {
                 return read(self.decide_held(hash, now, cost));
             };
             let before = line::state::<W>(line, index);
@@ -197,7 +310,13 @@ impl<A: PackState<W> + Migratable, const W: usize> Table<A, W> {
         }
     }
 
-    /// Decides a request of a key that is not in its line: rare, so its code is kept out of the hot path.
+    /// Whether a line is in the scale of this generation, as of the time when its control was loaded.
+    #[inline(always)]
+    fn is_in_scale(&self, control: Control) -> bool {
+        !A::HAS_SCALE || (control.scale() == self.id.bit && self.shared.scales.is_current(self.id))
+    }
+
+    /// Decides a request of a key that is not in its line, or whose line is to be converted: rare, so its code is kept out of the hot path.
     #[cold]
     #[inline(never)]
     fn decide_held(&self, hash: u64, now: Time, cost: u32) -> Decision {
@@ -209,7 +328,7 @@ impl<A: PackState<W> + Migratable, const W: usize> Table<A, W> {
         let (line, tag) = (self.line(hash), Tag::of(hash));
         loop {
             let control = line::control(line);
-            let state = match line::find::<W>(line, tag) {
+            let state = match line::find::<W>(line, tag).filter(|_| self.is_in_scale(control)) {
                 Some(index) => self.algorithm.unpack(line::state(line, index)),
                 None => return self.hold(hash, now).peek(cost),
             };
@@ -221,35 +340,37 @@ impl<A: PackState<W> + Migratable, const W: usize> Table<A, W> {
 
     /// Locks a key: no other request for it is decided until the returned value is dropped.
     pub(crate) fn hold(&self, hash: u64, now: Time) -> LockedEntry<'_, A, W> {
-        let locked = line::lock(self.line(hash));
-        let mut held = LockedEntry { table: self, locked, hash, now, entry: TableEntry::New };
+        let (locked, scale) = self.lock(hash);
+        let mut held = LockedEntry { table: self, locked, scale, hash, now, entry: TableEntry::New };
         held.entry = held.find();
         held
     }
 
-    pub(crate) fn predecessor(&self) -> &Predecessor {
-        &self.predecessor
+    /// Locks the line of a key, and converts it to the current scale.
+    fn lock(&self, hash: u64) -> (LockedLine<'_>, CurrentScale<'_, A>) {
+        let mut locked = line::lock(self.line(hash));
+        let scale = self.shared.scales.of_locked_line(&self.scale);
+        self.convert(&mut locked, super::shard::scale(hash, self.shared.lines), &scale);
+        (locked, scale)
     }
 
-    /// A key's state, from this table or from its predecessor.
-    pub(crate) fn state(&self, hash: u64, now: Time) -> Option<State> {
-        let locked = line::lock(self.line(hash));
-        let here = match line::find::<W>(locked.line(), Tag::of(hash)) {
-            Some(index) => Some(self.algorithm.unpack(line::state(locked.line(), index))),
-            None if locked.has_spilled() => lock(self.spill_of(hash)).get(hash).cloned(),
-            None => None,
+    pub(crate) fn predecessor_bytes(&self) -> usize {
+        self.shared.predecessor.bytes()
+    }
+
+    /// A key's state, with the limit that it belongs to.
+    pub(crate) fn state(&self, hash: u64) -> Option<(Limit, State)> {
+        let (locked, scale) = self.lock(hash);
+        let state = match line::find::<W>(locked.line(), Tag::of(hash)) {
+            Some(index) => self.algorithm.unpack(line::state(locked.line(), index)),
+            None if locked.has_spilled() => lock(self.spill_of(hash)).get(hash).cloned()?,
+            None => return None,
         };
-        here.map(A::any_state).or_else(|| self.predecessor.state(hash, now))
-    }
-
-    /// The migrated state of a key without an entry, if it still counts.
-    fn migrate_state(&self, hash: u64, now: Time) -> Option<A::State> {
-        let state = self.algorithm.own_state(self.predecessor.state(hash, now)?)?;
-        (!self.algorithm.is_fresh(&state, now)).then_some(state)
+        Some((scale.limit.clone(), A::any_state(state)))
     }
 
     fn spill_of(&self, hash: u64) -> &Mutex<Shard<A::State>> {
-        &self.spill[scale(hash, self.spill.len())]
+        &self.shared.spill[scale(hash, self.shared.spill.len())]
     }
 }
 
@@ -270,9 +391,11 @@ enum TableEntry<'a, S> {
 }
 
 /// A key locked by one request.
-pub(crate) struct LockedEntry<'a, A: PackState<W>, const W: usize> {
+pub(crate) struct LockedEntry<'a, A: PackState<W> + Migratable, const W: usize> {
     table: &'a Table<A, W>,
     locked: LockedLine<'a>,
+    /// The scale of the line.
+    scale: CurrentScale<'a, A>,
     hash: u64,
     now: Time,
     entry: TableEntry<'a, A::State>,
@@ -291,7 +414,7 @@ impl<'a, A: PackState<W> + Migratable, const W: usize> LockedEntry<'a, A, W> {
                 // The line has a free entry again, so the key moves back.
                 let Some(index) = free else { return TableEntry::Spilled };
                 if let Some(state) = spill.remove(self.hash) {
-                    table.spilled.refund(1);
+                    table.shared.spilled.refund(1);
                     self.locked.remove_spilled();
                     self.write(index, &state);
                     return TableEntry::InLine(index);
@@ -304,10 +427,10 @@ impl<'a, A: PackState<W> + Migratable, const W: usize> LockedEntry<'a, A, W> {
             // As a last resort, an entry that is idle now but would not be if the clock stepped back.
             None => match self.free_entry(self.now) {
                 Some(index) => TableEntry::NewInLine(index),
-                None => return TableEntry::Overflow(table.overflow.hold()),
+                None => return TableEntry::Overflow(self.overflow()),
             },
         };
-        match (table.migrate_state(self.hash, self.now), entry) {
+        match (self.migrated(), entry) {
             (Some(state), TableEntry::NewInLine(index)) => {
                 self.write(index, &state);
                 TableEntry::InLine(index)
@@ -320,11 +443,23 @@ impl<'a, A: PackState<W> + Migratable, const W: usize> LockedEntry<'a, A, W> {
         }
     }
 
+    /// The state of a key without an entry in the table's predecessor, if it still counts.
+    fn migrated(&self) -> Option<A::State> {
+        let Scale { algorithm, changes, .. } = &*self.scale;
+        let state = self.table.shared.predecessor.state(self.hash, self.now, changes)?;
+        algorithm.own_state(state).filter(|state| !algorithm.is_fresh(state, self.now))
+    }
+
+    fn overflow(&self) -> HeldOverflow<'a, A::State> {
+        let Table { shared, when_full, .. } = self.table;
+        shared.overflow.hold(*when_full, self.scale.id.bit, |state| self.scale.convert(state))
+    }
+
     /// An entry that is empty or whose key has been idle since `then`.
     fn free_entry(&self, then: Time) -> Option<usize> {
         let idle = |index: &usize| {
-            let state = self.table.algorithm.unpack(line::state(self.locked.line(), *index));
-            self.table.algorithm.is_fresh(&state, then)
+            let state = self.scale.algorithm.unpack(line::state(self.locked.line(), *index));
+            self.scale.algorithm.is_fresh(&state, then)
         };
         self.locked.empty_entry::<W>().or_else(|| (0..line::entries::<W>()).find(idle))
     }
@@ -333,22 +468,22 @@ impl<'a, A: PackState<W> + Migratable, const W: usize> LockedEntry<'a, A, W> {
         // Keys that are idle now, but would not be if the clock stepped back, are evicted only if the map is full.
         let long_ago = self.now.saturating_sub(self.table.window);
         self.sweep_spilled(long_ago);
-        let taken = self.table.spilled.take(1) || {
+        let taken = self.table.shared.spilled.take(1) || {
             self.sweep_spilled(self.now);
-            self.table.spilled.take(1)
+            self.table.shared.spilled.take(1)
         };
         taken && {
             let counted = self.locked.add_spilled();
-            self.table.spilled.refund(usize::from(!counted));
+            self.table.shared.spilled.refund(usize::from(!counted));
             counted
         }
     }
 
     /// Evicts spilled keys that have been idle since `then`.
     fn sweep_spilled(&mut self, then: Time) {
-        let LockedEntry { table, locked, hash, .. } = self;
+        let LockedEntry { table, locked, scale, hash, .. } = self;
         let mut spill = lock(table.spill_of(*hash));
-        let is_idle = |state: &A::State| table.algorithm.is_fresh(state, then);
+        let is_idle = |state: &A::State| scale.algorithm.is_fresh(state, then);
         spill.sweep(SWEEP, is_idle, |idle, _| {
             // The line counts its spilled keys, so an eviction needs the line's lock; keys of a locked line are
             // skipped.
@@ -357,9 +492,11 @@ impl<'a, A: PackState<W> + Migratable, const W: usize> LockedEntry<'a, A, W> {
                 locked.remove_spilled();
                 true
             } else {
-                line::lock_if_free(home).map(|mut home| home.remove_spilled()).is_some()
+                // The states of a line that is not converted yet are in another scale.
+                let home = line::lock_if_free(home).filter(|home| home.scale() == scale.id.bit);
+                home.map(|mut home| home.remove_spilled()).is_some()
             };
-            table.spilled.refund(usize::from(is_evicted));
+            table.shared.spilled.refund(usize::from(is_evicted));
             is_evicted
         });
         spill.shrink();
@@ -367,11 +504,11 @@ impl<'a, A: PackState<W> + Migratable, const W: usize> LockedEntry<'a, A, W> {
 
     fn write(&mut self, index: usize, state: &A::State) {
         self.locked.set_tag(index, Some(Tag::of(self.hash)));
-        self.locked.set_state(index, self.table.algorithm.pack(state));
+        self.locked.set_state(index, self.scale.algorithm.pack(state));
     }
 
     fn state(&self) -> A::State {
-        let algorithm = &self.table.algorithm;
+        let algorithm = &self.scale.algorithm;
         match self.entry {
             TableEntry::InLine(index) => algorithm.unpack(line::state(self.locked.line(), index)),
             TableEntry::Spilled => {
@@ -384,30 +521,30 @@ impl<'a, A: PackState<W> + Migratable, const W: usize> LockedEntry<'a, A, W> {
 
     pub(crate) fn peek(&self, cost: u32) -> Decision {
         match &self.entry {
-            TableEntry::Overflow(overflow) => overflow.peek(&self.table.algorithm, self.now, cost),
-            _ => self.table.algorithm.peek(&self.state(), self.now, cost),
+            TableEntry::Overflow(overflow) => overflow.peek(&self.scale.algorithm, self.now, cost),
+            _ => self.scale.algorithm.peek(&self.state(), self.now, cost),
         }
     }
 
     pub(crate) fn decide(&mut self, cost: u32) -> Decision {
-        let (table, now) = (self.table, self.now);
+        let now = self.now;
         match &mut self.entry {
-            TableEntry::Overflow(overflow) => overflow.decide(&table.algorithm, now, cost),
+            TableEntry::Overflow(overflow) => overflow.decide(&self.scale.algorithm, now, cost),
             _ => self.change(|algorithm, state| algorithm.decide(state, now, cost)),
         }
     }
 
     pub(crate) fn refund(&mut self, cost: u32, at: Option<Time>) {
-        let (table, now) = (self.table, self.now);
+        let now = self.now;
         match &mut self.entry {
-            TableEntry::Overflow(overflow) => overflow.refund(&table.algorithm, now, cost, at),
+            TableEntry::Overflow(overflow) => overflow.refund(&self.scale.algorithm, now, cost, at),
             _ => self.change(|algorithm, state| algorithm.refund(state, now, cost, at)),
         }
     }
 
     /// Changes the state of a key, and gives the key its reserved entry if it is no longer fresh.
     fn change<R>(&mut self, change: impl FnOnce(&A, &mut A::State) -> R) -> R {
-        let algorithm = &self.table.algorithm;
+        let algorithm = &self.scale.algorithm;
         if matches!(self.entry, TableEntry::Spilled)
             && let Some(state) = lock(self.table.spill_of(self.hash)).get_mut(self.hash)
         {
@@ -418,7 +555,10 @@ impl<'a, A: PackState<W> + Migratable, const W: usize> LockedEntry<'a, A, W> {
         // A key that is still fresh needs no entry.
         let stays_new = algorithm.is_fresh(&state, self.now);
         match self.entry {
-            TableEntry::InLine(index) => self.locked.set_state(index, algorithm.pack(&state)),
+            TableEntry::InLine(index) => {
+                let packed = algorithm.pack(&state);
+                self.locked.set_state(index, packed);
+            }
             TableEntry::NewInLine(index) if !stays_new => {
                 self.write(index, &state);
                 self.entry = TableEntry::InLine(index);
@@ -433,7 +573,7 @@ impl<'a, A: PackState<W> + Migratable, const W: usize> LockedEntry<'a, A, W> {
     }
 
     pub(crate) fn reset(&mut self) {
-        self.table.predecessor.reset(self.hash, self.now);
+        self.table.shared.predecessor.reset(self.hash, self.now);
         match self.entry {
             TableEntry::InLine(index) => {
                 self.locked.set_tag(index, None);
@@ -442,7 +582,7 @@ impl<'a, A: PackState<W> + Migratable, const W: usize> LockedEntry<'a, A, W> {
             TableEntry::Spilled => {
                 lock(self.table.spill_of(self.hash)).remove(self.hash);
                 self.locked.remove_spilled();
-                self.table.spilled.refund(1);
+                self.table.shared.spilled.refund(1);
             }
             _ => return,
         }
@@ -450,15 +590,15 @@ impl<'a, A: PackState<W> + Migratable, const W: usize> LockedEntry<'a, A, W> {
     }
 
     pub(crate) fn counts_denied(&self) -> bool {
-        self.table.algorithm.counts_denied()
+        self.scale.algorithm.counts_denied()
     }
 }
 
-impl<A: PackState<W>, const W: usize> Drop for LockedEntry<'_, A, W> {
+impl<A: PackState<W> + Migratable, const W: usize> Drop for LockedEntry<'_, A, W> {
     fn drop(&mut self) {
         if matches!(self.entry, TableEntry::NewSpilled) {
             self.locked.remove_spilled();
-            self.table.spilled.refund(1);
+            self.table.shared.spilled.refund(1);
         }
     }
 }

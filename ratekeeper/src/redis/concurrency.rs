@@ -23,9 +23,10 @@ use tokio::sync::oneshot;
 use super::batcher::Task;
 use super::claim::{ClaimResult, PermitClaim};
 use super::key::Names;
-use super::{Inner, Redis, Settings, SettingsError};
-use crate::clock::Clock as _;
-use crate::concurrency::{Acquisition, Permit, PermitAvailability, PermitCounter, PermitKey, PermitRequest};
+use super::route::Servers;
+use super::{Redis, Settings, SettingsError};
+use crate::clock::{Clock as _, SystemClock};
+use crate::concurrency::{Acquisition, Permit, PermitAvailability, PermitCounts, PermitKey, PermitRequest};
 use crate::limiter::MAX_KEYS;
 use crate::store::Key;
 use crate::sync::lock;
@@ -46,13 +47,15 @@ const CALLS_MAX: usize = 64;
 /// Time limit of a renewal call.
 const BACKGROUND_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// The names of keys in Redis, by index of the limit.
+pub(crate) type PermitNames = Names;
+
 /// Counts requests in flight, together with other processes.
 #[derive(Debug)]
 pub(crate) struct SharedPermits {
-    store: Arc<Inner>,
-    names: Names,
-    /// The concurrency limit of each rule.
-    max: Box<[u32]>,
+    servers: Arc<Servers>,
+    clock: SystemClock,
+    deadline: Duration,
     policy: FailurePolicy,
     hold: Duration,
     /// Distinguishes this process from others.
@@ -69,6 +72,10 @@ type ClaimShard = HashMap<PermitKey, PermitEntry, foldhash::fast::RandomState>;
 /// A key with requests in flight, permits or waiting requests.
 #[derive(Debug, Default)]
 struct PermitEntry {
+    /// The key's name in Redis.
+    name: String,
+    /// The limit, as of the last request.
+    max: u32,
     /// Requests in flight.
     in_flight: u32,
     /// Permits of this process by the last claim, and the time until which they are certain.
@@ -104,6 +111,11 @@ struct PendingClaim {
 }
 
 impl PermitEntry {
+    fn new(request: &PermitRequest, names: &PermitNames) -> PermitEntry {
+        let name = names.name(request.rule, Key(request.key.key));
+        PermitEntry { name, max: request.max, ..PermitEntry::default() }
+    }
+
     fn is_idle(&self) -> bool {
         self.in_flight == 0 && self.own == 0 && self.waiting.is_empty() && !self.is_claiming
     }
@@ -114,30 +126,31 @@ impl PermitEntry {
     }
 
     /// Counts one more request in flight and returns how many permits are left.
-    fn enter(&mut self, max: u32) -> PermitAvailability {
+    fn enter(&mut self) -> PermitAvailability {
         self.in_flight += 1;
         self.unused = self.unused.min(self.spare());
         PermitAvailability {
             is_free: true,
-            left: max.saturating_sub(self.others).saturating_sub(self.in_flight),
+            left: self.max.saturating_sub(self.others).saturating_sub(self.in_flight),
         }
     }
 }
 
 impl Redis {
-    /// Shares concurrency limits, given as names with their number of permits.
-    pub(crate) fn shared_permits<'a>(
-        &self,
-        settings: &Settings,
-        limits: impl Iterator<Item = (&'a str, u32)> + Clone,
-    ) -> Result<Arc<SharedPermits>, SettingsError> {
-        let hold = settings.checked_permit_hold()?;
-        let names = limits.clone().map(|(name, _)| ("concurrency", Some(name), Vec::new()));
+    /// The names of the keys of concurrency limits.
+    pub(crate) fn permit_names<'a>(&self, limits: impl Iterator<Item = &'a str>) -> PermitNames {
+        let Settings { secret, namespace, .. } = self.base();
+        Names::new(secret, namespace, limits.map(|name| ("concurrency", Some(name), Vec::new())))
+    }
+
+    /// Counts permits together with other processes.
+    pub(crate) fn shared_permits(&self) -> Result<Arc<SharedPermits>, SettingsError> {
+        let hold = self.base().checked_permit_hold()?;
         let permits = Arc::new(SharedPermits {
-            names: Names::new(&settings.secret, &settings.namespace, names),
-            store: self.0.clone(),
-            max: limits.map(|(_, max)| max).collect(),
-            policy: settings.default_policy(),
+            servers: self.0.servers.clone(),
+            clock: self.0.clock.clone(),
+            deadline: self.0.deadline,
+            policy: self.base().default_policy(),
             hold,
             process: RandomState::new().hash_one(()),
             claims: AtomicU64::new(0),
@@ -161,20 +174,25 @@ async fn renew(permits: Weak<SharedPermits>, every: Duration) {
 impl SharedPermits {
     /// Takes permits of all requested keys or of none. A request denied by one limit may hold permits of the others
     /// briefly.
-    pub(crate) async fn acquire(self: &Arc<Self>, requests: &[PermitRequest]) -> Acquisition {
+    pub(crate) async fn acquire(
+        self: &Arc<Self>,
+        requests: &[PermitRequest],
+        names: &PermitNames,
+    ) -> Acquisition {
         let mut acquired = Acquisition { allowed: true, ..Acquisition::default() };
         acquired.found.resize(requests.len(), PermitAvailability::default());
         // Shadow limits come last, so that they do not count a request that an enforced limit denies.
         for shadows in [false, true] {
             let these =
                 requests.iter().enumerate().filter(|(_, it)| it.is_shadow == shadows && acquired.allowed);
-            let these = these.map(async |(at, request)| (at, request, self.acquire_one(request.key).await));
+            let these =
+                these.map(async |(at, request)| (at, request, self.acquire_one(request, names).await));
             for (at, request, got) in join_all(these.collect::<Vec<_>>()).await {
                 let got = got.or_else(|why| match why {
                     PermitError::Exhausted => Err(PermitError::Exhausted),
                     PermitError::Unknown => {
                         acquired.is_degraded = true;
-                        self.acquire_by_policy(request.key)
+                        self.acquire_by_policy(request, names)
                     }
                 });
                 match got {
@@ -196,35 +214,38 @@ impl SharedPermits {
         acquired
     }
 
-    pub(crate) fn held(&self) -> Vec<usize> {
-        let mut held = vec![0; self.max.len()];
+    /// Calls `each` with every key that has requests in flight, and their number.
+    pub(crate) fn each(&self, each: &mut impl FnMut(&PermitKey, u32)) {
         for shard in &self.shards {
-            lock(shard).iter().for_each(|(key, entry)| held[key.rule] += entry.in_flight as usize);
+            lock(shard).iter().for_each(|(key, entry)| each(key, entry.in_flight));
         }
-        held
     }
 
     fn shard(&self, key: PermitKey) -> MutexGuard<'_, ClaimShard> {
-        lock(&self.shards[(key.key as usize).wrapping_add(key.rule) % SHARDS])
+        lock(&self.shards[key.shard(SHARDS)])
     }
 
     fn permit(self: &Arc<Self>, key: PermitKey) -> Permit {
-        Permit::new(PermitCounter::Redis(self.clone()), key)
+        Permit::new(PermitCounts::Redis(self.clone()), key)
     }
 
     async fn acquire_one(
         self: &Arc<Self>,
-        key: PermitKey,
+        request: &PermitRequest,
+        names: &PermitNames,
     ) -> Result<(Permit, PermitAvailability), PermitError> {
+        let key = request.key;
         let reply = {
             let mut shard = self.shard(key);
             if shard.len() >= MAX_KEYS / SHARDS && !shard.contains_key(&key) {
                 return Err(PermitError::Exhausted);
             }
-            let entry = shard.entry(key).or_default();
-            let now = self.store.clock.now();
-            if entry.spare() > 0 && now < entry.until {
-                let found = entry.enter(self.max[key.rule]);
+            let entry = shard.entry(key).or_insert_with(|| PermitEntry::new(request, names));
+            entry.max = request.max;
+            let now = self.clock.now();
+            // After the limit was lowered, permits beyond it are not lent any more.
+            if entry.spare() > 0 && now < entry.until && entry.in_flight < entry.max {
+                let found = entry.enter();
                 return Ok((self.permit(key), found));
             }
             if entry.waiting.len() >= WAITING_MAX {
@@ -238,7 +259,7 @@ impl SharedPermits {
             }
             receiver
         };
-        match tokio::time::timeout(self.store.deadline, reply).await {
+        match tokio::time::timeout(self.deadline, reply).await {
             Ok(Ok(reply)) => reply,
             _ => Err(PermitError::Unknown),
         }
@@ -247,18 +268,20 @@ impl SharedPermits {
     /// Applies the failure policy.
     fn acquire_by_policy(
         self: &Arc<Self>,
-        key: PermitKey,
+        request: &PermitRequest,
+        names: &PermitNames,
     ) -> Result<(Permit, PermitAvailability), PermitError> {
-        let max = self.max[key.rule];
+        let PermitRequest { key, max, .. } = *request;
         let max = match self.policy {
             FailurePolicy::Open => u32::MAX,
             FailurePolicy::Closed => return Err(PermitError::Unknown),
             FailurePolicy::Local { instances } => (max / instances.max(1)).max(1).min(max),
         };
         let mut shard = self.shard(key);
-        let entry = shard.entry(key).or_default();
+        let entry = shard.entry(key).or_insert_with(|| PermitEntry::new(request, names));
+        entry.max = request.max;
         if entry.in_flight < max {
-            let found = entry.enter(self.max[key.rule]);
+            let found = entry.enter();
             return Ok((self.permit(key), found));
         }
         if entry.is_idle() {
@@ -282,7 +305,7 @@ impl SharedPermits {
         entry.is_claiming = false;
         if entry.spare() > 0 && entry.is_contended {
             entry.own = entry.in_flight;
-            let pending = self.pending(key, entry, self.store.clock.now());
+            let pending = self.pending(key, entry, self.clock.now());
             self.runtime.spawn(self.clone().claim(pending));
         } else if entry.spare() > 0 && !entry.is_watched {
             entry.is_watched = true;
@@ -310,7 +333,7 @@ impl SharedPermits {
             }
             if entry.unused > 0 || times == UNUSED_HOLDS_MAX {
                 entry.is_watched = false;
-                let (unused, now) = (std::mem::take(&mut entry.unused), self.store.clock.now());
+                let (unused, now) = (std::mem::take(&mut entry.unused), self.clock.now());
                 entry.own -= unused.min(entry.spare());
                 break self.pending(key, entry, now);
             }
@@ -322,16 +345,16 @@ impl SharedPermits {
     /// The next claim of a key.
     fn pending(&self, key: PermitKey, entry: &mut PermitEntry, now: Time) -> PendingClaim {
         entry.is_claiming = true;
-        let PermitEntry { in_flight, own, .. } = *entry;
+        let PermitEntry { in_flight, own, max, .. } = *entry;
         let claim = PermitClaim {
-            key: self.names.name(key.rule, Key(key.key)),
+            key: entry.name.clone(),
             process: self.process,
             number: self.claims.fetch_add(1, Ordering::Relaxed) + 1,
             in_flight,
             kept: if now < entry.until { in_flight.max(own) } else { in_flight },
             // At most WAITING_MAX.
             more: entry.waiting.len() as u32,
-            max: self.max[key.rule],
+            max,
             hold: self.hold,
         };
         PendingClaim { key, claim, at: now }
@@ -340,9 +363,9 @@ impl SharedPermits {
     /// Sends a claim, and then the claims of requests that have arrived meanwhile.
     async fn claim(self: Arc<Self>, mut pending: PendingClaim) {
         loop {
-            let slot = self.store.servers.slot(&pending.claim.key);
+            let slot = self.servers.slot(&pending.claim.key);
             let task = Task::Claim(vec![pending.claim.clone()]);
-            let reply = self.store.servers.execute(slot, task, self.store.deadline).await;
+            let reply = self.servers.execute(slot, task, self.deadline).await;
             let result = reply.ok().and_then(|reply| reply.claims.first().copied().flatten());
             match self.apply_reply(&pending, result) {
                 Some(next) => pending = next,
@@ -381,14 +404,14 @@ impl SharedPermits {
                 }
                 let reply = match (result, entry.spare() > 0) {
                     (None, _) => Err(PermitError::Unknown),
-                    (Some(_), true) => Ok((self.permit(*key), entry.enter(claim.max))),
+                    (Some(_), true) => Ok((self.permit(*key), entry.enter())),
                     (Some(_), false) => Err(PermitError::Exhausted),
                 };
                 replies.push((sender, reply));
             }
             entry.waiting.retain(|sender| !sender.is_closed());
             match entry.waiting.is_empty() {
-                false => Some(self.pending(*key, entry, self.store.clock.now())),
+                false => Some(self.pending(*key, entry, self.clock.now())),
                 true => {
                     self.finish_claim(&mut shard, *key);
                     None
@@ -410,8 +433,8 @@ impl SharedPermits {
         let mut last: HashMap<u16, usize> = HashMap::new();
         for shard in &self.shards {
             for (key, entry) in lock(shard).iter_mut().filter(|(_, entry)| !entry.is_claiming) {
-                let pending = self.pending(*key, entry, self.store.clock.now());
-                let slot = self.store.servers.slot(&pending.claim.key);
+                let pending = self.pending(*key, entry, self.clock.now());
+                let slot = self.servers.slot(&pending.claim.key);
                 let call = last.get(&slot).copied().filter(|call| calls[*call].1.len() < RENEWALS_MAX);
                 let call = call.unwrap_or_else(|| {
                     calls.push((slot, Vec::new()));
@@ -428,7 +451,7 @@ impl SharedPermits {
 
     async fn renew_call(self: &Arc<Self>, slot: u16, all: &[PendingClaim]) {
         let task = Task::Claim(all.iter().map(|pending| pending.claim.clone()).collect());
-        let reply = self.store.servers.execute(slot, task, BACKGROUND_TIMEOUT).await;
+        let reply = self.servers.execute(slot, task, BACKGROUND_TIMEOUT).await;
         let results = reply.map(|reply| reply.claims).unwrap_or_default();
         for (at, pending) in all.iter().enumerate() {
             if let Some(next) = self.apply_reply(pending, results.get(at).copied().flatten()) {

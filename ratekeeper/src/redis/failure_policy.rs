@@ -5,6 +5,7 @@ use std::time::Duration;
 use ratekeeper_core::{Decision, FailurePolicy, Limit, RetryAfter};
 use smallvec::{SmallVec, smallvec};
 
+use super::SettingsError;
 use super::breaker::PROBE_EVERY;
 use crate::clock::SystemClock;
 use crate::memory::{Bounds, Memory, WhenFull};
@@ -38,7 +39,11 @@ impl Fallback {
     }
 
     /// Creates policies for new limits, with state migration: limit n continues limit `from[n]`, if any.
-    pub(crate) fn reload(&self, limits: &[(Limit, FailurePolicy)], from: &[Option<usize>]) -> Fallback {
+    pub(crate) fn reload(
+        &self,
+        limits: &[(Limit, FailurePolicy)],
+        from: &[Option<usize>],
+    ) -> Result<Fallback, SettingsError> {
         let (limits, shares) = fallbacks(limits);
         let before = |(number, fallback): (usize, &LimitFallback)| {
             matches!(fallback, LimitFallback::Local(_)).then(|| {
@@ -49,11 +54,8 @@ impl Fallback {
             })
         };
         let from: Vec<Option<usize>> = limits.iter().enumerate().filter_map(before).collect();
-        Fallback {
-            memory: self.memory.reload(&shares, &from, BOUNDS),
-            limits,
-            default_policy: self.default_policy,
-        }
+        let memory = self.memory.reload(&shares, &from, BOUNDS).map_err(|_| SettingsError::LocalMemory)?;
+        Ok(Fallback { memory, limits, default_policy: self.default_policy })
     }
 
     /// Decides an inline limit without Redis.

@@ -55,7 +55,7 @@ use smallvec::SmallVec;
 pub use self::batcher::StoreError;
 use self::batcher::{ChargeOp, ConnectionOptions, Item, Items, Library, Task};
 #[cfg(feature = "tower")]
-pub(crate) use self::concurrency::SharedPermits;
+pub(crate) use self::concurrency::{PermitNames, SharedPermits};
 use self::denial_cache::DenialCache;
 use self::failure_policy::Fallback;
 use self::key::Names;

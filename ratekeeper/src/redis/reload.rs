@@ -26,7 +26,7 @@ impl Redis {
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return Err(SettingsError::NoRuntime) };
         let before = &self.0;
         let terms = settings.terms(limits)?;
-        let fallback = before.fallback.reload(&settings.policies(limits)?, from);
+        let fallback = before.fallback.reload(&settings.policies(limits)?, from)?;
         let next =
             Redis::with_servers(before.servers.clone(), limits, settings, &before.base, terms, fallback)?;
         let same = |old: usize| {

@@ -234,6 +234,8 @@ pub enum SettingsError {
         /// Its position.
         limit: usize,
     },
+    /// A reload adds limits, and the limits in use leave no local memory for them.
+    LocalMemory,
 }
 
 impl fmt::Display for SettingsError {
@@ -251,6 +253,13 @@ impl fmt::Display for SettingsError {
                  than it takes to fill half of a bucket; a leaky bucket that delays and a log that counts all \
                  requests have none"
             ),
+            SettingsError::LocalMemory => {
+                write!(
+                    f,
+                    "the limits in use leave no memory to count further limits locally while Redis is unavailable: \
+                     restart to divide it anew"
+                )
+            }
             SettingsError::PermitHold => {
                 write!(f, "permit_hold must be between 30 ms and 1 h")
             }

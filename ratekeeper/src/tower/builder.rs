@@ -360,8 +360,8 @@ impl LayerBuilder {
         let builder = self.bounded(limiter_builder(&rules, &self)?).clock(clock.clone());
         let limiter = builder.build().map_err(LayerError::Memory)?;
         let concurrency =
-            InFlightLimits::new(&self.in_flight_limits, self.path_normalization, &rules, || {
-                Ok(self.counter_in_memory())
+            InFlightLimits::new(&self.in_flight_limits, self.path_normalization, &rules, None, |_| {
+                Ok(self.counter_in_memory(None))
             })?;
         self.with(rules, limiter, concurrency, clock)
     }
@@ -398,27 +398,38 @@ impl LayerBuilder {
         let limiter =
             limiter_builder(&rules, &self)?.redis_on(&of_rules, settings).map_err(LayerError::Redis)?;
         let concurrency =
-            InFlightLimits::new(&self.in_flight_limits, self.path_normalization, &rules, || {
-                self.counter_in_redis(&limiter)
+            InFlightLimits::new(&self.in_flight_limits, self.path_normalization, &rules, None, |_| {
+                self.counter_in_redis(&limiter, None)
             })?;
         self.with(rules, limiter, concurrency, SystemClock::new())
     }
 
-    /// The permit counter in this process.
-    pub(super) fn counter_in_memory(&self) -> PermitCounter {
-        let max = self.in_flight_limits.iter().map(|limit| limit.max);
-        PermitCounter::Memory(Arc::new(MemoryPermits::new(max, self.max_keys.unwrap_or(MAX_KEYS))))
+    /// The permit counter in this process: that of the configuration before, if any, with all permits that are held.
+    pub(super) fn counter_in_memory(&self, before: Option<&PermitCounter>) -> PermitCounter {
+        let max_keys = self.max_keys.unwrap_or(MAX_KEYS);
+        match before {
+            Some(PermitCounter::Memory(permits)) => {
+                permits.set_max_keys(max_keys);
+                PermitCounter::Memory(permits.clone())
+            }
+            _ => PermitCounter::Memory(Arc::new(MemoryPermits::new(max_keys))),
+        }
     }
 
-    /// The permit counter shared by processes through Redis.
+    /// The permit counter shared by processes through Redis: that of the configuration before, if any.
     #[cfg(feature = "redis")]
     pub(super) fn counter_in_redis(
         &self,
         limiter: &Limiter<crate::redis::Redis>,
+        before: Option<&PermitCounter>,
     ) -> Result<PermitCounter, LayerError> {
-        let named = self.in_flight_limits.iter().map(|limit| (limit.name.as_str(), limit.max));
         let store = limiter.store();
-        store.shared_permits(store.base(), named).map(PermitCounter::Redis).map_err(LayerError::Redis)
+        let names = store.permit_names(self.in_flight_limits.iter().map(|limit| limit.name.as_str()));
+        let permits = match before {
+            Some(PermitCounter::Redis(permits, _)) => permits.clone(),
+            _ => store.shared_permits().map_err(LayerError::Redis)?,
+        };
+        Ok(PermitCounter::Redis(permits, Arc::new(names)))
     }
 
     /// The rules, with patterns converted to the layer's path normalization; otherwise they would silently match

@@ -47,7 +47,7 @@ use super::engine::{
 };
 use super::view::View;
 use super::{LayerBuilder, LayerError, RatekeeperLayer, RequestContext, RuleSet};
-use crate::concurrency::{Acquisition, PermitAvailability, PermitCounter, PermitRequest, Permits};
+use crate::concurrency::{Acquisition, LimitId, PermitAvailability, PermitCounter, PermitRequest, Permits};
 use crate::store::Store;
 
 /// The indices of the [concurrency limits](LayerBuilder::in_flight_limit) that apply to a request, from 0 in the
@@ -73,7 +73,7 @@ impl<S> RatekeeperLayer<S> {
     /// The number of requests of this process in flight, by name of the [concurrency
     /// limit](LayerBuilder::in_flight_limit).
     pub fn in_flight(&self) -> impl Iterator<Item = (&str, usize)> {
-        let held = self.engine.concurrency.as_ref().map(|it| it.counter.held()).unwrap_or_default();
+        let held = self.engine.concurrency.as_ref().map(|it| it.counter.held(&it.ids)).unwrap_or_default();
         self.engine.concurrency.iter().flat_map(|it| it.all.iter().map(|limit| limit.name.as_str())).zip(held)
     }
 }
@@ -97,6 +97,7 @@ pub struct OpaquePermitCounter(pub(crate) PermitCounter);
 #[derive(Debug)]
 pub(crate) struct InFlightLimits {
     all: Vec<InFlightLimit>,
+    ids: Vec<LimitId>,
     names: Vec<PolicyName>,
     counter: PermitCounter,
 }
@@ -107,18 +108,14 @@ impl InFlightLimits {
         self.all.iter().map(|limit| (&limit.name, &limit.key))
     }
 
-    /// The permit counter, if `others` have the same names and sizes.
-    pub(crate) fn counter_of_same(&self, others: &[InFlightLimit]) -> Option<PermitCounter> {
-        let of = |all: &[InFlightLimit]| all.iter().map(|it| (it.name.clone(), it.max)).collect::<Vec<_>>();
-        (of(&self.all) == of(others)).then(|| self.counter.clone())
-    }
-
-    /// Returns `None` if there are no concurrency limits.
+    /// Returns `None` if there are no concurrency limits, and have never been any. After a reload, `counter` counts
+    /// the permits that are held.
     pub(crate) fn new(
         all: &[InFlightLimit],
         path_normalization: PathNormalization,
         rules: &Rules,
-        counter: impl FnOnce() -> Result<PermitCounter, LayerError>,
+        before: Option<&InFlightLimits>,
+        counter: impl FnOnce(Option<&PermitCounter>) -> Result<PermitCounter, LayerError>,
     ) -> Result<Option<InFlightLimits>, LayerError> {
         let mut names = Vec::with_capacity(all.len());
         for (number, InFlightLimit { name, .. }) in all.iter().enumerate() {
@@ -133,12 +130,13 @@ impl InFlightLimits {
             let wrong = |error| LayerError::Pattern(limit.name.clone(), error);
             limit.clone().with_normalization(path_normalization).map_err(wrong)
         };
-        match all.is_empty() {
+        match all.is_empty() && before.is_none() {
             true => Ok(None),
             false => Ok(Some(InFlightLimits {
                 all: all.iter().map(normalized).collect::<Result<_, _>>()?,
+                ids: all.iter().map(|limit| LimitId::of(&limit.name)).collect(),
                 names,
-                counter: counter()?,
+                counter: counter(before.map(|before| &before.counter))?,
             })),
         }
     }
@@ -173,14 +171,15 @@ impl<S: Store> Engine<S> {
         view: &View<'_, S>,
     ) -> Result<PermitChecks, RequestRejection> {
         let mut checks = PermitChecks::default();
-        let Some(InFlightLimits { all, .. }) = &self.concurrency else { return Ok(checks) };
+        let Some(InFlightLimits { all, ids, .. }) = &self.concurrency else { return Ok(checks) };
         let mut key = take_buffer(&KEY);
         let mut add_request = |rule: usize| {
             key.clear();
             match all[rule].write_key(view, &mut key) {
                 Ok(true) => {
                     let key = self.limiter.store().key(key.as_slice());
-                    checks.requests.push(PermitRequest::new(rule, key, all[rule].is_shadow));
+                    let InFlightLimit { max, is_shadow, .. } = all[rule];
+                    checks.requests.push(PermitRequest::new(rule, ids[rule], key, max, is_shadow));
                     Ok(())
                 }
                 Ok(false) => Ok(()),
@@ -229,7 +228,7 @@ impl<S: Store> Engine<S> {
         let exhausted = exhausted.filter(|(request, found)| !request.is_shadow && !found.is_free);
         let exhausted: SmallVec<[ExhaustedLimit<'_>; 2]> = exhausted
             .map(|(request, _)| {
-                let rule = request.key.rule;
+                let rule = request.rule;
                 ExhaustedLimit { name: &rules.names[rule], max: rules.all[rule].max }
             })
             .collect();
@@ -245,7 +244,7 @@ impl<S: Store> Engine<S> {
     ) -> impl Iterator<Item = RuleOutcome<'a>> {
         let all = self.concurrency.as_ref().map_or(&[][..], |rules| &rules.all);
         checks.requests.iter().zip(&checks.found).map(|(request, found)| {
-            let InFlightLimit { name, max, is_shadow, .. } = &all[request.key.rule];
+            let InFlightLimit { name, max, is_shadow, .. } = &all[request.rule];
             let decision = Decision {
                 allowed: found.is_free,
                 limit: *max,
@@ -257,7 +256,7 @@ impl<S: Store> Engine<S> {
                 reset_after: Duration::ZERO,
                 delay: Duration::ZERO,
             };
-            let index = self.names.len() + request.key.rule;
+            let index = self.names.len() + request.rule;
             RuleOutcome { name, index, key: &[], decision, is_shadow: *is_shadow, is_banned: false }
         })
     }

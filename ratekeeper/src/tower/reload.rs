@@ -26,9 +26,13 @@ pub trait Reload: Sized {
         before: &RatekeeperLayer<Self>,
     ) -> Result<Limiter<Self>, LayerError>;
 
-    /// Builds the permit counter.
+    /// The permit counter, with the permits that `before` counts.
     #[doc(hidden)]
-    fn counter(builder: &LayerBuilder, limiter: &Limiter<Self>) -> Result<OpaquePermitCounter, LayerError>;
+    fn counter(
+        builder: &LayerBuilder,
+        limiter: &Limiter<Self>,
+        before: Option<&OpaquePermitCounter>,
+    ) -> Result<OpaquePermitCounter, LayerError>;
 }
 
 impl Reload for Memory {
@@ -43,8 +47,12 @@ impl Reload for Memory {
             .map_err(LayerError::Memory)
     }
 
-    fn counter(builder: &LayerBuilder, _: &Limiter) -> Result<OpaquePermitCounter, LayerError> {
-        Ok(OpaquePermitCounter(builder.counter_in_memory()))
+    fn counter(
+        builder: &LayerBuilder,
+        _: &Limiter,
+        before: Option<&OpaquePermitCounter>,
+    ) -> Result<OpaquePermitCounter, LayerError> {
+        Ok(OpaquePermitCounter(builder.counter_in_memory(before.map(|before| &before.0))))
     }
 }
 
@@ -61,8 +69,12 @@ impl Reload for crate::redis::Redis {
             .map_err(LayerError::Redis)
     }
 
-    fn counter(builder: &LayerBuilder, limiter: &Limiter<Self>) -> Result<OpaquePermitCounter, LayerError> {
-        builder.counter_in_redis(limiter).map(OpaquePermitCounter)
+    fn counter(
+        builder: &LayerBuilder,
+        limiter: &Limiter<Self>,
+        before: Option<&OpaquePermitCounter>,
+    ) -> Result<OpaquePermitCounter, LayerError> {
+        builder.counter_in_redis(limiter, before.map(|before| &before.0)).map(OpaquePermitCounter)
     }
 }
 
@@ -94,18 +106,19 @@ impl LayerBuilder {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// In memory, an unchanged limit is shared by both layers and keeps its capacity; the bounds of this builder
-    /// apply to the other limits. The state of `before` stays in memory until it expires, through at most eight
-    /// changes of a limit. If both layers decide about a key, each counts separately from then on: together they
-    /// allow at most the sum of both limits. A bucket whose usage exceeds twice its new capacity is migrated with a
-    /// usage of twice that capacity.
+    /// In memory, both layers share the usage of each limit. A limit keeps the capacity that it was created with;
+    /// `max_keys` applies to new limits, and `max_bytes` bounds both layers together. A used-up key stays used up through
+    /// any number of changes, also if the limit is lowered and raised again. A limit that needs wider states than before
+    /// gets new ones, and a key's usage is migrated when the limit first sees the key; from then on requests of the
+    /// old layer no longer count for it.
     ///
     /// In Redis, connections are kept, and so are the cached denials and leases of unchanged limits; leases of
     /// changed limits are refunded. Processes with different limits of one name share their counters, which are reset
     /// in the same cases as in one process. Must be called on a tokio runtime.
     ///
-    /// [Concurrency limits](super::concurrency) keep their permits if all of them are unchanged. Otherwise, in
-    /// memory, permits held under the old limits do not count towards the new ones.
+    /// [Concurrency limits](super::concurrency) keep their permits: a request in flight counts towards the limit of the
+    /// same name, whatever its size becomes, also if a reload in between had no limit of that name. After a limit's key
+    /// was changed, requests in flight count for their former keys.
     ///
     /// # Errors
     /// As for a new layer; `before` is unchanged then.
@@ -115,14 +128,11 @@ impl LayerBuilder {
     ) -> Result<RatekeeperLayer<S>, LayerError> {
         let rules = self.normalized_rules()?;
         let limiter = S::reload_limiter(&self, &rules, before)?;
+        let held = before.engine.concurrency.as_ref();
         let concurrency =
-            InFlightLimits::new(&self.in_flight_limits, self.path_normalization, &rules, || {
-                let same = before
-                    .engine
-                    .concurrency
-                    .as_ref()
-                    .and_then(|before| before.counter_of_same(&self.in_flight_limits));
-                same.map_or_else(|| S::counter(&self, &limiter).map(|made| made.0), Ok)
+            InFlightLimits::new(&self.in_flight_limits, self.path_normalization, &rules, held, |counter| {
+                let counter = counter.cloned().map(OpaquePermitCounter);
+                S::counter(&self, &limiter, counter.as_ref()).map(|counter| counter.0)
             })?;
         let mut engine = self.engine(rules, limiter, concurrency, SystemClock::new())?;
         // Requests that wait in the old layer count towards the new bound.

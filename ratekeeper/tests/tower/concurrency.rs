@@ -347,3 +347,37 @@ async fn concurrency_limits_are_validated_like_rules() {
         matches!(unknown, LayerError::UnknownExtractor(rule, part) if rule == "owners" && part == "owner")
     );
 }
+
+/// Raised, lowered, in another order, beside a new limit, removed and added again: requests in flight stay counted.
+#[tokio::test]
+async fn permits_stay_held_through_any_change_of_the_limits() {
+    let mut layers = vec![builder(2).build().unwrap()];
+    let first = under_way(&layers[0], of("a")).await;
+    let second = under_way(&layers[0], of("a")).await;
+    let all = |max| InFlightLimit::new("all", max);
+    let rule = || Rule::new("per-client", hourly(1_000));
+    let changes: [(LayerBuilder, u16); 7] = [
+        (RatekeeperLayer::builder().in_flight_limit(all(50)).in_flight_limit(by_user(3)), 200),
+        (builder(1), 429),
+        (builder(2).in_flight_limit(all(2)), 429),
+        (RatekeeperLayer::builder().rule(rule()), 200),
+        (RatekeeperLayer::builder().rule(rule()).in_flight_limit(all(9)), 200),
+        (builder(2).rule(rule()), 429),
+        (builder(3), 200),
+    ];
+    for (number, (change, wanted)) in changes.into_iter().enumerate() {
+        let next = change.reload_from(layers.last().unwrap()).unwrap();
+        assert_eq!(send(&next, of("a")).await.status, wanted, "change {number}");
+        layers.push(next);
+    }
+    let last = layers.last().unwrap();
+    assert_eq!(held(last), [2]);
+    drop(first);
+    assert_eq!(held(last), [1]);
+    // A permit of the first layer and one of the last.
+    let third = under_way(last, of("a")).await;
+    let fourth = under_way(&layers[0], of("a")).await;
+    assert_eq!(fourth.status(), 429, "the first layer counts the same requests");
+    drop((second, third, fourth));
+    assert_eq!(held(last), [0]);
+}

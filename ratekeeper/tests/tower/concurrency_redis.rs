@@ -312,3 +312,31 @@ async fn cluster_nodes_enforce_concurrency_limits_like_one_server() {
     eventually("all are free", async || send(&one, of("a")).await.status == 200).await;
     assert_eq!(cluster.keys_without_expiry().unwrap(), Vec::<String>::new());
 }
+
+/// Also while Redis is unavailable and each process counts for itself.
+#[tokio::test]
+async fn permits_stay_held_through_a_change_of_the_limit() {
+    for is_outage in [false, true] {
+        let mut server = RedisServer::start().unwrap();
+        let local = Settings::new(&server.url())
+            .deadline(if is_outage { Duration::from_millis(200) } else { PATIENT })
+            .on_store_failure(FailurePolicy::Local { instances: 1 });
+        let first = builder(2).redis(&local).unwrap();
+        if is_outage {
+            server.kill().unwrap();
+        }
+        let held_two = [under_way(&first, of("a")).await, under_way(&first, of("a")).await];
+        assert_eq!(held_two.each_ref().map(|response| response.status().as_u16()), [200, 200]);
+        let lowered = builder(1).reload_from(&first).unwrap();
+        let other = InFlightLimit::new("other", 5);
+        let raised = builder(3).in_flight_limit(other).reload_from(&lowered).unwrap();
+        drop(first);
+        assert_eq!(held(&raised), [2, 0]);
+        check_denial(&send(&lowered, of("a")).await);
+        let third = under_way(&raised, of("a")).await;
+        assert_eq!(third.status(), 200, "outage: {is_outage}");
+        check_denial(&send(&raised, of("a")).await);
+        drop((held_two, third));
+        assert_eq!(held(&raised), [0, 0]);
+    }
+}
