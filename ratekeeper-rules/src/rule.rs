@@ -89,6 +89,20 @@ impl Rule {
         self
     }
 
+    /// Every header that the rule may read, in lower case.
+    pub fn header_names(&self) -> impl Iterator<Item = &str> {
+        let cost = match &self.cost {
+            Cost::Header { name, .. } => Some(name.as_str()),
+            _ => None,
+        };
+        let conditions = self.overrides.iter().filter_map(|it| match &it.scope {
+            OverrideScope::When(when) => Some(when),
+            OverrideScope::Keys(_) => None,
+        });
+        let conditions = conditions.chain([&self.when]).flat_map(When::header_names);
+        self.key.header_names().chain(cost).chain(conditions)
+    }
+
     /// The same rule with its patterns read for this path normalisation.
     ///
     /// # Errors

@@ -121,7 +121,7 @@ async fn rejections_are_documented() {
     let token = "admin: { listen: 127.0.0.1:0, token: 0123456789abcdef }\n";
     let (api, with_token) = (run(PER_USER), run(&format!("{token}{PER_USER}")));
     let disabled = open(TestContext::with_capacity(PER_USER, 0, |settings| {
-        (settings.refunds, settings.resets) = (false, false)
+        (settings.refunds, settings.resets) = (false, false);
     }));
     let body = r#"{"limit":"per-user","key":"a","cost":1}"#;
     for path in ["/v1/check", "/v1/peek", "/v1/reserve", "/v1/refund", "/v1/reset", "/v1/settle"] {

@@ -107,6 +107,11 @@ impl InFlightLimits {
         self.all.iter().map(|limit| (&limit.name, &limit.key))
     }
 
+    /// Every header that the limits may read, in lower case.
+    pub(crate) fn header_names(&self) -> impl Iterator<Item = &str> {
+        self.all.iter().flat_map(InFlightLimit::header_names)
+    }
+
     /// The permit counter, if `others` have the same names and sizes.
     pub(crate) fn counter_of_same(&self, others: &[InFlightLimit]) -> Option<PermitCounter> {
         let of = |all: &[InFlightLimit]| all.iter().map(|it| (it.name.clone(), it.max)).collect::<Vec<_>>();
