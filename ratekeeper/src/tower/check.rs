@@ -4,7 +4,7 @@
 //! overrides by key, bans and shadow rules apply to them. The [observer](LayerBuilder::observe) receives checks
 //! that charge like requests, unless an inline limit denies them. A charge can be refunded.
 
-use ratekeeper_core::{Decision, Limit, Time};
+use ratekeeper_core::{Decision, Gcra, Limit, Time};
 use ratekeeper_rules::response::LimitResponse;
 pub use ratekeeper_rules::rule::{KeyError, KeyInput};
 use ratekeeper_rules::rule::{Rule, RuleCharge};
@@ -144,27 +144,30 @@ impl<S: Store> RatekeeperLayer<S> {
         Ok(self.engine.run_resolved(resolved, mode).await)
     }
 
-    /// Checks one inline limit without any rule: cheaper, for APIs that need nothing else. The observer is not
-    /// called.
+    /// Checks parameters that may differ from request to request, without any rule: a key has one state, whatever the
+    /// parameters. The observer is not called.
     ///
     /// ```
     /// use std::time::Duration;
     /// use ratekeeper::tower::RatekeeperLayer;
     /// use ratekeeper::tower::check::CheckMode;
-    /// use ratekeeper::{Limit, Rate, RefillStyle};
+    /// use ratekeeper::{Gcra, Rate};
     ///
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let layer = RatekeeperLayer::builder().allow_no_rules().build()?;
-    /// let limit = Limit::token_bucket(10, Rate::new(1, Duration::from_secs(60))?, RefillStyle::Smooth)?;
-    /// assert_eq!(layer.check_inline(&limit, b"alice", 7, CheckMode::Charge).await.decision().remaining, 3);
-    /// assert_eq!(layer.check_inline(&limit, b"bob", 0, CheckMode::Peek).await.decision().remaining, 10);
+    /// let rate = Rate::new(1, Duration::from_secs(60))?;
+    /// let (ten, twenty) = (Gcra::new(10, rate)?, Gcra::new(20, rate)?);
+    /// assert_eq!(layer.check_gcra(&ten, b"alice", 7, CheckMode::Charge).await.decision().remaining, 3);
+    /// assert_eq!(layer.check_gcra(&twenty, b"alice", 0, CheckMode::Peek).await.decision().remaining, 13);
     /// # Ok(())
     /// # }
     /// ```
-    pub async fn check_inline(&self, limit: &Limit, key: &[u8], cost: u32, mode: CheckMode) -> Verdict {
-        let key = self.engine.limiter.store().key(key);
-        self.engine.charge_inline_limit(limit, key, cost, mode == CheckMode::Peek).await
+    pub async fn check_gcra(&self, gcra: &Gcra, key: &[u8], cost: u32, mode: CheckMode) -> Verdict {
+        let (engine, is_peek) = (&self.engine, mode == CheckMode::Peek);
+        let store = engine.limiter.store();
+        let verdict = store.charge_gcra(gcra, store.key(key), cost, is_peek).await;
+        engine.inline_verdict(gcra.bucket().capacity(), verdict)
     }
 
     /// The response to a client: headers and, for a denial, a status and a body.
@@ -231,8 +234,13 @@ impl<S: Store> Engine<S> {
     /// The verdict of an inline limit; a denial if the store returns no decision.
     async fn charge_inline_limit(&self, limit: &Limit, key: crate::Key, cost: u32, is_peek: bool) -> Verdict {
         let verdict = self.limiter.store().charge_inline(limit, key, cost, is_peek).await;
+        self.inline_verdict(limit.limit(), verdict)
+    }
+
+    /// The store's verdict; a denial by a limit of this size if the store returned no decision.
+    fn inline_verdict(&self, limit: u32, verdict: Result<Verdict, S::Error>) -> Verdict {
         let verdict = verdict.ok().filter(|verdict| !verdict.decisions().is_empty());
-        verdict.unwrap_or_else(|| self.undecided_verdict([limit.limit()].into_iter()))
+        verdict.unwrap_or_else(|| self.undecided_verdict([limit].into_iter()))
     }
 
     async fn run_resolved(&self, resolved: ResolvedChecks<'_>, mode: CheckMode) -> CheckOutcome {
