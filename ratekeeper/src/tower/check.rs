@@ -6,8 +6,8 @@
 
 use ratekeeper_core::{Decision, Gcra, Limit, Time};
 use ratekeeper_rules::response::LimitResponse;
+use ratekeeper_rules::rule::{ChargeList, Rule, RuleCharge, Tier};
 pub use ratekeeper_rules::rule::{KeyError, KeyInput};
-use ratekeeper_rules::rule::{Rule, RuleCharge};
 use smallvec::SmallVec;
 
 #[cfg(doc)]
@@ -64,6 +64,16 @@ pub struct LimitOutcome {
     pub is_shadow: bool,
     /// Whether the key is banned.
     pub is_banned: bool,
+}
+
+/// The outcome of one tier: an override with conditions on requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TierOutcome {
+    /// The position of the override in its rule, from 0.
+    pub index: usize,
+    /// The decision of its limit; `None` if the tier is unlimited.
+    pub decision: Option<Decision>,
 }
 
 /// A check that cannot be decisions.
@@ -187,12 +197,38 @@ impl<S: Store> RatekeeperLayer<S> {
         self.engine.refund(&resolved, at).await
     }
 
-    /// Resets the keys of checks to their full budget, and lifts their bans.
+    /// Decides a check without charging, by each tier of its rule that may apply to the key: the overrides with
+    /// conditions on requests, which [`check`](Self::check) ignores. Empty for an inline limit.
+    ///
+    /// # Errors
+    /// If the check names an unknown rule or a key that does not fit the rule.
+    pub async fn peek_tiers(&self, check: &Check<'_>) -> Result<SmallVec<[TierOutcome; 2]>, KeyError> {
+        let mut list = ChargeList::default();
+        let tiers = self.engine.add_tiers(&mut list, check)?;
+        let charges: SmallVec<[Charge; 4]> =
+            list.charges.iter().map(|it| self.engine.charge(&list, it, it.limit, it.cost)).collect();
+        let verdict = match charges.is_empty() {
+            true => Verdict::default(),
+            false => self.engine.peek_limits(&charges).await,
+        };
+        let outcome = |tier: &Tier| TierOutcome {
+            index: tier.index,
+            decision: tier.charge.and_then(|at| verdict.decisions().get(at).copied()),
+        };
+        Ok(tiers.iter().map(outcome).collect())
+    }
+
+    /// Resets the keys of checks to their full budget in all tiers, and lifts their bans.
     ///
     /// # Errors
     /// If the store does not perform the reset.
     pub async fn reset(&self, checks: &[Check<'_>]) -> Result<(), StoreUnavailable> {
-        let resolved = self.engine.resolve_checks(checks).map_err(|error| error.to_store_unavailable())?;
+        let mut resolved =
+            self.engine.resolve_checks(checks).map_err(|error| error.to_store_unavailable())?;
+        for (index, check) in checks.iter().enumerate() {
+            let added = self.engine.add_tiers(&mut resolved.checks.list, check);
+            added.map_err(|why| CheckError { check: index, why }.to_store_unavailable())?;
+        }
         let list = &resolved.checks.list;
         let each = list.charges.iter().flat_map(|it| {
             let of = move |limit| self.engine.charge(list, it, limit, 0);
@@ -207,6 +243,13 @@ impl<S: Store> RatekeeperLayer<S> {
 }
 
 impl<S: Store> Engine<S> {
+    fn add_tiers(&self, list: &mut ChargeList, check: &Check<'_>) -> Result<Vec<Tier>, KeyError> {
+        match check.limit {
+            LimitRef::Rule(rule) => self.rules.add_tiers(list, rule, check.key, check.cost),
+            LimitRef::Inline(_) => Ok(Vec::new()),
+        }
+    }
+
     fn resolve_checks<'a>(&self, checks: &[Check<'a>]) -> Result<ResolvedChecks<'a>, CheckError> {
         let mut list = take_buffer(&CHARGE_LIST);
         list.clear();

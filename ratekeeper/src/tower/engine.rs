@@ -347,7 +347,7 @@ impl<S: Store> Engine<S> {
         self.verdict_or_denial(charges, self.limiter.store().charge(charges).await)
     }
 
-    async fn peek_limits(&self, charges: &[Charge]) -> Verdict {
+    pub(crate) async fn peek_limits(&self, charges: &[Charge]) -> Verdict {
         self.verdict_or_denial(charges, self.limiter.store().peek(charges).await)
     }
 
