@@ -158,7 +158,7 @@ fn value(part_model: PartModel, ipv6_prefix: u8, request: &MadeUp) -> Result<Opt
     let texts: Vec<Vec<u8>> = match part_model {
         PartModel::Ip => return Ok(Some(network(request.client, ipv6_prefix))),
         PartModel::Path(number) => return Ok(captured(number, &request.path).map(Value::Segments)),
-        PartModel::Header(name) => request.lines(name).map(|value| value.trim_ascii().to_vec()).collect(),
+        PartModel::Header(name) => request.lines(name).map(trimmed).collect(),
         PartModel::Cookie(name) => cookies(name, request),
         PartModel::Query(name) => parameters(name, &request.query),
         PartModel::Segment(number) => {
@@ -205,9 +205,9 @@ fn cookies(name: &str, request: &MadeUp) -> Vec<Vec<u8>> {
         for pair in line.split(|byte| *byte == b';') {
             let mut sides = pair.splitn(2, |byte| *byte == b'=');
             if let (Some(its), Some(value)) = (sides.next(), sides.next())
-                && its.trim_ascii() == name.as_bytes()
+                && is_name(&without_escapes(its.trim_ascii()), name)
             {
-                found.push(plain_cookie(value.trim_ascii()));
+                found.push(trimmed(&plain_cookie(&trimmed(value))));
             }
         }
     }
@@ -254,8 +254,42 @@ fn without_escapes(bytes: &[u8]) -> Vec<u8> {
 }
 
 fn parameters(name: &str, query: &str) -> Vec<Vec<u8>> {
+    let query = query.replace(';', "&");
     let pairs = query.split('&').map(|pair| pair.split_once('=').unwrap_or((pair, "")));
-    pairs.filter(|(its, _)| decoded(its) == name.as_bytes()).map(|(_, value)| decoded(value)).collect()
+    pairs.filter(|(its, _)| is_name(&decoded(its), name)).map(|(_, value)| trimmed(&decoded(value))).collect()
+}
+
+/// Whether a decoded name is `name` to some server.
+fn is_name(sent: &[u8], name: &str) -> bool {
+    let plain = |text: &[u8]| -> Vec<u8> {
+        let plain = |byte: &u8| if b" .-[_".contains(byte) { b'_' } else { byte.to_ascii_lowercase() };
+        text.iter().map(plain).collect()
+    };
+    let end = sent.iter().position(|byte| *byte == 0).unwrap_or(sent.len());
+    let sent = trimmed(&sent[..end]);
+    let bracket = sent.len() > name.len() && sent[name.len()] == b'[';
+    let sent = if bracket { &sent[..name.len()] } else { &sent };
+    plain(sent) == plain(name.as_bytes())
+}
+
+/// Removes the white space around a value: of text in UTF-8 by characters, of other bytes by those of Latin-1.
+fn trimmed(value: &[u8]) -> Vec<u8> {
+    let is_latin1 = std::str::from_utf8(value).is_err();
+    let mut text: Vec<char> = match is_latin1 {
+        true => value.iter().map(|byte| char::from(*byte)).collect(),
+        false => String::from_utf8_lossy(value).chars().collect(),
+    };
+    let is_white = |it: &char| *it < '!' || it.is_whitespace() || "\u{180e}\u{200b}\u{feff}".contains(*it);
+    while text.last().is_some_and(is_white) {
+        text.pop();
+    }
+    while text.first().is_some_and(is_white) {
+        text.remove(0);
+    }
+    match is_latin1 {
+        true => text.into_iter().map(|it| it as u8).collect(),
+        false => text.into_iter().collect::<String>().into_bytes(),
+    }
 }
 
 fn decoded(text: &str) -> Vec<u8> {

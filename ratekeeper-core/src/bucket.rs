@@ -1,7 +1,11 @@
+mod gcra;
+
 use std::time::Duration;
 
 use crate::math::{Ticks, gcd, nanos};
 use crate::{Algorithm, Decision, LeakyMode, Rate, RetryAfter, Time};
+
+pub use gcra::{Gcra, GcraState};
 
 /// A bucket that fills or drains continuously: the smooth token bucket and both leaky buckets.
 ///

@@ -52,7 +52,7 @@ mod stepped_bucket;
 mod time;
 
 pub use algorithm::Algorithm;
-pub use bucket::{Bucket, NarrowBucket};
+pub use bucket::{Bucket, Gcra, GcraState, NarrowBucket};
 pub use counter::{Counter, CounterState};
 pub use decision::{Decision, RetryAfter};
 pub use fixed_window::{FixedWindow, FixedWindowState};

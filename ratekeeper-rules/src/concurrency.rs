@@ -62,6 +62,11 @@ impl InFlightLimit {
         self
     }
 
+    /// Every header that the limit may read, in lower case.
+    pub fn header_names(&self) -> impl Iterator<Item = &str> {
+        self.key.header_names().chain(self.when.header_names())
+    }
+
     /// The same limit with its patterns read for this path normalization.
     ///
     /// # Errors

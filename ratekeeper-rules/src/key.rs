@@ -7,8 +7,9 @@
 //! If servers treat several forms of a value as equal, they are one value here; otherwise a client could get a new
 //! budget with each form. `::ffff:1.2.3.4` is `1.2.3.4`. Hosts, methods and the scheme of `Authorization` are
 //! case-insensitive. A host has no port and no trailing dot. Escapes in a query or a cookie are decoded, and a
-//! cookie's quotes are removed. If servers would choose between several values in different ways, the request is
-//! rejected: a header, cookie or parameter that is present twice.
+//! cookie's quotes are removed. Names of cookies and parameters that [servers merge](crate::spelling) are one name,
+//! and values have no white space around them. If servers would choose between several values in different ways, the
+//! request is rejected: a header, cookie or parameter that is present twice, in the same or another spelling.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -17,6 +18,7 @@ use std::net::IpAddr;
 use crate::client::{Grouping, IpNet, canonical_network};
 use crate::path::{PathNormalization, Pattern, PatternError, segment};
 use crate::request::{Request, host_name};
+use crate::spelling::{is_same_name, trim};
 
 /// A part of a request.
 #[derive(Clone, Debug)]
@@ -25,9 +27,9 @@ pub enum KeyPart {
     Ip,
     /// A header, by its name in lower case. A request with two of them is rejected.
     Header(String),
-    /// A cookie, by its exact name. A request with two of them is rejected.
+    /// A cookie, by its name in any [spelling](crate::spelling). A request with two of them is rejected.
     Cookie(String),
-    /// A query parameter, by its decoded name. A request with two of them is rejected.
+    /// A query parameter, by its name in any [spelling](crate::spelling). A request with two of them is rejected.
     Query(String),
     /// A segment of the path, counted from 1.
     Segment(usize),
@@ -116,6 +118,14 @@ impl Key {
         self.parts.iter().flat_map(|(part, fallback)| {
             let other = if let KeyFallback::Part(other) = fallback { Some(other) } else { None };
             std::iter::once(part).chain(other)
+        })
+    }
+
+    /// Every header that the key may read, in lower case.
+    pub fn header_names(&self) -> impl Iterator<Item = &str> {
+        self.parts().filter_map(|part| match part {
+            KeyPart::Header(name) => Some(name.as_str()),
+            _ => None,
         })
     }
 
@@ -373,8 +383,9 @@ impl KeyPart {
                 write_network(grouping.network(request.client()), text);
                 return Ok(Some(ADDRESS));
             }
-            KeyPart::Header(name) => only("header", name, request.header(name))?
-                .map(|value| header_value(name, value.trim_ascii())),
+            KeyPart::Header(name) => {
+                only("header", name, request.header(name))?.map(|value| header_value(name, trim(value)))
+            }
             KeyPart::Cookie(name) => only("cookie", name, cookies(request, name))?.map(cookie_value),
             KeyPart::Query(name) => only("parameter", name, parameters(request.query(), name))?,
             KeyPart::Segment(number) => {
@@ -388,10 +399,17 @@ impl KeyPart {
             KeyPart::Claim(name) => request.claim(name).map(|claim| claim.as_bytes().into()),
             KeyPart::Custom(name) => request.custom(name).map(|custom| custom.into_bytes().into()),
         };
+        let found =
+            found.as_deref().map(|found| if self.is_typed_by_clients() { trim(found) } else { found });
         // An empty value counts as missing.
         let found = found.filter(|found| !found.is_empty());
-        text.extend(found.as_deref().unwrap_or_default());
+        text.extend(found.unwrap_or_default());
         Ok(found.map(|_| TEXT))
+    }
+
+    /// Whether clients choose the text of the value freely, so that servers trim it.
+    fn is_typed_by_clients(&self) -> bool {
+        matches!(self, KeyPart::Header(_) | KeyPart::Cookie(_) | KeyPart::Query(_))
     }
 }
 
@@ -407,7 +425,8 @@ impl KeyPart {
                 write_network(grouping.network(address), text);
                 return Ok(ADDRESS);
             }
-            KeyPart::Header(name) => text.extend(&*header_value(name, value.trim_ascii().as_bytes())),
+            KeyPart::Header(name) => text.extend(&*header_value(name, trim(value.as_bytes()))),
+            KeyPart::Cookie(_) | KeyPart::Query(_) => text.extend(trim(value.as_bytes())),
             KeyPart::Method => text.extend(value.to_ascii_uppercase().as_bytes()),
             KeyPart::Host => text.extend(host_name(value).to_ascii_lowercase().as_bytes()),
             KeyPart::Path(_) => {
@@ -467,7 +486,9 @@ fn cookies<'a>(request: &'a impl Request, name: &'a str) -> impl Iterator<Item =
     let pairs = request.header("cookie").flat_map(|line| line.split(|byte| *byte == b';'));
     pairs.filter_map(move |pair| {
         let at = pair.iter().position(|byte| *byte == b'=')?;
-        (pair[..at].trim_ascii() == name.as_bytes()).then(|| pair[at + 1..].trim_ascii())
+        // A plus sign in the name of a cookie is a plus sign.
+        is_same_name(&unescaped(pair[..at].trim_ascii(), b'+'), name.as_bytes())
+            .then(|| trim(&pair[at + 1..]))
     })
 }
 
@@ -477,7 +498,7 @@ fn header_value<'a>(name: &str, value: &'a [u8]) -> Cow<'a, [u8]> {
     match value.iter().position(u8::is_ascii_whitespace).filter(|_| is_credentials) {
         Some(end) => {
             let scheme = value[..end].to_ascii_lowercase();
-            [&scheme, b" ".as_slice(), value[end..].trim_ascii_start()].concat().into()
+            [&scheme, b" ".as_slice(), trim(&value[end..])].concat().into()
         }
         None => value.into(),
     }
@@ -518,11 +539,12 @@ fn without_backslashes(quoted: &[u8]) -> Vec<u8> {
     plain
 }
 
-/// The decoded values of all parameters of this name: differently escaped values are equal.
+/// The decoded values of all parameters of this name: differently escaped values are equal. A semicolon separates
+/// parameters as `&` does: to some servers, `a;b=c` is the value `a`.
 fn parameters<'a>(query: &'a str, name: &'a str) -> impl Iterator<Item = Cow<'a, [u8]>> {
-    query.split('&').filter_map(move |pair| {
+    query.split(['&', ';']).filter_map(move |pair| {
         let (its_name, value) = pair.split_once('=').unwrap_or((pair, ""));
-        let is_it = *unescaped(its_name.as_bytes(), b' ') == *name.as_bytes();
+        let is_it = is_same_name(&unescaped(its_name.as_bytes(), b' '), name.as_bytes());
         is_it.then(|| unescaped(value.as_bytes(), b' '))
     })
 }
@@ -572,18 +594,28 @@ mod tests {
         assert_eq!(shown_values(&key, &["x".repeat(65).as_str()]), format!("{}…", "x".repeat(64)));
     }
 
-    /// Values in requests are trimmed of ASCII white space only, so a value with other white space is a different
-    /// key.
+    /// Values are trimmed of all white space that any server trims: in UTF-8, or of bytes that are not, in Latin-1.
     #[test]
-    fn values_are_trimmed_of_ascii_white_space_only() {
+    fn values_are_trimmed_of_the_white_space_that_servers_trim() {
         let key = Key::of(KeyPart::header("x-user"));
         let written = |value: &str| {
             let mut text = Vec::new();
             key.write_values(&[value], &mut text).unwrap();
             text
         };
-        assert_eq!(written(" ann\t"), written("ann"));
-        assert_ne!(written("\u{a0}ann"), written("ann"));
-        assert_ne!(written("ann\u{2003}"), written("ann"));
+        for white in
+            [" ", "\t", "\u{b}", "\u{1f}", "\0", "\u{85}", "\u{a0}", "\u{2003}", "\u{3000}", "\u{feff}"]
+        {
+            assert_eq!(written(&format!("{white}ann{white}")), written("ann"), "{white:?}");
+            assert_ne!(written(&format!("an{white}n")), written("ann"), "{white:?}");
+        }
+        assert_eq!(trim(b"\xa0\x85ann\x85 "), b"ann");
+        assert_eq!(
+            trim("annà".as_bytes()),
+            "annà".as_bytes(),
+            "its last byte is a no-break space in Latin-1"
+        );
+        assert_eq!(trim(b"\xa0\xff"), b"\xff");
+        assert!(trim(b"\xa0\xa0").is_empty());
     }
 }

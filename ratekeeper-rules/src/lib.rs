@@ -13,6 +13,7 @@
 //! | [`concurrency`] | concurrency limits: requests in flight per key |
 //! | [`response`] | rate limit headers, and status and body of a denial |
 //! | [`request`] | the parts of a request that rules read |
+//! | [`spelling`] | spellings that servers treat as one |
 
 pub mod client;
 pub mod concurrency;
@@ -21,4 +22,5 @@ pub mod path;
 pub mod request;
 pub mod response;
 pub mod rule;
+pub mod spelling;
 pub mod when;

@@ -89,6 +89,20 @@ impl Rule {
         self
     }
 
+    /// Every header that the rule may read, in lower case.
+    pub fn header_names(&self) -> impl Iterator<Item = &str> {
+        let cost = match &self.cost {
+            Cost::Header { name, .. } => Some(name.as_str()),
+            _ => None,
+        };
+        let conditions = self.overrides.iter().filter_map(|it| match &it.scope {
+            OverrideScope::When(when) => Some(when),
+            OverrideScope::Keys(_) => None,
+        });
+        let conditions = conditions.chain([&self.when]).flat_map(When::header_names);
+        self.key.header_names().chain(cost).chain(conditions)
+    }
+
     /// The same rule with its patterns read for this path normalization.
     ///
     /// # Errors
@@ -309,6 +323,27 @@ pub enum KeyInput<'a> {
     Bytes(&'a [u8]),
 }
 
+impl KeyInput<'_> {
+    fn write(self, key: &Key, text: &mut Vec<u8>) -> Result<(), KeyError> {
+        match self {
+            KeyInput::Values(values) => key.write_values(values, text).map_err(KeyError::Values),
+            KeyInput::Bytes(bytes) => {
+                text.extend(bytes);
+                Ok(())
+            }
+        }
+    }
+}
+
+/// An override with conditions on requests, for a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tier {
+    /// Its position among the rule's overrides, from 0.
+    pub index: usize,
+    /// The index of its charge; none if the tier is unlimited.
+    pub charge: Option<usize>,
+}
+
 /// Why a check without a request is not charged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KeyError {
@@ -439,12 +474,7 @@ impl Rules {
     ) -> Result<Option<usize>, KeyError> {
         let numbered = self.rules.get(number).ok_or(KeyError::NoRule)?;
         let start = list.keys.len();
-        match key {
-            KeyInput::Values(values) => {
-                numbered.rule.key.write_values(values, &mut list.keys).map_err(KeyError::Values)?;
-            }
-            KeyInput::Bytes(bytes) => list.keys.extend(bytes),
-        }
+        key.write(&numbered.rule.key, &mut list.keys)?;
         let limit = numbered.limit_of(&list.keys[start..], |_| false).map_err(|_| KeyError::Denied);
         let Ok(Some(limit)) = limit else {
             list.keys.truncate(start);
@@ -460,6 +490,49 @@ impl Rules {
         }
         list.charges.push(RuleCharge { rule: number, limit, cost: more, ban: numbered.ban, key });
         Ok(Some(list.charges.len() - 1))
+    }
+
+    /// Adds a charge for each tier of a rule that may apply to a key: each override with conditions on requests, which
+    /// a check without a request cannot decide.
+    ///
+    /// # Errors
+    /// If the rule does not exist or the values do not fit its key.
+    pub fn add_tiers(
+        &self,
+        list: &mut ChargeList,
+        number: usize,
+        key: KeyInput<'_>,
+        cost: u32,
+    ) -> Result<Vec<Tier>, KeyError> {
+        let numbered = self.rules.get(number).ok_or(KeyError::NoRule)?;
+        let NumberedRule { rule, overrides, .. } = numbered;
+        let start = list.keys.len();
+        key.write(&rule.key, &mut list.keys)?;
+        let key = start..list.keys.len();
+        let written = &list.keys[key.clone()];
+        let is_listed = |listed: &List| listed.has_key(&rule.key, written);
+        if is_listed(&rule.allow) || (is_listed(&rule.deny) && !rule.is_shadow) {
+            list.keys.truncate(start);
+            return Ok(Vec::new());
+        }
+        // An override for the key itself comes before the tiers behind it.
+        let is_key = |it: &Override| match &it.scope {
+            OverrideScope::Keys(keys) => keys.iter().any(|value| rule.key.is(written, value)),
+            OverrideScope::When(_) => false,
+        };
+        let end = rule.overrides.iter().position(is_key).unwrap_or(rule.overrides.len());
+        let mut tiers = Vec::new();
+        for (index, it) in rule.overrides[..end].iter().enumerate() {
+            if let OverrideScope::When(_) = it.scope {
+                let charge = overrides[index].map(|limit| {
+                    let ban = numbered.ban;
+                    list.charges.push(RuleCharge { rule: number, limit, cost, ban, key: key.clone() });
+                    list.charges.len() - 1
+                });
+                tiers.push(Tier { index, charge });
+            }
+        }
+        Ok(tiers)
     }
 
     /// Like [`Rules::charges_for`], but reuses the memory of `list`, so that nothing is allocated.

@@ -5,6 +5,7 @@ use ipnet::IpNet;
 use crate::client::{canonical, canonical_network};
 use crate::path::Pattern;
 use crate::request::{Request, host_name};
+use crate::spelling::trim;
 
 /// The conditions of a rule. A request must fit all that are set; of several values in one condition, one must fit.
 /// An empty condition fits every request.
@@ -40,8 +41,9 @@ impl ValueCondition {
         match self {
             ValueCondition::Present => values.next().is_some(),
             ValueCondition::Absent => values.next().is_none(),
-            ValueCondition::OneOf(condition) => values
-                .any(|value| condition.iter().any(|condition| condition.as_bytes() == value.trim_ascii())),
+            ValueCondition::OneOf(condition) => {
+                values.any(|value| condition.iter().any(|condition| condition.as_bytes() == trim(value)))
+            }
         }
     }
 }
@@ -63,6 +65,11 @@ impl When {
 }
 
 impl When {
+    /// The headers that the conditions read, in lower case.
+    pub fn header_names(&self) -> impl Iterator<Item = &str> {
+        self.headers.iter().map(|(name, _)| name.as_str())
+    }
+
     /// Whether every request that `other` fits certainly fits here as well. Conservative: `false` may be wrong.
     pub fn covers(&self, other: &When) -> bool {
         fn each<T>(wide: &[T], narrow: &[T], covers: impl Fn(&T, &T) -> bool) -> bool {

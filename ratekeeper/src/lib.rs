@@ -221,8 +221,8 @@ pub use clock::{Clock, ManualClock, SystemClock};
 pub use limiter::{BuildError, Limiter, LimiterBuilder};
 pub use memory::{Memory, WhenFull};
 pub use ratekeeper_core::{
-    Decision, EdgePolicy, FailurePolicy, LeakyMode, Lease, Limit, LimitError, LogPolicy, Rate, RefillStyle,
-    RetryAfter, Time, WindowAlign,
+    Decision, EdgePolicy, FailurePolicy, Gcra, LeakyMode, Lease, Limit, LimitError, LogPolicy, Rate,
+    RefillStyle, RetryAfter, Time, WindowAlign,
 };
 pub use store::{Charge, ChargeError, Key, Store, StoreUnavailable, Verdict};
 

@@ -4,7 +4,7 @@ use std::fmt;
 use std::future::Future;
 use std::hash::Hash;
 
-use ratekeeper_core::{Decision, Limit, Time};
+use ratekeeper_core::{Decision, Gcra, Limit, Time};
 use smallvec::SmallVec;
 
 /// A key in a store: a seeded hash, never the text.
@@ -111,6 +111,16 @@ pub trait Store {
     fn charge_inline(
         &self,
         limit: &Limit,
+        key: Key,
+        cost: u32,
+        is_peek: bool,
+    ) -> impl Future<Output = Result<Verdict, Self::Error>> + Send;
+
+    /// Charges a token bucket whose parameters may differ from request to request, or peeks if `is_peek` is set: a
+    /// key has one state, whatever the parameters. Its keys are separate from those of all limits.
+    fn charge_gcra(
+        &self,
+        gcra: &Gcra,
         key: Key,
         cost: u32,
         is_peek: bool,

@@ -17,6 +17,7 @@ use tokio::time::{Sleep, sleep};
 use super::access::AccessRecord;
 use super::hop_headers::is_allowed_trailer;
 use super::request_timeout::UploadProgress;
+use super::screen::{is_protected_alias, plain_name};
 use super::stream_stall;
 use super::upstream::InFlightGuard;
 use super::upstream::pool::{Pool, UpstreamConnection};
@@ -210,7 +211,12 @@ pub(crate) fn request_body_error(error: &hyper::Error) -> Option<&RequestBodyErr
 /// Removes trailers that would override headers which limits and routes have evaluated.
 fn screen_trailers(mut frame: Frame<Bytes>, protected: &[HeaderName]) -> Frame<Bytes> {
     if let Some(trailers) = frame.trailers_mut() {
-        let is_allowed = |name: &HeaderName| is_allowed_trailer(name) && !protected.contains(name);
+        // Servers read `X_User_Id` as `X-User-Id`, as in the head.
+        let is_allowed = |name: &HeaderName| {
+            plain_name(name).iter().chain([name]).all(is_allowed_trailer)
+                && !protected.contains(name)
+                && !is_protected_alias(name, protected)
+        };
         *trailers = std::mem::take(trailers)
             .into_iter()
             .scan(None, |last, (name, value)| {

@@ -8,6 +8,8 @@ use http::request::Parts;
 use http::uri::{Authority, PathAndQuery, Uri};
 use http::{Method, StatusCode, Version};
 
+use ratekeeper_rules::spelling::is_header_alias;
+
 use super::framing::{AmbiguousLength, FramingError, check_framing};
 use super::hop_headers::{is_end_to_end, is_hop_by_hop, is_managed};
 
@@ -150,14 +152,23 @@ const COMMON_OPTIONS: [&[u8]; 3] = [b"keep-alive", b"close", b"upgrade"];
 /// Removes aliases of headers that the gateway interprets or sets, and of protected ones: servers that turn names into
 /// variables read `Content_Length` as `Content-Length`, so a client could frame its body twice or forge a header.
 fn remove_aliases(headers: &mut HeaderMap, protected: &[HeaderName]) {
-    let has_alias_byte = |name: &&HeaderName| name.as_str().bytes().any(|byte| matches!(byte, b'_' | b'.'));
     let is_alias = |name: &&HeaderName| {
-        let plain = HeaderName::try_from(name.as_str().replace(['_', '.'], "-"));
-        plain.is_ok_and(|plain| is_managed(&plain) || protected.contains(&plain))
+        is_protected_alias(name, protected) || plain_name(name).is_some_and(|plain| is_managed(&plain))
     };
-    while let Some(alias) = headers.keys().filter(has_alias_byte).find(is_alias).cloned() {
+    while let Some(alias) = headers.keys().find(is_alias).cloned() {
         headers.remove(alias);
     }
+}
+
+/// Whether servers may read the header as a protected one of another name.
+pub(crate) fn is_protected_alias(name: &HeaderName, protected: &[HeaderName]) -> bool {
+    protected.iter().any(|of| is_header_alias(name.as_str(), of.as_str())) && !protected.contains(name)
+}
+
+/// The name with hyphens in place of underscores and dots; none if it has neither.
+pub(crate) fn plain_name(name: &HeaderName) -> Option<HeaderName> {
+    let has_alias_byte = name.as_str().bytes().any(|byte| matches!(byte, b'_' | b'.'));
+    has_alias_byte.then(|| name.as_str().replace(['_', '.'], "-").parse().ok()).flatten()
 }
 
 /// Joins cookie headers: HTTP/2 may split them, HTTP/1 must not.

@@ -8,9 +8,8 @@ use ratekeeper::tower::token::Tokens;
 use ratekeeper::tower::{ConcurrencySet, NonCanonicalPath, RatekeeperLayer, RuleSet};
 use ratekeeper_config::{Config, Gateway, PathEdit, Secret, Timeouts};
 use ratekeeper_rules::client::TrustedProxies;
-use ratekeeper_rules::key::{Key, KeyPart};
 use ratekeeper_rules::path::PathNormalization;
-use ratekeeper_rules::rule::{Cost, OverrideScope};
+use ratekeeper_rules::rule::Rule;
 use ratekeeper_rules::when::When;
 
 use super::StartError;
@@ -82,23 +81,12 @@ const UNCRITICAL_TENTHS: usize = 8;
 /// nor send aliases of them.
 fn header_names(config: &Config, gateway: &Gateway) -> Vec<HeaderName> {
     let mut names: Vec<&str> = Vec::new();
-    for rule in config.rules.rules() {
-        names.extend(key_headers(&rule.key).chain(condition_headers(&rule.when)));
-        names.extend(match &rule.cost {
-            Cost::Header { name, .. } => Some(name.as_str()),
-            _ => None,
-        });
-        for it in &rule.overrides {
-            if let OverrideScope::When(when) = &it.scope {
-                names.extend(condition_headers(when));
-            }
-        }
-    }
+    names.extend(config.rules.rules().flat_map(Rule::header_names));
     for limit in &config.concurrency {
-        names.extend(key_headers(&limit.key).chain(condition_headers(&limit.when)));
+        names.extend(limit.key.header_names().chain(limit.when.header_names()));
     }
     for route in &gateway.routes {
-        names.extend(condition_headers(&route.when));
+        names.extend(route.when.header_names());
         let edits = &route.request_headers;
         names.extend(edits.set.iter().chain(&edits.add).map(|(name, _)| name.as_str()));
     }
@@ -107,17 +95,6 @@ fn header_names(config: &Config, gateway: &Gateway) -> Vec<HeaderName> {
     names.sort_by(|one, other| one.as_str().cmp(other.as_str()));
     names.dedup();
     names
-}
-
-fn key_headers(key: &Key) -> impl Iterator<Item = &str> {
-    key.parts().filter_map(|part| match part {
-        KeyPart::Header(name) => Some(name.as_str()),
-        _ => None,
-    })
-}
-
-fn condition_headers(when: &When) -> impl Iterator<Item = &str> {
-    when.headers.iter().map(|(name, _)| name.as_str())
 }
 
 impl<S: Backend> State<S> {

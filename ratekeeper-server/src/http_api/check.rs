@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::http::StatusCode;
 use axum::response::Response;
 use ratekeeper::tower::RatekeeperLayer;
-use ratekeeper::tower::check::{Check, CheckMode, CheckOutcome, KeyError, KeyInput, LimitRef};
+use ratekeeper::tower::check::{Check, CheckMode, CheckOutcome, KeyError, KeyInput, LimitRef, TierOutcome};
 use ratekeeper::{Decision, Store};
 use smallvec::SmallVec;
 
@@ -39,6 +39,8 @@ pub(super) struct CheckResult {
     pub(super) allowed: bool,
     pub(super) is_degraded: bool,
     pub(super) outcome: CheckOutcome,
+    /// For each check, the tiers that may apply to its key; empty if it charged.
+    pub(super) tiers: Vec<SmallVec<[TierOutcome; 2]>>,
 }
 
 /// Checks, resolved to rules of the configuration.
@@ -130,7 +132,18 @@ impl<'a, S: Store> ResolvedChecks<'a, S> {
             };
         }
         let allowed = outcome.allowed && !is_denied;
-        Ok(CheckResult { limits, allowed, is_degraded: outcome.is_degraded, outcome })
+        Ok(CheckResult { limits, allowed, is_degraded: outcome.is_degraded, outcome, tiers: Vec::new() })
+    }
+
+    /// Decides without charging, and adds the tiers of each limit: which of them applies depends on the request, which
+    /// the caller does not send.
+    async fn peek(&self) -> Result<CheckResult, HttpApiError> {
+        let mut result = self.decide(CheckMode::Peek).await?;
+        for check in &self.checks {
+            // A key that does not fit was an error of the peek.
+            result.tiers.push(self.layer.peek_tiers(&check.to_check()).await.unwrap_or_default());
+        }
+        Ok(result)
     }
 
     /// Builds the response with its headers; `more` is appended to the JSON object.
@@ -184,13 +197,13 @@ pub(super) async fn peek<T: HttpApiContext>(
     let CheckRequest { checks, deny_status } = CheckRequest::read(&request.body)?;
     let snapshot = api.snapshot();
     let resolved = ResolvedChecks::new(&snapshot, &checks)?;
-    let result = resolved.decide(CheckMode::Peek).await?;
+    let result = resolved.peek().await?;
     let deny_status =
         deny_status.and_then(|status| DenyStatus::of(status, &request_body::CHECK_DENY_STATUSES));
     Ok(resolved.response(&result, &checks, deny_status, b""))
 }
 
-/// Resets a key, including its ban.
+/// Resets a key in all tiers, including its ban.
 pub(super) async fn reset<T: HttpApiContext>(
     api: Arc<T>,
     request: ApiRequest,
@@ -234,7 +247,7 @@ async fn apply<'a, S: Store>(
 ) -> Result<Response, HttpApiError> {
     let resolved = ResolvedChecks::new(snapshot, checks)?;
     // Peek first, so that errors are reported before anything changes. A key on a deny list was never charged.
-    let result = resolved.decide(CheckMode::Peek).await?;
+    let result = resolved.peek().await?;
     if result.limits.iter().any(|limit| limit.is_on_deny_list) {
         return Ok(resolved.response(&result, checks, None, b""));
     }
@@ -253,7 +266,7 @@ async fn apply<'a, S: Store>(
             KeyOperation::Refund => failed.maybe_executed(),
         });
     }
-    let result = resolved.decide(CheckMode::Peek).await.map_err(HttpApiError::maybe_executed)?;
+    let result = resolved.peek().await.map_err(HttpApiError::maybe_executed)?;
     let mut response = resolved.response(&result, checks, None, b"");
     // The operation succeeded, even if the limit now denies the key.
     response.extensions_mut().insert(EndpointOutcome::Allowed);

@@ -4,8 +4,9 @@ use axum::body::Body;
 use axum::http::StatusCode;
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName, HeaderValue};
 use axum::response::Response;
-use ratekeeper::RetryAfter;
+use ratekeeper::tower::check::TierOutcome;
 use ratekeeper::tower::response::LimitResponse;
+use ratekeeper::{Decision, RetryAfter};
 use ratekeeper_config::push_seconds;
 
 use super::check::{CheckResult, LimitResult};
@@ -45,47 +46,71 @@ pub(super) fn begin(result: &CheckResult, checks: &[LimitCheck<'_>]) -> Vec<u8> 
             out.push(b',');
         }
         push_limit(&mut out, &check.limit, limit);
+        if let Some(tiers) = result.tiers.get(number).filter(|tiers| !tiers.is_empty()) {
+            push_tiers(&mut out, tiers);
+        }
+        out.push(b'}');
     }
     out.extend_from_slice(b"],\"degraded\":");
     push_flag(&mut out, result.is_degraded);
     out
 }
 
+/// Appends the object of a limit, without its last brace.
 fn push_limit(out: &mut Vec<u8>, name: &str, result: &LimitResult) {
     out.extend_from_slice(b"{\"limit\":");
     push_text(out, name);
     out.extend_from_slice(b",\"allowed\":");
     push_flag(out, result.allowed());
-    match (result.decision, result.is_on_deny_list) {
-        (Some(decision), _) => {
-            out.extend_from_slice(b",\"size\":");
-            push_number(out, decision.limit);
-            out.extend_from_slice(b",\"remaining\":");
-            push_number(out, decision.remaining);
-            out.extend_from_slice(b",\"retry_after\":");
-            match decision.retry_after {
-                RetryAfter::Now => out.extend_from_slice(b"null"),
-                RetryAfter::After(wait) => push_seconds(out, wait),
-                RetryAfter::Never => out.extend_from_slice(b"\"never\""),
-            }
-            out.extend_from_slice(b",\"reset_after\":");
-            push_seconds(out, decision.reset_after);
-            out.extend_from_slice(b",\"delay\":");
-            push_seconds(out, decision.delay);
-        }
+    match result.is_on_deny_list {
         // A key on the deny list has no budget.
-        (None, true) => out.extend_from_slice(
+        true => out.extend_from_slice(
             b",\"size\":null,\"remaining\":null,\"retry_after\":\"never\",\"reset_after\":0,\"delay\":0",
         ),
-        (None, false) => out.extend_from_slice(
-            b",\"size\":null,\"remaining\":null,\"retry_after\":null,\"reset_after\":0,\"delay\":0",
-        ),
+        false => push_decision(out, result.decision.as_ref()),
     }
     out.extend_from_slice(b",\"shadow\":");
     push_flag(out, result.is_shadow);
     out.extend_from_slice(b",\"banned\":");
     push_flag(out, result.is_banned);
-    out.push(b'}');
+}
+
+/// Appends `,"tiers":[...]` to the object of a limit.
+fn push_tiers(out: &mut Vec<u8>, tiers: &[TierOutcome]) {
+    out.extend_from_slice(b",\"tiers\":[");
+    for (number, tier) in tiers.iter().enumerate() {
+        out.extend_from_slice(if number > 0 { b",{\"override\":" } else { b"{\"override\":" });
+        out.extend_from_slice(itoa::Buffer::new().format(tier.index).as_bytes());
+        out.extend_from_slice(b",\"allowed\":");
+        push_flag(out, tier.decision.is_none_or(|decision| decision.allowed));
+        push_decision(out, tier.decision.as_ref());
+        out.push(b'}');
+    }
+    out.push(b']');
+}
+
+/// Appends the fields of a decision; without one, those of a key that is not limited.
+fn push_decision(out: &mut Vec<u8>, decision: Option<&Decision>) {
+    let Some(decision) = decision else {
+        out.extend_from_slice(
+            b",\"size\":null,\"remaining\":null,\"retry_after\":null,\"reset_after\":0,\"delay\":0",
+        );
+        return;
+    };
+    out.extend_from_slice(b",\"size\":");
+    push_number(out, decision.limit);
+    out.extend_from_slice(b",\"remaining\":");
+    push_number(out, decision.remaining);
+    out.extend_from_slice(b",\"retry_after\":");
+    match decision.retry_after {
+        RetryAfter::Now => out.extend_from_slice(b"null"),
+        RetryAfter::After(wait) => push_seconds(out, wait),
+        RetryAfter::Never => out.extend_from_slice(b"\"never\""),
+    }
+    out.extend_from_slice(b",\"reset_after\":");
+    push_seconds(out, decision.reset_after);
+    out.extend_from_slice(b",\"delay\":");
+    push_seconds(out, decision.delay);
 }
 
 pub(super) fn push_flag(out: &mut Vec<u8>, flag: bool) {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use ratekeeper::tower::RatekeeperLayer;
 use ratekeeper::tower::check::{Check, CheckMode, KeyError, KeyInput, LimitRef};
-use ratekeeper::{Decision, Limit, Rate, RefillStyle, RetryAfter, Store};
+use ratekeeper::{Decision, Gcra, Rate, RetryAfter, Store};
 use smallvec::SmallVec;
 
 use super::commands::Command;
@@ -24,10 +24,10 @@ const STORE_UNAVAILABLE: &str = "UNAVAILABLE store unavailable and the failure p
 /// The limits, and how many of them can be checked by name.
 pub(crate) type Limits<'l, S> = (&'l RatekeeperLayer<S>, usize);
 
-/// An inline limit, and the cost to charge.
+/// The parameters of a throttle command, and the cost to charge.
 #[derive(Debug, PartialEq, Eq)]
-struct InlineCheck {
-    limit: Limit,
+struct Throttle {
+    gcra: Gcra,
     cost: u32,
 }
 
@@ -60,7 +60,7 @@ async fn cl_throttle<S: Store>(
     out: &mut Replies,
 ) -> Result<CommandOutcome, ErrorText> {
     let check = parse_cl_throttle(words)?;
-    Ok(match check_inline(&check, words, limits).await {
+    Ok(match check_throttle(&check, words, limits).await {
         Some(decision) => {
             out.numbers(&cl_throttle_reply(&decision));
             outcome_of(decision.allowed)
@@ -76,7 +76,7 @@ async fn throttle<S: Store>(
     out: &mut Replies,
 ) -> Result<CommandOutcome, ErrorText> {
     let check = parse_throttle(words)?;
-    Ok(match check_inline(&check, words, limits).await {
+    Ok(match check_throttle(&check, words, limits).await {
         Some(decision) => {
             out.numbers(&throttle_reply(&decision));
             outcome_of(decision.allowed)
@@ -133,14 +133,15 @@ async fn rk_check<S: Store>(
     Ok(outcome_of(allowed))
 }
 
-/// Checks an inline limit with the command's key; none if the store is unavailable and the policy is `closed`.
-async fn check_inline<S: Store>(
-    check: &InlineCheck,
+/// Checks the command's key; none if the store is unavailable and the policy is `closed`. A key keeps one instant,
+/// whatever the parameters of its commands, as in redis-cell and throttlecrab.
+async fn check_throttle<S: Store>(
+    check: &Throttle,
     words: Words<'_>,
     limits: &RatekeeperLayer<S>,
 ) -> Option<Decision> {
     let key = words.get(1).unwrap_or_default();
-    let verdict = limits.check_inline(&check.limit, key, check.cost, mode(check.cost)).await;
+    let verdict = limits.check_gcra(&check.gcra, key, check.cost, mode(check.cost)).await;
     (!verdict.is_closed()).then(|| verdict.decision())
 }
 
@@ -159,7 +160,7 @@ fn unavailable(out: &mut Replies) -> CommandOutcome {
 }
 
 /// Parses `CL.THROTTLE`, with the error messages of redis-cell.
-fn parse_cl_throttle(words: Words<'_>) -> Result<InlineCheck, ErrorText> {
+fn parse_cl_throttle(words: Words<'_>) -> Result<Throttle, ErrorText> {
     if !matches!(words.len(), 5 | 6) {
         return Err(CELL_USAGE.into());
     }
@@ -179,12 +180,12 @@ fn parse_cl_throttle(words: Words<'_>) -> Result<InlineCheck, ErrorText> {
     }
     let cost = u32::try_from(quantity)
         .map_err(|_| format!("Cell error: quantity is {quantity}; it must be 0 to {}", u32::MAX))?;
-    let limit = bucket(capacity, count, period).map_err(|why| format!("Cell error: {why}"))?;
-    Ok(InlineCheck { limit, cost })
+    let gcra = gcra(capacity, count, period).map_err(|why| format!("Cell error: {why}"))?;
+    Ok(Throttle { gcra, cost })
 }
 
 /// Parses `THROTTLE`.
-fn parse_throttle(words: Words<'_>) -> Result<InlineCheck, ErrorText> {
+fn parse_throttle(words: Words<'_>) -> Result<Throttle, ErrorText> {
     if words.len() > 6 {
         return Err("ERR wrong number of arguments for 'throttle' command".into());
     }
@@ -196,18 +197,18 @@ fn parse_throttle(words: Words<'_>) -> Result<InlineCheck, ErrorText> {
     let capacity = number(2, "max_burst", 1)?;
     let (count, period) = (number(3, "count_per_period", 1)?, number(4, "period", 1)?);
     let cost = if words.len() == 6 { number(5, "quantity", 0)? } else { 1 };
-    let limit = bucket(capacity, count.into(), period.into()).map_err(|why| format!("ERR {why}"))?;
-    Ok(InlineCheck { limit, cost })
+    let gcra = gcra(capacity, count.into(), period.into()).map_err(|why| format!("ERR {why}"))?;
+    Ok(Throttle { gcra, cost })
 }
 
 /// A token bucket of `capacity` units that refills `count` units per `period` seconds, one by one.
-fn bucket(capacity: u32, count: i64, period: i64) -> Result<Limit, String> {
+fn gcra(capacity: u32, count: i64, period: i64) -> Result<Gcra, String> {
     let whole = |number: i64, name: &str| {
         u64::try_from(number).map_err(|_| format!("{name} is {number}; it must be at least 1"))
     };
     let (count, period) = (whole(count, "count")?, whole(period, "period")?);
     let rate = Rate::new(count, Duration::from_secs(period)).map_err(|why| why.to_string())?;
-    Limit::token_bucket(capacity, rate, RefillStyle::Smooth).map_err(|why| why.to_string())
+    Gcra::new(capacity, rate).map_err(|why| why.to_string())
 }
 
 /// Parses a whole number.

@@ -21,7 +21,8 @@
 //!   until a retry, -1 if allowed or if no wait helps; milliseconds until the full budget is restored; milliseconds
 //!   that the caller has to delay the request, if the limit shapes traffic.
 //!
-//! The first two carry an inline limit: a token bucket that refills `count` units per `period` seconds, one by one.
+//! The first two carry an inline limit: a token bucket that refills `count` units per `period` seconds, one by one. A
+//! key keeps one instant, whatever the parameters of its commands.
 //! The third checks a limit of the configuration by name. If its key has several parts, the first precedes the cost
 //! and the others follow it; if it has none, the key is empty or omitted. For a key on the limit's deny list the
 //! reply has a limit of 0, and for a key that the limit exempts a limit of -1. Quantities and costs default to 1, and

@@ -122,6 +122,53 @@ async fn forged_forwarding_headers_and_aliases_are_removed() {
     assert_eq!(seen.header("x-tenant"), Some("acme"));
 }
 
+/// Upstreams that merge spellings of names would serve a client by one value while limits count another. Each request
+/// has a new value in one spelling and the client's own in another; the upstream must never get both.
+#[tokio::test]
+async fn other_spellings_of_a_key_are_no_second_budget() {
+    let upstream = Upstream::start().await;
+    let gateway_for = async |key: &str| {
+        let limits = format!(
+            "limits: {{ per-user: {{ key: {{ {key} }}, fixed_window: {{ limit: 2, window: 1h }} }} }}"
+        );
+        in_front_of(&upstream, &limits, "").await
+    };
+    // The client's own value counts, whatever is appended to it and however its name is spelled.
+    let gateway = gateway_for("query: api_key").await;
+    let mut statuses = Vec::new();
+    for target in ["/?api_key=VALID;n=1", "/?api.key=VALID", "/?api%5Bkey=VALID%C2%A0", "/?x=1;api-key=VALID"]
+    {
+        statuses.push(status(&get(gateway.address, target, "").await));
+    }
+    assert_eq!(statuses, [200, 200, 429, 429]);
+    for number in 0..3 {
+        for target in
+            [format!("/?api_key=R{number}&api.key=VALID"), format!("/?api_key=R{number};api_key=VALID")]
+        {
+            assert_eq!(status(&get(gateway.address, &target, "").await), 400, "{target}");
+        }
+    }
+    let gateway = gateway_for("cookie: session_id").await;
+    for number in 0..3 {
+        let cookies = format!("Cookie: session.id=VALID; session_id=R{number}\r\n");
+        assert_eq!(status(&get(gateway.address, "/", &cookies).await), 400);
+    }
+    let before = upstream.requests().len();
+    for (key, own, other) in
+        [("header: X_Api_Key", "X_Api_Key", "X-Api-Key"), ("header: X-Api-Key", "X-Api-Key", "X_Api.Key")]
+    {
+        let gateway = gateway_for(key).await;
+        let headers = format!("{own}: R1\r\n{other}: VALID\r\n");
+        assert_eq!(three_times(&gateway, &headers).await, [200, 200, 429], "{key}");
+        for value in ["R1\u{a0}", "\u{85}R1", "R1\u{3000}"] {
+            assert_eq!(status(&get(gateway.address, "/", &format!("{own}: {value}\r\n")).await), 429);
+        }
+    }
+    for seen in &upstream.requests()[before..] {
+        assert!(!format!("{seen:?}").contains("VALID"), "{seen:?}");
+    }
+}
+
 /// A proxy writes one of the two headers and forwards the client's value of the other.
 #[tokio::test]
 async fn only_the_configured_forwarding_header_of_a_trusted_proxy_counts() {
@@ -188,13 +235,14 @@ async fn trailers_cannot_override_evaluated_headers() {
     let limits = "limits: { per-user: { key: { header: X-User-Id }, token_bucket: { capacity: 1000 } } }";
     let gateway = run(&ConfigFile { limits, ..ConfigFile::default() }.to(&[address])).await;
     let request = "POST / HTTP/1.1\r\nHost: a\r\nX-User-Id: alice\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\
-        Trailer: X-Checksum, X-User-Id, X-Forwarded-For, Authorization\r\n\r\n3\r\nabc\r\n0\r\n\
-        X-Checksum: 7\r\nX-User-Id: bob\r\nX-Forwarded-For: 6.6.6.6\r\nAuthorization: x\r\n\r\n";
+        Trailer: X-Checksum, X-User-Id, X-Forwarded-For, Authorization, X_User_Id, X_Forwarded_For, Content_Length\r\n\r\n\
+        3\r\nabc\r\n0\r\nX-Checksum: 7\r\nX-User-Id: bob\r\nX-Forwarded-For: 6.6.6.6\r\nAuthorization: x\r\n\
+        X_User_Id: bob\r\nX_Forwarded_For: 6.6.6.6\r\nContent_Length: 9\r\n\r\n";
     let response = send_raw(gateway.address, request).await.to_lowercase();
     let (_, body) = response.split_once("\r\n\r\n").unwrap();
     let (_, trailers) = body.split_once("abc").unwrap();
     assert!(trailers.contains("x-checksum: 7"), "{response}");
-    for sent in ["bob", "6.6.6.6", "authorization: x"] {
+    for sent in ["bob", "6.6.6.6", "authorization: x", "content_length: 9"] {
         assert!(!trailers.contains(sent), "{response}");
     }
 }

@@ -189,3 +189,19 @@ async fn only_selected_limits_apply() {
         assert_eq!(authorize(&api, "", &original("GET", "/", "203.0.113.7")).await.status, expected);
     }
 }
+
+/// The proxy forwards both spellings, and the application may read the other one.
+#[tokio::test]
+async fn other_spellings_of_a_key_header_are_rejected() {
+    let api =
+        run("limits: { per-user: { key: { header: X-User-Id }, fixed_window: { limit: 2, window: 1h } } }");
+    let headers = original("GET", "/", "203.0.113.7");
+    for (more, wanted) in [
+        ("X-User-Id: ann\r\n", 200),
+        ("X-User-Id: r1\r\nX_User_Id: ann\r\n", 400),
+        ("X.User.Id: ann\r\n", 400),
+    ] {
+        let response = authorize(&api, "?deny_status=429", &format!("{headers}{more}")).await;
+        assert_eq!(response.status, wanted, "{more}: {response:?}");
+    }
+}

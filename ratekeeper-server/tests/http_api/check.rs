@@ -5,7 +5,7 @@ use std::time::Duration;
 use ratekeeper_server::http_api::HttpApiSettings;
 use serde_json::json;
 
-use super::support::{PER_USER, TestContext, open, peek_remaining, post, remaining, run};
+use super::support::{PER_USER, TestContext, get, open, peek_remaining, post, remaining, run};
 
 #[tokio::test]
 async fn check_response_is_exact() {
@@ -183,4 +183,51 @@ async fn delay_is_reported_and_not_applied() {
     post(api.address, "/v1/check", &check).await;
     let response = post(api.address, "/v1/check", &check).await;
     assert!(response.body.contains(r#""delay":600.0"#), "{response:?}");
+}
+
+/// Which tier applies depends on the request, which the caller does not send: the base limit alone would be untrue.
+#[tokio::test]
+async fn peek_reports_every_tier_and_reset_restores_all() {
+    let limits = "limits:
+  per-user:
+    key: { header: X-User-Id }
+    fixed_window: { limit: 5, window: 1h, align: first_request }
+    overrides:
+      - { key: vip, unlimited: true }
+      - { when: { header: { X-Plan: gold } }, fixed_window: { limit: 50, window: 1h, align: first_request } }
+      - { key: ann, fixed_window: { limit: 7, window: 1h, align: first_request } }
+      - { when: { header: { X-Plan: free } }, unlimited: true }
+";
+    let api = run(limits);
+    let gold = "X-Original-Method: GET\r\nX-Original-URI: /\r\nX-Original-Host: a\r\nX-Forwarded-For: 192.0.2.1\r\n\
+        X-User-Id: bob\r\nX-Plan: gold\r\n";
+    for _ in 0..50 {
+        assert_eq!(get(api.address, "GET", "/v1/authorize", gold).await.status, 200);
+    }
+    assert_eq!(get(api.address, "GET", "/v1/authorize", gold).await.status, 403);
+
+    let bob = json!({ "limit": "per-user", "key": "bob" });
+    let peek = post(api.address, "/v1/peek", &bob).await.json();
+    let [base, tiers] = [&peek["limits"][0], &peek["limits"][0]["tiers"]];
+    assert_eq!((base["size"].as_u64(), base["remaining"].as_u64()), (Some(5), Some(5)), "{peek}");
+    assert_eq!(
+        (tiers[0]["override"].as_u64(), tiers[0]["size"].as_u64(), tiers[0]["remaining"].as_u64()),
+        (Some(1), Some(50), Some(0)),
+        "{peek}"
+    );
+    assert_eq!(
+        (tiers[0]["allowed"].as_bool(), tiers[0]["retry_after"].as_f64()),
+        (Some(false), Some(3600.0))
+    );
+    assert_eq!((tiers[1]["override"].as_u64(), tiers[1]["size"].is_null()), (Some(3), true), "{peek}");
+
+    // An override by key comes before the tiers behind it.
+    let ann = post(api.address, "/v1/peek", &json!({ "limit": "per-user", "key": "ann" })).await.json();
+    assert_eq!((ann["limits"][0]["size"].as_u64(), ann["limits"][0]["tiers"][1].is_null()), (Some(7), true));
+    let vip = post(api.address, "/v1/peek", &json!({ "limit": "per-user", "key": "vip" })).await.json();
+    assert!(vip["limits"][0].get("tiers").is_none(), "{vip}");
+
+    let reset = post(api.address, "/v1/reset", &bob).await.json();
+    assert_eq!(reset["limits"][0]["tiers"][0]["remaining"].as_u64(), Some(50), "{reset}");
+    assert_eq!(get(api.address, "GET", "/v1/authorize", gold).await.status, 200);
 }

@@ -41,6 +41,71 @@ async fn cl_throttle_replies_match_redis_cell() {
     }
 }
 
+/// The arithmetic of redis-cell: one instant per key, whatever the parameters. Allowed, and units remaining.
+#[derive(Default)]
+pub(crate) struct RedisCell {
+    full_at_ns: i128,
+}
+
+impl RedisCell {
+    pub(crate) fn throttle(&mut self, now_ns: i128, [burst, count, period, quantity]: [i64; 4]) -> [i64; 2] {
+        let interval = i128::from(period) * 1_000_000_000 / i128::from(count);
+        let tolerance = interval * i128::from(burst + 1);
+        let missing = (self.full_at_ns - now_ns).max(0);
+        let after = missing + interval * i128::from(quantity);
+        let allowed = after <= tolerance;
+        let missing = if allowed { after } else { missing };
+        if allowed && quantity > 0 {
+            self.full_at_ns = now_ns + missing;
+        }
+        [i64::from(!allowed), ((tolerance - missing).max(0) / interval) as i64]
+    }
+}
+
+/// Bursts, counts, periods and quantities that a client alternates between; the longest fills in 41 days.
+pub(crate) const THROTTLE_PARAMETERS: [[i64; 4]; 8] = [
+    [4, 1, 3600, 1],
+    [5, 1, 3600, 1],
+    [4, 2, 3600, 1],
+    [9, 5, 36000, 3],
+    [0, 1, 60, 1],
+    [999, 1, 3600, 2],
+    [4, 1, 3600, 0],
+    [2, 1, 86400, 1],
+];
+
+#[tokio::test]
+async fn key_of_cl_throttle_keeps_its_instant_if_the_parameters_change() {
+    let api = TestApi::start().await;
+    let mut client = api.connect().await;
+    let mut allowed = 0;
+    for number in 0..30 {
+        let reply = client.numbers(&format!("CL.THROTTLE user {} 1 3600", 4 + number % 2)).await;
+        allowed += 1 - reply[0];
+    }
+    assert_eq!(allowed, 6, "redis-cell allows the larger burst once");
+    allowed = 0;
+    for number in 0..30 {
+        allowed += client.numbers(&format!("THROTTLE other {} 1 3600", 4 + number % 2)).await[0];
+    }
+    assert_eq!(allowed, 5, "so does throttlecrab, whose burst includes the first");
+
+    // As redis-cell decides, for parameters that change with each command.
+    let (mut cell, mut now_ns, mut random) = (RedisCell::default(), 0, 1_u64);
+    for step in 0..2000 {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let pick = (random >> 33) as usize;
+        let parameters = THROTTLE_PARAMETERS[pick % THROTTLE_PARAMETERS.len()];
+        let pause = Duration::from_secs([0, 0, 1, 59, 3600, 86_400][pick / 8 % 6]);
+        api.clock.advance(pause);
+        now_ns += pause.as_nanos() as i128;
+        let [burst, count, period, quantity] = parameters;
+        let reply = client.numbers(&format!("CL.THROTTLE mixed {burst} {count} {period} {quantity}")).await;
+        let expected = cell.throttle(now_ns, parameters);
+        assert_eq!([reply[0], reply[2]], expected, "step {step}: {parameters:?}");
+    }
+}
+
 /// The same decisions in the order of throttlecrab: 1 means allowed, the limit is `max_burst`, and the two waits are
 /// swapped.
 #[tokio::test]
@@ -116,8 +181,8 @@ async fn invalid_limits_are_rejected_with_a_reason() {
     }
     // The largest valid values, and more than a thousand per second, which redis-cell rejects as a zero rate.
     assert_eq!(client.numbers("CL.THROTTLE k 4294967294 10000000 1").await[..2], [0, 4294967295]);
-    assert_eq!(client.numbers("CL.THROTTLE k 0 2000 1").await, [0, 1, 0, -1, 1]);
-    assert_eq!(client.numbers("CL.THROTTLE k 0 1 31622400").await, [0, 1, 0, -1, 31622400]);
+    assert_eq!(client.numbers("CL.THROTTLE fast 0 2000 1").await, [0, 1, 0, -1, 1]);
+    assert_eq!(client.numbers("CL.THROTTLE slow 0 1 31622400").await, [0, 1, 0, -1, 31622400]);
 }
 
 #[tokio::test]

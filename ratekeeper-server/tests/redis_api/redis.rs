@@ -6,6 +6,7 @@ use ratekeeper::redis::{Redis, Settings};
 use ratekeeper::{FailurePolicy, ManualClock};
 use testbed::RedisServer;
 
+use super::check::{RedisCell, THROTTLE_PARAMETERS};
 use super::support::{Client, TEST_TIMEOUT, TestApi, TestSettings, command, rules};
 
 fn open(redis: &RedisServer, failure: FailurePolicy) -> TestApi<Redis> {
@@ -23,6 +24,31 @@ async fn apis_share_budgets_through_redis() {
     assert_eq!(one.numbers("CL.THROTTLE user 1 1 3600").await[..3], [1, 2, 0]);
     assert_eq!(one.numbers("RK.CHECK per-user alice 2").await[..3], [1, 3, 1]);
     assert_eq!(other.numbers("RK.CHECK per-user alice 2").await[..3], [0, 3, 1]);
+}
+
+/// The state is one instant of the key, in Redis as in memory. The units take an hour, so the time between two commands
+/// does not matter.
+#[tokio::test]
+async fn key_of_cl_throttle_in_redis_keeps_its_instant_if_the_parameters_change() {
+    let redis = RedisServer::start().unwrap();
+    let api = open(&redis, FailurePolicy::Closed);
+    let mut client = api.connect().await;
+    let mut allowed = 0;
+    for number in 0..30 {
+        allowed += 1 - client.numbers(&format!("CL.THROTTLE user {} 1 3600", 4 + number % 2)).await[0];
+    }
+    assert_eq!(allowed, 6);
+    let mut cell = RedisCell::default();
+    for step in 0..400 {
+        let parameters @ [burst, count, period, quantity] = THROTTLE_PARAMETERS[step * 5 / 3 % 8];
+        let reply = client.numbers(&format!("CL.THROTTLE mixed {burst} {count} {period} {quantity}")).await;
+        let expected = cell.throttle(0, parameters);
+        assert_eq!([reply[0], reply[2]], expected, "step {step}: {parameters:?}");
+    }
+    // Rates whose units are not whole nanoseconds read each other's instants, too.
+    for (command, remaining) in [("7 3 1000", 7), ("7 7 1000", 4), ("7 3 1000", 5), ("8 1 1000", 7)] {
+        assert_eq!(client.numbers(&format!("CL.THROTTLE odd {command}")).await[2], remaining, "{command}");
+    }
 }
 
 /// The number of function calls that Redis has executed.

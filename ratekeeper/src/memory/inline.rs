@@ -4,8 +4,8 @@ use std::hash::BuildHasher;
 use std::time::Duration;
 
 use ratekeeper_core::{
-    Algorithm, Bucket, Decision, FixedWindow, FixedWindowState, LeakyMode, Limit, RetryAfter, SteppedBucket,
-    SteppedBucketState, Time, WindowAlign,
+    Algorithm, Bucket, Decision, FixedWindow, FixedWindowState, Gcra, GcraState, LeakyMode, Limit,
+    RetryAfter, SteppedBucket, SteppedBucketState, Time, WindowAlign,
 };
 
 use super::Bounds;
@@ -24,6 +24,7 @@ enum InlineState {
     Bucket(u128),
     SteppedBucket(SteppedBucketState),
     FixedWindow(FixedWindowState),
+    Gcra(GcraState),
 }
 
 /// The entry of one key of one limit.
@@ -45,10 +46,11 @@ pub(crate) struct InlineTable {
 }
 
 /// An algorithm that inline limits support.
-enum InlineAlgorithm<'a> {
+pub(crate) enum InlineAlgorithm<'a> {
     Bucket(&'a Bucket),
     SteppedBucket(&'a SteppedBucket),
     FixedWindow(&'a FixedWindow),
+    Gcra(&'a Gcra),
 }
 
 /// Evaluates one expression on the algorithm of any variant and a state of the same kind.
@@ -58,6 +60,7 @@ macro_rules! on {
             (InlineAlgorithm::Bucket($it), InlineState::Bucket($own)) => $do,
             (InlineAlgorithm::SteppedBucket($it), InlineState::SteppedBucket($own)) => $do,
             (InlineAlgorithm::FixedWindow($it), InlineState::FixedWindow($own)) => $do,
+            (InlineAlgorithm::Gcra($it), InlineState::Gcra($own)) => $do,
             // The hash of a key includes the kind of its limit; if two hashes collide, the key is reset.
             (InlineAlgorithm::Bucket($it), state) => {
                 *state = InlineState::Bucket($it.fresh());
@@ -74,13 +77,18 @@ macro_rules! on {
                 let InlineState::FixedWindow($own) = state else { return None };
                 $do
             }
+            (InlineAlgorithm::Gcra($it), state) => {
+                *state = InlineState::Gcra($it.fresh());
+                let InlineState::Gcra($own) = state else { return None };
+                $do
+            }
         }
     };
 }
 
 impl<'a> InlineAlgorithm<'a> {
     /// None for algorithms whose states have no fixed size.
-    fn of(limit: &'a Limit) -> Option<InlineAlgorithm<'a>> {
+    pub(crate) fn of(limit: &'a Limit) -> Option<InlineAlgorithm<'a>> {
         match limit {
             Limit::Bucket(it) => Some(InlineAlgorithm::Bucket(it)),
             Limit::SteppedBucket(it) => Some(InlineAlgorithm::SteppedBucket(it)),
@@ -94,6 +102,16 @@ impl<'a> InlineAlgorithm<'a> {
             InlineAlgorithm::Bucket(it) => InlineState::Bucket(it.fresh()),
             InlineAlgorithm::SteppedBucket(it) => InlineState::SteppedBucket(it.fresh()),
             InlineAlgorithm::FixedWindow(it) => InlineState::FixedWindow(it.fresh()),
+            InlineAlgorithm::Gcra(it) => InlineState::Gcra(it.fresh()),
+        }
+    }
+
+    fn window(&self) -> Duration {
+        match self {
+            InlineAlgorithm::Bucket(it) => it.window(),
+            InlineAlgorithm::SteppedBucket(it) => Algorithm::window(*it),
+            InlineAlgorithm::FixedWindow(it) => it.window(),
+            InlineAlgorithm::Gcra(it) => it.window(),
         }
     }
 
@@ -132,18 +150,18 @@ impl InlineTable {
         &self.shards[scale(hash, self.shards.len())]
     }
 
-    /// Decides a request, and charges it unless `is_peek` is set. None if the limit's states have no fixed size.
+    /// Decides a request, and charges it unless `is_peek` is set. None only if a state is of another kind, which
+    /// never happens.
     pub(crate) fn decide(
         &self,
         hasher: &impl BuildHasher,
-        limit: &Limit,
+        algorithm: &InlineAlgorithm<'_>,
         key: u64,
         now: Time,
         cost: u32,
         is_peek: bool,
     ) -> Option<Decision> {
-        let algorithm = InlineAlgorithm::of(limit)?;
-        let hash = hash_of(hasher, &algorithm, key);
+        let hash = hash_of(hasher, algorithm, key);
         let mut shard = lock(self.shard(hash));
         if is_peek {
             let state = shard.get(hash).map_or_else(|| algorithm.fresh(), |entry| entry.state);
@@ -151,7 +169,7 @@ impl InlineTable {
         }
         if let Some(entry) = shard.get_mut(hash) {
             let decision = algorithm.decide(&mut entry.state, now, cost)?;
-            entry.until = entry.until.max(until(limit, now, &decision));
+            entry.until = entry.until.max(until(algorithm, now, &decision));
             return Some(decision);
         }
         let mut state = algorithm.fresh();
@@ -165,10 +183,10 @@ impl InlineTable {
             // Limits of different kinds cannot share one budget, so `Share` denies.
             return Some(match self.when_full {
                 WhenFull::Allow => decision,
-                WhenFull::Deny | WhenFull::Share => denial_when_full(limit, &decision),
+                WhenFull::Deny | WhenFull::Share => denial_when_full(algorithm, &decision),
             });
         }
-        shard.insert(hash, InlineEntry { state, until: until(limit, now, &decision) });
+        shard.insert(hash, InlineEntry { state, until: until(algorithm, now, &decision) });
         Some(decision)
     }
 
@@ -238,17 +256,19 @@ fn hash_of(hasher: &impl BuildHasher, algorithm: &InlineAlgorithm<'_>, key: u64)
         InlineAlgorithm::FixedWindow(it) => {
             hasher.hash_one((2, it.window(), it.align() == WindowAlign::Clock, key))
         }
+        // One instant, whatever the parameters.
+        InlineAlgorithm::Gcra(_) => hasher.hash_one((3, key)),
     }
 }
 
 /// When the entry of a key with this decision expires. One window is added, because a clock may step back by a
 /// window.
-fn until(limit: &Limit, now: Time, decision: &Decision) -> Time {
-    now.saturating_add(decision.reset_after).saturating_add(limit.window())
+fn until(algorithm: &InlineAlgorithm<'_>, now: Time, decision: &Decision) -> Time {
+    now.saturating_add(decision.reset_after).saturating_add(algorithm.window())
 }
 
-fn denial_when_full(limit: &Limit, fresh: &Decision) -> Decision {
-    let wait = limit.window();
+fn denial_when_full(algorithm: &InlineAlgorithm<'_>, fresh: &Decision) -> Decision {
+    let wait = algorithm.window();
     Decision {
         allowed: false,
         remaining: 0,

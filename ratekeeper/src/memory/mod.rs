@@ -4,7 +4,7 @@ use std::hash::{BuildHasher, Hash};
 use std::sync::{Arc, OnceLock};
 
 use ratekeeper_core::{
-    Bucket, Counter, Decision, FixedWindow, Limit, Log, NarrowBucket, State, SteppedBucket, Time,
+    Bucket, Counter, Decision, FixedWindow, Gcra, Limit, Log, NarrowBucket, State, SteppedBucket, Time,
 };
 use smallvec::{SmallVec, smallvec};
 
@@ -23,7 +23,7 @@ mod shard;
 mod table;
 
 use budget::Reservation;
-use inline::InlineTable;
+use inline::{InlineAlgorithm, InlineTable};
 use map::StateMap;
 use overflow::Quota;
 pub use overflow::WhenFull;
@@ -465,8 +465,30 @@ impl<C: Clock> Memory<C> {
         cost: u32,
         is_peek: bool,
     ) -> Result<Verdict, ChargeError> {
+        let algorithm = InlineAlgorithm::of(limit).ok_or(ChargeError::UnsupportedInline)?;
+        self.decide_by(&algorithm, key, cost, is_peek)
+    }
+
+    /// Decides a request by parameters that may differ from request to request.
+    pub(crate) fn decide_gcra(
+        &self,
+        gcra: &Gcra,
+        key: Key,
+        cost: u32,
+        is_peek: bool,
+    ) -> Result<Verdict, ChargeError> {
+        self.decide_by(&InlineAlgorithm::Gcra(gcra), key, cost, is_peek)
+    }
+
+    fn decide_by(
+        &self,
+        algorithm: &InlineAlgorithm<'_>,
+        key: Key,
+        cost: u32,
+        is_peek: bool,
+    ) -> Result<Verdict, ChargeError> {
         let now = self.clock.now();
-        let decision = self.inline_table().decide(&self.hasher, limit, key.0 as u64, now, cost, is_peek);
+        let decision = self.inline_table().decide(&self.hasher, algorithm, key.0 as u64, now, cost, is_peek);
         let decisions = smallvec![decision.ok_or(ChargeError::UnsupportedInline)?];
         Ok(Verdict { decisions, at: now, ..Verdict::default() })
     }
@@ -582,6 +604,16 @@ impl<C: Clock + Send + Sync> Store for Memory<C> {
         is_peek: bool,
     ) -> Result<Verdict, ChargeError> {
         self.decide_inline(limit, key, cost, is_peek)
+    }
+
+    async fn charge_gcra(
+        &self,
+        gcra: &Gcra,
+        key: Key,
+        cost: u32,
+        is_peek: bool,
+    ) -> Result<Verdict, ChargeError> {
+        self.decide_gcra(gcra, key, cost, is_peek)
     }
 
     async fn refund_inline(

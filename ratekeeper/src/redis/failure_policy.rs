@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ratekeeper_core::{Decision, FailurePolicy, Limit, RetryAfter};
+use ratekeeper_core::{Decision, FailurePolicy, Gcra, Limit, RetryAfter};
 use smallvec::{SmallVec, smallvec};
 
 use super::SettingsError;
@@ -66,13 +66,36 @@ impl Fallback {
         cost: u32,
         is_peek: bool,
     ) -> Result<Verdict, ChargeError> {
+        self.verdict_by_policy(limit, |instances| {
+            limit.share(instances).map(|share| self.memory.decide_inline(&share, key, cost, is_peek))
+        })
+    }
+
+    /// Decides without Redis by parameters that may differ from request to request.
+    pub(crate) fn verdict_gcra(
+        &self,
+        gcra: &Gcra,
+        key: Key,
+        cost: u32,
+        is_peek: bool,
+    ) -> Result<Verdict, ChargeError> {
+        self.verdict_by_policy(&gcra.to_limit(), |instances| {
+            gcra.share(instances).map(|share| self.memory.decide_gcra(&share, key, cost, is_peek))
+        })
+    }
+
+    /// The verdict of the default policy; `local` decides by this process's share of the limit, if there is one.
+    fn verdict_by_policy(
+        &self,
+        limit: &Limit,
+        local: impl FnOnce(u32) -> Option<Result<Verdict, ChargeError>>,
+    ) -> Result<Verdict, ChargeError> {
         let verdict = match self.default_policy {
             FailurePolicy::Open => Verdict { decisions: smallvec![unlimited(limit)], ..Verdict::default() },
             FailurePolicy::Closed => closed_verdict(limit),
-            FailurePolicy::Local { instances } => match limit.share(instances) {
-                Some(share) => self.memory.decide_inline(&share, key, cost, is_peek)?,
-                None => closed_verdict(limit),
-            },
+            FailurePolicy::Local { instances } => {
+                local(instances).unwrap_or_else(|| Ok(closed_verdict(limit)))?
+            }
         };
         Ok(Verdict { is_degraded: true, ..verdict })
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use futures_util::future::join_all;
-use ratekeeper_core::{Limit, Time};
+use ratekeeper_core::{Gcra, Limit, Time};
 use smallvec::{SmallVec, smallvec};
 
 use super::batcher::{ChargeOp, Item, Task};
@@ -33,14 +33,34 @@ impl Inner {
         if matches!(limit, Limit::Log(_) | Limit::Counter(_)) {
             return Err(ChargeError::UnsupportedInline);
         }
-        let item = self.inline_item(limit, key, cost);
+        match self.execute_item(self.inline_item(limit, key, cost), is_peek).await {
+            Ok(verdict) => Ok(verdict),
+            Err(_) => self.fallback.verdict_inline(limit, key, cost, is_peek),
+        }
+    }
+
+    /// The key's name does not contain the parameters: it has one state, whatever they are.
+    pub(super) async fn decide_gcra(
+        self: &Arc<Self>,
+        gcra: &Gcra,
+        key: Key,
+        cost: u32,
+        is_peek: bool,
+    ) -> Result<Verdict, ChargeError> {
+        let limit = Arc::new(PackedLimit::gcra(gcra));
+        let item = Item { key: self.names.inline_name("gcra", &[], key), limit, cost };
+        match self.execute_item(item, is_peek).await {
+            Ok(verdict) => Ok(verdict),
+            Err(_) => self.fallback.verdict_gcra(gcra, key, cost, is_peek),
+        }
+    }
+
+    async fn execute_item(self: &Arc<Self>, item: Item, is_peek: bool) -> Result<Verdict, StoreError> {
         let slot = self.servers.slot(&item.key);
         let op = if is_peek { ChargeOp::Peek } else { ChargeOp::Charge };
         let task = Task::Charge { items: smallvec![item], op, at: None };
-        match self.servers.execute(slot, task, self.deadline).await {
-            Ok(reply) => Ok(Verdict { at: reply.at, ..reply.verdict }),
-            Err(_) => self.fallback.verdict_inline(limit, key, cost, is_peek),
-        }
+        let reply = self.servers.execute(slot, task, self.deadline).await?;
+        Ok(Verdict { at: reply.at, ..reply.verdict })
     }
 
     /// Refunds charges made at `at` by the server's clock, or at an unknown time.

@@ -240,6 +240,26 @@ local function multiple(k, d, t, f, ticks)
   return { d = d * k + days, t = t - days * DAY_NS, f = f * k - carry * ticks }
 end
 
+-- A bucket whose parameters may differ from request to request keeps one instant per key, whatever they are. Its state
+-- also has the scale of the last charge: '<ddddd', the instant, ticks per nanosecond, and the seconds of a full refill,
+-- rounded up, by which a wrong clock is recognized.
+local SECONDS_MAX = 2 ^ 32 - 1
+
+-- Converts an instant to other ticks, rounded up.
+local function rescale(d, t, f, from, ticks)
+  if from == ticks then
+    return d, t, f
+  end
+  f = ceil(f * ticks / from)
+  if f >= ticks then
+    f, t = 0, t + 1
+    if t >= DAY_NS then
+      d, t = d + 1, 0
+    end
+  end
+  return d, t, f
+end
+
 -- Reads the state of a bucket in either format.
 local function read_bucket(state)
   if is_number(state) then
@@ -251,6 +271,9 @@ local function read_bucket(state)
 end
 
 local function bucket_value(charge, d, t, f)
+  if charge.fill_s then
+    return pack('<ddddd', d, t, f, charge.ticks, charge.fill_s)
+  end
   local us = d * DAY_US + t / 1000
   if charge.cost_us and t % 1000 == 0 and us < EXACT then
     return us
@@ -263,7 +286,8 @@ local function token_bucket(key, charge)
   local f_d, f_t, f_f = charge.f_d, charge.f_t, charge.f_f
   local now_d = floor(now_s / DAY)
   local now_t = (now_s - now_d * DAY) * SECOND + now_n
-  local state = number_or_of_size(call('GET', key), 24)
+  local state = call('GET', key)
+  state = charge.fill_s and of_size(state, 40) or not charge.fill_s and number_or_of_size(state, 24) or nil
   -- The missing units, as a time.
   local d, t, f = 0, 0, 0
   local is_moved = false
@@ -271,7 +295,12 @@ local function token_bucket(key, charge)
   local grain_d, grain
   if state then
     d, t, f = read_bucket(state)
-    if is_number(state) then
+    local written_fill_s
+    if charge.fill_s then
+      local _, _, _, from, fill_s = unpack('<ddddd', state)
+      d, t, f = rescale(d, t, f, from, ticks)
+      written_fill_s = fill_s
+    elseif is_number(state) then
       state = pack('<ddd', d, t, f)
     else
       grain_d, grain = d, t - t % charge.grain
@@ -282,6 +311,12 @@ local function token_bucket(key, charge)
     end
     if d < 0 then
       d, t, f = 0, 0, 0
+    elseif written_fill_s then
+      local far_s = (extra == 0 and FAR or FAR_INJECTED) * written_fill_s
+      if written_fill_s < SECONDS_MAX and d * DAY + (t + (f > 0 and 1 or 0)) / SECOND > far_s then
+        d, t, f = f_d, f_t, f_f
+        is_moved = true
+      end
     else
       local far = extra == 0 and charge.far or charge.far_injected
       if d > far.d or (d == far.d and (t > far.t or (t == far.t and f > far.f))) then
@@ -297,7 +332,8 @@ local function token_bucket(key, charge)
   if after_t >= DAY_NS then
     after_t, after_d = after_t - DAY_NS, after_d + 1
   end
-  local allowed = cost == 0
+  -- By a charge with other parameters, an instant may be beyond the capacity.
+  local allowed = cost == 0 and not charge.fill_s
   if not allowed and cost <= limit then
     allowed = after_d < f_d or (after_d == f_d and (after_t < f_t or (after_t == f_t and after_f <= f_f)))
   end
@@ -1342,6 +1378,17 @@ local READ = {
       far = multiple(FAR, f_d, f_t, 0, 1), far_injected = multiple(FAR_INJECTED, f_d, f_t, 0, 1),
       c_d = c_d, c_t = (cost_us - c_d * DAY_US) * 1000, c_f = 0, ticks = 1,
       grain_us = grain, grain = grain * 1000,
+    }
+  end,
+  -- Bucket of one instant per key.
+  function(packed_charge)
+    local _, flags, cost, limit, f_d, f_t, f_f, c_d, c_t, c_f, ticks = unpack('<BBI4I4ddddddd', packed_charge)
+    local fill_s = f_d * DAY + ceil((f_t + (f_f > 0 and 1 or 0)) / SECOND)
+    return {
+      flags = flags, more = flags % 2 == 1, is_peek = flags % 4 >= PEEK,
+      cost = cost, limit = limit, kind = token_bucket,
+      f_d = f_d, f_t = f_t, f_f = f_f, c_d = c_d, c_t = c_t, c_f = c_f, ticks = ticks,
+      fill_s = min(fill_s, SECONDS_MAX), grain = 0,
     }
   end,
 }

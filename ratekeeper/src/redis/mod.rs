@@ -49,7 +49,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use ratekeeper_core::{FailurePolicy, Lease};
-use ratekeeper_core::{Limit, Time};
+use ratekeeper_core::{Gcra, Limit, Time};
 use smallvec::SmallVec;
 
 pub use self::batcher::StoreError;
@@ -294,6 +294,16 @@ impl Store for Redis {
         is_peek: bool,
     ) -> Result<Verdict, ChargeError> {
         self.0.decide_inline(limit, key, cost, is_peek).await
+    }
+
+    async fn charge_gcra(
+        &self,
+        gcra: &Gcra,
+        key: Key,
+        cost: u32,
+        is_peek: bool,
+    ) -> Result<Verdict, ChargeError> {
+        self.0.decide_gcra(gcra, key, cost, is_peek).await
     }
 
     async fn refund_inline(

@@ -4,8 +4,8 @@
 //! store reports decisions with the same arithmetic.
 
 use ratekeeper_core::{
-    Algorithm, Bucket, Counter, CounterState, Decision, EdgePolicy, FixedWindow, FixedWindowState, LeakyMode,
-    Limit, Log, LogPolicy, SteppedBucket, SteppedBucketState, Time, WindowAlign,
+    Algorithm, Bucket, Counter, CounterState, Decision, EdgePolicy, FixedWindow, FixedWindowState, Gcra,
+    GcraState, LeakyMode, Limit, Log, LogPolicy, SteppedBucket, SteppedBucketState, Time, WindowAlign,
 };
 
 use std::time::Duration;
@@ -37,6 +37,8 @@ pub(crate) struct PackedLimit {
     kind: u8,
     /// The parameters of the kind. For a bucket, `charge` appends the cost as a time.
     own: Vec<u8>,
+    /// The parameters as those of a key with one state, whatever they are.
+    gcra: Option<Gcra>,
 }
 
 impl PackedLimit {
@@ -48,7 +50,7 @@ impl PackedLimit {
                 6
             }
             Limit::Bucket(it) => {
-                push_span(&mut own, ticks(it, it.capacity()), it);
+                push_span(&mut own, ticks(it, it.capacity()), it.ticks_per_ns());
                 1
             }
             Limit::SteppedBucket(it) => {
@@ -77,7 +79,15 @@ impl PackedLimit {
                 5
             }
         };
-        PackedLimit { limit: limit.clone(), reported_limit, kind, own }
+        PackedLimit { limit: limit.clone(), reported_limit, kind, own, gcra: None }
+    }
+
+    /// Parameters that may differ from request to request.
+    pub(crate) fn gcra(gcra: &Gcra) -> PackedLimit {
+        let (bucket, limit) = (gcra.bucket(), gcra.to_limit());
+        let mut own = Vec::new();
+        push_span(&mut own, ticks(bucket, bucket.capacity()), bucket.ticks_per_ns());
+        PackedLimit { reported_limit: bucket.capacity(), kind: 7, own, limit, gcra: Some(gcra.clone()) }
     }
 
     /// The packed charge of a request. `more`: the next charge belongs to the same request.
@@ -90,10 +100,10 @@ impl PackedLimit {
         text.extend(&self.own);
         if let Limit::Bucket(it) = &self.limit {
             let cost = cost.min(it.capacity());
-            if is_whole_micros(it) {
+            if is_whole_micros(it) && self.gcra.is_none() {
                 push_f64(&mut text, micros(it, cost));
             } else {
-                push_span(&mut text, ticks(it, cost), it);
+                push_span(&mut text, ticks(it, cost), it.ticks_per_ns());
                 push_f64(&mut text, it.ticks_per_ns());
             }
         }
@@ -164,10 +174,13 @@ impl PackedLimit {
         let has_state = flags & STATE != 0;
         let number = if flags & NUMBER != 0 { Some(take_u64(reply)?) } else { None };
         let decision = match &self.limit {
+            Limit::Bucket(_) if self.gcra.is_some() => {
+                self.gcra_decision(reply, has_state, now, cost, is_decided)?
+            }
             Limit::Bucket(it) => {
                 let state = match number {
                     Some(micros) => u128::from(micros) * MICRO,
-                    None if has_state => take_span(reply, it)?,
+                    None if has_state => take_span(reply)?.ticks(it.ticks_per_ns())?,
                     None => it.fresh(),
                 };
                 decide(it, state, now, cost, is_decided)
@@ -195,6 +208,22 @@ impl PackedLimit {
     }
 }
 
+impl PackedLimit {
+    /// The decision of parameters that may differ from request to request.
+    fn gcra_decision(
+        &self,
+        reply: &mut &[u8],
+        has_state: bool,
+        now: Time,
+        cost: u32,
+        is_decided: bool,
+    ) -> Option<Decision> {
+        let gcra = self.gcra.as_ref()?;
+        let state = if has_state { gcra_state(reply)? } else { gcra.fresh() };
+        Some(decide(gcra, state, now, cost, is_decided))
+    }
+}
+
 fn decide<A: Algorithm>(
     algorithm: &A,
     mut state: A::State,
@@ -203,6 +232,13 @@ fn decide<A: Algorithm>(
     is_decided: bool,
 ) -> Decision {
     if is_decided { algorithm.decide(&mut state, now, cost) } else { algorithm.peek(&state, now, cost) }
+}
+
+fn gcra_state(reply: &mut &[u8]) -> Option<GcraState> {
+    let span = take_span(reply)?;
+    let (ticks_per_ns, fill_secs) = (take_u64(reply)?, take_u64(reply)?);
+    let fill_secs = u32::try_from(fill_secs).ok()?;
+    Some(GcraState { full_at: span.ticks(ticks_per_ns)?, ticks_per_ns, fill_secs })
 }
 
 // A state written under a higher limit may exceed this limit; it then counts as full.
@@ -287,8 +323,8 @@ fn ticks(bucket: &Bucket, units: u32) -> u128 {
 }
 
 /// Appends a number of a bucket's ticks as days, nanoseconds and ticks.
-fn push_span(text: &mut Vec<u8>, ticks: u128, bucket: &Bucket) {
-    let per_ns = u128::from(bucket.ticks_per_ns());
+fn push_span(text: &mut Vec<u8>, ticks: u128, ticks_per_ns: u64) {
+    let per_ns = u128::from(ticks_per_ns);
     let (nanos, rest) = (ticks / per_ns, ticks % per_ns);
     for part in [nanos / u128::from(DAY_NS), nanos % u128::from(DAY_NS), rest] {
         // Days of the slowest bucket are below 2^41, nanoseconds of a day below 2^47, ticks below 2^49.
@@ -296,10 +332,19 @@ fn push_span(text: &mut Vec<u8>, ticks: u128, bucket: &Bucket) {
     }
 }
 
-fn take_span(reply: &mut &[u8], bucket: &Bucket) -> Option<u128> {
-    let [days, nanos, rest] = [take_u64(reply)?, take_u64(reply)?, take_u64(reply)?].map(u128::from);
-    let nanos = (days * u128::from(DAY_NS)).checked_add(nanos)?;
-    nanos.checked_mul(u128::from(bucket.ticks_per_ns()))?.checked_add(rest)
+/// A number of ticks as days, nanoseconds and ticks.
+struct Span([u64; 3]);
+
+impl Span {
+    fn ticks(&self, per_ns: u64) -> Option<u128> {
+        let [days, nanos, rest] = self.0.map(u128::from);
+        let nanos = (days * u128::from(DAY_NS)).checked_add(nanos)?;
+        nanos.checked_mul(u128::from(per_ns))?.checked_add(rest)
+    }
+}
+
+fn take_span(reply: &mut &[u8]) -> Option<Span> {
+    Some(Span([take_u64(reply)?, take_u64(reply)?, take_u64(reply)?]))
 }
 
 /// Appends a whole number below 2^53 as a double, Lua's number type.

@@ -498,7 +498,17 @@ impl LayerBuilder {
             rules.rules().map(|rule| self.deny_responses.get(&rule.name).cloned().unwrap_or_default());
         let is_delay =
             |limit: &Limit| matches!(limit, Limit::Bucket(it) if it.mode() == Some(LeakyMode::Shape));
+        let mut header_names: Vec<HeaderName> = Vec::new();
+        let read = rules.rules().flat_map(Rule::header_names);
+        let read = read.chain(concurrency.iter().flat_map(InFlightLimits::header_names));
+        let read = read.chain(self.token_header.iter().map(HeaderName::as_str));
+        for name in read.filter(|name| name.contains(['-', '_', '.'])).filter_map(|name| name.parse().ok()) {
+            if !header_names.contains(&name) {
+                header_names.push(name);
+            }
+        }
         Ok(Engine {
+            header_names,
             deny_responses: deny_responses.collect(),
             delays: rules.limits().iter().map(|stored| is_delay(&stored.limit)).collect(),
             limiter,

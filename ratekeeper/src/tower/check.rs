@@ -4,10 +4,10 @@
 //! overrides by key, bans and shadow rules apply to them. The [observer](LayerBuilder::observe) receives checks
 //! that charge like requests, unless an inline limit denies them. A charge can be refunded.
 
-use ratekeeper_core::{Decision, Limit, Time};
+use ratekeeper_core::{Decision, Gcra, Limit, Time};
 use ratekeeper_rules::response::LimitResponse;
+use ratekeeper_rules::rule::{ChargeList, Rule, RuleCharge, Tier};
 pub use ratekeeper_rules::rule::{KeyError, KeyInput};
-use ratekeeper_rules::rule::{Rule, RuleCharge};
 use smallvec::SmallVec;
 
 #[cfg(doc)]
@@ -64,6 +64,16 @@ pub struct LimitOutcome {
     pub is_shadow: bool,
     /// Whether the key is banned.
     pub is_banned: bool,
+}
+
+/// The outcome of one tier: an override with conditions on requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TierOutcome {
+    /// The position of the override in its rule, from 0.
+    pub index: usize,
+    /// The decision of its limit; `None` if the tier is unlimited.
+    pub decision: Option<Decision>,
 }
 
 /// A check that cannot be decisions.
@@ -144,27 +154,30 @@ impl<S: Store> RatekeeperLayer<S> {
         Ok(self.engine.run_resolved(resolved, mode).await)
     }
 
-    /// Checks one inline limit without any rule: cheaper, for APIs that need nothing else. The observer is not
-    /// called.
+    /// Checks parameters that may differ from request to request, without any rule: a key has one state, whatever the
+    /// parameters. The observer is not called.
     ///
     /// ```
     /// use std::time::Duration;
     /// use ratekeeper::tower::RatekeeperLayer;
     /// use ratekeeper::tower::check::CheckMode;
-    /// use ratekeeper::{Limit, Rate, RefillStyle};
+    /// use ratekeeper::{Gcra, Rate};
     ///
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let layer = RatekeeperLayer::builder().allow_no_rules().build()?;
-    /// let limit = Limit::token_bucket(10, Rate::new(1, Duration::from_secs(60))?, RefillStyle::Smooth)?;
-    /// assert_eq!(layer.check_inline(&limit, b"alice", 7, CheckMode::Charge).await.decision().remaining, 3);
-    /// assert_eq!(layer.check_inline(&limit, b"bob", 0, CheckMode::Peek).await.decision().remaining, 10);
+    /// let rate = Rate::new(1, Duration::from_secs(60))?;
+    /// let (ten, twenty) = (Gcra::new(10, rate)?, Gcra::new(20, rate)?);
+    /// assert_eq!(layer.check_gcra(&ten, b"alice", 7, CheckMode::Charge).await.decision().remaining, 3);
+    /// assert_eq!(layer.check_gcra(&twenty, b"alice", 0, CheckMode::Peek).await.decision().remaining, 13);
     /// # Ok(())
     /// # }
     /// ```
-    pub async fn check_inline(&self, limit: &Limit, key: &[u8], cost: u32, mode: CheckMode) -> Verdict {
-        let key = self.engine.limiter.store().key(key);
-        self.engine.charge_inline_limit(limit, key, cost, mode == CheckMode::Peek).await
+    pub async fn check_gcra(&self, gcra: &Gcra, key: &[u8], cost: u32, mode: CheckMode) -> Verdict {
+        let (engine, is_peek) = (&self.engine, mode == CheckMode::Peek);
+        let store = engine.limiter.store();
+        let verdict = store.charge_gcra(gcra, store.key(key), cost, is_peek).await;
+        engine.inline_verdict(gcra.bucket().capacity(), verdict)
     }
 
     /// The response to a client: headers and, for a denial, a status and a body.
@@ -184,12 +197,38 @@ impl<S: Store> RatekeeperLayer<S> {
         self.engine.refund(&resolved, at).await
     }
 
-    /// Resets the keys of checks to their full budget, and lifts their bans.
+    /// Decides a check without charging, by each tier of its rule that may apply to the key: the overrides with
+    /// conditions on requests, which [`check`](Self::check) ignores. Empty for an inline limit.
+    ///
+    /// # Errors
+    /// If the check names an unknown rule or a key that does not fit the rule.
+    pub async fn peek_tiers(&self, check: &Check<'_>) -> Result<SmallVec<[TierOutcome; 2]>, KeyError> {
+        let mut list = ChargeList::default();
+        let tiers = self.engine.add_tiers(&mut list, check)?;
+        let charges: SmallVec<[Charge; 4]> =
+            list.charges.iter().map(|it| self.engine.charge(&list, it, it.limit, it.cost)).collect();
+        let verdict = match charges.is_empty() {
+            true => Verdict::default(),
+            false => self.engine.peek_limits(&charges).await,
+        };
+        let outcome = |tier: &Tier| TierOutcome {
+            index: tier.index,
+            decision: tier.charge.and_then(|at| verdict.decisions().get(at).copied()),
+        };
+        Ok(tiers.iter().map(outcome).collect())
+    }
+
+    /// Resets the keys of checks to their full budget in all tiers, and lifts their bans.
     ///
     /// # Errors
     /// If the store does not perform the reset.
     pub async fn reset(&self, checks: &[Check<'_>]) -> Result<(), StoreUnavailable> {
-        let resolved = self.engine.resolve_checks(checks).map_err(|error| error.to_store_unavailable())?;
+        let mut resolved =
+            self.engine.resolve_checks(checks).map_err(|error| error.to_store_unavailable())?;
+        for (index, check) in checks.iter().enumerate() {
+            let added = self.engine.add_tiers(&mut resolved.checks.list, check);
+            added.map_err(|why| CheckError { check: index, why }.to_store_unavailable())?;
+        }
         let list = &resolved.checks.list;
         let each = list.charges.iter().flat_map(|it| {
             let of = move |limit| self.engine.charge(list, it, limit, 0);
@@ -204,6 +243,13 @@ impl<S: Store> RatekeeperLayer<S> {
 }
 
 impl<S: Store> Engine<S> {
+    fn add_tiers(&self, list: &mut ChargeList, check: &Check<'_>) -> Result<Vec<Tier>, KeyError> {
+        match check.limit {
+            LimitRef::Rule(rule) => self.rules.add_tiers(list, rule, check.key, check.cost),
+            LimitRef::Inline(_) => Ok(Vec::new()),
+        }
+    }
+
     fn resolve_checks<'a>(&self, checks: &[Check<'a>]) -> Result<ResolvedChecks<'a>, CheckError> {
         let mut list = take_buffer(&CHARGE_LIST);
         list.clear();
@@ -231,8 +277,13 @@ impl<S: Store> Engine<S> {
     /// The verdict of an inline limit; a denial if the store returns no decision.
     async fn charge_inline_limit(&self, limit: &Limit, key: crate::Key, cost: u32, is_peek: bool) -> Verdict {
         let verdict = self.limiter.store().charge_inline(limit, key, cost, is_peek).await;
+        self.inline_verdict(limit.limit(), verdict)
+    }
+
+    /// The store's verdict; a denial by a limit of this size if the store returned no decision.
+    fn inline_verdict(&self, limit: u32, verdict: Result<Verdict, S::Error>) -> Verdict {
         let verdict = verdict.ok().filter(|verdict| !verdict.decisions().is_empty());
-        verdict.unwrap_or_else(|| self.undecided_verdict([limit.limit()].into_iter()))
+        verdict.unwrap_or_else(|| self.undecided_verdict([limit].into_iter()))
     }
 
     async fn run_resolved(&self, resolved: ResolvedChecks<'_>, mode: CheckMode) -> CheckOutcome {

@@ -108,6 +108,11 @@ impl InFlightLimits {
         self.all.iter().map(|limit| (&limit.name, &limit.key))
     }
 
+    /// Every header that the limits may read, in lower case.
+    pub(crate) fn header_names(&self) -> impl Iterator<Item = &str> {
+        self.all.iter().flat_map(InFlightLimit::header_names)
+    }
+
     /// Returns `None` if there are no concurrency limits, and have never been any. After a reload, `counter` counts
     /// the permits that are held.
     pub(crate) fn new(

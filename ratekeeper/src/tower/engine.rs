@@ -81,7 +81,8 @@ pub enum Outcome<'a> {
     Closed,
     /// Too many requests [wait](super::LayerBuilder::max_waiting) already: 503.
     Shed,
-    /// It has a repeated key header, two different hosts or an ambiguous path: 400.
+    /// It has a repeated key header, another spelling of a header that a rule reads, two different hosts or an
+    /// ambiguous path: 400.
     Malformed,
     /// Its key is on a rule's deny list, or it has no key where the rule requires one: 403.
     Forbidden {
@@ -129,6 +130,8 @@ pub(crate) struct Engine<S> {
     pub(crate) verify: Option<TokenVerifier>,
     /// The header that holds the tokens for `verify`.
     pub(crate) token_header: Option<HeaderName>,
+    /// The headers that rules and `verify` read and that have other spellings.
+    pub(crate) header_names: Vec<HeaderName>,
     pub(crate) extractors: Vec<(String, Arc<dyn KeyExtractor>)>,
     pub(crate) observer: Option<Observer>,
     /// For each limit, whether it delays requests.
@@ -344,7 +347,7 @@ impl<S: Store> Engine<S> {
         self.verdict_or_denial(charges, self.limiter.store().charge(charges).await)
     }
 
-    async fn peek_limits(&self, charges: &[Charge]) -> Verdict {
+    pub(crate) async fn peek_limits(&self, charges: &[Charge]) -> Verdict {
         self.verdict_or_denial(charges, self.limiter.store().peek(charges).await)
     }
 

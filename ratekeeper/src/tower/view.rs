@@ -5,11 +5,12 @@ use std::cell::OnceCell;
 use std::net::{IpAddr, Ipv4Addr};
 
 use http::Uri;
-use http::header::{HOST, HeaderName, HeaderValue};
+use http::header::{HOST, HeaderMap, HeaderName, HeaderValue};
 use http::request::Parts;
 use http::uri::PathAndQuery;
 use ratekeeper_rules::path::{PathNormalization, normalize};
 use ratekeeper_rules::request::{Request, host_name};
+use ratekeeper_rules::spelling::is_header_alias;
 
 use super::engine::{Engine, RequestRejection};
 use super::{Claims, NonCanonicalPath, RequestContext};
@@ -31,6 +32,7 @@ impl<'a, S> View<'a, S> {
         context: &'a RequestContext<'a>,
         engine: &'a Engine<S>,
     ) -> Result<View<'a, S>, RequestRejection> {
+        reject_aliases(&parts.headers, &engine.header_names)?;
         let path = normalize(parts.uri.path(), engine.path_normalization);
         let path = path.map_err(|error| RequestRejection::Malformed(error.to_string()))?;
         let (client, verified) = (OnceCell::new(), OnceCell::new());
@@ -77,6 +79,19 @@ fn host(parts: &Parts) -> Result<&str, RequestRejection> {
             RequestRejection::Malformed("the target and the header host name two hosts; send one".to_owned()),
         ),
         (target, named) => Ok(target.or(named).unwrap_or_default()),
+    }
+}
+
+/// Rejects other spellings of headers that rules read: servers that turn names into variables read `X_User_Id` as
+/// `X-User-Id`, so a client could use the budget of one and be served as the other.
+fn reject_aliases(headers: &HeaderMap, read: &[HeaderName]) -> Result<(), RequestRejection> {
+    let aliased = |name: &HeaderName| read.iter().find(|of| is_header_alias(name.as_str(), of.as_str()));
+    let aliases = headers.keys().filter_map(|name| Some((name, aliased(name)?)));
+    match aliases.into_iter().find(|(name, _)| !read.contains(name)) {
+        Some((name, of)) => Err(RequestRejection::Malformed(format!(
+            "the header {name} is another spelling of {of}; send only {of}"
+        ))),
+        None => Ok(()),
     }
 }
 

@@ -75,6 +75,17 @@ async fn headers_cookies_and_queries_are_keys() {
     assert!(share(header(), with("x-api-key", "a"), with("X-API-KEY", " a ")).await);
     assert!(!share(header(), with("x-api-key", "a"), with("x-api-key", "A")).await);
 
+    // The service may read either spelling.
+    let both =
+        Request::get("/").header("x-api-key", "a").header("x_api_key", "b").body(String::new()).unwrap();
+    let [rejected, alone] = [send(&header(), both).await, send(&header(), with("x.api.key", "b")).await];
+    assert_eq!((rejected.status, alone.status), (400, 400));
+    let message = "the header x_api_key is another spelling of x-api-key; send only x-api-key";
+    assert!(rejected.body.contains(message), "{rejected:?}");
+    let underscored = layer(Key::of(KeyPart::header("X_Api_Key")));
+    assert_eq!(send(&underscored, with("x-api-key", "a")).await.status, 400);
+    assert_eq!(send(&underscored, with("x_api_key", "a")).await.status, 200);
+
     let cookie = || layer(Key::of(KeyPart::Cookie("sid".to_owned())));
     assert!(share(cookie(), with("cookie", "a=1; sid=7"), with("cookie", "sid=7; b=2")).await);
     assert!(!share(cookie(), with("cookie", "sid=7"), with("cookie", "sid=8; xsid=7")).await);

@@ -6,7 +6,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use http::{Request, Response};
-use ratekeeper_core::{Time, WindowAlign};
+use ratekeeper_core::{Gcra, Time, WindowAlign};
 use tower_layer::Layer;
 use tower_service::Service;
 
@@ -40,6 +40,10 @@ impl Store for Broken {
     }
 
     async fn charge_inline(&self, _: &Limit, _: crate::Key, _: u32, _: bool) -> Result<Verdict, ()> {
+        self.0.clone()
+    }
+
+    async fn charge_gcra(&self, _: &Gcra, _: crate::Key, _: u32, _: bool) -> Result<Verdict, ()> {
         self.0.clone()
     }
 

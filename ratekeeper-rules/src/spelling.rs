@@ -1,0 +1,69 @@
+//! Spellings that servers treat as one: names of headers, cookies and parameters, and white space around values.
+//!
+//! A server that merges two spellings which a rule keeps apart gives a client several budgets.
+//!
+//! | who merges | what |
+//! |---|---|
+//! | CGI, WSGI, Rack, PHP | `-` `_` `.` in header names |
+//! | PHP | space `.` `[` `_` in names of cookies and parameters, leading spaces, and all from a NUL byte on |
+//! | PHP, Rack, `qs` | `name[]` and `name[0]` are elements of `name` |
+//! | ASP.NET | upper and lower case in names of cookies and parameters |
+//! | Java, Go, Python, PHP, JavaScript | white space around values, each another set of characters |
+
+/// Whether some servers read the header `name` as the header `of`. Both are in lower case.
+///
+/// ```
+/// use ratekeeper_rules::spelling::is_header_alias;
+///
+/// assert!(is_header_alias("x_user.id", "x-user-id") && is_header_alias("x-user-id", "x_user_id"));
+/// assert!(!is_header_alias("x-user-id", "x-user-id"), "the name itself");
+/// ```
+pub fn is_header_alias(name: &str, of: &str) -> bool {
+    // Names of different lengths, which is nearly all, are told apart without a look at their bytes.
+    name.len() == of.len() && name != of && name.bytes().map(folded).eq(of.bytes().map(folded))
+}
+
+/// Whether some servers read the decoded name of a cookie or parameter as `name`.
+pub(crate) fn is_same_name(sent: &[u8], name: &[u8]) -> bool {
+    if sent == name {
+        return true;
+    }
+    let sent = sent.split(|byte| *byte == 0).next().unwrap_or_default();
+    let sent = trim(sent);
+    let Some((start, rest)) = sent.split_at_checked(name.len()) else { return false };
+    matches!(rest, [] | [b'[', ..]) && start.iter().copied().map(folded).eq(name.iter().copied().map(folded))
+}
+
+/// The byte that stands for all those that servers merge with it in names.
+fn folded(byte: u8) -> u8 {
+    match byte {
+        b'-' | b'.' | b'[' | b' ' => b'_',
+        other => other.to_ascii_lowercase(),
+    }
+}
+
+/// A value without the white space around it that some servers remove.
+///
+/// Text in UTF-8 is trimmed as such. Other bytes are Latin-1, in which a single byte is a no-break space; of a
+/// character in UTF-8, that byte would be a part.
+pub(crate) fn trim(value: &[u8]) -> &[u8] {
+    // The fast path, for nearly all values.
+    if let (Some(b'!'..=b'~'), Some(b'!'..=b'~')) = (value.first(), value.last()) {
+        return value;
+    }
+    match std::str::from_utf8(value) {
+        Ok(text) => text.trim_matches(is_trimmed).as_bytes(),
+        Err(_) => {
+            let is_kept = |byte: &u8| !is_trimmed(char::from(*byte));
+            let start = value.iter().position(is_kept).unwrap_or(value.len());
+            let end = value.iter().rposition(is_kept).map_or(start, |last| last + 1);
+            &value[start..end]
+        }
+    }
+}
+
+/// Whether some servers remove the character from the ends of a value: white space, Java's control characters, and
+/// the invisible ones of JavaScript (U+FEFF) and of old versions of .NET.
+fn is_trimmed(character: char) -> bool {
+    character <= ' ' || character.is_whitespace() || matches!(character, '\u{180e}' | '\u{200b}' | '\u{feff}')
+}
