@@ -1,8 +1,9 @@
 //! Status and body of a denial.
 
 use std::fmt;
+use std::time::Duration;
 
-use ratekeeper_core::RetryAfter;
+use ratekeeper_core::{Limit, Rate, RetryAfter};
 
 use super::text::{push_escaped, push_integer};
 use super::{LimitDecision, PolicyName, ResponseContext};
@@ -195,7 +196,11 @@ impl<'a> Denial<'a> {
             return;
         }
         let is_one = push_names(text, self.denied().map(|limit_decision| limit_decision.name));
-        text.push_str(if is_one { " denies this request." } else { " deny this request." });
+        match self.denied().next() {
+            // A degraded store may enforce less than the limit.
+            Some(denied) if is_one && !is_degraded => push_quota(text, denied.limit, denied.cost),
+            _ => text.push_str(if is_one { " denies this request." } else { " deny this request." }),
+        }
         if let Some(wait) = self.retry_after {
             text.push_str(" Retry in ");
             push_wait(text, wait);
@@ -224,6 +229,58 @@ pub(super) fn push_names<'a>(text: &mut String, names: impl Iterator<Item = &'a 
     count == 1
 }
 
+/// Appends what a limit allows: ` allows 10 requests per minute.`
+fn push_quota(text: &mut String, limit: &Limit, cost: u32) {
+    let (size, rate) = (
+        u64::from(limit.limit()),
+        match limit {
+            Limit::Bucket(it) => Some(it.rate()),
+            Limit::SteppedBucket(it) => Some(it.rate()),
+            Limit::FixedWindow(_) | Limit::Log(_) | Limit::Counter(_) => None,
+        },
+    );
+    text.push_str(" allows ");
+    push_integer(text, size);
+    text.push_str(match (cost, size) {
+        (1, 1) => " request",
+        (1, _) => " requests",
+        (_, 1) => " unit",
+        _ => " units",
+    });
+    if let Some(rate) = rate {
+        text.push_str(" at once and ");
+        push_integer(text, rate.count());
+    }
+    text.push_str(" per ");
+    push_period(text, rate.map_or_else(|| limit.window(), Rate::period));
+    if cost != 1 {
+        text.push_str("; this request costs ");
+        push_integer(text, u64::from(cost));
+    }
+    text.push('.');
+}
+
+/// Appends a length as text: `minute`, `15 minutes`, `500 ms`.
+fn push_period(text: &mut String, length: Duration) {
+    let nanos = length.as_nanos();
+    for (unit, name) in [(1_000_000_000, ""), (1_000_000, " ms"), (1_000, " us"), (1, " ns")] {
+        let count = u64::try_from(nanos / unit).unwrap_or(u64::MAX);
+        match (nanos % unit == 0, name, count) {
+            (false, ..) => continue,
+            (true, "", 1) => text.push_str("second"),
+            (true, "", 60) => text.push_str("minute"),
+            (true, "", 3_600) => text.push_str("hour"),
+            (true, "", 86_400) => text.push_str("day"),
+            (true, "", _) => push_wait(text, count),
+            (true, ..) => {
+                push_integer(text, count);
+                text.push_str(name);
+            }
+        }
+        return;
+    }
+}
+
 /// Appends seconds as text: `1 hour 5 minutes`.
 fn push_wait(text: &mut String, wait: u64) {
     const UNITS: [(u64, &str); 4] = [(86_400, " day"), (3_600, " hour"), (60, " minute"), (1, " second")];
@@ -242,6 +299,8 @@ fn push_wait(text: &mut String, wait: u64) {
 
 #[cfg(test)]
 mod tests {
+    use ratekeeper_core::{RefillStyle, WindowAlign};
+
     use super::*;
 
     #[test]
@@ -257,6 +316,27 @@ mod tests {
         ] {
             let mut text = String::new();
             push_wait(&mut text, wait);
+            assert_eq!(text, expected);
+        }
+    }
+
+    #[test]
+    fn quota_is_written_in_the_terms_of_the_limit() {
+        let (second, minute) = (Duration::from_secs(1), Duration::from_secs(60));
+        let bucket = |count, period| {
+            Limit::token_bucket(20, Rate::new(count, period).unwrap(), RefillStyle::Smooth).unwrap()
+        };
+        let window = |limit, window| Limit::fixed_window(limit, window, WindowAlign::Clock).unwrap();
+        for (limit, cost, expected) in [
+            (window(10, minute), 1, " allows 10 requests per minute."),
+            (window(1, 15 * minute), 1, " allows 1 request per 15 minutes."),
+            (window(100, second / 2), 1, " allows 100 requests per 500 ms."),
+            (window(100, 60 * minute), 30, " allows 100 units per hour; this request costs 30."),
+            (bucket(10, second), 1, " allows 20 requests at once and 10 per second."),
+            (bucket(3, 2 * second), 1, " allows 20 requests at once and 3 per 2 seconds."),
+        ] {
+            let mut text = String::new();
+            push_quota(&mut text, &limit, cost);
             assert_eq!(text, expected);
         }
     }

@@ -85,7 +85,7 @@ fn body_is_the_problem_type_of_the_draft() {
         concat!(
             r#"{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","#,
             r#""title":"Quota Exceeded","status":429,"#,
-            r#""detail":"Limit \"daily\" denies this request. Retry in 1 minute 30 seconds.","#,
+            r#""detail":"Limit \"daily\" allows 100 requests per minute. Retry in 1 minute 30 seconds.","#,
             r#""violated-policies":["daily"]}"#
         )
     );
