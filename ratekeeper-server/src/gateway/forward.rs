@@ -14,7 +14,6 @@ use http::header::{CONNECTION, HOST, HeaderMap, HeaderValue, TE, TRANSFER_ENCODI
 use http::uri::{PathAndQuery, Uri};
 use http::{Method, Request, Response, StatusCode, Version};
 use hyper::body::Body;
-use ratekeeper_config as config;
 use ratekeeper_config::{PathEdit, Protocol};
 use ratekeeper_rules::path::{normalize, segment_range};
 use smallvec::SmallVec;
@@ -222,10 +221,9 @@ impl<S: Backend> ForwardContext<S> {
                         return problem(StatusCode::BAD_GATEWAY, "upstream response with ambiguous framing");
                     }
                     request.body().end_replay();
-                    let is_failure = matches!(response.status().as_u16(), 502..=504);
-                    if address.record_attempt(!is_failure, upstream.config.outlier_ejection.as_ref(), now) {
-                        let (name, status) = (&upstream.config.name, response.status().as_u16());
-                        tracing::warn!(upstream = name, address = %address.authority, status, "upstream ejected");
+                    match response.status().as_u16() {
+                        502..=504 => self.record_failure(address, &response.status()),
+                        _ => address.record_success(),
                     }
                     let pool = address.pool(worker).clone();
                     let read_timeout = (!self.is_grpc_stream).then_some(upstream.config.timeouts.read);
@@ -309,11 +307,7 @@ impl<S: Backend> ForwardContext<S> {
     }
 
     fn record_failure(&self, address: &Address, error: &dyn fmt::Display) {
-        let config::Upstream { name: upstream, outlier_ejection, .. } = &self.route.upstream.config;
-        tracing::debug!(upstream, address = %address.authority, %error, "upstream attempt failed");
-        if address.record_attempt(false, outlier_ejection.as_ref(), self.now()) {
-            tracing::warn!(upstream, address = %address.authority, %error, "upstream ejected");
-        }
+        address.record_failure(&self.route.upstream.config, error, self.now());
     }
 
     /// A copy for a retry, if there may be one: of an idempotent request, or for a server that may state that it has

@@ -7,15 +7,18 @@
 //! | `capacity` | the connection limit of an address, over all workers |
 //! | `dial` | opens sockets: name lookup, TCP and TLS |
 //! | `health` | active health checks |
+//! | `ejection` | outlier ejection by the results of requests |
 
 pub(crate) mod capacity;
 mod dial;
+mod ejection;
 pub(crate) mod health;
 pub(crate) mod pool;
 mod shared;
 
+use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use http::uri::{Authority, Scheme};
@@ -25,6 +28,7 @@ use rustls::pki_types::ServerName;
 use tokio_rustls::TlsConnector;
 
 use self::capacity::ConnectionLimit;
+use self::ejection::Ejection;
 use self::pool::Pool;
 use super::timer::{Ticker, Ticks};
 use super::tls::{self, TlsError};
@@ -62,13 +66,11 @@ pub(crate) struct Address {
     in_flight: AtomicUsize,
     /// Result of the health checks.
     is_healthy: AtomicBool,
-    failures: AtomicU32,
-    /// End of the ejection, in milliseconds.
-    ejected_until: AtomicU64,
+    ejection: Ejection,
 }
 
-impl std::fmt::Debug for Address {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Address").field("authority", &self.authority).finish_non_exhaustive()
     }
 }
@@ -167,8 +169,7 @@ impl Address {
             connection_limit,
             in_flight: AtomicUsize::new(0),
             is_healthy: AtomicBool::new(true),
-            failures: AtomicU32::new(0),
-            ejected_until: AtomicU64::new(0),
+            ejection: Ejection::default(),
         })
     }
 
@@ -192,8 +193,7 @@ impl Address {
     }
 
     pub(crate) fn is_available(&self, now: Ticks) -> bool {
-        self.is_healthy.load(Ordering::Relaxed)
-            && self.ejected_until.load(Ordering::Relaxed) <= now.as_millis()
+        self.is_healthy.load(Ordering::Relaxed) && !self.ejection.is_ejected(now)
     }
 
     /// Sets the result of the health checks. Returns whether it changed.
@@ -201,27 +201,23 @@ impl Address {
         self.is_healthy.swap(is_healthy, Ordering::Relaxed) != is_healthy
     }
 
-    /// Records the outcome of an attempt. Returns whether this failure ejects the address.
-    pub(crate) fn record_attempt(
-        &self,
-        succeeded: bool,
-        ejection: Option<&config::OutlierEjection>,
-        now: Ticks,
-    ) -> bool {
-        if succeeded {
-            if self.failures.load(Ordering::Relaxed) > 0 {
-                self.failures.store(0, Ordering::Relaxed);
-            }
-            return false;
-        }
-        let failures = self.failures.fetch_add(1, Ordering::Relaxed).saturating_add(1);
-        let Some(ejection) = ejection.filter(|ejection| failures >= ejection.after) else { return false };
-        self.failures.store(0, Ordering::Relaxed);
-        self.ejected_until.store(now.after(ejection.lasts).as_millis(), Ordering::Relaxed);
-        true
+    pub(crate) fn record_success(&self) {
+        self.ejection.record_success();
     }
 
-    /// Counts a request in flight.
+    /// Records a failed attempt, and ejects the address after too many in a row.
+    pub(crate) fn record_failure(&self, upstream: &config::Upstream, error: &dyn fmt::Display, now: Ticks) {
+        let config::Upstream { name: upstream, outlier_ejection: settings, .. } = upstream;
+        let address = &self.authority;
+        tracing::debug!(upstream, %address, %error, "upstream attempt failed");
+        if let Some(settings) = settings
+            && self.ejection.record_failure(settings, now)
+        {
+            let (consecutive_failures, duration) = (settings.after, settings.lasts);
+            tracing::warn!(upstream, %address, %error, consecutive_failures, ?duration, "upstream ejected");
+        }
+    }
+
     fn count_in_flight(self: &Arc<Address>) -> InFlightGuard {
         self.in_flight.fetch_add(1, Ordering::Relaxed);
         InFlightGuard(self.clone())
