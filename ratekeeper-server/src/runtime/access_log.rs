@@ -3,6 +3,7 @@
 //! Each worker appends to its own buffer and a thread writes the buffers out, so no request waits for a disk or a
 //! terminal. If the output stays too slow, lines are dropped and counted.
 
+use std::borrow::Cow;
 use std::fmt::{self, Write as _};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::Write;
@@ -235,19 +236,25 @@ impl Line<'_> {
     fn write_json(&self, out: &mut String, second: &str, millis: u32) -> fmt::Result {
         let Line { client, status, bytes, .. } = self;
         let (id, method, path) = (JsonText(self.id), JsonText(self.method), JsonText(self.path));
-        let (route, decision) = (JsonText(self.route), JsonText(self.decision));
+        let decision = JsonText(self.decision);
         write!(
             out,
-            r#"{{"time":"{second}.{millis:03}Z","level":"INFO","message":"request","id":"{id}","client":"{client}","method":"{method}","path":"{path}","route":"{route}","status":{status},"decision":"{decision}","#
+            r#"{{"time":"{second}.{millis:03}Z","level":"INFO","message":"request","id":"{id}","client":"{client}","method":"{method}","path":"{path}","route":"#
         )?;
+        match self.route {
+            "" => out.push_str("null"),
+            route => write!(out, r#""{}""#, JsonText(route))?,
+        }
+        write!(out, r#","status":{status},"decision":"{decision}","#)?;
         let delay = match &self.limit {
             Some(LineLimit { name, key, decision }) => {
-                write!(out, r#""limit":"{}","key":""#, JsonText(name))?;
+                write!(out, r#""limit":"{}","key":"#, JsonText(name))?;
                 match key {
-                    LoggedKey::Text(text) => write!(out, "{}", JsonText(text))?,
-                    key => write!(out, "{key}")?,
+                    LoggedKey::None => out.push_str("null"),
+                    LoggedKey::Text(text) => write!(out, r#""{}""#, JsonText(text))?,
+                    LoggedKey::Hash(_) => write!(out, r#""{key}""#)?,
                 }
-                write!(out, r#"","remaining":{},"retry_after":"#, decision.remaining)?;
+                write!(out, r#","remaining":{},"retry_after":"#, decision.remaining)?;
                 match decision.retry_after {
                     RetryAfter::After(wait) => write!(out, "{}", Millis(wait))?,
                     RetryAfter::Never => out.push_str("\"never\""),
@@ -256,7 +263,7 @@ impl Line<'_> {
                 decision.delay
             }
             None => {
-                out.push_str(r#""limit":"","key":"","remaining":null,"retry_after":null"#);
+                out.push_str(r#""limit":null,"key":null,"remaining":null,"retry_after":null"#);
                 Duration::ZERO
             }
         };
@@ -274,20 +281,55 @@ impl Line<'_> {
             (true, 400..=499) => ("\x1b[33m", "\x1b[0m"),
             (true, _) => ("\x1b[31m", "\x1b[0m"),
         };
-        let (status, method, path) = (self.status, Printable(self.method), Printable(self.path));
+        let path = cut(self.path, PATH_CHARS_MAX);
+        let (status, method, path) = (self.status, Printable(self.method), Printable(&path));
         write!(out, "{time} {on}{status}{off} {method:<6} {path:<24}")?;
         if let Some(LineLimit { name, key, decision }) = &self.limit {
-            write!(out, "  {:<16}  {}: ", Printable(&key.to_string()), Printable(name))?;
+            let (key, name) = (key.to_string(), cut(name, NAME_CHARS_MAX));
+            write!(out, "  {:<16}  {}: ", Printable(&cut(&key, NAME_CHARS_MAX)), Printable(&name))?;
             match decision.retry_after {
-                RetryAfter::After(wait) => write!(out, "retry in {}s", wait.as_millis().div_ceil(1000))?,
+                RetryAfter::After(wait) => write!(out, "retry in {}", ShortWait(wait))?,
                 RetryAfter::Never => out.push_str("cost above the limit"),
                 _ if !decision.delay.is_zero() => write!(out, "delayed {} ms", decision.delay.as_millis())?,
                 _ => write!(out, "{} left", decision.remaining)?,
             }
         } else if self.decision != "allowed" {
-            write!(out, "  {}", Printable(self.decision))?;
+            write!(out, "  {:<16}  {}", "", Printable(self.decision))?;
         }
         writeln!(out)
+    }
+}
+
+/// The longest path, and the longest key or name of a limit, in a line for people.
+const PATH_CHARS_MAX: usize = 48;
+const NAME_CHARS_MAX: usize = 32;
+
+/// A text for people, shortened to a number of characters.
+fn cut(text: &str, chars_max: usize) -> Cow<'_, str> {
+    match text.char_indices().nth(chars_max - 1) {
+        Some((end, last)) if end + last.len_utf8() < text.len() => Cow::Owned(format!("{}…", &text[..end])),
+        _ => Cow::Borrowed(text),
+    }
+}
+
+/// A wait in whole seconds, rounded up, with its two largest units: `42s`, `1m 5s`, `3d 4h`.
+struct ShortWait(Duration);
+
+impl fmt::Display for ShortWait {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut rest = self.0.as_nanos().div_ceil(1_000_000_000);
+        let units = [(86_400, 'd'), (3_600, 'h'), (60, 'm'), (1, 's')];
+        let first = units.iter().position(|(unit, _)| rest >= *unit).unwrap_or(units.len() - 1);
+        for (number, (unit, name)) in units[first..].iter().take(2).enumerate() {
+            let count = rest / unit;
+            rest %= unit;
+            match (number, count) {
+                (0, _) => write!(f, "{count}{name}")?,
+                (_, 0) => {}
+                _ => write!(f, " {count}{name}")?,
+            }
+        }
+        Ok(())
     }
 }
 
@@ -341,6 +383,24 @@ mod tests {
     }
 
     #[test]
+    fn waits_and_long_texts_are_short_for_people() {
+        for (secs, expected) in [
+            (1, "1s"),
+            (42, "42s"),
+            (60, "1m"),
+            (65, "1m 5s"),
+            (3_600, "1h"),
+            (3_725, "1h 2m"),
+            (86_399, "23h 59m"),
+        ] {
+            assert_eq!(ShortWait(Duration::from_secs(secs)).to_string(), expected);
+        }
+        assert_eq!(ShortWait(Duration::from_millis(41_001)).to_string(), "42s");
+        assert_eq!(ShortWait(Duration::ZERO).to_string(), "0s");
+        assert_eq!((&*cut("/abc", 4), &*cut("/abcd", 4)), ("/abc", "/ab…"));
+    }
+
+    #[test]
     fn no_text_field_can_write_another_field_or_line() {
         let json = written(LogStyle::Json);
         let line: serde_json::Value = serde_json::from_str(&json).unwrap_or_default();
@@ -350,7 +410,7 @@ mod tests {
         assert_eq!(line["status"], 429, "{json}");
         for text in [json, written(LogStyle::Human { has_color: false })] {
             let text = text.strip_suffix('\n').unwrap_or_default();
-            let is_special = |c: char| !matches!(c, ' '..='~' | '\u{e9}');
+            let is_special = |c: char| !matches!(c, ' '..='~' | '\u{e9}' | '…');
             assert!(!text.is_empty() && !text.contains(is_special), "{text:?}");
         }
     }

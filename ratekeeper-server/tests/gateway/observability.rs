@@ -50,8 +50,9 @@ async fn access_log_has_one_line_per_request_without_secrets() {
         );
         assert_eq!((&line["level"], &line["message"]), (&json!("INFO"), &json!("request")), "{line}");
         let is_decided = decision != "rejected";
-        assert_eq!(line["limit"], if is_decided { "per-user" } else { "" }, "{line}");
-        assert_eq!(line["key"].as_str().map(str::len), Some(if is_decided { 16 } else { 0 }), "{line}");
+        assert_eq!(line["limit"].as_str(), is_decided.then_some("per-user"), "{line}");
+        assert_eq!(line["key"].as_str().map(str::len), is_decided.then_some(16), "{line}");
+        assert_eq!(line["key"].is_null(), !is_decided, "{line}");
         assert_eq!(line["retry_after"].as_f64().is_some(), decision == "denied", "{line}");
         assert!(line["duration_us"].is_u64() && line["delay_us"] == 0, "{line}");
         assert_eq!(line["time"].as_str().map(str::len), Some("2026-01-01T00:00:00.000Z".len()), "{line}");
