@@ -224,3 +224,16 @@ fn patterns_that_depend_on_parameters_or_empty_segments_are_found() {
         assert!(!is_alike(path, pattern), "{path} {pattern}");
     }
 }
+
+#[test]
+fn letters_of_a_pattern_are_changed_to_the_other_case() {
+    for (typed, other) in [
+        ("/login", Some("/LOGIN")),
+        ("/Login/{id}/%C3%A9a/*-x*.PDF", Some("/lOGIN/{id}/%C3%A9A/*-X*.pdf")),
+        ("/1/{id}/**", None),
+        ("/", None),
+    ] {
+        let pattern = Pattern::parse(typed).unwrap().in_other_case();
+        assert_eq!(pattern, other.map(|other| Pattern::parse(other).unwrap()), "{typed}");
+    }
+}
