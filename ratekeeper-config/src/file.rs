@@ -106,7 +106,7 @@ pub(crate) fn document(reader: &mut Reader, node: &Node, environment: &dyn Envir
     let is_incomplete = fields.get("limits").is_none() && !fields.lacks("limits");
     let (store, instances) = store(reader, fields.get("store"), environment);
     let (client, grouping) = client(reader, fields.get("client"));
-    let paths = reader.or(fields.get("paths"), default_paths(), paths);
+    let (paths, is_case_set) = reader.or(fields.get("paths"), (default_paths(), false), paths);
     (reader.paths, reader.has_tokens) = (paths, !fields.lacks("jwt"));
     reader.has_proxies |= !fields.has("client") && !fields.lacks("client");
     let responses = reader.or(fields.get("responses"), Responses::default(), responses);
@@ -169,6 +169,11 @@ pub(crate) fn document(reader: &mut Reader, node: &Node, environment: &dyn Envir
             warnings::unused_limits(reader, gateway, &limits);
         }
         warnings::unreachable_routes(reader, gateway);
+    }
+    if !is_case_set {
+        let conditions = rules.iter().map(|rule| (&*rule.name, &rule.when));
+        let conditions = conditions.chain(concurrency.iter().map(|limit| (&*limit.name, &limit.when)));
+        warnings::case_of_paths(reader, gateway.as_ref(), &limits, conditions);
     }
     warnings::own_listeners(reader);
     if !reader.problems.is_empty() {
@@ -303,10 +308,11 @@ fn client(reader: &mut Reader, node: Option<&Node>) -> (TrustedProxies, Grouping
     (TrustedProxies::proxies(proxies).with_source(source), grouping)
 }
 
-fn paths(reader: &mut Reader, node: &Node) -> Option<PathNormalization> {
+/// The path normalization, and whether the file says how letter case is compared.
+fn paths(reader: &mut Reader, node: &Node) -> Option<(PathNormalization, bool)> {
     let example = "write as in `paths: { ambiguous: reject, case: exact, trailing_slash: ignore }`";
     let fields = reader.fields(node, "paths", names::PATHS, example)?;
-    Some(PathNormalization {
+    let paths = PathNormalization {
         ambiguous: reader.or(fields.get("ambiguous"), AmbiguousPathPolicy::Reject, |reader, node| {
             reader.choice(node, "value of ambiguous", &words::AMBIGUOUS)
         }),
@@ -316,7 +322,8 @@ fn paths(reader: &mut Reader, node: &Node) -> Option<PathNormalization> {
             reader.choice(node, "value of trailing_slash", &words::TRAILING_SLASH)
         }),
         ..default_paths()
-    })
+    };
+    Some((paths, fields.has("case")))
 }
 
 /// Decodes delimiters as most servers do: `/%40me` is `/@me`, so a limit on one cannot be bypassed with the other.

@@ -3,12 +3,18 @@
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
 
+use ratekeeper_rules::path::Pattern;
+use ratekeeper_rules::when::When;
+
 use crate::error::quoted;
 use crate::gateway::{Address, Gateway};
 use crate::reader::{Entry, Reader};
 
 /// Maximum number of route pairs compared: those of about 450 routes. Later routes are not checked.
 const PAIRS_MAX: usize = 100_000;
+
+/// Maximum number of routes whose paths are compared in the other case with all routes.
+const CASE_ROUTES_MAX: usize = 300;
 
 /// Warns of limits that no route uses.
 pub(crate) fn unused_limits(reader: &mut Reader, gateway: &Gateway, limits: &[Entry<'_>]) {
@@ -37,6 +43,50 @@ pub(crate) fn unreachable_routes(reader: &mut Reader, gateway: &Gateway) {
             reader.warn(route.position, message, help);
         }
     }
+}
+
+const CASE_HELP: &str = "write `paths: { case: ignore }` if your service ignores case, or `paths: { case: exact }` if \
+    it does not";
+
+/// Warns of the first limit or route that a service which ignores case serves in another case without the limit.
+/// Called unless the file says how case is compared.
+pub(crate) fn case_of_paths<'c>(
+    reader: &mut Reader,
+    gateway: Option<&Gateway>,
+    limits: &[Entry<'_>],
+    mut conditions: impl Iterator<Item = (&'c str, &'c When)>,
+) {
+    let limit = conditions.find_map(|(name, when)| {
+        let (pattern, other) = in_other_case(when)?;
+        let entry = limits.iter().find(|entry| entry.name == name)?;
+        Some((entry.position, format!("the limit {}", quoted(name)), pattern, other))
+    });
+    let found = limit.or_else(|| {
+        gateway?.routes.iter().take(CASE_ROUTES_MAX).find_map(|route| {
+            let (pattern, other) = in_other_case(&route.when)?;
+            let when = When { paths: vec![other.clone()], ..route.when.clone() };
+            let next = gateway?.routes.iter().find(|it| it.when.covers(&when))?;
+            let is_limited = route.limit_names.iter().all(|name| next.limit_names.contains(name));
+            (!is_limited)
+                .then(|| (route.position, format!("the route {}", quoted(&route.id)), pattern, other))
+        })
+    });
+    if let Some((position, what, pattern, other)) = found {
+        let message = format!(
+            "{what} applies to {} and not to {}, which may be the same to your service",
+            quoted(&pattern.to_string()),
+            quoted(&other.to_string())
+        );
+        reader.warn(position, message, CASE_HELP);
+    }
+}
+
+/// The first path of the conditions that they do not match in the other case, with that one.
+fn in_other_case(when: &When) -> Option<(&Pattern, Pattern)> {
+    when.paths.iter().find_map(|pattern| {
+        let other = pattern.in_other_case()?;
+        (!when.paths.iter().any(|it| it.covers(&other))).then_some((pattern, other))
+    })
 }
 
 /// Warns of upstreams whose address is a listener of the file.

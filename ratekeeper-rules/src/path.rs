@@ -18,7 +18,8 @@
 //!
 //! **Forward what was matched.** The upstream may read a path in another way, and then a request is charged as one
 //! path and served as another. If the normalized path differs from the received one, forward the normalized path or
-//! reject the request. The only exception is `OPTIONS *`, which has no path and is forwarded unchanged.
+//! reject the request. The exceptions are `OPTIONS *`, which has no path and is forwarded unchanged, and parameters and
+//! empty segments ([`with_parameters`]) if all rules apply alike however they are read ([`is_read_alike`]).
 //!
 //! # The normal form
 //!
@@ -40,6 +41,7 @@
 mod matching;
 mod normal;
 mod pattern;
+mod reading;
 mod scanner;
 mod template;
 
@@ -48,6 +50,7 @@ use std::ops::Range;
 
 pub use normal::normalize;
 pub use pattern::{Pattern, PatternError};
+pub use reading::{is_read_alike, with_parameters};
 pub use template::Template;
 
 /// Which forms of a path are equal, beyond those that always are. Patterns and the paths they match need the same

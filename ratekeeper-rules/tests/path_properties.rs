@@ -5,7 +5,9 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
-use ratekeeper_rules::path::{AmbiguousPathPolicy, PathNormalization, Pattern, normalize, segment};
+use ratekeeper_rules::path::{
+    AmbiguousPathPolicy, PathNormalization, Pattern, normalize, segment, with_parameters,
+};
 
 use crate::property::check;
 
@@ -113,6 +115,26 @@ fn normalization_is_idempotent_and_leaves_no_ambiguous_text() {
         let times_longer = if normalization.ignore_case { 5 } else { 3 };
         prop_assert!(normal.len() <= times_longer * path.len().max(1), "{normal}");
         prop_assert!(!(normalization.ignore_trailing_slash && normal.len() > 1 && normal.ends_with('/')));
+        Ok(())
+    });
+}
+
+/// A path that keeps its parameters and empty segments is the same path, and is kept in the same form again.
+#[test]
+fn path_with_parameters_normalizes_to_the_same_path() {
+    check(&(any_text(), normalization()), |(path, normalization)| {
+        let (Ok(normal), Some(kept)) =
+            (normalize(&path, normalization), with_parameters(&path, normalization))
+        else {
+            return Ok(());
+        };
+        prop_assert_eq!(normalize(&kept, normalization), Ok(normal.clone()), "{}", kept);
+        prop_assert_eq!(with_parameters(&kept, normalization), Some(kept.clone()));
+        prop_assert!(kept.is_ascii() && kept.starts_with('/') && !kept.starts_with("//"), "{kept}");
+        prop_assert!(kept.split(['/', ';']).all(|text| text != ".." || kept.contains(";..")), "{kept}");
+        if !kept.contains(';') && !kept.contains("//") && !normalization.ignore_trailing_slash {
+            prop_assert_eq!(kept, normal);
+        }
         Ok(())
     });
 }

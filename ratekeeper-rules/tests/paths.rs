@@ -2,7 +2,9 @@
 
 use std::borrow::Cow;
 
-use ratekeeper_rules::path::{AmbiguousPathPolicy, PathNormalization, Pattern, normalize, segment};
+use ratekeeper_rules::path::{
+    AmbiguousPathPolicy, PathNormalization, Pattern, is_read_alike, normalize, segment,
+};
 
 /// A parsed row of the file.
 struct Row {
@@ -181,4 +183,57 @@ fn segments_are_counted_from_zero() {
     assert_eq!(segment("/users/7/", 3), None);
     assert_eq!(segment("/", 0), None);
     assert_eq!(segment("users", 0), None);
+}
+
+/// Each pattern is compared with all readings of a path.
+#[test]
+fn patterns_that_depend_on_parameters_or_empty_segments_are_found() {
+    let normalization = PathNormalization { ignore_trailing_slash: true, ..PathNormalization::default() };
+    let is_alike = |path: &str, pattern: &str| {
+        let pattern = Pattern::parse_with(pattern, normalization).unwrap();
+        is_read_alike(path, normalization, [&pattern].into_iter())
+    };
+    for (path, pattern) in [
+        ("/a;v=1", "/**"),
+        ("/a;v=1//b", "/**"),
+        ("/api/a;v=1//b;c", "/api/**"),
+        ("/api/a;v=1", "/api/*"),
+        ("/a//b", "/other"),
+        ("/a;b", "/other/*"),
+        ("/a//", "/**"),
+    ] {
+        assert!(is_alike(path, pattern), "{path} {pattern}");
+    }
+    for (path, pattern) in [
+        ("/login;a", "/login"),
+        ("/login;a/x", "/login/**"),
+        ("/a//b", "/a/b"),
+        // A `*` of some servers matches an empty segment.
+        ("/a//b", "/a/*/b"),
+        ("/a/;x/b", "/a/*/b"),
+        ("/files/a;x.pdf", "/files/*.pdf"),
+        ("/files/a.pdf;x", "/files/*.pdf"),
+        ("/login//", "/login"),
+        ("/login/;a", "/login"),
+        // Only the normalized path is safe.
+        ("/login/..;/a", "/**"),
+        ("/login//../a", "/**"),
+        ("//x/login", "/**"),
+        ("/;/x/login", "/**"),
+    ] {
+        assert!(!is_alike(path, pattern), "{path} {pattern}");
+    }
+}
+
+#[test]
+fn letters_of_a_pattern_are_changed_to_the_other_case() {
+    for (typed, other) in [
+        ("/login", Some("/LOGIN")),
+        ("/Login/{id}/%C3%A9a/*-x*.PDF", Some("/lOGIN/{id}/%C3%A9A/*-X*.pdf")),
+        ("/1/{id}/**", None),
+        ("/", None),
+    ] {
+        let pattern = Pattern::parse(typed).unwrap().in_other_case();
+        assert_eq!(pattern, other.map(|other| Pattern::parse(other).unwrap()), "{typed}");
+    }
 }

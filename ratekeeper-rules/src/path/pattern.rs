@@ -168,6 +168,23 @@ impl Pattern {
         covered[narrow.len()]
     }
 
+    /// The same pattern with its letters of ASCII in the other case: `/LOGIN/*` for `/login/*`. `None` if it has none
+    /// outside of names and escapes.
+    pub fn in_other_case(&self) -> Option<Pattern> {
+        let mut segments = self.segments.clone();
+        for segment in &mut segments {
+            match segment {
+                Segment::Literal(text) => *text = in_other_case(text),
+                Segment::Parts(Parts { first, middle, last }) => {
+                    (*first, *last) = (in_other_case(first), in_other_case(last));
+                    middle.iter_mut().for_each(|needle| *needle = Needle::new(&in_other_case(&needle.text)));
+                }
+                Segment::One(_) | Segment::Many => {}
+            }
+        }
+        (segments != self.segments).then_some(Pattern { segments })
+    }
+
     /// The names that can be captured, from left to right.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.segments.iter().filter_map(|segment| match segment {
@@ -403,6 +420,22 @@ fn read_capture(text: &str, at: usize) -> Result<Segment, PatternError> {
         ),
         None => Ok(Segment::One(Some(name.into()))),
     }
+}
+
+/// Normalized text with its letters in the other case, except the digits of escapes.
+fn in_other_case(text: &str) -> Box<str> {
+    let mut escape_digits = 0_u8;
+    let swapped = text.chars().map(|c| {
+        let is_digit = escape_digits > 0;
+        escape_digits = if c == '%' { 2 } else { escape_digits.saturating_sub(1) };
+        match c {
+            _ if is_digit => c,
+            'a'..='z' => c.to_ascii_uppercase(),
+            'A'..='Z' => c.to_ascii_lowercase(),
+            c => c,
+        }
+    });
+    swapped.collect::<String>().into()
 }
 
 /// Normalizes text without slashes and wildcards.

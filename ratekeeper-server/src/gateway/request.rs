@@ -277,15 +277,21 @@ fn match_route<'s, S: Backend>(
     let Some(route) = route else {
         return Err(Box::new(problem(StatusCode::NOT_FOUND, "no route matches this request")));
     };
-    // Letter case and trailing slashes stay as sent, for the upstream; the rest is normalized as it was matched.
+    // Letter case and trailing slashes stay as sent, for the upstream, and so do parameters and empty segments that no
+    // route or limit depends on; the rest is normalized as it was matched.
     let normalization =
         PathNormalization { ambiguous: state.paths.ambiguous, ..PathNormalization::default() };
     let forwarded = match normalization == state.paths {
         true => path,
         false => normalize(parts.uri.path(), normalization).map_err(ambiguous)?,
     };
-    if forwarded != parts.uri.path() && parts.uri.path() != "*" {
-        parts.uri = with_path(&parts.uri, &forwarded)?;
+    let received = parts.uri.path();
+    if forwarded != received && received != "*" {
+        let kept = state.with_parameters(route, worker, received, normalization);
+        let forwarded = kept.as_deref().unwrap_or(&forwarded);
+        if forwarded != received {
+            parts.uri = with_path(&parts.uri, forwarded)?;
+        }
     }
     Ok(RouteMatch { route, client, claims })
 }

@@ -8,8 +8,9 @@ use ratekeeper::tower::token::Tokens;
 use ratekeeper::tower::{ConcurrencySet, NonCanonicalPath, RatekeeperLayer, RuleSet};
 use ratekeeper_config::{Config, Gateway, PathEdit, Secret, Timeouts};
 use ratekeeper_rules::client::TrustedProxies;
-use ratekeeper_rules::path::PathNormalization;
-use ratekeeper_rules::rule::Rule;
+use ratekeeper_rules::key::{Key, KeyPart};
+use ratekeeper_rules::path::{PathNormalization, Pattern, is_read_alike, with_parameters};
+use ratekeeper_rules::rule::{Cost, OverrideScope, Rule};
 use ratekeeper_rules::when::When;
 
 use super::StartError;
@@ -32,6 +33,9 @@ pub(crate) struct State<S> {
     pub(crate) upstreams: Vec<Arc<Upstream>>,
     pub(crate) trusted_proxies: TrustedProxies,
     pub(crate) paths: PathNormalization,
+    /// What limits read of a path, by index.
+    rule_paths: Vec<PathUse>,
+    concurrency_paths: Vec<PathUse>,
     /// Verifies the tokens whose claims routes read.
     pub(crate) tokens: Option<Arc<Tokens>>,
     /// Headers that the configuration reads or sets.
@@ -73,6 +77,33 @@ pub(crate) struct Route {
     pub(crate) request_edits: Edits,
     pub(crate) response_edits: Edits,
 }
+
+/// What a limit reads of a path.
+#[derive(Clone, Debug, Default)]
+struct PathUse {
+    patterns: Vec<Pattern>,
+    /// Whether the key contains a part of the path.
+    is_in_key: bool,
+}
+
+impl PathUse {
+    fn new<'w>(key: &Key, conditions: impl Iterator<Item = &'w When>) -> PathUse {
+        let is_path = |part: &KeyPart| matches!(part, KeyPart::Segment(_) | KeyPart::Path(_));
+        let patterns = conditions.flat_map(|when| when.paths.iter().cloned()).collect();
+        PathUse { patterns, is_in_key: key.parts().any(is_path) }
+    }
+
+    fn of_rule(rule: &Rule) -> PathUse {
+        let overrides = rule.overrides.iter().filter_map(|it| match &it.scope {
+            OverrideScope::When(when) => Some(when),
+            OverrideScope::Keys(_) => None,
+        });
+        PathUse::new(&rule.key, overrides.chain([&rule.when]))
+    }
+}
+
+/// Longest path whose parameters and empty segments are forwarded: each pattern is compared with all readings of it.
+const KEPT_PATH_BYTES_MAX: usize = 4 << 10;
 
 /// Tenths of the in-flight permits that routes which are not critical may use, if there are critical ones.
 const UNCRITICAL_TENTHS: usize = 8;
@@ -165,6 +196,12 @@ impl<S: Backend> State<S> {
             upstreams,
             trusted_proxies: config.client.clone(),
             paths: config.paths,
+            rule_paths: config.rules.rules().map(PathUse::of_rule).collect(),
+            concurrency_paths: config
+                .concurrency
+                .iter()
+                .map(|limit| PathUse::new(&limit.key, [&limit.when].into_iter()))
+                .collect(),
             tokens,
             reads_forwarded: header_names.iter().any(is_forwarded),
             header_names: header_names.into(),
@@ -177,6 +214,30 @@ impl<S: Backend> State<S> {
             apis: ApiSettings::of(config),
         })
     }
+
+    /// The received path with its parameters and empty segments, if the routes and the limits of the route apply alike
+    /// however an upstream reads them, and the route does not edit the path.
+    pub(crate) fn with_parameters(
+        &self,
+        route: &Route,
+        worker: usize,
+        received: &str,
+        normalization: PathNormalization,
+    ) -> Option<String> {
+        let has_any = received.contains(';') || received.contains("//");
+        if !has_any || received.len() > KEPT_PATH_BYTES_MAX || route.path != PathEdit::Keep {
+            return None;
+        }
+        let rules = route.rules.0.iter().filter_map(|index| self.rule_paths.get(*index));
+        // The routes' own concurrency limits come after these and have no conditions.
+        let concurrency = route.concurrency.0.iter().filter_map(|index| self.concurrency_paths.get(*index));
+        let uses = || rules.clone().chain(concurrency.clone());
+        let routes = self.routes(worker).iter().flat_map(|route| &route.when.paths);
+        let patterns = routes.chain(uses().flat_map(|it| &it.patterns));
+        let is_safe = !uses().any(|it| it.is_in_key) && is_read_alike(received, self.paths, patterns);
+        is_safe.then(|| with_parameters(received, normalization)).flatten()
+    }
+
     /// The routes, for one worker.
     pub(crate) fn routes(&self, worker: usize) -> &[Arc<Route>] {
         &self.routes[worker]

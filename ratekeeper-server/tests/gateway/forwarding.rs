@@ -203,3 +203,55 @@ gateway:
     }
     assert_eq!(status(&get(gateway.address, "/%40sx/%C3%89", "").await), 404);
 }
+
+/// The path that the upstream receives.
+async fn forwarded_path(limits: &str, route: &str, path: &str) -> String {
+    let upstream = Upstream::start().await;
+    let gateway = in_front_of(&upstream, limits, route).await;
+    assert_eq!(status(&get(gateway.address, path, "").await), 200, "{path}");
+    upstream.only_request().uri.to_string()
+}
+
+#[tokio::test]
+async fn parameters_and_empty_segments_that_no_rule_reads_reach_upstream() {
+    let limits =
+        "limits: { per-client: { key: ip, when: { method: GET }, fixed_window: { limit: 9, window: 1h } } }";
+    for route in ["", ", path: '/files/**'"] {
+        for (sent, forwarded) in [
+            ("/files/a;v=1//b?c=%2F;d", "/files/a;v=1//b?c=%2F;d"),
+            ("/files/%61;V=%31;w//", "/files/a;V=1;w//"),
+            ("/files//;x/A/", "/files//;x/A/"),
+        ] {
+            assert_eq!(forwarded_path(limits, route, sent).await, forwarded);
+        }
+    }
+}
+
+/// What was matched is served: a path that an upstream could read as another one is normalized.
+#[tokio::test]
+async fn parameters_and_empty_segments_that_change_a_decision_are_removed() {
+    let window = "fixed_window: { limit: 9, window: 1h }";
+    let login = format!("limits: {{ login: {{ when: {{ path: '/files/*/login' }}, {window} }} }}");
+    let tier = format!(
+        "limits: {{ total: {{ {window}, overrides: [{{ when: {{ path: /files/login }}, unlimited: true }}] }} }}"
+    );
+    let key = format!("limits: {{ by-file: {{ key: {{ path: '/files/{{name}}' }}, {window} }} }}");
+    let at_once =
+        "limits: { at-once: { when: { path: '/files/*/login' }, concurrency: { limit: 9 } } }".to_owned();
+    for (limits, route, sent, forwarded) in [
+        (&login, "", "/files//login", "/files/login"),
+        (&login, "", "/files/a/login;b", "/files/a/login"),
+        (&tier, "", "/files/login;a", "/files/login"),
+        (&key, "", "/files/a;b", "/files/a"),
+        (&at_once, "", "/files//login", "/files/login"),
+        (&String::new(), "", "//host/files", "/host/files"),
+        (&String::new(), "", "/files/..;/b", "/b"),
+        (&String::new(), "", "/files//../b", "/b"),
+        (&String::new(), ", path: '/files/**'", "/files;a/b", "/files/b"),
+        (&String::new(), ", path: '/files/**', strip_prefix: /files", "/files/a;b//c", "/a/c"),
+    ] {
+        assert_eq!(forwarded_path(limits, route, sent).await, forwarded, "{sent} {limits}");
+    }
+    let long = format!("/{}", "a;".repeat(4000));
+    assert_eq!(forwarded_path("", "", &long).await, "/a");
+}
