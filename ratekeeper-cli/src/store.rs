@@ -12,7 +12,7 @@ use crate::error::CliError;
 
 /// Decides the requests of a trace.
 pub(crate) enum Store {
-    Memory(Simulator),
+    Memory(Box<Simulator>),
     Redis(Box<OnServer>),
 }
 
@@ -30,7 +30,8 @@ impl Store {
     pub(crate) fn new(store: &str, limit: Limit, max_keys: usize) -> Result<Store, CliError> {
         let wrong = |error: &dyn ToString| CliError::Usage(error.to_string());
         if store == "memory" {
-            return Simulator::new(limit, max_keys).map(Store::Memory).map_err(|error| wrong(&error));
+            let simulator = Simulator::new(limit, max_keys).map_err(|error| wrong(&error))?;
+            return Ok(Store::Memory(Box::new(simulator)));
         }
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()

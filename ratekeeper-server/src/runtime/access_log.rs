@@ -50,6 +50,8 @@ pub(crate) struct Line<'a> {
     pub(crate) route: &'a str,
     pub(crate) status: u16,
     pub(crate) decision: &'a str,
+    /// The store was unavailable, so the failure policy decided.
+    pub(crate) is_degraded: bool,
     pub(crate) limit: Option<LineLimit<'a>>,
     pub(crate) took: Duration,
     pub(crate) bytes: u64,
@@ -231,11 +233,11 @@ impl AccessLog {
 
 impl Line<'_> {
     fn write_json(&self, out: &mut String, second: &str, millis: u32) -> fmt::Result {
-        let Line { id, client, status, decision, bytes, .. } = self;
+        let Line { id, client, status, decision, is_degraded, bytes, .. } = self;
         let (method, path, route) = (Json(self.method), Json(self.path), Json(self.route));
         write!(
             out,
-            r#"{{"time":"{second}.{millis:03}Z","level":"INFO","message":"request","id":"{id}","client":"{client}","method":"{method}","path":"{path}","route":"{route}","status":{status},"decision":"{decision}","#
+            r#"{{"time":"{second}.{millis:03}Z","level":"INFO","message":"request","id":"{id}","client":"{client}","method":"{method}","path":"{path}","route":"{route}","status":{status},"decision":"{decision}","degraded":{is_degraded},"#
         )?;
         let delay = match &self.limit {
             Some(LineLimit { name, key, decision }) => {
@@ -284,6 +286,9 @@ impl Line<'_> {
             }
         } else if self.decision != "allowed" {
             write!(out, "  {}", self.decision)?;
+        }
+        if self.is_degraded {
+            out.push_str("  (store unavailable)");
         }
         writeln!(out)
     }
