@@ -12,7 +12,7 @@ use crate::error::{CliError, with_help};
 
 /// Decides the requests of a trace.
 pub(crate) enum Store {
-    Memory(Simulator),
+    Memory(Box<Simulator>),
     Redis(Box<RedisStore>),
 }
 
@@ -29,8 +29,9 @@ const DEADLINE: Duration = Duration::from_secs(5);
 impl Store {
     pub(crate) fn new(store: &str, limit: Limit, max_keys: usize) -> Result<Store, CliError> {
         if store == "memory" {
-            let simulator = Simulator::new(limit, max_keys);
-            return simulator.map(Store::Memory).map_err(|error| CliError::Usage(error.to_string()));
+            let simulator =
+                Simulator::new(limit, max_keys).map_err(|error| CliError::Usage(error.to_string()))?;
+            return Ok(Store::Memory(Box::new(simulator)));
         }
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()

@@ -37,6 +37,10 @@ pub trait Backend: Store + Send + Sync + Sized + 'static {
     #[doc(hidden)]
     fn is_degraded(limiter: &Limiter<Self>) -> bool;
 
+    /// Events that an operator should know of, counted since the start.
+    #[doc(hidden)]
+    fn incidents(limiter: &Limiter<Self>) -> Incidents;
+
     /// Returns leased budget to the store, before the process ends.
     #[doc(hidden)]
     fn release(limiter: &Limiter<Self>) -> impl Future<Output = ()> + Send;
@@ -52,6 +56,16 @@ pub trait Backend: Store + Send + Sync + Sized + 'static {
     /// Writes the store's metrics.
     #[doc(hidden)]
     fn write_metrics(limiter: &Limiter<Self>, out: &mut Exposition);
+}
+
+/// Events of a store that an operator should know of.
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct Incidents {
+    pub(crate) count: u64,
+    pub(crate) what: &'static str,
+    /// The reason of the last one, if it is known.
+    pub(crate) why: Option<String>,
 }
 
 impl Backend for Memory {
@@ -81,6 +95,18 @@ impl Backend for Memory {
 
     fn is_degraded(_limiter: &Limiter) -> bool {
         false
+    }
+
+    fn incidents(limiter: &Limiter) -> Incidents {
+        Incidents {
+            count: limiter.overflowed(),
+            what: "store full, new keys are decided by when_full",
+            why: Some(
+                "all entries belong to keys in use, by a flood of keys or because max_keys and max_bytes are too low \
+                 for the windows of the limits"
+                    .to_owned(),
+            ),
+        }
     }
 
     async fn release(_limiter: &Limiter) {}
@@ -120,6 +146,14 @@ impl Backend for Redis {
         limiter.is_degraded()
     }
 
+    fn incidents(limiter: &Limiter<Redis>) -> Incidents {
+        Incidents {
+            count: limiter.failures().map(|(_, count)| count).sum(),
+            what: "calls to the store failed, the failure policy decided",
+            why: limiter.take_last_failure().map(|error| error.to_string()),
+        }
+    }
+
     async fn release(limiter: &Limiter<Redis>) {
         limiter.release().await;
     }
@@ -133,6 +167,10 @@ impl Backend for Redis {
     fn write_metrics(limiter: &Limiter<Redis>, out: &mut Exposition) {
         let is_up = u8::from(!limiter.is_degraded());
         out.single(&families::REDIS_UP, is_up);
+        out.family(&families::REDIS_ERRORS);
+        for (reason, count) in limiter.failures() {
+            out.sample(&families::REDIS_ERRORS, &[reason.name()], count);
+        }
     }
 }
 

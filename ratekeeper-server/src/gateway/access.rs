@@ -40,6 +40,8 @@ pub(crate) struct RequestOutcome(Mutex<LimitsOutcome>);
 #[derive(Clone, Debug, Default)]
 struct LimitsOutcome {
     decision: RequestDecision,
+    /// The store was unavailable, so the failure policy decided.
+    is_degraded: bool,
     /// The limit that denied or delayed the request, or else the one with the fewest units left.
     limit: Option<DecidingLimit>,
 }
@@ -61,8 +63,10 @@ pub(crate) fn observer(
         for rule in event.rules {
             let decision = match (rule.is_shadow, rule.is_banned, rule.decision.allowed) {
                 (true, _, false) => LimitDecision::WouldDeny,
+                (_, _, true) if event.is_degraded => LimitDecision::DegradedAllowed,
                 (_, _, true) => LimitDecision::Allowed,
                 (false, true, false) => LimitDecision::Banned,
+                (false, false, false) if event.is_degraded => LimitDecision::DegradedDenied,
                 (false, false, false) => LimitDecision::Denied,
             };
             if let Some(limit) = limits.get(rule.index) {
@@ -79,6 +83,7 @@ pub(crate) fn observer(
 impl RequestOutcome {
     fn record(&self, event: &DecisionEvent<'_>, keys: &KeyLog) {
         let decision = match event.outcome {
+            Outcome::Allowed if event.is_degraded => RequestDecision::DegradedAllowed,
             Outcome::Allowed => RequestDecision::Allowed,
             Outcome::Denied => RequestDecision::Denied,
             Outcome::Closed => RequestDecision::Closed,
@@ -87,7 +92,7 @@ impl RequestOutcome {
         };
         let mut enforced = event.rules.iter().filter(|rule| !rule.is_shadow);
         let rule = match decision {
-            RequestDecision::Allowed => {
+            RequestDecision::Allowed | RequestDecision::DegradedAllowed => {
                 enforced.min_by_key(|rule| (Reverse(rule.decision.delay), rule.decision.remaining))
             }
             _ => enforced.find(|rule| !rule.decision.allowed),
@@ -98,7 +103,7 @@ impl RequestOutcome {
             decision: rule.decision,
         });
         let mut outcome = self.lock();
-        outcome.decision = decision;
+        (outcome.decision, outcome.is_degraded) = (decision, event.is_degraded);
         // A request that is shed after its limits allowed it keeps their outcome.
         outcome.limit = limit.or(outcome.limit.take());
     }
@@ -270,7 +275,7 @@ impl Drop for AccessRecord {
         }
         let now = shared.clock.now();
         let took = now.saturating_since(self.started);
-        let LimitsOutcome { decision, limit } = std::mem::take(&mut *self.outcome.lock());
+        let LimitsOutcome { decision, is_degraded, limit } = std::mem::take(&mut *self.outcome.lock());
         let metrics = self.route.as_ref().map_or(&shared.unrouted, |route| &route.metrics);
         metrics.count(*worker, decision, self.status.as_u16(), took);
         if !self.is_logged {
@@ -300,6 +305,7 @@ impl Drop for AccessRecord {
                 route: self.route.as_ref().map_or("", |route| &route.id.0),
                 status: self.status.as_u16(),
                 decision: decision.name(),
+                is_degraded,
                 limit,
                 took,
                 bytes: self.bytes,

@@ -78,7 +78,7 @@ use self::upstream::Upstream;
 pub(crate) use self::worker::GatewayShared;
 use self::worker::Worker;
 use crate::admin::StatusSource;
-use crate::backend::{Backend, LimitsError};
+use crate::backend::{Backend, Incidents, LimitsError};
 use crate::runtime::Sockets;
 use crate::runtime::access_log::{AccessLog, LogStyle};
 use crate::runtime::metrics::{Exposition, Metrics, families};
@@ -98,6 +98,8 @@ const STORE_CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
 /// How long startup retries the store before the gateway starts without it.
 const STORE_STARTUP_TIMEOUT: Duration = Duration::from_secs(1);
+/// Interval of log lines about incidents of a store that is available.
+const INCIDENT_LOG_INTERVAL: Duration = Duration::from_secs(30);
 const STORE_UNAVAILABLE: &str = "store unavailable, applying failure policy";
 
 /// Route label of requests without a route in the metrics.
@@ -350,18 +352,32 @@ async fn reach_store<S: Backend>(config: &Config, state: &State<S>) -> Result<bo
     }
 }
 
-/// Logs when the store becomes unavailable and when it recovers, also without traffic.
+/// Logs when the store becomes unavailable and when it recovers, also without traffic, and, at a bounded rate, what
+/// happens meanwhile.
 async fn monitor_store<S: Backend>(shared: Arc<GatewayShared<S>>, mut was_up: bool) {
+    let (mut logged, mut logged_at): (u64, Option<Instant>) = (0, None);
+    let mut error = None;
     loop {
         sleep(STORE_CHECK_INTERVAL).await;
         let state = shared.state.load_full();
         let Some(limits) = &state.limits else { continue };
         // One late reply is not an outage: the store must also report itself degraded.
         let is_up = S::reach(limits.limiter()).await.is_ok() || (was_up && !S::is_degraded(limits.limiter()));
+        let Incidents { count, what, why } = S::incidents(limits.limiter());
+        error = why.or(error);
+        let is_due = logged_at.is_none_or(|at| at.elapsed() >= INCIDENT_LOG_INTERVAL);
         match (was_up, is_up) {
-            (true, false) => tracing::warn!("{STORE_UNAVAILABLE}"),
+            (true, false) => {
+                tracing::warn!(error = error.as_deref(), "{STORE_UNAVAILABLE}");
+                (logged, logged_at) = (count, Some(Instant::now()));
+            }
             (false, true) => tracing::info!("store available again"),
-            _ => {}
+            _ if count > logged && is_due => {
+                tracing::warn!(error = error.as_deref(), count = count - logged, "{what}");
+                (logged, logged_at) = (count, Some(Instant::now()));
+            }
+            // A reload may have replaced the counters.
+            _ => logged = logged.min(count),
         }
         was_up = is_up;
     }

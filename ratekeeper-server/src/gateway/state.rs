@@ -10,7 +10,7 @@ use ratekeeper_config::{Config, Gateway, PathEdit, Secret, Timeouts};
 use ratekeeper_rules::client::TrustedProxies;
 use ratekeeper_rules::key::{Key, KeyPart};
 use ratekeeper_rules::path::{PathNormalization, Pattern, is_read_alike, with_parameters};
-use ratekeeper_rules::rule::{Cost, OverrideScope, Rule};
+use ratekeeper_rules::rule::{OverrideScope, Rule};
 use ratekeeper_rules::when::When;
 
 use super::StartError;

@@ -53,6 +53,8 @@ pub(crate) struct Line<'a> {
     pub(crate) route: &'a str,
     pub(crate) status: u16,
     pub(crate) decision: &'a str,
+    /// The store was unavailable, so the failure policy decided.
+    pub(crate) is_degraded: bool,
     pub(crate) limit: Option<LineLimit<'a>>,
     pub(crate) took: Duration,
     pub(crate) bytes: u64,
@@ -234,7 +236,7 @@ impl AccessLog {
 
 impl Line<'_> {
     fn write_json(&self, out: &mut String, second: &str, millis: u32) -> fmt::Result {
-        let Line { client, status, bytes, .. } = self;
+        let Line { client, status, is_degraded, bytes, .. } = self;
         let (id, method, path) = (JsonText(self.id), JsonText(self.method), JsonText(self.path));
         let decision = JsonText(self.decision);
         write!(
@@ -245,7 +247,7 @@ impl Line<'_> {
             "" => out.push_str("null"),
             route => write!(out, r#""{}""#, JsonText(route))?,
         }
-        write!(out, r#","status":{status},"decision":"{decision}","#)?;
+        write!(out, r#","status":{status},"decision":"{decision}","degraded":{is_degraded},"#)?;
         let delay = match &self.limit {
             Some(LineLimit { name, key, decision }) => {
                 write!(out, r#""limit":"{}","key":"#, JsonText(name))?;
@@ -295,6 +297,9 @@ impl Line<'_> {
             }
         } else if self.decision != "allowed" {
             write!(out, "  {:<16}  {}", "", Printable(self.decision))?;
+        }
+        if self.is_degraded {
+            out.push_str("  (store unavailable)");
         }
         writeln!(out)
     }
@@ -369,6 +374,7 @@ mod tests {
             route: HOSTILE,
             status: 429,
             decision: HOSTILE,
+            is_degraded: false,
             limit: Some(LineLimit { name: HOSTILE, key: &key, decision }),
             took: Duration::ZERO,
             bytes: 0,

@@ -18,6 +18,8 @@ use families::Family;
 pub(crate) enum RequestDecision {
     /// All limits allowed it, or none applied.
     Allowed,
+    /// The store was unavailable and the failure policy allowed it.
+    DegradedAllowed,
     /// A limit denied it.
     Denied,
     /// The store was unavailable and the failure policy is `closed`.
@@ -32,8 +34,9 @@ pub(crate) enum RequestDecision {
 }
 
 impl RequestDecision {
-    const ALL: [RequestDecision; 6] = [
+    const ALL: [RequestDecision; 7] = [
         RequestDecision::Allowed,
+        RequestDecision::DegradedAllowed,
         RequestDecision::Denied,
         RequestDecision::Closed,
         RequestDecision::Rejected,
@@ -45,6 +48,7 @@ impl RequestDecision {
     pub(crate) fn name(self) -> &'static str {
         match self {
             RequestDecision::Allowed => "allowed",
+            RequestDecision::DegradedAllowed => "degraded_allowed",
             RequestDecision::Denied => "denied",
             RequestDecision::Closed => "closed",
             RequestDecision::Rejected => "rejected",
@@ -114,11 +118,21 @@ pub(crate) enum LimitDecision {
     Banned,
     /// A shadow limit would have denied.
     WouldDeny,
+    /// The store was unavailable and the failure policy allowed it.
+    DegradedAllowed,
+    /// The store was unavailable and the failure policy denied it.
+    DegradedDenied,
 }
 
 impl LimitDecision {
-    const ALL: [LimitDecision; 4] =
-        [LimitDecision::Allowed, LimitDecision::Denied, LimitDecision::Banned, LimitDecision::WouldDeny];
+    const ALL: [LimitDecision; 6] = [
+        LimitDecision::Allowed,
+        LimitDecision::Denied,
+        LimitDecision::Banned,
+        LimitDecision::WouldDeny,
+        LimitDecision::DegradedAllowed,
+        LimitDecision::DegradedDenied,
+    ];
 
     fn name(self) -> &'static str {
         match self {
@@ -126,6 +140,8 @@ impl LimitDecision {
             LimitDecision::Denied => "denied",
             LimitDecision::Banned => "banned",
             LimitDecision::WouldDeny => "would_deny",
+            LimitDecision::DegradedAllowed => "degraded_allowed",
+            LimitDecision::DegradedDenied => "degraded_denied",
         }
     }
 }
@@ -222,8 +238,11 @@ impl Metrics {
         };
         let limit = |(name, limit): (&String, &Arc<LimitMetrics>)| LimitTraffic {
             name: name.clone(),
-            allowed: limit.sum(LimitDecision::Allowed),
-            denied: limit.sum(LimitDecision::Denied) + limit.sum(LimitDecision::Banned),
+            allowed: limit.sum(LimitDecision::Allowed) + limit.sum(LimitDecision::DegradedAllowed),
+            denied: [LimitDecision::Denied, LimitDecision::Banned, LimitDecision::DegradedDenied]
+                .map(|decision| limit.sum(decision))
+                .iter()
+                .sum(),
         };
         Traffic {
             decisions: RequestDecision::ALL.map(requests).to_vec(),

@@ -12,7 +12,7 @@ use crate::sync::{AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, lock};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WhenFull {
     /// All keys without an entry share one budget of the limit's size: a flood of new keys gets no more than one key
-    /// would.
+    /// would. While the flood's keys are in use, up to one window, new keys of other clients share that budget, too.
     #[default]
     Share,
     /// The request is denied, with a `retry_after` of one window.

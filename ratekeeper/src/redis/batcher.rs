@@ -16,6 +16,7 @@ use smallvec::SmallVec;
 use tokio::sync::{mpsc, oneshot};
 
 use super::claim::{ClaimResult, PermitClaim};
+use super::failures::{FailureCause, error_text};
 use super::protocol::{self, PackedLimit};
 use super::server::Server;
 use crate::store::Verdict;
@@ -91,11 +92,11 @@ impl fmt::Display for StoreError {
             StoreError::Unreachable(why) => write!(f, "cannot reach Redis: {why}"),
             StoreError::ConnectionLost(why) => write!(f, "the connection to Redis failed: {why}"),
             StoreError::ErrorReply(why) => write!(f, "Redis answered with an error: {why}"),
-            StoreError::UnexpectedReply => write!(
-                f,
-                "a key in Redis has an unexpected value; does another program write keys that begin with \
-                 rate_limit:?"
-            ),
+            StoreError::UnexpectedReply => write!(f, "a key in Redis has a value of a wrong type or format"),
+        }?;
+        match self.cause().and_then(FailureCause::help) {
+            Some(help) => write!(f, "; {help}"),
+            None => Ok(()),
         }
     }
 }
@@ -271,7 +272,7 @@ impl Driver {
     async fn connect(&mut self) -> Result<(), StoreError> {
         if self.connection.is_none() {
             let made = self.server.connect().await;
-            self.connection = Some(made.map_err(|error| StoreError::Unreachable(error.to_string()))?);
+            self.connection = Some(made.map_err(|error| StoreError::Unreachable(error_text(&error)))?);
             self.is_connected.store(true, Ordering::Relaxed);
         }
         Ok(())
@@ -288,7 +289,7 @@ impl Driver {
             failed => {
                 self.connection = None;
                 let error = match failed {
-                    Ok(Err(error)) => StoreError::ConnectionLost(error.to_string()),
+                    Ok(Err(error)) => StoreError::ConnectionLost(error_text(&error)),
                     _ => StoreError::TimedOut,
                 };
                 calls.into_iter().for_each(|call| call.fail(&CallError::Failed(error.clone())));
@@ -365,11 +366,15 @@ fn call_error(error: &RedisError) -> CallError {
             CallError::Redirected { address: address.to_owned(), is_ask: kind == ServerErrorKind::Ask }
         }
         (ErrorKind::Server(ServerErrorKind::TryAgain), _) => CallError::TryAgain,
-        // The function failed on the key's value, unless the error is a missing permission.
-        _ if error.to_string().contains("@user_function") && !error.to_string().contains("ACL failure") => {
-            CallError::Failed(StoreError::UnexpectedReply)
+        _ => {
+            let reply = StoreError::ErrorReply(error_text(error));
+            let is_about_key = matches!(reply.cause(), Some(FailureCause::WrongType | FailureCause::Other));
+            match is_about_key && error.to_string().contains("@user_function") {
+                // The function failed on the key's value.
+                true => CallError::Failed(StoreError::UnexpectedReply),
+                false => CallError::Failed(reply),
+            }
         }
-        _ => CallError::Failed(StoreError::ErrorReply(error.to_string())),
     }
 }
 

@@ -693,8 +693,9 @@ end
 -- words. So the common request reads and writes only the head, and accesses the ring once in a few requests.
 -- Reply, '<dI4 d dI4': the newest instant, the cost of all entries, and, if denied, the instant at which it would be
 -- allowed. Or one number: the cost of all entries, if the request was allowed and is the newest.
--- A decision takes O(1) amortized time: each entry is written once and dropped once, whatever the limit. A denial may
--- also scan entries for the instant at which it would be allowed.
+-- A decision takes O(1) time if few entries have left the window, and O(log n) otherwise: the oldest entry that counts
+-- is found by bisection. As long as no entry costs more than 2, units and words are the same number; otherwise the
+-- costs of the dropped or of the remaining words are added up, whichever are fewer.
 local HEAD_FORMAT = '<dI4dI4I4I4BB'
 local HEAD_AND_ENDS = HEAD_FORMAT .. 'c0c0'
 -- The size of the head without its words.
@@ -750,8 +751,92 @@ local function entry(log, index)
   return s, n - IS_LONG, low - IS_COST + high * IS_COST, 2
 end
 
+-- Reads words of the ring from this index, wrapping around at its end.
+local function read_words(log, index, count)
+  local from = word_index(log, index)
+  local text = call('GETRANGE', log.key, HEAD + from * 8, HEAD + min(from + count, log.ring) * 8 - 1)
+  local rest = from + count - log.ring
+  return rest > 0 and text .. call('GETRANGE', log.key, HEAD, HEAD + rest * 8 - 1) or text
+end
+
+-- Whether all entries cost 1 or 2: then an entry has as many words as units.
+local function is_flat(log)
+  return log.units == log.words
+end
+
+-- The index at which the entry of this word begins.
+local function entry_start(log, index)
+  local n = word(log, word_index(log, index))
+  return n < IS_COST and index or index - 1
+end
+
+-- Words that are unpacked at once.
+local SUMMED = 16
+local SUMMED_FORMAT = '<' .. ('I4I4'):rep(SUMMED)
+
+-- The cost of the entries in `count` words from this index, where an entry begins and ends.
+local function sum(log, index, count)
+  local units = 0
+  while count > 0 do
+    -- A few kilobytes at a time.
+    local text = read_words(log, index, min(count, CHUNK * SUMMED))
+    local read = #text / 8
+    for at = 1, read, SUMMED do
+      local some = min(SUMMED, read - at + 1)
+      local format = some == SUMMED and SUMMED_FORMAT or '<' .. rep('I4I4', some)
+      local halves = { unpack(format, text, at * 8 - 7) }
+      for i = 1, some * 2, 2 do
+        local low = halves[i]
+        if low >= IS_COST then
+          units = units + low - IS_COST + halves[i + 1] * IS_COST
+        elseif low < IS_LONG then
+          units = units + 1
+        end
+      end
+    end
+    index, count = index + read, count - read
+  end
+  return units
+end
+
+-- Drops the entries at or before the instant `gone`; the newest entry is after it. Returns whether there were any.
+local function drop_gone(log, gone_s, gone_n)
+  local low, high = 0, log.words
+  -- Usually few have left the window: the range of the bisection doubles until it contains the end.
+  local step = 1
+  while low < high do
+    local middle = min(low + step, high) - 1
+    if step == 0 then
+      middle = floor((low + high) / 2)
+    end
+    middle = entry_start(log, middle)
+    local s, n, _, count = entry(log, middle)
+    if before(gone_s, gone_n, s, n) then
+      high, step = middle, 0
+    else
+      low, step = middle + count, step * 2
+    end
+  end
+  if low == 0 then
+    return false
+  end
+  if is_flat(log) then
+    log.units = log.units - low
+  elseif low <= log.words - low then
+    log.units = log.units - sum(log, 0, low)
+  else
+    log.units = sum(log, low, log.words - low)
+  end
+  log.first, log.words = word_index(log, low), log.words - low
+  return true
+end
+
 -- The instant at which the oldest `units` have left the window; an entry at (s, n) is assumed after all others.
 local function leaves(log, units, s, n)
+  if is_flat(log) and units > 0 and units <= log.words then
+    local e_s, e_n = entry(log, entry_start(log, units - 1))
+    return add(e_s, e_n, log.w_s, log.w_n)
+  end
   local index = 0
   while index < log.words do
     local e_s, e_n, cost, count = entry(log, index)
@@ -783,14 +868,6 @@ local function expire(log, surplus)
     log.first = word_index(log, count)
     log.words, log.units, surplus = log.words - count, log.units - cost, surplus - cost
   end
-end
-
--- Reads words of the ring from this index, wrapping around at its end.
-local function read_words(log, index, count)
-  local from = word_index(log, index)
-  local text = call('GETRANGE', log.key, HEAD + from * 8, HEAD + min(from + count, log.ring) * 8 - 1)
-  local rest = from + count - log.ring
-  return rest > 0 and text .. call('GETRANGE', log.key, HEAD, HEAD + rest * 8 - 1) or text
 end
 
 local function write_words(log, index, text)
@@ -912,15 +989,7 @@ local function log(key, charge)
         log.s, log.n, log.units, log.first, log.words, log.ring, log.text = 0, 0, 0, 0, 0, 0, ''
         log.is_cleared = true
       else
-        while log.words > 0 do
-          local s, n, entry_cost, count = entry(log, 0)
-          if before(gone_s, gone_n, s, n) then
-            break
-          end
-          log.first = word_index(log, count)
-          log.words, log.units = log.words - count, log.units - entry_cost
-          log.is_changed = true
-        end
+        log.is_changed = drop_gone(log, gone_s, gone_n)
       end
     end
   end
@@ -946,6 +1015,9 @@ local function begin_log(key, charge)
   put(key, head .. pack('<I4I4', now_n, now_s % WORD) .. charge.padding, log_ms(charge, now_s, now_n))
   return ALLOWED + DECIDED + NUMBER, 1
 end
+
+-- Entries that the fast path drops. If more have left the window, they are found by bisection.
+local FAST_DROPS = 32
 
 -- The fast path: the request and all entries it reads cost 1.
 local function fast_log(key, charge)
@@ -991,6 +1063,9 @@ local function fast_log(key, charge)
       break
     end
     at, dropped = at + 8, dropped + 1
+    if dropped > FAST_DROPS then
+      return nil
+    end
   end
   local limit = charge.limit
   if units - dropped >= limit then
@@ -1220,13 +1295,10 @@ local function refund_oldest(log, charge)
     at_s, at_n = log.s, log.n
   end
   local gone_s, gone_n = subtract(at_s, at_n, charge.w_s, charge.w_n)
-  while log.words > 0 do
-    local s, n, cost, count = entry(log, 0)
-    if before(gone_s, gone_n, s, n) then
-      break
-    end
-    log.first = word_index(log, count)
-    log.words, log.units = log.words - count, log.units - cost
+  if before(gone_s, gone_n, log.s, log.n) then
+    drop_gone(log, gone_s, gone_n)
+  else
+    log.words, log.units = 0, 0
   end
   expire(log, charge.cost)
   if log.words == 0 then

@@ -16,6 +16,7 @@
 //! | `records`, `records.lua` | short-lived records of the APIs, shared by all processes |
 //! | `breaker` | the circuit breaker of a server that does not answer |
 //! | `failure_policy` | decides while Redis is unavailable |
+//! | `failures` | counts failed calls by cause, and says what to do |
 //! | `inline` | inline limits, and refunds |
 //! | `reload` | limits that change while they are in use |
 //!
@@ -32,6 +33,7 @@ mod concurrency;
 mod cross_slot;
 mod denial_cache;
 mod failure_policy;
+mod failures;
 mod inline;
 mod key;
 mod lease;
@@ -58,6 +60,7 @@ use self::batcher::{ChargeOp, ConnectionOptions, Item, Items, Library, Task};
 pub(crate) use self::concurrency::{PermitNames, SharedPermits};
 use self::denial_cache::DenialCache;
 use self::failure_policy::Fallback;
+pub use self::failures::FailureCause;
 use self::key::Names;
 use self::lease::{LeaseTerms, Leases};
 use self::protocol::PackedLimit;
@@ -402,6 +405,18 @@ impl Limiter<Redis> {
     /// Whether Redis, or a node of its cluster, is unavailable, so that failure policies decide.
     pub fn is_degraded(&self) -> bool {
         self.store().0.servers.is_degraded()
+    }
+
+    /// Failed calls since the start, by cause. A failure policy has decided about their requests, also if Redis answers
+    /// other calls.
+    pub fn failures(&self) -> impl Iterator<Item = (FailureCause, u64)> {
+        self.store().0.servers.failures.counts().into_iter()
+    }
+
+    /// The last error of a call since the last time that this was called. An error that states a reason is preferred to
+    /// a timeout.
+    pub fn take_last_failure(&self) -> Option<StoreError> {
+        self.store().0.servers.failures.take_last()
     }
 
     /// Checks at a given time instead of the server's, to replay past traffic. No failure policy applies.

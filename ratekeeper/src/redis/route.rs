@@ -7,6 +7,7 @@ use ratekeeper_core::Time;
 
 use super::batcher::{CallError, ConnectionOptions, Item, Reply, StoreError, Task};
 use super::cluster::{self, Cluster};
+use super::failures::Failures;
 use super::node::Node;
 use super::server::Topology;
 use crate::clock::{Clock, SystemClock};
@@ -22,6 +23,7 @@ const TRY_AGAIN_AFTER: Duration = Duration::from_millis(2);
 pub(crate) struct Servers {
     nodes: Nodes,
     clock: SystemClock,
+    pub(crate) failures: Failures,
 }
 
 #[derive(Debug)]
@@ -39,7 +41,7 @@ impl Servers {
                 Nodes::Cluster(Cluster::new(seeds, access, connections, options))
             }
         };
-        Servers { nodes, clock: SystemClock::new() }
+        Servers { nodes, clock: SystemClock::new(), failures: Failures::default() }
     }
 
     /// The hash slot of a key; 0 for all keys of a single server.
@@ -77,6 +79,9 @@ impl Servers {
         let reply = tokio::time::timeout(timeout, self.follow(&mut guard.node, slot, task)).await;
         let reply = reply.unwrap_or(Err(StoreError::TimedOut));
         guard.is_finished = true;
+        if let Err(error) = &reply {
+            self.failures.record(error);
+        }
         match &reply {
             // An unexpected reply is still a reply.
             Ok(_) | Err(StoreError::UnexpectedReply) => guard.node.breaker.record_success(),

@@ -2,6 +2,7 @@
 //! processes, and decisions within the deadline whatever the server does.
 #![allow(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
+mod bounded_work;
 mod cluster;
 mod connect;
 mod denial_cache;

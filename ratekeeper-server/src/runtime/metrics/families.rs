@@ -57,6 +57,8 @@ families! {
         "Checks of keys for which the memory store was full.";
     REDIS_UP: gauge "ratekeeper_redis_up" []
         "Whether Redis answers.";
+    REDIS_ERRORS: counter "ratekeeper_redis_errors_total" ["reason"]
+        "Failed calls to Redis, by reason.";
     HTTP_API_REQUESTS: counter "ratekeeper_http_api_requests_total" ["endpoint", "result"]
         "HTTP API requests, by endpoint and result.";
     HTTP_API_REPLAYS: counter "ratekeeper_http_api_idempotent_replays_total" []
