@@ -92,6 +92,13 @@ impl ConnectionActivity {
 #[derive(Debug)]
 pub(crate) struct ActiveRequest(Arc<ConnectionActivity>);
 
+impl ActiveRequest {
+    /// Whether data waits for the client to read.
+    pub(crate) fn is_client_blocked(&self) -> bool {
+        self.0.blocked_since.load(Ordering::Relaxed) > 0
+    }
+}
+
 impl Drop for ActiveRequest {
     fn drop(&mut self) {
         if self.0.requests.fetch_sub(1, Ordering::Relaxed) == 1 {

@@ -34,6 +34,8 @@ use crate::backend::Backend;
 
 /// Largest request head; hyper separately limits its headers to 100.
 const HEAD_BYTES_MAX: usize = 64 << 10;
+/// Most bytes of an HTTP/2 stream that wait for the client to read.
+const SEND_BYTES_MAX: usize = 16 << 10;
 /// Concurrent streams per HTTP/2 connection.
 const STREAMS_MAX: u32 = 128;
 /// Streams that a client may open and reset before the gateway has accepted them.
@@ -145,7 +147,11 @@ async fn http1<S: Backend, I>(
     let activity = &connection.activity;
     let io = TimedIo::http1(TokioIo::new(io), read_ahead, activity.clone());
     let mut builder = http1::Builder::new();
-    builder.max_header_size(HEAD_BYTES_MAX).header_read_timeout(None).writev(false);
+    builder
+        .max_header_size(HEAD_BYTES_MAX)
+        .max_buf_size(HEAD_BYTES_MAX)
+        .header_read_timeout(None)
+        .writev(false);
     let mut http = builder.serve_connection(io, service_fn(service(&connection)));
     let mut draining = connection.worker.shared.drain.wait_begun();
     let mut is_draining = false;
@@ -233,7 +239,7 @@ async fn http2<S: Backend, I>(
         .max_concurrent_streams(STREAMS_MAX)
         .max_header_list_size(HEAD_BYTES_MAX as u32)
         .max_pending_accept_reset_streams(RESETS_PENDING_MAX)
-        .max_send_buf_size(HEAD_BYTES_MAX)
+        .max_send_buf_size(SEND_BYTES_MAX)
         // A client can disappear without closing the connection.
         .keep_alive_interval(timeouts.idle)
         .keep_alive_timeout(timeouts.header);
