@@ -36,6 +36,11 @@ use crate::backend::Backend;
 const HEAD_BYTES_MAX: usize = 64 << 10;
 /// Most bytes of an HTTP/2 stream that wait for the client to read.
 const SEND_BYTES_MAX: usize = 16 << 10;
+/// Most bytes of an HTTP/2 upload that are received before the upstream reads them.
+const STREAM_WINDOW_BYTES: u32 = 128 << 10;
+/// The same over all streams of a connection: so many that a few uploads whose upstreams do not read leave the others
+/// theirs.
+const CONNECTION_WINDOW_BYTES: u32 = 8 * STREAM_WINDOW_BYTES;
 /// Concurrent streams per HTTP/2 connection.
 const STREAMS_MAX: u32 = 128;
 /// Streams that a client may open and reset before the gateway has accepted them.
@@ -240,6 +245,8 @@ async fn http2<S: Backend, I>(
         .max_header_list_size(HEAD_BYTES_MAX as u32)
         .max_pending_accept_reset_streams(RESETS_PENDING_MAX)
         .max_send_buf_size(SEND_BYTES_MAX)
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         // A client can disappear without closing the connection.
         .keep_alive_interval(timeouts.idle)
         .keep_alive_timeout(timeouts.header);
