@@ -3,6 +3,7 @@
 use std::future::poll_fn;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::pin;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -100,9 +101,20 @@ pub(crate) async fn serve<S: Backend>(
             _ => return,
         }
     }
+    // Trusted proxies connect on behalf of many clients.
+    let state = shared.state.load();
+    let is_proxy = state.trusted_proxies.trusts(peer);
+    let max = if is_proxy { usize::MAX } else { state.max_connections_per_client };
+    drop(state);
+    let Some(_client) = shared.clients.acquire(canonical(peer), max) else {
+        shared.crowded_connections.fetch_add(1, Ordering::Relaxed);
+        return;
+    };
     let connection = |is_tls| {
+        let activity = setup.activity(shared.ticker.clone());
+        worker.registry.add(&activity);
         Arc::new(ClientConnection {
-            activity: setup.activity(shared.ticker.clone()),
+            activity,
             peer: canonical(peer),
             peer_text: address_value(canonical(peer)),
             port_text: HeaderValue::from(listener.port),
@@ -190,6 +202,7 @@ async fn http1<S: Backend, I>(
                 timer.as_mut().reset(Instant::now() + DRAIN_GRACE);
             }
             () = poll_fn(|context| watch.poll(context, activity)) => return,
+            () = poll_fn(|context| activity.poll_close(context)) => return,
         }
     }
     let http1::Parts { io, read_buf, .. } = http.into_parts();
@@ -267,6 +280,11 @@ async fn http2<S: Backend, I>(
                 }
                 Expiry::In(left) => timer.as_mut().reset(Instant::now() + left),
             },
+            () = poll_fn(|context| activity.poll_close(context)), if !is_closing => {
+                is_closing = true;
+                http.as_mut().graceful_shutdown();
+                timer.as_mut().reset(Instant::now() + DRAIN_GRACE);
+            }
             // GOAWAY names the last request that is served.
             () = &mut draining, if !is_closing => {
                 is_closing = true;
