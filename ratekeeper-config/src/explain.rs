@@ -338,6 +338,7 @@ fn settings(config: &Config) -> Table {
             times.iter().map(|(name, it)| format!("{name} {}", duration_text(*it))).collect();
         add("gateway.timeouts", times.join(", "));
         add("gateway.max_connections", gateway.max_connections.to_string());
+        add("gateway.max_connections_per_client", gateway.max_connections_per_client.to_string());
         add("gateway.max_in_flight", gateway.max_in_flight.to_string());
         add("gateway.access_log", gateway.access_log.to_string());
         let keys = match config.log_keys {

@@ -36,6 +36,8 @@ pub struct Gateway {
     pub timeouts: Timeouts,
     /// Maximum number of client connections.
     pub max_connections: usize,
+    /// Maximum number of connections of one client address; an IPv6 /64 counts as one address.
+    pub max_connections_per_client: usize,
     /// Maximum number of requests in flight over all routes.
     pub max_in_flight: usize,
     /// Whether each request is logged.
@@ -51,6 +53,7 @@ impl Gateway {
             upstreams: Vec::new(),
             timeouts: Timeouts::default(),
             max_connections: CONNECTIONS_DEFAULT as usize,
+            max_connections_per_client: per_client_default(CONNECTIONS_DEFAULT) as usize,
             max_in_flight: IN_FLIGHT_DEFAULT as usize,
             access_log: false,
         }
@@ -88,6 +91,8 @@ const EXAMPLE: &str = "write as in `gateway: { listen: 127.0.0.1:8080, routes: [
 const TIMEOUTS_EXAMPLE: &str =
     "write as in `timeouts: { header: 10s, body: 15s, idle: 60s, tunnel: 1h, drain: 30s }`";
 const CONNECTIONS_DEFAULT: u32 = 10_000;
+/// Smallest default of `max_connections_per_client`.
+const PER_CLIENT_DEFAULT_MIN: u32 = 64;
 const IN_FLIGHT_DEFAULT: u32 = 2_000;
 /// Upper bound of connections and requests in flight: each of them uses memory.
 const CAPACITY_MAX: u32 = 1_000_000;
@@ -108,6 +113,13 @@ pub(crate) fn gateway(
     let listeners = listener::listeners(reader, fields.get("listen"), environment);
     let timeouts = reader.or(fields.get("timeouts"), Timeouts::default(), timeouts);
     let max_connections = count(reader, &fields, "max_connections", CONNECTIONS_DEFAULT, 1..=CAPACITY_MAX);
+    let max_connections_per_client = count(
+        reader,
+        &fields,
+        "max_connections_per_client",
+        per_client_default(max_connections),
+        1..=CAPACITY_MAX,
+    );
     let max_in_flight = count(reader, &fields, "max_in_flight", IN_FLIGHT_DEFAULT, 1..=CAPACITY_MAX);
     let access_log =
         reader.or(fields.get("access_log"), true, |reader, node| reader.yes_or_no(node, "access_log"));
@@ -124,9 +136,15 @@ pub(crate) fn gateway(
         upstreams: upstreams.all,
         timeouts,
         max_connections: max_connections as usize,
+        max_connections_per_client: max_connections_per_client as usize,
         max_in_flight: max_in_flight as usize,
         access_log,
     })
+}
+
+/// Half of all connections, so that one client cannot take them all; but not few, for clients behind one address.
+fn per_client_default(max_connections: u32) -> u32 {
+    (max_connections / 2).max(PER_CLIENT_DEFAULT_MIN)
 }
 
 fn timeouts(reader: &mut Reader, node: &Node) -> Option<Timeouts> {

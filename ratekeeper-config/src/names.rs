@@ -62,8 +62,16 @@ pub(crate) const DESCRIPTOR: &[&str] = &[
     "descriptors",
 ];
 
-pub(crate) const GATEWAY: &[&str] =
-    &["listen", "routes", "upstreams", "timeouts", "max_connections", "max_in_flight", "access_log"];
+pub(crate) const GATEWAY: &[&str] = &[
+    "listen",
+    "routes",
+    "upstreams",
+    "timeouts",
+    "max_connections",
+    "max_connections_per_client",
+    "max_in_flight",
+    "access_log",
+];
 pub(crate) const LISTENER: &[&str] = &["address", "tls", "proxy_protocol"];
 pub(crate) const LISTENER_TLS: &[&str] = &["certificate", "key"];
 pub(crate) const TIMEOUTS: &[&str] = &["header", "body", "idle", "tunnel", "drain"];

@@ -43,6 +43,7 @@ fn omitted_settings_have_defaults() {
     let [header, body, idle, tunnel, drain] = seconds;
     assert_eq!(gateway.timeouts, Timeouts { header, body, idle, tunnel, drain });
     assert_eq!((gateway.max_connections, gateway.max_in_flight, gateway.access_log), (10_000, 2_000, true));
+    assert_eq!(gateway.max_connections_per_client, 5_000);
 
     let [upstream] = gateway.upstreams.as_slice() else { panic!("{gateway:?}") };
     assert_eq!(upstream.name, "http://h");

@@ -1,9 +1,18 @@
 //! Back pressure: if the receiver does not read, the sender must wait, and the gateway does not buffer the data.
 
+use std::convert::Infallible;
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
 
+use bytes::Bytes;
+use hyper::Response;
+use hyper::body::{Body, Frame};
+use hyper::server::conn::http2;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use testbed::http2::kind::{SETTINGS, WINDOW_UPDATE};
 use testbed::http2::{PREFACE, frame, get as get_http2};
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
@@ -124,17 +133,11 @@ async fn client_that_does_not_read_blocks_the_upstream() {
 /// CVE-2019-9517: the HTTP/2 flow control windows are open, but the socket's buffer is full.
 #[tokio::test(flavor = "multi_thread")]
 async fn http2_client_with_open_windows_that_does_not_read_blocks_the_upstream() {
-    const INITIAL_WINDOW_SIZE: u16 = 4;
-    const ALL: u32 = 0x7fff_ffff;
     let (folder, (upstream, accepted)) = (Folder::new("roomy"), start_upstream().await);
     let (process, address) = gateway(&folder, upstream).await;
     let before = process.resident_bytes();
     let mut stream = BufReader::new(TcpStream::connect(address).await.unwrap());
-    let settings = [&INITIAL_WINDOW_SIZE.to_be_bytes()[..], &ALL.to_be_bytes()].concat();
-    let room = (ALL - 65_535).to_be_bytes();
-    let begin =
-        [PREFACE, &frame(SETTINGS, 0, 0, &settings), &frame(WINDOW_UPDATE, 0, 0, &room), &get_http2(1, "/")];
-    stream.write_all(&begin.concat()).await.unwrap();
+    stream.write_all(&[PREFACE, &open_windows(), &get_http2(1, "/")].concat()).await.unwrap();
     check_blocked("a client of HTTP/2 reads nothing", &process, before, &accepted).await;
     assert!(!stream.fill_buf().await.unwrap().is_empty());
     read_body(&mut stream).await;
@@ -170,4 +173,90 @@ async fn upstream_that_does_not_read_blocks_the_client() {
     assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
     drop(sending.await.unwrap());
     check_memory(&process, before);
+}
+
+/// Clients that request a large response and do not read it, all at once.
+#[tokio::test(flavor = "multi_thread")]
+async fn slow_readers_hold_little_memory_each() {
+    const CLIENTS: usize = 200;
+    // Futures are larger without optimisation.
+    const BYTES_MAX: u64 = if cfg!(debug_assertions) { 160 << 10 } else { 128 << 10 };
+    for (client, protocol) in [("http1", "http1"), ("http1", "http2"), ("http2", "http1"), ("http2", "http2")]
+    {
+        let (folder, upstream) = (Folder::new(&format!("{client}-{protocol}")), listen().await);
+        let (listener, at) = upstream;
+        let is_http2 = protocol == "http2";
+        tokio::spawn(async move {
+            loop {
+                let (stream, _) = listener.accept().await.unwrap();
+                tokio::spawn(endless(stream, is_http2));
+            }
+        });
+        let text = format!(
+            "admin: 127.0.0.1:0\ngateway:\n  listen: 127.0.0.1:0\n  access_log: false\n  \
+             upstreams: {{ one: {{ addresses: [http://{at}], protocol: {protocol} }} }}\n  \
+             routes: [{{ id: all, limits: all, upstream: one }}]\n"
+        );
+        let (process, address) = Process::serving(&folder.write("ratekeeper.yaml", &text)).await;
+        let before = process.resident_bytes();
+        let mut clients = Vec::new();
+        for _ in 0..CLIENTS {
+            let mut stream = TcpStream::connect(address).await.unwrap();
+            let begin = match client {
+                "http1" => b"GET / HTTP/1.1\r\nHost: a\r\n\r\n".to_vec(),
+                _ => [PREFACE, &open_windows(), &get_http2(1, "/")].concat(),
+            };
+            stream.write_all(&begin).await.unwrap();
+            // A byte of the response: its body is on the way.
+            assert_eq!(stream.read(&mut [0; 1]).await.unwrap(), 1);
+            clients.push(stream);
+        }
+        // Until memory no longer grows: 100 samples, two milliseconds apart.
+        let (mut highest, mut same) = (0, 0);
+        until("memory that stays the same", || {
+            let now = process.resident_bytes();
+            same = if now > highest { 0 } else { same + 1 };
+            highest = highest.max(now);
+            same == 100
+        })
+        .await;
+        let each = (highest - before) / CLIENTS as u64;
+        println!("{client} to {protocol}: {} KiB for each client that does not read", each >> 10);
+        assert!(each < BYTES_MAX, "{client} to {protocol}: {each} bytes for each client");
+    }
+}
+
+struct EndlessBody;
+
+impl Body for EndlessBody {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(&[b'x'; 64 << 10])))))
+    }
+}
+
+/// Answers each request with a body that never ends.
+async fn endless(mut stream: TcpStream, is_http2: bool) {
+    if !is_http2 {
+        read_head(&mut stream).await;
+        let _ = stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 9000000000\r\n\r\n").await;
+        let part = vec![b'x'; 64 << 10];
+        while stream.write_all(&part).await.is_ok() {}
+        return;
+    }
+    let respond = service_fn(|_| async { Ok::<_, Infallible>(Response::new(EndlessBody)) });
+    let _ = http2::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), respond).await;
+}
+
+/// SETTINGS and WINDOW_UPDATE that open the HTTP/2 windows as far as they go.
+fn open_windows() -> Vec<u8> {
+    const INITIAL_WINDOW_SIZE: u16 = 4;
+    const ALL: u32 = 0x7fff_ffff;
+    let settings = [&INITIAL_WINDOW_SIZE.to_be_bytes()[..], &ALL.to_be_bytes()].concat();
+    [frame(SETTINGS, 0, 0, &settings), frame(WINDOW_UPDATE, 0, 0, &(ALL - 65_535).to_be_bytes())].concat()
 }

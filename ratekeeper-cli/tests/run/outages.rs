@@ -152,5 +152,5 @@ async fn full_store_is_logged_at_a_bounded_rate_and_counted() {
     assert!(process.metric("ratekeeper_store_overflowed_total").await > 500);
     client.get("/", "X-User: last\r\n").await.unwrap();
     tokio::time::sleep(std::time::Duration::from_millis(600)).await;
-    assert_eq!(process.said("store full"), 1, "one line in a while");
+    assert_eq!(process.count_lines("store full"), 1, "one line in a while");
 }

@@ -11,6 +11,7 @@ use tokio::time::sleep;
 use tokio_rustls::TlsAcceptor;
 
 use super::StartError;
+use super::client_connections::{reap, reap_from};
 use super::drain::DrainBegun;
 use super::tls::{self, Certificate};
 use super::worker::Worker;
@@ -93,7 +94,11 @@ pub(crate) async fn accept<S>(
         let open = |worker: &&Arc<Worker<S>>| worker.connections.load(Ordering::Relaxed);
         let Some(worker) = workers.iter().min_by_key(open) else { return };
         let max = worker.shared.state.load().max_connections;
-        if workers.iter().map(|worker| open(&worker)).sum::<usize>() >= max {
+        let total = workers.iter().map(|worker| open(&worker)).sum::<usize>();
+        if total >= reap_from(max) {
+            reap_idle(&workers, max);
+        }
+        if total >= max {
             // Closing the connection fails the client immediately; in the listen queue it would wait until its timeout.
             worker.shared.rejected_connections.fetch_add(1, Ordering::Relaxed);
             continue;
@@ -107,5 +112,17 @@ pub(crate) async fn accept<S>(
         // A connection without TCP_NODELAY is slower, but works.
         let _ = stream.set_nodelay(true);
         worker.assign(stream, peer, info.clone());
+    }
+}
+
+/// Closes idle connections, at most once per step of the clock: finding them takes longer than accepting one.
+fn reap_idle<S>(workers: &[Arc<Worker<S>>], max_connections: usize) {
+    let Some(first) = workers.first() else { return };
+    let shared = &first.shared;
+    // Counted from 1, so that the first time differs from the initial value.
+    let now = shared.ticker.now().as_millis() + 1;
+    if shared.last_reaped.swap(now, Ordering::Relaxed) != now {
+        let reaped = reap(workers.iter().map(|worker| &worker.registry), max_connections);
+        shared.reaped_connections.fetch_add(reaped as u64, Ordering::Relaxed);
     }
 }

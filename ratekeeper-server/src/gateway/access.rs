@@ -192,7 +192,7 @@ pub(crate) struct AccessRecord {
     bytes: u64,
     has_permit: bool,
     is_logged: bool,
-    _active: ActiveRequest,
+    active: ActiveRequest,
 }
 
 impl AccessRecord {
@@ -211,7 +211,7 @@ impl AccessRecord {
             bytes: 0,
             has_permit: false,
             is_logged: false,
-            _active: active,
+            active,
         }
     }
 
@@ -260,6 +260,11 @@ impl AccessRecord {
 
     pub(crate) fn set_status(&mut self, status: StatusCode) {
         self.status = status;
+    }
+
+    /// Whether data of this connection waits for the client to read.
+    pub(crate) fn is_client_blocked(&self) -> bool {
+        self.active.is_client_blocked()
     }
 
     pub(crate) fn add_bytes(&mut self, bytes: usize) {

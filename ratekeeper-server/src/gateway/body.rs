@@ -451,6 +451,8 @@ pub(crate) struct ClientBody {
     record: Option<AccessRecord>,
     /// Largest data frame to yield.
     frame_bytes_max: usize,
+    /// Yields nothing while the client does not read.
+    waits_for_client: bool,
     /// Data received but not yet yielded.
     pending: Bytes,
 }
@@ -472,13 +474,26 @@ impl ClientBody {
     }
 
     fn new(body: BodySource) -> ClientBody {
-        ClientBody { body, record: None, frame_bytes_max: usize::MAX, pending: Bytes::new() }
+        ClientBody {
+            body,
+            record: None,
+            frame_bytes_max: usize::MAX,
+            waits_for_client: false,
+            pending: Bytes::new(),
+        }
     }
 
     /// Yields small frames: a slow client's progress shows only when one frame has been sent and the next is polled.
     #[must_use]
     pub(crate) fn with_small_frames(self) -> ClientBody {
         ClientBody { frame_bytes_max: FRAME_BYTES_MAX, ..self }
+    }
+
+    /// Yields nothing while data waits for the client: hyper would buffer it up to the size of the largest head. Only for
+    /// HTTP/1, where hyper polls the body again once that data is sent.
+    #[must_use]
+    pub(crate) fn with_back_pressure(self) -> ClientBody {
+        ClientBody { waits_for_client: true, ..self }
     }
 
     /// Keeps the access record until this body ends.
@@ -500,7 +515,10 @@ impl Body for ClientBody {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, ResponseBodyError>>> {
-        let ClientBody { body, record, frame_bytes_max, pending } = &mut *self;
+        let ClientBody { body, record, frame_bytes_max, waits_for_client, pending } = &mut *self;
+        if *waits_for_client && record.as_ref().is_some_and(AccessRecord::is_client_blocked) {
+            return Poll::Pending;
+        }
         let polled = match body {
             _ if !pending.is_empty() => Poll::Ready(Some(Ok(Frame::data(std::mem::take(pending))))),
             BodySource::Limited(body) => Pin::new(body).poll_frame(context),

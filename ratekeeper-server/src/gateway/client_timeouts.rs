@@ -5,9 +5,9 @@
 
 use std::io;
 use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
-use std::task::{Context, Poll};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -27,6 +27,10 @@ pub(crate) struct ConnectionActivity {
     phase: AtomicU8,
     since: AtomicU64,
     requests: AtomicU32,
+    /// Whether the connection is to be closed if it is idle.
+    is_closing: AtomicBool,
+    /// The connection's task.
+    waker: OnceLock<Waker>,
     /// Since when the client does not read pending data, in milliseconds; 0 if it reads.
     blocked_since: AtomicU64,
 }
@@ -47,6 +51,8 @@ impl ConnectionActivity {
             phase: AtomicU8::new(HEAD),
             since,
             requests: AtomicU32::new(0),
+            is_closing: AtomicBool::new(false),
+            waker: OnceLock::new(),
             blocked_since: AtomicU64::new(0),
         })
     }
@@ -71,6 +77,35 @@ impl ConnectionActivity {
         self.phase.load(Ordering::Relaxed) == BUSY
     }
 
+    /// Since when the connection is idle, if it is.
+    pub(crate) fn idle_since(&self) -> Option<Ticks> {
+        self.is_idle().then(|| Ticks::from_millis(self.since.load(Ordering::Relaxed)))
+    }
+
+    /// Asks the connection's task to close the connection, if it is still idle then.
+    pub(crate) fn close(&self) {
+        self.is_closing.store(true, Ordering::Relaxed);
+        if let Some(waker) = self.waker.get() {
+            waker.wake_by_ref();
+        }
+    }
+
+    /// Ready once the connection is to be closed.
+    pub(crate) fn poll_close(&self, context: &Context<'_>) -> Poll<()> {
+        if !self.is_closing.load(Ordering::Relaxed) {
+            // The task of a connection, and so its waker, stays the same.
+            self.waker.get_or_init(|| context.waker().clone());
+            return Poll::Pending;
+        }
+        match self.is_idle() {
+            true => Poll::Ready(()),
+            false => {
+                self.is_closing.store(false, Ordering::Relaxed);
+                Poll::Pending
+            }
+        }
+    }
+
     /// When the timeout of the current phase expires; while a request is served, when to check again.
     pub(crate) fn expiry(&self, timeouts: &Timeouts) -> Expiry {
         let now = self.ticker.now();
@@ -91,6 +126,13 @@ impl ConnectionActivity {
 /// A request in flight, counted until it is dropped.
 #[derive(Debug)]
 pub(crate) struct ActiveRequest(Arc<ConnectionActivity>);
+
+impl ActiveRequest {
+    /// Whether data waits for the client to read.
+    pub(crate) fn is_client_blocked(&self) -> bool {
+        self.0.blocked_since.load(Ordering::Relaxed) > 0
+    }
+}
 
 impl Drop for ActiveRequest {
     fn drop(&mut self) {

@@ -3,6 +3,7 @@
 use std::future::poll_fn;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::pin;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -35,6 +36,13 @@ use crate::backend::Backend;
 
 /// Largest request head; hyper separately limits its headers to 100.
 const HEAD_BYTES_MAX: usize = 64 << 10;
+/// Most bytes of an HTTP/2 stream that wait for the client to read.
+const SEND_BYTES_MAX: usize = 16 << 10;
+/// Most bytes of an HTTP/2 upload that are received before the upstream reads them.
+const STREAM_WINDOW_BYTES: u32 = 128 << 10;
+/// The same over all streams of a connection: so many that a few uploads whose upstreams do not read leave the others
+/// theirs.
+const CONNECTION_WINDOW_BYTES: u32 = 8 * STREAM_WINDOW_BYTES;
 /// Concurrent streams per HTTP/2 connection.
 const STREAMS_MAX: u32 = 128;
 /// Streams that a client may open and reset before the gateway has accepted them.
@@ -94,9 +102,20 @@ pub(crate) async fn serve<S: Backend>(
             _ => return,
         }
     }
+    // Trusted proxies connect on behalf of many clients.
+    let state = shared.state.load();
+    let is_proxy = state.trusted_proxies.trusts(peer);
+    let max = if is_proxy { usize::MAX } else { state.max_connections_per_client };
+    drop(state);
+    let Some(_client) = shared.clients.acquire(canonical(peer), max) else {
+        shared.crowded_connections.fetch_add(1, Ordering::Relaxed);
+        return;
+    };
     let connection = |is_tls| {
+        let activity = setup.activity(shared.ticker.clone());
+        worker.registry.add(&activity);
         Arc::new(ClientConnection {
-            activity: setup.activity(shared.ticker.clone()),
+            activity,
             peer: canonical(peer),
             peer_text: address_value(canonical(peer)),
             port_text: HeaderValue::from(listener.port),
@@ -148,7 +167,11 @@ async fn http1<S: Backend, I>(
     let io = ScannedIo::new(io, &read_ahead, scanned.clone());
     let io = TimedIo::http1(TokioIo::new(io), read_ahead, activity.clone());
     let mut builder = http1::Builder::new();
-    builder.max_header_size(HEAD_BYTES_MAX).header_read_timeout(None).writev(false);
+    builder
+        .max_header_size(HEAD_BYTES_MAX)
+        .max_buf_size(HEAD_BYTES_MAX)
+        .header_read_timeout(None)
+        .writev(false);
     let service = service(&connection);
     let service = move |mut request: Request<Incoming>| {
         if scanned.is_next_ambiguous() {
@@ -189,6 +212,7 @@ async fn http1<S: Backend, I>(
                 timer.as_mut().reset(Instant::now() + DRAIN_GRACE);
             }
             () = poll_fn(|context| watch.poll(context, activity)) => return,
+            () = poll_fn(|context| activity.poll_close(context)) => return,
         }
     }
     let http1::Parts { io, read_buf, .. } = http.into_parts();
@@ -243,7 +267,9 @@ async fn http2<S: Backend, I>(
         .max_concurrent_streams(STREAMS_MAX)
         .max_header_list_size(HEAD_BYTES_MAX as u32)
         .max_pending_accept_reset_streams(RESETS_PENDING_MAX)
-        .max_send_buf_size(HEAD_BYTES_MAX)
+        .max_send_buf_size(SEND_BYTES_MAX)
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         // A client can disappear without closing the connection.
         .keep_alive_interval(timeouts.idle)
         .keep_alive_timeout(timeouts.header);
@@ -264,6 +290,11 @@ async fn http2<S: Backend, I>(
                 }
                 Expiry::In(left) => timer.as_mut().reset(Instant::now() + left),
             },
+            () = poll_fn(|context| activity.poll_close(context)), if !is_closing => {
+                is_closing = true;
+                http.as_mut().graceful_shutdown();
+                timer.as_mut().reset(Instant::now() + DRAIN_GRACE);
+            }
             // GOAWAY names the last request that is served.
             () = &mut draining, if !is_closing => {
                 is_closing = true;

@@ -10,6 +10,7 @@
 //! | `accept` | accepts connections and assigns each to the worker with the fewest |
 //! | `worker` | a thread with its own runtime and its own connections to upstreams |
 //! | `connection`, `connection_setup` | one client connection: setup before the first request, then HTTP |
+//! | `client_connections` | connections per client, and idle ones to close when there are too many |
 //! | `client_socket` | the socket, watched for clients that disconnect while they wait |
 //! | `client_timeouts` | the header and idle timeouts of client connections |
 //! | `stream_stall` | resets HTTP/2 streams whose client does not read |
@@ -31,6 +32,7 @@
 mod accept;
 mod access;
 mod body;
+mod client_connections;
 mod client_socket;
 mod client_timeouts;
 mod connection;
@@ -175,6 +177,10 @@ impl<S: Backend> Gateway<S> {
             metrics,
             rejected_connections: AtomicU64::new(0),
             untrusted_connections: AtomicU64::new(0),
+            crowded_connections: AtomicU64::new(0),
+            reaped_connections: AtomicU64::new(0),
+            last_reaped: AtomicU64::new(0),
+            clients: Arc::default(),
         });
         let workers: Result<Vec<_>, _> =
             (0..workers).map(|number| Worker::start(number, shared.clone())).collect();
@@ -400,10 +406,12 @@ impl<S: Backend> StatusSource for GatewayStatus<S> {
         out.family(&families::CONNECTIONS_REJECTED);
         for (reason, count) in [
             ("max_connections", &shared.rejected_connections),
+            ("max_connections_per_client", &shared.crowded_connections),
             ("untrusted_proxy", &shared.untrusted_connections),
         ] {
             out.sample(&families::CONNECTIONS_REJECTED, &[reason], count.load(Ordering::Relaxed));
         }
+        out.single(&families::CONNECTIONS_REAPED, shared.reaped_connections.load(Ordering::Relaxed));
         out.single(&families::REQUESTS_IN_FLIGHT, shared.recorder.in_flight.load(Ordering::Relaxed));
         let delayed = state.limits.as_ref().map_or(0, |limits| limits.waiting());
         out.single(&families::REQUESTS_DELAYED, delayed);

@@ -152,7 +152,7 @@ impl Completion {
             set_connection_close(&mut response);
         }
         let response = response.map(|body| body.with_record(record));
-        if is_http1 { response } else { response.map(ClientBody::with_small_frames) }
+        response.map(if is_http1 { ClientBody::with_back_pressure } else { ClientBody::with_small_frames })
     }
 }
 

@@ -47,6 +47,7 @@ pub(crate) struct State<S> {
     /// Token that clients of the admin listener must send for metrics.
     pub(crate) admin_token: Option<Secret>,
     pub(crate) max_connections: usize,
+    pub(crate) max_connections_per_client: usize,
     /// Maximum number of requests in flight.
     pub(crate) max_in_flight: usize,
     /// Number of requests in flight from which routes that are not critical are shed.
@@ -209,6 +210,7 @@ impl<S: Backend> State<S> {
             has_access_log: gateway.access_log,
             admin_token: config.admin.as_ref().and_then(|admin| admin.token.clone()),
             max_connections: gateway.max_connections,
+            max_connections_per_client: gateway.max_connections_per_client,
             max_in_flight,
             max_uncritical,
             apis: ApiSettings::of(config),

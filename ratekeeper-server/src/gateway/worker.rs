@@ -11,6 +11,7 @@ use tokio::sync::mpsc;
 
 use super::accept::GatewayListener;
 use super::access::{self, Recorder, WorkerRecorder};
+use super::client_connections::{ClientCounts, ConnectionRegistry};
 use super::connection;
 use super::drain::Drain;
 use super::state::State;
@@ -31,6 +32,13 @@ pub(crate) struct GatewayShared<S> {
     pub(crate) rejected_connections: AtomicU64,
     /// Connections closed on accept because the peer is not a trusted proxy, so its PROXY header does not count.
     pub(crate) untrusted_connections: AtomicU64,
+    /// Connections closed because the client had `max_connections_per_client`.
+    pub(crate) crowded_connections: AtomicU64,
+    /// Idle connections closed because `max_connections` was near.
+    pub(crate) reaped_connections: AtomicU64,
+    /// When idle connections were last closed for that, in milliseconds.
+    pub(crate) last_reaped: AtomicU64,
+    pub(crate) clients: Arc<ClientCounts>,
 }
 
 #[derive(Debug)]
@@ -40,6 +48,7 @@ pub(crate) struct Worker<S> {
     pub(crate) recorder: Arc<WorkerRecorder>,
     /// Number of open connections.
     pub(crate) connections: AtomicUsize,
+    pub(crate) registry: ConnectionRegistry,
     queue: mpsc::UnboundedSender<AcceptedConnection>,
 }
 
@@ -56,7 +65,14 @@ impl<S: Backend> Worker<S> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let (queue, mut accepted) = mpsc::unbounded_channel::<AcceptedConnection>();
         let recorder = Arc::new(WorkerRecorder::new(shared.recorder.clone(), number));
-        let worker = Arc::new(Worker { number, shared, recorder, connections: AtomicUsize::new(0), queue });
+        let worker = Arc::new(Worker {
+            number,
+            shared,
+            recorder,
+            connections: AtomicUsize::new(0),
+            registry: ConnectionRegistry::default(),
+            queue,
+        });
         let draining = worker.shared.drain.wait_begun();
         let (weak, name) = (Arc::downgrade(&worker), format!("gateway-{number}"));
         std::thread::Builder::new().name(name).spawn(move || {

@@ -3,14 +3,18 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use bytes::Bytes;
+use http::Request;
+use http_body_util::Full;
 use testbed::http2::kind::{DATA, RST_STREAM, SETTINGS, WINDOW_UPDATE};
 use testbed::http2::{frame, get as request};
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 use tokio::time::sleep;
 
 use super::http2_abuse::CANCEL;
-use super::peers::{ConfigFile, RawHttp2 as Client, read_head, scripted};
-use super::support::{get, run, status, wait_until};
+use super::peers::{ConfigFile, RawHttp2 as Client, connect_http2, read_head, request_http2, scripted};
+use super::support::{get, header, run, status, wait_until};
 
 const INITIAL_WINDOW_SIZE: u16 = 4;
 const LARGE: usize = 200_000;
@@ -94,4 +98,40 @@ async fn slowly_reading_http2_client_gets_the_whole_response() {
         sleep(Duration::from_millis(35)).await;
     }
     assert_eq!(got, LARGE);
+}
+
+/// Several uploads share a connection, and so the window of that connection.
+#[tokio::test]
+async fn upload_that_its_upstream_does_not_read_does_not_stall_others() {
+    // More than the sockets on the way buffer.
+    const LONG: usize = 64 << 20;
+    let upstream = scripted(|mut stream, _| async move {
+        let head = read_head(&mut stream).await;
+        if head.starts_with("POST /stuck") {
+            return std::future::pending().await;
+        }
+        let length = header(&head, "content-length").unwrap().parse().unwrap();
+        stream.read_exact(&mut vec![0; length]).await.unwrap();
+        stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").await.unwrap();
+    })
+    .await;
+    let gateway = run(&ConfigFile { route: ", timeout: 10m", ..ConfigFile::default() }.to(&[upstream])).await;
+    let mut sender = connect_http2(TcpStream::connect(gateway.address).await.unwrap()).await;
+    let body = Bytes::from(vec![b'x'; LONG]);
+    let post = |path: &str, length: usize| {
+        Request::post(format!("http://a{path}")).body(Full::new(body.slice(..length))).unwrap()
+    };
+    let mut stuck = Vec::new();
+    for _ in 0..4 {
+        let (mut sender, request) = (sender.clone(), post("/stuck", LONG));
+        stuck.push(tokio::spawn(async move { sender.send_request(request).await }));
+    }
+    let status_source = gateway.gateway.status();
+    wait_until(|| status_source.metrics().contains("\nratekeeper_requests_in_flight 4\n")).await;
+    // Long enough to fill the buffers on the way.
+    sleep(Duration::from_millis(500)).await;
+    for _ in 0..3 {
+        assert_eq!(request_http2(&mut sender, post("/read", 4 << 20)).await.head.status, 200);
+    }
+    assert!(stuck.iter().all(|stuck| !stuck.is_finished()));
 }

@@ -157,6 +157,58 @@ async fn connections_above_the_limit_are_closed() {
         run(&ConfigFile { gateway: "max_connections: 3", ..ConfigFile::default() }.to(&[upstream.address]))
             .await;
     let mut kept = Vec::new();
+    for number in 1..=3 {
+        kept.push(hold(&gateway, "/hold").await);
+        upstream.wait_for_held(number).await;
+    }
+    let mut fourth = TcpStream::connect(gateway.address).await.unwrap();
+    assert_eq!(read_all(&mut fourth).await, "", "closed immediately");
+    assert_eq!(gauge(&gateway, "ratekeeper_connections"), 3);
+    assert_eq!(gauge(&gateway, r#"ratekeeper_connections_rejected_total{reason="max_connections"}"#), 1);
+    // Existing connections with requests are unaffected.
+    upstream.release(3);
+    for stream in &mut kept {
+        assert_eq!(status(&read_response(stream).await), 200);
+    }
+    kept.pop();
+    wait_until(|| gauge(&gateway, "ratekeeper_connections") == 2).await;
+    assert_eq!(status(&get(gateway.address, "/", "").await), 200);
+}
+
+#[tokio::test]
+async fn idle_connections_are_closed_when_the_limit_is_near() {
+    let upstream = Upstream::start().await;
+    let file = ConfigFile { gateway: "max_connections: 10", ..ConfigFile::default() };
+    let gateway = run(&file.to(&[upstream.address])).await;
+    let busy = hold(&gateway, "/hold").await;
+    upstream.wait_for_held(1).await;
+    let mut kept = Vec::new();
+    for number in 0..40 {
+        let mut stream = hold(&gateway, "/").await;
+        assert_eq!(status(&read_response(&mut stream).await), 200, "connection {number}");
+        kept.push(stream);
+        // Idle connections are looked for at most once per step of the gateway's clock.
+        tokio::time::sleep(std::time::Duration::from_millis(60)).await;
+    }
+    let mut oldest = kept.remove(0);
+    assert_eq!(read_all(&mut oldest).await, "", "closed");
+    let mut latest = kept.pop().unwrap();
+    latest.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
+    assert_eq!(status(&read_response(&mut latest).await), 200);
+    assert!(gauge(&gateway, "ratekeeper_connections") <= 10);
+    assert!(gauge(&gateway, "ratekeeper_connections_reaped_total") >= 30);
+    assert_eq!(gauge(&gateway, r#"ratekeeper_connections_rejected_total{reason="max_connections"}"#), 0);
+    upstream.release(1);
+    let mut busy = busy;
+    assert_eq!(status(&read_response(&mut busy).await), 200, "a connection with a request is not closed");
+}
+
+#[tokio::test]
+async fn connections_of_one_client_are_bounded() {
+    let upstream = Upstream::start().await;
+    let file = ConfigFile { gateway: "max_connections_per_client: 3", ..ConfigFile::default() };
+    let gateway = run(&file.to(&[upstream.address])).await;
+    let mut kept = Vec::new();
     for _ in 0..3 {
         let mut stream = hold(&gateway, "/").await;
         assert_eq!(status(&read_response(&mut stream).await), 200);
@@ -164,14 +216,26 @@ async fn connections_above_the_limit_are_closed() {
     }
     let mut fourth = TcpStream::connect(gateway.address).await.unwrap();
     assert_eq!(read_all(&mut fourth).await, "", "closed immediately");
-    assert_eq!(gauge(&gateway, "ratekeeper_connections"), 3);
-    assert_eq!(gauge(&gateway, r#"ratekeeper_connections_rejected_total{reason="max_connections"}"#), 1);
-    // Existing connections are unaffected.
-    for stream in &mut kept {
-        stream.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
-        assert_eq!(status(&read_response(stream).await), 200);
-    }
+    let name = r#"ratekeeper_connections_rejected_total{reason="max_connections_per_client"}"#;
+    assert_eq!(gauge(&gateway, name), 1);
+    // Another client is served.
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.2:0".parse().unwrap()).unwrap();
+    let mut other = socket.connect(gateway.address).await.unwrap();
+    other.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
+    assert_eq!(status(&read_response(&mut other).await), 200);
     kept.pop();
-    wait_until(|| gauge(&gateway, "ratekeeper_connections") == 2).await;
+    wait_until(|| gauge(&gateway, "ratekeeper_connections") == 3).await;
     assert_eq!(status(&get(gateway.address, "/", "").await), 200);
+    // A trusted proxy connects for many clients.
+    let above = "client: { trusted_proxies: [127.0.0.1] }";
+    let file =
+        ConfigFile { limits: above, gateway: "max_connections_per_client: 3", ..ConfigFile::default() };
+    let gateway = run(&file.to(&[upstream.address])).await;
+    let mut kept = Vec::new();
+    for _ in 0..5 {
+        let mut stream = hold(&gateway, "/").await;
+        assert_eq!(status(&read_response(&mut stream).await), 200);
+        kept.push(stream);
+    }
 }

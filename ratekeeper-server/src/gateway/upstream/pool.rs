@@ -25,8 +25,15 @@ use super::shared::{ServerSettings, SettingsIo, SharedConnection, SharedStream, 
 use crate::gateway::body::RequestBody;
 use crate::gateway::timer::{Ticker, Ticks};
 
-/// Largest response head from an upstream.
+/// Largest response head over HTTP/2.
 const HEADERS_BYTES_MAX: u32 = 64 << 10;
+/// Largest response head over HTTP/1.1, and the most bytes of a body that are read at once: a client that does not read
+/// holds about four such buffers.
+const BUFFER_BYTES_MAX: usize = 16 << 10;
+/// Most bytes of a response over HTTP/2 that are received before the client reads them.
+const STREAM_WINDOW_BYTES: u32 = 32 << 10;
+/// The same over all streams of a connection: so many that streams whose clients do not read leave the others theirs.
+const CONNECTION_WINDOW_BYTES: u32 = 512 * STREAM_WINDOW_BYTES;
 /// Ping timeout, in connect timeouts: the server may have much to read before the ping.
 const PING_TIMEOUT_FACTOR: u32 = 5;
 /// How long to wait for a pooled connection; opening one to a nearby server takes no longer.
@@ -289,7 +296,7 @@ impl Pool {
         permit: Option<ConnectionPermit>,
     ) -> Result<http1::SendRequest<RequestBody>, ConnectError> {
         let mut builder = http1::Builder::new();
-        builder.writev(false).max_header_size(HEADERS_BYTES_MAX as usize);
+        builder.writev(false).max_header_size(BUFFER_BYTES_MAX).max_buf_size(BUFFER_BYTES_MAX);
         match dial(address, permit).await? {
             UpstreamStream::Plain(stream) => {
                 let (sender, connection) = builder.handshake(TokioIo::new(stream)).await.map_err(failed)?;
@@ -379,7 +386,8 @@ impl Pool {
             .timer(TokioTimer::new())
             .max_header_list_size(HEADERS_BYTES_MAX)
             .initial_max_send_streams(settings.assumed())
-            .adaptive_window(true)
+            .initial_stream_window_size(STREAM_WINDOW_BYTES)
+            .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
             // Pings are sent only while a request waits: otherwise it does not matter whether the server is up.
             .keep_alive_interval(address.ping_after)
             .keep_alive_timeout(address.connect_timeout * PING_TIMEOUT_FACTOR);
