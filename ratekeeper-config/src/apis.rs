@@ -5,10 +5,10 @@ use std::net::SocketAddr;
 use crate::environment::{Environment, Secret};
 use crate::error::{Position, quoted};
 use crate::gateway::{LimitNames, RouteLimits, is_off, listen_address, named_limits};
-use crate::names;
 use crate::quantity::ValueError;
 use crate::reader::{Fields, Reader};
 use crate::tree::{Node, NodeValue};
+use crate::{names, words};
 
 /// The address of an API and its token.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,8 +66,20 @@ pub struct EnvoyApi {
     pub api: Api,
     /// Whether negative hits refund units.
     pub refunds: bool,
-    /// Whether Ratekeeper adds `x-ratelimit-*` headers to responses.
+    /// Whether Ratekeeper adds rate limit headers to responses.
     pub headers: bool,
+    /// The names of these headers.
+    pub header_names: EnvoyHeaderNames,
+}
+
+/// The names of the headers in responses to Envoy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum EnvoyHeaderNames {
+    /// `x-ratelimit-limit`, `-remaining`, `-reset`: those of Envoy's own filter.
+    #[default]
+    XRateLimit,
+    /// `RateLimit-Limit`, `-Remaining`, `-Reset`: those of envoyproxy/ratelimit.
+    RateLimit,
 }
 
 /// The Redis API.
@@ -148,7 +160,11 @@ pub(crate) fn apis(
         let (api, fields) = api(reader, node, &ENVOY, environment);
         let refunds = yes_or_no(reader, fields.as_ref(), "refunds", false);
         let headers = yes_or_no(reader, fields.as_ref(), "headers", false);
-        Some(EnvoyApi { api: api?, refunds, headers })
+        let names = fields.as_ref().and_then(|fields| fields.get("header_names"));
+        let header_names = reader.or(names, EnvoyHeaderNames::default(), |reader, node| {
+            reader.choice(node, "header_names", &words::ENVOY_HEADER_NAMES)
+        });
+        Some(EnvoyApi { api: api?, refunds, headers, header_names })
     });
     let resp = fields.get("resp").and_then(|node| {
         let (api, fields) = api(reader, node, &RESP, environment);

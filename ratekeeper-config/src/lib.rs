@@ -76,7 +76,7 @@ mod words;
 
 use std::time::Duration;
 
-pub use apis::{Api, Apis, Authorize, EnvoyApi, HttpApi, RespApi};
+pub use apis::{Api, Apis, Authorize, EnvoyApi, EnvoyHeaderNames, HttpApi, RespApi};
 pub use concurrency::ConcurrencyLimit;
 pub use environment::{Environment, Secret};
 pub use error::{Diagnostic, Errors, Severity};

@@ -53,6 +53,7 @@ pub(crate) const DESCRIPTOR: &[&str] = &[
     "value",
     "unlimited",
     "blocked",
+    "unit",
     "name",
     "replaces",
     "shadow",
@@ -114,7 +115,7 @@ pub(crate) const OUTLIER_EJECTION: &[&str] = &["after", "for"];
 pub(crate) const APIS: &[&str] = &["http", "envoy", "resp"];
 pub(crate) const HTTP: &[&str] = &["listen", "token", "refunds", "resets", "authorize"];
 pub(crate) const AUTHORIZE: &[&str] = &["deny_status", "limits"];
-pub(crate) const ENVOY: &[&str] = &["listen", "token", "refunds", "headers"];
+pub(crate) const ENVOY: &[&str] = &["listen", "token", "refunds", "headers", "header_names"];
 pub(crate) const RESP: &[&str] = &["listen", "token", "max_connections"];
 pub(crate) const ADMIN: &[&str] = &["listen", "token"];
 pub(crate) const LOG: &[&str] = &["keys"];
@@ -254,6 +255,8 @@ mod tests {
             ("/$defs/part/oneOf/0", of(&words::PLAIN_PARTS)),
             ("/$defs/upstream/properties/balance", of(&words::BALANCES)),
             ("/$defs/upstream/properties/protocol", of(&words::PROTOCOLS)),
+            ("/$defs/descriptor/properties/unit", of(&words::UNITS)),
+            ("/$defs/envoy/oneOf/1/properties/header_names", of(&words::ENVOY_HEADER_NAMES)),
         ]
     }
 

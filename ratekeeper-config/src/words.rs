@@ -5,6 +5,8 @@ use ratekeeper_rules::client::Source;
 use ratekeeper_rules::key::KeyPart;
 use ratekeeper_rules::path::AmbiguousPathPolicy;
 
+use crate::apis::EnvoyHeaderNames;
+use crate::envoy::Unit;
 use crate::file::LogKeys;
 use crate::gateway::{Balance, Protocol};
 use crate::store::WhenFull;
@@ -54,4 +56,15 @@ pub(crate) const PLAIN_PARTS: [(&str, KeyPart); 4] =
 
 pub(crate) const BALANCES: [(&str, Balance); 2] =
     [("round_robin", Balance::RoundRobin), ("least_requests", Balance::LeastRequests)];
+pub(crate) const UNITS: [(&str, Unit); 7] = [
+    ("second", Unit::Second),
+    ("minute", Unit::Minute),
+    ("hour", Unit::Hour),
+    ("day", Unit::Day),
+    ("week", Unit::Week),
+    ("month", Unit::Month),
+    ("year", Unit::Year),
+];
+pub(crate) const ENVOY_HEADER_NAMES: [(&str, EnvoyHeaderNames); 2] =
+    [("x-ratelimit", EnvoyHeaderNames::XRateLimit), ("ratelimit", EnvoyHeaderNames::RateLimit)];
 pub(crate) const PROTOCOLS: [(&str, Protocol); 2] = [("http1", Protocol::Http1), ("http2", Protocol::Http2)];

@@ -68,7 +68,7 @@ fn shown(config: &Config, found: &Descriptor) -> String {
     let mut text = match found.limit {
         DescriptorLimit::None => "no limit".to_owned(),
         DescriptorLimit::Unlimited => "unlimited".to_owned(),
-        DescriptorLimit::Blocked => "blocked".to_owned(),
+        DescriptorLimit::Blocked => format!("0 {}", found.unit.unwrap().name()),
         DescriptorLimit::Rule(number) => {
             let rule = config.rules.rule(number);
             assert!(to_yaml(&rule.limit).ends_with("align: clock }"), "{rule:?}");
@@ -119,7 +119,7 @@ fn looked_up(file: &Json, entries: &[(String, String)]) -> String {
     match (limit, limit["unlimited"] == Json::Bool(true), text(limit, "requests_per_unit").replace('_', "")) {
         (Json::Null, _, _) => "no limit".to_owned(),
         (_, true, _) => "unlimited".to_owned(),
-        (_, _, count) if count.is_empty() || count == "0" => "blocked".to_owned(),
+        (_, _, count) if count.is_empty() => format!("0 {}", text(limit, "unit").to_uppercase()),
         (_, _, count) => format!("{count} {}", text(limit, "unit").to_uppercase()),
     }
 }

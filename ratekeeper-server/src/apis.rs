@@ -60,6 +60,7 @@ impl ApiSettings {
                 token: envoy_api.and_then(|envoy_api| envoy_api.api.token.clone()),
                 refunds: envoy_api.is_some_and(|envoy_api| envoy_api.refunds),
                 headers: envoy_api.is_some_and(|envoy_api| envoy_api.headers),
+                header_names: envoy_api.map(|envoy_api| envoy_api.header_names).unwrap_or_default(),
                 ..envoy::EnvoyApiSettings::default()
             }),
             rls_json: Arc::new(envoy::EnvoyApiSettings {

@@ -120,6 +120,9 @@ fn push(text: &mut String, descriptors: &[EnvoyDescriptor], columns: usize) {
                 }
                 None => "unlimited: true".to_owned(),
             });
+            if let Some((0, unit)) = limit.amount {
+                line(format!("unit: {}", unit.name().to_lowercase()));
+            }
             if let Some(name) = &limit.name {
                 line(format!("name: {}", word(name)));
             }

@@ -6,9 +6,9 @@ use ratekeeper_rules::rule::Rule;
 
 use crate::error::quoted;
 use crate::limit;
-use crate::names;
 use crate::reader::{Entry, Fields, Reader};
 use crate::tree::{Node, NodeValue};
+use crate::{names, words};
 
 use super::metadata::{self, Metadata};
 use super::name::Path;
@@ -144,9 +144,15 @@ impl Reading {
         let metadata = fields.get("metadata").and_then(|node| metadata(reader, node));
         let inner = fields.get("descriptors");
         let inner = inner.map(|node| self.level(reader, node, &here.path, here.deep)).unwrap_or_default();
+        let blocked_unit = fields.get("unit").and_then(|node| reader.choice(node, "unit", &words::UNITS));
+        if let (Some(entry), false) = (fields.entry("unit"), matches!(limit, Some(DescriptorLimit::Blocked)))
+        {
+            let help = "write `blocked: true`, or remove `unit`: other limits have the unit of their window";
+            reader.error(entry.position, "`unit` needs `blocked`", help);
+        }
         let (unit, requests_per_unit) = match limit? {
             DescriptorLimit::Rule(number) => shown_names(&self.rules.get(number - self.first_rule)?.limit),
-            _ => (None, 0),
+            _ => (blocked_unit, 0),
         };
         Some(Descriptor {
             key: here.key.to_owned(),

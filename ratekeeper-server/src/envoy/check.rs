@@ -36,8 +36,10 @@ pub(super) async fn decide<S: Store + Send + Sync>(
     layer: Option<&RatekeeperLayer<S>>,
     descriptors: &[ResolvedDescriptor<'_>],
 ) -> Result<EnvoyVerdict, EnvoyApiError> {
-    let is_over = ResolvedDescriptor::is_always_denied;
-    let decisions = descriptors.iter().map(|it| DescriptorDecision { decision: None, is_over: is_over(it) });
+    let decisions = descriptors.iter().map(|it| DescriptorDecision {
+        decision: layer.and_then(|layer| it.blocked_decision(layer.now())),
+        is_over: it.is_always_denied(),
+    });
     let mut check = RequestCheck { layer, descriptors, decisions: decisions.collect() };
     let is_plain = |it: &ResolvedDescriptor<'_>| {
         matches!(it.hits, Hits::Charge(_)) && !it.is_quota && !it.is_always_denied()

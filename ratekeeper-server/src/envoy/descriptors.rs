@@ -1,9 +1,10 @@
 //! Resolves a request's descriptors to limits.
 
 use std::borrow::Cow;
+use std::time::Duration;
 
 use ratekeeper::tower::check::{Check, KeyInput, LimitRef};
-use ratekeeper::{Limit, WindowAlign};
+use ratekeeper::{Decision, Limit, RetryAfter, Time, WindowAlign};
 use ratekeeper_config::envoy::{Descriptor, DescriptorLimit, Domain, Metadata, Unit};
 use smallvec::SmallVec;
 
@@ -34,8 +35,8 @@ pub(super) enum ResolvedLimit {
     None,
     /// Always allowed, and reported as unlimited.
     Unlimited,
-    /// Always denied.
-    Blocked,
+    /// Always denied. With a unit, the reset is the end of its current window.
+    Blocked { unit: Option<Unit> },
     /// The limit of a rule.
     Rule { number: usize, key: Vec<u8> },
     /// An inline limit.
@@ -59,7 +60,7 @@ impl ResolvedDescriptor<'_> {
         let (limit, key) = match &self.limit {
             ResolvedLimit::Rule { number, key } => (LimitRef::Rule(*number), key),
             ResolvedLimit::Inline { limit, key } => (LimitRef::Inline(limit), key),
-            ResolvedLimit::None | ResolvedLimit::Unlimited | ResolvedLimit::Blocked => return None,
+            ResolvedLimit::None | ResolvedLimit::Unlimited | ResolvedLimit::Blocked { .. } => return None,
         };
         let cost = match self.hits {
             Hits::Charge(hits) => hits,
@@ -78,11 +79,26 @@ impl ResolvedDescriptor<'_> {
             && !matches!(self.hits, Hits::Refund(_))
     }
 
+    /// The decision of a blocked descriptor with a unit: nothing remains, and the window ends with the unit.
+    pub(super) fn blocked_decision(&self, now: Time) -> Option<Decision> {
+        let ResolvedLimit::Blocked { unit: Some(unit) } = self.limit else { return None };
+        // Units are at most a year long, so the nanoseconds fit.
+        let length = unit.length().as_nanos() as u64;
+        Some(Decision {
+            allowed: false,
+            limit: 0,
+            remaining: 0,
+            retry_after: RetryAfter::Never,
+            reset_after: Duration::from_nanos(length - now.as_nanos() % length),
+            delay: Duration::ZERO,
+        })
+    }
+
     /// Whether it is always denied.
     pub(super) fn is_always_denied(&self) -> bool {
         match self.limit {
             ResolvedLimit::None | ResolvedLimit::Unlimited => false,
-            ResolvedLimit::Blocked => !matches!(self.hits, Hits::Refund(_)),
+            ResolvedLimit::Blocked { .. } => !matches!(self.hits, Hits::Refund(_)),
             ResolvedLimit::Rule { .. } | ResolvedLimit::Inline { .. } => self.hits == Hits::AboveAnyLimit,
         }
     }
@@ -161,11 +177,11 @@ fn resolve_configured(descriptor: &Descriptor, key: Vec<u8>, hits: Hits) -> Reso
     let limit = match descriptor.limit {
         DescriptorLimit::None => ResolvedLimit::None,
         DescriptorLimit::Unlimited => ResolvedLimit::Unlimited,
-        DescriptorLimit::Blocked => ResolvedLimit::Blocked,
+        DescriptorLimit::Blocked => ResolvedLimit::Blocked { unit: descriptor.unit },
         DescriptorLimit::Rule(number) => ResolvedLimit::Rule { number, key },
     };
     let reported_limit = match limit {
-        ResolvedLimit::Blocked | ResolvedLimit::Rule { .. } => Some(RateLimit {
+        ResolvedLimit::Blocked { .. } | ResolvedLimit::Rule { .. } => Some(RateLimit {
             name: descriptor.name.clone().unwrap_or_default(),
             requests_per_unit: descriptor.requests_per_unit,
             unit: descriptor.unit.map_or(RateLimitUnit::Unknown, RateLimitUnit::from).into(),
@@ -194,7 +210,7 @@ fn resolve_inline(
     // Zero requests per unit is not a valid window; it always denies.
     let limit = match Limit::fixed_window(inline.requests_per_unit, unit.length(), WindowAlign::Clock) {
         Ok(limit) => ResolvedLimit::Inline { limit, key: inline_key(domain, entries) },
-        Err(_) => ResolvedLimit::Blocked,
+        Err(_) => ResolvedLimit::Blocked { unit: Some(unit) },
     };
     let reported_limit = RateLimit {
         name: String::new(),

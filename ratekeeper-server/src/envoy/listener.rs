@@ -13,10 +13,12 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Server;
 use tonic_health::ServingStatus;
 use tonic_health::server::{HealthReporter, health_reporter};
+use tower_layer::layer_fn;
 
 use super::bounds::METADATA_BYTES_MAX;
 use super::call_guard::{CallGuard, CallKind};
 use super::connection::accept;
+use super::grpc_only::GrpcOnly;
 use super::service::RateLimitService;
 use super::{EnvoyApiContext, reflection};
 use crate::runtime::open_files;
@@ -94,11 +96,15 @@ pub fn listen<P: EnvoyApiContext>(
     let reflection = reflection::service().map_err(io::Error::other)?;
     let reflection = reflection.max_decoding_message_size(SMALL_MESSAGE_BYTES_MAX);
     let reflection = CallGuard::new(reflection, context.clone(), CallKind::Reflection, REFLECTION_CALLS_MAX);
+    let older = reflection::service_v1alpha().map_err(io::Error::other)?;
+    let older = older.max_decoding_message_size(SMALL_MESSAGE_BYTES_MAX);
+    let older = CallGuard::new(older, context.clone(), CallKind::Reflection, REFLECTION_CALLS_MAX);
     let (reporter, health) = health_reporter();
     let health = health.max_decoding_message_size(SMALL_MESSAGE_BYTES_MAX);
     let health = CallGuard::new(health, context.clone(), CallKind::Health, HEALTH_CALLS_MAX);
     let requires_token = Arc::new(move || context.snapshot().settings.token.is_some());
     let server = Server::builder()
+        .layer(layer_fn(GrpcOnly::new))
         .max_concurrent_streams(settings.calls_per_connection_max)
         .timeout(settings.client_timeout)
         .http2_keepalive_interval(Some(settings.ping_interval))
@@ -107,7 +113,8 @@ pub fn listen<P: EnvoyApiContext>(
         .initial_connection_window_size(WINDOW_BYTES)
         .add_service(service)
         .add_service(health)
-        .add_service(reflection);
+        .add_service(reflection)
+        .add_service(older);
     Ok((address, async move {
         set_status(&reporter, ServingStatus::Serving).await;
         // No queue: the next connection is accepted when the previous one is served.

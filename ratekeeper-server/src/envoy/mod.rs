@@ -22,6 +22,7 @@ mod check;
 mod connection;
 mod descriptors;
 mod error;
+mod grpc_only;
 mod json;
 mod listener;
 pub mod messages;
@@ -35,8 +36,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use ratekeeper::Store;
 use ratekeeper::tower::RatekeeperLayer;
-use ratekeeper_config::Secret;
 use ratekeeper_config::envoy::Domain;
+use ratekeeper_config::{EnvoyHeaderNames, Secret};
 
 pub use self::bounds::{CALL_BYTES_MAX, DESCRIPTORS_MAX, ENTRIES_MAX, MESSAGE_BYTES_MAX, TEXT_BYTES_MAX};
 use self::error::EnvoyApiError;
@@ -93,8 +94,10 @@ pub struct EnvoyApiSettings {
     pub token: Option<Secret>,
     /// Whether descriptors with `is_negative_hits` refund units.
     pub refunds: bool,
-    /// Whether the response has Envoy send `x-ratelimit-limit`, `-remaining` and `-reset` to clients.
+    /// Whether the response has Envoy send the limit, what remains and the reset to clients.
     pub headers: bool,
+    /// The names of these headers.
+    pub header_names: EnvoyHeaderNames,
     /// The body that Envoy sends to denied clients; empty for Envoy's default.
     pub denied_body: Bytes,
 }

@@ -1,18 +1,27 @@
 //! gRPC reflection: the names and messages of the service, for tools such as grpcurl.
 
-use tonic_reflection::server::v1::{ServerReflection, ServerReflectionServer};
 use tonic_reflection::server::{Builder, Error};
+use tonic_reflection::server::{v1, v1alpha};
 
 /// The definitions in `proto/`, compiled. To compile them again, run in that folder:
 /// `protoc --proto_path=. --include_imports --descriptor_set_out=rls.binpb envoy/service/ratelimit/v3/rls.proto`
 const DESCRIPTOR_SET: &[u8] = include_bytes!("proto/rls.binpb");
 
-/// The reflection service.
-pub(super) fn service() -> Result<ServerReflectionServer<impl ServerReflection>, Error> {
+fn builder() -> Builder<'static> {
     Builder::configure()
         .register_encoded_file_descriptor_set(DESCRIPTOR_SET)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
-        .build_v1()
+}
+
+/// The reflection service.
+pub(super) fn service() -> Result<v1::ServerReflectionServer<impl v1::ServerReflection>, Error> {
+    builder().build_v1()
+}
+
+/// The reflection service by its older name, which many tools still call first.
+pub(super) fn service_v1alpha()
+-> Result<v1alpha::ServerReflectionServer<impl v1alpha::ServerReflection>, Error> {
+    builder().build_v1alpha()
 }
 
 #[cfg(test)]

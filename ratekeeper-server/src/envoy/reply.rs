@@ -6,6 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use prost_types::value::Kind;
 use prost_types::{Duration as PbDuration, ListValue, NullValue, Struct, Value};
+use ratekeeper_config::EnvoyHeaderNames;
 use ratekeeper_config::envoy::{Data, Metadata};
 
 use super::EnvoyApiSettings;
@@ -25,7 +26,7 @@ pub(super) fn reply(
 ) -> (RateLimitResponse, CallOutcome) {
     let pairs = || descriptors.iter().zip(&verdict.decisions);
     let statuses: Vec<_> = pairs().map(|(descriptor, decision)| status(descriptor, decision)).collect();
-    let headers = if settings.headers { headers(&statuses) } else { Vec::new() };
+    let headers = if settings.headers { headers(&statuses, settings.header_names) } else { Vec::new() };
     let raw_body = if verdict.allowed { Bytes::new() } else { settings.denied_body.clone() };
     let is_shadowed = pairs().any(|(descriptor, decision)| descriptor.is_shadow && decision.is_over);
     let (code, outcome) = match (verdict.allowed, is_shadowed) {
@@ -66,7 +67,7 @@ fn whole_secs(duration: Duration) -> u64 {
 }
 
 /// Headers for the limit that denies, or else for the one with the least remaining.
-fn headers(statuses: &[DescriptorStatus]) -> Vec<HeaderValue> {
+fn headers(statuses: &[DescriptorStatus], names: EnvoyHeaderNames) -> Vec<HeaderValue> {
     let is_over = |status: &DescriptorStatus| status.code == i32::from(RateLimitCode::OverLimit);
     let limited = statuses.iter().filter(|status| status.current_limit.is_some());
     let Some(nearest) = limited.min_by_key(|status| (!is_over(status), status.limit_remaining)) else {
@@ -75,10 +76,14 @@ fn headers(statuses: &[DescriptorStatus]) -> Vec<HeaderValue> {
     let limit = nearest.current_limit.as_ref().map_or(0, |limit| limit.requests_per_unit);
     let reset = nearest.duration_until_reset.as_ref().map_or(0, |reset| reset.seconds);
     let header = |key: &str, value: String| HeaderValue { key: key.to_owned(), value };
+    let [limit_name, remaining_name, reset_name] = match names {
+        EnvoyHeaderNames::XRateLimit => ["x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset"],
+        EnvoyHeaderNames::RateLimit => ["RateLimit-Limit", "RateLimit-Remaining", "RateLimit-Reset"],
+    };
     vec![
-        header("x-ratelimit-limit", limit.to_string()),
-        header("x-ratelimit-remaining", nearest.limit_remaining.to_string()),
-        header("x-ratelimit-reset", reset.to_string()),
+        header(limit_name, limit.to_string()),
+        header(remaining_name, nearest.limit_remaining.to_string()),
+        header(reset_name, reset.to_string()),
     ]
 }
 

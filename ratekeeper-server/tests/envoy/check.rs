@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use prost_types::value::Kind;
+use ratekeeper_config::EnvoyHeaderNames;
 use ratekeeper_server::envoy::messages::{RateLimitRequest, RateLimitResponse};
 use ratekeeper_server::envoy::{EnvoyApiSettings, EnvoyListenerSettings};
 use tonic::Code;
@@ -124,6 +125,33 @@ async fn unlimited_and_blocked_are_reported() {
     assert_eq!(limit_of(&response.statuses[0]), Some((0, "UNKNOWN", "")));
     // The denied request did not charge the user.
     assert_eq!(client.remaining(&[descriptor(&[("user", "ann")])]).await, (true, vec![0]));
+}
+
+/// A reset of 0 would tell clients to retry at once.
+#[tokio::test]
+async fn limit_of_zero_keeps_its_unit_and_reset() {
+    let domains =
+        format!("{USERS}    - {{ key: plan, value: none, blocked: true, unit: hour, name: nobody }}\n");
+    let service = run_with(
+        &domains,
+        EnvoyApiSettings { headers: true, ..EnvoyApiSettings::default() },
+        EnvoyListenerSettings::default(),
+    );
+    let mut client = service.client().await;
+    service.clock.advance(Duration::from_millis(10_500));
+    let inline = |unit| with_inline_limit(0, unit, descriptor(&[("user", "ann")]));
+    for (denied, limit, reset) in [
+        (descriptor(&[("plan", "none")]), (0, "HOUR", "nobody"), 3590),
+        (inline(2), (0, "MINUTE", ""), 50),
+        (inline(1), (0, "SECOND", ""), 1),
+    ] {
+        let response = client.check(&[denied]).await;
+        let status = &response.statuses[0];
+        assert_eq!((is_ok(response.overall_code), status.limit_remaining), (false, 0));
+        assert_eq!((limit_of(status), reset_of(status)), (Some(limit), Some(reset)));
+        let header = response.response_headers_to_add.last().unwrap();
+        assert_eq!((header.key.as_str(), header.value.parse()), ("x-ratelimit-reset", Ok(reset)));
+    }
 }
 
 #[tokio::test]
@@ -378,6 +406,12 @@ async fn configured_headers_and_body_are_sent() {
     assert_eq!(headers(&response), expected);
     let response = client.check(&[descriptor(&[("other", "")])]).await;
     assert!(headers(&response).is_empty());
+
+    let header_names = EnvoyHeaderNames::RateLimit;
+    let options = EnvoyApiSettings { headers: true, header_names, ..EnvoyApiSettings::default() };
+    let mut client = run_with(USERS, options, EnvoyListenerSettings::default()).client().await;
+    let response = client.check(&[descriptor(&[("user", "ann")])]).await;
+    assert_eq!(headers(&response), ["RateLimit-Limit: 3", "RateLimit-Remaining: 2", "RateLimit-Reset: 60"]);
 }
 
 #[tokio::test]

@@ -8,6 +8,9 @@ use ratekeeper::redis::{FailurePolicy, Redis};
 use ratekeeper_server::Exposition;
 use ratekeeper_server::envoy::{Domains, EnvoyApiSettings, EnvoyListenerSettings, json};
 use testbed::RedisServer;
+use testbed::http2::kind::{DATA, HEADERS, RST_STREAM, SETTINGS, WINDOW_UPDATE};
+use testbed::http2::{END_HEADERS, END_STREAM, block, frame, get, request_head};
+use tokio::io::AsyncWriteExt;
 use tokio::time::timeout;
 use tonic::{Code, Request};
 use tonic_health::pb::HealthCheckRequest;
@@ -16,6 +19,8 @@ use tonic_reflection::pb::v1::ServerReflectionRequest;
 use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
 use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
 use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
+
+use crate::gateway::peers::RawHttp2;
 
 use super::support::{
     Client, TEST_TIMEOUT, TestContext, TestService, builder, descriptor, edge_request, is_ok, parse, run,
@@ -269,4 +274,53 @@ async fn unavailable_store_fails_the_call() {
     assert_eq!(status, 503);
     assert!(text.starts_with(r#"{"code":14,"message":"the store"#), "{text}");
     assert!(is_ok(client.check(&[descriptor(&[("other", "")])]).await.overall_code));
+}
+
+/// Many tools call the older name of the service first, and some call no other.
+#[tokio::test]
+async fn reflection_answers_by_its_older_name() {
+    use tonic_reflection::pb::v1alpha::ServerReflectionRequest;
+    use tonic_reflection::pb::v1alpha::server_reflection_client::ServerReflectionClient;
+    use tonic_reflection::pb::v1alpha::server_reflection_request::MessageRequest;
+    use tonic_reflection::pb::v1alpha::server_reflection_response::MessageResponse;
+
+    let service = run(USERS);
+    let mut client = ServerReflectionClient::new(service.channel().await);
+    let message_request = Some(MessageRequest::ListServices(String::new()));
+    let request = ServerReflectionRequest { host: String::new(), message_request };
+    let mut response = client.server_reflection_info(tokio_stream::once(request)).await.unwrap().into_inner();
+    let response = response.message().await.unwrap().unwrap().message_response.unwrap();
+    let MessageResponse::ListServicesResponse(services) = response else { panic!("not a list of services") };
+    assert!(services.service.iter().any(|it| it.name == "envoy.service.ratelimit.v3.RateLimitService"));
+}
+
+/// The cases of h2spec that need a response with a body, or a request that is read to its end.
+#[tokio::test]
+async fn requests_that_are_not_grpc_follow_http2() {
+    let service = run(USERS);
+    // generic/2: a response with a body, also to a stream that got WINDOW_UPDATE.
+    let mut client = RawHttp2::connect(service.address).await;
+    let frames = [get(1, "/"), frame(WINDOW_UPDATE, 0, 1, &1_u32.to_be_bytes())];
+    client.0.write_all(&frames.concat()).await.unwrap();
+    let body = client.next_of(DATA).await.unwrap();
+    assert!(String::from_utf8_lossy(&body.payload).contains("application/grpc"), "{body:?}");
+
+    // 8.1.2.6: a content length that the data does not have.
+    let mut client = RawHttp2::connect(service.address).await;
+    let head = request_head("POST", "/").into_iter().chain([("content-length", "1")]);
+    let frames = [frame(HEADERS, END_HEADERS, 1, &block(head)), frame(DATA, END_STREAM, 1, b"test")];
+    client.0.write_all(&frames.concat()).await.unwrap();
+    let reset = client.next_of(RST_STREAM).await.unwrap();
+    assert_eq!((reset.stream, &reset.payload[..]), (1, &1_u32.to_be_bytes()[..]), "PROTOCOL_ERROR");
+
+    // 5.1.2: more streams than announced, all kept open by a window of 0.
+    let settings = EnvoyListenerSettings { calls_per_connection_max: 10, ..EnvoyListenerSettings::default() };
+    let service = run_with(USERS, EnvoyApiSettings::default(), settings);
+    let mut client = RawHttp2::connect(service.address).await;
+    const INITIAL_WINDOW_SIZE: [u8; 6] = [0, 4, 0, 0, 0, 0];
+    let settings = frame(SETTINGS, 0, 0, &INITIAL_WINDOW_SIZE);
+    let streams = (0..11).flat_map(|number| get(2 * number + 1, "/"));
+    client.0.write_all(&settings.into_iter().chain(streams).collect::<Vec<u8>>()).await.unwrap();
+    let refused = client.next_of(RST_STREAM).await.unwrap();
+    assert_eq!((refused.stream, &refused.payload[..]), (21, &7_u32.to_be_bytes()[..]), "REFUSED_STREAM");
 }

@@ -16,7 +16,7 @@ mod limits;
 mod observability;
 mod overload;
 mod panics;
-mod peers;
+pub(crate) mod peers;
 mod proxy_protocol;
 mod retries;
 mod screening;

@@ -117,6 +117,11 @@ impl<S: Store> RatekeeperLayer<S> {
         self.engine.rules.rules()
     }
 
+    /// The time by the layer's clock.
+    pub fn now(&self) -> Time {
+        self.engine.clock.now()
+    }
+
     /// Decides several checks and charges all of them or none.
     ///
     /// If an inline limit or a rule denies after inline limits were charged, those charges are refunded. No limit is
