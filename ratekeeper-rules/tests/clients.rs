@@ -174,10 +174,10 @@ fn spellings(address: IpAddr) -> impl Strategy<Value = String> {
 }
 
 /// One hop as a proxy writes it.
-fn hop(source: Source, normalization: &str, name: &str, other: &str) -> String {
+fn hop(source: Source, address: &str, name: &str, other: &str) -> String {
     match source {
-        Source::XForwardedFor => normalization.to_owned(),
-        Source::Forwarded => format!("{other}{name}={}", normalization.trim()),
+        Source::XForwardedFor => address.to_owned(),
+        Source::Forwarded => format!("{other}{name}={}", address.trim()),
     }
 }
 
@@ -185,7 +185,7 @@ fn hops(addresses: impl Strategy<Value = IpAddr>, source: Source) -> impl Strate
     let others = select(vec!["", "proto=https;", "host=\"a,b;c\\\"\"; ", "By=\"[fd00::1]:80\";"]);
     let names = select(vec!["for", "For", "FOR"]);
     (addresses.prop_flat_map(spellings), names, others)
-        .prop_map(move |(normalization, name, other)| hop(source, &normalization, name, other))
+        .prop_map(move |(address, name, other)| hop(source, &address, name, other))
 }
 
 /// What an attacker might send: random bytes, and pieces of valid headers.

@@ -27,7 +27,7 @@ fn rows(part: usize) -> Vec<Row> {
         if line.starts_with("== ") {
             parts_begun += 1;
         } else if let Some(words) = line.strip_prefix("with ") {
-            normalization = spelling_of(words);
+            normalization = parse_normalization(words);
         } else if parts_begun == part + 1 {
             let columns = line.split('|').map(|column| bytes_put_in(column.trim())).collect();
             rows.push(Row { line: line_number, normalization, columns });
@@ -37,7 +37,7 @@ fn rows(part: usize) -> Vec<Row> {
     rows
 }
 
-fn spelling_of(words: &str) -> PathNormalization {
+fn parse_normalization(words: &str) -> PathNormalization {
     let mut normalization = PathNormalization::default();
     for word in words.split(' ') {
         match word {

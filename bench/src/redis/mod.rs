@@ -105,7 +105,7 @@ struct RedisBench {
     function: String,
 }
 
-/// AllowedCount requests, out of the replies that state it.
+/// The number of allowed requests, out of the replies that say whether a request was allowed.
 #[derive(Default)]
 struct AllowedCount {
     yes: u64,

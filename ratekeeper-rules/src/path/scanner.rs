@@ -1,4 +1,4 @@
-//! Splits the text between two slashes into scanner for normalization.
+//! Splits the text between two slashes into pieces for normalization.
 
 use super::{Ambiguity, AmbiguousPath, AmbiguousPathPolicy, PathNormalization};
 

@@ -151,20 +151,20 @@ local function expiry(ms)
   return ms < EXPIRY_MAX and ms or EXPIRY_MAX
 end
 
--- Each kind of limit has a function
+-- Each kind of limit has a function, for example
 --
---   kind(key, it) -> allowed, state, write, value, ms
+--   token_bucket(key, charge) -> allowed, state, write, value, ms
 --
--- that reads the state of a key and decides a charge, but writes nothing. `it` is the charge as parsed by `read`.
+-- It reads the state of a key and decides a charge, but writes nothing. `charge` is a charge as parsed by `read`.
 -- `state` is the state for the reply. `write(key, value, ms, is_charged)` then makes the change, and is nil if there
 -- is none. A state that has been advanced to now is written even if the request is denied.
 --
 -- Some kinds have a fast path for requests of one charge, the most common, at a time of whole microseconds, as the
 -- server's is:
 --
---   quick(key, it) -> flags, state
+--   fast_token_bucket(key, charge) -> flags, state
 --
--- It decides the common case and writes. If it returns no flags, the case was another and nothing has changed.
+-- A fast path decides the common case and writes. If it returns no flags, the case was another and nothing has changed.
 --
 -- Two kinds store their state as one whole number below 2^53, like Redis counters: INCRBY reads and charges in one
 -- command, and a wrong charge is corrected afterwards.
@@ -1104,7 +1104,7 @@ end
 
 -- Refunds: a charge is undone because the request was denied elsewhere or cost less than estimated.
 --
---   give_back(key, it, t_s, t_n), where t is the instant of the charge; below 0 if it is unknown
+--   refund_token_bucket(key, charge, t_s, t_n), where t is the instant of the charge; below 0 if it is unknown
 --
 -- The rule: a key never has more budget than without the charge, on a clock that did not step back in between, except
 -- that a window or period that the charge began stays where it is. If the exact amount is unknown, less is refunded.
@@ -1135,7 +1135,7 @@ local function refund_token_bucket(key, charge, t_s, t_n)
     end
   end
   local full_d, full_t, full_f = read_bucket(state)
-  -- Written under a wrong clock, as in `bucket`; precision of a day is enough here.
+  -- Written under a wrong clock, as in `token_bucket`; precision of a day is enough here.
   if full_d - now_d > (extra == 0 and FAR or FAR_INJECTED) * (charge.f_d + 1) then
     return
   end
