@@ -23,7 +23,7 @@ const SHARDS_SEARCHED: usize = 15;
 /// Bounds the searches of a full map: after an unsuccessful search it takes some time until keys become idle.
 const SEARCHES_PER_WINDOW: u32 = 10_000;
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct StateMap<A: Algorithm> {
     algorithm: A,
     window: Duration,
@@ -44,12 +44,6 @@ struct SharedMap<S> {
     search_again_at_ns: AtomicU64,
     overflow: Overflow<S>,
     _reserved: Reservation,
-}
-
-impl<A: Algorithm + Clone> Clone for StateMap<A> {
-    fn clone(&self) -> StateMap<A> {
-        self.next(self.algorithm.clone(), self.when_full)
-    }
 }
 
 impl<A: Algorithm> StateMap<A> {

@@ -30,7 +30,7 @@ const SWEEP: usize = 16;
 /// Counting the keys of a larger table scans at most this many lines, 64 MiB, and extrapolates.
 const COUNTED_LINES_MAX: usize = 1 << 20;
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Table<A: Algorithm, const W: usize> {
     /// A copy of the algorithm of `scale`, and of its id: a check reads them without another pointer.
     algorithm: A,
@@ -60,19 +60,6 @@ impl<A, S> SharedTable<A, S> {
     #[inline]
     fn lines(&self) -> &[Line] {
         self.words[self.first..].as_chunks().0
-    }
-}
-
-impl<A: Algorithm + Clone, const W: usize> Clone for Table<A, W> {
-    fn clone(&self) -> Table<A, W> {
-        Table {
-            algorithm: self.algorithm.clone(),
-            id: self.id,
-            shared: self.shared.clone(),
-            scale: self.scale.clone(),
-            window: self.window,
-            when_full: self.when_full,
-        }
     }
 }
 
