@@ -19,8 +19,8 @@ use ratekeeper_core::{
 };
 use smallvec::SmallVec;
 
-use super::States;
 use super::pack::{SmallCounter, SmallWindow};
+use super::states::States;
 use crate::sync::{AtomicU64, Ordering};
 
 /// An algorithm whose states can be migrated.
