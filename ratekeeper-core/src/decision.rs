@@ -18,7 +18,8 @@ pub struct Decision {
     pub allowed: bool,
     /// The limit or capacity that was applied.
     pub limit: u32,
-    /// Units that can still be charged at this instant, after this request.
+    /// Units that can still be charged at this instant, after this request; [`UNKNOWN`](Decision::UNKNOWN) if a
+    /// failure policy allowed the request without a store.
     pub remaining: u32,
     /// How long to wait before a retry.
     pub retry_after: RetryAfter,
@@ -29,6 +30,16 @@ pub struct Decision {
 }
 
 impl Decision {
+    /// The value of `remaining` if it is unknown. A limit of this size is never unknown.
+    pub const UNKNOWN: u32 = u32::MAX;
+
+    /// Units that can still be charged, if they are known. Otherwise, the time until the full budget is not known
+    /// either.
+    pub fn known_remaining(&self) -> Option<u32> {
+        let is_unknown = self.remaining == Decision::UNKNOWN && self.limit != Decision::UNKNOWN;
+        (!is_unknown).then_some(self.remaining)
+    }
+
     /// The combined decision of two limits that both apply to a request.
     ///
     /// It is allowed if both allow it. Waits are the longer of the two. `limit` and `remaining` are those of the

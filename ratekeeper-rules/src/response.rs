@@ -158,8 +158,9 @@ impl LimitResponse {
         let Some(binding) = binding(limits) else { return };
 
         for line in set.lines() {
-            line.push(&mut self.text, limits, binding, context);
-            self.end_header(line.name, line.is_list());
+            if line.push(&mut self.text, limits, binding, context) {
+                self.end_header(line.name, line.is_list());
+            }
         }
         // If any limit denies, the binding one does.
         if !binding.decision.allowed {
@@ -258,6 +259,31 @@ mod tests {
         response.write(HeaderSet::default(), &[LimitDecision::new(&name, &limit, allowed)], &context);
         assert_eq!((response.text.as_ptr(), response.headers.as_ptr()), memory);
         assert_eq!((response.status(), response.body(), response.headers().count()), (None, "", 2));
+
+        // A failure policy allowed the request without a store: what remains is unknown, and not said.
+        let unknown = Decision { remaining: Decision::UNKNOWN, reset_after: Duration::ZERO, ..allowed };
+        for (set, headers) in [
+            ("ietf", vec![r#"ratelimit-policy: "per-user";q=100;w=60"#]),
+            ("draft6", vec!["ratelimit-limit: 100", "ratelimit-policy: 100;w=60"]),
+            ("github", vec!["x-ratelimit-limit: 100", "x-ratelimit-resource: per-user"]),
+            (
+                "spring",
+                vec![
+                    "x-ratelimit-remaining: -1",
+                    "x-ratelimit-replenish-rate: 1",
+                    "x-ratelimit-burst-capacity: 100",
+                    "x-ratelimit-requested-tokens: 1",
+                ],
+            ),
+        ] {
+            let set = HeaderSet::named(set).unwrap();
+            response.write(set, &[LimitDecision::new(&name, &limit, unknown)], &context);
+            let written: Vec<_> = response.headers().map(|it| format!("{}: {}", it.name, it.value)).collect();
+            assert_eq!(written, headers, "{set:?}");
+        }
+        let both = [unknown, allowed].map(|decision| LimitDecision::new(&name, &limit, decision));
+        response.write(HeaderSet::default(), &both, &context);
+        assert_eq!(response.header("ratelimit"), Some(r#""per-user";r=0;t=60"#));
 
         response.write(HeaderSet::default(), &[], &context);
         assert_eq!((response.status(), response.body(), response.headers().count()), (None, "", 0));

@@ -105,6 +105,8 @@ enum Attribute {
     PlainName,
     Quota,
     Remaining,
+    /// The same, -1 if it is unknown.
+    RemainingOrMinusOne,
     /// The quota minus the remaining units.
     Used,
     /// The window in seconds.
@@ -123,8 +125,8 @@ enum Attribute {
 }
 
 use Attribute::{
-    Cost, Partition, PerSecond, PlainName, Quota, QuotedName, Remaining, ResetDelta, ResetEpoch, Until, Used,
-    Window,
+    Cost, Partition, PerSecond, PlainName, Quota, QuotedName, Remaining, RemainingOrMinusOne, ResetDelta,
+    ResetEpoch, Until, Used, Window,
 };
 
 const fn list(
@@ -187,7 +189,7 @@ static OTHERS: &[HeaderTable] = &[
     HeaderTable {
         name: "spring",
         lines: &[
-            single("x-ratelimit-remaining", Remaining),
+            single("x-ratelimit-remaining", RemainingOrMinusOne),
             single("x-ratelimit-replenish-rate", PerSecond),
             single("x-ratelimit-burst-capacity", Quota),
             single("x-ratelimit-requested-tokens", Cost),
@@ -201,14 +203,16 @@ impl HeaderSpec {
         matches!(self.value, ValueSpec::List(..))
     }
 
-    /// Appends the value. `binding` is one of `limits`, of which there is at least one.
+    /// Appends the value, and returns whether there is one. `binding` is one of `limits`, of which there is at least
+    /// one. What depends on the remaining units is left out if they are unknown.
     pub(super) fn push(
         &self,
         text: &mut String,
         limits: &[LimitDecision],
         binding: &LimitDecision,
         context: &ResponseContext,
-    ) {
+    ) -> bool {
+        let start = text.len();
         match self.value {
             ValueSpec::Single(attribute) => {
                 if let Some(value) = attribute.of(binding, context) {
@@ -216,8 +220,10 @@ impl HeaderSpec {
                 }
             }
             ValueSpec::List(item, parameters) => {
-                for (index, limit_decision) in limits.iter().enumerate() {
-                    text.push_str(if index == 0 { "" } else { ", " });
+                let is_state = parameters.iter().any(|(_, attribute)| matches!(attribute, Remaining));
+                let is_told = |it: &&LimitDecision| !is_state || it.decision.known_remaining().is_some();
+                for limit_decision in limits.iter().filter(is_told) {
+                    text.push_str(if text.len() == start { "" } else { ", " });
                     if let Some(value) = item.of(limit_decision, context) {
                         value.push(text);
                     }
@@ -232,6 +238,7 @@ impl HeaderSpec {
                 }
             }
         }
+        text.len() > start
     }
 }
 
@@ -242,18 +249,22 @@ impl Attribute {
         limit_decision: &LimitDecision<'a>,
         context: &ResponseContext,
     ) -> Option<AttributeValue<'a>> {
-        let (limit, remaining) = (limit_decision.limit.limit(), limit_decision.decision.remaining);
+        let (limit, remaining) = (limit_decision.limit.limit(), limit_decision.decision.known_remaining());
         Some(AttributeValue::Number(match self {
             QuotedName => return Some(AttributeValue::Text(limit_decision.name.quoted())),
             PlainName => return Some(AttributeValue::Text(limit_decision.name.as_str())),
             Partition => return limit_decision.partition.map(AttributeValue::Bytes),
             Quota => u64::from(limit),
-            Remaining => u64::from(remaining),
-            Used => u64::from(limit.saturating_sub(remaining)),
+            Remaining => u64::from(remaining?),
+            RemainingOrMinusOne => match remaining {
+                Some(remaining) => u64::from(remaining),
+                None => return Some(AttributeValue::Text("-1")),
+            },
+            Used => u64::from(limit.saturating_sub(remaining?)),
             Window => window(limit_decision.limit)?,
-            Until => limit_decision.until(context)?,
-            ResetDelta => limit_decision.reset_delta(context),
-            ResetEpoch => limit_decision.reset_epoch(context),
+            Until => remaining.and_then(|_| limit_decision.until(context))?,
+            ResetDelta => remaining.map(|_| limit_decision.reset_delta(context))?,
+            ResetEpoch => remaining.map(|_| limit_decision.reset_epoch(context))?,
             PerSecond => per_second(limit_decision.limit),
             Cost => u64::from(limit_decision.cost),
         }))

@@ -46,6 +46,11 @@ pub(super) fn reply(
 
 fn status(descriptor: &ResolvedDescriptor<'_>, decision: &DescriptorDecision) -> DescriptorStatus {
     let is_denied = decision.is_over && !descriptor.is_shadow;
+    // Without its limit, Envoy tells clients nothing about it.
+    let is_unknown = decision.decision.is_some_and(|it| it.known_remaining().is_none());
+    if is_unknown && !is_denied {
+        return DescriptorStatus { code: RateLimitCode::Ok.into(), ..DescriptorStatus::default() };
+    }
     let remaining = match descriptor.limit {
         ResolvedLimit::Unlimited => u32::MAX,
         _ => decision.decision.map_or(0, |it| it.remaining),

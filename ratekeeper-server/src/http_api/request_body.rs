@@ -89,12 +89,51 @@ pub(crate) struct LimitCheck<'a> {
     pub(crate) limit: Cow<'a, str>,
     #[serde(borrow, default)]
     pub(crate) key: Key<'a>,
-    #[serde(default = "default_cost")]
+    #[serde(default = "default_cost", deserialize_with = "whole")]
     pub(crate) cost: u32,
 }
 
 fn default_cost() -> u32 {
     1
+}
+
+/// A whole number as JSON Schema defines it: `9035.0` is one.
+fn whole<'de, D: Deserializer<'de>, T: TryFrom<u64>>(deserializer: D) -> Result<T, D::Error> {
+    struct WholeVisitor;
+
+    impl Visitor<'_> for WholeVisitor {
+        type Value = u64;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            write!(f, "a whole number that is not negative")
+        }
+
+        fn visit_u64<E: de::Error>(self, number: u64) -> Result<u64, E> {
+            Ok(number)
+        }
+
+        fn visit_f64<E: de::Error>(self, number: f64) -> Result<u64, E> {
+            // Up to 2^53, a double is exact.
+            match number.fract() == 0.0 && (0.0..=9_007_199_254_740_992.0).contains(&number) {
+                true => Ok(number as u64),
+                false => Err(E::invalid_value(de::Unexpected::Float(number), &self)),
+            }
+        }
+    }
+    let number = deserializer.deserialize_any(WholeVisitor)?;
+    T::try_from(number).map_err(|_| de::Error::custom(format_args!("{number} is too large")))
+}
+
+/// The same for a field that may be missing or `null`.
+fn some_whole<'de, D: Deserializer<'de>, T: TryFrom<u64>>(deserializer: D) -> Result<Option<T>, D::Error> {
+    struct Whole<T>(T);
+
+    impl<'de, T: TryFrom<u64>> Deserialize<'de> for Whole<T> {
+        fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Whole<T>, D::Error> {
+            whole(deserializer).map(Whole)
+        }
+    }
+    Ok(Option::deserialize(deserializer)?.map(|Whole(number)| number))
 }
 
 /// The status of a denial.
@@ -142,9 +181,11 @@ struct CheckRequestJson<'a> {
     limit: Option<Cow<'a, str>>,
     #[serde(borrow)]
     key: Option<Key<'a>>,
+    #[serde(default, deserialize_with = "some_whole")]
     cost: Option<u32>,
     #[serde(borrow, alias = "descriptors")]
     checks: Option<Vec<LimitCheck<'a>>>,
+    #[serde(default, deserialize_with = "some_whole")]
     deny_status: Option<u16>,
 }
 
@@ -187,7 +228,7 @@ struct ReserveRequestJson<'a> {
     limit: Cow<'a, str>,
     #[serde(borrow, default)]
     key: Key<'a>,
-    #[serde(default = "default_cost")]
+    #[serde(default = "default_cost", deserialize_with = "whole")]
     cost: u32,
     #[serde(borrow)]
     expires: Option<Cow<'a, str>>,
@@ -223,6 +264,7 @@ impl<'a> ReserveRequest<'a> {
 pub(crate) struct SettleRequest<'a> {
     #[serde(borrow)]
     pub(crate) reservation: Cow<'a, str>,
+    #[serde(deserialize_with = "whole")]
     pub(crate) cost: u32,
 }
 

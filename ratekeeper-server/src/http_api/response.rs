@@ -100,7 +100,10 @@ fn push_decision(out: &mut Vec<u8>, decision: Option<&Decision>) {
     out.extend_from_slice(b",\"size\":");
     push_number(out, decision.limit);
     out.extend_from_slice(b",\"remaining\":");
-    push_number(out, decision.remaining);
+    match decision.known_remaining() {
+        Some(remaining) => push_number(out, remaining),
+        None => out.extend_from_slice(b"null"),
+    }
     out.extend_from_slice(b",\"retry_after\":");
     match decision.retry_after {
         RetryAfter::Now => out.extend_from_slice(b"null"),
@@ -108,7 +111,10 @@ fn push_decision(out: &mut Vec<u8>, decision: Option<&Decision>) {
         RetryAfter::Never => out.extend_from_slice(b"\"never\""),
     }
     out.extend_from_slice(b",\"reset_after\":");
-    push_seconds(out, decision.reset_after);
+    match decision.known_remaining() {
+        Some(_) => push_seconds(out, decision.reset_after),
+        None => out.extend_from_slice(b"null"),
+    }
     out.extend_from_slice(b",\"delay\":");
     push_seconds(out, decision.delay);
 }

@@ -222,31 +222,40 @@ const ON_DENY_LIST: [i64; 6] = [0, 0, 0, -1, 0, 0];
 const UNLIMITED: [i64; 6] = [1, -1, -1, -1, 0, 0];
 
 fn cl_throttle_reply(decision: &Decision) -> [i64; 5] {
-    let Decision { allowed, limit, remaining, retry_after, reset_after, .. } = *decision;
+    let Decision { allowed, limit, retry_after, .. } = *decision;
+    let (remaining, reset_after) = budget(decision, seconds);
     let retry_after = match retry_after {
         RetryAfter::After(wait) => seconds(wait),
         RetryAfter::Now | RetryAfter::Never => -1,
     };
-    [i64::from(!allowed), limit.into(), remaining.into(), retry_after, seconds(reset_after)]
+    [i64::from(!allowed), limit.into(), remaining, retry_after, reset_after]
 }
 
 fn throttle_reply(decision: &Decision) -> [i64; 5] {
-    let Decision { allowed, limit, remaining, retry_after, reset_after, .. } = *decision;
+    let Decision { allowed, limit, retry_after, .. } = *decision;
+    let (remaining, reset_after) = budget(decision, seconds);
     let retry_after = match retry_after {
         RetryAfter::After(wait) => seconds(wait),
         RetryAfter::Now => 0,
         RetryAfter::Never => -1,
     };
-    [allowed.into(), limit.into(), remaining.into(), seconds(reset_after), retry_after]
+    [allowed.into(), limit.into(), remaining, reset_after, retry_after]
 }
 
 fn rk_check_reply(decision: &Decision) -> [i64; 6] {
-    let Decision { allowed, limit, remaining, retry_after, reset_after, delay } = *decision;
+    let Decision { allowed, limit, retry_after, delay, .. } = *decision;
+    let (remaining, reset_after) = budget(decision, millis);
     let retry_after = match retry_after {
         RetryAfter::After(wait) => millis(wait),
         RetryAfter::Now | RetryAfter::Never => -1,
     };
-    [allowed.into(), limit.into(), remaining.into(), retry_after, millis(reset_after), millis(delay)]
+    [allowed.into(), limit.into(), remaining, retry_after, reset_after, millis(delay)]
+}
+
+/// The remaining units and the time until the full budget; both are -1 if nobody knows.
+fn budget(decision: &Decision, unit: fn(Duration) -> i64) -> (i64, i64) {
+    let known = decision.known_remaining();
+    known.map_or((-1, -1), |remaining| (remaining.into(), unit(decision.reset_after)))
 }
 
 fn seconds(wait: Duration) -> i64 {
@@ -284,6 +293,8 @@ mod tests {
         assert_eq!(cl_throttle_reply(&never)[3], -1);
         assert_eq!(throttle_reply(&never)[4], -1);
         assert_eq!(rk_check_reply(&never)[3], -1);
+        let unknown = Decision { remaining: Decision::UNKNOWN, ..DENIED };
+        assert_eq!(rk_check_reply(&unknown), [0, 5, -1, 1001, -1, 0]);
         let delay = Duration::from_micros(1_500);
         let allowed = Decision { allowed: true, retry_after: RetryAfter::Now, delay, ..DENIED };
         assert_eq!(cl_throttle_reply(&allowed), [0, 5, 1, -1, 4]);

@@ -256,7 +256,12 @@ impl Line<'_> {
                     LoggedKey::Text(text) => write!(out, r#""{}""#, JsonText(text))?,
                     LoggedKey::Hash(_) => write!(out, r#""{key}""#)?,
                 }
-                write!(out, r#","remaining":{},"retry_after":"#, decision.remaining)?;
+                out.push_str(r#","remaining":"#);
+                match decision.known_remaining() {
+                    Some(remaining) => write!(out, "{remaining}")?,
+                    None => out.push_str("null"),
+                }
+                out.push_str(r#","retry_after":"#);
                 match decision.retry_after {
                     RetryAfter::After(wait) => write!(out, "{}", Millis(wait))?,
                     RetryAfter::Never => out.push_str("\"never\""),
@@ -293,7 +298,10 @@ impl Line<'_> {
                 RetryAfter::After(wait) => write!(out, "retry in {}", ShortWait(wait))?,
                 RetryAfter::Never => out.push_str("cost above the limit"),
                 _ if !decision.delay.is_zero() => write!(out, "delayed {} ms", decision.delay.as_millis())?,
-                _ => write!(out, "{} left", decision.remaining)?,
+                _ => match decision.known_remaining() {
+                    Some(remaining) => write!(out, "{remaining} left")?,
+                    None => out.push_str("store unavailable"),
+                },
             }
         } else if self.decision != "allowed" {
             write!(out, "  {:<16}  {}", "", Printable(self.decision))?;

@@ -231,3 +231,28 @@ async fn peek_reports_every_tier_and_reset_restores_all() {
     assert_eq!(reset["limits"][0]["tiers"][0]["remaining"].as_u64(), Some(50), "{reset}");
     assert_eq!(get(api.address, "GET", "/v1/authorize", gold).await.status, 200);
 }
+
+/// To JSON Schema, and so to the description of this API, a number without a fraction is an integer.
+#[tokio::test]
+async fn whole_numbers_may_be_written_with_a_point() {
+    let api =
+        run("limits: { big: { key: { header: X-User-Id }, fixed_window: { limit: 10000, window: 1h } } }");
+    let send = async |path: &str, body: &str| super::support::send(api.address, path, "", body).await;
+    let cost = |cost: &str| format!(r#"{{"limit":"big","key":"a","cost":{cost}}}"#);
+    for (body, remaining) in [(cost("9035.0"), 965), (cost("9e1"), 875), (cost("0.0"), 875)] {
+        let response = send("/v1/check", &body).await;
+        assert_eq!(
+            response.json()["limits"][0]["remaining"].as_u64(),
+            Some(remaining),
+            "{body}: {response:?}"
+        );
+    }
+    let status = r#"{"limit":"big","key":"a","cost":9999,"deny_status":429.0}"#;
+    assert_eq!(send("/v1/check", status).await.status, 429);
+    let reserved = send("/v1/reserve", r#"{"limit":"big","key":"b","cost":7.0}"#).await.json();
+    let settle = format!(r#"{{"reservation":{},"cost":5.0}}"#, reserved["reservation"]);
+    assert_eq!(send("/v1/settle", &settle).await.json()["refunded"].as_u64(), Some(2));
+    for wrong in ["0.5", "-1", "-1.0", "4294967296.0", "1e300", "\"1\"", "true"] {
+        assert_eq!(send("/v1/check", &cost(wrong)).await.status, 422, "{wrong}");
+    }
+}

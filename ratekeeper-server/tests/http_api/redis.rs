@@ -181,3 +181,19 @@ async fn refunds_in_progress_complete_before_shutdown() {
         assert_eq!(peek_remaining(other.address, "per-user", user).await, 10, "{user}");
     }
 }
+
+/// The failure policy `open` allows without asking anybody: the full quota would be a guess.
+#[tokio::test]
+async fn remaining_quota_is_unknown_if_the_store_is_unavailable_and_the_policy_is_open() {
+    let config = parse(PER_USER);
+    let settings = Settings::new("redis://127.0.0.1:1").on_store_failure(FailurePolicy::Open);
+    let layer = builder(&config).unwrap().redis(&settings).unwrap();
+    let api = open(TestContext::with_layer(config, ManualClock::default(), Some(layer), 100, |_| {}));
+    let response = post(api.address, "/v1/check", &json!({ "limit": "per-user", "key": "ann" })).await;
+    let limit = &response.json()["limits"][0];
+    assert_eq!((response.json()["degraded"].as_bool(), limit["allowed"].as_bool()), (Some(true), Some(true)));
+    assert_eq!(limit["size"].as_u64(), Some(10));
+    assert!(limit["remaining"].is_null() && limit["reset_after"].is_null(), "{response:?}");
+    assert_eq!(response.header("ratelimit"), None, "{response:?}");
+    assert_eq!(response.header("ratelimit-policy"), Some(r#""per-user";q=10;w=3600"#));
+}

@@ -147,7 +147,7 @@ fn unlimited(limit: &Limit) -> Decision {
     Decision {
         allowed: true,
         limit: limit.limit(),
-        remaining: limit.limit(),
+        remaining: Decision::UNKNOWN,
         retry_after: RetryAfter::Now,
         reset_after: Duration::ZERO,
         delay: Duration::ZERO,
