@@ -4,9 +4,9 @@ use ratekeeper_config::envoy::{DescriptorLimit, migrate};
 use ratekeeper_config::{Config, Diagnostic, Environment, parse, parse_limit, to_yaml};
 
 /// An environment without variables and files.
-struct Nothing;
+struct EmptyEnvironment;
 
-impl Environment for Nothing {
+impl Environment for EmptyEnvironment {
     fn variable(&self, _: &str) -> Option<String> {
         None
     }
@@ -24,10 +24,10 @@ pub(crate) fn check(bytes: &[u8]) {
         Err(error) => check_error(&error, text),
     }
     check_migration(text);
-    match parse(text, &Nothing) {
+    match parse(text, &EmptyEnvironment) {
         Ok(config) => {
             check_config(&config);
-            let again = parse(text, &Nothing).expect("it was read once");
+            let again = parse(text, &EmptyEnvironment).expect("it was read once");
             assert_eq!(format!("{again:?}"), format!("{config:?}"), "a text has one meaning");
         }
         Err(errors) => {
@@ -43,7 +43,7 @@ pub(crate) fn check(bytes: &[u8]) {
 fn check_migration(text: &str) {
     match migrate(&[("limits.yaml", text)]) {
         Ok(migrated) => {
-            let config = parse(&migrated, &Nothing).expect("what we print is right");
+            let config = parse(&migrated, &EmptyEnvironment).expect("what we print is right");
             assert_eq!(config.domains.len(), 1, "{migrated}");
             check_config(&config);
         }

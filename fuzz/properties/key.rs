@@ -9,7 +9,7 @@ use ratekeeper_rules::key::{Key, KeyFallback, KeyPart, NoKey};
 use ratekeeper_rules::path::{PathNormalization, Pattern, normalize};
 
 use super::input::Input;
-use super::made_up::MadeUp;
+use super::synthetic_request::SyntheticRequest;
 
 const HEADERS: [&str; 3] = ["x-a", "x-b", "cookie"];
 const NAMES: [&str; 3] = ["a", "b", "a b"];
@@ -17,12 +17,12 @@ const HOSTS: [&str; 8] = ["", "a.test", "A.TEST", "a.test.", "a.test:80", "A.tes
 const METHODS: [&str; 4] = ["GET", "get", "POST", ""];
 const PATTERNS: [&str; 4] = ["/users/{id}/**", "/{a}/{b}", "/api/**", "/{a}/x/{b}"];
 
-fn request(input: &mut Input<'_>) -> MadeUp {
+fn request(input: &mut Input<'_>) -> SyntheticRequest {
     let typed = input.text(24);
     let path = normalize(&typed, PathNormalization::default()).unwrap_or("/a/b".into()).into_owned();
     let headers =
         (0..input.below(5)).map(|_| (input.one_of(&HEADERS).to_owned(), input.bytes(24).to_vec())).collect();
-    MadeUp {
+    SyntheticRequest {
         method: input.one_of(&METHODS).to_owned(),
         host: input.one_of(&HOSTS).to_owned(),
         path,
@@ -138,7 +138,7 @@ enum Found {
     Missing,
 }
 
-fn values(parts: &Parts, ipv6_prefix: u8, request: &MadeUp) -> Result<Vec<Found>, NoKey> {
+fn values(parts: &Parts, ipv6_prefix: u8, request: &SyntheticRequest) -> Result<Vec<Found>, NoKey> {
     let mut all = Vec::new();
     for (part, or) in parts {
         all.push(match (value(*part, ipv6_prefix, request)?, or) {
@@ -154,7 +154,7 @@ fn values(parts: &Parts, ipv6_prefix: u8, request: &MadeUp) -> Result<Vec<Found>
     Ok(all)
 }
 
-fn value(part_model: PartModel, ipv6_prefix: u8, request: &MadeUp) -> Result<Option<Value>, NoKey> {
+fn value(part_model: PartModel, ipv6_prefix: u8, request: &SyntheticRequest) -> Result<Option<Value>, NoKey> {
     let texts: Vec<Vec<u8>> = match part_model {
         PartModel::Ip => return Ok(Some(network(request.client, ipv6_prefix))),
         PartModel::Path(number) => return Ok(captured(number, &request.path).map(Value::Segments)),
@@ -199,7 +199,7 @@ fn network(client: IpAddr, ipv6_prefix: u8) -> Value {
     Value::Network(true, bits & !outside, ipv6_prefix)
 }
 
-fn cookies(name: &str, request: &MadeUp) -> Vec<Vec<u8>> {
+fn cookies(name: &str, request: &SyntheticRequest) -> Vec<Vec<u8>> {
     let mut found = Vec::new();
     for line in request.lines("cookie") {
         for pair in line.split(|byte| *byte == b';') {

@@ -6,9 +6,9 @@ pub(crate) mod client;
 pub(crate) mod config;
 pub(crate) mod input;
 pub(crate) mod key;
-pub(crate) mod made_up;
 pub(crate) mod path;
 pub(crate) mod resp;
+pub(crate) mod synthetic_request;
 
 /// A target: its name and its property.
 pub(crate) type Target = (&'static str, fn(&[u8]));

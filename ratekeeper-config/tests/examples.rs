@@ -10,10 +10,10 @@ use ratekeeper_config::{Config, Store};
 use ratekeeper_core::{FailurePolicy, Limit};
 use ratekeeper_rules::path::normalize;
 
-#[path = "../../fuzz/properties/made_up.rs"]
-mod made_up;
+#[path = "../../fuzz/properties/synthetic_request.rs"]
+mod synthetic_request;
 
-use self::made_up::MadeUp as Asks;
+use self::synthetic_request::SyntheticRequest;
 use crate::common::{EXAMPLES, examples, read};
 
 fn example(name: &str) -> Config {
@@ -21,9 +21,9 @@ fn example(name: &str) -> Config {
     read(&yaml).unwrap_or_else(|errors| panic!("{}", errors.in_file(name)))
 }
 
-impl Asks {
-    fn post(path: &str) -> Asks {
-        Asks {
+impl SyntheticRequest {
+    fn post(path: &str) -> SyntheticRequest {
+        SyntheticRequest {
             method: "POST".to_owned(),
             host: "example.com".to_owned(),
             path: path.to_owned(),
@@ -36,25 +36,25 @@ impl Asks {
         }
     }
 
-    fn with(mut self, name: &str, value: &str) -> Asks {
+    fn with(mut self, name: &str, value: &str) -> SyntheticRequest {
         self.headers.push((name.to_owned(), value.as_bytes().to_vec()));
         self
     }
 
-    fn from(self, client: [u8; 4]) -> Asks {
-        Asks { client: client.into(), ..self }
+    fn from(self, client: [u8; 4]) -> SyntheticRequest {
+        SyntheticRequest { client: client.into(), ..self }
     }
 }
 
 /// The limits of a file, with a manual clock.
-struct Gate {
+struct TestLimits {
     config: Config,
     clock: ManualClock,
     limiter: Limiter<Memory<ManualClock>>,
 }
 
-impl Gate {
-    fn new(config: Config) -> Gate {
+impl TestLimits {
+    fn new(config: Config) -> TestLimits {
         // Noon on a Tuesday: far from the boundaries of a clock day and a clock week.
         let clock = ManualClock::new(Time::from_secs(1_700_000_000 - 1_700_000_000 % 86_400 + 43_200));
         let limits: Vec<Limit> = config.rules.limits().iter().map(|kept| kept.limit.clone()).collect();
@@ -62,10 +62,10 @@ impl Gate {
         let builder =
             rest.iter().cloned().fold(Limiter::builder(first.clone()), |builder, limit| builder.and(limit));
         let limiter = builder.max_keys(1_000).clock(clock.clone()).build().unwrap();
-        Gate { config, clock, limiter }
+        TestLimits { config, clock, limiter }
     }
 
-    fn allows(&self, request: &Asks) -> bool {
+    fn allows(&self, request: &SyntheticRequest) -> bool {
         let Ok(charge_list) = self.config.rules.charges_for(request, 0..self.config.named_limits) else {
             return false;
         };
@@ -79,7 +79,7 @@ impl Gate {
     }
 
     /// The number of allowed requests out of `count`.
-    fn passing(&self, count: usize, request: &Asks) -> usize {
+    fn passing(&self, count: usize, request: &SyntheticRequest) -> usize {
         (0..count).filter(|_| self.allows(request)).count()
     }
 
@@ -123,55 +123,66 @@ fn examples_bind_each_address_once() {
 
 #[test]
 fn two_posts_a_second_per_user() {
-    let gate = Gate::new(example("social"));
-    let (ann, bob) =
-        (Asks::post("/posts").with("x-user-id", "ann"), Asks::post("/posts").with("x-user-id", "bob"));
-    assert_eq!(gate.passing(3, &ann), 2);
-    assert_eq!(gate.passing(3, &bob), 2);
-    gate.clock.advance(Duration::from_millis(999));
-    assert!(!gate.allows(&ann));
-    gate.clock.advance(Duration::from_millis(1));
-    assert_eq!(gate.passing(3, &ann), 2);
+    let limits = TestLimits::new(example("social"));
+    let (ann, bob) = (
+        SyntheticRequest::post("/posts").with("x-user-id", "ann"),
+        SyntheticRequest::post("/posts").with("x-user-id", "bob"),
+    );
+    assert_eq!(limits.passing(3, &ann), 2);
+    assert_eq!(limits.passing(3, &bob), 2);
+    limits.clock.advance(Duration::from_millis(999));
+    assert!(!limits.allows(&ann));
+    limits.clock.advance(Duration::from_millis(1));
+    assert_eq!(limits.passing(3, &ann), 2);
 }
 
 #[test]
 fn ten_accounts_a_day_per_address() {
-    let gate = Gate::new(example("social"));
-    let (here, there) = (Asks::post("/accounts"), Asks::post("/accounts").from([192, 0, 2, 2]));
-    assert_eq!(gate.passing(11, &here), 10);
+    let limits = TestLimits::new(example("social"));
+    let (here, there) =
+        (SyntheticRequest::post("/accounts"), SyntheticRequest::post("/accounts").from([192, 0, 2, 2]));
+    assert_eq!(limits.passing(11, &here), 10);
     // A different user at the same address uses the same budget.
-    assert!(!gate.allows(&here.clone().with("x-user-id", "somebody")));
-    assert_eq!(gate.passing(11, &there), 10);
-    gate.wait(DAY / 2 - 1);
-    assert!(!gate.allows(&here));
-    gate.wait(1);
-    assert_eq!(gate.passing(11, &here), 10);
+    assert!(!limits.allows(&here.clone().with("x-user-id", "somebody")));
+    assert_eq!(limits.passing(11, &there), 10);
+    limits.wait(DAY / 2 - 1);
+    assert!(!limits.allows(&here));
+    limits.wait(1);
+    assert_eq!(limits.passing(11, &here), 10);
 }
 
 #[test]
 fn five_rewards_a_week_per_device() {
-    let gate = Gate::new(example("social"));
-    let device = Asks::post("/rewards").with("x-device-id", "phone");
-    assert_eq!(gate.passing(6, &device), 5);
-    assert_eq!(gate.passing(6, &Asks::post("/rewards").with("x-device-id", "tablet")), 5);
-    assert_eq!(gate.passing(6, &Asks::post("/rewards")), 0);
-    gate.wait(7 * DAY - 1);
-    assert!(!gate.allows(&device));
-    gate.wait(1);
-    assert_eq!(gate.passing(6, &device), 5);
+    let limits = TestLimits::new(example("social"));
+    let device = SyntheticRequest::post("/rewards").with("x-device-id", "phone");
+    assert_eq!(limits.passing(6, &device), 5);
+    assert_eq!(limits.passing(6, &SyntheticRequest::post("/rewards").with("x-device-id", "tablet")), 5);
+    assert_eq!(limits.passing(6, &SyntheticRequest::post("/rewards")), 0);
+    limits.wait(7 * DAY - 1);
+    assert!(!limits.allows(&device));
+    limits.wait(1);
+    assert_eq!(limits.passing(6, &device), 5);
 }
 
 #[test]
 fn one_bucket_per_endpoint_and_user() {
-    let gate = Gate::new(example("social"));
+    let limits = TestLimits::new(example("social"));
     for (path, count) in [("/trial/posts", 1), ("/trial/friends", 150), ("/trial/likes", 5)] {
         for user in ["ann", "bob"] {
-            assert_eq!(gate.passing(count + 1, &Asks::post(path).with("x-user-id", user)), count, "{path}");
+            assert_eq!(
+                limits.passing(count + 1, &SyntheticRequest::post(path).with("x-user-id", user)),
+                count,
+                "{path}"
+            );
         }
     }
-    gate.wait(DAY / 5);
+    limits.wait(DAY / 5);
     for (path, count) in [("/trial/posts", 0), ("/trial/friends", 30), ("/trial/likes", 1)] {
-        assert_eq!(gate.passing(count + 1, &Asks::post(path).with("x-user-id", "ann")), count, "{path}");
+        assert_eq!(
+            limits.passing(count + 1, &SyntheticRequest::post(path).with("x-user-id", "ann")),
+            count,
+            "{path}"
+        );
     }
 }
 
@@ -184,16 +195,19 @@ fn gateway_example_limits_users_and_shares_the_anonymous_budget() {
     let [route] = gateway.routes.as_slice() else { panic!("{gateway:?}") };
     assert_eq!((&*route.id, &*route.limits), ("api-route", &[0][..]));
     assert_eq!(gateway.upstreams[route.upstream].name, "http://127.0.0.1:8081");
-    assert!(route.when.fits(&Asks::post("/api/users")) && route.when.fits(&Asks::post("/api")));
-    assert!(!route.when.fits(&Asks::post("/apis")));
+    assert!(
+        route.when.fits(&SyntheticRequest::post("/api/users"))
+            && route.when.fits(&SyntheticRequest::post("/api"))
+    );
+    assert!(!route.when.fits(&SyntheticRequest::post("/apis")));
     assert!(matches!(config.store, Store::Memory { .. }));
 
-    let gate = Gate::new(config);
-    assert_eq!(gate.passing(11, &Asks::post("/api").with("x-user-id", "ann")), 10);
-    assert_eq!(gate.passing(5, &Asks::post("/api")), 5);
-    assert_eq!(gate.passing(6, &Asks::post("/api").from([192, 0, 2, 2])), 5);
+    let limits = TestLimits::new(config);
+    assert_eq!(limits.passing(11, &SyntheticRequest::post("/api").with("x-user-id", "ann")), 10);
+    assert_eq!(limits.passing(5, &SyntheticRequest::post("/api")), 5);
+    assert_eq!(limits.passing(6, &SyntheticRequest::post("/api").from([192, 0, 2, 2])), 5);
     // A user with the name of the fallback has a separate budget.
-    assert!(gate.allows(&Asks::post("/api").with("x-user-id", "anonymous")));
+    assert!(limits.allows(&SyntheticRequest::post("/api").with("x-user-id", "anonymous")));
 }
 
 #[test]
@@ -238,10 +252,10 @@ fn everything_example_is_read_with_all_settings() {
     assert_eq!(names, ["files", "users", "http://127.0.0.1:8081"]);
     assert_eq!(gateway.listeners.iter().filter(|listener| listener.tls.is_some()).count(), 1);
     // The named segments of a path form the key.
-    let gate = Gate::new(config);
-    let own = |path| Asks::post(path).with("x-api-key", "k");
-    assert!(gate.allows(&own("/files/ann/a")) && gate.allows(&own("/files/bob/a")));
-    assert!(!gate.allows(&Asks::post("/files/ann/a")));
+    let limits = TestLimits::new(config);
+    let own = |path| SyntheticRequest::post(path).with("x-api-key", "k");
+    assert!(limits.allows(&own("/files/ann/a")) && limits.allows(&own("/files/bob/a")));
+    assert!(!limits.allows(&SyntheticRequest::post("/files/ann/a")));
 }
 
 #[test]
@@ -266,27 +280,27 @@ gateway:
 #[test]
 fn overrides_and_lists_match_keys() {
     for (key, named, request) in [
-        ("{ header: X-User-Id }", "ann", Asks::post("/").with("x-user-id", "ann")),
-        ("{ path: '/users/{id}/**' }", "7", Asks::post("/users/7/posts")),
-        ("{ path: 2 }", "7", Asks::post("/users/7/posts")),
-        ("host", "EXAMPLE.com", Asks::post("/")),
-        ("method", "POST", Asks::post("/")),
+        ("{ header: X-User-Id }", "ann", SyntheticRequest::post("/").with("x-user-id", "ann")),
+        ("{ path: '/users/{id}/**' }", "7", SyntheticRequest::post("/users/7/posts")),
+        ("{ path: 2 }", "7", SyntheticRequest::post("/users/7/posts")),
+        ("host", "EXAMPLE.com", SyntheticRequest::post("/")),
+        ("method", "POST", SyntheticRequest::post("/")),
     ] {
         let yaml =
             |list: &str| format!("limits: {{ a: {{ key: {key}, fixed_window: {{ limit: 1 }}, {list} }} }}");
         let overridden = yaml(&format!("overrides: {{ key: '{named}', unlimited: true }}"));
-        assert_eq!(Gate::new(read(&overridden).unwrap()).passing(3, &request), 3, "{key}");
+        assert_eq!(TestLimits::new(read(&overridden).unwrap()).passing(3, &request), 3, "{key}");
         assert_eq!(
-            Gate::new(read(&yaml(&format!("allow: '{named}'"))).unwrap()).passing(3, &request),
+            TestLimits::new(read(&yaml(&format!("allow: '{named}'"))).unwrap()).passing(3, &request),
             3,
             "{key}"
         );
         assert_eq!(
-            Gate::new(read(&yaml(&format!("deny: '{named}'"))).unwrap()).passing(3, &request),
+            TestLimits::new(read(&yaml(&format!("deny: '{named}'"))).unwrap()).passing(3, &request),
             0,
             "{key}"
         );
-        assert_eq!(Gate::new(read(&yaml("deny: other")).unwrap()).passing(3, &request), 1, "{key}");
+        assert_eq!(TestLimits::new(read(&yaml("deny: other")).unwrap()).passing(3, &request), 1, "{key}");
     }
 }
 
@@ -309,7 +323,7 @@ fn listed_path_segments_are_normalized() {
             let config = read(&yaml).unwrap_or_else(|errors| panic!("{errors}"));
             let path = normalize(came, config.paths).unwrap().into_owned();
             let is_allowed = |path: &str| {
-                let request = Asks { path: path.to_owned(), ..Asks::post("") };
+                let request = SyntheticRequest { path: path.to_owned(), ..SyntheticRequest::post("") };
                 config.rules.charges_for(&request, [0]).is_err()
             };
             assert!(is_allowed(&path), "{named} is {came}");

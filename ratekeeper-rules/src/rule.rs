@@ -564,7 +564,7 @@ impl Rules {
                 Ok(None) => list.keys.truncate(start),
                 Err(_) if numbered.rule.is_shadow => list.keys.truncate(start),
                 Err(NoKey::Denied) => return Err(Rejection::Denied { rule: number }),
-                Err(unclear) => return Err(Rejection::Ambiguous(unclear)),
+                Err(error) => return Err(Rejection::Ambiguous(error)),
             }
         }
         Ok(())

@@ -26,7 +26,7 @@ fn fixed(limit: u32) -> Limit {
 }
 
 /// Runs each job on its own thread, the last on this one, and returns the sum of allowed requests.
-fn admitted(limiter: &Tested, jobs: &[fn(&Tested) -> u32]) -> u32 {
+fn count_allowed(limiter: &Tested, jobs: &[fn(&Tested) -> u32]) -> u32 {
     let (last, others) = jobs.split_last().unwrap();
     let threads: Vec<_> = others
         .iter()
@@ -47,7 +47,7 @@ fn check(limiter: &Tested, key: u32) -> u32 {
 fn concurrent_checks_insert_a_new_key_once() {
     loom::model(|| {
         let limiter = limiter(fixed(1));
-        assert_eq!(admitted(&limiter, &[|it| check(it, 1), |it| check(it, 1)]), 1);
+        assert_eq!(count_allowed(&limiter, &[|it| check(it, 1), |it| check(it, 1)]), 1);
     });
 }
 
@@ -60,7 +60,7 @@ fn concurrent_checks_charge_a_known_key_once_each() {
         );
         check(&limiter, 1);
         let twice = |it: &Tested| check(it, 1) + check(it, 1);
-        assert_eq!(admitted(&limiter, &[twice, twice]), 2);
+        assert_eq!(count_allowed(&limiter, &[twice, twice]), 2);
         assert_eq!(limiter.peek(&1).remaining, 0);
     });
 }
@@ -80,12 +80,12 @@ fn state_of_two_words_is_never_torn() {
             assert!(remaining == 10 || remaining == 9, "{remaining} left");
             0
         };
-        let ask_too_much = |it: &Tested| {
+        let check_above_limit = |it: &Tested| {
             let remaining = it.check_n(&1, 11).remaining;
             assert!(remaining == 10 || remaining == 9, "{remaining} left");
             0
         };
-        assert_eq!(admitted(&limiter, &[|it| check(it, 1), peek, ask_too_much]), 1);
+        assert_eq!(count_allowed(&limiter, &[|it| check(it, 1), peek, check_above_limit]), 1);
     });
 }
 
@@ -95,7 +95,7 @@ fn state_of_five_words_is_never_torn() {
         let limit = Limit::sliding_window_counter(2, Duration::from_secs(60), 6, EdgePolicy::Keep).unwrap();
         let limiter = limiter(limit);
         check(&limiter, 1);
-        assert_eq!(admitted(&limiter, &[|it| check(it, 1), |it| check(it, 1)]), 1);
+        assert_eq!(count_allowed(&limiter, &[|it| check(it, 1), |it| check(it, 1)]), 1);
     });
 }
 
@@ -103,7 +103,7 @@ fn state_of_five_words_is_never_torn() {
 fn keys_of_one_line_do_not_disturb_each_other() {
     loom::model(|| {
         let limiter = limiter(fixed(1));
-        assert_eq!(admitted(&limiter, &[|it| check(it, 1), |it| check(it, 2) + check(it, 1)]), 2);
+        assert_eq!(count_allowed(&limiter, &[|it| check(it, 1), |it| check(it, 2) + check(it, 1)]), 2);
         assert_eq!(limiter.peek(&2).remaining, 0);
     });
 }
@@ -120,7 +120,7 @@ fn spilled_keys_are_found_again() {
             it.reset(&0);
             check(it, 5)
         };
-        assert_eq!(admitted(&limiter, &[|it| check(it, 5) + check(it, 6), reset_and_check]), 2);
+        assert_eq!(count_allowed(&limiter, &[|it| check(it, 5) + check(it, 6), reset_and_check]), 2);
         assert_eq!(check(&limiter, 5) + check(&limiter, 6), 0);
     });
 }

@@ -534,9 +534,9 @@ fn invalid_and_weak_keys_are_an_error() {
 
 /// A service that responds 200 to every request.
 #[derive(Clone)]
-struct Yes;
+struct OkStub;
 
-impl Service<Request<()>> for Yes {
+impl Service<Request<()>> for OkStub {
     type Response = Response<()>;
     type Error = Infallible;
     type Future = Ready<Result<Response<()>, Infallible>>;
@@ -560,7 +560,7 @@ async fn layer_keys_requests_by_claims_of_verified_tokens() {
         .tokens(tokens(std::slice::from_ref(&signer.public)))
         .build()
         .unwrap();
-    let mut service = layer.layer(Yes);
+    let mut service = layer.layer(OkStub);
     for (signer, user, status) in [
         (&signer, "ann", 200),
         (&signer, "ann", 200),
@@ -590,7 +590,7 @@ async fn two_tokens_are_rejected_where_a_rule_uses_a_claim() {
     let by_user = rule.clone().key(Key::of(KeyPart::Claim("sub".to_owned())));
     for (rule, status) in [(by_user, 400), (rule.clone().when(plan), 400), (rule, 429)] {
         let tokens = tokens(std::slice::from_ref(&signer.public));
-        let mut service = RatekeeperLayer::builder().rule(rule).tokens(tokens).build().unwrap().layer(Yes);
+        let mut service = RatekeeperLayer::builder().rule(rule).tokens(tokens).build().unwrap().layer(OkStub);
         for (count, status) in [(1, 200), (1, 429), (2, status)] {
             let builder = Request::builder().extension(Peer(IpAddr::from([203, 0, 113, 7])));
             let request = (0..count).fold(builder, |it, _| it.header("authorization", &bearer));

@@ -8,9 +8,9 @@ use ratekeeper_config::{Config, Environment, Errors, parse};
 pub(crate) const EXAMPLES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples");
 
 /// An environment with a few variables and the files of the examples.
-pub(crate) struct Here;
+pub(crate) struct TestEnvironment;
 
-impl Environment for Here {
+impl Environment for TestEnvironment {
     fn variable(&self, name: &str) -> Option<String> {
         match name {
             "REDIS_PASSWORD" => Some("hunter2".to_owned()),
@@ -33,7 +33,7 @@ impl Environment for Here {
 
 /// Reads a configuration file.
 pub(crate) fn read(yaml: &str) -> Result<Config, Errors> {
-    parse(yaml, &Here)
+    parse(yaml, &TestEnvironment)
 }
 
 /// The shipped examples, with their paths.

@@ -12,12 +12,12 @@ pub(crate) trait Key {
 }
 
 #[derive(Clone)]
-struct Keyed<A: Algorithm> {
+struct KeyState<A: Algorithm> {
     algorithm: A,
     state: A::State,
 }
 
-impl<A: Algorithm + Clone + 'static> Key for Keyed<A> {
+impl<A: Algorithm + Clone + 'static> Key for KeyState<A> {
     fn decide(&mut self, now: Time, cost: u32) -> Decision {
         self.algorithm.decide(&mut self.state, now, cost)
     }
@@ -45,14 +45,14 @@ impl<A: Algorithm + Clone + 'static> Key for Keyed<A> {
 
 /// A fresh key.
 pub(crate) fn fresh(limit: &Limit) -> Box<dyn Key> {
-    fn keyed<A: Algorithm + Clone + 'static>(algorithm: &A) -> Box<dyn Key> {
-        Box::new(Keyed { algorithm: algorithm.clone(), state: algorithm.fresh() })
+    fn boxed<A: Algorithm + Clone + 'static>(algorithm: &A) -> Box<dyn Key> {
+        Box::new(KeyState { algorithm: algorithm.clone(), state: algorithm.fresh() })
     }
     match limit {
-        Limit::Bucket(it) => keyed(it),
-        Limit::SteppedBucket(it) => keyed(it),
-        Limit::FixedWindow(it) => keyed(it),
-        Limit::Log(it) => keyed(it),
-        Limit::Counter(it) => keyed(it),
+        Limit::Bucket(it) => boxed(it),
+        Limit::SteppedBucket(it) => boxed(it),
+        Limit::FixedWindow(it) => boxed(it),
+        Limit::Log(it) => boxed(it),
+        Limit::Counter(it) => boxed(it),
     }
 }

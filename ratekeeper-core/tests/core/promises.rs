@@ -28,27 +28,27 @@ pub(crate) fn most_within(limit: &Limit, interval_ns: u64) -> u128 {
 }
 
 /// Runs a case on a fresh key and returns what was allowed: instants and costs.
-fn admitted(case: &Case) -> Vec<(u64, u32)> {
+fn allowed_requests(case: &Case) -> Vec<(u64, u32)> {
     let mut key = key::fresh(&case.limit);
     let mut walk = Walk::new(&case.limit, case.start);
-    let mut admitted = Vec::new();
+    let mut allowed = Vec::new();
     for &request in &case.requests {
         let (now, cost) = walk.next(request, &*key);
         let decision = key.decide(now, cost);
         if decision.allowed && cost > 0 {
-            admitted.push((now.as_nanos(), cost));
+            allowed.push((now.as_nanos(), cost));
         }
         walk.saw(decision);
     }
-    admitted
+    allowed
 }
 
-/// Every closed interval from one allowed request to another stays within the guarantee. `admitted` is ordered by
+/// Every closed interval from one allowed request to another stays within the guarantee. `allowed` is ordered by
 /// time.
-pub(crate) fn never_too_much(limit: &Limit, admitted: &[(u64, u32)]) -> TestCaseResult {
-    for (first, &(from, _)) in admitted.iter().enumerate() {
+pub(crate) fn check_guarantee(limit: &Limit, allowed: &[(u64, u32)]) -> TestCaseResult {
+    for (first, &(from, _)) in allowed.iter().enumerate() {
         let mut units = 0;
-        for &(to, cost) in &admitted[first..] {
+        for &(to, cost) in &allowed[first..] {
             units += u128::from(cost);
             let most = most_within(limit, to - from);
             prop_assert!(units <= most, "{} instead of {} from {} to {}", units, most, from, to);
@@ -60,7 +60,7 @@ pub(crate) fn never_too_much(limit: &Limit, admitted: &[(u64, u32)]) -> TestCase
 #[test]
 fn never_more_than_the_limit() {
     for variant in VARIANTS {
-        check(&busy_cases(variant, 40), |case| never_too_much(&case.limit, &admitted(&case)));
+        check(&busy_cases(variant, 40), |case| check_guarantee(&case.limit, &allowed_requests(&case)));
     }
 }
 
@@ -70,7 +70,7 @@ fn no_fixed_window_exceeds_the_limit() {
         check(&busy_cases(Variant::FixedWindow(align), 40), |case| {
             let window_ns = case.limit.window().as_nanos() as u64;
             let (mut start, mut units) = (None, 0);
-            for (at, cost) in admitted(&case) {
+            for (at, cost) in allowed_requests(&case) {
                 if start.is_none_or(|start| at >= start + window_ns) {
                     let opened = if align == WindowAlign::Clock { at / window_ns * window_ns } else { at };
                     (start, units) = (Some(opened), 0);
@@ -125,7 +125,7 @@ fn denied_or_zero_cost_requests_charge_nothing() {
             each_decision(&case, |seen| {
                 let denied = !seen.decision.allowed && !seen.after.counts_denied();
                 if denied || seen.cost == 0 {
-                    same_answers(&case.limit, seen.after, seen.before, seen.now, seen.rest)?;
+                    check_same_decisions(&case.limit, seen.after, seen.before, seen.now, seen.rest)?;
                 }
                 Ok(())
             })
@@ -139,7 +139,13 @@ fn key_has_full_budget_after_reset_after() {
         check(&cases(variant, 12), |case| {
             each_decision(&case, |seen| {
                 if let Some(reset) = instant_after(seen.now, seen.decision.reset_after) {
-                    same_answers(&case.limit, seen.after, &*key::fresh(&case.limit), reset, seen.rest)?;
+                    check_same_decisions(
+                        &case.limit,
+                        seen.after,
+                        &*key::fresh(&case.limit),
+                        reset,
+                        seen.rest,
+                    )?;
                 }
                 Ok(())
             })
@@ -209,7 +215,7 @@ fn each_decision(case: &Case, mut test: impl FnMut(DecisionCase<'_>) -> TestCase
 }
 
 /// From `start` on, two keys get the same decisions.
-fn same_answers(
+fn check_same_decisions(
     limit: &Limit,
     one: &dyn Key,
     other: &dyn Key,

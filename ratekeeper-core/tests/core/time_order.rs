@@ -8,7 +8,7 @@ use ratekeeper_core::{EdgePolicy, Limit, Rate, RetryAfter, Time};
 
 use crate::cases::{Case, VARIANTS, Walk, cases_either_way, check, instant_after};
 use crate::key;
-use crate::promises::{most_within, never_too_much};
+use crate::promises::{check_guarantee, most_within};
 
 /// The longest wait for a state at `now`: a window, plus a bucket if the edge bucket counts.
 fn one_window(limit: &Limit) -> Duration {
@@ -143,13 +143,13 @@ fn racing_requests_within_a_window_stay_within_the_limit() {
                 Time::from_nanos(case.start.as_nanos().saturating_add(offset as u64))
             };
             let mut key = key::fresh(&case.limit);
-            let (mut admitted, mut units) = (Vec::new(), 0);
+            let (mut allowed, mut units) = (Vec::new(), 0);
             let (mut first, mut last) = (Time::MAX, Time::EPOCH);
             for (thousandths, share) in requests {
                 let now = instant(thousandths);
                 let cost = (u64::from(case.limit.limit()) * share / 1_000).max(1) as u32;
                 if key.decide(now, cost).allowed {
-                    admitted.push((now.as_nanos(), cost));
+                    allowed.push((now.as_nanos(), cost));
                     units += u128::from(cost);
                 }
                 (first, last) = (first.min(now), last.max(now));
@@ -160,8 +160,8 @@ fn racing_requests_within_a_window_stay_within_the_limit() {
                 units
             );
             if let Limit::Bucket(_) = case.limit {
-                admitted.sort_unstable();
-                never_too_much(&case.limit, &admitted)?;
+                allowed.sort_unstable();
+                check_guarantee(&case.limit, &allowed)?;
             }
             Ok(())
         });

@@ -12,7 +12,7 @@ use crate::key::{self, Key};
 use crate::model::Model;
 
 /// One key of a file. The model is dropped when its time steps back.
-struct Followed {
+struct KeyReplay {
     key: Box<dyn Key>,
     model: Option<Model>,
     last: Time,
@@ -46,17 +46,17 @@ fn wrong_lines(path: &Path) -> Vec<String> {
         let now = instant(time);
         assert_eq!(instant_text(now), time, "{name}: the shortest way to write it");
 
-        let followed: &mut Followed = keys.entry(key).or_insert_with(|| Followed {
+        let replay: &mut KeyReplay = keys.entry(key).or_insert_with(|| KeyReplay {
             key: key::fresh(&limit),
             model: Some(Model::new(&limit)),
             last: now,
         });
-        let decided = followed.key.decide(now, cost);
-        if now < followed.last {
-            followed.model = None;
+        let decided = replay.key.decide(now, cost);
+        if now < replay.last {
+            replay.model = None;
         }
-        followed.last = now;
-        let modelled = followed.model.as_mut().map(|model| ("model", model.decide(now, cost, &decided)));
+        replay.last = now;
+        let modelled = replay.model.as_mut().map(|model| ("model", model.decide(now, cost, &decided)));
         for (who, decision) in [("core", decided)].into_iter().chain(modelled) {
             let line = line(time, key, cost, &decision);
             if line != expected {

@@ -10,7 +10,7 @@ use ratekeeper_rules::rule::{
 };
 use ratekeeper_rules::when::{ValueCondition, When};
 
-use crate::rules::sent::{Sent, sent};
+use crate::rules::request_builder::{SyntheticRequest, test_request};
 
 fn limit(of: u32) -> Limit {
     Limit::fixed_window(of, Duration::from_secs(60), WindowAlign::Clock).unwrap()
@@ -20,18 +20,18 @@ fn per_user(name: &str) -> Rule {
     Rule::new(name, limit(10)).key(Key::of(KeyPart::header("X-User")))
 }
 
-fn user(name: &str) -> Sent {
-    sent().header("x-user", name)
+fn user(name: &str) -> SyntheticRequest {
+    test_request().header("x-user", name)
 }
 
 /// The indices of the limits that a request is charged, and the costs.
-fn charged(rules: &Rules, request: &Sent) -> Result<Vec<(usize, u32)>, Rejection> {
+fn charged(rules: &Rules, request: &SyntheticRequest) -> Result<Vec<(usize, u32)>, Rejection> {
     let list = rules.charges_for(request, 0..rules.rules().len())?;
     Ok(list.charges.iter().map(|charge| (charge.limit, charge.cost)).collect())
 }
 
 /// The size of the limit that one rule charges; 10 is the rule's own limit, others are overrides.
-fn limits_of(rule: &Rule, request: &Sent) -> Result<Option<u32>, Rejection> {
+fn limits_of(rule: &Rule, request: &SyntheticRequest) -> Result<Option<u32>, Rejection> {
     let rules = Rules::new([rule.clone()]).unwrap();
     let charges = charged(&rules, request)?;
     assert!(charges.len() <= 1, "{charges:?}");
@@ -51,12 +51,12 @@ const DENIED: Rejection = Rejection::Denied { rule: 0 };
 #[test]
 fn cost_is_at_least_one_and_header_costs_are_bounded() {
     let by_header = |default, max| Cost::Header { name: "x-cost".to_owned(), default, max };
-    let cost = |cost: &Cost, request: &Sent| {
+    let cost = |cost: &Cost, request: &SyntheticRequest| {
         let rules = Rules::new([Rule::new("a", limit(10)).cost(cost.clone())]).unwrap();
         charged(&rules, request).unwrap()[0].1
     };
-    assert_eq!(cost(&Cost::Fixed(3), &sent()), 3);
-    assert_eq!(cost(&Cost::Fixed(0), &sent()), 1);
+    assert_eq!(cost(&Cost::Fixed(3), &test_request()), 3);
+    assert_eq!(cost(&Cost::Fixed(0), &test_request()), 1);
 
     let usual = by_header(2, 100);
     for (value, expected) in [
@@ -80,23 +80,23 @@ fn cost_is_at_least_one_and_header_costs_are_bounded() {
         ("ten", 2),
         ("٣", 2),
     ] {
-        assert_eq!(cost(&usual, &sent().header("x-cost", value)), expected, "{value:?}");
+        assert_eq!(cost(&usual, &test_request().header("x-cost", value)), expected, "{value:?}");
     }
-    assert_eq!(cost(&usual, &sent().header("x-cost", b"\xff5")), 2);
-    assert_eq!(cost(&usual, &sent()), 2, "no header");
-    assert_eq!(cost(&by_header(0, 100), &sent()), 1);
-    assert_eq!(cost(&by_header(2, 0), &sent().header("x-cost", "5")), 1);
-    assert_eq!(cost(&by_header(2, u32::MAX), &sent().header("x-cost", "4294967295")), u32::MAX);
+    assert_eq!(cost(&usual, &test_request().header("x-cost", b"\xff5")), 2);
+    assert_eq!(cost(&usual, &test_request()), 2, "no header");
+    assert_eq!(cost(&by_header(0, 100), &test_request()), 1);
+    assert_eq!(cost(&by_header(2, 0), &test_request().header("x-cost", "5")), 1);
+    assert_eq!(cost(&by_header(2, u32::MAX), &test_request().header("x-cost", "4294967295")), u32::MAX);
     // A client that adds another line does not lower its cost.
     for lines in [["1", "50"], ["50", "1"], ["x", "50"], ["50", ""]] {
-        let request = lines.iter().fold(sent(), |request, line| request.header("x-cost", line));
+        let request = lines.iter().fold(test_request(), |request, line| request.header("x-cost", line));
         assert_eq!(cost(&usual, &request), 50, "{lines:?}");
     }
 
     let by_route =
         Cost::Routes { costs: vec![("upload".to_owned(), 10), ("free".to_owned(), 0)], default: 3 };
     for (route, expected) in [("upload", 10), ("free", 1), ("other", 3), ("", 3), ("Upload", 3)] {
-        assert_eq!(cost(&by_route, &sent().on_route(route)), expected, "{route}");
+        assert_eq!(cost(&by_route, &test_request().on_route(route)), expected, "{route}");
     }
 }
 
@@ -121,9 +121,9 @@ fn first_matching_override_applies() {
         (user("root").claim("plan", "gold"), Some(50)),
         (user("root"), None),
         (user("ACME"), Some(10)),
-        (sent(), Some(10)),
+        (test_request(), Some(10)),
         // Without the header the key is the address, which never matches a user name with the same bytes.
-        (sent().sent_by("97.99.109.101"), Some(10)),
+        (test_request().from_client("97.99.109.101"), Some(10)),
     ] {
         assert_eq!(limits_of(&rule, &request), Ok(expected), "{request:?}");
     }
@@ -146,7 +146,7 @@ fn address_overrides_match_any_form_or_network() {
         ("2001:db8::ffff", None),
         ("2001:db8:0:1::1", Some(10)),
     ] {
-        assert_eq!(limits_of(&rule, &sent().sent_by(client)), Ok(expected), "{client}");
+        assert_eq!(limits_of(&rule, &test_request().from_client(client)), Ok(expected), "{client}");
     }
 }
 
@@ -162,16 +162,16 @@ fn client_lists_precede_key_lists_and_allow_precedes_deny() {
         (user("root"), Ok(None)),
         (user("eve"), Err(DENIED)),
         (user("both"), Ok(None)),
-        (user("ann").sent_by("6.6.6.6"), Err(DENIED)),
-        (user("ann").sent_by("::ffff:6.6.6.6"), Err(DENIED)),
-        (user("ann").sent_by("10.2.0.1"), Err(DENIED)),
-        (user("ann").sent_by("10.1.0.1"), Ok(None)),
+        (user("ann").from_client("6.6.6.6"), Err(DENIED)),
+        (user("ann").from_client("::ffff:6.6.6.6"), Err(DENIED)),
+        (user("ann").from_client("10.2.0.1"), Err(DENIED)),
+        (user("ann").from_client("10.1.0.1"), Ok(None)),
         // An allowed client may use any key, and a denied one cannot get around it with an allowed key.
-        (user("eve").sent_by("10.1.0.1"), Ok(None)),
-        (user("root").sent_by("6.6.6.6"), Err(DENIED)),
+        (user("eve").from_client("10.1.0.1"), Ok(None)),
+        (user("root").from_client("6.6.6.6"), Err(DENIED)),
         // The client lists apply even to a request without a valid key.
-        (user("a").header("x-user", "b").sent_by("6.6.6.6"), Err(DENIED)),
-        (user("a").header("x-user", "b").sent_by("10.1.0.1"), Ok(None)),
+        (user("a").header("x-user", "b").from_client("6.6.6.6"), Err(DENIED)),
+        (user("a").header("x-user", "b").from_client("10.1.0.1"), Ok(None)),
     ] {
         assert_eq!(limits_of(&rule, &request), expected, "{request:?}");
     }
@@ -181,7 +181,7 @@ fn client_lists_precede_key_lists_and_allow_precedes_deny() {
 fn lists_apply_only_where_the_rule_applies() {
     let posts = When { methods: keys(&["POST"]), ..When::default() };
     let rule = Rule { deny: list(&["6.6.6.6"], &["eve"]), ..per_user("a") }.when(posts);
-    let request = user("eve").sent_by("6.6.6.6");
+    let request = user("eve").from_client("6.6.6.6");
     assert_eq!(limits_of(&rule, &request), Ok(None));
     assert_eq!(limits_of(&rule, &request.with_method("POST")), Err(DENIED));
 }
@@ -189,14 +189,14 @@ fn lists_apply_only_where_the_rule_applies() {
 #[test]
 fn request_without_a_key_is_denied_skipped_or_rejected() {
     let with = |default| Rule::new("a", limit(10)).key(Key::of(KeyPart::header("X-User")).fallback(default));
-    assert_eq!(limits_of(&with(KeyFallback::Deny), &sent()), Err(DENIED));
-    assert_eq!(limits_of(&with(KeyFallback::Skip), &sent()), Ok(None));
+    assert_eq!(limits_of(&with(KeyFallback::Deny), &test_request()), Err(DENIED));
+    assert_eq!(limits_of(&with(KeyFallback::Skip), &test_request()), Ok(None));
     let twice = user("a").header("x-user", "b");
-    let unclear = Rejection::Ambiguous(NoKey::Twice("header x-user".to_owned()));
-    assert_eq!(limits_of(&with(KeyFallback::Skip), &twice), Err(unclear));
+    let rejection = Rejection::Ambiguous(NoKey::Twice("header x-user".to_owned()));
+    assert_eq!(limits_of(&with(KeyFallback::Skip), &twice), Err(rejection));
     // Denied clients are denied even if the request has no key and the rule would be skipped.
     let rule = Rule { deny: list(&["6.6.6.6"], &[]), ..with(KeyFallback::Skip) };
-    assert_eq!(limits_of(&rule, &sent().sent_by("6.6.6.6")), Err(DENIED));
+    assert_eq!(limits_of(&rule, &test_request().from_client("6.6.6.6")), Err(DENIED));
 }
 
 #[test]
@@ -207,18 +207,18 @@ fn shadow_rule_charges_and_never_denies() {
     for (request, expected) in [
         (user("ann"), Some(10)),
         (user("eve"), Some(10)),
-        (user("ann").sent_by("6.6.6.6"), Some(10)),
-        (sent(), None),
+        (user("ann").from_client("6.6.6.6"), Some(10)),
+        (test_request(), None),
         (user("a").header("x-user", "b"), None),
     ] {
         assert_eq!(limits_of(&shadow, &request), Ok(expected), "{request:?}");
     }
     // Later rules are still checked, and the key of the omitted charge is removed.
     let rules = Rules::new([shadow, per_user("b")]).unwrap();
-    let list = rules.charges_for(&sent(), [0, 1]).unwrap();
+    let list = rules.charges_for(&test_request(), [0, 1]).unwrap();
     assert_eq!(list.charges.len(), 1);
     let mut key = Vec::new();
-    per_user("b").key.write(&sent(), &mut key).unwrap();
+    per_user("b").key.write(&test_request(), &mut key).unwrap();
     assert_eq!(list.key(&list.charges[0]), key);
 }
 

@@ -4,7 +4,7 @@
 mod charges;
 mod concurrency;
 mod keys;
-mod sent;
+mod request_builder;
 mod when;
 
 #[path = "../../../fuzz/properties/input.rs"]
@@ -12,5 +12,5 @@ mod when;
 mod input;
 #[path = "../../../fuzz/properties/key.rs"]
 mod key_property;
-#[path = "../../../fuzz/properties/made_up.rs"]
-mod made_up;
+#[path = "../../../fuzz/properties/synthetic_request.rs"]
+mod synthetic_request;

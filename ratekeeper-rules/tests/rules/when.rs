@@ -8,7 +8,7 @@ use ratekeeper_rules::client::{IpNet, parse_cidr};
 use ratekeeper_rules::path::Pattern;
 use ratekeeper_rules::when::{ValueCondition, When};
 
-use crate::rules::sent::{Sent, sent};
+use crate::rules::request_builder::{SyntheticRequest, test_request};
 
 fn strings(texts: &[&str]) -> Vec<String> {
     texts.iter().map(|text| (*text).to_owned()).collect()
@@ -44,7 +44,7 @@ fn one_of(values: &[&str]) -> ValueCondition {
     ValueCondition::OneOf(strings(values))
 }
 
-fn assert_fits(when: &When, fitting: &[Sent], others: &[Sent]) {
+fn assert_fits(when: &When, fitting: &[SyntheticRequest], others: &[SyntheticRequest]) {
     for request in fitting {
         assert!(when.fits(request), "{when:?} does not fit {request:?}");
     }
@@ -55,12 +55,16 @@ fn assert_fits(when: &When, fitting: &[Sent], others: &[Sent]) {
 
 #[test]
 fn empty_conditions_fit_every_request() {
-    assert_fits(&When::default(), &[sent(), sent().for_host("").sent_by("::1").with_method("")], &[]);
+    assert_fits(
+        &When::default(),
+        &[test_request(), test_request().for_host("").from_client("::1").with_method("")],
+        &[],
+    );
 }
 
 #[test]
 fn methods_are_case_insensitive() {
-    let by = |method: &str| sent().with_method(method);
+    let by = |method: &str| test_request().with_method(method);
     assert_fits(
         &methods(&["POST", "PUT"]),
         &[by("POST"), by("PUT"), by("post")],
@@ -72,7 +76,7 @@ fn methods_are_case_insensitive() {
 #[test]
 fn one_of_the_paths_must_match() {
     let when = paths(&["/api/**", "/login"]);
-    let to = |path: &str| sent().target(path);
+    let to = |path: &str| test_request().target(path);
     assert_fits(
         &when,
         &[to("/api"), to("/api/x"), to("//login"), to("/x/../login")],
@@ -82,7 +86,7 @@ fn one_of_the_paths_must_match() {
 
 #[test]
 fn host_matches_in_any_form_and_no_other_host() {
-    let to = |host: &str| sent().for_host(host);
+    let to = |host: &str| test_request().for_host(host);
     let spellings =
         ["example.com", "EXAMPLE.com", "example.com.", "example.com:8080", "example.com.:1", "example.com:"];
     for typed in ["example.com", "Example.COM", "example.com."] {
@@ -93,7 +97,7 @@ fn host_matches_in_any_form_and_no_other_host() {
 
 #[test]
 fn host_wildcard_matches_only_names_below_the_domain() {
-    let to = |host: &str| sent().for_host(host);
+    let to = |host: &str| test_request().for_host(host);
     let below =
         ["api.example.com", "a.b.example.com", "API.EXAMPLE.COM", "api.example.com.", "api.example.com:443"];
     let others = [
@@ -123,7 +127,7 @@ fn host_wildcard_matches_only_names_below_the_domain() {
 
 #[test]
 fn ipv6_host_has_a_port_only_after_brackets() {
-    let to = |host: &str| sent().for_host(host);
+    let to = |host: &str| test_request().for_host(host);
     assert_fits(&hosts(&["[::1]"]), &["[::1]", "[::1]:80"].map(to), &["::1", "[::2]"].map(to));
     assert_fits(&hosts(&["::1"]), &["::1"].map(to), &["::1:80", "::"].map(to));
     assert_fits(&hosts(&["127.0.0.1"]), &["127.0.0.1", "127.0.0.1:80"].map(to), &["127.0.0.10"].map(to));
@@ -131,11 +135,11 @@ fn ipv6_host_has_a_port_only_after_brackets() {
 
 #[test]
 fn all_header_conditions_must_fit() {
-    let plain = sent();
-    let empty = sent().header("x-plan", "");
-    let gold = sent().header("x-plan", " gold ");
-    let both = sent().header("x-plan", "silver").header("x-plan", "gold");
-    let upper = sent().header("x-plan", "GOLD");
+    let plain = test_request();
+    let empty = test_request().header("x-plan", "");
+    let gold = test_request().header("x-plan", " gold ");
+    let both = test_request().header("x-plan", "silver").header("x-plan", "gold");
+    let upper = test_request().header("x-plan", "GOLD");
     let with = |wanted: ValueCondition| headers(&[("x-plan", wanted)]);
     assert_fits(
         &with(ValueCondition::Present),
@@ -145,28 +149,36 @@ fn all_header_conditions_must_fit() {
     assert_fits(&with(ValueCondition::Absent), &[plain.clone()], &[empty.clone(), gold.clone()]);
     assert_fits(&with(one_of(&["gold", "x"])), &[gold.clone(), both], &[plain.clone(), empty.clone(), upper]);
     assert_fits(&with(one_of(&[""])), &[empty], &[plain, gold.clone()]);
-    assert_fits(&with(one_of(&[])), &[], &[sent(), gold.clone()]);
+    assert_fits(&with(one_of(&[])), &[], &[test_request(), gold.clone()]);
     let two = headers(&[("x-plan", one_of(&["gold"])), ("x-beta", ValueCondition::Present)]);
-    assert_fits(&two, &[gold.clone().header("x-beta", "1")], &[gold, sent().header("x-beta", "1")]);
-    let bytes = sent().header("x-plan", b"\xff");
+    assert_fits(&two, &[gold.clone().header("x-beta", "1")], &[gold, test_request().header("x-beta", "1")]);
+    let bytes = test_request().header("x-plan", b"\xff");
     assert_fits(&with(ValueCondition::Present), &[bytes.clone()], &[]);
     assert_fits(&with(one_of(&["\u{fffd}"])), &[], &[bytes]);
 }
 
 #[test]
 fn all_claim_conditions_must_fit() {
-    let gold = sent().claim("plan", "gold");
+    let gold = test_request().claim("plan", "gold");
     let with = |wanted: ValueCondition| claims(&[("plan", wanted)]);
-    assert_fits(&with(ValueCondition::Present), &[gold.clone()], &[sent(), sent().header("plan", "gold")]);
-    assert_fits(&with(ValueCondition::Absent), &[sent()], &[gold.clone()]);
-    assert_fits(&with(one_of(&["gold"])), &[gold.clone()], &[sent(), sent().claim("plan", "silver")]);
+    assert_fits(
+        &with(ValueCondition::Present),
+        &[gold.clone()],
+        &[test_request(), test_request().header("plan", "gold")],
+    );
+    assert_fits(&with(ValueCondition::Absent), &[test_request()], &[gold.clone()]);
+    assert_fits(
+        &with(one_of(&["gold"])),
+        &[gold.clone()],
+        &[test_request(), test_request().claim("plan", "silver")],
+    );
     let two = claims(&[("plan", one_of(&["gold"])), ("admin", ValueCondition::Absent)]);
     assert_fits(&two, &[gold.clone()], &[gold.claim("admin", "true")]);
 }
 
 #[test]
 fn client_networks_match_in_any_address_form() {
-    let from = |client: &str| sent().sent_by(client);
+    let from = |client: &str| test_request().from_client(client);
     let ours = ["10.1.2.3", "::ffff:10.1.2.3"].map(from);
     // A translated address is not the IPv4 address in it: no client enters a network that way.
     let others = ["11.1.2.3", "::a01:203", "64:ff9b::10.1.2.3", "2001:db8::1"].map(from);
@@ -190,12 +202,12 @@ fn all_conditions_must_fit() {
         clients: clients(&["10.0.0.0/8"]).clients,
         ..methods(&["POST"])
     };
-    let right = sent().with_method("POST").target("/login").sent_by("10.0.0.1");
+    let right = test_request().with_method("POST").target("/login").from_client("10.0.0.1");
     let wrong = [
         right.clone().with_method("GET"),
         right.clone().target("/"),
         right.clone().for_host("example.org"),
-        right.clone().sent_by("11.0.0.1"),
+        right.clone().from_client("11.0.0.1"),
     ];
     assert_fits(&when, &[right], &wrong);
 }

@@ -487,10 +487,10 @@ impl LayerBuilder {
             for part in key.parts() {
                 // Without an extractor the part would be missing from every request, and the key's fallback would
                 // apply.
-                if let KeyPart::Custom(made_up) = part
-                    && self.extractors.iter().all(|(known, _)| known != made_up)
+                if let KeyPart::Custom(extractor) = part
+                    && self.extractors.iter().all(|(known, _)| known != extractor)
                 {
-                    return Err(LayerError::UnknownExtractor(name.clone(), made_up.clone()));
+                    return Err(LayerError::UnknownExtractor(name.clone(), extractor.clone()));
                 }
             }
         }

@@ -336,20 +336,20 @@ async fn hash_slot_migration_keeps_counts_exact() {
     all_expire(&cluster);
 }
 
-/// What happens to a master.
+/// How a master stops serving its hash slots.
 #[derive(Clone, Copy, Debug)]
-enum Fate {
+enum MasterFailure {
     /// Its replica takes over in a coordinated failover.
-    Swap,
+    Failover,
     /// Killed with SIGKILL.
-    Die,
+    Killed,
     /// Paused, and resumed after another node has replaced it.
-    Freeze,
+    Paused,
 }
 
 /// While the master of a key changes, no request hangs. Afterwards the limit holds, except for writes that were not
 /// replicated: at most one extra limit. Under the local policy a process allows at most its share meanwhile.
-async fn a_master_goes(fate: Fate) {
+async fn limit_holds_after(failure: MasterFailure) {
     const LIMIT: u32 = 5_000;
     const NODES: u32 = 2;
     const MOMENT: Duration = Duration::from_millis(300);
@@ -373,16 +373,16 @@ async fn a_master_goes(fate: Fate) {
     let slot = slot_of_the_key(&cluster);
     tokio::time::sleep(MOMENT).await;
     let before = limiters[0].peek("key").await.decision().remaining;
-    assert!(before > 0, "it is used up before its master goes");
+    assert!(before > 0, "it is used up before its master fails");
 
     let (cluster, master, gone_at) = beside(move || {
         let mut cluster = cluster;
         let master = cluster.master_of(slot).unwrap();
         let gone_at = SystemClock::new().now();
-        match fate {
-            Fate::Swap => cluster.failover(cluster.replica_of(master).unwrap()).unwrap(),
-            Fate::Die => cluster.kill(master).unwrap(),
-            Fate::Freeze => cluster.nodes()[master].pause().unwrap(),
+        match failure {
+            MasterFailure::Failover => cluster.failover(cluster.replica_of(master).unwrap()).unwrap(),
+            MasterFailure::Killed => cluster.kill(master).unwrap(),
+            MasterFailure::Paused => cluster.nodes()[master].pause().unwrap(),
         }
         (cluster, master, gone_at)
     })
@@ -396,7 +396,7 @@ async fn a_master_goes(fate: Fate) {
     let ours = clock.now().saturating_since(gone_at);
     let (cluster, whole_at) = waiting.await.unwrap();
     let theirs = whole_at.saturating_since(gone_at);
-    if let Fate::Freeze = fate {
+    if let MasterFailure::Paused = failure {
         cluster.nodes()[master].resume().unwrap();
     }
     // The tasks continue until the limit is used up.
@@ -411,7 +411,7 @@ async fn a_master_goes(fate: Fate) {
     let goal = node_timeout + Duration::from_secs(2);
     let is_met = if ours <= goal { "met" } else { "not met" };
     println!(
-        "{fate:?}: decisions again after {ours:.1?} (goal {goal:?}: {is_met}), the cluster after {theirs:.1?}"
+        "{failure:?}: decisions again after {ours:.1?} (goal {goal:?}: {is_met}), the cluster after {theirs:.1?}"
     );
     // The limiter recovers soon after the cluster, however long the election takes.
     assert!(ours <= goal.max(theirs + Duration::from_secs(1)), "{ours:?}, the cluster {theirs:?}");
@@ -427,7 +427,7 @@ async fn a_master_goes(fate: Fate) {
     }
     let over = admitted.saturating_sub(LIMIT);
     println!("  {admitted} admitted by the cluster: {over} over the limit of {LIMIT}");
-    let may_be_over = if let Fate::Swap = fate { 0 } else { LIMIT };
+    let may_be_over = if let MasterFailure::Failover = failure { 0 } else { LIMIT };
     assert!(over <= may_be_over, "{over} over the limit");
     all_expire(&cluster);
 }
@@ -444,17 +444,17 @@ async fn healthy(limiter: &Limiter<Redis>) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn limit_holds_after_coordinated_failover() {
-    a_master_goes(Fate::Swap).await;
+    limit_holds_after(MasterFailure::Failover).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn limit_holds_after_master_is_killed() {
-    a_master_goes(Fate::Die).await;
+    limit_holds_after(MasterFailure::Killed).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn limit_holds_after_master_is_paused() {
-    a_master_goes(Fate::Freeze).await;
+    limit_holds_after(MasterFailure::Paused).await;
 }
 
 /// The documented permissions for a cluster are sufficient.

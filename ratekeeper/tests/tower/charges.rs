@@ -9,10 +9,10 @@ use ratekeeper::tower::key::{Key, KeyPart};
 use ratekeeper::tower::rule::{Cost, Rule};
 use ratekeeper::tower::{Peer, RatekeeperLayer, Route};
 
-use super::{Got, get, hourly, ip, per_client, plain, send, statuses, with};
+use super::{TestResponse, get, hourly, ip, per_client, plain, send, statuses, with};
 
 /// The remaining quota of a limit, by the name of its rule.
-fn left(got: &Got, name: &str) -> u32 {
+fn left(got: &TestResponse, name: &str) -> u32 {
     let header = got.header("ratelimit").unwrap();
     let start = header.find(&format!("\"{name}\";r=")).unwrap() + name.len() + 5;
     header[start..].split(';').next().unwrap().parse().unwrap()

@@ -18,7 +18,7 @@ use ratekeeper::{LeakyMode, Limit, Rate, Store};
 use tokio::sync::{Semaphore, mpsc};
 use tower::{Layer, Service, ServiceExt, service_fn};
 
-use super::{Got, HOUR, get, hourly, ip, per_client, plain, send, statuses, with};
+use super::{HOUR, TestResponse, get, hourly, ip, per_client, plain, send, statuses, with};
 
 pub(crate) fn by_user(most: u32) -> InFlightLimit {
     InFlightLimit::new("at-once", most).key(Key::of(KeyPart::header("x-user")))
@@ -86,7 +86,7 @@ async fn concurrency_stays_within_the_limit_and_all_requests_complete() {
 }
 
 /// Checks the response to a request without a permit.
-pub(crate) fn check_denial(got: &Got) {
+pub(crate) fn check_denial(got: &TestResponse) {
     assert_eq!((got.status, got.header("retry-after")), (429, Some("1")), "{got:?}");
     assert_eq!(got.header("ratelimit"), Some(r#""at-once";r=0;t=1"#));
     let policy = got.header("ratelimit-policy").unwrap();

@@ -8,7 +8,7 @@ use ratekeeper::tower::rule::Rule;
 use ratekeeper::tower::{LayerError, RatekeeperLayer};
 use tower::{Layer, ServiceExt, service_fn};
 
-use super::{Got, get, hourly, ip, per_client, plain, send, statuses, with};
+use super::{TestResponse, get, hourly, ip, per_client, plain, send, statuses, with};
 
 #[tokio::test]
 async fn allowed_response_has_rate_limit_headers() {
@@ -71,7 +71,7 @@ async fn every_header_set_is_sent() {
 }
 
 /// The response through the layer if the service sends these headers.
-async fn beside(set: &str, theirs: &'static [(&'static str, &'static str)]) -> Got {
+async fn beside(set: &str, theirs: &'static [(&'static str, &'static str)]) -> TestResponse {
     let upstream = move |_: Request<String>| async move {
         let mut response = Response::builder();
         for (name, value) in theirs {
@@ -81,7 +81,11 @@ async fn beside(set: &str, theirs: &'static [(&'static str, &'static str)]) -> G
     };
     let layer = per_client(5).headers(HeaderSet::named(set).unwrap()).build().unwrap();
     let response = layer.layer(service_fn(upstream)).oneshot(plain("/")).await.unwrap();
-    Got { status: response.status().as_u16(), headers: response.headers().clone(), body: String::new() }
+    TestResponse {
+        status: response.status().as_u16(),
+        headers: response.headers().clone(),
+        body: String::new(),
+    }
 }
 
 #[tokio::test]

@@ -74,13 +74,13 @@ fn plain(target: &str) -> Request<String> {
 
 /// A received response.
 #[derive(Debug)]
-struct Got {
+struct TestResponse {
     status: u16,
     headers: HeaderMap,
     body: String,
 }
 
-impl Got {
+impl TestResponse {
     /// The only value of a header.
     fn header(&self, name: &str) -> Option<&str> {
         let mut values = self.headers.get_all(name).iter().map(|value| value.to_str().unwrap());
@@ -91,14 +91,17 @@ impl Got {
 }
 
 /// Sends a request to a function behind the layer, which responds with the target it received.
-async fn send<S: Store + Send + Sync + 'static>(layer: &RatekeeperLayer<S>, request: Request<String>) -> Got {
+async fn send<S: Store + Send + Sync + 'static>(
+    layer: &RatekeeperLayer<S>,
+    request: Request<String>,
+) -> TestResponse {
     let echo = |request: Request<String>| async move {
         Ok::<_, Infallible>(Response::new(request.uri().to_string()))
     };
     let response = layer.layer(service_fn(echo)).oneshot(request).await.unwrap();
     let (parts, body) = response.into_parts();
     let body = body.collect().await.unwrap().to_bytes();
-    Got {
+    TestResponse {
         status: parts.status.as_u16(),
         headers: parts.headers,
         body: String::from_utf8(body.to_vec()).unwrap(),
@@ -119,7 +122,7 @@ async fn statuses<S: Store + Send + Sync + 'static>(
 
 /// Sends a request line and header lines over a new connection, with `Connection: close` added, and returns the
 /// response.
-async fn talk(address: SocketAddr, lines: &str) -> Got {
+async fn talk(address: SocketAddr, lines: &str) -> TestResponse {
     let mut stream = TcpStream::connect(address).await.unwrap();
     let request = format!("{}\r\nConnection: close\r\n\r\n", lines.replace('\n', "\r\n"));
     stream.write_all(request.as_bytes()).await.unwrap();
@@ -132,5 +135,5 @@ async fn talk(address: SocketAddr, lines: &str) -> Got {
     for (name, value) in lines.map(|line| line.split_once(": ").unwrap()) {
         headers.append(http::HeaderName::try_from(name).unwrap(), value.parse().unwrap());
     }
-    Got { status, headers, body: body.to_owned() }
+    TestResponse { status, headers, body: body.to_owned() }
 }

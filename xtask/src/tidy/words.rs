@@ -1,6 +1,6 @@
 //! Retired names, and their replacements.
 //!
-//! This rule applies to names in code, and to the product's old name anywhere. Prose is left to review.
+//! This rule applies to names in Rust and Lua code, and to the product's old name anywhere. Prose is left to review.
 
 use super::rust_code::code_only;
 use super::{File, Finding};
@@ -8,7 +8,7 @@ use super::{File, Finding};
 /// The product's name before its first release; concatenated, because this file would otherwise break its own rule.
 const OLD_NAME: &str = concat!("toll", "gate");
 
-/// The only page that may mention the old name.
+/// The only page that may mention the old name, in one line: the entry about the new name.
 const CHANGELOG: &str = "CHANGELOG.md";
 
 /// A replaced name.
@@ -82,23 +82,52 @@ pub(super) fn check(file: &File) -> Vec<Finding> {
     if path.to_lowercase().contains(OLD_NAME) {
         findings.push(Finding::in_file(path, "the old name of the product; it is called Ratekeeper"));
     }
-    if path != CHANGELOG {
-        for (index, _) in text.lines().enumerate().filter(|(_, line)| line.to_lowercase().contains(OLD_NAME))
-        {
-            let message = "the old name of the product; it is called Ratekeeper";
+    let lines_allowed = usize::from(path == CHANGELOG);
+    let lines = text.lines().enumerate().filter(|(_, line)| line.to_lowercase().contains(OLD_NAME));
+    for (index, _) in lines.skip(lines_allowed) {
+        let message = "the old name of the product; it is called Ratekeeper";
+        findings.push(Finding::in_line(path, index + 1, message));
+    }
+    let code = match path.rsplit_once('.') {
+        Some((_, "rs")) => code_only(text),
+        Some((_, "lua")) => lua_code_only(text),
+        _ => return findings,
+    };
+    for (index, line) in code.lines().enumerate() {
+        let names = line.split(|character: char| !character.is_alphanumeric() && character != '_');
+        for (name, retired) in names.filter_map(|name| Some((name, retired_in(name)?))) {
+            let message = format!("`{name}`: write `{}` or a more exact word", retired.instead);
             findings.push(Finding::in_line(path, index + 1, message));
         }
     }
-    if path.ends_with(".rs") {
-        for (index, line) in code_only(text).lines().enumerate() {
-            let names = line.split(|character: char| !character.is_alphanumeric() && character != '_');
-            for (name, retired) in names.filter_map(|name| Some((name, retired_in(name)?))) {
-                let message = format!("`{name}`: write `{}` or a more exact word", retired.instead);
-                findings.push(Finding::in_line(path, index + 1, message));
+    findings
+}
+
+/// Lua code without strings and comments, line by line. Long strings and long comments (`[[`) count as code.
+fn lua_code_only(text: &str) -> String {
+    let mut code = String::with_capacity(text.len());
+    for line in text.lines() {
+        let mut quote = None;
+        let mut characters = line.chars().peekable();
+        while let Some(character) = characters.next() {
+            match (quote, character) {
+                (Some(_), '\\') => {
+                    characters.next();
+                }
+                (Some(open), _) if character == open => quote = None,
+                (Some(_), _) => {}
+                (None, '\'' | '"') => {
+                    quote = Some(character);
+                    // Otherwise the names on both sides of a string would be one.
+                    code.push(' ');
+                }
+                (None, '-') if characters.peek() == Some(&'-') => break,
+                (None, _) => code.push(character),
             }
         }
+        code.push('\n');
     }
-    findings
+    code
 }
 
 #[cfg(test)]
@@ -119,6 +148,7 @@ mod tests {
         }
         assert_eq!(check(&format!("{OLD_NAME}/a.md"), "").len(), 1);
         assert!(check("CHANGELOG.md", OLD_NAME).is_empty());
+        assert_eq!(check("CHANGELOG.md", &format!("{OLD_NAME}\n\n{OLD_NAME}\n{OLD_NAME}\n")).len(), 2);
     }
 
     #[test]
@@ -133,5 +163,16 @@ mod tests {
         assert!(check("a.rs", "let stolde = indoors + unsaid;\n").is_empty());
         assert!(check("a.rs", "// Whose it is.\nlet a = \"Which\"; struct Whosever;\n").is_empty());
         assert!(check("a.md", "Which one?\n").is_empty());
+    }
+
+    #[test]
+    fn retired_names_are_found_in_lua_code() {
+        assert_eq!(
+            check("a.lua", "local a = 1\nlocal function give_back(key)\n"),
+            ["a.lua:2: `give_back`: write `refund` or a more exact word"]
+        );
+        let comments = "-- give_back\nlocal a = 'told' .. \"it's told\" .. '\\'told' -- told\n";
+        assert!(check("a.lua", comments).is_empty());
+        assert_eq!(check("a.lua", "local a = '--' .. told\n").len(), 1);
     }
 }

@@ -6,7 +6,7 @@ use ratekeeper_rules::request::Request;
 
 /// A synthetic request. Its path is normalized.
 #[derive(Clone, Debug)]
-pub(crate) struct MadeUp {
+pub(crate) struct SyntheticRequest {
     pub(crate) method: String,
     pub(crate) host: String,
     pub(crate) path: String,
@@ -18,7 +18,7 @@ pub(crate) struct MadeUp {
     pub(crate) customs: Vec<(String, String)>,
 }
 
-impl MadeUp {
+impl SyntheticRequest {
     /// Returns the values of all headers with this name.
     pub(crate) fn lines<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a [u8]> + 'a {
         self.headers.iter().filter(move |(its, _)| its == name).map(|(_, value)| value.as_slice())
@@ -29,7 +29,7 @@ fn named<'a>(all: &'a [(String, String)], name: &str) -> Option<&'a str> {
     all.iter().find(|(its, _)| its == name).map(|(_, value)| value.as_str())
 }
 
-impl Request for MadeUp {
+impl Request for SyntheticRequest {
     fn method(&self) -> &str {
         &self.method
     }
