@@ -100,7 +100,7 @@ impl Reader {
         name: &str,
         environment: &dyn Environment,
     ) -> Option<(PathBuf, String)> {
-        let fields = self.fields(node, name, names::SECRET, EXAMPLE)?;
+        let fields = self.fields(node, &quoted(name), names::SECRET, EXAMPLE)?;
         let Some(path) = fields.get("file") else {
             // A misspelt or empty `file` has been reported.
             if fields.iter().len() == 0 {
