@@ -138,12 +138,14 @@ impl Reader {
                 return None;
             }
             let Some(value) = environment.variable(name) else {
-                let message = format!("environment variable {} is not set", quoted(name));
                 self.error(
                     node.position,
-                    message,
+                    format!("environment variable {} is not set", quoted(name)),
                     format!("set it before the start, as in `export {name}=...`"),
                 );
+                if let Some(problem) = self.problems.last_mut() {
+                    problem.has_one_cause = true;
+                }
                 return None;
             };
             text.push_str(before);
