@@ -122,6 +122,20 @@ pub(crate) fn key(reader: &mut Reader, node: &Node) -> (Key, Values) {
     (key, values)
 }
 
+/// The attribute of a key that any client can choose, as it is written: ``the header `X-Plan` ``.
+pub(crate) fn forgeable(node: &Node) -> Option<String> {
+    node.entries().find_map(|(name, node)| {
+        let kind = match name {
+            "header" | "cookie" => name,
+            "query" => "query parameter",
+            "fallback" => return forgeable(node),
+            _ => return None,
+        };
+        let NodeValue::Word(word) = &node.value else { return None };
+        Some(format!("the {kind} {}", quoted(word)))
+    })
+}
+
 fn plain_part(reader: &mut Reader, node: &Node) -> Option<KeyPart> {
     reader.parsed(node, |word| {
         let part = PLAIN_PARTS.into_iter().find(|(name, _)| *name == word);

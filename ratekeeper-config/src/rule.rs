@@ -10,7 +10,7 @@ use ratekeeper_rules::when::When;
 
 use crate::concurrency::{ConcurrencyLimit, concurrency};
 use crate::error::quoted;
-use crate::key::{Values, key};
+use crate::key::{Values, forgeable, key};
 use crate::limit;
 use crate::names;
 use crate::quantity::ValueError;
@@ -75,7 +75,11 @@ fn rule(
     let failure =
         fields.get("on_store_failure").and_then(|node| failure_policy(reader, node, defaults.instances));
     let overrides = match fields.get("overrides") {
-        Some(node) => overrides(reader, name, values, node),
+        Some(node) => {
+            let is_restricted = !when.clients.is_empty() || !when.claims.is_empty();
+            let source = fields.get("key").filter(|_| !is_restricted).and_then(forgeable);
+            overrides(reader, name, values, source.as_deref(), node)
+        }
         None => Vec::new(),
     };
     let mut listed = |name| match fields.get(name) {
@@ -210,35 +214,57 @@ fn lease(reader: &mut Reader, node: &Node) -> Option<Lease> {
     Some(Lease { hold: hold.unwrap_or(lease.hold), ..lease })
 }
 
-fn overrides(reader: &mut Reader, name: &str, values: Values, node: &Node) -> Vec<Override> {
+/// `source` is the attribute of the key, if any client can choose it.
+fn overrides(
+    reader: &mut Reader,
+    name: &str,
+    values: Values,
+    source: Option<&str>,
+    node: &Node,
+) -> Vec<Override> {
     let nodes = reader.list(node);
     if nodes.len() > OVERRIDES_MAX {
         let message = format!("too many overrides: {} of at most {OVERRIDES_MAX}", nodes.len());
         reader.error(node.position, message, "write several keys in one override, or remove some of them");
         return Vec::new();
     }
-    nodes.into_iter().filter_map(|node| an_override(reader, name, values, node)).collect()
+    nodes.into_iter().filter_map(|node| an_override(reader, name, values, source, node)).collect()
 }
 
 /// The conditions of an override. Warns if they depend on a header that any client can send.
 fn override_conditions(reader: &mut Reader, node: &Node) -> Option<When> {
     let when = when(reader, node)?;
-    if let (Some((header, _)), true) =
-        (when.headers.first(), when.clients.is_empty() && when.claims.is_empty())
-    {
-        let message = format!("any client can send the header {} and choose this override", quoted(header));
+    let mut headers =
+        node.entries().filter(|(name, _)| *name == "header").flat_map(|(_, node)| node.entries());
+    if let (Some((header, _)), true) = (headers.next(), when.clients.is_empty() && when.claims.is_empty()) {
         let help = "use a `claim` of a verified token, or restrict it to your proxies with `client`";
-        reader.warn(node.position, message, help);
+        reader.warn(node.position, override_risk(&format!("the header {}", quoted(header))), help);
     }
     Some(when)
 }
 
-fn an_override(reader: &mut Reader, name: &str, values: Values, node: &Node) -> Option<Override> {
+fn override_risk(source: &str) -> String {
+    format!("any client can send {source} and choose this override")
+}
+
+fn an_override(
+    reader: &mut Reader,
+    name: &str,
+    values: Values,
+    source: Option<&str>,
+    node: &Node,
+) -> Option<Override> {
     let owner = format!("an override of {}", quoted(name));
     let known: Vec<&str> = names::OVERRIDE.iter().copied().chain(limit::algorithm_names()).collect();
     let fields = reader.fields(node, &owner, &known, OVERRIDE_EXAMPLE)?;
     let scope = match (fields.get("key"), fields.get("when")) {
-        (Some(node), None) => Some(OverrideScope::Keys(values.read(reader, node))),
+        (Some(node), None) => {
+            if let Some(source) = source {
+                let help = "use a `claim` of a verified token as the key, or restrict the limit to your proxies with `when: { client: 10.0.0.0/8 }`";
+                reader.warn(node.position, override_risk(source), help);
+            }
+            Some(OverrideScope::Keys(values.read(reader, node)))
+        }
         (None, Some(node)) => override_conditions(reader, node).map(OverrideScope::When),
         (Some(_), Some(_)) => {
             let message = format!("{owner} has both `key` and `when`");
