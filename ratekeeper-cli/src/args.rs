@@ -194,6 +194,10 @@ pub(crate) struct Init {
     #[arg(long, value_name = "STORE")]
     pub(crate) store: Option<String>,
 
+    /// Number of instances that share the limits through Redis; each enforces its share while Redis is unavailable
+    #[arg(long, value_name = "N")]
+    pub(crate) instances: Option<String>,
+
     /// Replace the file if it exists
     #[arg(long)]
     pub(crate) force: bool,

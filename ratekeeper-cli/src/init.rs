@@ -9,13 +9,16 @@ use ratekeeper_config::Environment;
 use crate::args::{Init, Need};
 use crate::config_source::FILE_DEFAULT;
 use crate::environment::{FileEnvironment, Files};
-use crate::error::CliError;
+use crate::error::{CliError, with_help};
 use crate::validate::{self, print};
 
 const RATE_DEFAULT: &str = "100/min";
 const KEY_DEFAULT: &str = "ip";
 const UPSTREAM_DEFAULT: &str = "http://127.0.0.1:3000";
 const STORE_DEFAULT: &str = "memory";
+const INSTANCES_DEFAULT: &str = "1";
+/// The maximum of `instances` in a configuration file.
+const INSTANCES_MAX: u32 = 100_000;
 /// Questions asked again after an invalid answer, before giving up.
 const TRIES_MAX: usize = 5;
 
@@ -44,7 +47,7 @@ pub(crate) fn run(args: &Init) -> Result<(), CliError> {
     // The starter must be valid, whatever was typed.
     let environment = FileEnvironment::of(&args.output, Files::default());
     let config = ratekeeper_config::parse(&text, &Placeholders(&environment))
-        .map_err(|errors| CliError::Config(Box::new(errors.in_file(&name))))?;
+        .map_err(|errors| CliError::Config(Box::new(errors.in_file("generated file, not written"))))?;
     validate::warn(&config, &name);
     questions.note_defaults();
     if is_printed {
@@ -92,8 +95,8 @@ struct Starter {
     rate: Rate,
     key: StarterKey,
     upstream: String,
-    /// A Redis address, or none for the memory store.
-    redis: Option<String>,
+    /// A Redis address and the number of instances that share it, or none for the memory store.
+    redis: Option<(String, u32)>,
 }
 
 /// Requests per period.
@@ -126,11 +129,7 @@ impl Questions {
         if self.defaults.is_empty() {
             return;
         }
-        let why = match io::stdin().is_terminal() {
-            true => "the input ended",
-            false => "stdin is not a terminal",
-        };
-        eprintln!("note: {why}, so defaults are used: {}\n", self.defaults.join(" "));
+        eprintln!("note: stdin is not a terminal, so defaults are used: {}\n", self.defaults.join(" "));
     }
 
     /// The flag's value if there is one; else the answer; else the default.
@@ -168,15 +167,17 @@ impl Questions {
         }
     }
 
-    fn ask(&mut self, question: &str, default: &str) -> Result<String, CliError> {
+    fn ask(&self, question: &str, default: &str) -> Result<String, CliError> {
         eprint!("{question} [{default}] ");
         let mut line = String::new();
         let read = io::stdin().lock().read_line(&mut line);
         let bytes = read.map_err(|error| CliError::Input(format!("cannot read the answer: {error}")))?;
         if bytes == 0 {
-            // The end of the input: no more answers.
-            self.is_asking = false;
             eprintln!();
+            return Err(CliError::Input(with_help(
+                "the input ended, nothing written",
+                "answer all questions, or give the answers as flags: `ratekeeper init --help`",
+            )));
         }
         let typed = line.trim();
         Ok(if typed.is_empty() { default.to_owned() } else { typed.to_owned() })
@@ -204,7 +205,21 @@ impl Starter {
         let upstream =
             questions.value(args.upstream.as_deref(), "--upstream", question, UPSTREAM_DEFAULT, upstream)?;
         let question = "Where are limits kept (memory, or redis://HOST:PORT to share them)?";
-        let redis = questions.value(args.store.as_deref(), "--store", question, STORE_DEFAULT, store)?;
+        let address = questions.value(args.store.as_deref(), "--store", question, STORE_DEFAULT, store)?;
+        let redis = match (address, args.instances.as_deref()) {
+            (Some(address), flag) => {
+                let question = "How many instances share the limits?";
+                let count = questions.value(flag, "--instances", question, INSTANCES_DEFAULT, instances)?;
+                Some((address, count))
+            }
+            (None, None) => None,
+            (None, Some(_)) => {
+                return Err(CliError::usage(
+                    "`--instances` has no effect on `--store memory`",
+                    "write `--store redis://HOST:PORT`, or remove `--instances`",
+                ));
+            }
+        };
         Ok(Starter { need, rate, key, upstream, redis })
     }
 
@@ -227,12 +242,12 @@ impl Starter {
                     .to_owned(),
                 "",
             ),
-            Some(address) => (
+            Some((address, instances)) => (
                 format!(
                     "# Limits are shared by all instances through Redis. If Redis does not answer within 20 ms, each instance\n\
                      # enforces its share of the limits, so `instances` is the number of instances.\n\
                      store:\n  redis:\n    address: {}\n    secret: \"${{RATEKEEPER_SECRET}}\"   # hides keys in Redis; at least 16 bytes\n    \
-                     instances: 1\n",
+                     instances: {instances}\n",
                     quoted(address)
                 ),
                 "#   export RATEKEEPER_SECRET=...   # the same for all instances; generate it once with `openssl rand -hex 16`\n",
@@ -345,9 +360,15 @@ fn key(typed: &str) -> Result<StarterKey, String> {
     match typed.split_once(':') {
         None if typed == "ip" => Ok(StarterKey::Ip),
         None if typed == "global" => Ok(StarterKey::Global),
-        Some(("header", name)) if !name.trim().is_empty() => Ok(StarterKey::Header(name.trim().to_owned())),
+        Some(("header", name)) if is_header(name.trim()) => Ok(StarterKey::Header(name.trim().to_owned())),
         _ => Err("write `ip`, `global`, or a header as in `header:X-User-Id`".to_owned()),
     }
+}
+
+/// Whether the text is a header name.
+fn is_header(name: &str) -> bool {
+    let is_token = |c: char| c.is_ascii_alphanumeric() || "!#$%&'*+-.^_`|~".contains(c);
+    !name.is_empty() && name.chars().all(is_token)
 }
 
 fn upstream(typed: &str) -> Result<String, String> {
@@ -363,6 +384,11 @@ fn store(typed: &str) -> Result<Option<String>, String> {
         address if address.contains("://") => Ok(Some(address.to_owned())),
         _ => Err("write `memory`, or an address as in `redis://127.0.0.1:6379`".to_owned()),
     }
+}
+
+fn instances(typed: &str) -> Result<u32, String> {
+    let count = typed.parse().ok().filter(|it| (1..=INSTANCES_MAX).contains(it));
+    count.ok_or_else(|| format!("write a whole number from 1 to {INSTANCES_MAX}"))
 }
 
 /// Text as a YAML value: quoted unless it is plain.
@@ -392,7 +418,7 @@ mod tests {
                             rate: rate(typed).unwrap(),
                             key: key(typed_key).unwrap(),
                             upstream: upstream("http://127.0.0.1:3000").unwrap(),
-                            redis: store(typed_store).unwrap(),
+                            redis: store(typed_store).unwrap().map(|address| (address, 3)),
                         };
                         let text = starter.text(FILE_DEFAULT);
                         match ratekeeper_config::parse(&text, &Placeholders(&environment)) {
@@ -413,6 +439,8 @@ mod tests {
         assert!(rate("100").unwrap_err().contains("`100/min`"));
         assert!(rate("0/s").is_err() && rate("1/fortnight").is_err());
         assert!(key("header:").unwrap_err().contains("`header:X-User-Id`"));
+        assert!(key("header:X User").unwrap_err().contains("`header:X-User-Id`"));
+        assert!(instances("0").is_err() && instances("100001").is_err() && instances("100000").is_ok());
         assert!(upstream("127.0.0.1:3000").unwrap_err().contains("`http://127.0.0.1:3000`"));
         assert!(store("redis").unwrap_err().contains("`redis://127.0.0.1:6379`"));
     }

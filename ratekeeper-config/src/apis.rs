@@ -146,7 +146,7 @@ pub(crate) fn apis(
     limits: &LimitNames<'_>,
     environment: &dyn Environment,
 ) -> Apis {
-    let fields = node.and_then(|node| reader.fields(node, "apis", names::APIS, EXAMPLE));
+    let fields = node.and_then(|node| reader.fields(node, "`apis`", names::APIS, EXAMPLE));
     let Some(fields) = fields else { return Apis::default() };
     let http = fields.get("http").and_then(|node| {
         let (api, fields) = api(reader, node, &HTTP, environment);
@@ -183,7 +183,8 @@ fn yes_or_no(reader: &mut Reader, fields: Option<&Fields<'_>>, name: &str, defau
 }
 
 fn authorize(reader: &mut Reader, node: Option<&Node>, known: &LimitNames<'_>) -> Authorize {
-    let fields = node.and_then(|node| reader.fields(node, "authorize", names::AUTHORIZE, AUTHORIZE_EXAMPLE));
+    let fields =
+        node.and_then(|node| reader.fields(node, "`authorize`", names::AUTHORIZE, AUTHORIZE_EXAMPLE));
     let deny_status = fields.as_ref().and_then(|fields| fields.get("deny_status"));
     let deny_status = reader.or(deny_status, DENY_STATUS_DEFAULT, |reader, node| {
         reader.parsed(node, |word| {
@@ -248,16 +249,15 @@ fn api<'n>(
         }
         return (listen.map(|listen| Api { listen, token: None }), None);
     }
-    let Some(fields) = reader.fields(node, kind_of_api.name, kind_of_api.names, kind_of_api.example) else {
+    let owner = quoted(kind_of_api.name);
+    let Some(fields) = reader.fields(node, &owner, kind_of_api.names, kind_of_api.example) else {
         return (None, None);
     };
-    if fields.lacks("listen") {
-        reader.error(node.position, "missing listen address", kind_of_api.example);
-    }
+    reader.require(&fields, &["listen"], kind_of_api.example);
     let token = fields.get("token").and_then(|node| token(reader, node, environment));
     let listen = fields.get("listen").and_then(|node| {
         let listen = listen_address(reader, node, parse)?;
-        require_token(reader, node, listen, kind_of_api, fields.has("token"));
+        require_token(reader, node, listen, kind_of_api, !fields.lacks("token"));
         Some(listen)
     });
     (listen.map(|listen| Api { listen, token }), Some(fields))

@@ -66,10 +66,8 @@ pub(crate) fn concurrency(
         }
     }
     let max = fields.get("concurrency").and_then(|node| {
-        let fields = reader.fields(node, "concurrency", names::CONCURRENCY, EXAMPLE)?;
-        if fields.lacks("limit") {
-            reader.error(node.position, "missing `limit` in `concurrency`", EXAMPLE);
-        }
+        let fields = reader.fields(node, "`concurrency`", names::CONCURRENCY, EXAMPLE)?;
+        reader.require(&fields, &["limit"], EXAMPLE);
         fields.get("limit").and_then(|node| reader.whole(node, "limit", IN_FLIGHT_MAX))
     });
     let key = fields.get("key").map_or_else(|| Key::of(KeyPart::Ip), |node| key(reader, node).0);

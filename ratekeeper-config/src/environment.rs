@@ -100,7 +100,7 @@ impl Reader {
         name: &str,
         environment: &dyn Environment,
     ) -> Option<(PathBuf, String)> {
-        let fields = self.fields(node, name, names::SECRET, EXAMPLE)?;
+        let fields = self.fields(node, &quoted(name), names::SECRET, EXAMPLE)?;
         let Some(path) = fields.get("file") else {
             // A misspelt or empty `file` has been reported.
             if fields.iter().len() == 0 {
@@ -138,12 +138,14 @@ impl Reader {
                 return None;
             }
             let Some(value) = environment.variable(name) else {
-                let message = format!("environment variable {} is not set", quoted(name));
                 self.error(
                     node.position,
-                    message,
+                    format!("environment variable {} is not set", quoted(name)),
                     format!("set it before the start, as in `export {name}=...`"),
                 );
+                if let Some(problem) = self.problems.last_mut() {
+                    problem.has_one_cause = true;
+                }
                 return None;
             };
             text.push_str(before);

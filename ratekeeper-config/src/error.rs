@@ -65,6 +65,8 @@ pub(crate) struct Problem {
     pub(crate) help: String,
     /// For a duplicate, the position of the first definition.
     pub(crate) first: Option<Position>,
+    /// Whether problems with the same message have one cause and are reported once.
+    pub(crate) has_one_cause: bool,
 }
 
 /// Characters of a line shown on each side of the marked position. A line may be a megabyte long.
@@ -79,7 +81,7 @@ const SEEN_BYTES_AROUND: usize = 4_096;
 
 impl Problem {
     pub(crate) fn new(position: Position, message: impl Into<String>, help: impl Into<String>) -> Problem {
-        Problem { position, message: message.into(), help: help.into(), first: None }
+        Problem { position, message: message.into(), help: help.into(), first: None, has_one_cause: false }
     }
 
     /// The name at `position` is a duplicate of the one at `first`.
@@ -252,7 +254,7 @@ impl Errors {
         problems.truncate(ERRORS_MAX);
         problems.sort_by_key(|problem| (problem.position.line, problem.position.column));
         let mut all: Vec<Diagnostic> =
-            problems.into_iter().map(|it| it.in_text(Severity::Error, text, secrets)).collect();
+            joined(problems).into_iter().map(|it| it.in_text(Severity::Error, text, secrets)).collect();
         // An alias may report the same mistake at the same position twice.
         all.dedup();
         Errors { all, is_cut }
@@ -282,6 +284,33 @@ impl Errors {
     pub fn is_cut(&self) -> bool {
         self.is_cut
     }
+}
+
+/// Joins sorted problems that have one cause: the first lists the lines of the others.
+fn joined(problems: Vec<Problem>) -> Vec<Problem> {
+    let mut joined: Vec<(Problem, Vec<String>)> = Vec::new();
+    for problem in problems {
+        let same = joined.iter_mut().find(|(it, _)| it.has_one_cause && it.message == problem.message);
+        match same {
+            Some((first, lines)) => {
+                let line = problem.position.line.to_string();
+                if problem.position.line != first.position.line && !lines.contains(&line) {
+                    lines.push(line);
+                }
+            }
+            None => joined.push((problem, Vec::new())),
+        }
+    }
+    let with_lines = joined.into_iter().map(|(problem, lines)| {
+        let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
+        let more = match lines.len() {
+            0 => return problem,
+            1 => format!("line {}", listed(&lines)),
+            _ => format!("lines {}", listed(&lines)),
+        };
+        Problem { help: format!("{}; also used in {more}", problem.help), ..problem }
+    });
+    with_lines.collect()
 }
 
 impl fmt::Display for Errors {

@@ -272,7 +272,7 @@ fn name_error(name: &str, error: &NameError) -> String {
 
 fn client(reader: &mut Reader, node: Option<&Node>) -> (TrustedProxies, Grouping) {
     let example = "write as in `client: { trusted_proxies: [10.0.0.0/8], source: x_forwarded_for }`";
-    let fields = node.and_then(|node| reader.fields(node, "client", names::CLIENT, example));
+    let fields = node.and_then(|node| reader.fields(node, "`client`", names::CLIENT, example));
     let Some(fields) = fields else {
         // The error has been recorded. Assume that proxies were listed, so that no further errors follow from it.
         reader.has_proxies = node.is_some();
@@ -287,7 +287,10 @@ fn client(reader: &mut Reader, node: Option<&Node>) -> (TrustedProxies, Grouping
         }
         proxies.extend(proxy);
     }
-    reader.has_proxies = fields.get("trusted_proxies").is_some_and(|node| !reader.list(node).is_empty());
+    reader.has_proxies = match fields.get("trusted_proxies") {
+        Some(node) => !reader.list(node).is_empty(),
+        None => !fields.lacks("trusted_proxies"),
+    };
     if let (false, Some(source)) = (reader.has_proxies, fields.entry("source")) {
         let message = "`source` has no effect without `trusted_proxies`";
         reader.error(
@@ -311,7 +314,7 @@ fn client(reader: &mut Reader, node: Option<&Node>) -> (TrustedProxies, Grouping
 /// The path normalization, and whether the file says how letter case is compared.
 fn paths(reader: &mut Reader, node: &Node) -> Option<(PathNormalization, bool)> {
     let example = "write as in `paths: { ambiguous: reject, case: exact, trailing_slash: ignore }`";
-    let fields = reader.fields(node, "paths", names::PATHS, example)?;
+    let fields = reader.fields(node, "`paths`", names::PATHS, example)?;
     let paths = PathNormalization {
         ambiguous: reader.or(fields.get("ambiguous"), AmbiguousPathPolicy::Reject, |reader, node| {
             reader.choice(node, "value of ambiguous", &words::AMBIGUOUS)
@@ -333,7 +336,7 @@ fn default_paths() -> PathNormalization {
 
 fn responses(reader: &mut Reader, node: &Node) -> Option<Responses> {
     let example = "write as in `responses: { header_set: ietf, jitter: 5s }`";
-    let fields = reader.fields(node, "responses", names::RESPONSES, example)?;
+    let fields = reader.fields(node, "`responses`", names::RESPONSES, example)?;
     let known: Vec<&str> = HeaderSet::all().map(HeaderSet::name).collect();
     let headers = reader.or(fields.get("header_set"), HeaderSet::default(), |reader, node| {
         reader.parsed(node, |word| {
@@ -355,7 +358,7 @@ fn responses(reader: &mut Reader, node: &Node) -> Option<Responses> {
 }
 
 fn log_keys(reader: &mut Reader, node: &Node) -> Option<LogKeys> {
-    let fields = reader.fields(node, "log", names::LOG, "write as in `log: { keys: hash }`")?;
+    let fields = reader.fields(node, "`log`", names::LOG, "write as in `log: { keys: hash }`")?;
     Some(reader.or(fields.get("keys"), LogKeys::default(), |reader, node| {
         reader.choice(node, "value of keys", &words::LOG_KEYS)
     }))
@@ -363,10 +366,8 @@ fn log_keys(reader: &mut Reader, node: &Node) -> Option<LogKeys> {
 
 fn jwt(reader: &mut Reader, node: &Node, environment: &dyn Environment) -> Option<Jwt> {
     let example = "write as in `jwt: { keys: { file: jwks.json }, issuer: https://id.example.com }`";
-    let fields = reader.fields(node, "jwt", names::JWT, example)?;
-    if !fields.has("keys") {
-        reader.error(node.position, "missing `keys` to verify tokens", example);
-    }
+    let fields = reader.fields(node, "`jwt`", names::JWT, example)?;
+    reader.require(&fields, &["keys"], example);
     let keys = fields.get("keys").and_then(|node| {
         let keys = reader.secret(node, "keys", environment)?;
         if !keys.reveal().trim_start().starts_with('{') {

@@ -109,7 +109,7 @@ pub(crate) fn gateway(
     limits: &LimitNames<'_>,
     environment: &dyn Environment,
 ) -> Option<Gateway> {
-    let fields = reader.fields(node, "gateway", names::GATEWAY, EXAMPLE)?;
+    let fields = reader.fields(node, "`gateway`", names::GATEWAY, EXAMPLE)?;
     let listeners = listener::listeners(reader, fields.get("listen"), environment);
     let timeouts = reader.or(fields.get("timeouts"), Timeouts::default(), timeouts);
     let max_connections = count(reader, &fields, "max_connections", CONNECTIONS_DEFAULT, 1..=CAPACITY_MAX);
@@ -126,7 +126,8 @@ pub(crate) fn gateway(
     let mut upstreams = upstream::Upstreams::read(reader, fields.get("upstreams"), environment);
     upstreams.is_incomplete |= !fields.has("upstreams") && !fields.lacks("upstreams");
     let nodes = fields.get("routes").map_or(Vec::new(), |node| reader.list(node));
-    if nodes.is_empty() && !reader.is_full() {
+    let is_misspelt = !fields.has("routes") && !fields.lacks("routes");
+    if nodes.is_empty() && !is_misspelt && !reader.is_full() {
         reader.error(node.position, "the gateway has no routes", EXAMPLE);
     }
     let routes = route::routes(reader, node, nodes, limits, &mut upstreams, environment)?;
@@ -148,7 +149,7 @@ fn per_client_default(max_connections: u32) -> u32 {
 }
 
 fn timeouts(reader: &mut Reader, node: &Node) -> Option<Timeouts> {
-    let fields = reader.fields(node, "timeouts", names::TIMEOUTS, TIMEOUTS_EXAMPLE)?;
+    let fields = reader.fields(node, "`timeouts`", names::TIMEOUTS, TIMEOUTS_EXAMPLE)?;
     let defaults = Timeouts::default();
     Some(Timeouts {
         header: time(reader, &fields, "header", "a timeout", defaults.header, TIMEOUTS),

@@ -122,6 +122,20 @@ pub(crate) fn key(reader: &mut Reader, node: &Node) -> (Key, Values) {
     (key, values)
 }
 
+/// The attribute of a key that any client can choose, as it is written: ``the header `X-Plan` ``.
+pub(crate) fn forgeable(node: &Node) -> Option<String> {
+    node.entries().find_map(|(name, node)| {
+        let kind = match name {
+            "header" | "cookie" => name,
+            "query" => "query parameter",
+            "fallback" => return forgeable(node),
+            _ => return None,
+        };
+        let NodeValue::Word(word) = &node.value else { return None };
+        Some(format!("the {kind} {}", quoted(word)))
+    })
+}
+
 fn plain_part(reader: &mut Reader, node: &Node) -> Option<KeyPart> {
     reader.parsed(node, |word| {
         let part = PLAIN_PARTS.into_iter().find(|(name, _)| *name == word);
@@ -158,9 +172,12 @@ fn name_help(part: &str) -> String {
 }
 
 fn named_part(reader: &mut Reader, node: &Node, fields: &Fields<'_>) -> Option<KeyPart> {
-    let attributes: Vec<Entry<'_>> = fields.iter().filter(|entry| entry.name != "fallback").collect();
+    let attributes: Vec<Entry<'_>> =
+        fields.iter().filter(|entry| NAMED_PARTS.contains(&entry.name)).collect();
     let [Entry { name, node: value, .. }] = attributes.as_slice() else {
         match attributes.as_slice() {
+            // An unknown attribute has been reported.
+            [] if fields.iter().any(|entry| entry.name != "fallback") => {}
             [] => reader.error(node.position, "the key names no attribute of a request", EXAMPLE),
             [_, second, ..] => {
                 let help = "write several attributes as a list, as in `[ip, { header: X-User-Id }]`";
@@ -182,9 +199,7 @@ fn named_part(reader: &mut Reader, node: &Node, fields: &Fields<'_>) -> Option<K
             verified(reader, value);
             reader.name(value, &name_help("claim")).map(|name| KeyPart::Claim(name.to_owned()))
         }
-        "path" => path_part(reader, value),
-        // An unknown name has been reported.
-        _ => None,
+        _ => path_part(reader, value),
     }
 }
 
@@ -213,8 +228,9 @@ fn path_part(reader: &mut Reader, node: &Node) -> Option<KeyPart> {
 
 fn fallback(reader: &mut Reader, node: &Node) -> Option<KeyFallback> {
     if let NodeValue::Map(_) = &node.value {
-        let fields = reader.fields(node, "fallback", names::FALLBACK, FALLBACK_EXAMPLE)?;
-        return match (fields.get("literal"), fields.iter().len()) {
+        let fields = reader.fields(node, "`fallback`", names::FALLBACK, FALLBACK_EXAMPLE)?;
+        let known = fields.iter().filter(|entry| names::FALLBACK.contains(&entry.name));
+        return match (fields.get("literal"), known.count()) {
             (Some(literal), 1) => reader.word(literal).map(|word| KeyFallback::Literal(word.to_owned())),
             (Some(_), _) => {
                 reader.error(node.position, "`fallback` has more than one attribute", FALLBACK_EXAMPLE);

@@ -91,7 +91,7 @@ pub(crate) fn among(reader: &mut Reader, fields: &Fields<'_>) -> Option<Limit> {
         reader.error(node.position, "the parameters of an algorithm must be a mapping", EXAMPLE);
         return None;
     }
-    let fields = reader.parameters(node, name, parameters, EXAMPLE)?;
+    let fields = reader.parameters(node, &quoted(name), parameters, EXAMPLE)?;
     let before = reader.problems.len();
     let limit = limit(reader, name, &fields);
     if reader.problems.len() > before {

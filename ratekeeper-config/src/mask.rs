@@ -144,7 +144,14 @@ fn value(line: &str, name: &str, start: usize) -> Option<Range<usize>> {
     }
     let is_in_braces = line[..start].matches(['{', '[']).count() > line[..start].matches(['}', ']']).count();
     let end = match value.chars().next() {
-        Some(quote @ ('"' | '\'')) => value[1..].find(quote).map(|at| start + at + 2),
+        Some(quote @ ('"' | '\'')) => value[1..].find(quote).map(|at| {
+            // Text after the closing mark is a mistake, and may belong to the secret.
+            let behind = &value[at + 2..];
+            let is_end =
+                behind.trim_start().is_empty() || behind.trim_start().starts_with([',', '}', ']', '#']);
+            let more = if is_end { 0 } else { behind.find([',', '}', ']']).unwrap_or(behind.len()) };
+            start + at + 2 + more
+        }),
         // A `${NAME}` contains a closing brace.
         _ if is_in_braces && !value.contains("${") => value.find([',', '}', ']']).map(|at| start + at),
         _ => None,

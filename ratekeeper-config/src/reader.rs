@@ -37,6 +37,8 @@ pub(crate) struct Reader {
     pub(crate) upstream_addresses: Vec<(Address, Position)>,
     /// Positions of secrets.
     pub(crate) secrets: Vec<Position>,
+    /// Names that stand in an outer mapping: the owner they belong to, and the name.
+    pub(crate) misplaced: Vec<(String, String)>,
     /// Work spent on suggestions so far: characters of known names times characters of unknown names.
     pub(crate) compared: usize,
 }
@@ -51,6 +53,8 @@ pub(crate) struct Fields<'n> {
     pub(crate) owner: String,
     pub(crate) position: Position,
     entries: Vec<Entry<'n>>,
+    /// Names that belong here and stand in an outer mapping, which has been reported.
+    misplaced: Vec<String>,
 }
 
 /// A name, its position and its value.
@@ -73,9 +77,11 @@ impl<'n> Fields<'n> {
         self.entry(name).is_some()
     }
 
-    /// Whether neither the name nor a misspelling of it is present. A misspelling has been reported.
+    /// Whether neither the name nor a misspelling of it is present. A misspelling has been reported, and so has a name
+    /// in an outer mapping.
     pub(crate) fn lacks(&self, name: &str) -> bool {
         !self.entries.iter().any(|entry| nearest(entry.name, &[name]).is_some())
+            && !self.misplaced.iter().any(|misplaced| misplaced == name)
     }
 
     pub(crate) fn entry(&self, name: &str) -> Option<Entry<'n>> {
@@ -154,7 +160,11 @@ impl Reader {
                 return None;
             }
         };
-        let mut fields = Fields { owner: owner.to_owned(), position: node.position, entries: Vec::new() };
+        let misplaced =
+            self.misplaced.iter().filter(|(other, _)| other == owner).map(|(_, name)| name.clone());
+        let misplaced = misplaced.collect();
+        let mut fields =
+            Fields { owner: owner.to_owned(), position: node.position, entries: Vec::new(), misplaced };
         for (name, node) in entries {
             match &name.value {
                 NodeValue::Word(word) => {
@@ -176,8 +186,10 @@ impl Reader {
     ) -> Option<Fields<'n>> {
         let fields = self.parameters(node, owner, known, example)?;
         for Entry { name, position, node } in fields.iter() {
-            if matches!(node.value, NodeValue::Nothing) && known.contains(&name) && !names::may_be_empty(name)
-            {
+            let is_empty = matches!(node.value, NodeValue::Nothing) && !names::may_be_empty(name);
+            // The value of a mapping may stand below it without an indent, which has been reported.
+            let is_outdented = || self.misplaced.iter().any(|(owner, _)| *owner == quoted(name));
+            if is_empty && known.contains(&name) && !is_outdented() {
                 self.error(
                     position,
                     format!("`{name}` has no value"),
@@ -217,13 +229,25 @@ impl Reader {
                 }
                 let before = fields.iter().take_while(|entry| entry.position.byte < position.byte);
                 let help = match names::owner_of(name, before.map(|entry| entry.name)) {
-                    Some(field) => format!("indent this under `{field}`"),
+                    Some(field) => {
+                        self.misplaced.push((quoted(field), name.to_owned()));
+                        format!("indent this under `{field}`")
+                    }
                     None => known_help(name, known, &format!("Fields: {}", known.join(", "))),
                 };
                 self.error(position, format!("unknown field {} in {owner}", quoted(name)), help);
             }
         }
         Some(fields)
+    }
+
+    /// Records which of the names a mapping lacks. Misspellings of them have been reported.
+    pub(crate) fn require(&mut self, fields: &Fields<'_>, names: &[&str], help: &str) {
+        let missing = names.iter().filter(|name| fields.lacks(name)).map(|name| format!("`{name}`"));
+        let missing: Vec<String> = missing.collect();
+        if !missing.is_empty() {
+            self.error(fields.position, format!("missing {} in {}", missing.join(", "), fields.owner), help);
+        }
     }
 
     /// One word or number.

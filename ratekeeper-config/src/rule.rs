@@ -9,8 +9,8 @@ use ratekeeper_rules::rule::{Ban, Cost, List, Override, OverrideScope, Rule};
 use ratekeeper_rules::when::When;
 
 use crate::concurrency::{ConcurrencyLimit, concurrency};
-use crate::error::{listed, quoted};
-use crate::key::{Values, key};
+use crate::error::quoted;
+use crate::key::{Values, forgeable, key};
 use crate::limit;
 use crate::names;
 use crate::quantity::ValueError;
@@ -75,7 +75,11 @@ fn rule(
     let failure =
         fields.get("on_store_failure").and_then(|node| failure_policy(reader, node, defaults.instances));
     let overrides = match fields.get("overrides") {
-        Some(node) => overrides(reader, name, values, node),
+        Some(node) => {
+            let is_restricted = !when.clients.is_empty() || !when.claims.is_empty();
+            let source = fields.get("key").filter(|_| !is_restricted).and_then(forgeable);
+            overrides(reader, name, values, source.as_deref(), node)
+        }
         None => Vec::new(),
     };
     let mut listed = |name| match fields.get(name) {
@@ -163,7 +167,7 @@ fn cost(reader: &mut Reader, node: &Node) -> Option<Cost> {
     }
     let example =
         "write a number, `{ header: X-Cost, default: 1, max: 100 }` or `{ routes: { upload: 10 } }`";
-    let fields = reader.fields(node, "cost", names::COST, example)?;
+    let fields = reader.fields(node, "`cost`", names::COST, example)?;
     let default = reader.or(fields.get("default"), 1, |reader, node| unit_cost(reader, node, "default"));
     match (fields.get("header"), fields.get("routes")) {
         (Some(header), None) => {
@@ -179,7 +183,7 @@ fn cost(reader: &mut Reader, node: &Node) -> Option<Cost> {
             if let Some(most) = fields.entry("max") {
                 reader.error(most.position, "`max` applies only to a cost from a header", "remove `max`");
             }
-            let routes = reader.named(routes, "routes", example)?;
+            let routes = reader.named(routes, "`routes`", example)?;
             let mut costs = Vec::new();
             for Entry { name, position, node } in routes.iter() {
                 reader.routes_named.push((name.to_owned(), position));
@@ -187,8 +191,8 @@ fn cost(reader: &mut Reader, node: &Node) -> Option<Cost> {
             }
             Some(Cost::Routes { costs, default })
         }
-        // A field without a value has been reported.
-        _ if fields.has("header") != fields.has("routes") => None,
+        // A misspelt field, or one without a value, has been reported.
+        (None, None) if !fields.lacks("header") || !fields.lacks("routes") => None,
         _ => {
             reader.error(node.position, "a cost is a number, a header or a list of routes", example);
             None
@@ -201,10 +205,8 @@ fn lease(reader: &mut Reader, node: &Node) -> Option<Lease> {
         return reader.number(node, "lease", 1..=u32::MAX).map(Lease::new);
     }
     let example = "write the maximum, as in `lease: 100` or `lease: { max: 100, hold: 100ms }`";
-    let fields = reader.fields(node, "lease", names::LEASE, example)?;
-    if !fields.has("max") {
-        reader.error(node.position, "missing `max` in `lease`", example);
-    }
+    let fields = reader.fields(node, "`lease`", names::LEASE, example)?;
+    reader.require(&fields, &["max"], example);
     let most = fields.get("max").and_then(|node| reader.number(node, "max", 1..=u32::MAX));
     let (from, to) = (Duration::from_millis(1), Lease::HOLD_MAX);
     let hold = fields.get("hold").and_then(|node| reader.length(node, "a hold", from, to));
@@ -212,35 +214,57 @@ fn lease(reader: &mut Reader, node: &Node) -> Option<Lease> {
     Some(Lease { hold: hold.unwrap_or(lease.hold), ..lease })
 }
 
-fn overrides(reader: &mut Reader, name: &str, values: Values, node: &Node) -> Vec<Override> {
+/// `source` is the attribute of the key, if any client can choose it.
+fn overrides(
+    reader: &mut Reader,
+    name: &str,
+    values: Values,
+    source: Option<&str>,
+    node: &Node,
+) -> Vec<Override> {
     let nodes = reader.list(node);
     if nodes.len() > OVERRIDES_MAX {
         let message = format!("too many overrides: {} of at most {OVERRIDES_MAX}", nodes.len());
         reader.error(node.position, message, "write several keys in one override, or remove some of them");
         return Vec::new();
     }
-    nodes.into_iter().filter_map(|node| an_override(reader, name, values, node)).collect()
+    nodes.into_iter().filter_map(|node| an_override(reader, name, values, source, node)).collect()
 }
 
 /// The conditions of an override. Warns if they depend on a header that any client can send.
 fn override_conditions(reader: &mut Reader, node: &Node) -> Option<When> {
     let when = when(reader, node)?;
-    if let (Some((header, _)), true) =
-        (when.headers.first(), when.clients.is_empty() && when.claims.is_empty())
-    {
-        let message = format!("any client can send the header {} and choose this override", quoted(header));
+    let mut headers =
+        node.entries().filter(|(name, _)| *name == "header").flat_map(|(_, node)| node.entries());
+    if let (Some((header, _)), true) = (headers.next(), when.clients.is_empty() && when.claims.is_empty()) {
         let help = "use a `claim` of a verified token, or restrict it to your proxies with `client`";
-        reader.warn(node.position, message, help);
+        reader.warn(node.position, override_risk(&format!("the header {}", quoted(header))), help);
     }
     Some(when)
 }
 
-fn an_override(reader: &mut Reader, name: &str, values: Values, node: &Node) -> Option<Override> {
+fn override_risk(source: &str) -> String {
+    format!("any client can send {source} and choose this override")
+}
+
+fn an_override(
+    reader: &mut Reader,
+    name: &str,
+    values: Values,
+    source: Option<&str>,
+    node: &Node,
+) -> Option<Override> {
     let owner = format!("an override of {}", quoted(name));
     let known: Vec<&str> = names::OVERRIDE.iter().copied().chain(limit::algorithm_names()).collect();
     let fields = reader.fields(node, &owner, &known, OVERRIDE_EXAMPLE)?;
     let scope = match (fields.get("key"), fields.get("when")) {
-        (Some(node), None) => Some(OverrideScope::Keys(values.read(reader, node))),
+        (Some(node), None) => {
+            if let Some(source) = source {
+                let help = "use a `claim` of a verified token as the key, or restrict the limit to your proxies with `when: { client: 10.0.0.0/8 }`";
+                reader.warn(node.position, override_risk(source), help);
+            }
+            Some(OverrideScope::Keys(values.read(reader, node)))
+        }
         (None, Some(node)) => override_conditions(reader, node).map(OverrideScope::When),
         (Some(_), Some(_)) => {
             let message = format!("{owner} has both `key` and `when`");
@@ -248,7 +272,7 @@ fn an_override(reader: &mut Reader, name: &str, values: Values, node: &Node) -> 
             None
         }
         (None, None) => {
-            if !fields.has("key") && !fields.has("when") {
+            if fields.lacks("key") && fields.lacks("when") {
                 let message = format!("{owner} has neither `key` nor `when`");
                 reader.error(node.position, message, OVERRIDE_EXAMPLE);
             }
@@ -309,15 +333,12 @@ fn list(reader: &mut Reader, values: Values, node: &Node) -> List {
 }
 
 fn ban(reader: &mut Reader, values: Values, node: &Node) -> Option<Ban> {
-    let fields = reader.fields(node, "ban", names::BAN, BAN_EXAMPLE)?;
+    let fields = reader.fields(node, "`ban`", names::BAN, BAN_EXAMPLE)?;
     if values == Values::None {
         let help = "remove the ban, or set a `key` for the limit";
         reader.error(node.position, "a ban with `key: global` would ban all clients", help);
     }
-    let missing: Vec<&str> = names::BAN.iter().copied().filter(|name| !fields.has(name)).collect();
-    if !missing.is_empty() {
-        reader.error(node.position, format!("missing {} in ban", listed(&missing)), BAN_EXAMPLE);
-    }
+    reader.require(&fields, names::BAN, BAN_EXAMPLE);
     let after = fields.get("after").and_then(|node| reader.number(node, "after", 1..=BAN_AFTER_MAX));
     let mut length = |name, message| {
         fields.get(name).and_then(|node| reader.length(node, message, WINDOW_MIN, WINDOW_MAX))
@@ -329,7 +350,7 @@ fn ban(reader: &mut Reader, values: Values, node: &Node) -> Option<Ban> {
 fn deny_response(reader: &mut Reader, node: &Node) -> Option<DenialResponse> {
     let example =
         "write as in `deny_response: { status: 429, body: Too many requests, content_type: text/plain }`";
-    let fields = reader.fields(node, "deny_response", names::DENY_RESPONSE, example)?;
+    let fields = reader.fields(node, "`deny_response`", names::DENY_RESPONSE, example)?;
     let mut deny_response = DenialResponse::default();
     if let Some(node) = fields.get("status")
         && let Some(status) = reader.number(node, "status", 200..=599)

@@ -104,7 +104,7 @@ pub(crate) fn store(
             }
         };
     }
-    let Some(fields) = reader.fields(node, "store", names::STORE, EXAMPLE) else { return (None, Some(1)) };
+    let Some(fields) = reader.fields(node, "`store`", names::STORE, EXAMPLE) else { return (None, Some(1)) };
     match (fields.entry("memory"), fields.entry("redis")) {
         (Some(entry), None) => (self::memory(reader, entry.node), Some(1)),
         (None, Some(entry)) if matches!(entry.node.value, NodeValue::Nothing) => (None, Some(1)),
@@ -193,7 +193,7 @@ fn secret(reader: &mut Reader, node: &Node, environment: &dyn Environment) -> Op
 
 fn memory(reader: &mut Reader, node: &Node) -> Option<Store> {
     let fields =
-        reader.fields(node, "memory", names::MEMORY, "write as in `memory: { max_keys: 100000 }`")?;
+        reader.fields(node, "`memory`", names::MEMORY, "write as in `memory: { max_keys: 100000 }`")?;
     let max_keys = reader.or(fields.get("max_keys"), MAX_KEYS_DEFAULT, |reader, node| {
         reader.number(node, "max_keys", 1..=u32::MAX)
     });
@@ -206,14 +206,12 @@ fn memory(reader: &mut Reader, node: &Node) -> Option<Store> {
 }
 
 fn redis(reader: &mut Reader, node: &Node, environment: &dyn Environment) -> (Option<Store>, Option<u32>) {
-    let Some(fields) = reader.fields(node, "redis", names::REDIS, EXAMPLE) else { return (None, Some(1)) };
+    let Some(fields) = reader.fields(node, "`redis`", names::REDIS, EXAMPLE) else { return (None, Some(1)) };
     let instances =
         fields.get("instances").and_then(|node| reader.number(node, "instances", 1..=INSTANCES_MAX));
     // An invalid number has been reported.
-    let instances = instances.or(fields.has("instances").then_some(1));
-    if !fields.has("address") {
-        reader.error(node.position, "missing `address` in `redis`", EXAMPLE);
-    }
+    let instances = instances.or((!fields.lacks("instances")).then_some(1));
+    reader.require(&fields, &["address"], EXAMPLE);
     let address = fields.get("address").and_then(|node| address(reader, node, environment));
     let default = FailurePolicy::Local { instances: instances.unwrap_or(1) };
     let failure = reader
@@ -248,8 +246,8 @@ fn tls(
     node: &Node,
     environment: &dyn Environment,
 ) -> (Option<Secret>, Option<(Secret, Secret)>) {
-    let Some(fields) = reader.fields(node, "tls", names::TLS, TLS_EXAMPLE) else { return (None, None) };
-    if fields.has("certificate") != fields.has("key") {
+    let Some(fields) = reader.fields(node, "`tls`", names::TLS, TLS_EXAMPLE) else { return (None, None) };
+    if fields.lacks("certificate") != fields.lacks("key") {
         reader.error(node.position, "`certificate` and `key` must both be set", TLS_EXAMPLE);
     }
     let mut pem = |name| fields.get(name).and_then(|node| reader.pem(node, name, environment));

@@ -9,7 +9,14 @@ pub(crate) fn problem(yaml: &str, at: Position, message: &str) -> Problem {
     let text = Text { yaml, at };
     let known = match message {
         _ if message.contains("tab") => text.plain("a tab cannot indent a line", "indent with spaces"),
-        _ if message.contains("expected ',' or") => text.bracket(false),
+        _ if message.contains("mismatched bracket") => text.mismatch(message),
+        _ if message.contains("expected ',' or") => text.comma().or_else(|| text.bracket(false)),
+        _ if message.contains("trailing content") => text.comma().or_else(|| {
+            text.plain(
+                "unexpected text after the closing quotation mark",
+                "write it in a new line, or inside the quotation marks",
+            )
+        }),
         _ if message.contains("unclosed bracket") => text.bracket(true),
         _ if message.contains("simple key expected") => text.no_colon(at.line),
         _ if message.contains("quoted scalar") || message.contains("end of stream") => text.quote(),
@@ -24,6 +31,9 @@ pub(crate) fn problem(yaml: &str, at: Position, message: &str) -> Problem {
         _ if message.contains("misplaced bracket") => text
             .plain("the bracket closes nothing", "remove it, or quote the text if the bracket belongs to it"),
         _ if message.contains("unexpected character") => text.unquoted(),
+        _ if message.contains("anchor or alias") => {
+            text.plain("`*` or `&` needs a name", "write a name after it, or quote the value, as in `'*'`")
+        }
         _ if message.contains("unknown anchor") => text.plain(
             "the alias has no anchor",
             "define the anchor first: `&name` before the value that `*name` repeats",
@@ -127,12 +137,48 @@ impl<'t> Text<'t> {
         None
     }
 
+    /// A bracket that is closed by one of the other kind. The parser points at the first and names both.
+    fn mismatch(&self, message: &str) -> Option<Problem> {
+        let mut named = message.split('\'').skip(1).step_by(2);
+        let (open, close) = (named.next()?, named.next()?);
+        let help = format!("write `{}`", if open == "[" { ']' } else { '}' });
+        Some(Problem::new(self.at, format!("`{open}` is closed by `{close}`"), help))
+    }
+
+    /// A missing comma inside of brackets that are closed. The parser points at the next name, or at its colon.
+    fn comma(&self) -> Option<Problem> {
+        let (byte, _) = self.open_at(self.at.byte).brackets.pop()?;
+        if self.open_at(self.yaml.len()).brackets.iter().any(|(open, _)| *open == byte) {
+            return None;
+        }
+        let (before, rest) = self.yaml.split_at(self.at.byte);
+        let entry = before.rfind(['{', '[', ',']).map_or(before, |at| &before[at + 1..]);
+        let (start, word) = if rest.starts_with(':') && entry.contains(':') {
+            let word = entry.split_whitespace().last()?;
+            (before.trim_end().len() - word.len(), word)
+        } else if before.trim_end().ends_with(['}', ']', '"', '\'']) {
+            let end = rest.find(|c: char| c.is_whitespace() || ",:{}[]".contains(c));
+            (before.len(), end.map_or(rest, |end| &rest[..end]))
+        } else {
+            return None;
+        };
+        let position = Position { chars: word.chars().count(), ..self.position(start) };
+        // A word that is not a name may belong to a secret.
+        let is_name = self.yaml[start + word.len()..].starts_with(':');
+        let message = if is_name {
+            format!("missing comma before {}", quoted(word))
+        } else {
+            "missing comma".to_owned()
+        };
+        (!word.is_empty()).then(|| Problem::new(position, message, "separate the entries with a comma"))
+    }
+
     /// A bracket that is open where the parser stopped; or, on the same line, a name without a colon.
     fn bracket(&self, is_unclosed: bool) -> Option<Problem> {
         // The parser points at a bracket that is open at the end of the text.
         let here = self.yaml[self.at.byte..].chars().next().filter(|c| matches!(c, '{' | '[') && is_unclosed);
         let here = here.map(|bracket| (self.at.byte, bracket));
-        let (byte, bracket) = here.or_else(|| self.open_at(self.at.byte).bracket)?;
+        let (byte, bracket) = here.or_else(|| self.open_at(self.at.byte).brackets.pop())?;
         let position = self.position(byte);
         let start = self.yaml[..self.at.byte].rfind(['{', '[', ',']).map_or(0, |at| at + 1);
         let name = &self.yaml[start..self.at.byte];
@@ -175,7 +221,7 @@ impl<'t> Text<'t> {
         Position { line, column: before[start..].chars().count() + 1, chars: 1, byte }
     }
 
-    /// What is open at a byte: the innermost bracket of a flow collection, and a quotation mark.
+    /// What is open at a byte: the brackets of flow collections, and a quotation mark.
     fn open_at(&self, end: usize) -> Open {
         let (mut brackets, mut quote): (Vec<(usize, char)>, Option<usize>) = (Vec::new(), None);
         // The last characters before this one, without spaces, and whether a space follows it.
@@ -206,13 +252,14 @@ impl<'t> Text<'t> {
                 before = c;
             }
         }
-        Open { bracket: brackets.last().copied(), quote }
+        Open { brackets, quote }
     }
 }
 
 /// What is open at a position.
 struct Open {
-    bracket: Option<(usize, char)>,
+    /// The innermost is the last.
+    brackets: Vec<(usize, char)>,
     quote: Option<usize>,
 }
 

@@ -29,6 +29,19 @@ impl Node {
     pub(crate) fn nothing(position: Position) -> Node {
         Node { position, value: NodeValue::Nothing, is_text: false }
     }
+
+    /// The names of a mapping as written, with their values. A list of one mapping counts as that mapping.
+    pub(crate) fn entries(&self) -> impl Iterator<Item = (&str, &Node)> {
+        let node = match &self.value {
+            NodeValue::List(items) if items.len() == 1 => &items[0],
+            _ => self,
+        };
+        let entries = if let NodeValue::Map(entries) = &node.value { entries.as_slice() } else { &[] };
+        entries.iter().filter_map(|(name, node)| match &name.value {
+            NodeValue::Word(name) => Some((name.as_str(), node)),
+            _ => None,
+        })
+    }
 }
 
 #[derive(Debug)]

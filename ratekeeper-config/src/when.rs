@@ -18,7 +18,7 @@ const CLIENT_EXAMPLE: &str = "write as in `10.0.0.0/8` or `[10.0.0.0/8, 2001:db8
 
 /// Reads conditions from a mapping that contains nothing else.
 pub(crate) fn when(reader: &mut Reader, node: &Node) -> Option<When> {
-    let fields = reader.fields(node, "when", names::WHEN, EXAMPLE)?;
+    let fields = reader.fields(node, "`when`", names::WHEN, EXAMPLE)?;
     Some(when_of(reader, &fields))
 }
 
@@ -127,7 +127,7 @@ fn wanted(
 ) -> Vec<(String, ValueCondition)> {
     let example =
         format!("write as in `{message}: {{ name: value }}`, or `present` or `absent` as the value");
-    let Some(fields) = reader.named(node, message, &example) else { return Vec::new() };
+    let Some(fields) = reader.named(node, &quoted(message), &example) else { return Vec::new() };
     if fields.iter().len() == 0 {
         // An empty mapping would match everything.
         reader.error(node.position, format!("`{message}` is empty"), &*example);

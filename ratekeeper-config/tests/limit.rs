@@ -123,7 +123,7 @@ fn error_shows_its_file_name() {
     assert_eq!((error.line(), error.column()), (2, 17));
     let named = error.in_file("limits.yaml").to_string();
     assert_eq!(named.lines().nth(1), Some("  --> limits.yaml:2:17"));
-    assert_eq!(named.lines().next(), Some("error: unknown field `limt` in fixed_window"));
+    assert_eq!(named.lines().next(), Some("error: unknown field `limt` in `fixed_window`"));
 }
 
 #[test]

@@ -12,7 +12,7 @@ fn invalid_limit_is_shown_with_its_position() {
         simulate("token_bucket: { capcity: 10 }", &[], "time\n1\n"),
         error(
             2,
-            "error: unknown field `capcity` in token_bucket
+            "error: unknown field `capcity` in `token_bucket`
   --> --limit:1:17
    |
  1 | token_bucket: { capcity: 10 }

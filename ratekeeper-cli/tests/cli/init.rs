@@ -117,6 +117,7 @@ fn invalid_flags_are_rejected_with_an_example_and_write_nothing() {
     for (flag, value, help) in [
         ("--rate", "100", "write requests per second, minute, hour or day, as in `100/min`"),
         ("--key", "cookie", "write `ip`, `global`, or a header as in `header:X-User-Id`"),
+        ("--key", "header:X User", "write `ip`, `global`, or a header as in `header:X-User-Id`"),
         ("--upstream", "127.0.0.1:3000", "write a URL, as in `http://127.0.0.1:3000`"),
         ("--store", "redis", "write `memory`, or an address as in `redis://127.0.0.1:6379`"),
     ] {
@@ -125,9 +126,10 @@ fn invalid_flags_are_rejected_with_an_example_and_write_nothing() {
         assert_eq!(output, Output { code: 2, stdout: String::new(), stderr });
     }
     // A value with the right form that the configuration rejects.
-    let output = run(&["init", "-o", path.to_str().unwrap(), "--key", "header:a b"], "");
+    let output = run(&["init", "-o", path.to_str().unwrap(), "--upstream", "http://a b"], "");
     assert_eq!((output.code, &*output.stdout), (2, ""));
     assert!(output.stderr.starts_with("error: ") && output.stderr.ends_with("\n1 error\n"), "{output:?}");
+    assert!(output.stderr.contains("--> generated file, not written:"), "{output:?}");
     assert!(!path.exists());
 }
 
@@ -156,6 +158,50 @@ async fn questions_on_a_terminal_write_the_chosen_file() {
         "http://127.0.0.1:3000",
     ] {
         assert!(explained.stdout.contains(text), "{text}: {}", explained.stdout);
+    }
+}
+
+/// The number of instances decides the share of each of them, so it is asked for and never assumed on a terminal.
+#[tokio::test]
+async fn init_asks_how_many_instances_share_redis() {
+    let folder = Folder::new("init-instances");
+    let path = folder.path("ratekeeper.yaml");
+    let flags = ["--need", "exact", "--rate", "1/s", "--key", "ip", "--upstream", "http://127.0.0.1:3000"];
+    let mut terminal =
+        Terminal::start(&ratekeeper(&[&["init", "-o", path.to_str().unwrap()], &flags[..]].concat()));
+    terminal.answer("to share them)? [memory] ", "redis://127.0.0.1:6379").await;
+    terminal.answer("How many instances share the limits? [1] ", "0").await;
+    terminal.answer("write a whole number from 1 to 100000\nHow many", "4").await;
+    assert_eq!(terminal.ended().await, 0);
+    assert!(text_of(&path).contains("\n    instances: 4\n"));
+}
+
+#[test]
+fn instances_flag_is_written_and_needs_redis() {
+    let redis = ["init", "-o", "-", "--store", "redis://127.0.0.1:6379"];
+    let output = run(&[&redis[..], &["--instances", "3"]].concat(), "");
+    assert!(output.stdout.contains("\n    instances: 3\n"), "{output:?}");
+    let output = run(&redis, "");
+    assert!(output.stderr.ends_with("--upstream http://127.0.0.1:3000 --instances 1\n\n"), "{output:?}");
+    let output = run(&["init", "-o", "-", "--store", "memory", "--instances", "3"], "");
+    let stderr = "error: `--instances` has no effect on `--store memory`\n   = help: write `--store redis://HOST:PORT`, or remove `--instances`\n";
+    assert_eq!(output, Output { code: 2, stdout: String::new(), stderr: stderr.to_owned() });
+}
+
+/// Ctrl-D at a question ends the command; half of the answers are not a configuration.
+#[tokio::test]
+async fn end_of_input_at_a_question_writes_nothing() {
+    for flags in [&[][..], &["--need", "exact", "--rate", "1/s"]] {
+        let folder = Folder::new("init-end");
+        let path = folder.path("ratekeeper.yaml");
+        let args = [&["init", "-o", path.to_str().unwrap()], flags].concat();
+        let mut terminal = Terminal::start(&ratekeeper(&args));
+        terminal.shows("] ").await;
+        terminal.press_ctrl_d();
+        assert_eq!(terminal.ended().await, 1);
+        let text = terminal.text();
+        assert!(text.contains("error: the input ended, nothing written\n   = help: "), "{text}");
+        assert!(!path.exists());
     }
 }
 

@@ -159,7 +159,7 @@ fn descriptor(reader: &mut Reader, fields: &Fields<'_>, deep: usize, count: &mut
 }
 
 fn limit(reader: &mut Reader, node: &Node) -> Option<Limit> {
-    let fields = reader.parameters(node, "rate_limit", LIMIT, LIMIT_EXAMPLE)?;
+    let fields = reader.parameters(node, "`rate_limit`", LIMIT, LIMIT_EXAMPLE)?;
     let is_unlimited =
         reader.or(fields.get("unlimited"), false, |reader, node| yes_or_no(reader, node, "unlimited"));
     let name = text(reader, &fields, "name").filter(|name| !name.is_empty()).map(str::to_owned);
@@ -190,7 +190,7 @@ fn limit(reader: &mut Reader, node: &Node) -> Option<Limit> {
 fn replaces(reader: &mut Reader, node: &Node, own: Option<&str>) -> Vec<String> {
     let mut all = Vec::new();
     for node in list(reader, node, "replaces", REPLACES_EXAMPLE) {
-        let fields = reader.parameters(node, "an entry of replaces", REPLACES, REPLACES_EXAMPLE);
+        let fields = reader.parameters(node, "an entry of `replaces`", REPLACES, REPLACES_EXAMPLE);
         let Some(fields) = fields else { continue };
         match text(reader, &fields, "name") {
             _ if reader.is_full() => {}

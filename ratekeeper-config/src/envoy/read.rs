@@ -28,7 +28,7 @@ pub(crate) fn domains(
     node: Option<&Node>,
     first_rule: usize,
 ) -> (Vec<Domain>, Vec<Rule>) {
-    let fields = node.and_then(|node| reader.named(node, "domains", EXAMPLE));
+    let fields = node.and_then(|node| reader.named(node, "`domains`", EXAMPLE));
     let Some(fields) = fields else { return (Vec::new(), Vec::new()) };
     let (mut domains, mut rules, mut count) = (Vec::new(), Vec::new(), 0);
     for Entry { name, position, node } in fields.iter() {
@@ -91,9 +91,7 @@ impl Reading {
             let Some(fields) = reader.fields(node, "a descriptor", &known, DESCRIPTOR_EXAMPLE) else {
                 continue;
             };
-            if !fields.has("key") {
-                reader.error(node.position, "missing `key` in the descriptor", DESCRIPTOR_EXAMPLE);
-            }
+            reader.require(&fields, &["key"], DESCRIPTOR_EXAMPLE);
             let key = fields.get("key").and_then(|node| reader.name(node, DESCRIPTOR_EXAMPLE));
             let value = fields.get("value").and_then(|node| value(reader, node));
             if let Some(key) = key {

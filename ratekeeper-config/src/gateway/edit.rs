@@ -115,7 +115,7 @@ fn may_begin_with(pattern: &Pattern, prefix: &str) -> bool {
 fn rewrite(reader: &mut Reader, fields: &Fields<'_>, node: &Node, when: &When) -> Option<PathEdit> {
     let [pattern] = when.paths.as_slice() else {
         // An invalid pattern is missing here, and its error has been recorded.
-        if !fields.has("path") || when.paths.len() > 1 {
+        if fields.lacks("path") || when.paths.len() > 1 {
             let message = "`rewrite` needs exactly one `path`";
             reader.error(node.position, message, "write one path, as in `path: /users/{id}/**`");
         }
@@ -138,7 +138,8 @@ pub(super) fn header_edits(
     environment: &dyn Environment,
 ) -> HeaderEdits {
     let mut edits = HeaderEdits::default();
-    let Some(fields) = reader.fields(node, owner, names::HEADERS, HEADERS_EXAMPLE) else { return edits };
+    let fields = reader.fields(node, &quoted(owner), names::HEADERS, HEADERS_EXAMPLE);
+    let Some(fields) = fields else { return edits };
     // Values are marked as secret even if there are other errors, because error messages show the line.
     for entry in fields.iter().filter(|entry| entry.name != "remove") {
         reader.hide(entry.node);
@@ -179,7 +180,7 @@ pub(super) fn header_edits(
 /// Header names in lower case, with the nodes of their values.
 fn values<'n>(reader: &mut Reader, fields: &Fields<'n>, kind: &str) -> Vec<(String, &'n Node)> {
     let Some(node) = fields.get(kind) else { return Vec::new() };
-    let Some(named) = reader.named(node, kind, HEADERS_EXAMPLE) else { return Vec::new() };
+    let Some(named) = reader.named(node, &quoted(kind), HEADERS_EXAMPLE) else { return Vec::new() };
     let mut all: Vec<(String, &'n Node)> = Vec::new();
     let mut seen = HashMap::new();
     for Entry { name, position, node } in named.iter() {

@@ -61,10 +61,8 @@ fn listener(reader: &mut Reader, node: &Node, environment: &dyn Environment) -> 
         let address = listen_address(reader, node, address)?;
         return Some(Listener { address, tls: None, proxy_protocol: false });
     }
-    let fields = reader.fields(node, "listen", names::LISTENER, EXAMPLE)?;
-    if fields.lacks("address") {
-        reader.error(node.position, "missing listen address", EXAMPLE);
-    }
+    let fields = reader.fields(node, "`listen`", names::LISTENER, EXAMPLE)?;
+    reader.require(&fields, &["address"], EXAMPLE);
     let address = fields.get("address").and_then(|node| listen_address(reader, node, address));
     let tls = fields.get("tls").map(|node| tls(reader, node, environment));
     let proxy_protocol = reader.or(fields.get("proxy_protocol"), false, proxy_protocol);
@@ -121,8 +119,8 @@ fn address(word: &str) -> Result<SocketAddr, ValueError> {
 }
 
 fn tls(reader: &mut Reader, node: &Node, environment: &dyn Environment) -> Option<Tls> {
-    let fields = reader.fields(node, "tls", names::LISTENER_TLS, TLS_EXAMPLE)?;
-    if !fields.has("certificate") || !fields.has("key") {
+    let fields = reader.fields(node, "`tls`", names::LISTENER_TLS, TLS_EXAMPLE)?;
+    if fields.lacks("certificate") || fields.lacks("key") {
         reader.error(node.position, "`certificate` and `key` must both be set", TLS_EXAMPLE);
     }
     let certificate = fields

@@ -275,8 +275,6 @@ pub(crate) fn named_limits(reader: &mut Reader, node: &Node, known: &LimitNames<
 }
 
 fn needed<'n>(reader: &mut Reader, fields: &Fields<'n>, name: &str) -> Option<&'n Node> {
-    if !fields.has(name) {
-        reader.error(fields.position, format!("missing `{name}` in {}", fields.owner), EXAMPLE);
-    }
+    reader.require(fields, &[name], EXAMPLE);
     fields.get(name)
 }

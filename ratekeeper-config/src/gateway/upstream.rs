@@ -263,7 +263,7 @@ fn upstream(reader: &mut Reader, entry: Entry<'_>, environment: &dyn Environment
 }
 
 fn timeouts(reader: &mut Reader, node: &Node) -> Option<UpstreamTimeouts> {
-    let fields = reader.fields(node, "timeouts", names::UPSTREAM_TIMEOUTS, TIMEOUTS_EXAMPLE)?;
+    let fields = reader.fields(node, "`timeouts`", names::UPSTREAM_TIMEOUTS, TIMEOUTS_EXAMPLE)?;
     let defaults = UpstreamTimeouts::default();
     Some(UpstreamTimeouts {
         connect: time(reader, &fields, "connect", "a timeout", defaults.connect, CONNECT_TIMEOUTS),
@@ -273,9 +273,7 @@ fn timeouts(reader: &mut Reader, node: &Node) -> Option<UpstreamTimeouts> {
 }
 
 fn addresses(reader: &mut Reader, fields: &Fields<'_>) -> Vec<Address> {
-    if fields.lacks("addresses") {
-        reader.error(fields.position, format!("missing `addresses` in {}", fields.owner), EXAMPLE);
-    }
+    reader.require(fields, &["addresses"], EXAMPLE);
     let Some(node) = fields.get("addresses") else { return Vec::new() };
     let nodes = reader.some(node, "write as in `[http://10.0.0.1:8080, http://10.0.0.2:8080]`");
     if nodes.len() > ADDRESSES_MAX {
@@ -299,7 +297,7 @@ fn addresses(reader: &mut Reader, fields: &Fields<'_>) -> Vec<Address> {
 }
 
 fn ca(reader: &mut Reader, node: &Node, environment: &dyn Environment) -> Option<Secret> {
-    let fields = reader.fields(node, "tls", names::UPSTREAM_TLS, TLS_EXAMPLE)?;
+    let fields = reader.fields(node, "`tls`", names::UPSTREAM_TLS, TLS_EXAMPLE)?;
     fields.get("ca").and_then(|node| reader.pem(node, "ca", environment))
 }
 
@@ -315,10 +313,8 @@ fn health(reader: &mut Reader, node: &Node) -> Option<Health> {
         health.path = reader.parsed(node, health_path)?;
         return Some(health);
     }
-    let fields = reader.fields(node, "health", names::HEALTH, HEALTH_EXAMPLE)?;
-    if fields.lacks("path") {
-        reader.error(node.position, "missing `path` of the health check", HEALTH_EXAMPLE);
-    }
+    let fields = reader.fields(node, "`health`", names::HEALTH, HEALTH_EXAMPLE)?;
+    reader.require(&fields, &["path"], HEALTH_EXAMPLE);
     let path = fields.get("path").and_then(|node| reader.parsed(node, health_path));
     health.every = time(reader, &fields, "every", "a wait", health.every, HEALTH_TIMES);
     health.timeout =
@@ -352,7 +348,7 @@ fn outlier_ejection(reader: &mut Reader, node: &Node) -> Option<Option<OutlierEj
         return Some(None);
     }
     let fields =
-        reader.fields(node, "outlier_ejection", names::OUTLIER_EJECTION, OUTLIER_EJECTION_EXAMPLE)?;
+        reader.fields(node, "`outlier_ejection`", names::OUTLIER_EJECTION, OUTLIER_EJECTION_EXAMPLE)?;
     Some(Some(OutlierEjection {
         after: count(reader, &fields, "after", OUTLIER_EJECTION_DEFAULT.after, ROWS),
         lasts: time(reader, &fields, "for", "an ejection", OUTLIER_EJECTION_DEFAULT.lasts, EJECTIONS),

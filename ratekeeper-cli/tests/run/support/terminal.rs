@@ -14,6 +14,8 @@ use super::{Process, until};
 const SIZE: Winsize = Winsize { ws_row: 50, ws_col: 200, ws_xpixel: 0, ws_ypixel: 0 };
 /// What a terminal sends for Ctrl-C; the kernel turns it into SIGINT.
 const CTRL_C: &str = "\x03";
+/// What a terminal sends for Ctrl-D; at the start of a line, the kernel ends the input.
+const CTRL_D: &str = "\x04";
 
 /// A process whose stdin, stdout and stderr are a terminal.
 pub(crate) struct Terminal {
@@ -84,6 +86,10 @@ impl Terminal {
 
     pub(crate) fn press_ctrl_c(&mut self) {
         self.type_keys(CTRL_C);
+    }
+
+    pub(crate) fn press_ctrl_d(&mut self) {
+        self.type_keys(CTRL_D);
     }
 
     fn type_keys(&mut self, keys: &str) {
