@@ -40,6 +40,8 @@ pub(crate) struct RequestOutcome(Mutex<LimitsOutcome>);
 #[derive(Clone, Debug, Default)]
 struct LimitsOutcome {
     decision: RequestDecision,
+    /// Why the request was rejected, if its limits rejected it.
+    reason: Option<&'static str>,
     /// The limit that denied or delayed the request, or else the one with the fewest units left.
     limit: Option<DecidingLimit>,
 }
@@ -99,6 +101,11 @@ impl RequestOutcome {
         });
         let mut outcome = self.lock();
         outcome.decision = decision;
+        outcome.reason = match event.outcome {
+            Outcome::Forbidden { reason, .. } => Some(reason.name()),
+            Outcome::Malformed => Some("malformed"),
+            _ => None,
+        };
         // A request that is shed after its limits allowed it keeps their outcome.
         outcome.limit = limit.or(outcome.limit.take());
     }
@@ -267,7 +274,7 @@ impl Drop for AccessRecord {
         }
         let now = shared.clock.now();
         let took = now.saturating_since(self.started);
-        let LimitsOutcome { decision, limit } = std::mem::take(&mut *self.outcome.lock());
+        let LimitsOutcome { decision, reason, limit } = std::mem::take(&mut *self.outcome.lock());
         let metrics = self.route.as_ref().map_or(&shared.unrouted, |route| &route.metrics);
         metrics.count(*worker, decision, self.status.as_u16(), took);
         if !self.is_logged {
@@ -297,6 +304,7 @@ impl Drop for AccessRecord {
                 route: self.route.as_ref().map_or("", |route| &route.id.0),
                 status: self.status.as_u16(),
                 decision: decision.name(),
+                reason,
                 limit,
                 took,
                 bytes: self.bytes,

@@ -50,6 +50,8 @@ pub(crate) struct Line<'a> {
     pub(crate) route: &'a str,
     pub(crate) status: u16,
     pub(crate) decision: &'a str,
+    /// Why the limits rejected the request.
+    pub(crate) reason: Option<&'static str>,
     pub(crate) limit: Option<LineLimit<'a>>,
     pub(crate) took: Duration,
     pub(crate) bytes: u64,
@@ -237,6 +239,9 @@ impl Line<'_> {
             out,
             r#"{{"time":"{second}.{millis:03}Z","level":"INFO","message":"request","id":"{id}","client":"{client}","method":"{method}","path":"{path}","route":"{route}","status":{status},"decision":"{decision}","#
         )?;
+        if let Some(reason) = self.reason {
+            write!(out, r#""reason":"{reason}","#)?;
+        }
         let delay = match &self.limit {
             Some(LineLimit { name, key, decision }) => {
                 write!(out, r#""limit":"{}","key":""#, Json(name))?;
@@ -292,6 +297,9 @@ impl Line<'_> {
             }
         } else if self.decision != "allowed" {
             write!(out, "  {}", self.decision)?;
+            if let Some(reason) = self.reason {
+                write!(out, ": {reason}")?;
+            }
         }
         writeln!(out)
     }
