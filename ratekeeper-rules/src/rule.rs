@@ -367,13 +367,49 @@ impl fmt::Display for KeyError {
 
 impl std::error::Error for KeyError {}
 
+/// Why a rule forbids a request whatever its limit decides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ForbiddenReason {
+    /// The client or the key is on the rule's deny list.
+    DenyList,
+    /// The request lacks a part of the key that the rule requires.
+    MissingKey,
+}
+
+impl ForbiddenReason {
+    /// Its name in logs.
+    pub fn name(self) -> &'static str {
+        match self {
+            ForbiddenReason::DenyList => "deny_list",
+            ForbiddenReason::MissingKey => "missing_key",
+        }
+    }
+}
+
+impl fmt::Display for ForbiddenReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            ForbiddenReason::DenyList => "this client is on a deny list",
+            ForbiddenReason::MissingKey => "the request lacks a key that a limit requires",
+        })
+    }
+}
+
+/// Why a rule does not charge a request.
+enum NoCharge {
+    DenyList,
+    NoKey(NoKey),
+}
+
 /// Why a request is denied or rejected before its limits are checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Rejection {
-    /// The request is on a rule's deny list, or lacks a required part of the key.
-    Denied {
+    /// The request is on a rule's deny list, or lacks a required part of its key.
+    Forbidden {
         /// Index of the rule.
         rule: usize,
+        /// Which of the two.
+        reason: ForbiddenReason,
     },
     /// The request's key is ambiguous.
     Ambiguous(NoKey),
@@ -563,8 +599,15 @@ impl Rules {
                 }),
                 Ok(None) => list.keys.truncate(start),
                 Err(_) if numbered.rule.is_shadow => list.keys.truncate(start),
-                Err(NoKey::Denied) => return Err(Rejection::Denied { rule: number }),
-                Err(error) => return Err(Rejection::Ambiguous(error)),
+                Err(NoCharge::DenyList) => {
+                    let reason = ForbiddenReason::DenyList;
+                    return Err(Rejection::Forbidden { rule: number, reason });
+                }
+                Err(NoCharge::NoKey(NoKey::Denied)) => {
+                    let reason = ForbiddenReason::MissingKey;
+                    return Err(Rejection::Forbidden { rule: number, reason });
+                }
+                Err(NoCharge::NoKey(error)) => return Err(Rejection::Ambiguous(error)),
             }
         }
         Ok(())
@@ -573,31 +616,31 @@ impl Rules {
 
 impl NumberedRule {
     /// Returns the limit to charge, if any, and writes the key.
-    fn charge(&self, request: &impl Request, keys: &mut Vec<u8>) -> Result<Option<usize>, NoKey> {
+    fn charge(&self, request: &impl Request, keys: &mut Vec<u8>) -> Result<Option<usize>, NoCharge> {
         let rule = &self.rule;
         if !rule.when.fits(request) || rule.allow.has_client(request) {
             return Ok(None);
         }
         // A shadow rule still charges requests that it would deny.
         if rule.deny.has_client(request) && !rule.is_shadow {
-            return Err(NoKey::Denied);
+            return Err(NoCharge::DenyList);
         }
         let start = keys.len();
         match rule.key.write(request, keys) {
             Err(NoKey::Skipped) => return Ok(None),
-            written => written?,
+            written => written.map_err(NoCharge::NoKey)?,
         }
         self.limit_of(&keys[start..], |when| when.fits(request))
     }
 
     /// Returns the limit to charge for a key, if any, by the rule's lists and overrides.
-    fn limit_of(&self, written: &[u8], fits: impl Fn(&When) -> bool) -> Result<Option<usize>, NoKey> {
+    fn limit_of(&self, written: &[u8], fits: impl Fn(&When) -> bool) -> Result<Option<usize>, NoCharge> {
         let NumberedRule { rule, limit, overrides, .. } = self;
         if rule.allow.has_key(&rule.key, written) {
             return Ok(None);
         }
         if rule.deny.has_key(&rule.key, written) && !rule.is_shadow {
-            return Err(NoKey::Denied);
+            return Err(NoCharge::DenyList);
         }
         let fitting = rule.overrides.iter().position(|it| match &it.scope {
             OverrideScope::Keys(keys) => keys.iter().any(|value| rule.key.is(written, value)),

@@ -6,7 +6,7 @@ use ratekeeper_core::{FailurePolicy, Lease, Limit, LimitError, LogPolicy, Window
 use ratekeeper_rules::client::parse_cidr;
 use ratekeeper_rules::key::{Key, KeyFallback, KeyPart, NoKey};
 use ratekeeper_rules::rule::{
-    Ban, BanLimits, Cost, List, Override, OverrideScope, Rejection, Rule, Rules, RulesError,
+    Ban, BanLimits, Cost, ForbiddenReason, List, Override, OverrideScope, Rejection, Rule, Rules, RulesError,
 };
 use ratekeeper_rules::when::{ValueCondition, When};
 
@@ -46,7 +46,7 @@ fn list(clients: &[&str], names: &[&str]) -> List {
     List { clients: clients.iter().map(|it| parse_cidr(it).unwrap()).collect(), keys: keys(names) }
 }
 
-const DENIED: Rejection = Rejection::Denied { rule: 0 };
+const DENIED: Rejection = Rejection::Forbidden { rule: 0, reason: ForbiddenReason::DenyList };
 
 #[test]
 fn cost_is_at_least_one_and_header_costs_are_bounded() {
@@ -189,7 +189,8 @@ fn lists_apply_only_where_the_rule_applies() {
 #[test]
 fn request_without_a_key_is_denied_skipped_or_rejected() {
     let with = |default| Rule::new("a", limit(10)).key(Key::of(KeyPart::header("X-User")).fallback(default));
-    assert_eq!(limits_of(&with(KeyFallback::Deny), &test_request()), Err(DENIED));
+    let missing = Rejection::Forbidden { rule: 0, reason: ForbiddenReason::MissingKey };
+    assert_eq!(limits_of(&with(KeyFallback::Deny), &test_request()), Err(missing));
     assert_eq!(limits_of(&with(KeyFallback::Skip), &test_request()), Ok(None));
     let twice = user("a").header("x-user", "b");
     let rejection = Rejection::Ambiguous(NoKey::Twice("header x-user".to_owned()));

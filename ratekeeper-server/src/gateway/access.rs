@@ -42,6 +42,8 @@ struct LimitsOutcome {
     decision: RequestDecision,
     /// The store was unavailable, so the failure policy decided.
     is_degraded: bool,
+    /// Why the request was rejected, if its limits rejected it.
+    reason: Option<&'static str>,
     /// The limit that denied or delayed the request, or else the one with the fewest units left.
     limit: Option<DecidingLimit>,
 }
@@ -104,6 +106,11 @@ impl RequestOutcome {
         });
         let mut outcome = self.lock();
         (outcome.decision, outcome.is_degraded) = (decision, event.is_degraded);
+        outcome.reason = match event.outcome {
+            Outcome::Forbidden { reason, .. } => Some(reason.name()),
+            Outcome::Malformed => Some("malformed"),
+            _ => None,
+        };
         // A request that is shed after its limits allowed it keeps their outcome.
         outcome.limit = limit.or(outcome.limit.take());
     }
@@ -280,7 +287,7 @@ impl Drop for AccessRecord {
         }
         let now = shared.clock.now();
         let took = now.saturating_since(self.started);
-        let LimitsOutcome { decision, is_degraded, limit } = std::mem::take(&mut *self.outcome.lock());
+        let LimitsOutcome { decision, is_degraded, reason, limit } = std::mem::take(&mut *self.outcome.lock());
         let metrics = self.route.as_ref().map_or(&shared.unrouted, |route| &route.metrics);
         metrics.count(*worker, decision, self.status.as_u16(), took);
         if !self.is_logged {
@@ -311,6 +318,7 @@ impl Drop for AccessRecord {
                 status: self.status.as_u16(),
                 decision: decision.name(),
                 is_degraded,
+                reason,
                 limit,
                 took,
                 bytes: self.bytes,

@@ -55,6 +55,8 @@ pub(crate) struct Line<'a> {
     pub(crate) decision: &'a str,
     /// The store was unavailable, so the failure policy decided.
     pub(crate) is_degraded: bool,
+    /// Why the limits rejected the request.
+    pub(crate) reason: Option<&'static str>,
     pub(crate) limit: Option<LineLimit<'a>>,
     pub(crate) took: Duration,
     pub(crate) bytes: u64,
@@ -247,7 +249,11 @@ impl Line<'_> {
             "" => out.push_str("null"),
             route => write!(out, r#""{}""#, JsonText(route))?,
         }
-        write!(out, r#","status":{status},"decision":"{decision}","degraded":{is_degraded},"#)?;
+        write!(out, r#","status":{status},"decision":"{decision}","degraded":{is_degraded},"reason":"#)?;
+        match self.reason {
+            None => out.push_str("null,"),
+            Some(reason) => write!(out, r#""{reason}","#)?,
+        }
         let delay = match &self.limit {
             Some(LineLimit { name, key, decision }) => {
                 write!(out, r#""limit":"{}","key":"#, JsonText(name))?;
@@ -305,6 +311,9 @@ impl Line<'_> {
             }
         } else if self.decision != "allowed" {
             write!(out, "  {:<16}  {}", "", Printable(self.decision))?;
+            if let Some(reason) = self.reason {
+                write!(out, ": {reason}")?;
+            }
         }
         if self.is_degraded {
             out.push_str("  (store unavailable)");

@@ -93,6 +93,39 @@ async fn delay_is_logged_with_its_limit() {
     }
 }
 
+/// An operator must be able to tell a blocked client from one that lacks a key.
+#[tokio::test]
+async fn forbidden_requests_say_which_of_the_two_reasons() {
+    let upstream = Upstream::start().await;
+    let limits = "limits:
+  per-user:
+    key: { header: X-User-Id, fallback: deny }
+    deny: { keys: [eve] }
+    fixed_window: { limit: 100, window: 1h }
+";
+    let gateway = in_front_of(&upstream, limits, "").await;
+    let cases = [
+        ("X-User-Id: eve\r\n", 403, "this client is on a deny list", "deny_list"),
+        ("", 403, "the request lacks a key that a limit requires", "missing_key"),
+        (
+            "X-User-Id: a\r\nX-User-Id: b\r\n",
+            400,
+            "the header x-user-id is there twice; send it once",
+            "malformed",
+        ),
+    ];
+    for (headers, wanted, detail, reason) in cases {
+        let response = get(gateway.address, "/", headers).await;
+        assert!(status(&response) == wanted && response.contains(detail), "{response}");
+        let lines = parsed(&gateway.log.lines(1).await);
+        let line = lines.iter().find(|line| line["reason"] == reason);
+        assert!(line.is_some_and(|line| line["decision"] == "rejected"), "{lines:?}");
+    }
+    get(gateway.address, "/", "X-User-Id: ann\r\n").await;
+    let lines = gateway.log.lines(4).await;
+    assert_eq!(lines.iter().filter(|line| !line.contains("\"reason\":null")).count(), 3, "{lines:?}");
+}
+
 /// These requests used to be visible only to the client.
 #[tokio::test]
 async fn malformed_requests_are_counted_and_logged() {

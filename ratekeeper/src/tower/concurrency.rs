@@ -38,7 +38,7 @@ pub use ratekeeper_rules::concurrency::InFlightLimit;
 use ratekeeper_rules::key::{Key, NoKey};
 use ratekeeper_rules::path::PathNormalization;
 use ratekeeper_rules::response::{ExhaustedLimit, PolicyName};
-use ratekeeper_rules::rule::{Rules, RulesError};
+use ratekeeper_rules::rule::{ForbiddenReason, Rules, RulesError};
 use smallvec::SmallVec;
 
 use super::engine::{
@@ -188,7 +188,9 @@ impl<S: Store> Engine<S> {
                     Ok(())
                 }
                 Ok(false) => Ok(()),
-                Err(NoKey::Denied) => Err(RequestRejection::Forbidden(self.names.len() + rule)),
+                Err(NoKey::Denied) => {
+                    Err(RequestRejection::Forbidden(self.names.len() + rule, ForbiddenReason::MissingKey))
+                }
                 Err(why) => Err(RequestRejection::Malformed(why.to_string())),
             }
         };

@@ -17,7 +17,7 @@ use ratekeeper_rules::path::PathNormalization;
 use ratekeeper_rules::response::{
     DenialResponse, HeaderSet, Jitter, LimitDecision, LimitResponse, PolicyName, ResponseContext,
 };
-use ratekeeper_rules::rule::{ChargeList, Rejection, RuleCharge, Rules};
+use ratekeeper_rules::rule::{ChargeList, ForbiddenReason, Rejection, RuleCharge, Rules};
 use smallvec::SmallVec;
 
 use super::concurrency::{InFlightLimits, PermitChecks};
@@ -57,6 +57,7 @@ pub struct DecisionEvent<'a> {
 ///
 /// ```
 /// use ratekeeper::tower::Outcome;
+/// use ratekeeper::tower::rule::ForbiddenReason;
 ///
 /// /// The name of a counter.
 /// fn counter(outcome: Outcome<'_>) -> &'static str {
@@ -67,7 +68,8 @@ pub struct DecisionEvent<'a> {
 ///         _ => "rejected",
 ///     }
 /// }
-/// assert_eq!(counter(Outcome::Forbidden { rule: "per-user" }), "rejected");
+/// let reason = ForbiddenReason::DenyList;
+/// assert_eq!(counter(Outcome::Forbidden { rule: "per-user", reason }), "rejected");
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -88,6 +90,8 @@ pub enum Outcome<'a> {
     Forbidden {
         /// The rule's name.
         rule: &'a str,
+        /// Which of the two.
+        reason: ForbiddenReason,
     },
     /// A rule needs the client's address, and the [peer](super::LayerBuilder::peer) is unknown: 500.
     NoPeer,
@@ -155,8 +159,8 @@ impl<S> fmt::Debug for Engine<S> {
 pub(crate) enum RequestRejection {
     /// 400: the reason.
     Malformed(String),
-    /// 403: the index of the rule that rejects the key.
-    Forbidden(usize),
+    /// 403: the index of the rule that rejects the request, and the reason.
+    Forbidden(usize, ForbiddenReason),
     /// 500: the peer address is unknown.
     NoPeer,
 }
@@ -261,7 +265,9 @@ impl<S: Store> Engine<S> {
         self.read_rules(parts, &context).inspect_err(|why| {
             let outcome = match why {
                 RequestRejection::Malformed(_) => Outcome::Malformed,
-                RequestRejection::Forbidden(rule) => Outcome::Forbidden { rule: self.rule_name(*rule) },
+                RequestRejection::Forbidden(rule, reason) => {
+                    Outcome::Forbidden { rule: self.rule_name(*rule), reason: *reason }
+                }
                 RequestRejection::NoPeer => Outcome::NoPeer,
             };
             self.observe_rejected(outcome, context.subject.as_ref());
@@ -289,7 +295,7 @@ impl<S: Store> Engine<S> {
         }
         view.check_token()?;
         all.map_err(|rejection| match rejection {
-            Rejection::Denied { rule } => RequestRejection::Forbidden(rule),
+            Rejection::Forbidden { rule, reason } => RequestRejection::Forbidden(rule, reason),
             Rejection::Ambiguous(why) => RequestRejection::Malformed(why.to_string()),
         })?;
         let permits = permits?;

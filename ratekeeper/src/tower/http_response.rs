@@ -167,8 +167,8 @@ pub(crate) fn denial_response(
 pub(crate) fn rejection_response(why: &RequestRejection, grpc: Option<GrpcCall>) -> LocalResponse {
     match why {
         RequestRejection::Malformed(why) => problem(StatusCode::BAD_REQUEST, INVALID_ARGUMENT, why, grpc),
-        RequestRejection::Forbidden(_) => {
-            problem(StatusCode::FORBIDDEN, PERMISSION_DENIED, "this client is not allowed", grpc)
+        RequestRejection::Forbidden(_, reason) => {
+            problem(StatusCode::FORBIDDEN, PERMISSION_DENIED, &reason.to_string(), grpc)
         }
         RequestRejection::NoPeer => problem(
             StatusCode::INTERNAL_SERVER_ERROR,

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use http::Request;
 use ratekeeper::tower::client::parse_cidr;
 use ratekeeper::tower::key::{Key, KeyFallback, KeyPart};
-use ratekeeper::tower::rule::{List, Rule};
+use ratekeeper::tower::rule::{ForbiddenReason, List, Rule};
 use ratekeeper::tower::{LayerBuilder, Outcome, RatekeeperLayer};
 use ratekeeper::{LeakyMode, Limit, Rate};
 
@@ -61,10 +61,11 @@ async fn observer_receives_rejected_requests() {
 
     let mut listed = Rule::new("listed", hourly(9)).key(ip());
     listed.deny = List { clients: vec![parse_cidr("192.0.2.0/24").unwrap()], keys: vec![] };
-    let forbidden = Outcome::Forbidden { rule: "listed" };
+    let forbidden = Outcome::Forbidden { rule: "listed", reason: ForbiddenReason::DenyList };
     check(per_client(9).rule(listed), at("/"), 403, forbidden).await;
     let known = once(user.fallback(KeyFallback::Deny));
-    check(RatekeeperLayer::builder().rule(known), at("/"), 403, Outcome::Forbidden { rule: "once" }).await;
+    let forbidden = Outcome::Forbidden { rule: "once", reason: ForbiddenReason::MissingKey };
+    check(RatekeeperLayer::builder().rule(known), at("/"), 403, forbidden).await;
 
     check(per_client(9), Request::get("/").body(()).unwrap(), 500, Outcome::NoPeer).await;
 
