@@ -3,6 +3,7 @@
 
 mod apis;
 mod back_pressure;
+mod blocking;
 mod descriptors;
 mod endurance;
 mod floods;
