@@ -257,6 +257,27 @@ async fn unlimited_settings_use_no_memory() {
     assert_eq!(result.of(SETTINGS), u64::from(SENT) + 2, "{result:?}");
 }
 
+/// Frames that nothing answers: the client can send them as fast as its connection is.
+#[tokio::test(flavor = "multi_thread")]
+async fn floods_of_unanswered_frames_close_the_connection() {
+    const SENT: u32 = 500_000;
+    const PRIORITY: u8 = 2;
+    const UNKNOWN: u8 = 0x42;
+    let floods: [(&str, Part); 4] = [
+        ("PRIORITY", |number| frame(PRIORITY, 0, 2 * (number % 1_000) + 1, &[0, 0, 0, 0, 15])),
+        ("unknown frames", |_| frame(UNKNOWN, 0, 0, &[])),
+        ("WINDOW_UPDATE", |_| frame(WINDOW_UPDATE, 0, 0, &1_u32.to_be_bytes())),
+        ("PING ACK", |_| frame(PING, ACK, 0, &[7; 8])),
+    ];
+    for (what, part) in floods {
+        let flooded = Flooded::start("unanswered", "").await;
+        for heard in flooded.endure(what, Vec::new(), part, SENT, 2).await.all {
+            assert!(heard.enough.is_some() && !heard.is_answered, "{what}: {heard:?}");
+            assert!(heard.sent < u64::from(SENT), "{what}: {heard:?}");
+        }
+    }
+}
+
 /// The gateway must check its timeouts even while it processes frames.
 #[tokio::test(flavor = "multi_thread")]
 async fn flood_does_not_outlast_the_connection_timeout() {

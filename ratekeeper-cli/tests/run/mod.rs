@@ -4,6 +4,7 @@
 mod access_log;
 mod apis;
 mod back_pressure;
+mod blocking;
 mod config_file;
 mod endurance;
 mod floods;

@@ -29,6 +29,8 @@ pub(crate) struct ConnectionActivity {
     requests: AtomicU32,
     /// Whether the connection is to be closed if it is idle.
     is_closing: AtomicBool,
+    /// Whether the client sends too many frames that nothing answers.
+    is_flood: AtomicBool,
     /// The connection's task.
     waker: OnceLock<Waker>,
     /// Since when the client does not read pending data, in milliseconds; 0 if it reads.
@@ -52,6 +54,7 @@ impl ConnectionActivity {
             since,
             requests: AtomicU32::new(0),
             is_closing: AtomicBool::new(false),
+            is_flood: AtomicBool::new(false),
             waker: OnceLock::new(),
             blocked_since: AtomicU64::new(0),
         })
@@ -77,6 +80,18 @@ impl ConnectionActivity {
         self.phase.load(Ordering::Relaxed) == BUSY
     }
 
+    pub(crate) fn now(&self) -> Ticks {
+        self.ticker.now()
+    }
+
+    pub(crate) fn set_flood(&self) {
+        self.is_flood.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_flood(&self) -> bool {
+        self.is_flood.load(Ordering::Relaxed)
+    }
+
     /// Since when the connection is idle, if it is.
     pub(crate) fn idle_since(&self) -> Option<Ticks> {
         self.is_idle().then(|| Ticks::from_millis(self.since.load(Ordering::Relaxed)))
@@ -92,6 +107,9 @@ impl ConnectionActivity {
 
     /// Ready once the connection is to be closed.
     pub(crate) fn poll_close(&self, context: &Context<'_>) -> Poll<()> {
+        if self.is_flood() {
+            return Poll::Ready(());
+        }
         if !self.is_closing.load(Ordering::Relaxed) {
             // The task of a connection, and so its waker, stays the same.
             self.waker.get_or_init(|| context.waker().clone());

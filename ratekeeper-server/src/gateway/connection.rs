@@ -24,6 +24,7 @@ use super::body::ClientBody;
 use super::client_socket::{ClientSocket, DisconnectWatch};
 use super::client_timeouts::{ConnectionActivity, Expiry, TimedIo};
 use super::connection_setup::{ConnectionSetup, DRAIN_GRACE, first_bytes, is_http2};
+use super::frame_meter::FrameMeter;
 use super::framing::{AmbiguousLength, ScannedIo, ScannedRequests};
 use super::hop_headers::address_value;
 use super::proxy_protocol;
@@ -260,6 +261,7 @@ async fn http2<S: Backend, I>(
     let activity = &connection.activity;
     let shared = &connection.worker.shared;
     let timeouts = shared.state.load().timeouts;
+    let io = FrameMeter::new(io, &read_ahead, activity.clone());
     let io = TimedIo::http2(TokioIo::new(io), read_ahead, activity.clone());
     let mut builder = http2::Builder::new(StreamExecutor::new(shared.ticker.clone(), timeouts.idle));
     builder
@@ -282,6 +284,8 @@ async fn http2<S: Backend, I>(
             biased;
             _ = &mut http => return,
             () = &mut timer => match activity.expiry(&shared.state.load().timeouts) {
+                // Requests in flight had the grace period; nothing more is read.
+                _ if activity.is_flood() => return,
                 Expiry::Expired if is_closing => return,
                 Expiry::Expired => {
                     is_closing = true;
