@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 
 use ratekeeper_config::Environment;
 
+use crate::error::reason;
+
 /// The largest file that is read; certificates and keys are far smaller.
 const FILE_BYTES_MAX: usize = 1_000_000;
 
@@ -77,9 +79,9 @@ impl Environment for FileEnvironment {
     fn file(&self, path: &str) -> Result<String, String> {
         self.files.borrow_mut().record(self.path(path));
         let mut bytes = Vec::new();
-        let file = File::open(self.path(path)).map_err(|error| error.to_string())?;
+        let file = File::open(self.path(path)).map_err(|error| reason(&error))?;
         // Read one byte more than the maximum, so that a larger file is rejected instead of truncated.
-        file.take(FILE_BYTES_MAX as u64 + 1).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
+        file.take(FILE_BYTES_MAX as u64 + 1).read_to_end(&mut bytes).map_err(|error| reason(&error))?;
         if bytes.len() > FILE_BYTES_MAX {
             return Err(format!("it has more than {FILE_BYTES_MAX} bytes"));
         }

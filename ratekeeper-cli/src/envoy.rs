@@ -17,8 +17,8 @@ const BYTES_MAX: usize = 10_000_000;
 pub(crate) fn files(folder: &Path, read: &mut Files) -> Result<Vec<(String, String)>, CliError> {
     // Adding or removing a file changes the folder.
     read.record(folder.to_owned());
-    let shown = folder.display();
-    let cannot = |error: std::io::Error| CliError::Input(format!("cannot read {shown}: {error}"));
+    let shown = folder.display().to_string();
+    let cannot = |error: std::io::Error| CliError::cannot_read(&shown, &error);
     let mut paths: Vec<PathBuf> = Vec::new();
     for entry in fs::read_dir(folder).map_err(cannot)? {
         let path = entry.map_err(cannot)?.path();

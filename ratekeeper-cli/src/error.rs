@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io;
+use std::net::SocketAddr;
 use std::process::ExitCode;
 
 use ratekeeper_config::{Diagnostic, Errors};
@@ -28,10 +29,34 @@ pub(crate) fn with_help(message: &str, help: &str) -> String {
     format!("{message}\n   = help: {help}")
 }
 
+/// The reason of an error of the operating system, without its number.
+pub(crate) fn reason(error: &io::Error) -> String {
+    let text = error.to_string();
+    text.split(" (os error ").next().unwrap_or_default().to_owned()
+}
+
 impl CliError {
     /// An error of the user, with what to write instead.
     pub(crate) fn usage(message: &str, help: &str) -> CliError {
         CliError::Usage(with_help(message, help))
+    }
+
+    /// A file or folder cannot be read.
+    pub(crate) fn cannot_read(name: &str, error: &io::Error) -> CliError {
+        let help = match error.kind() {
+            io::ErrorKind::NotFound => "check the path",
+            io::ErrorKind::PermissionDenied => "check the permissions of the file",
+            io::ErrorKind::IsADirectory => "write the path of a file, not of a folder",
+            io::ErrorKind::NotADirectory => "write the path of a folder",
+            _ => "check that the file can be read",
+        };
+        CliError::Input(with_help(&format!("cannot read {name}: {}", reason(error)), help))
+    }
+
+    /// An address to listen on is in use; `field` is the field that contains it.
+    pub(crate) fn in_use(address: SocketAddr, field: &str) -> CliError {
+        let help = format!("stop it, or write another address in `{field}`");
+        CliError::Input(with_help(&format!("{address} is in use by another program"), &help))
     }
 
     pub(crate) fn report(self) -> ExitCode {
@@ -77,7 +102,7 @@ impl From<TraceError> for CliError {
                 let column = column.map_or(String::new(), |column| format!("in column {column}, "));
                 CliError::usage(&format!("{column}{what}\n  --> {name}:{line}"), &instead)
             }
-            TraceError::Io { name, error } => CliError::Input(format!("cannot read {name}: {error}")),
+            TraceError::Io { name, error } => CliError::cannot_read(&name, &error),
         }
     }
 }

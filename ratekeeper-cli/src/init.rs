@@ -9,7 +9,7 @@ use ratekeeper_config::Environment;
 use crate::args::{Init, Need};
 use crate::config_source::FILE_DEFAULT;
 use crate::environment::{FileEnvironment, Files};
-use crate::error::{CliError, with_help};
+use crate::error::{CliError, reason, with_help};
 use crate::validate::{self, print};
 
 const RATE_DEFAULT: &str = "100/min";
@@ -53,7 +53,7 @@ pub(crate) fn run(args: &Init) -> Result<(), CliError> {
     if is_printed {
         return print(&text);
     }
-    let cannot = |error: io::Error| CliError::Input(format!("cannot write {name}: {error}"));
+    let cannot = |error: io::Error| CliError::Input(format!("cannot write {name}: {}", reason(&error)));
     let mut options = File::options();
     let mut file = match args.force {
         true => options.write(true).create(true).truncate(true).open(&args.output),

@@ -35,8 +35,8 @@ pub(crate) fn limit(args: &Simulate) -> Result<Limit, CliError> {
 
 /// Reads the text of a limit or a configuration.
 pub(crate) fn config_text(path: &Path) -> Result<String, CliError> {
-    let name = path.display();
-    let cannot = |error: io::Error| CliError::Input(format!("cannot read {name}: {error}"));
+    let name = path.display().to_string();
+    let cannot = |error: io::Error| CliError::cannot_read(&name, &error);
     let mut bytes = Vec::new();
     // Read one byte more than the maximum, so that a larger file is rejected instead of truncated.
     File::open(path)
@@ -63,7 +63,7 @@ pub(crate) fn trace(args: &Simulate) -> Result<Source, CliError> {
         return Ok(Source { name: "stdin".to_owned(), input, bar: ProgressBar::hidden() });
     }
     let name = path.display().to_string();
-    let cannot = |error: io::Error| CliError::Input(format!("cannot read {name}: {error}"));
+    let cannot = |error: io::Error| CliError::cannot_read(&name, &error);
     let file = File::open(path).map_err(cannot)?;
     let metadata = file.metadata().map_err(cannot)?;
     // JSON lines on the same terminal would break up a progress bar.

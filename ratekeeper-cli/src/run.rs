@@ -19,7 +19,7 @@ use crate::banner::{self, Listening};
 use crate::config_source::ConfigSource;
 use crate::demo::Demo;
 use crate::environment::Files;
-use crate::error::CliError;
+use crate::error::{CliError, reason};
 use crate::handover;
 use crate::log;
 use crate::open_files;
@@ -104,12 +104,12 @@ impl Server<'_> {
         let status = apis.status(gateway.status());
         let admin = config.admin.as_ref().map(|admin| admin.listen).map(|address| {
             sockets.listen(address).and_then(|listener| admin::listen(listener, status)).map_err(|error| {
-                CliError::Input(match error.kind() {
-                    io::ErrorKind::AddrInUse => {
-                        format!("{address} is in use by another program; stop it, or change `admin`")
+                match error.kind() {
+                    io::ErrorKind::AddrInUse => CliError::in_use(address, "admin"),
+                    _ => {
+                        CliError::Input(format!("cannot listen on {address} for `admin`: {}", reason(&error)))
                     }
-                    _ => format!("cannot listen on {address} for `admin`: {error}"),
-                })
+                }
             })
         });
         let admin = admin.transpose()?;
@@ -251,6 +251,9 @@ fn log_warnings(config: &Config, name: &str) {
 fn cannot_start(error: &StartError) -> CliError {
     match error {
         StartError::NoGateway => CliError::Usage(error.to_string()),
+        StartError::Listen(address, error) if error.kind() == io::ErrorKind::AddrInUse => {
+            CliError::in_use(*address, "listen")
+        }
         error => CliError::Input(error.to_string()),
     }
 }

@@ -191,7 +191,7 @@ fn authorize(reader: &mut Reader, node: Option<&Node>, known: &LimitNames<'_>) -
             let known = DENY_STATUSES.iter().find(|(text, _)| *text == word);
             known.map(|(_, status)| *status).ok_or_else(|| ValueError {
                 message: format!(
-                    "deny_status {} is not a status that proxies accept as a denial",
+                    "`deny_status` is {}, which proxies do not accept as a denial",
                     quoted(word)
                 ),
                 help: "write 403, which all proxies accept, or 401 or 429".to_owned(),

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use crate::error::quoted;
+use crate::error::{quoted, subject};
 use crate::mask::{is_reference, is_variable};
 use crate::names;
 use crate::reader::Reader;
@@ -67,7 +67,7 @@ impl Reader {
             }
         };
         if text.is_empty() {
-            self.error(node.position, format!("the {name} is empty"), EXAMPLE);
+            self.error(node.position, format!("{} is empty", subject(name)), EXAMPLE);
             return None;
         }
         Some(Secret(text))
@@ -87,7 +87,7 @@ impl Reader {
     pub(crate) fn pem(&mut self, node: &Node, name: &str, environment: &dyn Environment) -> Option<Secret> {
         let text = self.secret(node, name, environment)?;
         if !text.reveal().contains("-----BEGIN ") {
-            let message = format!("the {name} is not in PEM format");
+            let message = format!("{} is not in PEM format", subject(name));
             self.error(node.position, message, "write a file that contains `-----BEGIN ...`");
         }
         Some(text)
@@ -100,7 +100,7 @@ impl Reader {
         name: &str,
         environment: &dyn Environment,
     ) -> Option<(PathBuf, String)> {
-        let fields = self.fields(node, &quoted(name), names::SECRET, EXAMPLE)?;
+        let fields = self.fields(node, &subject(name), names::SECRET, EXAMPLE)?;
         let Some(path) = fields.get("file") else {
             // A misspelt or empty `file` has been reported.
             if fields.iter().len() == 0 {

@@ -358,6 +358,11 @@ pub(crate) fn quoted(typed: &str) -> String {
     format!("`{}`", cut(typed))
 }
 
+/// What a message is about: the name of a field is quoted, a description such as `the cost` is not.
+pub(crate) fn subject(name: &str) -> String {
+    if name.contains(' ') { name.to_owned() } else { format!("`{name}`") }
+}
+
 /// A value, cut to the maximum quoted length.
 fn cut(typed: &str) -> String {
     let mut text: String = typed.chars().take(QUOTED_CHARS_MAX).map(printable).collect();

@@ -317,12 +317,12 @@ fn paths(reader: &mut Reader, node: &Node) -> Option<(PathNormalization, bool)> 
     let fields = reader.fields(node, "`paths`", names::PATHS, example)?;
     let paths = PathNormalization {
         ambiguous: reader.or(fields.get("ambiguous"), AmbiguousPathPolicy::Reject, |reader, node| {
-            reader.choice(node, "value of ambiguous", &words::AMBIGUOUS)
+            reader.choice(node, "ambiguous", &words::AMBIGUOUS)
         }),
         ignore_case: reader
-            .or(fields.get("case"), false, |reader, node| reader.choice(node, "value of case", &words::CASE)),
+            .or(fields.get("case"), false, |reader, node| reader.choice(node, "case", &words::CASE)),
         ignore_trailing_slash: reader.or(fields.get("trailing_slash"), true, |reader, node| {
-            reader.choice(node, "value of trailing_slash", &words::TRAILING_SLASH)
+            reader.choice(node, "trailing_slash", &words::TRAILING_SLASH)
         }),
         ..default_paths()
     };
@@ -350,7 +350,7 @@ fn responses(reader: &mut Reader, node: &Node) -> Option<Responses> {
         let jitter = reader.length(node, "a jitter", Duration::from_secs(1), Duration::from_secs(3_600))?;
         if jitter.subsec_nanos() > 0 {
             let help = format!("write `{}s` or `{}s`", jitter.as_secs(), jitter.as_secs() + 1);
-            reader.error(node.position, "jitter must be whole seconds, as in `Retry-After`", help);
+            reader.error(node.position, "`jitter` must be whole seconds, as in `Retry-After`", help);
         }
         Some(jitter)
     });
@@ -360,7 +360,7 @@ fn responses(reader: &mut Reader, node: &Node) -> Option<Responses> {
 fn log_keys(reader: &mut Reader, node: &Node) -> Option<LogKeys> {
     let fields = reader.fields(node, "`log`", names::LOG, "write as in `log: { keys: hash }`")?;
     Some(reader.or(fields.get("keys"), LogKeys::default(), |reader, node| {
-        reader.choice(node, "value of keys", &words::LOG_KEYS)
+        reader.choice(node, "keys", &words::LOG_KEYS)
     }))
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use ratekeeper_core::{LimitError, Rate, WINDOW_MAX, WINDOW_MIN};
 
-use crate::error::quoted;
+use crate::error::{quoted, subject};
 use crate::nearest;
 
 /// What is wrong with a value, and what to write instead.
@@ -48,14 +48,15 @@ const PERIODS: [(&[&str], &str); 4] = [
     (&["rph", "per hour"], "h"),
     (&["rpd", "per day"], "day"),
 ];
-const UNITS_KNOWN: &str = "Units: ms, s, m, h, d, w";
+const UNITS_KNOWN: &str = "Units: ms, s, m or min, h, d, w";
 
 /// Parses a whole number from 1 to `max`. Zero would deny everything.
 pub(crate) fn whole(name: &str, typed: &str, max: u32) -> Result<u32, ValueError> {
     number(name, typed, 1..=max).map_err(|value_error| match typed.parse() {
-        Ok(0_u32) => {
-            ValueError { message: format!("{name} is 0, which would deny every request"), ..value_error }
-        }
+        Ok(0_u32) => ValueError {
+            message: format!("{} is 0, which would deny every request", subject(name)),
+            ..value_error
+        },
         _ => value_error,
     })
 }
@@ -63,18 +64,22 @@ pub(crate) fn whole(name: &str, typed: &str, max: u32) -> Result<u32, ValueError
 /// Parses a whole number in a range.
 pub(crate) fn number(name: &str, typed: &str, range: RangeInclusive<u32>) -> Result<u32, ValueError> {
     let help = format!("write a whole number from {} to {}", range.start(), range.end());
+    let subject = subject(name);
     if typed.is_empty() {
-        return ValueError::new(format!("{name} is empty"), help);
+        return ValueError::new(format!("{subject} is empty"), help);
     }
     if !typed.bytes().all(|b| b.is_ascii_digit()) {
-        return ValueError::new(format!("{name} is {}, which is {}", quoted(typed), not_whole(typed)), help);
+        return ValueError::new(
+            format!("{subject} is {}, which is {}", quoted(typed), not_whole(typed)),
+            help,
+        );
     }
     match typed.parse::<u32>() {
         Ok(value) if range.contains(&value) => Ok(value),
         Ok(value) if value < *range.start() => {
-            ValueError::new(format!("{name} is {}, which is too small", quoted(typed)), help)
+            ValueError::new(format!("{subject} is {}, which is too small", quoted(typed)), help)
         }
-        _ => ValueError::new(format!("{name} is {}, which is too large", quoted(typed)), help),
+        _ => ValueError::new(format!("{subject} is {}, which is too large", quoted(typed)), help),
     }
 }
 
@@ -84,7 +89,7 @@ pub(crate) fn percent(name: &str, typed: &str) -> Result<u32, ValueError> {
     match number {
         Some(Ok(percent)) if percent <= 100 => Ok(percent),
         _ => ValueError::new(
-            format!("{name} is {}, which is not a percentage from 0% to 100%", quoted(typed)),
+            format!("`{name}` is {}, which is not a percentage from 0% to 100%", quoted(typed)),
             format!("write a whole percentage, as in `{name}: 20%`"),
         ),
     }

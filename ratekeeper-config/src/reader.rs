@@ -343,7 +343,7 @@ impl Reader {
                 let known: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
                 let choice = format!("Values: {}", listed(&known));
                 let help = known_help(word, &known, &choice);
-                ValueError { message: format!("unknown {name} {}", quoted(word)), help }
+                ValueError { message: format!("unknown value {} of `{name}`", quoted(word)), help }
             })
         })
     }
@@ -358,7 +358,7 @@ impl Reader {
             "true" => Ok(true),
             "false" => Ok(false),
             _ => Err(ValueError {
-                message: format!("{name} is {}, not `true` or `false`", quoted(word)),
+                message: format!("`{name}` is {}, not `true` or `false`", quoted(word)),
                 help: match word.to_ascii_lowercase().as_str() {
                     "yes" | "on" | "y" | "1" | "true" => "write `true`".to_owned(),
                     "no" | "off" | "n" | "0" | "false" => "write `false`".to_owned(),

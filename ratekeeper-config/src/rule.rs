@@ -9,7 +9,7 @@ use ratekeeper_rules::rule::{Ban, Cost, List, Override, OverrideScope, Rule};
 use ratekeeper_rules::when::When;
 
 use crate::concurrency::{ConcurrencyLimit, concurrency};
-use crate::error::quoted;
+use crate::error::{quoted, subject};
 use crate::key::{Values, forgeable, key};
 use crate::limit;
 use crate::names;
@@ -128,7 +128,7 @@ pub(crate) fn failure_policy(
     node: &Node,
     instances: Option<u32>,
 ) -> Option<FailurePolicy> {
-    match (reader.choice(node, "failure policy", &words::FAILURES)?, instances) {
+    match (reader.choice(node, "on_store_failure", &words::FAILURES)?, instances) {
         (FailurePolicy::Local { .. }, Some(instances)) => Some(FailurePolicy::Local { instances }),
         (FailurePolicy::Local { .. }, None) => {
             let message = "`on_store_failure: local` needs `instances`: each instance enforces its share of the limit, \
@@ -147,7 +147,11 @@ fn unit_cost(reader: &mut Reader, node: &Node, name: &str) -> Option<u32> {
     let word = reader.word(node)?;
     if word == "0" {
         let help = "write 1 or more; use `when` or `allow` to exempt requests";
-        reader.error(node.position, format!("{name} is 0, so these requests would never be counted"), help);
+        reader.error(
+            node.position,
+            format!("{} is 0, so these requests would never be counted", subject(name)),
+            help,
+        );
         return None;
     }
     reader.number(node, name, 1..=u32::MAX)

@@ -200,7 +200,7 @@ fn memory(reader: &mut Reader, node: &Node) -> Option<Store> {
     let max_bytes = reader
         .or(fields.get("max_bytes"), MAX_BYTES_DEFAULT, |reader, node| reader.parsed(node, quantity::bytes));
     let when_full = reader.or(fields.get("when_full"), WhenFull::Share, |reader, node| {
-        reader.choice(node, "value of when_full", &words::WHEN_FULL)
+        reader.choice(node, "when_full", &words::WHEN_FULL)
     });
     Some(Store::Memory { max_keys: max_keys as usize, max_bytes, when_full })
 }

@@ -131,7 +131,7 @@ fn long_line_is_cut_around_the_error() {
     let yaml = format!("token_bucket: {{ {}capacity: x }}", " ".repeat(100_000));
     let message = parse_limit(&yaml).unwrap_err().to_string();
     assert!(
-        message.starts_with("error: capacity is `x`") && message.contains("--> line 1, column 100027\n"),
+        message.starts_with("error: `capacity` is `x`") && message.contains("--> line 1, column 100027\n"),
         "{message}"
     );
     assert!(message.lines().all(|line| line.chars().count() < 130), "{message}");

@@ -17,7 +17,7 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
 }
 
 /// Messages that no file produces.
-const UNREACHABLE: [&str; 20] = [
+const UNREACHABLE: [&str; 23] = [
     // Used if no other problem was recorded, which does not happen.
     "the text is not a valid configuration",
     "compare it with an example",
@@ -29,13 +29,16 @@ const UNREACHABLE: [&str; 20] = [
     "recursion limit exceeded",
     "a mapping, a list or a word",
     "'-' indicator",
+    "anchor or alias",
     "end of stream",
     "expected ',' or",
     "expected key",
     "mapping values are not allowed",
     "misplaced bracket",
+    "mismatched bracket",
     "quoted scalar",
     "simple key expected",
+    "trailing content",
     "unexpected character",
     "unknown anchor",
     "unclosed bracket",

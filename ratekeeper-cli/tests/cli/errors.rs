@@ -79,7 +79,10 @@ fn missing_file_exits_with_1() {
     ] {
         assert_eq!(
             run(&[&["simulate"], &args[..]].concat(), ""),
-            error(1, "error: cannot read nowhere.csv: No such file or directory (os error 2)\n")
+            error(
+                1,
+                "error: cannot read nowhere.csv: No such file or directory\n   = help: check the path\n"
+            )
         );
     }
 }
@@ -88,7 +91,10 @@ fn missing_file_exits_with_1() {
 fn folder_as_trace_is_an_error() {
     assert_eq!(
         run(&["simulate", "--limit", "token_bucket:", "--trace", "."], ""),
-        error(1, "error: cannot read .: Is a directory (os error 21)\n")
+        error(
+            1,
+            "error: cannot read .: Is a directory\n   = help: write the path of a file, not of a folder\n"
+        )
     );
 }
 

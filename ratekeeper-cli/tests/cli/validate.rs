@@ -89,7 +89,10 @@ error: unknown field `stor` in the file
 fn unreadable_file_exits_with_1_and_invalid_file_with_2() {
     let output = validate("nowhere.yaml");
     assert_eq!((output.code, &*output.stdout), (1, ""));
-    assert_eq!(output.stderr, "error: cannot read nowhere.yaml: No such file or directory (os error 2)\n");
+    assert_eq!(
+        output.stderr,
+        "error: cannot read nowhere.yaml: No such file or directory\n   = help: check the path\n"
+    );
     file("latin-config.yaml", b"store: memory # \xe9\n");
     let output = validate("latin-config.yaml");
     assert_eq!(
@@ -116,8 +119,8 @@ fn files_are_resolved_from_the_folder_of_the_configuration() {
     let output = validate("beside/good.yaml");
     assert_eq!((output.code, &*output.stdout), (0, "beside/good.yaml: 1 limit in Redis, no gateway\n"));
     for (name, what, column) in [
-        ("empty.txt", "the secret is empty", 55),
-        ("nowhere.txt", "cannot read the file: No such file or directory (os error 2)", 63),
+        ("empty.txt", "`secret` is empty", 55),
+        ("nowhere.txt", "cannot read the file: No such file or directory", 63),
         ("latin.txt", "cannot read the file: it is not UTF-8", 63),
         ("large.txt", "cannot read the file: it has more than 1000000 bytes", 63),
     ] {
@@ -235,12 +238,15 @@ fn json_report_has_errors_and_warnings_with_line_and_column() {
     let errors = report["errors"].as_array().unwrap();
     let places: Vec<_> = errors.iter().map(|it| (it["line"].as_u64(), it["column"].as_u64())).collect();
     assert_eq!(places, [(Some(2), Some(43)), (Some(3), Some(1))], "{report:#}");
-    assert_eq!(errors[0]["message"], "capacity is 0, which would deny every request");
+    assert_eq!(errors[0]["message"], "`capacity` is 0, which would deny every request");
     assert_eq!(errors[0]["help"], "write a whole number from 1 to 4294967295");
 
     let (code, report, stderr) = validate_json("nowhere.yaml");
     assert_eq!((code, report), (1, Value::Null));
-    assert_eq!(stderr, "error: cannot read nowhere.yaml: No such file or directory (os error 2)\n");
+    assert_eq!(
+        stderr,
+        "error: cannot read nowhere.yaml: No such file or directory\n   = help: check the path\n"
+    );
 }
 
 /// Warnings do not fail a deployment, and do not mix with the data on stdout.

@@ -66,7 +66,8 @@ async fn missing_file_is_an_error_that_names_the_choices() {
 
     // A named file that is missing is an error; the default file does not replace it.
     named(&folder, &upstream, "ratekeeper");
-    let expected = "error: cannot read nowhere.yaml: No such file or directory (os error 2)".to_owned();
+    let expected =
+        "error: cannot read nowhere.yaml: No such file or directory\n   = help: check the path".to_owned();
     let home = good.parent().unwrap();
     assert_eq!(failure(run_in(home).arg("nowhere.yaml")).await, (1, expected.clone()));
     assert_eq!(failure(run_in(home).env("RATEKEEPER_CONFIG", "nowhere.yaml")).await, (1, expected));

@@ -127,7 +127,7 @@ async fn invalid_or_missing_file_is_reported() {
     let (code, message) = failure(std::path::Path::new("no-such.yaml")).await;
     assert_eq!(
         (code, message.as_str()),
-        (1, "error: cannot read no-such.yaml: No such file or directory (os error 2)")
+        (1, "error: cannot read no-such.yaml: No such file or directory\n   = help: check the path")
     );
 
     let bad = folder.write("bad.yaml", &good.replace("routes:", "rotues:"));
@@ -155,12 +155,16 @@ async fn port_in_use_is_reported() {
 
     let file = folder.write("listen.yaml", &good.replace("listen: 127.0.0.1:0", &format!("listen: {busy}")));
     let (code, message) = failure(&file).await;
-    let sentence = format!("error: {busy} is in use by another program; stop it, or change `listen`");
+    let sentence = format!(
+        "error: {busy} is in use by another program\n   = help: stop it, or write another address in `listen`"
+    );
     assert_eq!((code, message), (1, sentence));
 
     let file = folder.write("admin.yaml", &good.replace("admin: 127.0.0.1:0", &format!("admin: {busy}")));
     let (code, message) = failure(&file).await;
-    let sentence = format!("error: {busy} is in use by another program; stop it, or change `admin`");
+    let sentence = format!(
+        "error: {busy} is in use by another program\n   = help: stop it, or write another address in `admin`"
+    );
     assert_eq!((code, message), (1, sentence));
 }
 

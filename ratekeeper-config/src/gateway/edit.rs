@@ -227,7 +227,7 @@ fn edited_name(word: &str) -> Result<String, ValueError> {
 
 /// The value of a header. It may be a password, so messages do not quote it.
 fn value(reader: &mut Reader, node: &Node, environment: &dyn Environment) -> Option<Secret> {
-    let value = reader.secret(node, "value", environment)?;
+    let value = reader.secret(node, "the value", environment)?;
     let text = value.reveal();
     let is_visible = |byte: u8| byte.is_ascii_graphic() || byte == b' ';
     let message = if text.len() > VALUE_BYTES_MAX {

@@ -140,7 +140,7 @@ fn pem(
 ) -> Option<PathBuf> {
     if !matches!(node.value, NodeValue::Map(_)) {
         reader.secrets.push(node.position);
-        let message = format!("the {name} must be a file, because it is reloaded when it changes");
+        let message = format!("`{name}` must be a file, because it is reloaded when it changes");
         reader.error(
             node.position,
             message,

@@ -239,7 +239,7 @@ fn upstream(reader: &mut Reader, entry: Entry<'_>, environment: &dyn Environment
     });
     let upstream = Upstream {
         balance: reader.or(fields.get("balance"), defaults.balance, |reader, node| {
-            reader.choice(node, "value of balance", &words::BALANCES)
+            reader.choice(node, "balance", &words::BALANCES)
         }),
         protocol: reader.or(fields.get("protocol"), defaults.protocol, |reader, node| {
             reader.choice(node, "protocol", &words::PROTOCOLS)
