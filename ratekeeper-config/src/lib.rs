@@ -15,7 +15,7 @@
 //! let wrong = ratekeeper_config::parse_limit("token_bucket: { capcity: 4 }").unwrap_err();
 //! assert_eq!(
 //!     wrong.to_string(),
-//!     "error: unknown field `capcity` in token_bucket
+//!     "error: unknown field `capcity` in `token_bucket`
 //!   --> line 1, column 17
 //!    |
 //!  1 | token_bucket: { capcity: 4 }
@@ -156,7 +156,7 @@ pub fn parse_duration(typed: &str) -> Result<Duration, String> {
 /// Returns all errors of the file, in line order.
 pub fn parse(yaml: &str, environment: &dyn Environment) -> Result<Config, Errors> {
     let (node, problems) = tree::read(yaml, "a configuration", file::EXAMPLE, tree::Size::File)
-        .map_err(|problem| Errors::new(vec![problem], yaml, &[]))?;
+        .map_err(|problem| Errors::new(vec![*problem], yaml, &[]))?;
     let mut reader = reader::Reader { problems, ..reader::Reader::default() };
     match file::document(&mut reader, &node, environment) {
         Some(config) if reader.problems.is_empty() => {

@@ -60,10 +60,10 @@ pub(crate) fn read(
     message: &'static str,
     example: &str,
     size: Size,
-) -> Result<(Node, Vec<Problem>), Problem> {
+) -> Result<(Node, Vec<Problem>), Box<Problem>> {
     if yaml.len() > TEXT_BYTES_MAX {
         let message = format!("the text has {} bytes; the maximum is {TEXT_BYTES_MAX}", yaml.len());
-        return Err(Problem::new(Position::default(), message, example));
+        return Err(Box::new(Problem::new(Position::default(), message, example)));
     }
     match raw(yaml, size, DuplicateKeyPolicy::Error) {
         Ok(raw) => Ok((node(raw, yaml, &mut Vec::new()), Vec::new())),
@@ -71,14 +71,14 @@ pub(crate) fn read(
             // An empty document is valid here.
             Yaml::Eof { .. } => Ok((Node::nothing(Position::default()), Vec::new())),
             Yaml::DuplicateMappingKey { .. } => {
-                let first = problem(&error, yaml, message, example);
+                let first = Box::new(problem(&error, yaml, message, example));
                 let Ok(raw) = raw(yaml, size, DuplicateKeyPolicy::LastWins) else { return Err(first) };
                 let mut problems = Vec::new();
                 let node = node(raw, yaml, &mut problems);
                 // The YAML parser compares numbers by value, so it may find duplicates that differ as text.
                 if problems.is_empty() { Err(first) } else { Ok((node, problems)) }
             }
-            _ => Err(problem(&error, yaml, message, example)),
+            _ => Err(Box::new(problem(&error, yaml, message, example))),
         },
     }
 }

@@ -1,5 +1,8 @@
 //! Rules: a limit with a key, conditions and policies.
 
+mod cost;
+mod rejection;
+
 use std::collections::HashSet;
 use std::fmt;
 use std::ops::Range;
@@ -12,6 +15,9 @@ use crate::key::{Key, KeyValuesError, NoKey};
 use crate::path::{PathNormalization, PatternError};
 use crate::request::Request;
 use crate::when::{When, is_in};
+
+pub use cost::Cost;
+pub use rejection::{ForbiddenReason, Rejection};
 
 /// A limit with its key, conditions and policies.
 #[derive(Clone, Debug)]
@@ -118,57 +124,6 @@ impl Rule {
         }
         Ok(self)
     }
-}
-
-/// What a request costs: at least 1, because a request of cost 0 would never be denied.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Cost {
-    /// The same for every request.
-    Fixed(u32),
-    /// The number in a header; the largest if there are several lines.
-    Header {
-        /// Its name, in lower case.
-        name: String,
-        /// Cost if the header is missing or not a number.
-        default: u32,
-        /// Upper bound; larger numbers are reduced to it.
-        max: u32,
-    },
-    /// By route name.
-    Routes {
-        /// Route names and costs.
-        costs: Vec<(String, u32)>,
-        /// Cost on all other routes.
-        default: u32,
-    },
-}
-
-impl Cost {
-    fn of(&self, request: &impl Request) -> u32 {
-        let cost = match self {
-            Cost::Fixed(cost) => *cost,
-            Cost::Header { name, default, max } => {
-                // A client may send its own line in addition to the one that a proxy adds.
-                let costs =
-                    request.header(name).map(|value| number(value).map_or(*default, |it| it.min(*max)));
-                costs.max().unwrap_or(*default)
-            }
-            Cost::Routes { costs, default } => {
-                let cost = costs.iter().find(|(route, _)| route == request.route());
-                cost.map_or(*default, |(_, cost)| *cost)
-            }
-        };
-        cost.max(1)
-    }
-}
-
-/// The number in a header value, if it is one; a number above `u32::MAX` becomes `u32::MAX`.
-fn number(value: &[u8]) -> Option<u32> {
-    let digits = value.trim_ascii();
-    if digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) {
-        return None;
-    }
-    Some(std::str::from_utf8(digits).ok()?.parse().unwrap_or(u32::MAX))
 }
 
 /// Another limit for some keys or requests.
@@ -367,52 +322,10 @@ impl fmt::Display for KeyError {
 
 impl std::error::Error for KeyError {}
 
-/// Why a rule forbids a request whatever its limit decides.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ForbiddenReason {
-    /// The client or the key is on the rule's deny list.
-    DenyList,
-    /// The request lacks a part of the key that the rule requires.
-    MissingKey,
-}
-
-impl ForbiddenReason {
-    /// Its name in logs.
-    pub fn name(self) -> &'static str {
-        match self {
-            ForbiddenReason::DenyList => "deny_list",
-            ForbiddenReason::MissingKey => "missing_key",
-        }
-    }
-}
-
-impl fmt::Display for ForbiddenReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            ForbiddenReason::DenyList => "this client is on a deny list",
-            ForbiddenReason::MissingKey => "the request lacks a key that a limit requires",
-        })
-    }
-}
-
 /// Why a rule does not charge a request.
 enum NoCharge {
     DenyList,
     NoKey(NoKey),
-}
-
-/// Why a request is denied or rejected before its limits are checked.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Rejection {
-    /// The request is on a rule's deny list, or lacks a required part of its key.
-    Forbidden {
-        /// Index of the rule.
-        rule: usize,
-        /// Which of the two.
-        reason: ForbiddenReason,
-    },
-    /// The request's key is ambiguous.
-    Ambiguous(NoKey),
 }
 
 impl Rules {

@@ -7,7 +7,7 @@ use nix::sys::signal::Signal;
 use nix::sys::stat::Mode;
 use tokio::time::timeout;
 
-use crate::run::support::{Client, Folder, PATIENCE, Process, Upstream, get, one_route, ratekeeper, until};
+use crate::run::support::{Client, Folder, Process, TIMEOUT, Upstream, get, one_route, ratekeeper, until};
 
 /// A process that is killed on drop.
 struct Killed(Child);
@@ -19,7 +19,7 @@ impl Drop for Killed {
     }
 }
 
-fn unread(command: &mut Command) -> Killed {
+fn with_unread_stderr(command: &mut Command) -> Killed {
     Killed(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap())
 }
 
@@ -35,13 +35,14 @@ async fn full_pipe_on_stderr_stops_nothing() {
         ),
     );
     // Each failed attempt is logged, and nobody reads the log.
-    let _process = unread(ratekeeper().env("RATEKEEPER_LOG", "debug").args(["run", "--config"]).arg(&file));
+    let _process =
+        with_unread_stderr(ratekeeper().env("RATEKEEPER_LOG", "debug").args(["run", "--config"]).arg(&file));
     assert!(testbed::process::listens(port));
     let mut client = Client::connected(SocketAddr::from((Ipv4Addr::LOCALHOST, port))).await;
     for number in 0..2_000 {
-        let answer = timeout(PATIENCE / 3, client.get("/", "")).await;
-        let answer = answer.unwrap_or_else(|_| panic!("no response to request {number}")).unwrap();
-        assert_eq!(answer.status, 502);
+        let response = timeout(TIMEOUT / 3, client.get("/", "")).await;
+        let response = response.unwrap_or_else(|_| panic!("no response to request {number}")).unwrap();
+        assert_eq!(response.status, 502);
     }
 }
 
@@ -61,5 +62,5 @@ async fn configuration_that_is_a_fifo_stops_nothing() {
     // A regular file is read again.
     std::fs::rename(&regular, &file).unwrap();
     process.signal(Signal::SIGHUP);
-    until("a reload", || process.said("configuration reloaded") > 0).await;
+    until("a reload", || process.count_lines("configuration reloaded") > 0).await;
 }

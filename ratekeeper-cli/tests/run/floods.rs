@@ -263,17 +263,17 @@ async fn floods_of_unanswered_frames_close_the_connection() {
     const SENT: u32 = 500_000;
     const PRIORITY: u8 = 2;
     const UNKNOWN: u8 = 0x42;
-    let floods: [(&str, Part); 4] = [
+    let floods: [(&str, Frames); 4] = [
         ("PRIORITY", |number| frame(PRIORITY, 0, 2 * (number % 1_000) + 1, &[0, 0, 0, 0, 15])),
         ("unknown frames", |_| frame(UNKNOWN, 0, 0, &[])),
         ("WINDOW_UPDATE", |_| frame(WINDOW_UPDATE, 0, 0, &1_u32.to_be_bytes())),
         ("PING ACK", |_| frame(PING, ACK, 0, &[7; 8])),
     ];
     for (what, part) in floods {
-        let flooded = Flooded::start("unanswered", "").await;
-        for heard in flooded.endure(what, Vec::new(), part, SENT, 2).await.all {
-            assert!(heard.enough.is_some() && !heard.is_answered, "{what}: {heard:?}");
-            assert!(heard.sent < u64::from(SENT), "{what}: {heard:?}");
+        let gateway = LoadedGateway::start("unanswered", "").await;
+        for result in gateway.run_floods(what, Vec::new(), part, SENT, 2).await.all {
+            assert!(result.go_away.is_some() && !result.is_answered, "{what}: {result:?}");
+            assert!(result.sent < u64::from(SENT), "{what}: {result:?}");
         }
     }
 }

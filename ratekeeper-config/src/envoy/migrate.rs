@@ -31,7 +31,7 @@ pub fn migrate(files: &[(&str, &str)]) -> Result<String, Errors> {
     for (name, yaml) in files {
         let mut reader = Reader::default();
         let read = tree::read(yaml, "a file of descriptors", envoy_file::EXAMPLE, Size::File);
-        let read = read.map_err(|problem| reader.problems.push(problem)).ok();
+        let read = read.map_err(|problem| reader.problems.push(*problem)).ok();
         let envoy_file = read.and_then(|(node, problems)| {
             reader.problems = problems;
             let envoy_file = envoy_file::document(&mut reader, &node, &mut count)?;

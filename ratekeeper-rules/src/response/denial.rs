@@ -265,7 +265,7 @@ fn push_period(text: &mut String, length: Duration) {
     let nanos = length.as_nanos();
     for (unit, name) in [(1_000_000_000, ""), (1_000_000, " ms"), (1_000, " us"), (1, " ns")] {
         let count = u64::try_from(nanos / unit).unwrap_or(u64::MAX);
-        match (nanos % unit == 0, name, count) {
+        match (nanos.is_multiple_of(unit), name, count) {
             (false, ..) => continue,
             (true, "", 1) => text.push_str("second"),
             (true, "", 60) => text.push_str("minute"),

@@ -123,7 +123,7 @@ fn first_matching_override_applies() {
         (user("ACME"), Some(10)),
         (test_request(), Some(10)),
         // Without the header the key is the address, which never matches a user name with the same bytes.
-        (test_request().from_client("97.99.109.101"), Some(10)),
+        (test_request().with_client("97.99.109.101"), Some(10)),
     ] {
         assert_eq!(limits_of(&rule, &request), Ok(expected), "{request:?}");
     }
@@ -146,7 +146,7 @@ fn address_overrides_match_any_form_or_network() {
         ("2001:db8::ffff", None),
         ("2001:db8:0:1::1", Some(10)),
     ] {
-        assert_eq!(limits_of(&rule, &test_request().from_client(client)), Ok(expected), "{client}");
+        assert_eq!(limits_of(&rule, &test_request().with_client(client)), Ok(expected), "{client}");
     }
 }
 
@@ -162,16 +162,16 @@ fn client_lists_precede_key_lists_and_allow_precedes_deny() {
         (user("root"), Ok(None)),
         (user("eve"), Err(DENIED)),
         (user("both"), Ok(None)),
-        (user("ann").from_client("6.6.6.6"), Err(DENIED)),
-        (user("ann").from_client("::ffff:6.6.6.6"), Err(DENIED)),
-        (user("ann").from_client("10.2.0.1"), Err(DENIED)),
-        (user("ann").from_client("10.1.0.1"), Ok(None)),
+        (user("ann").with_client("6.6.6.6"), Err(DENIED)),
+        (user("ann").with_client("::ffff:6.6.6.6"), Err(DENIED)),
+        (user("ann").with_client("10.2.0.1"), Err(DENIED)),
+        (user("ann").with_client("10.1.0.1"), Ok(None)),
         // An allowed client may use any key, and a denied one cannot get around it with an allowed key.
-        (user("eve").from_client("10.1.0.1"), Ok(None)),
-        (user("root").from_client("6.6.6.6"), Err(DENIED)),
+        (user("eve").with_client("10.1.0.1"), Ok(None)),
+        (user("root").with_client("6.6.6.6"), Err(DENIED)),
         // The client lists apply even to a request without a valid key.
-        (user("a").header("x-user", "b").from_client("6.6.6.6"), Err(DENIED)),
-        (user("a").header("x-user", "b").from_client("10.1.0.1"), Ok(None)),
+        (user("a").header("x-user", "b").with_client("6.6.6.6"), Err(DENIED)),
+        (user("a").header("x-user", "b").with_client("10.1.0.1"), Ok(None)),
     ] {
         assert_eq!(limits_of(&rule, &request), expected, "{request:?}");
     }
@@ -181,7 +181,7 @@ fn client_lists_precede_key_lists_and_allow_precedes_deny() {
 fn lists_apply_only_where_the_rule_applies() {
     let posts = When { methods: keys(&["POST"]), ..When::default() };
     let rule = Rule { deny: list(&["6.6.6.6"], &["eve"]), ..per_user("a") }.when(posts);
-    let request = user("eve").from_client("6.6.6.6");
+    let request = user("eve").with_client("6.6.6.6");
     assert_eq!(limits_of(&rule, &request), Ok(None));
     assert_eq!(limits_of(&rule, &request.with_method("POST")), Err(DENIED));
 }
@@ -197,7 +197,7 @@ fn request_without_a_key_is_denied_skipped_or_rejected() {
     assert_eq!(limits_of(&with(KeyFallback::Skip), &twice), Err(rejection));
     // Denied clients are denied even if the request has no key and the rule would be skipped.
     let rule = Rule { deny: list(&["6.6.6.6"], &[]), ..with(KeyFallback::Skip) };
-    assert_eq!(limits_of(&rule, &test_request().from_client("6.6.6.6")), Err(DENIED));
+    assert_eq!(limits_of(&rule, &test_request().with_client("6.6.6.6")), Err(DENIED));
 }
 
 #[test]
@@ -208,7 +208,7 @@ fn shadow_rule_charges_and_never_denies() {
     for (request, expected) in [
         (user("ann"), Some(10)),
         (user("eve"), Some(10)),
-        (user("ann").from_client("6.6.6.6"), Some(10)),
+        (user("ann").with_client("6.6.6.6"), Some(10)),
         (test_request(), None),
         (user("a").header("x-user", "b"), None),
     ] {

@@ -45,12 +45,12 @@ fn table() -> Vec<Row> {
             KeyPart::Ip,
             vec![
                 ("203.0.113.7", test_request()),
-                ("1.2.3.4", test_request().from_client("1.2.3.4")),
-                ("1.2.3.4", test_request().from_client("::ffff:1.2.3.4")),
-                ("1.2.3.4", test_request().from_client("64:ff9b::1.2.3.4")),
-                ("2001:db8::", test_request().from_client("2001:db8::1")),
-                ("2001:db8::", test_request().from_client("2001:db8::ffff:2")),
-                ("2001:db8:0:1::", test_request().from_client("2001:db8:0:1::1")),
+                ("1.2.3.4", test_request().with_client("1.2.3.4")),
+                ("1.2.3.4", test_request().with_client("::ffff:1.2.3.4")),
+                ("1.2.3.4", test_request().with_client("64:ff9b::1.2.3.4")),
+                ("2001:db8::", test_request().with_client("2001:db8::1")),
+                ("2001:db8::", test_request().with_client("2001:db8::ffff:2")),
+                ("2001:db8:0:1::", test_request().with_client("2001:db8:0:1::1")),
             ],
             vec![],
         ),
@@ -258,7 +258,7 @@ fn request_without_the_part_uses_the_fallback() {
             // The default fallback is the address.
             let by_default = Key::of(part.clone());
             assert_eq!(key_of(&by_default, request), key(KeyFallback::Part(KeyPart::Ip)), "{what}");
-            let elsewhere = request.clone().from_client("198.51.100.1");
+            let elsewhere = request.clone().with_client("198.51.100.1");
             assert_ne!(key_of(&by_default, request), key_of(&by_default, &elsewhere), "{what}");
         }
     }
@@ -303,7 +303,7 @@ fn fallback_value_is_a_different_key() {
     assert_ne!(user, session);
     assert_ne!(neither, session);
     assert_eq!(
-        key_of(&key, &test_request().from_client("1.2.3.4")).unwrap(),
+        key_of(&key, &test_request().with_client("1.2.3.4")).unwrap(),
         neither,
         "those without either share a budget"
     );
@@ -340,7 +340,7 @@ fn adjacent_parts_are_unambiguous() {
 #[test]
 fn text_never_equals_an_address_with_the_same_bytes() {
     // The bytes of 97.98.99.100 are `abcd`.
-    let client = test_request().from_client("97.98.99.100");
+    let client = test_request().with_client("97.98.99.100");
     let (ip, user) = (Key::of(KeyPart::Ip), Key::of(header()));
     let (address, text) =
         (key_of(&ip, &client).unwrap(), key_of(&user, &client.header("x-user", "abcd")).unwrap());
@@ -375,7 +375,7 @@ fn address_matches_in_any_form_or_by_containing_network() {
         (128, "2001:db8::1", vec!["2001:db8::1", "2001:db8::/64"], vec!["2001:db8::2"]),
     ] {
         let key = by(bits);
-        let written = key_of(&key, &test_request().from_client(client)).unwrap();
+        let written = key_of(&key, &test_request().with_client(client)).unwrap();
         for name in named {
             assert!(key.is(&written, name), "{name} is {client} by /{bits}");
         }
@@ -383,7 +383,7 @@ fn address_matches_in_any_form_or_by_containing_network() {
             assert!(!key.is(&written, name), "{name} is not {client} by /{bits}");
         }
     }
-    let written = [48, 64].map(|bits| key_of(&by(bits), &test_request().from_client("2001:db8::1")).unwrap());
+    let written = [48, 64].map(|bits| key_of(&by(bits), &test_request().with_client("2001:db8::1")).unwrap());
     assert_ne!(written[0], written[1], "networks of different sizes are different clients");
 }
 

@@ -42,7 +42,7 @@ impl SyntheticRequest {
         self
     }
 
-    pub(crate) fn from_client(self, client: &str) -> SyntheticRequest {
+    pub(crate) fn with_client(self, client: &str) -> SyntheticRequest {
         SyntheticRequest { client: client.parse().unwrap(), ..self }
     }
 

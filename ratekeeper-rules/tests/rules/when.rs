@@ -57,7 +57,7 @@ fn assert_fits(when: &When, fitting: &[SyntheticRequest], others: &[SyntheticReq
 fn empty_conditions_fit_every_request() {
     assert_fits(
         &When::default(),
-        &[test_request(), test_request().for_host("").from_client("::1").with_method("")],
+        &[test_request(), test_request().for_host("").with_client("::1").with_method("")],
         &[],
     );
 }
@@ -178,7 +178,7 @@ fn all_claim_conditions_must_fit() {
 
 #[test]
 fn client_networks_match_in_any_address_form() {
-    let from = |client: &str| test_request().from_client(client);
+    let from = |client: &str| test_request().with_client(client);
     let ours = ["10.1.2.3", "::ffff:10.1.2.3"].map(from);
     // A translated address is not the IPv4 address in it: no client enters a network that way.
     let others = ["11.1.2.3", "::a01:203", "64:ff9b::10.1.2.3", "2001:db8::1"].map(from);
@@ -202,12 +202,12 @@ fn all_conditions_must_fit() {
         clients: clients(&["10.0.0.0/8"]).clients,
         ..methods(&["POST"])
     };
-    let right = test_request().with_method("POST").target("/login").from_client("10.0.0.1");
+    let right = test_request().with_method("POST").target("/login").with_client("10.0.0.1");
     let wrong = [
         right.clone().with_method("GET"),
         right.clone().target("/"),
         right.clone().for_host("example.org"),
-        right.clone().from_client("11.0.0.1"),
+        right.clone().with_client("11.0.0.1"),
     ];
     assert_fits(&when, &[right], &wrong);
 }

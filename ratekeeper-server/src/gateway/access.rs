@@ -287,7 +287,8 @@ impl Drop for AccessRecord {
         }
         let now = shared.clock.now();
         let took = now.saturating_since(self.started);
-        let LimitsOutcome { decision, is_degraded, reason, limit } = std::mem::take(&mut *self.outcome.lock());
+        let LimitsOutcome { decision, is_degraded, reason, limit } =
+            std::mem::take(&mut *self.outcome.lock());
         let metrics = self.route.as_ref().map_or(&shared.unrouted, |route| &route.metrics);
         metrics.count(*worker, decision, self.status.as_u16(), took);
         if !self.is_logged {

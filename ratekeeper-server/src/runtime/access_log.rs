@@ -392,6 +392,7 @@ mod tests {
             status: 429,
             decision: HOSTILE,
             is_degraded: false,
+            reason: None,
             limit: Some(LineLimit { name: HOSTILE, key: &key, decision }),
             took: Duration::ZERO,
             bytes: 0,
