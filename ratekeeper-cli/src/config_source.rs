@@ -8,7 +8,7 @@ use crate::args::Run;
 use crate::demo;
 use crate::environment::{FileEnvironment, Files};
 use crate::error::CliError;
-use crate::input::config_text;
+use crate::input::regular_file_text;
 use crate::migrate;
 
 /// The file in the current folder that is used if no other is given.
@@ -16,7 +16,7 @@ pub(crate) const FILE_DEFAULT: &str = "ratekeeper.yaml";
 const FILE_VARIABLE: &str = "RATEKEEPER_CONFIG";
 
 /// Where the configuration comes from.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum ConfigSource {
     /// The text of the demo.
     Demo(String),
@@ -76,7 +76,7 @@ impl ConfigSource {
         let mut text = match path {
             Some(path) => {
                 files.record(path.clone());
-                config_text(path)?
+                regular_file_text(path)?
             }
             None => migrate::HEAD.to_owned(),
         };

@@ -1,7 +1,6 @@
 //! What a configuration file refers to: environment variables, and files relative to its folder.
 
 use std::cell::RefCell;
-use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -9,6 +8,7 @@ use std::path::{Path, PathBuf};
 use ratekeeper_config::Environment;
 
 use crate::error::reason;
+use crate::input::open_regular;
 
 /// The largest file that is read; certificates and keys are far smaller.
 const FILE_BYTES_MAX: usize = 1_000_000;
@@ -79,7 +79,7 @@ impl Environment for FileEnvironment {
     fn file(&self, path: &str) -> Result<String, String> {
         self.files.borrow_mut().record(self.path(path));
         let mut bytes = Vec::new();
-        let file = File::open(self.path(path)).map_err(|error| reason(&error))?;
+        let file = open_regular(&self.path(path)).map_err(|error| reason(&error))?;
         // Read one byte more than the maximum, so that a larger file is rejected instead of truncated.
         file.take(FILE_BYTES_MAX as u64 + 1).read_to_end(&mut bytes).map_err(|error| reason(&error))?;
         if bytes.len() > FILE_BYTES_MAX {
@@ -95,7 +95,7 @@ impl Environment for FileEnvironment {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
+    use std::fs::{self, File};
     use std::os::unix::fs::symlink;
     use std::time::{Duration, SystemTime};
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::environment::Files;
 use crate::error::CliError;
-use crate::input::config_text;
+use crate::input::regular_file_text;
 
 /// Maximum number of files in a folder. Each file is a domain.
 const FILES_MAX: usize = 1_000;
@@ -39,7 +39,7 @@ pub(crate) fn files(folder: &Path, read: &mut Files) -> Result<Vec<(String, Stri
     let (mut files, mut bytes) = (Vec::new(), 0);
     for path in paths {
         read.record(path.clone());
-        let text = config_text(&path)?;
+        let text = regular_file_text(&path)?;
         bytes += text.len();
         if bytes > BYTES_MAX {
             return Err(CliError::Usage(format!("the files in {shown} have more than {BYTES_MAX} bytes")));

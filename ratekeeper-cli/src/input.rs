@@ -2,7 +2,10 @@
 
 use std::fs::File;
 use std::io::{self, IsTerminal, Read};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
+
+use nix::fcntl::OFlag;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use ratekeeper::Limit;
@@ -33,17 +36,30 @@ pub(crate) fn limit(args: &Simulate) -> Result<Limit, CliError> {
     parse_limit(&yaml).map_err(|error| CliError::Limit(Box::new(error.in_file(&name))))
 }
 
-/// Reads the text of a limit or a configuration.
+/// Opens a file. A pipe or a device, which could block, is an error.
+pub(crate) fn open_regular(path: &Path) -> io::Result<File> {
+    // Without this flag, opening a pipe waits for its writer. It has no effect on regular files.
+    let file = File::options().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path)?;
+    let kind = file.metadata()?.file_type();
+    if kind.is_file() || kind.is_dir() { Ok(file) } else { Err(io::Error::other("it is not a regular file")) }
+}
+
+/// Reads the text of a limit or a configuration, once.
 pub(crate) fn config_text(path: &Path) -> Result<String, CliError> {
+    text(path, File::open(path))
+}
+
+/// Reads the text of a configuration that may be read again: it must be a regular file.
+pub(crate) fn regular_file_text(path: &Path) -> Result<String, CliError> {
+    text(path, open_regular(path))
+}
+
+fn text(path: &Path, file: io::Result<File>) -> Result<String, CliError> {
     let name = path.display().to_string();
     let cannot = |error: io::Error| CliError::cannot_read(&name, &error);
     let mut bytes = Vec::new();
     // Read one byte more than the maximum, so that a larger file is rejected instead of truncated.
-    File::open(path)
-        .map_err(cannot)?
-        .take(TEXT_BYTES_MAX as u64 + 1)
-        .read_to_end(&mut bytes)
-        .map_err(cannot)?;
+    file.and_then(|file| file.take(TEXT_BYTES_MAX as u64 + 1).read_to_end(&mut bytes)).map_err(cannot)?;
     if bytes.len() > TEXT_BYTES_MAX {
         let message = format!("{name} has more than {TEXT_BYTES_MAX} bytes, the maximum of a configuration");
         return Err(CliError::usage(&message, "check that this is the right file"));

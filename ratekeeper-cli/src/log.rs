@@ -3,7 +3,11 @@
 //! Both logs, events and requests, have the same schema in JSON: `time`, `level`, `message`, then fields.
 
 use std::fmt::{self, Write as _};
-use std::io::{self, IsTerminal};
+use std::io::{self, IsTerminal, Write as _};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::time::Duration;
 
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
@@ -32,15 +36,95 @@ pub(crate) fn style(args: LogArgs, stream: &impl IsTerminal) -> LogStyle {
     }
 }
 
+/// Most lines that wait to be written. If stderr is not read, further lines are dropped: logging must not block.
+const QUEUE_LINES_MAX: usize = 4_096;
+/// Time to write the waiting lines before the process ends.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The log of events. A thread writes it to stderr. On drop, it waits until the lines are written.
+pub(crate) struct EventLog(EventQueue);
+
+/// Takes lines without blocking.
+#[derive(Clone)]
+struct EventQueue {
+    sender: SyncSender<Message>,
+    /// Lines that were dropped since the start.
+    dropped: Arc<AtomicU64>,
+}
+
+enum Message {
+    Text(Vec<u8>),
+    /// Responds when everything before it is written.
+    Flush(SyncSender<()>),
+}
+
 /// Starts logging. `RATEKEEPER_LOG` sets the level (`warn`, `info`, `debug`), optionally per module
 /// (`info,ratekeeper_server=debug`).
-pub(crate) fn start(style: LogStyle) {
+pub(crate) fn start(style: LogStyle) -> io::Result<EventLog> {
     let configured = std::env::var("RATEKEEPER_LOG").ok().and_then(|text| text.parse::<Targets>().ok());
     let filter = configured.unwrap_or_else(|| Targets::new().with_default(LevelFilter::INFO));
+    let (sender, messages) = sync_channel(QUEUE_LINES_MAX);
+    let queue = EventQueue { sender, dropped: Arc::default() };
+    let dropped = Arc::clone(&queue.dropped);
+    std::thread::Builder::new().name("event-log".to_owned()).spawn(move || write_all(&messages, &dropped))?;
     let lines = EventLines { style, clock: SystemClock::new(), zone: TimeZone::system() };
-    let lines = tracing_subscriber::fmt::layer().event_format(lines).with_writer(io::stderr);
+    let writer = queue.clone();
+    let lines = tracing_subscriber::fmt::layer().event_format(lines).with_writer(move || writer.clone());
     // Fails only if a subscriber is already installed, and this is the only one.
     let _ = tracing_subscriber::registry().with(filter).with(lines).try_init();
+    Ok(EventLog(queue))
+}
+
+fn write_all(messages: &Receiver<Message>, dropped: &AtomicU64) {
+    let mut reported = 0;
+    for message in messages {
+        match message {
+            // A failed write is ignored: there is no other channel to report it on.
+            Message::Text(text) => drop(io::stderr().write_all(&text)),
+            Message::Flush(done) => drop(done.send(())),
+        }
+        let dropped = dropped.load(Ordering::Relaxed);
+        if dropped > reported {
+            reported = dropped;
+            tracing::warn!(dropped, "log lines dropped: stderr was not read fast enough");
+        }
+    }
+}
+
+impl EventLog {
+    /// Prints a text between the events.
+    pub(crate) fn print(&self, text: String) {
+        self.0.send(text.into_bytes());
+    }
+}
+
+impl Drop for EventLog {
+    fn drop(&mut self) {
+        let (done, flushed) = sync_channel(1);
+        if self.0.sender.try_send(Message::Flush(done)).is_ok() {
+            let _ = flushed.recv_timeout(FLUSH_TIMEOUT);
+        }
+    }
+}
+
+impl EventQueue {
+    fn send(&self, line: Vec<u8>) {
+        if self.sender.try_send(Message::Text(line)).is_err() {
+            self.dropped.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl io::Write for EventQueue {
+    /// Takes one event, which is one call.
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        self.send(line.to_vec());
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// Formats events as lines.

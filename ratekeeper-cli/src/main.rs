@@ -10,6 +10,7 @@ use clap::{CommandFactory as _, Parser};
 
 mod args;
 mod banner;
+mod config_reader;
 mod config_source;
 mod demo;
 mod environment;

@@ -1,9 +1,8 @@
 //! Runs the configured gateway and APIs until a stop signal.
 
-use std::io::{self, Write as _};
+use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
-use std::time::Duration;
 
 use ratekeeper::Memory;
 use ratekeeper::redis::Redis;
@@ -12,20 +11,18 @@ use ratekeeper_server::gateway::{Gateway, StartError};
 use ratekeeper_server::{Apis, Backend, LogStyle, Sockets, admin};
 use tokio::process::Child;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::time::{Instant, interval};
+use tokio::time::Instant;
 
 use crate::args::{LogArgs, Run};
 use crate::banner::{self, Listening};
+use crate::config_reader::ConfigReader;
 use crate::config_source::ConfigSource;
 use crate::demo::Demo;
 use crate::environment::Files;
 use crate::error::{CliError, reason};
 use crate::handover;
-use crate::log;
+use crate::log::{self, EventLog};
 use crate::open_files;
-
-/// How often the configuration files are polled for changes, for deployments that do not send SIGHUP.
-const POLL_EVERY: Duration = Duration::from_secs(1);
 
 /// Runs what a configuration file configures.
 pub(crate) fn run(args: &Run) -> Result<(), CliError> {
@@ -42,7 +39,8 @@ fn start(source: &ConfigSource, log: LogArgs, sockets: Sockets, demo: Option<Dem
     let (config, files) = source.read();
     let config = config?;
     let styles = Styles { events: log::style(log, &io::stderr()), requests: log::style(log, &io::stdout()) };
-    log::start(styles.events);
+    let log = log::start(styles.events)
+        .map_err(|error| CliError::Input(format!("cannot start the log: {}", reason(&error))))?;
     log_warnings(&config, &source.name());
     open_files::raise();
     // Resolved now: by the time of an upgrade the path may hold another program, and the current one may have no
@@ -63,7 +61,7 @@ fn start(source: &ConfigSource, log: LogArgs, sockets: Sockets, demo: Option<Dem
             tokio::spawn(serving);
             listening.push(Listening::new("demo upstream", format!("http://{address}")));
         }
-        let server = Server { source, config: &config, styles, program: &program };
+        let server = Server { source, config: &config, styles, program: &program, log: &log };
         match &config.store {
             Store::Memory { .. } => server.run::<Memory>(files, sockets, listening).await,
             Store::Redis(_) => server.run::<Redis>(files, sockets, listening).await,
@@ -83,16 +81,17 @@ struct Server<'a> {
     config: &'a Config,
     styles: Styles,
     program: &'a Path,
+    log: &'a EventLog,
 }
 
 impl Server<'_> {
     async fn run<S: Backend>(
         &self,
-        mut files: Files,
+        files: Files,
         mut sockets: Sockets,
         mut listening: Vec<Listening>,
     ) -> Result<(), CliError> {
-        let Server { source, config, styles, program } = *self;
+        let Server { source, config, styles, program, log } = *self;
         let listen =
             |kind| signal(kind).map_err(|error| CliError::Input(format!("cannot handle signals: {error}")));
         let mut stop = [listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?];
@@ -125,14 +124,16 @@ impl Server<'_> {
         let admin = admin.map(|(_, serving)| tokio::spawn(serving));
         handover::stop_predecessor();
         let (traffic, started) = (gateway.traffic(), Instant::now());
-        let (mut polls, mut successor) = (interval(POLL_EVERY), None);
+        let reader = ConfigReader::start(source.clone(), files);
+        let mut reader = reader.map_err(|error| {
+            CliError::Input(format!("cannot watch the configuration: {}", reason(&error)))
+        })?;
+        let mut successor = None;
         loop {
             tokio::select! {
                 () = any(&mut stop) => break,
-                _ = hang_up.recv() => files = reload(source, &gateway),
-                _ = polls.tick() => if files.have_changed() {
-                    files = reload(source, &gateway);
-                },
+                _ = hang_up.recv() => reader.request(),
+                config = reader.next() => reload(&source.name(), config, &gateway),
                 _ = upgrade.recv(), if successor.is_none() => match handover::start_successor(program, &sockets) {
                     Ok(child) => {
                         tracing::info!(pid = child.id(), "successor started");
@@ -165,7 +166,7 @@ impl Server<'_> {
             () = any(&mut stop) => tracing::warn!("stopped immediately by a second signal"),
         }
         if matches!(styles.events, LogStyle::Human { .. }) {
-            eprint!("{}", banner::summary(&traffic(), started.elapsed(), config.gateway.is_some()));
+            log.print(banner::summary(&traffic(), started.elapsed(), config.gateway.is_some()));
         }
         Ok(())
     }
@@ -176,8 +177,7 @@ impl Server<'_> {
         if matches!(self.styles.events, LogStyle::Human { .. }) {
             let has_access_log = self.config.gateway.as_ref().is_some_and(|it| it.access_log);
             let demo_port = gateway.first().filter(|_| self.source.is_demo()).map(SocketAddr::port);
-            // A failed write is ignored: there is no other channel to report it on.
-            let _ = write!(io::stderr(), "{}", banner::banner(&name, listening, demo_port, has_access_log));
+            self.log.print(banner::banner(&name, listening, demo_port, has_access_log));
             return;
         }
         tracing::info!(file = name, "configuration loaded");
@@ -216,16 +216,13 @@ async fn any([one, other]: &mut [Signal; 2]) {
     }
 }
 
-/// Applies the current configuration files if they are valid, else keeps the old configuration. Returns the files
-/// read.
-fn reload<S: Backend>(source: &ConfigSource, gateway: &Gateway<S>) -> Files {
-    let name = source.name();
-    let (config, files) = source.read();
+/// Applies a configuration if it is valid, else keeps the old one.
+fn reload<S: Backend>(name: &str, config: Result<Config, CliError>, gateway: &Gateway<S>) {
     match config {
         Ok(config) => match gateway.reload(&config) {
             Ok(()) => {
                 tracing::info!(file = name, "configuration reloaded");
-                log_warnings(&config, &name);
+                log_warnings(&config, name);
                 open_files::check(&config);
             }
             Err(error) => {
@@ -237,7 +234,6 @@ fn reload<S: Backend>(source: &ConfigSource, gateway: &Gateway<S>) -> Files {
             tracing::error!(file = name, error = %failure, "configuration not reloaded, the old one stays active");
         }
     }
-    files
 }
 
 /// Logs the warnings of a configuration.
