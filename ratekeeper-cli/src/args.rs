@@ -146,9 +146,10 @@ Exit codes: 0 shut down, 1 cannot run, 2 invalid configuration.";
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Validate {
-    /// The configuration file; paths in it are relative to its folder, and secrets are never printed
+    /// The configuration file; by default $RATEKEEPER_CONFIG, else ./ratekeeper.yaml. Paths in it are relative to its
+    /// folder, and secrets are never printed
     #[arg(value_name = "FILE")]
-    pub(crate) file: PathBuf,
+    pub(crate) file: Option<PathBuf>,
 
     /// Print the listeners, which limits apply to which requests, and the settings in effect
     #[arg(long)]

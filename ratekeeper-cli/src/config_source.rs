@@ -24,18 +24,27 @@ pub(crate) enum ConfigSource {
     Files { path: Option<PathBuf>, envoy: Option<PathBuf> },
 }
 
+/// The file that the arguments, the environment or the current folder name, in this order.
+pub(crate) fn find_file(typed: Option<&Path>) -> Option<PathBuf> {
+    let variable = || std::env::var_os(FILE_VARIABLE).filter(|it| !it.is_empty()).map(PathBuf::from);
+    let default = || Some(PathBuf::from(FILE_DEFAULT)).filter(|it| it.exists());
+    typed.map(Path::to_owned).or_else(variable).or_else(default)
+}
+
+pub(crate) fn no_file(help: &str) -> CliError {
+    let message = format!(
+        "no configuration file: there is no `{FILE_DEFAULT}` in this folder, and {FILE_VARIABLE} is not set"
+    );
+    CliError::usage(&message, help)
+}
+
 impl ConfigSource {
     /// The source that the arguments, the environment or the current folder name.
     pub(crate) fn find(args: &Run) -> Result<ConfigSource, CliError> {
-        let typed = args.config.clone().or_else(|| args.file.clone());
-        let variable = || std::env::var_os(FILE_VARIABLE).filter(|it| !it.is_empty()).map(PathBuf::from);
-        let default = || Some(PathBuf::from(FILE_DEFAULT)).filter(|it| it.exists());
-        let (path, envoy) = (typed.or_else(variable).or_else(default), args.envoy_config.clone());
+        let path = find_file(args.config.as_deref().or(args.file.as_deref()));
+        let envoy = args.envoy_config.clone();
         if path.is_none() && envoy.is_none() {
-            return Err(CliError::usage(
-                &format!(
-                    "no configuration file: there is no `{FILE_DEFAULT}` in this folder, and {FILE_VARIABLE} is not set"
-                ),
+            return Err(no_file(
                 "write `ratekeeper run FILE`, create a file with `ratekeeper init`, or try the demo with `ratekeeper`",
             ));
         }

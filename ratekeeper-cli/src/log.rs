@@ -92,6 +92,11 @@ fn write_all(messages: &Receiver<Message>, dropped: &AtomicU64) {
 }
 
 impl EventLog {
+    /// Prints a text with several lines, as the messages about a configuration are, below an event.
+    pub(crate) fn print_below(&self, text: &str) {
+        self.print(text.lines().map(|line| format!("  {}\n", Printable(line))).collect());
+    }
+
     /// Prints a text between the events.
     pub(crate) fn print(&self, text: String) {
         self.0.send(text.into_bytes());
@@ -157,18 +162,13 @@ where
             }
             LogStyle::Human { has_color } => {
                 let time = now.to_zoned(self.zone.clone()).strftime("%H:%M:%S").to_string();
-                let (mut text, mut below) = (fields.message, String::new());
+                let mut text = fields.message;
                 for (name, value) in &fields.others {
                     match value {
-                        // Errors of a configuration have many lines, with marks below the source.
-                        Value::String(value) if value.contains('\n') => {
-                            value.lines().for_each(|line| below.extend(["\n  ", line]));
-                        }
                         Value::String(value) if is_plain(value) => write!(text, " {name}={value}")?,
                         value => write!(text, " {name}={value}")?,
                     }
                 }
-                text.push_str(&below);
                 let (on, off) = match (has_color, *metadata.level()) {
                     (true, Level::ERROR) => ("\x1b[31m", "\x1b[0m"),
                     (true, Level::WARN) => ("\x1b[33m", "\x1b[0m"),

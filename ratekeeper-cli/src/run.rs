@@ -23,6 +23,7 @@ use crate::error::{CliError, reason};
 use crate::handover;
 use crate::log::{self, EventLog};
 use crate::open_files;
+use crate::validate;
 
 /// Runs what a configuration file configures.
 pub(crate) fn run(args: &Run) -> Result<(), CliError> {
@@ -41,7 +42,7 @@ fn start(source: &ConfigSource, log: LogArgs, sockets: Sockets, demo: Option<Dem
     let styles = Styles { events: log::style(log, &io::stderr()), requests: log::style(log, &io::stdout()) };
     let log = log::start(styles.events)
         .map_err(|error| CliError::Input(format!("cannot start the log: {}", reason(&error))))?;
-    log_warnings(&config, &source.name());
+    log_warnings(&config, &source.name(), styles.events, &log);
     open_files::raise();
     // Resolved now: by the time of an upgrade the path may hold another program, and the current one may have no
     // path.
@@ -133,7 +134,7 @@ impl Server<'_> {
             tokio::select! {
                 () = any(&mut stop) => break,
                 _ = hang_up.recv() => reader.request(),
-                config = reader.next() => reload(&source.name(), config, &gateway),
+                config = reader.next() => self.reload(config, &gateway),
                 _ = upgrade.recv(), if successor.is_none() => match handover::start_successor(program, &sockets) {
                     Ok(child) => {
                         tracing::info!(pid = child.id(), "successor started");
@@ -156,6 +157,10 @@ impl Server<'_> {
         if let (Some(admin), Some(_)) = (admin, successor) {
             admin.abort();
         }
+        if matches!(styles.events, LogStyle::Human { .. }) {
+            // A terminal shows `^C` at the begin of this line.
+            log.print("\n".to_owned());
+        }
         tracing::info!("graceful shutdown started: no new connections, requests in flight finish");
         let drain_timeout = config.gateway.as_ref().map_or(Timeouts::default(), |it| it.timeouts).drain;
         tokio::select! {
@@ -169,6 +174,36 @@ impl Server<'_> {
             log.print(banner::summary(&traffic(), started.elapsed(), config.gateway.is_some()));
         }
         Ok(())
+    }
+
+    /// Applies a configuration if it is valid, else keeps the old one.
+    fn reload<S: Backend>(&self, config: Result<Config, CliError>, gateway: &Gateway<S>) {
+        let name = self.source.name();
+        match config {
+            Ok(config) => match gateway.reload(&config) {
+                Ok(()) => {
+                    tracing::info!(
+                        file = name,
+                        config = validate::summary(&config),
+                        "configuration reloaded"
+                    );
+                    log_warnings(&config, &name, self.styles.events, self.log);
+                    open_files::check(&config);
+                }
+                Err(error) => {
+                    tracing::error!(file = name, %error, "configuration not reloaded, the old one stays active");
+                }
+            },
+            Err(failure) => {
+                gateway.count_failed_reload();
+                if let LogStyle::Human { .. } = self.styles.events {
+                    tracing::error!(file = name, "configuration not reloaded, the old one stays active");
+                    self.log.print_below(&failure.to_string());
+                } else {
+                    tracing::error!(file = name, error = %failure, "configuration not reloaded, the old one stays active");
+                }
+            }
+        }
     }
 
     /// Prints the banner, or logs the same as events.
@@ -216,29 +251,13 @@ async fn any([one, other]: &mut [Signal; 2]) {
     }
 }
 
-/// Applies a configuration if it is valid, else keeps the old one.
-fn reload<S: Backend>(name: &str, config: Result<Config, CliError>, gateway: &Gateway<S>) {
-    match config {
-        Ok(config) => match gateway.reload(&config) {
-            Ok(()) => {
-                tracing::info!(file = name, "configuration reloaded");
-                log_warnings(&config, name);
-                open_files::check(&config);
-            }
-            Err(error) => {
-                tracing::error!(file = name, %error, "configuration not reloaded, the old one stays active");
-            }
-        },
-        Err(failure) => {
-            gateway.count_failed_reload();
-            tracing::error!(file = name, error = %failure, "configuration not reloaded, the old one stays active");
-        }
-    }
-}
-
-/// Logs the warnings of a configuration.
-fn log_warnings(config: &Config, name: &str) {
+/// Logs the warnings of a configuration; for people, with the marked lines.
+fn log_warnings(config: &Config, name: &str, style: LogStyle, log: &EventLog) {
     for warning in &config.warnings {
+        if let LogStyle::Human { .. } = style {
+            log.print(format!("{}\n\n", warning.clone().in_file(name)));
+            continue;
+        }
         let position = format!("{name}:{}:{}", warning.line(), warning.column());
         tracing::warn!(position, help = warning.help(), "{}", warning.message());
     }

@@ -6,6 +6,7 @@ use ratekeeper_config::{Apis, Config, Diagnostic, SCHEMA, Store, Table};
 use serde_json::{Map, Value, json};
 
 use crate::args::{Validate, ValidateFormat};
+use crate::config_source::{find_file, no_file};
 use crate::environment::{FileEnvironment, Files};
 use crate::error::CliError;
 use crate::input::config_text;
@@ -15,9 +16,11 @@ use crate::terminal;
 const COLUMN_GAP: usize = 2;
 
 pub(crate) fn run(args: &Validate) -> Result<(), CliError> {
-    let name = args.file.display().to_string();
-    let text = config_text(&args.file)?;
-    let config = ratekeeper_config::parse(&text, &FileEnvironment::of(&args.file, Files::default()));
+    let help = "write `ratekeeper validate FILE`, or create a file with `ratekeeper init`";
+    let path = find_file(args.file.as_deref()).ok_or_else(|| no_file(help))?;
+    let name = path.display().to_string();
+    let text = config_text(&path)?;
+    let config = ratekeeper_config::parse(&text, &FileEnvironment::of(&path, Files::default()));
     let tables = |config: &Config| if args.explain { ratekeeper_config::explain(config) } else { Vec::new() };
     match (config, args.format) {
         (Ok(config), ValidateFormat::Text) => {
@@ -119,7 +122,7 @@ pub(crate) fn schema() -> Result<(), CliError> {
 }
 
 /// Summarizes the configuration in one line, without its secrets.
-fn summary(config: &Config) -> String {
+pub(crate) fn summary(config: &Config) -> String {
     let mut limits = Vec::new();
     let named = config.named_limits + config.concurrency.len();
     if named > 0 || config.domains.is_empty() {

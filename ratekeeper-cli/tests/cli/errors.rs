@@ -30,7 +30,7 @@ fn invalid_limit_file_is_shown_by_name() {
         run(&["simulate", "--limit-file", "wrong.yaml", "--trace", "-"], "time\n1\n"),
         error(
             2,
-            "error: limit is 0, which would deny every request
+            "error: `limit` is 0, which would deny every request
   --> wrong.yaml:2:10
    |
  2 |   limit: 0

@@ -60,7 +60,7 @@ error: unknown key `usr`
    |          ^^^
    = help: write `ip`, `global`, or as in `{ header: X-User-Id, fallback: anonymous }`
 
-error: capacity is 0, which would deny every request
+error: `capacity` is 0, which would deny every request
   --> three.yaml:4:31
    |
  4 |     token_bucket: { capacity: 0 }
@@ -185,7 +185,7 @@ fn explanation_as_json_has_the_rows_of_the_tables() {
             "key": "{ header: x-user-id, fallback: ip }",
             "tier": "client 192.0.2.0/24",
             "amount": "token_bucket: { capacity: 200, refill: 100/s, style: smooth }",
-            "options": "",
+            "options": "when client 10.0.0.0/8",
         })
     );
     assert_eq!(

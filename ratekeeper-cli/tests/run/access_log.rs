@@ -9,7 +9,7 @@ use crate::run::support::{Client, Folder, Process, Upstream, until};
 /// The key of the requests; it must not appear where keys are hidden.
 const KEY: &str = "clear-text-user";
 /// The fields of the access log, in order.
-const REQUEST_FIELDS: [&str; 17] = [
+const REQUEST_FIELDS: [&str; 19] = [
     "time",
     "level",
     "message",
@@ -20,6 +20,8 @@ const REQUEST_FIELDS: [&str; 17] = [
     "route",
     "status",
     "decision",
+    "degraded",
+    "reason",
     "limit",
     "key",
     "remaining",

@@ -64,6 +64,14 @@ async fn missing_file_is_an_error_that_names_the_choices() {
                     demo with `ratekeeper`";
     assert_eq!(failure(&mut run_in(&empty)).await, (2, expected.to_owned()));
 
+    let mut validate = ratekeeper();
+    let (_, message) = failure(validate.arg("validate").current_dir(&empty)).await;
+    assert!(
+        message
+            .ends_with("= help: write `ratekeeper validate FILE`, or create a file with `ratekeeper init`"),
+        "{message}"
+    );
+
     // A named file that is missing is an error; the default file does not replace it.
     named(&folder, &upstream, "ratekeeper");
     let expected =

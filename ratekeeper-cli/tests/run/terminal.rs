@@ -20,6 +20,7 @@ fn config(folder: &Folder, upstream: &Upstream) -> PathBuf {
            total: {{ key: global, fixed_window: {{ limit: 1000, window: 1h }} }}\n  \
            per-user: {{ key: {{ header: X-User-Id }}, fixed_window: {{ limit: 2, window: 1w, align: first_request }} }}\n\
          log: {{ keys: text }}\n\
+         paths: {{ case: exact }}\n\
          admin: 127.0.0.1:0\n\
          apis: {{ http: 127.0.0.1:0 }}\n\
          gateway:\n  listen: 127.0.0.1:0\n  routes:\n    \
