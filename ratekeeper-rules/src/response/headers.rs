@@ -221,8 +221,8 @@ impl HeaderSpec {
             }
             ValueSpec::List(item, parameters) => {
                 let is_state = parameters.iter().any(|(_, attribute)| matches!(attribute, Remaining));
-                let is_told = |it: &&LimitDecision| !is_state || it.decision.known_remaining().is_some();
-                for limit_decision in limits.iter().filter(is_told) {
+                let is_sent = |it: &&LimitDecision| !is_state || it.decision.known_remaining().is_some();
+                for limit_decision in limits.iter().filter(is_sent) {
                     text.push_str(if text.len() == start { "" } else { ", " });
                     if let Some(value) = item.of(limit_decision, context) {
                         value.push(text);
