@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use ratekeeper_config::{Apis, Config, Diagnostic, SCHEMA, Store, Table};
+use ratekeeper_config::{Apis, Cell, Config, Diagnostic, SCHEMA, Store, Table};
 use serde_json::{Map, Value, json};
 
 use crate::args::{Validate, ValidateFormat};
@@ -65,8 +65,12 @@ fn diagnostic(it: &Diagnostic) -> Value {
 }
 
 fn table_json(table: &Table) -> Value {
-    let row = |row: &Vec<String>| -> Value {
-        let fields = table.columns.iter().zip(row).map(|(name, text)| ((*name).to_owned(), json!(text)));
+    let value = |cell: &Cell| match cell {
+        Cell::Text(text) => json!(text),
+        Cell::List(values, _) => json!(values),
+    };
+    let row = |row: &Vec<Cell>| -> Value {
+        let fields = table.columns.iter().zip(row).map(|(name, cell)| ((*name).to_owned(), value(cell)));
         Value::Object(fields.collect::<Map<_, _>>())
     };
     table.rows.iter().map(row).collect()
@@ -75,14 +79,16 @@ fn table_json(table: &Table) -> Value {
 /// A table with aligned columns, or a block of lines per row if the table is wider than `width`. Cells at the start of a
 /// row that repeat those of the row above are left out.
 fn table_text(table: &Table, width: usize) -> String {
+    let all: Vec<Vec<String>> =
+        table.rows.iter().map(|row| row.iter().map(ToString::to_string).collect()).collect();
     let mut rows = Vec::new();
-    for (number, row) in table.rows.iter().enumerate() {
-        let above = number.checked_sub(1).map(|above| &table.rows[above]);
+    for (number, row) in all.iter().enumerate() {
+        let above = number.checked_sub(1).map(|above| &all[above]);
         let repeated = above.map_or(0, |above| above.iter().zip(row).take_while(|(a, b)| a == b).count());
         rows.push((row, if repeated == row.len() { 0 } else { repeated }));
     }
     let cell_width = |column: usize| {
-        let cells = table.rows.iter().map(|row| &*row[column]).chain([table.columns[column]]);
+        let cells = all.iter().map(|row| &*row[column]).chain([table.columns[column]]);
         cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
     };
     let widths: Vec<usize> = (0..table.columns.len()).map(cell_width).collect();

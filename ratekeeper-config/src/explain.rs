@@ -1,5 +1,6 @@
 //! What a configuration means: which limits apply to which requests, and the settings in effect.
 
+use std::fmt;
 use std::time::Duration;
 
 use ratekeeper_core::{FailurePolicy, Limit};
@@ -12,7 +13,7 @@ use crate::gateway::{Gateway, Route, Upstream};
 use crate::print::to_yaml;
 use crate::quantity::duration_text;
 use crate::store::{Store, WhenFull};
-use crate::{Api, ConcurrencyLimit, Config};
+use crate::{Api, ConcurrencyLimit, Config, words};
 
 /// A table of an explanation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,8 +22,43 @@ pub struct Table {
     pub name: &'static str,
     /// The names of the columns.
     pub columns: &'static [&'static str],
-    /// The rows; each has a text for each column.
-    pub rows: Vec<Vec<String>>,
+    /// The rows; each has a cell for each column.
+    pub rows: Vec<Vec<Cell>>,
+}
+
+/// A cell of a table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Cell {
+    /// One value.
+    Text(String),
+    /// Several values, joined by the separator in a text.
+    List(Vec<String>, &'static str),
+}
+
+impl fmt::Display for Cell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Cell::Text(text) => f.write_str(text),
+            Cell::List(values, separator) => f.write_str(&values.join(separator)),
+        }
+    }
+}
+
+impl From<String> for Cell {
+    fn from(text: String) -> Cell {
+        Cell::Text(text)
+    }
+}
+
+impl From<&str> for Cell {
+    fn from(text: &str) -> Cell {
+        Cell::Text(text.to_owned())
+    }
+}
+
+/// A list that is shown with commas.
+fn list(values: Vec<String>) -> Cell {
+    Cell::List(values, ", ")
 }
 
 /// Explains a configuration. Secrets are not part of the explanation.
@@ -41,11 +77,11 @@ fn listeners(config: &Config) -> Table {
     for listener in config.gateway.iter().flat_map(|gateway| &gateway.listeners) {
         let scheme = if listener.tls.is_some() { "https" } else { "http" };
         let access = if listener.proxy_protocol { "PROXY protocol from trusted proxies" } else { "" };
-        rows.push(vec!["gateway".to_owned(), format!("{scheme}://{}", listener.address), access.to_owned()]);
+        rows.push(vec!["gateway".into(), format!("{scheme}://{}", listener.address).into(), access.into()]);
     }
     let mut add = |name: &str, scheme: &str, api: &Api| {
         let access = if api.token.is_some() { "token required" } else { "loopback only, no token" };
-        rows.push(vec![name.to_owned(), format!("{scheme}://{}", api.listen), access.to_owned()]);
+        rows.push(vec![name.into(), format!("{scheme}://{}", api.listen).into(), access.into()]);
     };
     if let Some(http) = &config.apis.http {
         add("HTTP API", "http", &http.api);
@@ -65,31 +101,28 @@ fn listeners(config: &Config) -> Table {
 /// Who is checked against which limits: routes, callers of the APIs and Envoy's domains.
 fn routes(config: &Config) -> Table {
     let mut rows = Vec::new();
-    let row = |route: &str, matches: String, upstream: &str, limits: String| {
-        vec![route.to_owned(), matches, upstream.to_owned(), limits]
+    let row = |route: &str, matches: String, upstream: &str, limits: Cell| {
+        vec![route.into(), matches.into(), upstream.into(), limits]
     };
     for (gateway, route) in
         config.gateway.iter().flat_map(|it| it.routes.iter().map(move |route| (it, route)))
     {
         let mut limits = route.limit_names.clone();
         limits.extend(route.max_in_flight.map(|max| format!("max_in_flight: {max}")));
-        let mut limits = if limits.is_empty() { "none".to_owned() } else { limits.join(", ") };
-        if route.is_critical {
-            limits.push_str("; critical");
-        }
+        let limits = if limits.is_empty() { "none".into() } else { list(limits) };
         rows.push(row(&route.id, conditions(&route.when), &gateway.upstreams[route.upstream].name, limits));
     }
     if let Some(http) = &config.apis.http {
-        rows.push(row("(HTTP API)", "/v1/check and others".to_owned(), "", "any, by name".to_owned()));
+        rows.push(row("(HTTP API)", "/v1/check and others".to_owned(), "", "any, by name".into()));
         let named = http.authorize.limits.iter().filter_map(|number| config.rules.rules().nth(*number));
-        let limits: Vec<&str> = named.map(|rule| &*rule.name).collect();
-        rows.push(row("(HTTP API)", "/v1/authorize".to_owned(), "", limits.join(", ")));
+        let limits = named.map(|rule| rule.name.clone()).collect();
+        rows.push(row("(HTTP API)", "/v1/authorize".to_owned(), "", list(limits)));
     }
     if config.apis.resp.is_some() {
-        rows.push(row("(Redis API)", "RK.CHECK".to_owned(), "", "any, by name".to_owned()));
+        rows.push(row("(Redis API)", "RK.CHECK".to_owned(), "", "any, by name".into()));
     }
     for domain in config.domains.iter().filter(|_| config.apis.envoy.is_some()) {
-        rows.push(row("(Envoy API)", format!("domain {}", domain.name), "", "by descriptors".to_owned()));
+        rows.push(row("(Envoy API)", format!("domain {}", domain.name), "", "by descriptors".into()));
     }
     Table { name: "routes", columns: &["route", "matches", "upstream", "limits"], rows }
 }
@@ -99,10 +132,10 @@ fn limits(config: &Config) -> Table {
     let mut rows = Vec::new();
     for (number, rule) in config.rules.rules().enumerate() {
         let is_descriptor = number >= config.named_limits;
-        let key = if is_descriptor { "entries of the descriptor".to_owned() } else { key_text(&rule.key) };
+        let key = if is_descriptor { "entries of the descriptor".into() } else { key_cell(&rule.key) };
         let mut add = |tier: String, limit: Option<&Limit>| {
             let amount = limit.map_or("unlimited".to_owned(), to_yaml);
-            rows.push(vec![rule.name.clone(), key.clone(), tier, amount, options(rule)]);
+            rows.push(vec![rule.name.clone().into(), key.clone(), tier.into(), amount.into(), options(rule)]);
         };
         for one in &rule.overrides {
             let tier = match &one.scope {
@@ -119,7 +152,7 @@ fn limits(config: &Config) -> Table {
 }
 
 /// The other settings of a rule: conditions, cost, shadow, ban, lease and failure policy.
-fn options(rule: &Rule) -> String {
+fn options(rule: &Rule) -> Cell {
     let mut all = Vec::new();
     if !is_empty(&rule.when) {
         all.push(format!("when {}", conditions(&rule.when)));
@@ -154,10 +187,10 @@ fn options(rule: &Rule) -> String {
     if let Some(policy) = rule.on_store_failure {
         all.push(format!("on_store_failure {}", policy_text(policy)));
     }
-    all.join("; ")
+    Cell::List(all, OPTION_SEPARATOR)
 }
 
-fn concurrency(limit: &ConcurrencyLimit) -> Vec<String> {
+fn concurrency(limit: &ConcurrencyLimit) -> Vec<Cell> {
     let mut options = Vec::new();
     if !is_empty(&limit.when) {
         options.push(format!("when {}", conditions(&limit.when)));
@@ -166,19 +199,26 @@ fn concurrency(limit: &ConcurrencyLimit) -> Vec<String> {
         options.push(SHADOW.to_owned());
     }
     let amount = format!("concurrency: {{ limit: {} }}", limit.max);
-    vec![limit.name.clone(), key_text(&limit.key), "all".to_owned(), amount, options.join("; ")]
+    vec![
+        limit.name.clone().into(),
+        key_cell(&limit.key),
+        "all".into(),
+        amount.into(),
+        Cell::List(options, OPTION_SEPARATOR),
+    ]
 }
 
+const OPTION_SEPARATOR: &str = "; ";
 const SHADOW: &str = "shadow: never denies";
 
 /// The key as it is written in a file.
-fn key_text(key: &Key) -> String {
+fn key_cell(key: &Key) -> Cell {
     let parts: Vec<String> =
         key.parts_with_fallbacks().map(|(part, fallback)| part_text(part, fallback)).collect();
     match parts.as_slice() {
-        [] => "global".to_owned(),
-        [one] => one.clone(),
-        several => format!("[{}]", several.join(", ")),
+        [] => "global".into(),
+        [one] => one.as_str().into(),
+        _ => list(parts),
     }
 }
 
@@ -257,7 +297,8 @@ fn conditions(when: &When) -> String {
 
 fn upstreams(gateway: &Gateway) -> Table {
     let rows = gateway.upstreams.iter().map(|upstream| {
-        let Upstream { name, addresses, timeouts, retry_percent, health, outlier_ejection, .. } = upstream;
+        let Upstream { name, addresses, balance, max_connections, timeouts, retry_percent, .. } = upstream;
+        let Upstream { health, outlier_ejection, .. } = upstream;
         let addresses: Vec<String> = addresses
             .iter()
             .map(|it| {
@@ -276,25 +317,40 @@ fn upstreams(gateway: &Gateway) -> Table {
             format!("after {} failures, for {}", it.after, duration_text(it.lasts))
         });
         vec![
-            name.clone(),
-            addresses.join(", "),
-            times.join(", "),
-            format!("{retry_percent}%"),
-            health,
-            ejection,
+            name.as_str().into(),
+            list(addresses),
+            words::name(&words::BALANCES, balance).into(),
+            max_connections.to_string().into(),
+            list(times),
+            format!("{retry_percent}%").into(),
+            health.into(),
+            ejection.into(),
         ]
     });
     Table {
         name: "upstreams",
-        columns: &["upstream", "addresses", "timeouts", "retry_budget", "health", "outlier_ejection"],
+        columns: &[
+            "upstream",
+            "addresses",
+            "balance",
+            "max_connections",
+            "timeouts",
+            "retry_budget",
+            "health",
+            "outlier_ejection",
+        ],
         rows: rows.collect(),
     }
 }
 
+/// Most networks of proxies that are listed.
+const NETWORKS_SHOWN: usize = 8;
+
 /// The settings in effect, most of them defaults.
 fn settings(config: &Config) -> Table {
-    let mut rows: Vec<Vec<String>> = Vec::new();
-    let mut add = |name: &str, value: String| rows.push(vec![name.to_owned(), value]);
+    let mut rows: Vec<Vec<Cell>> = Vec::new();
+    let trusted: Vec<String> = config.client.networks().iter().map(ToString::to_string).collect();
+    let mut add = |name: &str, value: String| rows.push(vec![name.into(), value.into()]);
     match &config.store {
         Store::Memory { max_keys, max_bytes, when_full } => {
             add("store", "memory: limits of this process only, lost at a restart".to_owned());
@@ -311,15 +367,24 @@ fn settings(config: &Config) -> Table {
             add("store", "redis: limits shared by all instances".to_owned());
             let secret = if redis.secret.is_some() { "set" } else { "not set: stored keys can be guessed" };
             add("store.redis.secret", secret.to_owned());
+            add("store.redis.namespace", redis.namespace.clone().unwrap_or("none".to_owned()));
+            add(
+                "store.redis.connections",
+                redis.connections.map_or("by the number of workers".to_owned(), |it| it.to_string()),
+            );
             add("store.redis.deadline", duration_text(redis.deadline));
             add("store.redis.on_store_failure", policy_text(redis.failure));
         }
     }
-    let proxies = match config.client.is_none() {
-        true => "none: forwarding headers are ignored",
-        false => "set: forwarding headers of these proxies are used",
-    };
-    add("client.trusted_proxies", proxies.to_owned());
+    match trusted.len() {
+        0 => add("client.trusted_proxies", "none: forwarding headers are ignored".to_owned()),
+        1..=NETWORKS_SHOWN => add("client.trusted_proxies", trusted.join(", ")),
+        count => add("client.trusted_proxies", format!("{count} networks")),
+    }
+    if !trusted.is_empty() {
+        add("client.source", words::name(&words::SOURCES, &config.client.source()).to_owned());
+    }
+    add("paths.ambiguous", words::name(&words::AMBIGUOUS, &config.paths.ambiguous).to_owned());
     let exact = |ignores: bool| if ignores { "ignore" } else { "exact" };
     add("paths.case", exact(config.paths.ignore_case).to_owned());
     add("paths.trailing_slash", exact(config.paths.ignore_trailing_slash).to_owned());
@@ -356,6 +421,11 @@ fn settings(config: &Config) -> Table {
                 format!("{} to {}", duration_text(*min), duration_text(*max))
             };
             add("routes.timeout", text);
+        }
+        let critical = gateway.routes.iter().filter(|it| it.is_critical).map(|it| it.id.clone());
+        let critical: Vec<String> = critical.collect();
+        if !critical.is_empty() {
+            add("routes.critical", critical.join(", "));
         }
     }
     Table { name: "settings", columns: &["setting", "value"], rows }

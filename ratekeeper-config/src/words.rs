@@ -68,3 +68,8 @@ pub(crate) const UNITS: [(&str, Unit); 7] = [
 pub(crate) const ENVOY_HEADER_NAMES: [(&str, EnvoyHeaderNames); 2] =
     [("x-ratelimit", EnvoyHeaderNames::XRateLimit), ("ratelimit", EnvoyHeaderNames::RateLimit)];
 pub(crate) const PROTOCOLS: [(&str, Protocol); 2] = [("http1", Protocol::Http1), ("http2", Protocol::Http2)];
+
+/// The word of a value.
+pub(crate) fn name<T: PartialEq>(words: &[(&'static str, T)], value: &T) -> &'static str {
+    words.iter().find(|(_, it)| it == value).map_or("", |(word, _)| word)
+}

@@ -81,6 +81,11 @@ impl TrustedProxies {
         self.proxies.is_empty()
     }
 
+    /// The networks of the trusted proxies.
+    pub fn networks(&self) -> &[IpNet] {
+        &self.proxies
+    }
+
     /// Trusts the proxies in these networks, by their entries in `X-Forwarded-For`.
     ///
     /// Networks that contain clients do not belong here, least of all `0.0.0.0/0`: a trusted peer can choose its

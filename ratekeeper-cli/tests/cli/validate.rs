@@ -185,7 +185,7 @@ fn explanation_as_json_has_the_rows_of_the_tables() {
             "key": "{ header: x-user-id, fallback: ip }",
             "tier": "client 192.0.2.0/24",
             "amount": "token_bucket: { capacity: 200, refill: 100/s, style: smooth }",
-            "options": "when client 10.0.0.0/8",
+            "options": ["when client 10.0.0.0/8"],
         })
     );
     assert_eq!(
@@ -194,7 +194,7 @@ fn explanation_as_json_has_the_rows_of_the_tables() {
             "route": "upload",
             "matches": "POST|PUT /files/**",
             "upstream": "http://127.0.0.1:8081",
-            "limits": "per-user, in-flight",
+            "limits": ["per-user", "in-flight"],
         })
     );
     for (table, rows) in [("listeners", 5), ("upstreams", 1)] {
