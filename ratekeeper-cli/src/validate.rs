@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use ratekeeper_config::{Apis, Cell, Config, Diagnostic, SCHEMA, Store, Table};
+use ratekeeper_config::{Apis, Config, Diagnostic, SCHEMA, Store, Table, TableCell};
 use serde_json::{Map, Value, json};
 
 use crate::args::{Validate, ValidateFormat};
@@ -65,11 +65,11 @@ fn diagnostic(it: &Diagnostic) -> Value {
 }
 
 fn table_json(table: &Table) -> Value {
-    let value = |cell: &Cell| match cell {
-        Cell::Text(text) => json!(text),
-        Cell::List(values, _) => json!(values),
+    let value = |cell: &TableCell| match cell {
+        TableCell::Text(text) => json!(text),
+        TableCell::List(values, _) => json!(values),
     };
-    let row = |row: &Vec<Cell>| -> Value {
+    let row = |row: &Vec<TableCell>| -> Value {
         let fields = table.columns.iter().zip(row).map(|(name, cell)| ((*name).to_owned(), value(cell)));
         Value::Object(fields.collect::<Map<_, _>>())
     };

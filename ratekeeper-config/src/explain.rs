@@ -23,42 +23,42 @@ pub struct Table {
     /// The names of the columns.
     pub columns: &'static [&'static str],
     /// The rows; each has a cell for each column.
-    pub rows: Vec<Vec<Cell>>,
+    pub rows: Vec<Vec<TableCell>>,
 }
 
 /// A cell of a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Cell {
+pub enum TableCell {
     /// One value.
     Text(String),
     /// Several values, joined by the separator in a text.
     List(Vec<String>, &'static str),
 }
 
-impl fmt::Display for Cell {
+impl fmt::Display for TableCell {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Cell::Text(text) => f.write_str(text),
-            Cell::List(values, separator) => f.write_str(&values.join(separator)),
+            TableCell::Text(text) => f.write_str(text),
+            TableCell::List(values, separator) => f.write_str(&values.join(separator)),
         }
     }
 }
 
-impl From<String> for Cell {
-    fn from(text: String) -> Cell {
-        Cell::Text(text)
+impl From<String> for TableCell {
+    fn from(text: String) -> TableCell {
+        TableCell::Text(text)
     }
 }
 
-impl From<&str> for Cell {
-    fn from(text: &str) -> Cell {
-        Cell::Text(text.to_owned())
+impl From<&str> for TableCell {
+    fn from(text: &str) -> TableCell {
+        TableCell::Text(text.to_owned())
     }
 }
 
 /// A list that is shown with commas.
-fn list(values: Vec<String>) -> Cell {
-    Cell::List(values, ", ")
+fn list(values: Vec<String>) -> TableCell {
+    TableCell::List(values, ", ")
 }
 
 /// Explains a configuration. Secrets are not part of the explanation.
@@ -101,7 +101,7 @@ fn listeners(config: &Config) -> Table {
 /// Who is checked against which limits: routes, callers of the APIs and Envoy's domains.
 fn routes(config: &Config) -> Table {
     let mut rows = Vec::new();
-    let row = |route: &str, matches: String, upstream: &str, limits: Cell| {
+    let row = |route: &str, matches: String, upstream: &str, limits: TableCell| {
         vec![route.into(), matches.into(), upstream.into(), limits]
     };
     for (gateway, route) in
@@ -152,7 +152,7 @@ fn limits(config: &Config) -> Table {
 }
 
 /// The other settings of a rule: conditions, cost, shadow, ban, lease and failure policy.
-fn options(rule: &Rule) -> Cell {
+fn options(rule: &Rule) -> TableCell {
     let mut all = Vec::new();
     if !is_empty(&rule.when) {
         all.push(format!("when {}", conditions(&rule.when)));
@@ -187,10 +187,10 @@ fn options(rule: &Rule) -> Cell {
     if let Some(policy) = rule.on_store_failure {
         all.push(format!("on_store_failure {}", policy_text(policy)));
     }
-    Cell::List(all, OPTION_SEPARATOR)
+    TableCell::List(all, OPTION_SEPARATOR)
 }
 
-fn concurrency(limit: &ConcurrencyLimit) -> Vec<Cell> {
+fn concurrency(limit: &ConcurrencyLimit) -> Vec<TableCell> {
     let mut options = Vec::new();
     if !is_empty(&limit.when) {
         options.push(format!("when {}", conditions(&limit.when)));
@@ -204,7 +204,7 @@ fn concurrency(limit: &ConcurrencyLimit) -> Vec<Cell> {
         key_cell(&limit.key),
         "all".into(),
         amount.into(),
-        Cell::List(options, OPTION_SEPARATOR),
+        TableCell::List(options, OPTION_SEPARATOR),
     ]
 }
 
@@ -212,7 +212,7 @@ const OPTION_SEPARATOR: &str = "; ";
 const SHADOW: &str = "shadow: never denies";
 
 /// The key as it is written in a file.
-fn key_cell(key: &Key) -> Cell {
+fn key_cell(key: &Key) -> TableCell {
     let parts: Vec<String> =
         key.parts_with_fallbacks().map(|(part, fallback)| part_text(part, fallback)).collect();
     match parts.as_slice() {
@@ -348,7 +348,7 @@ const NETWORKS_SHOWN: usize = 8;
 
 /// The settings in effect, most of them defaults.
 fn settings(config: &Config) -> Table {
-    let mut rows: Vec<Vec<Cell>> = Vec::new();
+    let mut rows: Vec<Vec<TableCell>> = Vec::new();
     let trusted: Vec<String> = config.client.networks().iter().map(ToString::to_string).collect();
     let mut add = |name: &str, value: String| rows.push(vec![name.into(), value.into()]);
     match &config.store {

@@ -80,7 +80,7 @@ pub use apis::{Api, Apis, Authorize, EnvoyApi, EnvoyHeaderNames, HttpApi, RespAp
 pub use concurrency::ConcurrencyLimit;
 pub use environment::{Environment, Secret};
 pub use error::{Diagnostic, Errors, Severity};
-pub use explain::{Cell, Table, explain};
+pub use explain::{Table, TableCell, explain};
 pub use file::{Config, Jwt, LogKeys, Responses};
 pub use gateway::{
     Address, Balance, Gateway, HeaderEdits, Health, Listener, OutlierEjection, PathEdit, Protocol, Route,
