@@ -263,7 +263,10 @@ async fn floods_of_unanswered_frames_close_the_connection() {
     const SENT: u32 = 500_000;
     const PRIORITY: u8 = 2;
     const UNKNOWN: u8 = 0x42;
-    let floods: [(&str, Frames); 4] = [
+    const RST_STREAM: u8 = 3;
+    let floods: [(&str, Frames); 6] = [
+        ("RST_STREAM", |_| frame(RST_STREAM, 0, 1, &8_u32.to_be_bytes())),
+        ("GOAWAY", |_| frame(GOAWAY, 0, 0, &[0x7f, 0xff, 0xff, 0xff, 0, 0, 0, 0])),
         ("PRIORITY", |number| frame(PRIORITY, 0, 2 * (number % 1_000) + 1, &[0, 0, 0, 0, 15])),
         ("unknown frames", |_| frame(UNKNOWN, 0, 0, &[])),
         ("WINDOW_UPDATE", |_| frame(WINDOW_UPDATE, 0, 0, &1_u32.to_be_bytes())),
@@ -271,7 +274,7 @@ async fn floods_of_unanswered_frames_close_the_connection() {
     ];
     for (what, part) in floods {
         let gateway = LoadedGateway::start("unanswered", "").await;
-        for result in gateway.run_floods(what, Vec::new(), part, SENT, 2).await.all {
+        for result in gateway.run_floods(what, get(1, "/hold"), part, SENT, 2).await.all {
             assert!(result.go_away.is_some() && !result.is_answered, "{what}: {result:?}");
             assert!(result.sent < u64::from(SENT), "{what}: {result:?}");
         }

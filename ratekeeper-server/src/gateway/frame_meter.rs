@@ -1,6 +1,6 @@
-//! HTTP/2 frames that a client can send without end, because nothing answers them: PRIORITY, WINDOW_UPDATE,
-//! acknowledgements and frames of unknown types. They cost the client nothing and the gateway most of a core, so each
-//! connection has a bound per second.
+//! HTTP/2 frames that a client can send without end, because nothing answers them: PRIORITY, RST_STREAM, GOAWAY,
+//! WINDOW_UPDATE, acknowledgements and frames of unknown types. They cost the client nothing and the gateway most of a
+//! core, so each connection has a bound per second.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -23,8 +23,10 @@ const PREFACE_BYTES: usize = 24;
 const HEAD_BYTES: usize = 9;
 
 const PRIORITY: u8 = 2;
+const RST_STREAM: u8 = 3;
 const SETTINGS: u8 = 4;
 const PING: u8 = 6;
+const GOAWAY: u8 = 7;
 const WINDOW_UPDATE: u8 = 8;
 /// The largest type that the standard defines.
 const CONTINUATION: u8 = 9;
@@ -32,7 +34,7 @@ const ACK: u8 = 1;
 
 fn is_unanswered(kind: u8, flags: u8) -> bool {
     match kind {
-        PRIORITY | WINDOW_UPDATE => true,
+        PRIORITY | RST_STREAM | GOAWAY | WINDOW_UPDATE => true,
         SETTINGS | PING => flags & ACK != 0,
         _ => kind > CONTINUATION,
     }
@@ -196,7 +198,7 @@ mod tests {
         for size in [1, 2, 3, 7, 9, 10, 64, 1_000] {
             let mut scanner = FrameScanner { skip: PREFACE_BYTES, head: [0; HEAD_BYTES], filled: 0 };
             let count: u64 = bytes.chunks(size).map(|part| scanner.scan(part)).sum();
-            assert_eq!(count, 6, "in parts of {size}");
+            assert_eq!(count, 8, "in parts of {size}");
         }
     }
 }
