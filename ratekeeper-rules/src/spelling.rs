@@ -19,7 +19,7 @@
 /// assert!(!is_header_alias("x-user-id", "x-user-id"), "the name itself");
 /// ```
 pub fn is_header_alias(name: &str, of: &str) -> bool {
-    // Names of different lengths, which is nearly all, are told apart without a look at their bytes.
+    // Nearly all pairs of names differ in length, so their bytes are not compared.
     name.len() == of.len() && name != of && name.bytes().map(folded).eq(of.bytes().map(folded))
 }
 

@@ -1,5 +1,6 @@
 //! Redis and upstreams that are killed under load.
 
+use nix::sys::signal::Signal;
 use testbed::RedisServer;
 
 use crate::run::support::{Folder, Load, Process, Upstream, get, one_route};
@@ -139,7 +140,7 @@ async fn full_store_is_logged_at_a_bounded_rate_and_counted() {
     let (folder, upstream) = (Folder::new("full"), Upstream::start().await);
     let above = "store: { memory: { max_keys: 10, when_full: share } }\n\
                  limits: { per-user: { key: { header: X-User }, fixed_window: { limit: 2, window: 1d } } }";
-    let (process, address) =
+    let (mut process, address) =
         Process::serving(&folder.write("ratekeeper.yaml", &one_route(&upstream, above, ""))).await;
     let mut client = crate::run::support::Client::new(address);
     let mut statuses = Vec::new();
@@ -151,6 +152,8 @@ async fn full_store_is_logged_at_a_bounded_rate_and_counted() {
     assert!(line.contains(r#""level":"WARN""#) && line.contains("max_keys"), "{line}");
     assert!(process.metric("ratekeeper_store_overflowed_total").await > 500);
     client.get("/", "X-User: last\r\n").await.unwrap();
-    tokio::time::sleep(std::time::Duration::from_millis(600)).await;
+    // Events are logged in order, so a second warning would be above this line.
+    process.signal(Signal::SIGHUP);
+    process.line("configuration reloaded").await;
     assert_eq!(process.count_lines("store full"), 1, "one line in a while");
 }

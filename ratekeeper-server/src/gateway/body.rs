@@ -144,7 +144,7 @@ impl ReplayReader {
             replay.attempts
         });
         if attempt != replay.attempts {
-            // A later attempt has begun: whoever reads this body has no stream to send it on.
+            // A later attempt has begun: the earlier one, which polls this body, has no stream left.
             return Poll::Ready(None);
         }
         if let Some(data) = replay.sent.get(self.next) {
