@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use ratekeeper_server::gateway::Traffic;
+use ratekeeper_server::Traffic;
 
 /// An address that something listens on.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -90,7 +90,7 @@ fn span(time: Duration) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ratekeeper_server::gateway::LimitTraffic;
+    use ratekeeper_server::LimitTraffic;
 
     #[test]
     fn summary_lists_the_limits_that_denied_most() {

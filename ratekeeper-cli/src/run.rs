@@ -6,9 +6,8 @@ use std::path::Path;
 
 use ratekeeper::Memory;
 use ratekeeper::redis::Redis;
-use ratekeeper_config::{Config, Store, Timeouts};
-use ratekeeper_server::gateway::{Gateway, StartError};
-use ratekeeper_server::{Apis, Backend, LogStyle, Sockets, admin};
+use ratekeeper_config::{Config, Store};
+use ratekeeper_server::{Backend, LogStyle, Server, Sockets, StartError};
 use tokio::process::Child;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::Instant;
@@ -62,10 +61,10 @@ fn start(source: &ConfigSource, log: LogArgs, sockets: Sockets, demo: Option<Dem
             tokio::spawn(serving);
             listening.push(Listening::new("demo upstream", format!("http://{address}")));
         }
-        let server = Server { source, config: &config, styles, program: &program, log: &log };
+        let process = Process { source, config: &config, styles, program: &program, log: &log };
         match &config.store {
-            Store::Memory { .. } => server.run::<Memory>(files, sockets, listening).await,
-            Store::Redis(_) => server.run::<Redis>(files, sockets, listening).await,
+            Store::Memory { .. } => process.run::<Memory>(files, sockets, listening).await,
+            Store::Redis(_) => process.run::<Redis>(files, sockets, listening).await,
         }
     })
 }
@@ -77,7 +76,7 @@ struct Styles {
     requests: LogStyle,
 }
 
-struct Server<'a> {
+struct Process<'a> {
     source: &'a ConfigSource,
     config: &'a Config,
     styles: Styles,
@@ -85,46 +84,33 @@ struct Server<'a> {
     log: &'a EventLog,
 }
 
-impl Server<'_> {
+impl Process<'_> {
     async fn run<S: Backend>(
         &self,
         files: Files,
         mut sockets: Sockets,
         mut listening: Vec<Listening>,
     ) -> Result<(), CliError> {
-        let Server { source, config, styles, program, log } = *self;
+        let Process { source, config, styles, program, log } = *self;
         let listen =
             |kind| signal(kind).map_err(|error| CliError::Input(format!("cannot handle signals: {error}")));
         let mut stop = [listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?];
         let (mut hang_up, mut upgrade) =
             (listen(SignalKind::hangup())?, listen(SignalKind::user_defined2())?);
-        let gateway = Gateway::<S>::start(config, &mut sockets, styles.requests);
-        let gateway = gateway.await.map_err(|error| cannot_start(&error))?;
-        let apis = Apis::open(config, &mut sockets, &gateway).map_err(|error| cannot_start(&error))?;
-        let status = apis.status(gateway.status());
-        let admin = config.admin.as_ref().map(|admin| admin.listen).map(|address| {
-            sockets.listen(address).and_then(|listener| admin::listen(listener, status)).map_err(|error| {
-                match error.kind() {
-                    io::ErrorKind::AddrInUse => CliError::in_use(address, "admin"),
-                    _ => {
-                        CliError::Input(format!("cannot listen on {address} for `admin`: {}", reason(&error)))
-                    }
-                }
-            })
-        });
-        let admin = admin.transpose()?;
+        let server = Server::<S>::start(config, &mut sockets, styles.requests);
+        let mut server = server.await.map_err(|error| cannot_start(&error))?;
         for address in sockets.close_unused() {
             tracing::warn!(%address, "inherited socket ignored: no listener has this address");
         }
         open_files::check(config);
-        listening.splice(0..0, listeners(config, gateway.addresses(), apis.addresses()));
-        if let Some((address, _)) = &admin {
+        let addresses = server.addresses();
+        listening.splice(0..0, listeners(config, &addresses));
+        if let Some(address) = server.admin_address() {
             listening.push(Listening::new("admin", format!("http://{address}/metrics")));
         }
-        self.announce(&listening, gateway.addresses());
-        let admin = admin.map(|(_, serving)| tokio::spawn(serving));
+        self.announce(&listening, addresses.first().map(|(_, address)| *address));
         handover::stop_predecessor();
-        let (traffic, started) = (gateway.traffic(), Instant::now());
+        let (traffic, started) = (server.traffic(), Instant::now());
         let reader = ConfigReader::start(source.clone(), files);
         let mut reader = reader.map_err(|error| {
             CliError::Input(format!("cannot watch the configuration: {}", reason(&error)))
@@ -134,7 +120,7 @@ impl Server<'_> {
             tokio::select! {
                 () = any(&mut stop) => break,
                 _ = hang_up.recv() => reader.request(),
-                config = reader.next() => self.reload(config, &gateway),
+                config = reader.next() => self.reload(config, &server),
                 _ = upgrade.recv(), if successor.is_none() => match handover::start_successor(program, &sockets) {
                     Ok(child) => {
                         tracing::info!(pid = child.id(), "successor started");
@@ -154,17 +140,16 @@ impl Server<'_> {
         // Close the sockets so that no client waits in an accept queue that is no longer served; a successor has its own
         // copies.
         drop(sockets);
-        if let (Some(admin), Some(_)) = (admin, successor) {
-            admin.abort();
+        if successor.is_some() {
+            server.close_admin();
         }
         if matches!(styles.events, LogStyle::Human { .. }) {
             // A terminal shows `^C` at the begin of this line.
             log.print("\n".to_owned());
         }
         tracing::info!("graceful shutdown started: no new connections, requests in flight finish");
-        let drain_timeout = config.gateway.as_ref().map_or(Timeouts::default(), |it| it.timeouts).drain;
         tokio::select! {
-            ((), open) = async { tokio::join!(apis.close(drain_timeout), gateway.drain()) } => match open {
+            open = server.drain() => match open {
                 0 => tracing::info!("shut down"),
                 open => tracing::warn!(open, "shut down; some connections were still open after the drain timeout"),
             },
@@ -177,10 +162,10 @@ impl Server<'_> {
     }
 
     /// Applies a configuration if it is valid, else keeps the old one.
-    fn reload<S: Backend>(&self, config: Result<Config, CliError>, gateway: &Gateway<S>) {
+    fn reload<S: Backend>(&self, config: Result<Config, CliError>, server: &Server<S>) {
         let name = self.source.name();
         match config {
-            Ok(config) => match gateway.reload(&config) {
+            Ok(config) => match server.reload(&config) {
                 Ok(()) => {
                     tracing::info!(
                         file = name,
@@ -195,7 +180,7 @@ impl Server<'_> {
                 }
             },
             Err(failure) => {
-                gateway.count_failed_reload();
+                server.count_failed_reload();
                 if let LogStyle::Human { .. } = self.styles.events {
                     tracing::error!(file = name, "configuration not reloaded, the old one stays active");
                     self.log.print_below(&failure.to_string());
@@ -207,11 +192,11 @@ impl Server<'_> {
     }
 
     /// Prints the banner, or logs the same as events.
-    fn announce(&self, listening: &[Listening], gateway: &[SocketAddr]) {
+    fn announce(&self, listening: &[Listening], first: Option<SocketAddr>) {
         let name = self.source.name();
         if matches!(self.styles.events, LogStyle::Human { .. }) {
             let has_access_log = self.config.gateway.as_ref().is_some_and(|it| it.access_log);
-            let demo_port = gateway.first().filter(|_| self.source.is_demo()).map(SocketAddr::port);
+            let demo_port = first.filter(|_| self.source.is_demo()).map(|address| address.port());
             self.log.print(banner::banner(&name, listening, demo_port, has_access_log));
             return;
         }
@@ -222,18 +207,18 @@ impl Server<'_> {
     }
 }
 
-fn listeners(config: &Config, gateway: &[SocketAddr], apis: &[(&str, SocketAddr)]) -> Vec<Listening> {
-    let listeners = config.gateway.iter().flat_map(|gateway| &gateway.listeners);
-    let gateway = listeners.zip(gateway).map(|(listener, address)| {
-        let scheme = if listener.tls.is_some() { "https" } else { "http" };
-        Listening::new("gateway", format!("{scheme}://{address}"))
-    });
-    let apis = apis.iter().map(|(api, address)| match *api {
+fn listeners(config: &Config, addresses: &[(&str, SocketAddr)]) -> Vec<Listening> {
+    let mut gateway_listeners = config.gateway.iter().flat_map(|gateway| &gateway.listeners);
+    let listening = addresses.iter().map(|(service, address)| match *service {
+        "gateway" => {
+            let has_tls = gateway_listeners.next().is_some_and(|listener| listener.tls.is_some());
+            Listening::new("gateway", format!("{}://{address}", if has_tls { "https" } else { "http" }))
+        }
         "http" => Listening::new("HTTP API", format!("http://{address}/v1/check")),
         "envoy" => Listening::new("Envoy API", format!("grpc://{address}")),
         _ => Listening::new("Redis API", format!("redis://{address}")),
     });
-    gateway.chain(apis).collect()
+    listening.collect()
 }
 
 /// Waits until the successor exits; forever if there is none.
@@ -265,9 +250,12 @@ fn log_warnings(config: &Config, name: &str, style: LogStyle, log: &EventLog) {
 
 fn cannot_start(error: &StartError) -> CliError {
     match error {
-        StartError::NoGateway => CliError::Usage(error.to_string()),
-        StartError::Listen(address, error) if error.kind() == io::ErrorKind::AddrInUse => {
-            CliError::in_use(*address, "listen")
+        StartError::NoService => CliError::Usage(error.to_string()),
+        StartError::Listen { setting, address, error } if error.kind() == io::ErrorKind::AddrInUse => {
+            CliError::in_use(*address, setting)
+        }
+        StartError::Listen { setting, address, error } => {
+            CliError::Input(format!("cannot listen on {address} for `{setting}`: {}", reason(error)))
         }
         error => CliError::Input(error.to_string()),
     }

@@ -26,7 +26,7 @@ pub use upstream::{Balance, Health, OutlierEjection, Protocol, Upstream, Upstrea
 /// The gateway.
 #[derive(Clone, Debug)]
 pub struct Gateway {
-    /// The listeners; at least one, except in [`Gateway::none`].
+    /// The listeners; at least one.
     pub listeners: Vec<Listener>,
     /// The routes. The first match applies.
     pub routes: Vec<Route>,
@@ -42,22 +42,6 @@ pub struct Gateway {
     pub max_in_flight: usize,
     /// Whether each request is logged.
     pub access_log: bool,
-}
-
-impl Gateway {
-    /// A gateway without listeners, for a file that configures only APIs.
-    pub fn none() -> Gateway {
-        Gateway {
-            listeners: Vec::new(),
-            routes: Vec::new(),
-            upstreams: Vec::new(),
-            timeouts: Timeouts::default(),
-            max_connections: CONNECTIONS_DEFAULT as usize,
-            max_connections_per_client: per_client_default(CONNECTIONS_DEFAULT) as usize,
-            max_in_flight: IN_FLIGHT_DEFAULT as usize,
-            access_log: false,
-        }
-    }
 }
 
 /// Timeouts of client connections.

@@ -10,6 +10,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::extract::State;
@@ -18,42 +19,89 @@ use axum::http::header::CONTENT_TYPE;
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use ratekeeper_config::Secret;
+use ratekeeper_config::{Config, Secret};
 use tokio::net::TcpListener;
+use tokio::runtime::Handle;
 use tokio::sync::watch;
+use tokio::task::AbortHandle;
 
+use crate::runtime::BoundSocket;
+use crate::runtime::current::Current;
+use crate::runtime::error::StartError;
 use crate::runtime::guard::{Guard, reject_cross_origin, reject_host_names, require_token};
 use crate::runtime::http_listener;
+use crate::runtime::metrics::{Exposition, MetricsDraft};
+use crate::runtime::service::{ApplyReload, DrainFuture, Service};
+use crate::runtime::status::StatusSource;
 
 /// Most open connections; further ones are closed immediately.
 pub const CONNECTIONS_MAX: usize = 64;
 
-/// Metrics, readiness and token, which the admin listener serves.
-pub trait StatusSource: Send + Sync + 'static {
-    /// The metrics, in the Prometheus text format.
-    fn metrics(&self) -> String;
+/// The admin listener, while it is served.
+#[derive(Debug)]
+pub(crate) struct Admin {
+    token: Arc<Current<Option<Secret>>>,
+    address: SocketAddr,
+    serving: AbortHandle,
+}
 
-    /// Whether new requests are accepted.
-    fn is_ready(&self) -> bool;
+impl Admin {
+    pub(crate) fn start(
+        config: &Config,
+        socket: BoundSocket,
+        source: Arc<dyn StatusSource>,
+        runtime: &Handle,
+    ) -> Result<Admin, StartError> {
+        let token = Arc::new(Current::new(token(config)));
+        let (address, serving) = socket.serve(|listener| listen(listener, source, token.clone()))?;
+        Ok(Admin { token, address, serving: runtime.spawn(serving).abort_handle() })
+    }
 
-    /// The bearer token that clients must send for the metrics.
-    fn token(&self) -> Option<Secret>;
+    /// Closes the listener.
+    pub(crate) fn close(&self) {
+        self.serving.abort();
+    }
+}
+
+fn token(config: &Config) -> Option<Secret> {
+    config.admin.as_ref().and_then(|admin| admin.token.clone())
+}
+
+impl<S> Service<S> for Admin {
+    fn addresses(&self) -> &[SocketAddr] {
+        std::slice::from_ref(&self.address)
+    }
+
+    fn prepare<'a>(
+        &'a self,
+        config: &'a Config,
+        _: &mut MetricsDraft,
+    ) -> Result<ApplyReload<'a, S>, StartError> {
+        Ok(Box::new(move |_| self.token.replace(token(config))))
+    }
+
+    fn write_metrics(&self, _: &mut Exposition) {}
+
+    /// The listener answers health checks until the process ends.
+    fn drain(self: Arc<Self>, _: Duration) -> DrainFuture {
+        Box::pin(async { 0 })
+    }
 }
 
 /// Serves the admin listener on a socket of [`Sockets`](crate::Sockets): `/metrics`, `/healthz` (the process runs),
-/// `/readyz` (it accepts new requests).
+/// `/readyz` (it accepts new requests). Clients must send the token for the metrics, if there is one.
 ///
 /// # Errors
 /// Returns the error of the socket, if it cannot be used.
 pub fn listen(
     listener: std::net::TcpListener,
     source: Arc<dyn StatusSource>,
+    token: Arc<Current<Option<Secret>>>,
 ) -> io::Result<(SocketAddr, impl Future<Output = io::Result<()>> + Send)> {
     listener.set_nonblocking(true)?;
     let listener = TcpListener::from_std(listener)?;
     let address = listener.local_addr()?;
-    let tokens = source.clone();
-    let guard = Guard::new("admin", move || tokens.token());
+    let guard = Guard::new("admin", move || Option::clone(&token.load()));
     let router = Router::new()
         .route("/metrics", get(metrics))
         // This layer covers the routes added above it only.

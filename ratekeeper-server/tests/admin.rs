@@ -4,8 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ratekeeper_config::Secret;
-use ratekeeper_server::admin::{self, StatusSource};
+use ratekeeper_server::{Current, StatusSource, admin};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
@@ -23,15 +22,12 @@ impl StatusSource for LargeMetrics {
     fn is_ready(&self) -> bool {
         true
     }
-
-    fn token(&self) -> Option<Secret> {
-        None
-    }
 }
 
 fn listen() -> SocketAddr {
     let loopback = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let (address, serving) = admin::listen(loopback, Arc::new(LargeMetrics)).unwrap();
+    let (address, serving) =
+        admin::listen(loopback, Arc::new(LargeMetrics), Arc::new(Current::new(None))).unwrap();
     tokio::spawn(serving);
     address
 }

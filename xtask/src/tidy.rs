@@ -6,6 +6,7 @@
 mod crates;
 mod links;
 mod rust_code;
+mod services;
 mod text;
 mod twins;
 mod types;
@@ -62,6 +63,7 @@ pub(crate) fn check(workspace: &Workspace) -> Result<Vec<Finding>> {
         files.iter().flat_map(|file| [text::check(file), words::check(file)].concat()).collect();
     findings.extend(crates::check(workspace)?);
     findings.extend(links::check(&files, &workspace.files()?));
+    findings.extend(services::check(&files));
     findings.extend(twins::check(&files));
     findings.extend(types::check(&files));
     Ok(findings)

@@ -103,7 +103,7 @@ async fn change_that_needs_a_restart_is_rejected_entirely() {
     for (what, text) in changes {
         // Another change in the same file must not take effect either.
         let line = after_change(&folder, &mut process, &text.replace("limit: 7", "limit: 9")).await;
-        let sentence = format!("{what} cannot be changed while the gateway runs; restart to change it");
+        let sentence = format!("{what} cannot be changed while the server runs; restart to change it");
         assert!(line.contains(&sentence) && line.contains(r#""level":"ERROR""#), "{line}");
         assert_eq!(get(address, "/").await.header("ratelimit-policy"), Some("\"a\";q=7;w=60"));
     }
@@ -135,7 +135,7 @@ async fn changed_redis_settings_are_rejected() {
         assert_ne!(*text, good);
         // Another change in the same file must not take effect either.
         let line = after_change(&folder, &mut process, &text.replace("limit: 7", "limit: 9")).await;
-        let sentence = "store.redis cannot be changed while the gateway runs; restart to change it";
+        let sentence = "store.redis cannot be changed while the server runs; restart to change it";
         assert!(line.contains(sentence) && line.contains(r#""level":"ERROR""#), "{line}");
         // The counters continue.
         assert_eq!(left().await.unwrap(), format!("\"a\";r={}", 5 - number));

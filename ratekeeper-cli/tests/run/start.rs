@@ -156,7 +156,7 @@ async fn port_in_use_is_reported() {
     let file = folder.write("listen.yaml", &good.replace("listen: 127.0.0.1:0", &format!("listen: {busy}")));
     let (code, message) = failure(&file).await;
     let sentence = format!(
-        "error: {busy} is in use by another program\n   = help: stop it, or write another address in `listen`"
+        "error: {busy} is in use by another program\n   = help: stop it, or write another address in `gateway.listen`"
     );
     assert_eq!((code, message), (1, sentence));
 

@@ -8,16 +8,18 @@ use std::task::{Context, Poll, ready};
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body::Frame;
+use ratekeeper::Store;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tonic::Status;
 use tonic::body::Body;
 use tonic::server::NamedService;
 use tower_service::Service;
 
-use super::EnvoyApiContext;
+use super::EnvoySnapshot;
 use super::connection::ConnectionAuth;
 use super::error::EnvoyApiError;
 use super::metrics::{CallOutcome, EnvoyMetrics};
+use crate::runtime::current::Current;
 use crate::runtime::guard::has_token;
 
 /// The kind of call.
@@ -35,35 +37,40 @@ pub(super) enum CallKind {
 /// to its response, so that slow senders are bounded as well; where the response is a stream that may never end, it
 /// holds the permit to the end of the stream.
 #[derive(Debug)]
-pub(super) struct CallGuard<T, P> {
+pub(super) struct CallGuard<T, S> {
     inner: T,
-    context: Arc<P>,
+    current: Arc<Current<EnvoySnapshot<S>>>,
     kind: CallKind,
     permits: Arc<Semaphore>,
 }
 
-impl<T, P> CallGuard<T, P> {
-    pub(super) fn new(inner: T, context: Arc<P>, kind: CallKind, calls_max: usize) -> CallGuard<T, P> {
-        CallGuard { inner, context, kind, permits: Arc::new(Semaphore::new(calls_max)) }
+impl<T, S> CallGuard<T, S> {
+    pub(super) fn new(
+        inner: T,
+        current: Arc<Current<EnvoySnapshot<S>>>,
+        kind: CallKind,
+        calls_max: usize,
+    ) -> CallGuard<T, S> {
+        CallGuard { inner, current, kind, permits: Arc::new(Semaphore::new(calls_max)) }
     }
 }
 
-impl<T: Clone, P> Clone for CallGuard<T, P> {
-    fn clone(&self) -> CallGuard<T, P> {
+impl<T: Clone, S> Clone for CallGuard<T, S> {
+    fn clone(&self) -> CallGuard<T, S> {
         CallGuard {
             inner: self.inner.clone(),
-            context: self.context.clone(),
+            current: self.current.clone(),
             kind: self.kind.clone(),
             permits: self.permits.clone(),
         }
     }
 }
 
-impl<T: NamedService, P> NamedService for CallGuard<T, P> {
+impl<T: NamedService, S> NamedService for CallGuard<T, S> {
     const NAME: &'static str = T::NAME;
 }
 
-impl<T, P: EnvoyApiContext> Service<Request<Body>> for CallGuard<T, P>
+impl<T, S: Store + Send + Sync + 'static> Service<Request<Body>> for CallGuard<T, S>
 where
     T: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
     T::Future: Send + 'static,
@@ -77,9 +84,9 @@ where
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let snapshot = self.context.snapshot();
+        let snapshot = self.current.load();
         let error_on_drop =
-            ErrorOnDrop(matches!(self.kind, CallKind::RateLimit(_)).then_some(snapshot.metrics));
+            ErrorOnDrop(matches!(self.kind, CallKind::RateLimit(_)).then(|| snapshot.metrics.clone()));
         let reject = |error: EnvoyApiError| -> Self::Future {
             let response = Status::from(error).into_http();
             Box::pin(async { Ok(response) })

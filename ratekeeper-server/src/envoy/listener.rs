@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ratekeeper::Store;
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::sleep;
@@ -20,7 +21,8 @@ use super::call_guard::{CallGuard, CallKind};
 use super::connection::accept;
 use super::grpc_only::GrpcOnly;
 use super::service::RateLimitService;
-use super::{EnvoyApiContext, reflection};
+use super::{EnvoySnapshot, reflection};
+use crate::runtime::current::Current;
 use crate::runtime::open_files;
 
 /// The service names in health checks, as in Envoy's reference implementation; the empty name is the whole server.
@@ -80,9 +82,9 @@ impl Default for EnvoyListenerSettings {
 ///
 /// # Errors
 /// Returns the error of the socket, if it cannot be used.
-pub fn listen<P: EnvoyApiContext>(
+pub fn listen<S: Store + Send + Sync + 'static>(
     listener: std::net::TcpListener,
-    context: Arc<P>,
+    current: Arc<Current<EnvoySnapshot<S>>>,
     settings: EnvoyListenerSettings,
     drain: watch::Receiver<bool>,
 ) -> io::Result<(SocketAddr, impl Future<Output = io::Result<()>> + Send)> {
@@ -92,17 +94,17 @@ pub fn listen<P: EnvoyApiContext>(
     let byte_permits = Arc::new(Semaphore::new(settings.incomplete_bytes_max.min(Semaphore::MAX_PERMITS)));
     let limits = CallKind::RateLimit(byte_permits);
     let service =
-        CallGuard::new(RateLimitService(context.clone()), context.clone(), limits, settings.calls_max);
+        CallGuard::new(RateLimitService(current.clone()), current.clone(), limits, settings.calls_max);
     let reflection = reflection::service().map_err(io::Error::other)?;
     let reflection = reflection.max_decoding_message_size(SMALL_MESSAGE_BYTES_MAX);
-    let reflection = CallGuard::new(reflection, context.clone(), CallKind::Reflection, REFLECTION_CALLS_MAX);
+    let reflection = CallGuard::new(reflection, current.clone(), CallKind::Reflection, REFLECTION_CALLS_MAX);
     let older = reflection::service_v1alpha().map_err(io::Error::other)?;
     let older = older.max_decoding_message_size(SMALL_MESSAGE_BYTES_MAX);
-    let older = CallGuard::new(older, context.clone(), CallKind::Reflection, REFLECTION_CALLS_MAX);
+    let older = CallGuard::new(older, current.clone(), CallKind::Reflection, REFLECTION_CALLS_MAX);
     let (reporter, health) = health_reporter();
     let health = health.max_decoding_message_size(SMALL_MESSAGE_BYTES_MAX);
-    let health = CallGuard::new(health, context.clone(), CallKind::Health, HEALTH_CALLS_MAX);
-    let requires_token = Arc::new(move || context.snapshot().settings.token.is_some());
+    let health = CallGuard::new(health, current.clone(), CallKind::Health, HEALTH_CALLS_MAX);
+    let requires_token = Arc::new(move || current.load().settings.token.is_some());
     let server = Server::builder()
         .layer(layer_fn(GrpcOnly::new))
         .max_concurrent_streams(settings.calls_per_connection_max)

@@ -2,6 +2,7 @@
 //!
 //! | module | what it is |
 //! |---|---|
+//! | `api` | the service: settings, reloads and the JSON form's route |
 //! | `listener` | the listener: connections, health, reflection and graceful shutdown |
 //! | `connection` | connections: bounded in number, and closed if silent or unauthenticated |
 //! | `call_guard` | calls in flight: authenticated, and bounded in number |
@@ -16,6 +17,7 @@
 //! | `reflection` | gRPC reflection, for tools |
 //! | `metrics` | metrics |
 
+mod api;
 mod bounds;
 mod call_guard;
 mod check;
@@ -39,6 +41,7 @@ use ratekeeper::tower::RatekeeperLayer;
 use ratekeeper_config::envoy::Domain;
 use ratekeeper_config::{EnvoyHeaderNames, Secret};
 
+pub(crate) use self::api::EnvoyApi;
 pub use self::bounds::{CALL_BYTES_MAX, DESCRIPTORS_MAX, ENTRIES_MAX, MESSAGE_BYTES_MAX, TEXT_BYTES_MAX};
 use self::error::EnvoyApiError;
 pub use self::json::json;
@@ -46,16 +49,6 @@ pub use self::listener::{EnvoyListenerSettings, listen};
 use self::messages::{RateLimitRequest, RateLimitResponse};
 use self::metrics::CallOutcome;
 pub use self::metrics::EnvoyMetrics;
-
-/// The limits and settings of the service. It is read on every call, so that a reload takes effect from the next call
-/// on.
-pub trait EnvoyApiContext: Send + Sync + 'static {
-    /// The store of the limits.
-    type Store: Store + Send + Sync + 'static;
-
-    /// The current configuration.
-    fn snapshot(&self) -> EnvoySnapshot<Self::Store>;
-}
 
 /// The configuration during one call.
 #[derive(Debug)]

@@ -5,6 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use ratekeeper::Store;
 use tonic::body::Body;
 use tonic::codec::{Codec, DecodeBuf, Decoder};
 use tonic::server::{Grpc, NamedService, UnaryService};
@@ -14,7 +15,8 @@ use tonic_prost::{ProstCodec, ProstDecoder, ProstEncoder};
 use super::bounds::CALL_BYTES_MAX;
 use super::error::EnvoyApiError;
 use super::messages::{RateLimitRequest, RateLimitResponse};
-use super::{EnvoyApiContext, decide};
+use super::{EnvoySnapshot, decide};
+use crate::runtime::current::Current;
 
 const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 
@@ -22,19 +24,19 @@ type BoxFuture<T, E> = Pin<Box<dyn Future<Output = Result<T, E>> + Send>>;
 
 /// The rate limit service.
 #[derive(Debug)]
-pub(super) struct RateLimitService<P>(pub(super) Arc<P>);
+pub(super) struct RateLimitService<S>(pub(super) Arc<Current<EnvoySnapshot<S>>>);
 
-impl<P> Clone for RateLimitService<P> {
-    fn clone(&self) -> RateLimitService<P> {
+impl<S> Clone for RateLimitService<S> {
+    fn clone(&self) -> RateLimitService<S> {
         RateLimitService(self.0.clone())
     }
 }
 
-impl<P> NamedService for RateLimitService<P> {
+impl<S> NamedService for RateLimitService<S> {
     const NAME: &'static str = "envoy.service.ratelimit.v3.RateLimitService";
 }
 
-impl<P: EnvoyApiContext> tower_service::Service<http::Request<Body>> for RateLimitService<P> {
+impl<S: Store + Send + Sync + 'static> tower_service::Service<http::Request<Body>> for RateLimitService<S> {
     type Response = http::Response<Body>;
     type Error = Infallible;
     type Future = BoxFuture<http::Response<Body>, Infallible>;
@@ -87,14 +89,14 @@ impl Decoder for RequestDecoder {
     }
 }
 
-impl<P: EnvoyApiContext> UnaryService<RateLimitRequest> for RateLimitService<P> {
+impl<S: Store + Send + Sync + 'static> UnaryService<RateLimitRequest> for RateLimitService<S> {
     type Response = RateLimitResponse;
     type Future = BoxFuture<Response<RateLimitResponse>, Status>;
 
     fn call(&mut self, request: Request<RateLimitRequest>) -> Self::Future {
-        let context = self.0.clone();
+        let current = self.0.clone();
         Box::pin(async move {
-            let snapshot = context.snapshot();
+            let snapshot = current.load();
             // Errors are counted in `CallGuard`, which also sees calls that do not reach this method.
             let (response, outcome) = decide(&snapshot, request.get_ref()).await?;
             snapshot.metrics.count(outcome);

@@ -10,12 +10,12 @@ use tokio::net::TcpListener;
 use tokio::time::sleep;
 use tokio_rustls::TlsAcceptor;
 
-use super::StartError;
 use super::client_connections::{reap, reap_from};
 use super::drain::DrainBegun;
-use super::tls::{self, Certificate};
 use super::worker::Worker;
-use crate::runtime::Sockets;
+use crate::runtime::error::StartError;
+use crate::runtime::tls::{self, Certificate};
+use crate::runtime::{BoundSocket, Sockets};
 
 /// Delay after a failed accept: while file descriptors are exhausted, an immediate retry would also fail.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(50);
@@ -59,9 +59,11 @@ pub(crate) fn listen(
             (Some(Acceptor(acceptor)), Some(certificate))
         }
     };
-    let listen_error = |error| StartError::Listen(config.address, error);
-    let listener = sockets.listen(config.address).map_err(listen_error)?;
-    let port = listener.local_addr().map_err(listen_error)?.port();
+    let socket = BoundSocket::bind("gateway.listen", config.address, sockets)?;
+    let (listener, port) = socket.serve(|listener| {
+        let port = listener.local_addr()?.port();
+        Ok((listener, port))
+    })?;
     let proxy_protocol = config.proxy_protocol;
     Ok((listener, Arc::new(GatewayListener { port, proxy_protocol, tls: acceptor, certificate })))
 }

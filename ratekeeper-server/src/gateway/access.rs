@@ -1,11 +1,10 @@
 //! Access records: what the gateway counts and logs about each request.
 
-use std::cell::Cell;
 use std::cmp::Reverse;
 use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use http::header::HeaderValue;
 use http::uri::PathAndQuery;
@@ -16,28 +15,15 @@ use ratekeeper::{Clock, Decision, SystemClock, Time};
 use super::client_timeouts::ActiveRequest;
 use super::state::Route;
 use crate::runtime::access_log::{AccessLog, KeyLog, Line, LineLimit, LoggedKey};
-use crate::runtime::metrics::{LimitDecision, LimitMetrics, RequestDecision, RouteMetrics};
+use crate::runtime::metrics::{RequestDecision, RouteMetrics};
 
 pub(crate) const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// Longest request id accepted from a trusted proxy.
 const RECEIVED_ID_BYTES_MAX: usize = 128;
 
-thread_local! {
-    /// Number of this thread's worker, for the limit observer, which has no other access to it.
-    static WORKER: Cell<usize> = const { Cell::new(0) };
-}
-
-/// Marks this thread as worker `number`.
-pub(crate) fn set_worker(number: usize) {
-    WORKER.set(number);
-}
-
-/// Outcome of a request's limits, written by the limit observer and read when the request ends.
+/// What is known about the outcome of a request's limits.
 #[derive(Debug, Default)]
-pub(crate) struct RequestOutcome(Mutex<LimitsOutcome>);
-
-#[derive(Clone, Debug, Default)]
 struct LimitsOutcome {
     decision: RequestDecision,
     /// The store was unavailable, so the failure policy decided.
@@ -48,42 +34,15 @@ struct LimitsOutcome {
     limit: Option<DecidingLimit>,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 struct DecidingLimit {
     index: usize,
     key: LoggedKey,
     decision: Decision,
 }
 
-/// Counts each limit's decision and records the request's outcome.
-pub(crate) fn observer(
-    limits: Vec<Arc<LimitMetrics>>,
-    keys: KeyLog,
-) -> impl Fn(&DecisionEvent<'_>) + Send + Sync + 'static {
-    move |event| {
-        let worker = WORKER.get();
-        for rule in event.rules {
-            let decision = match (rule.is_shadow, rule.is_banned, rule.decision.allowed) {
-                (true, _, false) => LimitDecision::WouldDeny,
-                (_, _, true) if event.is_degraded => LimitDecision::DegradedAllowed,
-                (_, _, true) => LimitDecision::Allowed,
-                (false, true, false) => LimitDecision::Banned,
-                (false, false, false) if event.is_degraded => LimitDecision::DegradedDenied,
-                (false, false, false) => LimitDecision::Denied,
-            };
-            if let Some(limit) = limits.get(rule.index) {
-                limit.count(worker, decision);
-            }
-        }
-        let outcome = event.subject.and_then(|subject| subject.downcast_ref::<RequestOutcome>());
-        if let Some(outcome) = outcome {
-            outcome.record(event, &keys);
-        }
-    }
-}
-
-impl RequestOutcome {
-    fn record(&self, event: &DecisionEvent<'_>, keys: &KeyLog) {
+impl LimitsOutcome {
+    fn new(event: &DecisionEvent, keys: &KeyLog) -> LimitsOutcome {
         let decision = match event.outcome {
             Outcome::Allowed if event.is_degraded => RequestDecision::DegradedAllowed,
             Outcome::Allowed => RequestDecision::Allowed,
@@ -93,34 +52,24 @@ impl RequestOutcome {
             _ => RequestDecision::Rejected,
         };
         let mut enforced = event.rules.iter().filter(|rule| !rule.is_shadow);
-        let rule = match decision {
-            RequestDecision::Allowed | RequestDecision::DegradedAllowed => {
-                enforced.min_by_key(|rule| (Reverse(rule.decision.delay), rule.decision.remaining))
-            }
-            _ => enforced.find(|rule| !rule.decision.allowed),
+        let rule = match event.is_allowed() {
+            true => enforced.min_by_key(|rule| (Reverse(rule.decision.delay), rule.decision.remaining)),
+            false => enforced.find(|rule| !rule.decision.allowed),
         };
-        let limit = rule.map(|rule| DecidingLimit {
-            index: rule.index,
-            key: keys.logged(rule.key),
-            decision: rule.decision,
-        });
-        let mut outcome = self.lock();
-        (outcome.decision, outcome.is_degraded) = (decision, event.is_degraded);
-        outcome.reason = match event.outcome {
-            Outcome::Forbidden { reason, .. } => Some(reason.name()),
-            Outcome::Malformed => Some("malformed"),
-            _ => None,
-        };
-        // A request that is shed after its limits allowed it keeps their outcome.
-        outcome.limit = limit.or(outcome.limit.take());
-    }
-
-    pub(crate) fn set(&self, decision: RequestDecision) {
-        self.lock().decision = decision;
-    }
-
-    fn lock(&self) -> MutexGuard<'_, LimitsOutcome> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        LimitsOutcome {
+            decision,
+            is_degraded: event.is_degraded,
+            reason: match event.outcome {
+                Outcome::Forbidden { reason, .. } => Some(reason.name()),
+                Outcome::Malformed => Some("malformed"),
+                _ => None,
+            },
+            limit: rule.map(|rule| DecidingLimit {
+                index: rule.index,
+                key: keys.logged(event.key(rule)),
+                decision: rule.decision,
+            }),
+        }
     }
 }
 
@@ -194,7 +143,7 @@ pub(crate) struct AccessRecord {
     method: Option<Method>,
     path: Option<PathAndQuery>,
     route: Option<Arc<Route>>,
-    outcome: Arc<RequestOutcome>,
+    outcome: LimitsOutcome,
     status: StatusCode,
     bytes: u64,
     has_permit: bool,
@@ -212,7 +161,7 @@ impl AccessRecord {
             method: None,
             path: None,
             route: None,
-            outcome: Arc::default(),
+            outcome: LimitsOutcome::default(),
             // Logged if the client disconnects before it gets a response.
             status: StatusCode::from_u16(499).unwrap_or(StatusCode::BAD_REQUEST),
             bytes: 0,
@@ -229,7 +178,7 @@ impl AccessRecord {
 
     /// Records a request whose head could not be parsed; hyper has answered it.
     pub(crate) fn reject_malformed(mut self, status: StatusCode, is_logged: bool) {
-        self.outcome.set(RequestDecision::Rejected);
+        self.set_decision(RequestDecision::Rejected);
         (self.status, self.is_logged) = (status, is_logged);
     }
 
@@ -246,9 +195,14 @@ impl AccessRecord {
         self.has_permit
     }
 
-    /// Where the limit observer records the outcome.
-    pub(crate) fn outcome(&self) -> &Arc<RequestOutcome> {
-        &self.outcome
+    /// Records what the limits decided.
+    pub(crate) fn set_event(&mut self, event: &DecisionEvent, keys: &KeyLog) {
+        self.outcome = LimitsOutcome::new(event, keys);
+    }
+
+    /// Records a decision that no limit made.
+    pub(crate) fn set_decision(&mut self, decision: RequestDecision) {
+        self.outcome.decision = decision;
     }
 
     /// Adopts the request id of a trusted proxy, which may have it from a client, if it is an id: any other text keeps
@@ -287,10 +241,9 @@ impl Drop for AccessRecord {
         }
         let now = shared.clock.now();
         let took = now.saturating_since(self.started);
-        let LimitsOutcome { decision, is_degraded, reason, limit } =
-            std::mem::take(&mut *self.outcome.lock());
+        let LimitsOutcome { decision, is_degraded, reason, limit } = std::mem::take(&mut self.outcome);
         let metrics = self.route.as_ref().map_or(&shared.unrouted, |route| &route.metrics);
-        metrics.count(*worker, decision, self.status.as_u16(), took);
+        metrics.count(decision, self.status.as_u16(), took);
         if !self.is_logged {
             return;
         }

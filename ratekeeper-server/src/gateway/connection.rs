@@ -33,7 +33,7 @@ use super::request_timeout::ReusableTimer;
 use super::stream_stall::StreamExecutor;
 use super::tunnel::Tunnel;
 use super::worker::Worker;
-use crate::backend::Backend;
+use crate::runtime::backend::Backend;
 
 /// Largest request head; hyper separately limits its headers to 100.
 const HEAD_BYTES_MAX: usize = 64 << 10;

@@ -31,7 +31,7 @@ use super::state::Route;
 use super::timer::Ticks;
 use super::upstream::Address;
 use super::upstream::pool::{ConnectError, Pool, SendError};
-use crate::backend::Backend;
+use crate::runtime::backend::Backend;
 
 /// Maximum attempts per request, including the first.
 const ATTEMPTS_MAX: usize = 3;

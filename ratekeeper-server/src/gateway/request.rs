@@ -15,7 +15,7 @@ use http::{Request, Response, StatusCode, Version};
 use hyper::body::{Body, Incoming};
 use pin_project_lite::pin_project;
 use ratekeeper::tower::token::Tokens;
-use ratekeeper::tower::{Claims, RequestContext, ResponseFuture, Subject, grpc_content_type};
+use ratekeeper::tower::{Claims, LimitedCall, RequestContext, ResponseFuture, grpc_content_type};
 use ratekeeper_rules::client::TrustedProxies;
 use ratekeeper_rules::path::{AmbiguousPath, PathNormalization, normalize};
 use ratekeeper_rules::request::Request as _;
@@ -29,7 +29,7 @@ use super::hop_headers::accepts_trailers;
 use super::response::{into_grpc, problem, retry_later, set_connection_close};
 use super::screen::{offered_upgrade, screen};
 use super::state::{Route, State};
-use crate::backend::Backend;
+use crate::runtime::backend::Backend;
 use crate::runtime::metrics::RequestDecision;
 
 /// A body of at most this size usually arrives with its head: it is read, and the connection stays open.
@@ -105,8 +105,13 @@ impl<S: Backend> Future for RequestFuture<S> {
             }
             RequestProjection::Waiting { forwarding, connection, completion } => {
                 let Ok(response) = match forwarding.project() {
-                    ForwardProjection::Limited { limited } => {
-                        ready!(limited.poll(context)).map(|it| it.map(ClientBody::limited))
+                    ForwardProjection::Limited { mut limited } => {
+                        let polled = limited.as_mut().poll(context);
+                        if let (Some(event), Some(completion)) = (limited.take_event(), completion.as_mut()) {
+                            let key_log = &connection.worker.shared.state.load().key_log;
+                            completion.record.set_event(&event, key_log);
+                        }
+                        ready!(polled).map(|it| it.map(ClientBody::limited))
                     }
                     ForwardProjection::Unlimited { unlimited } => {
                         ready!(unlimited.poll(context)).map(|it| it.map(ClientBody::unlimited))
@@ -175,7 +180,7 @@ fn start<S: Backend>(
         record.log(&parts.method, parts.uri.path_and_query());
     }
     if let Err(error) = screen(&mut parts, &state.header_names) {
-        record.outcome().set(RequestDecision::Rejected);
+        record.set_decision(RequestDecision::Rejected);
         let mut response = problem(error.status, error.detail);
         if error.status == StatusCode::METHOD_NOT_ALLOWED {
             let allowed = HeaderValue::from_static("GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS");
@@ -189,7 +194,7 @@ fn start<S: Backend>(
     }
     let RouteMatch { route, client, claims } =
         match_route(connection.peer, &state, worker.number, &mut parts)
-            .inspect_err(|_| record.outcome().set(RequestDecision::Rejected))?;
+            .inspect_err(|_| record.set_decision(RequestDecision::Rejected))?;
     record.set_route(route, client);
     if let Some(id) =
         parts.headers.get(X_REQUEST_ID).filter(|_| state.trusted_proxies.trusts(connection.peer))
@@ -199,7 +204,7 @@ fn start<S: Backend>(
     // Routes that are not critical leave some permits to critical ones.
     let max = if route.is_critical { state.max_in_flight } else { state.max_uncritical };
     if !record.acquire_permit(max) {
-        record.outcome().set(RequestDecision::Shed);
+        record.set_decision(RequestDecision::Shed);
         let response = retry_later(StatusCode::SERVICE_UNAVAILABLE, "gateway overloaded");
         return Err(Box::new(response));
     }
@@ -224,7 +229,7 @@ fn start<S: Backend>(
     }
     let body = RequestBody::new(body, (!is_grpc_stream).then_some(state.timeouts.body), &state.header_names);
     let (request, mut forward) = (Request::from_parts(parts, body), Forward::new(forward_context));
-    Ok(match &state.limits {
+    Ok(match &state.engine.layer {
         Some(limits) => {
             let context = RequestContext {
                 client: Some(client),
@@ -232,12 +237,15 @@ fn start<S: Backend>(
                 route: Some(&route.id),
                 rules: Some(&route.rules),
                 concurrency: Some(&route.concurrency),
-                subject: Some(Subject(record.outcome().clone())),
             };
-            ForwardFuture::Limited { limited: limits.call_with(forward, request, context) }
+            let LimitedCall { response, event } = limits.call_with(forward, request, context);
+            if let Some(event) = event {
+                record.set_event(&event, &state.key_log);
+            }
+            ForwardFuture::Limited { limited: response }
         }
         None => {
-            record.outcome().set(RequestDecision::Allowed);
+            record.set_decision(RequestDecision::Allowed);
             ForwardFuture::Unlimited { unlimited: forward.call(request) }
         }
     })
@@ -263,7 +271,7 @@ fn match_route<'s, S: Backend>(
 ) -> Result<RouteMatch<'s>, ErrorResponse> {
     let ambiguous = |why: AmbiguousPath| Box::new(problem(StatusCode::BAD_REQUEST, &why.to_string()));
     let path = normalize(parts.uri.path(), state.paths).map_err(ambiguous)?;
-    let (trusted_proxies, tokens) = (&state.trusted_proxies, state.tokens.as_deref());
+    let (trusted_proxies, tokens) = (&state.trusted_proxies, state.engine.tokens.as_deref());
     let (client, claims) = (OnceCell::new(), OnceCell::new());
     let view = RequestView { parts, path: &path, trusted_proxies, tokens, peer, client, claims };
     let route = state.routes(worker).iter().find(|route| route.when.fits(&view));

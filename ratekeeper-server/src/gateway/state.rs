@@ -4,30 +4,28 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::header::HeaderName;
-use ratekeeper::tower::token::Tokens;
-use ratekeeper::tower::{ConcurrencySet, NonCanonicalPath, RatekeeperLayer, RuleSet};
-use ratekeeper_config::{Config, Gateway, PathEdit, Secret, Timeouts};
+use ratekeeper::tower::{ConcurrencySet, RuleSet};
+use ratekeeper_config::{Config, Gateway, PathEdit, Timeouts};
 use ratekeeper_rules::client::TrustedProxies;
 use ratekeeper_rules::key::{Key, KeyPart};
 use ratekeeper_rules::path::{PathNormalization, Pattern, is_read_alike, with_parameters};
 use ratekeeper_rules::rule::{OverrideScope, Rule};
 use ratekeeper_rules::when::When;
 
-use super::StartError;
-use super::access::observer;
 use super::hop_headers::{Edits, is_forwarded};
 use super::timer::Ticker;
 use super::upstream::Upstream;
-use crate::apis::ApiSettings;
-use crate::backend::{self, Backend};
 use crate::runtime::access_log::KeyLog;
+use crate::runtime::backend::{self, Backend};
+use crate::runtime::engine::EngineState;
 use crate::runtime::metrics::{MetricsDraft, RouteMetrics};
+use crate::runtime::tls::TlsError;
 
 /// Everything that decides on a request, swapped atomically on reload.
 #[derive(Debug)]
 pub(crate) struct State<S> {
-    /// None if neither limits nor APIs are configured.
-    pub(crate) limits: Option<RatekeeperLayer<S>>,
+    /// The limits.
+    pub(crate) engine: Arc<EngineState<S>>,
     /// One copy per worker, so that workers do not contend for the reference counts of routes.
     routes: Vec<Vec<Arc<Route>>>,
     pub(crate) upstreams: Vec<Arc<Upstream>>,
@@ -36,24 +34,20 @@ pub(crate) struct State<S> {
     /// What limits read of a path, by index.
     rule_paths: Vec<PathUse>,
     concurrency_paths: Vec<PathUse>,
-    /// Verifies the tokens whose claims routes read.
-    pub(crate) tokens: Option<Arc<Tokens>>,
     /// Headers that the configuration reads or sets.
     pub(crate) header_names: Arc<[HeaderName]>,
     /// Whether any of them is a forwarding header.
     pub(crate) reads_forwarded: bool,
     pub(crate) timeouts: Timeouts,
     pub(crate) has_access_log: bool,
-    /// Token that clients of the admin listener must send for metrics.
-    pub(crate) admin_token: Option<Secret>,
+    /// How the access log shows keys.
+    pub(crate) key_log: KeyLog,
     pub(crate) max_connections: usize,
     pub(crate) max_connections_per_client: usize,
     /// Maximum number of requests in flight.
     pub(crate) max_in_flight: usize,
     /// Number of requests in flight from which routes that are not critical are shed.
     pub(crate) max_uncritical: usize,
-    /// Settings of the APIs.
-    pub(crate) apis: ApiSettings,
 }
 
 /// Conditions, upstream, limits and edits of a route.
@@ -129,49 +123,50 @@ fn header_names(config: &Config, gateway: &Gateway) -> Vec<HeaderName> {
     names
 }
 
-impl<S: Backend> State<S> {
-    /// Builds the state of a configuration and migrates state from `before`. On an error, nothing has changed.
-    pub(crate) fn new(
-        config: &Config,
+/// What of a new configuration can fail, or must be known before it is applied.
+#[derive(Debug)]
+pub(crate) struct StateDraft {
+    pub(crate) upstreams: Vec<Arc<Upstream>>,
+    /// For each route.
+    metrics: Vec<Arc<RouteMetrics>>,
+}
+
+impl StateDraft {
+    pub(crate) fn new<S>(
         gateway: &Gateway,
         workers: usize,
         ticker: &Arc<Ticker>,
         metrics: &mut MetricsDraft,
         before: Option<&State<S>>,
-    ) -> Result<State<S>, StartError> {
-        let names: Arc<[String]> = backend::limit_names(config).collect();
-        let tokens = backend::tokens(config).map_err(StartError::Limits)?;
+    ) -> Result<StateDraft, TlsError> {
         let mut upstreams = Vec::new();
         for upstream in &gateway.upstreams {
             // An unchanged upstream keeps its connections and health.
             let unchanged = before.and_then(|it| it.upstreams.iter().find(|old| old.config == *upstream));
             upstreams.push(match unchanged {
                 Some(unchanged) => unchanged.clone(),
-                None => Arc::new(Upstream::new(upstream, workers, ticker).map_err(StartError::Tls)?),
+                None => Arc::new(Upstream::new(upstream, workers, ticker)?),
             });
         }
-        let has_limits = config.rules.rules().len() > 0 || backend::in_flight_limits(config).next().is_some();
-        // API clients may send inline limits.
-        let has_limits = has_limits || !config.apis.are_none();
-        // The last step that can fail, because it starts the state migration of the limits.
-        let limits = match has_limits {
-            false => None,
-            true => {
-                // Paths are normalized before the route is looked up.
-                let builder = backend::builder(config, tokens.as_ref());
-                let counters = names.iter().map(|name| metrics.limit(name)).collect();
-                let builder = builder
-                    .non_canonical_paths(NonCanonicalPath::Keep)
-                    .observe(observer(counters, KeyLog::new(config)));
-                let builder = if config.apis.are_none() { builder } else { builder.allow_no_rules() };
-                let before = before.and_then(|before| before.limits.as_ref());
-                Some(S::limits(config, builder, before).map_err(StartError::Limits)?)
-            }
-        };
+        let metrics = gateway.routes.iter().map(|route| metrics.route(&route.id)).collect();
+        Ok(StateDraft { upstreams, metrics })
+    }
+}
+
+impl<S: Backend> State<S> {
+    pub(crate) fn new(
+        config: &Config,
+        gateway: &Gateway,
+        workers: usize,
+        draft: StateDraft,
+        engine: Arc<EngineState<S>>,
+    ) -> State<S> {
+        let StateDraft { upstreams, metrics } = draft;
+        let own_limits = backend::route_in_flight_limits(config);
         let routes =
-            gateway.routes.iter().zip(backend::route_in_flight_limits(config)).map(|(route, own)| Route {
-                metrics: metrics.route(&route.id),
-                limit_names: names.clone(),
+            gateway.routes.iter().zip(own_limits).zip(metrics).map(|((route, own), metrics)| Route {
+                metrics,
+                limit_names: engine.limit_names.clone(),
                 concurrency: ConcurrencySet(route.concurrency.iter().copied().chain(own).collect()),
                 id: ratekeeper::tower::Route(route.id.as_str().into()),
                 when: route.when.clone(),
@@ -191,8 +186,7 @@ impl<S: Backend> State<S> {
         let max_uncritical =
             if has_critical { (max_in_flight * UNCRITICAL_TENTHS / 10).max(1) } else { max_in_flight };
         let header_names = header_names(config, gateway);
-        Ok(State {
-            limits,
+        State {
             routes: (0..workers).map(|_| routes.iter().cloned().map(Arc::new).collect()).collect(),
             upstreams,
             trusted_proxies: config.client.clone(),
@@ -203,18 +197,17 @@ impl<S: Backend> State<S> {
                 .iter()
                 .map(|limit| PathUse::new(&limit.key, [&limit.when].into_iter()))
                 .collect(),
-            tokens,
             reads_forwarded: header_names.iter().any(is_forwarded),
             header_names: header_names.into(),
             timeouts: gateway.timeouts,
             has_access_log: gateway.access_log,
-            admin_token: config.admin.as_ref().and_then(|admin| admin.token.clone()),
+            key_log: KeyLog::new(config),
             max_connections: gateway.max_connections,
             max_connections_per_client: gateway.max_connections_per_client,
             max_in_flight,
             max_uncritical,
-            apis: ApiSettings::of(config),
-        })
+            engine,
+        }
     }
 
     /// The received path with its parameters and empty segments, if the routes and the limits of the route apply alike

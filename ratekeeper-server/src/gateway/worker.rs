@@ -10,14 +10,13 @@ use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 
 use super::accept::GatewayListener;
-use super::access::{self, Recorder, WorkerRecorder};
+use super::access::{Recorder, WorkerRecorder};
 use super::client_connections::{ClientCounts, ConnectionRegistry};
 use super::connection;
 use super::drain::Drain;
 use super::state::State;
 use super::timer::Ticker;
-use crate::backend::Backend;
-use crate::runtime::metrics::Metrics;
+use crate::runtime::backend::Backend;
 
 /// State that all workers share.
 #[derive(Debug)]
@@ -27,7 +26,6 @@ pub(crate) struct GatewayShared<S> {
     /// State of the graceful shutdown.
     pub(crate) drain: Drain,
     pub(crate) recorder: Arc<Recorder>,
-    pub(crate) metrics: Metrics,
     /// Connections closed on accept because `max_connections` was reached.
     pub(crate) rejected_connections: AtomicU64,
     /// Connections closed on accept because the peer is not a trusted proxy, so its PROXY header does not count.
@@ -76,7 +74,6 @@ impl<S: Backend> Worker<S> {
         let draining = worker.shared.drain.wait_begun();
         let (weak, name) = (Arc::downgrade(&worker), format!("gateway-{number}"));
         std::thread::Builder::new().name(name).spawn(move || {
-            access::set_worker(number);
             runtime.block_on(async move {
                 while let Some(connection) = accepted.recv().await {
                     let Some(worker) = weak.upgrade() else { break };

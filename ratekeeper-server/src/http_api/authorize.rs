@@ -110,7 +110,7 @@ async fn authorize_request<T: HttpApiContext>(
         concurrency: Some(&concurrency),
         ..RequestContext::default()
     };
-    let Ok(response) = layer.call_with(AllowService, original, context).await;
+    let Ok(response) = layer.call_with(AllowService, original, context).response.await;
     let response = response.map(Body::new);
     Ok(match response.extensions().get::<AllowMarker>() {
         Some(AllowMarker) => allowed(response),

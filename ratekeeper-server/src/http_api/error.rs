@@ -4,8 +4,8 @@ use axum::http::StatusCode;
 use axum::http::header::{HeaderValue, RETRY_AFTER};
 use axum::response::Response;
 
-use super::records::RecordError;
 use crate::runtime::problem::problem;
+use crate::runtime::records::RecordError;
 
 /// A request that is rejected before any limit decides, or that failed.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -22,8 +22,8 @@ use serde::{Deserialize, Serialize};
 use super::HttpApiContext;
 use super::error::HttpApiError;
 use super::metrics::{Endpoint, EndpointOutcome};
-use super::records::{CLAIM_NONCE_BYTES, Claim, ClaimResult, RecordStore};
 use super::request_body;
+use crate::runtime::records::{CLAIM_NONCE_BYTES, Claim, ClaimResult, RecordStore};
 
 /// Longest idempotency key, in bytes.
 pub const IDEMPOTENCY_KEY_BYTES_MAX: usize = 255;

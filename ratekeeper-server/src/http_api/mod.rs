@@ -21,22 +21,22 @@
 //!
 //! | file | what it does |
 //! |---|---|
+//! | `api` | the service: settings, reloads and graceful shutdown |
 //! | `router` | the routes and their access checks |
 //! | `request_body` | parses JSON bodies |
 //! | `check`, `reserve` | checks, refunds, resets and reservations |
 //! | `idempotency` | executes a retried request once |
-//! | `records` | stores reservations and idempotent responses |
 //! | `response`, `error` | writes responses and errors |
 //! | `original_request`, `authorize` | parses the request that a proxy describes, and decides about it |
 //! | `metrics` | metrics |
 
+mod api;
 mod authorize;
 mod check;
 mod error;
 mod idempotency;
 mod metrics;
 mod original_request;
-mod records;
 mod request_body;
 mod reserve;
 mod response;
@@ -55,16 +55,17 @@ use tokio::join;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
+pub(crate) use self::api::HttpApiService;
 pub use self::idempotency::IDEMPOTENCY_KEY_BYTES_MAX;
 pub use self::metrics::HttpApiMetrics;
-pub use self::records::{
-    CLAIM_NONCE_BYTES, Claim, ClaimResult, MemoryRecords, RecordError, RecordStore, RedisRecords, TakeResult,
-};
-pub(crate) use self::request_body::BODY_TIMEOUT;
 pub use self::request_body::{BODY_BYTES_MAX, CHECKS_MAX, EXPIRES, KEY_BYTES_MAX, KEY_PARTS_MAX};
 pub use self::reserve::refund_expired;
 pub use self::router::router;
+use crate::runtime::current::Current;
 use crate::runtime::http_listener;
+pub use crate::runtime::records::{
+    CLAIM_NONCE_BYTES, Claim, ClaimResult, MemoryRecords, RecordError, RecordStore, RedisRecords, TakeResult,
+};
 
 /// Most open connections; further ones are closed immediately.
 pub const CONNECTIONS_MAX: usize = 4096;
@@ -92,6 +93,57 @@ pub trait HttpApiContext: Send + Sync + 'static {
     /// Further routes behind the token: the Envoy API's `POST /json`.
     fn other_routes(&self) -> Router {
         Router::new()
+    }
+}
+
+/// The HTTP API: limits, settings, records and metrics.
+#[derive(Debug)]
+pub struct HttpApi<S, R> {
+    /// The limits and settings.
+    pub current: Current<HttpApiSnapshot<S>>,
+    /// The stored reservations and idempotent responses.
+    pub records: R,
+    /// The metrics.
+    pub metrics: HttpApiMetrics,
+    other_routes: Router,
+}
+
+impl<S, R> HttpApi<S, R> {
+    /// An API with these limits and settings.
+    pub fn new(snapshot: HttpApiSnapshot<S>, records: R) -> HttpApi<S, R> {
+        HttpApi {
+            current: Current::new(snapshot),
+            records,
+            metrics: HttpApiMetrics::default(),
+            other_routes: Router::new(),
+        }
+    }
+
+    /// Serves further routes behind the token.
+    pub(crate) fn with_routes(self, other_routes: Router) -> HttpApi<S, R> {
+        HttpApi { other_routes, ..self }
+    }
+}
+
+impl<S: Store + Send + Sync + 'static, R: RecordStore> HttpApiContext for HttpApi<S, R> {
+    type Store = S;
+    type Records = R;
+
+    fn snapshot(&self) -> HttpApiSnapshot<S> {
+        let snapshot = self.current.load();
+        HttpApiSnapshot { layer: snapshot.layer.clone(), settings: snapshot.settings.clone() }
+    }
+
+    fn records(&self) -> &R {
+        &self.records
+    }
+
+    fn metrics(&self) -> &HttpApiMetrics {
+        &self.metrics
+    }
+
+    fn other_routes(&self) -> Router {
+        self.other_routes.clone()
     }
 }
 

@@ -15,6 +15,7 @@ use serde_json::error::Category;
 use tokio::time::timeout;
 
 use super::error::HttpApiError;
+use crate::runtime::http_listener::BODY_TIMEOUT;
 
 /// Longest request body, in bytes.
 pub const BODY_BYTES_MAX: usize = 64 << 10;
@@ -28,8 +29,6 @@ pub const KEY_BYTES_MAX: usize = 1024;
 pub const EXPIRES: std::ops::RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(86_400);
 /// Lifetime of a reservation without `expires`.
 const EXPIRES_DEFAULT: Duration = Duration::from_secs(60);
-/// How long a body may take to arrive.
-pub(crate) const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A key: one value, or one for each part of the limit's key. A limit without a key has none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -23,10 +23,10 @@ use super::check::ResolvedChecks;
 use super::error::HttpApiError;
 use super::idempotency::{ApiRequest, hex, random_bytes};
 use super::metrics::EndpointOutcome;
-use super::records::{RecordError, RecordStore, TakeResult};
 use super::request_body::{self, Key, LimitCheck, Reservation, ReserveRequest, SettleRequest};
 use super::{HttpApiContext, HttpApiSnapshot, response};
 use crate::runtime::http_listener::is_closing;
+use crate::runtime::records::{RecordError, RecordStore, TakeResult};
 
 /// Interval between sweeps for expired reservations.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);

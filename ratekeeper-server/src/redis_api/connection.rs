@@ -16,7 +16,7 @@ use super::pipeline::{CommandGroups, join_all};
 use super::protocol::{COMMAND_BYTES_MAX, Parser, ProtocolError};
 use super::reply::Replies;
 use super::session::Session;
-use super::{RedisApi, RedisApiContext, check, wait_for_drain};
+use super::{RedisApi, check, wait_for_drain};
 
 /// Most bytes of unsent replies; one more reply, of at most a word's length, may exceed it.
 const UNSENT_BYTES_MAX: usize = 64 << 10;
@@ -31,8 +31,8 @@ const LINGER_BYTES_MAX: usize = 1 << 20;
 const LINGER: Duration = Duration::from_secs(2);
 
 /// A connection, with its buffers.
-struct RedisConnection<B> {
-    api: Arc<RedisApi<B>>,
+struct RedisConnection<S> {
+    api: Arc<RedisApi<S>>,
     stream: TcpStream,
     session: Session,
     parser: Parser,
@@ -64,8 +64,12 @@ enum ConnectionEnd {
 }
 
 /// Serves a connection until it ends.
-pub(super) async fn run<B: RedisApiContext>(api: Arc<RedisApi<B>>, stream: TcpStream, number: u64) {
-    let session = Session::new(number, api.context.token().is_none());
+pub(super) async fn run<S: Store + Send + Sync + 'static>(
+    api: Arc<RedisApi<S>>,
+    stream: TcpStream,
+    number: u64,
+) {
+    let session = Session::new(number, api.current.load().token.is_none());
     let mut connection = RedisConnection {
         stream,
         session,
@@ -83,7 +87,7 @@ pub(super) async fn run<B: RedisApiContext>(api: Arc<RedisApi<B>>, stream: TcpSt
     }
 }
 
-impl<B: RedisApiContext> RedisConnection<B> {
+impl<S: Store + Send + Sync + 'static> RedisConnection<S> {
     /// Reads and answers commands until the connection ends.
     async fn serve(&mut self) -> io::Result<ConnectionEnd> {
         let is_draining = self.api.draining.clone();
@@ -178,7 +182,7 @@ impl<B: RedisApiContext> RedisConnection<B> {
 
     /// Answers all commands that have arrived.
     async fn answer(&mut self) -> io::Result<NextStep> {
-        let next = match B::Store::IS_IMMEDIATE {
+        let next = match S::IS_IMMEDIATE {
             true => self.answer_each().await,
             false => self.answer_concurrently().await,
         };
@@ -188,15 +192,15 @@ impl<B: RedisApiContext> RedisConnection<B> {
 
     /// One after the other, for a store that decides immediately.
     async fn answer_each(&mut self) -> io::Result<NextStep> {
-        let layer = self.api.context.limits();
-        let limits = layer.as_ref().map(|layer| (layer, self.api.context.named_limits()));
+        let snapshot = self.api.current.load();
+        let limits = snapshot.layer.as_ref().map(|layer| (layer, snapshot.named_limits));
         let mut at = 0;
         let next = loop {
             let bytes = self.unread.get(at..).unwrap_or_default();
             match self.parser.next(bytes) {
                 Ok(Some(length)) => {
                     let words = self.parser.words(bytes);
-                    let context = (&*self.api.context, &*self.api.metrics);
+                    let context = (snapshot.token.as_ref(), &*self.api.metrics);
                     let outcome = self.session.answer(words, limits, context, &mut self.replies).await;
                     outcome.into_iter().for_each(|outcome| self.tally.add(outcome));
                     at += length;
@@ -215,8 +219,8 @@ impl<B: RedisApiContext> RedisConnection<B> {
 
     /// In groups of commands that do not depend on each other.
     async fn answer_concurrently(&mut self) -> io::Result<NextStep> {
-        let layer = self.api.context.limits();
-        let limits = layer.as_ref().map(|layer| (layer, self.api.context.named_limits()));
+        let snapshot = self.api.current.load();
+        let limits = snapshot.layer.as_ref().map(|layer| (layer, snapshot.named_limits));
         let unread = mem::take(&mut self.unread);
         let mut groups = CommandGroups::new(&unread);
         let mut at = 0;
@@ -227,7 +231,7 @@ impl<B: RedisApiContext> RedisConnection<B> {
                 ([], None) => break NextStep::Read,
                 ([], Some(error)) => break self.reject(error),
                 ([one], _) => {
-                    let context = (&*self.api.context, &*self.api.metrics);
+                    let context = (snapshot.token.as_ref(), &*self.api.metrics);
                     let words = one.words(&unread);
                     let outcome = self.session.answer(words, limits, context, &mut self.replies).await;
                     outcome.into_iter().for_each(|outcome| self.tally.add(outcome));

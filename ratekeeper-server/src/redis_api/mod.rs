@@ -35,6 +35,7 @@
 //!
 //! | file | what it does |
 //! |---|---|
+//! | `api` | the service: settings, reloads and graceful shutdown |
 //! | [`protocol`] | parses commands |
 //! | `connection` | reads, answers and writes, with time limits |
 //! | `session`, `commands` | the state of a client, and the table of commands |
@@ -43,6 +44,7 @@
 //! | `reply` | encodes replies |
 //! | `metrics` | metrics |
 
+mod api;
 mod check;
 mod commands;
 mod connection;
@@ -66,29 +68,27 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
+pub(crate) use self::api::RedisApiService;
 pub use self::metrics::RedisApiMetrics;
+use crate::runtime::current::Current;
 use crate::runtime::open_files;
 
 /// Delay after an accept error: without free file descriptors, an immediate retry would fail again.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(50);
 
-/// The limits and settings of the API. It is read repeatedly, so that a reload takes effect from the next command on.
-pub trait RedisApiContext: Send + Sync + 'static {
-    /// The store of the limits.
-    type Store: Store + Send + Sync + 'static;
-
+/// The limits and settings of the API. They are read repeatedly, so that a reload takes effect from the next command
+/// on.
+#[derive(Debug)]
+pub struct RedisApiSnapshot<S> {
     /// The limits, if there are any now.
-    fn limits(&self) -> Option<RatekeeperLayer<Self::Store>>;
-
+    pub layer: Option<RatekeeperLayer<S>>,
     /// How many of the rules, from the first, can be checked by name. The others belong to descriptors of the Envoy
     /// API.
-    fn named_limits(&self) -> usize;
-
+    pub named_limits: usize,
     /// The token that clients must send with `AUTH`, once per connection.
-    fn token(&self) -> Option<Secret>;
-
+    pub token: Option<Secret>,
     /// Most open connections.
-    fn max_connections(&self) -> usize;
+    pub max_connections: usize,
 }
 
 /// How long the API waits for a client before it closes the connection.
@@ -111,9 +111,9 @@ impl Default for ClientTimeouts {
 
 /// The state that all connections of the API share.
 #[derive(Debug)]
-pub struct RedisApi<B> {
+pub struct RedisApi<S> {
     /// The limits and settings.
-    pub context: Arc<B>,
+    pub current: Arc<Current<RedisApiSnapshot<S>>>,
     /// The metrics.
     pub metrics: Arc<RedisApiMetrics>,
     /// The time limits for clients.
@@ -127,9 +127,9 @@ pub struct RedisApi<B> {
 ///
 /// # Errors
 /// Returns the error of the socket, if it cannot be used.
-pub fn listen<B: RedisApiContext>(
+pub fn listen<S: Store + Send + Sync + 'static>(
     listener: std::net::TcpListener,
-    api: RedisApi<B>,
+    api: RedisApi<S>,
 ) -> io::Result<(SocketAddr, impl Future<Output = ()> + Send)> {
     listener.set_nonblocking(true)?;
     let listener = TcpListener::from_std(listener)?;
@@ -143,7 +143,7 @@ async fn wait_for_drain(mut draining: watch::Receiver<bool>) {
     let _ = draining.wait_for(|is_draining| *is_draining).await;
 }
 
-async fn serve<B: RedisApiContext>(listener: TcpListener, api: Arc<RedisApi<B>>) {
+async fn serve<S: Store + Send + Sync + 'static>(listener: TcpListener, api: Arc<RedisApi<S>>) {
     let mut draining = pin!(wait_for_drain(api.draining.clone()));
     let mut connections = JoinSet::new();
     loop {
@@ -170,8 +170,12 @@ async fn serve<B: RedisApiContext>(listener: TcpListener, api: Arc<RedisApi<B>>)
     while connections.join_next().await.is_some() {}
 }
 
-fn accept<B: RedisApiContext>(connections: &mut JoinSet<()>, api: &Arc<RedisApi<B>>, stream: TcpStream) {
-    if connections.len() >= api.context.max_connections().min(open_files::connections_max()) {
+fn accept<S: Store + Send + Sync + 'static>(
+    connections: &mut JoinSet<()>,
+    api: &Arc<RedisApi<S>>,
+    stream: TcpStream,
+) {
+    if connections.len() >= api.current.load().max_connections.min(open_files::connections_max()) {
         api.metrics.reject_connection();
         // If the socket does not accept the error, the client sees the connection end.
         let _ = stream.try_write(b"-ERR max number of clients reached\r\n");

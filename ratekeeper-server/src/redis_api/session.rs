@@ -2,9 +2,10 @@
 
 use std::fmt::Write;
 
+use ratekeeper::Store;
+use ratekeeper_config::Secret;
 use subtle::ConstantTimeEq;
 
-use super::RedisApiContext;
 use super::check::{self, ErrorText};
 use super::commands::{self, Command, CommandSpec};
 use super::metrics::{CommandOutcome, RedisApiMetrics};
@@ -49,11 +50,11 @@ impl Session {
     }
 
     /// Answers a command.
-    pub(crate) async fn answer<B: RedisApiContext>(
+    pub(crate) async fn answer<S: Store>(
         &mut self,
         words: Words<'_>,
-        limits: Option<check::Limits<'_, B::Store>>,
-        (context, metrics): (&B, &RedisApiMetrics),
+        limits: Option<check::Limits<'_, S>>,
+        (token, metrics): (Option<&Secret>, &RedisApiMetrics),
         out: &mut Replies,
     ) -> Option<CommandOutcome> {
         // An empty line is not answered.
@@ -62,7 +63,7 @@ impl Session {
             Ok(spec) if spec.command.checks_limit() => {
                 return Some(check::answer(spec.command, words, limits, out).await);
             }
-            Ok(spec) => self.answer_other(spec.command, words, context, metrics, out),
+            Ok(spec) => self.answer_other(spec.command, words, token, metrics, out),
             Err(error) => Err(error),
         };
         Some(match result {
@@ -110,24 +111,24 @@ impl Session {
     }
 
     /// Answers the commands that check no limit.
-    fn answer_other<B: RedisApiContext>(
+    fn answer_other(
         &mut self,
         command: Command,
         words: Words<'_>,
-        context: &B,
+        token: Option<&Secret>,
         metrics: &RedisApiMetrics,
         out: &mut Replies,
     ) -> Result<(), ErrorText> {
         match (command, words.len()) {
             (Command::Ping, 1) => out.simple("PONG"),
             (Command::Ping | Command::Echo, 2) => out.bulk(words.get(1).unwrap_or_default()),
-            (Command::Hello, _) => self.hello(words, context, out)?,
+            (Command::Hello, _) => self.hello(words, token, out)?,
             (Command::Auth, 2) => {
-                self.authenticate(context, b"default", words.get(1))?;
+                self.authenticate(token, b"default", words.get(1))?;
                 out.simple("OK");
             }
             (Command::Auth, 3) => {
-                self.authenticate(context, words.get(1).unwrap_or_default(), words.get(2))?;
+                self.authenticate(token, words.get(1).unwrap_or_default(), words.get(2))?;
                 out.simple("OK");
             }
             (Command::Commands, _) => {
@@ -149,7 +150,7 @@ impl Session {
             (Command::Reset, _) => {
                 out.protocol = Protocol::Two;
                 self.name = Vec::new();
-                self.is_authenticated = context.token().is_none();
+                self.is_authenticated = token.is_none();
                 out.simple("RESET");
             }
             (Command::Ping, _) => return Err(wrong_word_count("ping").into()),
@@ -161,13 +162,13 @@ impl Session {
     }
 
     /// Checks the token. As in Redis without ACLs, there is one user, `default`.
-    fn authenticate<B: RedisApiContext>(
+    fn authenticate(
         &mut self,
-        context: &B,
+        token: Option<&Secret>,
         user: &[u8],
         password: Option<&[u8]>,
     ) -> Result<(), ErrorText> {
-        let Some(token) = context.token() else { return Err(NO_TOKEN_CONFIGURED.into()) };
+        let Some(token) = token else { return Err(NO_TOKEN_CONFIGURED.into()) };
         // Constant-time comparison: the duration must not reveal how much of the token was right.
         let is_token = bool::from(password.unwrap_or_default().ct_eq(token.reveal().as_bytes()));
         if is_token && user == b"default" {
@@ -180,10 +181,10 @@ impl Session {
     }
 
     /// `HELLO [2|3 [AUTH user pass] [SETNAME name]]`
-    fn hello<B: RedisApiContext>(
+    fn hello(
         &mut self,
         words: Words<'_>,
-        context: &B,
+        token: Option<&Secret>,
         out: &mut Replies,
     ) -> Result<(), ErrorText> {
         let version = match (words.get(1), check::integer(words.get(1))) {
@@ -196,8 +197,8 @@ impl Session {
         let (mut at, mut name) = (2, None);
         while let Some(option) = words.get(at) {
             match (words.get(at + 1), words.get(at + 2)) {
-                (Some(user), Some(token)) if option.eq_ignore_ascii_case(b"auth") => {
-                    self.authenticate(context, user, Some(token))?;
+                (Some(user), Some(password)) if option.eq_ignore_ascii_case(b"auth") => {
+                    self.authenticate(token, user, Some(password))?;
                     at += 3;
                 }
                 (Some(value), _) if option.eq_ignore_ascii_case(b"setname") => {

@@ -28,6 +28,8 @@ use super::open_files;
 /// How long a connection may be idle after a request: longer than proxies keep theirs, so that the proxy closes first
 /// and never sends into a connection that is being closed. A head that has begun has less time.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(75);
+/// How long a request's body may take.
+pub(crate) const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long requests in flight may take when the listener closes.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 /// Delay before the next attempt if the system cannot accept a connection.

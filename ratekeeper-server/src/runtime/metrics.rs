@@ -1,13 +1,15 @@
 //! Request and limit metrics.
 //!
-//! Each worker has its own counters, so that counting costs a request only an addition; a scrape sums them. All
+//! Counters are sharded by thread, so that counting costs a request only an addition; a scrape sums the shards. All
 //! labels come from the configuration, never from client input.
 
 use std::collections::HashMap;
 use std::fmt::{self, Write};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+
+use ratekeeper::tower::{DecisionEvent, RuleNames, RuleOutcome};
 
 pub(crate) mod families;
 
@@ -67,7 +69,34 @@ const BUCKETS_US: [u64; 14] = [
     10_000_000,
 ];
 
-/// One worker's counters for one route, on separate cache lines.
+/// The number of threads that have counted something.
+static THREADS: AtomicUsize = AtomicUsize::new(0);
+
+thread_local! {
+    static THREAD: usize = THREADS.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Counters in shards. Each thread has a shard; with more threads than shards, some threads share one.
+#[derive(Debug)]
+struct Sharded<T>(Box<[T]>);
+
+impl<T: Default> Sharded<T> {
+    fn new(shards: usize) -> Sharded<T> {
+        Sharded((0..shards.max(1)).map(|_| T::default()).collect())
+    }
+
+    /// The shard of this thread.
+    fn own(&self) -> &T {
+        // A thread that is terminating has no number.
+        &self.0[THREAD.try_with(|number| *number).unwrap_or_default() % self.0.len()]
+    }
+
+    fn sum(&self, of: impl Fn(&T) -> &AtomicU64) -> u64 {
+        self.0.iter().map(|shard| of(shard).load(Ordering::Relaxed)).sum()
+    }
+}
+
+/// One shard of the counters of a route, on separate cache lines.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct RouteCounters {
@@ -78,18 +107,12 @@ struct RouteCounters {
 
 /// The counters of a route.
 #[derive(Debug)]
-pub(crate) struct RouteMetrics {
-    workers: Box<[RouteCounters]>,
-}
+pub(crate) struct RouteMetrics(Sharded<RouteCounters>);
 
 impl RouteMetrics {
-    fn new(workers: usize) -> RouteMetrics {
-        RouteMetrics { workers: (0..workers).map(|_| RouteCounters::default()).collect() }
-    }
-
     /// Counts a completed request.
-    pub(crate) fn count(&self, worker: usize, decision: RequestDecision, status: u16, duration: Duration) {
-        let Some(counts) = self.workers.get(worker) else { return };
+    pub(crate) fn count(&self, decision: RequestDecision, status: u16, duration: Duration) {
+        let counts = self.0.own();
         let class = usize::from(status / 100).clamp(1, CLASSES) - 1;
         let micros = u64::try_from(duration.as_micros()).unwrap_or(u64::MAX);
         let bucket = BUCKETS_US.partition_point(|end| *end < micros);
@@ -97,13 +120,9 @@ impl RouteMetrics {
         counts.buckets[bucket].fetch_add(1, Ordering::Relaxed);
         counts.micros.fetch_add(micros, Ordering::Relaxed);
     }
-
-    fn sum(&self, of: impl Fn(&RouteCounters) -> &AtomicU64) -> u64 {
-        self.workers.iter().map(|counts| of(counts).load(Ordering::Relaxed)).sum()
-    }
 }
 
-/// One worker's counters for one limit, on separate cache lines.
+/// One shard of the counters of a limit, on separate cache lines.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct LimitCounters {
@@ -134,6 +153,17 @@ impl LimitDecision {
         LimitDecision::DegradedDenied,
     ];
 
+    fn of(rule: &RuleOutcome, is_degraded: bool) -> LimitDecision {
+        match (rule.is_shadow, rule.is_banned, rule.decision.allowed) {
+            (true, _, false) => LimitDecision::WouldDeny,
+            (_, _, true) if is_degraded => LimitDecision::DegradedAllowed,
+            (_, _, true) => LimitDecision::Allowed,
+            (false, true, false) => LimitDecision::Banned,
+            (false, false, false) if is_degraded => LimitDecision::DegradedDenied,
+            (false, false, false) => LimitDecision::Denied,
+        }
+    }
+
     fn name(self) -> &'static str {
         match self {
             LimitDecision::Allowed => "allowed",
@@ -148,23 +178,27 @@ impl LimitDecision {
 
 /// The counters of a limit.
 #[derive(Debug)]
-pub(crate) struct LimitMetrics {
-    workers: Box<[LimitCounters]>,
-}
+pub(crate) struct LimitMetrics(Sharded<LimitCounters>);
 
 impl LimitMetrics {
-    fn new(workers: usize) -> LimitMetrics {
-        LimitMetrics { workers: (0..workers).map(|_| LimitCounters::default()).collect() }
-    }
-
     fn sum(&self, decision: LimitDecision) -> u64 {
-        let of = |counts: &LimitCounters| counts.by_decision[decision as usize].load(Ordering::Relaxed);
-        self.workers.iter().map(of).sum()
+        self.0.sum(|counts| &counts.by_decision[decision as usize])
     }
 
-    pub(crate) fn count(&self, worker: usize, decision: LimitDecision) {
-        if let Some(counts) = self.workers.get(worker) {
-            counts.by_decision[decision as usize].fetch_add(1, Ordering::Relaxed);
+    fn count(&self, decision: LimitDecision) {
+        self.0.own().by_decision[decision as usize].fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// An observer that counts the decisions of limits, whichever service checks them.
+pub(crate) fn count_decisions(
+    limits: Vec<Arc<LimitMetrics>>,
+) -> impl Fn(&DecisionEvent, RuleNames<'_>) + Send + Sync + 'static {
+    move |event, _| {
+        for rule in &event.rules {
+            if let Some(limit) = limits.get(rule.index) {
+                limit.count(LimitDecision::of(rule, event.is_degraded));
+            }
         }
     }
 }
@@ -172,7 +206,7 @@ impl LimitMetrics {
 /// All counters, by name. A reload drops the counters of routes and limits that it removes.
 #[derive(Debug)]
 pub(crate) struct Metrics {
-    workers: usize,
+    shards: usize,
     named: Mutex<MetricsByName>,
     reloads: [AtomicU64; 2],
 }
@@ -186,7 +220,7 @@ struct MetricsByName {
 /// The counters of a configuration that is not yet applied: they are not reported before [`Metrics::publish`].
 #[derive(Debug)]
 pub(crate) struct MetricsDraft {
-    workers: usize,
+    shards: usize,
     before: MetricsByName,
     named: MetricsByName,
 }
@@ -195,27 +229,27 @@ impl MetricsDraft {
     /// The counters of a route. A reload keeps them as long as a route of this name exists.
     pub(crate) fn route(&mut self, name: &str) -> Arc<RouteMetrics> {
         let before = self.before.routes.get(name).cloned();
-        let route = before.unwrap_or_else(|| Arc::new(RouteMetrics::new(self.workers)));
+        let route = before.unwrap_or_else(|| Arc::new(RouteMetrics(Sharded::new(self.shards))));
         self.named.routes.entry(name.to_owned()).or_insert(route).clone()
     }
 
     /// The counters of a limit, kept across reloads like those of a route.
     pub(crate) fn limit(&mut self, name: &str) -> Arc<LimitMetrics> {
         let before = self.before.limits.get(name).cloned();
-        let limit = before.unwrap_or_else(|| Arc::new(LimitMetrics::new(self.workers)));
+        let limit = before.unwrap_or_else(|| Arc::new(LimitMetrics(Sharded::new(self.shards))));
         self.named.limits.entry(name.to_owned()).or_insert(limit).clone()
     }
 }
 
 impl Metrics {
-    pub(crate) fn new(workers: usize) -> Metrics {
-        Metrics { workers, named: Mutex::default(), reloads: Default::default() }
+    pub(crate) fn new(shards: usize) -> Metrics {
+        Metrics { shards, named: Mutex::default(), reloads: Default::default() }
     }
 
     /// Starts the counters of the next configuration.
     pub(crate) fn draft(&self) -> MetricsDraft {
         let before = self.named.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        MetricsDraft { workers: self.workers, before, named: MetricsByName::default() }
+        MetricsDraft { shards: self.shards, before, named: MetricsByName::default() }
     }
 
     /// Reports these counters from now on, and no others.
@@ -232,7 +266,7 @@ impl Metrics {
         let named = self.named.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let requests = |decision: RequestDecision| {
             let of = |route: &Arc<RouteMetrics>| -> u64 {
-                (0..CLASSES).map(|class| route.sum(|it| &it.requests[decision as usize][class])).sum()
+                (0..CLASSES).map(|class| route.0.sum(|it| &it.requests[decision as usize][class])).sum()
             };
             (decision.name(), named.routes.values().map(of).sum())
         };
@@ -259,7 +293,7 @@ impl Metrics {
         for (name, route) in &routes {
             for decision in RequestDecision::ALL {
                 for class in 0..CLASSES {
-                    let count = route.sum(|counts| &counts.requests[decision as usize][class]);
+                    let count = route.0.sum(|counts| &counts.requests[decision as usize][class]);
                     // Most combinations never occur.
                     if count > 0 {
                         let values = [name.as_str(), decision.name(), &format!("{}xx", class + 1)];
@@ -271,8 +305,8 @@ impl Metrics {
         out.family(&families::REQUEST_DURATION);
         for (name, route) in &routes {
             let buckets: Vec<u64> =
-                (0..=BUCKETS_US.len()).map(|number| route.sum(|counts| &counts.buckets[number])).collect();
-            let micros = route.sum(|counts| &counts.micros);
+                (0..=BUCKETS_US.len()).map(|number| route.0.sum(|counts| &counts.buckets[number])).collect();
+            let micros = route.0.sum(|counts| &counts.micros);
             out.histogram(&families::REQUEST_DURATION, &[name], &buckets, Seconds(micros));
         }
         out.family(&families::LIMIT_DECISIONS);
@@ -384,14 +418,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn scrape_sums_the_counters_of_all_workers() {
+    fn scrape_sums_the_counters_of_all_threads() {
         let metrics = Metrics::new(2);
         let mut draft = metrics.draft();
         let route = draft.route("api \"v1\"");
-        route.count(0, RequestDecision::Allowed, 200, Duration::from_micros(250));
-        route.count(1, RequestDecision::Allowed, 204, Duration::from_micros(251));
-        route.count(1, RequestDecision::Denied, 429, Duration::from_secs(60));
-        draft.limit("per-user").count(1, LimitDecision::Denied);
+        route.count(RequestDecision::Allowed, 200, Duration::from_micros(250));
+        std::thread::scope(|scope| {
+            scope.spawn(|| route.count(RequestDecision::Allowed, 204, Duration::from_micros(251)));
+        });
+        route.count(RequestDecision::Denied, 429, Duration::from_secs(60));
+        draft.limit("per-user").count(LimitDecision::Denied);
         metrics.publish(draft);
         let mut out = Exposition::default();
         metrics.write(&mut out);
@@ -416,11 +452,11 @@ mod tests {
     fn removed_route_is_no_longer_reported() {
         let metrics = Metrics::new(1);
         let mut draft = metrics.draft();
-        draft.route("former").count(0, RequestDecision::Allowed, 200, Duration::ZERO);
-        draft.route("new").count(0, RequestDecision::Allowed, 200, Duration::ZERO);
+        draft.route("former").count(RequestDecision::Allowed, 200, Duration::ZERO);
+        draft.route("new").count(RequestDecision::Allowed, 200, Duration::ZERO);
         metrics.publish(draft);
         let mut draft = metrics.draft();
-        draft.route("new").count(0, RequestDecision::Allowed, 200, Duration::ZERO);
+        draft.route("new").count(RequestDecision::Allowed, 200, Duration::ZERO);
         metrics.publish(draft);
         let mut out = Exposition::default();
         metrics.write(&mut out);

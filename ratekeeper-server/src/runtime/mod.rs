@@ -2,6 +2,14 @@
 //!
 //! | module | what it is |
 //! |---|---|
+//! | `engine`, `backend` | the limits of the active configuration, in their store |
+//! | `current` | settings that a reload replaces |
+//! | `service` | the interface of a service |
+//! | `store_monitor` | watches the store |
+//! | `records` | values that a service keeps between requests |
+//! | `error` | why the server cannot start |
+//! | `tls` | certificates |
+//! | `status` | what the admin listener reports |
 //! | [`Sockets`] | listening sockets, inherited or opened |
 //! | `metrics`, `access_log` | counters and the request log |
 //! | `log_text` | text from outside in log lines |
@@ -10,13 +18,23 @@
 //! | `guard`, `problem` | access checks of the HTTP API and the admin listener, and their error responses |
 
 pub(crate) mod access_log;
+pub(crate) mod backend;
 mod connection_timeouts;
+pub(crate) mod current;
+pub(crate) mod engine;
+pub(crate) mod error;
 pub(crate) mod guard;
 pub(crate) mod http_listener;
 pub(crate) mod log_text;
 pub(crate) mod metrics;
 pub(crate) mod open_files;
 pub(crate) mod problem;
+pub(crate) mod records;
+pub(crate) mod service;
 mod sockets;
+pub(crate) mod status;
+pub(crate) mod store_monitor;
+pub(crate) mod tls;
 
+pub(crate) use sockets::BoundSocket;
 pub use sockets::Sockets;

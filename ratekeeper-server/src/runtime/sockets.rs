@@ -5,6 +5,8 @@ use std::net::{SocketAddr, TcpListener};
 
 use socket2::{Domain, Protocol, Socket, Type};
 
+use super::error::StartError;
+
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 4096;
 
@@ -44,6 +46,32 @@ impl Sockets {
     /// The sockets in use. They listen as long as this value lives, even if other copies of them are closed.
     pub fn used(&self) -> &[TcpListener] {
         &self.used
+    }
+}
+
+/// A socket that listens on the address of a setting.
+#[derive(Debug)]
+pub(crate) struct BoundSocket {
+    setting: &'static str,
+    address: SocketAddr,
+    pub(crate) listener: TcpListener,
+}
+
+impl BoundSocket {
+    pub(crate) fn bind(
+        setting: &'static str,
+        address: SocketAddr,
+        sockets: &mut Sockets,
+    ) -> Result<BoundSocket, StartError> {
+        let listener = sockets.listen(address);
+        let listener = listener.map_err(|error| StartError::Listen { setting, address, error })?;
+        Ok(BoundSocket { setting, address, listener })
+    }
+
+    /// Starts to serve the socket, and names its setting if that fails.
+    pub(crate) fn serve<T>(self, serve: impl FnOnce(TcpListener) -> io::Result<T>) -> Result<T, StartError> {
+        let BoundSocket { setting, address, listener } = self;
+        serve(listener).map_err(|error| StartError::Listen { setting, address, error })
     }
 }
 

@@ -1,7 +1,7 @@
 //! The Envoy API as JSON.
 
 use http::StatusCode;
-use ratekeeper_server::envoy::{EnvoyApiContext, EnvoyApiSettings, EnvoyListenerSettings, MESSAGE_BYTES_MAX};
+use ratekeeper_server::envoy::{EnvoyApiSettings, EnvoyListenerSettings, MESSAGE_BYTES_MAX};
 use serde_json::{Value, json};
 
 use super::support::{TestService, run, run_with};
@@ -12,7 +12,7 @@ const DOMAINS: &str = "  edge:
 ";
 
 async fn call(service: &TestService, body: &[u8]) -> (StatusCode, Value) {
-    let (status, text) = ratekeeper_server::envoy::json(body, &service.context.snapshot()).await;
+    let (status, text) = ratekeeper_server::envoy::json(body, &service.current.load()).await;
     (status, serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}")))
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use ratekeeper::ManualClock;
 use ratekeeper::redis::{FailurePolicy, Redis};
 use ratekeeper_server::Exposition;
-use ratekeeper_server::envoy::{Domains, EnvoyApiSettings, EnvoyListenerSettings, json};
+use ratekeeper_server::envoy::{Domains, EnvoyApiSettings, EnvoyListenerSettings, EnvoySnapshot, json};
 use testbed::RedisServer;
 use testbed::http2::kind::{DATA, HEADERS, RST_STREAM, SETTINGS, WINDOW_UPDATE};
 use testbed::http2::{END_HEADERS, END_STREAM, block, frame, get, request_head};
@@ -23,7 +23,7 @@ use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
 use crate::gateway::peers::RawHttp2;
 
 use super::support::{
-    Client, TEST_TIMEOUT, TestContext, TestService, builder, descriptor, edge_request, is_ok, parse, run,
+    Client, TEST_TIMEOUT, TestService, builder, change, current, descriptor, edge_request, is_ok, parse, run,
     run_with, serve,
 };
 
@@ -33,7 +33,7 @@ const NOT_SERVING: i32 = 2;
 
 pub(crate) fn metrics<S>(service: &TestService<S>) -> String {
     let mut out = Exposition::default();
-    service.context.metrics.write(&mut out);
+    service.current.load().metrics.write(&mut out);
     out.into_text()
 }
 
@@ -45,17 +45,20 @@ async fn reload_applies_from_the_next_call() {
     };
     let config = file(3, "");
     let before = builder(&config).build().unwrap();
-    let context = TestContext::new(&config, before.clone(), EnvoyApiSettings::default());
+    let context = current(&config, before.clone(), EnvoyApiSettings::default());
     let service = serve(context.clone(), EnvoyListenerSettings::default(), ManualClock::default());
     let mut client = service.client().await;
     assert_eq!(client.remaining(&[descriptor(&[("user", "ann")])]).await, (true, vec![2]));
     let config = file(9, ", { key: path, unlimited: true }");
-    *context.layer.lock().unwrap() = Some(builder(&config).reload_from(&before).unwrap());
-    *context.domains.lock().unwrap() = Arc::new(Domains::new(config.domains));
+    change(&context, |snapshot| EnvoySnapshot {
+        layer: Some(builder(&config).reload_from(&before).unwrap()),
+        domains: Arc::new(Domains::new(config.domains.clone())),
+        ..snapshot
+    });
     assert_eq!(client.remaining(&[descriptor(&[("user", "ann")])]).await.1, [7], "the counters migrate");
     assert_eq!(client.remaining(&[descriptor(&[("path", "/")])]).await, (true, vec![u32::MAX]));
-    *context.settings.lock().unwrap() =
-        Arc::new(EnvoyApiSettings { refunds: true, ..EnvoyApiSettings::default() });
+    let settings = Arc::new(EnvoyApiSettings { refunds: true, ..EnvoyApiSettings::default() });
+    change(&context, |snapshot| EnvoySnapshot { settings, ..snapshot });
     let refund = super::support::as_refund(descriptor(&[("user", "ann")]));
     assert_eq!(client.remaining(&[refund]).await, (true, vec![8]));
 }
@@ -257,7 +260,7 @@ async fn unavailable_store_fails_the_call() {
         .deadline(TEST_TIMEOUT);
     let config = parse(&format!("domains:\n{USERS}"));
     let layer = builder(&config).redis(&settings).unwrap();
-    let context = TestContext::<Redis>::new(&config, layer, EnvoyApiSettings::default());
+    let context = current::<Redis>(&config, layer, EnvoyApiSettings::default());
     let service = serve(context.clone(), EnvoyListenerSettings::default(), ManualClock::default());
     let mut client = service.client().await;
     assert_eq!(client.remaining(&[descriptor(&[("user", "ann")])]).await, (true, vec![2]));
@@ -269,8 +272,7 @@ async fn unavailable_store_fails_the_call() {
         assert_eq!(status.code(), Code::Unavailable, "{status}");
     }
     let body = br#"{"domain":"edge","descriptors":[{"entries":[{"key":"user","value":"ann"}]}]}"#;
-    let snapshot = ratekeeper_server::envoy::EnvoyApiContext::snapshot(&*context);
-    let (status, text) = json(body, &snapshot).await;
+    let (status, text) = json(body, &context.load()).await;
     assert_eq!(status, 503);
     assert!(text.starts_with(r#"{"code":14,"message":"the store"#), "{text}");
     assert!(is_ok(client.check(&[descriptor(&[("other", "")])]).await.overall_code));

@@ -17,7 +17,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use ratekeeper_server::envoy::messages::{RateLimitCode, RateLimitRequest, RateLimitResponse};
-use ratekeeper_server::envoy::{EnvoyApiSettings, EnvoyListenerSettings};
+use ratekeeper_server::envoy::{EnvoyApiSettings, EnvoyListenerSettings, EnvoySnapshot};
 use testbed::Envoy;
 use testbed::process::free_port;
 use tokio::net::{TcpListener, TcpStream};
@@ -27,7 +27,7 @@ use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 use tonic_prost::ProstCodec;
 
-use super::support::{TEST_TIMEOUT, TestService, run_with};
+use super::support::{TEST_TIMEOUT, TestService, change, run_with};
 
 const DOMAINS: &str = "  edge:
     - { key: user, fixed_window: { limit: 2, window: 1m }, name: per-user }
@@ -320,7 +320,7 @@ async fn envoy_enforces_the_decisions_of_the_service() {
     assert_eq!(failed.0, StatusCode::INTERNAL_SERVER_ERROR);
     assert_eq!(stat(&envoy, "error").await, 2);
     // The same holds if the service cannot decide: it returns an error, not an unknown code.
-    *service.context.layer.lock().unwrap() = None;
+    change(&service.current, |snapshot| EnvoySnapshot { layer: None, ..snapshot });
     assert_eq!(get(&mut client, "/load", NO_HEADERS).await.0, StatusCode::OK);
     assert_eq!(stat(&envoy, "error").await, 3);
 }

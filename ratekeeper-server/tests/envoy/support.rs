@@ -1,20 +1,19 @@
 //! Test support: a service from a configuration on a manual clock, and a client.
 
 use std::net::{SocketAddr, TcpListener};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use ratekeeper::tower::{LayerBuilder, RatekeeperLayer};
 use ratekeeper::{ManualClock, Memory, Store};
 use ratekeeper_config::envoy::Unit;
 use ratekeeper_config::{Config, Environment};
+use ratekeeper_server::Current;
 use ratekeeper_server::envoy::messages::{
     DescriptorStatus, Entry, RateLimitCode, RateLimitDescriptor, RateLimitOverride, RateLimitRequest,
     RateLimitResponse, RateLimitUnit,
 };
-use ratekeeper_server::envoy::{
-    Domains, EnvoyApiContext, EnvoyApiSettings, EnvoyListenerSettings, EnvoyMetrics, EnvoySnapshot, listen,
-};
+use ratekeeper_server::envoy::{Domains, EnvoyApiSettings, EnvoyListenerSettings, EnvoySnapshot, listen};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tonic::client::Grpc;
@@ -45,45 +44,34 @@ pub(crate) fn builder(config: &Config) -> LayerBuilder {
     config.rules.rules().fold(RatekeeperLayer::builder(), |builder, rule| builder.rule(rule.clone()))
 }
 
-/// The configuration of the service under test, which tests can replace.
-pub(crate) struct TestContext<S> {
-    pub(crate) layer: Mutex<Option<RatekeeperLayer<S>>>,
-    pub(crate) domains: Mutex<Arc<Domains>>,
-    pub(crate) settings: Mutex<Arc<EnvoyApiSettings>>,
-    pub(crate) metrics: Arc<EnvoyMetrics>,
+/// The limits and settings of the service under test, which tests can replace.
+pub(crate) fn current<S>(
+    config: &Config,
+    layer: RatekeeperLayer<S>,
+    settings: EnvoyApiSettings,
+) -> Arc<Current<EnvoySnapshot<S>>> {
+    Arc::new(Current::new(EnvoySnapshot {
+        layer: Some(layer),
+        domains: Arc::new(Domains::new(config.domains.clone())),
+        settings: Arc::new(settings),
+        metrics: Arc::default(),
+    }))
 }
 
-impl<S> TestContext<S> {
-    pub(crate) fn new(
-        config: &Config,
-        layer: RatekeeperLayer<S>,
-        settings: EnvoyApiSettings,
-    ) -> Arc<TestContext<S>> {
-        Arc::new(TestContext {
-            layer: Mutex::new(Some(layer)),
-            domains: Mutex::new(Arc::new(Domains::new(config.domains.clone()))),
-            settings: Mutex::new(Arc::new(settings)),
-            metrics: Arc::default(),
-        })
-    }
-}
-
-impl<S: Store + Send + Sync + 'static> EnvoyApiContext for TestContext<S> {
-    type Store = S;
-
-    fn snapshot(&self) -> EnvoySnapshot<S> {
-        EnvoySnapshot {
-            layer: self.layer.lock().unwrap().clone(),
-            domains: self.domains.lock().unwrap().clone(),
-            settings: self.settings.lock().unwrap().clone(),
-            metrics: self.metrics.clone(),
-        }
-    }
+/// Replaces a part of the limits and settings, as a reload does.
+pub(crate) fn change<S>(
+    current: &Current<EnvoySnapshot<S>>,
+    change: impl FnOnce(EnvoySnapshot<S>) -> EnvoySnapshot<S>,
+) {
+    let EnvoySnapshot { layer, domains, settings, metrics } = &*current.load();
+    let (layer, domains) = (layer.clone(), domains.clone());
+    let copy = EnvoySnapshot { layer, domains, settings: settings.clone(), metrics: metrics.clone() };
+    current.replace(change(copy));
 }
 
 /// A running service.
 pub(crate) struct TestService<S = Memory<ManualClock>> {
-    pub(crate) context: Arc<TestContext<S>>,
+    pub(crate) current: Arc<Current<EnvoySnapshot<S>>>,
     pub(crate) address: SocketAddr,
     pub(crate) drain: watch::Sender<bool>,
     pub(crate) ended: JoinHandle<std::io::Result<()>>,
@@ -103,18 +91,18 @@ pub(crate) fn run_with(
     let config = parse(&format!("domains:\n{domains}"));
     let clock = ManualClock::default();
     let layer = builder(&config).build_on(clock.clone()).unwrap();
-    serve(TestContext::new(&config, layer, settings), listener, clock)
+    serve(current(&config, layer, settings), listener, clock)
 }
 
 pub(crate) fn serve<S: Store + Send + Sync + 'static>(
-    context: Arc<TestContext<S>>,
+    current: Arc<Current<EnvoySnapshot<S>>>,
     settings: EnvoyListenerSettings,
     clock: ManualClock,
 ) -> TestService<S> {
     let (drain, draining) = watch::channel(false);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let (address, serving) = listen(listener, context.clone(), settings, draining).unwrap();
-    TestService { context, address, drain, ended: tokio::spawn(serving), clock }
+    let (address, serving) = listen(listener, current.clone(), settings, draining).unwrap();
+    TestService { current, address, drain, ended: tokio::spawn(serving), clock }
 }
 
 impl<S> TestService<S> {

@@ -207,12 +207,9 @@ async fn disabled_access_log_writes_nothing() {
     assert!(lines.len() == 1 && lines[0].contains("/loud"), "{lines:?}");
 }
 
-/// Starts the admin listener of a gateway.
-async fn admin(gateway: &TestGateway) -> SocketAddr {
-    let loopback = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let (address, serving) = ratekeeper_server::admin::listen(loopback, gateway.gateway.status()).unwrap();
-    tokio::spawn(serving);
-    address
+/// The admin listener of a gateway.
+fn admin(gateway: &TestGateway) -> SocketAddr {
+    gateway.gateway.admin_address().unwrap()
 }
 
 /// Sends a request to the admin listener, with `Host: localhost`.
@@ -230,7 +227,7 @@ fn sample(metrics: &str, name: &str) -> Option<String> {
 async fn metrics_count_requests_and_decisions() {
     let upstream = Upstream::start().await;
     let gateway = in_front_of(&upstream, LIMITS, ", path: /api/**").await;
-    let admin = admin(&gateway).await;
+    let admin = admin(&gateway);
     for _ in 0..3 {
         get(gateway.address, "/api/a?canary", "X-Api-Key: canary\r\n").await;
     }
@@ -298,7 +295,7 @@ async fn metrics_count_requests_and_decisions() {
 async fn draining_gateway_is_healthy_but_not_ready() {
     let upstream = Upstream::start().await;
     let gateway = in_front_of(&upstream, "", "").await;
-    let admin = admin(&gateway).await;
+    let admin = admin(&gateway);
     let address = gateway.address;
     for path in ["/healthz", "/readyz"] {
         assert_eq!(status(&get_admin(admin, path, "").await), 200, "{path}");
@@ -321,7 +318,7 @@ async fn draining_gateway_is_healthy_but_not_ready() {
 async fn cross_origin_requests_to_the_admin_listener_are_rejected() {
     let upstream = Upstream::start().await;
     let gateway = in_front_of(&upstream, "", "").await;
-    let admin = admin(&gateway).await;
+    let admin = admin(&gateway);
     assert_eq!(status(&get_admin(admin, "/metrics", "Origin: http://evil.test\r\n").await), 403);
     assert_eq!(
         status(&get(gateway.address, "/metrics", "").await),
@@ -353,7 +350,7 @@ async fn logged_request_id_is_sent_to_the_upstream() {
 async fn foreign_host_names_are_rejected_by_the_admin_listener() {
     let upstream = Upstream::start().await;
     let gateway = in_front_of(&upstream, "", "").await;
-    let admin = admin(&gateway).await;
+    let admin = admin(&gateway);
     let port = admin.port();
     let by = |target: String, host: String| async move {
         send_raw(admin, format!("GET {target} HTTP/1.1\r\n{host}Connection: close\r\n\r\n")).await
@@ -391,7 +388,7 @@ async fn metrics_require_the_configured_token() {
         super::support::one_route(&upstream, &format!("admin: {{ listen: 127.0.0.1:0, token: {token} }}"), "")
     };
     let gateway = run(&file("0123456789abcdef")).await;
-    let admin = admin(&gateway).await;
+    let admin = admin(&gateway);
     let bearer = |token: &str| format!("Authorization: Bearer {token}\r\n");
     for wrong in [
         String::new(),

@@ -18,7 +18,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use ratekeeper::Memory;
 use ratekeeper_config::{Config, Environment};
-use ratekeeper_server::gateway::Gateway;
+use ratekeeper_server::Server;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
@@ -42,8 +42,13 @@ impl Environment for TestEnvironment {
 }
 
 pub(crate) fn parse(yaml: &str) -> Config {
-    ratekeeper_config::parse(yaml, &TestEnvironment::default())
-        .unwrap_or_else(|errors| panic!("{errors}\n{yaml}"))
+    let mut config = ratekeeper_config::parse(yaml, &TestEnvironment::default())
+        .unwrap_or_else(|errors| panic!("{errors}\n{yaml}"));
+    // Tests run at the same time: each has an admin listener on a free port.
+    if let Some(admin) = &mut config.admin {
+        admin.listen.set_port(0);
+    }
+    config
 }
 
 /// Lines written to an access log.
@@ -78,7 +83,7 @@ impl AccessLogBuffer {
 
 /// A running gateway, its address and its access log.
 pub(crate) struct TestGateway {
-    pub(crate) gateway: Gateway<Memory>,
+    pub(crate) gateway: Server<Memory>,
     pub(crate) address: SocketAddr,
     pub(crate) log: AccessLogBuffer,
 }
@@ -86,8 +91,8 @@ pub(crate) struct TestGateway {
 /// Starts a gateway from a configuration that listens on port 0.
 pub(crate) async fn run(yaml: &str) -> TestGateway {
     let log = AccessLogBuffer::default();
-    let gateway = Gateway::start_with_log(&parse(yaml), Box::new(log.clone())).await.unwrap();
-    let address = gateway.addresses()[0];
+    let gateway = Server::start_with_log(&parse(yaml), Box::new(log.clone())).await.unwrap();
+    let address = gateway.addresses()[0].1;
     TestGateway { gateway, address, log }
 }
 

@@ -266,7 +266,7 @@ async fn commands_are_counted_by_outcome() {
     {
         client.call(line).await;
     }
-    *api.context.layer.lock().unwrap() = None;
+    api.set_limits(None);
     assert_eq!(client.call("RK.CHECK all").await, "-UNAVAILABLE no limits are configured; retry later\r\n");
     let info = api.info().await;
     for (name, expected) in
@@ -281,7 +281,7 @@ async fn reload_applies_from_the_next_command() {
     let api = TestApi::start().await;
     let mut client = api.connect().await;
     assert_eq!(client.numbers("RK.CHECK all  3").await[..3], [1, 3, 0]);
-    *api.context.layer.lock().unwrap() = Some(layer(&api.clock));
+    api.set_limits(Some(layer(&api.clock)));
     assert_eq!(client.numbers("RK.CHECK all  3").await[..3], [1, 3, 0]);
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use ratekeeper::tower::key::{Key, KeyPart};
@@ -10,8 +10,8 @@ use ratekeeper::tower::rule::{Ban, Rule};
 use ratekeeper::tower::{LayerBuilder, RatekeeperLayer};
 use ratekeeper::{LeakyMode, Limit, ManualClock, Memory, Rate, Store, Time, WindowAlign};
 use ratekeeper_config::{Environment, Secret};
-use ratekeeper_server::Sockets;
-use ratekeeper_server::redis_api::{ClientTimeouts, RedisApi, RedisApiContext, RedisApiMetrics, listen};
+use ratekeeper_server::redis_api::{ClientTimeouts, RedisApi, RedisApiMetrics, RedisApiSnapshot, listen};
+use ratekeeper_server::{Current, Sockets};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
@@ -22,34 +22,6 @@ use tokio::time::timeout;
 pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 pub(crate) type Layer = RatekeeperLayer<Memory<ManualClock>>;
-
-/// The context of the API under test.
-pub(crate) struct TestContext<S> {
-    pub(crate) layer: Mutex<Option<RatekeeperLayer<S>>>,
-    token: Option<Secret>,
-    max_connections: usize,
-}
-
-impl<S: Store + Send + Sync + 'static> RedisApiContext for TestContext<S> {
-    type Store = S;
-
-    fn limits(&self) -> Option<RatekeeperLayer<S>> {
-        self.layer.lock().unwrap().clone()
-    }
-
-    fn named_limits(&self) -> usize {
-        let layer = self.layer.lock().unwrap();
-        layer.as_ref().map_or(0, |layer| layer.rules().filter(|rule| rule.name != DESCRIPTOR_RULE).count())
-    }
-
-    fn token(&self) -> Option<Secret> {
-        self.token.clone()
-    }
-
-    fn max_connections(&self) -> usize {
-        self.max_connections
-    }
-}
 
 /// The settings of the API under test.
 pub(crate) struct TestSettings {
@@ -69,7 +41,7 @@ pub(crate) struct TestApi<S = Memory<ManualClock>> {
     pub(crate) address: SocketAddr,
     /// The clock of the limits, unless they are in Redis.
     pub(crate) clock: ManualClock,
-    pub(crate) context: Arc<TestContext<S>>,
+    pub(crate) current: Arc<Current<RedisApiSnapshot<S>>>,
     pub(crate) metrics: Arc<RedisApiMetrics>,
     pub(crate) drain: watch::Sender<bool>,
     pub(crate) server: JoinHandle<()>,
@@ -135,22 +107,31 @@ impl TestApi {
 impl<S: Store + Send + Sync + 'static> TestApi<S> {
     /// Opens an API on the given limits.
     pub(crate) fn open(layer: RatekeeperLayer<S>, clock: ManualClock, settings: TestSettings) -> TestApi<S> {
-        let context = Arc::new(TestContext {
-            layer: Mutex::new(Some(layer)),
+        let named_limits = layer.rules().filter(|rule| rule.name != DESCRIPTOR_RULE).count();
+        let current = Arc::new(Current::new(RedisApiSnapshot {
+            layer: Some(layer),
+            named_limits,
             token: settings.token.map(secret),
             max_connections: settings.max_connections,
-        });
+        }));
         let metrics = Arc::new(RedisApiMetrics::default());
         let (drain, draining) = watch::channel(false);
         let api = RedisApi {
-            context: context.clone(),
+            current: current.clone(),
             metrics: metrics.clone(),
             timeouts: settings.timeouts,
             draining,
         };
         let listener = Sockets::default().listen("127.0.0.1:0".parse().unwrap()).unwrap();
         let (address, serving) = listen(listener, api).unwrap();
-        TestApi { address, clock, context, metrics, drain, server: tokio::spawn(serving) }
+        TestApi { address, clock, current, metrics, drain, server: tokio::spawn(serving) }
+    }
+
+    /// Replaces the limits, as a reload does.
+    pub(crate) fn set_limits(&self, layer: Option<RatekeeperLayer<S>>) {
+        let RedisApiSnapshot { named_limits, token, max_connections, .. } = &*self.current.load();
+        let (named_limits, token, max_connections) = (*named_limits, token.clone(), *max_connections);
+        self.current.replace(RedisApiSnapshot { layer, named_limits, token, max_connections });
     }
 
     pub(crate) async fn connect(&self) -> Client {

@@ -16,8 +16,9 @@ use ratekeeper_rules::response::{DenialResponse, HeaderSet, PolicyName};
 use ratekeeper_rules::rule::{Rule, Rules};
 
 use super::concurrency::{InFlightLimit, InFlightLimits};
-use super::engine::{DecisionEvent, Engine, Observer, PeerLookup, TokenVerifier};
+use super::engine::{Engine, Observer, PeerLookup, TokenVerifier};
 use super::error::LayerError;
+use super::event::{DecisionEvent, RuleNames};
 use super::{Claims, KeyExtractor, NonCanonicalPath, Peer, RatekeeperLayer};
 use crate::clock::{Clock, SystemClock};
 use crate::concurrency::{MemoryPermits, PermitCounter};
@@ -270,11 +271,11 @@ impl LayerBuilder {
     /// # let limit = Limit::fixed_window(1000, Duration::from_secs(3600), WindowAlign::Clock)?;
     /// let layer = RatekeeperLayer::builder()
     ///     .rule(Rule::new("planned", limit).shadow())
-    ///     .observe(|observed| {
-    ///         for rule in observed.rules.iter().filter(|rule| rule.is_shadow && !rule.decision.allowed) {
-    ///             println!("{} would have denied a request", rule.name);
+    ///     .observe(|event, names| {
+    ///         for rule in event.rules.iter().filter(|rule| rule.is_shadow && !rule.decision.allowed) {
+    ///             println!("{} would have denied a request", names.get(rule.index));
     ///         }
-    ///         if observed.outcome == Outcome::Shed {
+    ///         if event.outcome == Outcome::Shed {
     ///             println!("too many wait");
     ///         }
     ///     })
@@ -283,7 +284,10 @@ impl LayerBuilder {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[must_use]
-    pub fn observe(mut self, observer: impl Fn(&DecisionEvent<'_>) + Send + Sync + 'static) -> LayerBuilder {
+    pub fn observe(
+        mut self,
+        observer: impl Fn(&DecisionEvent, RuleNames<'_>) + Send + Sync + 'static,
+    ) -> LayerBuilder {
         self.observer = Some(Arc::new(observer));
         self
     }

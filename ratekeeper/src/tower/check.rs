@@ -291,7 +291,7 @@ impl<S: Store> Engine<S> {
         verdict.unwrap_or_else(|| self.undecided_verdict([limit].into_iter()))
     }
 
-    async fn run_resolved(&self, resolved: ResolvedChecks<'_>, mode: CheckMode) -> CheckOutcome {
+    async fn run_resolved(&self, mut resolved: ResolvedChecks<'_>, mode: CheckMode) -> CheckOutcome {
         let mut inline = SmallVec::<[Verdict; 2]>::new();
         let mut is_allowed_inline = true;
         for (limit, key, cost) in &resolved.inline {
@@ -301,8 +301,8 @@ impl<S: Store> Engine<S> {
             is_allowed_inline &= verdict.allowed();
             inline.push(verdict);
         }
-        let decisions =
-            self.run_checks(&resolved.checks, if is_allowed_inline { mode } else { CheckMode::Peek }).await;
+        let mode_of_rules = if is_allowed_inline { mode } else { CheckMode::Peek };
+        let decisions = self.run_checks(&resolved.checks, mode_of_rules).await;
         let allowed = decisions.allowed && is_allowed_inline;
         if !allowed && mode == CheckMode::Charge {
             let charged = inline.iter().position(|verdict| !verdict.allowed()).unwrap_or(inline.len());
@@ -318,7 +318,7 @@ impl<S: Store> Engine<S> {
                 let _ = self.limiter.store().refund_inline(limit, *key, *cost, Some(verdict.at)).await;
             }
         }
-        let ResolvedChecks { checks, sources, .. } = resolved;
+        let ResolvedChecks { checks, sources, .. } = &mut resolved;
         let limits = sources.iter().map(|source| match *source {
             OutcomeSource::NoLimit => LimitOutcome { decision: None, is_shadow: false, is_banned: false },
             OutcomeSource::Inline(at) => {
@@ -332,9 +332,12 @@ impl<S: Store> Engine<S> {
             is_degraded: decisions.is_degraded || inline.iter().any(Verdict::is_degraded),
             is_closed: !allowed && (decisions.is_closed || inline.iter().any(Verdict::is_closed)),
             at: inline.last().map_or(decisions.at, |verdict| verdict.at.max(decisions.at)),
-            charges: checks.enforced_charges().cloned().zip(decisions.enforced).collect(),
+            charges: checks.enforced_charges().cloned().zip(decisions.enforced.iter().copied()).collect(),
         };
-        checks.recycle();
+        match mode_of_rules {
+            CheckMode::Charge => drop(self.event(checks, &decisions)),
+            CheckMode::Peek => resolved.checks.recycle(),
+        }
         outcome
     }
 

@@ -42,9 +42,9 @@ use ratekeeper_rules::rule::{ForbiddenReason, Rules, RulesError};
 use smallvec::SmallVec;
 
 use super::engine::{
-    DecisionEvent, Engine, NextStep, Outcome, RESPONSE, RequestChecks, RequestRejection, RuleOutcome,
-    return_buffer, take_buffer,
+    Engine, NextStep, RESPONSE, RequestChecks, RequestRejection, RequestVerdict, return_buffer, take_buffer,
 };
+use super::event::{DecisionEvent, Outcome, RuleOutcome};
 use super::view::View;
 use super::{LayerBuilder, LayerError, RatekeeperLayer, RequestContext, RuleSet};
 use crate::concurrency::{Acquisition, LimitId, PermitAvailability, PermitCounter, PermitRequest, Permits};
@@ -79,12 +79,8 @@ impl<S> RatekeeperLayer<S> {
 }
 
 impl<S> Engine<S> {
-    /// The name of a rule; concurrency limits are numbered after the rules.
-    pub(crate) fn rule_name(&self, index: usize) -> &str {
-        match index.checked_sub(self.names.len()) {
-            None => &self.rules.rule(index).name,
-            Some(limit) => self.concurrency.as_ref().map_or("", |rules| &rules.all[limit].name),
-        }
+    pub(crate) fn in_flight_limits(&self) -> &[InFlightLimit] {
+        self.concurrency.as_ref().map_or(&[], |limits| &limits.all)
     }
 }
 
@@ -205,29 +201,26 @@ impl<S: Store> Engine<S> {
         Ok(checks)
     }
 
-    /// Takes the permits of a request and checks its rate limits. The request keeps the permits only if it is
-    /// allowed.
-    pub(crate) async fn decide_with_permits(&self, checks: &mut RequestChecks) -> (NextStep, Permits) {
-        let Some(rules) = self.concurrency.as_ref().filter(|_| !checks.permits.is_empty()) else {
-            return (self.decide(checks).await, Permits::default());
+    /// Takes the permits of a request, or returns its denial.
+    pub(crate) async fn acquire_permits(
+        &self,
+        checks: &mut RequestChecks,
+    ) -> Result<Permits, RequestVerdict> {
+        let Some(limits) = self.concurrency.as_ref().filter(|_| !checks.permits.is_empty()) else {
+            return Ok(Permits::default());
         };
         let Acquisition { held, found, allowed, is_degraded, is_closed } =
-            rules.counter.acquire(&checks.permits.requests).await;
+            limits.counter.acquire(&checks.permits.requests).await;
         (checks.permits.found, checks.permits.is_degraded) = (found, is_degraded);
-        if !allowed {
-            if let Some(observer) = &self.observer {
-                let outcomes: SmallVec<[RuleOutcome<'_>; 2]> =
-                    self.permit_outcomes(&checks.permits).collect();
-                let outcome = if is_closed { Outcome::Closed } else { Outcome::Denied };
-                let subject = checks.subject.as_ref().map(|subject| &*subject.0);
-                observer(&DecisionEvent { rules: &outcomes, outcome, allowed, is_degraded, subject });
-            }
-            return (self.deny_exhausted(rules, &checks.permits, is_closed), Permits::default());
+        if allowed {
+            return Ok(held);
         }
-        match self.decide(checks).await {
-            next @ NextStep::Allowed { .. } => (next, held),
-            next @ NextStep::Denied { .. } => (next, Permits::default()),
-        }
+        let outcome = if is_closed { Outcome::Closed } else { Outcome::Denied };
+        let (rules, charges) =
+            (self.permit_outcomes(&checks.permits).collect(), std::mem::take(&mut checks.list));
+        let event = self.observed(DecisionEvent::new(outcome, is_degraded, rules, charges));
+        let next = self.deny_exhausted(limits, &checks.permits, is_closed);
+        Err(RequestVerdict { next, permits: Permits::default(), event })
     }
 
     fn deny_exhausted(&self, rules: &InFlightLimits, checks: &PermitChecks, is_closed: bool) -> NextStep {
@@ -244,14 +237,11 @@ impl<S: Store> Engine<S> {
         NextStep::Denied { response, is_closed }
     }
 
-    /// The outcomes of the concurrency limits, for the observer.
-    pub(crate) fn permit_outcomes<'a>(
-        &'a self,
-        checks: &'a PermitChecks,
-    ) -> impl Iterator<Item = RuleOutcome<'a>> {
-        let all = self.concurrency.as_ref().map_or(&[][..], |rules| &rules.all);
+    /// The outcomes of the concurrency limits.
+    pub(crate) fn permit_outcomes(&self, checks: &PermitChecks) -> impl Iterator<Item = RuleOutcome> {
+        let all = self.in_flight_limits();
         checks.requests.iter().zip(&checks.found).map(|(request, found)| {
-            let InFlightLimit { name, max, is_shadow, .. } = &all[request.rule];
+            let InFlightLimit { max, is_shadow, .. } = &all[request.rule];
             let decision = Decision {
                 allowed: found.is_free,
                 limit: *max,
@@ -264,7 +254,7 @@ impl<S: Store> Engine<S> {
                 delay: Duration::ZERO,
             };
             let index = self.names.len() + request.rule;
-            RuleOutcome { name, index, key: &[], decision, is_shadow: *is_shadow, is_banned: false }
+            RuleOutcome { index, decision, is_shadow: *is_shadow, is_banned: false, charge: None }
         })
     }
 }

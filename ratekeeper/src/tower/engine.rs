@@ -1,6 +1,5 @@
 //! Decisions: which rules apply to a request, what their limits decide, and what follows.
 
-use std::any::Any;
 use std::cell::Cell;
 use std::fmt;
 use std::net::IpAddr;
@@ -21,102 +20,21 @@ use ratekeeper_rules::rule::{ChargeList, ForbiddenReason, Rejection, RuleCharge,
 use smallvec::SmallVec;
 
 use super::concurrency::{InFlightLimits, PermitChecks};
+use super::event::{DecisionEvent, Outcome, RuleNames, RuleOutcome};
 use super::http_response::{ResponseHeader, ResponseHeaders};
 use super::view::{self, View};
-use super::{Claims, KeyExtractor, NonCanonicalPath, RequestContext, RuleSet, Subject};
+use super::{Claims, KeyExtractor, NonCanonicalPath, RequestContext, RuleSet};
 use crate::clock::Clock;
+use crate::concurrency::Permits;
 use crate::limiter::Limiter;
 use crate::store::{Charge, Store, Verdict};
 
 /// Returns the peer address of a request's connection.
 pub(crate) type PeerLookup = Arc<dyn Fn(&Parts) -> Option<IpAddr> + Send + Sync>;
 /// Receives the outcome of every request.
-pub(crate) type Observer = Arc<dyn Fn(&DecisionEvent<'_>) + Send + Sync>;
+pub(crate) type Observer = Arc<dyn Fn(&DecisionEvent, RuleNames<'_>) + Send + Sync>;
 /// Verifies a request's token.
 pub(crate) type TokenVerifier = Arc<dyn Fn(&Parts) -> Option<Claims> + Send + Sync>;
-
-/// The outcome of a request, for [`LayerBuilder::observe`](super::LayerBuilder::observe).
-#[derive(Debug)]
-#[non_exhaustive]
-pub struct DecisionEvent<'a> {
-    /// The outcomes of the rules that apply, then of the [concurrency limits](super::concurrency). If a concurrency
-    /// limit denies the request, the rules are not checked and not listed. Empty if the request is rejected before
-    /// any check.
-    pub rules: &'a [RuleOutcome<'a>],
-    /// The result of the request.
-    pub outcome: Outcome<'a>,
-    /// Whether it is allowed.
-    pub allowed: bool,
-    /// Whether the store did not answer, so that each limit's failure policy decided.
-    pub is_degraded: bool,
-    /// The [`Subject`] of the request, if it has one.
-    pub subject: Option<&'a (dyn Any + Send + Sync)>,
-}
-
-/// The result of a request. All but the first three are determined before any limit is checked, and charge nothing.
-///
-/// ```
-/// use ratekeeper::tower::Outcome;
-/// use ratekeeper::tower::rule::ForbiddenReason;
-///
-/// /// The name of a counter.
-/// fn counter(outcome: Outcome<'_>) -> &'static str {
-///     match outcome {
-///         Outcome::Allowed => "allowed",
-///         Outcome::Denied => "denied",
-///         Outcome::Closed | Outcome::Shed => "unavailable",
-///         _ => "rejected",
-///     }
-/// }
-/// let reason = ForbiddenReason::DenyList;
-/// assert_eq!(counter(Outcome::Forbidden { rule: "per-user", reason }), "rejected");
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Outcome<'a> {
-    /// It is forwarded to the service, immediately or after a delay.
-    Allowed,
-    /// A limit or a ban denied it: 429, or the response set by
-    /// [`LayerBuilder::deny_response`](super::LayerBuilder::deny_response).
-    Denied,
-    /// The store is unavailable, and a limit with the failure policy `closed` denied it: 503.
-    Closed,
-    /// Too many requests [wait](super::LayerBuilder::max_waiting) already: 503.
-    Shed,
-    /// It has a repeated key header, another spelling of a header that a rule reads, two different hosts or an
-    /// ambiguous path: 400.
-    Malformed,
-    /// Its key is on a rule's deny list, or it has no key where the rule requires one: 403.
-    Forbidden {
-        /// The rule's name.
-        rule: &'a str,
-        /// Which of the two.
-        reason: ForbiddenReason,
-    },
-    /// A rule needs the client's address, and the [peer](super::LayerBuilder::peer) is unknown: 500.
-    NoPeer,
-}
-
-/// The outcome of one rule: an element of [`DecisionEvent::rules`], as in the example of
-/// [`LayerBuilder::observe`](super::LayerBuilder::observe).
-#[derive(Debug)]
-#[non_exhaustive]
-pub struct RuleOutcome<'a> {
-    /// The rule's name.
-    pub name: &'a str,
-    /// Its index, from 0 in the order of the [builder](super::LayerBuilder::rule); [concurrency
-    /// limits](super::concurrency) follow the rules.
-    pub index: usize,
-    /// The key as the rule wrote it; [`shown`](super::key::shown) makes it readable. Empty for one budget for all and for
-    /// concurrency limits.
-    pub key: &'a [u8],
-    /// The decision of its limit.
-    pub decision: Decision,
-    /// Whether the rule is a shadow rule.
-    pub is_shadow: bool,
-    /// Whether the key is banned.
-    pub is_banned: bool,
-}
 
 /// The state that a layer and its services share.
 pub(crate) struct Engine<S> {
@@ -175,7 +93,6 @@ pub(crate) struct RequestChecks {
     pub(crate) permits: PermitChecks,
     /// Whether a limit may delay the request.
     pub(crate) may_wait: bool,
-    pub(crate) subject: Option<Subject>,
 }
 
 /// Whether a check charges.
@@ -213,6 +130,15 @@ pub(crate) enum NextStep {
         /// Only because the store is unavailable.
         is_closed: bool,
     },
+}
+
+/// The verdict on a request.
+#[derive(Debug)]
+pub(crate) struct RequestVerdict {
+    pub(crate) next: NextStep,
+    /// The permits that the request holds, if it is allowed.
+    pub(crate) permits: Permits,
+    pub(crate) event: DecisionEvent,
 }
 
 /// Retry-After of a denial that the store could not decide.
@@ -259,24 +185,6 @@ impl<S: Store> Engine<S> {
     pub(crate) fn read_checks(
         &self,
         parts: &mut Parts,
-        mut context: RequestContext<'_>,
-    ) -> Result<RequestChecks, RequestRejection> {
-        context.subject = context.subject.or_else(|| parts.extensions.get().cloned());
-        self.read_rules(parts, &context).inspect_err(|why| {
-            let outcome = match why {
-                RequestRejection::Malformed(_) => Outcome::Malformed,
-                RequestRejection::Forbidden(rule, reason) => {
-                    Outcome::Forbidden { rule: self.rule_name(*rule), reason: *reason }
-                }
-                RequestRejection::NoPeer => Outcome::NoPeer,
-            };
-            self.observe_rejected(outcome, context.subject.as_ref());
-        })
-    }
-
-    fn read_rules(
-        &self,
-        parts: &mut Parts,
         context: &RequestContext<'_>,
     ) -> Result<RequestChecks, RequestRejection> {
         let view = View::new(parts, context, self)?;
@@ -304,7 +212,7 @@ impl<S: Store> Engine<S> {
         {
             parts.uri = uri;
         }
-        Ok(RequestChecks { permits, subject: context.subject.clone(), ..self.split_charges(list) })
+        Ok(RequestChecks { permits, ..self.split_charges(list) })
     }
 
     /// Splits charges into enforced and shadow.
@@ -312,7 +220,7 @@ impl<S: Store> Engine<S> {
         let is_shadow = |at: &usize| self.rules.rule(list.charges[*at].rule).is_shadow;
         let (shadows, enforced): (SmallVec<_>, SmallVec<_>) = (0..list.charges.len()).partition(is_shadow);
         let may_wait = enforced.iter().any(|at: &usize| self.delays[list.charges[*at].limit]);
-        RequestChecks { list, enforced, shadows, permits: PermitChecks::default(), may_wait, subject: None }
+        RequestChecks { list, enforced, shadows, permits: PermitChecks::default(), may_wait }
     }
 
     pub(crate) fn charge(
@@ -357,15 +265,22 @@ impl<S: Store> Engine<S> {
         self.verdict_or_denial(charges, self.limiter.store().peek(charges).await)
     }
 
-    /// Decides, and prepares the response headers or the denial.
-    pub(crate) async fn decide(&self, checks: &RequestChecks) -> NextStep {
+    /// Takes the permits of a request, checks its limits and prepares the response headers or the denial. The
+    /// request keeps the permits only if it is allowed.
+    pub(crate) async fn decide(&self, checks: &mut RequestChecks) -> RequestVerdict {
+        let permits = match self.acquire_permits(checks).await {
+            Ok(permits) => permits,
+            Err(verdict) => return verdict,
+        };
         let decisions = self.run_checks(checks, CheckMode::Charge).await;
         let delay = decisions.enforced.iter().map(|decision| decision.delay).max().unwrap_or_default();
-        self.next_step(
+        let next = self.next_step(
             checks.enforced_charges().zip(&decisions.enforced),
             decisions.allowed.then_some(delay),
             decisions.is_closed,
-        )
+        );
+        let permits = if decisions.allowed { permits } else { Permits::default() };
+        RequestVerdict { next, permits, event: self.event(checks, &decisions) }
     }
 
     /// Decides about a request, and charges it unless `mode` is [`CheckMode::Peek`] or a key is banned.
@@ -406,12 +321,7 @@ impl<S: Store> Engine<S> {
             }
             shadowed.extend_from_slice(verdict.decisions());
         }
-        let decisions =
-            CheckDecisions { enforced: decisions, banned, shadowed, allowed, is_degraded, is_closed, at };
-        if mode == CheckMode::Charge {
-            self.observe(checks, &decisions);
-        }
-        decisions
+        CheckDecisions { enforced: decisions, banned, shadowed, allowed, is_degraded, is_closed, at }
     }
 
     /// For each charge in order, the denial if its key is banned; empty if no rule has bans.
@@ -505,13 +415,12 @@ impl<S: Store> Engine<S> {
         count.wrapping_add(self.clock.now().as_nanos()).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(31)
     }
 
-    fn observe(&self, checks: &RequestChecks, decisions: &CheckDecisions) {
-        let Some(observer) = &self.observer else { return };
+    /// Reports the decisions about a request to the observer, and returns them. The event takes the charges.
+    pub(crate) fn event(&self, checks: &mut RequestChecks, decisions: &CheckDecisions) -> DecisionEvent {
         let CheckDecisions { enforced, banned, shadowed, allowed, is_degraded, is_closed, .. } = decisions;
         let rule_outcome = |at: usize, decision: Decision, is_shadow: bool, is_banned: bool| {
-            let charge = &checks.list.charges[at];
-            let (index, key) = (charge.rule, checks.list.key(charge));
-            RuleOutcome { name: &self.rules.rule(index).name, index, key, decision, is_shadow, is_banned }
+            let index = checks.list.charges[at].rule;
+            RuleOutcome { index, decision, is_shadow, is_banned, charge: Some(at) }
         };
         let is_banned = |at: usize| banned.get(at).is_some_and(Option::is_some);
         let enforced = checks.enforced.iter().zip(enforced).enumerate();
@@ -519,24 +428,32 @@ impl<S: Store> Engine<S> {
             enforced.map(|(at, (of, decision))| rule_outcome(*of, *decision, false, is_banned(at)));
         let shadows = checks.shadows.iter().zip(shadowed);
         let shadows = shadows.map(|(at, decision)| rule_outcome(*at, *decision, true, false));
-        let permits = self.permit_outcomes(&checks.permits);
-        let rules: SmallVec<[RuleOutcome<'_>; 4]> = enforced.chain(shadows).chain(permits).collect();
+        let rules = enforced.chain(shadows).chain(self.permit_outcomes(&checks.permits)).collect();
         let outcome = match (allowed, is_closed) {
             (true, _) => Outcome::Allowed,
             (false, false) => Outcome::Denied,
             (false, true) => Outcome::Closed,
         };
         let is_degraded = *is_degraded || checks.permits.is_degraded;
-        let subject = checks.subject.as_ref().map(|subject| &*subject.0);
-        observer(&DecisionEvent { rules: &rules, outcome, allowed: *allowed, is_degraded, subject });
+        let charges = std::mem::take(&mut checks.list);
+        self.observed(DecisionEvent::new(outcome, is_degraded, rules, charges))
     }
 
-    /// Reports a request that was rejected before any limit was checked.
-    pub(crate) fn observe_rejected(&self, outcome: Outcome<'_>, subject: Option<&Subject>) {
+    /// Reports an event to the observer, and returns it.
+    pub(crate) fn observed(&self, event: DecisionEvent) -> DecisionEvent {
         if let Some(observer) = &self.observer {
-            let subject = subject.map(|subject| &*subject.0);
-            observer(&DecisionEvent { rules: &[], outcome, allowed: false, is_degraded: false, subject });
+            observer(&event, RuleNames { rules: &self.rules, concurrency: self.in_flight_limits() });
         }
+        event
+    }
+
+    /// The event of a request that is rejected before any limit is checked.
+    pub(crate) fn rejection_event(&self, why: &RequestRejection) -> DecisionEvent {
+        self.observed(DecisionEvent::without_checks(match why {
+            RequestRejection::Malformed(_) => Outcome::Malformed,
+            RequestRejection::Forbidden(rule, reason) => Outcome::Forbidden { rule: *rule, reason: *reason },
+            RequestRejection::NoPeer => Outcome::NoPeer,
+        }))
     }
 }
 

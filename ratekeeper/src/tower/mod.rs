@@ -92,6 +92,7 @@
 //! | `view` | a request as rules see it |
 //! | `reload` | configuration reloads and state migration |
 //! | `engine`, `concurrency` | decisions: rate limits and concurrency limits |
+//! | `event` | the outcome of a request, for metrics and logs |
 //! | `service`, `response`, `body` | enforcement: the tower service and its responses |
 //! | `check` | checks by rule index or inline limit, without an HTTP request |
 //! | `token` | JWT verification, with the feature `jwt` |
@@ -102,6 +103,7 @@ pub mod check;
 pub mod concurrency;
 mod engine;
 mod error;
+mod event;
 mod http_response;
 mod reload;
 mod service;
@@ -109,9 +111,7 @@ mod service;
 pub mod token;
 mod view;
 
-use std::any::Any;
 use std::collections::HashMap;
-use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -126,10 +126,10 @@ pub use self::body::ResponseBody;
 pub use self::builder::LayerBuilder;
 pub use self::concurrency::ConcurrencySet;
 use self::engine::Engine;
-pub use self::engine::{DecisionEvent, Outcome, RuleOutcome};
 pub use self::error::LayerError;
+pub use self::event::{DecisionEvent, Outcome, RuleNames, RuleOutcome};
 pub use self::reload::Reload;
-pub use self::service::{RateLimit, ResponseFuture};
+pub use self::service::{LimitedCall, RateLimit, ResponseFuture};
 use crate::limiter::Limiter;
 use crate::memory::Memory;
 use crate::store::Store;
@@ -171,13 +171,13 @@ impl<S> RatekeeperLayer<S> {
 
 impl<S: Store + Send + Sync + 'static> RatekeeperLayer<S> {
     /// Calls a ready service for one request, as [`layer`](Layer::layer) and a call of its service would, with
-    /// context that a router in front has about the request.
+    /// context that a router in front has about the request. The decision of the limits comes with the response.
     pub fn call_with<T, B, R>(
         &self,
         inner: T,
         request: http::Request<B>,
         context: RequestContext<'_>,
-    ) -> ResponseFuture<T, http::Request<B>, S>
+    ) -> LimitedCall<T, http::Request<B>, S>
     where
         T: Service<http::Request<B>, Response = http::Response<R>>,
     {
@@ -261,39 +261,6 @@ pub struct Peer(pub IpAddr);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Route(pub Arc<str>);
 
-/// A caller's value for the extensions of a request: [`LayerBuilder::observe`] receives it with the decision about
-/// that request.
-///
-/// ```
-/// use std::sync::{Arc, OnceLock};
-/// use ratekeeper::tower::{RatekeeperLayer, Subject};
-/// # use ratekeeper::{WindowAlign, Limit};
-/// # let limit = Limit::fixed_window(10, std::time::Duration::from_secs(60), WindowAlign::Clock)?;
-///
-/// #[derive(Default)]
-/// struct Line {
-///     allowed: OnceLock<bool>,
-/// }
-///
-/// let layer = RatekeeperLayer::builder().per_client("per-client", limit).observe(|event| {
-///     if let Some(line) = event.subject.and_then(|subject| subject.downcast_ref::<Line>()) {
-///         let _ = line.allowed.set(event.allowed);
-///     }
-/// });
-/// let mut request = http::Request::new(());
-/// request.extensions_mut().insert(Subject(Arc::new(Line::default())));
-/// # let _ = layer.build()?;
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-#[derive(Clone)]
-pub struct Subject(pub Arc<dyn Any + Send + Sync>);
-
-impl fmt::Debug for Subject {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Subject")
-    }
-}
-
 /// The indices of the rules that apply to a request, from 0 in the order of the [builder](LayerBuilder::rule), for
 /// the extensions of a request; without it, all rules apply. The conditions of each rule still hold.
 ///
@@ -327,7 +294,7 @@ impl RuleSet {
 /// let context = RequestContext { client: Some([192, 0, 2, 7].into()), route: Some(&route), rules: Some(&rules), ..RequestContext::default() };
 /// # let _ = context;
 /// ```
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct RequestContext<'a> {
     /// The client's address; it overrides the peer and the forwarding headers.
     pub client: Option<IpAddr>,
@@ -340,8 +307,6 @@ pub struct RequestContext<'a> {
     pub rules: Option<&'a RuleSet>,
     /// The concurrency limits that apply.
     pub concurrency: Option<&'a ConcurrencySet>,
-    /// The value that [`LayerBuilder::observe`] receives.
-    pub subject: Option<Subject>,
 }
 
 /// The content type of a response to a gRPC call, whose client reads the status from a trailer; `None` if the request

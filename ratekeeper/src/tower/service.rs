@@ -14,7 +14,8 @@ use tower_service::Service;
 
 use super::RequestContext;
 use super::body::ResponseBody;
-use super::engine::{Engine, NextStep, Outcome, RequestChecks, WaitGuard};
+use super::engine::{Engine, NextStep, RequestChecks, RequestVerdict, WaitGuard};
+use super::event::{DecisionEvent, Outcome};
 use super::http_response::{
     GrpcCall, LocalResponse, ResponseHeaders, add_headers, denial_response, overload_response,
     rejection_response,
@@ -75,7 +76,7 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        call(&self.engine, &mut self.inner, request, RequestContext::default())
+        call(&self.engine, &mut self.inner, request, RequestContext::default()).response
     }
 }
 
@@ -112,24 +113,37 @@ impl<T> ReadyService<T> for OwnedService<T> {
     }
 }
 
+/// A request whose limits have decided or are being checked, as
+/// [`RatekeeperLayer::call_with`](super::RatekeeperLayer::call_with) returns it.
+#[derive(Debug)]
+pub struct LimitedCall<T: Service<Q>, Q, S = Memory> {
+    /// The response.
+    pub response: ResponseFuture<T, Q, S>,
+    /// What the limits decided; `None` while the store has not answered. Then
+    /// [`take_event`](ResponseFuture::take_event) returns it later.
+    pub event: Option<DecisionEvent>,
+}
+
 /// Checks a request, and calls the ready service if it is allowed.
 pub(crate) fn call<T, B, R, S>(
     engine: &Arc<Engine<S>>,
     ready: impl ReadyService<T>,
     request: Request<B>,
     context: RequestContext<'_>,
-) -> ResponseFuture<T, Request<B>, S>
+) -> LimitedCall<T, Request<B>, S>
 where
     T: Service<Request<B>, Response = Response<R>>,
     S: Store + Send + Sync + 'static,
 {
     let (mut parts, body) = request.into_parts();
     let grpc = GrpcCall::of(&parts.headers);
-    let state = match engine.read_checks(&mut parts, context) {
+    let (state, event) = match engine.read_checks(&mut parts, &context) {
         Ok(checks) => check_and_call(engine, ready, checks, Request::from_parts(parts, body), grpc),
-        Err(why) => respond_locally(ready, rejection_response(&why, grpc)),
+        Err(why) => {
+            (respond_locally(ready, rejection_response(&why, grpc)), Some(engine.rejection_event(&why)))
+        }
     };
-    ResponseFuture { state }
+    LimitedCall { response: ResponseFuture { state, event: None }, event }
 }
 
 fn check_and_call<T: Service<Q>, Q, S: Store + Send + Sync + 'static>(
@@ -138,18 +152,17 @@ fn check_and_call<T: Service<Q>, Q, S: Store + Send + Sync + 'static>(
     mut checks: RequestChecks,
     request: Q,
     grpc: Option<GrpcCall>,
-) -> FutureState<T, Q, S> {
+) -> (FutureState<T, Q, S>, Option<DecisionEvent>) {
     // A request that may be delayed must be within `max_waiting` before anything is charged.
     let wait_guard = match checks.may_wait.then(|| WaitGuard::enter(engine)) {
         Some(None) => {
-            engine.observe_rejected(Outcome::Shed, checks.subject.as_ref());
-            return respond_locally(ready, overload_response(grpc));
+            let event = engine.observed(DecisionEvent::without_checks(Outcome::Shed));
+            return (respond_locally(ready, overload_response(grpc)), Some(event));
         }
         wait_guard => wait_guard.flatten(),
     };
-    if let Some((next, permits)) = decide_now(engine, &mut checks) {
-        checks.recycle();
-        return match next {
+    if let Some(RequestVerdict { next, permits, event }) = decide_now(engine, &mut checks) {
+        let state = match next {
             // The ready service is called in place, without a clone.
             NextStep::Allowed { delay: Duration::ZERO, headers } => {
                 drop(wait_guard);
@@ -161,20 +174,21 @@ fn check_and_call<T: Service<Q>, Q, S: Store + Send + Sync + 'static>(
             next => Box::new(WaitingRequest { ready: ready.into_service(), request, wait_guard, grpc })
                 .next_state(next, permits),
         };
+        return (state, Some(event));
     }
     let engine = engine.clone();
-    let deciding = Box::pin(async move { engine.decide_with_permits(&mut checks).await });
+    let deciding = Box::pin(async move { engine.decide(&mut checks).await });
     let waiting = Box::new(WaitingRequest { ready: ready.into_service(), request, wait_guard, grpc });
-    FutureState::Deciding { deciding, waiting: Some(waiting) }
+    (FutureState::Deciding { deciding, waiting: Some(waiting) }, None)
 }
 
 /// The decision, if the store answers immediately or is not needed.
-fn decide_now<S: Store>(engine: &Engine<S>, checks: &mut RequestChecks) -> Option<(NextStep, Permits)> {
+fn decide_now<S: Store>(engine: &Engine<S>, checks: &mut RequestChecks) -> Option<RequestVerdict> {
     if !S::IS_IMMEDIATE && !checks.is_empty() {
         return None;
     }
-    match pin!(engine.decide_with_permits(checks)).poll(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(next) => Some(next),
+    match pin!(engine.decide(checks)).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(verdict) => Some(verdict),
         Poll::Pending => None,
     }
 }
@@ -227,10 +241,17 @@ pin_project! {
     pub struct ResponseFuture<T, Q, S = Memory> where T: Service<Q> {
         #[pin]
         state: FutureState<T, Q, S>,
+        // What the limits have decided since the call returned. Boxed, as it is rare.
+        event: Option<Box<DecisionEvent>>,
     }
 }
 
 impl<T: Service<Q>, Q, S> ResponseFuture<T, Q, S> {
+    /// What the limits decided, once, if they had to wait for their store and have decided since.
+    pub fn take_event(self: Pin<&mut Self>) -> Option<DecisionEvent> {
+        self.project().event.take().map(|event| *event)
+    }
+
     /// The response sent instead of the service's, if it is known already, so that the caller need not await the
     /// future.
     ///
@@ -243,9 +264,9 @@ impl<T: Service<Q>, Q, S> ResponseFuture<T, Q, S> {
     /// let layer = RatekeeperLayer::builder().per_client("per-client", limit).build()?;
     /// let context = || RequestContext { client: Some([192, 0, 2, 7].into()), ..RequestContext::default() };
     ///
-    /// let mut allowed = layer.call_with(service, Request::new(()), context());
+    /// let mut allowed = layer.call_with(service, Request::new(()), context()).response;
     /// assert!(allowed.take_local_response().is_none());
-    /// let mut denied = layer.call_with(service, Request::new(()), context());
+    /// let mut denied = layer.call_with(service, Request::new(()), context()).response;
     /// assert_eq!(denied.take_local_response().map(|response| response.status()), Some(http::StatusCode::TOO_MANY_REQUESTS));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -273,7 +294,7 @@ impl<T: Service<Q>, Q, S> fmt::Debug for ResponseFuture<T, Q, S> {
     }
 }
 
-type DecisionFuture = Pin<Box<dyn Future<Output = (NextStep, Permits)> + Send>>;
+type DecisionFuture = Pin<Box<dyn Future<Output = RequestVerdict> + Send>>;
 
 pin_project! {
     #[project = ProjectedState]
@@ -295,7 +316,8 @@ where
 
     /// After completion it stays pending: neither the service's future nor the store is polled again.
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let mut state = self.project().state;
+        let this = self.project();
+        let mut state = this.state;
         loop {
             let next = match state.as_mut().project() {
                 ProjectedState::Local { response } => {
@@ -314,7 +336,8 @@ where
                     }));
                 }
                 ProjectedState::Deciding { deciding, waiting } => {
-                    let (next, permits) = ready!(deciding.as_mut().poll(context));
+                    let RequestVerdict { next, permits, event } = ready!(deciding.as_mut().poll(context));
+                    *this.event = Some(Box::new(event));
                     waiting.take().map(|waiting| waiting.next_state(next, permits))
                 }
                 ProjectedState::Delayed { sleep, waiting, headers, permits } => {

@@ -66,7 +66,7 @@ async fn lists_overrides_and_bans_apply_to_checks() {
     let shadow = Rule::new("shadow", hourly(1)).key(user()).shadow();
     let seen = Arc::new(Mutex::new(Vec::new()));
     let recorder = seen.clone();
-    let layer = RatekeeperLayer::builder().rule(rule).rule(shadow).observe(move |observed| {
+    let layer = RatekeeperLayer::builder().rule(rule).rule(shadow).observe(move |observed, _| {
         let each =
             observed.rules.iter().map(|it| (it.index, it.decision.allowed, it.is_shadow, it.is_banned));
         recorder.lock().unwrap().push(each.collect::<Vec<_>>());

@@ -243,11 +243,11 @@ type SeenEvents = Arc<Mutex<Vec<(Vec<(String, bool, u32, bool)>, bool)>>>;
 pub(crate) fn observed(builder: LayerBuilder) -> (LayerBuilder, SeenEvents) {
     let seen = SeenEvents::default();
     let sink = seen.clone();
-    let builder = builder.observe(move |observed| {
-        let rule = |it: &ratekeeper::tower::RuleOutcome<'_>| {
-            (it.name.to_owned(), it.decision.allowed, it.decision.remaining, it.is_shadow)
+    let builder = builder.observe(move |observed, names| {
+        let rule = |it: &ratekeeper::tower::RuleOutcome| {
+            (names.get(it.index).to_owned(), it.decision.allowed, it.decision.remaining, it.is_shadow)
         };
-        sink.lock().unwrap().push((observed.rules.iter().map(rule).collect(), observed.allowed));
+        sink.lock().unwrap().push((observed.rules.iter().map(rule).collect(), observed.is_allowed()));
     });
     (builder, seen)
 }

@@ -18,15 +18,15 @@ type SeenEvents = Vec<(String, bool, usize)>;
 async fn twice(builder: LayerBuilder, request: impl Fn() -> Request<String>) -> (Vec<u16>, SeenEvents) {
     let seen = Arc::new(Mutex::new(Vec::new()));
     let sink = seen.clone();
-    let layer = builder.observe(move |it| {
-        sink.lock().unwrap().push((format!("{:?}", it.outcome), it.allowed, it.rules.len()));
+    let layer = builder.observe(move |it, _| {
+        sink.lock().unwrap().push((format!("{:?}", it.outcome), it.is_allowed(), it.rules.len()));
     });
     let statuses = statuses(&layer.build().unwrap(), [request(), request()]).await;
     let seen = std::mem::take(&mut *seen.lock().unwrap());
     (statuses, seen)
 }
 
-fn seen(outcome: Outcome<'_>, rules: usize) -> (String, bool, usize) {
+fn seen(outcome: Outcome, rules: usize) -> (String, bool, usize) {
     (format!("{outcome:?}"), outcome == Outcome::Allowed, rules)
 }
 
@@ -44,7 +44,7 @@ async fn observer_receives_decisions() {
 /// Without these events, counters would show no problem while all clients get 500.
 #[tokio::test]
 async fn observer_receives_rejected_requests() {
-    let check = async |builder: LayerBuilder, request: Request<()>, status: u16, outcome: Outcome<'_>| {
+    let check = async |builder: LayerBuilder, request: Request<()>, status: u16, outcome: Outcome| {
         let request = || request.clone().map(|()| String::new());
         let (statuses, events) = twice(builder, request).await;
         assert_eq!(statuses, [status; 2], "{outcome:?}");
@@ -61,10 +61,10 @@ async fn observer_receives_rejected_requests() {
 
     let mut listed = Rule::new("listed", hourly(9)).key(ip());
     listed.deny = List { clients: vec![parse_cidr("192.0.2.0/24").unwrap()], keys: vec![] };
-    let forbidden = Outcome::Forbidden { rule: "listed", reason: ForbiddenReason::DenyList };
+    let forbidden = Outcome::Forbidden { rule: 1, reason: ForbiddenReason::DenyList };
     check(per_client(9).rule(listed), at("/"), 403, forbidden).await;
     let known = once(user.fallback(KeyFallback::Deny));
-    let forbidden = Outcome::Forbidden { rule: "once", reason: ForbiddenReason::MissingKey };
+    let forbidden = Outcome::Forbidden { rule: 0, reason: ForbiddenReason::MissingKey };
     check(RatekeeperLayer::builder().rule(known), at("/"), 403, forbidden).await;
 
     check(per_client(9), Request::get("/").body(()).unwrap(), 500, Outcome::NoPeer).await;

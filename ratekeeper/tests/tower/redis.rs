@@ -58,8 +58,8 @@ async fn shadow_rules_and_bans_work_in_redis() {
     let layer = RatekeeperLayer::builder()
         .rule(rule)
         .rule(Rule::new("planned", hourly(2)).shadow())
-        .observe(move |observed| {
-            let [user, planned] = observed.rules else { panic!("{observed:?}") };
+        .observe(move |observed, _| {
+            let [user, planned] = &observed.rules[..] else { panic!("{observed:?}") };
             sink.lock().unwrap().push((user.is_banned, planned.decision.allowed));
         })
         .redis(&settings(&server))
@@ -116,7 +116,7 @@ async fn failure_policy_of_a_rule_overrides_the_settings() {
     rule.ban = Some(Ban { after: 1, within: HOUR, lasts: HOUR });
     let banned = Arc::new(Mutex::new(Vec::new()));
     let sink = banned.clone();
-    let builder = RatekeeperLayer::builder().rule(rule).observe(move |observed| {
+    let builder = RatekeeperLayer::builder().rule(rule).observe(move |observed, _| {
         sink.lock().unwrap().push((
             observed.is_degraded,
             observed.rules[0].is_banned,

@@ -1,15 +1,15 @@
 //! The request context that a router in front passes beside the request.
 
 use std::convert::Infallible;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 
 use http::{Request, Response, StatusCode};
 use ratekeeper::tower::concurrency::InFlightLimit;
-use ratekeeper::tower::key::{Key, KeyPart};
+use ratekeeper::tower::key::{Key, KeyPart, shown};
 use ratekeeper::tower::rule::Rule;
 use ratekeeper::tower::{
-    Claims, ConcurrencySet, Peer, RatekeeperLayer, RequestContext, Route, RuleSet, Subject,
+    Claims, ConcurrencySet, Outcome, Peer, RatekeeperLayer, RequestContext, Route, RuleSet,
 };
 use tower::service_fn;
 
@@ -21,7 +21,7 @@ async fn hello(_: Request<()>) -> Result<Response<String>, Infallible> {
 
 /// The status of one request.
 async fn status(layer: &RatekeeperLayer, request: Request<()>, about: RequestContext<'_>) -> u16 {
-    let mut answering = layer.call_with(service_fn(hello), request, about);
+    let mut answering = layer.call_with(service_fn(hello), request, about).response;
     match answering.take_local_response() {
         Some(response) => response.status().as_u16(),
         None => answering.await.unwrap().status().as_u16(),
@@ -107,30 +107,21 @@ async fn claims_in_context_are_not_verified_again() {
 }
 
 #[tokio::test]
-async fn observer_receives_subject_and_denial_is_immediate() {
-    let recorded = Arc::new(Mutex::new(Vec::new()));
-    let recorder = recorded.clone();
-    let layer = RatekeeperLayer::builder()
-        .rule(once(ip()))
-        .observe(move |observed| {
-            let name = observed.subject.and_then(|subject| subject.downcast_ref::<&str>());
-            recorder.lock().unwrap().push((*name.unwrap(), observed.allowed));
-        })
-        .build()
-        .unwrap();
-    let call = |name: &'static str| {
-        let about = RequestContext {
-            client: Some(CLIENT),
-            subject: Some(Subject(Arc::new(name))),
-            ..RequestContext::default()
-        };
-        layer.call_with(service_fn(hello), Request::new(()), about)
+async fn call_returns_its_decision_and_denial_is_immediate() {
+    let layer = RatekeeperLayer::builder().rule(once(ip())).build().unwrap();
+    let call = || {
+        let context = RequestContext { client: Some(CLIENT), ..RequestContext::default() };
+        layer.call_with(service_fn(hello), Request::new(()), context)
     };
-    assert!(call("one").take_local_response().is_none());
-    let mut denied = call("other");
-    let response = denied.take_local_response().unwrap();
+    let mut allowed = call();
+    assert!(allowed.response.take_local_response().is_none());
+    assert_eq!(allowed.event.unwrap().outcome, Outcome::Allowed);
+    let mut denied = call();
+    let event = denied.event.unwrap();
+    assert_eq!((event.outcome, event.rules.len()), (Outcome::Denied, 1));
+    assert_eq!(shown(event.key(&event.rules[0])), CLIENT.to_string());
+    let response = denied.response.take_local_response().unwrap();
     assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
     assert!(response.headers().contains_key("retry-after"));
-    assert!(denied.take_local_response().is_none(), "the response is taken once");
-    assert_eq!(*recorded.lock().unwrap(), [("one", true), ("other", false)]);
+    assert!(denied.response.take_local_response().is_none(), "the response is taken once");
 }

@@ -36,12 +36,13 @@ async fn a_shadow_rule_counts_and_reports_and_never_denies() {
         .rule(Rule::new("planned", hourly(1)).key(ip()).shadow())
         .rule(Rule::new("other", hourly(1)).key(ip()).shadow())
         .rule(Rule::new("real", hourly(3)).key(ip()))
-        .observe(move |observed| {
+        .observe(move |observed, names| {
             let rules = observed.rules.iter();
-            let rules = rules
-                .map(|it| (it.name.to_owned(), it.decision.allowed, it.decision.remaining, it.is_shadow));
+            let name = |index| names.get(index).to_owned();
+            let rules =
+                rules.map(|it| (name(it.index), it.decision.allowed, it.decision.remaining, it.is_shadow));
             assert!(!observed.is_degraded);
-            sink.lock().unwrap().push((rules.collect(), observed.allowed));
+            sink.lock().unwrap().push((rules.collect(), observed.is_allowed()));
         })
         .build()
         .unwrap();
@@ -73,7 +74,7 @@ async fn denied_request_charges_no_shadow_rule() {
     let planned = Rule::new("planned", hourly(9)).key(Key::global()).shadow();
     let left = Arc::new(Mutex::new(Vec::new()));
     let sink = left.clone();
-    let layer = RatekeeperLayer::builder().rule(by_user(1)).rule(planned).observe(move |observed| {
+    let layer = RatekeeperLayer::builder().rule(by_user(1)).rule(planned).observe(move |observed, _| {
         sink.lock().unwrap().push(observed.rules.last().unwrap().decision.remaining);
     });
     let layer = layer.build().unwrap();
@@ -149,7 +150,7 @@ async fn key_denied_too_often_is_banned() {
     rule.ban = Some(Ban { after: 2, within: HOUR, lasts: Duration::from_secs(86_400) });
     let banned = Arc::new(Mutex::new(Vec::new()));
     let sink = banned.clone();
-    let layer = RatekeeperLayer::builder().rule(rule).observe(move |observed| {
+    let layer = RatekeeperLayer::builder().rule(rule).observe(move |observed, _| {
         sink.lock().unwrap().push(observed.rules[0].is_banned);
     });
     let layer = layer.build().unwrap();

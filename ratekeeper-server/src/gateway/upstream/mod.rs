@@ -31,7 +31,7 @@ use self::capacity::ConnectionLimit;
 use self::ejection::Ejection;
 use self::pool::Pool;
 use super::timer::{Ticker, Ticks};
-use super::tls::{self, TlsError};
+use crate::runtime::tls::{self, TlsError};
 
 /// The cost of 100 retries: the most credit that an upstream accumulates.
 const RETRY_CREDIT_MAX: u64 = 100 * RETRY_COST;

@@ -11,8 +11,8 @@ use ratekeeper::{Limiter, Memory, Store, WhenFull};
 use ratekeeper_config as config;
 use ratekeeper_config::Config;
 
-use crate::http_api::{MemoryRecords, RecordStore, RedisRecords};
-use crate::runtime::metrics::{Exposition, families};
+use super::metrics::{Exposition, families};
+use super::records::{MemoryRecords, RecordStore, RedisRecords};
 
 /// A store that can hold the limits of a configuration.
 pub trait Backend: Store + Send + Sync + Sized + 'static {

@@ -1,0 +1,184 @@
+//! The Envoy API as a service of the server.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::{DefaultBodyLimit, FromRequest, Request};
+use axum::http::StatusCode;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::{IntoResponse, Response};
+use axum::routing::post;
+use ratekeeper_config::Config;
+use tokio::runtime::Handle;
+use tokio::time::timeout;
+
+use super::{
+    Domains, EnvoyApiSettings, EnvoyListenerSettings, EnvoyMetrics, EnvoySnapshot, MESSAGE_BYTES_MAX, json,
+    listen,
+};
+use crate::runtime::BoundSocket;
+use crate::runtime::backend::Backend;
+use crate::runtime::current::Current;
+use crate::runtime::engine::EngineState;
+use crate::runtime::error::StartError;
+use crate::runtime::http_listener::BODY_TIMEOUT;
+use crate::runtime::metrics::{Exposition, MetricsDraft};
+use crate::runtime::problem::problem;
+use crate::runtime::service::{ApplyReload, DrainFuture, ListenerTask, Service, log_failure};
+
+/// The Envoy API: a gRPC listener, and the JSON form for a listener of HTTP.
+#[derive(Debug)]
+pub(crate) struct EnvoyApi<S> {
+    grpc: Arc<Current<EnvoySnapshot<S>>>,
+    /// The JSON form, with the permissions of the HTTP API, which serves it.
+    json: Arc<Current<EnvoySnapshot<S>>>,
+    metrics: Arc<EnvoyMetrics>,
+    listener: Option<ListenerTask>,
+}
+
+impl<S: Backend> EnvoyApi<S> {
+    /// Serves the API on a socket, if there is one.
+    pub(crate) fn start(
+        config: &Config,
+        engine: &EngineState<S>,
+        socket: Option<BoundSocket>,
+        runtime: &Handle,
+    ) -> Result<EnvoyApi<S>, StartError> {
+        let metrics = Arc::<EnvoyMetrics>::default();
+        let [grpc, json] = snapshots(config, engine, &metrics).map(|it| Arc::new(Current::new(it)));
+        let listener = socket.map(|socket| {
+            ListenerTask::spawn(runtime, socket, |listener, closing| {
+                let settings = EnvoyListenerSettings::default();
+                let (address, serving) = listen(listener, grpc.clone(), settings, closing)?;
+                Ok((address, async move { log_failure("envoy", serving.await) }))
+            })
+        });
+        Ok(EnvoyApi { grpc, json, metrics, listener: listener.transpose()? })
+    }
+
+    /// The route of the JSON form.
+    pub(crate) fn json_routes(&self) -> Router {
+        let current = self.json.clone();
+        let answer = async move |request: Request| {
+            let body = match read_body(request).await {
+                Ok(body) => body,
+                Err(response) => return response,
+            };
+            let (status, text) = json(&body, &current.load()).await;
+            (status, [(CONTENT_TYPE, "application/json")], text).into_response()
+        };
+        Router::new().route("/json", post(answer)).layer(DefaultBodyLimit::max(MESSAGE_BYTES_MAX))
+    }
+}
+
+/// The snapshots of a configuration: for gRPC and for JSON.
+fn snapshots<S>(
+    config: &Config,
+    engine: &EngineState<S>,
+    metrics: &Arc<EnvoyMetrics>,
+) -> [EnvoySnapshot<S>; 2] {
+    let domains = Arc::new(Domains::new(config.domains.clone()));
+    [EnvoyApiSettings::of_grpc(config), EnvoyApiSettings::of_json(config)].map(|settings| EnvoySnapshot {
+        layer: engine.layer.clone(),
+        domains: domains.clone(),
+        settings: Arc::new(settings),
+        metrics: metrics.clone(),
+    })
+}
+
+impl EnvoyApiSettings {
+    fn of_grpc(config: &Config) -> EnvoyApiSettings {
+        let Some(envoy) = &config.apis.envoy else { return EnvoyApiSettings::default() };
+        EnvoyApiSettings {
+            token: envoy.api.token.clone(),
+            refunds: envoy.refunds,
+            headers: envoy.headers,
+            header_names: envoy.header_names,
+            ..EnvoyApiSettings::default()
+        }
+    }
+
+    fn of_json(config: &Config) -> EnvoyApiSettings {
+        let refunds = config.apis.http.as_ref().is_some_and(|http| http.refunds);
+        EnvoyApiSettings { refunds, ..EnvoyApiSettings::default() }
+    }
+}
+
+impl<S: Backend> Service<S> for EnvoyApi<S> {
+    fn addresses(&self) -> &[SocketAddr] {
+        self.listener.as_ref().map_or(&[], ListenerTask::addresses)
+    }
+
+    fn prepare<'a>(
+        &'a self,
+        config: &'a Config,
+        _: &mut MetricsDraft,
+    ) -> Result<ApplyReload<'a, S>, StartError> {
+        Ok(Box::new(move |engine| {
+            let [grpc, json] = snapshots(config, engine, &self.metrics);
+            self.grpc.replace(grpc);
+            self.json.replace(json);
+        }))
+    }
+
+    fn write_metrics(&self, out: &mut Exposition) {
+        self.metrics.write(out);
+    }
+
+    fn drain(self: Arc<Self>, drain_timeout: Duration) -> DrainFuture {
+        Box::pin(async move {
+            if let Some(listener) = &self.listener {
+                listener.drain(drain_timeout).await;
+            }
+            0
+        })
+    }
+}
+
+/// Reads the body of a request, for at most the body timeout.
+async fn read_body(request: Request) -> Result<Bytes, Response> {
+    match timeout(BODY_TIMEOUT, Bytes::from_request(request, &())).await {
+        Ok(body) => body.map_err(IntoResponse::into_response),
+        Err(_) => Err(problem(StatusCode::REQUEST_TIMEOUT, "the body took too long")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::Pin;
+    use std::task::{Context, Poll};
+
+    use std::io;
+
+    use axum::body::Body;
+    use http_body::Frame;
+
+    use super::*;
+
+    /// A body that never arrives.
+    struct PendingBody;
+
+    impl http_body::Body for PendingBody {
+        type Data = Bytes;
+        type Error = io::Error;
+
+        fn poll_frame(
+            self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+            Poll::Pending
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn stalled_body_times_out_with_408() {
+        let read = timeout(Duration::from_secs(60), read_body(Request::new(Body::new(PendingBody)))).await;
+        let status = read.map(|read| read.map_err(|response| response.status()));
+        assert_eq!(status, Ok(Err(StatusCode::REQUEST_TIMEOUT)));
+        let read = read_body(Request::new(Body::from("{}"))).await;
+        assert_eq!(read.unwrap_or_default(), "{}");
+    }
+}

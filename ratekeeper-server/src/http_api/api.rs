@@ -1,0 +1,93 @@
+//! The HTTP API as a service of the server.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use ratekeeper::tower::RuleSet;
+use ratekeeper_config::Config;
+use tokio::runtime::Handle;
+
+use super::{HttpApi, HttpApiSettings, HttpApiSnapshot, listen};
+use crate::runtime::BoundSocket;
+use crate::runtime::backend::Backend;
+use crate::runtime::engine::EngineState;
+use crate::runtime::error::StartError;
+use crate::runtime::metrics::{Exposition, MetricsDraft};
+use crate::runtime::records::RecordStore;
+use crate::runtime::service::{ApplyReload, DrainFuture, ListenerTask, Service, log_failure};
+
+/// The HTTP API, while it is served.
+#[derive(Debug)]
+pub(crate) struct HttpApiService<S, R> {
+    api: Arc<HttpApi<S, R>>,
+    listener: ListenerTask,
+}
+
+impl<S: Backend, R: RecordStore> HttpApiService<S, R> {
+    /// `other_routes` are served behind the token, too.
+    pub(crate) fn start(
+        config: &Config,
+        engine: &EngineState<S>,
+        records: R,
+        other_routes: Router,
+        socket: BoundSocket,
+        runtime: &Handle,
+    ) -> Result<HttpApiService<S, R>, StartError> {
+        let api = Arc::new(HttpApi::new(snapshot(config, engine), records).with_routes(other_routes));
+        let listener = ListenerTask::spawn(runtime, socket, |listener, closing| {
+            let (address, serving) = listen(listener, api.clone(), closing)?;
+            Ok((address, async move { log_failure("http", serving.await) }))
+        });
+        Ok(HttpApiService { api, listener: listener? })
+    }
+}
+
+fn snapshot<S>(config: &Config, engine: &EngineState<S>) -> HttpApiSnapshot<S> {
+    HttpApiSnapshot { layer: engine.layer.clone(), settings: Arc::new(HttpApiSettings::of(config)) }
+}
+
+impl HttpApiSettings {
+    fn of(config: &Config) -> HttpApiSettings {
+        let settings = HttpApiSettings {
+            limits: config.named_limits,
+            trusted_proxies: config.client.clone(),
+            ..HttpApiSettings::default()
+        };
+        let Some(http) = &config.apis.http else { return settings };
+        HttpApiSettings {
+            token: http.api.token.clone(),
+            refunds: http.refunds,
+            resets: http.resets,
+            deny_status: http.authorize.deny_status,
+            authorize_limits: Some(RuleSet(http.authorize.limits.as_slice().into())),
+            ..settings
+        }
+    }
+}
+
+impl<S: Backend, R: RecordStore> Service<S> for HttpApiService<S, R> {
+    fn addresses(&self) -> &[SocketAddr] {
+        self.listener.addresses()
+    }
+
+    fn prepare<'a>(
+        &'a self,
+        config: &'a Config,
+        _: &mut MetricsDraft,
+    ) -> Result<ApplyReload<'a, S>, StartError> {
+        Ok(Box::new(move |engine| self.api.current.replace(snapshot(config, engine))))
+    }
+
+    fn write_metrics(&self, out: &mut Exposition) {
+        self.api.metrics.write(out);
+    }
+
+    fn drain(self: Arc<Self>, drain_timeout: Duration) -> DrainFuture {
+        Box::pin(async move {
+            self.listener.drain(drain_timeout).await;
+            0
+        })
+    }
+}

@@ -1,0 +1,85 @@
+//! The interface of the services: the gateway, the APIs and the admin listener.
+
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use ratekeeper_config::Config;
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+use super::BoundSocket;
+use super::engine::EngineState;
+use super::error::StartError;
+use super::metrics::{Exposition, MetricsDraft};
+
+/// A network service. It knows the runtime and no other service.
+pub(crate) trait Service<S>: Send + Sync {
+    /// The addresses that it listens on.
+    fn addresses(&self) -> &[SocketAddr];
+
+    /// Prepares a reload. On an error, nothing has changed.
+    fn prepare<'a>(
+        &'a self,
+        config: &'a Config,
+        metrics: &mut MetricsDraft,
+    ) -> Result<ApplyReload<'a, S>, StartError>;
+
+    /// Writes its metrics.
+    fn write_metrics(&self, out: &mut Exposition);
+
+    /// Shuts down gracefully: accepts no more connections and answers the requests in flight, for at most
+    /// `drain_timeout`. The result is the number of connections that were still open then.
+    fn drain(self: Arc<Self>, drain_timeout: Duration) -> DrainFuture;
+}
+
+/// Applies a prepared reload, with the limits of the new configuration. It cannot fail.
+pub(crate) type ApplyReload<'a, S> = Box<dyn FnOnce(&Arc<EngineState<S>>) + 'a>;
+
+pub(crate) type DrainFuture = Pin<Box<dyn Future<Output = usize> + Send>>;
+
+/// A listener that a task serves until it is told to close.
+#[derive(Debug)]
+pub(crate) struct ListenerTask {
+    address: SocketAddr,
+    closing: watch::Sender<bool>,
+    serving: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl ListenerTask {
+    /// Serves on the runtime. The future ends some time after the value that it is made with has become true.
+    pub(crate) fn spawn<F: Future<Output = ()> + Send + 'static>(
+        runtime: &Handle,
+        socket: BoundSocket,
+        serve: impl FnOnce(TcpListener, watch::Receiver<bool>) -> io::Result<(SocketAddr, F)>,
+    ) -> Result<ListenerTask, StartError> {
+        let (closing, is_closing) = watch::channel(false);
+        let _entered = runtime.enter();
+        let (address, serving) = socket.serve(|listener| serve(listener, is_closing))?;
+        Ok(ListenerTask { address, closing, serving: Mutex::new(Some(runtime.spawn(serving))) })
+    }
+
+    pub(crate) fn addresses(&self) -> &[SocketAddr] {
+        std::slice::from_ref(&self.address)
+    }
+
+    /// Closes the listener, and waits until the requests in flight are answered.
+    pub(crate) async fn drain(&self, drain_timeout: Duration) {
+        self.closing.send_replace(true);
+        let serving = self.serving.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(serving) = serving {
+            let _ = timeout(drain_timeout, serving).await;
+        }
+    }
+}
+
+/// Logs the error of an API that has stopped.
+pub(crate) fn log_failure(api: &str, result: io::Result<()>) {
+    if let Err(error) = result {
+        tracing::error!(api, %error, "API stopped unexpectedly");
+    }
+}

@@ -1,0 +1,350 @@
+//! The server: the engine and the services that a configuration describes. The only file that knows all services.
+
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+
+use ratekeeper_config::{Config, Listener, Redis, Store};
+use tokio::runtime::{Handle, Runtime};
+use tokio::task::JoinSet;
+
+use crate::admin::Admin;
+use crate::envoy::EnvoyApi;
+use crate::gateway::{Gateway, GatewayDraft, GatewaySockets};
+use crate::http_api::HttpApiService;
+use crate::redis_api::RedisApiService;
+use crate::runtime::access_log::{AccessLog, LogStyle};
+use crate::runtime::backend::Backend;
+use crate::runtime::engine::{Engine, EngineState};
+use crate::runtime::error::StartError;
+use crate::runtime::metrics::{Exposition, Metrics, Traffic};
+use crate::runtime::service::Service;
+use crate::runtime::status::StatusSource;
+use crate::runtime::store_monitor::{monitor_store, reach_store};
+use crate::runtime::{BoundSocket, Sockets};
+
+/// A running server.
+pub struct Server<S> {
+    engine: Arc<Engine<S>>,
+    /// The gateway and the APIs, by their names in the configuration.
+    services: Services<S>,
+    admin: Option<Arc<Admin>>,
+    restart_settings: RestartSettings,
+    /// The APIs have threads of their own.
+    api_runtime: Option<Runtime>,
+    tasks: JoinSet<()>,
+}
+
+type Services<S> = Vec<(&'static str, Arc<dyn Service<S>>)>;
+
+impl<S> fmt::Debug for Server<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<_> = self.services.iter().map(|(name, _)| name).collect();
+        f.debug_struct("Server").field("services", &names).finish_non_exhaustive()
+    }
+}
+
+impl<S: Backend> Server<S> {
+    /// Starts everything that `config` describes. Must be called on a tokio runtime, which accepts connections and
+    /// runs timers; requests run on other threads.
+    ///
+    /// # Errors
+    /// If the configuration has neither a gateway nor an API, an address cannot be bound, or certificates, limits,
+    /// the store or a thread cannot be set up.
+    pub async fn start(
+        config: &Config,
+        sockets: &mut Sockets,
+        log: LogStyle,
+    ) -> Result<Server<S>, StartError> {
+        Server::start_on(config, sockets, Box::new(io::stdout()), log).await
+    }
+
+    /// Like [`start`](Server::start), but with new sockets, and with the access log written to `log` instead of
+    /// stdout.
+    ///
+    /// # Errors
+    /// As [`start`](Server::start).
+    pub async fn start_with_log(
+        config: &Config,
+        log: Box<dyn io::Write + Send>,
+    ) -> Result<Server<S>, StartError> {
+        Server::start_on(config, &mut Sockets::default(), log, LogStyle::Json).await
+    }
+
+    async fn start_on(
+        config: &Config,
+        sockets: &mut Sockets,
+        log: Box<dyn io::Write + Send>,
+        log_style: LogStyle,
+    ) -> Result<Server<S>, StartError> {
+        check_services(config)?;
+        let workers = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+        let bound = BoundSockets::bind(config, sockets)?;
+        // One shard for each worker of the gateway and each thread of the APIs.
+        let metrics = Metrics::new(2 * workers);
+        let mut metrics_draft = metrics.draft();
+        let gateway = config.gateway.as_ref().map(|gateway| {
+            let log = |workers| AccessLog::start(workers, log, log_style);
+            GatewayDraft::new(gateway, workers, &mut metrics_draft, log)
+        });
+        let gateway = gateway.transpose()?;
+        let state = Arc::new(EngineState::<S>::new(config, &mut metrics_draft, None)?);
+        metrics.publish(metrics_draft);
+        let is_up = reach_store(config, &state).await?;
+        let mut server = Server {
+            engine: Arc::new(Engine::new(state.clone(), metrics)),
+            services: Vec::new(),
+            admin: None,
+            restart_settings: RestartSettings::of(config),
+            api_runtime: None,
+            tasks: JoinSet::new(),
+        };
+        if let (Some(settings), Some(draft), Some(sockets)) = (&config.gateway, gateway, bound.gateway) {
+            let gateway = Gateway::start(config, settings, sockets, draft, &state)?;
+            server.services.push(("gateway", Arc::new(gateway)));
+        }
+        if !config.apis.are_none() {
+            let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().thread_name("api").build();
+            let runtime = runtime.map_err(StartError::Thread)?;
+            let handle = runtime.handle().clone();
+            // Stored before anything can fail: dropping a runtime here would block on its threads, and panic.
+            server.api_runtime = Some(runtime);
+            server.services.extend(start_apis(config, &state, bound.apis, &handle)?);
+        }
+        if let Some(socket) = bound.admin {
+            let admin = Admin::start(config, socket, server.status(), &Handle::current())?;
+            server.admin = Some(Arc::new(admin));
+        }
+        server.tasks.spawn(monitor_store(server.engine.clone(), is_up));
+        Ok(server)
+    }
+
+    /// The addresses of the gateway and the APIs, by their names in the configuration.
+    pub fn addresses(&self) -> Vec<(&'static str, SocketAddr)> {
+        let of = |(name, service): &(&'static str, Arc<dyn Service<S>>)| {
+            let name = *name;
+            service.addresses().iter().map(move |address| (name, *address)).collect::<Vec<_>>()
+        };
+        self.services.iter().flat_map(of).collect()
+    }
+
+    /// The address of the admin listener.
+    pub fn admin_address(&self) -> Option<SocketAddr> {
+        let admin = self.admin.as_deref().map(|admin| -> &dyn Service<S> { admin });
+        admin.and_then(|admin| admin.addresses().first().copied())
+    }
+
+    /// Metrics and readiness, also during graceful shutdown.
+    pub fn status(&self) -> Arc<dyn StatusSource> {
+        let services = self.services.iter().map(|(_, service)| service.clone()).collect();
+        Arc::new(ServerStatus { engine: self.engine.clone(), services })
+    }
+
+    /// Returns totals of the traffic, also after [`drain`](Server::drain).
+    pub fn traffic(&self) -> impl Fn() -> Traffic + use<S> {
+        let engine = self.engine.clone();
+        move || engine.metrics.traffic()
+    }
+
+    /// Replaces the configuration. Requests in flight finish under the old one.
+    ///
+    /// # Errors
+    /// If the new configuration cannot be applied or needs a restart; the old one then stays in effect.
+    pub fn reload(&self, config: &Config) -> Result<(), StartError> {
+        let reloaded = self.replace(config);
+        self.engine.metrics.count_reload(reloaded.is_ok());
+        reloaded
+    }
+
+    /// Counts a failed reload whose configuration could not be read.
+    pub fn count_failed_reload(&self) {
+        self.engine.metrics.count_reload(false);
+    }
+
+    fn replace(&self, config: &Config) -> Result<(), StartError> {
+        check_services(config)?;
+        self.restart_settings.check(&RestartSettings::of(config))?;
+        let mut metrics = self.engine.metrics.draft();
+        let mut prepared = Vec::new();
+        let admin = self.admin.as_deref().map(|admin| -> &dyn Service<S> { admin });
+        for service in self.services.iter().map(|(_, service)| &**service).chain(admin) {
+            prepared.push(service.prepare(config, &mut metrics)?);
+        }
+        // The last step that can fail, because it starts the state migration of the limits.
+        let state = Arc::new(EngineState::new(config, &mut metrics, Some(&self.engine.state()))?);
+        self.engine.metrics.publish(metrics);
+        self.engine.replace(state.clone());
+        for apply in prepared {
+            apply(&state);
+        }
+        Ok(())
+    }
+
+    /// Closes the admin listener, because a successor serves it.
+    pub fn close_admin(&mut self) {
+        if let Some(admin) = self.admin.take() {
+            admin.close();
+        }
+    }
+
+    /// Shuts down gracefully: accepts no more connections, lets requests in flight finish and announces the close to
+    /// clients. Returns when all connections are closed or the drain timeout has passed; the result is the number of
+    /// connections of the gateway that were still open then.
+    pub async fn drain(mut self) -> usize {
+        self.engine.start_draining();
+        let state = Arc::clone(&self.engine.state());
+        let mut draining = JoinSet::new();
+        for (_, service) in self.services.drain(..) {
+            draining.spawn(service.drain(state.drain_timeout));
+        }
+        let left = draining.join_all().await.iter().sum();
+        self.tasks.shutdown().await;
+        if let Some(layer) = &self.engine.state().layer {
+            S::release(layer.limiter()).await;
+        }
+        left
+    }
+}
+
+impl<S> Drop for Server<S> {
+    fn drop(&mut self) {
+        // An async context must not block on the runtime's threads.
+        if let Some(runtime) = self.api_runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+/// Starts the APIs that have a socket.
+fn start_apis<S: Backend>(
+    config: &Config,
+    engine: &EngineState<S>,
+    sockets: ApiSockets,
+    runtime: &Handle,
+) -> Result<Services<S>, StartError> {
+    let mut services: Services<S> = Vec::new();
+    // The HTTP API serves the JSON form of the Envoy API.
+    let envoy = EnvoyApi::start(config, engine, sockets.envoy, runtime)?;
+    if let (Some(socket), Some(layer)) = (sockets.http, &engine.layer) {
+        let records = S::records(layer.limiter());
+        let http = HttpApiService::start(config, engine, records, envoy.json_routes(), socket, runtime)?;
+        services.push(("http", Arc::new(http)));
+    }
+    services.push(("envoy", Arc::new(envoy)));
+    if let Some(socket) = sockets.resp {
+        services.push(("resp", Arc::new(RedisApiService::start(config, engine, socket, runtime)?)));
+    }
+    Ok(services)
+}
+
+/// All sockets, bound before anything is started.
+struct BoundSockets {
+    gateway: Option<GatewaySockets>,
+    apis: ApiSockets,
+    admin: Option<BoundSocket>,
+}
+
+struct ApiSockets {
+    http: Option<BoundSocket>,
+    envoy: Option<BoundSocket>,
+    resp: Option<BoundSocket>,
+}
+
+impl BoundSockets {
+    fn bind(config: &Config, sockets: &mut Sockets) -> Result<BoundSockets, StartError> {
+        let gateway = config.gateway.as_ref().map(|gateway| GatewaySockets::bind(gateway, sockets));
+        let gateway = gateway.transpose()?;
+        let mut bind = |setting: &'static str| {
+            let address = listen_address(config, setting);
+            address.map(|address| BoundSocket::bind(setting, address, sockets)).transpose()
+        };
+        let apis =
+            ApiSockets { http: bind("apis.http")?, envoy: bind("apis.envoy")?, resp: bind("apis.resp")? };
+        Ok(BoundSockets { gateway, apis, admin: bind("admin")? })
+    }
+}
+
+/// The settings with one address each.
+const ADDRESS_SETTINGS: [&str; 4] = ["admin", "apis.http", "apis.envoy", "apis.resp"];
+
+/// The address of one of the [`ADDRESS_SETTINGS`].
+fn listen_address(config: &Config, setting: &str) -> Option<SocketAddr> {
+    let apis = &config.apis;
+    match setting {
+        "admin" => config.admin.as_ref().map(|admin| admin.listen),
+        "apis.http" => apis.http.as_ref().map(|http| http.api.listen),
+        "apis.envoy" => apis.envoy.as_ref().map(|envoy| envoy.api.listen),
+        _ => apis.resp.as_ref().map(|resp| resp.api.listen),
+    }
+}
+
+/// A file that configures no service is probably a mistake.
+fn check_services(config: &Config) -> Result<(), StartError> {
+    match config.gateway.is_none() && config.apis.are_none() {
+        true => Err(StartError::NoService),
+        false => Ok(()),
+    }
+}
+
+/// Settings that need a restart to change, because sockets and counters depend on them.
+#[derive(Debug)]
+struct RestartSettings {
+    listeners: Vec<Listener>,
+    /// Of the [`ADDRESS_SETTINGS`].
+    addresses: [Option<SocketAddr>; ADDRESS_SETTINGS.len()],
+    /// Its connections are kept across reloads.
+    redis: Option<Box<Redis>>,
+}
+
+impl RestartSettings {
+    fn of(config: &Config) -> RestartSettings {
+        let redis = match &config.store {
+            Store::Redis(redis) => Some(redis.clone()),
+            Store::Memory { .. } => None,
+        };
+        RestartSettings {
+            listeners: config.gateway.as_ref().map(|gateway| gateway.listeners.clone()).unwrap_or_default(),
+            addresses: ADDRESS_SETTINGS.map(|setting| listen_address(config, setting)),
+            redis,
+        }
+    }
+
+    fn check(&self, new: &RestartSettings) -> Result<(), StartError> {
+        let addresses = ADDRESS_SETTINGS.iter().zip(self.addresses.iter().zip(&new.addresses));
+        let changed = [("gateway.listen", self.listeners != new.listeners)]
+            .into_iter()
+            .chain(addresses.map(|(setting, (old, new))| (*setting, old != new)))
+            .chain([
+                ("the type of `store`", self.redis.is_some() != new.redis.is_some()),
+                ("store.redis", self.redis != new.redis),
+            ])
+            .find(|(_, is_changed)| *is_changed);
+        match changed {
+            Some((what, _)) => Err(StartError::NeedsRestart(what)),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The server as the admin listener sees it, also during graceful shutdown.
+struct ServerStatus<S> {
+    engine: Arc<Engine<S>>,
+    services: Vec<Arc<dyn Service<S>>>,
+}
+
+impl<S: Backend> StatusSource for ServerStatus<S> {
+    fn metrics(&self) -> String {
+        let mut out = Exposition::default();
+        self.engine.write_metrics(&mut out);
+        for service in &self.services {
+            service.write_metrics(&mut out);
+        }
+        out.into_text()
+    }
+
+    fn is_ready(&self) -> bool {
+        self.engine.is_ready()
+    }
+}
