@@ -23,6 +23,40 @@ pub fn is_header_alias(name: &str, of: &str) -> bool {
     name.len() == of.len() && name != of && name.bytes().map(folded).eq(of.bytes().map(folded))
 }
 
+/// The configured headers that are aliases of each other. Some servers merge them, so each is read in all configured
+/// spellings, and a request may have only one of them.
+///
+/// ```
+/// use ratekeeper_rules::spelling::HeaderAliases;
+///
+/// let aliases = HeaderAliases::among(&["x-user-id", "x_user_id", "x-cost"]);
+/// assert!(aliases.of("x-user-id").eq(["x_user_id"]));
+/// assert_eq!(aliases.of("x-cost").count(), 0);
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct HeaderAliases(Vec<(String, String)>);
+
+impl HeaderAliases {
+    /// The aliases among different names in lower case.
+    pub fn among<N: AsRef<str>>(names: &[N]) -> HeaderAliases {
+        let names = || names.iter().map(AsRef::as_ref);
+        let pairs = names().flat_map(|name| names().map(move |other| (name, other)));
+        let pairs = pairs.filter(|(name, other)| is_header_alias(name, other));
+        HeaderAliases(pairs.map(|(name, other)| (name.to_owned(), other.to_owned())).collect())
+    }
+
+    /// The other configured spellings of a header.
+    pub fn of<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> + 'a {
+        self.0.iter().filter(move |(its, _)| its == name).map(|(_, other)| other.as_str())
+    }
+
+    /// Two spellings of one header that are both present.
+    pub fn both_present(&self, is_present: impl Fn(&str) -> bool) -> Option<(&str, &str)> {
+        let pairs = self.0.iter().map(|(name, other)| (name.as_str(), other.as_str()));
+        pairs.into_iter().find(|(name, other)| is_present(name) && is_present(other))
+    }
+}
+
 /// Whether some servers read the decoded name of a cookie or parameter as `name`.
 pub(crate) fn is_same_name(sent: &[u8], name: &[u8]) -> bool {
     if sent == name {

@@ -19,6 +19,7 @@ use ratekeeper::tower::{Claims, RequestContext, ResponseFuture, Subject, grpc_co
 use ratekeeper_rules::client::TrustedProxies;
 use ratekeeper_rules::path::{AmbiguousPath, PathNormalization, normalize};
 use ratekeeper_rules::request::Request as _;
+use ratekeeper_rules::spelling::HeaderAliases;
 use tower_service::Service;
 
 use super::access::{AccessRecord, X_REQUEST_ID};
@@ -174,7 +175,7 @@ fn start<S: Backend>(
     if state.has_access_log {
         record.log(&parts.method, parts.uri.path_and_query());
     }
-    if let Err(error) = screen(&mut parts, &state.header_names) {
+    if let Err(error) = screen(&mut parts, &state.header_names, &state.header_aliases) {
         record.outcome().set(RequestDecision::Rejected);
         let mut response = problem(error.status, error.detail);
         if error.status == StatusCode::METHOD_NOT_ALLOWED {
@@ -265,7 +266,8 @@ fn match_route<'s, S: Backend>(
     let path = normalize(parts.uri.path(), state.paths).map_err(ambiguous)?;
     let (trusted_proxies, tokens) = (&state.trusted_proxies, state.tokens.as_deref());
     let (client, claims) = (OnceCell::new(), OnceCell::new());
-    let view = RequestView { parts, path: &path, trusted_proxies, tokens, peer, client, claims };
+    let aliases = &state.header_aliases;
+    let view = RequestView { parts, path: &path, aliases, trusted_proxies, tokens, peer, client, claims };
     let route = state.routes(worker).iter().find(|route| route.when.fits(&view));
     let client = view.client();
     // With two tokens, the upstream may trust the other one.
@@ -309,6 +311,7 @@ pub(crate) fn with_path(uri: &Uri, path: &str) -> Result<Uri, ErrorResponse> {
 struct RequestView<'a> {
     parts: &'a Parts,
     path: &'a str,
+    aliases: &'a HeaderAliases,
     trusted_proxies: &'a TrustedProxies,
     peer: IpAddr,
     tokens: Option<&'a Tokens>,
@@ -334,7 +337,8 @@ impl ratekeeper_rules::request::Request for RequestView<'_> {
     }
 
     fn header<'b>(&'b self, name: &'b str) -> impl Iterator<Item = &'b [u8]> + 'b {
-        self.parts.headers.get_all(name).iter().map(HeaderValue::as_bytes)
+        let lines = |name| self.parts.headers.get_all(name).iter().map(HeaderValue::as_bytes);
+        lines(name).chain(self.aliases.of(name).flat_map(lines))
     }
 
     fn client(&self) -> IpAddr {

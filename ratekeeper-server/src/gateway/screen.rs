@@ -8,7 +8,7 @@ use http::request::Parts;
 use http::uri::{Authority, PathAndQuery, Uri};
 use http::{Method, StatusCode, Version};
 
-use ratekeeper_rules::spelling::is_header_alias;
+use ratekeeper_rules::spelling::{HeaderAliases, is_header_alias};
 
 use super::framing::{AmbiguousLength, FramingError, check_framing};
 use super::hop_headers::{is_end_to_end, is_hop_by_hop, is_managed};
@@ -35,8 +35,13 @@ impl From<FramingError> for ScreenError {
 }
 
 /// Checks a request's head and normalizes it to the form that is forwarded: a target without scheme and authority,
-/// and one `Host`. `protected` lists the headers that the configuration reads or sets.
-pub(crate) fn screen(parts: &mut Parts, protected: &[HeaderName]) -> Result<(), ScreenError> {
+/// and one `Host`. `protected` lists the headers that the configuration reads or edits, and `aliases` those of them that
+/// are one header to some servers.
+pub(crate) fn screen(
+    parts: &mut Parts,
+    protected: &[HeaderName],
+    aliases: &HeaderAliases,
+) -> Result<(), ScreenError> {
     if parts.method == Method::CONNECT {
         return Err(ScreenError { status: StatusCode::NOT_IMPLEMENTED, detail: "CONNECT is not supported" });
     }
@@ -54,6 +59,9 @@ pub(crate) fn screen(parts: &mut Parts, protected: &[HeaderName]) -> Result<(), 
     }?;
     check_connection(&parts.headers, protected)?;
     remove_aliases(&mut parts.headers, protected);
+    if aliases.both_present(|name| parts.headers.contains_key(name)).is_some() {
+        return Err(bad_request("the request has two spellings of one header; send one of them"));
+    }
     join_cookies(parts);
     Ok(())
 }

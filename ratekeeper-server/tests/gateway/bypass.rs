@@ -169,6 +169,47 @@ async fn other_spellings_of_a_key_are_no_second_budget() {
     }
 }
 
+/// Limits on both spellings read one header: an upstream that merges them sees one, too.
+#[tokio::test]
+async fn two_configured_spellings_of_a_header_are_one_header() {
+    let upstream = Upstream::start().await;
+    let limits = "limits:
+  hyphens:
+    { when: { path: /h }, key: { header: X-Api-Key, fallback: { literal: none } }, fixed_window: { limit: 2, window: 1h } }
+  underscores:
+    { when: { path: /u }, key: { header: X_Api_Key, fallback: { literal: none } }, fixed_window: { limit: 2, window: 1h } }
+";
+    let gateway = in_front_of(&upstream, limits, "").await;
+    for path in ["/h", "/u"] {
+        let mut statuses = Vec::new();
+        for headers in
+            ["X-Api-Key: VALID\r\n", "X_Api_Key: VALID\r\n", "X_Api_Key: VALID\r\n", "X-Api-Key: VALID\r\n"]
+        {
+            statuses.push(status(&get(gateway.address, path, headers).await));
+        }
+        assert_eq!(statuses, [200, 200, 429, 429], "{path}");
+        for both in ["X-Api-Key: R1\r\nX_Api_Key: VALID\r\n", "X_Api_Key: R1\r\nX-Api-Key: VALID\r\n"] {
+            assert_eq!(status(&get(gateway.address, path, both).await), 400, "{path}: {both}");
+        }
+    }
+    assert_eq!(upstream.requests().len(), 4);
+}
+
+/// A route must not forward a client's value of a header that it sets, in whichever spelling a limit reads it.
+#[tokio::test]
+async fn limit_on_another_spelling_does_not_let_a_set_header_be_forged() {
+    let upstream = Upstream::start().await;
+    let limits =
+        "limits: { per-tenant: { key: { header: X_Tenant }, fixed_window: { limit: 100, window: 1h } } }";
+    let edits = ", request_headers: { set: { X-Tenant: acme }, remove: [X-Internal] }";
+    let gateway = in_front_of(&upstream, limits, edits).await;
+    let headers = "X_Tenant: evil\r\nX_Internal: evil\r\nX-Internal: evil\r\n";
+    assert_eq!(status(&get(gateway.address, "/", headers).await), 200);
+    let seen = upstream.only_request();
+    assert_eq!(seen.header("x-tenant"), Some("acme"));
+    assert!(!format!("{seen:?}").contains("evil"), "{seen:?}");
+}
+
 /// A proxy writes one of the two headers and forwards the client's value of the other.
 #[tokio::test]
 async fn only_the_configured_forwarding_header_of_a_trusted_proxy_counts() {

@@ -14,6 +14,7 @@ use ratekeeper_rules::key::{Key, KeyPart};
 use ratekeeper_rules::path::PathNormalization;
 use ratekeeper_rules::response::{DenialResponse, HeaderSet, PolicyName};
 use ratekeeper_rules::rule::{Rule, Rules};
+use ratekeeper_rules::spelling::{HeaderAliases, is_header_alias};
 
 use super::concurrency::{InFlightLimit, InFlightLimits};
 use super::engine::{DecisionEvent, Engine, Observer, PeerLookup, TokenVerifier};
@@ -507,7 +508,12 @@ impl LayerBuilder {
                 header_names.push(name);
             }
         }
+        // A token is read in one spelling only, so the others are rejected even if a rule reads them.
+        if let Some(token) = &self.token_header {
+            header_names.retain(|name| !is_header_alias(name.as_str(), token.as_str()));
+        }
         Ok(Engine {
+            header_aliases: HeaderAliases::among(&header_names),
             header_names,
             deny_responses: deny_responses.collect(),
             delays: rules.limits().iter().map(|stored| is_delay(&stored.limit)).collect(),

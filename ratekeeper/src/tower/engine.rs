@@ -18,6 +18,7 @@ use ratekeeper_rules::response::{
     DenialResponse, HeaderSet, Jitter, LimitDecision, LimitResponse, PolicyName, ResponseContext,
 };
 use ratekeeper_rules::rule::{ChargeList, ForbiddenReason, Rejection, RuleCharge, Rules};
+use ratekeeper_rules::spelling::HeaderAliases;
 use smallvec::SmallVec;
 
 use super::concurrency::{InFlightLimits, PermitChecks};
@@ -136,6 +137,7 @@ pub(crate) struct Engine<S> {
     pub(crate) token_header: Option<HeaderName>,
     /// The headers that rules and `verify` read and that have other spellings.
     pub(crate) header_names: Vec<HeaderName>,
+    pub(crate) header_aliases: HeaderAliases,
     pub(crate) extractors: Vec<(String, Arc<dyn KeyExtractor>)>,
     pub(crate) observer: Option<Observer>,
     /// For each limit, whether it delays requests.

@@ -10,7 +10,7 @@ use http::request::Parts;
 use http::uri::PathAndQuery;
 use ratekeeper_rules::path::{PathNormalization, normalize};
 use ratekeeper_rules::request::{Request, host_name};
-use ratekeeper_rules::spelling::is_header_alias;
+use ratekeeper_rules::spelling::{HeaderAliases, is_header_alias};
 
 use super::engine::{Engine, RequestRejection};
 use super::{Claims, NonCanonicalPath, RequestContext};
@@ -32,7 +32,7 @@ impl<'a, S> View<'a, S> {
         context: &'a RequestContext<'a>,
         engine: &'a Engine<S>,
     ) -> Result<View<'a, S>, RequestRejection> {
-        reject_aliases(&parts.headers, &engine.header_names)?;
+        reject_aliases(&parts.headers, &engine.header_names, &engine.header_aliases)?;
         let path = normalize(parts.uri.path(), engine.path_normalization);
         let path = path.map_err(|error| RequestRejection::Malformed(error.to_string()))?;
         let (client, verified) = (OnceCell::new(), OnceCell::new());
@@ -83,8 +83,18 @@ fn host(parts: &Parts) -> Result<&str, RequestRejection> {
 }
 
 /// Rejects other spellings of headers that rules read: servers that turn names into variables read `X_User_Id` as
-/// `X-User-Id`, so a client could use the budget of one and be served as the other.
-fn reject_aliases(headers: &HeaderMap, read: &[HeaderName]) -> Result<(), RequestRejection> {
+/// `X-User-Id`, so a client could use the budget of one and be served as the other. If rules read both, a request may
+/// have either.
+fn reject_aliases(
+    headers: &HeaderMap,
+    read: &[HeaderName],
+    aliases: &HeaderAliases,
+) -> Result<(), RequestRejection> {
+    if let Some((name, other)) = aliases.both_present(|name| headers.contains_key(name)) {
+        return Err(RequestRejection::Malformed(format!(
+            "the headers {name} and {other} are two spellings of one header; send one of them"
+        )));
+    }
     let aliased = |name: &HeaderName| read.iter().find(|of| is_header_alias(name.as_str(), of.as_str()));
     let aliases = headers.keys().filter_map(|name| Some((name, aliased(name)?)));
     match aliases.into_iter().find(|(name, _)| !read.contains(name)) {
@@ -152,7 +162,8 @@ impl<S> Request for View<'_, S> {
     }
 
     fn header<'b>(&'b self, name: &'b str) -> impl Iterator<Item = &'b [u8]> + 'b {
-        self.parts.headers.get_all(name).iter().map(HeaderValue::as_bytes)
+        let lines = |name| self.parts.headers.get_all(name).iter().map(HeaderValue::as_bytes);
+        lines(name).chain(self.engine.header_aliases.of(name).flat_map(lines))
     }
 
     fn client(&self) -> IpAddr {

@@ -86,6 +86,16 @@ async fn headers_cookies_and_queries_are_keys() {
     assert_eq!(send(&underscored, with("x-api-key", "a")).await.status, 400);
     assert_eq!(send(&underscored, with("x_api_key", "a")).await.status, 200);
 
+    // Rules that read both spellings read one header.
+    let either = || layer(Key::of(KeyPart::header("X-Api-Key")).and(KeyPart::header("X_Api_Key")));
+    assert!(share(either(), with("x-api-key", "a"), with("x_api_key", "a")).await);
+    assert!(!share(either(), with("x-api-key", "a"), with("x_api_key", "b")).await);
+    let both =
+        Request::get("/").header("x-api-key", "a").header("x_api_key", "b").body(String::new()).unwrap();
+    let rejected = send(&either(), both).await;
+    assert_eq!(rejected.status, 400, "{rejected:?}");
+    assert!(rejected.body.contains("x_api_key") && rejected.body.contains("x-api-key"), "{rejected:?}");
+
     let cookie = || layer(Key::of(KeyPart::Cookie("sid".to_owned())));
     assert!(share(cookie(), with("cookie", "a=1; sid=7"), with("cookie", "sid=7; b=2")).await);
     assert!(!share(cookie(), with("cookie", "sid=7"), with("cookie", "sid=8; xsid=7")).await);
