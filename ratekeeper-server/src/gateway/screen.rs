@@ -173,10 +173,12 @@ pub(crate) fn is_protected_alias(name: &HeaderName, protected: &[HeaderName]) ->
     protected.iter().any(|of| is_header_alias(name.as_str(), of.as_str())) && !protected.contains(name)
 }
 
-/// The name with hyphens in place of underscores and dots; none if it has neither.
+/// The name with hyphens in place of everything that is neither a letter nor a digit; none if it has only hyphens.
 pub(crate) fn plain_name(name: &HeaderName) -> Option<HeaderName> {
-    let has_alias_byte = name.as_str().bytes().any(|byte| matches!(byte, b'_' | b'.'));
-    has_alias_byte.then(|| name.as_str().replace(['_', '.'], "-").parse().ok()).flatten()
+    let is_alias_byte = |byte: u8| !byte.is_ascii_alphanumeric() && byte != b'-';
+    let has_alias_byte = name.as_str().bytes().any(is_alias_byte);
+    let plain = || name.as_str().replace(|byte: char| !byte.is_ascii_alphanumeric(), "-");
+    has_alias_byte.then(|| plain().parse().ok()).flatten()
 }
 
 /// Joins cookie headers: HTTP/2 may split them, HTTP/1 must not.

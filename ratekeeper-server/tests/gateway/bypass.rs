@@ -104,7 +104,8 @@ async fn limits_on_forwarding_headers_use_the_values_of_the_gateway() {
 async fn forged_forwarding_headers_and_aliases_are_removed() {
     let upstream = Upstream::start().await;
     let headers = "X-Forwarded-Prefix: /admin\r\nX-Forwarded-Ssl: on\r\nX-Forwarded-Server: bank\r\nX_Tenant: evil\r\n\
-        X.Tenant: evil\r\nX_Request_Id: mine\r\nX_Forwarded_Prefix: /admin\r\n";
+        X.Tenant: evil\r\nX_Request_Id: mine\r\nX_Forwarded_Prefix: /admin\r\nX!Tenant: evil\r\nX!Forwarded!For: 6.6.6.6\r\n\
+        X+Real+IP: 6.6.6.6\r\nTransfer!Encoding: chunked\r\nContent~Length: 77\r\nProxy|Connection: x\r\n";
     let gateway = in_front_of(&upstream, "", ", request_headers: { set: { X-Tenant: acme } }").await;
     get(gateway.address, "/", headers).await;
     let seen = upstream.only_request();
@@ -116,6 +117,12 @@ async fn forged_forwarding_headers_and_aliases_are_removed() {
         "x.tenant",
         "x_request_id",
         "x_forwarded_prefix",
+        "x!tenant",
+        "x!forwarded!for",
+        "x+real+ip",
+        "transfer!encoding",
+        "content~length",
+        "proxy|connection",
     ] {
         assert_eq!(seen.header(name), None, "{name}");
     }
@@ -148,15 +155,34 @@ async fn other_spellings_of_a_key_are_no_second_budget() {
             assert_eq!(status(&get(gateway.address, &target, "").await), 400, "{target}");
         }
     }
+    for target in ["/?[api_key]=VALID", "/?api_key]=VALID"] {
+        assert_eq!(status(&get(gateway.address, target, "").await), 429, "{target}");
+    }
+    assert_eq!(status(&get(gateway.address, "/?api_key=VALID%00x", "").await), 400);
     let gateway = gateway_for("cookie: session_id").await;
-    for number in 0..3 {
-        let cookies = format!("Cookie: session.id=VALID; session_id=R{number}\r\n");
-        assert_eq!(status(&get(gateway.address, "/", &cookies).await), 400);
+    for cookies in [
+        "session.id=VALID; session_id=R1",
+        "session_id=VALID n=1",
+        "session_id=VALID,n=1",
+        "session_id=R1,session_id=VALID",
+        "n=1, session_id=VALID",
+        "session_id=\"VALID\"x1",
+    ] {
+        let headers = format!("Cookie: {cookies}\r\n");
+        assert_eq!(status(&get(gateway.address, "/", &headers).await), 400, "{cookies}");
+    }
+    let gateway = gateway_for("header: Authorization").await;
+    assert_eq!(three_times(&gateway, "Authorization: Basic VkFMSUQ6cA==\r\n").await, [200, 200, 429]);
+    for credentials in ["VkFMSUQ6cA", "VkFMSUQ6cB==", "VkFM*SUQ6cA=="] {
+        let headers = format!("Authorization: Basic {credentials}\r\n");
+        assert_eq!(status(&get(gateway.address, "/", &headers).await), 400, "{credentials}");
     }
     let before = upstream.requests().len();
-    for (key, own, other) in
-        [("header: X_Api_Key", "X_Api_Key", "X-Api-Key"), ("header: X-Api-Key", "X-Api-Key", "X_Api.Key")]
-    {
+    for (key, own, other) in [
+        ("header: X_Api_Key", "X_Api_Key", "X-Api-Key"),
+        ("header: X-Api-Key", "X-Api-Key", "X_Api.Key"),
+        ("header: X-Api-Key", "X-Api-Key", "X!Api+Key"),
+    ] {
         let gateway = gateway_for(key).await;
         let headers = format!("{own}: R1\r\n{other}: VALID\r\n");
         assert_eq!(three_times(&gateway, &headers).await, [200, 200, 429], "{key}");
@@ -276,9 +302,9 @@ async fn trailers_cannot_override_evaluated_headers() {
     let limits = "limits: { per-user: { key: { header: X-User-Id }, token_bucket: { capacity: 1000 } } }";
     let gateway = run(&ConfigFile { limits, ..ConfigFile::default() }.to(&[address])).await;
     let request = "POST / HTTP/1.1\r\nHost: a\r\nX-User-Id: alice\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\
-        Trailer: X-Checksum, X-User-Id, X-Forwarded-For, Authorization, X_User_Id, X_Forwarded_For, Content_Length\r\n\r\n\
+        Trailer: X-Checksum, X-User-Id, X-Forwarded-For, Authorization, X_User_Id, X_Forwarded_For, Content_Length, x!user!id\r\n\r\n\
         3\r\nabc\r\n0\r\nX-Checksum: 7\r\nX-User-Id: bob\r\nX-Forwarded-For: 6.6.6.6\r\nAuthorization: x\r\n\
-        X_User_Id: bob\r\nX_Forwarded_For: 6.6.6.6\r\nContent_Length: 9\r\n\r\n";
+        X_User_Id: bob\r\nX_Forwarded_For: 6.6.6.6\r\nContent_Length: 9\r\nx!user!id: bob\r\n\r\n";
     let response = send_raw(gateway.address, request).await.to_lowercase();
     let (_, body) = response.split_once("\r\n\r\n").unwrap();
     let (_, trailers) = body.split_once("abc").unwrap();

@@ -503,7 +503,8 @@ impl LayerBuilder {
         let read = rules.rules().flat_map(Rule::header_names);
         let read = read.chain(concurrency.iter().flat_map(InFlightLimits::header_names));
         let read = read.chain(self.token_header.iter().map(HeaderName::as_str));
-        for name in read.filter(|name| name.contains(['-', '_', '.'])).filter_map(|name| name.parse().ok()) {
+        let has_aliases = |name: &&str| !name.bytes().all(|byte| byte.is_ascii_alphanumeric());
+        for name in read.filter(has_aliases).filter_map(|name| name.parse().ok()) {
             if !header_names.contains(&name) {
                 header_names.push(name);
             }
