@@ -133,6 +133,14 @@ impl Key {
         })
     }
 
+    /// Every path pattern that the key may read.
+    pub fn patterns(&self) -> impl Iterator<Item = &Pattern> {
+        self.parts().filter_map(|part| match part {
+            KeyPart::Path(pattern) => Some(pattern),
+            _ => None,
+        })
+    }
+
     /// The same key with its patterns read for this normalization.
     pub(crate) fn with_normalization(
         mut self,

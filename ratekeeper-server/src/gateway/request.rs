@@ -17,7 +17,7 @@ use pin_project_lite::pin_project;
 use ratekeeper::tower::token::Tokens;
 use ratekeeper::tower::{Claims, RequestContext, ResponseFuture, Subject, grpc_content_type};
 use ratekeeper_rules::client::TrustedProxies;
-use ratekeeper_rules::path::{AmbiguousPath, PathNormalization, normalize};
+use ratekeeper_rules::path::{AmbiguousPath, PathNormalization, hides_match, normalize};
 use ratekeeper_rules::request::Request as _;
 use ratekeeper_rules::spelling::HeaderAliases;
 use tower_service::Service;
@@ -275,6 +275,12 @@ fn match_route<'s, S: Backend>(
     let token_header = claims.as_ref().and(tokens).map(Tokens::header_name);
     if token_header.is_some_and(|name| parts.headers.get_all(name).iter().nth(1).is_some()) {
         return Err(Box::new(problem(StatusCode::BAD_REQUEST, "the request has two tokens; send one")));
+    }
+    let patterns = || state.routes(worker).iter().flat_map(|route| &route.when.paths);
+    if hides_match(&path, state.paths, patterns()) {
+        let detail = "some servers ignore the end of a path segment (a dot, white space, or text from %3B on), \
+            and another route applies to the path without it; send the path without it";
+        return Err(Box::new(problem(StatusCode::BAD_REQUEST, detail)));
     }
     let Some(route) = route else {
         return Err(Box::new(problem(StatusCode::NOT_FOUND, "no route matches this request")));

@@ -8,6 +8,7 @@ use http::request::Parts;
 use http::uri::{Authority, PathAndQuery, Uri};
 use http::{Method, StatusCode, Version};
 
+use ratekeeper_rules::request::is_well_formed_host;
 use ratekeeper_rules::spelling::{HeaderAliases, is_header_alias};
 
 use super::framing::{AmbiguousLength, FramingError, check_framing};
@@ -85,6 +86,9 @@ fn normalize_host(parts: &mut Parts) -> Result<(), ScreenError> {
     if target.is_some_and(|target| target.as_str().contains('@')) {
         return Err(bad_request("the target contains a user name"));
     }
+    if target.is_some_and(|target| !is_well_formed_host(target.host())) {
+        return Err(bad_request("invalid host in the target"));
+    }
     let is_different = |target: &Authority| host.as_ref().is_some_and(|host| !is_same(host, target));
     if target.is_some_and(is_different) {
         return Err(bad_request("the target and the Host header name different hosts"));
@@ -104,21 +108,26 @@ fn normalize_host(parts: &mut Parts) -> Result<(), ScreenError> {
     Ok(())
 }
 
-/// Whether it is a name of letters, digits, hyphens and dots, with or without a port: a host to every parser.
+/// Whether it is a name of letters, digits, hyphens and single dots, with or without a port: a host to every parser.
 fn is_plain_host(host: &[u8]) -> bool {
     let (name, port) = match host.iter().position(|byte| *byte == b':') {
         Some(colon) => (&host[..colon], &host[colon + 1..]),
         None => (host, &b"80"[..]),
     };
-    let is_name_byte = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.');
+    let mut before = b'.';
+    let mut is_name_byte = |byte: &u8| {
+        let is_fine = byte.is_ascii_alphanumeric() || *byte == b'-' || (*byte == b'.' && before != b'.');
+        before = *byte;
+        is_fine
+    };
     let is_port = matches!(port, [_, ..] if port.len() < 5) || matches!(port, [b'1'..=b'5', _, _, _, _]);
     let is_port = is_port && port.iter().all(u8::is_ascii_digit);
-    !name.is_empty() && name.iter().all(is_name_byte) && is_port
+    !name.is_empty() && name.iter().all(&mut is_name_byte) && is_port
 }
 
 fn authority(value: &HeaderValue) -> Result<Authority, ScreenError> {
     let authority = Authority::try_from(value.as_bytes()).map_err(|_| bad_request("invalid Host header"))?;
-    match authority.as_str().contains('@') || authority.host().is_empty() {
+    match authority.as_str().contains('@') || !is_well_formed_host(authority.host()) {
         true => Err(bad_request("invalid Host header")),
         false => Ok(authority),
     }

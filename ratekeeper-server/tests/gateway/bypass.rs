@@ -236,6 +236,67 @@ async fn limit_on_another_spelling_does_not_let_a_set_header_be_forged() {
     assert!(!format!("{seen:?}").contains("evil"), "{seen:?}");
 }
 
+/// Some servers ignore white space and dots at the end of a segment, and decode `%3B` before they drop parameters.
+#[tokio::test]
+async fn ignored_ends_of_segments_do_not_bypass_path_limits() {
+    let upstream = Upstream::start().await;
+    let limits = "limits: { login: { when: { path: /login }, fixed_window: { limit: 1, window: 1h } } }";
+    let gateway = in_front_of(&upstream, limits, "").await;
+    assert_eq!(status(&get(gateway.address, "/login", "").await), 200);
+    assert_eq!(status(&get(gateway.address, "/login", "").await), 429);
+    for path in [
+        "/login%20",
+        "/login%09",
+        "/login.",
+        "/login%3bx",
+        "/login.%3B",
+        "/login..%20/",
+        "/x/..%3b/login",
+        "/x/..%20/login",
+    ] {
+        let response = get(gateway.address, path, "").await;
+        assert_eq!(status(&response), 400, "{path}: {response}");
+    }
+    assert_eq!(upstream.requests().len(), 1);
+    // Forwarded as sent, because no limit and no route would apply differently.
+    for path in ["/file.", "/a%20b", "/a%20", "/v1./x%3By", "/login%20x", "/x/...", "/x/..b"] {
+        assert_eq!(status(&get(gateway.address, path, "").await), 200, "{path}");
+        assert_eq!(upstream.requests().last().map(|seen| seen.uri.path().to_owned()).as_deref(), Some(path));
+    }
+    let gateway = in_front_of(&upstream, "", ", path: /admin/**").await;
+    assert_eq!(status(&get(gateway.address, "/admin/a.", "").await), 200);
+    assert_eq!(status(&get(gateway.address, "/admin.", "").await), 400);
+}
+
+/// A host that servers read as another one, or as none, is no way around a limit on a host.
+#[tokio::test]
+async fn limits_on_hosts_apply_to_every_accepted_form_of_the_host() {
+    let upstream = Upstream::start().await;
+    let limits = "limits:
+  a: { when: { host: a.test }, fixed_window: { limit: 1, window: 1h } }
+  others: { key: host, when: { path: /others }, fixed_window: { limit: 1, window: 1h } }
+";
+    let gateway = in_front_of(&upstream, limits, "").await;
+    let request = |host: &str, path: &str, version: &str| {
+        format!("GET {path} HTTP/{version}\r\n{host}Connection: close\r\n\r\n")
+    };
+    for (host, wanted) in [
+        ("Host: a.test\r\n", 200),
+        ("Host: A.test.:80\r\n", 429),
+        ("Host: a.test..\r\n", 400),
+        ("Host: a.test,\r\n", 400),
+        ("Host: a.test, b\r\n", 400),
+        ("Host: .a.test\r\n", 400),
+    ] {
+        assert_eq!(status(&send_raw(gateway.address, request(host, "/", "1.1")).await), wanted, "{host}");
+    }
+    // HTTP/1.0 without a host has an empty host: conditions on hosts do not fit, and the fallback of the key applies.
+    for wanted in [200, 429] {
+        assert_eq!(status(&send_raw(gateway.address, request("", "/others", "1.0")).await), wanted);
+    }
+    assert_eq!(status(&send_raw(gateway.address, request("Host: b\r\n", "/others", "1.0")).await), 200);
+}
+
 /// A proxy writes one of the two headers and forwards the client's value of the other.
 #[tokio::test]
 async fn only_the_configured_forwarding_header_of_a_trusted_proxy_counts() {

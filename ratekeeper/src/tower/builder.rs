@@ -514,6 +514,12 @@ impl LayerBuilder {
             header_names.retain(|name| !is_header_alias(name.as_str(), token.as_str()));
         }
         Ok(Engine {
+            patterns: rules
+                .rules()
+                .flat_map(Rule::patterns)
+                .chain(concurrency.iter().flat_map(InFlightLimits::patterns))
+                .cloned()
+                .collect(),
             header_aliases: HeaderAliases::among(&header_names),
             header_names,
             deny_responses: deny_responses.collect(),

@@ -13,7 +13,7 @@ use http::HeaderName;
 use http::request::Parts;
 use ratekeeper_core::{Decision, RetryAfter, Time};
 use ratekeeper_rules::client::TrustedProxies;
-use ratekeeper_rules::path::PathNormalization;
+use ratekeeper_rules::path::{PathNormalization, Pattern};
 use ratekeeper_rules::response::{
     DenialResponse, HeaderSet, Jitter, LimitDecision, LimitResponse, PolicyName, ResponseContext,
 };
@@ -138,6 +138,8 @@ pub(crate) struct Engine<S> {
     /// The headers that rules and `verify` read and that have other spellings.
     pub(crate) header_names: Vec<HeaderName>,
     pub(crate) header_aliases: HeaderAliases,
+    /// The path patterns of all rules and concurrency limits.
+    pub(crate) patterns: Vec<Pattern>,
     pub(crate) extractors: Vec<(String, Arc<dyn KeyExtractor>)>,
     pub(crate) observer: Option<Observer>,
     /// For each limit, whether it delays requests.
