@@ -1,11 +1,12 @@
-//! Keys: two requests have the same key if and only if the same values were found in the same way.
+//! Keys: two requests have the same key if and only if the same values were found in the same way. A request of which
+//! servers read different values has no key.
 //!
 //! A second, simple implementation of the promises of `ratekeeper_rules::key` computes the expected values.
 
 use std::net::{IpAddr, Ipv6Addr};
 
 use ratekeeper_rules::client::{Grouping, IpNet};
-use ratekeeper_rules::key::{Key, KeyFallback, KeyPart, NoKey};
+use ratekeeper_rules::key::{AmbiguousValue, Key, KeyFallback, KeyPart, NoKey};
 use ratekeeper_rules::path::{PathNormalization, Pattern, normalize};
 
 use super::input::Input;
@@ -159,8 +160,12 @@ fn value(part_model: PartModel, ipv6_prefix: u8, request: &SyntheticRequest) -> 
         PartModel::Ip => return Ok(Some(network(request.client, ipv6_prefix))),
         PartModel::Path(number) => return Ok(captured(number, &request.path).map(Value::Segments)),
         PartModel::Header(name) => request.lines(name).map(trimmed).collect(),
-        PartModel::Cookie(name) => cookies(name, request),
-        PartModel::Query(name) => parameters(name, &request.query),
+        PartModel::Cookie(name) => {
+            return Ok(cookie(name, request)?.filter(|text| !text.is_empty()).map(Value::Text));
+        }
+        PartModel::Query(name) => {
+            return Ok(parameter(name, &request.query)?.filter(|text| !text.is_empty()).map(Value::Text));
+        }
         PartModel::Segment(number) => {
             // Segment 0 is the empty text before the first slash.
             request
@@ -179,8 +184,6 @@ fn value(part_model: PartModel, ipv6_prefix: u8, request: &SyntheticRequest) -> 
     };
     match (part_model, texts.as_slice()) {
         (PartModel::Header(name), [_, _, ..]) => Err(NoKey::Twice(format!("header {name}"))),
-        (PartModel::Cookie(name), [_, _, ..]) => Err(NoKey::Twice(format!("cookie {name}"))),
-        (PartModel::Query(name), [_, _, ..]) => Err(NoKey::Twice(format!("parameter {name}"))),
         (_, [text, ..]) if !text.is_empty() => Ok(Some(Value::Text(text.clone()))),
         _ => Ok(None),
     }
@@ -199,24 +202,64 @@ fn network(client: IpAddr, ipv6_prefix: u8) -> Value {
     Value::Network(true, bits & !outside, ipv6_prefix)
 }
 
-fn cookies(name: &str, request: &SyntheticRequest) -> Vec<Vec<u8>> {
+/// Whether some servers separate cookies at this byte.
+fn is_separator(byte: u8) -> bool {
+    b" ,\t\n\r\x0c".contains(&byte)
+}
+
+fn cookie(name: &str, request: &SyntheticRequest) -> Result<Option<Vec<u8>>, NoKey> {
+    let what = format!("cookie {name}");
     let mut found = Vec::new();
+    let mut is_hidden = false;
     for line in request.lines("cookie") {
         for pair in line.split(|byte| *byte == b';') {
+            let pair = pair.trim_ascii();
             let mut sides = pair.splitn(2, |byte| *byte == b'=');
+            let mut searched = pair;
             if let (Some(its), Some(value)) = (sides.next(), sides.next())
                 && is_name(&without_escapes(its.trim_ascii()), name)
             {
-                found.push(trimmed(&plain_cookie(&trimmed(value))));
+                found.push(trimmed(value));
+                searched = value;
             }
+            is_hidden |= pair.iter().any(|byte| is_separator(*byte)) && hides(searched, name);
         }
     }
-    found
+    match found.as_slice() {
+        [_, _, ..] => Err(NoKey::Twice(what)),
+        _ if is_hidden => Err(NoKey::Ambiguous(what, AmbiguousValue::Hidden)),
+        [] => Ok(None),
+        [value] => match plain_cookie(value) {
+            Ok(plain) if plain.contains(&0) => Err(NoKey::Ambiguous(what, AmbiguousValue::Nul)),
+            Ok(plain) => Ok(Some(trimmed(&plain))),
+            Err(why) => Err(NoKey::Ambiguous(what, why)),
+        },
+    }
+}
+
+/// Whether an equals sign follows the name, as the whole text between separators or as its end.
+fn hides(text: &[u8], name: &str) -> bool {
+    let equals = text.iter().enumerate().filter(|(_, byte)| **byte == b'=').map(|(at, _)| at);
+    equals.into_iter().any(|at| {
+        let end = text[..at].iter().rposition(|byte| !is_separator(*byte)).map_or(0, |last| last + 1);
+        let start = text[..end].iter().rposition(|byte| is_separator(*byte)).map_or(0, |last| last + 1);
+        end > start && is_name(&without_escapes(&text[start..end]), name)
+    })
 }
 
 /// Removes quotes, resolving backslashes within them as Python does, then percent-decodes.
-fn plain_cookie(value: &[u8]) -> Vec<u8> {
-    let is_quoted = value.len() > 1 && value.starts_with(b"\"") && value.ends_with(b"\"");
+fn plain_cookie(value: &[u8]) -> Result<Vec<u8>, AmbiguousValue> {
+    let is_quoted = value.starts_with(b"\"");
+    if !is_quoted && value.iter().any(|byte| is_separator(*byte)) {
+        return Err(AmbiguousValue::Separator);
+    }
+    let mut end = 1;
+    while end < value.len() && value[end] != b'"' {
+        end += if value[end] == b'\\' { 2 } else { 1 };
+    }
+    if is_quoted && end + 1 != value.len() {
+        return Err(AmbiguousValue::Quote);
+    }
     let inner = if is_quoted { &value[1..value.len() - 1] } else { value };
     let mut plain: Vec<u8> = Vec::new();
     let mut at = 0;
@@ -238,7 +281,7 @@ fn plain_cookie(value: &[u8]) -> Vec<u8> {
             }
         }
     }
-    without_escapes(&plain)
+    Ok(without_escapes(&plain))
 }
 
 fn without_escapes(bytes: &[u8]) -> Vec<u8> {
@@ -253,10 +296,17 @@ fn without_escapes(bytes: &[u8]) -> Vec<u8> {
     }
 }
 
-fn parameters(name: &str, query: &str) -> Vec<Vec<u8>> {
+fn parameter(name: &str, query: &str) -> Result<Option<Vec<u8>>, NoKey> {
     let query = query.replace(';', "&");
     let pairs = query.split('&').map(|pair| pair.split_once('=').unwrap_or((pair, "")));
-    pairs.filter(|(its, _)| is_name(&decoded(its), name)).map(|(_, value)| trimmed(&decoded(value))).collect()
+    let found: Vec<_> = pairs.filter(|(its, _)| is_name(&decoded(its), name)).collect();
+    let what = format!("parameter {name}");
+    match found.as_slice() {
+        [] => Ok(None),
+        [(_, value)] if decoded(value).contains(&0) => Err(NoKey::Ambiguous(what, AmbiguousValue::Nul)),
+        [(_, value)] => Ok(Some(trimmed(&decoded(value)))),
+        _ => Err(NoKey::Twice(what)),
+    }
 }
 
 /// Whether a decoded name is `name` to some server.
@@ -267,9 +317,14 @@ fn is_name(sent: &[u8], name: &str) -> bool {
     };
     let end = sent.iter().position(|byte| *byte == 0).unwrap_or(sent.len());
     let sent = trimmed(&sent[..end]);
-    let bracket = sent.len() > name.len() && sent[name.len()] == b'[';
-    let sent = if bracket { &sent[..name.len()] } else { &sent };
-    plain(sent) == plain(name.as_bytes())
+    let is_it = |sent: &[u8]| {
+        let bracket = sent.len() > name.len() && b"[]".contains(&sent[name.len()]);
+        let sent = if bracket { &sent[..name.len()] } else { sent };
+        plain(sent) == plain(name.as_bytes())
+    };
+    // Brackets before a name do not count.
+    let inner: Vec<u8> = sent.iter().copied().skip_while(|byte| b"[]".contains(byte)).collect();
+    is_it(&sent) || is_it(&inner)
 }
 
 /// Removes the white space around a value: of text in UTF-8 by characters, of other bytes by those of Latin-1.

@@ -38,6 +38,16 @@ fn check_normal(path: &str, normalization: PathNormalization) -> Option<String> 
     assert!(others.iter().all(|segment| !segment.is_empty()), "{normal:?}");
     assert!(!segments.iter().any(|segment| matches!(*segment, "." | "..")), "{normal:?}");
     assert!(!(normalization.ignore_trailing_slash && last.is_empty() && !others.is_empty()), "{normal:?}");
+    if normalization.ambiguous == AmbiguousPathPolicy::Reject {
+        // No segment is a dot segment once its parameters and the white space at its end are removed.
+        let cut = |segment: &str| {
+            let name = segment.split("%3B").next().expect("at least one").to_owned();
+            ["%20", "%09", "%0A", "%0B", "%0C", "%0D"]
+                .iter()
+                .fold(name, |name, white| name.replace(white, ""))
+        };
+        assert!(!segments.iter().any(|segment| matches!(&*cut(segment), "." | "..")), "{normal:?}");
+    }
     for (number, text) in segments.iter().enumerate() {
         assert_eq!(segment(&normal, number), Some(*text).filter(|text| !text.is_empty()));
     }

@@ -48,37 +48,46 @@ pub(crate) fn unreachable_routes(reader: &mut Reader, gateway: &Gateway) {
 const CASE_HELP: &str = "write `paths: { case: ignore }` if your service ignores case, or `paths: { case: exact }` if \
     it does not";
 
-/// Warns of the first limit or route that a service which ignores case serves in another case without the limit.
-/// Called unless the file says how case is compared.
+/// Maximum number of further limits and routes that the warning about case names.
+const CASE_NAMES_MAX: usize = 10;
+
+/// Warns of the limits and routes that a service which ignores case serves in another case without the limit. One
+/// warning, because one setting decides about all of them. Called unless the file says how case is compared.
 pub(crate) fn case_of_paths<'c>(
     reader: &mut Reader,
     gateway: Option<&Gateway>,
     limits: &[Entry<'_>],
-    mut conditions: impl Iterator<Item = (&'c str, &'c When)>,
+    conditions: impl Iterator<Item = (&'c str, &'c When)>,
 ) {
-    let limit = conditions.find_map(|(name, when)| {
+    let of_limits = conditions.filter_map(|(name, when)| {
         let (pattern, other) = in_other_case(when)?;
         let entry = limits.iter().find(|entry| entry.name == name)?;
         Some((entry.position, format!("the limit {}", quoted(name)), pattern, other))
     });
-    let found = limit.or_else(|| {
-        gateway?.routes.iter().take(CASE_ROUTES_MAX).find_map(|route| {
-            let (pattern, other) = in_other_case(&route.when)?;
-            let when = When { paths: vec![other.clone()], ..route.when.clone() };
-            let next = gateway?.routes.iter().find(|it| it.when.covers(&when))?;
-            let is_limited = route.limit_names.iter().all(|name| next.limit_names.contains(name));
-            (!is_limited)
-                .then(|| (route.position, format!("the route {}", quoted(&route.id)), pattern, other))
-        })
+    let routes = || gateway.into_iter().flat_map(|gateway| &gateway.routes);
+    let of_routes = routes().take(CASE_ROUTES_MAX).filter_map(|route| {
+        let (pattern, other) = in_other_case(&route.when)?;
+        let when = When { paths: vec![other.clone()], ..route.when.clone() };
+        let next = routes().find(|it| it.when.covers(&when))?;
+        let is_limited = route.limit_names.iter().all(|name| next.limit_names.contains(name));
+        (!is_limited).then(|| (route.position, format!("the route {}", quoted(&route.id)), pattern, other))
     });
-    if let Some((position, what, pattern, other)) = found {
-        let message = format!(
-            "{what} applies to {} and not to {}, which may be the same to your service",
-            quoted(&pattern.to_string()),
-            quoted(&other.to_string())
-        );
-        reader.warn(position, message, CASE_HELP);
+    let mut found = of_limits.chain(of_routes);
+    let Some((position, what, pattern, other)) = found.next() else { return };
+    let mut message = format!(
+        "{what} applies to {} and not to {}, which may be the same to your service",
+        quoted(&pattern.to_string()),
+        quoted(&other.to_string())
+    );
+    let mut others: Vec<String> = found.map(|(_, what, ..)| what).collect();
+    let more = others.len().saturating_sub(CASE_NAMES_MAX);
+    others.truncate(CASE_NAMES_MAX);
+    others.extend((more > 0).then(|| format!("{more} more")));
+    if let Some((last, first)) = others.split_last() {
+        let and = if first.is_empty() { "" } else { " and " };
+        message += &format!("; the same holds for {}{and}{last}", first.join(", "));
     }
+    reader.warn(position, message, CASE_HELP);
 }
 
 /// The first path of the conditions that they do not match in the other case, with that one.

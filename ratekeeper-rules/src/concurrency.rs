@@ -1,7 +1,7 @@
 //! Concurrency limits: which requests they apply to, and whose permit a request takes.
 
 use crate::key::{Key, NoKey};
-use crate::path::{PathNormalization, PatternError};
+use crate::path::{PathNormalization, Pattern, PatternError};
 use crate::request::Request;
 use crate::when::When;
 
@@ -65,6 +65,11 @@ impl InFlightLimit {
     /// Every header that the limit may read, in lower case.
     pub fn header_names(&self) -> impl Iterator<Item = &str> {
         self.key.header_names().chain(self.when.header_names())
+    }
+
+    /// Every path pattern of the limit: of its key and its conditions.
+    pub fn patterns(&self) -> impl Iterator<Item = &Pattern> {
+        self.key.patterns().chain(&self.when.paths)
     }
 
     /// The same limit with its patterns read for this path normalization.

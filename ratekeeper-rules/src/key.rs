@@ -9,7 +9,8 @@
 //! case-insensitive. A host has no port and no trailing dot. Escapes in a query or a cookie are decoded, and a
 //! cookie's quotes are removed. Names of cookies and parameters that [servers merge](crate::spelling) are one name,
 //! and values have no white space around them. If servers would choose between several values in different ways, the
-//! request is rejected: a header, cookie or parameter that is present twice, in the same or another spelling.
+//! request is rejected: a header, cookie or parameter that is present twice, in the same or another spelling, and a
+//! [value](AmbiguousValue) of which some servers read only a part.
 
 mod values;
 
@@ -21,7 +22,7 @@ use crate::client::{Grouping, IpNet, canonical_network};
 use crate::path::{PathNormalization, Pattern, PatternError, segment};
 use crate::request::{Request, host_name};
 use crate::spelling::trim;
-use values::{cookie_value, cookies, header_value, only, parameters};
+use values::{cookie, header, header_value, parameter};
 
 /// A part of a request.
 #[derive(Clone, Debug)]
@@ -128,6 +129,14 @@ impl Key {
     pub fn header_names(&self) -> impl Iterator<Item = &str> {
         self.parts().filter_map(|part| match part {
             KeyPart::Header(name) => Some(name.as_str()),
+            _ => None,
+        })
+    }
+
+    /// Every path pattern that the key may read.
+    pub fn patterns(&self) -> impl Iterator<Item = &Pattern> {
+        self.parts().filter_map(|part| match part {
+            KeyPart::Path(pattern) => Some(pattern),
             _ => None,
         })
     }
@@ -359,6 +368,47 @@ pub enum NoKey {
     Skipped,
     /// A part is present twice, so the key is ambiguous: `header x-user-id`.
     Twice(String),
+    /// Servers read different values of a part: `cookie session`.
+    Ambiguous(String, AmbiguousValue),
+}
+
+/// Why servers read different values of a header, cookie or parameter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AmbiguousValue {
+    /// A space or a comma in a cookie that is not quoted: some servers end the value there.
+    Separator,
+    /// The cookie's name and an equals sign after a space or a comma: some servers find a cookie there.
+    Hidden,
+    /// A cookie that begins with a quotation mark, but is not one quoted string.
+    Quote,
+    /// A NUL: some servers end the value there.
+    Nul,
+    /// Basic credentials that are not in canonical base64: without padding, or with characters that servers ignore.
+    Base64,
+}
+
+impl AmbiguousValue {
+    fn of(self, what: &str, name: &str) -> NoKey {
+        NoKey::Ambiguous(format!("{what} {name}"), self)
+    }
+}
+
+impl fmt::Display for AmbiguousValue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            AmbiguousValue::Separator => "has a space or a comma, at which some servers end it; escape it",
+            AmbiguousValue::Hidden => {
+                "follows a space or a comma in another value, where some servers find it; \
+                 separate cookies by semicolons"
+            }
+            AmbiguousValue::Quote => "has a quotation mark that some servers remove; remove it",
+            AmbiguousValue::Nul => "has a NUL, at which some servers end it; remove it",
+            AmbiguousValue::Base64 => {
+                "is not in canonical base64, which servers decode differently; \
+                 send canonical base64 with padding"
+            }
+        })
+    }
 }
 
 impl fmt::Display for NoKey {
@@ -367,6 +417,7 @@ impl fmt::Display for NoKey {
             NoKey::Denied => write!(f, "the request does not say whose it is"),
             NoKey::Skipped => write!(f, "the limit does not concern the request"),
             NoKey::Twice(what) => write!(f, "the {what} is there twice; send it once"),
+            NoKey::Ambiguous(what, why) => write!(f, "the {what} {why}"),
         }
     }
 }
@@ -386,11 +437,9 @@ impl KeyPart {
                 write_network(grouping.network(request.client()), text);
                 return Ok(Some(ADDRESS));
             }
-            KeyPart::Header(name) => {
-                only("header", name, request.header(name))?.map(|value| header_value(name, trim(value)))
-            }
-            KeyPart::Cookie(name) => only("cookie", name, cookies(request, name))?.map(cookie_value),
-            KeyPart::Query(name) => only("parameter", name, parameters(request.query(), name))?,
+            KeyPart::Header(name) => header(request, name)?,
+            KeyPart::Cookie(name) => cookie(request, name)?,
+            KeyPart::Query(name) => parameter(request.query(), name)?,
             KeyPart::Segment(number) => {
                 let found = number.checked_sub(1).and_then(|index| segment(request.path(), index));
                 found.map(|segment| segment.as_bytes().into())

@@ -29,7 +29,8 @@
 //!    in upper case.
 //! 2. Characters that a path may not contain literally (spaces, quotes, `<>[]^{|}`, everything outside ASCII) are
 //!    escaped: `/é` and `/%C3%A9` are the same.
-//! 3. Parameters, from `;` to the end of a segment, are dropped. `%3B` is text.
+//! 3. Parameters, from `;` to the end of a segment, are dropped. `%3B` is text, but servers that decode first end a
+//!    segment there; `..%3B` is rejected, and [`hides_match`] finds the other paths for which that matters.
 //! 4. Empty segments and `.` are dropped, and `..` is dropped with the segment before it; above the root is the root.
 //!    Empty segments are dropped first: `/a//../b` is `/b`. One trailing slash remains, also after a dot segment:
 //!    `/a/b/..` is `/a/`.
@@ -50,7 +51,7 @@ use std::ops::Range;
 
 pub use normal::normalize;
 pub use pattern::{Pattern, PatternError};
-pub use reading::{is_read_alike, with_parameters};
+pub use reading::{hides_match, is_read_alike, with_parameters};
 pub use template::Template;
 
 /// Which forms of a path are equal, beyond those that always are. Patterns and the paths they match need the same
@@ -110,6 +111,8 @@ pub enum Ambiguity {
     BadEscape,
     /// Escapes that are not UTF-8 when decoded, for example `%C0%AF`, an overlong slash.
     NotUtf8,
+    /// `.` or `..` with `%3B` or encoded white space behind it, a dot segment for servers that decode before they cut.
+    EncodedDotSegment,
     /// A raw `?` or `#`: a query that was not cut off, or a fragment, at which some servers cut.
     QueryOrFragment,
     /// No leading slash: not a path, and rejected even under [`AmbiguousPathPolicy::Keep`].
@@ -126,6 +129,7 @@ impl fmt::Display for Ambiguity {
             Ambiguity::Control => "a control character",
             Ambiguity::BadEscape => "a percent sign without two hex digits",
             Ambiguity::NotUtf8 => "escapes that are not UTF-8",
+            Ambiguity::EncodedDotSegment => "dots before an encoded semicolon or white space",
             Ambiguity::QueryOrFragment => "a query or a fragment",
             Ambiguity::NoLeadingSlash => "no slash in front",
         })

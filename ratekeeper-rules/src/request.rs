@@ -1,6 +1,6 @@
 //! The view of a request that rules read.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 
 /// A request as rules see it. The middleware and each API implement it for their requests.
 pub trait Request {
@@ -41,4 +41,28 @@ pub fn host_name(host: &str) -> &str {
         _ => host,
     };
     name.strip_suffix('.').unwrap_or(name)
+}
+
+/// Whether all servers read the host as the same name: labels of letters, digits, `-` and `_`, none of them empty, or an
+/// IPv6 address in brackets; each with or without a port and the trailing dot of the root.
+///
+/// ```
+/// use ratekeeper_rules::request::is_well_formed_host;
+///
+/// assert!(is_well_formed_host("a.test.:80") && is_well_formed_host("[::1]:80") && is_well_formed_host("my_api"));
+/// assert!(!["", ".", "a..", ".a", "a..b", "a,", "a%2eb", "u@a", "::1"].into_iter().any(is_well_formed_host));
+/// ```
+pub fn is_well_formed_host(host: &str) -> bool {
+    let name = host_name(host);
+    if let Some(address) = name.strip_prefix('[') {
+        return address.strip_suffix(']').is_some_and(|address| address.parse::<Ipv6Addr>().is_ok());
+    }
+    let mut before = b'.';
+    let is_fine = name.bytes().all(|byte| {
+        let is_label = byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
+        let is_fine = is_label || (byte == b'.' && before != b'.');
+        before = byte;
+        is_fine
+    });
+    is_fine && before != b'.'
 }

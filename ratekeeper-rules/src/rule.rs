@@ -12,7 +12,7 @@ use ipnet::IpNet;
 use ratekeeper_core::{FailurePolicy, Lease, Limit, LimitError, LogPolicy, WindowAlign};
 
 use crate::key::{Key, KeyValuesError, NoKey};
-use crate::path::{PathNormalization, PatternError};
+use crate::path::{PathNormalization, Pattern, PatternError};
 use crate::request::Request;
 use crate::when::{When, is_in};
 
@@ -107,6 +107,15 @@ impl Rule {
         });
         let conditions = conditions.chain([&self.when]).flat_map(When::header_names);
         self.key.header_names().chain(cost).chain(conditions)
+    }
+
+    /// Every path pattern of the rule: of its key, its conditions and those of its overrides.
+    pub fn patterns(&self) -> impl Iterator<Item = &Pattern> {
+        let conditions = self.overrides.iter().filter_map(|it| match &it.scope {
+            OverrideScope::When(when) => Some(when),
+            OverrideScope::Keys(_) => None,
+        });
+        self.key.patterns().chain(conditions.chain([&self.when]).flat_map(|when| &when.paths))
     }
 
     /// The same rule with its patterns read for this path normalization.

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use ratekeeper_rules::path::{
-    AmbiguousPathPolicy, PathNormalization, Pattern, is_read_alike, normalize, segment,
+    AmbiguousPathPolicy, PathNormalization, Pattern, hides_match, is_read_alike, normalize, segment,
 };
 
 /// A parsed row of the file.
@@ -236,4 +236,49 @@ fn letters_of_a_pattern_are_changed_to_the_other_case() {
         let pattern = Pattern::parse(typed).unwrap().in_other_case();
         assert_eq!(pattern, other.map(|other| Pattern::parse(other).unwrap()), "{typed}");
     }
+}
+
+#[test]
+fn path_hides_a_match_if_servers_ignore_the_ends_of_its_segments() {
+    let normalization = PathNormalization { ignore_trailing_slash: true, ..PathNormalization::default() };
+    let hides = |path: &str, pattern: &str, normalization: PathNormalization| {
+        let pattern = Pattern::parse_with(pattern, normalization).unwrap();
+        let path = normalize(path, normalization).unwrap();
+        hides_match(&path, normalization, [&pattern].into_iter())
+    };
+    for (path, pattern) in [
+        ("/login%20", "/login"),
+        ("/login%09%0a", "/login"),
+        ("/login.", "/login"),
+        ("/login...%20.", "/login"),
+        ("/login%3bx=y", "/login"),
+        ("/login.%3b%3b/", "/login"),
+        ("/login%3b.x%20", "/login"),
+        ("/api./v1/x", "/api/**"),
+        ("/api/%3bx/v1", "/api/v1"),
+        ("/api/%20/v1", "/api/v1"),
+        ("/files/a.png.", "/files/*.png"),
+        ("/%20", "/"),
+        ("/.../a", "/a"),
+    ] {
+        assert!(hides(path, pattern, normalization), "{path} {pattern}");
+        let keep = PathNormalization { ambiguous: AmbiguousPathPolicy::Keep, ..normalization };
+        assert!(!hides(path, pattern, keep), "{path} {pattern}: the upstream is known to read it as text");
+    }
+    for (path, pattern) in [
+        ("/login", "/login"),
+        ("/login%20x", "/login"),
+        ("/login.x", "/login"),
+        ("/login%2C", "/login"),
+        ("/login.", "/**"),
+        ("/login.", "/other"),
+        ("/api/v1./x%3By", "/api/**"),
+        ("/v1.", "/v1."),
+        ("/a%3Bb", "/a%3Bb"),
+        ("/files/a.", "/files/{name}"),
+    ] {
+        assert!(!hides(path, pattern, normalization), "{path} {pattern}");
+    }
+    let exact = PathNormalization::default();
+    assert!(hides("/a./", "/a/", exact) && !hides("/a./", "/a", exact) && hides("/a/%20", "/a/", exact));
 }

@@ -2,8 +2,9 @@
 
 use std::borrow::Cow;
 
+use super::reading::without_ignored_end;
 use super::scanner::{PathScanner, is_plain};
-use super::{Ambiguity, AmbiguousPath, PathNormalization};
+use super::{Ambiguity, AmbiguousPath, AmbiguousPathPolicy, PathNormalization};
 
 /// The normalized path, as the [module](super) describes it. `path` is the received path, without the query.
 ///
@@ -35,6 +36,10 @@ pub fn normalize(path: &str, normalization: PathNormalization) -> Result<Cow<'_,
         for piece in PathScanner::new(name, at, normalization) {
             piece?.write(normalization, |text| normal.push(text));
         }
+        let written = normal.text().get(before + 1..).unwrap_or_default();
+        if normalization.ambiguous == AmbiguousPathPolicy::Reject && is_encoded_dot_segment(written) {
+            return Err(AmbiguousPath { at, what: Ambiguity::EncodedDotSegment });
+        }
         // Parameters are dropped, but checked: a server that does not drop them reads them.
         for piece in PathScanner::new(parameters, at + name.len() + 1, normalization) {
             piece?;
@@ -52,6 +57,15 @@ pub fn normalize(path: &str, normalization: PathNormalization) -> Result<Cow<'_,
         normal.push("/");
     }
     Ok(normal.finish())
+}
+
+/// Whether a segment is `.` or `..` with only ignored text behind it.
+fn is_encoded_dot_segment(segment: &str) -> bool {
+    segment.starts_with('.') && segment.contains('%') && {
+        let dots = segment.bytes().take_while(|byte| *byte == b'.').count();
+        // Of the text behind the dots, nothing is left.
+        dots <= 2 && without_ignored_end(&segment[dots..]).is_empty()
+    }
 }
 
 /// Fast path: whether a path that begins with a slash is already normalized. True for most paths.

@@ -292,6 +292,7 @@ impl PatternError {
             Ambiguity::EncodedNul
             | Ambiguity::Control
             | Ambiguity::QueryOrFragment
+            | Ambiguity::EncodedDotSegment
             | Ambiguity::NoLeadingSlash => "leave it out; paths with it are rejected",
         };
         PatternError { at, what: format!("{text} has {what}"), instead: instead.to_owned() }

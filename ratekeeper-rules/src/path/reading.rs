@@ -1,7 +1,8 @@
-//! Paths with parameters and empty segments, which servers read in several ways.
+//! Paths that servers read in several ways: with parameters and empty segments, and with ends of segments that some
+//! servers ignore.
 
 use super::scanner::PathScanner;
-use super::{PathNormalization, Pattern};
+use super::{AmbiguousPathPolicy, PathNormalization, Pattern};
 
 /// How a server reads empty segments, except the one after a trailing slash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +50,72 @@ pub fn is_read_alike<'p>(
         let is_match = pattern.matches(&readings[0]);
         readings[1..].iter().all(|reading| pattern.matches(reading) == is_match)
     })
+}
+
+/// Whether a pattern that does not match the path matches it for servers that ignore the ends of its segments: white
+/// space and dots, as on Windows, and everything from `%3B` on, if they decode before they drop parameters. Forwarded to
+/// one of them, the path would bypass the pattern's rule.
+///
+/// Never if [`PathNormalization::ambiguous`] keeps ambiguous paths. Allocates nothing for most paths.
+///
+/// ```
+/// use ratekeeper_rules::path::{PathNormalization, Pattern, hides_match};
+///
+/// let login = Pattern::parse("/login").unwrap();
+/// let hides = |path| hides_match(path, PathNormalization::default(), [&login].into_iter());
+/// assert!(hides("/login.") && hides("/login%20") && hides("/login%3Bx"));
+/// assert!(!hides("/login") && !hides("/file.") && !hides("/login%20x"));
+/// ```
+pub fn hides_match<'p>(
+    normalized: &str,
+    normalization: PathNormalization,
+    mut patterns: impl Iterator<Item = &'p Pattern>,
+) -> bool {
+    if normalization.ambiguous == AmbiguousPathPolicy::Keep || !may_have_ignored_end(normalized) {
+        return false;
+    }
+    let other = without_ignored_ends(normalized, normalization);
+    other != normalized && patterns.any(|pattern| !pattern.matches(normalized) && pattern.matches(&other))
+}
+
+/// Whether the path has an escape, or a segment that ends with a dot.
+fn may_have_ignored_end(normalized: &str) -> bool {
+    let mut before = 0;
+    for byte in normalized.bytes() {
+        if byte == b'%' || (byte == b'/' && before == b'.') {
+            return true;
+        }
+        before = byte;
+    }
+    before == b'.'
+}
+
+fn without_ignored_ends(normalized: &str, normalization: PathNormalization) -> String {
+    let mut text = String::with_capacity(normalized.len());
+    let segments = normalized.split('/').map(without_ignored_end);
+    for segment in segments.clone().filter(|segment| !segment.is_empty()) {
+        text.push('/');
+        text.push_str(segment);
+    }
+    let ends_with_slash = segments.last().is_none_or(str::is_empty);
+    if text.is_empty() || (ends_with_slash && !normalization.ignore_trailing_slash) {
+        text.push('/');
+    }
+    text
+}
+
+/// The segment up to `%3B`, without white space and dots at the end.
+pub(super) fn without_ignored_end(segment: &str) -> &str {
+    const WHITE_SPACE: [&str; 6] = ["%20", "%09", "%0A", "%0B", "%0C", "%0D"];
+    let mut rest = segment.split("%3B").next().unwrap_or_default();
+    loop {
+        let shorter = rest.trim_end_matches('.');
+        let shorter = WHITE_SPACE.iter().find_map(|white| shorter.strip_suffix(white)).unwrap_or(shorter);
+        if shorter.len() == rest.len() {
+            return rest;
+        }
+        rest = shorter;
+    }
 }
 
 fn read(

@@ -17,8 +17,9 @@ use pin_project_lite::pin_project;
 use ratekeeper::tower::token::Tokens;
 use ratekeeper::tower::{Claims, LimitedCall, RequestContext, ResponseFuture, grpc_content_type};
 use ratekeeper_rules::client::TrustedProxies;
-use ratekeeper_rules::path::{AmbiguousPath, PathNormalization, normalize};
+use ratekeeper_rules::path::{AmbiguousPath, PathNormalization, hides_match, normalize};
 use ratekeeper_rules::request::Request as _;
+use ratekeeper_rules::spelling::HeaderAliases;
 use tower_service::Service;
 
 use super::access::{AccessRecord, X_REQUEST_ID};
@@ -179,7 +180,7 @@ fn start<S: Backend>(
     if state.has_access_log {
         record.log(&parts.method, parts.uri.path_and_query());
     }
-    if let Err(error) = screen(&mut parts, &state.header_names) {
+    if let Err(error) = screen(&mut parts, &state.header_names, &state.header_aliases) {
         record.set_decision(RequestDecision::Rejected);
         let mut response = problem(error.status, error.detail);
         if error.status == StatusCode::METHOD_NOT_ALLOWED {
@@ -273,7 +274,8 @@ fn match_route<'s, S: Backend>(
     let path = normalize(parts.uri.path(), state.paths).map_err(ambiguous)?;
     let (trusted_proxies, tokens) = (&state.trusted_proxies, state.engine.tokens.as_deref());
     let (client, claims) = (OnceCell::new(), OnceCell::new());
-    let view = RequestView { parts, path: &path, trusted_proxies, tokens, peer, client, claims };
+    let aliases = &state.header_aliases;
+    let view = RequestView { parts, path: &path, aliases, trusted_proxies, tokens, peer, client, claims };
     let route = state.routes(worker).iter().find(|route| route.when.fits(&view));
     let client = view.client();
     // With two tokens, the upstream may trust the other one.
@@ -281,6 +283,12 @@ fn match_route<'s, S: Backend>(
     let token_header = claims.as_ref().and(tokens).map(Tokens::header_name);
     if token_header.is_some_and(|name| parts.headers.get_all(name).iter().nth(1).is_some()) {
         return Err(Box::new(problem(StatusCode::BAD_REQUEST, "the request has two tokens; send one")));
+    }
+    let patterns = || state.routes(worker).iter().flat_map(|route| &route.when.paths);
+    if hides_match(&path, state.paths, patterns()) {
+        let detail = "some servers ignore the end of a path segment (a dot, white space, or text from %3B on), \
+            and another route applies to the path without it; send the path without it";
+        return Err(Box::new(problem(StatusCode::BAD_REQUEST, detail)));
     }
     let Some(route) = route else {
         return Err(Box::new(problem(StatusCode::NOT_FOUND, "no route matches this request")));
@@ -317,6 +325,7 @@ pub(crate) fn with_path(uri: &Uri, path: &str) -> Result<Uri, ErrorResponse> {
 struct RequestView<'a> {
     parts: &'a Parts,
     path: &'a str,
+    aliases: &'a HeaderAliases,
     trusted_proxies: &'a TrustedProxies,
     peer: IpAddr,
     tokens: Option<&'a Tokens>,
@@ -342,7 +351,8 @@ impl ratekeeper_rules::request::Request for RequestView<'_> {
     }
 
     fn header<'b>(&'b self, name: &'b str) -> impl Iterator<Item = &'b [u8]> + 'b {
-        self.parts.headers.get_all(name).iter().map(HeaderValue::as_bytes)
+        let lines = |name| self.parts.headers.get_all(name).iter().map(HeaderValue::as_bytes);
+        lines(name).chain(self.aliases.of(name).flat_map(lines))
     }
 
     fn client(&self) -> IpAddr {

@@ -8,7 +8,8 @@ use http::request::Parts;
 use http::uri::{Authority, PathAndQuery, Uri};
 use http::{Method, StatusCode, Version};
 
-use ratekeeper_rules::spelling::is_header_alias;
+use ratekeeper_rules::request::is_well_formed_host;
+use ratekeeper_rules::spelling::{HeaderAliases, is_header_alias};
 
 use super::framing::{AmbiguousLength, FramingError, check_framing};
 use super::hop_headers::{is_end_to_end, is_hop_by_hop, is_managed};
@@ -35,8 +36,13 @@ impl From<FramingError> for ScreenError {
 }
 
 /// Checks a request's head and normalizes it to the form that is forwarded: a target without scheme and authority,
-/// and one `Host`. `protected` lists the headers that the configuration reads or sets.
-pub(crate) fn screen(parts: &mut Parts, protected: &[HeaderName]) -> Result<(), ScreenError> {
+/// and one `Host`. `protected` lists the headers that the configuration reads or edits, and `aliases` those of them that
+/// are one header to some servers.
+pub(crate) fn screen(
+    parts: &mut Parts,
+    protected: &[HeaderName],
+    aliases: &HeaderAliases,
+) -> Result<(), ScreenError> {
     if parts.method == Method::CONNECT {
         return Err(ScreenError { status: StatusCode::NOT_IMPLEMENTED, detail: "CONNECT is not supported" });
     }
@@ -54,6 +60,9 @@ pub(crate) fn screen(parts: &mut Parts, protected: &[HeaderName]) -> Result<(), 
     }?;
     check_connection(&parts.headers, protected)?;
     remove_aliases(&mut parts.headers, protected);
+    if aliases.both_present(|name| parts.headers.contains_key(name)).is_some() {
+        return Err(bad_request("the request has two spellings of one header; send one of them"));
+    }
     join_cookies(parts);
     Ok(())
 }
@@ -77,6 +86,9 @@ fn normalize_host(parts: &mut Parts) -> Result<(), ScreenError> {
     if target.is_some_and(|target| target.as_str().contains('@')) {
         return Err(bad_request("the target contains a user name"));
     }
+    if target.is_some_and(|target| !is_well_formed_host(target.host())) {
+        return Err(bad_request("invalid host in the target"));
+    }
     let is_different = |target: &Authority| host.as_ref().is_some_and(|host| !is_same(host, target));
     if target.is_some_and(is_different) {
         return Err(bad_request("the target and the Host header name different hosts"));
@@ -96,21 +108,26 @@ fn normalize_host(parts: &mut Parts) -> Result<(), ScreenError> {
     Ok(())
 }
 
-/// Whether it is a name of letters, digits, hyphens and dots, with or without a port: a host to every parser.
+/// Whether it is a name of letters, digits, hyphens and single dots, with or without a port: a host to every parser.
 fn is_plain_host(host: &[u8]) -> bool {
     let (name, port) = match host.iter().position(|byte| *byte == b':') {
         Some(colon) => (&host[..colon], &host[colon + 1..]),
         None => (host, &b"80"[..]),
     };
-    let is_name_byte = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.');
+    let mut before = b'.';
+    let mut is_name_byte = |byte: &u8| {
+        let is_fine = byte.is_ascii_alphanumeric() || *byte == b'-' || (*byte == b'.' && before != b'.');
+        before = *byte;
+        is_fine
+    };
     let is_port = matches!(port, [_, ..] if port.len() < 5) || matches!(port, [b'1'..=b'5', _, _, _, _]);
     let is_port = is_port && port.iter().all(u8::is_ascii_digit);
-    !name.is_empty() && name.iter().all(is_name_byte) && is_port
+    !name.is_empty() && name.iter().all(&mut is_name_byte) && is_port
 }
 
 fn authority(value: &HeaderValue) -> Result<Authority, ScreenError> {
     let authority = Authority::try_from(value.as_bytes()).map_err(|_| bad_request("invalid Host header"))?;
-    match authority.as_str().contains('@') || authority.host().is_empty() {
+    match authority.as_str().contains('@') || !is_well_formed_host(authority.host()) {
         true => Err(bad_request("invalid Host header")),
         false => Ok(authority),
     }
@@ -165,10 +182,12 @@ pub(crate) fn is_protected_alias(name: &HeaderName, protected: &[HeaderName]) ->
     protected.iter().any(|of| is_header_alias(name.as_str(), of.as_str())) && !protected.contains(name)
 }
 
-/// The name with hyphens in place of underscores and dots; none if it has neither.
+/// The name with hyphens in place of everything that is neither a letter nor a digit; none if it has only hyphens.
 pub(crate) fn plain_name(name: &HeaderName) -> Option<HeaderName> {
-    let has_alias_byte = name.as_str().bytes().any(|byte| matches!(byte, b'_' | b'.'));
-    has_alias_byte.then(|| name.as_str().replace(['_', '.'], "-").parse().ok()).flatten()
+    let is_alias_byte = |byte: u8| !byte.is_ascii_alphanumeric() && byte != b'-';
+    let has_alias_byte = name.as_str().bytes().any(is_alias_byte);
+    let plain = || name.as_str().replace(|byte: char| !byte.is_ascii_alphanumeric(), "-");
+    has_alias_byte.then(|| plain().parse().ok()).flatten()
 }
 
 /// Joins cookie headers: HTTP/2 may split them, HTTP/1 must not.

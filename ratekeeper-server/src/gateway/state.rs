@@ -10,6 +10,7 @@ use ratekeeper_rules::client::TrustedProxies;
 use ratekeeper_rules::key::{Key, KeyPart};
 use ratekeeper_rules::path::{PathNormalization, Pattern, is_read_alike, with_parameters};
 use ratekeeper_rules::rule::{OverrideScope, Rule};
+use ratekeeper_rules::spelling::{HeaderAliases, is_header_alias};
 use ratekeeper_rules::when::When;
 
 use super::hop_headers::{Edits, is_forwarded};
@@ -36,6 +37,7 @@ pub(crate) struct State<S> {
     concurrency_paths: Vec<PathUse>,
     /// Headers that the configuration reads or sets.
     pub(crate) header_names: Arc<[HeaderName]>,
+    pub(crate) header_aliases: HeaderAliases,
     /// Whether any of them is a forwarding header.
     pub(crate) reads_forwarded: bool,
     pub(crate) timeouts: Timeouts,
@@ -103,8 +105,9 @@ const KEPT_PATH_BYTES_MAX: usize = 4 << 10;
 /// Tenths of the in-flight permits that routes which are not critical may use, if there are critical ones.
 const UNCRITICAL_TENTHS: usize = 8;
 
-/// All headers that limits or routes read, and those that routes set: a client may neither declare them hop-by-hop
-/// nor send aliases of them.
+/// All headers that limits or routes read, and those that routes set or remove: a client may neither declare them
+/// hop-by-hop nor send aliases of them. Of headers that routes edit and of the token's, no alias is in the list, even if
+/// a limit reads it.
 fn header_names(config: &Config, gateway: &Gateway) -> Vec<HeaderName> {
     let mut names: Vec<&str> = Vec::new();
     names.extend(config.rules.rules().flat_map(Rule::header_names));
@@ -113,11 +116,17 @@ fn header_names(config: &Config, gateway: &Gateway) -> Vec<HeaderName> {
     }
     for route in &gateway.routes {
         names.extend(route.when.header_names());
-        let edits = &route.request_headers;
-        names.extend(edits.set.iter().chain(&edits.add).map(|(name, _)| name.as_str()));
     }
-    names.extend(config.jwt.iter().map(|jwt| jwt.header.as_str()));
-    let mut names: Vec<HeaderName> = names.into_iter().filter_map(|name| name.parse().ok()).collect();
+    let edits = || gateway.routes.iter().map(|route| &route.request_headers);
+    let set = edits().flat_map(|edits| edits.set.iter().chain(&edits.add)).map(|(name, _)| name);
+    let owned = set.chain(edits().flat_map(|edits| &edits.remove)).map(String::as_str);
+    let owned = owned.chain(config.jwt.iter().map(|jwt| jwt.header.as_str()));
+    let parsed = |name: &str| -> Option<HeaderName> { name.parse().ok() };
+    let owned: Vec<HeaderName> = owned.filter_map(parsed).collect();
+    let is_alias = |name: &HeaderName| owned.iter().any(|of| is_header_alias(name.as_str(), of.as_str()));
+    let mut names: Vec<HeaderName> = names.into_iter().filter_map(parsed).collect();
+    names.retain(|name| !is_alias(name));
+    names.extend(owned);
     names.sort_by(|one, other| one.as_str().cmp(other.as_str()));
     names.dedup();
     names
@@ -198,6 +207,7 @@ impl<S: Backend> State<S> {
                 .map(|limit| PathUse::new(&limit.key, [&limit.when].into_iter()))
                 .collect(),
             reads_forwarded: header_names.iter().any(is_forwarded),
+            header_aliases: HeaderAliases::among(&header_names),
             header_names: header_names.into(),
             timeouts: gateway.timeouts,
             has_access_log: gateway.access_log,

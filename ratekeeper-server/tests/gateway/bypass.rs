@@ -104,7 +104,8 @@ async fn limits_on_forwarding_headers_use_the_values_of_the_gateway() {
 async fn forged_forwarding_headers_and_aliases_are_removed() {
     let upstream = Upstream::start().await;
     let headers = "X-Forwarded-Prefix: /admin\r\nX-Forwarded-Ssl: on\r\nX-Forwarded-Server: bank\r\nX_Tenant: evil\r\n\
-        X.Tenant: evil\r\nX_Request_Id: mine\r\nX_Forwarded_Prefix: /admin\r\n";
+        X.Tenant: evil\r\nX_Request_Id: mine\r\nX_Forwarded_Prefix: /admin\r\nX!Tenant: evil\r\nX!Forwarded!For: 6.6.6.6\r\n\
+        X+Real+IP: 6.6.6.6\r\nTransfer!Encoding: chunked\r\nContent~Length: 77\r\nProxy|Connection: x\r\n";
     let gateway = in_front_of(&upstream, "", ", request_headers: { set: { X-Tenant: acme } }").await;
     get(gateway.address, "/", headers).await;
     let seen = upstream.only_request();
@@ -116,6 +117,12 @@ async fn forged_forwarding_headers_and_aliases_are_removed() {
         "x.tenant",
         "x_request_id",
         "x_forwarded_prefix",
+        "x!tenant",
+        "x!forwarded!for",
+        "x+real+ip",
+        "transfer!encoding",
+        "content~length",
+        "proxy|connection",
     ] {
         assert_eq!(seen.header(name), None, "{name}");
     }
@@ -148,15 +155,34 @@ async fn other_spellings_of_a_key_are_no_second_budget() {
             assert_eq!(status(&get(gateway.address, &target, "").await), 400, "{target}");
         }
     }
+    for target in ["/?[api_key]=VALID", "/?api_key]=VALID"] {
+        assert_eq!(status(&get(gateway.address, target, "").await), 429, "{target}");
+    }
+    assert_eq!(status(&get(gateway.address, "/?api_key=VALID%00x", "").await), 400);
     let gateway = gateway_for("cookie: session_id").await;
-    for number in 0..3 {
-        let cookies = format!("Cookie: session.id=VALID; session_id=R{number}\r\n");
-        assert_eq!(status(&get(gateway.address, "/", &cookies).await), 400);
+    for cookies in [
+        "session.id=VALID; session_id=R1",
+        "session_id=VALID n=1",
+        "session_id=VALID,n=1",
+        "session_id=R1,session_id=VALID",
+        "n=1, session_id=VALID",
+        "session_id=\"VALID\"x1",
+    ] {
+        let headers = format!("Cookie: {cookies}\r\n");
+        assert_eq!(status(&get(gateway.address, "/", &headers).await), 400, "{cookies}");
+    }
+    let gateway = gateway_for("header: Authorization").await;
+    assert_eq!(three_times(&gateway, "Authorization: Basic VkFMSUQ6cA==\r\n").await, [200, 200, 429]);
+    for credentials in ["VkFMSUQ6cA", "VkFMSUQ6cB==", "VkFM*SUQ6cA=="] {
+        let headers = format!("Authorization: Basic {credentials}\r\n");
+        assert_eq!(status(&get(gateway.address, "/", &headers).await), 400, "{credentials}");
     }
     let before = upstream.requests().len();
-    for (key, own, other) in
-        [("header: X_Api_Key", "X_Api_Key", "X-Api-Key"), ("header: X-Api-Key", "X-Api-Key", "X_Api.Key")]
-    {
+    for (key, own, other) in [
+        ("header: X_Api_Key", "X_Api_Key", "X-Api-Key"),
+        ("header: X-Api-Key", "X-Api-Key", "X_Api.Key"),
+        ("header: X-Api-Key", "X-Api-Key", "X!Api+Key"),
+    ] {
         let gateway = gateway_for(key).await;
         let headers = format!("{own}: R1\r\n{other}: VALID\r\n");
         assert_eq!(three_times(&gateway, &headers).await, [200, 200, 429], "{key}");
@@ -167,6 +193,108 @@ async fn other_spellings_of_a_key_are_no_second_budget() {
     for seen in &upstream.requests()[before..] {
         assert!(!format!("{seen:?}").contains("VALID"), "{seen:?}");
     }
+}
+
+/// Limits on both spellings read one header: an upstream that merges them sees one, too.
+#[tokio::test]
+async fn two_configured_spellings_of_a_header_are_one_header() {
+    let upstream = Upstream::start().await;
+    let limits = "limits:
+  hyphens:
+    { when: { path: /h }, key: { header: X-Api-Key, fallback: { literal: none } }, fixed_window: { limit: 2, window: 1h } }
+  underscores:
+    { when: { path: /u }, key: { header: X_Api_Key, fallback: { literal: none } }, fixed_window: { limit: 2, window: 1h } }
+";
+    let gateway = in_front_of(&upstream, limits, "").await;
+    for path in ["/h", "/u"] {
+        let mut statuses = Vec::new();
+        for headers in
+            ["X-Api-Key: VALID\r\n", "X_Api_Key: VALID\r\n", "X_Api_Key: VALID\r\n", "X-Api-Key: VALID\r\n"]
+        {
+            statuses.push(status(&get(gateway.address, path, headers).await));
+        }
+        assert_eq!(statuses, [200, 200, 429, 429], "{path}");
+        for both in ["X-Api-Key: R1\r\nX_Api_Key: VALID\r\n", "X_Api_Key: R1\r\nX-Api-Key: VALID\r\n"] {
+            assert_eq!(status(&get(gateway.address, path, both).await), 400, "{path}: {both}");
+        }
+    }
+    assert_eq!(upstream.requests().len(), 4);
+}
+
+/// A route must not forward a client's value of a header that it sets, in whichever spelling a limit reads it.
+#[tokio::test]
+async fn limit_on_another_spelling_does_not_let_a_set_header_be_forged() {
+    let upstream = Upstream::start().await;
+    let limits =
+        "limits: { per-tenant: { key: { header: X_Tenant }, fixed_window: { limit: 100, window: 1h } } }";
+    let edits = ", request_headers: { set: { X-Tenant: acme }, remove: [X-Internal] }";
+    let gateway = in_front_of(&upstream, limits, edits).await;
+    let headers = "X_Tenant: evil\r\nX_Internal: evil\r\nX-Internal: evil\r\n";
+    assert_eq!(status(&get(gateway.address, "/", headers).await), 200);
+    let seen = upstream.only_request();
+    assert_eq!(seen.header("x-tenant"), Some("acme"));
+    assert!(!format!("{seen:?}").contains("evil"), "{seen:?}");
+}
+
+/// Some servers ignore white space and dots at the end of a segment, and decode `%3B` before they drop parameters.
+#[tokio::test]
+async fn ignored_ends_of_segments_do_not_bypass_path_limits() {
+    let upstream = Upstream::start().await;
+    let limits = "limits: { login: { when: { path: /login }, fixed_window: { limit: 1, window: 1h } } }";
+    let gateway = in_front_of(&upstream, limits, "").await;
+    assert_eq!(status(&get(gateway.address, "/login", "").await), 200);
+    assert_eq!(status(&get(gateway.address, "/login", "").await), 429);
+    for path in [
+        "/login%20",
+        "/login%09",
+        "/login.",
+        "/login%3bx",
+        "/login.%3B",
+        "/login..%20/",
+        "/x/..%3b/login",
+        "/x/..%20/login",
+    ] {
+        let response = get(gateway.address, path, "").await;
+        assert_eq!(status(&response), 400, "{path}: {response}");
+    }
+    assert_eq!(upstream.requests().len(), 1);
+    // Forwarded as sent, because no limit and no route would apply differently.
+    for path in ["/file.", "/a%20b", "/a%20", "/v1./x%3By", "/login%20x", "/x/...", "/x/..b"] {
+        assert_eq!(status(&get(gateway.address, path, "").await), 200, "{path}");
+        assert_eq!(upstream.requests().last().map(|seen| seen.uri.path().to_owned()).as_deref(), Some(path));
+    }
+    let gateway = in_front_of(&upstream, "", ", path: /admin/**").await;
+    assert_eq!(status(&get(gateway.address, "/admin/a.", "").await), 200);
+    assert_eq!(status(&get(gateway.address, "/admin.", "").await), 400);
+}
+
+/// A host that servers read as another one, or as none, is no way around a limit on a host.
+#[tokio::test]
+async fn limits_on_hosts_apply_to_every_accepted_form_of_the_host() {
+    let upstream = Upstream::start().await;
+    let limits = "limits:
+  a: { when: { host: a.test }, fixed_window: { limit: 1, window: 1h } }
+  others: { key: host, when: { path: /others }, fixed_window: { limit: 1, window: 1h } }
+";
+    let gateway = in_front_of(&upstream, limits, "").await;
+    let request = |host: &str, path: &str, version: &str| {
+        format!("GET {path} HTTP/{version}\r\n{host}Connection: close\r\n\r\n")
+    };
+    for (host, wanted) in [
+        ("Host: a.test\r\n", 200),
+        ("Host: A.test.:80\r\n", 429),
+        ("Host: a.test..\r\n", 400),
+        ("Host: a.test,\r\n", 400),
+        ("Host: a.test, b\r\n", 400),
+        ("Host: .a.test\r\n", 400),
+    ] {
+        assert_eq!(status(&send_raw(gateway.address, request(host, "/", "1.1")).await), wanted, "{host}");
+    }
+    // HTTP/1.0 without a host has an empty host: conditions on hosts do not fit, and the fallback of the key applies.
+    for wanted in [200, 429] {
+        assert_eq!(status(&send_raw(gateway.address, request("", "/others", "1.0")).await), wanted);
+    }
+    assert_eq!(status(&send_raw(gateway.address, request("Host: b\r\n", "/others", "1.0")).await), 200);
 }
 
 /// A proxy writes one of the two headers and forwards the client's value of the other.
@@ -235,9 +363,9 @@ async fn trailers_cannot_override_evaluated_headers() {
     let limits = "limits: { per-user: { key: { header: X-User-Id }, token_bucket: { capacity: 1000 } } }";
     let gateway = run(&ConfigFile { limits, ..ConfigFile::default() }.to(&[address])).await;
     let request = "POST / HTTP/1.1\r\nHost: a\r\nX-User-Id: alice\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\
-        Trailer: X-Checksum, X-User-Id, X-Forwarded-For, Authorization, X_User_Id, X_Forwarded_For, Content_Length\r\n\r\n\
+        Trailer: X-Checksum, X-User-Id, X-Forwarded-For, Authorization, X_User_Id, X_Forwarded_For, Content_Length, x!user!id\r\n\r\n\
         3\r\nabc\r\n0\r\nX-Checksum: 7\r\nX-User-Id: bob\r\nX-Forwarded-For: 6.6.6.6\r\nAuthorization: x\r\n\
-        X_User_Id: bob\r\nX_Forwarded_For: 6.6.6.6\r\nContent_Length: 9\r\n\r\n";
+        X_User_Id: bob\r\nX_Forwarded_For: 6.6.6.6\r\nContent_Length: 9\r\nx!user!id: bob\r\n\r\n";
     let response = send_raw(gateway.address, request).await.to_lowercase();
     let (_, body) = response.split_once("\r\n\r\n").unwrap();
     let (_, trailers) = body.split_once("abc").unwrap();

@@ -9,7 +9,7 @@ use super::peers::{connect_http2, request_http2};
 use super::support::{Upstream, get, header, in_front_of, read_all, send_raw, status};
 
 /// Name, bytes to send and accepted statuses; 0 if the connection is closed without a response.
-const PROBES: [(&str, &str, &[u16]); 27] = [
+const PROBES: [(&str, &str, &[u16]); 33] = [
     ("two hosts", "GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", &[400]),
     ("the same host twice", "GET / HTTP/1.1\r\nHost: a\r\nHost: a\r\n\r\n", &[400]),
     ("no host", "GET / HTTP/1.1\r\n\r\n", &[400]),
@@ -17,6 +17,12 @@ const PROBES: [(&str, &str, &[u16]); 27] = [
     ("a host that is none", "GET / HTTP/1.1\r\nHost: a b\r\n\r\n", &[400]),
     ("a host with a user", "GET / HTTP/1.1\r\nHost: u@a\r\n\r\n", &[400]),
     ("a host with a path", "GET / HTTP/1.1\r\nHost: a/b\r\n\r\n", &[400]),
+    ("a host with two dots at its end", "GET / HTTP/1.1\r\nHost: a..\r\n\r\n", &[400]),
+    ("a host with an empty label", "GET / HTTP/1.1\r\nHost: a..b\r\n\r\n", &[400]),
+    ("a host of a dot", "GET / HTTP/1.1\r\nHost: .\r\n\r\n", &[400]),
+    ("a host with a comma", "GET / HTTP/1.1\r\nHost: a,\r\n\r\n", &[400]),
+    ("a target with a malformed host", "GET http://a../ HTTP/1.1\r\nHost: a..\r\n\r\n", &[400]),
+    ("an empty host in HTTP/1.0", "GET / HTTP/1.0\r\nHost:\r\n\r\n", &[400]),
     ("a target with another host", "GET http://b/ HTTP/1.1\r\nHost: a\r\n\r\n", &[400]),
     ("a target with a user", "GET http://u:p@a/ HTTP/1.1\r\nHost: a\r\n\r\n", &[400]),
     ("a target of another scheme", "GET ftp://a/ HTTP/1.1\r\nHost: a\r\n\r\n", &[400]),

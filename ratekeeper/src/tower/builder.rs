@@ -14,6 +14,7 @@ use ratekeeper_rules::key::{Key, KeyPart};
 use ratekeeper_rules::path::PathNormalization;
 use ratekeeper_rules::response::{DenialResponse, HeaderSet, PolicyName};
 use ratekeeper_rules::rule::{Rule, Rules};
+use ratekeeper_rules::spelling::{HeaderAliases, is_header_alias};
 
 use super::concurrency::{InFlightLimit, InFlightLimits};
 use super::engine::{Engine, Observer, PeerLookup, TokenVerifier};
@@ -506,12 +507,24 @@ impl LayerBuilder {
         let read = rules.rules().flat_map(Rule::header_names);
         let read = read.chain(concurrency.iter().flat_map(InFlightLimits::header_names));
         let read = read.chain(self.token_header.iter().map(HeaderName::as_str));
-        for name in read.filter(|name| name.contains(['-', '_', '.'])).filter_map(|name| name.parse().ok()) {
+        let has_aliases = |name: &&str| !name.bytes().all(|byte| byte.is_ascii_alphanumeric());
+        for name in read.filter(has_aliases).filter_map(|name| name.parse().ok()) {
             if !header_names.contains(&name) {
                 header_names.push(name);
             }
         }
+        // A token is read in one spelling only, so the others are rejected even if a rule reads them.
+        if let Some(token) = &self.token_header {
+            header_names.retain(|name| !is_header_alias(name.as_str(), token.as_str()));
+        }
         Ok(Engine {
+            patterns: rules
+                .rules()
+                .flat_map(Rule::patterns)
+                .chain(concurrency.iter().flat_map(InFlightLimits::patterns))
+                .cloned()
+                .collect(),
+            header_aliases: HeaderAliases::among(&header_names),
             header_names,
             deny_responses: deny_responses.collect(),
             delays: rules.limits().iter().map(|stored| is_delay(&stored.limit)).collect(),

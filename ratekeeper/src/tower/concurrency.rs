@@ -36,7 +36,7 @@ use http::request::Parts;
 use ratekeeper_core::{Decision, RetryAfter};
 pub use ratekeeper_rules::concurrency::InFlightLimit;
 use ratekeeper_rules::key::{Key, NoKey};
-use ratekeeper_rules::path::PathNormalization;
+use ratekeeper_rules::path::{PathNormalization, Pattern};
 use ratekeeper_rules::response::{ExhaustedLimit, PolicyName};
 use ratekeeper_rules::rule::{ForbiddenReason, Rules, RulesError};
 use smallvec::SmallVec;
@@ -107,6 +107,10 @@ impl InFlightLimits {
     /// Every header that the limits may read, in lower case.
     pub(crate) fn header_names(&self) -> impl Iterator<Item = &str> {
         self.all.iter().flat_map(InFlightLimit::header_names)
+    }
+
+    pub(crate) fn patterns(&self) -> impl Iterator<Item = &Pattern> {
+        self.all.iter().flat_map(InFlightLimit::patterns)
     }
 
     /// Returns `None` if there are no concurrency limits, and have never been any. After a reload, `counter` counts

@@ -12,11 +12,12 @@ use http::HeaderName;
 use http::request::Parts;
 use ratekeeper_core::{Decision, RetryAfter, Time};
 use ratekeeper_rules::client::TrustedProxies;
-use ratekeeper_rules::path::PathNormalization;
+use ratekeeper_rules::path::{PathNormalization, Pattern};
 use ratekeeper_rules::response::{
     DenialResponse, HeaderSet, Jitter, LimitDecision, LimitResponse, PolicyName, ResponseContext,
 };
 use ratekeeper_rules::rule::{ChargeList, ForbiddenReason, Rejection, RuleCharge, Rules};
+use ratekeeper_rules::spelling::HeaderAliases;
 use smallvec::SmallVec;
 
 use super::concurrency::{InFlightLimits, PermitChecks};
@@ -54,6 +55,9 @@ pub(crate) struct Engine<S> {
     pub(crate) token_header: Option<HeaderName>,
     /// The headers that rules and `verify` read and that have other spellings.
     pub(crate) header_names: Vec<HeaderName>,
+    pub(crate) header_aliases: HeaderAliases,
+    /// The path patterns of all rules and concurrency limits.
+    pub(crate) patterns: Vec<Pattern>,
     pub(crate) extractors: Vec<(String, Arc<dyn KeyExtractor>)>,
     pub(crate) observer: Option<Observer>,
     /// For each limit, whether it delays requests.

@@ -8,9 +8,9 @@ use http::Uri;
 use http::header::{HOST, HeaderMap, HeaderName, HeaderValue};
 use http::request::Parts;
 use http::uri::PathAndQuery;
-use ratekeeper_rules::path::{PathNormalization, normalize};
-use ratekeeper_rules::request::{Request, host_name};
-use ratekeeper_rules::spelling::is_header_alias;
+use ratekeeper_rules::path::{PathNormalization, hides_match, normalize};
+use ratekeeper_rules::request::{Request, host_name, is_well_formed_host};
+use ratekeeper_rules::spelling::{HeaderAliases, is_header_alias};
 
 use super::engine::{Engine, RequestRejection};
 use super::{Claims, NonCanonicalPath, RequestContext};
@@ -32,9 +32,12 @@ impl<'a, S> View<'a, S> {
         context: &'a RequestContext<'a>,
         engine: &'a Engine<S>,
     ) -> Result<View<'a, S>, RequestRejection> {
-        reject_aliases(&parts.headers, &engine.header_names)?;
+        reject_aliases(&parts.headers, &engine.header_names, &engine.header_aliases)?;
         let path = normalize(parts.uri.path(), engine.path_normalization);
         let path = path.map_err(|error| RequestRejection::Malformed(error.to_string()))?;
+        if hides_match(&path, engine.path_normalization, engine.patterns.iter()) {
+            return Err(RequestRejection::Malformed(HIDDEN_MATCH.to_owned()));
+        }
         let (client, verified) = (OnceCell::new(), OnceCell::new());
         Ok(View { parts, context, engine, path, host: host(parts)?, client, verified })
     }
@@ -66,6 +69,9 @@ impl<'a, S> View<'a, S> {
     }
 }
 
+const HIDDEN_MATCH: &str = "some servers ignore the end of a path segment (a dot, white space, or text from %3B on), \
+    and a limit applies to the path without it; send the path without it";
+
 /// The request's host, from the target or the `Host` header. Services read either one, so both must be equal.
 fn host(parts: &Parts) -> Result<&str, RequestRejection> {
     let mut lines = parts.headers.get_all(HOST).iter();
@@ -73,7 +79,9 @@ fn host(parts: &Parts) -> Result<&str, RequestRejection> {
     if lines.next().is_some() {
         return Err(twice(&HOST));
     }
-    let named = first.map(|host| host.to_str().unwrap_or_default());
+    let is_host = |host: &&str| host.is_empty() || is_well_formed_host(host);
+    let malformed = || RequestRejection::Malformed("the header host is not a host".to_owned());
+    let named = first.map(|host| host.to_str().ok().filter(is_host).ok_or_else(malformed)).transpose()?;
     match (parts.uri.host(), named) {
         (Some(target), Some(named)) if !host_name(target).eq_ignore_ascii_case(host_name(named)) => Err(
             RequestRejection::Malformed("the target and the header host name two hosts; send one".to_owned()),
@@ -83,8 +91,18 @@ fn host(parts: &Parts) -> Result<&str, RequestRejection> {
 }
 
 /// Rejects other spellings of headers that rules read: servers that turn names into variables read `X_User_Id` as
-/// `X-User-Id`, so a client could use the budget of one and be served as the other.
-fn reject_aliases(headers: &HeaderMap, read: &[HeaderName]) -> Result<(), RequestRejection> {
+/// `X-User-Id`, so a client could use the budget of one and be served as the other. If rules read both, a request may
+/// have either.
+fn reject_aliases(
+    headers: &HeaderMap,
+    read: &[HeaderName],
+    aliases: &HeaderAliases,
+) -> Result<(), RequestRejection> {
+    if let Some((name, other)) = aliases.both_present(|name| headers.contains_key(name)) {
+        return Err(RequestRejection::Malformed(format!(
+            "the headers {name} and {other} are two spellings of one header; send one of them"
+        )));
+    }
     let aliased = |name: &HeaderName| read.iter().find(|of| is_header_alias(name.as_str(), of.as_str()));
     let aliases = headers.keys().filter_map(|name| Some((name, aliased(name)?)));
     match aliases.into_iter().find(|(name, _)| !read.contains(name)) {
@@ -152,7 +170,8 @@ impl<S> Request for View<'_, S> {
     }
 
     fn header<'b>(&'b self, name: &'b str) -> impl Iterator<Item = &'b [u8]> + 'b {
-        self.parts.headers.get_all(name).iter().map(HeaderValue::as_bytes)
+        let lines = |name| self.parts.headers.get_all(name).iter().map(HeaderValue::as_bytes);
+        lines(name).chain(self.engine.header_aliases.of(name).flat_map(lines))
     }
 
     fn client(&self) -> IpAddr {
