@@ -49,7 +49,7 @@ mod template;
 use std::fmt;
 use std::ops::Range;
 
-pub use normal::normalize;
+pub use normal::{RequestPath, normalize};
 pub use pattern::{Pattern, PatternError};
 pub use reading::{hides_match, is_read_alike, with_parameters};
 pub use template::Template;

@@ -68,6 +68,56 @@ fn is_encoded_dot_segment(segment: &str) -> bool {
     }
 }
 
+/// A received path, read once: the form that rules match, and the form that the service receives.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RequestPath<'a> {
+    /// The path, [normalized](normalize).
+    pub matched: Cow<'a, str>,
+    /// The normalized path with its letter case, its trailing slash and its escaped delimiters: these settings are
+    /// statements about the service.
+    pub forwarded: Cow<'a, str>,
+}
+
+impl<'a> RequestPath<'a> {
+    /// Reads a path.
+    ///
+    /// ```
+    /// use ratekeeper_rules::path::{PathNormalization, RequestPath};
+    ///
+    /// let normalization = PathNormalization { ignore_trailing_slash: true, ..PathNormalization::default() };
+    /// let path = RequestPath::read("//users/%37/", normalization).unwrap();
+    /// assert_eq!((&*path.matched, &*path.forwarded), ("/users/7", "/users/7/"));
+    /// ```
+    ///
+    /// # Errors
+    /// As [`normalize`].
+    pub fn read(path: &'a str, normalization: PathNormalization) -> Result<RequestPath<'a>, AmbiguousPath> {
+        let PathNormalization { ambiguous, ignore_case, ignore_trailing_slash, decode_delimiters } =
+            normalization;
+        let forwarded = normalize(path, PathNormalization { ambiguous, ..PathNormalization::default() })?;
+        let matched = match (ignore_case || decode_delimiters, ignore_trailing_slash) {
+            (true, _) => normalize(path, normalization)?,
+            (false, true) => without_trailing_slash(forwarded.clone()),
+            (false, false) => forwarded.clone(),
+        };
+        Ok(RequestPath { matched, forwarded })
+    }
+}
+
+fn without_trailing_slash(path: Cow<'_, str>) -> Cow<'_, str> {
+    match path {
+        Cow::Borrowed(text) => {
+            Cow::Borrowed(text.strip_suffix('/').filter(|text| !text.is_empty()).unwrap_or(text))
+        }
+        Cow::Owned(mut text) => {
+            if text.len() > 1 && text.ends_with('/') {
+                text.pop();
+            }
+            Cow::Owned(text)
+        }
+    }
+}
+
 /// Fast path: whether a path that begins with a slash is already normalized. True for most paths.
 fn is_already_normalized(path: &str, normalization: PathNormalization) -> bool {
     let mut before = 0;

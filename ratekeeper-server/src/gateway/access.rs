@@ -200,6 +200,12 @@ impl AccessRecord {
         self.outcome = LimitsOutcome::new(event, keys);
     }
 
+    /// Records that the request is rejected before any limit, and returns the response.
+    pub(crate) fn reject<T>(&mut self, response: T) -> T {
+        self.set_decision(RequestDecision::Rejected);
+        response
+    }
+
     /// Records a decision that no limit made.
     pub(crate) fn set_decision(&mut self, decision: RequestDecision) {
         self.outcome.decision = decision;

@@ -1,6 +1,5 @@
 //! Forwards a request to its upstream: the service behind the limits.
 
-use std::borrow::Cow;
 use std::convert::Infallible;
 use std::fmt;
 use std::future::Future;
@@ -15,7 +14,7 @@ use http::uri::{PathAndQuery, Uri};
 use http::{Method, Request, Response, StatusCode, Version};
 use hyper::body::Body;
 use ratekeeper_config::{PathEdit, Protocol};
-use ratekeeper_rules::path::{normalize, segment_range};
+use ratekeeper_rules::path::{RequestPath, segment_range};
 use smallvec::SmallVec;
 use tower_service::Service;
 
@@ -39,16 +38,40 @@ const ATTEMPTS_MAX: usize = 3;
 /// Not the index of any address: no response is awaited yet.
 const NO_ADDRESS: usize = usize::MAX;
 
-/// The path without the segments of `prefix`, if `normalized`, which has the same segments, begins with them.
-fn strip_prefix<'p>(path: &'p str, normalized: &str, prefix: &str) -> Option<&'p str> {
-    let rest = normalized.strip_prefix(prefix)?;
+/// The edit of a request's path, read from the path that selected the route.
+#[derive(Debug)]
+pub(crate) enum TargetEdit {
+    Keep,
+    /// Removes this many bytes from the front of the forwarded path.
+    Strip(usize),
+    Replace(String),
+}
+
+impl TargetEdit {
+    pub(crate) fn new(route: &Route, path: &RequestPath<'_>) -> TargetEdit {
+        let edit = match &route.path {
+            PathEdit::Keep => None,
+            PathEdit::Strip(prefix) => prefix_bytes(path, prefix).map(TargetEdit::Strip),
+            PathEdit::Rewrite(template) => {
+                let pattern = route.when.paths.first();
+                let path = pattern.and_then(|it| template.expand_as(it, &path.matched, &path.forwarded));
+                path.map(TargetEdit::Replace)
+            }
+        };
+        edit.unwrap_or(TargetEdit::Keep)
+    }
+}
+
+/// The bytes of the forwarded path that the segments of `prefix` take, if the matched path, which has the same segments,
+/// begins with them.
+fn prefix_bytes(path: &RequestPath<'_>, prefix: &str) -> Option<usize> {
+    let rest = path.matched.strip_prefix(prefix)?;
     // `/api` is not a leading segment of `/apis`.
     if !rest.is_empty() && !rest.starts_with('/') {
         return None;
     }
     let segments = prefix.bytes().filter(|byte| *byte == b'/').count();
-    let rest = &path[segment_range(path, 0, segments).end..];
-    Some(if rest.is_empty() { "/" } else { rest })
+    Some(segment_range(&path.forwarded, 0, segments).end)
 }
 
 fn connect_error_response(error: &ConnectError) -> Response<UpstreamBody> {
@@ -107,6 +130,7 @@ pub(crate) struct ForwardContext<S> {
     pub(crate) is_forwarded: bool,
     /// A gRPC stream has no read timeout: it may be silent for hours.
     pub(crate) is_grpc_stream: bool,
+    pub(crate) path_edit: TargetEdit,
 }
 
 impl<S> Forward<S> {
@@ -282,22 +306,16 @@ impl<S: Backend> ForwardContext<S> {
     /// Applies the route's header and path edits.
     fn edit(&self, request: &mut Request<RequestBody>) -> Result<(), ErrorResponse> {
         self.route.request_edits.apply(request.headers_mut());
-        if self.route.path == PathEdit::Keep {
-            return Ok(());
-        }
-        let path = request.uri().path();
-        // Prefixes and patterns are those of the normalized path that selected the route.
-        let Ok(normalized) = normalize(path, self.route.path_normalization) else { return Ok(()) };
-        let edited = match &self.route.path {
-            PathEdit::Keep => None,
-            PathEdit::Strip(prefix) => strip_prefix(path, &normalized, prefix).map(Cow::Borrowed),
-            PathEdit::Rewrite(template) => {
-                let pattern = self.route.when.paths.first();
-                pattern.and_then(|it| template.expand_as(it, &normalized, path)).map(Cow::Owned)
+        let edited = match &self.path_edit {
+            TargetEdit::Keep => None,
+            TargetEdit::Strip(bytes) => {
+                let rest = request.uri().path().get(*bytes..);
+                rest.map(|rest| if rest.is_empty() { "/" } else { rest })
             }
+            TargetEdit::Replace(path) => Some(path.as_str()),
         };
         if let Some(edited) = edited {
-            *request.uri_mut() = with_path(request.uri(), &edited)?;
+            *request.uri_mut() = with_path(request.uri(), edited)?;
         }
         Ok(())
     }

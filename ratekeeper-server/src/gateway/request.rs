@@ -15,9 +15,9 @@ use http::{Request, Response, StatusCode, Version};
 use hyper::body::{Body, Incoming};
 use pin_project_lite::pin_project;
 use ratekeeper::tower::token::Tokens;
-use ratekeeper::tower::{Claims, LimitedCall, RequestContext, ResponseFuture, grpc_content_type};
+use ratekeeper::tower::{Claims, LimitedCall, ResponseFuture, grpc_content_type};
 use ratekeeper_rules::client::TrustedProxies;
-use ratekeeper_rules::path::{AmbiguousPath, PathNormalization, hides_match, normalize};
+use ratekeeper_rules::path::{PathNormalization, RequestPath, hides_match};
 use ratekeeper_rules::request::Request as _;
 use ratekeeper_rules::spelling::HeaderAliases;
 use tower_service::Service;
@@ -25,7 +25,7 @@ use tower_service::Service;
 use super::access::{AccessRecord, X_REQUEST_ID};
 use super::body::{ClientBody, RequestBody, UpstreamBody};
 use super::connection::ClientConnection;
-use super::forward::{Forward, ForwardContext};
+use super::forward::{Forward, ForwardContext, TargetEdit};
 use super::hop_headers::accepts_trailers;
 use super::response::{into_grpc, problem, retry_later, set_connection_close};
 use super::screen::{offered_upgrade, screen};
@@ -193,9 +193,11 @@ fn start<S: Backend>(
         }
         return Err(Box::new(response));
     }
-    let RouteMatch { route, client, claims } =
-        match_route(connection.peer, &state, worker.number, &mut parts)
-            .inspect_err(|_| record.set_decision(RequestDecision::Rejected))?;
+    let received = RequestPath::read(parts.uri.path(), state.paths);
+    let path = received.map_err(|why| record.reject(bad_request(&why.to_string())))?;
+    let view = RequestView::new(&parts, &path.matched, &state, connection.peer);
+    let matched = find_route(&view, &state, worker.number).map_err(|response| record.reject(response));
+    let (route, client) = (matched?, view.client());
     record.set_route(route, client);
     if let Some(id) =
         parts.headers.get(X_REQUEST_ID).filter(|_| state.trusted_proxies.trusts(connection.peer))
@@ -212,6 +214,8 @@ fn start<S: Backend>(
 
     // A gRPC stream may be silent for hours.
     let is_grpc_stream = is_grpc && parts.version >= Version::HTTP_2;
+    let (target, path_edit) = forwarded_target(&parts.uri, &path, route, &state, worker.number)
+        .map_err(|response| record.reject(response))?;
     let mut forward_context = ForwardContext {
         upgrade: offered_upgrade(&parts),
         accepts_trailers: accepts_trailers(&parts.headers),
@@ -221,25 +225,33 @@ fn start<S: Backend>(
         id: record.id().clone(),
         is_forwarded: false,
         is_grpc_stream,
+        path_edit,
     };
     // Limits that read forwarding headers must see the gateway's values. If none does, the headers are set only after
     // the limits, so that a denied request does not pay for them.
+    let known = view.into_known();
     if state.reads_forwarded {
         forward_context.set_forwarded(&mut parts.headers);
         forward_context.is_forwarded = true;
     }
+    let checks = state.engine.layer.as_ref().map(|layer| {
+        let view = RequestView {
+            known,
+            route: &route.id.0,
+            ..RequestView::new(&parts, &path.matched, &state, connection.peer)
+        };
+        let checks = layer.read(&view, Some(&route.rules), Some(&route.concurrency));
+        view.check_token().map(|()| (layer, checks))
+    });
+    let checks = checks.transpose().map_err(|response| record.reject(response))?;
+    if let Some(target) = target {
+        parts.uri = target;
+    }
     let body = RequestBody::new(body, (!is_grpc_stream).then_some(state.timeouts.body), &state.header_names);
     let (request, mut forward) = (Request::from_parts(parts, body), Forward::new(forward_context));
-    Ok(match &state.engine.layer {
-        Some(limits) => {
-            let context = RequestContext {
-                client: Some(client),
-                claims: claims.as_ref().map(Option::as_ref),
-                route: Some(&route.id),
-                rules: Some(&route.rules),
-                concurrency: Some(&route.concurrency),
-            };
-            let LimitedCall { response, event } = limits.call_with(forward, request, context);
+    Ok(match checks {
+        Some((layer, checks)) => {
+            let LimitedCall { response, event } = layer.call_checked(forward, request, checks);
             if let Some(event) = event {
                 record.set_event(&event, &state.key_log);
             }
@@ -255,61 +267,46 @@ fn start<S: Backend>(
 /// The response to a rejected request. Boxed, so that other requests do not reserve memory for it.
 pub(crate) type ErrorResponse = Box<Response<UpstreamBody>>;
 
-/// The route, client and claims of a request.
-struct RouteMatch<'s> {
-    route: &'s Arc<Route>,
-    client: IpAddr,
-    /// Claims of the token, if a route reads them; verifying a token takes longer than everything else.
-    claims: Option<Option<Claims>>,
+fn bad_request(detail: &str) -> ErrorResponse {
+    Box::new(problem(StatusCode::BAD_REQUEST, detail))
 }
 
-/// Finds the route and client of a request, and normalizes the request's path as it was matched.
-fn match_route<'s, S: Backend>(
-    peer: IpAddr,
+/// Finds the route of a request.
+fn find_route<'s, S: Backend>(
+    view: &RequestView<'_>,
     state: &'s State<S>,
     worker: usize,
-    parts: &mut Parts,
-) -> Result<RouteMatch<'s>, ErrorResponse> {
-    let ambiguous = |why: AmbiguousPath| Box::new(problem(StatusCode::BAD_REQUEST, &why.to_string()));
-    let path = normalize(parts.uri.path(), state.paths).map_err(ambiguous)?;
-    let (trusted_proxies, tokens) = (&state.trusted_proxies, state.engine.tokens.as_deref());
-    let (client, claims) = (OnceCell::new(), OnceCell::new());
-    let aliases = &state.header_aliases;
-    let view = RequestView { parts, path: &path, aliases, trusted_proxies, tokens, peer, client, claims };
-    let route = state.routes(worker).iter().find(|route| route.when.fits(&view));
-    let client = view.client();
-    // With two tokens, the upstream may trust the other one.
-    let claims = view.claims.into_inner();
-    let token_header = claims.as_ref().and(tokens).map(Tokens::header_name);
-    if token_header.is_some_and(|name| parts.headers.get_all(name).iter().nth(1).is_some()) {
-        return Err(Box::new(problem(StatusCode::BAD_REQUEST, "the request has two tokens; send one")));
+) -> Result<&'s Arc<Route>, ErrorResponse> {
+    let route = state.routes(worker).iter().find(|route| route.when.fits(view));
+    view.check_token()?;
+    let patterns = state.routes(worker).iter().flat_map(|route| &route.when.paths);
+    if hides_match(view.path, state.paths, patterns) {
+        return Err(bad_request(
+            "some servers ignore the end of a path segment (a dot, white space, or text from %3B on), and another \
+             route applies to the path without it; send the path without it",
+        ));
     }
-    let patterns = || state.routes(worker).iter().flat_map(|route| &route.when.paths);
-    if hides_match(&path, state.paths, patterns()) {
-        let detail = "some servers ignore the end of a path segment (a dot, white space, or text from %3B on), \
-            and another route applies to the path without it; send the path without it";
-        return Err(Box::new(problem(StatusCode::BAD_REQUEST, detail)));
+    route.ok_or_else(|| Box::new(problem(StatusCode::NOT_FOUND, "no route matches this request")))
+}
+
+/// The target to forward, if it differs from the received one, and the edit of its path.
+fn forwarded_target<S: Backend>(
+    received: &Uri,
+    path: &RequestPath<'_>,
+    route: &Route,
+    state: &State<S>,
+    worker: usize,
+) -> Result<(Option<Uri>, TargetEdit), ErrorResponse> {
+    if path.forwarded == received.path() || received.path() == "*" {
+        return Ok((None, TargetEdit::new(route, path)));
     }
-    let Some(route) = route else {
-        return Err(Box::new(problem(StatusCode::NOT_FOUND, "no route matches this request")));
-    };
-    // Letter case and trailing slashes stay as sent, for the upstream, and so do parameters and empty segments that no
-    // route or limit depends on; the rest is normalized as it was matched.
+    // Parameters and empty segments that no route or limit depends on stay as sent.
     let normalization =
         PathNormalization { ambiguous: state.paths.ambiguous, ..PathNormalization::default() };
-    let forwarded = match normalization == state.paths {
-        true => path,
-        false => normalize(parts.uri.path(), normalization).map_err(ambiguous)?,
-    };
-    let received = parts.uri.path();
-    if forwarded != received && received != "*" {
-        let kept = state.with_parameters(route, worker, received, normalization);
-        let forwarded = kept.as_deref().unwrap_or(&forwarded);
-        if forwarded != received {
-            parts.uri = with_path(&parts.uri, forwarded)?;
-        }
-    }
-    Ok(RouteMatch { route, client, claims })
+    let kept = state.with_parameters(route, worker, received.path(), normalization);
+    let forwarded = kept.as_deref().unwrap_or(&path.forwarded);
+    let target = (forwarded != received.path()).then(|| with_path(received, forwarded)).transpose()?;
+    Ok((target, TargetEdit::new(route, path)))
 }
 
 /// The target with another path and the same query.
@@ -321,7 +318,7 @@ pub(crate) fn with_path(uri: &Uri, path: &str) -> Result<Uri, ErrorResponse> {
     target.map(Uri::from).map_err(|_| Box::new(problem(StatusCode::BAD_REQUEST, "the path is too long")))
 }
 
-/// A request as the conditions of routes see it.
+/// A request as the conditions of routes and the rules see it.
 struct RequestView<'a> {
     parts: &'a Parts,
     path: &'a str,
@@ -329,8 +326,45 @@ struct RequestView<'a> {
     trusted_proxies: &'a TrustedProxies,
     peer: IpAddr,
     tokens: Option<&'a Tokens>,
+    /// Empty until the route is known.
+    route: &'a str,
+    known: KnownValues,
+}
+
+/// What a view has found out so far.
+#[derive(Default)]
+struct KnownValues {
     client: OnceCell<IpAddr>,
+    /// Verifying a token takes longer than everything else.
     claims: OnceCell<Option<Claims>>,
+}
+
+impl<'a> RequestView<'a> {
+    fn new<S>(parts: &'a Parts, path: &'a str, state: &'a State<S>, peer: IpAddr) -> RequestView<'a> {
+        RequestView {
+            parts,
+            path,
+            aliases: &state.header_aliases,
+            trusted_proxies: &state.trusted_proxies,
+            peer,
+            tokens: state.engine.tokens.as_deref(),
+            route: "",
+            known: KnownValues::default(),
+        }
+    }
+
+    fn into_known(self) -> KnownValues {
+        self.known
+    }
+
+    /// Rejects a request with two tokens if a claim was read: the upstream may trust the other token.
+    fn check_token(&self) -> Result<(), ErrorResponse> {
+        let header = self.known.claims.get().and(self.tokens).map(Tokens::header_name);
+        match header.is_some_and(|name| self.parts.headers.get_all(name).iter().nth(1).is_some()) {
+            true => Err(bad_request("the request has two tokens; send one")),
+            false => Ok(()),
+        }
+    }
 }
 
 impl ratekeeper_rules::request::Request for RequestView<'_> {
@@ -362,16 +396,17 @@ impl ratekeeper_rules::request::Request for RequestView<'_> {
         }
         let lines = || self.parts.headers.get_all(self.trusted_proxies.source().header_name());
         *self
+            .known
             .client
             .get_or_init(|| self.trusted_proxies.client(self.peer, lines().iter().map(HeaderValue::as_bytes)))
     }
 
     fn route(&self) -> &str {
-        ""
+        self.route
     }
 
     fn claim(&self, name: &str) -> Option<&str> {
-        let claims = self.claims.get_or_init(|| self.tokens?.claims(self.parts)).as_ref()?;
+        let claims = self.known.claims.get_or_init(|| self.tokens?.claims(self.parts)).as_ref()?;
         claims.0.get(name).map(String::as_str)
     }
 

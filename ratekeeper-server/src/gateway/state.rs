@@ -66,8 +66,6 @@ pub(crate) struct Route {
     pub(crate) trusted_proxies: TrustedProxies,
     pub(crate) timeout: Duration,
     pub(crate) path: PathEdit,
-    /// Normalization of the paths that the route matches.
-    pub(crate) path_normalization: PathNormalization,
     pub(crate) metrics: Arc<RouteMetrics>,
     /// Names of all configured limits, by number.
     pub(crate) limit_names: Arc<[String]>,
@@ -185,7 +183,6 @@ impl<S: Backend> State<S> {
                 trusted_proxies: config.client.clone(),
                 timeout: route.timeout,
                 path: route.path.clone(),
-                path_normalization: config.paths,
                 request_edits: Edits::new(&route.request_headers),
                 response_edits: Edits::new(&route.response_headers),
             });

@@ -32,11 +32,11 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::request::Parts;
 use ratekeeper_core::{Decision, RetryAfter};
 pub use ratekeeper_rules::concurrency::InFlightLimit;
 use ratekeeper_rules::key::{Key, NoKey};
 use ratekeeper_rules::path::{PathNormalization, Pattern};
+use ratekeeper_rules::request::Request;
 use ratekeeper_rules::response::{ExhaustedLimit, PolicyName};
 use ratekeeper_rules::rule::{ForbiddenReason, Rules, RulesError};
 use smallvec::SmallVec;
@@ -45,8 +45,7 @@ use super::engine::{
     Engine, NextStep, RESPONSE, RequestChecks, RequestRejection, RequestVerdict, return_buffer, take_buffer,
 };
 use super::event::{DecisionEvent, Outcome, RuleOutcome};
-use super::view::View;
-use super::{LayerBuilder, LayerError, RatekeeperLayer, RequestContext, RuleSet};
+use super::{LayerBuilder, LayerError, RatekeeperLayer, RuleSet};
 use crate::concurrency::{Acquisition, LimitId, PermitAvailability, PermitCounter, PermitRequest, Permits};
 use crate::store::Store;
 
@@ -171,9 +170,8 @@ impl<S: Store> Engine<S> {
     /// The permits that a request needs.
     pub(crate) fn needed_permits(
         &self,
-        parts: &Parts,
-        context: &RequestContext<'_>,
-        view: &View<'_, S>,
+        view: &impl Request,
+        concurrency: Option<&ConcurrencySet>,
     ) -> Result<PermitChecks, RequestRejection> {
         let mut checks = PermitChecks::default();
         let Some(InFlightLimits { all, ids, .. }) = &self.concurrency else { return Ok(checks) };
@@ -194,8 +192,7 @@ impl<S: Store> Engine<S> {
                 Err(why) => Err(RequestRejection::Malformed(why.to_string())),
             }
         };
-        // A router in front may have selected some of the limits.
-        match context.concurrency.or_else(|| parts.extensions.get()) {
+        match concurrency {
             Some(ConcurrencySet(indices)) => {
                 RuleSet::sorted(indices, all.len()).into_iter().try_for_each(&mut add_request)
             }

@@ -12,7 +12,8 @@ use http::HeaderName;
 use http::request::Parts;
 use ratekeeper_core::{Decision, RetryAfter, Time};
 use ratekeeper_rules::client::TrustedProxies;
-use ratekeeper_rules::path::{PathNormalization, Pattern};
+use ratekeeper_rules::path::{PathNormalization, Pattern, hides_match};
+use ratekeeper_rules::request::Request;
 use ratekeeper_rules::response::{
     DenialResponse, HeaderSet, Jitter, LimitDecision, LimitResponse, PolicyName, ResponseContext,
 };
@@ -20,10 +21,10 @@ use ratekeeper_rules::rule::{ChargeList, ForbiddenReason, Rejection, RuleCharge,
 use ratekeeper_rules::spelling::HeaderAliases;
 use smallvec::SmallVec;
 
-use super::concurrency::{InFlightLimits, PermitChecks};
+use super::concurrency::{ConcurrencySet, InFlightLimits, PermitChecks};
 use super::event::{DecisionEvent, Outcome, RuleNames, RuleOutcome};
 use super::http_response::{ResponseHeader, ResponseHeaders};
-use super::view::{self, View};
+use super::view::View;
 use super::{Claims, KeyExtractor, NonCanonicalPath, RequestContext, RuleSet};
 use crate::clock::Clock;
 use crate::concurrency::Permits;
@@ -78,7 +79,8 @@ impl<S> fmt::Debug for Engine<S> {
 
 /// Why a request is rejected before any limit is checked.
 #[derive(Debug)]
-pub(crate) enum RequestRejection {
+#[non_exhaustive]
+pub enum RequestRejection {
     /// 400: the reason.
     Malformed(String),
     /// 403: the index of the rule that rejects the request, and the reason.
@@ -87,9 +89,9 @@ pub(crate) enum RequestRejection {
     NoPeer,
 }
 
-/// The checks of one request.
+/// The checks of one request, as [`RatekeeperLayer::read`](super::RatekeeperLayer::read) returns them.
 #[derive(Debug)]
-pub(crate) struct RequestChecks {
+pub struct RequestChecks {
     pub(crate) list: ChargeList,
     /// Indices of the charges of enforced rules and of shadow rules.
     pub(crate) enforced: SmallVec<[usize; 4]>,
@@ -145,6 +147,9 @@ pub(crate) struct RequestVerdict {
     pub(crate) event: DecisionEvent,
 }
 
+const HIDDEN_MATCH: &str = "some servers ignore the end of a path segment (a dot, white space, or text from %3B on), \
+    and a limit applies to the path without it; send the path without it";
+
 /// Retry-After of a denial that the store could not decide.
 const UNDECIDED_FOR: Duration = Duration::from_secs(1);
 
@@ -193,29 +198,42 @@ impl<S: Store> Engine<S> {
     ) -> Result<RequestChecks, RequestRejection> {
         let view = View::new(parts, context, self)?;
         // A router in front may have selected some of the rules.
-        let mut list = take_buffer(&CHARGE_LIST);
-        let all = match context.rules.or_else(|| parts.extensions.get::<RuleSet>()) {
-            Some(RuleSet(rules)) => {
-                self.rules.charges_into(&mut list, &view, RuleSet::sorted(rules, self.names.len()))
-            }
-            None => self.rules.charges_into(&mut list, &view, 0..self.names.len()),
-        };
-        let permits = self.needed_permits(parts, context, &view);
+        let rules = context.rules.or_else(|| parts.extensions.get());
+        let checks = self.read_rules(&view, rules, context.concurrency.or_else(|| parts.extensions.get()));
         // Without the address that a rule needs, the results of the rules are meaningless.
         if view.lacks_peer() {
             return Err(RequestRejection::NoPeer);
         }
         view.check_token()?;
-        all.map_err(|rejection| match rejection {
+        let checks = checks?;
+        if let Some(uri) = view.forwarded_target()? {
+            parts.uri = uri;
+        }
+        Ok(checks)
+    }
+
+    /// Reads the checks of a request from a view of it.
+    pub(crate) fn read_rules(
+        &self,
+        view: &impl Request,
+        rules: Option<&RuleSet>,
+        concurrency: Option<&ConcurrencySet>,
+    ) -> Result<RequestChecks, RequestRejection> {
+        if hides_match(view.path(), self.path_normalization, self.patterns.iter()) {
+            return Err(RequestRejection::Malformed(HIDDEN_MATCH.to_owned()));
+        }
+        let mut list = take_buffer(&CHARGE_LIST);
+        match rules {
+            Some(RuleSet(rules)) => {
+                self.rules.charges_into(&mut list, view, RuleSet::sorted(rules, self.names.len()))
+            }
+            None => self.rules.charges_into(&mut list, view, 0..self.names.len()),
+        }
+        .map_err(|rejection| match rejection {
             Rejection::Forbidden { rule, reason } => RequestRejection::Forbidden(rule, reason),
             Rejection::Ambiguous(why) => RequestRejection::Malformed(why.to_string()),
         })?;
-        let permits = permits?;
-        if let Some(uri) =
-            view::normalized_target(&parts.uri, self.path_normalization, self.non_canonical_paths)?
-        {
-            parts.uri = uri;
-        }
+        let permits = self.needed_permits(view, concurrency)?;
         Ok(RequestChecks { permits, ..self.split_charges(list) })
     }
 

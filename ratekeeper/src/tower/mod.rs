@@ -117,7 +117,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use http::request::Parts;
-pub use ratekeeper_rules::{client, key, path, response, rule, when};
+pub use ratekeeper_rules::{client, key, path, request, response, rule, when};
 use smallvec::SmallVec;
 use tower_layer::Layer;
 use tower_service::Service;
@@ -126,6 +126,7 @@ pub use self::body::ResponseBody;
 pub use self::builder::LayerBuilder;
 pub use self::concurrency::ConcurrencySet;
 use self::engine::Engine;
+pub use self::engine::{RequestChecks, RequestRejection};
 pub use self::error::LayerError;
 pub use self::event::{DecisionEvent, Outcome, RuleNames, RuleOutcome};
 pub use self::reload::Reload;
@@ -182,6 +183,36 @@ impl<S: Store + Send + Sync + 'static> RatekeeperLayer<S> {
         T: Service<http::Request<B>, Response = http::Response<R>>,
     {
         service::call(&self.engine, service::OwnedService(inner), request, context)
+    }
+
+    /// Reads what the limits need of a request from the caller's own view of it, for a router in front that has read
+    /// the request already: nothing is parsed or normalized twice. The view must return the [normalized
+    /// path](path::normalize) and one host, and the caller must have rejected requests with two hosts, with other
+    /// spellings of headers that rules read, or with two tokens. The peer, the extractors and the extensions of the
+    /// request do not apply.
+    ///
+    /// # Errors
+    /// If the request is rejected independently of its limits. [`call_checked`](Self::call_checked) takes the error, too.
+    pub fn read(
+        &self,
+        view: &impl request::Request,
+        rules: Option<&RuleSet>,
+        concurrency: Option<&ConcurrencySet>,
+    ) -> Result<RequestChecks, RequestRejection> {
+        self.engine.read_rules(view, rules, concurrency)
+    }
+
+    /// Runs the checks that were [read](Self::read) from a request, and calls a ready service if they allow it.
+    pub fn call_checked<T, B, R>(
+        &self,
+        inner: T,
+        request: http::Request<B>,
+        checks: Result<RequestChecks, RequestRejection>,
+    ) -> LimitedCall<T, http::Request<B>, S>
+    where
+        T: Service<http::Request<B>, Response = http::Response<R>>,
+    {
+        service::call_checked(&self.engine, service::OwnedService(inner), request, checks)
     }
 }
 

@@ -14,7 +14,7 @@ use tower_service::Service;
 
 use super::RequestContext;
 use super::body::ResponseBody;
-use super::engine::{Engine, NextStep, RequestChecks, RequestVerdict, WaitGuard};
+use super::engine::{Engine, NextStep, RequestChecks, RequestRejection, RequestVerdict, WaitGuard};
 use super::event::{DecisionEvent, Outcome};
 use super::http_response::{
     GrpcCall, LocalResponse, ResponseHeaders, add_headers, denial_response, overload_response,
@@ -136,9 +136,24 @@ where
     S: Store + Send + Sync + 'static,
 {
     let (mut parts, body) = request.into_parts();
-    let grpc = GrpcCall::of(&parts.headers);
-    let (state, event) = match engine.read_checks(&mut parts, &context) {
-        Ok(checks) => check_and_call(engine, ready, checks, Request::from_parts(parts, body), grpc),
+    let checks = engine.read_checks(&mut parts, &context);
+    call_checked(engine, ready, Request::from_parts(parts, body), checks)
+}
+
+/// Runs the checks of a request, and calls the ready service if it is allowed.
+pub(crate) fn call_checked<T, B, R, S>(
+    engine: &Arc<Engine<S>>,
+    ready: impl ReadyService<T>,
+    request: Request<B>,
+    checks: Result<RequestChecks, RequestRejection>,
+) -> LimitedCall<T, Request<B>, S>
+where
+    T: Service<Request<B>, Response = Response<R>>,
+    S: Store + Send + Sync + 'static,
+{
+    let grpc = GrpcCall::of(request.headers());
+    let (state, event) = match checks {
+        Ok(checks) => check_and_call(engine, ready, checks, request, grpc),
         Err(why) => {
             (respond_locally(ready, rejection_response(&why, grpc)), Some(engine.rejection_event(&why)))
         }

@@ -1,6 +1,5 @@
 //! An HTTP request as rules see it.
 
-use std::borrow::Cow;
 use std::cell::OnceCell;
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -8,7 +7,7 @@ use http::Uri;
 use http::header::{HOST, HeaderMap, HeaderName, HeaderValue};
 use http::request::Parts;
 use http::uri::PathAndQuery;
-use ratekeeper_rules::path::{PathNormalization, hides_match, normalize};
+use ratekeeper_rules::path::RequestPath;
 use ratekeeper_rules::request::{Request, host_name, is_well_formed_host};
 use ratekeeper_rules::spelling::{HeaderAliases, is_header_alias};
 
@@ -20,7 +19,7 @@ pub(crate) struct View<'a, S> {
     parts: &'a Parts,
     context: &'a RequestContext<'a>,
     engine: &'a Engine<S>,
-    path: Cow<'a, str>,
+    path: RequestPath<'a>,
     host: &'a str,
     client: OnceCell<Option<IpAddr>>,
     verified: OnceCell<Option<Claims>>,
@@ -33,11 +32,8 @@ impl<'a, S> View<'a, S> {
         engine: &'a Engine<S>,
     ) -> Result<View<'a, S>, RequestRejection> {
         reject_aliases(&parts.headers, &engine.header_names, &engine.header_aliases)?;
-        let path = normalize(parts.uri.path(), engine.path_normalization);
+        let path = RequestPath::read(parts.uri.path(), engine.path_normalization);
         let path = path.map_err(|error| RequestRejection::Malformed(error.to_string()))?;
-        if hides_match(&path, engine.path_normalization, engine.patterns.iter()) {
-            return Err(RequestRejection::Malformed(HIDDEN_MATCH.to_owned()));
-        }
         let (client, verified) = (OnceCell::new(), OnceCell::new());
         Ok(View { parts, context, engine, path, host: host(parts)?, client, verified })
     }
@@ -58,6 +54,29 @@ impl<'a, S> View<'a, S> {
         }
     }
 
+    /// The target to forward, if it differs from the received target.
+    pub(crate) fn forwarded_target(&self) -> Result<Option<Uri>, RequestRejection> {
+        let (uri, path) = (&self.parts.uri, &self.path.forwarded);
+        let policy = self.engine.non_canonical_paths;
+        // `OPTIONS *` and `CONNECT host:443` have no path to normalize.
+        if policy == NonCanonicalPath::Keep || matches!(uri.path(), "" | "*") || path == uri.path() {
+            return Ok(None);
+        }
+        if policy == NonCanonicalPath::Reject {
+            return Err(RequestRejection::Malformed(
+                "the path is not in canonical form; send the canonical form".to_owned(),
+            ));
+        }
+        let target = match uri.query() {
+            Some(query) => format!("{path}?{query}"),
+            None => path.clone().into_owned(),
+        };
+        let mut parts = uri.clone().into_parts();
+        let too_long = || RequestRejection::Malformed("the path is too long".to_owned());
+        parts.path_and_query = Some(PathAndQuery::try_from(target).map_err(|_| too_long())?);
+        Uri::from_parts(parts).map(Some).map_err(|_| too_long())
+    }
+
     fn find_client(&self) -> Option<IpAddr> {
         if self.context.client.is_some() {
             return self.context.client;
@@ -68,9 +87,6 @@ impl<'a, S> View<'a, S> {
         Some(trust.client(peer, lines.iter().map(HeaderValue::as_bytes)))
     }
 }
-
-const HIDDEN_MATCH: &str = "some servers ignore the end of a path segment (a dot, white space, or text from %3B on), \
-    and a limit applies to the path without it; send the path without it";
 
 /// The request's host, from the target or the `Host` header. Services read either one, so both must be equal.
 fn host(parts: &Parts) -> Result<&str, RequestRejection> {
@@ -117,41 +133,6 @@ fn twice(header: &HeaderName) -> RequestRejection {
     RequestRejection::Malformed(format!("the header {header} is there twice; send it once"))
 }
 
-/// The target to forward, if it differs from the received target.
-///
-/// `ignore_case` and the equivalence of trailing slashes are statements about the service, so the service receives
-/// both unchanged. All other normalization steps are applied to the forwarded path.
-pub(crate) fn normalized_target(
-    uri: &Uri,
-    path_normalization: PathNormalization,
-    non_canonical_paths: NonCanonicalPath,
-) -> Result<Option<Uri>, RequestRejection> {
-    // `OPTIONS *` and `CONNECT host:443` have no path to normalize.
-    if non_canonical_paths == NonCanonicalPath::Keep || matches!(uri.path(), "" | "*") {
-        return Ok(None);
-    }
-    let path_normalization =
-        PathNormalization { ambiguous: path_normalization.ambiguous, ..PathNormalization::default() };
-    let path = normalize(uri.path(), path_normalization)
-        .map_err(|error| RequestRejection::Malformed(error.to_string()))?;
-    if path == uri.path() {
-        return Ok(None);
-    }
-    if non_canonical_paths == NonCanonicalPath::Reject {
-        return Err(RequestRejection::Malformed(
-            "the path is not in canonical form; send the canonical form".to_owned(),
-        ));
-    }
-    let target = match uri.query() {
-        Some(query) => format!("{path}?{query}"),
-        None => path.into_owned(),
-    };
-    let mut parts = uri.clone().into_parts();
-    let too_long = || RequestRejection::Malformed("the path is too long".to_owned());
-    parts.path_and_query = Some(PathAndQuery::try_from(target).map_err(|_| too_long())?);
-    Uri::from_parts(parts).map(Some).map_err(|_| too_long())
-}
-
 impl<S> Request for View<'_, S> {
     fn method(&self) -> &str {
         self.parts.method.as_str()
@@ -162,7 +143,7 @@ impl<S> Request for View<'_, S> {
     }
 
     fn path(&self) -> &str {
-        &self.path
+        &self.path.matched
     }
 
     fn query(&self) -> &str {
