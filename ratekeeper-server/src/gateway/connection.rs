@@ -27,6 +27,7 @@ use super::connection_setup::{ConnectionSetup, DRAIN_GRACE, first_bytes, is_http
 use super::frame_meter::FrameMeter;
 use super::framing::{AmbiguousLength, ScannedIo, ScannedRequests};
 use super::hop_headers::address_value;
+use super::min_rate::MinRate;
 use super::proxy_protocol;
 use super::request::{RequestFuture, handle};
 use super::request_timeout::ReusableTimer;
@@ -113,7 +114,7 @@ pub(crate) async fn serve<S: Backend>(
         return;
     };
     let connection = |is_tls| {
-        let activity = setup.activity(shared.ticker.clone());
+        let activity = setup.activity(shared.ticker.clone(), MinRate(shared.state.load().timeouts.min_rate));
         worker.registry.add(&activity);
         Arc::new(ClientConnection {
             activity,
@@ -263,7 +264,9 @@ async fn http2<S: Backend, I>(
     let timeouts = shared.state.load().timeouts;
     let io = FrameMeter::new(io, &read_ahead, activity.clone());
     let io = TimedIo::http2(TokioIo::new(io), read_ahead, activity.clone());
-    let mut builder = http2::Builder::new(StreamExecutor::new(shared.ticker.clone(), timeouts.idle));
+    let min_rate = MinRate(timeouts.min_rate);
+    let mut builder =
+        http2::Builder::new(StreamExecutor::new(shared.ticker.clone(), timeouts.idle, min_rate));
     builder
         .timer(TokioTimer::new())
         .max_concurrent_streams(STREAMS_MAX)

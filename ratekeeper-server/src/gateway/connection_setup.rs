@@ -14,6 +14,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use super::client_timeouts::ConnectionActivity;
 use super::drain::Drain;
+use super::min_rate::MinRate;
 use super::timer::{Ticker, Ticks};
 
 /// How long a connection without requests stays open once draining begins, so that a request already in transit gets
@@ -52,8 +53,8 @@ impl ConnectionSetup {
     }
 
     /// The connection's activity, counted from when it was accepted.
-    pub(crate) fn activity(&self, ticker: Arc<Ticker>) -> Arc<ConnectionActivity> {
-        ConnectionActivity::new(ticker, self.accepted_at)
+    pub(crate) fn activity(&self, ticker: Arc<Ticker>, min_rate: MinRate) -> Arc<ConnectionActivity> {
+        ConnectionActivity::new(ticker, self.accepted_at, min_rate)
     }
 }
 
