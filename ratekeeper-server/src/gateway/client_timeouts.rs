@@ -13,6 +13,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use hyper::rt::{Read, ReadBufCursor, Write};
 use ratekeeper_config::Timeouts;
+use tokio::time::Instant;
 
 use super::min_rate::MinRate;
 use super::timer::{Ticker, Ticks};
@@ -21,15 +22,38 @@ const HEAD: u8 = 0;
 const BUSY: u8 = 1;
 const IDLE: u8 = 2;
 
+/// How a connection that waits for a request is closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Close {
+    /// Over HTTP/2, with GOAWAY and time to read it.
+    Graceful,
+    Immediate,
+}
+
+const OPEN: u8 = 0;
+const CLOSE_GRACEFUL: u8 = 1;
+const CLOSE_IMMEDIATE: u8 = 2;
+
+/// A connection that waits for a request or for the rest of a request head. Those that have waited longest come first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Waiting {
+    pub(crate) since: Ticks,
+    /// Orders connections that wait since the same step of the clock.
+    accepted_at: Instant,
+    /// Whether a head has begun, or the connection is new.
+    pub(crate) is_head: bool,
+}
+
 /// The phase of a connection, and since when it lasts.
 #[derive(Debug)]
 pub(crate) struct ConnectionActivity {
     ticker: Arc<Ticker>,
+    accepted_at: Instant,
     phase: AtomicU8,
     since: AtomicU64,
     requests: AtomicU32,
-    /// Whether the connection is to be closed if it is idle.
-    is_closing: AtomicBool,
+    /// Whether and how the connection is to be closed if it still waits for a request; a [`Close`] or [`OPEN`].
+    closing: AtomicU8,
     /// Whether the client sends too many frames that nothing answers.
     is_flood: AtomicBool,
     /// The connection's task.
@@ -49,15 +73,16 @@ pub(crate) enum Expiry {
 }
 
 impl ConnectionActivity {
-    /// Starts in the head phase, counting from when the connection was accepted.
-    pub(crate) fn new(ticker: Arc<Ticker>, accepted_at: Ticks, min_rate: MinRate) -> Arc<ConnectionActivity> {
-        let since = AtomicU64::new(accepted_at.as_millis());
+    /// The activity of a connection that is accepted now. It starts in the head phase.
+    pub(crate) fn new(ticker: Arc<Ticker>, min_rate: MinRate) -> Arc<ConnectionActivity> {
+        let since = AtomicU64::new(ticker.now().as_millis());
         Arc::new(ConnectionActivity {
             ticker,
+            accepted_at: Instant::now(),
             phase: AtomicU8::new(HEAD),
             since,
             requests: AtomicU32::new(0),
-            is_closing: AtomicBool::new(false),
+            closing: AtomicU8::new(OPEN),
             is_flood: AtomicBool::new(false),
             waker: OnceLock::new(),
             blocked_since: AtomicU64::new(0),
@@ -77,6 +102,10 @@ impl ConnectionActivity {
         self.requests.fetch_add(1, Ordering::Relaxed);
         self.phase.store(BUSY, Ordering::Relaxed);
         ActiveRequest(self.clone())
+    }
+
+    pub(crate) fn accepted_at(&self) -> Instant {
+        self.accepted_at
     }
 
     pub(crate) fn is_idle(&self) -> bool {
@@ -99,35 +128,41 @@ impl ConnectionActivity {
         self.is_flood.load(Ordering::Relaxed)
     }
 
-    /// Since when the connection is idle, if it is.
-    pub(crate) fn idle_since(&self) -> Option<Ticks> {
-        self.is_idle().then(|| Ticks::from_millis(self.since.load(Ordering::Relaxed)))
+    /// Whether the connection waits for a request; None also if it is being closed.
+    pub(crate) fn waiting(&self) -> Option<Waiting> {
+        let phase = self.phase.load(Ordering::Relaxed);
+        let is_waiting = phase != BUSY && self.closing.load(Ordering::Relaxed) == OPEN;
+        let since = Ticks::from_millis(self.since.load(Ordering::Relaxed));
+        is_waiting.then_some(Waiting { since, accepted_at: self.accepted_at, is_head: phase == HEAD })
     }
 
-    /// Asks the connection's task to close the connection, if it is still idle then.
-    pub(crate) fn close(&self) {
-        self.is_closing.store(true, Ordering::Relaxed);
+    /// Asks the connection's task to close the connection, if it still waits for a request then.
+    pub(crate) fn close(&self, close: Close) {
+        let closing = match close {
+            Close::Graceful => CLOSE_GRACEFUL,
+            Close::Immediate => CLOSE_IMMEDIATE,
+        };
+        self.closing.store(closing, Ordering::Relaxed);
         if let Some(waker) = self.waker.get() {
             waker.wake_by_ref();
         }
     }
 
     /// Ready once the connection is to be closed.
-    pub(crate) fn poll_close(&self, context: &Context<'_>) -> Poll<()> {
+    pub(crate) fn poll_close(&self, context: &Context<'_>) -> Poll<Close> {
         if self.is_flood() {
-            return Poll::Ready(());
+            return Poll::Ready(Close::Graceful);
         }
-        if !self.is_closing.load(Ordering::Relaxed) {
-            // The task of a connection, and so its waker, stays the same.
-            self.waker.get_or_init(|| context.waker().clone());
-            return Poll::Pending;
-        }
-        match self.is_idle() {
-            true => Poll::Ready(()),
-            false => {
-                self.is_closing.store(false, Ordering::Relaxed);
+        // The task of a connection, and so its waker, stays the same.
+        self.waker.get_or_init(|| context.waker().clone());
+        match self.closing.load(Ordering::Relaxed) {
+            OPEN => Poll::Pending,
+            _ if self.is_busy() => {
+                self.closing.store(OPEN, Ordering::Relaxed);
                 Poll::Pending
             }
+            CLOSE_GRACEFUL => Poll::Ready(Close::Graceful),
+            _ => Poll::Ready(Close::Immediate),
         }
     }
 
@@ -290,7 +325,7 @@ mod tests {
         let (ticker, timeouts) = (Arc::new(Ticker::new()), Timeouts::default());
         advance(PAUSE).await;
         ticker.tick();
-        let activity = ConnectionActivity::new(ticker.clone(), ticker.now(), MinRate(min_rate));
+        let activity = ConnectionActivity::new(ticker.clone(), MinRate(min_rate));
         let _request = activity.begin_request();
         let mut connected = Duration::ZERO;
         while connected < Duration::from_secs(3_600) {

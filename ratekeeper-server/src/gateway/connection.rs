@@ -22,7 +22,7 @@ use super::accept::GatewayListener;
 use super::access::AccessRecord;
 use super::body::ClientBody;
 use super::client_socket::{ClientSocket, DisconnectWatch};
-use super::client_timeouts::{ConnectionActivity, Expiry, TimedIo};
+use super::client_timeouts::{Close, ConnectionActivity, Expiry, TimedIo};
 use super::connection_setup::{ConnectionSetup, DRAIN_GRACE, first_bytes, is_http2};
 use super::frame_meter::FrameMeter;
 use super::framing::{AmbiguousLength, ScannedIo, ScannedRequests};
@@ -90,11 +90,12 @@ pub(crate) async fn serve<S: Backend>(
     stream: TcpStream,
     peer: SocketAddr,
     listener: Arc<GatewayListener>,
+    activity: Arc<ConnectionActivity>,
 ) {
     let mut stream = ClientSocket::new(stream);
     let watch = stream.watch();
     let shared = &worker.shared;
-    let setup = ConnectionSetup::new(&shared.ticker, shared.state.load().timeouts.header);
+    let setup = ConnectionSetup::new(activity, shared.state.load().timeouts.header);
     let drain = &shared.drain;
     let mut peer = peer.ip();
     if listener.proxy_protocol {
@@ -114,10 +115,8 @@ pub(crate) async fn serve<S: Backend>(
         return;
     };
     let connection = |is_tls| {
-        let activity = setup.activity(shared.ticker.clone(), MinRate(shared.state.load().timeouts.min_rate));
-        worker.registry.add(&activity);
         Arc::new(ClientConnection {
-            activity,
+            activity: setup.activity.clone(),
             peer: canonical(peer),
             peer_text: address_value(canonical(peer)),
             port_text: HeaderValue::from(listener.port),
@@ -214,7 +213,7 @@ async fn http1<S: Backend, I>(
                 timer.as_mut().reset(Instant::now() + DRAIN_GRACE);
             }
             () = poll_fn(|context| watch.poll(context, activity)) => return,
-            () = poll_fn(|context| activity.poll_close(context)) => return,
+            _ = poll_fn(|context| activity.poll_close(context)) => return,
         }
     }
     let http1::Parts { io, read_buf, .. } = http.into_parts();
@@ -297,7 +296,10 @@ async fn http2<S: Backend, I>(
                 }
                 Expiry::In(left) => timer.as_mut().reset(Instant::now() + left),
             },
-            () = poll_fn(|context| activity.poll_close(context)), if !is_closing => {
+            close = poll_fn(|context| activity.poll_close(context)), if !is_closing => {
+                if close == Close::Immediate {
+                    return;
+                }
                 is_closing = true;
                 http.as_mut().graceful_shutdown();
                 timer.as_mut().reset(Instant::now() + DRAIN_GRACE);
