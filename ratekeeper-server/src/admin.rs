@@ -25,7 +25,7 @@ use tokio::sync::watch;
 use crate::runtime::guard::{Guard, reject_cross_origin, reject_host_names, require_token};
 use crate::runtime::http_listener;
 
-/// Most open connections; further ones are closed immediately.
+/// Most open connections. A further one takes the place of a connection that waits for a request head, if there is one.
 pub const CONNECTIONS_MAX: usize = 64;
 
 /// Metrics, readiness and token, which the admin listener serves.

@@ -27,6 +27,7 @@ use super::body::{ClientBody, RequestBody, UpstreamBody};
 use super::connection::ClientConnection;
 use super::forward::{Forward, ForwardContext};
 use super::hop_headers::accepts_trailers;
+use super::min_rate::MinRate;
 use super::response::{into_grpc, problem, retry_later, set_connection_close};
 use super::screen::{offered_upgrade, screen};
 use super::state::{Route, State};
@@ -223,7 +224,9 @@ fn start<S: Backend>(
         forward_context.set_forwarded(&mut parts.headers);
         forward_context.is_forwarded = true;
     }
-    let body = RequestBody::new(body, (!is_grpc_stream).then_some(state.timeouts.body), &state.header_names);
+    let timeout = (!is_grpc_stream).then_some(state.timeouts.body);
+    let min_rate = MinRate(state.timeouts.min_rate);
+    let body = RequestBody::new(body, timeout, min_rate, &state.header_names);
     let (request, mut forward) = (Request::from_parts(parts, body), Forward::new(forward_context));
     Ok(match &state.limits {
         Some(limits) => {
