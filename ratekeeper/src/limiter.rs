@@ -128,7 +128,8 @@ impl<C: Clock> LimiterBuilder<C> {
     /// to the new limits, except the address and the other connection settings, which stay as they were.
     ///
     /// Redis stores states under the limits' names, so they are kept if the algorithm, its variant, the window and
-    /// the rate are the same. Denial cache and leases of unchanged limits are kept; leases of other limits are
+    /// the rate are the same. The windows of a [named](crate::redis::Settings::named) limit that begin with the first
+    /// request may change their length. Denial cache and leases of unchanged limits are kept; leases of other limits are
     /// refunded.
     ///
     /// # Errors
@@ -162,8 +163,9 @@ impl<C: Clock> LimiterBuilder<C> {
     /// the state of limit `from[n]` of `before`, if any. Key hashing and clock are those of `before`.
     ///
     /// Both limiters share the states of a limit, with the number of keys that it was created for, unless the
-    /// algorithm, its variant or its window differs: then its keys start with their full budget. Used units stay used
-    /// through any number of changes. If the size or the rate of a bucket changes, its states are converted in place
+    /// algorithm, its variant or its window differs: then its keys start with their full budget. Windows that begin
+    /// with the first request may change their length: they keep their start. Used units stay used through any number
+    /// of changes. If the size or the rate of a bucket changes, its states are converted in place
     /// ([`Limit::migrate_state`]) once the new limiter is used, and `before` decides by the new limit, too. If the
     /// states need more words, they get new memory, and a key's state is migrated when the new limiter first sees the
     /// key; requests that `before` decides later no longer count for it.

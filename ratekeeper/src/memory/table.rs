@@ -6,6 +6,8 @@
 //!
 //! The generations of a limit share the lines and the side map; each has its own algorithm (see `scale`).
 
+mod conversion;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -129,6 +131,7 @@ impl<A: PackState<W> + Migratable, const W: usize> Table<A, W> {
     pub(crate) fn next(&self, algorithm: A, limit: &Limit, when_full: WhenFull, now: Time) -> Table<A, W> {
         let shared = &self.shared;
         shared.predecessor.extend(limit, now);
+        self.end_windows(limit, now);
         let current = shared.scales.settled(&self.scale);
         let scale = match current.limit == *limit {
             true => current,
@@ -138,46 +141,6 @@ impl<A: PackState<W> + Migratable, const W: usize> Table<A, W> {
             }
         };
         Table::of(algorithm, scale, shared.clone(), when_full)
-    }
-
-    /// Converts all lines that are still in the scale before.
-    fn convert_all(&self, current: &Scale<A>) {
-        if !A::HAS_SCALE {
-            return;
-        }
-        for (index, line) in self.shared.lines()[..self.shared.lines].iter().enumerate() {
-            // Most lines of a large table have never been written, and have no memory yet.
-            if !line::is_empty::<W>(line) {
-                self.convert(&mut line::lock(line), index, current);
-            }
-        }
-        drop(self.shared.overflow.hold(WhenFull::Share, current.id.bit, |state| current.convert(state)));
-    }
-
-    /// Converts the line with this index and its spilled keys, if it is still in the scale before.
-    fn convert(&self, locked: &mut LockedLine<'_>, index: usize, current: &Scale<A>) {
-        if !A::HAS_SCALE || locked.scale() == current.id.bit {
-            return;
-        }
-        for entry in 0..line::entries::<W>() {
-            if line::is_in_use(locked.line(), entry) {
-                let state = self.algorithm.unpack(line::state(locked.line(), entry));
-                locked.set_state(entry, self.algorithm.pack(&current.convert(state)));
-            }
-        }
-        if locked.has_spilled() {
-            // The hashes of a line are adjacent, and so are the shards of its spilled keys.
-            let first_hash = |line: usize| ((line as u128) << 64).div_ceil(self.shared.lines as u128);
-            let shard = |hash: u128| scale(hash as u64, self.shared.spill.len());
-            for spill in &self.shared.spill[shard(first_hash(index))..=shard(first_hash(index + 1) - 1)] {
-                for (hash, state) in lock(spill).iter_mut() {
-                    if scale(hash, self.shared.lines) == index {
-                        *state = current.convert(state.clone());
-                    }
-                }
-            }
-        }
-        locked.set_scale(current.id.bit);
     }
 
     fn lines_for(max_keys: usize) -> usize {

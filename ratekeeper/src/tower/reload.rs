@@ -91,6 +91,7 @@ impl LayerBuilder {
     ///
     /// Rules are matched by name. The usage of each key is kept if the limit is raised or lowered. It is reset if the
     /// algorithm, one of its variants or the window changes; with state in Redis, also if a bucket's rate changes.
+    /// Windows that begin with the first request may change their length: they keep their start. So do bans.
     /// Overrides are matched by their position in the rule.
     ///
     /// ```

@@ -1,9 +1,12 @@
 //! Reloads: rules change while they are in use, and the usage of keys is kept.
 
-use ratekeeper::tower::rule::{Override, OverrideScope, Rule};
-use ratekeeper::tower::{LayerBuilder, LayerError, RatekeeperLayer};
+use std::time::Duration;
 
-use super::{hourly, ip, plain, send, statuses, with};
+use ratekeeper::Store;
+use ratekeeper::tower::rule::{Ban, Override, OverrideScope, Rule};
+use ratekeeper::tower::{LayerBuilder, LayerError, RatekeeperLayer, Reload};
+
+use super::{HOUR, hourly, ip, plain, send, statuses, with};
 
 fn by_user(limit: u32) -> Rule {
     super::once(ratekeeper::tower::key::Key::of(ratekeeper::tower::key::KeyPart::header("x-user")))
@@ -72,6 +75,41 @@ async fn overrides_keep_usage_and_renamed_rules_start_anew() {
     assert_eq!(send(&third, with("x-user", "a")).await.status, 200);
 }
 
+/// A rule that bans a user after this many denials.
+fn banning(limit: u32, after: u32, lasts: Duration) -> Rule {
+    let mut rule = by_user(limit);
+    rule.ban = Some(Ban { after, within: HOUR, lasts });
+    rule
+}
+
+async fn retry_after<S: Store + Send + Sync + 'static>(layer: &RatekeeperLayer<S>, user: &str) -> u64 {
+    let got = send(layer, with("x-user", user)).await;
+    assert_eq!(got.status, 429, "{got:?}");
+    got.header("retry-after").unwrap().parse().unwrap()
+}
+
+/// Bans user `a` for two hours, and changes all parts of the ban.
+async fn bans_outlast_reloads<S: Reload + Store + Send + Sync + 'static>(
+    build: impl FnOnce(LayerBuilder) -> RatekeeperLayer<S>,
+) {
+    let mut layer = build(of([banning(1, 1, 2 * HOUR)]));
+    assert_eq!(statuses(&layer, [with("x-user", "a"), with("x-user", "a")]).await, [200, 429]);
+    assert!((7_100..=7_200).contains(&retry_after(&layer, "a").await));
+    // The limit is raised, so that only the ban can deny.
+    for (after, hours) in [(1, 2), (1, 6), (5, 6), (5, 1), (2, 24), (1, 2)] {
+        layer = of([banning(100, after, hours * HOUR)]).reload_from(&layer).unwrap();
+        let retry_after = retry_after(&layer, "a").await;
+        let lasts = u64::from(hours) * 3_600;
+        assert!((lasts - 100..=lasts).contains(&retry_after), "after {after}, {hours} h: {retry_after}");
+        assert_eq!(send(&layer, with("x-user", "b")).await.status, 200);
+    }
+}
+
+#[tokio::test]
+async fn ban_outlasts_a_change_of_its_length_and_threshold() {
+    bans_outlast_reloads(|builder| builder.build().unwrap()).await;
+}
+
 #[tokio::test]
 async fn failed_reload_leaves_the_old_layer_unchanged() {
     let first = of([by_user(2)]).build().unwrap();
@@ -99,6 +137,18 @@ mod in_redis {
         let stats = server.cli(&["INFO", "stats"]).unwrap();
         let line = stats.lines().find_map(|line| line.strip_prefix("total_connections_received:"));
         line.unwrap().trim().parse().unwrap()
+    }
+
+    #[tokio::test]
+    async fn ban_outlasts_a_change_of_its_length_and_threshold() {
+        let server = RedisServer::start().unwrap();
+        bans_outlast_reloads(|builder| builder.redis(&settings(&server)).unwrap()).await;
+        // The last `for` is two hours, but a longer one was in force. Only its key lives for so long.
+        let lives = |name: &str| server.cli(&["PTTL", name]).unwrap().trim().parse::<u64>().unwrap();
+        let names = server.cli(&["--scan"]).unwrap();
+        let longest = names.lines().map(lives).max().unwrap();
+        assert!((23 * 3_600_000..=24 * 3_600_001).contains(&longest), "{longest}");
+        assert_eq!(server.keys_without_expiry().unwrap(), Vec::<String>::new());
     }
 
     #[tokio::test]
