@@ -55,6 +55,16 @@ impl Limit {
         }
     }
 
+    /// This limit as the successor of `from`, beside the limits that it [follows](Self::following) already.
+    #[must_use]
+    pub fn following_both(&self, from: &Limit) -> Limit {
+        match (self, from) {
+            (Limit::Bucket(to), Limit::Bucket(from)) => Limit::Bucket(to.following_both(from)),
+            (Limit::Log(to), Limit::Log(from)) => Limit::Log(to.following_both(from)),
+            _ => self.clone(),
+        }
+    }
+
     /// The longest time that a migrated state counts.
     pub fn state_lasts(&self) -> Duration {
         match self {

@@ -4,7 +4,7 @@ use std::hash::Hash;
 use ratekeeper_core::{Decision, Limit, Time};
 
 use crate::clock::{Clock, SystemClock};
-use crate::memory::{Bounds, Memory, NoBytesLeft, TABLE_BYTES_MIN, WhenFull};
+use crate::memory::{Bounds, Memory, MovedState, NoBytesLeft, TABLE_BYTES_MIN, WhenFull};
 use crate::store::{Charge, ChargeError, Key, Verdict};
 
 /// Checks requests against one limit or several.
@@ -193,12 +193,25 @@ impl<C: Clock> LimiterBuilder<C> {
     where
         C: Clone,
     {
+        self.reload_moving(before, from, &[])
+    }
+
+    /// The same as [`reload_from`](Self::reload_from), for keys whose states the caller will move to other limits.
+    pub(crate) fn reload_moving(
+        self,
+        before: &Limiter<Memory<C>>,
+        from: &[Option<usize>],
+        moved: &[MovedState],
+    ) -> Result<Limiter<Memory<C>>, BuildError>
+    where
+        C: Clone,
+    {
         self.check_bounds()?;
         let in_use = |left: NoBytesLeft| BuildError::BytesInUse {
             max_bytes: self.bounds.max_bytes,
             in_use: left.in_use,
         };
-        Ok(Limiter { store: before.store.reload(&self.limits, from, self.bounds).map_err(in_use)? })
+        Ok(Limiter { store: before.store.reload(&self.limits, from, moved, self.bounds).map_err(in_use)? })
     }
 
     fn check_bounds(&self) -> Result<(), BuildError> {

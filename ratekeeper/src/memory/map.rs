@@ -137,6 +137,34 @@ impl<A: Algorithm> StateMap<A> {
         LockedState { map: self, shard, hash, now, entry }
     }
 
+    pub(crate) fn algorithm(&self) -> &A {
+        &self.algorithm
+    }
+
+    pub(crate) fn state(&self, hash: u64) -> Option<A::State> {
+        lock(&self.shared.shards[scale(hash, self.shared.shards.len())]).get(hash).cloned()
+    }
+
+    /// Replaces the state of a key, unless the map is full.
+    #[cfg(feature = "tower")]
+    pub(crate) fn put(&self, hash: u64, state: ratekeeper_core::State, now: Time)
+    where
+        A: super::predecessor::Migratable,
+    {
+        let Some(state) = self.algorithm.own_state(state).filter(|it| !self.algorithm.is_fresh(it, now))
+        else {
+            return;
+        };
+        self.hold(hash, now).reset();
+        let mut held = self.hold(hash, now);
+        let MapEntry::New { growth } = held.entry else { return };
+        let needed = held.shard.growth_bytes() + self.algorithm.heap_bytes(&state);
+        if self.shared.bytes.take(needed.saturating_sub(growth)) {
+            self.shared.bytes.refund(growth.saturating_sub(needed));
+            held.entry = MapEntry::Existing { at: held.shard.insert(hash, state) };
+        }
+    }
+
     fn overflow(&self) -> HeldOverflow<'_, A::State> {
         // The states of a map have no scale.
         self.shared.overflow.hold(self.when_full, false, |state| state)

@@ -123,13 +123,21 @@ impl States {
         }
     }
 
-    /// A key's state, with the limit that it belongs to. Only tables with narrow states are ever replaced.
+    /// A key's state, with the limit that it belongs to.
     pub(super) fn state(&self, hash: u64) -> Option<(Limit, State)> {
         match self {
+            States::FinestCounter(map) => {
+                Some((Limit::Counter(map.algorithm().clone()), State::Counter(map.state(hash)?)))
+            }
+            States::Log(map) => Some((Limit::Log(map.algorithm().clone()), State::Log(map.state(hash)?))),
             States::Bucket(table) => table.state(hash),
+            States::WideBucket(table) => table.state(hash),
+            States::SteppedBucket(table) => table.state(hash),
             States::FixedWindow(table) => table.state(hash),
+            States::WideFixedWindow(table) => table.state(hash),
             States::Counter(table) => table.state(hash),
-            _ => None,
+            States::WideCounter(table) => table.state(hash),
+            States::FineCounter(table) => table.state(hash),
         }
     }
 

@@ -319,6 +319,14 @@ impl<A: PackState<W> + Migratable, const W: usize> Table<A, W> {
         Some((scale.limit.clone(), A::any_state(state)))
     }
 
+    /// Replaces the state of a key, unless the table is full.
+    #[cfg(feature = "tower")]
+    pub(crate) fn put(&self, hash: u64, state: State, now: Time) {
+        if let Some(state) = self.algorithm.own_state(state) {
+            self.hold(hash, now).change(|_, own| *own = state);
+        }
+    }
+
     fn spill_of(&self, hash: u64) -> &Mutex<Shard<A::State>> {
         &self.shared.spill[scale(hash, self.shared.spill.len())]
     }
