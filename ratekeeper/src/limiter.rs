@@ -162,13 +162,14 @@ impl<C: Clock> LimiterBuilder<C> {
     /// Builds the limiter with the state of another, `before`, which may stay in use meanwhile: limit n takes over
     /// the state of limit `from[n]` of `before`, if any. Key hashing and clock are those of `before`.
     ///
-    /// Both limiters share the states of a limit, with the number of keys that it was created for, unless the
+    /// Both limiters share the states of a limit, unless the
     /// algorithm, its variant or its window differs: then its keys start with their full budget. Windows that begin
     /// with the first request may change their length: they keep their start. Used units stay used through any number
     /// of changes. If the size or the rate of a bucket changes, its states are converted in place
     /// ([`Limit::migrate_state`]) once the new limiter is used, and `before` decides by the new limit, too. If the
-    /// states need more words, they get new memory, and a key's state is migrated when the new limiter first sees the
-    /// key; requests that `before` decides later no longer count for it.
+    /// states need more words, or a higher [`max_keys`](Self::max_keys) or [`max_bytes`](Self::max_bytes) allows more
+    /// keys, they get new memory, and a key's state is migrated when the new limiter first sees the key; requests that
+    /// `before` decides later no longer count for it. Lower bounds apply to limits that are added.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -428,6 +429,12 @@ impl<C: Clock> Limiter<Memory<C>> {
     /// ```
     pub fn refund(&self, charges: &[Charge], at: Option<Time>) {
         self.store.refund_all(charges, at);
+    }
+
+    /// The bounds that were set, in keys per limit and in bytes.
+    #[doc(hidden)]
+    pub fn max_keys_and_bytes(&self) -> (usize, usize) {
+        self.store.max_keys_and_bytes()
     }
 
     /// How many requests found no free entry for their key and were decided by the [`WhenFull`] policy.

@@ -105,8 +105,8 @@ impl<C: Clock> Memory<C> {
     }
 
     /// A store for new limits, where limit n takes over the state of limit `from[n]` of this store, if any. The limits
-    /// share their states with those of this store, unless they need wider states: then a key's state is migrated
-    /// when the new limit first sees the key.
+    /// share their states with those of this store, unless they need wider states or the bounds allow more keys: then
+    /// a key's state is migrated when the new limit first sees the key.
     pub(crate) fn reload(
         &self,
         limits: &[Limit],
@@ -138,6 +138,7 @@ impl<C: Clock> Memory<C> {
         let now = self.clock.now();
         let bytes = bounds.table_bytes(limits.len());
         let first = self.ranks.iter().min().map_or(0, |first| first - limits.len() as i64);
+        let is_raised = bounds.max_keys > self.bounds.max_keys || bounds.max_bytes > self.bounds.max_bytes;
         let mut is_used = vec![false; self.limits.len()];
         let mut states = SmallVec::new();
         let (mut followed, mut ranks) = (Vec::new(), Vec::new());
@@ -150,8 +151,15 @@ impl<C: Clock> Memory<C> {
             let others = moved.iter().filter(|it| it.to == number).filter_map(|it| self.limits.get(it.from));
             let limit = before.map_or_else(|| limit.clone(), |it| limit.following(&self.limits[it]));
             let limit = others.fold(limit, |limit, other| limit.following_both(other));
-            let next = before
-                .and_then(|it| Some((self.states[it].next(&limit, bounds.when_full, now)?, self.ranks[it])));
+            let larger = before
+                .filter(|_| is_raised)
+                .and_then(|it| self.states[it].larger(&limit, bounds, &self.budget, bytes, now))
+                .map(|larger| (larger, first + number as i64));
+            let next = || {
+                let it = before?;
+                Some((self.states[it].next(&limit, bounds.when_full, now)?, self.ranks[it]))
+            };
+            let next = larger.or_else(next);
             let (next, rank) = match (next, before) {
                 (Some(next), _) => next,
                 (None, before) => {
@@ -197,7 +205,7 @@ impl<C: Clock> Memory<C> {
             let (Some(source), Some(target)) = (before.states.get(from), self.states.get(to)) else {
                 continue;
             };
-            let Some((limit, state)) = source.state(hash) else { continue };
+            let Some((limit, state)) = source.state(hash, now) else { continue };
             if let Some(state) = self.limits[to].migrate_state(&limit, state, now) {
                 with!(target, table => table.put(hash, state, now));
                 source.reset(hash, now);
@@ -435,6 +443,10 @@ impl<C: Clock> Memory<C> {
             }
             allowed
         })
+    }
+
+    pub(crate) fn max_keys_and_bytes(&self) -> (usize, usize) {
+        (self.bounds.max_keys, self.bounds.max_bytes)
     }
 
     pub(crate) fn overflowed(&self) -> u64 {

@@ -50,6 +50,7 @@ struct SharedTable<A, S> {
     /// Index of the first word that is aligned to a cache line.
     first: usize,
     lines: usize,
+    max_keys: usize,
     scales: Scales<A>,
     spill: Box<[Mutex<Shard<S>>]>,
     spilled: Quota,
@@ -107,6 +108,7 @@ impl<A: PackState<W> + Migratable, const W: usize> Table<A, W> {
             first: words.as_ptr().align_offset(WORDS * size_of::<u64>()) % WORDS,
             words,
             lines,
+            max_keys,
             scales,
             spill: (0..shard_count(spill_max)).map(|_| Mutex::new(Shard::default())).collect(),
             spilled: Quota::new(spill_max),
@@ -132,7 +134,8 @@ impl<A: PackState<W> + Migratable, const W: usize> Table<A, W> {
         let shared = &self.shared;
         shared.predecessor.extend(limit, now);
         self.end_windows(limit, now);
-        let current = shared.scales.settled(&self.scale);
+        // Without a scale, the first generation stays the current one.
+        let current = if A::HAS_SCALE { shared.scales.settled(&self.scale) } else { self.scale.clone() };
         let scale = match current.limit == *limit {
             true => current,
             false => {
@@ -304,19 +307,32 @@ impl<A: PackState<W> + Migratable, const W: usize> Table<A, W> {
         (locked, scale)
     }
 
+    pub(crate) fn extend_predecessor(&self, to: &Limit, at: Time) {
+        self.shared.predecessor.extend(to, at);
+    }
+
     pub(crate) fn predecessor_bytes(&self) -> usize {
         self.shared.predecessor.bytes()
     }
 
-    /// A key's state, with the limit that it belongs to.
-    pub(crate) fn state(&self, hash: u64) -> Option<(Limit, State)> {
+    /// A key's state at `now`, with the limit that it belongs to.
+    pub(crate) fn state(&self, hash: u64, now: Time) -> Option<(Limit, State)> {
         let (locked, scale) = self.lock(hash);
-        let state = match line::find::<W>(locked.line(), Tag::of(hash)) {
-            Some(index) => self.algorithm.unpack(line::state(locked.line(), index)),
-            None if locked.has_spilled() => lock(self.spill_of(hash)).get(hash).cloned()?,
-            None => return None,
+        let spilled = || lock(self.spill_of(hash)).get(hash).cloned();
+        let own = match line::find::<W>(locked.line(), Tag::of(hash)) {
+            Some(index) => Some(self.algorithm.unpack(line::state(locked.line(), index))),
+            None => locked.has_spilled().then(spilled).flatten(),
         };
-        Some((scale.limit.clone(), A::any_state(state)))
+        let state = match own {
+            Some(own) => A::any_state(own),
+            None => self.shared.predecessor.state(hash, now, &scale.changes)?,
+        };
+        Some((scale.limit.clone(), state))
+    }
+
+    /// The keys that the table has room for, however their hashes are distributed.
+    pub(crate) fn max_keys(&self) -> usize {
+        self.shared.max_keys
     }
 
     /// Replaces the state of a key, unless the table is full.

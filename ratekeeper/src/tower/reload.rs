@@ -124,11 +124,11 @@ impl LayerBuilder {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// In memory, both layers share the usage of each limit. A limit keeps the capacity that it was created with;
-    /// `max_keys` applies to new limits, and `max_bytes` bounds both layers together. A used-up key stays used up through
-    /// any number of changes, also if the limit is lowered and raised again. A limit that needs wider states than before
-    /// gets new ones, and a key's usage is migrated when the limit first sees the key; from then on requests of the
-    /// old layer no longer count for it.
+    /// In memory, both layers share the usage of each limit. `max_bytes` bounds both layers together. A used-up key stays
+    /// used up through any number of changes, also if the limit is lowered and raised again. A limit that needs wider
+    /// states than before, or gets more keys by a higher `max_keys` or `max_bytes`, gets new states, and a key's usage is
+    /// migrated when the limit first sees the key; from then on requests of the old layer no longer count for it. Lower
+    /// bounds apply to new limits; the others keep their capacity.
     ///
     /// In Redis, connections are kept, and so are the cached denials and leases of unchanged limits; leases of
     /// changed limits are refunded. Processes with different limits of one name share their counters, which are reset

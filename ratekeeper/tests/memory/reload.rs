@@ -232,6 +232,64 @@ fn longer_window_does_not_revive_a_count_that_has_ended() {
     }
 }
 
+/// A higher `max_keys` applies to limits in use, and keys keep their usage, also through several raises in a row.
+#[test]
+fn raised_max_keys_applies_to_limits_in_use() {
+    for (name, limit) in every_variant(5, 86_400) {
+        let settings = |it: ratekeeper::LimiterBuilder<ManualClock>| it.when_full(WhenFull::Deny);
+        let (mut last, _clock) = limiter(limit.clone(), |it| settings(it).max_keys(100));
+        let used: Vec<u32> = (0..).take_while(|key| last.check_n(key, 5).allowed).collect();
+        let mut keys = u32::MAX / 2..;
+        let mut others = Vec::new();
+        for max_keys in [1_000, 2_000, 10_000] {
+            last = settings(Limiter::builder(limit.clone()).clock(ManualClock::default()))
+                .max_keys(max_keys)
+                .reload_from(&last, &[Some(0)])
+                .unwrap();
+            assert_eq!(used.iter().chain(&others).filter(|key| last.check(key).allowed).count(), 0, "{name}");
+            let (before, overflowed) = (others.len() + used.len(), last.overflowed());
+            others.extend(keys.by_ref().take(max_keys - before).filter(|key| last.check_n(key, 5).allowed));
+            assert_eq!(others.len() + used.len(), max_keys, "{name}");
+            assert_eq!(last.overflowed(), overflowed, "{name}");
+        }
+        // A reset reaches all predecessors.
+        last.reset(&used[0]);
+        assert!(last.check_n(&used[0], 5).allowed, "{name}");
+    }
+}
+
+/// More bytes allow more keys, and the bytes of all tables together stay within the bound.
+#[test]
+fn raised_max_bytes_applies_to_limits_in_use() {
+    for (name, limit) in every_variant(5, 86_400) {
+        let (mut last, _clock) =
+            limiter(limit.clone(), |it| it.max_bytes(64 << 10).when_full(WhenFull::Deny));
+        let mut used: Vec<u32> = Vec::new();
+        let mut keys = 0..u32::MAX;
+        for max_bytes in [64_usize << 10, 256 << 10, 1 << 20] {
+            let builder = Limiter::builder(limit.clone()).clock(ManualClock::default()).max_bytes(max_bytes);
+            last = builder.when_full(WhenFull::Deny).reload_from(&last, &[Some(0)]).unwrap();
+            assert_eq!(used.iter().filter(|key| last.check(key).allowed).count(), 0, "{name}");
+            let more: Vec<u32> = keys.by_ref().take_while(|key| last.check_n(key, 5).allowed).collect();
+            assert!(more.len() > used.len(), "{name}: {} beside {}", more.len(), used.len());
+            used.extend(more);
+            assert!(last.bytes() <= max_bytes, "{name}: {} bytes", last.bytes());
+        }
+    }
+}
+
+/// A lower bound does not take entries from keys in use.
+#[test]
+fn lowered_max_keys_restores_no_key() {
+    for (name, limit) in every_variant(5, 86_400) {
+        let (one, _clock) = limiter(limit.clone(), |it| it.max_keys(1_000));
+        assert_eq!((0..1_000).filter(|key| one.check_n(key, 5).allowed).count(), 1_000, "{name}");
+        let builder = Limiter::builder(limit).clock(ManualClock::default()).max_keys(10);
+        let other = builder.reload_from(&one, &[Some(0)]).unwrap();
+        assert_eq!((0..1_000).filter(|key| other.check(key).allowed).count(), 0, "{name}");
+    }
+}
+
 /// Also if all entries of the store are in use, by keys that a flood brings before and between the changes.
 #[test]
 fn tightened_limit_takes_effect_in_a_full_store() {
