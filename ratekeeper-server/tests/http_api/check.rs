@@ -232,6 +232,31 @@ async fn peek_reports_every_tier_and_reset_restores_all() {
     assert_eq!(get(api.address, "GET", "/v1/authorize", gold).await.status, 200);
 }
 
+/// A ban denies the key in every tier that has a limit.
+#[tokio::test]
+async fn peek_reports_a_ban_in_all_tiers() {
+    let api = run(
+        "limits: { per-user: { key: { header: X-User-Id }, fixed_window: { limit: 1, window: 1h, align: first_request }, \
+        ban: { after: 1, within: 1h, for: 2h }, overrides: [ \
+        { when: { method: POST }, fixed_window: { limit: 50, window: 1h, align: first_request } }, \
+        { when: { method: PUT }, unlimited: true } ] } }",
+    );
+    let bob = json!({ "limit": "per-user", "key": "bob" });
+    assert_eq!(post(api.address, "/v1/check", &bob).await.status, 200);
+    let free = post(api.address, "/v1/peek", &bob).await.json();
+    assert_eq!(free["limits"][0]["tiers"][0]["allowed"].as_bool(), Some(true), "{free}");
+    // The denial bans the key.
+    post(api.address, "/v1/check", &bob).await;
+    let peek = post(api.address, "/v1/peek", &bob).await.json();
+    let [base, tiers] = [&peek["limits"][0], &peek["limits"][0]["tiers"]];
+    assert_eq!(base["banned"].as_bool(), Some(true), "{peek}");
+    for of in [base, &tiers[0]] {
+        assert_eq!(of["allowed"].as_bool(), Some(false), "{peek}");
+        assert!((7_100.0..=7_200.0).contains(&of["retry_after"].as_f64().unwrap()), "{peek}");
+    }
+    assert_eq!(tiers[1]["allowed"].as_bool(), Some(true), "an unlimited tier denies no key: {peek}");
+}
+
 /// To JSON Schema, and so to the description of this API, a number without a fraction is an integer.
 #[tokio::test]
 async fn whole_numbers_may_be_written_with_a_point() {

@@ -172,8 +172,10 @@ impl Redis {
         });
         let packed: Box<[Arc<PackedLimit>]> = in_redis.collect();
         let named = settings.names(limits)?.into_iter().zip(&packed);
-        let named =
-            limits.iter().zip(named).map(|(limit, (name, packed))| (limit.name(), name, packed.scale()));
+        let named = limits
+            .iter()
+            .zip(named)
+            .map(|(limit, (name, packed))| (limit.name(), name, packed.scale_of(name)));
         let holds =
             terms.iter().map(|terms| terms.as_ref().map(|terms| terms.lease.hold)).collect::<Vec<_>>();
         let inner = Arc::new(Inner {
