@@ -159,8 +159,8 @@ fn address(reader: &mut Reader, node: &Node, environment: &dyn Environment) -> O
     if scheme != "unix" {
         let rest = rest.rsplit_once('@').map_or(rest, |(_, behind)| behind);
         let hosts = rest.split_once('/').map_or(rest, |(hosts, _)| hosts);
-        if let Some(host) = hosts.split(',').find(|host| !is_host(host)) {
-            let message = format!("{} is not a host and a port", quoted(host));
+        if !hosts.split(',').all(is_host) {
+            let message = "the address has no valid host and port";
             let help = "write as in `redis://127.0.0.1:6379`; a port is a number from 1 to 65535";
             reader.error(node.position, message, help);
             return None;

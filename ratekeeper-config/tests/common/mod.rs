@@ -19,6 +19,7 @@ impl Environment for TestEnvironment {
             "ADMIN_TOKEN" => Some("0123456789abcdef".to_owned()),
             "EMPTY" => Some(String::new()),
             "WEB_ADDRESS" => Some("http://user:hunter2@127.0.0.1".to_owned()),
+            "REDIS_ADDRESS" => Some("redis://user:hunter2/host".to_owned()),
             _ => None,
         }
     }
