@@ -20,10 +20,28 @@ pub trait Environment {
     /// Returns the reason if the file cannot be read.
     fn file(&self, path: &str) -> Result<String, String>;
 
+    /// Checks the address of Redis by the parser of the store, which does not belong to this crate.
+    ///
+    /// # Errors
+    /// Returns why the address cannot be used, and what to write instead. Neither quotes the address, which may
+    /// contain a password.
+    fn check_redis_address(&self, _address: &str) -> Result<(), RedisAddressError> {
+        Ok(())
+    }
+
     /// The path of that file, for later reloads.
     fn path(&self, path: &str) -> PathBuf {
         PathBuf::from(path)
     }
+}
+
+/// Why an address of Redis cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RedisAddressError {
+    /// What is wrong.
+    pub reason: String,
+    /// A valid address of this kind.
+    pub example: String,
 }
 
 /// A secret text. It is never printed, not even by `Debug`.
