@@ -169,6 +169,9 @@ impl<S: Backend> State<S> {
                 // Paths are normalized before the route is looked up.
                 let builder = backend::builder(config, tokens.as_ref());
                 let counters = names.iter().map(|name| metrics.limit(name)).collect();
+                let rules = config.rules.rules().filter(|rule| rule.is_shadow).map(|rule| &rule.name);
+                let concurrency = config.concurrency.iter().filter(|it| it.is_shadow).map(|it| &it.name);
+                rules.chain(concurrency).for_each(|name| metrics.mark_shadow(name));
                 let builder = builder
                     .non_canonical_paths(NonCanonicalPath::Keep)
                     .observe(observer(counters, KeyLog::new(config)));

@@ -117,6 +117,20 @@ async fn refund_never_exceeds_the_charge() {
     }
 }
 
+/// The response is about the key after the refund, not about a request of the refunded cost.
+#[tokio::test]
+async fn refund_above_the_limit_reports_the_state_of_the_key() {
+    let api = run(PER_USER);
+    post(api.address, "/v1/check", &json!({ "limit": "per-user", "key": "alice", "cost": 4 })).await;
+    for path in ["/v1/refund", "/v1/reset"] {
+        let request = json!({ "limit": "per-user", "key": "alice", "cost": 1_000 });
+        let response = post(api.address, path, &request).await.json();
+        assert_eq!(response["allowed"], true, "{path}: {response}");
+        assert!(response["limits"][0]["retry_after"].is_null(), "{path}: {response}");
+        assert_eq!(response["limits"][0]["remaining"], 10, "{path}: {response}");
+    }
+}
+
 #[tokio::test]
 async fn refunds_and_resets_are_disabled_by_default() {
     let api = open(TestContext::new(PER_USER, |settings| {

@@ -200,8 +200,14 @@ local function is_number(state)
   return byte(state) ~= 0
 end
 
+-- Every number that is a state is below 2^53, which has 16 digits.
+local DIGITS_MAX = 16
+
 -- Like `of_size`, but also accepts a number.
 local function number_or_of_size(state, size)
+  if state and is_number(state) and #state > DIGITS_MAX then
+    error('the key holds a foreign value')
+  end
   return state and (is_number(state) or #state == size) and state or nil
 end
 

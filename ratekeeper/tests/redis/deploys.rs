@@ -214,3 +214,28 @@ async fn foreign_value_fails_only_its_own_key() {
     assert!(!limiter.is_degraded());
     all_expire(&server);
 }
+
+/// A number that no state can have is a foreign value as well: an error that is counted, not a denial.
+#[tokio::test]
+async fn number_that_is_no_state_is_a_foreign_value() {
+    let server = RedisServer::start().unwrap();
+    let bucket =
+        Limit::token_bucket(5, Rate::new(1, Duration::from_secs(3_600)).unwrap(), RefillStyle::Smooth)
+            .unwrap();
+    for (namespace, limit) in
+        [("bucket", bucket), ("window", Limit::fixed_window(5, DAY, WindowAlign::Clock).unwrap())]
+    {
+        let limiter = limiter(&[limit], &settings(&server, namespace));
+        assert!(!limiter.check("bad").await.is_degraded());
+        let name = server.cli(&["--scan"]).unwrap();
+        server.cli(&["SET", &name, "99999999999999999999999999999", "EX", "1000"]).unwrap();
+        assert!(limiter.check("bad").await.is_degraded(), "{namespace}");
+        let wrong_types: u64 = limiter
+            .failures()
+            .filter(|(cause, _)| cause.name() == "wrong_type")
+            .map(|(_, count)| count)
+            .sum();
+        assert_eq!(wrong_types, 1, "{namespace}");
+        server.cli(&["DEL", &name]).unwrap();
+    }
+}
