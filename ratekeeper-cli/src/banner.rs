@@ -70,7 +70,8 @@ pub(crate) fn summary(traffic: &Traffic, after: Duration, has_gateway: bool) -> 
         let _ = writeln!(text, "\n  {:width$}  {:>9}  {:>9}", "limit", "allowed", "denied");
     }
     for limit in limits.iter().take(TOP_LIMITS) {
-        let _ = writeln!(text, "  {:width$}  {:>9}  {:>9}", limit.name, limit.allowed, limit.denied);
+        let shadow = if limit.is_shadow { "  shadow: not enforced" } else { "" };
+        let _ = writeln!(text, "  {:width$}  {:>9}  {:>9}{shadow}", limit.name, limit.allowed, limit.denied);
     }
     if let Some(others) = limits.len().checked_sub(TOP_LIMITS).filter(|it| *it > 0) {
         let _ = writeln!(text, "  and {others} more");
@@ -94,10 +95,18 @@ mod tests {
 
     #[test]
     fn summary_lists_the_limits_that_denied_most() {
-        let limit = |name: &str, allowed, denied| LimitTraffic { name: name.to_owned(), allowed, denied };
+        let limit = |name: &str, allowed, denied| {
+            let is_shadow = name == "planned";
+            LimitTraffic { name: name.to_owned(), is_shadow, allowed, denied }
+        };
         let traffic = Traffic {
             decisions: vec![("allowed", 12), ("denied", 3), ("shed", 0), ("rejected", 1)],
-            limits: vec![limit("per-ip", 15, 0), limit("per-user", 12, 3), limit("unused", 0, 0)],
+            limits: vec![
+                limit("per-ip", 15, 0),
+                limit("per-user", 12, 3),
+                limit("unused", 0, 0),
+                limit("planned", 14, 1),
+            ],
         };
         assert_eq!(
             summary(&traffic, Duration::from_secs(83), true),
@@ -106,6 +115,7 @@ mod tests {
 
   limit       allowed     denied
   per-user         12          3
+  planned          14          1  shadow: not enforced
   per-ip           15          0
 "
         );
@@ -113,7 +123,7 @@ mod tests {
 
     #[test]
     fn summary_without_a_gateway_counts_no_requests() {
-        let limit = LimitTraffic { name: "per-user".to_owned(), allowed: 1, denied: 1 };
+        let limit = LimitTraffic { name: "per-user".to_owned(), is_shadow: false, allowed: 1, denied: 1 };
         let traffic = Traffic { decisions: vec![("allowed", 0), ("denied", 0)], limits: vec![limit] };
         assert_eq!(
             summary(&traffic, Duration::from_secs(9), false),

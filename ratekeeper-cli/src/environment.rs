@@ -5,7 +5,7 @@ use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use ratekeeper_config::Environment;
+use ratekeeper_config::{Environment, RedisAddressError};
 
 use crate::error::reason;
 use crate::input::open_regular;
@@ -86,6 +86,13 @@ impl Environment for FileEnvironment {
             return Err(format!("it has more than {FILE_BYTES_MAX} bytes"));
         }
         String::from_utf8(bytes).map_err(|_| "it is not UTF-8".to_owned())
+    }
+
+    fn check_redis_address(&self, address: &str) -> Result<(), RedisAddressError> {
+        ratekeeper::redis::check_address(address).map_err(|error| RedisAddressError {
+            reason: error.reason.to_owned(),
+            example: error.example.to_owned(),
+        })
     }
 
     fn path(&self, path: &str) -> PathBuf {

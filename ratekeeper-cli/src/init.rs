@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{self, BufRead, IsTerminal, Write};
 use std::path::Path;
 
-use ratekeeper_config::Environment;
+use ratekeeper_config::{Environment, RedisAddressError};
 
 use crate::args::{Init, Need};
 use crate::config_source::FILE_DEFAULT;
@@ -81,6 +81,10 @@ impl Environment for Placeholders<'_> {
 
     fn file(&self, path: &str) -> Result<String, String> {
         self.0.file(path)
+    }
+
+    fn check_redis_address(&self, address: &str) -> Result<(), RedisAddressError> {
+        self.0.check_redis_address(address)
     }
 
     fn path(&self, path: &str) -> std::path::PathBuf {

@@ -61,8 +61,7 @@ enum Message {
 /// Starts logging. `RATEKEEPER_LOG` sets the level (`warn`, `info`, `debug`), optionally per module
 /// (`info,ratekeeper_server=debug`).
 pub(crate) fn start(style: LogStyle) -> io::Result<EventLog> {
-    let configured = std::env::var("RATEKEEPER_LOG").ok().and_then(|text| text.parse::<Targets>().ok());
-    let filter = configured.unwrap_or_else(|| Targets::new().with_default(LevelFilter::INFO));
+    let filter = filter(std::env::var("RATEKEEPER_LOG").ok().as_deref());
     let (sender, messages) = sync_channel(QUEUE_LINES_MAX);
     let queue = EventQueue { sender, dropped: Arc::default() };
     let dropped = Arc::clone(&queue.dropped);
@@ -73,6 +72,14 @@ pub(crate) fn start(style: LogStyle) -> io::Result<EventLog> {
     // Fails only if a subscriber is already installed, and this is the only one.
     let _ = tracing_subscriber::registry().with(filter).with(lines).try_init();
     Ok(EventLog(queue))
+}
+
+/// The events that are logged. The warnings of `h2` are about frames that clients send: a client could fill the log with
+/// them, so they are logged only if `configured` names that module.
+fn filter(configured: Option<&str>) -> Targets {
+    let configured = configured.and_then(|text| format!("h2=error,{text}").parse().ok());
+    let default = || Targets::new().with_default(LevelFilter::INFO).with_target("h2", LevelFilter::ERROR);
+    configured.unwrap_or_else(default)
 }
 
 fn write_all(messages: &Receiver<Message>, dropped: &AtomicU64) {
@@ -244,6 +251,19 @@ mod tests {
         fn flush(&mut self) -> io::Result<()> {
             Ok(())
         }
+    }
+
+    #[test]
+    fn clients_cannot_fill_the_log_with_warnings_of_h2() {
+        for configured in [None, Some("info"), Some("debug,ratekeeper_server=trace"), Some("a=b=c")] {
+            let filter = filter(configured);
+            assert!(!filter.would_enable("h2::proto::ping_pong", &Level::WARN), "{configured:?}");
+            assert!(
+                filter.would_enable("h2", &Level::ERROR) && filter.would_enable("ratekeeper", &Level::INFO)
+            );
+        }
+        assert!(filter(Some("info,h2=debug")).would_enable("h2::server", &Level::DEBUG));
+        assert!(filter(Some("h2=debug,warn")).would_enable("h2::server", &Level::DEBUG));
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 use crate::error::{quoted, subject};
-use crate::mask::{is_reference, is_variable};
+use crate::mask::is_variable;
 use crate::names;
 use crate::reader::Reader;
 use crate::tree::{Node, NodeValue};
@@ -20,10 +20,28 @@ pub trait Environment {
     /// Returns the reason if the file cannot be read.
     fn file(&self, path: &str) -> Result<String, String>;
 
+    /// Checks the address of Redis by the parser of the store, which does not belong to this crate.
+    ///
+    /// # Errors
+    /// Returns why the address cannot be used, and what to write instead. Neither quotes the address, which may
+    /// contain a password.
+    fn check_redis_address(&self, _address: &str) -> Result<(), RedisAddressError> {
+        Ok(())
+    }
+
     /// The path of that file, for later reloads.
     fn path(&self, path: &str) -> PathBuf {
         PathBuf::from(path)
     }
+}
+
+/// Why an address of Redis cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RedisAddressError {
+    /// What is wrong.
+    pub reason: String,
+    /// A valid address of this kind.
+    pub example: String,
 }
 
 /// A secret text. It is never printed, not even by `Debug`.
@@ -45,11 +63,6 @@ impl fmt::Debug for Secret {
 
 const EXAMPLE: &str = "write the text, `${NAME}` for an environment variable, or `{ file: path }`";
 
-/// Whether the node shows only the name of a variable, or an address whose password is masked separately.
-fn is_only_variable(node: &Node) -> bool {
-    matches!(&node.value, NodeValue::Word(word) if is_reference(word) || word.contains("://"))
-}
-
 impl Reader {
     /// Reads a secret: text in which `${NAME}` is replaced by an environment variable, or `{ file: path }` for the
     /// content of a file. Messages never quote it.
@@ -62,7 +75,7 @@ impl Reader {
         let text = match node.value {
             NodeValue::Map(_) => self.file(node, name, environment)?.1,
             _ => {
-                self.secrets.extend((!is_only_variable(node)).then_some(node.position));
+                self.hide(node);
                 self.text_with_variables(node, environment)?
             }
         };
@@ -71,16 +84,6 @@ impl Reader {
             return None;
         }
         Some(Secret(text))
-    }
-
-    /// Marks every word of a possible secret as secret, except names.
-    pub(crate) fn hide(&mut self, node: &Node) {
-        match &node.value {
-            NodeValue::Nothing => {}
-            NodeValue::Word(_) => self.secrets.extend((!is_only_variable(node)).then_some(node.position)),
-            NodeValue::List(items) => items.iter().for_each(|item| self.hide(item)),
-            NodeValue::Map(entries) => entries.iter().for_each(|(_, item)| self.hide(item)),
-        }
     }
 
     /// Reads a secret that is a certificate or a key.

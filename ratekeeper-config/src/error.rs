@@ -2,6 +2,7 @@ use std::fmt;
 
 use unicode_width::UnicodeWidthChar;
 
+use crate::reader::HiddenWord;
 use crate::{ERRORS_MAX, mask};
 
 /// A mistake or a risk in a configuration text: what is wrong, where, and what to write instead.
@@ -99,9 +100,9 @@ impl Problem {
         )
     }
 
-    /// Attaches the problem to its text. `secrets` are the positions to mask. Messages may quote untrusted input, so
+    /// Attaches the problem to its text. `secrets` are the words to mask. Messages may quote untrusted input, so
     /// control characters are replaced here for all of them.
-    pub(crate) fn in_text(self, severity: Severity, text: &str, secrets: &[Position]) -> Diagnostic {
+    pub(crate) fn in_text(self, severity: Severity, text: &str, secrets: &[HiddenWord]) -> Diagnostic {
         let (line, column) = (self.position.line.max(1), self.position.column.max(1));
         Diagnostic {
             severity,
@@ -117,7 +118,7 @@ impl Problem {
 }
 
 /// The line at a position, with the position marked.
-fn snippet(text: &str, position: Position, secrets: &[Position]) -> Snippet {
+fn snippet(text: &str, position: Position, secrets: &[HiddenWord]) -> Snippet {
     let byte = boundary_before(text, position.byte);
     let (text, marker) = marked(text, byte, position.chars, secrets);
     Snippet { line: position.line.max(1), text, marker }
@@ -130,7 +131,7 @@ pub(crate) fn boundary_before(text: &str, byte: usize) -> usize {
 
 /// The line that contains `byte`, and a marker below `chars` characters from there. Both are cut to the width of a
 /// screen, and secrets are masked.
-fn marked(text: &str, byte: usize, chars: usize, secrets: &[Position]) -> (String, String) {
+fn marked(text: &str, byte: usize, chars: usize, secrets: &[HiddenWord]) -> (String, String) {
     let is_break = |c: char| c == '\n' || c == '\r';
     // Searching for a single character is vectorised, and a line may be a megabyte long.
     let after = |from: usize, c: char| text[from..byte].rfind(c).map_or(from, |at| from + at + 1);
@@ -138,11 +139,16 @@ fn marked(text: &str, byte: usize, chars: usize, secrets: &[Position]) -> (Strin
     let start = line_start.max(boundary_before(text, byte.saturating_sub(SEEN_BYTES_AROUND)));
     let end = boundary_before(text, byte + SEEN_BYTES_AROUND);
     let end = text[byte..end].find(is_break).map_or(end, |at| byte + at);
-    // A secret that spans lines is masked by the name above it.
-    let in_line = secrets.iter().filter(|secret| (start..end).contains(&secret.byte)).map(|secret| {
-        let from = secret.byte - start;
-        let chars = text[secret.byte..end].chars().take(secret.chars);
-        from..from + chars.map(char::len_utf8).sum::<usize>()
+    let in_line = secrets.iter().filter_map(|secret| {
+        let Position { byte, chars, .. } = secret.position;
+        // A secret may span lines. A character has at most four bytes.
+        if byte >= end || byte.saturating_add(chars.saturating_mul(4)) <= start {
+            return None;
+        }
+        let written = text.get(byte..end)?.chars().take(chars);
+        let to = byte + written.map(char::len_utf8).sum::<usize>();
+        let (from, to) = mask::behind_scheme(text, byte..to);
+        (from.max(start) < to).then(|| from.max(start) - start..to - start)
     });
     let cells = mask::cells(&text[start..end], &text[..line_start], in_line);
     // The position may be inside a masked secret.
@@ -150,7 +156,10 @@ fn marked(text: &str, byte: usize, chars: usize, secrets: &[Position]) -> (Strin
     // The marker of a masked secret must not show its length.
     let is_masked = cells.get(at).is_some_and(|cell| cell.shown.chars().count() > 1);
     let chars = if is_masked { 1 } else { chars.clamp(1, MARKED_CHARS_MAX) };
-    let last = cells.iter().skip(at).take(chars).count();
+    // A mask is one cell, so the marker ends where the position does, whatever the length of the secret.
+    let end = start + cells.get(at).map_or(0, |cell| cell.bytes.start);
+    let end = end + text[end..].chars().take(chars).map(char::len_utf8).sum::<usize>() - start;
+    let last = cells.iter().skip(at).take_while(|cell| cell.bytes.start < end).count().max(1);
     let from = at.saturating_sub(SHOWN_CHARS_AROUND - 1);
     let (mut shown, mut marker) = (String::new(), String::new());
     for (number, cell) in cells.iter().enumerate().skip(from).take(2 * SHOWN_CHARS_AROUND) {
@@ -246,7 +255,7 @@ pub struct Errors {
 }
 
 impl Errors {
-    pub(crate) fn new(mut problems: Vec<Problem>, text: &str, secrets: &[Position]) -> Errors {
+    pub(crate) fn new(mut problems: Vec<Problem>, text: &str, secrets: &[HiddenWord]) -> Errors {
         if problems.is_empty() {
             problems.push(Problem::unknown());
         }

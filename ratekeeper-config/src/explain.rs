@@ -402,6 +402,7 @@ fn settings(config: &Config) -> Table {
         let times: Vec<String> =
             times.iter().map(|(name, it)| format!("{name} {}", duration_text(*it))).collect();
         add("gateway.timeouts", times.join(", "));
+        add("gateway.timeouts.min_rate", it.min_rate.to_string());
         add("gateway.max_connections", gateway.max_connections.to_string());
         add("gateway.max_connections_per_client", gateway.max_connections_per_client.to_string());
         add("gateway.max_in_flight", gateway.max_in_flight.to_string());

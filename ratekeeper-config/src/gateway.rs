@@ -51,8 +51,11 @@ pub struct Timeouts {
     pub header: Duration,
     /// Maximum time between two parts of a request body.
     pub body: Duration,
-    /// Maximum time between two requests of a connection.
+    /// Maximum time between two requests of a connection, and for which a client reads nothing of a response.
     pub idle: Duration,
+    /// Minimum rate of a client in bytes per second: data sent or read restores the `body` or `idle` time only at this rate.
+    /// With 0, any data restores the whole time.
+    pub min_rate: u32,
     /// Maximum time without data in either direction of a tunnel: a WebSocket or another upgraded connection.
     pub tunnel: Duration,
     /// Time limit for requests in flight during a graceful shutdown.
@@ -65,6 +68,7 @@ impl Default for Timeouts {
             header: Duration::from_secs(10),
             body: Duration::from_secs(15),
             idle: Duration::from_secs(60),
+            min_rate: 250,
             tunnel: Duration::from_secs(3_600),
             drain: Duration::from_secs(30),
         }
@@ -73,7 +77,7 @@ impl Default for Timeouts {
 
 const EXAMPLE: &str = "write as in `gateway: { listen: 127.0.0.1:8080, routes: [...] }`";
 const TIMEOUTS_EXAMPLE: &str =
-    "write as in `timeouts: { header: 10s, body: 15s, idle: 60s, tunnel: 1h, drain: 30s }`";
+    "write as in `timeouts: { header: 10s, body: 15s, idle: 60s, min_rate: 250, tunnel: 1h, drain: 30s }`";
 const CONNECTIONS_DEFAULT: u32 = 10_000;
 /// Smallest default of `max_connections_per_client`.
 const PER_CLIENT_DEFAULT_MIN: u32 = 64;
@@ -82,6 +86,8 @@ const IN_FLIGHT_DEFAULT: u32 = 2_000;
 const CAPACITY_MAX: u32 = 1_000_000;
 /// A lower minimum would disconnect clients with a high latency.
 const TIMEOUTS: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(3_600);
+/// A higher minimum rate would disconnect clients on mobile networks.
+const MIN_RATE_MAX: u32 = 1 << 20;
 /// Protocols in a tunnel may be silent for a long time.
 const TUNNELS: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(24 * 3_600);
 /// Zero is allowed: shutdown without draining.
@@ -139,6 +145,7 @@ fn timeouts(reader: &mut Reader, node: &Node) -> Option<Timeouts> {
         header: time(reader, &fields, "header", "a timeout", defaults.header, TIMEOUTS),
         body: time(reader, &fields, "body", "a timeout", defaults.body, TIMEOUTS),
         idle: time(reader, &fields, "idle", "a timeout", defaults.idle, TIMEOUTS),
+        min_rate: count(reader, &fields, "min_rate", defaults.min_rate, 0..=MIN_RATE_MAX),
         tunnel: time(reader, &fields, "tunnel", "a timeout", defaults.tunnel, TUNNELS),
         drain: time(reader, &fields, "drain", "a drain", defaults.drain, DRAINS),
     })

@@ -47,6 +47,7 @@
 //! | `error`, `nearest` | error messages and suggestions |
 //! | `warnings` | risks in a valid file |
 //! | `explain` | what a configuration means, as tables |
+//! | `secrets` | the words of a file that may be secrets |
 //! | `mask` | secrets hidden in error messages |
 
 mod apis;
@@ -67,6 +68,7 @@ mod quantity;
 mod reader;
 mod rule;
 mod seconds;
+mod secrets;
 mod store;
 mod syntax;
 mod tree;
@@ -78,7 +80,7 @@ use std::time::Duration;
 
 pub use apis::{Api, Apis, Authorize, EnvoyApi, EnvoyHeaderNames, HttpApi, RespApi};
 pub use concurrency::ConcurrencyLimit;
-pub use environment::{Environment, Secret};
+pub use environment::{Environment, RedisAddressError, Secret};
 pub use error::{Diagnostic, Errors, Severity};
 pub use explain::{Table, TableCell, explain};
 pub use file::{Config, Jwt, LogKeys, Responses};
@@ -158,6 +160,7 @@ pub fn parse(yaml: &str, environment: &dyn Environment) -> Result<Config, Errors
     let (node, problems) = tree::read(yaml, "a configuration", file::EXAMPLE, tree::Size::File)
         .map_err(|problem| Errors::new(vec![*problem], yaml, &[]))?;
     let mut reader = reader::Reader { problems, ..reader::Reader::default() };
+    secrets::mark(&mut reader, &node);
     match file::document(&mut reader, &node, environment) {
         Some(config) if reader.problems.is_empty() => {
             reader.warnings.sort_by_key(|warning| (warning.position.line, warning.position.column));

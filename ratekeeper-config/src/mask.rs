@@ -5,15 +5,14 @@
 use std::ops::Range;
 
 use crate::nearest;
+use crate::words;
 
 /// Replaces a secret.
-const STARS: &str = "***";
+pub(crate) const STARS: &str = "***";
 /// Names whose values are secret, also if misspelt.
 const SECRET_NAMES: [&str; 4] = ["secret", "password", "passphrase", "authorization"];
 /// The name of bearer tokens.
 const TOKEN: &str = "token";
-/// Fields that hold a secret. In a mapping with one of them, the values of unknown fields are masked.
-pub(crate) const SECRET_FIELDS: [&str; 2] = ["secret", TOKEN];
 /// Names whose values may be secret: a value over several lines is, a single word is not necessarily.
 const PEM_NAMES: [&str; 5] = ["keys", "key", "certificate", "ca", "address"];
 /// Bytes searched backwards for the parent name of a line. Beyond this bound, the line is hidden.
@@ -177,7 +176,61 @@ pub(crate) fn is_variable(name: &str) -> bool {
         && name.bytes().all(|byte| is_letter(byte) || byte.is_ascii_digit())
 }
 
-/// Passwords in addresses: the text between `:` and `@` in `redis://user:password@host`.
+/// The secret part of a word, which may be quoted: of an address, everything after the scheme.
+pub(crate) fn behind_scheme(text: &str, word: Range<usize>) -> (usize, usize) {
+    let is_scheme = |name: &str| words::SCHEMES.contains(&name) || name == "http" || name == "https";
+    let written = &text[word.clone()];
+    let quotes = ['"', '\''];
+    match written.split_once("://") {
+        Some((name, _)) if is_scheme(name.trim_start_matches(quotes)) => {
+            let quote = usize::from(written.starts_with(quotes) && written.ends_with(quotes));
+            (word.start + name.len() + "://".len(), word.end - quote)
+        }
+        _ => (word.start, word.end),
+    }
+}
+
+/// Whether the word is an address that can hold a secret only before the `@`, where [`masked`] finds it.
+pub(crate) fn is_plain_address(word: &str) -> bool {
+    let Some((_, rest)) = word.split_once("://") else { return false };
+    let (user, hosts) = rest.rsplit_once('@').unwrap_or(("", rest));
+    let is_plain_user = user.chars().all(|c| !c.is_whitespace() && !"/?#,\"'".contains(c));
+    is_plain_user && !rest.contains("://") && has_plain_hosts(hosts)
+}
+
+/// Whether the text behind the scheme and the user is `host:port,host:port/path`, so that it holds no password.
+fn has_plain_hosts(text: &str) -> bool {
+    let (hosts, path) = text.split_at(text.find('/').unwrap_or(text.len()));
+    let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"-._${}".contains(&byte);
+    let is_host = |host: &str| {
+        let in_brackets = host.strip_prefix('[').and_then(|it| it.split_once(']'));
+        let (name, port) = in_brackets.unwrap_or_else(|| host.split_at(host.find(':').unwrap_or(host.len())));
+        let is_number = |port: &str| port.bytes().all(|byte| byte.is_ascii_digit());
+        (in_brackets.is_some() || name.bytes().all(is_name))
+            && (port.is_empty() || port.strip_prefix(':').is_some_and(is_number))
+    };
+    hosts.split(',').all(is_host) && !path.contains(['?', '#'])
+}
+
+/// The rest of the word that starts at `start`: to a space, a quote, or the end of a flow mapping or list.
+fn rest_of_word(line: &str, start: usize) -> Range<usize> {
+    let mut at = start;
+    while let Some(character) = line[at..].chars().next() {
+        // A `${NAME}` contains a closing brace.
+        let reference = line[at..].strip_prefix("${").and_then(|rest| rest.split_once('}'));
+        let brackets = line[at..].strip_prefix('[').and_then(|rest| rest.split_once(']'));
+        match (reference, brackets) {
+            (Some((name, _)), _) => at += "${}".len() + name.len(),
+            (_, Some((inside, _))) => at += "[]".len() + inside.len(),
+            _ if character.is_whitespace() || "\"'`}])".contains(character) => break,
+            _ => at += character.len_utf8(),
+        }
+    }
+    start..start + line[start..at].trim_end_matches([',', '.', ';']).len()
+}
+
+/// Secrets in addresses: the text between `:` and `@` in `redis://user:password@host`, and everything in an address
+/// without a plain host and port.
 fn passwords(line: &str) -> Vec<Range<usize>> {
     let mut starts: Vec<usize> = line.match_indices("://").map(|(at, scheme)| at + scheme.len()).collect();
     let has_scheme = !starts.is_empty();
@@ -187,6 +240,21 @@ fn passwords(line: &str) -> Vec<Range<usize>> {
         starts.push(separators.iter().filter_map(before).max().unwrap_or(0));
     }
     let ends = starts.iter().skip(1).copied().chain([line.len()]);
+    let rests = starts.iter().zip(ends.clone()).filter(|_| has_scheme).filter_map(|(&start, end)| {
+        let at = line[start..end].rfind('@').map(|at| start + at + 1);
+        let rest = rest_of_word(line, at.unwrap_or(start));
+        let rest = rest.start..rest.end.min(end);
+        let text = &line[rest.clone()];
+        let is_web = line[..start].ends_with("http://") || line[..start].ends_with("https://");
+        match text.find(['?', '#']) {
+            // The address of an upstream has no password, but may have a query.
+            query if is_web => query.map(|query| rest.start + query..rest.end),
+            // The scheme of a second address belongs to the next one.
+            _ if rest.end == end && end < line.len() => None,
+            _ => (!has_plain_hosts(text)).then_some(rest),
+        }
+    });
+    let rests: Vec<_> = rests.collect();
     let addresses = starts.iter().zip(ends).filter_map(|(&start, end)| {
         let at = start + line[start..end].rfind('@')?;
         let from = match line[start..at].find(':') {
@@ -197,7 +265,7 @@ fn passwords(line: &str) -> Vec<Range<usize>> {
         };
         (!is_reference(&line[from..at])).then_some(from..at)
     });
-    addresses.collect()
+    addresses.chain(rests).collect()
 }
 
 /// Whether the line is nested below the name of a secret, by its indentation.
@@ -244,6 +312,10 @@ mod tests {
             ("store: redis:/u:hunter2@host", "store: redis:***@host"),
             ("redis://u:${PASSWORD}@host", "redis://u:${PASSWORD}@host"),
             ("redis://127.0.0.1:6379", "redis://127.0.0.1:6379"),
+            ("{ a: redis://u:hunter2/host, b: c }", "{ a: redis://***, b: c }"),
+            ("[redis://[::1]:6379, redis://h:1,i:2/0]", "[redis://[::1]:6379, redis://h:1,i:2/0]"),
+            ("'redis://h:9?password=hunter2'", "'redis://***'"),
+            ("upstream: http://h:808l/a?key=hunter2 # x", "upstream: http://h:808l/a*** # x"),
             ("[redis://a:hunter2@b, http://c:hunter2@d]", "[redis://a:***@b, http://c:***@d]"),
             ("secret: hunter2", "secret: ***"),
             ("http: { listen: 0.0.0.0:1, token: hunter2 }", "http: { listen: 0.0.0.0:1, token: *** }"),

@@ -75,7 +75,7 @@ pub(crate) const GATEWAY: &[&str] = &[
 ];
 pub(crate) const LISTENER: &[&str] = &["address", "tls", "proxy_protocol"];
 pub(crate) const LISTENER_TLS: &[&str] = &["certificate", "key"];
-pub(crate) const TIMEOUTS: &[&str] = &["header", "body", "idle", "tunnel", "drain"];
+pub(crate) const TIMEOUTS: &[&str] = &["header", "body", "idle", "min_rate", "tunnel", "drain"];
 /// Of a route: its conditions, as in `when`, and its settings.
 pub(crate) const ROUTE: &[&str] = &[
     "id",

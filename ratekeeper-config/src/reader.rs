@@ -11,7 +11,7 @@ use ratekeeper_rules::path::PathNormalization;
 use crate::ERRORS_MAX;
 use crate::error::{Position, Problem, known_help, listed, quoted};
 use crate::gateway::Address;
-use crate::mask::SECRET_FIELDS;
+use crate::mask::STARS;
 use crate::names;
 use crate::nearest::{TYPED_CHARS_MAX, nearest};
 use crate::quantity::{self, ValueError};
@@ -35,12 +35,18 @@ pub(crate) struct Reader {
     pub(crate) listening: Vec<(SocketAddr, Position)>,
     /// Addresses of upstreams, with positions.
     pub(crate) upstream_addresses: Vec<(Address, Position)>,
-    /// Positions of secrets.
-    pub(crate) secrets: Vec<Position>,
+    /// Words that may be secrets.
+    pub(crate) secrets: Vec<HiddenWord>,
     /// Names that stand in an outer mapping: the owner they belong to, and the name.
     pub(crate) misplaced: Vec<(String, String)>,
     /// Work spent on suggestions so far: characters of known names times characters of unknown names.
     pub(crate) compared: usize,
+}
+
+/// A word that messages do not show.
+pub(crate) struct HiddenWord {
+    pub(crate) position: Position,
+    pub(crate) word: String,
 }
 
 /// Maximum work spent on suggestions. A file may have a thousand names and a hundred mistakes; beyond this bound,
@@ -96,8 +102,17 @@ impl<'n> Fields<'n> {
 impl Reader {
     pub(crate) fn error(&mut self, position: Position, message: impl Into<String>, help: impl Into<String>) {
         if !self.is_full() {
-            self.problems.push(Problem::new(position, message, help));
+            let problem = self.without_secret(Problem::new(position, message, help));
+            self.problems.push(problem);
         }
+    }
+
+    /// Masks the word at the position of a problem in its message, if that word may be a secret.
+    fn without_secret(&self, problem: Problem) -> Problem {
+        let hidden = self.secrets.iter().find(|it| it.position.byte == problem.position.byte);
+        let Some(HiddenWord { word, .. }) = hidden else { return problem };
+        let masked = |text: &str| text.replace(&quoted(word), &quoted(STARS));
+        Problem { message: masked(&problem.message), help: masked(&problem.help), ..problem }
     }
 
     /// Records that the name at `position` has been used at `first`.
@@ -128,7 +143,8 @@ impl Reader {
     /// Records a risk. There are at most as many warnings as errors.
     pub(crate) fn warn(&mut self, position: Position, message: impl Into<String>, help: impl Into<String>) {
         if self.warnings.len() < ERRORS_MAX {
-            self.warnings.push(Problem::new(position, message, help));
+            let problem = self.without_secret(Problem::new(position, message, help));
+            self.warnings.push(problem);
         }
     }
 
@@ -209,16 +225,11 @@ impl Reader {
         example: &str,
     ) -> Option<Fields<'n>> {
         let fields = self.named(node, owner, example)?;
-        let has_secret = known.iter().any(|name| SECRET_FIELDS.contains(name));
-        for Entry { name, position, node } in fields.iter() {
+        for Entry { name, position, .. } in fields.iter() {
             if self.is_full() {
                 return None;
             }
             if !known.contains(&name) {
-                // The value may be the secret, under a wrong name.
-                if has_secret && nearest(name, known).is_none_or(|meant| SECRET_FIELDS.contains(&meant)) {
-                    self.hide(node);
-                }
                 if let Some(meant) = written_with_colon(name).filter(|it| starts_with_one_of(it, known)) {
                     self.error(
                         position,

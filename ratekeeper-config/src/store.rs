@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use ratekeeper_core::FailurePolicy;
 
-use crate::environment::{Environment, Secret};
+use crate::environment::{Environment, RedisAddressError, Secret};
 use crate::error::{known_help, listed, quoted};
 use crate::names;
 use crate::quantity;
@@ -143,7 +143,7 @@ fn plain(reader: &mut Reader, node: &Node, environment: &dyn Environment) -> Opt
 /// Reads the address of Redis. Messages do not quote it, because it may contain a password.
 fn address(reader: &mut Reader, node: &Node, environment: &dyn Environment) -> Option<Secret> {
     let address = reader.secret(node, "address", environment)?;
-    let (scheme, rest) = address.reveal().split_once("://").unwrap_or_default();
+    let scheme = address.reveal().split_once("://").map_or("", |(scheme, _)| scheme);
     let choice = format!("Schemes: {}", listed(&words::SCHEMES));
     if !words::SCHEMES.contains(&scheme) {
         let help = known_help(scheme, &words::SCHEMES, &choice);
@@ -152,32 +152,11 @@ fn address(reader: &mut Reader, node: &Node, environment: &dyn Environment) -> O
         reader.error(node.position, "invalid Redis address", help);
         return None;
     }
-    if rest.is_empty() {
-        reader.error(node.position, "the address has no host", "write as in `redis://127.0.0.1:6379`");
+    if let Err(RedisAddressError { reason, example }) = environment.check_redis_address(address.reveal()) {
+        reader.error(node.position, reason, format!("write as in `{example}`"));
         return None;
     }
-    if scheme != "unix" {
-        let rest = rest.rsplit_once('@').map_or(rest, |(_, behind)| behind);
-        let hosts = rest.split_once('/').map_or(rest, |(hosts, _)| hosts);
-        if let Some(host) = hosts.split(',').find(|host| !is_host(host)) {
-            let message = format!("{} is not a host and a port", quoted(host));
-            let help = "write as in `redis://127.0.0.1:6379`; a port is a number from 1 to 65535";
-            reader.error(node.position, message, help);
-            return None;
-        }
-    }
     Some(address)
-}
-
-/// Whether the text is a host, with or without a port.
-fn is_host(text: &str) -> bool {
-    let behind_brackets = text.rfind(']').map_or(0, |at| at + 1);
-    let (name, port) = match text[behind_brackets..].find(':').map(|at| text.split_at(behind_brackets + at)) {
-        Some((name, port)) => (name, &port[1..]),
-        None => (text, "1"),
-    };
-    let is_number = !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
-    !name.is_empty() && is_number && port.parse::<u16>().is_ok_and(|port| port > 0)
 }
 
 fn secret(reader: &mut Reader, node: &Node, environment: &dyn Environment) -> Option<Secret> {

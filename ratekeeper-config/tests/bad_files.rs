@@ -109,10 +109,9 @@ fn examples_are_valid_by_the_schema() {
 /// Messages contain neither a password of the file nor the value of an environment variable.
 #[test]
 fn messages_contain_no_secrets() {
-    let with_secrets = cases().into_iter().filter(|case| case.yaml.contains("hunter2"));
     let mut count = 0;
-    for case in with_secrets {
-        count += 1;
+    for case in cases() {
+        count += usize::from(case.yaml.contains("hunter2"));
         let message = message(&case.yaml);
         assert!(!message.contains("hunter2"), "{message}");
         let errors = read(&typed(&case.yaml)).unwrap_err();

@@ -41,7 +41,7 @@ fn omitted_settings_have_defaults() {
     assert!(listener.tls.is_none());
     let seconds = [10, 15, 60, 3_600, 30].map(Duration::from_secs);
     let [header, body, idle, tunnel, drain] = seconds;
-    assert_eq!(gateway.timeouts, Timeouts { header, body, idle, tunnel, drain });
+    assert_eq!(gateway.timeouts, Timeouts { header, body, idle, min_rate: 250, tunnel, drain });
     assert_eq!((gateway.max_connections, gateway.max_in_flight, gateway.access_log), (10_000, 2_000, true));
     assert_eq!(gateway.max_connections_per_client, 5_000);
 

@@ -64,6 +64,12 @@ impl Bucket {
         Bucket { ticks_missing_max: missing.max(2 * self.ticks_to_fill), ..self.clone() }
     }
 
+    /// See [`Limit::following_both`](crate::Limit::following_both).
+    pub(crate) fn following_both(&self, from: &Bucket) -> Bucket {
+        let Bucket { ticks_missing_max, .. } = self.following(from);
+        Bucket { ticks_missing_max: ticks_missing_max.max(self.ticks_missing_max), ..self.clone() }
+    }
+
     /// Maximum number of units that the bucket holds.
     pub fn capacity(&self) -> u32 {
         self.capacity

@@ -47,6 +47,17 @@ impl FixedWindow {
         }
     }
 
+    /// The state of a window of `from` when this one replaces it at `at`. The start of a window does not depend on its
+    /// length; but a longer window must not revive a count that no longer mattered.
+    pub(crate) fn migrate_state(
+        &self,
+        from: &FixedWindow,
+        state: FixedWindowState,
+        at: Time,
+    ) -> FixedWindowState {
+        if self.window_ns != from.window_ns && from.is_fresh(&state, at) { self.fresh() } else { state }
+    }
+
     /// The state as of `now`. A window that begins more than one window ahead was written by a wrong clock, so its
     /// count is moved to now.
     #[inline]

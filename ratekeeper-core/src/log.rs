@@ -255,6 +255,11 @@ impl Log {
         Log { kept_max: self.limit.max(from.kept_max), ..self.clone() }
     }
 
+    /// See [`Limit::following_both`](crate::Limit::following_both).
+    pub(crate) fn following_both(&self, from: &Log) -> Log {
+        Log { kept_max: self.kept_max.max(from.kept_max), ..self.clone() }
+    }
+
     /// Maximum units that any window allows.
     pub fn limit(&self) -> u32 {
         self.limit

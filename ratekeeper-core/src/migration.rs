@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use crate::{Counter, CounterState, FixedWindowState, Limit, LogState, SteppedBucketState, Time};
+use crate::{
+    Counter, CounterState, FixedWindowState, Limit, LogState, SteppedBucketState, Time, WindowAlign,
+};
 
 /// The state of a key, for any algorithm.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,7 +23,7 @@ pub enum State {
 
 impl Limit {
     /// Whether the state of `from` can be migrated to this limit: algorithm, variant, window and buckets are the
-    /// same. All other parameters may differ.
+    /// same. All other parameters may differ, and so may the length of windows that begin with the first request.
     pub fn is_compatible(&self, from: &Limit) -> bool {
         match (self, from) {
             (Limit::Bucket(to), Limit::Bucket(from)) => {
@@ -29,7 +31,8 @@ impl Limit {
             }
             (Limit::SteppedBucket(_), Limit::SteppedBucket(_)) => true,
             (Limit::FixedWindow(to), Limit::FixedWindow(from)) => {
-                (to.window(), to.align()) == (from.window(), from.align())
+                to.align() == from.align()
+                    && (to.window() == from.window() || to.align() == WindowAlign::FirstRequest)
             }
             (Limit::Log(to), Limit::Log(from)) => (to.window(), to.count()) == (from.window(), from.count()),
             (Limit::Counter(to), Limit::Counter(from)) => {
@@ -52,6 +55,16 @@ impl Limit {
         }
     }
 
+    /// This limit as the successor of `from`, beside the limits that it [follows](Self::following) already.
+    #[must_use]
+    pub fn following_both(&self, from: &Limit) -> Limit {
+        match (self, from) {
+            (Limit::Bucket(to), Limit::Bucket(from)) => Limit::Bucket(to.following_both(from)),
+            (Limit::Log(to), Limit::Log(from)) => Limit::Log(to.following_both(from)),
+            _ => self.clone(),
+        }
+    }
+
     /// The longest time that a migrated state counts.
     pub fn state_lasts(&self) -> Duration {
         match self {
@@ -65,7 +78,8 @@ impl Limit {
     /// Converts the state of a key of `from` to this limit, which replaces `from` at the instant `at`. Used units
     /// stay used. None if the limits are not [compatible](Self::is_compatible); the key then starts fresh.
     ///
-    /// Windows and logs keep their counts, even above a lower limit. A bucket keeps its missing units, at most twice
+    /// Windows and logs keep their counts, even above a lower limit. A window that began with the first request keeps
+    /// its start, and from then on it has the new length; one that had ended before `at` stays ended. A bucket keeps its missing units, at most twice
     /// its new capacity, or all of them if the limit [follows](Self::following) `from`; a fraction of a unit is rounded
     /// down to the new limit's ticks. A stepped bucket keeps its missing tokens and its current period, of which at
     /// most one new period counts as elapsed.
@@ -80,9 +94,12 @@ impl Limit {
             (Limit::SteppedBucket(to), Limit::SteppedBucket(from), State::SteppedBucket(state)) => {
                 State::SteppedBucket(to.migrate_state(from, state, at))
             }
-            (Limit::FixedWindow(_), _, state @ State::FixedWindow(_))
-            | (Limit::Log(_), _, state @ State::Log(_))
-            | (Limit::Counter(_), _, state @ State::Counter(_)) => state,
+            (Limit::FixedWindow(to), Limit::FixedWindow(from), State::FixedWindow(state)) => {
+                State::FixedWindow(to.migrate_state(from, state, at))
+            }
+            (Limit::Log(_), _, state @ State::Log(_)) | (Limit::Counter(_), _, state @ State::Counter(_)) => {
+                state
+            }
             // The state belongs to another algorithm.
             _ => return None,
         })

@@ -106,6 +106,12 @@ fn rfc3339(text: &[u8]) -> Option<Result<Time, Fault>> {
     if !text.iter().all(|byte| byte.is_ascii_digit() || b"Tt Zz:.+-".contains(byte)) {
         return None;
     }
+    // It also accepts offsets of a day and more.
+    let time = text.iter().position(|byte| b"Tt ".contains(byte))?;
+    let offset = text[time..].iter().position(|byte| b"+-".contains(byte)).map(|at| &text[time + at + 1..]);
+    if offset.is_some_and(|offset| offset.get(..2).is_none_or(|hours| hours > b"23".as_slice())) {
+        return None;
+    }
     let timestamp: jiff::Timestamp = std::str::from_utf8(text).ok()?.parse().ok()?;
     let shown = crate::quoted(text);
     let nanos = timestamp.as_nanosecond();
@@ -138,6 +144,7 @@ mod tests {
             ("2023-11-14T22:13:20.5Z", 1_700_000_000_500_000_000),
             ("2023-11-14T23:13:20.123456789+01:00", 1_700_000_000_123_456_789),
             ("2023-11-14t22:13:20z", 1_700_000_000_000_000_000),
+            ("2023-11-15T22:12:20+23:59", 1_700_000_000_000_000_000),
         ] {
             assert_eq!(instant(text.as_bytes()), Ok(Time::from_nanos(nanos)), "{text}");
         }
@@ -159,6 +166,8 @@ mod tests {
             ("2023-11-14T22:13:20", "`2023-11-14T22:13:20` is not a time"),
             ("2023-11-14T22:13:20Z[UTC]", "`2023-11-14T22:13:20Z[UTC]` is not a time"),
             ("2023-02-30T22:13:20Z", "`2023-02-30T22:13:20Z` is not a time"),
+            ("2023-11-14T22:13:20+25:00", "`2023-11-14T22:13:20+25:00` is not a time"),
+            ("2023-11-14T22:13:20-24:00", "`2023-11-14T22:13:20-24:00` is not a time"),
             ("1.", "`1.` is not a time"),
             (".5", "`.5` is not a time"),
             ("1e9", "`1e9` is not a time"),

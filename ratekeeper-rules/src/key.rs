@@ -233,6 +233,30 @@ impl Key {
         written
     }
 
+    /// The written keys that `value` [names](Self::is), unless it is a network: of the only part, and of the literal
+    /// that replaces it.
+    pub(crate) fn named_by(&self, value: &str) -> Vec<Vec<u8>> {
+        let mut keys = Vec::new();
+        let mut found = Vec::new();
+        if self.write_values(&[value], &mut found).is_ok() {
+            keys.push(found);
+        }
+        if let [(_, KeyFallback::Literal(literal))] = self.parts.as_slice()
+            && literal == value
+        {
+            let mut key = vec![0; HEAD];
+            key.extend(value.as_bytes());
+            write_head(&mut key, 0, LITERAL_TEXT);
+            keys.push(key);
+        }
+        keys
+    }
+
+    /// Whether the only part is an address, which networks may name.
+    pub(crate) fn is_address(&self) -> bool {
+        matches!(self.parts.as_slice(), [(KeyPart::Ip, _)])
+    }
+
     /// Whether `value` names a written key: the value of its only part, or the literal that replaces it. A value from
     /// a fallback part never matches: a cookie `acme` is not the user `acme`.
     ///

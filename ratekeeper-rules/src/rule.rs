@@ -2,8 +2,9 @@
 
 mod cost;
 mod rejection;
+mod reload;
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::ops::Range;
 use std::time::Duration;
@@ -18,6 +19,7 @@ use crate::when::{When, is_in};
 
 pub use cost::Cost;
 pub use rejection::{ForbiddenReason, Rejection};
+pub use reload::MovedKey;
 
 /// A limit with its key, conditions and policies.
 #[derive(Clone, Debug)]
@@ -205,7 +207,8 @@ struct NumberedRule {
 pub struct StoredLimit {
     /// The limit.
     pub limit: Limit,
-    /// The unique name of the limit.
+    /// The name under which a store keeps the limit's states. It is unique, except that overrides for keys have the name
+    /// of their rule: a key has one of these limits, and keeps its usage if a reload gives it another.
     pub name: String,
     /// The rule's failure policy.
     pub on_store_failure: Option<FailurePolicy>,
@@ -337,6 +340,17 @@ enum NoCharge {
     NoKey(NoKey),
 }
 
+/// The name of an override with conditions. Of several with the same conditions, only the first ever applies.
+fn tier_name(when: &When, tiers: &mut HashMap<String, usize>) -> String {
+    let conditions = when.canonical_text();
+    let count = tiers.entry(conditions.clone()).or_insert(0);
+    *count += 1;
+    match count {
+        1 => format!("when {conditions}"),
+        count => format!("when {conditions} #{count}"),
+    }
+}
+
 impl Rules {
     /// Numbers the limits of the rules.
     ///
@@ -357,10 +371,15 @@ impl Rules {
                 all.limits.len() - 1
             };
             let limit = keep(&rule.limit, "", rule.lease);
-            let others = rule.overrides.iter().enumerate();
-            let overrides = others
-                .map(|(index, it)| Some(keep(it.limit.as_ref()?, &format!("override {index}"), rule.lease)))
-                .collect();
+            let mut tiers = HashMap::new();
+            let overrides = rule.overrides.iter().map(|it| {
+                let what = match &it.scope {
+                    OverrideScope::Keys(_) => String::new(),
+                    OverrideScope::When(when) => tier_name(when, &mut tiers),
+                };
+                Some(keep(it.limit.as_ref()?, &what, rule.lease))
+            });
+            let overrides = overrides.collect();
             let ban = match rule.ban {
                 Some(ban) => {
                     let wrong = |why| RulesError::Ban(rule.name.clone(), why);
@@ -375,9 +394,12 @@ impl Rules {
             };
             all.rules.push(NumberedRule { rule, limit, overrides, ban });
         }
+        let of_keys: HashSet<usize> =
+            all.rules.iter().flat_map(|it| it.key_overrides()).filter_map(|(_, limit)| limit).collect();
+        let unique = all.limits.iter().enumerate().filter(|(index, _)| !of_keys.contains(index));
         let mut names = HashSet::new();
-        match all.limits.iter().find(|kept| !names.insert(&kept.name)) {
-            Some(twice) => Err(RulesError::SameName(twice.name.clone())),
+        match unique.map(|(_, kept)| &kept.name).find(|name| !names.insert(*name)) {
+            Some(twice) => Err(RulesError::SameName(twice.clone())),
             None => Ok(all),
         }
     }

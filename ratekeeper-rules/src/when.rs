@@ -1,5 +1,7 @@
 //! Conditions: which requests a rule applies to.
 
+use std::collections::BTreeSet;
+
 use ipnet::IpNet;
 
 use crate::client::{canonical, canonical_network};
@@ -49,6 +51,34 @@ impl ValueCondition {
 }
 
 impl When {
+    /// The conditions as text: the same for conditions that differ only in order, letter case or repetition.
+    pub(crate) fn canonical_text(&self) -> String {
+        fn sorted(name: &str, values: impl Iterator<Item = String>) -> Option<String> {
+            let values: BTreeSet<String> = values.collect();
+            (!values.is_empty()).then(|| format!("{name} {values:?}"))
+        }
+        let lower = |values: &[String]| values.iter().map(|it| it.to_ascii_lowercase()).collect::<Vec<_>>();
+        let named = |conditions: &[(String, ValueCondition)]| {
+            let text = |(name, condition): &(String, ValueCondition)| match condition {
+                ValueCondition::Present => format!("{name:?} present"),
+                ValueCondition::Absent => format!("{name:?} absent"),
+                ValueCondition::OneOf(values) => {
+                    format!("{name:?} {:?}", values.iter().collect::<BTreeSet<_>>())
+                }
+            };
+            conditions.iter().map(text).collect::<Vec<_>>()
+        };
+        let conditions = [
+            sorted("methods", lower(&self.methods).into_iter()),
+            sorted("paths", self.paths.iter().map(Pattern::to_string)),
+            sorted("hosts", lower(&self.hosts).into_iter()),
+            sorted("headers", named(&self.headers).into_iter()),
+            sorted("claims", named(&self.claims).into_iter()),
+            sorted("clients", self.clients.iter().map(|it| canonical_network(*it).to_string())),
+        ];
+        conditions.into_iter().flatten().collect::<Vec<_>>().join(" ")
+    }
+
     /// Whether the rule applies to a request.
     pub fn fits(&self, request: &impl Request) -> bool {
         let is_method = |method: &String| method.eq_ignore_ascii_case(request.method());

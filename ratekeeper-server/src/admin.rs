@@ -34,7 +34,7 @@ use crate::runtime::metrics::{Exposition, MetricsDraft};
 use crate::runtime::service::{ApplyReload, DrainFuture, Service};
 use crate::runtime::status::StatusSource;
 
-/// Most open connections; further ones are closed immediately.
+/// Most open connections. A further one takes the place of a connection that waits for a request head, if there is one.
 pub const CONNECTIONS_MAX: usize = 64;
 
 /// The admin listener, while it is served.

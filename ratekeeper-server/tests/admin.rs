@@ -1,7 +1,9 @@
 //! The admin listener against clients that take connections and do not use them.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use ratekeeper_server::{Current, StatusSource, admin};
@@ -9,7 +11,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use super::gateway::support::{TEST_TIMEOUT, read_all, send_raw, status};
+use super::gateway::support::{TEST_TIMEOUT, read_all, send_raw, status, wait_until};
 
 /// Metrics too large for the buffers of a socket.
 struct LargeMetrics;
@@ -25,9 +27,12 @@ impl StatusSource for LargeMetrics {
 }
 
 fn listen() -> SocketAddr {
+    listen_to(Arc::new(LargeMetrics))
+}
+
+fn listen_to(source: Arc<dyn StatusSource>) -> SocketAddr {
     let loopback = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let (address, serving) =
-        admin::listen(loopback, Arc::new(LargeMetrics), Arc::new(Current::new(None))).unwrap();
+    let (address, serving) = admin::listen(loopback, source, Arc::new(Current::new(None))).unwrap();
     tokio::spawn(serving);
     address
 }
@@ -65,21 +70,57 @@ async fn admin_client_that_does_not_read_is_disconnected() {
 }
 
 #[tokio::test]
-async fn admin_connections_above_the_bound_are_closed() {
+async fn half_heads_do_not_take_the_admin_connections() {
     let address = listen();
     let mut silent = Vec::new();
-    for _ in 0..admin::CONNECTIONS_MAX {
+    for _ in 0..2 * admin::CONNECTIONS_MAX {
         let mut stream = TcpStream::connect(address).await.unwrap();
         stream.write_all(b"GET /met").await.unwrap();
         silent.push(stream);
+        assert_eq!(healthz(address).await, 200, "after {} half heads", silent.len());
+    }
+    // The oldest are closed, the latest are not.
+    let mut received = Vec::new();
+    let _ = timeout(TEST_TIMEOUT, silent[0].read_to_end(&mut received)).await.expect("it stayed open");
+    let mut latest = silent.pop().unwrap();
+    latest.write_all(b"rics HTTP/1.1\r\nHost: localhost\r\n\r\n").await.unwrap();
+    timeout(TEST_TIMEOUT, latest.read_exact(&mut [0; 12])).await.unwrap().unwrap();
+}
+
+/// Metrics that are not available until the sender is dropped.
+struct BlockedMetrics(Mutex<Receiver<()>>, AtomicUsize);
+
+impl StatusSource for BlockedMetrics {
+    fn metrics(&self) -> String {
+        self.1.fetch_add(1, Ordering::Relaxed);
+        let _ = self.0.lock().unwrap().recv();
+        String::new()
+    }
+
+    fn is_ready(&self) -> bool {
+        true
+    }
+}
+
+#[tokio::test]
+async fn admin_connections_above_the_bound_are_closed_if_all_are_busy() {
+    let (unblock, blocked) = channel();
+    let source = Arc::new(BlockedMetrics(Mutex::new(blocked), AtomicUsize::new(0)));
+    let address = listen_to(source.clone());
+    let mut busy = Vec::new();
+    for number in 1..=admin::CONNECTIONS_MAX {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n").await.unwrap();
+        busy.push(stream);
+        wait_until(|| source.1.load(Ordering::Relaxed) == number).await;
     }
     let mut above = TcpStream::connect(address).await.unwrap();
     assert_eq!(read_all(&mut above).await, "", "closed immediately");
-    drop(silent);
-    let answered = async {
-        while healthz(address).await != 200 {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    timeout(TEST_TIMEOUT, answered).await.expect("the listener did not recover");
+    drop(unblock);
+    for stream in &mut busy {
+        let mut begin = [0; 12];
+        timeout(TEST_TIMEOUT, stream.read_exact(&mut begin)).await.unwrap().unwrap();
+        assert_eq!(begin, *b"HTTP/1.1 200");
+    }
+    assert_eq!(healthz(address).await, 200);
 }

@@ -4,7 +4,7 @@ use std::hash::Hash;
 use ratekeeper_core::{Decision, Limit, Time};
 
 use crate::clock::{Clock, SystemClock};
-use crate::memory::{Bounds, Memory, NoBytesLeft, TABLE_BYTES_MIN, WhenFull};
+use crate::memory::{Bounds, Memory, MovedState, NoBytesLeft, TABLE_BYTES_MIN, WhenFull};
 use crate::store::{Charge, ChargeError, Key, Verdict};
 
 /// Checks requests against one limit or several.
@@ -128,7 +128,8 @@ impl<C: Clock> LimiterBuilder<C> {
     /// to the new limits, except the address and the other connection settings, which stay as they were.
     ///
     /// Redis stores states under the limits' names, so they are kept if the algorithm, its variant, the window and
-    /// the rate are the same. Denial cache and leases of unchanged limits are kept; leases of other limits are
+    /// the rate are the same. The windows of a [named](crate::redis::Settings::named) limit that begin with the first
+    /// request may change their length. Denial cache and leases of unchanged limits are kept; leases of other limits are
     /// refunded.
     ///
     /// # Errors
@@ -161,12 +162,14 @@ impl<C: Clock> LimiterBuilder<C> {
     /// Builds the limiter with the state of another, `before`, which may stay in use meanwhile: limit n takes over
     /// the state of limit `from[n]` of `before`, if any. Key hashing and clock are those of `before`.
     ///
-    /// Both limiters share the states of a limit, with the number of keys that it was created for, unless the
-    /// algorithm, its variant or its window differs: then its keys start with their full budget. Used units stay used
-    /// through any number of changes. If the size or the rate of a bucket changes, its states are converted in place
+    /// Both limiters share the states of a limit, unless the
+    /// algorithm, its variant or its window differs: then its keys start with their full budget. Windows that begin
+    /// with the first request may change their length: they keep their start. Used units stay used through any number
+    /// of changes. If the size or the rate of a bucket changes, its states are converted in place
     /// ([`Limit::migrate_state`]) once the new limiter is used, and `before` decides by the new limit, too. If the
-    /// states need more words, they get new memory, and a key's state is migrated when the new limiter first sees the
-    /// key; requests that `before` decides later no longer count for it.
+    /// states need more words, or a higher [`max_keys`](Self::max_keys) or [`max_bytes`](Self::max_bytes) allows more
+    /// keys, they get new memory, and a key's state is migrated when the new limiter first sees the key; requests that
+    /// `before` decides later no longer count for it. Lower bounds apply to limits that are added.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -191,12 +194,25 @@ impl<C: Clock> LimiterBuilder<C> {
     where
         C: Clone,
     {
+        self.reload_moving(before, from, &[])
+    }
+
+    /// The same as [`reload_from`](Self::reload_from), for keys whose states the caller will move to other limits.
+    pub(crate) fn reload_moving(
+        self,
+        before: &Limiter<Memory<C>>,
+        from: &[Option<usize>],
+        moved: &[MovedState],
+    ) -> Result<Limiter<Memory<C>>, BuildError>
+    where
+        C: Clone,
+    {
         self.check_bounds()?;
         let in_use = |left: NoBytesLeft| BuildError::BytesInUse {
             max_bytes: self.bounds.max_bytes,
             in_use: left.in_use,
         };
-        Ok(Limiter { store: before.store.reload(&self.limits, from, self.bounds).map_err(in_use)? })
+        Ok(Limiter { store: before.store.reload(&self.limits, from, moved, self.bounds).map_err(in_use)? })
     }
 
     fn check_bounds(&self) -> Result<(), BuildError> {
@@ -413,6 +429,12 @@ impl<C: Clock> Limiter<Memory<C>> {
     /// ```
     pub fn refund(&self, charges: &[Charge], at: Option<Time>) {
         self.store.refund_all(charges, at);
+    }
+
+    /// The bounds that were set, in keys per limit and in bytes.
+    #[doc(hidden)]
+    pub fn max_keys_and_bytes(&self) -> (usize, usize) {
+        self.store.max_keys_and_bytes()
     }
 
     /// How many requests found no free entry for their key and were decided by the [`WhenFull`] policy.

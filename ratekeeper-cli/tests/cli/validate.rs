@@ -161,6 +161,49 @@ fn secrets_are_never_printed() {
     }
 }
 
+/// `validate` and `run` read the address of Redis with one parser.
+#[test]
+fn redis_addresses_that_cannot_be_used_are_invalid() {
+    for (address, reason) in [
+        ("redis://h:1/abc", "the database is not a number"),
+        ("redis://h:1/-1", "the database is not a number"),
+        ("redis://h:1/1/2", "the database is not a number"),
+        ("unix:///run/redis.sock?db=x", "the database is not a number"),
+        ("redis://h:0", "the host or port is invalid"),
+        ("redis://ho st:1", "the host or port is invalid"),
+        ("redis+cluster://h:1,ho st:2", "the host or port is invalid"),
+        ("redis://a:1,b:2", "only Sentinel and Cluster have several hosts"),
+        ("redis+sentinel://h:1", "the name of the master is missing"),
+        ("redis+cluster://h:1/3", "a cluster has no numbered databases"),
+        ("redis://u:p/x@h:1", "the password contains `/`, `?` or `#`"),
+        ("redis://u:p#x@h:1", "the password contains `/`, `?` or `#`"),
+        ("redis://u:p?x@h:1", "the password contains `/`, `?` or `#`"),
+        ("redis://h:1?password=x", "the address contains `?` or `#`"),
+        ("redis+sentinel://h:1/m?x", "the address contains `?` or `#`"),
+    ] {
+        file(
+            "address.yaml",
+            format!("store: \"{address}\"\nlimits: {{ a: {{ key: ip, token_bucket: }} }}\n"),
+        );
+        let output = validate("address.yaml");
+        assert_eq!(output.code, 2, "{address}: {output:?}");
+        assert!(output.stderr.starts_with(&format!("error: {reason}")), "{address}: {output:?}");
+    }
+    for address in [
+        "redis://:p%2Fx@h/15",
+        "rediss://[::1]:6379",
+        "unix:///run/redis.sock?db=3",
+        "redis+sentinel://u:p@a,b:1/master",
+        "rediss+cluster://a:1,[::1]:2",
+    ] {
+        file(
+            "address.yaml",
+            format!("store: \"{address}\"\nlimits: {{ a: {{ key: ip, token_bucket: }} }}\n"),
+        );
+        assert_eq!(validate("address.yaml").code, 0, "{address}");
+    }
+}
+
 /// The configuration of the explanation has every kind of row.
 const EXPLAINED: &str = include_str!("explain.yaml");
 

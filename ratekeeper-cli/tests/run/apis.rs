@@ -149,6 +149,39 @@ async fn reservation_of_a_killed_process_is_refunded() {
     assert_eq!(post(api, "/v1/settle", &late).await.0, 409, "units are refunded only once");
 }
 
+/// Redis stops while a reservation is settled: the settlement can be retried and is made once.
+#[tokio::test]
+async fn settlement_without_an_answer_can_be_retried() {
+    let (folder, server) = (Folder::new("apis-settle"), RedisServer::start().unwrap());
+    let store = format!(
+        "store: {{ redis: {{ address: \"{}\", secret: a-secret-of-a-test, deadline: 100ms, on_store_failure: closed }} }}\n",
+        server.url()
+    );
+    let file = folder.write("ratekeeper.yaml", &format!("{store}{LIMITS}{APIS}"));
+    let process = Process::run(&file);
+    let api = http(&process).await;
+    let request = json!({ "limit": "per-user", "key": "alice", "cost": 3, "expires": "1h" });
+    let (_, reserved) = post(api, "/v1/reserve", &request).await;
+    let request = json!({ "reservation": reserved["reservation"], "cost": 1 });
+    server.pause().unwrap();
+    let (status, reply) = post(api, "/v1/settle", &request).await;
+    assert_eq!(status, 503, "{reply}");
+    assert!(reply["detail"].as_str().unwrap().contains("retry"), "{reply}");
+    server.resume().unwrap();
+    let deadline = tokio::time::Instant::now() + crate::run::support::TIMEOUT;
+    let settled = loop {
+        let (status, reply) = post(api, "/v1/settle", &request).await;
+        if status != 503 {
+            break (status, reply);
+        }
+        assert!(tokio::time::Instant::now() < deadline, "Redis is still unavailable: {reply}");
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    };
+    assert_eq!((settled.0, settled.1["refunded"].as_u64()), (200, Some(2)), "{settled:?}");
+    assert_eq!(check(api, "/v1/peek", 0).await, (true, 3));
+    assert_eq!(post(api, "/v1/settle", &request).await.0, 409, "units are refunded only once");
+}
+
 /// Another process uses the address of the second API: the error names it, and the first API is closed.
 #[tokio::test]
 async fn address_in_use_is_named() {

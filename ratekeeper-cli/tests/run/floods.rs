@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use testbed::http2::kind::{DATA, GOAWAY, HEADERS, PING, RST_STREAM, SETTINGS, WINDOW_UPDATE};
 use testbed::http2::{ACK, END_HEADERS, HEAD_BYTES, Head, PREFACE, block, frame, get, request_head};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::run::support::{Folder, Load, Process, TIMEOUT, Upstream, one_route, until};
 
@@ -45,9 +46,15 @@ impl FloodResult {
     }
 }
 
-/// Sends `begin`, `count` parts by their numbers, and then a request. Ends with the answer to it, or when the gateway
-/// closes the connection.
-async fn flood(address: SocketAddr, begin: &[u8], part: Frames, count: u32) -> FloodResult {
+/// Sends `begin`, `count` parts by their numbers with a pause after each batch, and then a request. Ends with the answer
+/// to it, or when the gateway closes the connection.
+async fn flood(
+    address: SocketAddr,
+    begin: &[u8],
+    part: Frames,
+    count: u32,
+    pause: Option<Duration>,
+) -> FloodResult {
     let (reading, mut writing) = TcpStream::connect(address).await.unwrap().into_split();
     let preface = [PREFACE, &frame(SETTINGS, 0, 0, &[]), begin].concat();
     writing.write_all(&preface).await.unwrap();
@@ -67,6 +74,9 @@ async fn flood(address: SocketAddr, begin: &[u8], part: Frames, count: u32) -> F
                 return writing;
             }
             counting.fetch_add(numbers.count() as u64, Ordering::Relaxed);
+            if let Some(pause) = pause {
+                sleep(pause).await;
+            }
         }
         let _ = writing.write_all(&get(LAST, "/")).await;
         writing
@@ -140,7 +150,7 @@ impl LoadedGateway {
         let flooding = tokio::spawn(async move {
             let mut all = Vec::new();
             for _ in 0..clients {
-                all.push(flood(address, &begin, part, count).await);
+                all.push(flood(address, &begin, part, count, None).await);
             }
             all
         });
@@ -227,34 +237,51 @@ async fn empty_data_frames_close_the_connection() {
     }
 }
 
-/// Every ping is answered; only the connection's timeout bounds their number. The gateway must answer them one by
-/// one, so that the sender waits instead of the gateway buffering.
+/// The gateway answers each PING and each SETTINGS; a connection that sends many more than any client needs is closed.
 #[tokio::test(flavor = "multi_thread")]
-async fn unlimited_pings_use_no_memory() {
-    const PINGS: u32 = 200_000;
+async fn ping_flood_closes_the_connection() {
+    const PINGS: u32 = 500_000;
     let gateway = LoadedGateway::start("pings", "").await;
-    let ping = |number: u32| frame(PING, 0, 0, &u64::from(number).to_be_bytes());
-    let result = gateway.run_floods("PING", Vec::new(), ping, PINGS, 1).await.all.remove(0);
-    assert!(result.is_answered, "{result:?}");
-    // One more if the gateway has sent a ping itself.
-    assert!((PINGS..=PINGS + 1).contains(&u32::try_from(result.of(PING)).unwrap()), "{result:?}");
+    for result in gateway.run_floods("PING", Vec::new(), ping, PINGS, 2).await.all {
+        assert!(result.go_away.is_some() && !result.is_answered, "{result:?}");
+        assert!(result.of(PING) < u64::from(PINGS) / 10, "{result:?}");
+    }
 }
 
 /// Settings that repeatedly change the window of every stream.
 #[tokio::test(flavor = "multi_thread")]
-async fn unlimited_settings_use_no_memory() {
-    const SENT: u32 = 100_000;
-    const INITIAL_WINDOW_SIZE: u16 = 4;
+async fn settings_flood_closes_the_connection() {
+    const SENT: u32 = 500_000;
     let gateway = LoadedGateway::start("settings", "").await;
-    let settings = |number: u32| {
-        let size = 65_535 + number % 2;
-        frame(SETTINGS, 0, 0, &[&INITIAL_WINDOW_SIZE.to_be_bytes()[..], &size.to_be_bytes()].concat())
-    };
-    let open = (0..100).flat_map(|number| get(2 * number + 1, "/hold")).collect();
-    let result = gateway.run_floods("SETTINGS", open, settings, SENT, 1).await.all.remove(0);
-    assert!(result.is_answered, "{result:?}");
+    let open: Vec<u8> = (0..100).flat_map(|number| get(2 * number + 1, "/hold")).collect();
+    for result in gateway.run_floods("SETTINGS", open, settings, SENT, 2).await.all {
+        assert!(result.go_away.is_some() && !result.is_answered, "{result:?}");
+        assert!(result.of(SETTINGS) < u64::from(SENT) / 10, "{result:?}");
+    }
+}
+
+/// Clients send pings to measure the round trip and to keep the connection open: one per round trip at most.
+#[tokio::test(flavor = "multi_thread")]
+async fn thousands_of_pings_and_settings_are_answered() {
+    const SENT: u32 = 4_000;
+    let gateway = LoadedGateway::start("answered", "").await;
+    let part = |number| [ping(number), settings(number)].concat();
+    let result = gateway.run_floods("PING and SETTINGS", Vec::new(), part, SENT, 1).await.all.remove(0);
+    assert!(result.is_answered && result.go_away.is_none(), "{result:?}");
+    // One more if the gateway has sent a ping itself.
+    assert!((SENT..=SENT + 1).contains(&u32::try_from(result.of(PING)).unwrap()), "{result:?}");
     // The gateway's own settings, an acknowledgement of the preface, and one of each sent here.
     assert_eq!(result.of(SETTINGS), u64::from(SENT) + 2, "{result:?}");
+}
+
+fn ping(number: u32) -> Vec<u8> {
+    frame(PING, 0, 0, &u64::from(number).to_be_bytes())
+}
+
+fn settings(number: u32) -> Vec<u8> {
+    const INITIAL_WINDOW_SIZE: u16 = 4;
+    let size = 65_535 + number % 2;
+    frame(SETTINGS, 0, 0, &[&INITIAL_WINDOW_SIZE.to_be_bytes()[..], &size.to_be_bytes()].concat())
 }
 
 /// Frames that nothing answers: the client can send them as fast as its connection is.
@@ -281,16 +308,16 @@ async fn floods_of_unanswered_frames_close_the_connection() {
     }
 }
 
-/// The gateway must check its timeouts even while it processes frames.
+/// The gateway must check its timeouts even while it processes frames, here fewer per second than the bound.
 #[tokio::test(flavor = "multi_thread")]
 async fn flood_does_not_outlast_the_connection_timeout() {
+    const PAUSE: Duration = Duration::from_millis(40);
     let gateway = LoadedGateway::start("outlast", "  timeouts: { header: 1s, idle: 1s }").await;
-    let floods: [(&str, Frames); 2] =
-        [("PING", |_| frame(PING, 0, 0, &[7; 8])), ("PING ACK", |_| frame(PING, ACK, 0, &[7; 8]))];
+    let floods: [(&str, Frames); 2] = [("PING", ping), ("PING ACK", |_| frame(PING, ACK, 0, &[7; 8]))];
     for (what, part) in floods {
         for begin in [Vec::new(), get(1, "/")] {
             let begun = Instant::now();
-            let result = flood(gateway.address, &begin, part, u32::MAX).await;
+            let result = flood(gateway.address, &begin, part, u32::MAX, Some(PAUSE)).await;
             let took = begun.elapsed();
             println!("{what} without end: closed after {took:.1?}, {} sent", result.sent);
             assert!(!result.is_answered && took < TIMEOUT / 3, "{took:?}: {result:?}");

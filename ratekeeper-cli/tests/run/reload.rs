@@ -112,6 +112,32 @@ async fn change_that_needs_a_restart_is_rejected_entirely() {
     assert_eq!(get(address, "/").await.header("ratelimit-policy"), Some("\"a\";q=9;w=60"));
 }
 
+/// Limits in use get more room by a reload, and keep it if the bounds are lowered, which is logged.
+#[tokio::test]
+async fn bounds_of_the_memory_store_are_raised_and_never_silently_ignored() {
+    let (folder, upstream) = (Folder::new("bounds"), Upstream::start().await);
+    let with = |max_keys: u32| {
+        let above = format!(
+            "store: {{ memory: {{ max_keys: {max_keys} }} }}\n\
+             limits: {{ a: {{ key: ip, fixed_window: {{ limit: 7, window: 1h, align: first_request }} }} }}"
+        );
+        one_route(&upstream, &above, "")
+    };
+    let (mut process, address) = Process::serving(&folder.write("ratekeeper.yaml", &with(1_000))).await;
+    let left = async || get(address, "/").await.header("ratelimit").map(|it| it[..7].to_owned());
+    assert_eq!(left().await.unwrap(), "\"a\";r=6");
+    let bytes = process.metric("ratekeeper_store_bytes").await;
+    after_change(&folder, &mut process, &with(50_000)).await;
+    let raised = process.metric("ratekeeper_store_bytes").await;
+    assert!(raised > 10 * bytes, "{bytes} -> {raised}");
+    assert_eq!(left().await.unwrap(), "\"a\";r=5");
+    let lowered = "max_keys or max_bytes lowered, limits in use keep their capacity until a restart";
+    assert_eq!(process.count_lines(lowered), 0);
+    after_change(&folder, &mut process, &with(500)).await;
+    assert_eq!(process.metric("ratekeeper_store_bytes").await, raised);
+    assert_eq!((process.count_lines(lowered), left().await.unwrap().as_str()), (1, "\"a\";r=4"));
+}
+
 /// Redis connections and counters survive a reload, so a changed store would have no effect and is rejected.
 #[tokio::test]
 async fn changed_redis_settings_are_rejected() {

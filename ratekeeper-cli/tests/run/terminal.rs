@@ -13,18 +13,19 @@ const RED: &str = "\x1b[1;31m";
 const GREEN: &str = "\x1b[32m";
 const OFF: &str = "\x1b[0m";
 
-/// Writes a configuration with two limits of which the second denies the third request of a user.
+/// Writes a configuration with two limits and a shadow limit of which the second denies the third request of a user.
 fn config(folder: &Folder, upstream: &Upstream) -> PathBuf {
     let text = format!(
         "limits:\n  \
            total: {{ key: global, fixed_window: {{ limit: 1000, window: 1h }} }}\n  \
-           per-user: {{ key: {{ header: X-User-Id }}, fixed_window: {{ limit: 2, window: 1w, align: first_request }} }}\n\
+           per-user: {{ key: {{ header: X-User-Id }}, fixed_window: {{ limit: 2, window: 1w, align: first_request }} }}\n  \
+           planned: {{ key: {{ header: X-User-Id }}, fixed_window: {{ limit: 1, window: 1w, align: first_request }}, shadow: true }}\n\
          log: {{ keys: text }}\n\
          paths: {{ case: exact }}\n\
          admin: 127.0.0.1:0\n\
          apis: {{ http: 127.0.0.1:0 }}\n\
          gateway:\n  listen: 127.0.0.1:0\n  routes:\n    \
-           - {{ id: limited, path: /limited, upstream: \"http://{0}\", limits: [total, per-user] }}\n    \
+           - {{ id: limited, path: /limited, upstream: \"http://{0}\", limits: [total, per-user, planned] }}\n    \
            - {{ id: open, upstream: \"http://{0}\", limits: none }}\n",
         upstream.address()
     );
@@ -107,8 +108,8 @@ async fn terminal_shows_the_banner_a_line_per_request_and_a_summary_at_ctrl_c() 
     assert!(time.parse::<u32>().is_ok(), "{text}");
     assert_eq!(
         summary,
-        "3 allowed, 1 denied\n\n  limit       allowed     denied\n  per-user          2          1\n  \
-         total             3          0\n"
+        "3 allowed, 1 denied\n\n  limit       allowed     denied\n  planned           1          2  shadow: not enforced\n  \
+         per-user          2          1\n  total             3          0\n"
     );
 }
 

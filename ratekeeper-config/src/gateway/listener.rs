@@ -139,7 +139,7 @@ fn pem(
     environment: &dyn Environment,
 ) -> Option<PathBuf> {
     if !matches!(node.value, NodeValue::Map(_)) {
-        reader.secrets.push(node.position);
+        reader.hide(node);
         let message = format!("`{name}` must be a file, because it is reloaded when it changes");
         reader.error(
             node.position,

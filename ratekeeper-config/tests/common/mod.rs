@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use ratekeeper_config::{Config, Environment, Errors, parse};
+use ratekeeper_config::{Config, Environment, Errors, RedisAddressError, parse};
 
 /// The directory of the shipped examples.
 pub(crate) const EXAMPLES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples");
@@ -19,6 +19,7 @@ impl Environment for TestEnvironment {
             "ADMIN_TOKEN" => Some("0123456789abcdef".to_owned()),
             "EMPTY" => Some(String::new()),
             "WEB_ADDRESS" => Some("http://user:hunter2@127.0.0.1".to_owned()),
+            "REDIS_ADDRESS" => Some("redis://user:hunter2/host".to_owned()),
             _ => None,
         }
     }
@@ -28,6 +29,13 @@ impl Environment for TestEnvironment {
             return Ok("-----BEGIN ENCRYPTED PRIVATE KEY-----\n".to_owned());
         }
         std::fs::read_to_string(Path::new(EXAMPLES).join(path)).map_err(|_| "there is none".to_owned())
+    }
+
+    fn check_redis_address(&self, address: &str) -> Result<(), RedisAddressError> {
+        ratekeeper::redis::check_address(address).map_err(|error| RedisAddressError {
+            reason: error.reason.to_owned(),
+            example: error.example.to_owned(),
+        })
     }
 }
 

@@ -59,6 +59,7 @@ fn left(from: &Limit, to: &Limit, used: u32) -> Option<u32> {
 #[test]
 fn worked_examples() {
     let window = |limit, align| Limit::fixed_window(limit, MINUTE, align).unwrap();
+    let first = |limit, length| Limit::fixed_window(limit, length, WindowAlign::FirstRequest).unwrap();
     let log = |limit, count| Limit::sliding_window_log(limit, MINUTE, count).unwrap();
     let counter = |limit, buckets, edge| Limit::sliding_window_counter(limit, MINUTE, buckets, edge).unwrap();
     let leaky = |capacity, mode| Limit::leaky_bucket(capacity, Rate::new(60, MINUTE).unwrap(), mode).unwrap();
@@ -77,6 +78,11 @@ fn worked_examples() {
         (stepped(100, 60, MINUTE), smooth(100, 60, MINUTE), 50, None),
         (window(100, WindowAlign::FirstRequest), window(60, WindowAlign::FirstRequest), 50, Some(10)),
         (window(100, WindowAlign::Clock), window(100, WindowAlign::FirstRequest), 50, None),
+        (window(100, WindowAlign::FirstRequest), first(100, 2 * MINUTE), 50, Some(50)),
+        (window(100, WindowAlign::FirstRequest), first(100, MINUTE / 3), 50, Some(50)),
+        // A quarter of a minute after its start, a window of ten seconds is over.
+        (window(100, WindowAlign::FirstRequest), first(100, MINUTE / 6), 50, Some(100)),
+        (first(100, MINUTE / 6), first(100, MINUTE), 50, Some(100)),
         (
             window(100, WindowAlign::Clock),
             Limit::fixed_window(100, 2 * MINUTE, WindowAlign::Clock).unwrap(),

@@ -92,12 +92,12 @@ fn may_have_ignored_end(normalized: &str) -> bool {
 
 fn without_ignored_ends(normalized: &str, normalization: PathNormalization) -> String {
     let mut text = String::with_capacity(normalized.len());
-    let segments = normalized.split('/').map(without_ignored_end);
+    let mut segments = normalized.split('/').map(without_ignored_end);
     for segment in segments.clone().filter(|segment| !segment.is_empty()) {
         text.push('/');
         text.push_str(segment);
     }
-    let ends_with_slash = segments.last().is_none_or(str::is_empty);
+    let ends_with_slash = segments.next_back().is_none_or(str::is_empty);
     if text.is_empty() || (ends_with_slash && !normalization.ignore_trailing_slash) {
         text.push('/');
     }

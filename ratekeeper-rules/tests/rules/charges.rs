@@ -280,8 +280,9 @@ fn limits_of_rules_overrides_and_bans_are_numbered_in_order() {
     let lasting = Limit::fixed_window(1, Duration::from_secs(3_600), WindowAlign::FirstRequest).unwrap();
     let expected = [
         ("first", limit(10), on_store_failure, lease),
-        ("first/override 0", limit(20), on_store_failure, lease),
-        ("first/override 2", limit(30), on_store_failure, lease),
+        // A key has one of these limits, and keeps its usage if a reload gives it another.
+        ("first", limit(20), on_store_failure, lease),
+        ("first", limit(30), on_store_failure, lease),
         // Denials are counted exactly, so they are never leased.
         ("first/denials", denials.clone(), on_store_failure, None),
         ("first/ban", lasting.clone(), on_store_failure, None),
@@ -301,6 +302,65 @@ fn limits_of_rules_overrides_and_bans_are_numbered_in_order() {
     assert_eq!(charges, [(2, Some(first_ban)), (5, Some(BanLimits { denials: 6, ban: 7 }))]);
     let list = rules.charges_for(&user("b"), [0]).unwrap();
     assert!(list.charges.is_empty(), "no limit, no ban");
+}
+
+/// Limits continue those of the same rule, conditions or keys, and keys that another limit applies to are moved.
+#[test]
+fn changed_overrides_continue_by_conditions_and_keys() {
+    let of_keys =
+        |names: &[&str]| Override { scope: OverrideScope::Keys(keys(names)), limit: Some(limit(20)) };
+    let of_methods = |names: &[&str]| {
+        let when = When { methods: keys(names), ..When::default() };
+        Override { scope: OverrideScope::When(when), limit: Some(limit(30)) }
+    };
+    let rules = |key: &Key, overrides: &[Override]| {
+        let rule = Rule { overrides: overrides.to_vec(), ..Rule::new("a", limit(10)).key(key.clone()) };
+        Rules::new([Rule::new("other", limit(1)), rule]).unwrap()
+    };
+    let moves = |key: &Key, before: &[Override], after: &[Override]| {
+        let (before, after) = (rules(key, before), rules(key, after));
+        let from = after.predecessors(&before);
+        let moved = after.moved_keys(&before, &from);
+        let mut moved: Vec<_> =
+            moved.iter().map(|it| (ratekeeper_rules::key::shown(&it.key), it.from, it.to)).collect();
+        moved.sort();
+        (from, moved)
+    };
+    let moved = |key: &str, from, to| (key.to_owned(), from, to);
+    let user = Key::of(KeyPart::header("X-User"));
+    let (one, two) = (of_keys(&["a", "b"]), of_keys(&["c"]));
+    let (get, post) = (of_methods(&["GET", "HEAD"]), of_methods(&["POST"]));
+    for (before, after, expected) in [
+        (
+            vec![one.clone(), two.clone()],
+            vec![two.clone(), one.clone()],
+            (vec![Some(0), Some(1), Some(3), Some(2)], vec![]),
+        ),
+        (vec![], vec![two.clone()], (vec![Some(0), Some(1), None], vec![moved("c", 1, 2)])),
+        (vec![one.clone()], vec![], (vec![Some(0), Some(1)], vec![moved("a", 2, 1), moved("b", 2, 1)])),
+        (
+            vec![one.clone()],
+            vec![of_keys(&["b", "c"])],
+            (vec![Some(0), Some(1), Some(2)], vec![moved("a", 2, 1), moved("c", 1, 2)]),
+        ),
+        (
+            vec![get.clone()],
+            vec![post.clone(), of_methods(&["head", "Get", "GET"])],
+            (vec![Some(0), Some(1), None, Some(2)], vec![]),
+        ),
+        (vec![get.clone(), get.clone()], vec![get.clone()], (vec![Some(0), Some(1), Some(2)], vec![])),
+    ] {
+        assert_eq!(moves(&user, &before, &after), expected, "{before:?} -> {after:?}");
+    }
+    // A network before it takes an address from its own override; the literal for a missing key moves, too.
+    let ip = Key::of(KeyPart::Ip);
+    let (address, network) = (of_keys(&["192.0.2.7"]), of_keys(&["192.0.2.0/24"]));
+    assert_eq!(
+        moves(&ip, std::slice::from_ref(&address), &[network, address.clone()]),
+        (vec![Some(0), Some(1), None, Some(2)], vec![moved("192.0.2.7", 2, 2)])
+    );
+    let optional = user.clone().fallback(KeyFallback::Literal("c".to_owned()));
+    assert_eq!(moves(&optional, &[], &[two]).1, [moved("c", 1, 2), moved("c", 1, 2)]);
 }
 
 #[test]

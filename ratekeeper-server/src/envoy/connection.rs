@@ -1,4 +1,5 @@
-//! Connections: bounded in number, and closed if the client is silent or does not send the token in time.
+//! Connections: bounded in number, and closed if the client is silent, does not send the token in time, or floods the
+//! server with control frames.
 
 use std::io;
 use std::pin::Pin;
@@ -10,8 +11,10 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
-use tokio::time::{Sleep, sleep};
+use tokio::time::{Instant, Sleep, sleep};
 use tonic::transport::server::Connected;
+
+use crate::runtime::frame_bound::FrameBound;
 
 /// Length of the HTTP/2 client preface.
 const PREFACE_BYTES: usize = 24;
@@ -41,9 +44,14 @@ pub(super) async fn accept(
                         requires_token: requires_token.clone(),
                         deadline: Box::pin(sleep(timeout)),
                     };
-                    let auth = ConnectionAuth::default();
-                    let connection =
-                        EnvoyConnection { stream, handshake: Some(handshake), auth, _permit: permit };
+                    let connection = EnvoyConnection {
+                        stream,
+                        handshake: Some(handshake),
+                        auth: ConnectionAuth::default(),
+                        accepted_at: Instant::now(),
+                        frames: FrameBound::new(Duration::ZERO),
+                        _permit: permit,
+                    };
                     if connections.send(Ok(connection)).await.is_err() {
                         return;
                     }
@@ -67,6 +75,8 @@ pub(super) struct EnvoyConnection {
     /// Until the preface is complete and, if there is a token, a call has carried it.
     handshake: Option<Handshake>,
     auth: ConnectionAuth,
+    accepted_at: Instant,
+    frames: FrameBound,
     _permit: OwnedSemaphorePermit,
 }
 
@@ -98,6 +108,14 @@ impl Connected for EnvoyConnection {
     }
 }
 
+impl EnvoyConnection {
+    fn count_written(&mut self, written: &Poll<io::Result<usize>>) {
+        if let Poll::Ready(Ok(bytes)) = written {
+            self.frames.count_written(*bytes);
+        }
+    }
+}
+
 impl AsyncRead for EnvoyConnection {
     fn poll_read(
         self: Pin<&mut Self>,
@@ -107,6 +125,9 @@ impl AsyncRead for EnvoyConnection {
         let this = self.get_mut();
         let before = buffer.filled().len();
         let read = Pin::new(&mut this.stream).poll_read(context, buffer);
+        if this.frames.is_flood(&buffer.filled()[before..], || this.accepted_at.elapsed()) {
+            return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
+        }
         let Some(handshake) = &mut this.handshake else { return read };
         handshake.preface_missing = handshake.preface_missing.saturating_sub(buffer.filled().len() - before);
         if handshake.preface_missing == 0 && (this.auth.is_authenticated() || !(handshake.requires_token)()) {
@@ -120,7 +141,10 @@ impl AsyncRead for EnvoyConnection {
 
 impl AsyncWrite for EnvoyConnection {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().stream).poll_write(context, bytes)
+        let this = self.get_mut();
+        let written = Pin::new(&mut this.stream).poll_write(context, bytes);
+        this.count_written(&written);
+        written
     }
 
     fn poll_write_vectored(
@@ -128,7 +152,10 @@ impl AsyncWrite for EnvoyConnection {
         context: &mut Context<'_>,
         parts: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().stream).poll_write_vectored(context, parts)
+        let this = self.get_mut();
+        let written = Pin::new(&mut this.stream).poll_write_vectored(context, parts);
+        this.count_written(&written);
+        written
     }
 
     fn is_write_vectored(&self) -> bool {

@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use ratekeeper_config as config;
 use tokio::net::TcpListener;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 
-use super::client_connections::{reap, reap_from};
+use super::client_connections::{Reaper, reap_from};
 use super::drain::DrainBegun;
 use super::worker::Worker;
 use crate::runtime::error::StartError;
@@ -19,6 +19,11 @@ use crate::runtime::{BoundSocket, Sockets};
 
 /// Delay after a failed accept: while file descriptors are exhausted, an immediate retry would also fail.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(50);
+
+/// How long a connection that is closed for a new one may take to end, and how many are tried before the new one is
+/// rejected.
+const REAP_TIMEOUT: Duration = Duration::from_millis(50);
+const REAP_ATTEMPTS_MAX: usize = 3;
 
 /// A listener: its port, and what it expects before HTTP.
 #[derive(Debug)]
@@ -75,6 +80,7 @@ pub(crate) async fn accept<S>(
     workers: Arc<[Arc<Worker<S>>]>,
     mut draining: DrainBegun,
 ) {
+    let mut reaper = Reaper::default();
     loop {
         let accepted = tokio::select! {
             biased;
@@ -97,10 +103,10 @@ pub(crate) async fn accept<S>(
         let Some(worker) = workers.iter().min_by_key(open) else { return };
         let max = worker.shared.state.load().max_connections;
         let total = workers.iter().map(|worker| open(&worker)).sum::<usize>();
-        if total >= reap_from(max) {
-            reap_idle(&workers, max);
+        if (reap_from(max)..max).contains(&total) {
+            keep_free(&workers, max);
         }
-        if total >= max {
+        if total >= max && !free_place(&workers, max, &mut reaper).await {
             // Closing the connection fails the client immediately; in the listen queue it would wait until its timeout.
             worker.shared.rejected_connections.fetch_add(1, Ordering::Relaxed);
             continue;
@@ -117,14 +123,42 @@ pub(crate) async fn accept<S>(
     }
 }
 
-/// Closes idle connections, at most once per step of the clock: finding them takes longer than accepting one.
-fn reap_idle<S>(workers: &[Arc<Worker<S>>], max_connections: usize) {
+/// Closes connections that wait, at most once per step of the clock: finding them takes longer than accepting one.
+fn keep_free<S>(workers: &[Arc<Worker<S>>], max_connections: usize) {
     let Some(first) = workers.first() else { return };
-    let shared = &first.shared;
+    let (shared, now) = (&first.shared, first.shared.ticker.now());
     // Counted from 1, so that the first time differs from the initial value.
-    let now = shared.ticker.now().as_millis() + 1;
-    if shared.last_reaped.swap(now, Ordering::Relaxed) != now {
-        let reaped = reap(workers.iter().map(|worker| &worker.registry), max_connections);
+    let millis = now.as_millis() + 1;
+    if shared.last_reaped.swap(millis, Ordering::Relaxed) != millis {
+        let registries = workers.iter().map(|worker| &worker.registry);
+        let reaped = Reaper::keep_free(registries, max_connections, now);
         shared.reaped_connections.fetch_add(reaped as u64, Ordering::Relaxed);
     }
+}
+
+/// Closes the connection that has waited longest, and waits until it has ended. Returns whether a place is free.
+async fn free_place<S>(workers: &[Arc<Worker<S>>], max_connections: usize, reaper: &mut Reaper) -> bool {
+    let Some(first) = workers.first() else { return false };
+    let shared = &first.shared;
+    let is_full = || {
+        let total: usize = workers.iter().map(|worker| worker.connections.load(Ordering::Relaxed)).sum();
+        total >= max_connections
+    };
+    for _ in 0..REAP_ATTEMPTS_MAX {
+        let registries = workers.iter().map(|worker| &worker.registry);
+        if !reaper.close_one(registries, max_connections, shared.ticker.now()) {
+            break;
+        }
+        shared.reaped_connections.fetch_add(1, Ordering::Relaxed);
+        let wait = async {
+            while is_full() {
+                shared.connection_ended.notified().await;
+            }
+        };
+        // A connection whose request has arrived in the meantime stays open; then another one is closed.
+        if timeout(REAP_TIMEOUT, wait).await.is_ok() {
+            break;
+        }
+    }
+    !is_full()
 }

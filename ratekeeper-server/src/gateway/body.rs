@@ -12,10 +12,11 @@ use http::HeaderName;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use ratekeeper::tower::ResponseBody;
-use tokio::time::{Sleep, sleep};
+use tokio::time::{Instant, Sleep, sleep};
 
 use super::access::AccessRecord;
 use super::hop_headers::is_allowed_trailer;
+use super::min_rate::MinRate;
 use super::request_timeout::UploadProgress;
 use super::screen::{is_protected_alias, plain_name};
 use super::stream_stall;
@@ -41,9 +42,13 @@ pub(crate) enum RequestBody {
 #[derive(Debug)]
 pub(crate) struct IncomingBody {
     body: Option<Incoming>,
-    /// Longest time without data from the client.
+    /// Longest time that the client may be awaited; data restores it at the minimum rate.
     timeout: Option<Duration>,
+    min_rate: MinRate,
+    /// Set while the client is awaited, for the time that is left.
     timer: Option<Pin<Box<Sleep>>>,
+    /// How long the client has been awaited before, less what data has restored.
+    waited: Duration,
     /// Records whether the client or the upstream is awaited, for the request timeout.
     upload: Arc<UploadProgress>,
     /// Headers that the configuration reads or sets; they are not allowed as trailers.
@@ -54,13 +59,22 @@ impl RequestBody {
     pub(crate) fn new(
         body: Incoming,
         timeout: Option<Duration>,
+        min_rate: MinRate,
         protected: &Arc<[HeaderName]>,
     ) -> RequestBody {
         if body.is_end_stream() {
             return RequestBody::Empty;
         }
         let (upload, protected) = (Arc::default(), protected.clone());
-        RequestBody::Client(IncomingBody { body: Some(body), timeout, timer: None, upload, protected })
+        RequestBody::Client(IncomingBody {
+            body: Some(body),
+            timeout,
+            min_rate,
+            timer: None,
+            waited: Duration::ZERO,
+            upload,
+            protected,
+        })
     }
 
     /// Whether the client or the upstream is awaited; none if the request has no body.
@@ -180,7 +194,7 @@ impl Replay {
 /// Why a request body ended early.
 #[derive(Debug)]
 pub(crate) enum RequestBodyError {
-    /// The client sent no data within the timeout.
+    /// The client sent no data within the timeout, or too slowly.
     TimedOut,
     Failed(hyper::Error),
 }
@@ -235,17 +249,25 @@ impl IncomingBody {
         &mut self,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, RequestBodyError>>> {
-        let IncomingBody { body, timeout, timer, upload, protected } = self;
+        let IncomingBody { body, timeout, min_rate, timer, waited, upload, protected } = self;
         let Some(incoming) = body else { return Poll::Ready(None) };
         if let Poll::Ready(frame) = Pin::new(incoming).poll_frame(context) {
-            *timer = None;
+            if let (Some(timer), Some(timeout)) = (timer.take(), *timeout) {
+                let left = timer.deadline().saturating_duration_since(Instant::now());
+                *waited = timeout.saturating_sub(left);
+            }
+            if let Some(Ok(frame)) = &frame {
+                // Both sides of a conversation may be slow.
+                let min_rate = if upload.has_response() { MinRate(0) } else { *min_rate };
+                *waited = min_rate.left_after(*waited, frame.data_ref().map_or(0, Bytes::len));
+            }
             upload.waits_for_upstream();
             let screened = |frame| screen_trailers(frame, protected);
             return Poll::Ready(frame.map(|frame| frame.map(screened).map_err(RequestBodyError::Failed)));
         }
         upload.waits_for_client();
         let Some(timeout) = *timeout else { return Poll::Pending };
-        let timer = timer.get_or_insert_with(|| Box::pin(sleep(timeout)));
+        let timer = timer.get_or_insert_with(|| Box::pin(sleep(timeout.saturating_sub(*waited))));
         ready!(timer.as_mut().poll(context));
         *body = None;
         Poll::Ready(Some(Err(RequestBodyError::TimedOut)))
@@ -524,18 +546,23 @@ impl Body for ClientBody {
             BodySource::Limited(body) => Pin::new(body).poll_frame(context),
             BodySource::Unlimited(body) => Pin::new(body).poll_frame(context),
         };
-        stream_stall::record_body_poll(polled.is_ready());
-        let mut frame = ready!(polled);
+        let Poll::Ready(mut frame) = polled else {
+            stream_stall::record_pending_body();
+            return Poll::Pending;
+        };
+        let mut yielded = 0;
         if let Some(Ok(frame)) = &mut frame
             && let Some(data) = frame.data_mut()
         {
             if data.len() > *frame_bytes_max {
                 *pending = data.split_off(*frame_bytes_max);
             }
+            yielded = data.len();
             if let Some(record) = record {
                 record.add_bytes(data.len());
             }
         }
+        stream_stall::record_yielded_data(yielded);
         if !matches!(frame, Some(Ok(_))) || self.is_end_stream() {
             self.record = None;
         }

@@ -1,17 +1,22 @@
-//! Client connections: how many one client has, and which are closed when `max_connections` is near.
+//! Client connections: how many one client has, and which are closed for new ones when `max_connections` is near.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
 
-use super::client_timeouts::ConnectionActivity;
+use super::client_timeouts::{Close, ConnectionActivity, Waiting};
 use super::timer::Ticks;
 
 /// Bits of an IPv6 address that name a client; a client chooses the others itself.
 const IPV6_CLIENT_BITS: u32 = 64;
 
-/// Of `max_connections`, the share that is kept free by closing idle connections: one of so many.
+/// Of `max_connections`, the share that is kept free by closing connections that wait: one of so many.
 const FREE_SHARE: usize = 10;
+/// How long a request head may take before its connection is closed to keep places free. If none is free, the time does
+/// not matter.
+const HEAD_AGE_MIN: Duration = Duration::from_secs(1);
 
 /// Connections by client. There are at most as many entries as connections.
 #[derive(Debug, Default)]
@@ -54,7 +59,7 @@ impl Drop for ClientPermit {
     }
 }
 
-/// The connections of a worker that speak HTTP.
+/// The connections of a worker.
 #[derive(Debug, Default)]
 pub(crate) struct ConnectionRegistry(Mutex<Registered>);
 
@@ -78,29 +83,80 @@ impl ConnectionRegistry {
         registered.connections.push(Arc::downgrade(connection));
     }
 
-    /// The idle connections, and since when they are idle.
-    fn idle(&self) -> Vec<(Ticks, Arc<ConnectionActivity>)> {
+    /// The connections that wait for a request or for the rest of a head.
+    fn waiting(&self) -> Vec<(Waiting, Arc<ConnectionActivity>)> {
         let registered = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let open = registered.connections.iter().filter_map(Weak::upgrade);
-        open.filter_map(|connection| Some((connection.idle_since()?, connection))).collect()
+        open.filter_map(|connection| Some((connection.waiting()?, connection))).collect()
     }
 }
 
-/// Number of connections from which idle ones are closed.
+/// Number of connections from which waiting ones are closed.
 pub(crate) fn reap_from(max_connections: usize) -> usize {
-    max_connections.saturating_sub((max_connections / FREE_SHARE).max(1))
+    max_connections.saturating_sub(reaped_max(max_connections))
 }
 
-/// Closes the connections that have been idle longest, a tenth of `max_connections`. Returns how many.
-pub(crate) fn reap<'r>(
-    registries: impl Iterator<Item = &'r ConnectionRegistry>,
-    max_connections: usize,
-) -> usize {
-    let mut idle: Vec<_> = registries.flat_map(ConnectionRegistry::idle).collect();
-    idle.sort_by_key(|(since, _)| *since);
-    idle.truncate((max_connections / FREE_SHARE).max(1));
-    idle.iter().for_each(|(_, connection)| connection.close());
-    idle.len()
+fn reaped_max(max_connections: usize) -> usize {
+    (max_connections / FREE_SHARE).max(1)
+}
+
+/// Chooses connections to close for new ones: those that have waited longest.
+#[derive(Debug, Default)]
+pub(crate) struct Reaper {
+    /// The connections to close if no place is free, the next one last.
+    queue: Vec<(Waiting, Arc<ConnectionActivity>)>,
+    /// When the last search was that found none.
+    searched_at: Option<Ticks>,
+}
+
+impl Reaper {
+    /// Closes idle connections and old half heads, a tenth of `max_connections`. Returns how many.
+    pub(crate) fn keep_free<'r>(
+        registries: impl Iterator<Item = &'r ConnectionRegistry>,
+        max_connections: usize,
+        now: Ticks,
+    ) -> usize {
+        let mut waiting: Vec<_> = registries.flat_map(ConnectionRegistry::waiting).collect();
+        waiting.retain(|(waiting, _)| !waiting.is_head || now.since(waiting.since) >= HEAD_AGE_MIN);
+        waiting.sort_by_key(|(waiting, _)| *waiting);
+        waiting.truncate(reaped_max(max_connections));
+        waiting.iter().for_each(|(_, connection)| connection.close(Close::Graceful));
+        waiting.len()
+    }
+
+    /// Closes the connection that has waited longest, however short. Returns false if none waits.
+    pub(crate) fn close_one<'r>(
+        &mut self,
+        registries: impl Iterator<Item = &'r ConnectionRegistry>,
+        max_connections: usize,
+        now: Ticks,
+    ) -> bool {
+        if self.close_queued() {
+            return true;
+        }
+        // A search takes longer than accepting a connection, so a search without a result is not repeated immediately.
+        if self.searched_at == Some(now) {
+            return false;
+        }
+        self.queue = registries.flat_map(ConnectionRegistry::waiting).collect();
+        self.queue.sort_by_key(|(waiting, _)| Reverse(*waiting));
+        let kept = self.queue.len().saturating_sub(reaped_max(max_connections));
+        self.queue.drain(..kept);
+        let is_closed = self.close_queued();
+        self.searched_at = (!is_closed).then_some(now);
+        is_closed
+    }
+
+    fn close_queued(&mut self) -> bool {
+        while let Some((before, connection)) = self.queue.pop() {
+            // A connection that has served a request since then is not one of the oldest.
+            if connection.waiting() == Some(before) {
+                connection.close(Close::Immediate);
+                return true;
+            }
+        }
+        false
+    }
 }
 
 #[cfg(test)]

@@ -133,7 +133,8 @@ impl DisconnectWatch {
     }
 }
 
-/// Whether the client has closed or reset the connection, also if there is unread data.
+/// Whether the client has closed or reset the connection, also if there is unread data. If that data fills the receive
+/// buffer, the kernel cannot receive the end of the stream behind it, and this is false until the data is read.
 fn has_disconnected(socket: &TcpStream) -> bool {
     let ready = pin!(socket.ready(Interest::READABLE)).poll(&mut Context::from_waker(Waker::noop()));
     matches!(ready, Poll::Ready(Ok(ready)) if ready.is_read_closed())

@@ -13,28 +13,56 @@ use std::time::Duration;
 use bytes::Bytes;
 use hyper::rt::{Read, ReadBufCursor, Write};
 use ratekeeper_config::Timeouts;
+use tokio::time::Instant;
 
+use super::min_rate::MinRate;
 use super::timer::{Ticker, Ticks};
 
 const HEAD: u8 = 0;
 const BUSY: u8 = 1;
 const IDLE: u8 = 2;
 
+/// How a connection that waits for a request is closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Close {
+    /// Over HTTP/2, with GOAWAY and time to read it.
+    Graceful,
+    Immediate,
+}
+
+const OPEN: u8 = 0;
+const CLOSE_GRACEFUL: u8 = 1;
+const CLOSE_IMMEDIATE: u8 = 2;
+
+/// A connection that waits for a request or for the rest of a request head. Those that have waited longest come first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Waiting {
+    pub(crate) since: Ticks,
+    /// Orders connections that wait since the same step of the clock.
+    accepted_at: Instant,
+    /// Whether a head has begun, or the connection is new.
+    pub(crate) is_head: bool,
+}
+
 /// The phase of a connection, and since when it lasts.
 #[derive(Debug)]
 pub(crate) struct ConnectionActivity {
     ticker: Arc<Ticker>,
+    accepted_at: Instant,
     phase: AtomicU8,
     since: AtomicU64,
     requests: AtomicU32,
-    /// Whether the connection is to be closed if it is idle.
-    is_closing: AtomicBool,
+    /// Whether and how the connection is to be closed if it still waits for a request; a [`Close`] or [`OPEN`].
+    closing: AtomicU8,
     /// Whether the client sends too many frames that nothing answers.
     is_flood: AtomicBool,
     /// The connection's task.
     waker: OnceLock<Waker>,
     /// Since when the client does not read pending data, in milliseconds; 0 if it reads.
     blocked_since: AtomicU64,
+    /// How long the client has not read pending data before, in milliseconds, less what reading has restored.
+    blocked_before: AtomicU64,
+    min_rate: MinRate,
 }
 
 /// When a connection's current timeout expires.
@@ -45,22 +73,26 @@ pub(crate) enum Expiry {
 }
 
 impl ConnectionActivity {
-    /// Starts in the head phase, counting from when the connection was accepted.
-    pub(crate) fn new(ticker: Arc<Ticker>, accepted_at: Ticks) -> Arc<ConnectionActivity> {
-        let since = AtomicU64::new(accepted_at.as_millis());
+    /// The activity of a connection that is accepted now. It starts in the head phase.
+    pub(crate) fn new(ticker: Arc<Ticker>, min_rate: MinRate) -> Arc<ConnectionActivity> {
+        let since = AtomicU64::new(ticker.now().as_millis());
         Arc::new(ConnectionActivity {
             ticker,
+            accepted_at: Instant::now(),
             phase: AtomicU8::new(HEAD),
             since,
             requests: AtomicU32::new(0),
-            is_closing: AtomicBool::new(false),
+            closing: AtomicU8::new(OPEN),
             is_flood: AtomicBool::new(false),
             waker: OnceLock::new(),
             blocked_since: AtomicU64::new(0),
+            blocked_before: AtomicU64::new(0),
+            min_rate,
         })
     }
 
     fn enter(&self, phase: u8) {
+        self.blocked_before.store(0, Ordering::Relaxed);
         self.since.store(self.ticker.now().as_millis(), Ordering::Relaxed);
         self.phase.store(phase, Ordering::Relaxed);
     }
@@ -70,6 +102,10 @@ impl ConnectionActivity {
         self.requests.fetch_add(1, Ordering::Relaxed);
         self.phase.store(BUSY, Ordering::Relaxed);
         ActiveRequest(self.clone())
+    }
+
+    pub(crate) fn accepted_at(&self) -> Instant {
+        self.accepted_at
     }
 
     pub(crate) fn is_idle(&self) -> bool {
@@ -92,52 +128,83 @@ impl ConnectionActivity {
         self.is_flood.load(Ordering::Relaxed)
     }
 
-    /// Since when the connection is idle, if it is.
-    pub(crate) fn idle_since(&self) -> Option<Ticks> {
-        self.is_idle().then(|| Ticks::from_millis(self.since.load(Ordering::Relaxed)))
+    /// Whether the connection waits for a request; None also if it is being closed.
+    pub(crate) fn waiting(&self) -> Option<Waiting> {
+        let phase = self.phase.load(Ordering::Relaxed);
+        let is_waiting = phase != BUSY && self.closing.load(Ordering::Relaxed) == OPEN;
+        let since = Ticks::from_millis(self.since.load(Ordering::Relaxed));
+        is_waiting.then_some(Waiting { since, accepted_at: self.accepted_at, is_head: phase == HEAD })
     }
 
-    /// Asks the connection's task to close the connection, if it is still idle then.
-    pub(crate) fn close(&self) {
-        self.is_closing.store(true, Ordering::Relaxed);
+    /// Asks the connection's task to close the connection, if it still waits for a request then.
+    pub(crate) fn close(&self, close: Close) {
+        let closing = match close {
+            Close::Graceful => CLOSE_GRACEFUL,
+            Close::Immediate => CLOSE_IMMEDIATE,
+        };
+        self.closing.store(closing, Ordering::Relaxed);
         if let Some(waker) = self.waker.get() {
             waker.wake_by_ref();
         }
     }
 
     /// Ready once the connection is to be closed.
-    pub(crate) fn poll_close(&self, context: &Context<'_>) -> Poll<()> {
+    pub(crate) fn poll_close(&self, context: &Context<'_>) -> Poll<Close> {
         if self.is_flood() {
-            return Poll::Ready(());
+            return Poll::Ready(Close::Graceful);
         }
-        if !self.is_closing.load(Ordering::Relaxed) {
-            // The task of a connection, and so its waker, stays the same.
-            self.waker.get_or_init(|| context.waker().clone());
-            return Poll::Pending;
-        }
-        match self.is_idle() {
-            true => Poll::Ready(()),
-            false => {
-                self.is_closing.store(false, Ordering::Relaxed);
+        // The task of a connection, and so its waker, stays the same.
+        self.waker.get_or_init(|| context.waker().clone());
+        match self.closing.load(Ordering::Relaxed) {
+            OPEN => Poll::Pending,
+            _ if self.is_busy() => {
+                self.closing.store(OPEN, Ordering::Relaxed);
                 Poll::Pending
             }
+            CLOSE_GRACEFUL => Poll::Ready(Close::Graceful),
+            _ => Poll::Ready(Close::Immediate),
         }
     }
 
     /// When the timeout of the current phase expires; while a request is served, when to check again.
     pub(crate) fn expiry(&self, timeouts: &Timeouts) -> Expiry {
         let now = self.ticker.now();
-        let expiry = |since: u64, timeout: Duration| {
-            let past = now.since(Ticks::from_millis(since));
+        let expiry = |since: u64, timeout: Duration, before: Duration| {
+            let past = before + now.since(Ticks::from_millis(since));
             timeout.checked_sub(past).filter(|left| !left.is_zero()).map_or(Expiry::Expired, Expiry::In)
         };
         let since = self.since.load(Ordering::Relaxed);
         match (self.phase.load(Ordering::Relaxed), self.blocked_since.load(Ordering::Relaxed)) {
-            (HEAD, _) => expiry(since, timeouts.header),
-            (IDLE, _) => expiry(since, timeouts.idle),
+            (HEAD, _) => expiry(since, timeouts.header, Duration::ZERO),
+            (IDLE, _) => expiry(since, timeouts.idle, Duration::ZERO),
             (_, 0) => Expiry::In(timeouts.header),
-            (_, blocked_since) => expiry(blocked_since, timeouts.idle),
+            (_, blocked_since) => {
+                let before = Duration::from_millis(self.blocked_before.load(Ordering::Relaxed));
+                expiry(blocked_since, timeouts.idle, before)
+            }
         }
+    }
+
+    /// Records that data waits for the client to read.
+    fn set_blocked(&self) {
+        if self.blocked_since.load(Ordering::Relaxed) == 0 {
+            self.blocked_since.store(self.now().as_millis().max(1), Ordering::Relaxed);
+        }
+    }
+
+    /// Records that the client has read, so that `bytes` more could be written.
+    fn set_unblocked(&self, bytes: usize) {
+        let since = self.blocked_since.load(Ordering::Relaxed);
+        let mut blocked = Duration::from_millis(self.blocked_before.load(Ordering::Relaxed));
+        if since == 0 && blocked.is_zero() {
+            return;
+        }
+        if since > 0 {
+            self.blocked_since.store(0, Ordering::Relaxed);
+            blocked += self.now().since(Ticks::from_millis(since));
+        }
+        let left = self.min_rate.left_after(blocked, bytes).as_millis();
+        self.blocked_before.store(u64::try_from(left).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 }
 
@@ -180,14 +247,14 @@ impl<I> TimedIo<I> {
         TimedIo { io, read_ahead, activity, is_http1: false }
     }
 
-    fn track_write<T>(&self, written: Poll<T>) -> Poll<T> {
-        let blocked_since = &self.activity.blocked_since;
-        match (written.is_pending(), blocked_since.load(Ordering::Relaxed)) {
-            (true, 0) => {
-                blocked_since.store(self.activity.ticker.now().as_millis().max(1), Ordering::Relaxed);
-            }
-            (false, 1..) => blocked_since.store(0, Ordering::Relaxed),
-            _ => {}
+    fn track_write<T>(
+        &self,
+        written: Poll<io::Result<T>>,
+        bytes: impl FnOnce(&T) -> usize,
+    ) -> Poll<io::Result<T>> {
+        match &written {
+            Poll::Pending => self.activity.set_blocked(),
+            Poll::Ready(written) => self.activity.set_unblocked(written.as_ref().map_or(0, bytes)),
         }
         written
     }
@@ -219,12 +286,12 @@ impl<I: Write + Unpin> Write for TimedIo<I> {
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.io).poll_write(context, bytes);
-        self.track_write(written)
+        self.track_write(written, |bytes| *bytes)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let flushed = Pin::new(&mut self.io).poll_flush(context);
-        self.track_write(flushed)
+        self.track_write(flushed, |()| 0)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -241,6 +308,47 @@ impl<I: Write + Unpin> Write for TimedIo<I> {
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.io).poll_write_vectored(context, slices);
-        self.track_write(written)
+        self.track_write(written, |bytes| *bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::advance;
+
+    use super::*;
+
+    const PAUSE: Duration = Duration::from_secs(10);
+
+    /// How long a client stays connected if it reads `bytes` after each pause; at most an hour.
+    async fn connected_for(bytes: usize, min_rate: u32) -> Duration {
+        let (ticker, timeouts) = (Arc::new(Ticker::new()), Timeouts::default());
+        advance(PAUSE).await;
+        ticker.tick();
+        let activity = ConnectionActivity::new(ticker.clone(), MinRate(min_rate));
+        let _request = activity.begin_request();
+        let mut connected = Duration::ZERO;
+        while connected < Duration::from_secs(3_600) {
+            activity.set_blocked();
+            advance(PAUSE).await;
+            ticker.tick();
+            connected += PAUSE;
+            if activity.expiry(&timeouts) == Expiry::Expired {
+                break;
+            }
+            activity.set_unblocked(bytes);
+            // The upstream is awaited.
+            advance(PAUSE).await;
+            ticker.tick();
+        }
+        connected
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn client_that_reads_below_the_minimum_rate_is_disconnected() {
+        for (bytes, seconds) in [(0, 60), (100, 70), (1_250, 110), (2_500, 3_600), (100_000, 3_600)] {
+            assert_eq!(connected_for(bytes, 250).await.as_secs(), seconds, "{bytes} bytes per 10 s");
+        }
+        assert_eq!(connected_for(1, 0).await.as_secs(), 3_600);
     }
 }

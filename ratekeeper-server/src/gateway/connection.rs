@@ -22,11 +22,12 @@ use super::accept::GatewayListener;
 use super::access::AccessRecord;
 use super::body::ClientBody;
 use super::client_socket::{ClientSocket, DisconnectWatch};
-use super::client_timeouts::{ConnectionActivity, Expiry, TimedIo};
+use super::client_timeouts::{Close, ConnectionActivity, Expiry, TimedIo};
 use super::connection_setup::{ConnectionSetup, DRAIN_GRACE, first_bytes, is_http2};
 use super::frame_meter::FrameMeter;
 use super::framing::{AmbiguousLength, ScannedIo, ScannedRequests};
 use super::hop_headers::address_value;
+use super::min_rate::MinRate;
 use super::proxy_protocol;
 use super::request::{RequestFuture, handle};
 use super::request_timeout::ReusableTimer;
@@ -89,11 +90,12 @@ pub(crate) async fn serve<S: Backend>(
     stream: TcpStream,
     peer: SocketAddr,
     listener: Arc<GatewayListener>,
+    activity: Arc<ConnectionActivity>,
 ) {
     let mut stream = ClientSocket::new(stream);
     let watch = stream.watch();
     let shared = &worker.shared;
-    let setup = ConnectionSetup::new(&shared.ticker, shared.state.load().timeouts.header);
+    let setup = ConnectionSetup::new(activity, shared.state.load().timeouts.header);
     let drain = &shared.drain;
     let mut peer = peer.ip();
     if listener.proxy_protocol {
@@ -113,10 +115,8 @@ pub(crate) async fn serve<S: Backend>(
         return;
     };
     let connection = |is_tls| {
-        let activity = setup.activity(shared.ticker.clone());
-        worker.registry.add(&activity);
         Arc::new(ClientConnection {
-            activity,
+            activity: setup.activity.clone(),
             peer: canonical(peer),
             peer_text: address_value(canonical(peer)),
             port_text: HeaderValue::from(listener.port),
@@ -213,7 +213,7 @@ async fn http1<S: Backend, I>(
                 timer.as_mut().reset(Instant::now() + DRAIN_GRACE);
             }
             () = poll_fn(|context| watch.poll(context, activity)) => return,
-            () = poll_fn(|context| activity.poll_close(context)) => return,
+            _ = poll_fn(|context| activity.poll_close(context)) => return,
         }
     }
     let http1::Parts { io, read_buf, .. } = http.into_parts();
@@ -263,7 +263,9 @@ async fn http2<S: Backend, I>(
     let timeouts = shared.state.load().timeouts;
     let io = FrameMeter::new(io, &read_ahead, activity.clone());
     let io = TimedIo::http2(TokioIo::new(io), read_ahead, activity.clone());
-    let mut builder = http2::Builder::new(StreamExecutor::new(shared.ticker.clone(), timeouts.idle));
+    let min_rate = MinRate(timeouts.min_rate);
+    let mut builder =
+        http2::Builder::new(StreamExecutor::new(shared.ticker.clone(), timeouts.idle, min_rate));
     builder
         .timer(TokioTimer::new())
         .max_concurrent_streams(STREAMS_MAX)
@@ -294,7 +296,10 @@ async fn http2<S: Backend, I>(
                 }
                 Expiry::In(left) => timer.as_mut().reset(Instant::now() + left),
             },
-            () = poll_fn(|context| activity.poll_close(context)), if !is_closing => {
+            close = poll_fn(|context| activity.poll_close(context)), if !is_closing => {
+                if close == Close::Immediate {
+                    return;
+                }
                 is_closing = true;
                 http.as_mut().graceful_shutdown();
                 timer.as_mut().reset(Instant::now() + DRAIN_GRACE);

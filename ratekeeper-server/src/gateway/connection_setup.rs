@@ -14,7 +14,6 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use super::client_timeouts::ConnectionActivity;
 use super::drain::Drain;
-use super::timer::{Ticker, Ticks};
 
 /// How long a connection without requests stays open once draining begins, so that a request already in transit gets
 /// a response.
@@ -29,31 +28,29 @@ const FIRST_READ_BYTES_MAX: usize = 4096;
 /// gains no extra time.
 #[derive(Debug)]
 pub(crate) struct ConnectionSetup {
-    accepted_at: Ticks,
+    pub(crate) activity: Arc<ConnectionActivity>,
     pub(crate) deadline: Instant,
 }
 
 impl ConnectionSetup {
-    pub(crate) fn new(ticker: &Ticker, timeout: Duration) -> ConnectionSetup {
-        ConnectionSetup { accepted_at: ticker.now(), deadline: Instant::now() + timeout }
+    pub(crate) fn new(activity: Arc<ConnectionActivity>, timeout: Duration) -> ConnectionSetup {
+        let deadline = activity.accepted_at() + timeout;
+        ConnectionSetup { activity, deadline }
     }
 
-    /// Runs a setup step until the deadline. Once draining begins, it has at most [`DRAIN_GRACE`] left.
+    /// Runs a setup step until the deadline, or until the connection is closed for another one. Once draining begins, the
+    /// step has at most [`DRAIN_GRACE`] left.
     pub(crate) async fn step<T>(&self, drain: &Drain, step: impl Future<Output = T>) -> Option<T> {
         let draining = drain.wait_begun();
         tokio::select! {
             biased;
             done = timeout_at(self.deadline, step) => done.ok(),
+            _ = poll_fn(|context| self.activity.poll_close(context)) => None,
             () = async {
                 draining.await;
                 sleep(DRAIN_GRACE).await;
             } => None,
         }
-    }
-
-    /// The connection's activity, counted from when it was accepted.
-    pub(crate) fn activity(&self, ticker: Arc<Ticker>) -> Arc<ConnectionActivity> {
-        ConnectionActivity::new(ticker, self.accepted_at)
     }
 }
 

@@ -170,6 +170,9 @@ impl<S: Backend> ForwardContext<S> {
         let sending = pin!(self.send(&mut request, &awaited));
         let response =
             self.connection.request_timer.timeout(self.route.timeout, upload.as_deref(), sending).await;
+        if let Some(upload) = upload {
+            upload.response_begins();
+        }
         response.unwrap_or_else(|| {
             if let Some(address) = self.route.upstream.addresses().get(awaited.load(Ordering::Relaxed)) {
                 self.record_failure(address, &"response timeout");

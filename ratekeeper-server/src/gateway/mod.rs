@@ -10,10 +10,11 @@
 //! | `accept` | accepts connections and assigns each to the worker with the fewest |
 //! | `worker` | a thread with its own runtime and its own connections to upstreams |
 //! | `connection`, `connection_setup` | one client connection: setup before the first request, then HTTP |
-//! | `client_connections` | connections per client, and idle ones to close when there are too many |
+//! | `client_connections` | connections per client, and which ones to close when there are too many |
 //! | `client_socket` | the socket, watched for clients that disconnect while they wait |
 //! | `client_timeouts` | the header and idle timeouts of client connections |
-//! | `frame_meter` | ends HTTP/2 connections that send floods of frames without a reply |
+//! | `min_rate` | the minimum rate of clients that send or read |
+//! | `frame_meter` | ends HTTP/2 connections that send floods of control frames |
 //! | `stream_stall` | resets HTTP/2 streams whose client does not read |
 //! | `tunnel` | connections that have switched protocols, for example to WebSocket |
 //! | `drain` | signals graceful shutdown to connections |
@@ -43,6 +44,7 @@ mod forward;
 mod frame_meter;
 mod framing;
 mod hop_headers;
+mod min_rate;
 mod proxy_protocol;
 mod request;
 mod request_timeout;
@@ -178,6 +180,7 @@ impl<S: Backend> Gateway<S> {
             crowded_connections: AtomicU64::new(0),
             reaped_connections: AtomicU64::new(0),
             last_reaped: AtomicU64::new(0),
+            connection_ended: tokio::sync::Notify::new(),
             clients: Arc::default(),
         });
         let workers: Result<Vec<_>, _> =

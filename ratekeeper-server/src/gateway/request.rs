@@ -27,6 +27,7 @@ use super::body::{ClientBody, RequestBody, UpstreamBody};
 use super::connection::ClientConnection;
 use super::forward::{Forward, ForwardContext, TargetEdit};
 use super::hop_headers::accepts_trailers;
+use super::min_rate::MinRate;
 use super::response::{into_grpc, problem, retry_later, set_connection_close};
 use super::screen::{offered_upgrade, screen};
 use super::state::{Route, State};
@@ -247,7 +248,9 @@ fn start<S: Backend>(
     if let Some(target) = target {
         parts.uri = target;
     }
-    let body = RequestBody::new(body, (!is_grpc_stream).then_some(state.timeouts.body), &state.header_names);
+    let timeout = (!is_grpc_stream).then_some(state.timeouts.body);
+    let min_rate = MinRate(state.timeouts.min_rate);
+    let body = RequestBody::new(body, timeout, min_rate, &state.header_names);
     let (request, mut forward) = (Request::from_parts(parts, body), Forward::new(forward_context));
     Ok(match checks {
         Some((layer, checks)) => {

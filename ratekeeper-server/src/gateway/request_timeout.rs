@@ -2,6 +2,7 @@
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
@@ -56,7 +57,10 @@ impl ReusableTimer {
 
 /// Whether the client or the upstream is awaited while a request body is sent.
 #[derive(Debug, Default)]
-pub(crate) struct UploadProgress(Mutex<Option<Instant>>);
+pub(crate) struct UploadProgress {
+    upstream_awaited_since: Mutex<Option<Instant>>,
+    has_response: AtomicBool,
+}
 
 impl UploadProgress {
     /// The client is awaited.
@@ -70,12 +74,21 @@ impl UploadProgress {
     }
 
     fn set(&self, since: Option<Instant>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = since;
+        *self.upstream_awaited_since.lock().unwrap_or_else(PoisonError::into_inner) = since;
     }
 
     /// Since when the upstream is awaited; None while the client is.
     fn upstream_awaited_since(&self) -> Option<Instant> {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.upstream_awaited_since.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The response begins before the end of the body.
+    pub(crate) fn response_begins(&self) {
+        self.has_response.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn has_response(&self) -> bool {
+        self.has_response.load(Ordering::Relaxed)
     }
 }
 

@@ -16,6 +16,7 @@ use hyper::rt::Executor;
 use pin_project_lite::pin_project;
 use tokio::time::{Instant, Sleep, sleep};
 
+use super::min_rate::MinRate;
 use super::timer::{Ticker, Ticks};
 
 #[derive(Clone, Copy, Debug)]
@@ -27,33 +28,41 @@ enum AwaitedPeer {
 }
 
 thread_local! {
-    /// Result of the last body poll of the stream that runs on this thread. A stream and its body are polled
-    /// together, one stream at a time, so they need no reference to each other.
-    static AWAITED: Cell<AwaitedPeer> = const { Cell::new(AwaitedPeer::Unchanged) };
+    /// Result of the last body poll of the stream that runs on this thread, and the bytes of all its body polls. A stream
+    /// and its body are polled together, one stream at a time, so they need no reference to each other.
+    static AWAITED: Cell<(AwaitedPeer, usize)> = const { Cell::new((AwaitedPeer::Unchanged, 0)) };
 }
 
-/// Records that a response body was polled, and whether it was ready.
-pub(crate) fn record_body_poll(is_ready: bool) {
-    AWAITED.set(if is_ready { AwaitedPeer::Client } else { AwaitedPeer::Upstream });
+/// Records that a response body has yielded so many bytes.
+pub(crate) fn record_yielded_data(bytes: usize) {
+    AWAITED.set((AwaitedPeer::Client, AWAITED.get().1.saturating_add(bytes)));
 }
 
-/// Runs the streams of a connection and resets a stream whose client reads nothing for `timeout`.
+/// Records that a response body waits for its upstream.
+pub(crate) fn record_pending_body() {
+    AWAITED.set((AwaitedPeer::Upstream, AWAITED.get().1));
+}
+
+/// Runs the streams of a connection and resets a stream whose client has been awaited for `timeout`; data that the client
+/// reads restores that time at the minimum rate.
 #[derive(Clone, Debug)]
 pub(crate) struct StreamExecutor {
     ticker: Arc<Ticker>,
     timeout: Duration,
+    min_rate: MinRate,
 }
 
 impl StreamExecutor {
-    pub(crate) fn new(ticker: Arc<Ticker>, timeout: Duration) -> StreamExecutor {
-        StreamExecutor { ticker, timeout }
+    pub(crate) fn new(ticker: Arc<Ticker>, timeout: Duration, min_rate: MinRate) -> StreamExecutor {
+        StreamExecutor { ticker, timeout, min_rate }
     }
 }
 
 impl<F: Future<Output = ()> + Send + 'static> Executor<F> for StreamExecutor {
     fn execute(&self, stream: F) {
         let executor = self.clone();
-        tokio::spawn(StreamTask { stream, executor, stalled_since: None, timer: None });
+        let waited = Duration::ZERO;
+        tokio::spawn(StreamTask { stream, executor, stalled_since: None, waited, timer: None });
     }
 }
 
@@ -63,6 +72,8 @@ pin_project! {
         stream: F,
         executor: StreamExecutor,
         stalled_since: Option<Ticks>,
+        // How long the client was awaited before, less what data has restored.
+        waited: Duration,
         // Set by the first stall and kept for the next, because most stalls are very short.
         timer: Option<Pin<Box<Sleep>>>,
     }
@@ -74,21 +85,26 @@ impl<F: Future<Output = ()>> Future for StreamTask<F> {
     /// Returning before the inner stream has completed resets it.
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
         let stream = self.project();
-        let StreamExecutor { ticker, timeout } = stream.executor;
-        AWAITED.set(AwaitedPeer::Unchanged);
+        let StreamExecutor { ticker, timeout, min_rate } = stream.executor;
+        AWAITED.set((AwaitedPeer::Unchanged, 0));
         if stream.stream.poll(context).is_ready() {
             return Poll::Ready(());
         }
-        match AWAITED.get() {
-            AwaitedPeer::Unchanged => {}
-            AwaitedPeer::Client => *stream.stalled_since = Some(ticker.now()),
-            AwaitedPeer::Upstream => *stream.stalled_since = None,
+        let (awaited, bytes) = AWAITED.get();
+        if !matches!(awaited, AwaitedPeer::Unchanged) {
+            let now = ticker.now();
+            if let Some(since) = stream.stalled_since.take() {
+                *stream.waited += now.since(since);
+            }
+            // A body yields data once the client has read what it yielded before.
+            *stream.waited = min_rate.left_after(*stream.waited, bytes);
+            *stream.stalled_since = matches!(awaited, AwaitedPeer::Client).then_some(now);
         }
         let Some(since) = *stream.stalled_since else { return Poll::Pending };
         let timer = stream.timer.get_or_insert_with(|| Box::pin(sleep(*timeout)));
         loop {
             ready!(timer.as_mut().poll(context));
-            let past = ticker.now().since(since);
+            let past = *stream.waited + ticker.now().since(since);
             let Some(left) = timeout.checked_sub(past).filter(|left| !left.is_zero()) else {
                 tracing::debug!("stream reset: client does not read");
                 return Poll::Ready(());

@@ -7,13 +7,15 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use arc_swap::ArcSwap;
 use tokio::net::TcpStream;
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 
 use super::accept::GatewayListener;
 use super::access::{Recorder, WorkerRecorder};
 use super::client_connections::{ClientCounts, ConnectionRegistry};
+use super::client_timeouts::ConnectionActivity;
 use super::connection;
 use super::drain::Drain;
+use super::min_rate::MinRate;
 use super::state::State;
 use super::timer::Ticker;
 use crate::runtime::backend::Backend;
@@ -32,10 +34,12 @@ pub(crate) struct GatewayShared<S> {
     pub(crate) untrusted_connections: AtomicU64,
     /// Connections closed because the client had `max_connections_per_client`.
     pub(crate) crowded_connections: AtomicU64,
-    /// Idle connections closed because `max_connections` was near.
+    /// Connections closed while they waited for a request, because `max_connections` was near.
     pub(crate) reaped_connections: AtomicU64,
-    /// When idle connections were last closed for that, in milliseconds.
+    /// When places were last kept free in this way, in milliseconds.
     pub(crate) last_reaped: AtomicU64,
+    /// Wakes an accept loop that waits for a place.
+    pub(crate) connection_ended: Notify,
     pub(crate) clients: Arc<ClientCounts>,
 }
 
@@ -55,6 +59,7 @@ struct AcceptedConnection {
     stream: std::net::TcpStream,
     peer: SocketAddr,
     listener: Arc<GatewayListener>,
+    activity: Arc<ConnectionActivity>,
 }
 
 impl<S: Backend> Worker<S> {
@@ -97,7 +102,11 @@ impl<S> Worker<S> {
     ) {
         let Ok(stream) = stream.into_std() else { return };
         self.connections.fetch_add(1, Ordering::Relaxed);
-        if self.queue.send(AcceptedConnection { stream, peer, listener }).is_err() {
+        let min_rate = MinRate(self.shared.state.load().timeouts.min_rate);
+        let activity = ConnectionActivity::new(self.shared.ticker.clone(), min_rate);
+        // Registered here and not by its task, so that the accept loop finds all connections that it counts.
+        self.registry.add(&activity);
+        if self.queue.send(AcceptedConnection { stream, peer, listener, activity }).is_err() {
             self.connections.fetch_sub(1, Ordering::Relaxed);
         }
     }
@@ -109,6 +118,7 @@ struct ConnectionGuard<S>(Arc<Worker<S>>);
 impl<S> Drop for ConnectionGuard<S> {
     fn drop(&mut self) {
         self.0.connections.fetch_sub(1, Ordering::Relaxed);
+        self.0.shared.connection_ended.notify_one();
     }
 }
 
@@ -116,7 +126,7 @@ impl<S: Backend> Worker<S> {
     async fn serve(self: Arc<Self>, connection: AcceptedConnection) {
         let guard = ConnectionGuard(self.clone());
         if let Ok(stream) = TcpStream::from_std(connection.stream) {
-            connection::serve(self, stream, connection.peer, connection.listener).await;
+            connection::serve(self, stream, connection.peer, connection.listener, connection.activity).await;
         }
         drop(guard);
     }

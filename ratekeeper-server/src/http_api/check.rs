@@ -85,6 +85,12 @@ impl<'a, S: Store> ResolvedChecks<'a, S> {
         Ok(ResolvedChecks { layer, checks: resolved.collect::<Result<_, HttpApiError>>()? })
     }
 
+    /// The same checks with the cost 0, to report the state of their keys.
+    fn without_cost(mut self) -> ResolvedChecks<'a, S> {
+        self.checks.iter_mut().for_each(|check| check.cost = 0);
+        self
+    }
+
     /// The arguments of the layer's methods.
     pub(super) fn to_checks(&self) -> SmallVec<[Check<'_>; 4]> {
         self.checks.iter().map(ResolvedCheck::to_check).collect()
@@ -266,8 +272,10 @@ async fn apply<'a, S: Store>(
             KeyOperation::Refund => failed.maybe_executed(),
         });
     }
-    let result = resolved.peek().await.map_err(HttpApiError::maybe_executed)?;
-    let mut response = resolved.response(&result, checks, None, b"");
+    // A peek at the refunded cost would be about another request of that cost.
+    let state = resolved.without_cost();
+    let result = state.peek().await.map_err(HttpApiError::maybe_executed)?;
+    let mut response = state.response(&result, checks, None, b"");
     // The operation succeeded, even if the limit now denies the key.
     response.extensions_mut().insert(EndpointOutcome::Allowed);
     Ok(response)

@@ -12,6 +12,7 @@ use axum::http::{Request, StatusCode};
 use serde::de::{self, Deserializer, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 use serde_json::error::Category;
+use serde_json::value::RawValue;
 use tokio::time::timeout;
 
 use super::error::HttpApiError;
@@ -82,7 +83,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for Key<'a> {
 
 /// A check of one limit.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "a JSON object")]
 pub(crate) struct LimitCheck<'a> {
     #[serde(borrow)]
     pub(crate) limit: Cow<'a, str>,
@@ -98,29 +99,41 @@ fn default_cost() -> u32 {
 
 /// A whole number as JSON Schema defines it: `9035.0` is one.
 fn whole<'de, D: Deserializer<'de>, T: TryFrom<u64>>(deserializer: D) -> Result<T, D::Error> {
-    struct WholeVisitor;
-
-    impl Visitor<'_> for WholeVisitor {
-        type Value = u64;
-
-        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            write!(f, "a whole number that is not negative")
-        }
-
-        fn visit_u64<E: de::Error>(self, number: u64) -> Result<u64, E> {
-            Ok(number)
-        }
-
-        fn visit_f64<E: de::Error>(self, number: f64) -> Result<u64, E> {
-            // Up to 2^53, a double is exact.
-            match number.fract() == 0.0 && (0.0..=9_007_199_254_740_992.0).contains(&number) {
-                true => Ok(number as u64),
-                false => Err(E::invalid_value(de::Unexpected::Float(number), &self)),
-            }
-        }
-    }
-    let number = deserializer.deserialize_any(WholeVisitor)?;
+    // As text: a double would round `1e-400` to 0.
+    let text = <&RawValue>::deserialize(deserializer)?.get();
+    let number = whole_number(text).ok_or_else(|| {
+        de::Error::custom(format_args!("`{text}` is not a whole number from 0 to {}", u64::MAX))
+    })?;
     T::try_from(number).map_err(|_| de::Error::custom(format_args!("{number} is too large")))
+}
+
+/// The value of a JSON number without a fraction, such as `12`, `1.2e1` or `12.0`.
+fn whole_number(text: &str) -> Option<u64> {
+    if let Ok(number) = text.parse() {
+        return Some(number);
+    }
+    let (mantissa, exponent) = text.split_once(['e', 'E']).unwrap_or((text, "0"));
+    let (before, after) = mantissa.split_once('.').unwrap_or((mantissa, ""));
+    let (before, is_negative) = before.strip_prefix('-').map_or((before, false), |before| (before, true));
+    let (digits, count) = (before.bytes().chain(after.bytes()), before.len() + after.len());
+    if count == 0 || !digits.clone().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    // The digits up to the last one that is not 0 are a whole number, times a power of ten.
+    let zeros = digits.clone().rev().take_while(|digit| *digit == b'0').count();
+    if zeros == count {
+        return Some(0);
+    }
+    let mut number = 0_u64;
+    for digit in digits.take(count - zeros) {
+        number = number.checked_mul(10)?.checked_add(u64::from(digit - b'0'))?;
+    }
+    if is_negative {
+        return None;
+    }
+    let shift = i64::try_from(zeros).ok()? - i64::try_from(after.len()).ok()?;
+    let power = exponent.parse::<i64>().ok()?.checked_add(shift)?;
+    number.checked_mul(10_u64.checked_pow(u32::try_from(power).ok()?)?)
 }
 
 /// The same for a field that may be missing or `null`.
@@ -174,7 +187,7 @@ pub(crate) struct CheckRequest<'a> {
 
 /// The body is either a single check or a list under `checks`.
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "a JSON object")]
 struct CheckRequestJson<'a> {
     #[serde(borrow)]
     limit: Option<Cow<'a, str>>,
@@ -221,7 +234,7 @@ impl<'a> CheckRequest<'a> {
 
 /// A body of `/v1/reserve`.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "a JSON object")]
 struct ReserveRequestJson<'a> {
     #[serde(borrow)]
     limit: Cow<'a, str>,
@@ -259,7 +272,7 @@ impl<'a> ReserveRequest<'a> {
 
 /// A body of `/v1/settle`.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "a JSON object")]
 pub(crate) struct SettleRequest<'a> {
     #[serde(borrow)]
     pub(crate) reservation: Cow<'a, str>,
@@ -284,12 +297,35 @@ pub(crate) struct Reservation {
 
 /// Parses a body: malformed JSON is a 400, well-formed JSON with invalid fields a 422.
 pub(crate) fn read<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, HttpApiError> {
-    serde_json::from_slice(body).map_err(|error| match error.classify() {
-        Category::Data => {
-            HttpApiError::new(StatusCode::UNPROCESSABLE_ENTITY, format!("invalid body: {error}"))
+    let parsed = serde_json::from_slice(body);
+    let is_object = body.trim_ascii_start().starts_with(b"{");
+    match parsed {
+        Ok(parsed) if is_object => Ok(parsed),
+        Err(error) if error.classify() != Category::Data => {
+            Err(HttpApiError::new(StatusCode::BAD_REQUEST, format!("the body is not JSON: {error}")))
         }
-        _ => HttpApiError::new(StatusCode::BAD_REQUEST, format!("the body is not JSON: {error}")),
-    })
+        Err(error) if is_object => Err(HttpApiError::new(StatusCode::UNPROCESSABLE_ENTITY, reason(&error))),
+        _ => Err(HttpApiError::new(StatusCode::UNPROCESSABLE_ENTITY, "the body must be a JSON object")),
+    }
+}
+
+/// Says which field is wrong, in our words.
+fn reason(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    let (text, position) = text.rsplit_once(" at line ").unwrap_or((&text, ""));
+    let reason = if let Some(field) = text.strip_prefix("missing field ") {
+        format!("field {field} is missing")
+    } else if let Some((found, expected)) =
+        text.strip_prefix("invalid type: ").and_then(|rest| rest.split_once(", expected "))
+    {
+        format!("found {found}, expected {expected}")
+    } else {
+        text.to_owned()
+    };
+    match position.split_once(" column ") {
+        Some((line, column)) => format!("{reason} (line {line}, column {column})"),
+        None => reason,
+    }
 }
 
 /// Reads the body of a request whose content type is JSON.
@@ -326,4 +362,37 @@ fn is_json(headers: &HeaderMap) -> bool {
 
 fn is_length_error(error: &axum::Error) -> bool {
     std::error::Error::source(error).is_some_and(|source| source.is::<http_body_util::LengthLimitError>())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::whole_number;
+
+    #[test]
+    fn whole_numbers_are_exact() {
+        for (text, number) in [
+            ("0", Some(0)),
+            ("-0", Some(0)),
+            ("0.0e9", Some(0)),
+            ("0e99999999999999999999", Some(0)),
+            ("12.0", Some(12)),
+            ("1.2e1", Some(12)),
+            ("1200e-2", Some(12)),
+            ("1.20E+1", Some(12)),
+            ("18446744073709551615.0", Some(u64::MAX)),
+            ("18446744073709551616", None),
+            ("1e-400", None),
+            ("1e400", None),
+            ("1.00000000000000000001", None),
+            ("1.5", None),
+            ("-1", None),
+            ("-1e3", None),
+            ("1e", None),
+            ("null", None),
+            ("\"1\"", None),
+            ("[1]", None),
+        ] {
+            assert_eq!(whole_number(text), number, "{text}");
+        }
+    }
 }

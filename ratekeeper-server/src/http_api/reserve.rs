@@ -3,9 +3,13 @@
 //! A reservation that is not settled is refunded when it expires. It is charged before its record is stored and
 //! refunded after its record is removed, so a process that ends in between leaves units charged until the limit
 //! recovers them, but units that were not charged are never refunded. For the same reason, a reservation whose record
-//! may or may not be stored is left to expire.
+//! may or may not be stored is left to expire, and one whose record may or may not be taken is not refunded.
+//!
+//! A server that was suspended executes requests that were given up. So a settlement first reads its record and peeks at
+//! its limit: only if both stores answer is the record taken. Until then, nothing has changed, and the caller can retry.
 
 use std::borrow::Cow;
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -48,6 +52,11 @@ pub(super) async fn reserve<T: HttpApiContext>(
     let resolved = ResolvedChecks::new(&snapshot, &checks)?;
     let id = new_id()?;
     let result = resolved.decide(CheckMode::Charge).await?;
+    if result.outcome.is_closed {
+        let reason = "the store is unavailable and the failure policy is `closed`: nothing is reserved; retry. If the \
+                      store executes the request later, its charge stands until the limit recovers it";
+        return Err(HttpApiError::new(StatusCode::SERVICE_UNAVAILABLE, reason));
+    }
     if !result.allowed {
         return Ok(resolved.response(
             &result,
@@ -97,29 +106,35 @@ pub(super) async fn settle<T: HttpApiContext>(
     request: ApiRequest,
 ) -> Result<Response, HttpApiError> {
     let SettleRequest { reservation: id, cost } = request_body::read(&request.body)?;
-    let record = match api.records().take(&id).await? {
-        TakeResult::Record(record) => record,
-        TakeResult::Gone => {
-            let reason = "this reservation was already settled, or expired and was refunded";
-            return Err(HttpApiError::new(StatusCode::CONFLICT, reason));
-        }
-        TakeResult::Unknown => {
-            let reason = "unknown reservation; it may have been settled or refunded long ago";
-            return Err(HttpApiError::new(StatusCode::NOT_FOUND, reason));
-        }
-    };
-    let Ok(reservation) = serde_json::from_slice::<Reservation>(&record) else {
-        return Err(HttpApiError::new(
-            StatusCode::NOT_FOUND,
-            "this reservation was stored by an incompatible version",
-        ));
-    };
+    let reservation = parse_record(api.records().read(&id).await.map_err(not_settled)?)?;
     let snapshot = api.snapshot();
+    let rest = reservation.charged.saturating_sub(cost);
+    if rest > 0 && is_store_unavailable(&snapshot, &reservation).await {
+        return Err(not_settled("the store of the limit does not answer"));
+    }
+    match api.records().take(&id).await {
+        Ok(taken) => parse_record(taken)?,
+        Err(error @ (RecordError::NotSent(_) | RecordError::Full)) => return Err(not_settled(error)),
+        Err(error @ RecordError::Unavailable(_)) => {
+            api.metrics().lost_refunds.fetch_add(1, Ordering::Relaxed);
+            tracing::warn!(limit = reservation.limit, "reservation possibly settled without its refund");
+            let reason = format!(
+                "{error}; whether the reservation is settled is unknown. Retry: if the response is 409, it is settled \
+                 without its refund, and the charge stands until the limit recovers it"
+            );
+            return Err(HttpApiError::new(StatusCode::SERVICE_UNAVAILABLE, reason));
+        }
+    };
     let mut settlement = Settlement::default();
-    if cost < reservation.charged {
-        let rest = reservation.charged - cost;
-        settlement.is_degraded = !refund(&*api, &snapshot, &reservation, rest).await;
-        settlement.refunded = if settlement.is_degraded { 0 } else { rest };
+    if rest > 0 {
+        if !refund(&*api, &snapshot, &reservation, rest).await {
+            let reason = format!(
+                "the reservation is settled, but the store did not confirm the refund of {rest} units; if it was not \
+                 made, the charge stands until the limit recovers it. A retry gets 409"
+            );
+            return Err(HttpApiError::new(StatusCode::SERVICE_UNAVAILABLE, reason).maybe_executed());
+        }
+        settlement.refunded = rest;
     } else if reservation.charged == reservation.cost {
         settlement = charge_more(&snapshot, &reservation, cost - reservation.charged).await;
     }
@@ -141,6 +156,28 @@ pub(super) async fn settle<T: HttpApiContext>(
     response::push_flag(&mut body, is_degraded);
     body.push(b'}');
     Ok(response::json(StatusCode::OK, EndpointOutcome::Allowed, body))
+}
+
+/// The error of a settlement that has changed nothing.
+fn not_settled(error: impl fmt::Display) -> HttpApiError {
+    let reason = format!("{error}; the reservation is unchanged, retry");
+    HttpApiError::new(StatusCode::SERVICE_UNAVAILABLE, reason)
+}
+
+fn parse_record(found: TakeResult) -> Result<Reservation, HttpApiError> {
+    let (status, reason) = match found {
+        TakeResult::Record(record) => match serde_json::from_slice(&record) {
+            Ok(reservation) => return Ok(reservation),
+            Err(_) => (StatusCode::NOT_FOUND, "this reservation was stored by an incompatible version"),
+        },
+        TakeResult::Gone => {
+            (StatusCode::CONFLICT, "this reservation was already settled, or expired and was refunded")
+        }
+        TakeResult::Unknown => {
+            (StatusCode::NOT_FOUND, "unknown reservation; it may have been settled or refunded long ago")
+        }
+    };
+    Err(HttpApiError::new(status, reason))
 }
 
 /// The outcome of a settlement.

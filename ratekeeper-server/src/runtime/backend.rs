@@ -82,11 +82,17 @@ impl Backend for Memory {
             config::WhenFull::Deny => WhenFull::Deny,
             config::WhenFull::Allow => WhenFull::Allow,
         });
-        match before {
-            Some(before) => builder.reload_from(before),
-            None => builder.build(),
+        let Some(before) = before else { return builder.build().map_err(LimitsError::Layer) };
+        let reloaded = builder.reload_from(before).map_err(LimitsError::Layer)?;
+        let set_before = before.limiter().max_keys_and_bytes();
+        if *max_keys < set_before.0 || *max_bytes < set_before.1 {
+            tracing::warn!(
+                max_keys,
+                max_bytes,
+                "max_keys or max_bytes lowered, limits in use keep their capacity until a restart"
+            );
         }
-        .map_err(LimitsError::Layer)
+        Ok(reloaded)
     }
 
     async fn reach(_limiter: &Limiter) -> Result<(), String> {

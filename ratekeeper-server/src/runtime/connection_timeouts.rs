@@ -4,7 +4,7 @@
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -16,9 +16,18 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a client may read nothing of a response.
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The state of a connection. Reader and service are polled by one task, one after the other.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct ConnectionState(Arc<AtomicU8>);
+/// The state of a connection. Reader and service are polled by one task, one after the other; the accept loop closes
+/// connections that wait for their client.
+#[derive(Clone, Debug)]
+pub(crate) struct ConnectionState(Arc<StateCell>);
+
+#[derive(Debug)]
+struct StateCell {
+    phase: AtomicU8,
+    /// When the listener was started, and since when the connection waits for its client, in milliseconds after that.
+    started: Instant,
+    waits_since: AtomicU64,
+}
 
 /// The client sends a head.
 const READING_HEAD: u8 = 0;
@@ -26,16 +35,54 @@ const READING_HEAD: u8 = 0;
 const RESPONDING: u8 = 1;
 /// All requests are answered, and no byte has arrived since.
 const IDLE: u8 = 2;
+/// The accept loop closes the connection; it serves no further request.
+const CLOSED: u8 = 3;
 
 impl ConnectionState {
-    /// A head is complete.
-    pub(crate) fn head_complete(&self) {
-        self.0.store(RESPONDING, Ordering::Relaxed);
+    /// The state of a new connection of a listener that was started at `started`.
+    pub(crate) fn new(started: Instant) -> ConnectionState {
+        let cell = StateCell { phase: AtomicU8::new(READING_HEAD), started, waits_since: AtomicU64::new(0) };
+        let state = ConnectionState(Arc::new(cell));
+        state.set_waiting();
+        state
+    }
+
+    fn phase(&self) -> u8 {
+        self.0.phase.load(Ordering::Relaxed)
+    }
+
+    /// Changes the phase, if it is still `from`; the accept loop may have closed the connection.
+    fn change(&self, from: u8, to: u8) -> bool {
+        self.0.phase.compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    }
+
+    fn set_waiting(&self) {
+        let now = u64::try_from(self.0.started.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.0.waits_since.store(now, Ordering::Relaxed);
+    }
+
+    /// A head is complete. Returns false if the connection is closed: the request must not be served.
+    #[must_use]
+    pub(crate) fn head_complete(&self) -> bool {
+        let phase = self.phase();
+        phase != CLOSED && self.change(phase, RESPONDING)
     }
 
     /// The response is complete.
     pub(crate) fn response_complete(&self) {
-        self.0.store(IDLE, Ordering::Relaxed);
+        self.set_waiting();
+        // Only connections that wait are closed, so this one is not.
+        self.0.phase.store(IDLE, Ordering::Relaxed);
+    }
+
+    /// Since when the connection waits for a head or for the rest of it, in milliseconds; None if it serves a request.
+    pub(crate) fn waits_since(&self) -> Option<u64> {
+        matches!(self.phase(), READING_HEAD | IDLE).then(|| self.0.waits_since.load(Ordering::Relaxed))
+    }
+
+    /// Closes the connection to requests, unless it serves one. Returns whether it is closed.
+    pub(crate) fn close(&self) -> bool {
+        self.change(READING_HEAD, CLOSED) || self.change(IDLE, CLOSED)
     }
 }
 
@@ -96,13 +143,15 @@ impl<I: AsyncRead + Unpin> AsyncRead for ClientTimeoutIo<I> {
         let this = self.get_mut();
         let before = buffer.filled().len();
         let read = Pin::new(&mut this.stream).poll_read(context, buffer);
-        match this.state.0.load(Ordering::Relaxed) {
+        match this.state.phase() {
             READING_HEAD if read.is_pending() => {
                 ready!(this.poll_timeout(context));
                 return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
             }
             IDLE if buffer.filled().len() > before => {
-                this.state.0.store(READING_HEAD, Ordering::Relaxed);
+                this.state.set_waiting();
+                // A connection that the accept loop has just closed stays closed.
+                this.state.change(IDLE, READING_HEAD);
                 this.deadline = Instant::now() + HEAD_TIMEOUT;
             }
             _ => {}

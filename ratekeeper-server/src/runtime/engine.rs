@@ -48,6 +48,9 @@ impl<S: Backend> EngineState<S> {
         let has_limits = !limit_names.is_empty() || !config.apis.are_none();
         let layer = has_limits.then(|| {
             let counters = limit_names.iter().map(|name| metrics.limit(name)).collect();
+            let rules = config.rules.rules().filter(|rule| rule.is_shadow).map(|rule| &rule.name);
+            let concurrency = config.concurrency.iter().filter(|it| it.is_shadow).map(|it| &it.name);
+            rules.chain(concurrency).for_each(|name| metrics.mark_shadow(name));
             // The gateway normalizes paths before it looks up the route.
             let builder = backend::builder(config, tokens.as_ref())
                 .non_canonical_paths(NonCanonicalPath::Keep)

@@ -1,10 +1,10 @@
 //! Connections of the HTTP API and the admin listener: bounded in number, cut off when slow, and drained when the
 //! listener closes.
 
+use std::collections::HashMap;
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
@@ -17,9 +17,9 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use ratekeeper::tower::Peer;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::select;
-use tokio::sync::{Semaphore, watch};
-use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
+use tokio::sync::watch;
+use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
+use tokio::time::{Instant, sleep, timeout};
 use tower_service::Service;
 
 use super::connection_timeouts::{ClientTimeoutIo, ConnectionState};
@@ -35,36 +35,72 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 /// Delay before the next attempt if the system cannot accept a connection.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(50);
 
-/// Serves connections until the listener closes: at most `connections_max`, further ones are closed immediately.
+/// Serves connections until the listener closes: at most `connections_max`. A further one takes the place of the connection
+/// that has waited longest for a request head; if all of them serve requests, it is closed immediately.
 pub(crate) async fn serve(
     listener: TcpListener,
     router: Router,
     connections_max: usize,
     drain: watch::Receiver<bool>,
 ) -> io::Result<()> {
-    let permits = Arc::new(Semaphore::new(connections_max.min(open_files::connections_max())));
+    let connections_max = connections_max.min(open_files::connections_max());
+    let started = Instant::now();
     let mut connections = JoinSet::new();
+    let mut open = OpenConnections::default();
     let mut closing = drain.clone();
     loop {
         let accepted = select! {
             () = is_closing(&mut closing) => break,
-            Some(_) = connections.join_next() => continue,
+            Some(ended) = connections.join_next_with_id() => {
+                open.remove(ended);
+                continue;
+            }
             accepted = listener.accept() => accepted,
         };
         let Ok((stream, peer)) = accepted else {
             sleep(ACCEPT_RETRY_DELAY).await;
             continue;
         };
-        let Ok(permit) = permits.clone().try_acquire_owned() else { continue };
-        let (router, drain) = (router.clone(), drain.clone());
-        connections.spawn(async move {
-            connection(stream, peer, router, drain).await;
-            drop(permit);
-        });
+        while let Some(ended) = connections.try_join_next_with_id() {
+            open.remove(ended);
+        }
+        if open.0.len() >= connections_max && !open.close_one() {
+            continue;
+        }
+        let (router, drain, state) = (router.clone(), drain.clone(), ConnectionState::new(started));
+        let task = connections.spawn(connection(stream, peer, router, drain, state.clone()));
+        open.0.insert(task.id(), (state, task));
     }
     drop(listener);
     let _ = timeout(DRAIN_TIMEOUT, async { while connections.join_next().await.is_some() {} }).await;
     Ok(())
+}
+
+/// The open connections, by their tasks.
+#[derive(Default)]
+struct OpenConnections(HashMap<Id, (ConnectionState, AbortHandle)>);
+
+impl OpenConnections {
+    /// Removes a connection whose task has ended.
+    fn remove(&mut self, ended: Result<(Id, ()), JoinError>) {
+        self.0.remove(&ended.map_or_else(|error| error.id(), |(id, ())| id));
+    }
+
+    /// Closes the connection that has waited longest for its client. Returns false if none waits.
+    fn close_one(&mut self) -> bool {
+        loop {
+            let waiting = self.0.iter().filter_map(|(id, (state, _))| Some((state.waits_since()?, *id)));
+            let Some((_, id)) = waiting.min_by_key(|(since, _)| *since) else { return false };
+            // Another one is chosen if a head has arrived in the meantime.
+            if let Some((state, task)) = self.0.get(&id)
+                && state.close()
+            {
+                task.abort();
+                self.0.remove(&id);
+                return true;
+            }
+        }
+    }
 }
 
 /// Resolves when the listener closes, or when the sender is dropped.
@@ -72,20 +108,28 @@ pub(crate) async fn is_closing(drain: &mut watch::Receiver<bool>) {
     let _ = drain.wait_for(|is_closing| *is_closing).await;
 }
 
-async fn connection(stream: TcpStream, peer: SocketAddr, router: Router, mut drain: watch::Receiver<bool>) {
+async fn connection(
+    stream: TcpStream,
+    peer: SocketAddr,
+    router: Router,
+    mut drain: watch::Receiver<bool>,
+    state: ConnectionState,
+) {
     // Responses are small, and the client waits for them.
     let _ = stream.set_nodelay(true);
-    let state = ConnectionState::default();
     let stream = ClientTimeoutIo::new(stream, state.clone());
     let service = service_fn(move |request: Request<Incoming>| {
-        state.head_complete();
+        let is_open = state.head_complete();
         let (mut router, state) = (router.clone(), state.clone());
         let mut request = request.map(Body::new);
         request.extensions_mut().insert(Peer(peer.ip()));
         async move {
+            if !is_open {
+                return Err(io::Error::from(io::ErrorKind::ConnectionAborted));
+            }
             let response = into_ok(router.call(request).await);
             state.response_complete();
-            Ok::<_, Infallible>(response)
+            Ok(response)
         }
     });
     let mut http = http1::Builder::new();

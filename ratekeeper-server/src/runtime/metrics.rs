@@ -3,7 +3,7 @@
 //! Counters are sharded by thread, so that counting costs a request only an addition; a scrape sums the shards. All
 //! labels come from the configuration, never from client input.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt::{self, Write};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -215,6 +215,8 @@ pub(crate) struct Metrics {
 struct MetricsByName {
     routes: HashMap<String, Arc<RouteMetrics>>,
     limits: HashMap<String, Arc<LimitMetrics>>,
+    /// The names of the shadow limits.
+    shadow_limits: HashSet<String>,
 }
 
 /// The counters of a configuration that is not yet applied: they are not reported before [`Metrics::publish`].
@@ -238,6 +240,11 @@ impl MetricsDraft {
         let before = self.before.limits.get(name).cloned();
         let limit = before.unwrap_or_else(|| Arc::new(LimitMetrics(Sharded::new(self.shards))));
         self.named.limits.entry(name.to_owned()).or_insert(limit).clone()
+    }
+
+    /// Marks a limit as a shadow limit.
+    pub(crate) fn mark_shadow(&mut self, name: &str) {
+        self.named.shadow_limits.insert(name.to_owned());
     }
 }
 
@@ -272,11 +279,17 @@ impl Metrics {
         };
         let limit = |(name, limit): (&String, &Arc<LimitMetrics>)| LimitTraffic {
             name: name.clone(),
+            is_shadow: named.shadow_limits.contains(name),
             allowed: limit.sum(LimitDecision::Allowed) + limit.sum(LimitDecision::DegradedAllowed),
-            denied: [LimitDecision::Denied, LimitDecision::Banned, LimitDecision::DegradedDenied]
-                .map(|decision| limit.sum(decision))
-                .iter()
-                .sum(),
+            denied: [
+                LimitDecision::Denied,
+                LimitDecision::Banned,
+                LimitDecision::WouldDeny,
+                LimitDecision::DegradedDenied,
+            ]
+            .map(|decision| limit.sum(decision))
+            .iter()
+            .sum(),
         };
         Traffic {
             decisions: RequestDecision::ALL.map(requests).to_vec(),
@@ -338,9 +351,11 @@ pub struct Traffic {
 pub struct LimitTraffic {
     /// The name of the limit.
     pub name: String,
+    /// Whether it is a shadow limit, whose denials are not enforced.
+    pub is_shadow: bool,
     /// Checks that it allowed.
     pub allowed: u64,
-    /// Checks that it denied, or that a ban denied.
+    /// Checks that it denied or, as a shadow limit, would have denied, or that a ban denied.
     pub denied: u64,
 }
 

@@ -14,6 +14,7 @@
 //! | `metrics`, `access_log` | counters and the request log |
 //! | `log_text` | text from outside in log lines |
 //! | `http_listener`, `connection_timeouts` | connections of the HTTP API and the admin listener |
+//! | `frame_bound` | a bound on HTTP/2 control frames, for the gateway and the Envoy API |
 //! | `open_files` | the share of file descriptors that the gateway keeps |
 //! | `guard`, `problem` | access checks of the HTTP API and the admin listener, and their error responses |
 
@@ -23,6 +24,7 @@ mod connection_timeouts;
 pub(crate) mod current;
 pub(crate) mod engine;
 pub(crate) mod error;
+pub(crate) mod frame_bound;
 pub(crate) mod guard;
 pub(crate) mod http_listener;
 pub(crate) mod log_text;

@@ -27,10 +27,17 @@ pub trait RecordStore: Send + Sync + 'static {
         lifetime: Duration,
     ) -> impl Future<Output = Result<(), RecordError>> + Send;
 
+    /// Reads a record that is not yet due, without a change.
+    ///
+    /// # Errors
+    /// Returns an error if the records are unavailable.
+    fn read(&self, id: &str) -> impl Future<Output = Result<TakeResult, RecordError>> + Send;
+
     /// Takes a record that is not yet due. One of several concurrent callers gets it.
     ///
     /// # Errors
-    /// Returns an error if the records are unavailable. The record may have been taken in spite of the error.
+    /// Returns an error if the records are unavailable. Unless the request was not sent, the record may have been
+    /// taken in spite of the error.
     fn take(&self, id: &str) -> impl Future<Output = Result<TakeResult, RecordError>> + Send;
 
     /// Takes at most `max` expired records. One of several concurrent callers gets each: it is refunded once or, if
@@ -81,10 +88,10 @@ pub struct Claim {
 /// Bytes of a claim's nonce: enough that no two claims have the same.
 pub const CLAIM_NONCE_BYTES: usize = 16;
 
-/// The outcome of [`RecordStore::take`].
+/// The outcome of [`RecordStore::take`] and [`RecordStore::read`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TakeResult {
-    /// The record; no other caller gets it.
+    /// The record. If it was taken, no other caller gets it.
     Record(Vec<u8>),
     /// It was taken or has expired.
     Gone,

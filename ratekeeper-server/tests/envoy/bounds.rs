@@ -7,6 +7,8 @@ use ratekeeper_server::envoy::messages::RateLimitRequest;
 use ratekeeper_server::envoy::{
     CALL_BYTES_MAX, DESCRIPTORS_MAX, ENTRIES_MAX, EnvoyApiSettings, EnvoyListenerSettings, TEXT_BYTES_MAX,
 };
+use testbed::http2::kind::{PING, SETTINGS};
+use testbed::http2::{ACK, PREFACE, frame};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
@@ -188,6 +190,32 @@ async fn incomplete_call_is_cancelled() {
     // A call without an answer counts as an error.
     let text = super::listener::metrics(&service);
     assert!(text.contains("{result=\"error\"} 1\n"), "{text}");
+    assert_eq!(service.client().await.remaining(&[descriptor(&[("user", "ann")])]).await, (true, vec![999]));
+}
+
+/// Frames that flow control does not limit would use a core per connection.
+#[tokio::test]
+async fn floods_of_control_frames_close_the_connection() {
+    const BATCH: usize = 1_000;
+    let service = run(USERS);
+    let floods = [frame(PING, 0, 0, &[7; 8]), frame(PING, ACK, 0, &[7; 8]), frame(SETTINGS, 0, 0, &[])];
+    for sent in floods {
+        let (mut reading, mut writing) = TcpStream::connect(service.address).await.unwrap().into_split();
+        writing.write_all(&[PREFACE, &frame(SETTINGS, 0, 0, &[])].concat()).await.unwrap();
+        let answers =
+            tokio::spawn(async move { tokio::io::copy(&mut reading, &mut tokio::io::sink()).await });
+        let flood = async {
+            let batch = sent.repeat(BATCH);
+            for _ in 0..500 {
+                if writing.write_all(&batch).await.is_err() {
+                    return true;
+                }
+            }
+            false
+        };
+        assert!(timeout(TEST_TIMEOUT, flood).await.unwrap(), "{sent:?} was accepted without end");
+        answers.abort();
+    }
     assert_eq!(service.client().await.remaining(&[descriptor(&[("user", "ann")])]).await, (true, vec![999]));
 }
 

@@ -79,9 +79,9 @@ async fn only_the_stalled_stream_is_reset() {
     assert_eq!((end.stream, end.payload.len()), (3, 5));
 }
 
-#[tokio::test]
-async fn slowly_reading_http2_client_gets_the_whole_response() {
-    let file = ConfigFile { gateway: "timeouts: { header: 200ms, idle: 500ms }", ..ConfigFile::default() };
+/// Reads a large response at about 100 KB per second. Returns whether the gateway resets the stream.
+async fn is_slow_reader_reset(timeouts: &str) -> bool {
+    let file = ConfigFile { gateway: timeouts, ..ConfigFile::default() };
     let gateway = run(&file.to(&[server().await])).await;
     let mut client = without_window(&gateway).await;
     client.0.write_all(&[request(1, "/large"), window(0, 1_000_000)].concat()).await.unwrap();
@@ -91,13 +91,26 @@ async fn slowly_reading_http2_client_gets_the_whole_response() {
         let mut part = 0;
         while part < 4_000.min(LARGE - got) {
             let frame = client.next().await.expect("the connection ended");
-            assert_ne!(frame.kind, RST_STREAM, "after {got} bytes");
+            if frame.kind == RST_STREAM {
+                return true;
+            }
             part += if frame.kind == DATA { frame.payload.len() } else { 0 };
         }
         got += part;
         sleep(Duration::from_millis(35)).await;
     }
     assert_eq!(got, LARGE);
+    false
+}
+
+#[tokio::test]
+async fn slowly_reading_http2_client_gets_the_whole_response() {
+    assert!(!is_slow_reader_reset("timeouts: { header: 200ms, idle: 500ms }").await);
+}
+
+#[tokio::test]
+async fn http2_client_that_reads_below_the_minimum_rate_is_reset() {
+    assert!(is_slow_reader_reset("timeouts: { header: 200ms, idle: 500ms, min_rate: 1000000 }").await);
 }
 
 /// Several uploads share a connection, and so the window of that connection.

@@ -187,8 +187,6 @@ async fn idle_connections_are_closed_when_the_limit_is_near() {
         let mut stream = hold(&gateway, "/").await;
         assert_eq!(status(&read_response(&mut stream).await), 200, "connection {number}");
         kept.push(stream);
-        // Idle connections are looked for at most once per step of the gateway's clock.
-        tokio::time::sleep(std::time::Duration::from_millis(60)).await;
     }
     let mut oldest = kept.remove(0);
     assert_eq!(read_all(&mut oldest).await, "", "closed");
@@ -201,6 +199,44 @@ async fn idle_connections_are_closed_when_the_limit_is_near() {
     upstream.release(1);
     let mut busy = busy;
     assert_eq!(status(&read_response(&mut busy).await), 200, "a connection with a request is not closed");
+}
+
+/// Connects from a loopback address and sends the begin of a request.
+async fn begin_request(gateway: &TestGateway, from: &str, sent: &str) -> TcpStream {
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.bind(from.parse().unwrap()).unwrap();
+    let mut stream = socket.connect(gateway.address).await.unwrap();
+    stream.write_all(sent.as_bytes()).await.unwrap();
+    stream
+}
+
+#[tokio::test]
+async fn half_heads_do_not_take_all_connections() {
+    const MAX: usize = 20;
+    let upstream = Upstream::start().await;
+    let file = ConfigFile { gateway: "max_connections: 20", ..ConfigFile::default() };
+    let gateway = run(&file.to(&[upstream.address])).await;
+    let mut silent = Vec::new();
+    for sent in ["", "G", "GET / HTTP/1.1\r\nHo", "PRI * HT", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"] {
+        for number in 0..MAX {
+            let from = if number % 2 == 0 { "127.0.0.2:0" } else { "127.0.0.3:0" };
+            silent.push(begin_request(&gateway, from, sent).await);
+        }
+        // All at once, so that the gateway has no time between them.
+        let clients: Vec<_> = (0..MAX / 2)
+            .map(|_| {
+                let address = gateway.address;
+                tokio::spawn(async move { status(&get(address, "/", "").await) })
+            })
+            .collect();
+        for client in clients {
+            assert_eq!(client.await.unwrap(), 200, "after half heads {sent:?}");
+        }
+    }
+    assert!(gauge(&gateway, "ratekeeper_connections") <= MAX);
+    assert_eq!(gauge(&gateway, r#"ratekeeper_connections_rejected_total{reason="max_connections"}"#), 0);
+    let mut oldest = silent.remove(0);
+    assert_eq!(read_all(&mut oldest).await, "", "closed");
 }
 
 #[tokio::test]

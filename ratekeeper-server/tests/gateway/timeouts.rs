@@ -4,6 +4,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
+use super::peers::ConfigFile;
 use super::support::{TEST_TIMEOUT, Upstream, get, in_front_of, read_all, run, status};
 
 /// Timeouts short enough for a test.
@@ -51,6 +52,69 @@ async fn missing_request_body_gives_408() {
     let mut stream = TcpStream::connect(gateway.address).await.unwrap();
     stream.write_all(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\nabc").await.unwrap();
     assert_eq!(status(&read_all(&mut stream).await), 408);
+}
+
+/// Sends a body in parts, one every 20 ms, and returns the response.
+async fn send_slowly(gateway: &super::support::TestGateway, part: &str, parts: usize) -> String {
+    let (mut reading, mut writing) = TcpStream::connect(gateway.address).await.unwrap().into_split();
+    let head = format!("POST / HTTP/1.1\r\nHost: a\r\nContent-Length: {}\r\n\r\n", part.len() * parts);
+    writing.write_all(head.as_bytes()).await.unwrap();
+    let part = part.to_owned();
+    let sending = tokio::spawn(async move {
+        for _ in 0..parts {
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+            if writing.write_all(part.as_bytes()).await.is_err() {
+                break;
+            }
+        }
+        writing
+    });
+    let mut response = [0; 12];
+    timeout(TEST_TIMEOUT, reading.read_exact(&mut response)).await.expect("no response").unwrap();
+    sending.abort();
+    String::from_utf8(response.to_vec()).unwrap()
+}
+
+#[tokio::test]
+async fn slowly_sent_request_body_gives_408() {
+    let upstream = Upstream::start().await;
+    let gateway = short(&upstream).await;
+    // Each byte arrives in time, but at 50 bytes per second.
+    assert_eq!(status(&send_slowly(&gateway, "a", 1_000_000).await), 408);
+    // Longer than the timeout, but above the minimum rate.
+    assert_eq!(status(&send_slowly(&gateway, &"a".repeat(100), 25).await), 200);
+}
+
+/// A client that answers what it reads, slowly: a conversation over one request.
+#[tokio::test]
+async fn minimum_rate_does_not_hold_once_the_response_has_begun() {
+    let address = super::peers::scripted(|mut stream, _| async move {
+        super::peers::read_head(&mut stream).await;
+        stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\na").await.unwrap();
+        stream.read_exact(&mut [0; 25]).await.unwrap();
+        stream.write_all(b"z").await.unwrap();
+    })
+    .await;
+    let file = ConfigFile { gateway: "timeouts: { body: 200ms }", ..ConfigFile::default() };
+    let gateway = run(&file.to(&[address])).await;
+    let mut stream = TcpStream::connect(gateway.address).await.unwrap();
+    let head = "POST / HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: 25\r\n\r\n";
+    stream.write_all(head.as_bytes()).await.unwrap();
+    stream.readable().await.unwrap();
+    for _ in 0..25 {
+        stream.write_all(b"b").await.unwrap();
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
+    let response = read_all(&mut stream).await;
+    assert!(response.ends_with("az"), "{response}");
+}
+
+#[tokio::test]
+async fn minimum_rate_can_be_switched_off() {
+    let upstream = Upstream::start().await;
+    let file = ConfigFile { gateway: "timeouts: { body: 200ms, min_rate: 0 }", ..ConfigFile::default() };
+    let gateway = run(&file.to(&[upstream.address])).await;
+    assert_eq!(status(&send_slowly(&gateway, "a", 25).await), 200);
 }
 
 #[tokio::test]

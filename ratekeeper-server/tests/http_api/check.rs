@@ -117,6 +117,20 @@ async fn refund_never_exceeds_the_charge() {
     }
 }
 
+/// The response is about the key after the refund, not about a request of the refunded cost.
+#[tokio::test]
+async fn refund_above_the_limit_reports_the_state_of_the_key() {
+    let api = run(PER_USER);
+    post(api.address, "/v1/check", &json!({ "limit": "per-user", "key": "alice", "cost": 4 })).await;
+    for path in ["/v1/refund", "/v1/reset"] {
+        let request = json!({ "limit": "per-user", "key": "alice", "cost": 1_000 });
+        let response = post(api.address, path, &request).await.json();
+        assert_eq!(response["allowed"], true, "{path}: {response}");
+        assert!(response["limits"][0]["retry_after"].is_null(), "{path}: {response}");
+        assert_eq!(response["limits"][0]["remaining"], 10, "{path}: {response}");
+    }
+}
+
 #[tokio::test]
 async fn refunds_and_resets_are_disabled_by_default() {
     let api = open(TestContext::new(PER_USER, |settings| {
@@ -230,6 +244,31 @@ async fn peek_reports_every_tier_and_reset_restores_all() {
     let reset = post(api.address, "/v1/reset", &bob).await.json();
     assert_eq!(reset["limits"][0]["tiers"][0]["remaining"].as_u64(), Some(50), "{reset}");
     assert_eq!(get(api.address, "GET", "/v1/authorize", gold).await.status, 200);
+}
+
+/// A ban denies the key in every tier that has a limit.
+#[tokio::test]
+async fn peek_reports_a_ban_in_all_tiers() {
+    let api = run(
+        "limits: { per-user: { key: { header: X-User-Id }, fixed_window: { limit: 1, window: 1h, align: first_request }, \
+        ban: { after: 1, within: 1h, for: 2h }, overrides: [ \
+        { when: { method: POST }, fixed_window: { limit: 50, window: 1h, align: first_request } }, \
+        { when: { method: PUT }, unlimited: true } ] } }",
+    );
+    let bob = json!({ "limit": "per-user", "key": "bob" });
+    assert_eq!(post(api.address, "/v1/check", &bob).await.status, 200);
+    let free = post(api.address, "/v1/peek", &bob).await.json();
+    assert_eq!(free["limits"][0]["tiers"][0]["allowed"].as_bool(), Some(true), "{free}");
+    // The denial bans the key.
+    post(api.address, "/v1/check", &bob).await;
+    let peek = post(api.address, "/v1/peek", &bob).await.json();
+    let [base, tiers] = [&peek["limits"][0], &peek["limits"][0]["tiers"]];
+    assert_eq!(base["banned"].as_bool(), Some(true), "{peek}");
+    for of in [base, &tiers[0]] {
+        assert_eq!(of["allowed"].as_bool(), Some(false), "{peek}");
+        assert!((7_100.0..=7_200.0).contains(&of["retry_after"].as_f64().unwrap()), "{peek}");
+    }
+    assert_eq!(tiers[1]["allowed"].as_bool(), Some(true), "an unlimited tier denies no key: {peek}");
 }
 
 /// To JSON Schema, and so to the description of this API, a number without a fraction is an integer.

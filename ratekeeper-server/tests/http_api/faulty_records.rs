@@ -16,10 +16,22 @@ pub(crate) enum PutFailure {
     ResponseLost,
 }
 
+/// How settling a reservation fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TakeFailure {
+    /// The record is not read, and nothing changes.
+    ReadUnanswered,
+    /// The record is read, and the request to take it is not sent.
+    NotSent,
+    /// The record is taken, and only the store's response is lost.
+    ResponseLost,
+}
+
 /// Records that work unless a failure is injected.
 pub(crate) struct FaultyRecords {
     records: MemoryRecords<ManualClock>,
     put_failure: Mutex<Option<PutFailure>>,
+    take_failure: Mutex<Option<TakeFailure>>,
     /// How many of the next responses are not stored.
     pub(crate) responses_lost: AtomicUsize,
     /// Expired reservations that were taken.
@@ -31,6 +43,7 @@ impl FaultyRecords {
         FaultyRecords {
             records,
             put_failure: Mutex::default(),
+            take_failure: Mutex::default(),
             responses_lost: AtomicUsize::new(0),
             taken_due: AtomicUsize::new(0),
         }
@@ -39,6 +52,11 @@ impl FaultyRecords {
     /// Sets how storing reservations fails from now on.
     pub(crate) fn fail_puts(&self, failure: Option<PutFailure>) {
         *self.put_failure.lock().unwrap() = failure;
+    }
+
+    /// Sets how taking reservations fails from now on.
+    pub(crate) fn fail_takes(&self, failure: Option<TakeFailure>) {
+        *self.take_failure.lock().unwrap() = failure;
     }
 }
 
@@ -55,8 +73,26 @@ impl RecordStore for FaultyRecords {
         }
     }
 
+    async fn read(&self, id: &str) -> Result<TakeResult, RecordError> {
+        match *self.take_failure.lock().unwrap() {
+            Some(TakeFailure::ReadUnanswered) => {
+                return Err(RecordError::Unavailable("injected failure".to_owned()));
+            }
+            Some(TakeFailure::NotSent | TakeFailure::ResponseLost) | None => {}
+        }
+        self.records.read(id).await
+    }
+
     async fn take(&self, id: &str) -> Result<TakeResult, RecordError> {
-        self.records.take(id).await
+        let failure = *self.take_failure.lock().unwrap();
+        if failure == Some(TakeFailure::NotSent) {
+            return Err(RecordError::NotSent("injected failure".to_owned()));
+        }
+        let taken = self.records.take(id).await?;
+        match failure {
+            Some(_) => Err(RecordError::Unavailable("injected failure".to_owned())),
+            None => Ok(taken),
+        }
     }
 
     async fn take_due(&self, max: usize) -> Result<Vec<Vec<u8>>, RecordError> {

@@ -6,13 +6,12 @@ use std::time::Duration;
 use ratekeeper::Clock as _;
 use ratekeeper::redis::{FailurePolicy, Redis, Settings};
 use ratekeeper::{ManualClock, SystemClock};
-use ratekeeper_server::Exposition;
-use ratekeeper_server::http_api::HttpApiContext;
 use serde_json::json;
 use testbed::RedisServer;
 
 use super::support::{
-    PER_USER, TEST_TIMEOUT, TestApi, TestContext, builder, open, parse, peek_remaining, post, send,
+    PER_USER, TEST_TIMEOUT, TestApi, TestContext, builder, lost_refunds, open, parse, peek_remaining, post,
+    send,
 };
 
 fn api(server: &RedisServer, deadline: Duration) -> TestApi<Redis> {
@@ -84,6 +83,41 @@ async fn uncharged_units_are_not_refunded() {
     server.kill().unwrap();
 }
 
+/// While the store of the limit is unavailable, nothing is settled, so that the refund is not lost.
+#[tokio::test]
+async fn settlement_waits_for_the_store_of_the_limit() {
+    let server = RedisServer::start().unwrap();
+    let api = api(&server, Duration::from_secs(1));
+    let reservation =
+        post(api.address, "/v1/reserve", &json!({ "limit": "per-user", "key": "alice", "cost": 7 }))
+            .await
+            .json();
+    let request = json!({ "reservation": reservation["reservation"], "cost": 2 });
+    server.pause().unwrap();
+    let response = post(api.address, "/v1/settle", &request).await;
+    assert!(response.problem(503).contains("retry"), "{response:?}");
+    assert_eq!(response.header("retry-after"), Some("1"));
+    server.resume().unwrap();
+    wait_until_healthy(&api).await;
+    assert_eq!(post(api.address, "/v1/settle", &request).await.json()["refunded"], 5);
+    assert_eq!(peek_remaining(api.address, "per-user", "alice").await, 8);
+    post(api.address, "/v1/settle", &request).await.problem(409);
+    assert_eq!(lost_refunds(&api), 0);
+}
+
+/// A denial by the failure policy `closed` is not a decision about the key.
+#[tokio::test]
+async fn reservation_denied_by_the_policy_closed_is_reported_as_unavailable() {
+    let config = parse(PER_USER);
+    let settings = Settings::new("redis://127.0.0.1:1").on_store_failure(FailurePolicy::Closed);
+    let layer = builder(&config).unwrap().redis(&settings).unwrap();
+    let api = open(TestContext::with_layer(config, ManualClock::default(), Some(layer), 100, |_| {}));
+    let response = post(api.address, "/v1/reserve", &json!({ "limit": "per-user", "key": "ann" })).await;
+    let detail = response.problem(503);
+    assert!(detail.contains("the store is unavailable"), "{detail}");
+    assert_eq!(response.header("retry-after"), Some("1"));
+}
+
 /// The outcome of the first request is unknown, so the second is not executed.
 #[tokio::test]
 async fn refund_with_unknown_outcome_is_not_repeated() {
@@ -152,16 +186,6 @@ async fn unsent_refunds_are_made_later() {
     };
     tokio::time::timeout(TEST_TIMEOUT, others).await.expect("pending refunds were not made");
     assert_eq!(lost_refunds(&api), 1, "only the refund that was sent is lost");
-}
-
-/// The number of lost refunds.
-fn lost_refunds(api: &TestApi<Redis>) -> u64 {
-    let mut out = Exposition::default();
-    api.context.metrics().write(&mut out);
-    let text = out.into_text();
-    let mut lines = text.lines();
-    let count = lines.find_map(|line| line.strip_prefix("ratekeeper_http_api_refunds_lost_total "));
-    count.unwrap().parse().unwrap()
 }
 
 /// An API that closes completes the refunds in progress.

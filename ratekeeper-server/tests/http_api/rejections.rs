@@ -19,7 +19,13 @@ async fn invalid_bodies_are_rejected_with_a_reason() {
         ("", 400, "not JSON"),
         ("{", 400, "not JSON"),
         (r#"{"limit":"per-user","key":"a"} {}"#, 400, "not JSON"),
-        ("[]", 422, "invalid body"),
+        ("[]", 422, "the body must be a JSON object"),
+        ("7", 422, "the body must be a JSON object"),
+        (r#"{"checks":[7]}"#, 422, "expected a JSON object"),
+        (r#"{"checks":[{"key":"a"}]}"#, 422, "field `limit` is missing"),
+        (r#"{"limit":"per-user","key":"a","cost":1e-400}"#, 422, "1e-400"),
+        (r#"{"limit":"per-user","key":"a","cost":1.00000000000000000001}"#, 422, "1.00000000000000000001"),
+        (r#"{"limit":"per-user","key":"a","cost":"1"}"#, 422, "a whole number"),
         ("{}", 422, "send `limit`"),
         (r#"{"checks":[]}"#, 422, "at least one"),
         (r#"{"limit":"per-user","checks":[]}"#, 422, "either `limit` or `checks`"),
@@ -42,7 +48,17 @@ async fn invalid_bodies_are_rejected_with_a_reason() {
         for path in ["/v1/check", "/v1/peek"] {
             let detail = send(api.address, path, "", body).await.problem(status);
             assert!(detail.contains(reason), "{path} {body}: {detail}");
+            assert!(!detail.contains("struct"), "{path} {body}: {detail}");
         }
+    }
+    for (path, body, reason) in [
+        ("/v1/settle", r#"{"cost":1}"#, "field `reservation` is missing"),
+        ("/v1/settle", "[]", "the body must be a JSON object"),
+        ("/v1/reserve", "{}", "field `limit` is missing"),
+        ("/v1/refund", "\"a\"", "the body must be a JSON object"),
+    ] {
+        let detail = send(api.address, path, "", body).await.problem(422);
+        assert!(detail.contains(reason), "{path} {body}: {detail}");
     }
     assert_eq!(peek_remaining(api.address, "per-user", "a").await, 10, "nothing was charged");
     let deny =

@@ -5,8 +5,10 @@ use std::time::Duration;
 use ratekeeper_server::http_api::refund_expired;
 use serde_json::{Value, json};
 
-use super::faulty_records::PutFailure;
-use super::support::{PER_USER, TEST_TIMEOUT, TestApi, TestContext, open, peek_remaining, post, run, send};
+use super::faulty_records::{PutFailure, TakeFailure};
+use super::support::{
+    PER_USER, TEST_TIMEOUT, TestApi, TestContext, lost_refunds, open, peek_remaining, post, run, send,
+};
 
 async fn reserve(api: &TestApi, cost: u32) -> Value {
     let check = json!({ "limit": "per-user", "key": "alice", "cost": cost, "expires": "60s" });
@@ -187,6 +189,44 @@ async fn reservation_with_unconfirmed_record_is_refunded_once() {
     tokio::time::timeout(TEST_TIMEOUT, refunded)
         .await
         .expect("the reservation was not refunded exactly once");
+}
+
+/// As long as the record is not taken, nothing has changed, and the caller can retry.
+#[tokio::test]
+async fn settlement_that_did_not_take_its_record_can_be_retried() {
+    let api = run(PER_USER);
+    for failure in [TakeFailure::ReadUnanswered, TakeFailure::NotSent] {
+        let reservation = reserve(&api, 5).await;
+        let before = peek_remaining(api.address, "per-user", "alice").await;
+        let request = json!({ "reservation": reservation["reservation"], "cost": 2 });
+        let key = format!("Idempotency-Key: {failure:?}\r\n");
+        api.context.records.fail_takes(Some(failure));
+        let response = send(api.address, "/v1/settle", &key, &request.to_string()).await;
+        assert!(response.problem(503).contains("retry"), "{failure:?}: {response:?}");
+        assert_eq!(response.header("retry-after"), Some("1"), "{failure:?}");
+        assert_eq!(peek_remaining(api.address, "per-user", "alice").await, before);
+        api.context.records.fail_takes(None);
+        let again = send(api.address, "/v1/settle", &key, &request.to_string()).await;
+        assert_eq!(again.json()["refunded"], 3, "{failure:?}");
+        assert_eq!(peek_remaining(api.address, "per-user", "alice").await, before + 3);
+        post(api.address, "/v1/reset", &json!({ "limit": "per-user", "key": "alice" })).await;
+    }
+    assert_eq!(lost_refunds(&api), 0);
+}
+
+/// The record may be taken. If it is, a retry must not refund it, because the first request may still do so.
+#[tokio::test]
+async fn settlement_with_unknown_outcome_is_counted_and_refunds_at_most_once() {
+    let api = run(PER_USER);
+    let reservation = reserve(&api, 5).await;
+    api.context.records.fail_takes(Some(TakeFailure::ResponseLost));
+    let request = json!({ "reservation": reservation["reservation"], "cost": 2 });
+    let response = post(api.address, "/v1/settle", &request).await;
+    assert!(response.problem(503).contains("409"), "{response:?}");
+    assert_eq!(lost_refunds(&api), 1);
+    api.context.records.fail_takes(None);
+    assert!(post(api.address, "/v1/settle", &request).await.problem(409).contains("refund"));
+    assert_eq!(peek_remaining(api.address, "per-user", "alice").await, 5, "the charge stands");
 }
 
 #[tokio::test]

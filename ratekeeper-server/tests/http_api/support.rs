@@ -8,6 +8,7 @@ use ratekeeper::tower::client::{TrustedProxies, parse_cidr};
 use ratekeeper::tower::{LayerBuilder, RatekeeperLayer};
 use ratekeeper::{ManualClock, Memory, Store, Time};
 use ratekeeper_config::{Config, Environment};
+use ratekeeper_server::Exposition;
 use ratekeeper_server::http_api::{
     self, HttpApiContext, HttpApiMetrics, HttpApiSettings, HttpApiSnapshot, MemoryRecords,
 };
@@ -227,4 +228,14 @@ pub(crate) fn remaining(response: &TestResponse) -> u64 {
 pub(crate) async fn peek_remaining(address: SocketAddr, limit: &str, key: &str) -> u64 {
     let body = serde_json::json!({ "limit": limit, "key": key, "cost": 0 });
     remaining(&post(address, "/v1/peek", &body).await)
+}
+
+/// The number of lost refunds.
+pub(crate) fn lost_refunds<S: Store + Send + Sync + 'static>(api: &TestApi<S>) -> u64 {
+    let mut out = Exposition::default();
+    api.context.metrics().write(&mut out);
+    let text = out.into_text();
+    let mut lines = text.lines();
+    let count = lines.find_map(|line| line.strip_prefix("ratekeeper_http_api_refunds_lost_total "));
+    count.unwrap().parse().unwrap()
 }

@@ -43,7 +43,8 @@ struct SharedMap<S> {
     /// epoch.
     search_again_at_ns: AtomicU64,
     overflow: Overflow<S>,
-    _reserved: Reservation,
+    /// The first reservation, and one for each time that the bounds were raised.
+    reserved: Mutex<Vec<Reservation>>,
 }
 
 impl<A: Algorithm> StateMap<A> {
@@ -62,7 +63,7 @@ impl<A: Algorithm> StateMap<A> {
             searched: AtomicUsize::new(0),
             search_again_at_ns: AtomicU64::new(0),
             overflow: Overflow::new(overflow),
-            _reserved: reserved,
+            reserved: Mutex::new(vec![reserved]),
         };
         StateMap { window: algorithm.window(), when_full, algorithm, shared: Arc::new(shared) }
     }
@@ -70,6 +71,17 @@ impl<A: Algorithm> StateMap<A> {
     /// The next generation, with the same states.
     pub(crate) fn next(&self, algorithm: A, when_full: WhenFull) -> StateMap<A> {
         StateMap { window: algorithm.window(), when_full, algorithm, shared: self.shared.clone() }
+    }
+
+    /// Raises the bounds, as far as the budget has bytes left. Lower bounds are ignored: keys in use keep their entries.
+    pub(crate) fn grow(&self, bounds: Bounds, budget: &Arc<Quota>, bytes: usize) {
+        let SharedMap { keys, bytes: own, reserved, .. } = &*self.shared;
+        let mut reserved = lock(reserved);
+        let more = Reservation::for_replacement(budget, bytes.saturating_sub(own.max()));
+        own.set_max(own.max() + more.bytes());
+        reserved.push(more);
+        let max_keys = bounds.max_keys.min(own.max() / Shard::<A::State>::BYTES_PER_KEY_MAX);
+        keys.set_max(max_keys.max(keys.max()));
     }
 
     /// Current bytes.
@@ -81,6 +93,8 @@ impl<A: Algorithm> StateMap<A> {
     pub(crate) fn predecessor_bytes(&self) -> usize {
         0
     }
+
+    pub(crate) fn extend_predecessor(&self, _to: &ratekeeper_core::Limit, _at: Time) {}
 
     /// Number of keys, including idle ones that no sweep has removed yet.
     pub(crate) fn keys(&self, _now: Time) -> usize {
@@ -135,6 +149,34 @@ impl<A: Algorithm> StateMap<A> {
             None => self.entry_for_new(&mut shard, now),
         };
         LockedState { map: self, shard, hash, now, entry }
+    }
+
+    pub(crate) fn algorithm(&self) -> &A {
+        &self.algorithm
+    }
+
+    pub(crate) fn state(&self, hash: u64) -> Option<A::State> {
+        lock(&self.shared.shards[scale(hash, self.shared.shards.len())]).get(hash).cloned()
+    }
+
+    /// Replaces the state of a key, unless the map is full.
+    #[cfg(feature = "tower")]
+    pub(crate) fn put(&self, hash: u64, state: ratekeeper_core::State, now: Time)
+    where
+        A: super::predecessor::Migratable,
+    {
+        let Some(state) = self.algorithm.own_state(state).filter(|it| !self.algorithm.is_fresh(it, now))
+        else {
+            return;
+        };
+        self.hold(hash, now).reset();
+        let mut held = self.hold(hash, now);
+        let MapEntry::New { growth } = held.entry else { return };
+        let needed = held.shard.growth_bytes() + self.algorithm.heap_bytes(&state);
+        if self.shared.bytes.take(needed.saturating_sub(growth)) {
+            self.shared.bytes.refund(growth.saturating_sub(needed));
+            held.entry = MapEntry::Existing { at: held.shard.insert(hash, state) };
+        }
     }
 
     fn overflow(&self) -> HeldOverflow<'_, A::State> {

@@ -67,6 +67,17 @@ impl Bounds {
 /// The least bytes of a table: below this, bookkeeping would take all of the memory.
 pub(crate) const TABLE_BYTES_MIN: usize = 8 << 10;
 
+/// A key whose state moves to another limit at a reload.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MovedState {
+    #[cfg(feature = "tower")]
+    pub(crate) key: Key,
+    /// Index of its limit in the store before.
+    pub(crate) from: usize,
+    /// Index of its limit in the new store.
+    pub(crate) to: usize,
+}
+
 /// The tables in use leave no memory for another one.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NoBytesLeft {
@@ -94,19 +105,20 @@ impl<C: Clock> Memory<C> {
     }
 
     /// A store for new limits, where limit n takes over the state of limit `from[n]` of this store, if any. The limits
-    /// share their states with those of this store, unless they need wider states: then a key's state is migrated
-    /// when the new limit first sees the key.
+    /// share their states with those of this store, unless they need wider states or the bounds allow more keys: then
+    /// a key's state is migrated when the new limit first sees the key.
     pub(crate) fn reload(
         &self,
         limits: &[Limit],
         from: &[Option<usize>],
+        moved: &[MovedState],
         bounds: Bounds,
     ) -> Result<Memory<C>, NoBytesLeft>
     where
         C: Clone,
     {
         self.budget.set_max(bounds.max_bytes);
-        let reloaded = self.reload_within(limits, from, bounds);
+        let reloaded = self.reload_within(limits, from, moved, bounds);
         if reloaded.is_err() {
             self.budget.set_max(self.bounds.max_bytes);
         }
@@ -117,6 +129,7 @@ impl<C: Clock> Memory<C> {
         &self,
         limits: &[Limit],
         from: &[Option<usize>],
+        moved: &[MovedState],
         bounds: Bounds,
     ) -> Result<Memory<C>, NoBytesLeft>
     where
@@ -125,6 +138,7 @@ impl<C: Clock> Memory<C> {
         let now = self.clock.now();
         let bytes = bounds.table_bytes(limits.len());
         let first = self.ranks.iter().min().map_or(0, |first| first - limits.len() as i64);
+        let is_raised = bounds.max_keys > self.bounds.max_keys || bounds.max_bytes > self.bounds.max_bytes;
         let mut is_used = vec![false; self.limits.len()];
         let mut states = SmallVec::new();
         let (mut followed, mut ranks) = (Vec::new(), Vec::new());
@@ -134,9 +148,18 @@ impl<C: Clock> Memory<C> {
             let before = from.get(number).copied().flatten().filter(|&it| it < is_used.len());
             let before = before.filter(|&it| !std::mem::replace(&mut is_used[it], true));
             let before = before.filter(|&it| limit.is_compatible(&self.limits[it]));
+            let others = moved.iter().filter(|it| it.to == number).filter_map(|it| self.limits.get(it.from));
             let limit = before.map_or_else(|| limit.clone(), |it| limit.following(&self.limits[it]));
-            let next = before
-                .and_then(|it| Some((self.states[it].next(&limit, bounds.when_full, now)?, self.ranks[it])));
+            let limit = others.fold(limit, |limit, other| limit.following_both(other));
+            let larger = before
+                .filter(|_| is_raised)
+                .and_then(|it| self.states[it].larger(&limit, bounds, &self.budget, bytes, now))
+                .map(|larger| (larger, first + number as i64));
+            let next = || {
+                let it = before?;
+                Some((self.states[it].next(&limit, bounds.when_full, now)?, self.ranks[it]))
+            };
+            let next = larger.or_else(next);
             let (next, rank) = match (next, before) {
                 (Some(next), _) => next,
                 (None, before) => {
@@ -170,6 +193,24 @@ impl<C: Clock> Memory<C> {
             order,
             budget: self.budget.clone(),
         })
+    }
+
+    /// Moves the states of single keys from limits of `before` to limits of this store, which was reloaded from it. A key
+    /// whose state does not fit its new limit starts with its full budget.
+    #[cfg(feature = "tower")]
+    pub(crate) fn move_states(&self, before: &Memory<C>, moved: &[MovedState]) {
+        let now = self.clock.now();
+        for &MovedState { key: Key(hash), from, to } in moved {
+            let hash = hash as u64;
+            let (Some(source), Some(target)) = (before.states.get(from), self.states.get(to)) else {
+                continue;
+            };
+            let Some((limit, state)) = source.state(hash, now) else { continue };
+            if let Some(state) = self.limits[to].migrate_state(&limit, state, now) {
+                with!(target, table => table.put(hash, state, now));
+                source.reset(hash, now);
+            }
+        }
     }
 
     #[inline]
@@ -402,6 +443,10 @@ impl<C: Clock> Memory<C> {
             }
             allowed
         })
+    }
+
+    pub(crate) fn max_keys_and_bytes(&self) -> (usize, usize) {
+        (self.bounds.max_keys, self.bounds.max_bytes)
     }
 
     pub(crate) fn overflowed(&self) -> u64 {

@@ -49,6 +49,12 @@ impl<S: Clone> Overflow<S> {
         self.requests.load(Ordering::Relaxed)
     }
 
+    /// Replaces the state of the shared budget.
+    pub(crate) fn rewrite(&self, change: impl FnOnce(S) -> S) {
+        let mut shared = lock(&self.shared);
+        shared.state = change(shared.state.clone());
+    }
+
     /// Locks the shared budget, and converts it if it is not in the scale with this bit.
     pub(crate) fn hold(
         &self,

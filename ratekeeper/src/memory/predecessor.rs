@@ -1,8 +1,6 @@
-//! State migration between tables: a limit that needs wider states than its table has gets a new table, which reads a
-//! key's state from its predecessor when it first sees the key.
-//!
-//! Wide states hold the states of every [compatible](ratekeeper_core::Limit::is_compatible) limit, so a predecessor
-//! never has a predecessor. All other changes are made in place: see `scale`.
+//! State migration between tables: a limit that needs wider states or more keys than its table has gets a new table,
+//! which reads a key's state from its predecessor when it first sees the key. A predecessor may itself have one. All
+//! other changes are made in place: see `scale`.
 //!
 //! No state is copied in advance, so a reload does not block requests. A migrated state is always the key's state for
 //! the new limit at the instant of the reload. So a key that the new table has evicted may be migrated again: it had
@@ -58,6 +56,7 @@ impl Predecessor {
         if let Some(replaced) = &self.0 {
             let until = at.saturating_add(to.state_lasts());
             replaced.until_ns.fetch_max(until.as_nanos(), Ordering::Relaxed);
+            replaced.with_states(|states| states.extend_predecessor(to, at));
         }
     }
 
@@ -68,7 +67,7 @@ impl Predecessor {
             replaced.drop_states();
             return None;
         }
-        let (mut from, mut state) = replaced.with_states(|states| states.state(hash))??;
+        let (mut from, mut state) = replaced.with_states(|states| states.state(hash, now))??;
         for (to, at) in changes {
             state = to.migrate_state(&from, state, *at)?;
             from = to.clone();

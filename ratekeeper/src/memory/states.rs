@@ -1,5 +1,7 @@
 //! The states of one limit's keys, in the narrowest layout that holds them.
 
+use std::sync::Arc;
+
 use ratekeeper_core::{
     Bucket, Counter, Decision, FixedWindow, Limit, Log, NarrowBucket, State, SteppedBucket, Time,
 };
@@ -7,7 +9,7 @@ use ratekeeper_core::{
 use super::Bounds;
 use super::budget::Reservation;
 use super::map::StateMap;
-use super::overflow::WhenFull;
+use super::overflow::{Quota, WhenFull};
 use super::pack::{SmallCounter, SmallWindow};
 use super::predecessor::Predecessor;
 use super::table::Table;
@@ -123,14 +125,78 @@ impl States {
         }
     }
 
-    /// A key's state, with the limit that it belongs to. Only tables with narrow states are ever replaced.
-    pub(super) fn state(&self, hash: u64) -> Option<(Limit, State)> {
-        match self {
-            States::Bucket(table) => table.state(hash),
-            States::FixedWindow(table) => table.state(hash),
-            States::Counter(table) => table.state(hash),
+    /// A table of the same layout for more keys, which replaces this one at `now`. None if the bounds or the bytes that
+    /// are left do not allow more keys. A map grows in place.
+    pub(super) fn larger(
+        &self,
+        limit: &Limit,
+        bounds: Bounds,
+        budget: &Arc<Quota>,
+        bytes: usize,
+        now: Time,
+    ) -> Option<States> {
+        macro_rules! larger {
+            ($variant:ident, $table:ident, $algorithm:expr) => {{
+                let reserved = Reservation::for_replacement(budget, bytes);
+                let predecessor = Predecessor::new(self.clone(), limit, now);
+                let larger = Table::new($algorithm, limit, bounds, reserved, Some((predecessor, now)));
+                (larger.max_keys() > $table.max_keys()).then_some(States::$variant(larger))
+            }};
+        }
+        match (self, limit) {
+            (States::Bucket(table), Limit::Bucket(it)) => larger!(Bucket, table, it.narrow()?),
+            (States::WideBucket(table), Limit::Bucket(it)) => larger!(WideBucket, table, it.clone()),
+            (States::SteppedBucket(table), Limit::SteppedBucket(it)) => {
+                larger!(SteppedBucket, table, it.clone())
+            }
+            (States::FixedWindow(table), Limit::FixedWindow(it)) => {
+                larger!(FixedWindow, table, SmallWindow::new(it)?)
+            }
+            (States::WideFixedWindow(table), Limit::FixedWindow(it)) => {
+                larger!(WideFixedWindow, table, it.clone())
+            }
+            (States::Counter(table), Limit::Counter(it)) => {
+                larger!(Counter, table, SmallCounter::in_a_word(it)?)
+            }
+            (States::WideCounter(table), Limit::Counter(it)) => {
+                larger!(WideCounter, table, SmallCounter::new(it)?)
+            }
+            (States::FineCounter(table), Limit::Counter(it)) => {
+                larger!(FineCounter, table, SmallCounter::new(it)?)
+            }
+            (States::FinestCounter(map), Limit::Counter(_)) => {
+                map.grow(bounds, budget, bytes);
+                None
+            }
+            (States::Log(map), Limit::Log(_)) => {
+                map.grow(bounds, budget, bytes);
+                None
+            }
             _ => None,
         }
+    }
+
+    /// A key's state at `now`, with the limit that it belongs to.
+    pub(super) fn state(&self, hash: u64, now: Time) -> Option<(Limit, State)> {
+        match self {
+            States::FinestCounter(map) => {
+                Some((Limit::Counter(map.algorithm().clone()), State::Counter(map.state(hash)?)))
+            }
+            States::Log(map) => Some((Limit::Log(map.algorithm().clone()), State::Log(map.state(hash)?))),
+            States::Bucket(table) => table.state(hash, now),
+            States::WideBucket(table) => table.state(hash, now),
+            States::SteppedBucket(table) => table.state(hash, now),
+            States::FixedWindow(table) => table.state(hash, now),
+            States::WideFixedWindow(table) => table.state(hash, now),
+            States::Counter(table) => table.state(hash, now),
+            States::WideCounter(table) => table.state(hash, now),
+            States::FineCounter(table) => table.state(hash, now),
+        }
+    }
+
+    /// The states of the table's predecessor, if it has one, count until the states of `to` expire.
+    pub(super) fn extend_predecessor(&self, to: &Limit, at: Time) {
+        with!(self, table => table.extend_predecessor(to, at));
     }
 
     pub(super) fn reset(&self, hash: u64, now: Time) {

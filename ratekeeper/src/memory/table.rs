@@ -6,6 +6,8 @@
 //!
 //! The generations of a limit share the lines and the side map; each has its own algorithm (see `scale`).
 
+mod conversion;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -48,6 +50,7 @@ struct SharedTable<A, S> {
     /// Index of the first word that is aligned to a cache line.
     first: usize,
     lines: usize,
+    max_keys: usize,
     scales: Scales<A>,
     spill: Box<[Mutex<Shard<S>>]>,
     spilled: Quota,
@@ -105,6 +108,7 @@ impl<A: PackState<W> + Migratable, const W: usize> Table<A, W> {
             first: words.as_ptr().align_offset(WORDS * size_of::<u64>()) % WORDS,
             words,
             lines,
+            max_keys,
             scales,
             spill: (0..shard_count(spill_max)).map(|_| Mutex::new(Shard::default())).collect(),
             spilled: Quota::new(spill_max),
@@ -129,7 +133,9 @@ impl<A: PackState<W> + Migratable, const W: usize> Table<A, W> {
     pub(crate) fn next(&self, algorithm: A, limit: &Limit, when_full: WhenFull, now: Time) -> Table<A, W> {
         let shared = &self.shared;
         shared.predecessor.extend(limit, now);
-        let current = shared.scales.settled(&self.scale);
+        self.end_windows(limit, now);
+        // Without a scale, the first generation stays the current one.
+        let current = if A::HAS_SCALE { shared.scales.settled(&self.scale) } else { self.scale.clone() };
         let scale = match current.limit == *limit {
             true => current,
             false => {
@@ -138,46 +144,6 @@ impl<A: PackState<W> + Migratable, const W: usize> Table<A, W> {
             }
         };
         Table::of(algorithm, scale, shared.clone(), when_full)
-    }
-
-    /// Converts all lines that are still in the scale before.
-    fn convert_all(&self, current: &Scale<A>) {
-        if !A::HAS_SCALE {
-            return;
-        }
-        for (index, line) in self.shared.lines()[..self.shared.lines].iter().enumerate() {
-            // Most lines of a large table have never been written, and have no memory yet.
-            if !line::is_empty::<W>(line) {
-                self.convert(&mut line::lock(line), index, current);
-            }
-        }
-        drop(self.shared.overflow.hold(WhenFull::Share, current.id.bit, |state| current.convert(state)));
-    }
-
-    /// Converts the line with this index and its spilled keys, if it is still in the scale before.
-    fn convert(&self, locked: &mut LockedLine<'_>, index: usize, current: &Scale<A>) {
-        if !A::HAS_SCALE || locked.scale() == current.id.bit {
-            return;
-        }
-        for entry in 0..line::entries::<W>() {
-            if line::is_in_use(locked.line(), entry) {
-                let state = self.algorithm.unpack(line::state(locked.line(), entry));
-                locked.set_state(entry, self.algorithm.pack(&current.convert(state)));
-            }
-        }
-        if locked.has_spilled() {
-            // The hashes of a line are adjacent, and so are the shards of its spilled keys.
-            let first_hash = |line: usize| ((line as u128) << 64).div_ceil(self.shared.lines as u128);
-            let shard = |hash: u128| scale(hash as u64, self.shared.spill.len());
-            for spill in &self.shared.spill[shard(first_hash(index))..=shard(first_hash(index + 1) - 1)] {
-                for (hash, state) in lock(spill).iter_mut() {
-                    if scale(hash, self.shared.lines) == index {
-                        *state = current.convert(state.clone());
-                    }
-                }
-            }
-        }
-        locked.set_scale(current.id.bit);
     }
 
     fn lines_for(max_keys: usize) -> usize {
@@ -341,19 +307,40 @@ impl<A: PackState<W> + Migratable, const W: usize> Table<A, W> {
         (locked, scale)
     }
 
+    pub(crate) fn extend_predecessor(&self, to: &Limit, at: Time) {
+        self.shared.predecessor.extend(to, at);
+    }
+
     pub(crate) fn predecessor_bytes(&self) -> usize {
         self.shared.predecessor.bytes()
     }
 
-    /// A key's state, with the limit that it belongs to.
-    pub(crate) fn state(&self, hash: u64) -> Option<(Limit, State)> {
+    /// A key's state at `now`, with the limit that it belongs to.
+    pub(crate) fn state(&self, hash: u64, now: Time) -> Option<(Limit, State)> {
         let (locked, scale) = self.lock(hash);
-        let state = match line::find::<W>(locked.line(), Tag::of(hash)) {
-            Some(index) => self.algorithm.unpack(line::state(locked.line(), index)),
-            None if locked.has_spilled() => lock(self.spill_of(hash)).get(hash).cloned()?,
-            None => return None,
+        let spilled = || lock(self.spill_of(hash)).get(hash).cloned();
+        let own = match line::find::<W>(locked.line(), Tag::of(hash)) {
+            Some(index) => Some(self.algorithm.unpack(line::state(locked.line(), index))),
+            None => locked.has_spilled().then(spilled).flatten(),
         };
-        Some((scale.limit.clone(), A::any_state(state)))
+        let state = match own {
+            Some(own) => A::any_state(own),
+            None => self.shared.predecessor.state(hash, now, &scale.changes)?,
+        };
+        Some((scale.limit.clone(), state))
+    }
+
+    /// The keys that the table has room for, however their hashes are distributed.
+    pub(crate) fn max_keys(&self) -> usize {
+        self.shared.max_keys
+    }
+
+    /// Replaces the state of a key, unless the table is full.
+    #[cfg(feature = "tower")]
+    pub(crate) fn put(&self, hash: u64, state: State, now: Time) {
+        if let Some(state) = self.algorithm.own_state(state) {
+            self.hold(hash, now).change(|_, own| *own = state);
+        }
     }
 
     fn spill_of(&self, hash: u64) -> &Mutex<Shard<A::State>> {

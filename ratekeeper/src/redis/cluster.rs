@@ -9,9 +9,10 @@ use std::time::Duration;
 use ::redis::Value;
 use tokio::sync::{mpsc, watch};
 
+use super::address::Address;
 use super::batcher::{ConnectionOptions, StoreError};
 use super::node::Node;
-use super::server::{Address, NodeAccess};
+use super::server::NodeAccess;
 
 const HASH_SLOTS: usize = 16_384;
 /// Marks a hash slot without a node.
@@ -111,7 +112,7 @@ impl Cluster {
     pub(crate) fn node_at(&self, address: &str, responder: &Node) -> Result<Arc<Node>, StoreError> {
         let wrong =
             || StoreError::ErrorReply(format!("it redirects to {address:?}, which is not an address"));
-        let mut address = Address::parse(address).ok_or_else(wrong)?;
+        let mut address = Address::parse_redirection(address).ok_or_else(wrong)?;
         if is_nameless(&address.host) {
             address.host = responder.address.as_ref().map(|it| it.host.clone()).unwrap_or_default();
         }

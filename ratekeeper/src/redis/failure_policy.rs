@@ -54,7 +54,8 @@ impl Fallback {
             })
         };
         let from: Vec<Option<usize>> = limits.iter().enumerate().filter_map(before).collect();
-        let memory = self.memory.reload(&shares, &from, BOUNDS).map_err(|_| SettingsError::LocalMemory)?;
+        let memory =
+            self.memory.reload(&shares, &from, &[], BOUNDS).map_err(|_| SettingsError::LocalMemory)?;
         Ok(Fallback { memory, limits, default_policy: self.default_policy })
     }
 

@@ -155,7 +155,7 @@ end
 --
 --   token_bucket(key, charge) -> allowed, state, write, value, ms
 --
--- It reads the state of a key and decides a charge, but writes nothing. `charge` is a charge as parsed by `read`.
+-- It reads the state of a key and decides a charge, but writes nothing (except `extend_window`). `charge` is a charge as parsed by `read`.
 -- `state` is the state for the reply. `write(key, value, ms, is_charged)` then makes the change, and is nil if there
 -- is none. A state that has been advanced to now is written even if the request is denied.
 --
@@ -200,8 +200,14 @@ local function is_number(state)
   return byte(state) ~= 0
 end
 
+-- Every number that is a state is below 2^53, which has 16 digits.
+local DIGITS_MAX = 16
+
 -- Like `of_size`, but also accepts a number.
 local function number_or_of_size(state, size)
+  if state and is_number(state) and #state > DIGITS_MAX then
+    error('the key holds a foreign value')
+  end
   return state and (is_number(state) or #state == size) and state or nil
 end
 
@@ -447,6 +453,10 @@ end
 -- Parameters: the window, whether windows begin with the first request: '<dI4B'. State: the start of the window, the
 -- units charged in it: '<dI4I4'. Limits below COUNTS / 2 with windows of whole seconds aligned to the clock, before
 -- the year 2106, store one number: the start in seconds times COUNTS, plus the units charged.
+--
+-- The length of windows that begin with the first request may change while their states are in use, for example the
+-- length of a ban. Their states also have the end of the window, '<dI4I4dI4': by the longest length that has seen the
+-- state, on which the expiry depends.
 local COUNTS = 2 ^ 21
 
 -- Reads the state of a window in either format.
@@ -458,12 +468,41 @@ local function read_window(state)
   return unpack('<dI4I4', state)
 end
 
+-- Whether the window of a state is over, by the end that was written.
+local function has_ended(state)
+  local _, _, _, end_s, end_n = unpack('<dI4I4dI4', state)
+  return not before(now_s, now_n, end_s, end_n)
+end
+
+-- Moves the end of a window and the expiry of its key if the window has become longer. Also for a peek: a ban is only
+-- ever peeked at while it lasts.
+local function extend_window(key, state, end_s, end_n)
+  local _, _, _, until_s, until_n = unpack('<dI4I4dI4', state)
+  if before(until_s, until_n, end_s, end_n) then
+    call('SETRANGE', key, '16', pack('<dI4', end_s, end_n))
+    call('PEXPIRE', key, expiry((end_s - now_s) * 1000 + (end_n - now_n) / 1e6))
+  end
+end
+
 local function window_value(charge, s, n, count)
+  if charge.from_first then
+    return pack('<dI4I4dI4', s, n, count, add(s, n, charge.w_s, charge.w_n))
+  end
   -- A count from when the limit was higher may need the other format.
   if charge.cost_text and s < WORD and count < COUNTS / 2 then
     return s * COUNTS + count
   end
   return pack('<dI4I4', s, n, count)
+end
+
+-- The state of a key; nil if there is none, or if its window began with the first request and is over.
+local function window_state(key, charge)
+  local state = call('GET', key)
+  if not charge.from_first then
+    return number_or_of_size(state, 16)
+  end
+  state = of_size(state, 28)
+  return state and not has_ended(state) and state or nil
 end
 
 local function fixed_window(key, charge)
@@ -477,7 +516,7 @@ local function fixed_window(key, charge)
       cur_s, cur_n = subtract(now_s, now_n, r_s, r_n)
     end
   end
-  local state = number_or_of_size(call('GET', key), 16)
+  local state = window_state(key, charge)
   local s, n, count = cur_s, cur_n, 0
   local is_moved, is_same = false, false
   if state then
@@ -495,8 +534,14 @@ local function fixed_window(key, charge)
         if before(far_s, far_n, s, n) then
           s, n = cur_s, cur_n
           is_moved, is_same = true, false
+        elseif charge.from_first then
+          extend_window(key, state, end_s, end_n)
         end
       end
+    end
+    if charge.from_first then
+      -- The caller needs no end.
+      state = sub(state, 1, 16)
     end
   end
   local allowed = cost == 0 or cost <= charge.limit - count
@@ -1193,7 +1238,7 @@ end
 -- charge began it.
 local function refund_fixed_window(key, charge, t_s, t_n)
   local w_s, w_n = charge.w_s, charge.w_n
-  local state = number_or_of_size(call('GET', key), 16)
+  local state = window_state(key, charge)
   if not state then
     return
   end
@@ -1212,6 +1257,8 @@ local function refund_fixed_window(key, charge, t_s, t_n)
   count = count - charge.cost
   if count <= 0 then
     call('UNLINK', key)
+  elseif charge.from_first then
+    patch_count(key, count)
   else
     call('SET', key, window_value(charge, s, n, count), 'KEEPTTL')
   end

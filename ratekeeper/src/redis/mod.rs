@@ -5,7 +5,7 @@
 //! | `library.lua` | decides inside Redis; one call is one atomic step |
 //! | `protocol` | packs arguments for the library; turns its replies into decisions by the core's arithmetic |
 //! | `key` | names a key in Redis: a hash with the deployment's secret |
-//! | `settings`, `server` | the address and options of Redis, and how a connection is opened |
+//! | `settings`, `address`, `server` | the options and the address of Redis, and how a connection is opened |
 //! | `batcher` | one connection, and the task that batches checks into calls |
 //! | `node` | one Redis server: its connections and its circuit breaker |
 //! | `route`, `cluster` | finds the cluster node of a request and follows redirections |
@@ -24,6 +24,7 @@
 //! one call, decided by the server's clock -> decision. If a step fails or the deadline passes, the limit's failure
 //! policy decides.
 
+mod address;
 mod batcher;
 mod breaker;
 mod claim;
@@ -54,6 +55,7 @@ pub use ratekeeper_core::{FailurePolicy, Lease};
 use ratekeeper_core::{Gcra, Limit, Time};
 use smallvec::SmallVec;
 
+pub use self::address::{AddressError, check_address};
 pub use self::batcher::StoreError;
 use self::batcher::{ChargeOp, ConnectionOptions, Item, Items, Library, Task};
 #[cfg(feature = "tower")]
@@ -172,8 +174,10 @@ impl Redis {
         });
         let packed: Box<[Arc<PackedLimit>]> = in_redis.collect();
         let named = settings.names(limits)?.into_iter().zip(&packed);
-        let named =
-            limits.iter().zip(named).map(|(limit, (name, packed))| (limit.name(), name, packed.scale()));
+        let named = limits
+            .iter()
+            .zip(named)
+            .map(|(limit, (name, packed))| (limit.name(), name, packed.scale_of(name)));
         let holds =
             terms.iter().map(|terms| terms.as_ref().map(|terms| terms.lease.hold)).collect::<Vec<_>>();
         let inner = Arc::new(Inner {

@@ -4,9 +4,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tokio::sync::oneshot;
 
+use super::address::Address;
 use super::batcher::{CallError, Connection, ConnectionOptions, QueuedTask, Reply, StoreError, Task};
 use super::breaker::Breaker;
-use super::server::{Address, Server};
+use super::server::Server;
 
 #[derive(Debug, Default)]
 pub(crate) struct Node {

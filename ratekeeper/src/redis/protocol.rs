@@ -127,6 +127,18 @@ impl PackedLimit {
         }
     }
 
+    /// What the states of a limit of this name depend on: as [`scale`](Self::scale), but without the length of windows
+    /// that begin with the first request, because the length of a ban may change while it lasts. Limits without a
+    /// name are distinguished by their scales, so theirs have the length.
+    pub(crate) fn scale_of(&self, name: Option<&str>) -> Vec<u8> {
+        match &self.limit {
+            Limit::FixedWindow(it) if name.is_some() && it.align() == WindowAlign::FirstRequest => {
+                vec![self.kind, 1]
+            }
+            _ => self.scale(),
+        }
+    }
+
     /// Whether denied requests count too.
     pub(crate) fn counts_all(&self) -> bool {
         matches!(&self.limit, Limit::Log(log) if log.count() == LogPolicy::All)

@@ -5,6 +5,7 @@
 --
 --   put, KEYS when and what, ARGV id, value, milliseconds, most   1, or 0 if there are already `most` records
 --   take, KEYS when, what and gone, ARGV id                       the value, an empty one if removed, or nothing
+--   read, KEYS when, what and gone, ARGV id                       the same, and the record stays
 --   due, KEYS when, what and gone, ARGV most                      the values that are due, at most `most`
 --   claim, KEYS name, ARGV request, milliseconds                    the existing claim, or nothing if this one is first
 --   answer, KEYS name, ARGV answer, milliseconds                  1, or nothing if the claim has expired
@@ -43,7 +44,7 @@ function RECORDS.put(keys, arguments, now_ms)
   return { '1' }
 end
 
-function RECORDS.take(keys, arguments, now_ms)
+function RECORDS.read(keys, arguments, now_ms)
   local id = arguments[2]
   local value = call('HGET', keys[2], id)
   if not value then
@@ -53,7 +54,15 @@ function RECORDS.take(keys, arguments, now_ms)
   if tonumber(call('ZSCORE', keys[1], id) or 0) <= now_ms then
     return { '' }
   end
-  return { handed_out(keys, id, value) }
+  return { value }
+end
+
+function RECORDS.take(keys, arguments, now_ms)
+  local found = RECORDS.read(keys, arguments, now_ms)
+  if found[1] and found[1] ~= '' then
+    handed_out(keys, arguments[2], found[1])
+  end
+  return found
 end
 
 function RECORDS.due(keys, arguments, now_ms)

@@ -75,7 +75,19 @@ impl Records {
     /// # Errors
     /// Returns an error if Redis does not answer.
     pub async fn take(&self, id: &str) -> Result<TakeResult, StoreError> {
-        let reply = self.call(self.names.records(), &[b"take", id.as_bytes()]).await?.pop();
+        self.find(b"take", id).await
+    }
+
+    /// Returns what [`take`](Self::take) would, without a change.
+    ///
+    /// # Errors
+    /// Returns an error if Redis does not answer.
+    pub async fn read(&self, id: &str) -> Result<TakeResult, StoreError> {
+        self.find(b"read", id).await
+    }
+
+    async fn find(&self, command: &[u8], id: &str) -> Result<TakeResult, StoreError> {
+        let reply = self.call(self.names.records(), &[command, id.as_bytes()]).await?.pop();
         Ok(match reply {
             None => TakeResult::Unknown,
             Some(gone) if gone.is_empty() => TakeResult::Gone,

@@ -1,7 +1,8 @@
 //! Limits that change while they are in use.
 //!
 //! States are stored in Redis under the limit's name and scale, so a limit that changes only in size keeps its
-//! states, and a limit with another window or rate starts with new ones. Cached denials and leases of an unchanged
+//! states, and a limit with another window or rate starts with new ones. A named limit whose windows begin with the
+//! first request keeps them if the length changes, too. Cached denials and leases of an unchanged
 //! limit are kept; otherwise denials are dropped and leases are refunded.
 
 use ratekeeper_core::Limit;

@@ -242,7 +242,7 @@ impl fmt::Display for SettingsError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             SettingsError::Address(why) => {
-                write!(f, "the address of Redis is wrong: {why}; write it as in redis://127.0.0.1:6379")
+                write!(f, "the address of Redis is wrong: {why}")
             }
             SettingsError::UnknownLimit { limit, limits } => {
                 write!(f, "there is no limit {limit}: the limiter has {limits}, counted from 0")

@@ -203,7 +203,8 @@ impl<S: Store> RatekeeperLayer<S> {
     }
 
     /// Decides a check without charging, by each tier of its rule that may apply to the key: the overrides with
-    /// conditions on requests, which [`check`](Self::check) ignores. Empty for an inline limit.
+    /// conditions on requests, which [`check`](Self::check) ignores. If the key is banned, all tiers that have a limit
+    /// deny it. Empty for an inline limit.
     ///
     /// # Errors
     /// If the check names an unknown rule or a key that does not fit the rule.
@@ -216,9 +217,13 @@ impl<S: Store> RatekeeperLayer<S> {
             true => Verdict::default(),
             false => self.engine.peek_limits(&charges).await,
         };
-        let outcome = |tier: &Tier| TierOutcome {
-            index: tier.index,
-            decision: tier.charge.and_then(|at| verdict.decisions().get(at).copied()),
+        // Bans of a shadow rule are not enforced.
+        let enforced = list.charges.iter().filter(|it| !self.engine.rules.rule(it.rule).is_shadow);
+        let banned = self.engine.find_bans(&list, enforced).await;
+        let outcome = |tier: &Tier| {
+            let ban = tier.charge.and_then(|at| banned.get(at).copied().flatten());
+            let decision = tier.charge.and_then(|at| verdict.decisions().get(at).copied());
+            TierOutcome { index: tier.index, decision: ban.or(decision) }
         };
         Ok(tiers.iter().map(outcome).collect())
     }

@@ -178,7 +178,7 @@ impl RequestChecks {
     }
 
     /// The charges of the enforced rules.
-    pub(crate) fn enforced_charges(&self) -> impl Iterator<Item = &RuleCharge> {
+    pub(crate) fn enforced_charges(&self) -> impl Iterator<Item = &RuleCharge> + Clone {
         self.enforced.iter().map(|at| &self.list.charges[*at])
     }
 
@@ -310,7 +310,7 @@ impl<S: Store> Engine<S> {
         let RequestChecks { list, shadows, .. } = checks;
         let enforced_charges = || checks.enforced_charges();
 
-        let banned = self.find_bans(checks).await;
+        let banned = self.find_bans(&checks.list, checks.enforced_charges()).await;
         let is_banned = banned.iter().any(Option::is_some);
         let charges: SmallVec<[Charge; 4]> =
             enforced_charges().map(|it| self.charge(list, it, it.limit, it.cost)).collect();
@@ -347,11 +347,13 @@ impl<S: Store> Engine<S> {
     }
 
     /// For each charge in order, the denial if its key is banned; empty if no rule has bans.
-    async fn find_bans(&self, checks: &RequestChecks) -> SmallVec<[Option<Decision>; 4]> {
-        let list = &checks.list;
-        let enforced_charges = || checks.enforced_charges();
+    pub(crate) async fn find_bans<'a>(
+        &self,
+        list: &ChargeList,
+        charges: impl Iterator<Item = &'a RuleCharge> + Clone,
+    ) -> SmallVec<[Option<Decision>; 4]> {
         let bans: SmallVec<[Charge; 2]> =
-            enforced_charges().filter_map(|it| Some(self.charge(list, it, it.ban?.ban, 0))).collect();
+            charges.clone().filter_map(|it| Some(self.charge(list, it, it.ban?.ban, 0))).collect();
         if bans.is_empty() {
             return SmallVec::new();
         }
@@ -366,7 +368,7 @@ impl<S: Store> Engine<S> {
         let of = |it: &RuleCharge| {
             it.ban.and_then(|_| decisions.next()).filter(|ban| ban.remaining == 0).map(denial)
         };
-        enforced_charges().map(of).collect()
+        charges.map(of).collect()
     }
 
     /// Counts denials, and bans keys that are denied too often.

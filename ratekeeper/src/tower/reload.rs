@@ -1,9 +1,8 @@
 //! Configuration reloads: rules that change while they are in use.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
-use ratekeeper_rules::rule::Rules;
+use ratekeeper_rules::rule::{MovedKey, Rules};
 
 use super::RatekeeperLayer;
 #[cfg(feature = "redis")]
@@ -14,7 +13,7 @@ use super::engine::Engine;
 use super::error::LayerError;
 use crate::clock::SystemClock;
 use crate::limiter::Limiter;
-use crate::memory::Memory;
+use crate::memory::{Memory, MovedState};
 
 /// A store that supports reloads: it migrates its state to changed limits.
 pub trait Reload: Sized {
@@ -25,6 +24,10 @@ pub trait Reload: Sized {
         rules: &Rules,
         before: &RatekeeperLayer<Self>,
     ) -> Result<Limiter<Self>, LayerError>;
+
+    /// Moves the states of keys that another limit of their rule applies to than before.
+    #[doc(hidden)]
+    fn move_keys(_rules: &Rules, _limiter: &Limiter<Self>, _before: &RatekeeperLayer<Self>) {}
 
     /// The permit counter, with the permits that `before` counts.
     #[doc(hidden)]
@@ -42,9 +45,15 @@ impl Reload for Memory {
         before: &RatekeeperLayer,
     ) -> Result<Limiter, LayerError> {
         let limits = builder.bounded(limiter_builder(rules, builder)?);
-        limits
-            .reload_from(&before.engine.limiter, &indices(rules, &before.engine))
-            .map_err(LayerError::Memory)
+        let from = rules.predecessors(&before.engine.rules);
+        let moved = moved_states(rules, &from, &before.engine);
+        limits.reload_moving(&before.engine.limiter, &from, &moved).map_err(LayerError::Memory)
+    }
+
+    fn move_keys(rules: &Rules, limiter: &Limiter, before: &RatekeeperLayer) {
+        let from = rules.predecessors(&before.engine.rules);
+        let moved = moved_states(rules, &from, &before.engine);
+        limiter.store().move_states(before.engine.limiter.store(), &moved);
     }
 
     fn counter(
@@ -65,7 +74,7 @@ impl Reload for crate::redis::Redis {
     ) -> Result<Limiter<Self>, LayerError> {
         let settings = settings_for(rules, before.engine.limiter.store().base());
         limiter_builder(rules, builder)?
-            .reload_redis(&before.engine.limiter, &indices(rules, &before.engine), &settings)
+            .reload_redis(&before.engine.limiter, &rules.predecessors(&before.engine.rules), &settings)
             .map_err(LayerError::Redis)
     }
 
@@ -78,11 +87,15 @@ impl Reload for crate::redis::Redis {
     }
 }
 
-/// The index of each limit in `before`, by name.
-fn indices<S>(rules: &Rules, before: &Engine<S>) -> Vec<Option<usize>> {
-    let before = before.rules.limits().iter().enumerate();
-    let indices: HashMap<&str, usize> = before.map(|(index, stored)| (stored.name.as_str(), index)).collect();
-    rules.limits().iter().map(|stored| indices.get(stored.name.as_str()).copied()).collect()
+/// The keys whose states move to another limit, where limit n of `rules` continues limit `from[n]` of `before`.
+fn moved_states(rules: &Rules, from: &[Option<usize>], before: &Engine<Memory>) -> Vec<MovedState> {
+    let moved = rules.moved_keys(&before.rules, from).into_iter();
+    let state = |it: MovedKey| MovedState {
+        key: before.limiter.store().key(it.key.as_slice()),
+        from: it.from,
+        to: it.to,
+    };
+    moved.map(state).collect()
 }
 
 impl LayerBuilder {
@@ -91,7 +104,12 @@ impl LayerBuilder {
     ///
     /// Rules are matched by name. The usage of each key is kept if the limit is raised or lowered. It is reset if the
     /// algorithm, one of its variants or the window changes; with state in Redis, also if a bucket's rate changes.
-    /// Overrides are matched by their position in the rule.
+    /// Windows that begin with the first request may change their length: they keep their start. So do bans.
+    ///
+    /// Overrides for keys keep the usage of their keys as if they were one limit with that of the rule: if an override is
+    /// added, removed, moved or changed, a key keeps its usage in the same cases. With state in memory, that does not
+    /// apply to keys that an override has by a network, unless they share the override with a listed key before and
+    /// after. Overrides with conditions are matched by their conditions.
     ///
     /// ```
     /// use std::time::Duration;
@@ -106,11 +124,11 @@ impl LayerBuilder {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// In memory, both layers share the usage of each limit. A limit keeps the capacity that it was created with;
-    /// `max_keys` applies to new limits, and `max_bytes` bounds both layers together. A used-up key stays used up through
-    /// any number of changes, also if the limit is lowered and raised again. A limit that needs wider states than before
-    /// gets new ones, and a key's usage is migrated when the limit first sees the key; from then on requests of the
-    /// old layer no longer count for it.
+    /// In memory, both layers share the usage of each limit. `max_bytes` bounds both layers together. A used-up key stays
+    /// used up through any number of changes, also if the limit is lowered and raised again. A limit that needs wider
+    /// states than before, or gets more keys by a higher `max_keys` or `max_bytes`, gets new states, and a key's usage is
+    /// migrated when the limit first sees the key; from then on requests of the old layer no longer count for it. Lower
+    /// bounds apply to new limits; the others keep their capacity.
     ///
     /// In Redis, connections are kept, and so are the cached denials and leases of unchanged limits; leases of
     /// changed limits are refunded. Processes with different limits of one name share their counters, which are reset
@@ -135,6 +153,8 @@ impl LayerBuilder {
                 S::counter(&self, &limiter, counter.as_ref()).map(|counter| counter.0)
             })?;
         let mut engine = self.engine(rules, limiter, concurrency, SystemClock::new())?;
+        // Last, because `before` stays in use if the reload fails.
+        S::move_keys(&engine.rules, &engine.limiter, before);
         // Requests that wait in the old layer count towards the new bound.
         engine.waiting = before.engine.waiting.clone();
         Ok(RatekeeperLayer { engine: Arc::new(engine) })

@@ -96,9 +96,10 @@ fn host(parts: &Parts) -> Result<&str, RequestRejection> {
         return Err(twice(&HOST));
     }
     let is_host = |host: &&str| host.is_empty() || is_well_formed_host(host);
-    let malformed = || RequestRejection::Malformed("the header host is not a host".to_owned());
+    let malformed = || RequestRejection::Malformed("the host of the request is malformed".to_owned());
     let named = first.map(|host| host.to_str().ok().filter(is_host).ok_or_else(malformed)).transpose()?;
-    match (parts.uri.host(), named) {
+    let target = parts.uri.host().map(|host| Some(host).filter(is_host).ok_or_else(malformed)).transpose()?;
+    match (target, named) {
         (Some(target), Some(named)) if !host_name(target).eq_ignore_ascii_case(host_name(named)) => Err(
             RequestRejection::Malformed("the target and the header host name two hosts; send one".to_owned()),
         ),

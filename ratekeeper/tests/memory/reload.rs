@@ -54,6 +54,8 @@ enum Step {
     Reset(u8),
     /// The limit gets this size, of the same variant; its rate changes if it has one.
     Change(u32),
+    /// The limit's window gets this many seconds, if it begins with the first request.
+    ChangeWindow(u64),
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -64,6 +66,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => (0..30_u8).prop_map(Step::Peek),
         1 => (0..30_u8).prop_map(Step::Reset),
         2 => size.prop_map(Step::Change),
+        2 => (1..60_u64).prop_map(Step::ChangeWindow),
     ];
     prop::collection::vec(step, 1..120)
 }
@@ -71,6 +74,20 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 /// The variant with this index and another size.
 fn variant(number: usize, size: u32) -> Limit {
     every_variant(size, 10).swap_remove(number).1
+}
+
+/// The limit after a change.
+fn changed(limit: &Limit, number: usize, change: &Step) -> Limit {
+    match (limit, change) {
+        (Limit::FixedWindow(it), Step::Change(size)) => {
+            Limit::fixed_window(*size, it.window(), it.align()).unwrap()
+        }
+        (Limit::FixedWindow(it), Step::ChangeWindow(seconds)) if it.align() == WindowAlign::FirstRequest => {
+            Limit::fixed_window(it.limit(), Duration::from_secs(*seconds), it.align()).unwrap()
+        }
+        (_, Step::Change(size)) => variant(number, *size),
+        _ => limit.clone(),
+    }
 }
 
 fn run(number: usize, max_keys: usize, steps: &[Step]) -> Result<(), TestCaseError> {
@@ -96,8 +113,8 @@ fn run(number: usize, max_keys: usize, steps: &[Step]) -> Result<(), TestCaseErr
                 tested.reset(&key);
                 states.remove(&key);
             }
-            Step::Change(size) => {
-                let to = variant(number, size).following(&limit);
+            Step::Change(_) | Step::ChangeWindow(_) => {
+                let to = changed(&limit, number, step).following(&limit);
                 tested = renewed(&tested, std::slice::from_ref(&to), &[Some(0)]);
                 for state in states.values_mut() {
                     *state = to.migrate_state(&limit, state.clone(), now).unwrap();
@@ -141,7 +158,7 @@ fn unchanged_limit_is_shared_at_any_index() {
 fn limit_with_another_window_or_algorithm_starts_with_full_budgets() {
     let (one, _clock) = limiter(hourly(10), |it| it);
     assert!(one.check_n("a", 9).allowed);
-    let daily = Limit::fixed_window(10, Duration::from_secs(86_400), WindowAlign::FirstRequest).unwrap();
+    let daily = Limit::fixed_window(10, Duration::from_secs(86_400), WindowAlign::Clock).unwrap();
     let rate = Rate::new(10, Duration::from_secs(3_600)).unwrap();
     for limit in [daily, Limit::token_bucket(10, rate, RefillStyle::Smooth).unwrap()] {
         assert_eq!(renewed(&one, &[limit], &[Some(0)]).check("a").remaining, 9);
@@ -168,6 +185,108 @@ fn used_up_key_stays_used_up_through_any_number_of_changes() {
         last = renewed(&last, &[every_variant(5, 86_400).swap_remove(number).1], &[Some(0)]);
         let admitted = (0..200_u32).filter(|key| last.check(key).allowed).count();
         assert_eq!(admitted, 0, "{name}: keys restored by reloads");
+    }
+}
+
+fn first_request(limit: u32, minutes: u64) -> Limit {
+    Limit::fixed_window(limit, Duration::from_secs(60 * minutes), WindowAlign::FirstRequest).unwrap()
+}
+
+/// A window that begins with the first request, as a ban does, ends its new length after its start.
+#[test]
+fn window_that_begins_with_the_first_request_keeps_its_start_when_its_length_changes() {
+    let minutes = |minutes| Duration::from_secs(60 * minutes);
+    for (from, to) in [(10, 60), (60, 10), (10, 11)] {
+        let (one, clock) = limiter(first_request(1, from), |it| it);
+        assert!(one.check("a").allowed);
+        clock.advance(minutes(9));
+        let other = renewed(&one, &[first_request(1, to)], &[Some(0)]);
+        let denied = other.check("a");
+        assert_eq!((denied.allowed, denied.reset_after), (false, minutes(to - 9)), "{from} -> {to}");
+        clock.advance(minutes(to - 9));
+        assert!(other.check("a").allowed, "{from} -> {to}");
+    }
+}
+
+#[test]
+fn changed_window_keeps_keys_denied_through_any_number_of_reloads() {
+    let (mut last, _clock) = limiter(first_request(1, 60), |it| it.max_keys(1_000));
+    let keys: Vec<u32> = (0..1_500).filter(|key| last.check(key).allowed).collect();
+    for minutes in [61, 10, 1_440, 60, 1, 60, 5] {
+        last = renewed(&last, &[first_request(1, minutes)], &[Some(0)]);
+        assert_eq!(keys.iter().filter(|key| last.check(key).allowed).count(), 0, "{minutes} minutes");
+    }
+}
+
+#[test]
+fn longer_window_does_not_revive_a_count_that_has_ended() {
+    for back in [false, true] {
+        let (mut last, clock) = limiter(first_request(1, if back { 60 } else { 1 }), |it| it);
+        if back {
+            last = renewed(&last, &[first_request(1, 1)], &[Some(0)]);
+        }
+        assert!(last.check("a").allowed);
+        clock.advance(Duration::from_secs(60));
+        let longer = renewed(&last, &[first_request(1, 60)], &[Some(0)]);
+        assert!(longer.check("a").allowed);
+    }
+}
+
+/// A higher `max_keys` applies to limits in use, and keys keep their usage, also through several raises in a row.
+#[test]
+fn raised_max_keys_applies_to_limits_in_use() {
+    for (name, limit) in every_variant(5, 86_400) {
+        let settings = |it: ratekeeper::LimiterBuilder<ManualClock>| it.when_full(WhenFull::Deny);
+        let (mut last, _clock) = limiter(limit.clone(), |it| settings(it).max_keys(100));
+        let used: Vec<u32> = (0..).take_while(|key| last.check_n(key, 5).allowed).collect();
+        let mut keys = u32::MAX / 2..;
+        let mut others = Vec::new();
+        for max_keys in [1_000, 2_000, 10_000] {
+            last = settings(Limiter::builder(limit.clone()).clock(ManualClock::default()))
+                .max_keys(max_keys)
+                .reload_from(&last, &[Some(0)])
+                .unwrap();
+            assert_eq!(used.iter().chain(&others).filter(|key| last.check(key).allowed).count(), 0, "{name}");
+            let (before, overflowed) = (others.len() + used.len(), last.overflowed());
+            others.extend(keys.by_ref().take(max_keys - before).filter(|key| last.check_n(key, 5).allowed));
+            assert_eq!(others.len() + used.len(), max_keys, "{name}");
+            assert_eq!(last.overflowed(), overflowed, "{name}");
+        }
+        // A reset reaches all predecessors.
+        last.reset(&used[0]);
+        assert!(last.check_n(&used[0], 5).allowed, "{name}");
+    }
+}
+
+/// More bytes allow more keys, and the bytes of all tables together stay within the bound.
+#[test]
+fn raised_max_bytes_applies_to_limits_in_use() {
+    for (name, limit) in every_variant(5, 86_400) {
+        let (mut last, _clock) =
+            limiter(limit.clone(), |it| it.max_bytes(64 << 10).when_full(WhenFull::Deny));
+        let mut used: Vec<u32> = Vec::new();
+        let mut keys = 0..u32::MAX;
+        for max_bytes in [64_usize << 10, 256 << 10, 1 << 20] {
+            let builder = Limiter::builder(limit.clone()).clock(ManualClock::default()).max_bytes(max_bytes);
+            last = builder.when_full(WhenFull::Deny).reload_from(&last, &[Some(0)]).unwrap();
+            assert_eq!(used.iter().filter(|key| last.check(key).allowed).count(), 0, "{name}");
+            let more: Vec<u32> = keys.by_ref().take_while(|key| last.check_n(key, 5).allowed).collect();
+            assert!(more.len() > used.len(), "{name}: {} beside {}", more.len(), used.len());
+            used.extend(more);
+            assert!(last.bytes() <= max_bytes, "{name}: {} bytes", last.bytes());
+        }
+    }
+}
+
+/// A lower bound does not take entries from keys in use.
+#[test]
+fn lowered_max_keys_restores_no_key() {
+    for (name, limit) in every_variant(5, 86_400) {
+        let (one, _clock) = limiter(limit.clone(), |it| it.max_keys(1_000));
+        assert_eq!((0..1_000).filter(|key| one.check_n(key, 5).allowed).count(), 1_000, "{name}");
+        let builder = Limiter::builder(limit).clock(ManualClock::default()).max_keys(10);
+        let other = builder.reload_from(&one, &[Some(0)]).unwrap();
+        assert_eq!((0..1_000).filter(|key| other.check(key).allowed).count(), 0, "{name}");
     }
 }
 

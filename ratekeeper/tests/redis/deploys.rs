@@ -157,6 +157,43 @@ async fn changed_parameters_start_new_states() {
     all_expire(&server);
 }
 
+/// A named limit whose windows begin with the first request, as those of bans do, may change their length: a window
+/// ends its new length after its start, as in memory.
+#[tokio::test]
+async fn named_window_keeps_its_start_when_its_length_changes() {
+    let server = RedisServer::start().unwrap();
+    let start = 1_700_000_000;
+    for (from, to) in [(600, 3_600), (3_600, 600), (600, 601)] {
+        let settings = settings(&server, &format!("{from} {to}")).named(0, "ban");
+        let of = |secs| Limit::fixed_window(1, Duration::from_secs(secs), WindowAlign::FirstRequest).unwrap();
+        let (old, new) = (limiter(&[of(from)], &settings), limiter(&[of(to)], &settings));
+        let check = async |limiter: &Limiter<Redis>, key: &str, cost, after: u64| {
+            let at = ratekeeper::Time::from_secs(start + after);
+            limiter.check_at(at, key, cost).await.unwrap().decision()
+        };
+        assert!(check(&old, "a", 1, 0).await.allowed);
+        for cost in [0, 1] {
+            let found = check(&new, "a", cost, 540).await;
+            let (remaining, rest) = (found.remaining, found.reset_after.as_secs());
+            assert_eq!((remaining, rest), (0, to - 540), "{from} -> {to}");
+        }
+        assert!(!check(&new, "a", 1, to - 1).await.allowed, "{from} -> {to}");
+        assert!(check(&new, "a", 1, to).await.allowed, "{from} -> {to}");
+        // A longer window does not revive a count that has ended.
+        assert!(check(&old, "b", 1, 0).await.allowed);
+        assert!(check(&new, "b", 1, from).await.allowed, "{from} -> {to}");
+        // Processes with both lengths share the count.
+        let more =
+            |secs| Limit::fixed_window(9, Duration::from_secs(secs), WindowAlign::FirstRequest).unwrap();
+        let (old, new) = (limiter(&[more(from)], &settings), limiter(&[more(to)], &settings));
+        assert_eq!(check(&old, "c", 3, 0).await.remaining, 6);
+        assert_eq!(check(&new, "c", 3, 1).await.remaining, 3);
+        assert_eq!(check(&old, "c", 1, 2).await.remaining, 2);
+        assert_eq!(check(&new, "c", 0, 3).await.reset_after.as_secs(), to - 3);
+    }
+    all_expire(&server);
+}
+
 /// A foreign value in one key fails only that key: other requests in the same call are decided, and the server does
 /// not count as unavailable.
 #[tokio::test]
@@ -176,4 +213,29 @@ async fn foreign_value_fails_only_its_own_key() {
     }
     assert!(!limiter.is_degraded());
     all_expire(&server);
+}
+
+/// A number that no state can have is a foreign value as well: an error that is counted, not a denial.
+#[tokio::test]
+async fn number_that_is_no_state_is_a_foreign_value() {
+    let server = RedisServer::start().unwrap();
+    let bucket =
+        Limit::token_bucket(5, Rate::new(1, Duration::from_secs(3_600)).unwrap(), RefillStyle::Smooth)
+            .unwrap();
+    for (namespace, limit) in
+        [("bucket", bucket), ("window", Limit::fixed_window(5, DAY, WindowAlign::Clock).unwrap())]
+    {
+        let limiter = limiter(&[limit], &settings(&server, namespace));
+        assert!(!limiter.check("bad").await.is_degraded());
+        let name = server.cli(&["--scan"]).unwrap();
+        server.cli(&["SET", &name, "99999999999999999999999999999", "EX", "1000"]).unwrap();
+        assert!(limiter.check("bad").await.is_degraded(), "{namespace}");
+        let wrong_types: u64 = limiter
+            .failures()
+            .filter(|(cause, _)| cause.name() == "wrong_type")
+            .map(|(_, count)| count)
+            .sum();
+        assert_eq!(wrong_types, 1, "{namespace}");
+        server.cli(&["DEL", &name]).unwrap();
+    }
 }

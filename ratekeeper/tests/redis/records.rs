@@ -29,6 +29,9 @@ async fn record_is_taken_once() {
     drop(one);
     assert_eq!(limiter(&server, "elsewhere").records().take("a").await.unwrap(), TakeResult::Unknown);
     let records = other.records();
+    for _ in 0..2 {
+        assert_eq!(records.read("a").await.unwrap(), TakeResult::Record(b"value of a".to_vec()), "it stays");
+    }
     let both = tokio::join!(records.take("a"), records.take("a"));
     let both = [both.0.unwrap(), both.1.unwrap()];
     assert!(

@@ -129,6 +129,11 @@ async fn methods_hosts_and_routes_are_keys() {
     }
     assert!(share(host(), with("host", "example.com"), plain("http://u@example.com:1/")).await);
     assert!(!share(host(), with("host", "example.com"), with("host", "example.org")).await);
+    for malformed in
+        [with("host", "example.com.."), with("host", "example.com,"), plain("http://example.com../")]
+    {
+        assert_eq!(send(&host(), malformed).await.status, 400);
+    }
 
     let on = |route: &str| get("/x").extension(Route(Arc::from(route))).body(String::new()).unwrap();
     assert!(share(layer(Key::of(KeyPart::Route)), on("a"), on("a")).await);

@@ -1,9 +1,12 @@
 //! Reloads: rules change while they are in use, and the usage of keys is kept.
 
-use ratekeeper::tower::rule::{Override, OverrideScope, Rule};
-use ratekeeper::tower::{LayerBuilder, LayerError, RatekeeperLayer};
+use std::time::Duration;
 
-use super::{hourly, ip, plain, send, statuses, with};
+use ratekeeper::tower::rule::{Ban, Override, OverrideScope, Rule};
+use ratekeeper::tower::{LayerBuilder, LayerError, RatekeeperLayer, Reload};
+use ratekeeper::{EdgePolicy, LeakyMode, Limit, LogPolicy, Rate, RefillStyle, Store, WindowAlign};
+
+use super::{HOUR, hourly, ip, plain, send, statuses, with};
 
 fn by_user(limit: u32) -> Rule {
     super::once(ratekeeper::tower::key::Key::of(ratekeeper::tower::key::KeyPart::header("x-user")))
@@ -72,6 +75,155 @@ async fn overrides_keep_usage_and_renamed_rules_start_anew() {
     assert_eq!(send(&third, with("x-user", "a")).await.status, 200);
 }
 
+/// An override for these users.
+fn for_users(users: &[&str], limit: u32) -> Override {
+    let users = users.iter().map(|&user| user.to_owned()).collect();
+    Override { scope: OverrideScope::Keys(users), limit: Some(hourly(limit)) }
+}
+
+/// An override for requests with this method.
+fn for_method(method: &str, limit: u32) -> Override {
+    let scope = OverrideScope::When(super::conditions::methods(&[method]));
+    Override { scope, limit: Some(hourly(limit)) }
+}
+
+/// Uses up the budgets of `a` and `b`, which have overrides, and of `c`, and changes the overrides in every way.
+async fn users_keep_their_usage<S: Reload + Store + Send + Sync + 'static>(
+    build: impl FnOnce(LayerBuilder) -> RatekeeperLayer<S>,
+) {
+    let rule = |overrides: Vec<Override>| Rule { overrides, ..by_user(2) };
+    let (a, b) = (for_users(&["a"], 3), for_users(&["b"], 4));
+    let mut layer = build(of([rule(vec![a.clone(), b.clone()])]));
+    for (user, allowed) in [("a", 3), ("b", 4), ("c", 2)] {
+        let statuses = statuses(&layer, (0..6).map(|_| with("x-user", user))).await;
+        assert_eq!(statuses.iter().filter(|&&status| status == 200).count(), allowed, "{user}");
+    }
+    let changes = [
+        ("swapped", vec![b.clone(), a.clone()]),
+        ("first removed", vec![a.clone()]),
+        ("all removed", vec![]),
+        ("added", vec![for_users(&["c"], 1)]),
+        ("inserted", vec![for_users(&["z"], 9), for_users(&["c"], 2), b.clone(), a.clone()]),
+        ("behind a tier", vec![for_method("POST", 9), a.clone(), b.clone()]),
+        ("merged", vec![for_users(&["c", "b", "a"], 2)]),
+        ("split", vec![for_users(&["z", "a"], 3), for_users(&["b", "c"], 2)]),
+        (
+            "unlimited for others",
+            vec![Override { limit: None, ..for_users(&["z"], 1) }, b.clone(), a.clone()],
+        ),
+    ];
+    for (change, overrides) in changes {
+        layer = of([rule(overrides)]).reload_from(&layer).unwrap();
+        for user in ["a", "b", "c"] {
+            assert_eq!(send(&layer, with("x-user", user)).await.status, 429, "{change}: {user}");
+        }
+    }
+    // The usage is exact: `a` has used 3, `c` has used 2.
+    let raised = rule(vec![for_users(&["c"], 4), for_users(&["a"], 5)]);
+    layer = of([raised]).reload_from(&layer).unwrap();
+    for user in ["a", "c"] {
+        let statuses = statuses(&layer, (0..3).map(|_| with("x-user", user))).await;
+        assert_eq!(statuses, [200, 200, 429], "{user}");
+    }
+}
+
+/// Uses up the budget of a tier, and moves it.
+async fn tiers_keep_their_usage<S: Reload + Store + Send + Sync + 'static>(
+    build: impl FnOnce(LayerBuilder) -> RatekeeperLayer<S>,
+) {
+    let rule = |overrides: Vec<Override>| Rule { overrides, ..by_user(1) };
+    let get = for_method("GET", 2);
+    let mut layer = build(of([rule(vec![get.clone()])]));
+    assert_eq!(statuses(&layer, (0..3).map(|_| with("x-user", "a"))).await, [200, 200, 429]);
+    for overrides in [
+        vec![for_method("POST", 9), get.clone()],
+        vec![for_users(&["z"], 9), for_method("get", 2)],
+        vec![get.clone(), get.clone()],
+    ] {
+        layer = of([rule(overrides)]).reload_from(&layer).unwrap();
+        assert_eq!(send(&layer, with("x-user", "a")).await.status, 429);
+    }
+}
+
+#[tokio::test]
+async fn keys_keep_their_usage_when_overrides_change() {
+    users_keep_their_usage(|builder| builder.build().unwrap()).await;
+}
+
+#[tokio::test]
+async fn tiers_keep_their_usage_when_overrides_move() {
+    tiers_keep_their_usage(|builder| builder.build().unwrap()).await;
+}
+
+/// The states of every algorithm move, also between limits of different sizes and rates.
+#[tokio::test]
+async fn used_up_key_stays_used_up_under_an_added_and_a_removed_override() {
+    let day = Duration::from_secs(86_400);
+    let rate = |count| Rate::new(count, day).unwrap();
+    let limits: [fn(u32, Duration, Rate) -> Limit; 8] = [
+        |n, _, rate| Limit::token_bucket(n, rate, RefillStyle::Smooth).unwrap(),
+        |n, _, rate| Limit::token_bucket(n, rate, RefillStyle::Stepped).unwrap(),
+        |n, _, rate| Limit::leaky_bucket(n, rate, LeakyMode::Police).unwrap(),
+        |n, day, _| Limit::fixed_window(n, day * 366, WindowAlign::Clock).unwrap(),
+        |n, day, _| Limit::sliding_window_log(n, day, LogPolicy::Admitted).unwrap(),
+        |n, day, _| Limit::sliding_window_counter(n, day * 9, 1, EdgePolicy::Keep).unwrap(),
+        |n, day, _| Limit::sliding_window_counter(n, day * 9, 6, EdgePolicy::Keep).unwrap(),
+        |n, day, _| Limit::sliding_window_counter(n, day * 9, 60, EdgePolicy::Keep).unwrap(),
+    ];
+    for limit in limits {
+        let (base, large) = (limit(3, day, rate(3)), limit(40, day, rate(7)));
+        let large = Override { limit: Some(large), ..for_users(&["a"], 1) };
+        let rule = |overrides| Rule { limit: base.clone(), overrides, ..by_user(1) };
+        let mut layer = of([rule(vec![large.clone()])]).build().unwrap();
+        let allowed = async |layer: &RatekeeperLayer| {
+            let statuses = statuses(layer, (0..50).map(|_| with("x-user", "a"))).await;
+            statuses.iter().filter(|&&status| status == 200).count()
+        };
+        assert_eq!(allowed(&layer).await, 40, "{base:?}");
+        for _ in 0..3 {
+            layer = of([rule(vec![])]).reload_from(&layer).unwrap();
+            assert_eq!(allowed(&layer).await, 0, "{base:?}");
+            layer = of([rule(vec![large.clone()])]).reload_from(&layer).unwrap();
+            assert_eq!(allowed(&layer).await, 0, "{base:?}");
+        }
+    }
+}
+
+/// A rule that bans a user after this many denials.
+fn banning(limit: u32, after: u32, lasts: Duration) -> Rule {
+    let mut rule = by_user(limit);
+    rule.ban = Some(Ban { after, within: HOUR, lasts });
+    rule
+}
+
+async fn retry_after<S: Store + Send + Sync + 'static>(layer: &RatekeeperLayer<S>, user: &str) -> u64 {
+    let got = send(layer, with("x-user", user)).await;
+    assert_eq!(got.status, 429, "{got:?}");
+    got.header("retry-after").unwrap().parse().unwrap()
+}
+
+/// Bans user `a` for two hours, and changes all parts of the ban.
+async fn bans_outlast_reloads<S: Reload + Store + Send + Sync + 'static>(
+    build: impl FnOnce(LayerBuilder) -> RatekeeperLayer<S>,
+) {
+    let mut layer = build(of([banning(1, 1, 2 * HOUR)]));
+    assert_eq!(statuses(&layer, [with("x-user", "a"), with("x-user", "a")]).await, [200, 429]);
+    assert!((7_100..=7_200).contains(&retry_after(&layer, "a").await));
+    // The limit is raised, so that only the ban can deny.
+    for (after, hours) in [(1, 2), (1, 6), (5, 6), (5, 1), (2, 24), (1, 2)] {
+        layer = of([banning(100, after, hours * HOUR)]).reload_from(&layer).unwrap();
+        let retry_after = retry_after(&layer, "a").await;
+        let lasts = u64::from(hours) * 3_600;
+        assert!((lasts - 100..=lasts).contains(&retry_after), "after {after}, {hours} h: {retry_after}");
+        assert_eq!(send(&layer, with("x-user", "b")).await.status, 200);
+    }
+}
+
+#[tokio::test]
+async fn ban_outlasts_a_change_of_its_length_and_threshold() {
+    bans_outlast_reloads(|builder| builder.build().unwrap()).await;
+}
+
 #[tokio::test]
 async fn failed_reload_leaves_the_old_layer_unchanged() {
     let first = of([by_user(2)]).build().unwrap();
@@ -99,6 +251,31 @@ mod in_redis {
         let stats = server.cli(&["INFO", "stats"]).unwrap();
         let line = stats.lines().find_map(|line| line.strip_prefix("total_connections_received:"));
         line.unwrap().trim().parse().unwrap()
+    }
+
+    #[tokio::test]
+    async fn ban_outlasts_a_change_of_its_length_and_threshold() {
+        let server = RedisServer::start().unwrap();
+        bans_outlast_reloads(|builder| builder.redis(&settings(&server)).unwrap()).await;
+        // The last `for` is two hours, but a longer one was in force. Only its key lives for so long.
+        let lives = |name: &str| server.cli(&["PTTL", name]).unwrap().trim().parse::<u64>().unwrap();
+        let names = server.cli(&["--scan"]).unwrap();
+        let longest = names.lines().map(lives).max().unwrap();
+        assert!((23 * 3_600_000..=24 * 3_600_001).contains(&longest), "{longest}");
+        assert_eq!(server.keys_without_expiry().unwrap(), Vec::<String>::new());
+    }
+
+    #[tokio::test]
+    async fn keys_keep_their_usage_when_overrides_change() {
+        let server = RedisServer::start().unwrap();
+        users_keep_their_usage(|builder| builder.redis(&settings(&server)).unwrap()).await;
+        assert_eq!(server.keys_without_expiry().unwrap(), Vec::<String>::new());
+    }
+
+    #[tokio::test]
+    async fn tiers_keep_their_usage_when_overrides_move() {
+        let server = RedisServer::start().unwrap();
+        tiers_keep_their_usage(|builder| builder.redis(&settings(&server)).unwrap()).await;
     }
 
     #[tokio::test]

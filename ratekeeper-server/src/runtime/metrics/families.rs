@@ -38,7 +38,7 @@ families! {
     CONNECTIONS_REJECTED: counter "ratekeeper_connections_rejected_total" ["reason"]
         "Client connections closed on accept, by reason.";
     CONNECTIONS_REAPED: counter "ratekeeper_connections_reaped_total" []
-        "Idle client connections closed because max_connections was near.";
+        "Client connections closed while they waited for a request, because max_connections was near.";
     REQUESTS_IN_FLIGHT: gauge "ratekeeper_requests_in_flight" []
         "Requests in flight.";
     REQUESTS_DELAYED: gauge "ratekeeper_requests_delayed" []

@@ -32,6 +32,19 @@ struct RecordTables {
     taken: TakenIds,
 }
 
+impl RecordTables {
+    /// A reservation that is not yet due.
+    fn read(&self, id: &str, now: Time) -> TakeResult {
+        match self.reservations.get(id, now) {
+            _ if self.taken.names.contains(id) => TakeResult::Gone,
+            Some(record) => TakeResult::Record(record.clone()),
+            // An expired reservation is left to `take_due`.
+            None if self.reservations.get_any(id).is_some() => TakeResult::Gone,
+            None => TakeResult::Unknown,
+        }
+    }
+}
+
 #[derive(Debug)]
 struct ClaimEntry {
     fingerprint: Vec<u8>,
@@ -175,19 +188,18 @@ impl<C: Clock + Send + Sync + 'static> RecordStore for MemoryRecords<C> {
         Ok(())
     }
 
+    async fn read(&self, id: &str) -> Result<TakeResult, RecordError> {
+        Ok(self.lock().read(id, self.clock.now()))
+    }
+
     async fn take(&self, id: &str) -> Result<TakeResult, RecordError> {
         let (now, mut tables) = (self.clock.now(), self.lock());
-        if tables.taken.names.contains(id) {
-            return Ok(TakeResult::Gone);
+        let found = tables.read(id, now);
+        if matches!(found, TakeResult::Record(_)) {
+            tables.reservations.remove(id);
+            tables.taken.insert(id.to_owned());
         }
-        if tables.reservations.get(id, now).is_none() {
-            // An expired reservation is left to `take_due`.
-            let is_expired = tables.reservations.get_any(id).is_some();
-            return Ok(if is_expired { TakeResult::Gone } else { TakeResult::Unknown });
-        }
-        let Some(record) = tables.reservations.remove(id) else { return Ok(TakeResult::Unknown) };
-        tables.taken.insert(id.to_owned());
-        Ok(TakeResult::Record(record))
+        Ok(found)
     }
 
     async fn take_due(&self, max: usize) -> Result<Vec<Vec<u8>>, RecordError> {

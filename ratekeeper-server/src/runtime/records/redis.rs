@@ -86,6 +86,17 @@ fn claim_value(claim: &Claim) -> Vec<u8> {
 }
 
 impl RedisRecords {
+    fn decrypted(&self, found: redis::TakeResult) -> TakeResult {
+        match found {
+            // A value that another program has written is not a record.
+            redis::TakeResult::Record(encrypted) => {
+                self.cipher.decrypt(&encrypted).map_or(TakeResult::Unknown, TakeResult::Record)
+            }
+            redis::TakeResult::Gone => TakeResult::Gone,
+            redis::TakeResult::Unknown => TakeResult::Unknown,
+        }
+    }
+
     /// Whether the claim still belongs to its owner. An expired one is claimed again, unless another caller has
     /// claimed it meanwhile.
     ///
@@ -105,19 +116,18 @@ impl RecordStore for RedisRecords {
         if has_capacity { Ok(()) } else { Err(RecordError::Full) }
     }
 
+    async fn read(&self, id: &str) -> Result<TakeResult, RecordError> {
+        Ok(self.decrypted(self.records.read(id).await?))
+    }
+
     async fn take(&self, id: &str) -> Result<TakeResult, RecordError> {
-        let taken = self.records.take(id).await?;
-        Ok(match taken {
-            // A value that another program has written is not a record.
-            redis::TakeResult::Record(encrypted) => {
-                self.cipher.decrypt(&encrypted).map_or(TakeResult::Unknown, TakeResult::Record)
-            }
-            redis::TakeResult::Gone => TakeResult::Gone,
-            redis::TakeResult::Unknown => TakeResult::Unknown,
-        })
+        Ok(self.decrypted(self.records.take(id).await?))
     }
 
     async fn take_due(&self, max: usize) -> Result<Vec<Vec<u8>>, RecordError> {
+        // A server that was suspended executes a request that was given up, and the records would be lost. So it has
+        // to answer a read first.
+        self.records.read("").await?;
         let encrypted = self.records.take_due(max).await?;
         Ok(encrypted.iter().filter_map(|encrypted| self.cipher.decrypt(encrypted)).collect())
     }
