@@ -9,10 +9,8 @@ use http_body_util::BodyExt;
 use ratekeeper::tower::RatekeeperLayer;
 use ratekeeper::tower::key::{Key, KeyPart};
 use ratekeeper::tower::rule::Rule;
-use ratekeeper::{Limit, ManualClock, Memory, Time, WindowAlign};
-use ratekeeper_server::http_api::{
-    HttpApiContext, HttpApiMetrics, HttpApiSettings, HttpApiSnapshot, MemoryRecords, router,
-};
+use ratekeeper::{Limit, ManualClock, Time, WindowAlign};
+use ratekeeper_server::http_api::{HttpApi, HttpApiSettings, HttpApiSnapshot, MemoryRecords, router};
 use serde_json::Value;
 use tokio::runtime::{Builder, Runtime};
 use tower_service::Service;
@@ -20,47 +18,16 @@ use tower_service::Service;
 const PATHS: [&str; 6] = ["/v1/check", "/v1/peek", "/v1/reserve", "/v1/settle", "/v1/refund", "/v1/reset"];
 const SIZE: u32 = 10;
 
-struct Api {
-    layer: RatekeeperLayer<Memory<ManualClock>>,
-    settings: Arc<HttpApiSettings>,
-    records: MemoryRecords<ManualClock>,
-    metrics: HttpApiMetrics,
-}
-
-impl HttpApiContext for Api {
-    type Store = Memory<ManualClock>;
-    type Records = MemoryRecords<ManualClock>;
-
-    fn snapshot(&self) -> HttpApiSnapshot<Memory<ManualClock>> {
-        HttpApiSnapshot { layer: Some(self.layer.clone()), settings: self.settings.clone() }
-    }
-
-    fn records(&self) -> &MemoryRecords<ManualClock> {
-        &self.records
-    }
-
-    fn metrics(&self) -> &HttpApiMetrics {
-        &self.metrics
-    }
-}
-
 /// Creates two limits, `u` per user and `a` for all, on a clock that stands still.
 fn api() -> Option<(Router, Runtime)> {
     let clock = ManualClock::new(Time::from_secs(1_700_000_000));
     let limit = Limit::fixed_window(SIZE, std::time::Duration::from_secs(3600), WindowAlign::Clock).ok()?;
     let per_user = Rule::new("u", limit.clone()).key(Key::of(KeyPart::header("X-User-Id")));
     let builder = RatekeeperLayer::builder().rule(per_user).rule(Rule::new("a", limit)).max_keys(1_000);
-    let api = Api {
-        layer: builder.build_on(clock.clone()).ok()?,
-        settings: Arc::new(HttpApiSettings {
-            limits: 2,
-            refunds: true,
-            resets: true,
-            ..HttpApiSettings::default()
-        }),
-        records: MemoryRecords::with_clock(clock, 1_000, 1 << 20),
-        metrics: HttpApiMetrics::default(),
-    };
+    let settings = HttpApiSettings { limits: 2, refunds: true, resets: true, ..HttpApiSettings::default() };
+    let snapshot =
+        HttpApiSnapshot { layer: Some(builder.build_on(clock.clone()).ok()?), settings: Arc::new(settings) };
+    let api = HttpApi::new(snapshot, MemoryRecords::with_clock(clock, 1_000, 1 << 20));
     Some((router(Arc::new(api)), Builder::new_current_thread().enable_time().build().ok()?))
 }
 

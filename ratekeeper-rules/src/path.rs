@@ -49,6 +49,9 @@ mod template;
 use std::fmt;
 use std::ops::Range;
 
+#[cfg(debug_assertions)]
+#[doc(hidden)]
+pub use normal::normalized_count;
 pub use normal::{RequestPath, normalize};
 pub use pattern::{Pattern, PatternError};
 pub use reading::{hides_match, is_read_alike, with_parameters};

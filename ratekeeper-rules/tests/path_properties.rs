@@ -6,7 +6,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
 use ratekeeper_rules::path::{
-    AmbiguousPathPolicy, PathNormalization, Pattern, normalize, segment, with_parameters,
+    AmbiguousPathPolicy, PathNormalization, Pattern, RequestPath, normalize, segment, with_parameters,
 };
 
 use crate::property::check;
@@ -115,6 +115,19 @@ fn normalization_is_idempotent_and_leaves_no_ambiguous_text() {
         let times_longer = if normalization.ignore_case { 5 } else { 3 };
         prop_assert!(normal.len() <= times_longer * path.len().max(1), "{normal}");
         prop_assert!(!(normalization.ignore_trailing_slash && normal.len() > 1 && normal.ends_with('/')));
+        Ok(())
+    });
+}
+
+/// Reading a path once gives the same as normalizing it twice.
+#[test]
+fn request_path_is_normalized_for_rules_and_for_the_service() {
+    check(&(any_text(), normalization()), |(path, normalization)| {
+        let forwarded =
+            PathNormalization { ambiguous: normalization.ambiguous, ..PathNormalization::default() };
+        let expected = normalize(&path, normalization)
+            .and_then(|matched| Ok(RequestPath { matched, forwarded: normalize(&path, forwarded)? }));
+        prop_assert_eq!(RequestPath::read(&path, normalization), expected, "{}", path);
         Ok(())
     });
 }

@@ -17,6 +17,8 @@ use super::{Ambiguity, AmbiguousPath, AmbiguousPathPolicy, PathNormalization};
 /// [`AmbiguousPath`] names the first position that servers interpret in different ways, unless
 /// [`PathNormalization::ambiguous`] keeps these.
 pub fn normalize(path: &str, normalization: PathNormalization) -> Result<Cow<'_, str>, AmbiguousPath> {
+    #[cfg(debug_assertions)]
+    NORMALIZED.set(NORMALIZED.get() + 1);
     if path.is_empty() || path == "*" {
         return Ok(Cow::Borrowed("/"));
     }
@@ -68,6 +70,18 @@ fn is_encoded_dot_segment(segment: &str) -> bool {
     }
 }
 
+#[cfg(debug_assertions)]
+thread_local! {
+    static NORMALIZED: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+}
+
+/// How many paths this thread has normalized, for tests of the cost of a request. Exists only with debug assertions.
+#[cfg(debug_assertions)]
+#[doc(hidden)]
+pub fn normalized_count() -> u64 {
+    NORMALIZED.get()
+}
+
 /// A received path, read once: the form that rules match, and the form that the service receives.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestPath<'a> {
@@ -79,7 +93,8 @@ pub struct RequestPath<'a> {
 }
 
 impl<'a> RequestPath<'a> {
-    /// Reads a path.
+    /// Reads a path. Most paths are normalized once; twice if they have escapes or, where case is ignored, capital
+    /// letters.
     ///
     /// ```
     /// use ratekeeper_rules::path::{PathNormalization, RequestPath};
@@ -95,7 +110,10 @@ impl<'a> RequestPath<'a> {
         let PathNormalization { ambiguous, ignore_case, ignore_trailing_slash, decode_delimiters } =
             normalization;
         let forwarded = normalize(path, PathNormalization { ambiguous, ..PathNormalization::default() })?;
-        let matched = match (ignore_case || decode_delimiters, ignore_trailing_slash) {
+        // The forwarded path is ASCII, so without escapes and capital letters these settings change nothing.
+        let has_escape = (ignore_case || decode_delimiters) && forwarded.contains('%');
+        let has_capital = ignore_case && forwarded.bytes().any(|byte| byte.is_ascii_uppercase());
+        let matched = match (has_escape || has_capital, ignore_trailing_slash) {
             (true, _) => normalize(path, normalization)?,
             (false, true) => without_trailing_slash(forwarded.clone()),
             (false, false) => forwarded.clone(),

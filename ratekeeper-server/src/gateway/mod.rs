@@ -39,6 +39,8 @@ mod client_socket;
 mod client_timeouts;
 mod connection;
 mod connection_setup;
+#[cfg(test)]
+mod costs;
 mod drain;
 mod forward;
 mod frame_meter;

@@ -55,13 +55,15 @@ use axum::extract::{Request, State};
 use axum::http::header::{CACHE_CONTROL, HeaderName, HeaderValue};
 use axum::http::{Response, StatusCode};
 use http_body_util::Empty;
+use ratekeeper::Store;
 use ratekeeper::tower::{ConcurrencySet, Peer, RequestContext, RuleSet};
 use tower_service::Service;
 
 use super::error::HttpApiError;
 use super::metrics::{Endpoint, EndpointOutcome};
 use super::request_body::DenyStatus;
-use super::{HttpApiContext, original_request};
+use super::{HttpApi, original_request};
+use crate::runtime::records::RecordStore;
 
 /// The values of `deny_status` for proxies. 429 passes the denial on with its real status; the others replace the
 /// status of any denial.
@@ -71,17 +73,17 @@ const DENY_STATUSES: [u16; 3] = [401, 403, 429];
 const DENIED: HeaderName = HeaderName::from_static("x-ratelimit-denied");
 
 /// Responds to a proxy.
-pub(super) async fn authorize<T: HttpApiContext>(
-    State(api): State<Arc<T>>,
+pub(super) async fn authorize<S: Store + Send + Sync + 'static, R: RecordStore>(
+    State(api): State<Arc<HttpApi<S, R>>>,
     request: Request,
 ) -> Response<Body> {
     let response = authorize_request(&*api, request).await.unwrap_or_else(HttpApiError::into_response);
-    api.metrics().count(Endpoint::Authorize, &response);
+    api.metrics.count(Endpoint::Authorize, &response);
     response
 }
 
-async fn authorize_request<T: HttpApiContext>(
-    api: &T,
+async fn authorize_request<S: Store + Send + Sync + 'static, R: RecordStore>(
+    api: &HttpApi<S, R>,
     request: Request,
 ) -> Result<Response<Body>, HttpApiError> {
     let snapshot = api.snapshot();

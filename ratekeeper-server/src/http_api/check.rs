@@ -13,7 +13,8 @@ use super::error::HttpApiError;
 use super::idempotency::ApiRequest;
 use super::metrics::EndpointOutcome;
 use super::request_body::{self, CheckRequest, DenyStatus, Key, LimitCheck};
-use super::{HttpApiContext, HttpApiSnapshot, response};
+use super::{HttpApi, HttpApiSnapshot, response};
+use crate::runtime::records::RecordStore;
 
 /// The decision on one check.
 #[derive(Clone, Copy, Debug)]
@@ -181,8 +182,8 @@ fn unknown_limit(name: &str, names: &[&str]) -> HttpApiError {
 }
 
 /// Charges limits atomically.
-pub(super) async fn check<T: HttpApiContext>(
-    api: Arc<T>,
+pub(super) async fn check<S: Store + Send + Sync + 'static, R: RecordStore>(
+    api: Arc<HttpApi<S, R>>,
     request: ApiRequest,
 ) -> Result<Response, HttpApiError> {
     let CheckRequest { checks, deny_status } = CheckRequest::read(&request.body)?;
@@ -196,8 +197,8 @@ pub(super) async fn check<T: HttpApiContext>(
 }
 
 /// Decides as a check would, without charging.
-pub(super) async fn peek<T: HttpApiContext>(
-    api: Arc<T>,
+pub(super) async fn peek<S: Store + Send + Sync + 'static, R: RecordStore>(
+    api: Arc<HttpApi<S, R>>,
     request: ApiRequest,
 ) -> Result<Response, HttpApiError> {
     let CheckRequest { checks, deny_status } = CheckRequest::read(&request.body)?;
@@ -210,8 +211,8 @@ pub(super) async fn peek<T: HttpApiContext>(
 }
 
 /// Resets a key in all tiers, including its ban.
-pub(super) async fn reset<T: HttpApiContext>(
-    api: Arc<T>,
+pub(super) async fn reset<S: Store + Send + Sync + 'static, R: RecordStore>(
+    api: Arc<HttpApi<S, R>>,
     request: ApiRequest,
 ) -> Result<Response, HttpApiError> {
     let snapshot = api.snapshot();
@@ -225,8 +226,8 @@ pub(super) async fn reset<T: HttpApiContext>(
 }
 
 /// Refunds units without a known time of charge: from the oldest that still count, and never more than were charged.
-pub(super) async fn refund<T: HttpApiContext>(
-    api: Arc<T>,
+pub(super) async fn refund<S: Store + Send + Sync + 'static, R: RecordStore>(
+    api: Arc<HttpApi<S, R>>,
     request: ApiRequest,
 ) -> Result<Response, HttpApiError> {
     let snapshot = api.snapshot();

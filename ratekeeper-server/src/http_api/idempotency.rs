@@ -15,11 +15,12 @@ use axum::http::header::{HeaderMap, HeaderName, HeaderValue};
 use axum::http::uri::PathAndQuery;
 use axum::http::{Response, StatusCode};
 use http_body_util::BodyExt;
+use ratekeeper::Store;
 use ring::digest::{Context, SHA256};
 use ring::rand::{SecureRandom, SystemRandom};
 use serde::{Deserialize, Serialize};
 
-use super::HttpApiContext;
+use super::HttpApi;
 use super::error::HttpApiError;
 use super::metrics::{Endpoint, EndpointOutcome};
 use super::request_body;
@@ -90,31 +91,33 @@ pub(super) fn hex(bytes: &[u8]) -> String {
 }
 
 /// Reads a request, executes it with `run`, and counts the outcome.
-pub(super) async fn handle<T, F>(
-    api: Arc<T>,
+pub(super) async fn handle<S, R, F>(
+    api: Arc<HttpApi<S, R>>,
     endpoint: Endpoint,
     request: Request,
-    run: impl FnOnce(Arc<T>, ApiRequest) -> F + Send + 'static,
+    run: impl FnOnce(Arc<HttpApi<S, R>>, ApiRequest) -> F + Send + 'static,
 ) -> Response<Body>
 where
-    T: HttpApiContext,
+    S: Store + Send + Sync + 'static,
+    R: RecordStore,
     F: Future<Output = Result<Response<Body>, HttpApiError>> + Send + 'static,
 {
     let context = api.clone();
     let result = execute(api, endpoint, request, run).await;
     let response = result.unwrap_or_else(HttpApiError::into_response);
-    context.metrics().count(endpoint, &response);
+    context.metrics.count(endpoint, &response);
     response
 }
 
-async fn execute<T, F>(
-    api: Arc<T>,
+async fn execute<S, R, F>(
+    api: Arc<HttpApi<S, R>>,
     endpoint: Endpoint,
     request: Request,
-    run: impl FnOnce(Arc<T>, ApiRequest) -> F + Send + 'static,
+    run: impl FnOnce(Arc<HttpApi<S, R>>, ApiRequest) -> F + Send + 'static,
 ) -> Result<Response<Body>, HttpApiError>
 where
-    T: HttpApiContext,
+    S: Store + Send + Sync + 'static,
+    R: RecordStore,
     F: Future<Output = Result<Response<Body>, HttpApiError>> + Send + 'static,
 {
     let (parts, body) = request_body::body(request).await?;
@@ -156,15 +159,16 @@ fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, HttpApiError> 
 }
 
 /// Executes a request the first time, and returns the stored response afterwards.
-async fn execute_once<T, F>(
-    api: Arc<T>,
+async fn execute_once<S, R, F>(
+    api: Arc<HttpApi<S, R>>,
     endpoint: Endpoint,
     key: &str,
     request: ApiRequest,
-    run: impl FnOnce(Arc<T>, ApiRequest) -> F + Send,
+    run: impl FnOnce(Arc<HttpApi<S, R>>, ApiRequest) -> F + Send,
 ) -> Result<Response<Body>, HttpApiError>
 where
-    T: HttpApiContext,
+    S: Store + Send + Sync + 'static,
+    R: RecordStore,
     F: Future<Output = Result<Response<Body>, HttpApiError>> + Send,
 {
     // Digests, so that the stored records do not reveal keys.
@@ -173,7 +177,7 @@ where
     let claim = Claim { name, fingerprint: request.fingerprint().to_vec(), nonce };
     // A double refund is worse than a lost one, so the key of a refund stays claimed until its outcome is certain.
     let lifetime = if endpoint == Endpoint::Refund { RESPONSE_LIFETIME } else { CLAIM_LIFETIME };
-    match api.records().claim(&claim, lifetime).await? {
+    match api.records.claim(&claim, lifetime).await? {
         ClaimResult::First => {}
         ClaimResult::Existing { fingerprint, .. } if fingerprint != claim.fingerprint => {
             let reason = "this `Idempotency-Key` was used for a different request; use a new one";
@@ -185,7 +189,7 @@ where
             return Err(HttpApiError::new(StatusCode::CONFLICT, reason).retryable());
         }
         ClaimResult::Existing { response: Some(response), .. } => {
-            api.metrics().replays.fetch_add(1, Ordering::Relaxed);
+            api.metrics.replays.fetch_add(1, Ordering::Relaxed);
             return StoredResponse::response(&response);
         }
     }
@@ -199,7 +203,7 @@ where
             Ok(store_response(&*api, endpoint, &claim, error.into_response()).await)
         }
         other => {
-            api.records().release(&claim).await;
+            api.records.release(&claim).await;
             other
         }
     }
@@ -207,19 +211,19 @@ where
 
 /// Stores a response for retries. The request is already executed: if its response cannot be stored, the client still
 /// gets it, and the claim stays until it expires.
-async fn store_response<T: HttpApiContext>(
-    api: &T,
+async fn store_response<S: Store + Send + Sync + 'static, R: RecordStore>(
+    api: &HttpApi<S, R>,
     endpoint: Endpoint,
     claim: &Claim,
     response: Response<Body>,
 ) -> Response<Body> {
     let (stored, response) = StoredResponse::of(response).await;
     for attempt in 1.. {
-        match api.records().set_response(claim, &stored, RESPONSE_LIFETIME).await {
+        match api.records.set_response(claim, &stored, RESPONSE_LIFETIME).await {
             Ok(()) => break,
             Err(_) if attempt < STORE_ATTEMPTS_MAX => {}
             Err(error) => {
-                api.metrics().dropped_responses.fetch_add(1, Ordering::Relaxed);
+                api.metrics.dropped_responses.fetch_add(1, Ordering::Relaxed);
                 let endpoint = endpoint.name();
                 tracing::warn!(endpoint, %error, "response not stored under its idempotency key");
                 break;

@@ -73,29 +73,6 @@ pub const CONNECTIONS_MAX: usize = 4096;
 /// The OpenAPI 3.1 description of this API.
 pub const OPENAPI: &str = include_str!("openapi.json");
 
-/// The limits, settings and records of this API. It is read on every request, so that a reload takes effect while the
-/// API is open.
-pub trait HttpApiContext: Send + Sync + 'static {
-    /// The store of the limits.
-    type Store: Store + Send + Sync + 'static;
-    /// The store of reservations and idempotent responses.
-    type Records: RecordStore;
-
-    /// The current configuration.
-    fn snapshot(&self) -> HttpApiSnapshot<Self::Store>;
-
-    /// The stored reservations and idempotent responses.
-    fn records(&self) -> &Self::Records;
-
-    /// The metrics of this API.
-    fn metrics(&self) -> &HttpApiMetrics;
-
-    /// Further routes behind the token: the Envoy API's `POST /json`.
-    fn other_routes(&self) -> Router {
-        Router::new()
-    }
-}
-
 /// The HTTP API: limits, settings, records and metrics.
 #[derive(Debug)]
 pub struct HttpApi<S, R> {
@@ -119,31 +96,14 @@ impl<S, R> HttpApi<S, R> {
         }
     }
 
+    /// The limits and settings now.
+    pub(crate) fn snapshot(&self) -> Arc<HttpApiSnapshot<S>> {
+        self.current.load()
+    }
+
     /// Serves further routes behind the token.
     pub(crate) fn with_routes(self, other_routes: Router) -> HttpApi<S, R> {
         HttpApi { other_routes, ..self }
-    }
-}
-
-impl<S: Store + Send + Sync + 'static, R: RecordStore> HttpApiContext for HttpApi<S, R> {
-    type Store = S;
-    type Records = R;
-
-    fn snapshot(&self) -> HttpApiSnapshot<S> {
-        let snapshot = self.current.load();
-        HttpApiSnapshot { layer: snapshot.layer.clone(), settings: snapshot.settings.clone() }
-    }
-
-    fn records(&self) -> &R {
-        &self.records
-    }
-
-    fn metrics(&self) -> &HttpApiMetrics {
-        &self.metrics
-    }
-
-    fn other_routes(&self) -> Router {
-        self.other_routes.clone()
     }
 }
 
@@ -196,9 +156,9 @@ impl Default for HttpApiSettings {
 ///
 /// # Errors
 /// Returns the error of the socket, if it cannot be used.
-pub fn listen<T: HttpApiContext>(
+pub fn listen<S: Store + Send + Sync + 'static, R: RecordStore>(
     listener: std::net::TcpListener,
-    context: Arc<T>,
+    context: Arc<HttpApi<S, R>>,
     drain: watch::Receiver<bool>,
 ) -> io::Result<(SocketAddr, impl Future<Output = io::Result<()>> + Send)> {
     listener.set_nonblocking(true)?;

@@ -28,7 +28,7 @@ use super::error::HttpApiError;
 use super::idempotency::{ApiRequest, hex, random_bytes};
 use super::metrics::EndpointOutcome;
 use super::request_body::{self, Key, LimitCheck, Reservation, ReserveRequest, SettleRequest};
-use super::{HttpApiContext, HttpApiSnapshot, response};
+use super::{HttpApi, HttpApiSnapshot, response};
 use crate::runtime::http_listener::is_closing;
 use crate::runtime::records::{RecordError, RecordStore, TakeResult};
 
@@ -42,8 +42,8 @@ const CHARGE_ATTEMPTS_MAX: usize = 3;
 const ID_BYTES: usize = 16;
 
 /// Charges the limit and stores a reservation.
-pub(super) async fn reserve<T: HttpApiContext>(
-    api: Arc<T>,
+pub(super) async fn reserve<S: Store + Send + Sync + 'static, R: RecordStore>(
+    api: Arc<HttpApi<S, R>>,
     request: ApiRequest,
 ) -> Result<Response, HttpApiError> {
     let ReserveRequest { check, expires } = ReserveRequest::read(&request.body)?;
@@ -79,7 +79,7 @@ pub(super) async fn reserve<T: HttpApiContext>(
         expires_at_ns: at.saturating_add(expires).as_nanos(),
     };
     let record = serde_json::to_vec(&reservation).unwrap_or_default();
-    match api.records().put(&id, &record, expires).await {
+    match api.records.put(&id, &record, expires).await {
         Ok(()) => {}
         // The record was certainly not stored, so nothing else will refund it.
         Err(error @ (RecordError::Full | RecordError::NotSent(_))) => {
@@ -101,22 +101,22 @@ fn new_id() -> Result<String, HttpApiError> {
 }
 
 /// Corrects the charge of a reservation to the actual cost.
-pub(super) async fn settle<T: HttpApiContext>(
-    api: Arc<T>,
+pub(super) async fn settle<S: Store + Send + Sync + 'static, R: RecordStore>(
+    api: Arc<HttpApi<S, R>>,
     request: ApiRequest,
 ) -> Result<Response, HttpApiError> {
     let SettleRequest { reservation: id, cost } = request_body::read(&request.body)?;
-    let reservation = parse_record(api.records().read(&id).await.map_err(not_settled)?)?;
+    let reservation = parse_record(api.records.read(&id).await.map_err(not_settled)?)?;
     let snapshot = api.snapshot();
     let rest = reservation.charged.saturating_sub(cost);
     if rest > 0 && is_store_unavailable(&snapshot, &reservation).await {
         return Err(not_settled("the store of the limit does not answer"));
     }
-    match api.records().take(&id).await {
+    match api.records.take(&id).await {
         Ok(taken) => parse_record(taken)?,
         Err(error @ (RecordError::NotSent(_) | RecordError::Full)) => return Err(not_settled(error)),
         Err(error @ RecordError::Unavailable(_)) => {
-            api.metrics().lost_refunds.fetch_add(1, Ordering::Relaxed);
+            api.metrics.lost_refunds.fetch_add(1, Ordering::Relaxed);
             tracing::warn!(limit = reservation.limit, "reservation possibly settled without its refund");
             let reason = format!(
                 "{error}; whether the reservation is settled is unknown. Retry: if the response is 409, it is settled \
@@ -233,9 +233,9 @@ async fn charge_more<S: Store>(
 }
 
 /// Refunds units of a reservation, as of the time of their charge. Returns whether it succeeded.
-async fn refund<T: HttpApiContext>(
-    api: &T,
-    snapshot: &HttpApiSnapshot<T::Store>,
+async fn refund<S: Store + Send + Sync + 'static, R: RecordStore>(
+    api: &HttpApi<S, R>,
+    snapshot: &HttpApiSnapshot<S>,
     reservation: &Reservation,
     cost: u32,
 ) -> bool {
@@ -250,7 +250,7 @@ async fn refund<T: HttpApiContext>(
         Ok(()) => true,
         // The error is not logged because it may contain the key.
         Err(_) => {
-            api.metrics().lost_refunds.fetch_add(1, Ordering::Relaxed);
+            api.metrics.lost_refunds.fetch_add(1, Ordering::Relaxed);
             tracing::warn!(limit = reservation.limit, "reservation not refunded: store unavailable");
             false
         }
@@ -265,14 +265,17 @@ async fn is_store_unavailable<S: Store>(snapshot: &HttpApiSnapshot<S>, reservati
 }
 
 /// Stores expired records again, so that another process can refund them.
-async fn store_again<T: HttpApiContext>(api: &T, pending: Vec<Vec<u8>>) {
+async fn store_again<S: Store + Send + Sync + 'static, R: RecordStore>(
+    api: &HttpApi<S, R>,
+    pending: Vec<Vec<u8>>,
+) {
     for record in pending {
         let is_stored = match new_id() {
-            Ok(id) => api.records().put(&id, &record, SWEEP_INTERVAL).await.is_ok(),
+            Ok(id) => api.records.put(&id, &record, SWEEP_INTERVAL).await.is_ok(),
             Err(_) => false,
         };
         if !is_stored {
-            api.metrics().lost_refunds.fetch_add(1, Ordering::Relaxed);
+            api.metrics.lost_refunds.fetch_add(1, Ordering::Relaxed);
             tracing::warn!("expired reservation neither refunded nor stored for a retry");
         }
     }
@@ -288,7 +291,10 @@ struct SweepResult {
 
 /// Refunds the pending records, or else a batch of expired ones. If the store becomes unavailable, the rest stays in
 /// `pending`: those refunds were not sent, so each is still made only once. No further records are fetched meanwhile.
-async fn refund_batch<T: HttpApiContext>(api: &T, pending: &mut Vec<Vec<u8>>) -> SweepResult {
+async fn refund_batch<S: Store + Send + Sync + 'static, R: RecordStore>(
+    api: &HttpApi<S, R>,
+    pending: &mut Vec<Vec<u8>>,
+) -> SweepResult {
     let snapshot = api.snapshot();
     let had_pending = !pending.is_empty();
     if let Some(Ok(first)) = pending.first().map(|record| serde_json::from_slice(record))
@@ -297,7 +303,7 @@ async fn refund_batch<T: HttpApiContext>(api: &T, pending: &mut Vec<Vec<u8>>) ->
         return SweepResult { reservations: 0, has_more: false };
     }
     if !had_pending {
-        match api.records().take_due(SWEEP_BATCH).await {
+        match api.records.take_due(SWEEP_BATCH).await {
             Ok(due) => *pending = due,
             Err(error) => {
                 tracing::warn!(%error, "expired reservations not listed");
@@ -308,7 +314,7 @@ async fn refund_batch<T: HttpApiContext>(api: &T, pending: &mut Vec<Vec<u8>>) ->
     let mut result = SweepResult { reservations: 0, has_more: had_pending || pending.len() == SWEEP_BATCH };
     for record in pending.iter() {
         result.reservations += 1;
-        api.metrics().expired_reservations.fetch_add(1, Ordering::Relaxed);
+        api.metrics.expired_reservations.fetch_add(1, Ordering::Relaxed);
         if let Ok(reservation) = serde_json::from_slice::<Reservation>(record)
             && !refund(api, &snapshot, &reservation, reservation.charged).await
             && is_store_unavailable(&snapshot, &reservation).await
@@ -322,7 +328,7 @@ async fn refund_batch<T: HttpApiContext>(api: &T, pending: &mut Vec<Vec<u8>>) ->
 }
 
 /// Refunds all expired reservations, and returns how many there were.
-pub async fn refund_expired<T: HttpApiContext>(api: &T) -> usize {
+pub async fn refund_expired<S: Store + Send + Sync + 'static, R: RecordStore>(api: &HttpApi<S, R>) -> usize {
     let (mut total, mut pending) = (0, Vec::new());
     loop {
         let SweepResult { reservations, has_more } = refund_batch(api, &mut pending).await;
@@ -335,7 +341,10 @@ pub async fn refund_expired<T: HttpApiContext>(api: &T) -> usize {
 }
 
 /// Refunds expired reservations at intervals until the API ends. A batch in progress is completed.
-pub(super) async fn sweep<T: HttpApiContext>(api: Arc<T>, mut shutdown: watch::Receiver<bool>) {
+pub(super) async fn sweep<S: Store + Send + Sync + 'static, R: RecordStore>(
+    api: Arc<HttpApi<S, R>>,
+    mut shutdown: watch::Receiver<bool>,
+) {
     let mut ticks = interval(SWEEP_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut pending = Vec::new();

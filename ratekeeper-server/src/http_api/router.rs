@@ -9,27 +9,29 @@ use axum::http::header::CONTENT_TYPE;
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get, post};
+use ratekeeper::Store;
 
 use super::metrics::Endpoint;
-use super::{HttpApiContext, OPENAPI, authorize, check, idempotency, reserve};
+use super::{HttpApi, OPENAPI, authorize, check, idempotency, reserve};
 use crate::runtime::guard::{Guard, reject_cross_origin, reject_host_names, require_token};
 use crate::runtime::problem::problem;
+use crate::runtime::records::RecordStore;
 
 /// The routes of the API, without a socket. The caller's address is taken from the request extension
 /// [`Peer`](ratekeeper::tower::Peer).
-pub fn router<T: HttpApiContext>(context: Arc<T>) -> Router {
+pub fn router<S: Store + Send + Sync + 'static, R: RecordStore>(context: Arc<HttpApi<S, R>>) -> Router {
     let configured = context.clone();
     let guard = Guard::new("apis.http", move || configured.snapshot().settings.token.clone());
     Router::new()
-        .route("/v1/check", post(check::<T>))
-        .route("/v1/peek", post(peek::<T>))
-        .route("/v1/reset", post(reset::<T>))
-        .route("/v1/refund", post(refund::<T>))
-        .route("/v1/reserve", post(reserve::<T>))
-        .route("/v1/settle", post(settle::<T>))
+        .route("/v1/check", post(check::<S, R>))
+        .route("/v1/peek", post(peek::<S, R>))
+        .route("/v1/reset", post(reset::<S, R>))
+        .route("/v1/refund", post(refund::<S, R>))
+        .route("/v1/reserve", post(reserve::<S, R>))
+        .route("/v1/settle", post(settle::<S, R>))
         .method_not_allowed_fallback(wrong_method)
         .with_state(context.clone())
-        .merge(context.other_routes())
+        .merge(context.other_routes.clone())
         // This layer covers the routes added above it only.
         .route_layer(from_fn_with_state(guard.clone(), require_token))
         .route("/openapi.json", get(openapi))
@@ -37,30 +39,48 @@ pub fn router<T: HttpApiContext>(context: Arc<T>) -> Router {
         .layer(from_fn_with_state(guard, reject_host_names))
         .layer(from_fn(reject_cross_origin))
         // After the layers: a proxy's subrequest carries its client's `Origin`, and often its `Host`.
-        .route("/v1/authorize", any(authorize::authorize::<T>).with_state(context))
+        .route("/v1/authorize", any(authorize::authorize::<S, R>).with_state(context))
 }
 
-async fn check<T: HttpApiContext>(State(api): State<Arc<T>>, request: Request) -> Response {
+async fn check<S: Store + Send + Sync + 'static, R: RecordStore>(
+    State(api): State<Arc<HttpApi<S, R>>>,
+    request: Request,
+) -> Response {
     idempotency::handle(api, Endpoint::Check, request, check::check).await
 }
 
-async fn peek<T: HttpApiContext>(State(api): State<Arc<T>>, request: Request) -> Response {
+async fn peek<S: Store + Send + Sync + 'static, R: RecordStore>(
+    State(api): State<Arc<HttpApi<S, R>>>,
+    request: Request,
+) -> Response {
     idempotency::handle(api, Endpoint::Peek, request, check::peek).await
 }
 
-async fn reset<T: HttpApiContext>(State(api): State<Arc<T>>, request: Request) -> Response {
+async fn reset<S: Store + Send + Sync + 'static, R: RecordStore>(
+    State(api): State<Arc<HttpApi<S, R>>>,
+    request: Request,
+) -> Response {
     idempotency::handle(api, Endpoint::Reset, request, check::reset).await
 }
 
-async fn refund<T: HttpApiContext>(State(api): State<Arc<T>>, request: Request) -> Response {
+async fn refund<S: Store + Send + Sync + 'static, R: RecordStore>(
+    State(api): State<Arc<HttpApi<S, R>>>,
+    request: Request,
+) -> Response {
     idempotency::handle(api, Endpoint::Refund, request, check::refund).await
 }
 
-async fn reserve<T: HttpApiContext>(State(api): State<Arc<T>>, request: Request) -> Response {
+async fn reserve<S: Store + Send + Sync + 'static, R: RecordStore>(
+    State(api): State<Arc<HttpApi<S, R>>>,
+    request: Request,
+) -> Response {
     idempotency::handle(api, Endpoint::Reserve, request, reserve::reserve).await
 }
 
-async fn settle<T: HttpApiContext>(State(api): State<Arc<T>>, request: Request) -> Response {
+async fn settle<S: Store + Send + Sync + 'static, R: RecordStore>(
+    State(api): State<Arc<HttpApi<S, R>>>,
+    request: Request,
+) -> Response {
     idempotency::handle(api, Endpoint::Settle, request, reserve::settle).await
 }
 

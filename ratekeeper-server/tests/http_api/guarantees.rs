@@ -206,7 +206,7 @@ impl Api {
         let yaml = format!("limits: {{ one: {{ key: global, {} }} }}", algorithm.yaml);
         let context = TestContext::new(&yaml, |_| {});
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-        Api { router: http_api::router(context.clone()), context, runtime }
+        Api { router: http_api::router(context.api.clone()), context, runtime }
     }
 
     fn call(&mut self, path: &str, body: &Value) -> (u16, Value) {

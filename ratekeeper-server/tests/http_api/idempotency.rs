@@ -4,7 +4,6 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use ratekeeper_server::Exposition;
-use ratekeeper_server::http_api::HttpApiContext;
 use serde_json::json;
 
 use super::support::{PER_USER, TestContext, open, peek_remaining, post, run, send};
@@ -98,7 +97,7 @@ async fn unstored_response_is_retried_and_counted() {
     let api = run(PER_USER);
     let dropped = || {
         let mut out = Exposition::default();
-        api.context.metrics().write(&mut out);
+        api.context.metrics.write(&mut out);
         let text = out.into_text();
         let line =
             text.lines().find_map(|line| line.strip_prefix("ratekeeper_http_api_idempotency_dropped_total "));

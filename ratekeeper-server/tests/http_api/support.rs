@@ -1,7 +1,8 @@
 //! Test support: an API from a few lines of YAML, and clients.
 
 use std::net::{SocketAddr, TcpListener};
-use std::sync::{Arc, Mutex};
+use std::ops::Deref;
+use std::sync::Arc;
 use std::time::Duration;
 
 use ratekeeper::tower::client::{TrustedProxies, parse_cidr};
@@ -9,9 +10,7 @@ use ratekeeper::tower::{LayerBuilder, RatekeeperLayer};
 use ratekeeper::{ManualClock, Memory, Store, Time};
 use ratekeeper_config::{Config, Environment};
 use ratekeeper_server::Exposition;
-use ratekeeper_server::http_api::{
-    self, HttpApiContext, HttpApiMetrics, HttpApiSettings, HttpApiSnapshot, MemoryRecords,
-};
+use ratekeeper_server::http_api::{self, HttpApi, HttpApiSettings, HttpApiSnapshot, MemoryRecords};
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -43,29 +42,17 @@ pub(crate) fn parse(yaml: &str) -> Config {
 /// The initial time of the tests.
 pub(crate) const START: Time = Time::from_secs(1_700_000_000);
 
-/// The context of the API under test.
+/// The API under test, with its clock.
 pub(crate) struct TestContext<S = Memory<ManualClock>> {
     pub(crate) clock: ManualClock,
-    layer: Option<RatekeeperLayer<S>>,
-    settings: Mutex<Arc<HttpApiSettings>>,
-    pub(crate) records: FaultyRecords,
-    metrics: HttpApiMetrics,
+    pub(crate) api: Arc<HttpApi<S, FaultyRecords>>,
 }
 
-impl<S: Store + Send + Sync + 'static> HttpApiContext for TestContext<S> {
-    type Store = S;
-    type Records = FaultyRecords;
+impl<S> Deref for TestContext<S> {
+    type Target = HttpApi<S, FaultyRecords>;
 
-    fn snapshot(&self) -> HttpApiSnapshot<S> {
-        HttpApiSnapshot { layer: self.layer.clone(), settings: self.settings.lock().unwrap().clone() }
-    }
-
-    fn records(&self) -> &FaultyRecords {
-        &self.records
-    }
-
-    fn metrics(&self) -> &HttpApiMetrics {
-        &self.metrics
+    fn deref(&self) -> &HttpApi<S, FaultyRecords> {
+        &self.api
     }
 }
 
@@ -113,9 +100,9 @@ impl<S> TestContext<S> {
             ..HttpApiSettings::default()
         };
         change(&mut settings);
-        let settings = Mutex::new(Arc::new(settings));
+        let snapshot = HttpApiSnapshot { layer, settings: Arc::new(settings) };
         let records = FaultyRecords::new(MemoryRecords::with_clock(clock.clone(), records, 1 << 24));
-        Arc::new(TestContext { clock, layer, settings, records, metrics: HttpApiMetrics::default() })
+        Arc::new(TestContext { clock, api: Arc::new(HttpApi::new(snapshot, records)) })
     }
 }
 
@@ -131,7 +118,7 @@ pub(crate) struct TestApi<S = Memory<ManualClock>> {
 pub(crate) fn open<S: Store + Send + Sync + 'static>(context: Arc<TestContext<S>>) -> TestApi<S> {
     let (drain, draining) = watch::channel(false);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let (address, serving) = http_api::listen(listener, context.clone(), draining).unwrap();
+    let (address, serving) = http_api::listen(listener, context.api.clone(), draining).unwrap();
     TestApi { context, address, drain, ended: tokio::spawn(serving) }
 }
 
@@ -233,7 +220,7 @@ pub(crate) async fn peek_remaining(address: SocketAddr, limit: &str, key: &str) 
 /// The number of lost refunds.
 pub(crate) fn lost_refunds<S: Store + Send + Sync + 'static>(api: &TestApi<S>) -> u64 {
     let mut out = Exposition::default();
-    api.context.metrics().write(&mut out);
+    api.context.metrics.write(&mut out);
     let text = out.into_text();
     let mut lines = text.lines();
     let count = lines.find_map(|line| line.strip_prefix("ratekeeper_http_api_refunds_lost_total "));
