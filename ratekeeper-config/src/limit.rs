@@ -11,17 +11,76 @@ use crate::{nearest, words};
 pub(crate) const EXAMPLE: &str =
     "write an algorithm and its parameters, as in `token_bucket: { capacity: 10, refill: 1/s }`";
 
-/// The algorithms and their parameters.
-pub(crate) const ALGORITHMS: [(&str, &[&str]); 5] = [
-    ("token_bucket", &["capacity", "refill", "style"]),
-    ("leaky_bucket", &["capacity", "leak", "mode"]),
-    ("fixed_window", &["limit", "window", "align"]),
-    ("sliding_window_log", &["limit", "window", "count"]),
-    ("sliding_window_counter", &["limit", "window", "buckets", "edge"]),
+/// An algorithm in a configuration.
+#[derive(Clone, Copy)]
+pub(crate) struct Algorithm {
+    pub(crate) name: &'static str,
+    pub(crate) parameters: &'static [&'static str],
+    read: fn(&mut Reader, &Fields<'_>) -> Result<Limit, LimitError>,
+}
+
+/// All algorithms: the only list of their names, parameters and defaults.
+pub(crate) const ALGORITHMS: [Algorithm; 5] = [
+    Algorithm {
+        name: "token_bucket",
+        parameters: &["capacity", "refill", "style"],
+        read: |reader, fields| {
+            Limit::token_bucket(
+                count(reader, fields, "capacity"),
+                quantity(reader, fields.get("refill"), RATE_DEFAULT, quantity::rate)?,
+                word(reader, fields, "style", &words::STYLES),
+            )
+        },
+    },
+    Algorithm {
+        name: "leaky_bucket",
+        parameters: &["capacity", "leak", "mode"],
+        read: |reader, fields| {
+            Limit::leaky_bucket(
+                count(reader, fields, "capacity"),
+                quantity(reader, fields.get("leak"), RATE_DEFAULT, quantity::rate)?,
+                word(reader, fields, "mode", &words::MODES),
+            )
+        },
+    },
+    Algorithm {
+        name: "fixed_window",
+        parameters: &["limit", "window", "align"],
+        read: |reader, fields| {
+            Limit::fixed_window(
+                count(reader, fields, "limit"),
+                quantity(reader, fields.get("window"), WINDOW_DEFAULT, quantity::window)?,
+                word(reader, fields, "align", &words::ALIGNS),
+            )
+        },
+    },
+    Algorithm {
+        name: "sliding_window_log",
+        parameters: &["limit", "window", "count"],
+        read: |reader, fields| {
+            Limit::sliding_window_log(
+                count(reader, fields, "limit"),
+                quantity(reader, fields.get("window"), WINDOW_DEFAULT, quantity::window)?,
+                word(reader, fields, "count", &words::COUNTS),
+            )
+        },
+    },
+    Algorithm {
+        name: "sliding_window_counter",
+        parameters: &["limit", "window", "buckets", "edge"],
+        read: |reader, fields| {
+            Limit::sliding_window_counter(
+                count(reader, fields, "limit"),
+                quantity(reader, fields.get("window"), WINDOW_DEFAULT, quantity::window)?,
+                whole(reader, fields, "buckets", 1, BUCKETS_MAX),
+                word(reader, fields, "edge", &words::EDGES),
+            )
+        },
+    },
 ];
 
 pub(crate) fn algorithm_names() -> [&'static str; 5] {
-    ALGORITHMS.map(|(name, _)| name)
+    ALGORITHMS.map(|algorithm| algorithm.name)
 }
 
 const COUNT_DEFAULT: u32 = 10;
@@ -67,8 +126,8 @@ fn second(reader: &mut Reader, position: Position) {
 
 /// Reads the limit whose algorithm is one of the fields.
 pub(crate) fn among(reader: &mut Reader, fields: &Fields<'_>) -> Option<Limit> {
-    let mut found = ALGORITHMS.iter().filter(|(name, _)| fields.has(name));
-    let Some((name, parameters)) = found.next() else {
+    let mut found = ALGORITHMS.iter().filter(|algorithm| fields.has(algorithm.name));
+    let Some(Algorithm { name, parameters, read }) = found.next() else {
         // A misspelt algorithm has been reported.
         let is_near = |name: &str| {
             nearest(name, &algorithm_names()).is_some() || nearest(name, &["concurrency"]).is_some()
@@ -80,8 +139,8 @@ pub(crate) fn among(reader: &mut Reader, fields: &Fields<'_>) -> Option<Limit> {
         reader.error(fields.position, message, EXAMPLE);
         return None;
     };
-    if let Some((other, _)) = found.next() {
-        let position = fields.entry(other).map_or(fields.position, |entry| entry.position);
+    if let Some(other) = found.next() {
+        let position = fields.entry(other.name).map_or(fields.position, |entry| entry.position);
         second(reader, position);
         return None;
     }
@@ -93,7 +152,7 @@ pub(crate) fn among(reader: &mut Reader, fields: &Fields<'_>) -> Option<Limit> {
     }
     let fields = reader.parameters(node, &quoted(name), parameters, EXAMPLE)?;
     let before = reader.problems.len();
-    let limit = limit(reader, name, &fields);
+    let limit = read(reader, &fields);
     if reader.problems.len() > before {
         return None;
     }
@@ -101,38 +160,12 @@ pub(crate) fn among(reader: &mut Reader, fields: &Fields<'_>) -> Option<Limit> {
     limit.map_err(|error| reader.error(fields.position, error.to_string(), "change the parameters")).ok()
 }
 
-fn limit(reader: &mut Reader, algorithm: &str, fields: &Fields<'_>) -> Result<Limit, LimitError> {
-    let whole = |reader: &mut Reader, name: &str, default: u32, max: u32| {
-        reader.or(fields.get(name), default, |reader, node| reader.whole(node, name, max))
-    };
-    match algorithm {
-        "token_bucket" => Limit::token_bucket(
-            whole(reader, "capacity", COUNT_DEFAULT, u32::MAX),
-            quantity(reader, fields.get("refill"), RATE_DEFAULT, quantity::rate)?,
-            word(reader, fields, "style", &words::STYLES),
-        ),
-        "leaky_bucket" => Limit::leaky_bucket(
-            whole(reader, "capacity", COUNT_DEFAULT, u32::MAX),
-            quantity(reader, fields.get("leak"), RATE_DEFAULT, quantity::rate)?,
-            word(reader, fields, "mode", &words::MODES),
-        ),
-        "fixed_window" => Limit::fixed_window(
-            whole(reader, "limit", COUNT_DEFAULT, u32::MAX),
-            quantity(reader, fields.get("window"), WINDOW_DEFAULT, quantity::window)?,
-            word(reader, fields, "align", &words::ALIGNS),
-        ),
-        "sliding_window_log" => Limit::sliding_window_log(
-            whole(reader, "limit", COUNT_DEFAULT, u32::MAX),
-            quantity(reader, fields.get("window"), WINDOW_DEFAULT, quantity::window)?,
-            word(reader, fields, "count", &words::COUNTS),
-        ),
-        _ => Limit::sliding_window_counter(
-            whole(reader, "limit", COUNT_DEFAULT, u32::MAX),
-            quantity(reader, fields.get("window"), WINDOW_DEFAULT, quantity::window)?,
-            whole(reader, "buckets", 1, BUCKETS_MAX),
-            word(reader, fields, "edge", &words::EDGES),
-        ),
-    }
+fn count(reader: &mut Reader, fields: &Fields<'_>, name: &str) -> u32 {
+    whole(reader, fields, name, COUNT_DEFAULT, u32::MAX)
+}
+
+fn whole(reader: &mut Reader, fields: &Fields<'_>, name: &str, default: u32, max: u32) -> u32 {
+    reader.or(fields.get(name), default, |reader, node| reader.whole(node, name, max))
 }
 
 /// Reads a quantity. The default is text, and is parsed by the same function. It also replaces an invalid value,

@@ -141,7 +141,7 @@ fn inside_of(field: &str) -> &'static [&'static str] {
         ("authorize", AUTHORIZE),
         ("concurrency", CONCURRENCY),
     ];
-    let algorithm = limit::ALGORITHMS.iter().find(|(name, _)| *name == field).map(|(_, names)| *names);
+    let algorithm = limit::ALGORITHMS.iter().find(|it| it.name == field).map(|it| it.parameters);
     let field = known.iter().find(|(name, _)| *name == field).map(|(_, names)| *names);
     field.or(algorithm).unwrap_or_default()
 }
@@ -225,7 +225,7 @@ mod tests {
             "/$defs/sliding_window_log",
             "/$defs/sliding_window_counter",
         ];
-        for (at, (name, parameters)) in algorithms.into_iter().zip(limit::ALGORITHMS) {
+        for (at, limit::Algorithm { name, parameters, .. }) in algorithms.into_iter().zip(limit::ALGORITHMS) {
             assert_eq!(at, format!("/$defs/{name}"));
             all.push((at, parameters.to_vec()));
         }

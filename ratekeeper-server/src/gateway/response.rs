@@ -1,7 +1,8 @@
 //! Responses that the gateway itself generates.
 
-use http::header::{CACHE_CONTROL, CONNECTION, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
+use http::header::{CONNECTION, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use http::{Response, StatusCode};
+use ratekeeper_rules::response::grpc_code;
 
 use super::body::{ClientBody, UpstreamBody};
 
@@ -11,13 +12,7 @@ struct GatewayGenerated;
 
 /// A Problem Details response (RFC 9457) with a status and a detail text.
 pub(crate) fn problem(status: StatusCode, detail: &str) -> Response<UpstreamBody> {
-    let title = status.canonical_reason().unwrap_or("Rejected");
-    let body = ratekeeper_rules::response::problem(status.as_u16(), title, detail);
-    let mut response = Response::new(UpstreamBody::full(body));
-    *response.status_mut() = status;
-    let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
-    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    let mut response = ratekeeper::tower::problem(status, detail).map(UpstreamBody::full);
     response.extensions_mut().insert(GatewayGenerated);
     response
 }
@@ -31,17 +26,11 @@ pub(crate) fn into_grpc(
         return response;
     }
     let status = response.status();
-    let code = match status {
-        StatusCode::BAD_REQUEST => "3",
-        StatusCode::NOT_FOUND => "12",
-        StatusCode::BAD_GATEWAY | StatusCode::SERVICE_UNAVAILABLE | StatusCode::GATEWAY_TIMEOUT => "14",
-        _ => "2",
-    };
     let mut response = response.map(|_| ClientBody::unlimited(UpstreamBody::full("")));
     *response.status_mut() = StatusCode::OK;
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, content_type);
-    headers.insert("grpc-status", HeaderValue::from_static(code));
+    headers.insert("grpc-status", HeaderValue::from_static(grpc_code(status.as_u16())));
     let message = HeaderValue::from_static(status.canonical_reason().unwrap_or("Rejected"));
     headers.insert("grpc-message", message);
     response

@@ -57,6 +57,7 @@ use axum::http::{Response, StatusCode};
 use http_body_util::Empty;
 use ratekeeper::Store;
 use ratekeeper::tower::{ConcurrencySet, Peer, RequestContext, RuleSet};
+use ratekeeper_rules::response::status_of_grpc;
 use tower_service::Service;
 
 use super::error::HttpApiError;
@@ -141,11 +142,10 @@ fn denied(mut response: Response<Body>, deny_status: DenyStatus) -> Response<Bod
 /// 200 for an allowed request.
 fn real_status(response: &Response<Body>) -> StatusCode {
     match response.headers().get("grpc-status").map(HeaderValue::as_bytes) {
-        Some(b"3") => StatusCode::BAD_REQUEST,
-        Some(b"7") => StatusCode::FORBIDDEN,
-        Some(b"13") => StatusCode::INTERNAL_SERVER_ERROR,
-        Some(b"14") => StatusCode::SERVICE_UNAVAILABLE,
-        Some(_) => StatusCode::TOO_MANY_REQUESTS,
+        Some(code) => {
+            let status = status_of_grpc(code).and_then(|status| StatusCode::from_u16(status).ok());
+            status.unwrap_or(StatusCode::TOO_MANY_REQUESTS)
+        }
         // A denial configured with a success status must still deny.
         None if response.status().is_success() => StatusCode::TOO_MANY_REQUESTS,
         None => response.status(),

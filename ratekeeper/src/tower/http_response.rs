@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName, RETRY_AFTER};
 use http::{HeaderMap, HeaderValue, Response, StatusCode};
-use ratekeeper_rules::response::{Header, LimitResponse, MergedHeader, merge_header};
+use ratekeeper_rules::response::{Header, LimitResponse, MergedHeader, grpc_code, merge_header};
 use smallvec::SmallVec;
 
 use super::body::ResponseBody;
@@ -96,9 +96,9 @@ impl LocalResponse {
     }
 
     /// Converts the response for a gRPC call: a trailers-only response with the status in `grpc-status`.
-    fn into_grpc(mut self, call: GrpcCall, code: &'static str, message: &str) -> LocalResponse {
+    fn into_grpc(mut self, call: GrpcCall, status: StatusCode, message: &str) -> LocalResponse {
         self.headers.insert(CONTENT_TYPE, call.0);
-        self.headers.insert("grpc-status", HeaderValue::from_static(code));
+        self.headers.insert("grpc-status", HeaderValue::from_static(grpc_code(status.as_u16())));
         // `%` starts an escape in `grpc-message`, and none of our messages contains one.
         let message: String = message.chars().filter(|c| !c.is_control() && *c != '%').collect();
         if let Ok(message) = HeaderValue::from_str(&message) {
@@ -125,12 +125,6 @@ impl GrpcCall {
     }
 }
 
-const INVALID_ARGUMENT: &str = "3";
-const PERMISSION_DENIED: &str = "7";
-const RESOURCE_EXHAUSTED: &str = "8";
-const INTERNAL: &str = "13";
-const UNAVAILABLE: &str = "14";
-
 /// The response to a request that its limits deny; `is_closed` if only because the store is unavailable.
 pub(crate) fn denial_response(
     limit_response: LimitResponse,
@@ -149,13 +143,14 @@ pub(crate) fn denial_response(
     let response = match grpc {
         None => LocalResponse { body: Bytes::copy_from_slice(limit_response.body().as_bytes()), ..response },
         Some(call) => {
-            let (code, why) = match is_closed {
-                true => (UNAVAILABLE, "the service has reduced capacity"),
-                false => (RESOURCE_EXHAUSTED, "too many requests"),
+            // The status of a denial may be configured; its gRPC code is always the same.
+            let (status, why) = match is_closed {
+                true => (StatusCode::SERVICE_UNAVAILABLE, "the service has reduced capacity"),
+                false => (StatusCode::TOO_MANY_REQUESTS, "too many requests"),
             };
             match limit_response.header(RETRY_AFTER.as_str()) {
-                Some(wait) => response.into_grpc(call, code, &format!("{why}; retry in {wait} s")),
-                None => response.into_grpc(call, code, why),
+                Some(wait) => response.into_grpc(call, status, &format!("{why}; retry in {wait} s")),
+                None => response.into_grpc(call, status, why),
             }
         }
     };
@@ -166,13 +161,12 @@ pub(crate) fn denial_response(
 /// The response to a request that is rejected before any limit is checked.
 pub(crate) fn rejection_response(why: &RequestRejection, grpc: Option<GrpcCall>) -> LocalResponse {
     match why {
-        RequestRejection::Malformed(why) => problem(StatusCode::BAD_REQUEST, INVALID_ARGUMENT, why, grpc),
+        RequestRejection::Malformed(why) => local_problem(StatusCode::BAD_REQUEST, why, grpc),
         RequestRejection::Forbidden(_, reason) => {
-            problem(StatusCode::FORBIDDEN, PERMISSION_DENIED, &reason.to_string(), grpc)
+            local_problem(StatusCode::FORBIDDEN, &reason.to_string(), grpc)
         }
-        RequestRejection::NoPeer => problem(
+        RequestRejection::NoPeer => local_problem(
             StatusCode::INTERNAL_SERVER_ERROR,
-            INTERNAL,
             "the limiter does not know the peer address of the request; see ratekeeper::tower::LayerBuilder::peer",
             grpc,
         ),
@@ -182,20 +176,34 @@ pub(crate) fn rejection_response(why: &RequestRejection, grpc: Option<GrpcCall>)
 /// The response to a request that would have to wait while the maximum number of requests waits.
 pub(crate) fn overload_response(grpc: Option<GrpcCall>) -> LocalResponse {
     let why = "too many requests are delayed already";
-    let mut response = problem(StatusCode::SERVICE_UNAVAILABLE, UNAVAILABLE, why, grpc);
+    let mut response = local_problem(StatusCode::SERVICE_UNAVAILABLE, why, grpc);
     response.headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
     response
 }
 
-fn problem(status: StatusCode, code: &'static str, detail: &str, grpc: Option<GrpcCall>) -> LocalResponse {
-    let mut headers = HeaderMap::new();
+/// A Problem Details response (RFC 9457) with a status and a detail text, for services that answer some requests
+/// themselves. Caches must not store it.
+///
+/// ```
+/// let response = ratekeeper::tower::problem(http::StatusCode::NOT_FOUND, "there is no such file");
+/// assert_eq!(response.headers()["content-type"], "application/problem+json");
+/// assert!(response.body().contains("there is no such file"));
+/// ```
+pub fn problem(status: StatusCode, detail: &str) -> Response<String> {
+    let title = status.canonical_reason().unwrap_or("Rejected");
+    let mut response = Response::new(ratekeeper_rules::response::problem(status.as_u16(), title, detail));
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    let title = status.canonical_reason().unwrap_or("Rejected");
-    let body = ratekeeper_rules::response::problem(status.as_u16(), title, detail);
-    let response = LocalResponse { status, headers, body: body.into() };
+    response
+}
+
+fn local_problem(status: StatusCode, detail: &str, grpc: Option<GrpcCall>) -> LocalResponse {
+    let (parts, body) = problem(status, detail).into_parts();
+    let response = LocalResponse { status, headers: parts.headers, body: body.into() };
     match grpc {
-        Some(call) => response.into_grpc(call, code, detail),
+        Some(call) => response.into_grpc(call, status, detail),
         None => response,
     }
 }
