@@ -70,14 +70,14 @@ async fn admin_client_that_does_not_read_is_disconnected() {
 }
 
 #[tokio::test]
-async fn half_heads_do_not_take_the_admin_connections() {
+async fn incomplete_request_heads_do_not_take_the_admin_connections() {
     let address = listen();
     let mut silent = Vec::new();
     for _ in 0..2 * admin::CONNECTIONS_MAX {
         let mut stream = TcpStream::connect(address).await.unwrap();
         stream.write_all(b"GET /met").await.unwrap();
         silent.push(stream);
-        assert_eq!(healthz(address).await, 200, "after {} half heads", silent.len());
+        assert_eq!(healthz(address).await, 200, "after {} incomplete request heads", silent.len());
     }
     // The oldest are closed, the latest are not.
     let mut received = Vec::new();
@@ -85,6 +85,25 @@ async fn half_heads_do_not_take_the_admin_connections() {
     let mut latest = silent.pop().unwrap();
     latest.write_all(b"rics HTTP/1.1\r\nHost: localhost\r\n\r\n").await.unwrap();
     timeout(TEST_TIMEOUT, latest.read_exact(&mut [0; 12])).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn admin_response_that_is_being_read_is_not_cut_off_for_new_connections() {
+    let address = listen();
+    let mut reader = TcpStream::connect(address).await.unwrap();
+    let request = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+    reader.write_all(request).await.unwrap();
+    timeout(TEST_TIMEOUT, reader.readable()).await.unwrap().unwrap();
+    let mut silent = Vec::new();
+    for _ in 0..2 * admin::CONNECTIONS_MAX {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        stream.write_all(b"GET /met").await.unwrap();
+        silent.push(stream);
+    }
+    assert_eq!(healthz(address).await, 200);
+    let mut received = Vec::new();
+    timeout(TEST_TIMEOUT, reader.read_to_end(&mut received)).await.unwrap().unwrap();
+    assert!(received.len() > 64 << 20, "only {} bytes were sent", received.len());
 }
 
 /// Metrics that are not available until the sender is dropped.

@@ -106,7 +106,7 @@ pub(crate) async fn accept<S>(
         if (reap_from(max)..max).contains(&total) {
             keep_free(&workers, max);
         }
-        if total >= max && !free_place(&workers, max, &mut reaper).await {
+        if total >= max && !free_capacity(&workers, max, &mut reaper).await {
             // Closing the connection fails the client immediately; in the listen queue it would wait until its timeout.
             worker.shared.rejected_connections.fetch_add(1, Ordering::Relaxed);
             continue;
@@ -131,13 +131,13 @@ fn keep_free<S>(workers: &[Arc<Worker<S>>], max_connections: usize) {
     let millis = now.as_millis() + 1;
     if shared.last_reaped.swap(millis, Ordering::Relaxed) != millis {
         let registries = workers.iter().map(|worker| &worker.registry);
-        let reaped = Reaper::keep_free(registries, max_connections, now);
-        shared.reaped_connections.fetch_add(reaped as u64, Ordering::Relaxed);
+        Reaper::keep_free(registries, max_connections, now);
     }
 }
 
-/// Closes the connection that has waited longest, and waits until it has ended. Returns whether a place is free.
-async fn free_place<S>(workers: &[Arc<Worker<S>>], max_connections: usize, reaper: &mut Reaper) -> bool {
+/// Closes the connection that has waited longest, and waits until it has ended. Returns whether there is capacity
+/// for a new one.
+async fn free_capacity<S>(workers: &[Arc<Worker<S>>], max_connections: usize, reaper: &mut Reaper) -> bool {
     let Some(first) = workers.first() else { return false };
     let shared = &first.shared;
     let is_full = || {
@@ -149,7 +149,6 @@ async fn free_place<S>(workers: &[Arc<Worker<S>>], max_connections: usize, reape
         if !reaper.close_one(registries, max_connections, shared.ticker.now()) {
             break;
         }
-        shared.reaped_connections.fetch_add(1, Ordering::Relaxed);
         let wait = async {
             while is_full() {
                 shared.connection_ended.notified().await;

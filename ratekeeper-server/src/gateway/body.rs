@@ -18,7 +18,7 @@ use super::access::AccessRecord;
 use super::hop_headers::is_allowed_trailer;
 use super::min_rate::MinRate;
 use super::request_timeout::UploadProgress;
-use super::screen::{is_protected_alias, plain_name};
+use super::screen::is_protected_alias;
 use super::stream_stall;
 use super::upstream::InFlightGuard;
 use super::upstream::pool::{Pool, UpstreamConnection};
@@ -227,9 +227,7 @@ fn screen_trailers(mut frame: Frame<Bytes>, protected: &[HeaderName]) -> Frame<B
     if let Some(trailers) = frame.trailers_mut() {
         // Servers read `X_User_Id` as `X-User-Id`, as in the head.
         let is_allowed = |name: &HeaderName| {
-            plain_name(name).iter().chain([name]).all(is_allowed_trailer)
-                && !protected.contains(name)
-                && !is_protected_alias(name, protected)
+            is_allowed_trailer(name) && !protected.contains(name) && !is_protected_alias(name, protected)
         };
         *trailers = std::mem::take(trailers)
             .into_iter()

@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-use super::client_timeouts::{Close, ConnectionActivity, Waiting};
+use super::client_timeouts::{Close, ConnectionActivity, WaitingState};
 use super::timer::Ticks;
 
 /// Bits of an IPv6 address that name a client; a client chooses the others itself.
@@ -14,8 +14,8 @@ const IPV6_CLIENT_BITS: u32 = 64;
 
 /// Of `max_connections`, the share that is kept free by closing connections that wait: one of so many.
 const FREE_SHARE: usize = 10;
-/// How long a request head may take before its connection is closed to keep places free. If none is free, the time does
-/// not matter.
+/// How long a request head may take before its connection is closed to keep capacity free. If all connections are in
+/// use, the time does not matter.
 const HEAD_AGE_MIN: Duration = Duration::from_secs(1);
 
 /// Connections by client. There are at most as many entries as connections.
@@ -83,11 +83,11 @@ impl ConnectionRegistry {
         registered.connections.push(Arc::downgrade(connection));
     }
 
-    /// The connections that wait for a request or for the rest of a head.
-    fn waiting(&self) -> Vec<(Waiting, Arc<ConnectionActivity>)> {
+    /// The open connections.
+    fn open(&self) -> Vec<Arc<ConnectionActivity>> {
         let registered = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let open = registered.connections.iter().filter_map(Weak::upgrade);
-        open.filter_map(|connection| Some((connection.waiting()?, connection))).collect()
+        let connections = registered.connections.iter().filter_map(Weak::upgrade);
+        connections.filter(|connection| !connection.has_ended()).collect()
     }
 }
 
@@ -103,28 +103,34 @@ fn reaped_max(max_connections: usize) -> usize {
 /// Chooses connections to close for new ones: those that have waited longest.
 #[derive(Debug, Default)]
 pub(crate) struct Reaper {
-    /// The connections to close if no place is free, the next one last.
-    queue: Vec<(Waiting, Arc<ConnectionActivity>)>,
+    /// The connections to close if all are in use, the next one last. They may end before.
+    queue: Vec<(WaitingState, Weak<ConnectionActivity>)>,
     /// When the last search was that found none.
     searched_at: Option<Ticks>,
 }
 
 impl Reaper {
-    /// Closes idle connections and old half heads, a tenth of `max_connections`. Returns how many.
+    /// If nine tenths of `max_connections` are in use, closes idle connections and old incomplete request heads, a tenth
+    /// of `max_connections`. Connections that are being closed do not count.
     pub(crate) fn keep_free<'r>(
         registries: impl Iterator<Item = &'r ConnectionRegistry>,
         max_connections: usize,
         now: Ticks,
-    ) -> usize {
-        let mut waiting: Vec<_> = registries.flat_map(ConnectionRegistry::waiting).collect();
+    ) {
+        let mut open: Vec<_> = registries.flat_map(ConnectionRegistry::open).collect();
+        open.retain(|connection| !connection.is_closing());
+        if open.len() < reap_from(max_connections) {
+            return;
+        }
+        let mut waiting: Vec<_> = open.iter().filter_map(|open| Some((open.waiting()?, open))).collect();
         waiting.retain(|(waiting, _)| !waiting.is_head || now.since(waiting.since) >= HEAD_AGE_MIN);
         waiting.sort_by_key(|(waiting, _)| *waiting);
-        waiting.truncate(reaped_max(max_connections));
-        waiting.iter().for_each(|(_, connection)| connection.close(Close::Graceful));
-        waiting.len()
+        for (_, connection) in waiting.iter().take(reaped_max(max_connections)) {
+            connection.close(Close::Graceful);
+        }
     }
 
-    /// Closes the connection that has waited longest, however short. Returns false if none waits.
+    /// Closes the connection that has waited longest, however briefly. Returns false if none waits.
     pub(crate) fn close_one<'r>(
         &mut self,
         registries: impl Iterator<Item = &'r ConnectionRegistry>,
@@ -138,7 +144,8 @@ impl Reaper {
         if self.searched_at == Some(now) {
             return false;
         }
-        self.queue = registries.flat_map(ConnectionRegistry::waiting).collect();
+        let open = registries.flat_map(ConnectionRegistry::open);
+        self.queue = open.filter_map(|open| Some((open.waiting()?, Arc::downgrade(&open)))).collect();
         self.queue.sort_by_key(|(waiting, _)| Reverse(*waiting));
         let kept = self.queue.len().saturating_sub(reaped_max(max_connections));
         self.queue.drain(..kept);
@@ -150,8 +157,10 @@ impl Reaper {
     fn close_queued(&mut self) -> bool {
         while let Some((before, connection)) = self.queue.pop() {
             // A connection that has served a request since then is not one of the oldest.
-            if connection.waiting() == Some(before) {
-                connection.close(Close::Immediate);
+            if let Some(connection) = connection.upgrade()
+                && connection.waiting() == Some(before)
+                && connection.close(Close::Immediate)
+            {
                 return true;
             }
         }
@@ -161,7 +170,74 @@ impl Reaper {
 
 #[cfg(test)]
 mod tests {
+    use std::task::{Context, Poll, Waker};
+
+    use super::super::min_rate::MinRate;
+    use super::super::timer::Ticker;
     use super::*;
+
+    /// Idle connections of one worker.
+    fn idle(count: usize) -> (Arc<Ticker>, ConnectionRegistry, Vec<Arc<ConnectionActivity>>) {
+        let (ticker, registry) = (Arc::new(Ticker::new()), ConnectionRegistry::default());
+        let open = || {
+            let connection = ConnectionActivity::new(ticker.clone(), MinRate(0));
+            registry.add(&connection);
+            drop(connection.begin_request());
+            connection
+        };
+        let connections = (0..count).map(|_| open()).collect();
+        (ticker, registry, connections)
+    }
+
+    fn closed(connections: &[Arc<ConnectionActivity>]) -> usize {
+        let context = Context::from_waker(Waker::noop());
+        connections.iter().filter(|connection| connection.poll_close(&context).is_ready()).count()
+    }
+
+    #[test]
+    fn connections_that_are_being_closed_count_as_free() {
+        let (ticker, registry, connections) = idle(95);
+        for _ in 0..3 {
+            Reaper::keep_free([&registry].into_iter(), 100, ticker.now());
+            assert_eq!(closed(&connections), 10);
+        }
+        // As many new ones as were closed.
+        let more: Vec<_> = (0..5).map(|_| ConnectionActivity::new(ticker.clone(), MinRate(0))).collect();
+        more.iter().for_each(|connection| registry.add(connection));
+        Reaper::keep_free([&registry].into_iter(), 100, ticker.now());
+        assert_eq!(closed(&connections), 20);
+    }
+
+    #[test]
+    fn connection_that_is_closed_gracefully_may_still_be_closed_immediately() {
+        let (ticker, registry, connections) = idle(10);
+        let context = Context::from_waker(Waker::noop());
+        let oldest = &connections[0];
+        Reaper::keep_free([&registry].into_iter(), 10, ticker.now());
+        assert_eq!(oldest.poll_close(&context), Poll::Ready(Close::Graceful));
+        oldest.begin_close();
+        assert!(oldest.poll_close(&context).is_pending());
+        let mut reaper = Reaper::default();
+        assert!(reaper.close_one([&registry].into_iter(), 10, ticker.now()));
+        assert_eq!(oldest.poll_close(&context), Poll::Ready(Close::Immediate));
+        // It is not chosen again.
+        assert!(reaper.close_one([&registry].into_iter(), 10, ticker.now()));
+        assert_eq!(connections[1].poll_close(&context), Poll::Ready(Close::Immediate));
+    }
+
+    #[test]
+    fn connection_that_has_ended_is_not_chosen() {
+        let (ticker, registry, connections) = idle(30);
+        let mut reaper = Reaper::default();
+        assert!(reaper.close_one([&registry].into_iter(), 30, ticker.now()));
+        // Both are still held: one as it was chosen, one in the queue.
+        connections[..2].iter().for_each(|connection| connection.end());
+        assert!(reaper.close_one([&registry].into_iter(), 30, ticker.now()));
+        assert_eq!(closed(&connections[1..]), 1);
+        assert_eq!(connections[2].waiting(), None);
+        connections.iter().for_each(|connection| connection.end());
+        assert!(!reaper.close_one([&registry].into_iter(), 30, ticker.now()));
+    }
 
     #[test]
     fn addresses_of_one_ipv6_network_are_one_client() {

@@ -5,7 +5,7 @@
 
 use std::io;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -30,13 +30,18 @@ pub(crate) enum Close {
     Immediate,
 }
 
-const OPEN: u8 = 0;
-const CLOSE_GRACEFUL: u8 = 1;
-const CLOSE_IMMEDIATE: u8 = 2;
+/// The accept loop has requested a [`Close`].
+const GRACEFUL_REQUESTED: u8 = 1;
+const IMMEDIATE_REQUESTED: u8 = 2;
+const REQUESTED: u8 = GRACEFUL_REQUESTED | IMMEDIATE_REQUESTED;
+/// The connection's task has begun to close the connection.
+const CLOSE_BEGUN: u8 = 4;
+const ENDED: u8 = 8;
 
-/// A connection that waits for a request or for the rest of a request head. Those that have waited longest come first.
+/// Since when a connection waits for a request or for the rest of a request head. Those that have waited longest come
+/// first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Waiting {
+pub(crate) struct WaitingState {
     pub(crate) since: Ticks,
     /// Orders connections that wait since the same step of the clock.
     accepted_at: Instant,
@@ -52,7 +57,7 @@ pub(crate) struct ConnectionActivity {
     phase: AtomicU8,
     since: AtomicU64,
     requests: AtomicU32,
-    /// Whether and how the connection is to be closed if it still waits for a request; a [`Close`] or [`OPEN`].
+    /// The flags from [`GRACEFUL_REQUESTED`] to [`ENDED`]; 0 if the connection is open.
     closing: AtomicU8,
     /// Whether the client sends too many frames that nothing answers.
     is_flood: AtomicBool,
@@ -82,7 +87,7 @@ impl ConnectionActivity {
             phase: AtomicU8::new(HEAD),
             since,
             requests: AtomicU32::new(0),
-            closing: AtomicU8::new(OPEN),
+            closing: AtomicU8::new(0),
             is_flood: AtomicBool::new(false),
             waker: OnceLock::new(),
             blocked_since: AtomicU64::new(0),
@@ -128,41 +133,89 @@ impl ConnectionActivity {
         self.is_flood.load(Ordering::Relaxed)
     }
 
-    /// Whether the connection waits for a request; None also if it is being closed.
-    pub(crate) fn waiting(&self) -> Option<Waiting> {
-        let phase = self.phase.load(Ordering::Relaxed);
-        let is_waiting = phase != BUSY && self.closing.load(Ordering::Relaxed) == OPEN;
-        let since = Ticks::from_millis(self.since.load(Ordering::Relaxed));
-        is_waiting.then_some(Waiting { since, accepted_at: self.accepted_at, is_head: phase == HEAD })
+    /// Whether no request is in flight and all responses are written.
+    fn is_waiting(&self) -> bool {
+        !self.is_busy() && self.blocked_since.load(Ordering::Relaxed) == 0
     }
 
-    /// Asks the connection's task to close the connection, if it still waits for a request then.
-    pub(crate) fn close(&self, close: Close) {
-        let closing = match close {
-            Close::Graceful => CLOSE_GRACEFUL,
-            Close::Immediate => CLOSE_IMMEDIATE,
+    /// Since when the connection waits for a request; None also if it has ended or is being closed immediately.
+    pub(crate) fn waiting(&self) -> Option<WaitingState> {
+        let is_open = self.closing.load(Ordering::Relaxed) & (IMMEDIATE_REQUESTED | ENDED) == 0;
+        let is_head = self.phase.load(Ordering::Relaxed) == HEAD;
+        let since = Ticks::from_millis(self.since.load(Ordering::Relaxed));
+        (is_open && self.is_waiting()).then_some(WaitingState {
+            since,
+            accepted_at: self.accepted_at,
+            is_head,
+        })
+    }
+
+    /// Asks the connection's task to close the connection, if it still waits for a request then. Returns false if the
+    /// connection has ended, or if this was asked before.
+    pub(crate) fn close(&self, close: Close) -> bool {
+        let requested = match close {
+            Close::Graceful => GRACEFUL_REQUESTED,
+            Close::Immediate => IMMEDIATE_REQUESTED,
         };
-        self.closing.store(closing, Ordering::Relaxed);
+        let before = self.closing.fetch_or(requested, Ordering::Relaxed);
+        // Either this finds the waker, or the task that sets it finds the request.
+        fence(Ordering::SeqCst);
         if let Some(waker) = self.waker.get() {
             waker.wake_by_ref();
         }
+        before & (requested | ENDED) == 0
+    }
+
+    /// Records that the connection's task closes the connection. It may still be closed immediately.
+    pub(crate) fn begin_close(&self) {
+        self.closing.fetch_or(CLOSE_BEGUN, Ordering::Relaxed);
+    }
+
+    /// Records that the connection has ended.
+    pub(crate) fn end(&self) {
+        self.closing.fetch_or(ENDED, Ordering::Relaxed);
+    }
+
+    pub(crate) fn has_ended(&self) -> bool {
+        self.closing.load(Ordering::Relaxed) & ENDED != 0
+    }
+
+    /// Whether the connection is being closed, so that its capacity is free soon.
+    pub(crate) fn is_closing(&self) -> bool {
+        let closing = self.closing.load(Ordering::Relaxed);
+        closing & CLOSE_BEGUN != 0 || closing & REQUESTED != 0 && self.is_waiting()
+    }
+
+    /// Whether the accept loop has requested a close, which no request has undone.
+    pub(crate) fn is_reaped(&self) -> bool {
+        self.closing.load(Ordering::Relaxed) & REQUESTED != 0
     }
 
     /// Ready once the connection is to be closed.
     pub(crate) fn poll_close(&self, context: &Context<'_>) -> Poll<Close> {
-        if self.is_flood() {
+        // The task of a connection, and so its waker, stays the same.
+        if self.waker.get().is_none() {
+            self.waker.get_or_init(|| context.waker().clone());
+            fence(Ordering::SeqCst);
+        }
+        let closing = self.closing.load(Ordering::Relaxed);
+        let has_begun = closing & CLOSE_BEGUN != 0;
+        if self.is_flood() && !has_begun {
             return Poll::Ready(Close::Graceful);
         }
-        // The task of a connection, and so its waker, stays the same.
-        self.waker.get_or_init(|| context.waker().clone());
-        match self.closing.load(Ordering::Relaxed) {
-            OPEN => Poll::Pending,
-            _ if self.is_busy() => {
-                self.closing.store(OPEN, Ordering::Relaxed);
-                Poll::Pending
-            }
-            CLOSE_GRACEFUL => Poll::Ready(Close::Graceful),
-            _ => Poll::Ready(Close::Immediate),
+        if closing & REQUESTED == 0 {
+            return Poll::Pending;
+        }
+        if !self.is_waiting() {
+            // The client sees a graceful close that has begun, so it is not undone.
+            let undone = if has_begun { IMMEDIATE_REQUESTED } else { REQUESTED };
+            self.closing.fetch_and(!undone, Ordering::Relaxed);
+            return Poll::Pending;
+        }
+        match closing & IMMEDIATE_REQUESTED != 0 {
+            true => Poll::Ready(Close::Immediate),
+            false if has_begun => Poll::Pending,
+            false => Poll::Ready(Close::Graceful),
         }
     }
 
@@ -342,6 +395,24 @@ mod tests {
             ticker.tick();
         }
         connected
+    }
+
+    #[test]
+    fn connection_with_an_unread_response_is_not_closed_for_another() {
+        let activity = ConnectionActivity::new(Arc::new(Ticker::new()), MinRate(0));
+        let context = Context::from_waker(Waker::noop());
+        // The response ends and waits for the client: before the connection is chosen, or after.
+        activity.close(Close::Immediate);
+        let request = activity.begin_request();
+        activity.set_blocked();
+        drop(request);
+        assert!(activity.poll_close(&context).is_pending());
+        assert_eq!(activity.waiting(), None);
+        activity.set_unblocked(1);
+        assert!(activity.waiting().is_some());
+        assert!(activity.poll_close(&context).is_pending(), "the request to close it was undone");
+        activity.close(Close::Immediate);
+        assert!(activity.poll_close(&context).is_ready());
     }
 
     #[tokio::test(start_paused = true)]

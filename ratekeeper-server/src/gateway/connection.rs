@@ -198,6 +198,7 @@ async fn http1<S: Backend, I>(
             }
             () = &mut timer => {
                 if is_draining && activity.is_idle() {
+                    activity.begin_close();
                     Pin::new(&mut http).graceful_shutdown();
                 }
                 match activity.expiry(&connection.worker.shared.state.load().timeouts) {
@@ -220,7 +221,13 @@ async fn http1<S: Backend, I>(
     let ScannedIo { io, .. } = io.io.into_inner();
     match connection.take_tunnel() {
         Some(tunnel) => tunnel.run(io, read_buf, &connection.worker.shared).await,
-        None => linger(io).await,
+        None => {
+            activity.begin_close();
+            tokio::select! {
+                () = linger(io) => {}
+                _ = poll_fn(|context| activity.poll_close(context)) => {}
+            }
+        }
     }
 }
 
@@ -289,24 +296,29 @@ async fn http2<S: Backend, I>(
                 // Requests in flight had the grace period; nothing more is read.
                 _ if activity.is_flood() => return,
                 Expiry::Expired if is_closing => return,
+                // A client that does not take part in the shutdown cannot delay it.
+                Expiry::In(_) if is_closing && activity.is_reaped() && activity.waiting().is_some() => return,
                 Expiry::Expired => {
                     is_closing = true;
+                    activity.begin_close();
                     http.as_mut().graceful_shutdown();
                     timer.as_mut().reset(Instant::now() + DRAIN_GRACE);
                 }
                 Expiry::In(left) => timer.as_mut().reset(Instant::now() + left),
             },
-            close = poll_fn(|context| activity.poll_close(context)), if !is_closing => {
+            close = poll_fn(|context| activity.poll_close(context)) => {
                 if close == Close::Immediate {
                     return;
                 }
                 is_closing = true;
+                activity.begin_close();
                 http.as_mut().graceful_shutdown();
                 timer.as_mut().reset(Instant::now() + DRAIN_GRACE);
             }
             // GOAWAY names the last request that is served.
             () = &mut draining, if !is_closing => {
                 is_closing = true;
+                activity.begin_close();
                 http.as_mut().graceful_shutdown();
             }
         }

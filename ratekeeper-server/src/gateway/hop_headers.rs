@@ -8,6 +8,7 @@ use http::header::{
 };
 use ratekeeper_config::HeaderEdits;
 use ratekeeper_rules::client::{Source, TrustedProxies};
+use ratekeeper_rules::spelling::is_header_alias;
 use smallvec::SmallVec;
 
 use super::access::X_REQUEST_ID;
@@ -47,7 +48,13 @@ pub(crate) fn remove_hop_by_hop(headers: &mut HeaderMap) {
         headers.remove(CONNECTION);
     }
     // Few requests have any of them: one scan of the names is cheaper than eight lookups.
-    while let Some(name) = headers.keys().find(|name| HOP_BY_HOP.contains(name)).cloned() {
+    remove_where(headers, |name| HOP_BY_HOP.contains(name));
+}
+
+/// Removes the headers whose names match. Each name is tested once: a client chooses how many match.
+pub(crate) fn remove_where(headers: &mut HeaderMap, mut matches: impl FnMut(&HeaderName) -> bool) {
+    let matching: SmallVec<[HeaderName; 4]> = headers.keys().filter(|name| matches(name)).cloned().collect();
+    for name in matching {
         headers.remove(name);
     }
 }
@@ -57,9 +64,12 @@ pub(crate) fn is_hop_by_hop(name: &HeaderName) -> bool {
     *name == CONNECTION || HOP_BY_HOP.contains(name)
 }
 
+/// Headers that [`set_forwarded`] sets, except those that begin with [`X_FORWARDED`], and the request id.
+static FORWARDED_NAMES: [HeaderName; 3] = [FORWARDED, X_REAL_IP, X_REQUEST_ID];
+
 /// Whether a header is set by [`set_forwarded`] or is the request id.
 pub(crate) fn is_forwarded(name: &HeaderName) -> bool {
-    [FORWARDED, X_REAL_IP, X_REQUEST_ID].contains(name) || name.as_str().starts_with(X_FORWARDED)
+    FORWARDED_NAMES.contains(name) || name.as_str().starts_with(X_FORWARDED)
 }
 
 /// Headers that describe the message and its sender, and are never hop-by-hop.
@@ -76,9 +86,22 @@ pub(crate) fn is_managed(name: &HeaderName) -> bool {
     is_hop_by_hop(name) || is_end_to_end(name) || *name == TRAILER
 }
 
+/// Whether servers may read the header as a managed one of another name: `Content_Length` as `Content-Length`.
+pub(crate) fn is_managed_alias(name: &HeaderName) -> bool {
+    let name = name.as_str();
+    // The managed names have no other bytes.
+    if name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-') {
+        return false;
+    }
+    let names = HOP_BY_HOP.iter().chain(&END_TO_END).chain(&FORWARDED_NAMES).chain([&CONNECTION, &TRAILER]);
+    let is_prefix_alias = |prefix: &str| prefix == X_FORWARDED || is_header_alias(prefix, X_FORWARDED);
+    name.get(..X_FORWARDED.len()).is_some_and(is_prefix_alias)
+        || names.into_iter().any(|of| is_header_alias(name, of.as_str()))
+}
+
 /// Whether a header is allowed as a trailer.
 pub(crate) fn is_allowed_trailer(name: &HeaderName) -> bool {
-    !is_managed(name)
+    !is_managed(name) && !is_managed_alias(name)
 }
 
 /// Whether the client accepts trailers, which gRPC requires.
@@ -108,9 +131,7 @@ pub(crate) fn set_forwarded(headers: &mut HeaderMap, origin: Origin<'_>) {
     let scheme = if is_tls { "https" } else { "http" };
     if !is_trusted {
         // Includes the ones that are not set below: servers may read them.
-        while let Some(name) = headers.keys().find(|name| name.as_str().starts_with(X_FORWARDED)).cloned() {
-            headers.remove(name);
-        }
+        remove_where(headers, |name| name.as_str().starts_with(X_FORWARDED));
     }
     if is_trusted && source == Source::Forwarded {
         let node = if peer.is_ipv6() { format!("\"[{peer}]\"") } else { peer.to_string() };
@@ -197,5 +218,27 @@ impl Edits {
         for (name, value) in &self.add {
             let _ = headers.try_append(name, value.clone());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_tested_once_however_many_are_removed() {
+        let mut headers = HeaderMap::new();
+        for number in 0..1_000 {
+            let name = HeaderName::try_from(format!("x-forwarded-{number}")).unwrap();
+            headers.append(&name, HeaderValue::from_static("1"));
+            headers.append(name, HeaderValue::from_static("2"));
+        }
+        headers.insert(HOST, HeaderValue::from_static("a"));
+        let mut tested = 0;
+        remove_where(&mut headers, |name| {
+            tested += 1;
+            name.as_str().starts_with(X_FORWARDED)
+        });
+        assert_eq!((tested, headers.len()), (1_001, 1));
     }
 }

@@ -36,9 +36,9 @@ pub(crate) struct GatewayShared<S> {
     pub(crate) crowded_connections: AtomicU64,
     /// Connections closed while they waited for a request, because `max_connections` was near.
     pub(crate) reaped_connections: AtomicU64,
-    /// When places were last kept free in this way, in milliseconds.
+    /// When capacity was last kept free in this way, in milliseconds.
     pub(crate) last_reaped: AtomicU64,
-    /// Wakes an accept loop that waits for a place.
+    /// Wakes an accept loop that waits for capacity.
     pub(crate) connection_ended: Notify,
     pub(crate) clients: Arc<ClientCounts>,
 }
@@ -113,18 +113,26 @@ impl<S> Worker<S> {
 }
 
 /// A connection, counted until it is dropped.
-struct ConnectionGuard<S>(Arc<Worker<S>>);
+struct ConnectionGuard<S> {
+    worker: Arc<Worker<S>>,
+    activity: Arc<ConnectionActivity>,
+}
 
 impl<S> Drop for ConnectionGuard<S> {
     fn drop(&mut self) {
-        self.0.connections.fetch_sub(1, Ordering::Relaxed);
-        self.0.shared.connection_ended.notify_one();
+        let ConnectionGuard { worker, activity } = self;
+        if activity.is_reaped() {
+            worker.shared.reaped_connections.fetch_add(1, Ordering::Relaxed);
+        }
+        activity.end();
+        worker.connections.fetch_sub(1, Ordering::Relaxed);
+        worker.shared.connection_ended.notify_one();
     }
 }
 
 impl<S: Backend> Worker<S> {
     async fn serve(self: Arc<Self>, connection: AcceptedConnection) {
-        let guard = ConnectionGuard(self.clone());
+        let guard = ConnectionGuard { worker: self.clone(), activity: connection.activity.clone() };
         if let Ok(stream) = TcpStream::from_std(connection.stream) {
             connection::serve(self, stream, connection.peer, connection.listener, connection.activity).await;
         }

@@ -8,6 +8,9 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use axum::body::Body;
+use bytes::Bytes;
+use hyper::body::{Frame, SizeHint};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep, sleep_until};
 
@@ -33,10 +36,12 @@ struct StateCell {
 const READING_HEAD: u8 = 0;
 /// The server reads the body and responds. Bodies have a separate time limit.
 const RESPONDING: u8 = 1;
+/// The response is complete, but not yet written.
+const FLUSHING: u8 = 2;
 /// All requests are answered, and no byte has arrived since.
-const IDLE: u8 = 2;
+const IDLE: u8 = 3;
 /// The accept loop closes the connection; it serves no further request.
-const CLOSED: u8 = 3;
+const CLOSED: u8 = 4;
 
 impl ConnectionState {
     /// The state of a new connection of a listener that was started at `started`.
@@ -68,14 +73,21 @@ impl ConnectionState {
         phase != CLOSED && self.change(phase, RESPONDING)
     }
 
-    /// The response is complete.
-    pub(crate) fn response_complete(&self) {
-        self.set_waiting();
-        // Only connections that wait are closed, so this one is not.
-        self.0.phase.store(IDLE, Ordering::Relaxed);
+    /// The response is complete. The connection is idle once the response is also written.
+    fn response_complete(&self) {
+        self.change(RESPONDING, FLUSHING);
     }
 
-    /// Since when the connection waits for a head or for the rest of it, in milliseconds; None if it serves a request.
+    /// All data is written.
+    fn flushed(&self) {
+        if self.phase() == FLUSHING {
+            self.set_waiting();
+            self.change(FLUSHING, IDLE);
+        }
+    }
+
+    /// Since when the connection waits for a head or for the rest of it, in milliseconds; None if it serves a request or
+    /// writes its response.
     pub(crate) fn waits_since(&self) -> Option<u64> {
         matches!(self.phase(), READING_HEAD | IDLE).then(|| self.0.waits_since.load(Ordering::Relaxed))
     }
@@ -83,6 +95,45 @@ impl ConnectionState {
     /// Closes the connection to requests, unless it serves one. Returns whether it is closed.
     pub(crate) fn close(&self) -> bool {
         self.change(READING_HEAD, CLOSED) || self.change(IDLE, CLOSED)
+    }
+}
+
+/// The body of a response. When it is dropped, the response is complete.
+#[derive(Debug)]
+pub(crate) struct TrackedBody {
+    body: Body,
+    state: ConnectionState,
+}
+
+impl TrackedBody {
+    pub(crate) fn new(body: Body, state: ConnectionState) -> TrackedBody {
+        TrackedBody { body, state }
+    }
+}
+
+impl Drop for TrackedBody {
+    fn drop(&mut self) {
+        self.state.response_complete();
+    }
+}
+
+impl hyper::body::Body for TrackedBody {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
     }
 }
 
@@ -168,7 +219,12 @@ impl<I: AsyncWrite + Unpin> AsyncWrite for ClientTimeoutIo<I> {
     }
 
     fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().stream).poll_flush(context)
+        let this = self.get_mut();
+        let flushed = Pin::new(&mut this.stream).poll_flush(context);
+        if flushed.is_ready() {
+            this.state.flushed();
+        }
+        flushed
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {

@@ -9,7 +9,8 @@ const FRAMES_MAX: u64 = 10_000;
 const INTERVAL: Duration = Duration::from_secs(1);
 /// Written bytes that permit one more frame: clients send WINDOW_UPDATE as they read, some for every few kilobytes.
 const BYTES_PER_FRAME: u64 = 1 << 10;
-/// Frames that a request permits: a client may send WINDOW_UPDATE and RST_STREAM for each.
+/// Frames that a request permits: a client may send WINDOW_UPDATE for its stream and for the connection. RST_STREAM is not
+/// permitted by requests or written data: a client that opens and resets streams would have no bound.
 const FRAMES_PER_REQUEST: u64 = 2;
 
 const PREFACE_BYTES: usize = 24;
@@ -25,14 +26,17 @@ const WINDOW_UPDATE: u8 = 8;
 /// The largest type that the standard defines.
 const CONTINUATION: u8 = 9;
 
+/// Whether a frame is a control frame other than RST_STREAM.
 fn is_control(kind: u8) -> bool {
-    matches!(kind, PRIORITY | RST_STREAM | SETTINGS | PING | GOAWAY | WINDOW_UPDATE) || kind > CONTINUATION
+    matches!(kind, PRIORITY | SETTINGS | PING | GOAWAY | WINDOW_UPDATE) || kind > CONTINUATION
 }
 
 /// Numbers of frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct FrameCounts {
+    /// Control frames other than RST_STREAM.
     control: u64,
+    resets: u64,
     requests: u64,
 }
 
@@ -69,6 +73,7 @@ impl FrameScanner {
                 self.skip = u32::from_be_bytes([0, first, second, third]) as usize;
                 self.filled = 0;
                 counts.control += u64::from(is_control(kind));
+                counts.resets += u64::from(kind == RST_STREAM);
                 counts.requests += u64::from(kind == HEADERS);
             }
         }
@@ -94,9 +99,9 @@ impl FrameBound {
 
     /// Counts received bytes. Returns whether there are more control frames than the bound.
     pub(crate) fn is_flood(&mut self, bytes: &[u8], now: impl FnOnce() -> Duration) -> bool {
-        let FrameCounts { control, requests } = self.scanner.scan(bytes);
+        let FrameCounts { control, resets, requests } = self.scanner.scan(bytes);
         self.counts.requests += requests;
-        if control == 0 {
+        if control + resets == 0 {
             return false;
         }
         let now = now();
@@ -104,8 +109,9 @@ impl FrameBound {
             (self.begin, self.counts, self.written) = (now, FrameCounts::default(), 0);
         }
         self.counts.control += control;
+        self.counts.resets += resets;
         let permitted = FRAMES_PER_REQUEST * self.counts.requests + self.written / BYTES_PER_FRAME;
-        self.counts.control > FRAMES_MAX + permitted
+        self.counts.control.saturating_sub(permitted) + self.counts.resets > FRAMES_MAX
     }
 
     pub(crate) fn count_written(&mut self, bytes: usize) {
@@ -138,10 +144,22 @@ mod tests {
             for part in bytes.chunks(size) {
                 let counts = scanner.scan(part);
                 sum.control += counts.control;
+                sum.resets += counts.resets;
                 sum.requests += counts.requests;
             }
-            assert_eq!(sum, FrameCounts { control: 16, requests: 2 }, "in parts of {size}");
+            assert_eq!(sum, FrameCounts { control: 14, resets: 2, requests: 2 }, "in parts of {size}");
         }
+    }
+
+    #[test]
+    fn resets_are_not_paid_for_by_the_requests_they_cancel() {
+        let mut bound = FrameBound::new(Duration::ZERO);
+        assert!(!bound.is_flood(&[b'P'; PREFACE_BYTES], || Duration::ZERO));
+        let reset = [frame(HEADERS, 9), frame(RST_STREAM, 4)].concat();
+        bound.count_written((FRAMES_MAX * BYTES_PER_FRAME) as usize);
+        assert!(!bound.is_flood(&reset.repeat(FRAMES_MAX as usize), || Duration::ZERO));
+        assert!(!bound.is_flood(&frame(WINDOW_UPDATE, 4).repeat(10), || Duration::ZERO), "by requests");
+        assert!(bound.is_flood(&reset, || Duration::ZERO));
     }
 
     #[test]

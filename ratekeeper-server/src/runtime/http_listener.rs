@@ -22,7 +22,7 @@ use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
 use tokio::time::{Instant, sleep, timeout};
 use tower_service::Service;
 
-use super::connection_timeouts::{ClientTimeoutIo, ConnectionState};
+use super::connection_timeouts::{ClientTimeoutIo, ConnectionState, TrackedBody};
 use super::open_files;
 
 /// How long a connection may be idle after a request: longer than proxies keep theirs, so that the proxy closes first
@@ -35,8 +35,8 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 /// Delay before the next attempt if the system cannot accept a connection.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(50);
 
-/// Serves connections until the listener closes: at most `connections_max`. A further one takes the place of the connection
-/// that has waited longest for a request head; if all of them serve requests, it is closed immediately.
+/// Serves connections until the listener closes: at most `connections_max`. For a further one, the connection that has
+/// waited longest for a request head is closed; if all of them serve requests, the further one is closed immediately.
 pub(crate) async fn serve(
     listener: TcpListener,
     router: Router,
@@ -128,8 +128,7 @@ async fn connection(
                 return Err(io::Error::from(io::ErrorKind::ConnectionAborted));
             }
             let response = into_ok(router.call(request).await);
-            state.response_complete();
-            Ok(response)
+            Ok(response.map(|body| TrackedBody::new(body, state)))
         }
     });
     let mut http = http1::Builder::new();

@@ -4,7 +4,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use super::peers::{ConfigFile, read_response};
-use super::support::{TestGateway, Upstream, get, header, read_all, run, status, wait_until};
+use super::support::{TEST_TIMEOUT, TestGateway, Upstream, get, header, read_all, run, status, wait_until};
 
 async fn bounded(upstream: &Upstream) -> TestGateway {
     let at = upstream.address;
@@ -202,16 +202,16 @@ async fn idle_connections_are_closed_when_the_limit_is_near() {
 }
 
 /// Connects from a loopback address and sends the begin of a request.
-async fn begin_request(gateway: &TestGateway, from: &str, sent: &str) -> TcpStream {
+async fn begin_request(gateway: &TestGateway, from: &str, sent: impl AsRef<[u8]>) -> TcpStream {
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
     socket.bind(from.parse().unwrap()).unwrap();
     let mut stream = socket.connect(gateway.address).await.unwrap();
-    stream.write_all(sent.as_bytes()).await.unwrap();
+    stream.write_all(sent.as_ref()).await.unwrap();
     stream
 }
 
 #[tokio::test]
-async fn half_heads_do_not_take_all_connections() {
+async fn incomplete_request_heads_do_not_take_all_connections() {
     const MAX: usize = 20;
     let upstream = Upstream::start().await;
     let file = ConfigFile { gateway: "max_connections: 20", ..ConfigFile::default() };
@@ -230,13 +230,76 @@ async fn half_heads_do_not_take_all_connections() {
             })
             .collect();
         for client in clients {
-            assert_eq!(client.await.unwrap(), 200, "after half heads {sent:?}");
+            assert_eq!(client.await.unwrap(), 200, "after incomplete request heads {sent:?}");
         }
     }
     assert!(gauge(&gateway, "ratekeeper_connections") <= MAX);
     assert_eq!(gauge(&gateway, r#"ratekeeper_connections_rejected_total{reason="max_connections"}"#), 0);
     let mut oldest = silent.remove(0);
     assert_eq!(read_all(&mut oldest).await, "", "closed");
+}
+
+/// Opens connections that send the begin of a request, from two clients. They are accepted before later ones.
+async fn begin_requests(gateway: &TestGateway, count: usize, sent: impl AsRef<[u8]>) -> Vec<TcpStream> {
+    let mut streams = Vec::new();
+    for number in 0..count {
+        let from = if number % 2 == 0 { "127.0.0.2:0" } else { "127.0.0.3:0" };
+        streams.push(begin_request(gateway, from, &sent).await);
+    }
+    streams
+}
+
+#[tokio::test]
+async fn connections_that_have_ended_do_not_delay_new_ones() {
+    const MAX: usize = 40;
+    let upstream = Upstream::start().await;
+    let file = ConfigFile { gateway: "max_connections: 40", ..ConfigFile::default() };
+    let gateway = run(&file.to(&[upstream.address])).await;
+    let silent = begin_requests(&gateway, MAX, "GET / HTTP/1.1\r\nHo").await;
+    // Chooses the next connections to close.
+    assert_eq!(status(&get(gateway.address, "/", "").await), 200);
+    drop(silent);
+    wait_until(|| gauge(&gateway, "ratekeeper_connections") == 0).await;
+    let silent = begin_requests(&gateway, MAX, "GET / HTTP/1.1\r\nHo").await;
+    assert_eq!(status(&get(gateway.address, "/", "").await), 200);
+    assert_eq!(gauge(&gateway, r#"ratekeeper_connections_rejected_total{reason="max_connections"}"#), 0);
+    drop(silent);
+}
+
+/// The gateway reads on for two seconds after its last response on a connection.
+#[tokio::test]
+async fn connections_after_their_last_response_do_not_delay_new_ones() {
+    const MAX: usize = 20;
+    let upstream = Upstream::start().await;
+    let file = ConfigFile { gateway: "max_connections: 20", ..ConfigFile::default() };
+    let gateway = run(&file.to(&[upstream.address])).await;
+    let mut lingering = begin_requests(&gateway, MAX, "GET / HTTP/9.9\r\n").await;
+    for stream in &mut lingering {
+        assert_eq!(status(&read_all(stream).await), 400);
+    }
+    for _ in 0..MAX {
+        assert_eq!(status(&get(gateway.address, "/", "").await), 200);
+    }
+    assert_eq!(gauge(&gateway, r#"ratekeeper_connections_rejected_total{reason="max_connections"}"#), 0);
+}
+
+/// The client does not answer the PING of a graceful shutdown, so the shutdown does not end.
+#[tokio::test]
+async fn http2_client_that_ignores_a_graceful_shutdown_is_disconnected() {
+    // The preface, SETTINGS, and a request for `/` of the host `a`.
+    const REQUEST: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0\
+        \0\0\x06\x01\x05\0\0\0\x01\x82\x84\x86\x41\x01a";
+    let upstream = Upstream::start().await;
+    let file = ConfigFile { gateway: "max_connections: 10", ..ConfigFile::default() };
+    let gateway = run(&file.to(&[upstream.address])).await;
+    let mut idle = begin_requests(&gateway, 9, REQUEST).await;
+    wait_until(|| upstream.requests().len() == 9).await;
+    wait_until(|| gauge(&gateway, "ratekeeper_requests_in_flight") == 0).await;
+    assert_eq!(status(&get(gateway.address, "/", "").await), 200);
+    let mut received = Vec::new();
+    let read = tokio::time::timeout(TEST_TIMEOUT, idle[0].read_to_end(&mut received)).await;
+    let _ = read.expect("the connection stayed open");
+    wait_until(|| gauge(&gateway, "ratekeeper_connections_reaped_total") == 1).await;
 }
 
 #[tokio::test]
