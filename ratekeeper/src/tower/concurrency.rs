@@ -217,9 +217,8 @@ impl<S: Store> Engine<S> {
             return Ok(held);
         }
         let outcome = if is_closed { Outcome::Closed } else { Outcome::Denied };
-        let (rules, charges) =
-            (self.permit_outcomes(&checks.permits).collect(), std::mem::take(&mut checks.list));
-        let event = self.observed(DecisionEvent::new(outcome, is_degraded, rules, charges));
+        let event = DecisionEvent::new(outcome, is_degraded, self.permit_outcomes(&checks.permits));
+        let event = self.observed(event.with_charges(std::mem::take(&mut checks.list)));
         let next = self.deny_exhausted(limits, &checks.permits, is_closed);
         Err(RequestVerdict { next, permits: Permits::default(), event })
     }

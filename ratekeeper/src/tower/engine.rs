@@ -452,15 +452,15 @@ impl<S: Store> Engine<S> {
             enforced.map(|(at, (of, decision))| rule_outcome(*of, *decision, false, is_banned(at)));
         let shadows = checks.shadows.iter().zip(shadowed);
         let shadows = shadows.map(|(at, decision)| rule_outcome(*at, *decision, true, false));
-        let rules = enforced.chain(shadows).chain(self.permit_outcomes(&checks.permits)).collect();
+        let rules = enforced.chain(shadows).chain(self.permit_outcomes(&checks.permits));
         let outcome = match (allowed, is_closed) {
             (true, _) => Outcome::Allowed,
             (false, false) => Outcome::Denied,
             (false, true) => Outcome::Closed,
         };
         let is_degraded = *is_degraded || checks.permits.is_degraded;
-        let charges = std::mem::take(&mut checks.list);
-        self.observed(DecisionEvent::new(outcome, is_degraded, rules, charges))
+        let event = DecisionEvent::new(outcome, is_degraded, rules);
+        self.observed(event.with_charges(std::mem::take(&mut checks.list)))
     }
 
     /// Reports an event to the observer, and returns it.

@@ -1,11 +1,17 @@
 //! The outcome of a request: one value, for observers, metrics and logs.
 
+use std::cell::Cell;
+
 use ratekeeper_core::Decision;
 use ratekeeper_rules::concurrency::InFlightLimit;
 use ratekeeper_rules::rule::{ChargeList, ForbiddenReason, RuleCharge, Rules};
-use smallvec::SmallVec;
 
-use super::engine::{CHARGE_LIST, return_buffer};
+use super::engine::{CHARGE_LIST, return_buffer, take_buffer};
+
+thread_local! {
+    /// Reused buffer for the outcomes of rules.
+    static RULE_OUTCOMES: Cell<Vec<RuleOutcome>> = const { Cell::new(Vec::new()) };
+}
 
 /// The outcome of a request: what each limit decided, and what followed.
 ///
@@ -17,7 +23,7 @@ pub struct DecisionEvent {
     /// The outcomes of the rules that apply, then of the [concurrency limits](super::concurrency). If a concurrency
     /// limit denies the request, the rules are not checked and not listed. Empty if the request is rejected before
     /// any check.
-    pub rules: SmallVec<[RuleOutcome; 4]>,
+    pub rules: Vec<RuleOutcome>,
     /// The result of the request.
     pub outcome: Outcome,
     /// Whether the store did not answer, so that each limit's failure policy decided.
@@ -91,16 +97,24 @@ pub struct RuleOutcome {
 impl DecisionEvent {
     /// The outcome of a request without checks.
     pub(super) fn without_checks(outcome: Outcome) -> DecisionEvent {
-        DecisionEvent { rules: SmallVec::new(), outcome, is_degraded: false, charges: ChargeList::default() }
+        DecisionEvent { rules: Vec::new(), outcome, is_degraded: false, charges: ChargeList::default() }
     }
 
     pub(super) fn new(
         outcome: Outcome,
         is_degraded: bool,
-        rules: SmallVec<[RuleOutcome; 4]>,
-        charges: ChargeList,
+        rules: impl Iterator<Item = RuleOutcome>,
     ) -> DecisionEvent {
-        DecisionEvent { rules, outcome, is_degraded, charges }
+        // A reused buffer: an event is moved several times, so it must be small.
+        let mut buffer = take_buffer(&RULE_OUTCOMES);
+        buffer.extend(rules);
+        DecisionEvent { rules: buffer, outcome, is_degraded, charges: ChargeList::default() }
+    }
+
+    /// The event with the charges that its outcomes refer to.
+    pub(super) fn with_charges(mut self, charges: ChargeList) -> DecisionEvent {
+        self.charges = charges;
+        self
     }
 
     /// Whether the request is allowed.
@@ -117,8 +131,12 @@ impl DecisionEvent {
 }
 
 impl Drop for DecisionEvent {
-    /// Leaves the buffer for the next request on this thread.
+    /// Leaves the buffers for the next request on this thread.
     fn drop(&mut self) {
+        if self.rules.capacity() > 0 {
+            self.rules.clear();
+            return_buffer(&RULE_OUTCOMES, std::mem::take(&mut self.rules));
+        }
         if self.charges.charges.capacity() > 0 {
             return_buffer(&CHARGE_LIST, std::mem::take(&mut self.charges));
         }
