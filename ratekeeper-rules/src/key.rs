@@ -25,7 +25,7 @@ use crate::spelling::trim;
 use values::{cookie, header, header_value, parameter};
 
 /// A part of a request.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KeyPart {
     /// The client's address, or the network that it is grouped into.
     Ip,
@@ -59,7 +59,7 @@ impl KeyPart {
 }
 
 /// What replaces a part that a request does not have.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KeyFallback {
     /// Another part; requests that have neither share a budget.
     Part(KeyPart),
@@ -72,7 +72,7 @@ pub enum KeyFallback {
 }
 
 /// Whose budget a request uses.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Key {
     parts: Vec<(KeyPart, KeyFallback)>,
     grouping: Grouping,

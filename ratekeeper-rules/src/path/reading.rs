@@ -56,7 +56,7 @@ pub fn is_read_alike<'p>(
 /// space and dots, as on Windows, and everything from `%3B` on, if they decode before they drop parameters. Forwarded to
 /// one of them, the path would bypass the pattern's rule.
 ///
-/// Never if [`PathNormalization::ambiguous`] keeps ambiguous paths. Allocates nothing for most paths.
+/// Never if [`PathNormalization::ambiguous`] keeps ambiguous paths. Allocates only if the path has an ignored end.
 ///
 /// ```
 /// use ratekeeper_rules::path::{PathNormalization, Pattern, hides_match};
@@ -71,23 +71,19 @@ pub fn hides_match<'p>(
     normalization: PathNormalization,
     mut patterns: impl Iterator<Item = &'p Pattern>,
 ) -> bool {
-    if normalization.ambiguous == AmbiguousPathPolicy::Keep || !may_have_ignored_end(normalized) {
+    if normalization.ambiguous == AmbiguousPathPolicy::Keep || !has_ignored_end(normalized) {
         return false;
     }
     let other = without_ignored_ends(normalized, normalization);
-    other != normalized && patterns.any(|pattern| !pattern.matches(normalized) && pattern.matches(&other))
+    patterns.any(|pattern| !pattern.matches(normalized) && pattern.matches(&other))
 }
 
-/// Whether the path has an escape, or a segment that ends with a dot.
-fn may_have_ignored_end(normalized: &str) -> bool {
-    let mut before = 0;
-    for byte in normalized.bytes() {
-        if byte == b'%' || (byte == b'/' && before == b'.') {
-            return true;
-        }
-        before = byte;
-    }
-    before == b'.'
+fn has_ignored_end(normalized: &str) -> bool {
+    // Every request pays for this line. It visits all bytes because a loop without an early exit is vectorized.
+    let is_candidate =
+        normalized.bytes().fold(false, |is_candidate, byte| is_candidate | (byte == b'.') | (byte == b'%'));
+    let is_longer = |segment: &str| without_ignored_end(segment).len() < segment.len();
+    is_candidate && normalized.split('/').any(is_longer)
 }
 
 fn without_ignored_ends(normalized: &str, normalization: PathNormalization) -> String {
@@ -107,7 +103,9 @@ fn without_ignored_ends(normalized: &str, normalization: PathNormalization) -> S
 /// The segment up to `%3B`, without white space and dots at the end.
 pub(super) fn without_ignored_end(segment: &str) -> &str {
     const WHITE_SPACE: [&str; 6] = ["%20", "%09", "%0A", "%0B", "%0C", "%0D"];
-    let mut rest = segment.split("%3B").next().unwrap_or_default();
+    let mut escapes = segment.match_indices('%').map(|(at, _)| at);
+    let end = escapes.find(|at| segment[*at..].starts_with("%3B"));
+    let mut rest = &segment[..end.unwrap_or(segment.len())];
     loop {
         let shorter = rest.trim_end_matches('.');
         let shorter = WHITE_SPACE.iter().find_map(|white| shorter.strip_suffix(white)).unwrap_or(shorter);

@@ -55,7 +55,8 @@ impl Rules {
     /// removed or changed. Keys that an override has by their network are not among them.
     pub fn moved_keys(&self, before: &Rules, predecessors: &[Option<usize>]) -> Vec<MovedKey> {
         let mut moved = Vec::new();
-        for (after, before) in self.pairs(before) {
+        let changed = self.pairs(before).filter(|(after, before)| !after.has_same_keys(before, predecessors));
+        for (after, before) in changed {
             let (listed_before, listed_after) = (before.listed_keys(), after.listed_keys());
             for value in
                 listed_before.keys().chain(listed_after.keys().filter(|it| !listed_before.contains_key(*it)))
@@ -95,6 +96,16 @@ impl NumberedRule {
             OverrideScope::Keys(keys) => Some((keys.as_slice(), *limit)),
             OverrideScope::When(_) => None,
         })
+    }
+
+    /// Whether each limit applies to the same keys as the limit of `before` that it continues, so that no key moves. Many
+    /// keys are compared faster than the limit of each is found.
+    fn has_same_keys(&self, before: &NumberedRule, predecessors: &[Option<usize>]) -> bool {
+        let continued = |limit: Option<usize>| limit.and_then(|limit| predecessors[limit]);
+        let continued_overrides = self.key_overrides().map(|(keys, limit)| (keys, continued(limit)));
+        self.rule.key == before.rule.key
+            && continued(Some(self.limit)) == Some(before.limit)
+            && continued_overrides.eq(before.key_overrides())
     }
 
     /// The keys of the overrides, each with the limit of the first that has it.

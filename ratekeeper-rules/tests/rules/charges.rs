@@ -356,9 +356,11 @@ fn changed_overrides_continue_by_conditions_and_keys() {
     let ip = Key::of(KeyPart::Ip);
     let (address, network) = (of_keys(&["192.0.2.7"]), of_keys(&["192.0.2.0/24"]));
     assert_eq!(
-        moves(&ip, std::slice::from_ref(&address), &[network, address.clone()]),
+        moves(&ip, std::slice::from_ref(&address), &[network.clone(), address.clone()]),
         (vec![Some(0), Some(1), None, Some(2)], vec![moved("192.0.2.7", 2, 2)])
     );
+    let both = [network, address];
+    assert_eq!(moves(&ip, &both, &both), (vec![Some(0), Some(1), Some(2), Some(3)], vec![]));
     let optional = user.clone().fallback(KeyFallback::Literal("c".to_owned()));
     assert_eq!(moves(&optional, &[], &[two]).1, [moved("c", 1, 2), moved("c", 1, 2)]);
 }

@@ -113,7 +113,7 @@ fn cost(config: &Config, path: &'static str, status: &'static str, requests: usi
 }
 
 /// The cost of one more request, when buffers and connections are there.
-fn cost_of_one(request_cost: u32, status: &'static str) -> Cost {
+fn cost_of_one(target: &'static str, request_cost: u32, status: &'static str) -> Cost {
     let upstream = upstream();
     let yaml = format!(
         "limits:
@@ -127,7 +127,7 @@ gateway:
     );
     let config =
         ratekeeper_config::parse(&yaml, &EmptyEnvironment).unwrap_or_else(|errors| panic!("{errors}"));
-    let run = |requests| cost(&config, "/api/users/7?x=y", status, requests);
+    let run = |requests| cost(&config, target, status, requests);
     let (some, more) = (run(100), run(300));
     assert_eq!((more.normalized - some.normalized) % 200, 0, "{some:?} {more:?}");
     Cost {
@@ -139,10 +139,16 @@ gateway:
 
 #[test]
 fn allowed_request_is_normalized_once() {
-    assert_eq!(cost_of_one(1, "200"), Cost { normalized: 1, allocated: 14 });
+    assert_eq!(cost_of_one("/api/users/7?x=y", 1, "200"), Cost { normalized: 1, allocated: 14 });
 }
 
 #[test]
 fn denied_request_is_normalized_once() {
-    assert_eq!(cost_of_one(100_000, "429"), Cost { normalized: 1, allocated: 9 });
+    assert_eq!(cost_of_one("/api/users/7?x=y", 100_000, "429"), Cost { normalized: 1, allocated: 9 });
+}
+
+#[test]
+fn path_with_an_escape_allocates_no_more() {
+    // Normalized for the rules, and for the upstream.
+    assert_eq!(cost_of_one("/api/users/a%20b.c?x=y", 1, "200"), Cost { normalized: 2, allocated: 14 });
 }

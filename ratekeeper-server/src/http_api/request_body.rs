@@ -309,7 +309,7 @@ pub(crate) fn read<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, HttpApiE
     }
 }
 
-/// Says which field is wrong, in our words.
+/// The reason for the response, from an error of serde: the field or the types, and the position.
 fn reason(error: &serde_json::Error) -> String {
     let text = error.to_string();
     let (text, position) = text.rsplit_once(" at line ").unwrap_or((&text, ""));

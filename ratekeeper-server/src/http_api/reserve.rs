@@ -116,11 +116,16 @@ pub(super) async fn settle<S: Store + Send + Sync + 'static, R: RecordStore>(
         Ok(taken) => parse_record(taken)?,
         Err(error @ (RecordError::NotSent(_) | RecordError::Full)) => return Err(not_settled(error)),
         Err(error @ RecordError::Unavailable(_)) => {
-            api.metrics.lost_refunds.fetch_add(1, Ordering::Relaxed);
-            tracing::warn!(limit = reservation.limit, "reservation possibly settled without its refund");
+            let effect = if rest > 0 {
+                api.metrics.lost_refunds.fetch_add(1, Ordering::Relaxed);
+                tracing::warn!(limit = reservation.limit, "reservation possibly settled without its refund");
+                "without its refund, and the charge stands until the limit recovers it"
+            } else {
+                "and nothing more is charged"
+            };
             let reason = format!(
                 "{error}; whether the reservation is settled is unknown. Retry: if the response is 409, it is settled \
-                 without its refund, and the charge stands until the limit recovers it"
+                 {effect}"
             );
             return Err(HttpApiError::new(StatusCode::SERVICE_UNAVAILABLE, reason));
         }

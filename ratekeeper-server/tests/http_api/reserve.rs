@@ -223,10 +223,29 @@ async fn settlement_with_unknown_outcome_is_counted_and_refunds_at_most_once() {
     let request = json!({ "reservation": reservation["reservation"], "cost": 2 });
     let response = post(api.address, "/v1/settle", &request).await;
     assert!(response.problem(503).contains("409"), "{response:?}");
+    assert_eq!(response.header("retry-after"), Some("1"));
     assert_eq!(lost_refunds(&api), 1);
     api.context.records.fail_takes(None);
     assert!(post(api.address, "/v1/settle", &request).await.problem(409).contains("refund"));
     assert_eq!(peek_remaining(api.address, "per-user", "alice").await, 5, "the charge stands");
+}
+
+#[tokio::test]
+async fn settlement_with_unknown_outcome_and_no_refund_loses_none() {
+    for cost in [5, 7] {
+        let api = run(PER_USER);
+        let reservation = reserve(&api, 5).await;
+        api.context.records.fail_takes(Some(TakeFailure::ResponseLost));
+        let request = json!({ "reservation": reservation["reservation"], "cost": cost });
+        let response = post(api.address, "/v1/settle", &request).await;
+        let reason = response.problem(503);
+        assert!(reason.contains("409") && !reason.contains("refund"), "{response:?}");
+        assert_eq!(response.header("retry-after"), Some("1"));
+        api.context.records.fail_takes(None);
+        post(api.address, "/v1/settle", &request).await.problem(409);
+        assert_eq!(peek_remaining(api.address, "per-user", "alice").await, 5);
+        assert_eq!(lost_refunds(&api), 0);
+    }
 }
 
 #[tokio::test]

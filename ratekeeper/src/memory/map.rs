@@ -165,11 +165,11 @@ impl<A: Algorithm> StateMap<A> {
     where
         A: super::predecessor::Migratable,
     {
-        let Some(state) = self.algorithm.own_state(state).filter(|it| !self.algorithm.is_fresh(it, now))
-        else {
-            return;
-        };
+        let Some(state) = self.algorithm.own_state(state) else { return };
         self.hold(hash, now).reset();
+        if self.algorithm.is_fresh(&state, now) {
+            return;
+        }
         let mut held = self.hold(hash, now);
         let MapEntry::New { growth } = held.entry else { return };
         let needed = held.shard.growth_bytes() + self.algorithm.heap_bytes(&state);

@@ -195,8 +195,8 @@ impl<C: Clock> Memory<C> {
         })
     }
 
-    /// Moves the states of single keys from limits of `before` to limits of this store, which was reloaded from it. A key
-    /// whose state does not fit its new limit starts with its full budget.
+    /// Copies the states of single keys from limits of `before` to limits of this store, which was reloaded from it. A
+    /// state that does not fit the new limit is not copied. `before` may stay in use, so its limits keep their states.
     #[cfg(feature = "tower")]
     pub(crate) fn move_states(&self, before: &Memory<C>, moved: &[MovedState]) {
         let now = self.clock.now();
@@ -205,10 +205,13 @@ impl<C: Clock> Memory<C> {
             let (Some(source), Some(target)) = (before.states.get(from), self.states.get(to)) else {
                 continue;
             };
-            let Some((limit, state)) = source.state(hash, now) else { continue };
+            let Some((limit, state)) = source.state(hash, now) else {
+                // The target may have a state from an earlier move.
+                target.reset(hash, now);
+                continue;
+            };
             if let Some(state) = self.limits[to].migrate_state(&limit, state, now) {
                 with!(target, table => table.put(hash, state, now));
-                source.reset(hash, now);
             }
         }
     }

@@ -155,9 +155,9 @@ end
 --
 --   token_bucket(key, charge) -> allowed, state, write, value, ms
 --
--- It reads the state of a key and decides a charge, but writes nothing (except `extend_window`). `charge` is a charge as parsed by `read`.
--- `state` is the state for the reply. `write(key, value, ms, is_charged)` then makes the change, and is nil if there
--- is none. A state that has been advanced to now is written even if the request is denied.
+-- It reads the state of a key and decides a charge, but writes nothing (except `extend_window`). `charge` is a charge
+-- as parsed by `read`. `state` is the state for the reply. `write(key, value, ms, is_charged)` then makes the change,
+-- and is nil if there is none. A state that has been advanced to now is written even if the request is denied.
 --
 -- Some kinds have a fast path for requests of one charge, the most common, at a time of whole microseconds, as the
 -- server's is:
@@ -1646,7 +1646,7 @@ local function decide(keys, arguments)
         charges[last] = parsed[packed_charge] or read(packed_charge)
       end
       if not pcall(decide_several, keys, charges, i, last, replies) then
-        -- Parse errors occur before anything is written.
+        -- Foreign values are found while deciding, before any charge. Only `extend_window` may have written.
         for j = i, last do
           replies[j + 1] = GARBLED
         end

@@ -17,17 +17,17 @@ use crate::memory::{Memory, MovedState};
 
 /// A store that supports reloads: it migrates its state to changed limits.
 pub trait Reload: Sized {
-    /// Builds a limiter for the rules with the state of `before`.
+    /// Builds a limiter for the rules with the state of `before`, except for the states of the returned keys.
     #[doc(hidden)]
     fn reload_limiter(
         builder: &LayerBuilder,
         rules: &Rules,
         before: &RatekeeperLayer<Self>,
-    ) -> Result<Limiter<Self>, LayerError>;
+    ) -> Result<(Limiter<Self>, MovedStates), LayerError>;
 
-    /// Moves the states of keys that another limit of their rule applies to than before.
+    /// Copies the states of keys that another limit of their rule applies to than before.
     #[doc(hidden)]
-    fn move_keys(_rules: &Rules, _limiter: &Limiter<Self>, _before: &RatekeeperLayer<Self>) {}
+    fn move_keys(_limiter: &Limiter<Self>, _before: &RatekeeperLayer<Self>, _moved: &MovedStates) {}
 
     /// The permit counter, with the permits that `before` counts.
     #[doc(hidden)]
@@ -38,22 +38,27 @@ pub trait Reload: Sized {
     ) -> Result<OpaquePermitCounter, LayerError>;
 }
 
+/// The keys whose states a reload moves from one limit to another.
+#[doc(hidden)]
+#[derive(Debug, Default)]
+pub struct MovedStates(Vec<MovedState>);
+
 impl Reload for Memory {
     fn reload_limiter(
         builder: &LayerBuilder,
         rules: &Rules,
         before: &RatekeeperLayer,
-    ) -> Result<Limiter, LayerError> {
+    ) -> Result<(Limiter, MovedStates), LayerError> {
         let limits = builder.bounded(limiter_builder(rules, builder)?);
         let from = rules.predecessors(&before.engine.rules);
         let moved = moved_states(rules, &from, &before.engine);
-        limits.reload_moving(&before.engine.limiter, &from, &moved).map_err(LayerError::Memory)
+        let limiter =
+            limits.reload_moving(&before.engine.limiter, &from, &moved).map_err(LayerError::Memory)?;
+        Ok((limiter, MovedStates(moved)))
     }
 
-    fn move_keys(rules: &Rules, limiter: &Limiter, before: &RatekeeperLayer) {
-        let from = rules.predecessors(&before.engine.rules);
-        let moved = moved_states(rules, &from, &before.engine);
-        limiter.store().move_states(before.engine.limiter.store(), &moved);
+    fn move_keys(limiter: &Limiter, before: &RatekeeperLayer, MovedStates(moved): &MovedStates) {
+        limiter.store().move_states(before.engine.limiter.store(), moved);
     }
 
     fn counter(
@@ -71,11 +76,14 @@ impl Reload for crate::redis::Redis {
         builder: &LayerBuilder,
         rules: &Rules,
         before: &RatekeeperLayer<Self>,
-    ) -> Result<Limiter<Self>, LayerError> {
+    ) -> Result<(Limiter<Self>, MovedStates), LayerError> {
         let settings = settings_for(rules, before.engine.limiter.store().base());
-        limiter_builder(rules, builder)?
-            .reload_redis(&before.engine.limiter, &rules.predecessors(&before.engine.rules), &settings)
-            .map_err(LayerError::Redis)
+        let from = rules.predecessors(&before.engine.rules);
+        let limiter = limiter_builder(rules, builder)?
+            .reload_redis(&before.engine.limiter, &from, &settings)
+            .map_err(LayerError::Redis)?;
+        // In Redis, the limits of a rule share the states of their keys.
+        Ok((limiter, MovedStates::default()))
     }
 
     fn counter(
@@ -127,8 +135,9 @@ impl LayerBuilder {
     /// In memory, both layers share the usage of each limit. `max_bytes` bounds both layers together. A used-up key stays
     /// used up through any number of changes, also if the limit is lowered and raised again. A limit that needs wider
     /// states than before, or gets more keys by a higher `max_keys` or `max_bytes`, gets new states, and a key's usage is
-    /// migrated when the limit first sees the key; from then on requests of the old layer no longer count for it. Lower
-    /// bounds apply to new limits; the others keep their capacity.
+    /// migrated when the limit first sees the key; from then on requests of the old layer no longer count for it. The
+    /// usage of a key that gets another override is copied by the reload, and the same applies. Lower bounds apply to new
+    /// limits; the others keep their capacity.
     ///
     /// In Redis, connections are kept, and so are the cached denials and leases of unchanged limits; leases of
     /// changed limits are refunded. Processes with different limits of one name share their counters, which are reset
@@ -145,7 +154,7 @@ impl LayerBuilder {
         before: &RatekeeperLayer<S>,
     ) -> Result<RatekeeperLayer<S>, LayerError> {
         let rules = self.normalized_rules()?;
-        let limiter = S::reload_limiter(&self, &rules, before)?;
+        let (limiter, moved) = S::reload_limiter(&self, &rules, before)?;
         let held = before.engine.concurrency.as_ref();
         let concurrency =
             InFlightLimits::new(&self.in_flight_limits, self.path_normalization, &rules, held, |counter| {
@@ -153,8 +162,8 @@ impl LayerBuilder {
                 S::counter(&self, &limiter, counter.as_ref()).map(|counter| counter.0)
             })?;
         let mut engine = self.engine(rules, limiter, concurrency, SystemClock::new())?;
-        // Last, because `before` stays in use if the reload fails.
-        S::move_keys(&engine.rules, &engine.limiter, before);
+        // Last, because requests of `before` no longer count for these keys.
+        S::move_keys(&engine.limiter, before, &moved);
         // Requests that wait in the old layer count towards the new bound.
         engine.waiting = before.engine.waiting.clone();
         Ok(RatekeeperLayer { engine: Arc::new(engine) })

@@ -190,6 +190,11 @@ async fn named_window_keeps_its_start_when_its_length_changes() {
         assert_eq!(check(&new, "c", 3, 1).await.remaining, 3);
         assert_eq!(check(&old, "c", 1, 2).await.remaining, 2);
         assert_eq!(check(&new, "c", 0, 3).await.reset_after.as_secs(), to - 3);
+        // The process with the shorter length does not end the window for the other.
+        let (short, long) = if from < to { (&old, &new) } else { (&new, &old) };
+        assert_eq!(check(long, "d", 9, 0).await.remaining, 0);
+        assert_eq!(check(short, "d", 0, from.min(to)).await.remaining, 9);
+        assert_eq!(check(long, "d", 0, from.min(to)).await.remaining, 0);
     }
     all_expire(&server);
 }

@@ -19,6 +19,10 @@ use tower::{Layer, Service, service_fn};
 /// Allocations between the call and the ready response. The service's header map has spare capacity, as a server's
 /// usually has, so that only the middleware's allocations count.
 fn allocations(layer: &RatekeeperLayer) -> u64 {
+    allocations_of(layer, "/users/7?x=y")
+}
+
+fn allocations_of(layer: &RatekeeperLayer, target: &str) -> u64 {
     let respond = |_: Request<String>| {
         let mut response = Response::new(());
         *response.headers_mut() = HeaderMap::with_capacity(8);
@@ -26,7 +30,7 @@ fn allocations(layer: &RatekeeperLayer) -> u64 {
     };
     let mut service = layer.layer(service_fn(respond));
     let mut once = || {
-        let request = Request::get("/users/7?x=y").header("x-user", "alice").header("host", "example.com");
+        let request = Request::get(target).header("x-user", "alice").header("host", "example.com");
         let request = request.extension(Peer([192, 0, 2, 7].into())).body(String::new()).unwrap();
         let mut polled = Poll::Pending;
         let counted = allocation_counter::measure(|| {
@@ -57,4 +61,13 @@ fn allowed_request_allocates_only_header_values() {
     let concurrency =
         one().in_flight_limit(InFlightLimit::new("at-once", 9).key(Key::of(KeyPart::header("x-user"))));
     assert_eq!(allocations(&concurrency.build().unwrap()), 2);
+}
+
+#[test]
+fn escape_in_a_path_allocates_nothing() {
+    let limit = Limit::fixed_window(100, Duration::from_secs(3600), WindowAlign::FirstRequest).unwrap();
+    let layer = RatekeeperLayer::builder().per_client("per-client", limit).build().unwrap();
+    for path in ["/users/a%20b", "/%C3%A9/a.b", "/users/%E2%82%AC"] {
+        assert_eq!(allocations_of(&layer, path), 2, "{path}");
+    }
 }

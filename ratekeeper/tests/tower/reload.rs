@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use ratekeeper::tower::check::{Check, KeyInput, LimitRef};
 use ratekeeper::tower::rule::{Ban, Override, OverrideScope, Rule};
 use ratekeeper::tower::{LayerBuilder, LayerError, RatekeeperLayer, Reload};
 use ratekeeper::{EdgePolicy, LeakyMode, Limit, LogPolicy, Rate, RefillStyle, Store, WindowAlign};
@@ -232,6 +233,42 @@ async fn failed_reload_leaves_the_old_layer_unchanged() {
     assert!(matches!(of([by_user(1), by_user(1)]).reload_from(&first), Err(LayerError::Rules(_))));
     assert!(matches!(of([by_user(1)]).max_keys(0).reload_from(&first), Err(LayerError::Memory(_))));
     assert_eq!(statuses(&first, [with("x-user", "a"), with("x-user", "a")]).await, [200, 429]);
+}
+
+#[tokio::test]
+async fn discarded_reload_leaves_the_old_layer_unchanged() {
+    let rule = |overrides: Vec<Override>| Rule { overrides, ..by_user(2) };
+    let overrides = || vec![for_users(&["a"], 3)];
+    let of_a = || (0..4).map(|_| with("x-user", "a"));
+    for (before, after, allowed) in [(vec![], overrides(), 2), (overrides(), vec![], 3)] {
+        let first = of([rule(before)]).build().unwrap();
+        let count = statuses(&first, of_a()).await.iter().filter(|&&status| status == 200).count();
+        assert_eq!(count, allowed);
+        drop(of([rule(after.clone())]).reload_from(&first).unwrap());
+        assert_eq!(statuses(&first, of_a()).await, [429; 4], "the reloaded layer is not in use");
+        let reloaded = of([rule(after)]).reload_from(&first).unwrap();
+        assert_eq!(statuses(&first, of_a()).await, [429; 4], "requests of the old layer");
+        let got = send(&reloaded, with("x-user", "a")).await;
+        assert_eq!(got.status, if allowed == 2 { 200 } else { 429 }, "{got:?}");
+    }
+}
+
+/// A key that has no usage in its limit has none in the limit that it moves to, whatever it used there before.
+#[tokio::test]
+async fn reset_key_has_its_full_budget_when_it_moves_back() {
+    let of_a = || (0..3).map(|_| with("x-user", "a"));
+    for limit in [hourly(2), Limit::sliding_window_log(2, HOUR, LogPolicy::Admitted).unwrap()] {
+        let rule = |overrides| Rule { limit: limit.clone(), overrides, ..by_user(2) };
+        let own = Override { limit: Some(limit.clone()), ..for_users(&["a"], 2) };
+        let first = of([rule(vec![])]).build().unwrap();
+        assert_eq!(statuses(&first, of_a()).await, [200, 200, 429]);
+        let moved = of([rule(vec![own])]).reload_from(&first).unwrap();
+        assert_eq!(send(&moved, with("x-user", "a")).await.status, 429);
+        let key = Check { limit: LimitRef::Rule(0), key: KeyInput::Values(&["a"]), cost: 0 };
+        moved.reset(&[key]).await.unwrap();
+        let back = of([rule(vec![])]).reload_from(&moved).unwrap();
+        assert_eq!(statuses(&back, of_a()).await, [200, 200, 429], "{limit:?}");
+    }
 }
 
 #[cfg(feature = "redis")]
