@@ -1,7 +1,5 @@
 //! Compares the five algorithms on the same trace, at comparable settings.
 
-use std::fmt;
-
 use ratekeeper::{
     BuildError, Decision, EdgePolicy, LeakyMode, Limit, LimitError, LogPolicy, Rate, RefillStyle, WindowAlign,
 };
@@ -107,9 +105,9 @@ impl Comparison {
     /// large.
     pub fn new(limit: &Limit, max_keys: usize) -> Result<Comparison, CompareError> {
         let mut replays = Vec::with_capacity(ALGORITHMS);
-        for limit in comparable(limit).map_err(CompareError::Limit)? {
+        for limit in comparable(limit)? {
             replays.push(AlgorithmReplay {
-                simulator: Simulator::new(limit.clone(), max_keys).map_err(CompareError::Build)?,
+                simulator: Simulator::new(limit.clone(), max_keys)?,
                 limit,
                 tally: Tally::default(),
                 decisions: Vec::new(),
@@ -264,23 +262,12 @@ fn guide(style: TextStyle, limits: [&Limit; ALGORITHMS], out: &mut String) {
 }
 
 /// Why a comparison cannot start.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CompareError {
     /// An algorithm does not support this limit and window.
-    Limit(LimitError),
+    #[error("not every algorithm can have this limit, so there is nothing to compare: {0}")]
+    Limit(#[from] LimitError),
     /// A limiter cannot be built.
-    Build(BuildError),
+    #[error(transparent)]
+    Build(#[from] BuildError),
 }
-
-impl fmt::Display for CompareError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            CompareError::Limit(error) => {
-                write!(f, "not every algorithm can have this limit, so there is nothing to compare: {error}")
-            }
-            CompareError::Build(error) => error.fmt(f),
-        }
-    }
-}
-
-impl std::error::Error for CompareError {}

@@ -1,6 +1,5 @@
 //! Replays a trace and passes each decision to the caller.
 
-use std::fmt;
 use std::io::{self, Read};
 
 use ratekeeper::{BuildError, Decision, Limit, Limiter, ManualClock, Memory, Time};
@@ -88,7 +87,7 @@ pub fn replay_batches<R: Read>(
     loop {
         let read = trace.next_batch(&mut batch);
         hand_on(&batch).map_err(ReplayError::Output)?;
-        read.map_err(ReplayError::Trace)?;
+        read?;
         if batch.is_empty() {
             return Ok(());
         }
@@ -96,28 +95,12 @@ pub fn replay_batches<R: Read>(
 }
 
 /// Why a replay stopped early.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum ReplayError {
     /// The trace cannot be read.
-    Trace(TraceError),
+    #[error(transparent)]
+    Trace(#[from] TraceError),
     /// The decisions cannot be written.
-    Output(io::Error),
-}
-
-impl fmt::Display for ReplayError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            ReplayError::Trace(error) => error.fmt(f),
-            ReplayError::Output(error) => write!(f, "cannot write the decisions: {error}"),
-        }
-    }
-}
-
-impl std::error::Error for ReplayError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            ReplayError::Trace(error) => Some(error),
-            ReplayError::Output(error) => Some(error),
-        }
-    }
+    #[error("cannot write the decisions: {0}")]
+    Output(#[source] io::Error),
 }

@@ -88,7 +88,8 @@ pub fn replay_sorted<R: Read>(
         next.lines.clear();
         if is_last {
             hand_on(&sorted).map_err(ReplayError::Output)?;
-            return read.map_err(ReplayError::Trace).map(|()| late);
+            read?;
+            return Ok(late);
         }
     }
 }

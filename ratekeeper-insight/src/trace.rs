@@ -1,6 +1,5 @@
 //! Reads CSV into requests, singly or in batches, in constant memory.
 
-use std::fmt;
 use std::io::{self, Read};
 
 use ratekeeper::Time;
@@ -219,16 +218,22 @@ fn wrong_cost(cell: &[u8], what: &str) -> Result<u32, Fault> {
 }
 
 /// Why a trace cannot be read.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum TraceError {
     /// The input failed.
+    #[error("{name}: {error}")]
     Io {
         /// The trace's name in messages.
         name: String,
         /// The cause.
+        #[source]
         error: io::Error,
     },
     /// The text is invalid.
+    #[error(
+        "{name}:{line}: {}{what}\n  = {instead}",
+        .column.map_or(String::new(), |column| format!("in column {column}, "))
+    )]
     Bad {
         /// The trace's name in messages.
         name: String,
@@ -247,30 +252,6 @@ impl TraceError {
     #[cold]
     fn bad(name: &str, line: u64, column: Option<&'static str>, fault: Fault) -> TraceError {
         TraceError::Bad { name: name.to_owned(), line, column, what: fault.what, instead: fault.instead }
-    }
-}
-
-impl fmt::Display for TraceError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            TraceError::Io { name, error } => write!(f, "{name}: {error}"),
-            TraceError::Bad { name, line, column, what, instead } => {
-                write!(f, "{name}:{line}: ")?;
-                if let Some(column) = column {
-                    write!(f, "in column {column}, ")?;
-                }
-                write!(f, "{what}\n  = {instead}")
-            }
-        }
-    }
-}
-
-impl std::error::Error for TraceError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            TraceError::Io { error, .. } => Some(error),
-            TraceError::Bad { .. } => None,
-        }
     }
 }
 
@@ -362,13 +343,6 @@ impl<R: Read> Read for Bounded<R> {
     }
 }
 
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("a line is too long")]
 struct TooLong;
-
-impl fmt::Display for TooLong {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a line is too long")
-    }
-}
-
-impl std::error::Error for TooLong {}

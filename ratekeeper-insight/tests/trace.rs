@@ -2,9 +2,10 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
 use std::cell::Cell;
+use std::error::Error;
 use std::io::{self, Read};
 
-use ratekeeper_insight::{Batch, Request, Trace, TraceError};
+use ratekeeper_insight::{Batch, ReplayError, Request, Trace, TraceError};
 
 /// Returns the requests as `nanoseconds|time as written|key|cost`, or the error.
 fn read(csv: impl AsRef<[u8]>) -> Result<Vec<String>, String> {
@@ -197,6 +198,10 @@ fn failing_input_is_an_io_error() {
     let error = trace.next_request().unwrap_err();
     assert!(matches!(error, TraceError::Io { .. }));
     assert_eq!(error.to_string(), "t.csv: the disk is gone");
+
+    let is_io = |error: &dyn Error| error.source().is_some_and(|source| source.is::<io::Error>());
+    assert!(is_io(&error));
+    assert!(is_io(&ReplayError::from(error)), "the trace's error is not repeated in the chain");
 }
 
 /// An input that arrives in pieces, and that fails the test if it is read more often than allowed.

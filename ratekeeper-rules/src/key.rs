@@ -348,9 +348,10 @@ fn escape_control(character: char) -> impl Iterator<Item = char> {
 }
 
 /// Values that do not fit a key.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KeyValuesError {
     /// The number of values differs from the number of parts.
+    #[error(fmt = wrong_number)]
     Number {
         /// Parts of the key.
         wanted: usize,
@@ -358,41 +359,35 @@ pub enum KeyValuesError {
         given: usize,
     },
     /// A value is empty; an empty value counts as missing.
+    #[error("a part of the key is empty; say whose budget it is")]
     Empty,
     /// A part is an address, and this value is not.
+    #[error("{0:?} is not an IP address, and this limit goes by addresses")]
     NoAddress(String),
 }
 
-impl fmt::Display for KeyValuesError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            KeyValuesError::Number { wanted: 0, .. } => {
-                write!(f, "this limit is one for all, and has no key; leave the key out")
-            }
-            KeyValuesError::Number { wanted, given } => {
-                let s = if *wanted == 1 { "" } else { "s" };
-                write!(f, "the key of this limit has {wanted} part{s}, and {given} were given")
-            }
-            KeyValuesError::Empty => write!(f, "a part of the key is empty; say whose budget it is"),
-            KeyValuesError::NoAddress(text) => {
-                write!(f, "{text:?} is not an IP address, and this limit goes by addresses")
-            }
-        }
+fn wrong_number(wanted: &usize, given: &usize, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    match wanted {
+        0 => write!(f, "this limit is one for all, and has no key; leave the key out"),
+        1 => write!(f, "the key of this limit has 1 part, and {given} were given"),
+        _ => write!(f, "the key of this limit has {wanted} parts, and {given} were given"),
     }
 }
 
-impl std::error::Error for KeyValuesError {}
-
 /// Why a request has no key.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoKey {
     /// A part is missing, and the rule denies requests without it.
+    #[error("the request does not say whose it is")]
     Denied,
     /// A part is missing, and the limit does not apply to requests without it.
+    #[error("the limit does not concern the request")]
     Skipped,
     /// A part is present twice, so the key is ambiguous: `header x-user-id`.
+    #[error("the {0} is there twice; send it once")]
     Twice(String),
     /// Servers read different values of a part: `cookie session`.
+    #[error("the {0} {1}")]
     Ambiguous(String, AmbiguousValue),
 }
 
@@ -434,19 +429,6 @@ impl fmt::Display for AmbiguousValue {
         })
     }
 }
-
-impl fmt::Display for NoKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            NoKey::Denied => write!(f, "the request does not say whose it is"),
-            NoKey::Skipped => write!(f, "the limit does not concern the request"),
-            NoKey::Twice(what) => write!(f, "the {what} is there twice; send it once"),
-            NoKey::Ambiguous(what, why) => write!(f, "the {what} {why}"),
-        }
-    }
-}
-
-impl std::error::Error for NoKey {}
 
 impl KeyPart {
     /// Writes the part and returns the kind of its value. If the request does not have the part, writes nothing.

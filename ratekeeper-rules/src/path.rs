@@ -89,7 +89,9 @@ pub enum AmbiguousPathPolicy {
 }
 
 /// Why a path is rejected, and where.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+// Contains nothing of the path itself, because this may end up in a response or a log.
+#[error("the path has {what} at byte {at}")]
 pub struct AmbiguousPath {
     /// Byte offset from the start of the path.
     pub at: usize,
@@ -138,15 +140,6 @@ impl fmt::Display for Ambiguity {
         })
     }
 }
-
-impl fmt::Display for AmbiguousPath {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Contains nothing of the path itself, because this may end up in a response or a log.
-        write!(f, "the path has {} at byte {}", self.what, self.at)
-    }
-}
-
-impl std::error::Error for AmbiguousPath {}
 
 /// A segment of a normalized path, counted from 0: number 1 of `/users/7` is `7`. The empty text after a trailing
 /// slash is not a segment.

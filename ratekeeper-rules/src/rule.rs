@@ -5,7 +5,6 @@ mod rejection;
 mod reload;
 
 use std::collections::{HashMap, HashSet};
-use std::fmt;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -226,24 +225,15 @@ pub struct BanLimits {
 }
 
 /// Rules that cannot be combined.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RulesError {
     /// Two limits have the same name; the generated names of overrides and bans are included.
+    #[error("two limits are called {0}; give one another name")]
     SameName(String),
     /// A ban's parameters are out of range.
-    Ban(String, LimitError),
+    #[error("the ban of {0} cannot be: {1}")]
+    Ban(String, #[source] LimitError),
 }
-
-impl fmt::Display for RulesError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            RulesError::SameName(name) => write!(f, "two limits are called {name}; give one another name"),
-            RulesError::Ban(name, why) => write!(f, "the ban of {name} cannot be: {why}"),
-        }
-    }
-}
-
-impl std::error::Error for RulesError {}
 
 /// What a request is charged.
 #[derive(Clone, Debug, Default)]
@@ -312,27 +302,18 @@ pub struct Tier {
 }
 
 /// Why a check without a request is not charged.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KeyError {
     /// The rule does not exist.
+    #[error("there is no such limit")]
     NoRule,
     /// The values do not fit the rule's key.
+    #[error(transparent)]
     Values(KeyValuesError),
     /// The key is on the rule's deny list.
+    #[error("this key is on the limit's list of those that it always denies")]
     Denied,
 }
-
-impl fmt::Display for KeyError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            KeyError::NoRule => write!(f, "there is no such limit"),
-            KeyError::Values(wrong) => write!(f, "{wrong}"),
-            KeyError::Denied => write!(f, "this key is on the limit's list of those that it always denies"),
-        }
-    }
-}
-
-impl std::error::Error for KeyError {}
 
 /// Why a rule does not charge a request.
 enum NoCharge {

@@ -245,14 +245,17 @@ impl<C> fmt::Debug for LimiterBuilder<C> {
 }
 
 /// Bounds with which no limiter can be built.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BuildError {
     /// `max_keys` is zero.
+    #[error("max_keys is 0: a limiter needs room for at least one key")]
     NoKeys,
     /// `max_keys` and `max_bytes` require more memory than any machine has.
+    #[error("max_keys and max_bytes are too large: give one of them a bound")]
     TooLarge,
     /// `max_bytes` is less than the smallest store needs.
+    #[error("max_bytes is {max_bytes}: with these limits it must be at least {needed}")]
     TooFewBytes {
         /// The value set.
         max_bytes: usize,
@@ -260,6 +263,9 @@ pub enum BuildError {
         needed: usize,
     },
     /// A reload adds limits, and the limits in use leave no memory for them.
+    #[error(
+        "max_bytes is {max_bytes}, of which the limits in use take {in_use}: raise max_bytes, or restart to divide it anew"
+    )]
     BytesInUse {
         /// The value set.
         max_bytes: usize,
@@ -276,29 +282,6 @@ impl BuildError {
     /// The least that a key takes.
     const BYTES_PER_KEY: usize = 32;
 }
-
-impl fmt::Display for BuildError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            BuildError::NoKeys => write!(f, "max_keys is 0: a limiter needs room for at least one key"),
-            BuildError::TooLarge => {
-                write!(f, "max_keys and max_bytes are too large: give one of them a bound")
-            }
-            BuildError::TooFewBytes { max_bytes, needed } => {
-                write!(f, "max_bytes is {max_bytes}: with these limits it must be at least {needed}")
-            }
-            BuildError::BytesInUse { max_bytes, in_use } => {
-                write!(
-                    f,
-                    "max_bytes is {max_bytes}, of which the limits in use take {in_use}: raise max_bytes, or restart \
-                     to divide it anew"
-                )
-            }
-        }
-    }
-}
-
-impl std::error::Error for BuildError {}
 
 impl<S> Limiter<S> {
     /// The store, to call it through the [`Store`](crate::Store) trait.

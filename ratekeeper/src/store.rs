@@ -1,6 +1,5 @@
 //! The interface between a limiter and the store of its states.
 
-use std::fmt;
 use std::future::Future;
 use std::hash::Hash;
 
@@ -140,22 +139,16 @@ pub trait Store {
 }
 
 /// The store did not execute a call; contains the reason.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
 pub struct StoreUnavailable(pub String);
 
-impl fmt::Display for StoreUnavailable {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for StoreUnavailable {}
-
 /// An invalid charge.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ChargeError {
     /// The limit does not exist.
+    #[error("there is no limit {limit}: the limiter has {limits}, counted from 0")]
     UnknownLimit {
         /// Index of the limit in the charge.
         limit: usize,
@@ -163,28 +156,12 @@ pub enum ChargeError {
         limits: usize,
     },
     /// One request charges the same key of the same limit twice.
+    #[error("a key of limit {0} is charged twice in one request: add the costs up")]
     SameKeyTwice(usize),
     /// An inline limit must be a bucket or a fixed window: the states of other algorithms are too large.
+    #[error("a limit that comes with a request must be a bucket or a fixed window")]
     UnsupportedInline,
 }
-
-impl fmt::Display for ChargeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            ChargeError::UnknownLimit { limit, limits } => {
-                write!(f, "there is no limit {limit}: the limiter has {limits}, counted from 0")
-            }
-            ChargeError::UnsupportedInline => {
-                write!(f, "a limit that comes with a request must be a bucket or a fixed window")
-            }
-            ChargeError::SameKeyTwice(limit) => {
-                write!(f, "a key of limit {limit} is charged twice in one request: add the costs up")
-            }
-        }
-    }
-}
-
-impl std::error::Error for ChargeError {}
 
 /// Checks that every charge names an existing limit, and that no two name the same key of one limit.
 pub(crate) fn check_charges(charges: &[Charge], limits: usize) -> Result<(), ChargeError> {

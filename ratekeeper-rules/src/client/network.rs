@@ -14,7 +14,8 @@ const MAPPED_BITS: u8 = 96;
 const SHOWN_CHARS_MAX: usize = 40;
 
 /// What is wrong with a network in a configuration, and what to write instead.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{what}; {instead}")]
 pub struct CidrError {
     what: String,
     instead: String,
@@ -39,14 +40,6 @@ impl CidrError {
         &self.instead
     }
 }
-
-impl fmt::Display for CidrError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}; {}", self.what, self.instead)
-    }
-}
-
-impl std::error::Error for CidrError {}
 
 /// Parses a network: `10.0.0.0/8`, `2001:db8::/32`, or an address, which is a network of one.
 ///

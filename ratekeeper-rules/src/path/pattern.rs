@@ -234,7 +234,8 @@ fn literal(f: &mut fmt::Formatter<'_>, text: &str) -> fmt::Result {
 }
 
 /// What is wrong with a pattern, where, and what to write instead.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("at byte {at}: {what}; {instead}")]
 pub struct PatternError {
     at: usize,
     what: String,
@@ -265,14 +266,6 @@ impl PatternError {
         &self.instead
     }
 }
-
-impl fmt::Display for PatternError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "at byte {}: {}; {}", self.at, self.what, self.instead)
-    }
-}
-
-impl std::error::Error for PatternError {}
 
 impl From<AmbiguousPath> for PatternError {
     fn from(ambiguous: AmbiguousPath) -> PatternError {

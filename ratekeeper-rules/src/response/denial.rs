@@ -1,6 +1,5 @@
 //! Status and body of a denial.
 
-use std::fmt;
 use std::time::Duration;
 
 use ratekeeper_core::{Limit, Rate, RetryAfter};
@@ -107,29 +106,16 @@ impl DenialResponse {
 }
 
 /// What is wrong with a [`DenialResponse`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DenialResponseError {
     /// A status outside 200 to 599.
+    #[error("{0} is not a status that ends a request; write 200 to 599")]
     Status(u16),
     /// A content type that is empty or not printable ASCII.
+    #[error("a content type is printable ASCII; write it as in `text/plain`")]
     ContentType,
 }
-
-impl fmt::Display for DenialResponseError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            DenialResponseError::Status(status) => {
-                write!(f, "{status} is not a status that ends a request; write 200 to 599")
-            }
-            DenialResponseError::ContentType => {
-                write!(f, "a content type is printable ASCII; write it as in `text/plain`")
-            }
-        }
-    }
-}
-
-impl std::error::Error for DenialResponseError {}
 
 /// A denial about to be written, with its problem type and customization resolved.
 pub(super) struct Denial<'a> {

@@ -71,14 +71,17 @@ impl fmt::Display for PolicyName {
 }
 
 /// Why a text is not a valid policy name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NameError {
     /// The text is empty.
+    #[error("the name of a policy is empty; write at least one character")]
     Empty,
     /// The text is too long, with its number of characters.
+    #[error("the name of a policy has {0} characters; write at most {max}", max = PolicyName::LENGTH_MAX)]
     TooLong(usize),
     /// A character that a header cannot carry.
+    #[error("the name of a policy has {character:?} at character {at}; write it in printable ASCII")]
     NotPrintable {
         /// The first invalid character.
         character: char,
@@ -86,25 +89,6 @@ pub enum NameError {
         at: usize,
     },
 }
-
-impl fmt::Display for NameError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match *self {
-            NameError::Empty => write!(f, "the name of a policy is empty; write at least one character"),
-            NameError::TooLong(length) => write!(
-                f,
-                "the name of a policy has {length} characters; write at most {}",
-                PolicyName::LENGTH_MAX
-            ),
-            NameError::NotPrintable { character, at } => write!(
-                f,
-                "the name of a policy has {character:?} at character {at}; write it in printable ASCII"
-            ),
-        }
-    }
-}
-
-impl std::error::Error for NameError {}
 
 #[cfg(test)]
 mod tests {

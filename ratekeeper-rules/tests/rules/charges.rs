@@ -1,5 +1,6 @@
 //! Charges: which limits a request is charged, and how much.
 
+use std::error::Error;
 use std::time::Duration;
 
 use ratekeeper_core::{FailurePolicy, Lease, Limit, LimitError, LogPolicy, WindowAlign};
@@ -388,4 +389,12 @@ fn conflicting_rules_are_rejected() {
     let message = RulesError::SameName("a".to_owned()).to_string();
     assert_eq!(message, "two limits are called a; give one another name");
     assert!(Rules::new([]).unwrap().limits().is_empty());
+}
+
+#[test]
+fn error_of_a_ban_has_the_error_of_its_limit_as_source() {
+    let ban = Ban { after: 0, within: Duration::from_secs(60), lasts: Duration::from_secs(60) };
+    let error = Rules::new([Rule { ban: Some(ban), ..per_user("a") }]).unwrap_err();
+    let source = error.source().and_then(|source| source.downcast_ref());
+    assert_eq!(source, Some(&LimitError::Zero("limit")));
 }

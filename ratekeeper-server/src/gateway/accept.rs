@@ -59,8 +59,8 @@ pub(crate) fn listen(
     let (acceptor, certificate) = match &config.tls {
         None => (None, None),
         Some(files) => {
-            let certificate = Arc::new(Certificate::read(files).map_err(StartError::Tls)?);
-            let acceptor = tls::acceptor(certificate.clone()).map_err(StartError::Tls)?;
+            let certificate = Arc::new(Certificate::read(files)?);
+            let acceptor = tls::acceptor(certificate.clone())?;
             (Some(Acceptor(acceptor)), Some(certificate))
         }
     };

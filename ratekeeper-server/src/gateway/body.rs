@@ -1,7 +1,6 @@
 //! Request and response bodies.
 
 use std::error::Error;
-use std::fmt;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
@@ -192,23 +191,16 @@ impl Replay {
 }
 
 /// Why a request body ended early.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub(crate) enum RequestBodyError {
     /// The client sent no data within the timeout, or too slowly.
+    #[error("request body timed out")]
     TimedOut,
+    // Not a source: hyper would reset the stream with the reason of an HTTP/2 error among the sources, and that reason
+    // (REFUSED_STREAM, for example) is about the other connection.
+    #[error("{0}")]
     Failed(hyper::Error),
 }
-
-impl fmt::Display for RequestBodyError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            RequestBodyError::TimedOut => write!(f, "request body timed out"),
-            RequestBodyError::Failed(error) => write!(f, "{error}"),
-        }
-    }
-}
-
-impl Error for RequestBodyError {}
 
 /// The request body's error, if that is why a request failed.
 pub(crate) fn request_body_error(error: &hyper::Error) -> Option<&RequestBodyError> {
@@ -349,23 +341,16 @@ pub(crate) struct StreamingBody {
 }
 
 /// Why a response body ended early.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub(crate) enum ResponseBodyError {
     /// The upstream sent no data within the timeout.
+    #[error("upstream response timed out")]
     TimedOut,
+    // Not a source: hyper would reset the stream with the reason of an HTTP/2 error among the sources, and that reason
+    // (REFUSED_STREAM, for example) is about the other connection.
+    #[error("{0}")]
     Failed(hyper::Error),
 }
-
-impl fmt::Display for ResponseBodyError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            ResponseBodyError::TimedOut => write!(f, "upstream response timed out"),
-            ResponseBodyError::Failed(error) => write!(f, "{error}"),
-        }
-    }
-}
-
-impl Error for ResponseBodyError {}
 
 impl UpstreamBody {
     pub(crate) fn full(text: impl Into<Bytes>) -> UpstreamBody {

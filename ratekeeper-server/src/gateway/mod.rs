@@ -151,8 +151,7 @@ impl GatewayDraft {
         log: impl FnOnce(usize) -> io::Result<Arc<AccessLog>>,
     ) -> Result<GatewayDraft, StartError> {
         let ticker = Arc::new(Ticker::new());
-        let state =
-            StateDraft::new::<()>(gateway, workers, &ticker, metrics, None).map_err(StartError::Tls)?;
+        let state = StateDraft::new::<()>(gateway, workers, &ticker, metrics, None)?;
         let log = log(workers).map_err(StartError::Thread)?;
         let recorder = Arc::new(Recorder::new(log, metrics.route(UNROUTED)));
         Ok(GatewayDraft { workers, ticker, state, recorder })
@@ -242,11 +241,9 @@ impl<S: Backend> Service<S> for Gateway<S> {
         let (workers, before) = (self.workers.len(), self.shared.state.load_full());
         // All certificates are read before any is replaced, so that a bad file changes nothing.
         let certificates = || self.listeners.iter().filter_map(|it| it.certificate.as_ref());
-        let fresh: Result<Vec<_>, _> = certificates().map(|it| it.reread()).collect();
-        let fresh = fresh.map_err(StartError::Tls)?;
+        let fresh = certificates().map(|it| it.reread()).collect::<Result<Vec<_>, _>>()?;
         metrics.route(UNROUTED);
-        let draft = StateDraft::new(gateway, workers, &self.shared.ticker, metrics, Some(&before));
-        let draft = draft.map_err(StartError::Tls)?;
+        let draft = StateDraft::new(gateway, workers, &self.shared.ticker, metrics, Some(&before))?;
         Ok(Box::new(move |engine| {
             for (certificate, fresh) in certificates().zip(fresh) {
                 certificate.replace(fresh);

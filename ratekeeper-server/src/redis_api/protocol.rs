@@ -3,8 +3,6 @@
 //! Nothing is copied: words are ranges of the buffer that the command was read into. The parser keeps its state
 //! across incomplete commands, so that no byte is scanned twice, however slowly bytes arrive.
 
-use std::fmt;
-
 /// Most bytes of one command, and so of the buffer for an incomplete one.
 pub const COMMAND_BYTES_MAX: usize = 64 << 10;
 /// Most bytes of one word. Keys are only hashed and not stored, but hashing takes time as well.
@@ -269,57 +267,36 @@ fn number(digits: &[u8]) -> Option<i64> {
 }
 
 /// Why the input is not a command. Nothing after it can be parsed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+///
+/// The messages are those of Redis where it has the same errors, with the bounds of this parser.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProtocolError {
     /// The number of words is not a number, or too large.
+    #[error("invalid multibulk length; a command has at most {WORDS_MAX} words")]
     WordCount,
     /// Something other than a word begins: commands contain no nested arrays.
+    #[error("expected '$', got '{}'", if .0.is_ascii_graphic() { char::from(*.0) } else { '?' })]
     ExpectedWord(u8),
     /// A word's length is not a number, or too large.
+    #[error("invalid bulk length; a word has at most {WORD_BYTES_MAX} bytes")]
     WordLength,
     /// A word does not end where its length states.
+    #[error("a word does not end at its stated length")]
     WordEnd,
     /// The words together are too long.
+    #[error("too big command; it has at most {COMMAND_BYTES_MAX} bytes")]
     CommandLength,
     /// A line is too long.
+    #[error("too big inline request; a line has at most {LINE_BYTES_MAX} bytes")]
     LineLength,
     /// Quotes are not closed, or do not close at the end of a word.
+    #[error("unbalanced quotes in request")]
     Quotes,
     /// An inline command contains a backslash.
+    #[error("escapes are not supported in inline commands; send an array of bulk strings")]
     Escape,
 }
-
-impl fmt::Display for ProtocolError {
-    /// The messages of Redis where it has the same errors, with the bounds of this parser.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            ProtocolError::WordCount => {
-                write!(f, "invalid multibulk length; a command has at most {WORDS_MAX} words")
-            }
-            ProtocolError::ExpectedWord(byte) => {
-                let byte = if byte.is_ascii_graphic() { char::from(*byte) } else { '?' };
-                write!(f, "expected '$', got '{byte}'")
-            }
-            ProtocolError::WordLength => {
-                write!(f, "invalid bulk length; a word has at most {WORD_BYTES_MAX} bytes")
-            }
-            ProtocolError::WordEnd => write!(f, "a word does not end at its stated length"),
-            ProtocolError::CommandLength => {
-                write!(f, "too big command; it has at most {COMMAND_BYTES_MAX} bytes")
-            }
-            ProtocolError::LineLength => {
-                write!(f, "too big inline request; a line has at most {LINE_BYTES_MAX} bytes")
-            }
-            ProtocolError::Quotes => write!(f, "unbalanced quotes in request"),
-            ProtocolError::Escape => {
-                write!(f, "escapes are not supported in inline commands; send an array of bulk strings")
-            }
-        }
-    }
-}
-
-impl std::error::Error for ProtocolError {}
 
 #[cfg(test)]
 mod tests {

@@ -1,6 +1,5 @@
 //! Builds the middleware from a configuration.
 
-use std::fmt;
 use std::sync::Arc;
 
 use ratekeeper::redis::{Redis, Settings};
@@ -82,8 +81,8 @@ impl Backend for Memory {
             config::WhenFull::Deny => WhenFull::Deny,
             config::WhenFull::Allow => WhenFull::Allow,
         });
-        let Some(before) = before else { return builder.build().map_err(LimitsError::Layer) };
-        let reloaded = builder.reload_from(before).map_err(LimitsError::Layer)?;
+        let Some(before) = before else { return Ok(builder.build()?) };
+        let reloaded = builder.reload_from(before)?;
         let set_before = before.limiter().max_keys_and_bytes();
         if *max_keys < set_before.0 || *max_bytes < set_before.1 {
             tracing::warn!(
@@ -137,11 +136,10 @@ impl Backend for Redis {
         before: Option<&RatekeeperLayer<Redis>>,
     ) -> Result<RatekeeperLayer<Redis>, LimitsError> {
         let config::Store::Redis(redis) = &config.store else { return Err(LimitsError::OtherStore) };
-        match before {
-            Some(before) => builder.reload_from(before),
-            None => builder.redis(&settings(redis)),
-        }
-        .map_err(LimitsError::Layer)
+        Ok(match before {
+            Some(before) => builder.reload_from(before)?,
+            None => builder.redis(&settings(redis))?,
+        })
     }
 
     async fn reach(limiter: &Limiter<Redis>) -> Result<(), String> {
@@ -270,31 +268,20 @@ pub(crate) fn tokens(config: &Config) -> Result<Option<Arc<Tokens>>, LimitsError
         }
         Ok(Arc::new(tokens))
     });
-    verified.transpose().map_err(LimitsError::Tokens)
+    verified.transpose()
 }
 
 /// Why the limits of a configuration cannot be applied.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LimitsError {
     /// The configured store has another type than the one in use.
+    #[error("the configured store has another type than the one in use; restart to change it")]
     OtherStore,
     /// The keys that verify JWTs are unusable.
-    Tokens(TokensError),
+    #[error("jwt: {0}")]
+    Tokens(#[from] TokensError),
     /// The middleware cannot be built.
-    Layer(LayerError),
+    #[error(transparent)]
+    Layer(#[from] LayerError),
 }
-
-impl fmt::Display for LimitsError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            LimitsError::OtherStore => {
-                write!(f, "the configured store has another type than the one in use; restart to change it")
-            }
-            LimitsError::Tokens(error) => write!(f, "jwt: {error}"),
-            LimitsError::Layer(error) => write!(f, "{error}"),
-        }
-    }
-}
-
-impl std::error::Error for LimitsError {}

@@ -43,7 +43,7 @@ impl<S: Backend> EngineState<S> {
         before: Option<&EngineState<S>>,
     ) -> Result<EngineState<S>, StartError> {
         let limit_names: Arc<[String]> = backend::limit_names(config).collect();
-        let tokens = backend::tokens(config).map_err(StartError::Limits)?;
+        let tokens = backend::tokens(config)?;
         // API clients may send inline limits.
         let has_limits = !limit_names.is_empty() || !config.apis.are_none();
         let layer = has_limits.then(|| {
@@ -57,7 +57,7 @@ impl<S: Backend> EngineState<S> {
                 .observe(count_decisions(counters));
             let builder = if config.apis.are_none() { builder } else { builder.allow_no_rules() };
             let before = before.and_then(|before| before.layer.as_ref());
-            S::limits(config, builder, before).map_err(StartError::Limits)
+            S::limits(config, builder, before)
         });
         let timeouts = config.gateway.as_ref().map_or(Timeouts::default(), |gateway| gateway.timeouts);
         Ok(EngineState { layer: layer.transpose()?, limit_names, tokens, drain_timeout: timeouts.drain })

@@ -3,7 +3,6 @@
 //! A record is text that any process can read (the name of a limit, the values of a key, numbers), so any running
 //! process can refund what another has reserved.
 
-use std::fmt;
 use std::time::Duration;
 
 mod memory;
@@ -114,30 +113,15 @@ pub enum ClaimResult {
 }
 
 /// Why a record is not stored.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
     /// There is no capacity.
+    #[error("no capacity for another reservation or idempotency key; retry later")]
     Full,
     /// The request was not sent, so the record is certainly not stored; with the reason.
+    #[error("the store of reservations and idempotency keys cannot be reached: {0}")]
     NotSent(String),
     /// The request was sent and not answered, so the record may be stored; with the reason.
+    #[error("the store of reservations and idempotency keys does not answer: {0}")]
     Unavailable(String),
 }
-
-impl fmt::Display for RecordError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            RecordError::Full => {
-                write!(f, "no capacity for another reservation or idempotency key; retry later")
-            }
-            RecordError::NotSent(reason) => {
-                write!(f, "the store of reservations and idempotency keys cannot be reached: {reason}")
-            }
-            RecordError::Unavailable(reason) => {
-                write!(f, "the store of reservations and idempotency keys does not answer: {reason}")
-            }
-        }
-    }
-}
-
-impl std::error::Error for RecordError {}

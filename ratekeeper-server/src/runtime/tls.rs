@@ -1,6 +1,5 @@
 //! Certificates: those required of upstreams, and the gateway's, which every reload reads again.
 
-use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -15,33 +14,22 @@ use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 /// Why certificates cannot be used.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TlsError {
     /// A file cannot be read or parsed.
+    #[error("cannot read {path}: {1}", path = .0.display())]
     File(PathBuf, String),
     /// A certificate does not match its key or cannot be used.
+    #[error("cannot use certificate {path}: {1}", path = .0.display())]
     Certificate(PathBuf, String),
     /// The CA certificates for upstreams cannot be used.
+    #[error("invalid CA certificate for an upstream: {0}")]
     Ca(String),
     /// An upstream's host is not a valid certificate name.
+    #[error("invalid upstream host {0:?}")]
     Host(String),
 }
-
-impl fmt::Display for TlsError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            TlsError::File(path, why) => write!(f, "cannot read {}: {why}", path.display()),
-            TlsError::Certificate(path, why) => {
-                write!(f, "cannot use certificate {}: {why}", path.display())
-            }
-            TlsError::Ca(why) => write!(f, "invalid CA certificate for an upstream: {why}"),
-            TlsError::Host(host) => write!(f, "invalid upstream host {host:?}"),
-        }
-    }
-}
-
-impl std::error::Error for TlsError {}
 
 fn provider() -> Arc<rustls::crypto::CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())

@@ -11,13 +11,17 @@ use http_body_util::Full;
 use hyper::server::conn::http2 as server;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use tokio::io::AsyncWriteExt;
+use testbed::http2::kind::{DATA, HEADERS, RST_STREAM, SETTINGS};
+use testbed::http2::{END_HEADERS, PREFACE, block, frame, get};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
 
+use super::http2_abuse::REFUSED_STREAM;
 use super::peers::{
-    ConfigFile, Http2, Identity, TempDir, connect_http2, read_response, request_http2, scripted,
+    ConfigFile, Http2, Identity, RawHttp2, TempDir, connect_http2, read_response, request_http2, scripted,
 };
+use super::retries::INTERNAL_ERROR;
 use super::support::{Upstream, run, status};
 
 fn post(scheme: &str, body: &'static str) -> Request<Full<Bytes>> {
@@ -200,4 +204,36 @@ async fn upstream_goaway_fails_no_request() {
         assert_eq!((response.head.status, response.body.as_ref()), (StatusCode::OK, &b"ok"[..]), "{number}");
         super::support::wait_until(|| ended.load(Ordering::Relaxed) == number).await;
     }
+}
+
+/// REFUSED_STREAM would make the client send again a request that the server has processed.
+#[tokio::test]
+async fn reset_of_a_response_does_not_have_the_reason_of_the_upstream() {
+    let has_begun = Arc::new(Notify::new());
+    let reset_allowed = has_begun.clone();
+    let address = scripted(move |mut stream, _| {
+        let reset_allowed = reset_allowed.clone();
+        async move {
+            stream.read_exact(&mut [0; PREFACE.len()]).await.unwrap();
+            stream.write_all(&frame(SETTINGS, 0, 0, &[])).await.unwrap();
+            let mut connection = RawHttp2(stream);
+            let request = connection.next_of(HEADERS).await.unwrap().stream;
+            let head = frame(HEADERS, END_HEADERS, request, &block([(":status", "200")]));
+            let begin = frame(DATA, 0, request, b"hello");
+            connection.0.write_all(&[head, begin].concat()).await.unwrap();
+            reset_allowed.notified().await;
+            let reset = frame(RST_STREAM, 0, request, &REFUSED_STREAM.to_be_bytes());
+            connection.0.write_all(&reset).await.unwrap();
+            while connection.next().await.is_some() {}
+        }
+    })
+    .await;
+    let file = ConfigFile { upstream: ", protocol: http2", ..ConfigFile::default() };
+    let gateway = run(&file.to(&[address])).await;
+    let mut client = RawHttp2::connect(gateway.address).await;
+    client.0.write_all(&get(1, "/")).await.unwrap();
+    assert_eq!(client.next_of(DATA).await.expect("the connection ended").payload, b"hello");
+    has_begun.notify_one();
+    let reset = client.next_of(RST_STREAM).await.expect("the connection ended");
+    assert_eq!((reset.stream, reset.payload), (1, INTERNAL_ERROR.to_be_bytes().to_vec()));
 }

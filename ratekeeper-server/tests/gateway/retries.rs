@@ -21,7 +21,7 @@ use super::http2_abuse::REFUSED_STREAM;
 use super::peers::{ConfigFile, Frame, RawHttp2, closed_address, read_head, read_response, scripted};
 use super::support::{Upstream, get, header, run, send_raw, status, wait_until};
 
-const INTERNAL_ERROR: u32 = 2;
+pub(crate) const INTERNAL_ERROR: u32 = 2;
 const OFF: &str = ", outlier_ejection: off";
 
 async fn request_status(address: SocketAddr, method: &str, body: &str) -> u16 {

@@ -1,11 +1,10 @@
 //! The address of Redis: one parser, for a check of a configuration and for the connection.
 
-use std::fmt;
-
 use ::redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo};
 
 /// Why an address cannot be used. It quotes nothing of the address, which may contain a password.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{reason}; write it as in {example}")]
 #[non_exhaustive]
 pub struct AddressError {
     /// What is wrong.
@@ -13,14 +12,6 @@ pub struct AddressError {
     /// A valid address of this kind.
     pub example: &'static str,
 }
-
-impl fmt::Display for AddressError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}; write it as in {}", self.reason, self.example)
-    }
-}
-
-impl std::error::Error for AddressError {}
 
 /// Checks an address as [`Settings::new`](super::Settings::new) takes it, without a connection.
 ///

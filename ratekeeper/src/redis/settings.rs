@@ -213,14 +213,17 @@ fn check_numbers(mut numbers: impl Iterator<Item = usize>, limits: &[Limit]) -> 
 }
 
 /// Invalid settings.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SettingsError {
     /// The address cannot be parsed.
+    #[error("the address of Redis is wrong: {0}")]
     Address(String),
     /// There is no tokio runtime to drive the connections.
+    #[error("a limiter on Redis needs a tokio runtime: build it inside one")]
     NoRuntime,
     /// An option names a limit that does not exist.
+    #[error("there is no limit {limit}: the limiter has {limits}, counted from 0")]
     UnknownLimit {
         /// Its position.
         limit: usize,
@@ -228,46 +231,21 @@ pub enum SettingsError {
         limits: usize,
     },
     /// Concurrency permits cannot be held for this time.
+    #[error("permit_hold must be between 30 ms and 1 h")]
     PermitHold,
     /// A limit cannot be leased with these terms.
+    #[error(
+        "limit {limit} cannot be leased: write a lease of at least 1, held for no longer than a second and than it \
+         takes to fill half of a bucket; a leaky bucket that delays and a log that counts all requests have none"
+    )]
     Lease {
         /// Its position.
         limit: usize,
     },
     /// A reload adds limits, and the limits in use leave no local memory for them.
+    #[error(
+        "the limits in use leave no memory to count further limits locally while Redis is unavailable: restart to \
+         divide it anew"
+    )]
     LocalMemory,
 }
-
-impl fmt::Display for SettingsError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            SettingsError::Address(why) => {
-                write!(f, "the address of Redis is wrong: {why}")
-            }
-            SettingsError::UnknownLimit { limit, limits } => {
-                write!(f, "there is no limit {limit}: the limiter has {limits}, counted from 0")
-            }
-            SettingsError::Lease { limit } => write!(
-                f,
-                "limit {limit} cannot be leased: write a lease of at least 1, held for no longer than a second and \
-                 than it takes to fill half of a bucket; a leaky bucket that delays and a log that counts all \
-                 requests have none"
-            ),
-            SettingsError::LocalMemory => {
-                write!(
-                    f,
-                    "the limits in use leave no memory to count further limits locally while Redis is unavailable: \
-                     restart to divide it anew"
-                )
-            }
-            SettingsError::PermitHold => {
-                write!(f, "permit_hold must be between 30 ms and 1 h")
-            }
-            SettingsError::NoRuntime => {
-                write!(f, "a limiter on Redis needs a tokio runtime: build it inside one")
-            }
-        }
-    }
-}
-
-impl std::error::Error for SettingsError {}

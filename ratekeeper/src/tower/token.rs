@@ -253,12 +253,14 @@ fn object(encoded: &str) -> Option<Map<String, Value>> {
 }
 
 /// Why tokens cannot be verified with these keys or settings.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TokensError {
     /// The JSON is not a key set.
+    #[error("the keys are not a JSON Web Key Set, as in {{\"keys\": [...]}}: {0}")]
     NotAKeySet(String),
     /// A key is malformed or too weak.
+    #[error("key {number} of the key set {what}")]
     Key {
         /// Its position in the key set, from 1.
         number: usize,
@@ -266,29 +268,12 @@ pub enum TokensError {
         what: &'static str,
     },
     /// No key can verify signatures.
+    #[error("no key is for verifying signatures by a known algorithm: {}", keys::known())]
     NoKeys,
     /// The algorithm is unknown.
+    #[error("{0:?} is not an algorithm for signatures; those are {known}", known = keys::known())]
     Algorithm(String),
     /// The name is not a valid header name.
+    #[error("{0:?} is not the name of a header")]
     Header(String),
 }
-
-impl fmt::Display for TokensError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            TokensError::NotAKeySet(why) => {
-                write!(f, "the keys are not a JSON Web Key Set, as in {{\"keys\": [...]}}: {why}")
-            }
-            TokensError::Key { number, what } => write!(f, "key {number} of the key set {what}"),
-            TokensError::NoKeys => {
-                write!(f, "no key is for verifying signatures by a known algorithm: {}", keys::known())
-            }
-            TokensError::Algorithm(name) => {
-                write!(f, "{name:?} is not an algorithm for signatures; those are {}", keys::known())
-            }
-            TokensError::Header(name) => write!(f, "{name:?} is not the name of a header"),
-        }
-    }
-}
-
-impl std::error::Error for TokensError {}

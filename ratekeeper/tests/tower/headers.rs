@@ -1,9 +1,10 @@
 //! Rate limit headers, bodies of denials, and merging with the upstream's headers.
 
 use std::convert::Infallible;
+use std::error::Error;
 
 use http::{Request, Response};
-use ratekeeper::tower::response::{DenialResponse, HeaderSet};
+use ratekeeper::tower::response::{DenialResponse, HeaderSet, NameError};
 use ratekeeper::tower::rule::Rule;
 use ratekeeper::tower::{LayerError, RatekeeperLayer};
 use tower::{Layer, ServiceExt, service_fn};
@@ -201,4 +202,13 @@ fn invalid_layer_is_an_error_with_a_reason() {
     assert!(matches!(error(per_client(1).max_keys(0)), LayerError::Memory(_)));
     let unspeakable = error(RatekeeperLayer::builder().per_client("tägl", hourly(1)));
     assert!(matches!(unspeakable, LayerError::Name(..)), "{unspeakable}");
+}
+
+#[test]
+fn layer_error_has_its_cause_as_source() {
+    let error = RatekeeperLayer::builder().per_client("", hourly(1)).build().unwrap_err();
+    let source = error.source().and_then(|source| source.downcast_ref());
+    assert_eq!(source, Some(&NameError::Empty));
+    // An error with the message of its cause is not repeated in the chain.
+    assert!(per_client(1).max_keys(0).build().unwrap_err().source().is_none());
 }
