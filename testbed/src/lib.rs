@@ -4,6 +4,7 @@
 
 mod cluster;
 mod envoy;
+mod generated;
 pub mod http2;
 pub mod process;
 mod proxy;
@@ -13,6 +14,7 @@ mod wait;
 
 pub use cluster::{RedisCluster, SlotMove};
 pub use envoy::Envoy;
+pub use generated::assert_generated;
 pub use proxy::{Fault, FaultProxy};
 pub use redis::RedisServer;
 

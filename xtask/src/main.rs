@@ -49,6 +49,7 @@ fn main() -> ExitCode {
             Err(message) => usage(&message),
         },
         ["pictures"] => finish(pictures::write()),
+        ["generate"] => finish(steps::generate()),
         [] => usage("a task is missing"),
         [other, ..] => usage(&format!("there is no task `{other}`")),
     }
@@ -86,6 +87,9 @@ fn help() -> String {
         fuzz::TARGETS.join(", ")
     ));
     text.push_str("\nUsage: cargo xtask pictures\n\nWrites the pictures of docs/pictures again.\n");
+    text.push_str(
+        "\nUsage: cargo xtask generate\n\nWrites the generated files again, such as docs/reference. A test fails if one is out of date.\n",
+    );
     text.push_str("\nRATEKEEPER_CASES=N raises the number of cases that each property test tries.\n");
     text
 }

@@ -124,6 +124,16 @@ fn tests(workspace: &Workspace) -> Result<()> {
     Ok(())
 }
 
+/// Writes the generated files: see `testbed::assert_generated`.
+pub(crate) fn generate() -> Result<()> {
+    let workspace = Workspace::load()?;
+    let packages = "-p ratekeeper-rules -p ratekeeper-config -p ratekeeper-server -p ratekeeper-cli";
+    workspace
+        .cargo(&format!("test {packages} --all-features --lib --bins --tests generated"))
+        .env("RATEKEEPER_GENERATE", "1")
+        .run()
+}
+
 fn doctests(workspace: &Workspace) -> Result<()> {
     workspace.cargo("test --workspace --all-features --doc").run()
 }

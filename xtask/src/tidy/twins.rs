@@ -1,6 +1,8 @@
 //! Every page has a Korean translation that matches it: the same fenced blocks, byte for byte, and the same heading
 //! levels. The `readme` step runs the blocks of the originals only, so this rule makes it cover the translations.
 //!
+//! The reference is in English only: it is generated from the code.
+//!
 //! The two READMEs also have a maximum length.
 
 use super::{File, Finding};
@@ -8,10 +10,13 @@ use crate::markdown::{self, Block, Page};
 
 /// Maximum lines of a README; details belong in docs/.
 const README_LINES_MAX: usize = 200;
+/// Pages that are generated from the code.
+const REFERENCE: &str = "docs/reference/";
 
 pub(super) fn check(files: &[File]) -> Vec<Finding> {
     let mut findings = Vec::new();
-    for original in files.iter().filter(|file| markdown::is_page(&file.path)) {
+    let is_translated = |file: &&File| markdown::is_page(&file.path) && !file.path.starts_with(REFERENCE);
+    for original in files.iter().filter(is_translated) {
         let translation = format!("{}.ko.md", original.path.trim_end_matches(".md"));
         if files.iter().all(|file| file.path != translation) {
             let message = format!("missing; translate {} with the same headings and blocks", original.path);
@@ -90,6 +95,15 @@ mod tests {
     #[test]
     fn translation_may_differ_in_prose_only() {
         assert!(check("# A\nb\n```sh\nls\n```\n", "# 가\n나\n```sh\nls\n```\n다\n").is_empty());
+    }
+
+    #[test]
+    fn reference_pages_need_no_translation() {
+        let missing = |path: &str| {
+            let files = [File { path: path.to_string(), text: "# A\n".to_string() }];
+            super::check(&files).len()
+        };
+        assert_eq!((missing("docs/reference/metrics.md"), missing("docs/metrics.md")), (0, 1));
     }
 
     #[test]
