@@ -348,3 +348,113 @@ impl<S: Backend> StatusSource for ServerStatus<S> {
         self.engine.is_ready()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use ratekeeper::Memory;
+    use ratekeeper::redis::Redis as RedisStore;
+    use ratekeeper_config::Environment;
+
+    use super::*;
+    use crate::runtime::metrics::families::{AnyFamily, SECTIONS};
+
+    struct NoEnvironment;
+
+    impl Environment for NoEnvironment {
+        fn variable(&self, _: &str) -> Option<String> {
+            None
+        }
+
+        fn file(&self, _: &str) -> Result<String, String> {
+            Err("no files".to_owned())
+        }
+    }
+
+    /// The metrics of a server with every service, and with this store.
+    async fn scrape<S: Backend>(store: &str) -> String {
+        let config = format!(
+            "store: {store}
+limits:
+  per-ip: {{ key: ip, token_bucket: {{ capacity: 10 }} }}
+  busy: {{ key: ip, concurrency: {{ limit: 10 }} }}
+gateway: {{ listen: 127.0.0.1:0, routes: [{{ id: all, limits: all, upstream: http://127.0.0.1:9 }}] }}
+admin: {{ listen: 127.0.0.1:0 }}
+apis: {{ http: 127.0.0.1:0, envoy: 127.0.0.1:0, resp: 127.0.0.1:0 }}
+"
+        );
+        let config =
+            ratekeeper_config::parse(&config, &NoEnvironment).unwrap_or_else(|errors| panic!("{errors}"));
+        let server = Server::<S>::start_with_log(&config, Box::new(io::sink())).await.unwrap();
+        let gateway = server.addresses()[0].1;
+        tokio::task::spawn_blocking(move || {
+            use std::io::{Read, Write};
+            let mut client = std::net::TcpStream::connect(gateway).unwrap();
+            client.write_all(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").unwrap();
+            client.read_to_end(&mut Vec::new()).unwrap();
+        })
+        .await
+        .unwrap();
+        server.status().metrics()
+    }
+
+    /// The labels of a sample, and its value.
+    fn parse_sample(rest: &str) -> (Vec<(&str, &str)>, &str) {
+        let Some(labels) = rest.strip_prefix('{') else {
+            return (Vec::new(), rest.strip_prefix(' ').unwrap());
+        };
+        let (labels, value) = labels.split_once("} ").unwrap();
+        (labels.split(',').map(|label| label.split_once('=').unwrap()).map(unquoted).collect(), value)
+    }
+
+    fn unquoted<'a>((name, value): (&'a str, &'a str)) -> (&'a str, &'a str) {
+        (name, value.strip_prefix('"').and_then(|value| value.strip_suffix('"')).unwrap())
+    }
+
+    /// Checks that each family is written once, with its samples below its header, and returns their names.
+    fn families_of(text: &str) -> HashSet<&'static str> {
+        let all = || SECTIONS.iter().flat_map(|section| section.families);
+        let mut found = HashSet::new();
+        let mut current: Option<&AnyFamily> = None;
+        for line in text.lines() {
+            if let Some(header) = line.strip_prefix("# TYPE ") {
+                let family = all().find(|it| header == format!("{} {}", it.name, it.kind));
+                let family = family.unwrap_or_else(|| panic!("not in the registry: {line}"));
+                assert!(found.insert(family.name), "written twice: {line}");
+                current = Some(family);
+            } else if !line.starts_with("# HELP ") {
+                let family = current.unwrap_or_else(|| panic!("without a header: {line}"));
+                let suffixes: &[&str] =
+                    if family.kind == "histogram" { &["_bucket", "_sum", "_count"] } else { &[""] };
+                let name = &line[..line.find(['{', ' ']).unwrap()];
+                assert!(suffixes.iter().any(|suffix| name == format!("{}{suffix}", family.name)), "{line}");
+                let (labels, value) = parse_sample(&line[name.len()..]);
+                assert!(family.allows(&labels), "{line}");
+                assert!(value.parse::<f64>().is_ok(), "{line}");
+            }
+        }
+        found
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn server_with_all_services_reports_exactly_the_registered_metrics() {
+        let memory = families_of(&scrape::<Memory>("memory").await);
+        // A port without a server: the failure policy decides.
+        let redis = families_of(
+            &scrape::<RedisStore>("{ redis: { address: 'redis://127.0.0.1:9', on_store_failure: open } }")
+                .await,
+        );
+        let reported = |section: &str| match section {
+            "Memory store" => (true, false),
+            "Redis store" => (false, true),
+            _ => (true, true),
+        };
+        for section in SECTIONS {
+            for family in section.families {
+                let is_in = (memory.contains(family.name), redis.contains(family.name));
+                assert_eq!(is_in, reported(section.name), "{}", family.name);
+            }
+        }
+    }
+}

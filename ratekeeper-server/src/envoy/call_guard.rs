@@ -18,9 +18,10 @@ use tower_service::Service;
 use super::EnvoySnapshot;
 use super::connection::ConnectionAuth;
 use super::error::EnvoyApiError;
-use super::metrics::{CallOutcome, EnvoyMetrics};
+use super::metrics::EnvoyMetrics;
 use crate::runtime::current::Current;
 use crate::runtime::guard::has_token;
+use crate::runtime::metrics::CallOutcome;
 
 /// The kind of call.
 #[derive(Clone, Debug)]

@@ -18,8 +18,8 @@ use super::messages::{
     DescriptorStatus, Entry, HeaderValue, RateLimit, RateLimitCode, RateLimitDescriptor, RateLimitOverride,
     RateLimitRequest, RateLimitResponse, RateLimitUnit,
 };
-use super::metrics::CallOutcome;
 use super::{EnvoySnapshot, MESSAGE_BYTES_MAX, decide_and_count};
+use crate::runtime::metrics::CallOutcome;
 
 /// Decides a `RateLimitRequest` in JSON: 200 if allowed and 429 if denied, with the `RateLimitResponse`; or an error
 /// with the gRPC code.

@@ -47,8 +47,8 @@ use self::error::EnvoyApiError;
 pub use self::json::json;
 pub use self::listener::{EnvoyListenerSettings, listen};
 use self::messages::{RateLimitRequest, RateLimitResponse};
-use self::metrics::CallOutcome;
 pub use self::metrics::EnvoyMetrics;
+use crate::runtime::metrics::CallOutcome;
 
 /// The configuration during one call.
 #[derive(Debug)]

@@ -15,7 +15,7 @@ use super::descriptors::{ResolvedDescriptor, ResolvedLimit};
 use super::messages::{
     DescriptorStatus, HeaderValue, RateLimitCode, RateLimitDescriptor, RateLimitRequest, RateLimitResponse,
 };
-use super::metrics::CallOutcome;
+use crate::runtime::metrics::CallOutcome;
 
 /// The response to a request, and its outcome.
 pub(super) fn reply(

@@ -14,6 +14,7 @@ use super::client_connections::{Reaper, reap_from};
 use super::drain::DrainBegun;
 use super::worker::Worker;
 use crate::runtime::error::StartError;
+use crate::runtime::metrics::ConnectionRejection;
 use crate::runtime::tls::{self, Certificate};
 use crate::runtime::{BoundSocket, Sockets};
 
@@ -108,12 +109,12 @@ pub(crate) async fn accept<S>(
         }
         if total >= max && !free_capacity(&workers, max, &mut reaper).await {
             // Closing the connection fails the client immediately; in the listen queue it would wait until its timeout.
-            worker.shared.rejected_connections.fetch_add(1, Ordering::Relaxed);
+            worker.shared.rejected_connections.count(ConnectionRejection::MaxConnections);
             continue;
         }
         // The PROXY header names the client address, which an untrusted peer must not choose.
         if info.proxy_protocol && !worker.shared.state.load().trusted_proxies.trusts(peer.ip()) {
-            worker.shared.untrusted_connections.fetch_add(1, Ordering::Relaxed);
+            worker.shared.rejected_connections.count(ConnectionRejection::UntrustedProxy);
             tracing::debug!(peer = %peer.ip(), "connection closed: peer is not a trusted proxy");
             continue;
         }

@@ -15,7 +15,7 @@ use ratekeeper::{Clock, Decision, SystemClock, Time};
 use super::client_timeouts::ActiveRequest;
 use super::state::Route;
 use crate::runtime::access_log::{AccessLog, KeyLog, Line, LineLimit, LoggedKey};
-use crate::runtime::metrics::{RequestDecision, RouteMetrics};
+use crate::runtime::metrics::{LabelType, RequestDecision, RouteMetrics};
 
 pub(crate) const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 

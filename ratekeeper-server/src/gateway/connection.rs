@@ -3,7 +3,6 @@
 use std::future::poll_fn;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::pin;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -35,6 +34,7 @@ use super::stream_stall::StreamExecutor;
 use super::tunnel::Tunnel;
 use super::worker::Worker;
 use crate::runtime::backend::Backend;
+use crate::runtime::metrics::ConnectionRejection;
 
 /// Largest request head; hyper separately limits its headers to 100.
 const HEAD_BYTES_MAX: usize = 64 << 10;
@@ -111,7 +111,7 @@ pub(crate) async fn serve<S: Backend>(
     let max = if is_proxy { usize::MAX } else { state.max_connections_per_client };
     drop(state);
     let Some(_client) = shared.clients.acquire(canonical(peer), max) else {
-        shared.crowded_connections.fetch_add(1, Ordering::Relaxed);
+        shared.rejected_connections.count(ConnectionRejection::MaxConnectionsPerClient);
         return;
     };
     let connection = |is_tls| {

@@ -84,7 +84,7 @@ use crate::runtime::access_log::AccessLog;
 use crate::runtime::backend::Backend;
 use crate::runtime::engine::EngineState;
 use crate::runtime::error::StartError;
-use crate::runtime::metrics::{Exposition, MetricsDraft, families};
+use crate::runtime::metrics::{Counters, Exposition, MetricsDraft, families};
 use crate::runtime::service::{ApplyReload, DrainFuture, Service};
 
 /// Interval between sweeps for idle upstream connections.
@@ -176,9 +176,7 @@ impl<S: Backend> Gateway<S> {
             ticker,
             drain: Drain::default(),
             recorder,
-            rejected_connections: AtomicU64::new(0),
-            untrusted_connections: AtomicU64::new(0),
-            crowded_connections: AtomicU64::new(0),
+            rejected_connections: Counters::default(),
             reaped_connections: AtomicU64::new(0),
             last_reaped: AtomicU64::new(0),
             connection_ended: tokio::sync::Notify::new(),
@@ -259,28 +257,23 @@ impl<S: Backend> Service<S> for Gateway<S> {
     fn write_metrics(&self, out: &mut Exposition) {
         let (shared, state) = (&self.shared, self.shared.state.load());
         out.single(&families::CONNECTIONS, self.open_connections());
-        out.family(&families::CONNECTIONS_REJECTED);
-        for (reason, count) in [
-            ("max_connections", &shared.rejected_connections),
-            ("max_connections_per_client", &shared.crowded_connections),
-            ("untrusted_proxy", &shared.untrusted_connections),
-        ] {
-            out.sample(&families::CONNECTIONS_REJECTED, &[reason], count.load(Ordering::Relaxed));
+        let mut rejected = out.family(&families::CONNECTIONS_REJECTED);
+        for (reason, count) in shared.rejected_connections.counts() {
+            rejected.sample([reason], count);
         }
         out.single(&families::CONNECTIONS_REAPED, shared.reaped_connections.load(Ordering::Relaxed));
         out.single(&families::REQUESTS_IN_FLIGHT, shared.recorder.in_flight.load(Ordering::Relaxed));
         out.single(&families::ACCESS_LOG_DROPPED, shared.recorder.log.dropped());
         let now = shared.ticker.now();
         let each = || state.upstreams.iter().flat_map(|it| it.addresses().iter().map(move |at| (it, at)));
-        out.family(&families::UPSTREAM_UP);
+        let mut up = out.family(&families::UPSTREAM_UP);
         for (upstream, address) in each() {
-            let values = [upstream.config.name.as_str(), address.authority.as_str()];
-            out.sample(&families::UPSTREAM_UP, &values, u8::from(address.is_available(now)));
+            let is_up = u8::from(address.is_available(now));
+            up.sample([&upstream.config.name, address.authority.as_str()], is_up);
         }
-        out.family(&families::UPSTREAM_CONNECTIONS);
+        let mut connections = out.family(&families::UPSTREAM_CONNECTIONS);
         for (upstream, address) in each() {
-            let values = [upstream.config.name.as_str(), address.authority.as_str()];
-            out.sample(&families::UPSTREAM_CONNECTIONS, &values, address.connections());
+            connections.sample([&upstream.config.name, address.authority.as_str()], address.connections());
         }
     }
 

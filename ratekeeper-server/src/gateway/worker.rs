@@ -19,6 +19,7 @@ use super::min_rate::MinRate;
 use super::state::State;
 use super::timer::Ticker;
 use crate::runtime::backend::Backend;
+use crate::runtime::metrics::{ConnectionRejection, Counters};
 
 /// State that all workers share.
 #[derive(Debug)]
@@ -28,12 +29,8 @@ pub(crate) struct GatewayShared<S> {
     /// State of the graceful shutdown.
     pub(crate) drain: Drain,
     pub(crate) recorder: Arc<Recorder>,
-    /// Connections closed on accept because `max_connections` was reached.
-    pub(crate) rejected_connections: AtomicU64,
-    /// Connections closed on accept because the peer is not a trusted proxy, so its PROXY header does not count.
-    pub(crate) untrusted_connections: AtomicU64,
-    /// Connections closed because the client had `max_connections_per_client`.
-    pub(crate) crowded_connections: AtomicU64,
+    /// Connections closed on accept, by reason.
+    pub(crate) rejected_connections: Counters<ConnectionRejection>,
     /// Connections closed while they waited for a request, because `max_connections` was near.
     pub(crate) reaped_connections: AtomicU64,
     /// When capacity was last kept free in this way, in milliseconds.

@@ -61,9 +61,10 @@ use ratekeeper_rules::response::status_of_grpc;
 use tower_service::Service;
 
 use super::error::HttpApiError;
-use super::metrics::{Endpoint, EndpointOutcome};
+use super::metrics::EndpointOutcome;
 use super::request_body::DenyStatus;
 use super::{HttpApi, original_request};
+use crate::runtime::metrics::Endpoint;
 use crate::runtime::records::RecordStore;
 
 /// The values of `deny_status` for proxies. 429 passes the denial on with its real status; the others replace the

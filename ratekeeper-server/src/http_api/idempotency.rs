@@ -22,8 +22,9 @@ use serde::{Deserialize, Serialize};
 
 use super::HttpApi;
 use super::error::HttpApiError;
-use super::metrics::{Endpoint, EndpointOutcome};
+use super::metrics::EndpointOutcome;
 use super::request_body;
+use crate::runtime::metrics::{Endpoint, LabelType};
 use crate::runtime::records::{CLAIM_NONCE_BYTES, Claim, ClaimResult, RecordStore};
 
 /// Longest idempotency key, in bytes.

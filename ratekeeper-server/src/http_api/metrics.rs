@@ -4,44 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use axum::response::Response;
 
-use crate::runtime::metrics::{Exposition, families};
-
-/// The endpoints.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Endpoint {
-    Check,
-    Peek,
-    Reset,
-    Refund,
-    Reserve,
-    Settle,
-    Authorize,
-}
-
-impl Endpoint {
-    const ALL: [Endpoint; 7] = [
-        Endpoint::Check,
-        Endpoint::Peek,
-        Endpoint::Reset,
-        Endpoint::Refund,
-        Endpoint::Reserve,
-        Endpoint::Settle,
-        Endpoint::Authorize,
-    ];
-
-    /// The endpoint's name in metrics, and in the names of idempotency records.
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Endpoint::Check => "check",
-            Endpoint::Peek => "peek",
-            Endpoint::Reset => "reset",
-            Endpoint::Refund => "refund",
-            Endpoint::Reserve => "reserve",
-            Endpoint::Settle => "settle",
-            Endpoint::Authorize => "authorize",
-        }
-    }
-}
+use crate::runtime::metrics::{Counters, Endpoint, EndpointResult, Exposition, LabelType, families};
 
 /// The outcome of a request, carried in the extensions of its response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,13 +15,10 @@ pub(super) enum EndpointOutcome {
     Denied,
 }
 
-/// The values of the `result` label.
-const RESULTS: [&str; 4] = ["allowed", "denied", "rejected", "error"];
-
 /// Requests by endpoint and outcome. All labels are fixed names.
 #[derive(Debug, Default)]
 pub struct HttpApiMetrics {
-    requests: [[AtomicU64; RESULTS.len()]; Endpoint::ALL.len()],
+    requests: [Counters<EndpointResult>; Endpoint::ALL.len()],
     pub(super) replays: AtomicU64,
     pub(super) expired_reservations: AtomicU64,
     pub(super) lost_refunds: AtomicU64,
@@ -68,22 +28,21 @@ pub struct HttpApiMetrics {
 impl HttpApiMetrics {
     pub(super) fn count(&self, endpoint: Endpoint, response: &Response) {
         let result = match response.extensions().get::<EndpointOutcome>() {
-            Some(EndpointOutcome::Allowed) => 0,
-            Some(EndpointOutcome::Denied) => 1,
-            None if response.status().is_server_error() => 3,
-            None => 2,
+            Some(EndpointOutcome::Allowed) => EndpointResult::Allowed,
+            Some(EndpointOutcome::Denied) => EndpointResult::Denied,
+            None if response.status().is_server_error() => EndpointResult::Error,
+            None => EndpointResult::Rejected,
         };
-        self.requests[endpoint as usize][result].fetch_add(1, Ordering::Relaxed);
+        self.requests[endpoint.index()].count(result);
     }
 
-    /// Writes all metrics in the Prometheus text format.
+    /// Writes all metrics in the text format of Prometheus.
     #[doc(hidden)]
     pub fn write(&self, out: &mut Exposition) {
-        out.family(&families::HTTP_API_REQUESTS);
-        for endpoint in Endpoint::ALL {
-            for (number, result) in RESULTS.iter().enumerate() {
-                let count = self.requests[endpoint as usize][number].load(Ordering::Relaxed);
-                out.sample(&families::HTTP_API_REQUESTS, &[endpoint.name(), result], count);
+        let mut requests = out.family(&families::HTTP_API_REQUESTS);
+        for (endpoint, results) in Endpoint::ALL.iter().zip(&self.requests) {
+            for (result, count) in results.counts() {
+                requests.sample([endpoint.name(), result], count);
             }
         }
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);

@@ -11,9 +11,9 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get, post};
 use ratekeeper::Store;
 
-use super::metrics::Endpoint;
 use super::{HttpApi, OPENAPI, authorize, check, idempotency, reserve};
 use crate::runtime::guard::{Guard, reject_cross_origin, reject_host_names, require_token};
+use crate::runtime::metrics::Endpoint;
 use crate::runtime::problem::problem;
 use crate::runtime::records::RecordStore;
 

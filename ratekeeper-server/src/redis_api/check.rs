@@ -8,9 +8,9 @@ use ratekeeper::{Decision, Gcra, Rate, RetryAfter, Store};
 use smallvec::SmallVec;
 
 use super::commands::Command;
-use super::metrics::CommandOutcome;
 use super::protocol::Words;
 use super::reply::{Replies, quoted};
+use crate::runtime::metrics::CommandOutcome;
 
 /// The text of an error reply.
 pub(crate) type ErrorText = std::borrow::Cow<'static, str>;

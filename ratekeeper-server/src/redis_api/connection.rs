@@ -11,12 +11,13 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep, sleep_until, timeout};
 
-use super::metrics::{CommandOutcome, OutcomeTally};
+use super::metrics::OutcomeTally;
 use super::pipeline::{CommandGroups, join_all};
 use super::protocol::{COMMAND_BYTES_MAX, Parser, ProtocolError};
 use super::reply::Replies;
 use super::session::Session;
 use super::{RedisApi, check, wait_for_drain};
+use crate::runtime::metrics::CommandOutcome;
 
 /// Most bytes of unsent replies; one more reply, of at most a word's length, may exceed it.
 const UNSENT_BYTES_MAX: usize = 64 << 10;

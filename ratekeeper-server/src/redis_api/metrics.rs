@@ -2,42 +2,9 @@
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use crate::runtime::metrics::{Exposition, families};
-
-/// The outcome of a command.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum CommandOutcome {
-    /// Its limit allowed it.
-    Allowed,
-    /// Its limit denied it.
-    Denied,
-    /// There were no limits, or the store was unavailable and the failure policy is `closed`.
-    Unavailable,
-    /// It was answered with another error.
-    Error,
-    /// It checked no limit.
-    Other,
-}
-
-impl CommandOutcome {
-    const ALL: [CommandOutcome; 5] = [
-        CommandOutcome::Allowed,
-        CommandOutcome::Denied,
-        CommandOutcome::Unavailable,
-        CommandOutcome::Error,
-        CommandOutcome::Other,
-    ];
-
-    fn name(self) -> &'static str {
-        match self {
-            CommandOutcome::Allowed => "allowed",
-            CommandOutcome::Denied => "denied",
-            CommandOutcome::Unavailable => "unavailable",
-            CommandOutcome::Error => "error",
-            CommandOutcome::Other => "other",
-        }
-    }
-}
+use crate::runtime::metrics::{
+    ApiConnectionRejection, CommandOutcome, Counters, Exposition, LabelType, families,
+};
 
 /// The outcomes of a batch of commands. All connections share one set of counters, so each adds its outcomes once per
 /// batch.
@@ -46,14 +13,14 @@ pub(crate) struct OutcomeTally([u64; CommandOutcome::ALL.len()]);
 
 impl OutcomeTally {
     pub(crate) fn add(&mut self, outcome: CommandOutcome) {
-        self.0[outcome as usize] += 1;
+        self.0[outcome.index()] += 1;
     }
 }
 
 /// The counters of the API.
 #[derive(Debug, Default)]
 pub struct RedisApiMetrics {
-    commands: [AtomicU64; CommandOutcome::ALL.len()],
+    commands: Counters<CommandOutcome>,
     open: AtomicUsize,
     accepted: AtomicU64,
     rejected: AtomicU64,
@@ -61,9 +28,9 @@ pub struct RedisApiMetrics {
 
 impl RedisApiMetrics {
     pub(crate) fn add(&self, tally: &mut OutcomeTally) {
-        for (total, count) in self.commands.iter().zip(&mut tally.0) {
+        for (outcome, count) in CommandOutcome::ALL.iter().zip(&mut tally.0) {
             if *count > 0 {
-                total.fetch_add(std::mem::take(count), Ordering::Relaxed);
+                self.commands.add(*outcome, std::mem::take(count));
             }
         }
     }
@@ -90,23 +57,19 @@ impl RedisApiMetrics {
 
     /// Commands by outcome.
     pub(crate) fn commands(&self) -> impl Iterator<Item = (&'static str, u64)> {
-        CommandOutcome::ALL
-            .iter()
-            .zip(&self.commands)
-            .map(|(it, count)| (it.name(), count.load(Ordering::Relaxed)))
+        self.commands.counts()
     }
 
-    /// Writes all metrics in the Prometheus text format.
+    /// Writes all metrics in the text format of Prometheus.
     pub fn write(&self, out: &mut Exposition) {
-        out.family(&families::REDIS_API_COMMANDS);
+        let mut commands = out.family(&families::REDIS_API_COMMANDS);
         for (result, count) in self.commands() {
-            out.sample(&families::REDIS_API_COMMANDS, &[result], count);
+            commands.sample([result], count);
         }
         out.single(&families::REDIS_API_CONNECTIONS, self.open_connections());
         out.single(&families::REDIS_API_CONNECTIONS_ACCEPTED, self.accepted.load(Ordering::Relaxed));
-        out.family(&families::REDIS_API_CONNECTIONS_REJECTED);
-        let rejected = self.rejected_connections();
-        out.sample(&families::REDIS_API_CONNECTIONS_REJECTED, &["max_connections"], rejected);
+        let reason = ApiConnectionRejection::MaxConnections.name();
+        out.family(&families::REDIS_API_CONNECTIONS_REJECTED).sample([reason], self.rejected_connections());
     }
 }
 
@@ -148,7 +111,7 @@ mod tests {
             r#"ratekeeper_redis_api_commands_total{result="denied"} 2"#,
             r#"ratekeeper_redis_api_commands_total{result="error"} 1"#,
             "ratekeeper_redis_api_connections 1",
-            "ratekeeper_redis_api_connections_total 2",
+            "ratekeeper_redis_api_connections_accepted_total 2",
             r#"ratekeeper_redis_api_connections_rejected_total{reason="max_connections"} 1"#,
         ] {
             assert!(text.lines().any(|it| it == line), "{line}\n{text}");

@@ -8,9 +8,10 @@ use subtle::ConstantTimeEq;
 
 use super::check::{self, ErrorText};
 use super::commands::{self, Command, CommandSpec};
-use super::metrics::{CommandOutcome, RedisApiMetrics};
+use super::metrics::RedisApiMetrics;
 use super::protocol::Words;
 use super::reply::{Protocol, Replies, quoted};
+use crate::runtime::metrics::CommandOutcome;
 
 /// Wrong tokens before the connection is closed.
 const FAILED_ATTEMPTS_MAX: u8 = 8;

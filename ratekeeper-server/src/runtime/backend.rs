@@ -171,9 +171,9 @@ impl Backend for Redis {
     fn write_metrics(limiter: &Limiter<Redis>, out: &mut Exposition) {
         let is_up = u8::from(!limiter.is_degraded());
         out.single(&families::REDIS_UP, is_up);
-        out.family(&families::REDIS_ERRORS);
+        let mut errors = out.family(&families::REDIS_ERRORS);
         for (reason, count) in limiter.failures() {
-            out.sample(&families::REDIS_ERRORS, &[reason.name()], count);
+            errors.sample([reason.name()], count);
         }
     }
 }

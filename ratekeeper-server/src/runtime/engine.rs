@@ -93,9 +93,9 @@ impl<S: Backend> Engine<S> {
         let state = self.state();
         let Some(layer) = &state.layer else { return };
         out.single(&families::REQUESTS_DELAYED, layer.waiting());
-        out.family(&families::CONCURRENCY_PERMITS);
+        let mut permits = out.family(&families::CONCURRENCY_PERMITS);
         for (name, held) in layer.in_flight() {
-            out.sample(&families::CONCURRENCY_PERMITS, &[name], held);
+            permits.sample([name], held);
         }
         S::write_metrics(layer.limiter(), out);
     }

@@ -1,67 +1,28 @@
 //! Request and limit metrics.
 //!
-//! Counters are sharded by thread, so that counting costs a request only an addition; a scrape sums the shards. All
-//! labels come from the configuration, never from client input.
+//! Counters are sharded by thread, so that counting costs a request only an addition; a scrape sums the shards.
 
 use std::collections::{HashMap, HashSet};
-use std::fmt::{self, Write};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use ratekeeper::tower::{DecisionEvent, RuleNames, RuleOutcome};
 
+mod exposition;
 pub(crate) mod families;
+mod labels;
 
-use families::Family;
+pub use exposition::Exposition;
+pub(crate) use labels::{
+    ApiConnectionRejection, CallOutcome, CommandOutcome, ConnectionRejection, Counters, Endpoint,
+    EndpointResult, LabelType, LimitDecision, ReloadResult, RequestDecision,
+};
 
-/// The outcome of a request.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum RequestDecision {
-    /// All limits allowed it, or none applied.
-    Allowed,
-    /// The store was unavailable and the failure policy allowed it.
-    DegradedAllowed,
-    /// A limit denied it.
-    Denied,
-    /// The store was unavailable and the failure policy is `closed`.
-    Closed,
-    /// Rejected before any limit: forbidden or malformed.
-    Rejected,
-    /// Shed: the gateway is overloaded.
-    Shed,
-    /// The client disconnected before a decision.
-    #[default]
-    Undecided,
-}
+use exposition::Seconds;
+use labels::STATUS_CLASSES;
 
-impl RequestDecision {
-    const ALL: [RequestDecision; 7] = [
-        RequestDecision::Allowed,
-        RequestDecision::DegradedAllowed,
-        RequestDecision::Denied,
-        RequestDecision::Closed,
-        RequestDecision::Rejected,
-        RequestDecision::Shed,
-        RequestDecision::Undecided,
-    ];
-
-    /// Its name in metrics and logs.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            RequestDecision::Allowed => "allowed",
-            RequestDecision::DegradedAllowed => "degraded_allowed",
-            RequestDecision::Denied => "denied",
-            RequestDecision::Closed => "closed",
-            RequestDecision::Rejected => "rejected",
-            RequestDecision::Shed => "shed",
-            RequestDecision::Undecided => "undecided",
-        }
-    }
-}
-
-/// Status classes, 1xx to 5xx.
-const CLASSES: usize = 5;
+const CLASSES: usize = STATUS_CLASSES.len();
 
 /// Upper bounds of the histogram buckets, in microseconds; one more bucket holds longer durations.
 const BUCKETS_US: [u64; 14] = [
@@ -116,7 +77,7 @@ impl RouteMetrics {
         let class = usize::from(status / 100).clamp(1, CLASSES) - 1;
         let micros = u64::try_from(duration.as_micros()).unwrap_or(u64::MAX);
         let bucket = BUCKETS_US.partition_point(|end| *end < micros);
-        counts.requests[decision as usize][class].fetch_add(1, Ordering::Relaxed);
+        counts.requests[decision.index()][class].fetch_add(1, Ordering::Relaxed);
         counts.buckets[bucket].fetch_add(1, Ordering::Relaxed);
         counts.micros.fetch_add(micros, Ordering::Relaxed);
     }
@@ -129,30 +90,7 @@ struct LimitCounters {
     by_decision: [AtomicU64; LimitDecision::ALL.len()],
 }
 
-/// The decision of one limit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum LimitDecision {
-    Allowed,
-    Denied,
-    Banned,
-    /// A shadow limit would have denied.
-    WouldDeny,
-    /// The store was unavailable and the failure policy allowed it.
-    DegradedAllowed,
-    /// The store was unavailable and the failure policy denied it.
-    DegradedDenied,
-}
-
 impl LimitDecision {
-    const ALL: [LimitDecision; 6] = [
-        LimitDecision::Allowed,
-        LimitDecision::Denied,
-        LimitDecision::Banned,
-        LimitDecision::WouldDeny,
-        LimitDecision::DegradedAllowed,
-        LimitDecision::DegradedDenied,
-    ];
-
     fn of(rule: &RuleOutcome, is_degraded: bool) -> LimitDecision {
         match (rule.is_shadow, rule.is_banned, rule.decision.allowed) {
             (true, _, false) => LimitDecision::WouldDeny,
@@ -163,17 +101,6 @@ impl LimitDecision {
             (false, false, false) => LimitDecision::Denied,
         }
     }
-
-    fn name(self) -> &'static str {
-        match self {
-            LimitDecision::Allowed => "allowed",
-            LimitDecision::Denied => "denied",
-            LimitDecision::Banned => "banned",
-            LimitDecision::WouldDeny => "would_deny",
-            LimitDecision::DegradedAllowed => "degraded_allowed",
-            LimitDecision::DegradedDenied => "degraded_denied",
-        }
-    }
 }
 
 /// The counters of a limit.
@@ -182,11 +109,11 @@ pub(crate) struct LimitMetrics(Sharded<LimitCounters>);
 
 impl LimitMetrics {
     fn sum(&self, decision: LimitDecision) -> u64 {
-        self.0.sum(|counts| &counts.by_decision[decision as usize])
+        self.0.sum(|counts| &counts.by_decision[decision.index()])
     }
 
     fn count(&self, decision: LimitDecision) {
-        self.0.own().by_decision[decision as usize].fetch_add(1, Ordering::Relaxed);
+        self.0.own().by_decision[decision.index()].fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -208,7 +135,7 @@ pub(crate) fn count_decisions(
 pub(crate) struct Metrics {
     shards: usize,
     named: Mutex<MetricsByName>,
-    reloads: [AtomicU64; 2],
+    reloads: Counters<ReloadResult>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -250,7 +177,7 @@ impl MetricsDraft {
 
 impl Metrics {
     pub(crate) fn new(shards: usize) -> Metrics {
-        Metrics { shards, named: Mutex::default(), reloads: Default::default() }
+        Metrics { shards, named: Mutex::default(), reloads: Counters::default() }
     }
 
     /// Starts the counters of the next configuration.
@@ -265,15 +192,15 @@ impl Metrics {
     }
 
     pub(crate) fn count_reload(&self, succeeded: bool) {
-        self.reloads[usize::from(succeeded)].fetch_add(1, Ordering::Relaxed);
+        self.reloads.count(if succeeded { ReloadResult::Success } else { ReloadResult::Failure });
     }
 
     /// Totals of requests and limits since the start; those of routes and limits that a reload removed are missing.
     pub(crate) fn traffic(&self) -> Traffic {
         let named = self.named.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let requests = |decision: RequestDecision| {
+        let requests = |decision: &RequestDecision| {
             let of = |route: &Arc<RouteMetrics>| -> u64 {
-                (0..CLASSES).map(|class| route.0.sum(|it| &it.requests[decision as usize][class])).sum()
+                (0..CLASSES).map(|class| route.0.sum(|it| &it.requests[decision.index()][class])).sum()
             };
             (decision.name(), named.routes.values().map(of).sum())
         };
@@ -292,47 +219,47 @@ impl Metrics {
             .sum(),
         };
         Traffic {
-            decisions: RequestDecision::ALL.map(requests).to_vec(),
+            decisions: RequestDecision::ALL.iter().map(requests).collect(),
             limits: named.limits.iter().map(limit).collect(),
         }
     }
 
-    /// Writes all metrics in the Prometheus text format.
+    /// Writes all metrics in the text format of Prometheus.
     pub(crate) fn write(&self, out: &mut Exposition) {
         let named = self.named.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut reloads = out.family(&families::RELOADS);
+        for (result, count) in self.reloads.counts() {
+            reloads.sample([result], count);
+        }
+        let mut limits: Vec<_> = named.limits.iter().collect();
+        limits.sort_unstable_by_key(|(name, _)| *name);
+        let mut decisions = out.family(&families::LIMIT_DECISIONS);
+        for (name, limit) in limits {
+            for decision in LimitDecision::ALL {
+                decisions.sample([name, decision.name()], limit.sum(*decision));
+            }
+        }
         let mut routes: Vec<_> = named.routes.iter().collect();
         routes.sort_unstable_by_key(|(name, _)| *name);
-        out.family(&families::REQUESTS);
+        let mut requests = out.family(&families::REQUESTS);
         for (name, route) in &routes {
             for decision in RequestDecision::ALL {
-                for class in 0..CLASSES {
-                    let count = route.0.sum(|counts| &counts.requests[decision as usize][class]);
+                for (class, (class_name, _)) in STATUS_CLASSES.iter().enumerate() {
+                    let count = route.0.sum(|counts| &counts.requests[decision.index()][class]);
                     // Most combinations never occur.
                     if count > 0 {
-                        let values = [name.as_str(), decision.name(), &format!("{}xx", class + 1)];
-                        out.sample(&families::REQUESTS, &values, count);
+                        requests.sample([name, decision.name(), class_name], count);
                     }
                 }
             }
         }
-        out.family(&families::REQUEST_DURATION);
+        let mut durations = out.family(&families::REQUEST_DURATION);
         for (name, route) in &routes {
-            let buckets: Vec<u64> =
-                (0..=BUCKETS_US.len()).map(|number| route.0.sum(|counts| &counts.buckets[number])).collect();
-            let micros = route.0.sum(|counts| &counts.micros);
-            out.histogram(&families::REQUEST_DURATION, &[name], &buckets, Seconds(micros));
-        }
-        out.family(&families::LIMIT_DECISIONS);
-        let mut limits: Vec<_> = named.limits.iter().collect();
-        limits.sort_unstable_by_key(|(name, _)| *name);
-        for (name, limit) in limits {
-            for decision in LimitDecision::ALL {
-                out.sample(&families::LIMIT_DECISIONS, &[name, decision.name()], limit.sum(decision));
-            }
-        }
-        out.family(&families::RELOADS);
-        for (succeeded, result) in ["failure", "success"].iter().enumerate() {
-            out.sample(&families::RELOADS, &[result], self.reloads[succeeded].load(Ordering::Relaxed));
+            let ends =
+                BUCKETS_US.iter().map(|micros| Seconds(*micros).to_string()).chain(["+Inf".to_owned()]);
+            let counts = (0..).map(|number: usize| route.0.sum(|counts| &counts.buckets[number]));
+            let sum = Seconds(route.0.sum(|counts| &counts.micros));
+            durations.histogram([name], ends.zip(counts), sum);
         }
     }
 }
@@ -357,75 +284,6 @@ pub struct LimitTraffic {
     pub allowed: u64,
     /// Checks that it denied or, as a shadow limit, would have denied, or that a ban denied.
     pub denied: u64,
-}
-
-/// Microseconds, displayed as seconds.
-struct Seconds(u64);
-
-impl fmt::Display for Seconds {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let text = format!("{}.{:06}", self.0 / 1_000_000, self.0 % 1_000_000);
-        f.write_str(text.trim_end_matches('0').trim_end_matches('.'))
-    }
-}
-
-/// Metrics in the Prometheus text format.
-#[derive(Debug, Default)]
-pub struct Exposition(String);
-
-impl Exposition {
-    /// Writes the header of a metric family, before its first sample.
-    pub(crate) fn family(&mut self, family: &Family) {
-        let Family { name, kind, help, .. } = family;
-        // Writing into a string cannot fail.
-        let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
-    }
-
-    /// Writes one sample, with a value for each label of the family.
-    pub(crate) fn sample(&mut self, family: &Family, values: &[&str], value: impl fmt::Display) {
-        debug_assert_eq!(family.labels.len(), values.len(), "{}", family.name);
-        self.line(family.name, family.labels.iter().copied().zip(values.iter().copied()), value);
-    }
-
-    /// Writes a family with one sample and no labels.
-    pub(crate) fn single(&mut self, family: &Family, value: impl fmt::Display) {
-        self.family(family);
-        self.sample(family, &[], value);
-    }
-
-    /// Writes the samples of one histogram, from the counts of its buckets: those of [`BUCKETS_US`], and the rest.
-    fn histogram(&mut self, family: &Family, values: &[&str], buckets: &[u64], total: Seconds) {
-        let labels = || family.labels.iter().copied().zip(values.iter().copied());
-        let ends = BUCKETS_US.iter().map(|micros| Seconds(*micros).to_string()).chain(["+Inf".to_owned()]);
-        let mut count = 0;
-        for (end, in_bucket) in ends.zip(buckets) {
-            count += in_bucket;
-            self.line(&format!("{}_bucket", family.name), labels().chain([("le", end.as_str())]), count);
-        }
-        self.line(&format!("{}_sum", family.name), labels(), total);
-        self.line(&format!("{}_count", family.name), labels(), count);
-    }
-
-    fn line<'a>(
-        &mut self,
-        name: &str,
-        labels: impl Iterator<Item = (&'a str, &'a str)>,
-        value: impl fmt::Display,
-    ) {
-        self.0.push_str(name);
-        let mut opening = '{';
-        for (label, text) in labels {
-            let text = text.replace('\\', r"\\").replace('"', "\\\"").replace('\n', r"\n");
-            let _ = write!(self.0, "{opening}{label}=\"{text}\"");
-            opening = ',';
-        }
-        let _ = writeln!(self.0, "{} {value}", if opening == ',' { "}" } else { "" });
-    }
-
-    /// The text written so far.
-    pub fn into_text(self) -> String {
-        self.0
-    }
 }
 
 #[cfg(test)]
