@@ -72,7 +72,7 @@ pub use headers::HeaderSet;
 pub use merge::{MergedHeader, merge_header};
 pub use name::{NameError, PolicyName};
 pub use rejection::problem;
-pub use status::{ResponseStatus, STATUSES, grpc_code, status_of_grpc};
+pub use status::{GrpcCode, ResponseStatus};
 pub use text::INTEGER_MAX;
 pub use wait::{Jitter, add_jitter};
 

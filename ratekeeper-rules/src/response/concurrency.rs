@@ -55,9 +55,9 @@ impl LimitResponse {
         self.end_header("content-type", false);
 
         let problem = if is_degraded { REDUCED_CAPACITY } else { QUOTA_EXCEEDED };
-        self.status = Some(problem.status);
+        self.status = Some(problem.status.code());
         let (text, names) = (&mut self.text, limits.iter().map(|limit| limit.name));
-        problem.push_head(text, problem.status);
+        problem.push_head(text, problem.status.code());
         if is_degraded {
             text.push_str(DEGRADED);
         }

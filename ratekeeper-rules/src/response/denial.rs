@@ -5,21 +5,24 @@ use std::time::Duration;
 use ratekeeper_core::{Limit, Rate, RetryAfter};
 
 use super::text::{push_escaped, push_integer};
-use super::{LimitDecision, PolicyName, ResponseContext};
+use super::{LimitDecision, PolicyName, ResponseContext, ResponseStatus};
 
 /// A problem type, as the draft of the `RateLimit` fields registers it for RFC 9457.
 pub(super) struct Problem {
     /// The fragment of its type URI.
     kind: &'static str,
     title: &'static str,
-    pub(super) status: u16,
+    pub(super) status: ResponseStatus,
 }
 
 pub(super) const QUOTA_EXCEEDED: Problem =
-    Problem { kind: "quota-exceeded", title: "Quota Exceeded", status: 429 };
+    Problem { kind: "quota-exceeded", title: "Quota Exceeded", status: ResponseStatus::TooManyRequests };
 
-pub(super) const REDUCED_CAPACITY: Problem =
-    Problem { kind: "temporary-reduced-capacity", title: "Temporary Reduced Capacity", status: 503 };
+pub(super) const REDUCED_CAPACITY: Problem = Problem {
+    kind: "temporary-reduced-capacity",
+    title: "Temporary Reduced Capacity",
+    status: ResponseStatus::ServiceUnavailable,
+};
 
 impl Problem {
     /// Appends the body up to the `detail` text.
@@ -138,7 +141,7 @@ impl<'a> Denial<'a> {
     }
 
     pub(super) fn status(&self) -> u16 {
-        self.custom.and_then(|custom| custom.status).unwrap_or(self.problem.status)
+        self.custom.and_then(|custom| custom.status).unwrap_or(self.problem.status.code())
     }
 
     /// None if the body is empty.

@@ -7,11 +7,11 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, FromRequest, Request};
-use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use ratekeeper_config::Config;
+use ratekeeper_rules::response::ResponseStatus;
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
@@ -142,7 +142,7 @@ impl<S: Backend> Service<S> for EnvoyApi<S> {
 async fn read_body(request: Request) -> Result<Bytes, Response> {
     match timeout(BODY_TIMEOUT, Bytes::from_request(request, &())).await {
         Ok(body) => body.map_err(IntoResponse::into_response),
-        Err(_) => Err(problem(StatusCode::REQUEST_TIMEOUT, "the body took too long")),
+        Err(_) => Err(problem(ResponseStatus::RequestTimeout, "the body took too long")),
     }
 }
 
@@ -154,6 +154,7 @@ mod tests {
     use std::io;
 
     use axum::body::Body;
+    use axum::http::StatusCode;
     use http_body::Frame;
 
     use super::*;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use http::StatusCode;
+use ratekeeper_rules::response::ResponseStatus;
 use tonic::{Code, Status};
 
 use super::bounds::{DESCRIPTORS_MAX, ENTRIES_MAX, TEXT_BYTES_MAX};
@@ -46,25 +46,21 @@ pub(super) enum EnvoyApiError {
 impl EnvoyApiError {
     fn code(&self) -> Code {
         match self {
-            EnvoyApiError::StoreUnavailable => Code::Unavailable,
-            EnvoyApiError::Mismatch(_) => Code::Internal,
-            EnvoyApiError::RefundsDisabled { .. } => Code::PermissionDenied,
-            EnvoyApiError::Unauthenticated => Code::Unauthenticated,
-            EnvoyApiError::UnknownMethod => Code::Unimplemented,
             EnvoyApiError::Overloaded => Code::ResourceExhausted,
-            _ => Code::InvalidArgument,
+            other => i32::from(other.status().grpc_code().number).into(),
         }
     }
 
     /// The HTTP status.
-    pub(super) fn status(&self) -> StatusCode {
+    pub(super) fn status(&self) -> ResponseStatus {
         match self {
-            EnvoyApiError::StoreUnavailable | EnvoyApiError::Overloaded => StatusCode::SERVICE_UNAVAILABLE,
-            EnvoyApiError::Mismatch(_) => StatusCode::INTERNAL_SERVER_ERROR,
-            EnvoyApiError::RefundsDisabled { .. } => StatusCode::FORBIDDEN,
-            EnvoyApiError::Unauthenticated => StatusCode::UNAUTHORIZED,
-            EnvoyApiError::BodyTooLong => StatusCode::PAYLOAD_TOO_LARGE,
-            _ => StatusCode::BAD_REQUEST,
+            EnvoyApiError::StoreUnavailable | EnvoyApiError::Overloaded => ResponseStatus::ServiceUnavailable,
+            EnvoyApiError::Mismatch(_) => ResponseStatus::InternalServerError,
+            EnvoyApiError::RefundsDisabled { .. } => ResponseStatus::Forbidden,
+            EnvoyApiError::Unauthenticated => ResponseStatus::Unauthorized,
+            EnvoyApiError::UnknownMethod => ResponseStatus::NotFound,
+            EnvoyApiError::BodyTooLong => ResponseStatus::PayloadTooLarge,
+            _ => ResponseStatus::BadRequest,
         }
     }
 

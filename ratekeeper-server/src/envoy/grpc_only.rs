@@ -6,10 +6,13 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use http::header::CONTENT_TYPE;
-use http::{HeaderValue, Request, Response, StatusCode};
-use http_body_util::{BodyExt, Full};
+use http::{HeaderValue, Request, Response};
+use http_body_util::BodyExt;
+use ratekeeper_rules::response::ResponseStatus;
 use tonic::body::Body;
 use tower_service::Service;
+
+use crate::runtime::problem::problem;
 
 /// Bytes of a body that are read before the response; a longer body is left unread.
 const BODY_BYTES_MAX: usize = 64 << 10;
@@ -61,11 +64,6 @@ async fn reject(body: Body) -> Response<Body> {
             break;
         }
     }
-    let status = StatusCode::UNSUPPORTED_MEDIA_TYPE;
     let detail = "this address serves gRPC; send `Content-Type: application/grpc`";
-    let problem = ratekeeper_rules::response::problem(status.as_u16(), "Unsupported Media Type", detail);
-    let mut response = Response::new(Body::new(Full::new(Bytes::from(problem))));
-    *response.status_mut() = status;
-    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
-    response
+    problem(ResponseStatus::UnsupportedMediaType, detail).map(Body::new)
 }

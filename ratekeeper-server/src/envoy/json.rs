@@ -9,6 +9,7 @@ use http::StatusCode;
 use prost_types::value::Kind;
 use prost_types::{Struct, Value};
 use ratekeeper::Store;
+use ratekeeper::tower::status_code;
 use ratekeeper_config::envoy::Unit;
 use serde::de::{self, Deserializer, Visitor};
 use serde::{Deserialize, Serialize};
@@ -47,7 +48,7 @@ fn error_response(error: &EnvoyApiError) -> (StatusCode, String) {
         code: i32,
         message: String,
     }
-    (error.status(), text(&ErrorJson { code: error.grpc_code(), message: error.to_string() }))
+    (status_code(error.status()), text(&ErrorJson { code: error.grpc_code(), message: error.to_string() }))
 }
 
 fn text(value: &impl Serialize) -> String {

@@ -9,8 +9,9 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use http::header::HeaderValue;
 use http::uri::PathAndQuery;
 use http::{HeaderName, Method, StatusCode};
-use ratekeeper::tower::{DecisionEvent, Outcome};
+use ratekeeper::tower::{DecisionEvent, Outcome, status_code};
 use ratekeeper::{Clock, Decision, SystemClock, Time};
+use ratekeeper_rules::response::ResponseStatus;
 
 use super::client_timeouts::ActiveRequest;
 use super::state::Route;
@@ -163,7 +164,7 @@ impl AccessRecord {
             route: None,
             outcome: LimitsOutcome::default(),
             // Logged if the client disconnects before it gets a response.
-            status: StatusCode::from_u16(499).unwrap_or(StatusCode::BAD_REQUEST),
+            status: status_code(ResponseStatus::ClientClosedRequest),
             bytes: 0,
             has_permit: false,
             is_logged: false,
@@ -177,9 +178,9 @@ impl AccessRecord {
     }
 
     /// Records a request whose head could not be parsed; hyper has answered it.
-    pub(crate) fn reject_malformed(mut self, status: StatusCode, is_logged: bool) {
+    pub(crate) fn reject_malformed(mut self, status: ResponseStatus, is_logged: bool) {
         self.set_decision(RequestDecision::Rejected);
-        (self.status, self.is_logged) = (status, is_logged);
+        (self.status, self.is_logged) = (status_code(status), is_logged);
     }
 
     pub(crate) fn set_route(&mut self, route: &Arc<Route>, client: IpAddr) {

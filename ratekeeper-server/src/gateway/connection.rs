@@ -7,12 +7,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderValue, Request, Response, StatusCode};
+use http::{HeaderValue, Request, Response};
 use hyper::body::Incoming;
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use ratekeeper_rules::client::canonical;
+use ratekeeper_rules::response::ResponseStatus;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep_until, timeout};
@@ -235,8 +236,8 @@ async fn http1<S: Backend, I>(
 fn record_malformed<S: Backend>(connection: &ClientConnection<S>, error: &hyper::Error) {
     let ClientConnection { worker, peer, activity, .. } = connection;
     let status = match error.is_parse_too_large() {
-        true => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
-        false => StatusCode::BAD_REQUEST,
+        true => ResponseStatus::HeaderFieldsTooLarge,
+        false => ResponseStatus::BadRequest,
     };
     let is_logged = worker.shared.state.load().has_access_log;
     AccessRecord::new(&worker.recorder, *peer, activity.begin_request()).reject_malformed(status, is_logged);

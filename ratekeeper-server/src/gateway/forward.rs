@@ -15,6 +15,7 @@ use http::{Method, Request, Response, StatusCode, Version};
 use hyper::body::Body;
 use ratekeeper_config::{PathEdit, Protocol};
 use ratekeeper_rules::path::{RequestPath, segment_range};
+use ratekeeper_rules::response::ResponseStatus;
 use smallvec::SmallVec;
 use tower_service::Service;
 
@@ -77,13 +78,13 @@ fn prefix_bytes(path: &RequestPath<'_>, prefix: &str) -> Option<usize> {
 fn connect_error_response(error: &ConnectError) -> Response<UpstreamBody> {
     match error {
         ConnectError::LimitReached => {
-            retry_later(StatusCode::SERVICE_UNAVAILABLE, "upstream connection limit reached")
+            retry_later(ResponseStatus::ServiceUnavailable, "upstream connection limit reached")
         }
         ConnectError::OutOfDescriptors => {
-            retry_later(StatusCode::SERVICE_UNAVAILABLE, "gateway out of connections")
+            retry_later(ResponseStatus::ServiceUnavailable, "gateway out of connections")
         }
-        ConnectError::TimedOut => problem(StatusCode::GATEWAY_TIMEOUT, "upstream connection timed out"),
-        ConnectError::Failed(_) => problem(StatusCode::BAD_GATEWAY, "upstream unreachable"),
+        ConnectError::TimedOut => problem(ResponseStatus::GatewayTimeout, "upstream connection timed out"),
+        ConnectError::Failed(_) => problem(ResponseStatus::BadGateway, "upstream unreachable"),
     }
 }
 
@@ -104,9 +105,9 @@ fn is_idempotent(request: &Request<RequestBody>) -> bool {
 
 fn body_error_response(error: &RequestBodyError) -> Response<UpstreamBody> {
     match error {
-        RequestBodyError::TimedOut => problem(StatusCode::REQUEST_TIMEOUT, "request body timed out"),
+        RequestBodyError::TimedOut => problem(ResponseStatus::RequestTimeout, "request body timed out"),
         RequestBodyError::Failed(_) => {
-            problem(StatusCode::BAD_REQUEST, "request body incomplete or malformed")
+            problem(ResponseStatus::BadRequest, "request body incomplete or malformed")
         }
     }
 }
@@ -154,7 +155,7 @@ impl<S: Backend> Service<Request<RequestBody>> for Forward<S> {
         Box::pin(async move {
             Ok(match context {
                 Some(context) => context.run(request).await,
-                None => problem(StatusCode::INTERNAL_SERVER_ERROR, "request already forwarded"),
+                None => problem(ResponseStatus::InternalServerError, "request already forwarded"),
             })
         })
     }
@@ -178,7 +179,7 @@ impl<S: Backend> ForwardContext<S> {
                 self.record_failure(address, &"response timeout");
                 address.pool(self.connection.worker.number).retire_if_silent(self.route.timeout);
             }
-            problem(StatusCode::GATEWAY_TIMEOUT, "upstream timed out")
+            problem(ResponseStatus::GatewayTimeout, "upstream timed out")
         })
     }
 
@@ -215,7 +216,7 @@ impl<S: Backend> ForwardContext<S> {
         loop {
             let (now, worker) = (self.now(), self.connection.worker.number);
             let Some((number, address)) = upstream.choose(&tried, now) else {
-                return problem(StatusCode::BAD_GATEWAY, "no upstream address");
+                return problem(ResponseStatus::BadGateway, "no upstream address");
             };
             let (mut connection, is_reused) = match Pool::connection(address, worker, now, was_stale).await {
                 Ok(connection) => connection,
@@ -245,7 +246,10 @@ impl<S: Backend> ForwardContext<S> {
                     // The connection is closed: the end of this response may not be where hyper has read it.
                     if let Err(error) = check_framing(response.headers()) {
                         self.record_failure(address, &error.text());
-                        return problem(StatusCode::BAD_GATEWAY, "upstream response with ambiguous framing");
+                        return problem(
+                            ResponseStatus::BadGateway,
+                            "upstream response with ambiguous framing",
+                        );
                     }
                     request.body().end_replay();
                     match response.status().as_u16() {
@@ -273,7 +277,7 @@ impl<S: Backend> ForwardContext<S> {
                     continue;
                 }
                 self.record_failure(address, &failed.error);
-                return retry_later(StatusCode::SERVICE_UNAVAILABLE, "upstream refused the request");
+                return retry_later(ResponseStatus::ServiceUnavailable, "upstream refused the request");
             }
             // The server has closed a pooled connection, perhaps just as it received the request. Once, this is neither
             // a failure nor a use of the retry budget.
@@ -297,7 +301,7 @@ impl<S: Backend> ForwardContext<S> {
                     }
                     if !has_another || !self.may_retry(&tried) {
                         return problem(
-                            StatusCode::BAD_GATEWAY,
+                            ResponseStatus::BadGateway,
                             "upstream closed the connection without a response",
                         );
                     }
@@ -401,7 +405,7 @@ impl<S: Backend> ForwardContext<S> {
         let chosen = response.headers().get(UPGRADE).cloned();
         if is_switch && !is_offered(self.upgrade.as_ref(), chosen.as_ref()) {
             return problem(
-                StatusCode::BAD_GATEWAY,
+                ResponseStatus::BadGateway,
                 "upstream switched to a protocol that the client did not offer",
             );
         }

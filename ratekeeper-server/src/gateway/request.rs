@@ -19,6 +19,7 @@ use ratekeeper::tower::{Claims, LimitedCall, ResponseFuture, grpc_content_type};
 use ratekeeper_rules::client::TrustedProxies;
 use ratekeeper_rules::path::{PathNormalization, RequestPath, hides_match};
 use ratekeeper_rules::request::Request as _;
+use ratekeeper_rules::response::ResponseStatus;
 use ratekeeper_rules::spelling::HeaderAliases;
 use tower_service::Service;
 
@@ -184,7 +185,7 @@ fn start<S: Backend>(
     if let Err(error) = screen(&mut parts, &state.header_names, &state.header_aliases) {
         record.set_decision(RequestDecision::Rejected);
         let mut response = problem(error.status, error.detail);
-        if error.status == StatusCode::METHOD_NOT_ALLOWED {
+        if error.status == ResponseStatus::MethodNotAllowed {
             let allowed = HeaderValue::from_static("GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS");
             response.headers_mut().insert(ALLOW, allowed);
         }
@@ -209,7 +210,7 @@ fn start<S: Backend>(
     let max = if route.is_critical { state.max_in_flight } else { state.max_uncritical };
     if !record.acquire_permit(max) {
         record.set_decision(RequestDecision::Shed);
-        let response = retry_later(StatusCode::SERVICE_UNAVAILABLE, "gateway overloaded");
+        let response = retry_later(ResponseStatus::ServiceUnavailable, "gateway overloaded");
         return Err(Box::new(response));
     }
 
@@ -271,7 +272,7 @@ fn start<S: Backend>(
 pub(crate) type ErrorResponse = Box<Response<UpstreamBody>>;
 
 fn bad_request(detail: &str) -> ErrorResponse {
-    Box::new(problem(StatusCode::BAD_REQUEST, detail))
+    Box::new(problem(ResponseStatus::BadRequest, detail))
 }
 
 /// Finds the route of a request.
@@ -289,7 +290,7 @@ fn find_route<'s, S: Backend>(
              route applies to the path without it; send the path without it",
         ));
     }
-    route.ok_or_else(|| Box::new(problem(StatusCode::NOT_FOUND, "no route matches this request")))
+    route.ok_or_else(|| Box::new(problem(ResponseStatus::NotFound, "no route matches this request")))
 }
 
 /// The target to forward, if it differs from the received one, and the edit of its path.
@@ -318,7 +319,7 @@ pub(crate) fn with_path(uri: &Uri, path: &str) -> Result<Uri, ErrorResponse> {
         Some(query) => PathAndQuery::try_from(format!("{path}?{query}")),
         None => PathAndQuery::try_from(path),
     };
-    target.map(Uri::from).map_err(|_| Box::new(problem(StatusCode::BAD_REQUEST, "the path is too long")))
+    target.map(Uri::from).map_err(|_| Box::new(problem(ResponseStatus::BadRequest, "the path is too long")))
 }
 
 /// A request as the conditions of routes and the rules see it.

@@ -2,18 +2,18 @@
 
 use http::header::{CONNECTION, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use http::{Response, StatusCode};
-use ratekeeper_rules::response::grpc_code;
+use ratekeeper_rules::response::ResponseStatus;
 
 use super::body::{ClientBody, UpstreamBody};
 
 /// Marks a response that did not come from an upstream.
 #[derive(Clone, Copy, Debug)]
-struct GatewayGenerated;
+struct GatewayGenerated(ResponseStatus);
 
 /// A Problem Details response (RFC 9457) with a status and a detail text.
-pub(crate) fn problem(status: StatusCode, detail: &str) -> Response<UpstreamBody> {
+pub(crate) fn problem(status: ResponseStatus, detail: &str) -> Response<UpstreamBody> {
     let mut response = ratekeeper::tower::problem(status, detail).map(UpstreamBody::full);
-    response.extensions_mut().insert(GatewayGenerated);
+    response.extensions_mut().insert(GatewayGenerated(status));
     response
 }
 
@@ -22,22 +22,18 @@ pub(crate) fn into_grpc(
     mut response: Response<ClientBody>,
     content_type: HeaderValue,
 ) -> Response<ClientBody> {
-    if response.extensions_mut().remove::<GatewayGenerated>().is_none() {
-        return response;
-    }
-    let status = response.status();
+    let Some(GatewayGenerated(status)) = response.extensions_mut().remove() else { return response };
     let mut response = response.map(|_| ClientBody::unlimited(UpstreamBody::full("")));
     *response.status_mut() = StatusCode::OK;
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, content_type);
-    headers.insert("grpc-status", HeaderValue::from_static(grpc_code(status.as_u16())));
-    let message = HeaderValue::from_static(status.canonical_reason().unwrap_or("Rejected"));
-    headers.insert("grpc-message", message);
+    headers.insert("grpc-status", HeaderValue::from_static(status.grpc_code().text));
+    headers.insert("grpc-message", HeaderValue::from_static(status.title()));
     response
 }
 
 /// Like [`problem`], with a `Retry-After` of one second.
-pub(crate) fn retry_later(status: StatusCode, detail: &str) -> Response<UpstreamBody> {
+pub(crate) fn retry_later(status: ResponseStatus, detail: &str) -> Response<UpstreamBody> {
     let mut response = problem(status, detail);
     response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
     response

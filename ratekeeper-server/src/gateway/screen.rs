@@ -6,9 +6,10 @@
 use http::header::{CONNECTION, COOKIE, HOST, HeaderMap, HeaderName, HeaderValue, UPGRADE};
 use http::request::Parts;
 use http::uri::{Authority, PathAndQuery, Uri};
-use http::{Method, StatusCode, Version};
+use http::{Method, Version};
 
 use ratekeeper_rules::request::is_well_formed_host;
+use ratekeeper_rules::response::ResponseStatus;
 use ratekeeper_rules::spelling::{HeaderAliases, is_header_alias};
 
 use super::framing::{AmbiguousLength, FramingError, check_framing};
@@ -17,19 +18,19 @@ use super::hop_headers::{is_end_to_end, is_hop_by_hop, is_managed_alias, remove_
 /// Why a request is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ScreenError {
-    pub(crate) status: StatusCode,
+    pub(crate) status: ResponseStatus,
     pub(crate) detail: &'static str,
 }
 
 const fn bad_request(detail: &'static str) -> ScreenError {
-    ScreenError { status: StatusCode::BAD_REQUEST, detail }
+    ScreenError { status: ResponseStatus::BadRequest, detail }
 }
 
 impl From<FramingError> for ScreenError {
     fn from(error: FramingError) -> ScreenError {
         let status = match error {
-            FramingError::TwoLengths | FramingError::BadLength => StatusCode::BAD_REQUEST,
-            FramingError::UnsupportedCoding => StatusCode::NOT_IMPLEMENTED,
+            FramingError::TwoLengths | FramingError::BadLength => ResponseStatus::BadRequest,
+            FramingError::UnsupportedCoding => ResponseStatus::NotImplemented,
         };
         ScreenError { status, detail: error.text() }
     }
@@ -44,11 +45,14 @@ pub(crate) fn screen(
     aliases: &HeaderAliases,
 ) -> Result<(), ScreenError> {
     if parts.method == Method::CONNECT {
-        return Err(ScreenError { status: StatusCode::NOT_IMPLEMENTED, detail: "CONNECT is not supported" });
+        return Err(ScreenError {
+            status: ResponseStatus::NotImplemented,
+            detail: "CONNECT is not supported",
+        });
     }
     if parts.method == Method::TRACE {
         let detail = "TRACE is not allowed";
-        return Err(ScreenError { status: StatusCode::METHOD_NOT_ALLOWED, detail });
+        return Err(ScreenError { status: ResponseStatus::MethodNotAllowed, detail });
     }
     if parts.uri.path() == "*" && parts.method != Method::OPTIONS {
         return Err(bad_request("the target `*` is only valid with OPTIONS"));

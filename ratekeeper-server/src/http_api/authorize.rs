@@ -56,8 +56,8 @@ use axum::http::header::{CACHE_CONTROL, HeaderName, HeaderValue};
 use axum::http::{Response, StatusCode};
 use http_body_util::Empty;
 use ratekeeper::Store;
-use ratekeeper::tower::{ConcurrencySet, Peer, RequestContext, RuleSet};
-use ratekeeper_rules::response::status_of_grpc;
+use ratekeeper::tower::{ConcurrencySet, Peer, RequestContext, RuleSet, status_code};
+use ratekeeper_rules::response::ResponseStatus;
 use tower_service::Service;
 
 use super::error::HttpApiError;
@@ -94,7 +94,7 @@ async fn authorize_request<S: Store + Send + Sync + 'static, R: RecordStore>(
     let Some(Peer(peer)) = peer.filter(|peer| settings.trusted_proxies.trusts(peer.0)) else {
         let reason = "this address is not a trusted proxy; add it to the configuration: \
                       `client: { trusted_proxies: [...] }`";
-        return Err(HttpApiError::new(StatusCode::FORBIDDEN, reason));
+        return Err(HttpApiError::new(ResponseStatus::Forbidden, reason));
     };
     let in_query = DenyStatus::in_query(request.uri().query(), &DENY_STATUSES)?;
     let deny_status = in_query.or_else(|| DenyStatus::of(settings.deny_status, &DENY_STATUSES));
@@ -143,10 +143,7 @@ fn denied(mut response: Response<Body>, deny_status: DenyStatus) -> Response<Bod
 /// 200 for an allowed request.
 fn real_status(response: &Response<Body>) -> StatusCode {
     match response.headers().get("grpc-status").map(HeaderValue::as_bytes) {
-        Some(code) => {
-            let status = status_of_grpc(code).and_then(|status| StatusCode::from_u16(status).ok());
-            status.unwrap_or(StatusCode::TOO_MANY_REQUESTS)
-        }
+        Some(code) => status_code(ResponseStatus::of_grpc(code).unwrap_or(ResponseStatus::TooManyRequests)),
         // A denial configured with a success status must still deny.
         None if response.status().is_success() => StatusCode::TOO_MANY_REQUESTS,
         None => response.status(),

@@ -7,6 +7,7 @@ use axum::response::Response;
 use ratekeeper::tower::RatekeeperLayer;
 use ratekeeper::tower::check::{Check, CheckMode, CheckOutcome, KeyError, KeyInput, LimitRef, TierOutcome};
 use ratekeeper::{Decision, Store};
+use ratekeeper_rules::response::ResponseStatus;
 use smallvec::SmallVec;
 
 use super::error::HttpApiError;
@@ -70,7 +71,7 @@ impl<'a, S: Store> ResolvedChecks<'a, S> {
         checks: &'a [LimitCheck<'a>],
     ) -> Result<ResolvedChecks<'a, S>, HttpApiError> {
         let Some(layer) = &snapshot.layer else {
-            return Err(HttpApiError::new(StatusCode::NOT_FOUND, "the configuration has no limits"));
+            return Err(HttpApiError::new(ResponseStatus::NotFound, "the configuration has no limits"));
         };
         let resolved = checks.iter().map(|check| {
             let mut rules = layer.rules().take(snapshot.settings.limits).enumerate();
@@ -119,7 +120,7 @@ impl<'a, S: Store> ResolvedChecks<'a, S> {
                     let prefix =
                         if self.checks.len() > 1 { format!("checks[{index}]: ") } else { String::new() };
                     let reason = format!("{prefix}{}", error.why);
-                    return Err(HttpApiError::new(StatusCode::UNPROCESSABLE_ENTITY, reason));
+                    return Err(HttpApiError::new(ResponseStatus::UnprocessableEntity, reason));
                 }
             }
         };
@@ -178,7 +179,7 @@ fn unknown_limit(name: &str, names: &[&str]) -> HttpApiError {
         Some(nearest) => format!("did you mean `{nearest}`?"),
         None => "send the name of a configured limit".to_owned(),
     };
-    HttpApiError::new(StatusCode::NOT_FOUND, format!("unknown limit `{short}`; {help}"))
+    HttpApiError::new(ResponseStatus::NotFound, format!("unknown limit `{short}`; {help}"))
 }
 
 /// Charges limits atomically.
@@ -219,7 +220,7 @@ pub(super) async fn reset<S: Store + Send + Sync + 'static, R: RecordStore>(
     if !snapshot.settings.resets {
         let reason = "resets are disabled, because a client that can reset a key has no limit; enable them with \
                       `apis.http.resets: true`";
-        return Err(HttpApiError::new(StatusCode::FORBIDDEN, reason));
+        return Err(HttpApiError::new(ResponseStatus::Forbidden, reason));
     }
     let checks: [LimitCheck<'_>; 1] = [request_body::read(&request.body)?];
     apply(&snapshot, &checks, KeyOperation::Reset).await
@@ -234,7 +235,7 @@ pub(super) async fn refund<S: Store + Send + Sync + 'static, R: RecordStore>(
     if !snapshot.settings.refunds {
         let reason = "refunds are disabled, because a client that can refund has no limit; enable them with \
                       `apis.http.refunds: true`, or use `/v1/reserve` and `/v1/settle`";
-        return Err(HttpApiError::new(StatusCode::FORBIDDEN, reason));
+        return Err(HttpApiError::new(ResponseStatus::Forbidden, reason));
     }
     let checks: [LimitCheck<'_>; 1] = [request_body::read(&request.body)?];
     apply(&snapshot, &checks, KeyOperation::Refund).await
@@ -266,7 +267,7 @@ async fn apply<'a, S: Store>(
         let reason = format!(
             "the store failed or did not confirm the operation: {error}; call `/v1/peek` before a retry"
         );
-        let failed = HttpApiError::new(StatusCode::SERVICE_UNAVAILABLE, reason);
+        let failed = HttpApiError::new(ResponseStatus::ServiceUnavailable, reason);
         // A reset is idempotent, so it can be retried; a refund is not.
         return Err(match operation {
             KeyOperation::Reset => failed,

@@ -1,8 +1,8 @@
 //! The errors of this API: a status and a reason, converted to a Problem Details response in one place.
 
-use axum::http::StatusCode;
 use axum::http::header::{HeaderValue, RETRY_AFTER};
 use axum::response::Response;
+use ratekeeper_rules::response::ResponseStatus;
 
 use crate::runtime::problem::problem;
 use crate::runtime::records::RecordError;
@@ -10,7 +10,7 @@ use crate::runtime::records::RecordError;
 /// A request that is rejected before any limit decides, or that failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct HttpApiError {
-    pub(crate) status: StatusCode,
+    pub(crate) status: ResponseStatus,
     pub(crate) reason: String,
     /// Whether a retry after a second may succeed.
     is_retryable: bool,
@@ -22,8 +22,8 @@ pub(crate) struct HttpApiError {
 const REASON_CHARS_MAX: usize = 400;
 
 impl HttpApiError {
-    pub(crate) fn new(status: StatusCode, reason: impl Into<String>) -> HttpApiError {
-        let is_retryable = status == StatusCode::SERVICE_UNAVAILABLE;
+    pub(crate) fn new(status: ResponseStatus, reason: impl Into<String>) -> HttpApiError {
+        let is_retryable = status == ResponseStatus::ServiceUnavailable;
         HttpApiError { status, reason: reason.into(), is_retryable, may_be_executed: false }
     }
 
@@ -53,6 +53,6 @@ impl HttpApiError {
 
 impl From<RecordError> for HttpApiError {
     fn from(reason: RecordError) -> HttpApiError {
-        HttpApiError::new(StatusCode::SERVICE_UNAVAILABLE, reason.to_string())
+        HttpApiError::new(ResponseStatus::ServiceUnavailable, reason.to_string())
     }
 }

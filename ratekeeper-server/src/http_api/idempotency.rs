@@ -16,6 +16,7 @@ use axum::http::uri::PathAndQuery;
 use axum::http::{Response, StatusCode};
 use http_body_util::BodyExt;
 use ratekeeper::Store;
+use ratekeeper_rules::response::ResponseStatus;
 use ring::digest::{Context, SHA256};
 use ring::rand::{SecureRandom, SystemRandom};
 use serde::{Deserialize, Serialize};
@@ -76,7 +77,7 @@ pub(super) fn random_bytes<const BYTES: usize>() -> Result<[u8; BYTES], HttpApiE
     match SystemRandom::new().fill(&mut bytes) {
         Ok(()) => Ok(bytes),
         Err(_) => Err(HttpApiError::new(
-            StatusCode::SERVICE_UNAVAILABLE,
+            ResponseStatus::ServiceUnavailable,
             "the operating system returned no random numbers; retry later",
         )),
     }
@@ -139,7 +140,7 @@ where
         }
     });
     work.await.unwrap_or_else(|_| {
-        Err(HttpApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal error; see the server log"))
+        Err(HttpApiError::new(ResponseStatus::InternalServerError, "internal error; see the server log"))
     })
 }
 
@@ -154,7 +155,7 @@ fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, HttpApiError> 
             let reason = format!(
                 "`Idempotency-Key` must be sent once and have 1 to {IDEMPOTENCY_KEY_BYTES_MAX} printable characters"
             );
-            Err(HttpApiError::new(StatusCode::BAD_REQUEST, reason))
+            Err(HttpApiError::new(ResponseStatus::BadRequest, reason))
         }
     }
 }
@@ -182,12 +183,12 @@ where
         ClaimResult::First => {}
         ClaimResult::Existing { fingerprint, .. } if fingerprint != claim.fingerprint => {
             let reason = "this `Idempotency-Key` was used for a different request; use a new one";
-            return Err(HttpApiError::new(StatusCode::UNPROCESSABLE_ENTITY, reason));
+            return Err(HttpApiError::new(ResponseStatus::UnprocessableEntity, reason));
         }
         ClaimResult::Existing { response: None, .. } => {
             let reason =
                 "the first request with this `Idempotency-Key` is in flight, or its outcome is unknown";
-            return Err(HttpApiError::new(StatusCode::CONFLICT, reason).retryable());
+            return Err(HttpApiError::new(ResponseStatus::Conflict, reason).retryable());
         }
         ClaimResult::Existing { response: Some(response), .. } => {
             api.metrics.replays.fetch_add(1, Ordering::Relaxed);
@@ -262,7 +263,7 @@ impl StoredResponse {
 
     fn response(bytes: &[u8]) -> Result<Response<Body>, HttpApiError> {
         let unreadable =
-            || HttpApiError::new(StatusCode::SERVICE_UNAVAILABLE, "the stored response is unreadable");
+            || HttpApiError::new(ResponseStatus::ServiceUnavailable, "the stored response is unreadable");
         let StoredResponse { status, headers, body } =
             serde_json::from_slice(bytes).map_err(|_| unreadable())?;
         let mut response = Response::new(Body::from(body));

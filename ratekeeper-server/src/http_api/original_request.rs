@@ -12,8 +12,9 @@
 use axum::http::header::{HOST, HeaderMap, HeaderName, HeaderValue};
 use axum::http::request::Parts;
 use axum::http::uri::{Authority, PathAndQuery, Uri};
-use axum::http::{Method, Request, StatusCode};
+use axum::http::{Method, Request};
 use ratekeeper_rules::client::TrustedProxies;
+use ratekeeper_rules::response::ResponseStatus;
 
 use super::error::HttpApiError;
 
@@ -30,7 +31,7 @@ const DESCRIPTION_HEADERS: [HeaderName; 6] =
     [ORIGINAL_METHOD, ORIGINAL_URI, ORIGINAL_URL, ORIGINAL_HOST, FORWARDED_METHOD, FORWARDED_URI];
 
 fn bad_request(reason: impl Into<String>) -> HttpApiError {
-    HttpApiError::new(StatusCode::BAD_REQUEST, reason)
+    HttpApiError::new(ResponseStatus::BadRequest, reason)
 }
 
 /// Rebuilds the original request, without its body.

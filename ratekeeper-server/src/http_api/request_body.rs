@@ -9,6 +9,7 @@ use axum::body::{Body, Bytes, to_bytes};
 use axum::http::header::{CONTENT_TYPE, HeaderMap};
 use axum::http::request::Parts;
 use axum::http::{Request, StatusCode};
+use ratekeeper_rules::response::ResponseStatus;
 use serde::de::{self, Deserializer, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 use serde_json::error::Category;
@@ -170,7 +171,7 @@ impl DenyStatus {
                 let allowed: Vec<String> = allowed.iter().map(u16::to_string).collect();
                 let allowed = allowed.join(", ");
                 Err(HttpApiError::new(
-                    StatusCode::BAD_REQUEST,
+                    ResponseStatus::BadRequest,
                     format!("`deny_status` must be one of {allowed}, sent once"),
                 ))
             }
@@ -207,7 +208,7 @@ pub(crate) const CHECK_DENY_STATUSES: [u16; 3] = [200, 403, 429];
 impl<'a> CheckRequest<'a> {
     pub(crate) fn read(body: &'a [u8]) -> Result<CheckRequest<'a>, HttpApiError> {
         let CheckRequestJson { limit, key, cost, checks, deny_status } = read(body)?;
-        let invalid = |reason: String| Err(HttpApiError::new(StatusCode::UNPROCESSABLE_ENTITY, reason));
+        let invalid = |reason: String| Err(HttpApiError::new(ResponseStatus::UnprocessableEntity, reason));
         if deny_status.is_some_and(|status| !CHECK_DENY_STATUSES.contains(&status)) {
             return invalid("`deny_status` must be one of 200, 403, 429".to_owned());
         }
@@ -257,7 +258,7 @@ impl<'a> ReserveRequest<'a> {
     pub(crate) fn read(body: &'a [u8]) -> Result<ReserveRequest<'a>, HttpApiError> {
         let ReserveRequestJson { limit, key, cost, expires } = read(body)?;
         let invalid = |reason: String| {
-            HttpApiError::new(StatusCode::UNPROCESSABLE_ENTITY, format!("`expires`: {reason}"))
+            HttpApiError::new(ResponseStatus::UnprocessableEntity, format!("`expires`: {reason}"))
         };
         let expires = match expires {
             Some(text) => ratekeeper_config::parse_duration(&text).map_err(invalid)?,
@@ -302,10 +303,12 @@ pub(crate) fn read<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, HttpApiE
     match parsed {
         Ok(parsed) if is_object => Ok(parsed),
         Err(error) if error.classify() != Category::Data => {
-            Err(HttpApiError::new(StatusCode::BAD_REQUEST, format!("the body is not JSON: {error}")))
+            Err(HttpApiError::new(ResponseStatus::BadRequest, format!("the body is not JSON: {error}")))
         }
-        Err(error) if is_object => Err(HttpApiError::new(StatusCode::UNPROCESSABLE_ENTITY, reason(&error))),
-        _ => Err(HttpApiError::new(StatusCode::UNPROCESSABLE_ENTITY, "the body must be a JSON object")),
+        Err(error) if is_object => {
+            Err(HttpApiError::new(ResponseStatus::UnprocessableEntity, reason(&error)))
+        }
+        _ => Err(HttpApiError::new(ResponseStatus::UnprocessableEntity, "the body must be a JSON object")),
     }
 }
 
@@ -333,11 +336,11 @@ pub(crate) async fn body(request: Request<Body>) -> Result<(Parts, Bytes), HttpA
     let (parts, body) = request.into_parts();
     if !is_json(&parts.headers) {
         let reason = "the body must be JSON; send `Content-Type: application/json`";
-        return Err(HttpApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, reason));
+        return Err(HttpApiError::new(ResponseStatus::UnsupportedMediaType, reason));
     }
     let too_long = || {
         let reason = format!("the body has more than {BODY_BYTES_MAX} bytes");
-        HttpApiError::new(StatusCode::PAYLOAD_TOO_LARGE, reason)
+        HttpApiError::new(ResponseStatus::PayloadTooLarge, reason)
     };
     let declared = http_body::Body::size_hint(&body).lower();
     if declared > BODY_BYTES_MAX as u64 {
@@ -346,9 +349,9 @@ pub(crate) async fn body(request: Request<Body>) -> Result<(Parts, Bytes), HttpA
     match timeout(BODY_TIMEOUT, to_bytes(body, BODY_BYTES_MAX)).await {
         Ok(Ok(bytes)) => Ok((parts, bytes)),
         Ok(Err(error)) if is_length_error(&error) => Err(too_long()),
-        Ok(Err(_)) => Err(HttpApiError::new(StatusCode::BAD_REQUEST, "the body is incomplete")),
+        Ok(Err(_)) => Err(HttpApiError::new(ResponseStatus::BadRequest, "the body is incomplete")),
         Err(_) => Err(HttpApiError::new(
-            StatusCode::REQUEST_TIMEOUT,
+            ResponseStatus::RequestTimeout,
             format!("the body did not arrive within {} seconds", BODY_TIMEOUT.as_secs()),
         )),
     }

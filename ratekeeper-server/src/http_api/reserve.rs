@@ -19,6 +19,7 @@ use axum::response::Response;
 use ratekeeper::tower::check::CheckMode;
 use ratekeeper::{Store, Time};
 use ratekeeper_config::push_seconds;
+use ratekeeper_rules::response::ResponseStatus;
 use tokio::select;
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
@@ -55,7 +56,7 @@ pub(super) async fn reserve<S: Store + Send + Sync + 'static, R: RecordStore>(
     if result.outcome.is_closed {
         let reason = "the store is unavailable and the failure policy is `closed`: nothing is reserved; retry. If the \
                       store executes the request later, its charge stands until the limit recovers it";
-        return Err(HttpApiError::new(StatusCode::SERVICE_UNAVAILABLE, reason));
+        return Err(HttpApiError::new(ResponseStatus::ServiceUnavailable, reason));
     }
     if !result.allowed {
         return Ok(resolved.response(
@@ -127,7 +128,7 @@ pub(super) async fn settle<S: Store + Send + Sync + 'static, R: RecordStore>(
                 "{error}; whether the reservation is settled is unknown. Retry: if the response is 409, it is settled \
                  {effect}"
             );
-            return Err(HttpApiError::new(StatusCode::SERVICE_UNAVAILABLE, reason));
+            return Err(HttpApiError::new(ResponseStatus::ServiceUnavailable, reason));
         }
     };
     let mut settlement = Settlement::default();
@@ -137,7 +138,7 @@ pub(super) async fn settle<S: Store + Send + Sync + 'static, R: RecordStore>(
                 "the reservation is settled, but the store did not confirm the refund of {rest} units; if it was not \
                  made, the charge stands until the limit recovers it. A retry gets 409"
             );
-            return Err(HttpApiError::new(StatusCode::SERVICE_UNAVAILABLE, reason).maybe_executed());
+            return Err(HttpApiError::new(ResponseStatus::ServiceUnavailable, reason).maybe_executed());
         }
         settlement.refunded = rest;
     } else if reservation.charged == reservation.cost {
@@ -166,20 +167,20 @@ pub(super) async fn settle<S: Store + Send + Sync + 'static, R: RecordStore>(
 /// The error of a settlement that has changed nothing.
 fn not_settled(error: impl fmt::Display) -> HttpApiError {
     let reason = format!("{error}; the reservation is unchanged, retry");
-    HttpApiError::new(StatusCode::SERVICE_UNAVAILABLE, reason)
+    HttpApiError::new(ResponseStatus::ServiceUnavailable, reason)
 }
 
 fn parse_record(found: TakeResult) -> Result<Reservation, HttpApiError> {
     let (status, reason) = match found {
         TakeResult::Record(record) => match serde_json::from_slice(&record) {
             Ok(reservation) => return Ok(reservation),
-            Err(_) => (StatusCode::NOT_FOUND, "this reservation was stored by an incompatible version"),
+            Err(_) => (ResponseStatus::NotFound, "this reservation was stored by an incompatible version"),
         },
         TakeResult::Gone => {
-            (StatusCode::CONFLICT, "this reservation was already settled, or expired and was refunded")
+            (ResponseStatus::Conflict, "this reservation was already settled, or expired and was refunded")
         }
         TakeResult::Unknown => {
-            (StatusCode::NOT_FOUND, "unknown reservation; it may have been settled or refunded long ago")
+            (ResponseStatus::NotFound, "unknown reservation; it may have been settled or refunded long ago")
         }
     };
     Err(HttpApiError::new(status, reason))

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::{Request, State};
-use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get, post};
 use ratekeeper::Store;
+use ratekeeper_rules::response::ResponseStatus;
 
 use super::{HttpApi, OPENAPI, authorize, check, idempotency, reserve};
 use crate::runtime::guard::{Guard, reject_cross_origin, reject_host_names, require_token};
@@ -89,9 +89,9 @@ async fn openapi() -> impl IntoResponse {
 }
 
 async fn wrong_method() -> Response {
-    problem(StatusCode::METHOD_NOT_ALLOWED, "method not allowed; use one that `Allow` lists")
+    problem(ResponseStatus::MethodNotAllowed, "method not allowed; use one that `Allow` lists")
 }
 
 async fn unknown_path() -> Response {
-    problem(StatusCode::NOT_FOUND, "unknown path; `/openapi.json` lists all paths")
+    problem(ResponseStatus::NotFound, "unknown path; `/openapi.json` lists all paths")
 }

@@ -7,12 +7,13 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
+use axum::http::Uri;
 use axum::http::header::{AUTHORIZATION, HOST, HeaderMap, HeaderValue, ORIGIN, WWW_AUTHENTICATE};
 use axum::http::uri::Authority;
-use axum::http::{StatusCode, Uri};
 use axum::middleware::Next;
 use axum::response::Response;
 use ratekeeper_config::Secret;
+use ratekeeper_rules::response::ResponseStatus;
 use subtle::ConstantTimeEq;
 
 use crate::runtime::problem::problem;
@@ -39,7 +40,7 @@ impl Guard {
 pub(crate) async fn reject_cross_origin(request: Request, next: Next) -> Response {
     match request.headers().contains_key(ORIGIN) {
         true => problem(
-            StatusCode::FORBIDDEN,
+            ResponseStatus::Forbidden,
             "cross-origin browser requests are rejected; remove the `Origin` header",
         ),
         false => next.run(request).await,
@@ -55,7 +56,7 @@ pub(crate) async fn reject_host_names(State(guard): State<Guard>, request: Reque
     let section = guard.section;
     let detail =
         format!("unknown host name; use localhost or an IP address, or set a token under `{section}`");
-    problem(StatusCode::MISDIRECTED_REQUEST, &detail)
+    problem(ResponseStatus::MisdirectedRequest, &detail)
 }
 
 /// Whether every host that the request names is an IP address or `localhost`, which no other site can own. Browsers
@@ -80,7 +81,7 @@ pub(crate) async fn require_token(State(guard): State<Guard>, request: Request, 
     let detail = format!(
         "missing or wrong token; send the token configured under `{section}` as `Authorization: Bearer ...`"
     );
-    let mut response = problem(StatusCode::UNAUTHORIZED, &detail);
+    let mut response = problem(ResponseStatus::Unauthorized, &detail);
     response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
     response
 }

@@ -1,9 +1,10 @@
 //! Problem Details responses for APIs that use axum.
 
 use axum::body::Body;
-use axum::http::{Response, StatusCode};
+use axum::http::Response;
+use ratekeeper_rules::response::ResponseStatus;
 
 /// Builds a Problem Details response (RFC 9457). Caches must not store it.
-pub(crate) fn problem(status: StatusCode, detail: &str) -> Response<Body> {
+pub(crate) fn problem(status: ResponseStatus, detail: &str) -> Response<Body> {
     ratekeeper::tower::problem(status, detail).map(Body::from)
 }

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName, RETRY_AFTER};
 use http::{HeaderMap, HeaderValue, Response, StatusCode};
-use ratekeeper_rules::response::{Header, LimitResponse, MergedHeader, grpc_code, merge_header};
+use ratekeeper_rules::response::{Header, LimitResponse, MergedHeader, ResponseStatus, merge_header};
 use smallvec::SmallVec;
 
 use super::body::ResponseBody;
@@ -96,9 +96,9 @@ impl LocalResponse {
     }
 
     /// Converts the response for a gRPC call: a trailers-only response with the status in `grpc-status`.
-    fn into_grpc(mut self, call: GrpcCall, status: StatusCode, message: &str) -> LocalResponse {
+    fn into_grpc(mut self, call: GrpcCall, status: ResponseStatus, message: &str) -> LocalResponse {
         self.headers.insert(CONTENT_TYPE, call.0);
-        self.headers.insert("grpc-status", HeaderValue::from_static(grpc_code(status.as_u16())));
+        self.headers.insert("grpc-status", HeaderValue::from_static(status.grpc_code().text));
         // `%` starts an escape in `grpc-message`, and none of our messages contains one.
         let message: String = message.chars().filter(|c| !c.is_control() && *c != '%').collect();
         if let Ok(message) = HeaderValue::from_str(&message) {
@@ -145,8 +145,8 @@ pub(crate) fn denial_response(
         Some(call) => {
             // The status of a denial may be configured; its gRPC code is always the same.
             let (status, why) = match is_closed {
-                true => (StatusCode::SERVICE_UNAVAILABLE, "the service has reduced capacity"),
-                false => (StatusCode::TOO_MANY_REQUESTS, "too many requests"),
+                true => (ResponseStatus::ServiceUnavailable, "the service has reduced capacity"),
+                false => (ResponseStatus::TooManyRequests, "too many requests"),
             };
             match limit_response.header(RETRY_AFTER.as_str()) {
                 Some(wait) => response.into_grpc(call, status, &format!("{why}; retry in {wait} s")),
@@ -161,12 +161,12 @@ pub(crate) fn denial_response(
 /// The response to a request that is rejected before any limit is checked.
 pub(crate) fn rejection_response(why: &RequestRejection, grpc: Option<GrpcCall>) -> LocalResponse {
     match why {
-        RequestRejection::Malformed(why) => local_problem(StatusCode::BAD_REQUEST, why, grpc),
+        RequestRejection::Malformed(why) => local_problem(ResponseStatus::BadRequest, why, grpc),
         RequestRejection::Forbidden(_, reason) => {
-            local_problem(StatusCode::FORBIDDEN, &reason.to_string(), grpc)
+            local_problem(ResponseStatus::Forbidden, &reason.to_string(), grpc)
         }
         RequestRejection::NoPeer => local_problem(
-            StatusCode::INTERNAL_SERVER_ERROR,
+            ResponseStatus::InternalServerError,
             "the limiter does not know the peer address of the request; see ratekeeper::tower::LayerBuilder::peer",
             grpc,
         ),
@@ -176,7 +176,7 @@ pub(crate) fn rejection_response(why: &RequestRejection, grpc: Option<GrpcCall>)
 /// The response to a request that would have to wait while the maximum number of requests waits.
 pub(crate) fn overload_response(grpc: Option<GrpcCall>) -> LocalResponse {
     let why = "too many requests are delayed already";
-    let mut response = local_problem(StatusCode::SERVICE_UNAVAILABLE, why, grpc);
+    let mut response = local_problem(ResponseStatus::ServiceUnavailable, why, grpc);
     response.headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
     response
 }
@@ -185,23 +185,31 @@ pub(crate) fn overload_response(grpc: Option<GrpcCall>) -> LocalResponse {
 /// themselves. Caches must not store it.
 ///
 /// ```
-/// let response = ratekeeper::tower::problem(http::StatusCode::NOT_FOUND, "there is no such file");
+/// use ratekeeper::tower::problem;
+/// use ratekeeper::tower::response::ResponseStatus;
+///
+/// let response = problem(ResponseStatus::NotFound, "there is no such file");
 /// assert_eq!(response.headers()["content-type"], "application/problem+json");
 /// assert!(response.body().contains("there is no such file"));
 /// ```
-pub fn problem(status: StatusCode, detail: &str) -> Response<String> {
-    let title = status.canonical_reason().unwrap_or("Rejected");
-    let mut response = Response::new(ratekeeper_rules::response::problem(status.as_u16(), title, detail));
-    *response.status_mut() = status;
+pub fn problem(status: ResponseStatus, detail: &str) -> Response<String> {
+    let mut response = Response::new(ratekeeper_rules::response::problem(status, detail));
+    *response.status_mut() = status_code(status);
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     response
 }
 
-fn local_problem(status: StatusCode, detail: &str, grpc: Option<GrpcCall>) -> LocalResponse {
+/// The status as a type of HTTP.
+pub fn status_code(status: ResponseStatus) -> StatusCode {
+    // All our statuses are valid.
+    StatusCode::from_u16(status.code()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
+}
+
+fn local_problem(status: ResponseStatus, detail: &str, grpc: Option<GrpcCall>) -> LocalResponse {
     let (parts, body) = problem(status, detail).into_parts();
-    let response = LocalResponse { status, headers: parts.headers, body: body.into() };
+    let response = LocalResponse { status: parts.status, headers: parts.headers, body: body.into() };
     match grpc {
         Some(call) => response.into_grpc(call, status, detail),
         None => response,

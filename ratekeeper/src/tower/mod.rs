@@ -129,7 +129,7 @@ use self::engine::Engine;
 pub use self::engine::{RequestChecks, RequestRejection};
 pub use self::error::LayerError;
 pub use self::event::{DecisionEvent, Outcome, RuleNames, RuleOutcome};
-pub use self::http_response::problem;
+pub use self::http_response::{problem, status_code};
 pub use self::reload::Reload;
 pub use self::service::{LimitedCall, RateLimit, ResponseFuture};
 use crate::limiter::Limiter;
