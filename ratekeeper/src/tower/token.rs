@@ -9,7 +9,8 @@
 //! 4. The token is not expired, is already valid, and has the required issuer and audience. A claim of the wrong type
 //!    (a string as a time) is an error, not an absent claim.
 //!
-//! [ring](https://docs.rs/ring) verifies the signatures; the rest is implemented here.
+//! [ring](https://docs.rs/ring) verifies the signatures; the rest is implemented here. The crate `jsonwebtoken` ignores
+//! `crit`, accepts secrets that can be guessed and a token at the instant at which it expires, and reads the system clock.
 
 mod keys;
 
