@@ -33,10 +33,10 @@ pub(crate) mod open_files;
 pub(crate) mod problem;
 pub(crate) mod records;
 pub(crate) mod service;
-mod sockets;
+pub(crate) mod sockets;
 pub(crate) mod status;
 pub(crate) mod store_monitor;
 pub(crate) mod tls;
 
-pub(crate) use sockets::BoundSocket;
 pub use sockets::Sockets;
+pub(crate) use sockets::{AddressSetting, BoundSocket};
