@@ -6,27 +6,18 @@ use ratekeeper_rules::response::grpc_code;
 
 use super::body::{ClientBody, UpstreamBody};
 
-/// Marks a response that did not come from an upstream.
-#[derive(Clone, Copy, Debug)]
-struct GatewayGenerated;
-
 /// A Problem Details response (RFC 9457) with a status and a detail text.
 pub(crate) fn problem(status: StatusCode, detail: &str) -> Response<UpstreamBody> {
-    let mut response = ratekeeper::tower::problem(status, detail).map(UpstreamBody::full);
-    response.extensions_mut().insert(GatewayGenerated);
-    response
+    ratekeeper::tower::problem(status, detail).map(UpstreamBody::generated)
 }
 
 /// Converts a gateway response to gRPC, whose clients parse any body as messages. Upstream responses stay unchanged.
-pub(crate) fn into_grpc(
-    mut response: Response<ClientBody>,
-    content_type: HeaderValue,
-) -> Response<ClientBody> {
-    if response.extensions_mut().remove::<GatewayGenerated>().is_none() {
+pub(crate) fn into_grpc(response: Response<ClientBody>, content_type: HeaderValue) -> Response<ClientBody> {
+    if !response.body().is_generated() {
         return response;
     }
     let status = response.status();
-    let mut response = response.map(|_| ClientBody::unlimited(UpstreamBody::full("")));
+    let mut response = response.map(|_| ClientBody::unlimited(UpstreamBody::generated("")));
     *response.status_mut() = StatusCode::OK;
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, content_type);
