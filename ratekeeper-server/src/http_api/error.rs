@@ -2,8 +2,9 @@
 
 use axum::http::StatusCode;
 use axum::http::header::{HeaderValue, RETRY_AFTER};
-use axum::response::Response;
 
+use super::metrics::EndpointOutcome;
+use super::response::EndpointResponse;
 use crate::runtime::problem::problem;
 use crate::runtime::records::RecordError;
 
@@ -38,7 +39,7 @@ impl HttpApiError {
         HttpApiError { is_retryable: false, may_be_executed: true, ..self }
     }
 
-    pub(crate) fn into_response(self) -> Response {
+    pub(super) fn into_response(self) -> EndpointResponse {
         let reason = match self.reason.char_indices().nth(REASON_CHARS_MAX) {
             Some((end, _)) => &self.reason[..end],
             None => &self.reason,
@@ -47,7 +48,7 @@ impl HttpApiError {
         if self.is_retryable {
             response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
         }
-        response
+        EndpointResponse { response, outcome: EndpointOutcome::of_error(self.status) }
     }
 }
 

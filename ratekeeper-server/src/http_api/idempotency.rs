@@ -24,6 +24,7 @@ use super::HttpApi;
 use super::error::HttpApiError;
 use super::metrics::{Endpoint, EndpointOutcome};
 use super::request_body;
+use super::response::EndpointResponse;
 use crate::runtime::records::{CLAIM_NONCE_BYTES, Claim, ClaimResult, RecordStore};
 
 /// Longest idempotency key, in bytes.
@@ -100,12 +101,12 @@ pub(super) async fn handle<S, R, F>(
 where
     S: Store + Send + Sync + 'static,
     R: RecordStore,
-    F: Future<Output = Result<Response<Body>, HttpApiError>> + Send + 'static,
+    F: Future<Output = Result<EndpointResponse, HttpApiError>> + Send + 'static,
 {
     let context = api.clone();
     let result = execute(api, endpoint, request, run).await;
-    let response = result.unwrap_or_else(HttpApiError::into_response);
-    context.metrics.count(endpoint, &response);
+    let EndpointResponse { response, outcome } = result.unwrap_or_else(HttpApiError::into_response);
+    context.metrics.count(endpoint, outcome);
     response
 }
 
@@ -114,11 +115,11 @@ async fn execute<S, R, F>(
     endpoint: Endpoint,
     request: Request,
     run: impl FnOnce(Arc<HttpApi<S, R>>, ApiRequest) -> F + Send + 'static,
-) -> Result<Response<Body>, HttpApiError>
+) -> Result<EndpointResponse, HttpApiError>
 where
     S: Store + Send + Sync + 'static,
     R: RecordStore,
-    F: Future<Output = Result<Response<Body>, HttpApiError>> + Send + 'static,
+    F: Future<Output = Result<EndpointResponse, HttpApiError>> + Send + 'static,
 {
     let (parts, body) = request_body::body(request).await?;
     let request = ApiRequest { body, target: parts.uri.into_parts().path_and_query };
@@ -165,11 +166,11 @@ async fn execute_once<S, R, F>(
     key: &str,
     request: ApiRequest,
     run: impl FnOnce(Arc<HttpApi<S, R>>, ApiRequest) -> F + Send,
-) -> Result<Response<Body>, HttpApiError>
+) -> Result<EndpointResponse, HttpApiError>
 where
     S: Store + Send + Sync + 'static,
     R: RecordStore,
-    F: Future<Output = Result<Response<Body>, HttpApiError>> + Send,
+    F: Future<Output = Result<EndpointResponse, HttpApiError>> + Send,
 {
     // Digests, so that the stored records do not reveal keys.
     let name = hex(&digest(&[endpoint.name().as_bytes(), key.as_bytes()]));
@@ -195,7 +196,7 @@ where
     }
     let response = run(api.clone(), request).await;
     match response {
-        Ok(response) if response.extensions().get() == Some(&EndpointOutcome::Allowed) => {
+        Ok(response) if response.outcome == EndpointOutcome::Allowed => {
             Ok(store_response(&*api, endpoint, &claim, response).await)
         }
         // A retry with this key must not execute the request a second time.
@@ -215,8 +216,9 @@ async fn store_response<S: Store + Send + Sync + 'static, R: RecordStore>(
     api: &HttpApi<S, R>,
     endpoint: Endpoint,
     claim: &Claim,
-    response: Response<Body>,
-) -> Response<Body> {
+    response: EndpointResponse,
+) -> EndpointResponse {
+    let EndpointResponse { response, outcome } = response;
     let (stored, response) = StoredResponse::of(response).await;
     for attempt in 1.. {
         match api.records.set_response(claim, &stored, RESPONSE_LIFETIME).await {
@@ -230,7 +232,7 @@ async fn store_response<S: Store + Send + Sync + 'static, R: RecordStore>(
             }
         }
     }
-    response
+    EndpointResponse { response, outcome }
 }
 
 /// A response as stored.
@@ -259,7 +261,7 @@ impl StoredResponse {
         (bytes, Response::from_parts(parts, Body::from(body)))
     }
 
-    fn response(bytes: &[u8]) -> Result<Response<Body>, HttpApiError> {
+    fn response(bytes: &[u8]) -> Result<EndpointResponse, HttpApiError> {
         let unreadable =
             || HttpApiError::new(StatusCode::SERVICE_UNAVAILABLE, "the stored response is unreadable");
         let StoredResponse { status, headers, body } =
@@ -272,9 +274,10 @@ impl StoredResponse {
             }
         }
         response.headers_mut().insert("idempotent-replayed", HeaderValue::from_static("true"));
-        if response.status().is_success() {
-            response.extensions_mut().insert(EndpointOutcome::Allowed);
-        }
-        Ok(response)
+        let outcome = match response.status().is_success() {
+            true => EndpointOutcome::Allowed,
+            false => EndpointOutcome::of_error(response.status()),
+        };
+        Ok(EndpointResponse { response, outcome })
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use axum::response::Response;
+use axum::http::StatusCode;
 
 use crate::runtime::metrics::{Exposition, families};
 
@@ -43,22 +43,33 @@ impl Endpoint {
     }
 }
 
-/// The outcome of a request, carried in the extensions of its response.
+/// The outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum EndpointOutcome {
     /// It was executed, or a peek found that it would be allowed.
     Allowed,
     /// A limit denies it.
     Denied,
+    /// It is malformed or forbidden.
+    Rejected,
+    /// It could not be executed, or may have been executed without a result.
+    Failed,
 }
 
-/// The values of the `result` label.
-const RESULTS: [&str; 4] = ["allowed", "denied", "rejected", "error"];
+impl EndpointOutcome {
+    /// The values of the `result` label, in the order of the variants.
+    const NAMES: [&str; 4] = ["allowed", "denied", "rejected", "error"];
+
+    /// The outcome of a request that got an error with this status.
+    pub(super) fn of_error(status: StatusCode) -> EndpointOutcome {
+        if status.is_server_error() { EndpointOutcome::Failed } else { EndpointOutcome::Rejected }
+    }
+}
 
 /// Requests by endpoint and outcome. All labels are fixed names.
 #[derive(Debug, Default)]
 pub struct HttpApiMetrics {
-    requests: [[AtomicU64; RESULTS.len()]; Endpoint::ALL.len()],
+    requests: [[AtomicU64; EndpointOutcome::NAMES.len()]; Endpoint::ALL.len()],
     pub(super) replays: AtomicU64,
     pub(super) expired_reservations: AtomicU64,
     pub(super) lost_refunds: AtomicU64,
@@ -66,14 +77,8 @@ pub struct HttpApiMetrics {
 }
 
 impl HttpApiMetrics {
-    pub(super) fn count(&self, endpoint: Endpoint, response: &Response) {
-        let result = match response.extensions().get::<EndpointOutcome>() {
-            Some(EndpointOutcome::Allowed) => 0,
-            Some(EndpointOutcome::Denied) => 1,
-            None if response.status().is_server_error() => 3,
-            None => 2,
-        };
-        self.requests[endpoint as usize][result].fetch_add(1, Ordering::Relaxed);
+    pub(super) fn count(&self, endpoint: Endpoint, outcome: EndpointOutcome) {
+        self.requests[endpoint as usize][outcome as usize].fetch_add(1, Ordering::Relaxed);
     }
 
     /// Writes all metrics in the Prometheus text format.
@@ -81,7 +86,7 @@ impl HttpApiMetrics {
     pub fn write(&self, out: &mut Exposition) {
         out.family(&families::HTTP_API_REQUESTS);
         for endpoint in Endpoint::ALL {
-            for (number, result) in RESULTS.iter().enumerate() {
+            for (number, result) in EndpointOutcome::NAMES.iter().enumerate() {
                 let count = self.requests[endpoint as usize][number].load(Ordering::Relaxed);
                 out.sample(&families::HTTP_API_REQUESTS, &[endpoint.name(), result], count);
             }
@@ -96,25 +101,16 @@ impl HttpApiMetrics {
 
 #[cfg(test)]
 mod tests {
-    use axum::body::Body;
-    use axum::http::StatusCode;
-
     use super::*;
 
     #[test]
     fn outcomes_are_counted_separately() {
         let metrics = HttpApiMetrics::default();
-        let response = |status: StatusCode, outcome: Option<EndpointOutcome>| {
-            let mut response = Response::new(Body::empty());
-            *response.status_mut() = status;
-            outcome.map(|outcome| response.extensions_mut().insert(outcome));
-            response
-        };
-        metrics.count(Endpoint::Check, &response(StatusCode::OK, Some(EndpointOutcome::Allowed)));
-        metrics.count(Endpoint::Check, &response(StatusCode::OK, Some(EndpointOutcome::Denied)));
-        metrics.count(Endpoint::Authorize, &response(StatusCode::FORBIDDEN, Some(EndpointOutcome::Denied)));
-        metrics.count(Endpoint::Settle, &response(StatusCode::CONFLICT, None));
-        metrics.count(Endpoint::Settle, &response(StatusCode::SERVICE_UNAVAILABLE, None));
+        metrics.count(Endpoint::Check, EndpointOutcome::Allowed);
+        metrics.count(Endpoint::Check, EndpointOutcome::Denied);
+        metrics.count(Endpoint::Authorize, EndpointOutcome::Denied);
+        metrics.count(Endpoint::Settle, EndpointOutcome::of_error(StatusCode::CONFLICT));
+        metrics.count(Endpoint::Settle, EndpointOutcome::of_error(StatusCode::SERVICE_UNAVAILABLE));
         let mut out = Exposition::default();
         metrics.write(&mut out);
         let text = out.into_text();

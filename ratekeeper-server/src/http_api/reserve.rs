@@ -15,7 +15,6 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use axum::http::StatusCode;
-use axum::response::Response;
 use ratekeeper::tower::check::CheckMode;
 use ratekeeper::{Store, Time};
 use ratekeeper_config::push_seconds;
@@ -28,6 +27,7 @@ use super::error::HttpApiError;
 use super::idempotency::{ApiRequest, hex, random_bytes};
 use super::metrics::EndpointOutcome;
 use super::request_body::{self, Key, LimitCheck, Reservation, ReserveRequest, SettleRequest};
+use super::response::EndpointResponse;
 use super::{HttpApi, HttpApiSnapshot, response};
 use crate::runtime::http_listener::is_closing;
 use crate::runtime::records::{RecordError, RecordStore, TakeResult};
@@ -45,7 +45,7 @@ const ID_BYTES: usize = 16;
 pub(super) async fn reserve<S: Store + Send + Sync + 'static, R: RecordStore>(
     api: Arc<HttpApi<S, R>>,
     request: ApiRequest,
-) -> Result<Response, HttpApiError> {
+) -> Result<EndpointResponse, HttpApiError> {
     let ReserveRequest { check, expires } = ReserveRequest::read(&request.body)?;
     let checks = [check];
     let snapshot = api.snapshot();
@@ -104,7 +104,7 @@ fn new_id() -> Result<String, HttpApiError> {
 pub(super) async fn settle<S: Store + Send + Sync + 'static, R: RecordStore>(
     api: Arc<HttpApi<S, R>>,
     request: ApiRequest,
-) -> Result<Response, HttpApiError> {
+) -> Result<EndpointResponse, HttpApiError> {
     let SettleRequest { reservation: id, cost } = request_body::read(&request.body)?;
     let reservation = parse_record(api.records.read(&id).await.map_err(not_settled)?)?;
     let snapshot = api.snapshot();
