@@ -15,11 +15,13 @@
 //! | `keys` | the keys, and the order in which requests use them |
 //! | `timing` | pinned workers that time themselves |
 //! | `resident` | bytes per key, one process per contender |
+//! | `figures` | medians of rounds |
 //! | `report` | the figures, as a table and as JSON |
 //! | `goals` | the goals, and whether the figures meet them |
 
 mod apis;
 mod contenders;
+mod figures;
 mod gateway;
 mod goals;
 mod install;
@@ -52,43 +54,21 @@ struct Args {
 #[derive(Subcommand)]
 enum Bench {
     /// Limiters in memory: nanoseconds per decision, bytes per key
-    Memory {
-        /// A smoke test in seconds; its figures are not to be quoted
-        #[arg(long)]
-        quick: bool,
-        /// Also write every round's figure to this file
-        #[arg(long, value_name = "FILE")]
-        json: Option<PathBuf>,
-    },
+    Memory(ReportArgs),
     /// Decisions inside Redis: server time per decision beside the usual scripts, bytes of a log, whole programs
-    Redis {
-        /// A smoke test in seconds; its figures are not to be quoted
-        #[arg(long)]
-        quick: bool,
-        /// Also write every round's figure to this file
-        #[arg(long, value_name = "FILE")]
-        json: Option<PathBuf>,
-    },
+    Redis(ReportArgs),
     /// The gateway beside nginx, HAProxy and Envoy: processor time per request, and what each feature costs
     Gateway {
-        /// A smoke test of one round; its figures are not to be quoted
-        #[arg(long)]
-        quick: bool,
-        /// Also write every round's figure to this file
-        #[arg(long, value_name = "FILE")]
-        json: Option<PathBuf>,
+        #[command(flatten)]
+        report: ReportArgs,
         /// A `ratekeeper` that is built already
         #[arg(long, value_name = "FILE")]
         binary: Option<PathBuf>,
     },
     /// The APIs for RESP, HTTP and gRPC beside throttlecrab's server and Redis itself: processor time per decision
     Apis {
-        /// A smoke test of one round; its figures are not to be quoted
-        #[arg(long)]
-        quick: bool,
-        /// Also write every round's figure to this file
-        #[arg(long, value_name = "FILE")]
-        json: Option<PathBuf>,
+        #[command(flatten)]
+        report: ReportArgs,
         /// A `ratekeeper` that is built already
         #[arg(long, value_name = "FILE")]
         binary: Option<PathBuf>,
@@ -105,6 +85,16 @@ enum Bench {
     },
 }
 
+#[derive(clap::Args)]
+struct ReportArgs {
+    /// A smoke test of one round; its figures are not to be quoted
+    #[arg(long)]
+    quick: bool,
+    /// Also write every round's figure to this file
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
 fn main() -> ExitCode {
     match run(Args::parse().bench) {
         Ok(()) => ExitCode::SUCCESS,
@@ -117,19 +107,19 @@ fn main() -> ExitCode {
 
 fn run(bench: Bench) -> Result<(), Box<dyn Error>> {
     match bench {
-        Bench::Memory { quick, json } => {
+        Bench::Memory(ReportArgs { quick, json }) => {
             let size = if quick { memory::MemorySize::QUICK } else { memory::MemorySize::FULL };
             print_report(&memory::run(&size)?, json)?;
         }
-        Bench::Redis { quick, json } => {
+        Bench::Redis(ReportArgs { quick, json }) => {
             let size = if quick { redis::RedisSize::QUICK } else { redis::RedisSize::FULL };
             print_report(&redis::run(&size)?, json)?;
         }
-        Bench::Gateway { quick, json, binary } => {
+        Bench::Gateway { report: ReportArgs { quick, json }, binary } => {
             let size = if quick { gateway::GatewaySize::QUICK } else { gateway::GatewaySize::FULL };
             print_report(&gateway::run(&size, binary)?, json)?;
         }
-        Bench::Apis { quick, json, binary } => {
+        Bench::Apis { report: ReportArgs { quick, json }, binary } => {
             let size = if quick { apis::ApisSize::QUICK } else { apis::ApisSize::FULL };
             print_report(&apis::run(&size, binary)?, json)?;
         }

@@ -6,6 +6,7 @@ use std::fmt;
 use serde::Serialize;
 
 use crate::contenders::{ContenderKind, KeyType};
+use crate::figures::{median, sorted};
 use crate::goals::Goal;
 use crate::memory::{KeySet, Outcome, TOKEN_BUCKET};
 
@@ -68,39 +69,30 @@ impl MemoryScenario {
     pub(crate) fn ratio(&self, slow: &str, fast: &str) -> Option<Ratio> {
         let (slow, fast) = (self.figure(slow)?, self.figure(fast)?);
         let pairs = slow.ns_per_decision.iter().zip(&fast.ns_per_decision);
-        let ratios = sorted(pairs.map(|(slow, fast)| slow / fast).collect());
-        Some(Ratio { median: middle(&ratios), lowest: *ratios.first()?, highest: *ratios.last()? })
+        let ratios = sorted(pairs.map(|(slow, fast)| slow / fast));
+        let (lowest, highest) = (*ratios.first()?, *ratios.last()?);
+        Some(Ratio { median: median(ratios), lowest, highest })
     }
 }
 
 impl MemoryFigure {
     fn median(&self) -> f64 {
-        middle(&sorted(self.ns_per_decision.clone()))
+        median(self.ns_per_decision.iter().copied())
     }
 
     /// Returns the interquartile range of the rounds, in percent of the median.
     fn spread_percent(&self) -> f64 {
-        let sorted = sorted(self.ns_per_decision.clone());
+        let sorted = sorted(self.ns_per_decision.iter().copied());
         let quarter = sorted.len() / 4;
-        100.0 * (sorted[sorted.len() - 1 - quarter] - sorted[quarter]) / middle(&sorted)
+        100.0 * (sorted[sorted.len() - 1 - quarter] - sorted[quarter]) / median(sorted)
     }
-}
-
-fn sorted(mut figures: Vec<f64>) -> Vec<f64> {
-    figures.sort_unstable_by(f64::total_cmp);
-    figures
-}
-
-/// Returns the median of sorted figures; the number of rounds is odd.
-fn middle(sorted: &[f64]) -> f64 {
-    sorted[sorted.len() / 2]
 }
 
 impl MemoryReport {
     /// Returns the spread of every figure, lowest first.
     fn spreads_percent(&self) -> Vec<f64> {
         let scenarios = self.contenders.iter().chain(&self.algorithms);
-        sorted(scenarios.flat_map(|scenario| &scenario.figures).map(MemoryFigure::spread_percent).collect())
+        sorted(scenarios.flat_map(|scenario| &scenario.figures).map(MemoryFigure::spread_percent))
     }
 }
 
@@ -203,7 +195,7 @@ impl fmt::Display for MemoryReport {
             f,
             "\nNoise: the middle half of a figure's rounds spans {:.0} % of its median (the typical figure), {:.0} % \
              (the worst of {}).",
-            middle(&spreads),
+            median(spreads.iter().copied()),
             spreads[spreads.len() - 1],
             spreads.len()
         )?;

@@ -3,20 +3,7 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use ratekeeper_server::Traffic;
-
-/// An address that something listens on.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Listening {
-    pub(crate) service: &'static str,
-    pub(crate) url: String,
-}
-
-impl Listening {
-    pub(crate) fn new(service: &'static str, url: String) -> Listening {
-        Listening { service, url }
-    }
-}
+use ratekeeper_server::{ServiceAddress, Traffic};
 
 /// Limits in the summary.
 const TOP_LIMITS: usize = 5;
@@ -24,13 +11,13 @@ const TOP_LIMITS: usize = 5;
 /// The addresses and what to try. `demo_port` is the port of the demo's gateway.
 pub(crate) fn banner(
     config: &str,
-    listening: &[Listening],
+    listening: &[ServiceAddress],
     demo_port: Option<u16>,
     has_access_log: bool,
 ) -> String {
     let mut text = format!("\nRatekeeper {}, configuration {config}\n\n", env!("CARGO_PKG_VERSION"));
     let width = listening.iter().map(|it| it.service.len()).max().unwrap_or(0);
-    for Listening { service, url } in listening {
+    for ServiceAddress { service, url, .. } in listening {
         // Writing into a string cannot fail.
         let _ = writeln!(text, "  {service:width$}  {url}");
     }

@@ -1,19 +1,18 @@
 //! Runs the configured gateway and APIs until a stop signal.
 
 use std::io;
-use std::net::SocketAddr;
 use std::path::Path;
 
 use ratekeeper::Memory;
 use ratekeeper::redis::Redis;
 use ratekeeper_config::{Config, Store};
-use ratekeeper_server::{Backend, LogStyle, Server, Sockets, StartError};
+use ratekeeper_server::{Backend, LogStyle, Server, ServiceAddress, Sockets, StartError};
 use tokio::process::Child;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::Instant;
 
 use crate::args::{LogArgs, Run};
-use crate::banner::{self, Listening};
+use crate::banner;
 use crate::config_reader::ConfigReader;
 use crate::config_source::ConfigSource;
 use crate::demo::Demo;
@@ -59,7 +58,8 @@ fn start(source: &ConfigSource, log: LogArgs, sockets: Sockets, demo: Option<Dem
             let (address, serving) = served
                 .map_err(|error| CliError::Input(format!("cannot start the demo upstream: {error}")))?;
             tokio::spawn(serving);
-            listening.push(Listening::new("demo upstream", format!("http://{address}")));
+            let url = format!("http://{address}");
+            listening.push(ServiceAddress { service: "demo upstream", address, url });
         }
         let process = Process { source, config: &config, styles, program: &program, log: &log };
         match &config.store {
@@ -89,7 +89,7 @@ impl Process<'_> {
         &self,
         files: Files,
         mut sockets: Sockets,
-        mut listening: Vec<Listening>,
+        mut listening: Vec<ServiceAddress>,
     ) -> Result<(), CliError> {
         let Process { source, config, styles, program, log } = *self;
         let listen =
@@ -103,12 +103,9 @@ impl Process<'_> {
             tracing::warn!(%address, "inherited socket ignored: no listener has this address");
         }
         open_files::check(config);
-        let addresses = server.addresses();
-        listening.splice(0..0, listeners(config, &addresses));
-        if let Some(address) = server.admin_address() {
-            listening.push(Listening::new("admin", format!("http://{address}/metrics")));
-        }
-        self.announce(&listening, addresses.first().map(|(_, address)| *address));
+        listening.splice(0..0, server.addresses());
+        listening.extend(server.admin_address());
+        self.announce(&listening);
         handover::stop_predecessor();
         let (traffic, started) = (server.traffic(), Instant::now());
         let reader = ConfigReader::start(source.clone(), files);
@@ -192,33 +189,20 @@ impl Process<'_> {
     }
 
     /// Prints the banner, or logs the same as events.
-    fn announce(&self, listening: &[Listening], first: Option<SocketAddr>) {
+    fn announce(&self, listening: &[ServiceAddress]) {
         let name = self.source.name();
         if matches!(self.styles.events, LogStyle::Human { .. }) {
             let has_access_log = self.config.gateway.as_ref().is_some_and(|it| it.access_log);
-            let demo_port = first.filter(|_| self.source.is_demo()).map(|address| address.port());
+            let first = listening.first().filter(|_| self.source.is_demo());
+            let demo_port = first.map(|gateway| gateway.address.port());
             self.log.print(banner::banner(&name, listening, demo_port, has_access_log));
             return;
         }
         tracing::info!(file = name, "configuration loaded");
-        for Listening { service, url } in listening {
+        for ServiceAddress { service, url, .. } in listening {
             tracing::info!(service, url, "listening");
         }
     }
-}
-
-fn listeners(config: &Config, addresses: &[(&str, SocketAddr)]) -> Vec<Listening> {
-    let mut gateway_listeners = config.gateway.iter().flat_map(|gateway| &gateway.listeners);
-    let listening = addresses.iter().map(|(service, address)| match *service {
-        "gateway" => {
-            let has_tls = gateway_listeners.next().is_some_and(|listener| listener.tls.is_some());
-            Listening::new("gateway", format!("{}://{address}", if has_tls { "https" } else { "http" }))
-        }
-        "http" => Listening::new("HTTP API", format!("http://{address}/v1/check")),
-        "envoy" => Listening::new("Envoy API", format!("grpc://{address}")),
-        _ => Listening::new("Redis API", format!("redis://{address}")),
-    });
-    listening.collect()
 }
 
 /// Waits until the successor exits; forever if there is none.

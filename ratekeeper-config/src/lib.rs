@@ -91,7 +91,7 @@ pub use gateway::{
 pub use nearest::nearest;
 pub use print::to_yaml;
 pub use quantity::{duration_text, rate_text};
-pub use seconds::push_seconds;
+pub use seconds::{push_retry_after, push_seconds};
 pub use store::{Redis, Store, WhenFull};
 
 /// JSON Schema of configuration files, for completion and validation in editors.

@@ -2,6 +2,18 @@
 
 use std::time::Duration;
 
+use ratekeeper_core::RetryAfter;
+
+/// Writes how long to wait before a retry, as JSON: `null` if the request was allowed, `"never"` if no wait helps.
+#[inline]
+pub fn push_retry_after(out: &mut Vec<u8>, retry_after: RetryAfter) {
+    match retry_after {
+        RetryAfter::Now => out.extend_from_slice(b"null"),
+        RetryAfter::After(wait) => push_seconds(out, wait),
+        RetryAfter::Never => out.extend_from_slice(b"\"never\""),
+    }
+}
+
 /// Writes seconds, rounded up to the microsecond, with the fewest decimals but at least one. Zero is `0`.
 ///
 /// ```

@@ -162,14 +162,10 @@ impl Bucket {
             allowed,
             limit: self.capacity,
             remaining: self.remaining(missing),
-            retry_after: if allowed {
-                RetryAfter::Now
-            } else if cost > self.capacity {
-                RetryAfter::Never
-            } else {
+            retry_after: RetryAfter::of(allowed, cost, self.capacity, || {
                 let wanted = T::product(u64::from(cost), self.ticks_per_unit);
-                RetryAfter::After(self.wait(missing + wanted - to_fill))
-            },
+                self.wait(missing + wanted - to_fill)
+            }),
             reset_after: self.wait(missing),
             // An allowed request waits until the level before it has drained.
             delay: if allowed && self.kind == Kind::Leaky(LeakyMode::Shape) {

@@ -186,13 +186,9 @@ impl Counter {
             allowed,
             limit: self.limit,
             remaining: left,
-            retry_after: if allowed {
-                RetryAfter::Now
-            } else if cost > self.limit {
-                RetryAfter::Never
-            } else {
-                RetryAfter::After(self.until(counts, position, now, u64::from(self.limit - cost)))
-            },
+            retry_after: RetryAfter::of(allowed, cost, self.limit, || {
+                self.until(counts, position, now, u64::from(self.limit - cost))
+            }),
             reset_after: self.until(counts, position, now, 0),
             delay: Duration::ZERO,
         }

@@ -11,6 +11,20 @@ pub enum RetryAfter {
     Never,
 }
 
+impl RetryAfter {
+    /// For a request to a limit that holds at most `limit` units. `wait` computes the wait of a denied request.
+    #[inline(always)]
+    pub(crate) fn of(is_allowed: bool, cost: u32, limit: u32, wait: impl FnOnce() -> Duration) -> RetryAfter {
+        if is_allowed {
+            RetryAfter::Now
+        } else if cost > limit {
+            RetryAfter::Never
+        } else {
+            RetryAfter::After(wait())
+        }
+    }
+}
+
 /// The outcome of one limit for a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Decision {

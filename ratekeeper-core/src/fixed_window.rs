@@ -114,13 +114,7 @@ impl FixedWindow {
             allowed,
             limit: self.limit,
             remaining: left,
-            retry_after: if allowed {
-                RetryAfter::Now
-            } else if cost > self.limit {
-                RetryAfter::Never
-            } else {
-                RetryAfter::After(self.rest(settled, now))
-            },
+            retry_after: RetryAfter::of(allowed, cost, self.limit, || self.rest(settled, now)),
             reset_after: if settled.count == 0 { Duration::ZERO } else { self.rest(settled, now) },
             delay: Duration::ZERO,
         }

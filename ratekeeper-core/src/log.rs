@@ -330,13 +330,7 @@ impl Log {
             allowed,
             limit: self.limit,
             remaining: u64::from(self.limit).saturating_sub(live) as u32,
-            retry_after: if allowed {
-                RetryAfter::Now
-            } else if cost > self.limit {
-                RetryAfter::Never
-            } else {
-                RetryAfter::After(wait())
-            },
+            retry_after: RetryAfter::of(allowed, cost, self.limit, wait),
             reset_after: if live == 0 {
                 Duration::ZERO
             } else {

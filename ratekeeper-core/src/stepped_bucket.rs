@@ -120,13 +120,9 @@ impl SteppedBucket {
             allowed,
             limit: self.capacity,
             remaining: left,
-            retry_after: if allowed {
-                RetryAfter::Now
-            } else if cost > self.capacity {
-                RetryAfter::Never
-            } else {
-                RetryAfter::After(self.until(settled, now, self.capacity - cost))
-            },
+            retry_after: RetryAfter::of(allowed, cost, self.capacity, || {
+                self.until(settled, now, self.capacity - cost)
+            }),
             reset_after: self.until(settled, now, 0),
             delay: Duration::ZERO,
         }

@@ -2,8 +2,8 @@
 
 use std::io::{self, Write};
 
-use ratekeeper::{Decision, RetryAfter};
-use ratekeeper_config::push_seconds;
+use ratekeeper::Decision;
+use ratekeeper_config::{push_retry_after, push_seconds};
 
 use crate::Request;
 
@@ -75,11 +75,7 @@ pub fn line(out: &mut Vec<u8>, request: &Request<'_>, decision: &Decision) {
     out.extend_from_slice(b",\"remaining\":");
     whole(out, u64::from(decision.remaining));
     out.extend_from_slice(b",\"retry_after\":");
-    match decision.retry_after {
-        RetryAfter::Now => out.extend_from_slice(b"null"),
-        RetryAfter::After(wait) => push_seconds(out, wait),
-        RetryAfter::Never => out.extend_from_slice(b"\"never\""),
-    }
+    push_retry_after(out, decision.retry_after);
     out.extend_from_slice(b",\"reset_after\":");
     push_seconds(out, decision.reset_after);
     out.extend_from_slice(b",\"delay\":");
@@ -123,7 +119,7 @@ fn escaped_slowly(out: &mut Vec<u8>, text: &str) {
 mod tests {
     use std::time::Duration;
 
-    use ratekeeper::Time;
+    use ratekeeper::{RetryAfter, Time};
 
     use super::*;
 

@@ -20,29 +20,30 @@ use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use ratekeeper_config::{Config, Secret};
-use tokio::net::TcpListener;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
-use tokio::task::AbortHandle;
 
-use crate::runtime::BoundSocket;
 use crate::runtime::current::Current;
 use crate::runtime::error::StartError;
 use crate::runtime::guard::{Guard, reject_cross_origin, reject_host_names, require_token};
 use crate::runtime::http_listener;
 use crate::runtime::metrics::{Exposition, MetricsDraft};
-use crate::runtime::service::{ApplyReload, DrainFuture, Service};
+use crate::runtime::service::{ApplyReload, DrainFuture, ListenerTask, Service, ServiceAddress};
+use crate::runtime::sockets::into_tokio;
 use crate::runtime::status::StatusSource;
+use crate::runtime::{AddressSetting, BoundSocket};
 
 /// Most open connections. A further one takes the place of a connection that waits for a request head, if there is one.
 pub const CONNECTIONS_MAX: usize = 64;
+
+pub(crate) const ADDRESS: AddressSetting =
+    AddressSetting { name: "admin", address: |config| config.admin.as_ref().map(|admin| admin.listen) };
 
 /// The admin listener, while it is served.
 #[derive(Debug)]
 pub(crate) struct Admin {
     token: Arc<Current<Option<Secret>>>,
-    address: SocketAddr,
-    serving: AbortHandle,
+    listener: ListenerTask,
 }
 
 impl Admin {
@@ -53,13 +54,14 @@ impl Admin {
         runtime: &Handle,
     ) -> Result<Admin, StartError> {
         let token = Arc::new(Current::new(token(config)));
-        let (address, serving) = socket.serve(|listener| listen(listener, source, token.clone()))?;
-        Ok(Admin { token, address, serving: runtime.spawn(serving).abort_handle() })
+        let listener =
+            ListenerTask::spawn(runtime, socket, |listener, _| listen(listener, source, token.clone()));
+        Ok(Admin { token, listener: listener? })
     }
 
     /// Closes the listener.
     pub(crate) fn close(&self) {
-        self.serving.abort();
+        self.listener.abort();
     }
 }
 
@@ -68,8 +70,8 @@ fn token(config: &Config) -> Option<Secret> {
 }
 
 impl<S> Service<S> for Admin {
-    fn addresses(&self) -> &[SocketAddr] {
-        std::slice::from_ref(&self.address)
+    fn addresses(&self) -> Vec<ServiceAddress> {
+        vec![self.listener.address("admin", "http", "/metrics")]
     }
 
     fn prepare<'a>(
@@ -98,9 +100,7 @@ pub fn listen(
     source: Arc<dyn StatusSource>,
     token: Arc<Current<Option<Secret>>>,
 ) -> io::Result<(SocketAddr, impl Future<Output = io::Result<()>> + Send)> {
-    listener.set_nonblocking(true)?;
-    let listener = TcpListener::from_std(listener)?;
-    let address = listener.local_addr()?;
+    let (listener, address) = into_tokio(listener)?;
     let guard = Guard::new("admin", move || Option::clone(&token.load()));
     let router = Router::new()
         .route("/metrics", get(metrics))

@@ -11,16 +11,15 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
-use tokio::net::TcpListener;
+
+use crate::runtime::sockets::into_tokio;
 
 /// Answers every request with a description of it, on a socket of [`Sockets`](crate::Sockets).
 ///
 /// # Errors
 /// Returns the error of the socket, if it cannot be used.
 pub fn listen(listener: std::net::TcpListener) -> io::Result<(SocketAddr, impl Future<Output = ()> + Send)> {
-    listener.set_nonblocking(true)?;
-    let listener = TcpListener::from_std(listener)?;
-    let address = listener.local_addr()?;
+    let (listener, address) = into_tokio(listener)?;
     Ok((address, async move {
         loop {
             let Ok((stream, _)) = listener.accept().await else { continue };

@@ -30,6 +30,7 @@ pub use runtime::current::Current;
 pub use runtime::error::StartError;
 pub use runtime::log_text::Printable;
 pub use runtime::metrics::{Exposition, LimitTraffic, Traffic};
+pub use runtime::service::ServiceAddress;
 pub use runtime::status::StatusSource;
 pub use runtime::tls::TlsError;
 pub use server::Server;

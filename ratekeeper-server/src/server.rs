@@ -10,25 +10,25 @@ use ratekeeper_config::{Config, Listener, Redis, Store};
 use tokio::runtime::{Handle, Runtime};
 use tokio::task::JoinSet;
 
-use crate::admin::Admin;
-use crate::envoy::EnvoyApi;
+use crate::admin::{self, Admin};
+use crate::envoy::{self, EnvoyApi};
 use crate::gateway::{Gateway, GatewayDraft, GatewaySockets};
-use crate::http_api::HttpApiService;
-use crate::redis_api::RedisApiService;
+use crate::http_api::{self, HttpApiService};
+use crate::redis_api::{self, RedisApiService};
 use crate::runtime::access_log::{AccessLog, LogStyle};
 use crate::runtime::backend::Backend;
 use crate::runtime::engine::{Engine, EngineState};
 use crate::runtime::error::StartError;
 use crate::runtime::metrics::{Exposition, Metrics, Traffic};
-use crate::runtime::service::Service;
+use crate::runtime::service::{Service, ServiceAddress};
 use crate::runtime::status::StatusSource;
 use crate::runtime::store_monitor::{monitor_store, reach_store};
-use crate::runtime::{BoundSocket, Sockets};
+use crate::runtime::{AddressSetting, BoundSocket, Sockets};
 
 /// A running server.
 pub struct Server<S> {
     engine: Arc<Engine<S>>,
-    /// The gateway and the APIs, by their names in the configuration.
+    /// The gateway and the APIs.
     services: Services<S>,
     admin: Option<Arc<Admin>>,
     restart_settings: RestartSettings,
@@ -37,12 +37,12 @@ pub struct Server<S> {
     tasks: JoinSet<()>,
 }
 
-type Services<S> = Vec<(&'static str, Arc<dyn Service<S>>)>;
+type Services<S> = Vec<Arc<dyn Service<S>>>;
 
 impl<S> fmt::Debug for Server<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names: Vec<_> = self.services.iter().map(|(name, _)| name).collect();
-        f.debug_struct("Server").field("services", &names).finish_non_exhaustive()
+        let addresses: Vec<_> = self.services.iter().flat_map(|service| service.addresses()).collect();
+        f.debug_struct("Server").field("addresses", &addresses).finish_non_exhaustive()
     }
 }
 
@@ -81,7 +81,11 @@ impl<S: Backend> Server<S> {
     ) -> Result<Server<S>, StartError> {
         check_services(config)?;
         let workers = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
-        let bound = BoundSockets::bind(config, sockets)?;
+        // All sockets are bound before anything is started.
+        let gateway_sockets = config.gateway.as_ref().map(|gateway| GatewaySockets::bind(gateway, sockets));
+        let gateway_sockets = gateway_sockets.transpose()?;
+        let api_sockets = ApiSockets::bind(config, sockets)?;
+        let admin_socket = admin::ADDRESS.bind(config, sockets)?;
         // One shard for each worker of the gateway and each thread of the APIs.
         let metrics = Metrics::new(2 * workers);
         let mut metrics_draft = metrics.draft();
@@ -101,9 +105,9 @@ impl<S: Backend> Server<S> {
             api_runtime: None,
             tasks: JoinSet::new(),
         };
-        if let (Some(settings), Some(draft), Some(sockets)) = (&config.gateway, gateway, bound.gateway) {
+        if let (Some(settings), Some(draft), Some(sockets)) = (&config.gateway, gateway, gateway_sockets) {
             let gateway = Gateway::start(config, settings, sockets, draft, &state)?;
-            server.services.push(("gateway", Arc::new(gateway)));
+            server.services.push(Arc::new(gateway));
         }
         if !config.apis.are_none() {
             let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().thread_name("api").build();
@@ -111,9 +115,9 @@ impl<S: Backend> Server<S> {
             let handle = runtime.handle().clone();
             // Stored before anything can fail: dropping a runtime here would block on its threads, and panic.
             server.api_runtime = Some(runtime);
-            server.services.extend(start_apis(config, &state, bound.apis, &handle)?);
+            server.services.extend(start_apis(config, &state, api_sockets, &handle)?);
         }
-        if let Some(socket) = bound.admin {
+        if let Some(socket) = admin_socket {
             let admin = Admin::start(config, socket, server.status(), &Handle::current())?;
             server.admin = Some(Arc::new(admin));
         }
@@ -121,25 +125,23 @@ impl<S: Backend> Server<S> {
         Ok(server)
     }
 
-    /// The addresses of the gateway and the APIs, by their names in the configuration.
-    pub fn addresses(&self) -> Vec<(&'static str, SocketAddr)> {
-        let of = |(name, service): &(&'static str, Arc<dyn Service<S>>)| {
-            let name = *name;
-            service.addresses().iter().map(move |address| (name, *address)).collect::<Vec<_>>()
-        };
-        self.services.iter().flat_map(of).collect()
+    /// The addresses of the gateway and the APIs.
+    pub fn addresses(&self) -> Vec<ServiceAddress> {
+        self.services.iter().flat_map(|service| service.addresses()).collect()
     }
 
     /// The address of the admin listener.
-    pub fn admin_address(&self) -> Option<SocketAddr> {
-        let admin = self.admin.as_deref().map(|admin| -> &dyn Service<S> { admin });
-        admin.and_then(|admin| admin.addresses().first().copied())
+    pub fn admin_address(&self) -> Option<ServiceAddress> {
+        self.admin_service().and_then(|admin| admin.addresses().pop())
+    }
+
+    fn admin_service(&self) -> Option<&dyn Service<S>> {
+        self.admin.as_deref().map(|admin| -> &dyn Service<S> { admin })
     }
 
     /// Metrics and readiness, also during graceful shutdown.
     pub fn status(&self) -> Arc<dyn StatusSource> {
-        let services = self.services.iter().map(|(_, service)| service.clone()).collect();
-        Arc::new(ServerStatus { engine: self.engine.clone(), services })
+        Arc::new(ServerStatus { engine: self.engine.clone(), services: self.services.clone() })
     }
 
     /// Returns totals of the traffic, also after [`drain`](Server::drain).
@@ -168,8 +170,7 @@ impl<S: Backend> Server<S> {
         self.restart_settings.check(&RestartSettings::of(config))?;
         let mut metrics = self.engine.metrics.draft();
         let mut prepared = Vec::new();
-        let admin = self.admin.as_deref().map(|admin| -> &dyn Service<S> { admin });
-        for service in self.services.iter().map(|(_, service)| &**service).chain(admin) {
+        for service in self.services.iter().map(|service| &**service).chain(self.admin_service()) {
             prepared.push(service.prepare(config, &mut metrics)?);
         }
         // The last step that can fail, because it starts the state migration of the limits.
@@ -196,7 +197,7 @@ impl<S: Backend> Server<S> {
         self.engine.start_draining();
         let state = Arc::clone(&self.engine.state());
         let mut draining = JoinSet::new();
-        for (_, service) in self.services.drain(..) {
+        for service in self.services.drain(..) {
             draining.spawn(service.drain(state.drain_timeout));
         }
         let left = draining.join_all().await.iter().sum();
@@ -230,53 +231,29 @@ fn start_apis<S: Backend>(
     if let (Some(socket), Some(layer)) = (sockets.http, &engine.layer) {
         let records = S::records(layer.limiter());
         let http = HttpApiService::start(config, engine, records, envoy.json_routes(), socket, runtime)?;
-        services.push(("http", Arc::new(http)));
+        services.push(Arc::new(http));
     }
-    services.push(("envoy", Arc::new(envoy)));
+    services.push(Arc::new(envoy));
     if let Some(socket) = sockets.resp {
-        services.push(("resp", Arc::new(RedisApiService::start(config, engine, socket, runtime)?)));
+        services.push(Arc::new(RedisApiService::start(config, engine, socket, runtime)?));
     }
     Ok(services)
 }
 
-/// All sockets, bound before anything is started.
-struct BoundSockets {
-    gateway: Option<GatewaySockets>,
-    apis: ApiSockets,
-    admin: Option<BoundSocket>,
-}
-
+/// The sockets of the APIs that are configured.
 struct ApiSockets {
     http: Option<BoundSocket>,
     envoy: Option<BoundSocket>,
     resp: Option<BoundSocket>,
 }
 
-impl BoundSockets {
-    fn bind(config: &Config, sockets: &mut Sockets) -> Result<BoundSockets, StartError> {
-        let gateway = config.gateway.as_ref().map(|gateway| GatewaySockets::bind(gateway, sockets));
-        let gateway = gateway.transpose()?;
-        let mut bind = |setting: &'static str| {
-            let address = listen_address(config, setting);
-            address.map(|address| BoundSocket::bind(setting, address, sockets)).transpose()
-        };
-        let apis =
-            ApiSockets { http: bind("apis.http")?, envoy: bind("apis.envoy")?, resp: bind("apis.resp")? };
-        Ok(BoundSockets { gateway, apis, admin: bind("admin")? })
-    }
-}
-
-/// The settings with one address each.
-const ADDRESS_SETTINGS: [&str; 4] = ["admin", "apis.http", "apis.envoy", "apis.resp"];
-
-/// The address of one of the [`ADDRESS_SETTINGS`].
-fn listen_address(config: &Config, setting: &str) -> Option<SocketAddr> {
-    let apis = &config.apis;
-    match setting {
-        "admin" => config.admin.as_ref().map(|admin| admin.listen),
-        "apis.http" => apis.http.as_ref().map(|http| http.api.listen),
-        "apis.envoy" => apis.envoy.as_ref().map(|envoy| envoy.api.listen),
-        _ => apis.resp.as_ref().map(|resp| resp.api.listen),
+impl ApiSockets {
+    fn bind(config: &Config, sockets: &mut Sockets) -> Result<ApiSockets, StartError> {
+        Ok(ApiSockets {
+            http: http_api::ADDRESS.bind(config, sockets)?,
+            envoy: envoy::ADDRESS.bind(config, sockets)?,
+            resp: redis_api::ADDRESS.bind(config, sockets)?,
+        })
     }
 }
 
@@ -287,6 +264,10 @@ fn check_services(config: &Config) -> Result<(), StartError> {
         false => Ok(()),
     }
 }
+
+/// The addresses of all services but the gateway.
+const ADDRESS_SETTINGS: [AddressSetting; 4] =
+    [admin::ADDRESS, http_api::ADDRESS, envoy::ADDRESS, redis_api::ADDRESS];
 
 /// Settings that need a restart to change, because sockets and counters depend on them.
 #[derive(Debug)]
@@ -306,7 +287,7 @@ impl RestartSettings {
         };
         RestartSettings {
             listeners: config.gateway.as_ref().map(|gateway| gateway.listeners.clone()).unwrap_or_default(),
-            addresses: ADDRESS_SETTINGS.map(|setting| listen_address(config, setting)),
+            addresses: ADDRESS_SETTINGS.map(|setting| (setting.address)(config)),
             redis,
         }
     }
@@ -315,7 +296,7 @@ impl RestartSettings {
         let addresses = ADDRESS_SETTINGS.iter().zip(self.addresses.iter().zip(&new.addresses));
         let changed = [("gateway.listen", self.listeners != new.listeners)]
             .into_iter()
-            .chain(addresses.map(|(setting, (old, new))| (*setting, old != new)))
+            .chain(addresses.map(|(setting, (old, new))| (setting.name, old != new)))
             .chain([
                 ("the type of `store`", self.redis.is_some() != new.redis.is_some()),
                 ("store.redis", self.redis != new.redis),
@@ -331,7 +312,7 @@ impl RestartSettings {
 /// The server as the admin listener sees it, also during graceful shutdown.
 struct ServerStatus<S> {
     engine: Arc<Engine<S>>,
-    services: Vec<Arc<dyn Service<S>>>,
+    services: Services<S>,
 }
 
 impl<S: Backend> StatusSource for ServerStatus<S> {
@@ -387,7 +368,7 @@ apis: {{ http: 127.0.0.1:0, envoy: 127.0.0.1:0, resp: 127.0.0.1:0 }}
         let config =
             ratekeeper_config::parse(&config, &NoEnvironment).unwrap_or_else(|errors| panic!("{errors}"));
         let server = Server::<S>::start_with_log(&config, Box::new(io::sink())).await.unwrap();
-        let gateway = server.addresses()[0].1;
+        let gateway = server.addresses()[0].address;
         tokio::task::spawn_blocking(move || {
             use std::io::{Read, Write};
             let mut client = std::net::TcpStream::connect(gateway).unwrap();

@@ -224,7 +224,7 @@ pub use ratekeeper_core::{
     Decision, EdgePolicy, FailurePolicy, Gcra, LeakyMode, Lease, Limit, LimitError, LogPolicy, Rate,
     RefillStyle, RetryAfter, Time, WindowAlign,
 };
-pub use store::{Charge, ChargeError, Key, Store, StoreUnavailable, Verdict};
+pub use store::{Charge, ChargeError, InlineLimit, Key, Store, StoreUnavailable, Verdict};
 
 /// The examples of README.md and docs/, as tests.
 #[cfg(all(doctest, feature = "redis", feature = "tower"))]

@@ -104,22 +104,10 @@ pub trait Store {
     /// Resets the keys of these charges to their full budget, for these limits.
     fn reset(&self, charges: &[Charge]) -> impl Future<Output = Result<(), StoreUnavailable>> + Send;
 
-    /// Charges an inline limit, or peeks if `is_peek` is set. Its keys are separate from those of other limits.
-    /// Inline limits that differ only in their size share the used units, except leaky buckets and token buckets with
-    /// smooth refill: a bucket of another size is another budget.
+    /// Charges an inline limit, or peeks if `is_peek` is set.
     fn charge_inline(
         &self,
-        limit: &Limit,
-        key: Key,
-        cost: u32,
-        is_peek: bool,
-    ) -> impl Future<Output = Result<Verdict, Self::Error>> + Send;
-
-    /// Charges a token bucket whose parameters may differ from request to request, or peeks if `is_peek` is set: a
-    /// key has one state, whatever the parameters. Its keys are separate from those of all limits.
-    fn charge_gcra(
-        &self,
-        gcra: &Gcra,
+        limit: InlineLimit<'_>,
         key: Key,
         cost: u32,
         is_peek: bool,
@@ -136,6 +124,27 @@ pub trait Store {
 
     /// Whether the store's futures are ready at the first poll, so that callers need not wait for them.
     const IS_IMMEDIATE: bool = false;
+}
+
+/// A limit that a request brings along, for [`Store::charge_inline`].
+#[derive(Clone, Copy, Debug)]
+pub enum InlineLimit<'a> {
+    /// Its keys are separate from those of other limits. Inline limits that differ only in their size share the used
+    /// units, except leaky buckets and token buckets with smooth refill: a bucket of another size is another budget.
+    Limit(&'a Limit),
+    /// A token bucket whose parameters may differ from request to request: a key has one state, whatever the
+    /// parameters. Its keys are separate from those of all limits.
+    Gcra(&'a Gcra),
+}
+
+impl InlineLimit<'_> {
+    /// The limit or capacity.
+    pub fn limit(self) -> u32 {
+        match self {
+            InlineLimit::Limit(limit) => limit.limit(),
+            InlineLimit::Gcra(gcra) => gcra.bucket().capacity(),
+        }
+    }
 }
 
 /// The store did not execute a call; contains the reason.

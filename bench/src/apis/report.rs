@@ -7,6 +7,7 @@ use serde::Serialize;
 use super::ours::{CHECK, CL_THROTTLE, GRPC, HTTP};
 use super::peers::THROTTLECRAB;
 use super::{ApiJob, Transport};
+use crate::figures::{median, median_ratio};
 use crate::goals::Goal;
 
 /// The measurement of one contender in one round.
@@ -40,19 +41,13 @@ impl ApisRow {
     }
 
     fn median(&self, of: impl Fn(&ApisFigure) -> f64) -> f64 {
-        middle(self.rounds.iter().map(of).collect())
+        median(self.rounds.iter().map(of))
     }
 
     /// Returns the median over the rounds of this contender's figure divided by another's.
     fn ratio(&self, to: &ApisRow, of: impl Fn(&ApisFigure) -> f64) -> f64 {
-        middle(self.rounds.iter().zip(&to.rounds).map(|(one, other)| of(one) / of(other)).collect())
+        median_ratio(&self.rounds, &to.rounds, of)
     }
-}
-
-/// Returns the median; the number of rounds is odd.
-fn middle(mut figures: Vec<f64>) -> f64 {
-    figures.sort_unstable_by(f64::total_cmp);
-    figures.get(figures.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
 fn find<'a>(rows: &'a [ApisRow], name: &str, transport: Transport, job: ApiJob) -> Option<&'a ApisRow> {

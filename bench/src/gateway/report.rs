@@ -7,6 +7,7 @@ use serde::Serialize;
 use super::GatewayJob;
 use super::ours::{ACCESS_LOG, NO_ADMIN, NO_HEADERS, NO_LIMITS, RATEKEEPER, REDIS};
 use super::peers::{NGINX, NGINX_BARE};
+use crate::figures::{median, median_ratio};
 use crate::goals::Goal;
 
 /// The measurement of one contender in one round.
@@ -41,14 +42,8 @@ impl GatewayRow {
     }
 
     fn median(&self, of: impl Fn(&GatewayFigure) -> f64) -> f64 {
-        middle(self.rounds.iter().map(of).collect())
+        median(self.rounds.iter().map(of))
     }
-}
-
-/// Returns the median; the number of rounds is odd.
-fn middle(mut figures: Vec<f64>) -> f64 {
-    figures.sort_unstable_by(f64::total_cmp);
-    figures.get(figures.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
 fn find<'a>(rows: &'a [GatewayRow], name: &str, job: GatewayJob) -> Option<&'a GatewayRow> {
@@ -63,7 +58,7 @@ fn ratio(
     of: impl Fn(&GatewayFigure) -> f64,
 ) -> f64 {
     let Some((row, to)) = find(rows, name, job).zip(find(rows, to, job)) else { return f64::NAN };
-    middle(row.rounds.iter().zip(&to.rounds).map(|(one, other)| of(one) / of(other)).collect())
+    median_ratio(&row.rounds, &to.rounds, of)
 }
 
 fn goals(rows: &[GatewayRow]) -> Vec<Goal> {
@@ -131,7 +126,7 @@ impl fmt::Display for GatewayReport {
                 // A contender without limits denies nothing.
                 let (on, off) = find(&self.rows, on, job).zip(find(&self.rows, off, job))?;
                 let pairs = on.rounds.iter().zip(&off.rounds);
-                Some(middle(pairs.map(|(on, off)| on.cpu_us - off.cpu_us).collect()))
+                Some(median(pairs.map(|(on, off)| on.cpu_us - off.cpu_us)))
             };
             let shown = |job| cost(job).map_or("-".to_owned(), |cost| format!("{cost:+.1}"));
             writeln!(

@@ -5,20 +5,14 @@ use std::fmt;
 use super::programs::LeaseFigures;
 use super::scenarios::{COUNTER, DENIED_LOG, FIXED, HOT_LOG, LEAKY, PACED_LOG, SHARED, SHORT_COUNTER, TOKEN};
 use super::{DEPTHS, LogBytes, RedisReport, RedisRow, programs};
+use crate::figures::{median, median_ratio};
 use crate::goals::Goal;
-
-fn median(figures: &[f64]) -> f64 {
-    let mut sorted = figures.to_vec();
-    sorted.sort_unstable_by(f64::total_cmp);
-    sorted[sorted.len() / 2]
-}
 
 /// Returns the median over the rounds of our figure divided by the baseline's.
 fn ratio(rows: &[RedisRow], depth: usize, ours: &str, baseline: &str) -> f64 {
     let find = |name: &str| rows.iter().find(|row| row.depth == depth && row.name == name);
     let Some((ours, baseline)) = find(ours).zip(find(baseline)) else { return f64::NAN };
-    let pairs = ours.server_us_per_decision.iter().zip(&baseline.server_us_per_decision);
-    median(&pairs.map(|(ours, baseline)| ours / baseline).collect::<Vec<_>>())
+    median_ratio(&ours.server_us_per_decision, &baseline.server_us_per_decision, |figure| *figure)
 }
 
 /// Checks the goals. They apply to the deepest pipeline, where decisions are nearly all of the server's work; the
@@ -86,10 +80,10 @@ impl fmt::Display for RedisReport {
         for (index, row) in of_depth(DEPTHS[0]).enumerate() {
             write!(f, "{:<44}", row.name)?;
             for row in DEPTHS.iter().filter_map(|&depth| of_depth(depth).nth(index)) {
-                write!(f, "  {:>8.2}", median(&row.server_us_per_decision))?;
+                write!(f, "  {:>8.2}", median(row.server_us_per_decision.iter().copied()))?;
             }
             let allowed = row.allowed_percent.map_or("-".to_owned(), |percent| format!("{percent:.0} %"));
-            writeln!(f, "  {:>12.0}  {allowed:>9}", median(&row.decisions_per_second))?;
+            writeln!(f, "  {:>12.0}  {allowed:>9}", median(row.decisions_per_second.iter().copied()))?;
         }
         writeln!(f, "\nBytes of a full log (MEMORY USAGE), and of its value.\n")?;
         writeln!(f, "{:<34}  {:>12}  {:>12}  {:>12}", "limit", "sorted set", "ours", "our value")?;

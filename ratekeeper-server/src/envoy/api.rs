@@ -1,6 +1,5 @@
 //! The Envoy API as a service of the server.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,7 +18,6 @@ use super::{
     Domains, EnvoyApiSettings, EnvoyListenerSettings, EnvoyMetrics, EnvoySnapshot, MESSAGE_BYTES_MAX, json,
     listen,
 };
-use crate::runtime::BoundSocket;
 use crate::runtime::backend::Backend;
 use crate::runtime::current::Current;
 use crate::runtime::engine::EngineState;
@@ -27,7 +25,13 @@ use crate::runtime::error::StartError;
 use crate::runtime::http_listener::BODY_TIMEOUT;
 use crate::runtime::metrics::{Exposition, MetricsDraft};
 use crate::runtime::problem::problem;
-use crate::runtime::service::{ApplyReload, DrainFuture, ListenerTask, Service, log_failure};
+use crate::runtime::service::{ApplyReload, DrainFuture, ListenerTask, Service, ServiceAddress};
+use crate::runtime::{AddressSetting, BoundSocket};
+
+pub(crate) const ADDRESS: AddressSetting = AddressSetting {
+    name: "apis.envoy",
+    address: |config| config.apis.envoy.as_ref().map(|envoy| envoy.api.listen),
+};
 
 /// The Envoy API: a gRPC listener, and the JSON form for a listener of HTTP.
 #[derive(Debug)]
@@ -51,9 +55,7 @@ impl<S: Backend> EnvoyApi<S> {
         let [grpc, json] = snapshots(config, engine, &metrics).map(|it| Arc::new(Current::new(it)));
         let listener = socket.map(|socket| {
             ListenerTask::spawn(runtime, socket, |listener, closing| {
-                let settings = EnvoyListenerSettings::default();
-                let (address, serving) = listen(listener, grpc.clone(), settings, closing)?;
-                Ok((address, async move { log_failure("envoy", serving.await) }))
+                listen(listener, grpc.clone(), EnvoyListenerSettings::default(), closing)
             })
         });
         Ok(EnvoyApi { grpc, json, metrics, listener: listener.transpose()? })
@@ -108,8 +110,8 @@ impl EnvoyApiSettings {
 }
 
 impl<S: Backend> Service<S> for EnvoyApi<S> {
-    fn addresses(&self) -> &[SocketAddr] {
-        self.listener.as_ref().map_or(&[], ListenerTask::addresses)
+    fn addresses(&self) -> Vec<ServiceAddress> {
+        self.listener.iter().map(|listener| listener.address("Envoy API", "grpc", "")).collect()
     }
 
     fn prepare<'a>(

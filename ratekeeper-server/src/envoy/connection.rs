@@ -8,19 +8,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::{Instant, Sleep, sleep};
 use tonic::transport::server::Connected;
 
 use crate::runtime::frame_bound::FrameBound;
+use crate::runtime::observed_stream::{ObservedStream, PolledIo, StreamObserver};
+use crate::runtime::sockets::ACCEPT_RETRY_DELAY;
 
 /// Length of the HTTP/2 client preface.
 const PREFACE_BYTES: usize = 24;
-
-/// Delay after an accept error: the system is short of a resource, and an immediate retry would fail again.
-const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// Accepts connections until the receiver is dropped.
 pub(super) async fn accept(
@@ -44,14 +42,14 @@ pub(super) async fn accept(
                         requires_token: requires_token.clone(),
                         deadline: Box::pin(sleep(timeout)),
                     };
-                    let connection = EnvoyConnection {
-                        stream,
+                    let observer = ClientGuard {
                         handshake: Some(handshake),
                         auth: ConnectionAuth::default(),
                         accepted_at: Instant::now(),
                         frames: FrameBound::new(Duration::ZERO),
                         _permit: permit,
                     };
+                    let connection = ObservedStream { stream, observer };
                     if connections.send(Ok(connection)).await.is_err() {
                         return;
                     }
@@ -69,9 +67,10 @@ pub(super) async fn accept(
     }
 }
 
-/// A connection, with its permit.
-pub(super) struct EnvoyConnection {
-    stream: TcpStream,
+pub(super) type EnvoyConnection = ObservedStream<TcpStream, ClientGuard>;
+
+/// Closes a connection that sends no preface or no token in time, or that floods. It holds the connection's permit.
+pub(super) struct ClientGuard {
     /// Until the preface is complete and, if there is a token, a call has carried it.
     handshake: Option<Handshake>,
     auth: ConnectionAuth,
@@ -104,69 +103,27 @@ impl Connected for EnvoyConnection {
     type ConnectInfo = ConnectionAuth;
 
     fn connect_info(&self) -> ConnectionAuth {
-        self.auth.clone()
+        self.observer.auth.clone()
     }
 }
 
-impl EnvoyConnection {
-    fn count_written(&mut self, written: &Poll<io::Result<usize>>) {
-        if let Poll::Ready(Ok(bytes)) = written {
-            self.frames.count_written(*bytes);
-        }
-    }
-}
-
-impl AsyncRead for EnvoyConnection {
-    fn poll_read(
-        self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let this = self.get_mut();
-        let before = buffer.filled().len();
-        let read = Pin::new(&mut this.stream).poll_read(context, buffer);
-        if this.frames.is_flood(&buffer.filled()[before..], || this.accepted_at.elapsed()) {
+impl StreamObserver for ClientGuard {
+    fn after_read(&mut self, context: &mut Context<'_>, bytes: &[u8], read: PolledIo<()>) -> PolledIo<()> {
+        if self.frames.is_flood(bytes, || self.accepted_at.elapsed()) {
             return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
         }
-        let Some(handshake) = &mut this.handshake else { return read };
-        handshake.preface_missing = handshake.preface_missing.saturating_sub(buffer.filled().len() - before);
-        if handshake.preface_missing == 0 && (this.auth.is_authenticated() || !(handshake.requires_token)()) {
-            this.handshake = None;
+        let Some(handshake) = &mut self.handshake else { return read };
+        handshake.preface_missing = handshake.preface_missing.saturating_sub(bytes.len());
+        if handshake.preface_missing == 0 && (self.auth.is_authenticated() || !(handshake.requires_token)()) {
+            self.handshake = None;
         } else if handshake.deadline.as_mut().poll(context).is_ready() {
             return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
         }
         read
     }
-}
 
-impl AsyncWrite for EnvoyConnection {
-    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        let this = self.get_mut();
-        let written = Pin::new(&mut this.stream).poll_write(context, bytes);
-        this.count_written(&written);
+    fn after_write(&mut self, _: &mut Context<'_>, written: PolledIo<usize>) -> PolledIo<usize> {
+        self.frames.count_written(&written);
         written
-    }
-
-    fn poll_write_vectored(
-        self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        parts: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        let this = self.get_mut();
-        let written = Pin::new(&mut this.stream).poll_write_vectored(context, parts);
-        this.count_written(&written);
-        written
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().stream).poll_flush(context)
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().stream).poll_shutdown(context)
     }
 }

@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ratekeeper::Store;
-use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::sleep;
 use tokio_stream::wrappers::ReceiverStream;
@@ -24,6 +23,7 @@ use super::service::RateLimitService;
 use super::{EnvoySnapshot, reflection};
 use crate::runtime::current::Current;
 use crate::runtime::open_files;
+use crate::runtime::sockets::into_tokio;
 
 /// The service names in health checks, as in Envoy's reference implementation; the empty name is the whole server.
 const HEALTH_NAMES: [&str; 2] = ["ratelimit", ""];
@@ -88,9 +88,7 @@ pub fn listen<S: Store + Send + Sync + 'static>(
     settings: EnvoyListenerSettings,
     drain: watch::Receiver<bool>,
 ) -> io::Result<(SocketAddr, impl Future<Output = io::Result<()>> + Send)> {
-    listener.set_nonblocking(true)?;
-    let listener = TcpListener::from_std(listener)?;
-    let address = listener.local_addr()?;
+    let (listener, address) = into_tokio(listener)?;
     let byte_permits = Arc::new(Semaphore::new(settings.incomplete_bytes_max.min(Semaphore::MAX_PERMITS)));
     let limits = CallKind::RateLimit(byte_permits);
     let service =

@@ -41,7 +41,7 @@ use ratekeeper::tower::RatekeeperLayer;
 use ratekeeper_config::envoy::Domain;
 use ratekeeper_config::{EnvoyHeaderNames, Secret};
 
-pub(crate) use self::api::EnvoyApi;
+pub(crate) use self::api::{ADDRESS, EnvoyApi};
 pub use self::bounds::{CALL_BYTES_MAX, DESCRIPTORS_MAX, ENTRIES_MAX, MESSAGE_BYTES_MAX, TEXT_BYTES_MAX};
 use self::error::EnvoyApiError;
 pub use self::json::json;

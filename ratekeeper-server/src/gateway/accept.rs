@@ -15,11 +15,9 @@ use super::drain::DrainBegun;
 use super::worker::Worker;
 use crate::runtime::error::StartError;
 use crate::runtime::metrics::ConnectionRejection;
+use crate::runtime::sockets::ACCEPT_RETRY_DELAY;
 use crate::runtime::tls::{self, Certificate};
 use crate::runtime::{BoundSocket, Sockets};
-
-/// Delay after a failed accept: while file descriptors are exhausted, an immediate retry would also fail.
-const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(50);
 
 /// How long a connection that is closed for a new one may take to end, and how many are tried before the new one is
 /// rejected.

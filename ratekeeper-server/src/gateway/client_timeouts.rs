@@ -4,19 +4,19 @@
 //! only when a timer expires, so requests set no timers.
 
 use std::io;
-use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
-use hyper::rt::{Read, ReadBufCursor, Write};
 use ratekeeper_config::Timeouts;
+use tokio::io::ReadBuf;
 use tokio::time::Instant;
 
 use super::min_rate::MinRate;
 use super::timer::{Ticker, Ticks};
+use crate::runtime::observed_stream::{PolledIo, StreamObserver};
 
 const HEAD: u8 = 0;
 const BUSY: u8 = 1;
@@ -280,10 +280,9 @@ impl Drop for ActiveRequest {
     }
 }
 
-/// A client connection whose reads and writes update its [`ConnectionActivity`].
+/// Updates the [`ConnectionActivity`] of a client connection as it is read and written.
 #[derive(Debug)]
-pub(crate) struct TimedIo<I> {
-    pub(crate) io: I,
+pub(crate) struct ActivityObserver {
     /// Bytes read during connection setup.
     read_ahead: Bytes,
     activity: Arc<ConnectionActivity>,
@@ -291,13 +290,13 @@ pub(crate) struct TimedIo<I> {
     is_http1: bool,
 }
 
-impl<I> TimedIo<I> {
-    pub(crate) fn http1(io: I, read_ahead: Bytes, activity: Arc<ConnectionActivity>) -> TimedIo<I> {
-        TimedIo { io, read_ahead, activity, is_http1: true }
+impl ActivityObserver {
+    pub(crate) fn http1(read_ahead: Bytes, activity: Arc<ConnectionActivity>) -> ActivityObserver {
+        ActivityObserver { read_ahead, activity, is_http1: true }
     }
 
-    pub(crate) fn http2(io: I, read_ahead: Bytes, activity: Arc<ConnectionActivity>) -> TimedIo<I> {
-        TimedIo { io, read_ahead, activity, is_http1: false }
+    pub(crate) fn http2(read_ahead: Bytes, activity: Arc<ConnectionActivity>) -> ActivityObserver {
+        ActivityObserver { read_ahead, activity, is_http1: false }
     }
 
     fn track_write<T>(
@@ -313,55 +312,29 @@ impl<I> TimedIo<I> {
     }
 }
 
-impl<I: Read + Unpin> Read for TimedIo<I> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        mut buffer: ReadBufCursor<'_>,
-    ) -> Poll<io::Result<()>> {
-        if !self.read_ahead.is_empty() {
-            let count = self.read_ahead.len().min(buffer.remaining());
-            buffer.put_slice(&self.read_ahead.split_to(count));
-            return Poll::Ready(Ok(()));
+impl StreamObserver for ActivityObserver {
+    fn before_read(&mut self, buffer: &mut ReadBuf<'_>) -> Option<PolledIo<()>> {
+        if self.read_ahead.is_empty() {
+            return None;
         }
-        let read = Pin::new(&mut self.io).poll_read(context, buffer);
+        let count = self.read_ahead.len().min(buffer.remaining());
+        buffer.put_slice(&self.read_ahead.split_to(count));
+        Some(Poll::Ready(Ok(())))
+    }
+
+    fn after_read(&mut self, _: &mut Context<'_>, _: &[u8], read: PolledIo<()>) -> PolledIo<()> {
         if self.is_http1 && read.is_ready() && self.activity.is_idle() {
             self.activity.enter(HEAD);
         }
         read
     }
-}
 
-impl<I: Write + Unpin> Write for TimedIo<I> {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        let written = Pin::new(&mut self.io).poll_write(context, bytes);
+    fn after_write(&mut self, _: &mut Context<'_>, written: PolledIo<usize>) -> PolledIo<usize> {
         self.track_write(written, |bytes| *bytes)
     }
 
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let flushed = Pin::new(&mut self.io).poll_flush(context);
+    fn after_flush(&mut self, _: &mut Context<'_>, flushed: PolledIo<()>) -> PolledIo<()> {
         self.track_write(flushed, |()| 0)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_shutdown(context)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.io.is_write_vectored()
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        slices: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        let written = Pin::new(&mut self.io).poll_write_vectored(context, slices);
-        self.track_write(written, |bytes| *bytes)
     }
 }
 

@@ -7,8 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderValue, Request, Response};
-use hyper::body::Incoming;
+use http::{HeaderValue, Response};
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -22,20 +21,21 @@ use super::accept::GatewayListener;
 use super::access::AccessRecord;
 use super::body::ClientBody;
 use super::client_socket::{ClientSocket, DisconnectWatch};
-use super::client_timeouts::{Close, ConnectionActivity, Expiry, TimedIo};
+use super::client_timeouts::{ActivityObserver, Close, ConnectionActivity, Expiry};
 use super::connection_setup::{ConnectionSetup, DRAIN_GRACE, first_bytes, is_http2};
 use super::frame_meter::FrameMeter;
-use super::framing::{AmbiguousLength, ScannedIo, ScannedRequests};
+use super::framing::{RequestScanner, ScannedRequests};
 use super::hop_headers::address_value;
 use super::min_rate::MinRate;
 use super::proxy_protocol;
-use super::request::{RequestFuture, handle};
+use super::request::handle;
 use super::request_timeout::ReusableTimer;
 use super::stream_stall::StreamExecutor;
 use super::tunnel::Tunnel;
 use super::worker::Worker;
 use crate::runtime::backend::Backend;
 use crate::runtime::metrics::ConnectionRejection;
+use crate::runtime::observed_stream::ObservedStream;
 
 /// Largest request head; hyper separately limits its headers to 100.
 const HEAD_BYTES_MAX: usize = 64 << 10;
@@ -148,15 +148,8 @@ pub(crate) async fn serve<S: Backend>(
     }
 }
 
-fn service<S: Backend>(
-    connection: &Arc<ClientConnection<S>>,
-) -> impl Fn(Request<Incoming>) -> RequestFuture<S> + use<S> {
-    let connection = connection.clone();
-    move |request| handle(&connection, request)
-}
-
 async fn http1<S: Backend, I>(
-    io: I,
+    stream: I,
     read_ahead: Bytes,
     setup: &ConnectionSetup,
     mut watch: DisconnectWatch,
@@ -166,22 +159,18 @@ async fn http1<S: Backend, I>(
 {
     let activity = &connection.activity;
     let scanned = Arc::<ScannedRequests>::default();
-    let io = ScannedIo::new(io, &read_ahead, scanned.clone());
-    let io = TimedIo::http1(TokioIo::new(io), read_ahead, activity.clone());
+    let observer = ActivityObserver::http1(read_ahead, activity.clone());
+    let stream = ObservedStream { stream, observer };
+    let stream = ObservedStream { stream, observer: RequestScanner::new(scanned.clone()) };
     let mut builder = http1::Builder::new();
     builder
         .max_header_size(HEAD_BYTES_MAX)
         .max_buf_size(HEAD_BYTES_MAX)
         .header_read_timeout(None)
         .writev(false);
-    let service = service(&connection);
-    let service = move |mut request: Request<Incoming>| {
-        if scanned.is_next_ambiguous() {
-            request.extensions_mut().insert(AmbiguousLength);
-        }
-        service(request)
-    };
-    let mut http = builder.serve_connection(io, service_fn(service));
+    let serving = connection.clone();
+    let service = move |request| handle(&serving, request, scanned.check_next());
+    let mut http = builder.serve_connection(TokioIo::new(stream), service_fn(service));
     let mut draining = connection.worker.shared.drain.wait_begun();
     let mut is_draining = false;
     let mut timer = pin!(sleep_until(setup.deadline));
@@ -219,13 +208,13 @@ async fn http1<S: Backend, I>(
         }
     }
     let http1::Parts { io, read_buf, .. } = http.into_parts();
-    let ScannedIo { io, .. } = io.io.into_inner();
+    let stream = io.into_inner().stream.stream;
     match connection.take_tunnel() {
-        Some(tunnel) => tunnel.run(io, read_buf, &connection.worker.shared).await,
+        Some(tunnel) => tunnel.run(stream, read_buf, &connection.worker.shared).await,
         None => {
             activity.begin_close();
             tokio::select! {
-                () = linger(io) => {}
+                () = linger(stream) => {}
                 _ = poll_fn(|context| activity.poll_close(context)) => {}
             }
         }
@@ -259,7 +248,7 @@ async fn linger<I: AsyncRead + AsyncWrite + Unpin>(mut io: I) {
 }
 
 async fn http2<S: Backend, I>(
-    io: I,
+    stream: I,
     read_ahead: Bytes,
     setup: &ConnectionSetup,
     connection: Arc<ClientConnection<S>>,
@@ -269,8 +258,9 @@ async fn http2<S: Backend, I>(
     let activity = &connection.activity;
     let shared = &connection.worker.shared;
     let timeouts = shared.state.load().timeouts;
-    let io = FrameMeter::new(io, &read_ahead, activity.clone());
-    let io = TimedIo::http2(TokioIo::new(io), read_ahead, activity.clone());
+    let observer = ActivityObserver::http2(read_ahead, activity.clone());
+    let stream = ObservedStream { stream, observer };
+    let stream = ObservedStream { stream, observer: FrameMeter::new(activity.clone()) };
     let min_rate = MinRate(timeouts.min_rate);
     let mut builder =
         http2::Builder::new(StreamExecutor::new(shared.ticker.clone(), timeouts.idle, min_rate));
@@ -285,7 +275,9 @@ async fn http2<S: Backend, I>(
         // A client can disappear without closing the connection.
         .keep_alive_interval(timeouts.idle)
         .keep_alive_timeout(timeouts.header);
-    let mut http = pin!(builder.serve_connection(io, service_fn(service(&connection))));
+    let serving = connection.clone();
+    let service = service_fn(move |request| handle(&serving, request, Ok(())));
+    let mut http = pin!(builder.serve_connection(TokioIo::new(stream), service));
     let mut draining = shared.drain.wait_begun();
     let mut is_closing = false;
     let mut timer = pin!(sleep_until(setup.deadline));

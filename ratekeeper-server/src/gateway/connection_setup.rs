@@ -84,30 +84,25 @@ pub(crate) fn is_http2(first: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::task::Context;
-
     use tokio::io::AsyncWriteExt;
 
     use super::*;
+    use crate::runtime::observed_stream::{ObservedStream, PolledIo, StreamObserver};
 
-    /// Counts reads.
-    struct CountingReader<I>(I, usize);
+    #[derive(Default)]
+    struct ReadCount(usize);
 
-    impl<I: AsyncRead + Unpin> AsyncRead for CountingReader<I> {
-        fn poll_read(
-            mut self: Pin<&mut Self>,
-            context: &mut Context<'_>,
-            buffer: &mut ReadBuf<'_>,
-        ) -> Poll<io::Result<()>> {
-            self.1 += 1;
-            Pin::new(&mut self.0).poll_read(context, buffer)
+    impl StreamObserver for ReadCount {
+        fn before_read(&mut self, _: &mut ReadBuf<'_>) -> Option<PolledIo<()>> {
+            self.0 += 1;
+            None
         }
     }
 
     #[tokio::test(start_paused = true)]
     async fn partial_http2_preface_is_awaited_without_busy_polling() {
-        let (mut client, server) = tokio::io::duplex(100);
-        let mut server = CountingReader(server, 0);
+        let (mut client, stream) = tokio::io::duplex(100);
+        let mut server = ObservedStream { stream, observer: ReadCount::default() };
         let sending = async {
             client.write_all(b"PR").await.unwrap();
             sleep(Duration::from_secs(60)).await;
@@ -116,7 +111,7 @@ mod tests {
         };
         let (first, _client) = tokio::join!(first_bytes(&mut server), sending);
         assert_eq!(first.unwrap(), "PRI * HTTP/2.0");
-        assert!(server.1 < 10, "{} reads", server.1);
+        assert!(server.observer.0 < 10, "{} reads", server.observer.0);
     }
 
     #[tokio::test]

@@ -4,15 +4,14 @@
 //! gateway sees the request. So the bytes are scanned while hyper reads them. The scanner only counts requests and
 //! finds ambiguous ones; hyper parses and validates, and closes the connection at the first error.
 
-use std::io;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::{Context, Poll};
+use std::task::Context;
 
 use http::header::{CONTENT_LENGTH, HeaderMap, TRANSFER_ENCODING};
 use memchr::memchr;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use crate::runtime::observed_stream::{PolledIo, StreamObserver};
 
 /// Bytes kept of a line: the longest name of a framing header, white space and a 64-bit number.
 const LINE_BYTES_MAX: usize = 64;
@@ -57,10 +56,6 @@ pub(crate) fn check_framing(headers: &HeaderMap) -> Result<(), FramingError> {
     if is_chunked && codings.next().is_none() { Ok(()) } else { Err(FramingError::UnsupportedCoding) }
 }
 
-/// Marks a request, as an extension, that states the length of its body more than once.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct AmbiguousLength;
-
 /// What the scanner has found on a connection. Requests are counted from 1.
 #[derive(Debug, Default)]
 pub(crate) struct ScannedRequests {
@@ -73,11 +68,13 @@ pub(crate) struct ScannedRequests {
 }
 
 impl ScannedRequests {
-    /// Counts the next request that hyper has parsed; whether it is ambiguous. A request whose head the scanner has
-    /// not found is ambiguous, too.
-    pub(crate) fn is_next_ambiguous(&self) -> bool {
+    /// Counts the next request that hyper has parsed, and returns an error if it states the length of its body more than
+    /// once. A request whose head the scanner has not found is ambiguous, too.
+    pub(crate) fn check_next(&self) -> Result<(), FramingError> {
         let number = self.parsed.fetch_add(1, Ordering::Relaxed) + 1;
-        number == self.ambiguous.load(Ordering::Relaxed) || number > self.heads.load(Ordering::Relaxed)
+        let is_ambiguous =
+            number == self.ambiguous.load(Ordering::Relaxed) || number > self.heads.load(Ordering::Relaxed);
+        if is_ambiguous { Err(FramingError::TwoLengths) } else { Ok(()) }
     }
 }
 
@@ -95,9 +92,9 @@ enum Element {
     Unknown,
 }
 
-/// Scans the bytes of one connection.
+/// Scans the bytes of one connection as they are read.
 #[derive(Debug)]
-struct Scanner {
+pub(crate) struct RequestScanner {
     element: Element,
     /// The beginning of a line whose end has not been received.
     line: HeaderLine,
@@ -166,10 +163,10 @@ fn parse_number(digits: &[u8], radix: u32) -> Option<u64> {
     std::str::from_utf8(digits).ok().filter(|_| is_number).and_then(|it| u64::from_str_radix(it, radix).ok())
 }
 
-impl Scanner {
-    fn new(requests: Arc<ScannedRequests>) -> Scanner {
+impl RequestScanner {
+    pub(crate) fn new(requests: Arc<ScannedRequests>) -> RequestScanner {
         let line = HeaderLine { start: [0; LINE_BYTES_MAX], kept: 0, last: 0 };
-        Scanner { element: Element::Head, line, head: HeadFraming::default(), requests }
+        RequestScanner { element: Element::Head, line, head: HeadFraming::default(), requests }
     }
 
     fn scan(&mut self, mut bytes: &[u8]) {
@@ -254,62 +251,10 @@ impl Scanner {
     }
 }
 
-/// A connection whose received bytes are scanned.
-#[derive(Debug)]
-pub(crate) struct ScannedIo<I> {
-    pub(crate) io: I,
-    scanner: Scanner,
-}
-
-impl<I> ScannedIo<I> {
-    /// `read_ahead` contains the bytes that were already received.
-    pub(crate) fn new(io: I, read_ahead: &[u8], requests: Arc<ScannedRequests>) -> ScannedIo<I> {
-        let mut scanner = Scanner::new(requests);
-        scanner.scan(read_ahead);
-        ScannedIo { io, scanner }
-    }
-}
-
-impl<I: AsyncRead + Unpin> AsyncRead for ScannedIo<I> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let before = buffer.filled().len();
-        let read = Pin::new(&mut self.io).poll_read(context, buffer);
-        self.scanner.scan(buffer.filled().get(before..).unwrap_or_default());
+impl StreamObserver for RequestScanner {
+    fn after_read(&mut self, _: &mut Context<'_>, bytes: &[u8], read: PolledIo<()>) -> PolledIo<()> {
+        self.scan(bytes);
         read
-    }
-}
-
-impl<I: AsyncWrite + Unpin> AsyncWrite for ScannedIo<I> {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write(context, bytes)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_shutdown(context)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.io.is_write_vectored()
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        slices: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write_vectored(context, slices)
     }
 }
 
@@ -343,7 +288,7 @@ mod tests {
 
     fn scanned(text: &str, pieces: &[usize]) -> Arc<ScannedRequests> {
         let requests = Arc::<ScannedRequests>::default();
-        let mut scanner = Scanner::new(requests.clone());
+        let mut scanner = RequestScanner::new(requests.clone());
         let (mut bytes, mut sizes) = (text.as_bytes(), pieces.iter().cycle());
         while !bytes.is_empty() {
             let (piece, rest) = bytes.split_at((*sizes.next().unwrap_or(&1)).min(bytes.len()));
@@ -372,16 +317,16 @@ mod tests {
             }
             let scanned = scanned(&text, &pieces);
             for _ in 0..count {
-                prop_assert!(!scanned.is_next_ambiguous());
+                prop_assert!(scanned.check_next().is_ok());
             }
             // After the last request, there is either an ambiguous one or none.
-            prop_assert!(scanned.is_next_ambiguous());
+            prop_assert!(scanned.check_next().is_err());
             prop_assert_eq!(scanned.heads.load(Ordering::Relaxed), count + u64::from(ambiguous.is_some()));
         }
 
         #[test]
         fn any_bytes_are_scanned(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
-            Scanner::new(Arc::default()).scan(&bytes);
+            RequestScanner::new(Arc::default()).scan(&bytes);
         }
     }
 
@@ -390,14 +335,14 @@ mod tests {
         for length in [format!("{}1", " ".repeat(100)), "1 1".to_owned(), "+1".to_owned(), "9".repeat(30)] {
             let head = format!("POST / HTTP/1.1\r\nContent-Length: {length}\r\n\r\n");
             for piece in [1, 1000] {
-                assert!(scanned(&head, &[piece]).is_next_ambiguous(), "{length}");
+                assert!(scanned(&head, &[piece]).check_next().is_err(), "{length}");
             }
         }
         let zeros = "0".repeat(100);
         let chunked =
             format!("POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n{zeros}1\r\na\r\n0\r\n\r\n");
         let requests = scanned(&(chunked + "GET / HTTP/1.1\r\n\r\n"), &[1000]);
-        assert!(!requests.is_next_ambiguous());
-        assert!(requests.is_next_ambiguous(), "after a chunk size that the scanner cannot read");
+        assert!(requests.check_next().is_ok());
+        assert!(requests.check_next().is_err(), "after a chunk size that the scanner cannot read");
     }
 }

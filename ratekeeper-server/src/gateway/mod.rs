@@ -85,7 +85,7 @@ use crate::runtime::backend::Backend;
 use crate::runtime::engine::EngineState;
 use crate::runtime::error::StartError;
 use crate::runtime::metrics::{Counters, Exposition, MetricsDraft, families};
-use crate::runtime::service::{ApplyReload, DrainFuture, Service};
+use crate::runtime::service::{ApplyReload, DrainFuture, Service, ServiceAddress};
 
 /// Interval between sweeps for idle upstream connections.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
@@ -105,8 +105,7 @@ const UNROUTED: &str = "";
 pub(crate) struct Gateway<S> {
     shared: Arc<GatewayShared<S>>,
     workers: Arc<[Arc<Worker<S>>]>,
-    listeners: Vec<Arc<GatewayListener>>,
-    addresses: Vec<SocketAddr>,
+    listeners: Vec<(SocketAddr, Arc<GatewayListener>)>,
     tasks: Mutex<GatewayTasks>,
 }
 
@@ -186,16 +185,16 @@ impl<S: Backend> Gateway<S> {
             (0..workers).map(|number| Worker::start(number, shared.clone())).collect();
         let workers: Arc<[Arc<Worker<S>>]> = workers.map_err(StartError::Thread)?.into();
         let mut tasks = GatewayTasks::default();
-        let (mut listeners, mut addresses) = (Vec::new(), Vec::new());
+        let mut listeners = Vec::new();
         for (socket, listener) in sockets.0 {
             let socket = TcpListener::from_std(socket).map_err(StartError::Thread)?;
-            addresses.push(socket.local_addr().map_err(StartError::Thread)?);
+            let address = socket.local_addr().map_err(StartError::Thread)?;
             let draining = shared.drain.wait_begun();
             tasks.accepting.spawn(accept::accept(socket, listener.clone(), workers.clone(), draining));
-            listeners.push(listener);
+            listeners.push((address, listener));
         }
         tasks.background.spawn(tick(shared.clone()));
-        Ok(Gateway { shared, workers, listeners, addresses, tasks: Mutex::new(tasks) })
+        Ok(Gateway { shared, workers, listeners, tasks: Mutex::new(tasks) })
     }
 
     fn open_connections(&self) -> usize {
@@ -226,8 +225,12 @@ impl<S: Backend> Gateway<S> {
 }
 
 impl<S: Backend> Service<S> for Gateway<S> {
-    fn addresses(&self) -> &[SocketAddr] {
-        &self.addresses
+    fn addresses(&self) -> Vec<ServiceAddress> {
+        let of = |(address, listener): &(SocketAddr, Arc<GatewayListener>)| {
+            let scheme = if listener.tls.is_some() { "https" } else { "http" };
+            ServiceAddress { service: "gateway", address: *address, url: format!("{scheme}://{address}") }
+        };
+        self.listeners.iter().map(of).collect()
     }
 
     fn prepare<'a>(
@@ -238,7 +241,7 @@ impl<S: Backend> Service<S> for Gateway<S> {
         let Some(gateway) = &config.gateway else { return Err(StartError::NeedsRestart("gateway.listen")) };
         let (workers, before) = (self.workers.len(), self.shared.state.load_full());
         // All certificates are read before any is replaced, so that a bad file changes nothing.
-        let certificates = || self.listeners.iter().filter_map(|it| it.certificate.as_ref());
+        let certificates = || self.listeners.iter().filter_map(|(_, it)| it.certificate.as_ref());
         let fresh = certificates().map(|it| it.reread()).collect::<Result<Vec<_>, _>>()?;
         metrics.route(UNROUTED);
         let draft = StateDraft::new(gateway, workers, &self.shared.ticker, metrics, Some(&before))?;

@@ -27,6 +27,7 @@ use super::access::{AccessRecord, X_REQUEST_ID};
 use super::body::{ClientBody, RequestBody, UpstreamBody};
 use super::connection::ClientConnection;
 use super::forward::{Forward, ForwardContext, TargetEdit};
+use super::framing::FramingError;
 use super::hop_headers::accepts_trailers;
 use super::min_rate::MinRate;
 use super::response::{into_grpc, problem, retry_later, set_connection_close};
@@ -38,18 +39,19 @@ use crate::runtime::metrics::RequestDecision;
 /// A body of at most this size usually arrives with its head: it is read, and the connection stays open.
 const UNREAD_BYTES_MAX: u64 = 16 << 10;
 
-/// Starts serving a request. Everything up to the first wait runs here, so a request that is answered by then
+/// Starts serving a request; `framing` is the error that its bytes showed, if any. Everything up to the first wait runs here, so a request that is answered by then
 /// allocates no future.
 pub(crate) fn handle<S: Backend>(
     connection: &Arc<ClientConnection<S>>,
     request: Request<Incoming>,
+    framing: Result<(), FramingError>,
 ) -> RequestFuture<S> {
     let recorder = &connection.worker.recorder;
     let mut record = AccessRecord::new(recorder, connection.peer, connection.activity.begin_request());
     let is_http1 = request.version() < Version::HTTP_2;
     let grpc = grpc_content_type(request.headers());
     let has_long_body = is_http1 && has_long_body(&request);
-    let forwarding = start(connection, request, grpc.is_some(), &mut record);
+    let forwarding = start(connection, request, framing, grpc.is_some(), &mut record);
     let completion = Completion { record, is_http1, grpc, has_long_body };
     match forwarding {
         Ok(ForwardFuture::Limited { mut limited }) => match limited.take_local_response() {
@@ -173,6 +175,7 @@ fn has_long_body(request: &Request<Incoming>) -> bool {
 fn start<S: Backend>(
     connection: &Arc<ClientConnection<S>>,
     request: Request<Incoming>,
+    framing: Result<(), FramingError>,
     is_grpc: bool,
     record: &mut AccessRecord,
 ) -> Result<ForwardFuture<S>, ErrorResponse> {
@@ -182,7 +185,7 @@ fn start<S: Backend>(
     if state.has_access_log {
         record.log(&parts.method, parts.uri.path_and_query());
     }
-    if let Err(error) = screen(&mut parts, &state.header_names, &state.header_aliases) {
+    if let Err(error) = screen(&mut parts, framing, &state.header_names, &state.header_aliases) {
         record.set_decision(RequestDecision::Rejected);
         let mut response = problem(error.status, error.detail);
         if error.status == ResponseStatus::MethodNotAllowed {

@@ -6,24 +6,15 @@ use ratekeeper_rules::response::ResponseStatus;
 
 use super::body::{ClientBody, UpstreamBody};
 
-/// Marks a response that did not come from an upstream.
-#[derive(Clone, Copy, Debug)]
-struct GatewayGenerated(ResponseStatus);
-
 /// A Problem Details response (RFC 9457) with a status and a detail text.
 pub(crate) fn problem(status: ResponseStatus, detail: &str) -> Response<UpstreamBody> {
-    let mut response = ratekeeper::tower::problem(status, detail).map(UpstreamBody::full);
-    response.extensions_mut().insert(GatewayGenerated(status));
-    response
+    ratekeeper::tower::problem(status, detail).map(|text| UpstreamBody::generated(status, text))
 }
 
 /// Converts a gateway response to gRPC, whose clients parse any body as messages. Upstream responses stay unchanged.
-pub(crate) fn into_grpc(
-    mut response: Response<ClientBody>,
-    content_type: HeaderValue,
-) -> Response<ClientBody> {
-    let Some(GatewayGenerated(status)) = response.extensions_mut().remove() else { return response };
-    let mut response = response.map(|_| ClientBody::unlimited(UpstreamBody::full("")));
+pub(crate) fn into_grpc(response: Response<ClientBody>, content_type: HeaderValue) -> Response<ClientBody> {
+    let Some(status) = response.body().generated_status() else { return response };
+    let mut response = response.map(|_| ClientBody::unlimited(UpstreamBody::generated(status, "")));
     *response.status_mut() = StatusCode::OK;
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, content_type);

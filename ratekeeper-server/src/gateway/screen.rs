@@ -12,7 +12,7 @@ use ratekeeper_rules::request::is_well_formed_host;
 use ratekeeper_rules::response::ResponseStatus;
 use ratekeeper_rules::spelling::{HeaderAliases, is_header_alias};
 
-use super::framing::{AmbiguousLength, FramingError, check_framing};
+use super::framing::{FramingError, check_framing};
 use super::hop_headers::{is_end_to_end, is_hop_by_hop, is_managed_alias, remove_where};
 
 /// Why a request is rejected.
@@ -37,10 +37,11 @@ impl From<FramingError> for ScreenError {
 }
 
 /// Checks a request's head and normalizes it to the form that is forwarded: a target without scheme and authority,
-/// and one `Host`. `protected` lists the headers that the configuration reads or edits, and `aliases` those of them that
+/// and one `Host`. `framing` is what its bytes showed that its headers do not. `protected` lists the headers that the configuration reads or edits, and `aliases` those of them that
 /// are one header to some servers.
 pub(crate) fn screen(
     parts: &mut Parts,
+    framing: Result<(), FramingError>,
     protected: &[HeaderName],
     aliases: &HeaderAliases,
 ) -> Result<(), ScreenError> {
@@ -58,10 +59,7 @@ pub(crate) fn screen(
         return Err(bad_request("the target `*` is only valid with OPTIONS"));
     }
     normalize_host(parts)?;
-    match parts.extensions.get::<AmbiguousLength>() {
-        Some(_) => Err(FramingError::TwoLengths),
-        None => check_framing(&parts.headers),
-    }?;
+    framing.and_then(|()| check_framing(&parts.headers))?;
     check_connection(&parts.headers, protected)?;
     remove_aliases(&mut parts.headers, protected);
     if aliases.both_present(|name| parts.headers.contains_key(name)).is_some() {

@@ -1,7 +1,6 @@
 //! Connections that have switched protocols, for example to WebSocket.
 
 use std::io;
-use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 
@@ -9,13 +8,14 @@ use bytes::Bytes;
 use http::Response;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf, copy_bidirectional};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, copy_bidirectional};
 use tokio::time::sleep;
 
 use super::access::AccessRecord;
 use super::body::{ClientBody, UpstreamBody};
 use super::timer::{Ticker, Ticks};
 use super::worker::GatewayShared;
+use crate::runtime::observed_stream::{ObservedStream, PolledIo, StreamObserver};
 
 /// A request that has become a tunnel. It holds the request's resources until the tunnel ends.
 #[derive(Debug)]
@@ -30,7 +30,7 @@ impl Tunnel {
     /// Keeps the response's empty body, which hyper would drop immediately.
     pub(crate) fn new(response: &mut Response<ClientBody>, record: AccessRecord) -> Tunnel {
         let upstream = hyper::upgrade::on(&mut *response);
-        let empty = ClientBody::unlimited(UpstreamBody::Full(None));
+        let empty = ClientBody::unlimited(UpstreamBody::Empty);
         Tunnel { upstream, _body: std::mem::replace(response.body_mut(), empty), _record: record }
     }
 
@@ -38,18 +38,19 @@ impl Tunnel {
     /// timeout has passed.
     pub(crate) async fn run<S>(
         self,
-        io: impl AsyncRead + AsyncWrite + Unpin,
+        stream: impl AsyncRead + AsyncWrite + Unpin,
         early: Bytes,
         shared: &GatewayShared<S>,
     ) {
         let Tunnel { upstream, _body, _record } = self;
         let last_transfer = AtomicU64::new(shared.ticker.now().as_millis());
-        let mut io = TrackedIo { io, last_transfer: &last_transfer, ticker: &shared.ticker };
+        let observer = TransferTime { last_transfer: &last_transfer, ticker: &shared.ticker };
+        let mut client = ObservedStream { stream, observer };
         let copying = async {
             let mut upstream = TokioIo::new(upstream.await.map_err(io::Error::other)?);
             // Bytes that the client sent before it received the response.
             upstream.write_all(&early).await?;
-            copy_bidirectional(&mut io, &mut upstream).await
+            copy_bidirectional(&mut client, &mut upstream).await
         };
         tokio::select! {
             biased;
@@ -72,51 +73,27 @@ async fn idle_timeout<S>(last_transfer: &AtomicU64, shared: &GatewayShared<S>) {
     }
 }
 
-/// The client's side of a tunnel. All bytes pass through it, so it records the time of the last transfer.
-struct TrackedIo<'t, I> {
-    io: I,
+/// Records the time of the last transfer. It observes the client's side, which all bytes of a tunnel pass through.
+struct TransferTime<'t> {
     last_transfer: &'t AtomicU64,
     ticker: &'t Ticker,
 }
 
-impl<I> TrackedIo<'_, I> {
-    fn record_transfer(&self) {
-        self.last_transfer.store(self.ticker.now().as_millis(), Ordering::Relaxed);
+impl TransferTime<'_> {
+    fn record<T>(&self, transfer: Poll<T>) -> Poll<T> {
+        if transfer.is_ready() {
+            self.last_transfer.store(self.ticker.now().as_millis(), Ordering::Relaxed);
+        }
+        transfer
     }
 }
 
-impl<I: AsyncRead + Unpin> AsyncRead for TrackedIo<'_, I> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let read = Pin::new(&mut self.io).poll_read(context, buffer);
-        if read.is_ready() {
-            self.record_transfer();
-        }
-        read
-    }
-}
-
-impl<I: AsyncWrite + Unpin> AsyncWrite for TrackedIo<'_, I> {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        let written = Pin::new(&mut self.io).poll_write(context, bytes);
-        if written.is_ready() {
-            self.record_transfer();
-        }
-        written
+impl StreamObserver for TransferTime<'_> {
+    fn after_read(&mut self, _: &mut Context<'_>, _: &[u8], read: PolledIo<()>) -> PolledIo<()> {
+        self.record(read)
     }
 
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_shutdown(context)
+    fn after_write(&mut self, _: &mut Context<'_>, written: PolledIo<usize>) -> PolledIo<usize> {
+        self.record(written)
     }
 }

@@ -1,6 +1,5 @@
 //! The HTTP API as a service of the server.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,13 +9,18 @@ use ratekeeper_config::Config;
 use tokio::runtime::Handle;
 
 use super::{HttpApi, HttpApiSettings, HttpApiSnapshot, listen};
-use crate::runtime::BoundSocket;
 use crate::runtime::backend::Backend;
 use crate::runtime::engine::EngineState;
 use crate::runtime::error::StartError;
 use crate::runtime::metrics::{Exposition, MetricsDraft};
 use crate::runtime::records::RecordStore;
-use crate::runtime::service::{ApplyReload, DrainFuture, ListenerTask, Service, log_failure};
+use crate::runtime::service::{ApplyReload, DrainFuture, ListenerTask, Service, ServiceAddress};
+use crate::runtime::{AddressSetting, BoundSocket};
+
+pub(crate) const ADDRESS: AddressSetting = AddressSetting {
+    name: "apis.http",
+    address: |config| config.apis.http.as_ref().map(|http| http.api.listen),
+};
 
 /// The HTTP API, while it is served.
 #[derive(Debug)]
@@ -36,10 +40,8 @@ impl<S: Backend, R: RecordStore> HttpApiService<S, R> {
         runtime: &Handle,
     ) -> Result<HttpApiService<S, R>, StartError> {
         let api = Arc::new(HttpApi::new(snapshot(config, engine), records).with_routes(other_routes));
-        let listener = ListenerTask::spawn(runtime, socket, |listener, closing| {
-            let (address, serving) = listen(listener, api.clone(), closing)?;
-            Ok((address, async move { log_failure("http", serving.await) }))
-        });
+        let listener =
+            ListenerTask::spawn(runtime, socket, |listener, closing| listen(listener, api.clone(), closing));
         Ok(HttpApiService { api, listener: listener? })
     }
 }
@@ -68,8 +70,8 @@ impl HttpApiSettings {
 }
 
 impl<S: Backend, R: RecordStore> Service<S> for HttpApiService<S, R> {
-    fn addresses(&self) -> &[SocketAddr] {
-        self.listener.addresses()
+    fn addresses(&self) -> Vec<ServiceAddress> {
+        vec![self.listener.address("HTTP API", "http", "/v1/check")]
     }
 
     fn prepare<'a>(

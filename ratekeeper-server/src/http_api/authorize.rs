@@ -47,6 +47,7 @@
 
 use std::convert::Infallible;
 use std::future::{Ready, ready};
+use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
@@ -56,15 +57,15 @@ use axum::http::header::{CACHE_CONTROL, HeaderName, HeaderValue};
 use axum::http::{Response, StatusCode};
 use http_body_util::Empty;
 use ratekeeper::Store;
-use ratekeeper::tower::{ConcurrencySet, Peer, RequestContext, RuleSet, status_code};
+use ratekeeper::tower::{ConcurrencySet, LimitedCall, Peer, RequestContext, RuleSet, status_code};
 use ratekeeper_rules::response::ResponseStatus;
 use tower_service::Service;
 
 use super::error::HttpApiError;
-use super::metrics::EndpointOutcome;
 use super::request_body::DenyStatus;
+use super::response::EndpointResponse;
 use super::{HttpApi, original_request};
-use crate::runtime::metrics::Endpoint;
+use crate::runtime::metrics::{Endpoint, EndpointResult};
 use crate::runtime::records::RecordStore;
 
 /// The values of `deny_status` for proxies. 429 passes the denial on with its real status; the others replace the
@@ -79,15 +80,16 @@ pub(super) async fn authorize<S: Store + Send + Sync + 'static, R: RecordStore>(
     State(api): State<Arc<HttpApi<S, R>>>,
     request: Request,
 ) -> Response<Body> {
-    let response = authorize_request(&*api, request).await.unwrap_or_else(HttpApiError::into_response);
-    api.metrics.count(Endpoint::Authorize, &response);
+    let result = authorize_request(&*api, request).await;
+    let EndpointResponse { response, outcome } = result.unwrap_or_else(HttpApiError::into_response);
+    api.metrics.count(Endpoint::Authorize, outcome);
     response
 }
 
 async fn authorize_request<S: Store + Send + Sync + 'static, R: RecordStore>(
     api: &HttpApi<S, R>,
     request: Request,
-) -> Result<Response<Body>, HttpApiError> {
+) -> Result<EndpointResponse, HttpApiError> {
     let snapshot = api.snapshot();
     let settings = &*snapshot.settings;
     let peer = request.extensions().get::<Peer>().copied();
@@ -114,29 +116,30 @@ async fn authorize_request<S: Store + Send + Sync + 'static, R: RecordStore>(
         concurrency: Some(&concurrency),
         ..RequestContext::default()
     };
-    let Ok(response) = layer.call_with(AllowService, original, context).response.await;
+    let LimitedCall { response, event } = layer.call_with(AllowService, original, context);
+    let mut answering = pin!(response);
+    let Ok(response) = answering.as_mut().await;
+    let event = event.or_else(|| answering.take_event());
     let response = response.map(Body::new);
-    Ok(match response.extensions().get::<AllowMarker>() {
-        Some(AllowMarker) => allowed(response),
-        None => denied(response, deny_status),
+    Ok(match event.is_some_and(|event| event.is_allowed()) {
+        true => allowed(response),
+        false => denied(response, deny_status),
     })
 }
 
-fn allowed(mut response: Response<Body>) -> Response<Body> {
+fn allowed(mut response: Response<Body>) -> EndpointResponse {
     response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    response.extensions_mut().insert(EndpointOutcome::Allowed);
-    response
+    EndpointResponse { response, outcome: EndpointResult::Allowed }
 }
 
-fn denied(mut response: Response<Body>, deny_status: DenyStatus) -> Response<Body> {
+fn denied(mut response: Response<Body>, deny_status: DenyStatus) -> EndpointResponse {
     let real = real_status(&response);
     let status = if deny_status.0 == StatusCode::TOO_MANY_REQUESTS { real } else { deny_status.0 };
     *response.status_mut() = status;
     let headers = response.headers_mut();
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     headers.insert(DENIED, HeaderValue::from(real.as_u16()));
-    response.extensions_mut().insert(EndpointOutcome::Denied);
-    response
+    EndpointResponse { response, outcome: EndpointResult::Denied }
 }
 
 /// The real status of a denial. A gRPC denial has status 200 and its code in `grpc-status`; a proxy would take the
@@ -150,13 +153,9 @@ fn real_status(response: &Response<Body>) -> StatusCode {
     }
 }
 
-/// Takes the place of the application: a request that reaches it is allowed.
+/// Takes the place of the application.
 #[derive(Clone, Copy, Debug)]
 struct AllowService;
-
-/// Marks a response of [`AllowService`].
-#[derive(Clone, Copy, Debug)]
-struct AllowMarker;
 
 impl Service<http::Request<()>> for AllowService {
     type Response = Response<Empty<Bytes>>;
@@ -168,8 +167,6 @@ impl Service<http::Request<()>> for AllowService {
     }
 
     fn call(&mut self, _: http::Request<()>) -> Self::Future {
-        let mut response = Response::new(Empty::new());
-        response.extensions_mut().insert(AllowMarker);
-        ready(Ok(response))
+        ready(Ok(Response::new(Empty::new())))
     }
 }

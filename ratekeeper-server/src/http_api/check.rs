@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use axum::http::StatusCode;
-use axum::response::Response;
 use ratekeeper::tower::RatekeeperLayer;
 use ratekeeper::tower::check::{Check, CheckMode, CheckOutcome, KeyError, KeyInput, LimitRef, TierOutcome};
 use ratekeeper::{Decision, Store};
@@ -12,9 +11,10 @@ use smallvec::SmallVec;
 
 use super::error::HttpApiError;
 use super::idempotency::ApiRequest;
-use super::metrics::EndpointOutcome;
 use super::request_body::{self, CheckRequest, DenyStatus, Key, LimitCheck};
+use super::response::EndpointResponse;
 use super::{HttpApi, HttpApiSnapshot, response};
+use crate::runtime::metrics::EndpointResult;
 use crate::runtime::records::RecordStore;
 
 /// The decision on one check.
@@ -161,14 +161,14 @@ impl<'a, S: Store> ResolvedChecks<'a, S> {
         checks: &[LimitCheck<'_>],
         deny_status: Option<DenyStatus>,
         more: &[u8],
-    ) -> Response {
+    ) -> EndpointResponse {
         let mut body = response::begin(result, checks);
         body.extend_from_slice(more);
         body.push(b'}');
-        let outcome = if result.allowed { EndpointOutcome::Allowed } else { EndpointOutcome::Denied };
+        let outcome = if result.allowed { EndpointResult::Allowed } else { EndpointResult::Denied };
         let status = deny_status.filter(|_| !result.allowed).map_or(StatusCode::OK, |status| status.0);
         let mut response = response::json(status, outcome, body);
-        response::add_headers(&mut response, &self.layer.response(&result.outcome));
+        response::add_headers(&mut response.response, &self.layer.response(&result.outcome));
         response
     }
 }
@@ -186,7 +186,7 @@ fn unknown_limit(name: &str, names: &[&str]) -> HttpApiError {
 pub(super) async fn check<S: Store + Send + Sync + 'static, R: RecordStore>(
     api: Arc<HttpApi<S, R>>,
     request: ApiRequest,
-) -> Result<Response, HttpApiError> {
+) -> Result<EndpointResponse, HttpApiError> {
     let CheckRequest { checks, deny_status } = CheckRequest::read(&request.body)?;
     let statuses = &request_body::CHECK_DENY_STATUSES;
     let in_query = DenyStatus::in_query(request.query(), statuses)?;
@@ -201,7 +201,7 @@ pub(super) async fn check<S: Store + Send + Sync + 'static, R: RecordStore>(
 pub(super) async fn peek<S: Store + Send + Sync + 'static, R: RecordStore>(
     api: Arc<HttpApi<S, R>>,
     request: ApiRequest,
-) -> Result<Response, HttpApiError> {
+) -> Result<EndpointResponse, HttpApiError> {
     let CheckRequest { checks, deny_status } = CheckRequest::read(&request.body)?;
     let snapshot = api.snapshot();
     let resolved = ResolvedChecks::new(&snapshot, &checks)?;
@@ -215,7 +215,7 @@ pub(super) async fn peek<S: Store + Send + Sync + 'static, R: RecordStore>(
 pub(super) async fn reset<S: Store + Send + Sync + 'static, R: RecordStore>(
     api: Arc<HttpApi<S, R>>,
     request: ApiRequest,
-) -> Result<Response, HttpApiError> {
+) -> Result<EndpointResponse, HttpApiError> {
     let snapshot = api.snapshot();
     if !snapshot.settings.resets {
         let reason = "resets are disabled, because a client that can reset a key has no limit; enable them with \
@@ -230,7 +230,7 @@ pub(super) async fn reset<S: Store + Send + Sync + 'static, R: RecordStore>(
 pub(super) async fn refund<S: Store + Send + Sync + 'static, R: RecordStore>(
     api: Arc<HttpApi<S, R>>,
     request: ApiRequest,
-) -> Result<Response, HttpApiError> {
+) -> Result<EndpointResponse, HttpApiError> {
     let snapshot = api.snapshot();
     if !snapshot.settings.refunds {
         let reason = "refunds are disabled, because a client that can refund has no limit; enable them with \
@@ -252,7 +252,7 @@ async fn apply<'a, S: Store>(
     snapshot: &'a HttpApiSnapshot<S>,
     checks: &'a [LimitCheck<'a>],
     operation: KeyOperation,
-) -> Result<Response, HttpApiError> {
+) -> Result<EndpointResponse, HttpApiError> {
     let resolved = ResolvedChecks::new(snapshot, checks)?;
     // Peek first, so that errors are reported before anything changes. A key on a deny list was never charged.
     let result = resolved.peek().await?;
@@ -277,8 +277,7 @@ async fn apply<'a, S: Store>(
     // A peek at the refunded cost would be about another request of that cost.
     let state = resolved.without_cost();
     let result = state.peek().await.map_err(HttpApiError::maybe_executed)?;
-    let mut response = state.response(&result, checks, None, b"");
     // The operation succeeded, even if the limit now denies the key.
-    response.extensions_mut().insert(EndpointOutcome::Allowed);
-    Ok(response)
+    let outcome = EndpointResult::Allowed;
+    Ok(EndpointResponse { outcome, ..state.response(&result, checks, None, b"") })
 }

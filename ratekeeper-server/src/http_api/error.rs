@@ -1,9 +1,10 @@
 //! The errors of this API: a status and a reason, converted to a Problem Details response in one place.
 
 use axum::http::header::{HeaderValue, RETRY_AFTER};
-use axum::response::Response;
 use ratekeeper_rules::response::ResponseStatus;
 
+use super::response::EndpointResponse;
+use crate::runtime::metrics::EndpointResult;
 use crate::runtime::problem::problem;
 use crate::runtime::records::RecordError;
 
@@ -38,7 +39,7 @@ impl HttpApiError {
         HttpApiError { is_retryable: false, may_be_executed: true, ..self }
     }
 
-    pub(crate) fn into_response(self) -> Response {
+    pub(super) fn into_response(self) -> EndpointResponse {
         let reason = match self.reason.char_indices().nth(REASON_CHARS_MAX) {
             Some((end, _)) => &self.reason[..end],
             None => &self.reason,
@@ -47,7 +48,7 @@ impl HttpApiError {
         if self.is_retryable {
             response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
         }
-        response
+        EndpointResponse { response, outcome: EndpointResult::of_error(self.status.code()) }
     }
 }
 

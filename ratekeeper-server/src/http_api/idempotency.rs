@@ -23,9 +23,9 @@ use serde::{Deserialize, Serialize};
 
 use super::HttpApi;
 use super::error::HttpApiError;
-use super::metrics::EndpointOutcome;
 use super::request_body;
-use crate::runtime::metrics::{Endpoint, LabelType};
+use super::response::EndpointResponse;
+use crate::runtime::metrics::{Endpoint, EndpointResult, LabelType};
 use crate::runtime::records::{CLAIM_NONCE_BYTES, Claim, ClaimResult, RecordStore};
 
 /// Longest idempotency key, in bytes.
@@ -102,12 +102,12 @@ pub(super) async fn handle<S, R, F>(
 where
     S: Store + Send + Sync + 'static,
     R: RecordStore,
-    F: Future<Output = Result<Response<Body>, HttpApiError>> + Send + 'static,
+    F: Future<Output = Result<EndpointResponse, HttpApiError>> + Send + 'static,
 {
     let context = api.clone();
     let result = execute(api, endpoint, request, run).await;
-    let response = result.unwrap_or_else(HttpApiError::into_response);
-    context.metrics.count(endpoint, &response);
+    let EndpointResponse { response, outcome } = result.unwrap_or_else(HttpApiError::into_response);
+    context.metrics.count(endpoint, outcome);
     response
 }
 
@@ -116,11 +116,11 @@ async fn execute<S, R, F>(
     endpoint: Endpoint,
     request: Request,
     run: impl FnOnce(Arc<HttpApi<S, R>>, ApiRequest) -> F + Send + 'static,
-) -> Result<Response<Body>, HttpApiError>
+) -> Result<EndpointResponse, HttpApiError>
 where
     S: Store + Send + Sync + 'static,
     R: RecordStore,
-    F: Future<Output = Result<Response<Body>, HttpApiError>> + Send + 'static,
+    F: Future<Output = Result<EndpointResponse, HttpApiError>> + Send + 'static,
 {
     let (parts, body) = request_body::body(request).await?;
     let request = ApiRequest { body, target: parts.uri.into_parts().path_and_query };
@@ -167,11 +167,11 @@ async fn execute_once<S, R, F>(
     key: &str,
     request: ApiRequest,
     run: impl FnOnce(Arc<HttpApi<S, R>>, ApiRequest) -> F + Send,
-) -> Result<Response<Body>, HttpApiError>
+) -> Result<EndpointResponse, HttpApiError>
 where
     S: Store + Send + Sync + 'static,
     R: RecordStore,
-    F: Future<Output = Result<Response<Body>, HttpApiError>> + Send,
+    F: Future<Output = Result<EndpointResponse, HttpApiError>> + Send,
 {
     // Digests, so that the stored records do not reveal keys.
     let name = hex(&digest(&[endpoint.name().as_bytes(), key.as_bytes()]));
@@ -197,7 +197,7 @@ where
     }
     let response = run(api.clone(), request).await;
     match response {
-        Ok(response) if response.extensions().get() == Some(&EndpointOutcome::Allowed) => {
+        Ok(response) if response.outcome == EndpointResult::Allowed => {
             Ok(store_response(&*api, endpoint, &claim, response).await)
         }
         // A retry with this key must not execute the request a second time.
@@ -217,8 +217,9 @@ async fn store_response<S: Store + Send + Sync + 'static, R: RecordStore>(
     api: &HttpApi<S, R>,
     endpoint: Endpoint,
     claim: &Claim,
-    response: Response<Body>,
-) -> Response<Body> {
+    response: EndpointResponse,
+) -> EndpointResponse {
+    let EndpointResponse { response, outcome } = response;
     let (stored, response) = StoredResponse::of(response).await;
     for attempt in 1.. {
         match api.records.set_response(claim, &stored, RESPONSE_LIFETIME).await {
@@ -232,7 +233,7 @@ async fn store_response<S: Store + Send + Sync + 'static, R: RecordStore>(
             }
         }
     }
-    response
+    EndpointResponse { response, outcome }
 }
 
 /// A response as stored.
@@ -261,7 +262,7 @@ impl StoredResponse {
         (bytes, Response::from_parts(parts, Body::from(body)))
     }
 
-    fn response(bytes: &[u8]) -> Result<Response<Body>, HttpApiError> {
+    fn response(bytes: &[u8]) -> Result<EndpointResponse, HttpApiError> {
         let unreadable =
             || HttpApiError::new(ResponseStatus::ServiceUnavailable, "the stored response is unreadable");
         let StoredResponse { status, headers, body } =
@@ -274,9 +275,10 @@ impl StoredResponse {
             }
         }
         response.headers_mut().insert("idempotent-replayed", HeaderValue::from_static("true"));
-        if response.status().is_success() {
-            response.extensions_mut().insert(EndpointOutcome::Allowed);
-        }
-        Ok(response)
+        let outcome = match response.status().is_success() {
+            true => EndpointResult::Allowed,
+            false => EndpointResult::of_error(response.status().as_u16()),
+        };
+        Ok(EndpointResponse { response, outcome })
     }
 }

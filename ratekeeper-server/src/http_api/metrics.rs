@@ -2,20 +2,9 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use axum::response::Response;
-
 use crate::runtime::metrics::{Counters, Endpoint, EndpointResult, Exposition, LabelType, families};
 
-/// The outcome of a request, carried in the extensions of its response.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum EndpointOutcome {
-    /// It was executed, or a peek found that it would be allowed.
-    Allowed,
-    /// A limit denies it.
-    Denied,
-}
-
-/// Requests by endpoint and outcome. All labels are fixed names.
+/// Requests by endpoint and result.
 #[derive(Debug, Default)]
 pub struct HttpApiMetrics {
     requests: [Counters<EndpointResult>; Endpoint::ALL.len()],
@@ -26,13 +15,7 @@ pub struct HttpApiMetrics {
 }
 
 impl HttpApiMetrics {
-    pub(super) fn count(&self, endpoint: Endpoint, response: &Response) {
-        let result = match response.extensions().get::<EndpointOutcome>() {
-            Some(EndpointOutcome::Allowed) => EndpointResult::Allowed,
-            Some(EndpointOutcome::Denied) => EndpointResult::Denied,
-            None if response.status().is_server_error() => EndpointResult::Error,
-            None => EndpointResult::Rejected,
-        };
+    pub(super) fn count(&self, endpoint: Endpoint, result: EndpointResult) {
         self.requests[endpoint.index()].count(result);
     }
 
@@ -55,25 +38,16 @@ impl HttpApiMetrics {
 
 #[cfg(test)]
 mod tests {
-    use axum::body::Body;
-    use axum::http::StatusCode;
-
     use super::*;
 
     #[test]
     fn outcomes_are_counted_separately() {
         let metrics = HttpApiMetrics::default();
-        let response = |status: StatusCode, outcome: Option<EndpointOutcome>| {
-            let mut response = Response::new(Body::empty());
-            *response.status_mut() = status;
-            outcome.map(|outcome| response.extensions_mut().insert(outcome));
-            response
-        };
-        metrics.count(Endpoint::Check, &response(StatusCode::OK, Some(EndpointOutcome::Allowed)));
-        metrics.count(Endpoint::Check, &response(StatusCode::OK, Some(EndpointOutcome::Denied)));
-        metrics.count(Endpoint::Authorize, &response(StatusCode::FORBIDDEN, Some(EndpointOutcome::Denied)));
-        metrics.count(Endpoint::Settle, &response(StatusCode::CONFLICT, None));
-        metrics.count(Endpoint::Settle, &response(StatusCode::SERVICE_UNAVAILABLE, None));
+        metrics.count(Endpoint::Check, EndpointResult::Allowed);
+        metrics.count(Endpoint::Check, EndpointResult::Denied);
+        metrics.count(Endpoint::Authorize, EndpointResult::Denied);
+        metrics.count(Endpoint::Settle, EndpointResult::of_error(409));
+        metrics.count(Endpoint::Settle, EndpointResult::of_error(503));
         let mut out = Exposition::default();
         metrics.write(&mut out);
         let text = out.into_text();

@@ -52,10 +52,9 @@ use ratekeeper::tower::client::TrustedProxies;
 use ratekeeper::tower::{RatekeeperLayer, RuleSet};
 use ratekeeper_config::Secret;
 use tokio::join;
-use tokio::net::TcpListener;
 use tokio::sync::watch;
 
-pub(crate) use self::api::HttpApiService;
+pub(crate) use self::api::{ADDRESS, HttpApiService};
 pub use self::idempotency::IDEMPOTENCY_KEY_BYTES_MAX;
 pub use self::metrics::HttpApiMetrics;
 pub use self::request_body::{BODY_BYTES_MAX, CHECKS_MAX, EXPIRES, KEY_BYTES_MAX, KEY_PARTS_MAX};
@@ -66,6 +65,7 @@ use crate::runtime::http_listener;
 pub use crate::runtime::records::{
     CLAIM_NONCE_BYTES, Claim, ClaimResult, MemoryRecords, RecordError, RecordStore, RedisRecords, TakeResult,
 };
+use crate::runtime::sockets::into_tokio;
 
 /// Most open connections; further ones are closed immediately.
 pub const CONNECTIONS_MAX: usize = 4096;
@@ -161,9 +161,7 @@ pub fn listen<S: Store + Send + Sync + 'static, R: RecordStore>(
     context: Arc<HttpApi<S, R>>,
     drain: watch::Receiver<bool>,
 ) -> io::Result<(SocketAddr, impl Future<Output = io::Result<()>> + Send)> {
-    listener.set_nonblocking(true)?;
-    let listener = TcpListener::from_std(listener)?;
-    let address = listener.local_addr()?;
+    let (listener, address) = into_tokio(listener)?;
     let router = router(context.clone());
     Ok((address, async move {
         let (end, ended) = watch::channel(false);

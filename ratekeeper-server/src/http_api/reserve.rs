@@ -15,7 +15,6 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use axum::http::StatusCode;
-use axum::response::Response;
 use ratekeeper::tower::check::CheckMode;
 use ratekeeper::{Store, Time};
 use ratekeeper_config::push_seconds;
@@ -27,10 +26,11 @@ use tokio::time::{MissedTickBehavior, interval};
 use super::check::ResolvedChecks;
 use super::error::HttpApiError;
 use super::idempotency::{ApiRequest, hex, random_bytes};
-use super::metrics::EndpointOutcome;
 use super::request_body::{self, Key, LimitCheck, Reservation, ReserveRequest, SettleRequest};
+use super::response::EndpointResponse;
 use super::{HttpApi, HttpApiSnapshot, response};
 use crate::runtime::http_listener::is_closing;
+use crate::runtime::metrics::EndpointResult;
 use crate::runtime::records::{RecordError, RecordStore, TakeResult};
 
 /// Interval between sweeps for expired reservations.
@@ -46,7 +46,7 @@ const ID_BYTES: usize = 16;
 pub(super) async fn reserve<S: Store + Send + Sync + 'static, R: RecordStore>(
     api: Arc<HttpApi<S, R>>,
     request: ApiRequest,
-) -> Result<Response, HttpApiError> {
+) -> Result<EndpointResponse, HttpApiError> {
     let ReserveRequest { check, expires } = ReserveRequest::read(&request.body)?;
     let checks = [check];
     let snapshot = api.snapshot();
@@ -105,7 +105,7 @@ fn new_id() -> Result<String, HttpApiError> {
 pub(super) async fn settle<S: Store + Send + Sync + 'static, R: RecordStore>(
     api: Arc<HttpApi<S, R>>,
     request: ApiRequest,
-) -> Result<Response, HttpApiError> {
+) -> Result<EndpointResponse, HttpApiError> {
     let SettleRequest { reservation: id, cost } = request_body::read(&request.body)?;
     let reservation = parse_record(api.records.read(&id).await.map_err(not_settled)?)?;
     let snapshot = api.snapshot();
@@ -161,7 +161,7 @@ pub(super) async fn settle<S: Store + Send + Sync + 'static, R: RecordStore>(
     body.extend_from_slice(b",\"degraded\":");
     response::push_flag(&mut body, is_degraded);
     body.push(b'}');
-    Ok(response::json(StatusCode::OK, EndpointOutcome::Allowed, body))
+    Ok(response::json(StatusCode::OK, EndpointResult::Allowed, body))
 }
 
 /// The error of a settlement that has changed nothing.

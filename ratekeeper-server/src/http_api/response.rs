@@ -4,26 +4,32 @@ use axum::body::Body;
 use axum::http::StatusCode;
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName, HeaderValue};
 use axum::response::Response;
+use ratekeeper::Decision;
 use ratekeeper::tower::check::TierOutcome;
 use ratekeeper::tower::response::LimitResponse;
-use ratekeeper::{Decision, RetryAfter};
-use ratekeeper_config::push_seconds;
+use ratekeeper_config::{push_retry_after, push_seconds};
 
 use super::check::{CheckResult, LimitResult};
-use super::metrics::EndpointOutcome;
 use super::request_body::LimitCheck;
+use crate::runtime::metrics::EndpointResult;
 
 /// Approximate bytes per limit in a response.
 const BYTES_PER_LIMIT: usize = 192;
 
-/// A response in JSON, with its outcome for the metrics.
-pub(super) fn json(status: StatusCode, outcome: EndpointOutcome, body: Vec<u8>) -> Response {
+/// A response with the outcome of its request.
+#[derive(Debug)]
+pub(super) struct EndpointResponse {
+    pub(super) response: Response,
+    pub(super) outcome: EndpointResult,
+}
+
+/// A response in JSON.
+pub(super) fn json(status: StatusCode, outcome: EndpointResult, body: Vec<u8>) -> EndpointResponse {
     let mut response = Response::new(Body::from(body));
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    response.extensions_mut().insert(outcome);
-    response
+    EndpointResponse { response, outcome }
 }
 
 /// Adds the rate limit headers. A denial's content type is left out, because it belongs to another body.
@@ -105,11 +111,7 @@ fn push_decision(out: &mut Vec<u8>, decision: Option<&Decision>) {
         None => out.extend_from_slice(b"null"),
     }
     out.extend_from_slice(b",\"retry_after\":");
-    match decision.retry_after {
-        RetryAfter::Now => out.extend_from_slice(b"null"),
-        RetryAfter::After(wait) => push_seconds(out, wait),
-        RetryAfter::Never => out.extend_from_slice(b"\"never\""),
-    }
+    push_retry_after(out, decision.retry_after);
     out.extend_from_slice(b",\"reset_after\":");
     match decision.known_remaining() {
         Some(_) => push_seconds(out, decision.reset_after),

@@ -1,6 +1,5 @@
 //! The Redis API as a service of the server.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,13 +7,18 @@ use ratekeeper_config::Config;
 use tokio::runtime::Handle;
 
 use super::{ClientTimeouts, RedisApi, RedisApiMetrics, RedisApiSnapshot, listen};
-use crate::runtime::BoundSocket;
 use crate::runtime::backend::Backend;
 use crate::runtime::current::Current;
 use crate::runtime::engine::EngineState;
 use crate::runtime::error::StartError;
 use crate::runtime::metrics::{Exposition, MetricsDraft};
-use crate::runtime::service::{ApplyReload, DrainFuture, ListenerTask, Service};
+use crate::runtime::service::{ApplyReload, DrainFuture, ListenerTask, Service, ServiceAddress};
+use crate::runtime::{AddressSetting, BoundSocket};
+
+pub(crate) const ADDRESS: AddressSetting = AddressSetting {
+    name: "apis.resp",
+    address: |config| config.apis.resp.as_ref().map(|resp| resp.api.listen),
+};
 
 /// The Redis API, while it is served.
 #[derive(Debug)]
@@ -35,7 +39,12 @@ impl<S: Backend> RedisApiService<S> {
         let metrics = Arc::<RedisApiMetrics>::default();
         let listener = ListenerTask::spawn(runtime, socket, |listener, draining| {
             let (current, metrics) = (current.clone(), metrics.clone());
-            listen(listener, RedisApi { current, metrics, timeouts: ClientTimeouts::default(), draining })
+            let api = RedisApi { current, metrics, timeouts: ClientTimeouts::default(), draining };
+            let (address, serving) = listen(listener, api)?;
+            Ok((address, async move {
+                serving.await;
+                Ok(())
+            }))
         });
         Ok(RedisApiService { current, metrics, listener: listener? })
     }
@@ -52,8 +61,8 @@ fn snapshot<S>(config: &Config, engine: &EngineState<S>) -> RedisApiSnapshot<S> 
 }
 
 impl<S: Backend> Service<S> for RedisApiService<S> {
-    fn addresses(&self) -> &[SocketAddr] {
-        self.listener.addresses()
+    fn addresses(&self) -> Vec<ServiceAddress> {
+        vec![self.listener.address("Redis API", "redis", "")]
     }
 
     fn prepare<'a>(

@@ -68,13 +68,11 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
-pub(crate) use self::api::RedisApiService;
+pub(crate) use self::api::{ADDRESS, RedisApiService};
 pub use self::metrics::RedisApiMetrics;
 use crate::runtime::current::Current;
 use crate::runtime::open_files;
-
-/// Delay after an accept error: without free file descriptors, an immediate retry would fail again.
-const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(50);
+use crate::runtime::sockets::{ACCEPT_RETRY_DELAY, into_tokio};
 
 /// The limits and settings of the API. They are read repeatedly, so that a reload takes effect from the next command
 /// on.
@@ -131,9 +129,7 @@ pub fn listen<S: Store + Send + Sync + 'static>(
     listener: std::net::TcpListener,
     api: RedisApi<S>,
 ) -> io::Result<(SocketAddr, impl Future<Output = ()> + Send)> {
-    listener.set_nonblocking(true)?;
-    let listener = TcpListener::from_std(listener)?;
-    let address = listener.local_addr()?;
+    let (listener, address) = into_tokio(listener)?;
     Ok((address, serve(listener, Arc::new(api))))
 }
 

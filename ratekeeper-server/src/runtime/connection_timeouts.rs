@@ -1,7 +1,7 @@
 //! The time limits for request heads and for responses. A head arrives before its sender is authenticated, so a slow
 //! one is cut off early, while a connection that has already served a request may be idle for longer.
 
-use std::io::{self, IoSlice};
+use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
@@ -11,8 +11,9 @@ use std::time::Duration;
 use axum::body::Body;
 use bytes::Bytes;
 use hyper::body::{Frame, SizeHint};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep, sleep_until};
+
+use super::observed_stream::{PolledIo, StreamObserver};
 
 /// How long a head may take from its first byte; for the first head, from when the connection is accepted.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
@@ -137,10 +138,9 @@ impl hyper::body::Body for TrackedBody {
     }
 }
 
-/// A stream that fails if the client is too slow with a head, or does not read a response.
+/// Fails the reads and writes of a stream whose client is too slow with a head, or does not read a response.
 #[derive(Debug)]
-pub(crate) struct ClientTimeoutIo<I> {
-    stream: I,
+pub(crate) struct ClientDeadlines {
     state: ConnectionState,
     deadline: Instant,
     /// Created on the first wait: most heads arrive in one read.
@@ -149,15 +149,9 @@ pub(crate) struct ClientTimeoutIo<I> {
     write_timer: Option<Pin<Box<Sleep>>>,
 }
 
-impl<I> ClientTimeoutIo<I> {
-    pub(crate) fn new(stream: I, state: ConnectionState) -> ClientTimeoutIo<I> {
-        ClientTimeoutIo {
-            stream,
-            state,
-            deadline: Instant::now() + HEAD_TIMEOUT,
-            timer: None,
-            write_timer: None,
-        }
+impl ClientDeadlines {
+    pub(crate) fn new(state: ConnectionState) -> ClientDeadlines {
+        ClientDeadlines { state, deadline: Instant::now() + HEAD_TIMEOUT, timer: None, write_timer: None }
     }
 
     /// Ready once the time for a head is over.
@@ -168,13 +162,28 @@ impl<I> ClientTimeoutIo<I> {
         }
         timer.as_mut().poll(context)
     }
+}
 
-    /// The result of a write; an error once writes have waited for [`READ_TIMEOUT`].
-    fn track_write<T>(
-        &mut self,
-        context: &mut Context<'_>,
-        written: Poll<io::Result<T>>,
-    ) -> Poll<io::Result<T>> {
+impl StreamObserver for ClientDeadlines {
+    fn after_read(&mut self, context: &mut Context<'_>, bytes: &[u8], read: PolledIo<()>) -> PolledIo<()> {
+        match self.state.phase() {
+            READING_HEAD if read.is_pending() => {
+                ready!(self.poll_timeout(context));
+                return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+            }
+            IDLE if !bytes.is_empty() => {
+                self.state.set_waiting();
+                // A connection that the accept loop has just closed stays closed.
+                self.state.change(IDLE, READING_HEAD);
+                self.deadline = Instant::now() + HEAD_TIMEOUT;
+            }
+            _ => {}
+        }
+        read
+    }
+
+    /// Returns an error once writes have waited for [`READ_TIMEOUT`].
+    fn after_write(&mut self, context: &mut Context<'_>, written: PolledIo<usize>) -> PolledIo<usize> {
         if written.is_ready() {
             self.write_timer = None;
             return written;
@@ -183,65 +192,11 @@ impl<I> ClientTimeoutIo<I> {
         ready!(timer.as_mut().poll(context));
         Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }
-}
 
-impl<I: AsyncRead + Unpin> AsyncRead for ClientTimeoutIo<I> {
-    fn poll_read(
-        self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let this = self.get_mut();
-        let before = buffer.filled().len();
-        let read = Pin::new(&mut this.stream).poll_read(context, buffer);
-        match this.state.phase() {
-            READING_HEAD if read.is_pending() => {
-                ready!(this.poll_timeout(context));
-                return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
-            }
-            IDLE if buffer.filled().len() > before => {
-                this.state.set_waiting();
-                // A connection that the accept loop has just closed stays closed.
-                this.state.change(IDLE, READING_HEAD);
-                this.deadline = Instant::now() + HEAD_TIMEOUT;
-            }
-            _ => {}
-        }
-        read
-    }
-}
-
-impl<I: AsyncWrite + Unpin> AsyncWrite for ClientTimeoutIo<I> {
-    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        let this = self.get_mut();
-        let written = Pin::new(&mut this.stream).poll_write(context, bytes);
-        this.track_write(context, written)
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let this = self.get_mut();
-        let flushed = Pin::new(&mut this.stream).poll_flush(context);
+    fn after_flush(&mut self, _: &mut Context<'_>, flushed: PolledIo<()>) -> PolledIo<()> {
         if flushed.is_ready() {
-            this.state.flushed();
+            self.state.flushed();
         }
         flushed
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().stream).poll_shutdown(context)
-    }
-
-    fn poll_write_vectored(
-        self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        parts: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        let this = self.get_mut();
-        let written = Pin::new(&mut this.stream).poll_write_vectored(context, parts);
-        this.track_write(context, written)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
     }
 }

@@ -2,6 +2,8 @@
 //! SETTINGS, PING, GOAWAY, WINDOW_UPDATE and frames of unknown types. They cost the client nothing and the server most of
 //! a core, so each connection has a bound per second.
 
+use std::io;
+use std::task::Poll;
 use std::time::Duration;
 
 /// Most control frames per [`INTERVAL`], beside those that requests and written data permit.
@@ -114,8 +116,11 @@ impl FrameBound {
         self.counts.control.saturating_sub(permitted) + self.counts.resets > FRAMES_MAX
     }
 
-    pub(crate) fn count_written(&mut self, bytes: usize) {
-        self.written += bytes as u64;
+    /// Counts the bytes of a write.
+    pub(crate) fn count_written(&mut self, written: &Poll<io::Result<usize>>) {
+        if let Poll::Ready(Ok(bytes)) = written {
+            self.written += *bytes as u64;
+        }
     }
 }
 
@@ -156,7 +161,7 @@ mod tests {
         let mut bound = FrameBound::new(Duration::ZERO);
         assert!(!bound.is_flood(&[b'P'; PREFACE_BYTES], || Duration::ZERO));
         let reset = [frame(HEADERS, 9), frame(RST_STREAM, 4)].concat();
-        bound.count_written((FRAMES_MAX * BYTES_PER_FRAME) as usize);
+        bound.count_written(&Poll::Ready(Ok((FRAMES_MAX * BYTES_PER_FRAME) as usize)));
         assert!(!bound.is_flood(&reset.repeat(FRAMES_MAX as usize), || Duration::ZERO));
         assert!(!bound.is_flood(&frame(WINDOW_UPDATE, 4).repeat(10), || Duration::ZERO), "by requests");
         assert!(bound.is_flood(&reset, || Duration::ZERO));
@@ -169,7 +174,7 @@ mod tests {
         let full = frame(PING, 8).repeat(FRAMES_MAX as usize);
         assert!(!bound.is_flood(&[b'P'; PREFACE_BYTES], || second(1)));
         assert!(!bound.is_flood(&full, || second(1)));
-        bound.count_written(BYTES_PER_FRAME as usize);
+        bound.count_written(&Poll::Ready(Ok(BYTES_PER_FRAME as usize)));
         assert!(!bound.is_flood(&frame(PING, 8), || second(1)), "by written bytes");
         assert!(!bound.is_flood(&[frame(HEADERS, 9), frame(PING, 8).repeat(2)].concat(), || second(1)));
         assert!(!bound.is_flood(&frame(DATA, 0).repeat(99), || second(1)), "not a control frame");

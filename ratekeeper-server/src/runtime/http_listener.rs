@@ -22,8 +22,10 @@ use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
 use tokio::time::{Instant, sleep, timeout};
 use tower_service::Service;
 
-use super::connection_timeouts::{ClientTimeoutIo, ConnectionState, TrackedBody};
+use super::connection_timeouts::{ClientDeadlines, ConnectionState, TrackedBody};
+use super::observed_stream::ObservedStream;
 use super::open_files;
+use super::sockets::ACCEPT_RETRY_DELAY;
 
 /// How long a connection may be idle after a request: longer than proxies keep theirs, so that the proxy closes first
 /// and never sends into a connection that is being closed. A head that has begun has less time.
@@ -32,8 +34,6 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(75);
 pub(crate) const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long requests in flight may take when the listener closes.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
-/// Delay before the next attempt if the system cannot accept a connection.
-const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(50);
 
 /// Serves connections until the listener closes: at most `connections_max`. For a further one, the connection that has
 /// waited longest for a request head is closed; if all of them serve requests, the further one is closed immediately.
@@ -117,7 +117,7 @@ async fn connection(
 ) {
     // Responses are small, and the client waits for them.
     let _ = stream.set_nodelay(true);
-    let stream = ClientTimeoutIo::new(stream, state.clone());
+    let stream = ObservedStream { stream, observer: ClientDeadlines::new(state.clone()) };
     let service = service_fn(move |request: Request<Incoming>| {
         let is_open = state.head_complete();
         let (mut router, state) = (router.clone(), state.clone());

@@ -14,6 +14,7 @@
 //! | `metrics`, `access_log` | counters and the request log |
 //! | `log_text` | text from outside in log lines |
 //! | `http_listener`, `connection_timeouts` | connections of the HTTP API and the admin listener |
+//! | `observed_stream` | a stream whose reads and writes are observed: timeouts, frame bounds, framing |
 //! | `frame_bound` | a bound on HTTP/2 control frames, for the gateway and the Envoy API |
 //! | `open_files` | the share of file descriptors that the gateway keeps |
 //! | `guard`, `problem` | access checks of the HTTP API and the admin listener, and their error responses |
@@ -29,14 +30,15 @@ pub(crate) mod guard;
 pub(crate) mod http_listener;
 pub(crate) mod log_text;
 pub(crate) mod metrics;
+pub(crate) mod observed_stream;
 pub(crate) mod open_files;
 pub(crate) mod problem;
 pub(crate) mod records;
 pub(crate) mod service;
-mod sockets;
+pub(crate) mod sockets;
 pub(crate) mod status;
 pub(crate) mod store_monitor;
 pub(crate) mod tls;
 
-pub(crate) use sockets::BoundSocket;
 pub use sockets::Sockets;
+pub(crate) use sockets::{AddressSetting, BoundSocket};

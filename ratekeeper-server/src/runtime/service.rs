@@ -20,7 +20,7 @@ use super::metrics::{Exposition, MetricsDraft};
 /// A network service. It knows the runtime and no other service.
 pub(crate) trait Service<S>: Send + Sync {
     /// The addresses that it listens on.
-    fn addresses(&self) -> &[SocketAddr];
+    fn addresses(&self) -> Vec<ServiceAddress>;
 
     /// Prepares a reload. On an error, nothing has changed.
     fn prepare<'a>(
@@ -37,6 +37,17 @@ pub(crate) trait Service<S>: Send + Sync {
     fn drain(self: Arc<Self>, drain_timeout: Duration) -> DrainFuture;
 }
 
+/// An address that a service listens on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServiceAddress {
+    /// The service, as people call it.
+    pub service: &'static str,
+    /// The address.
+    pub address: SocketAddr,
+    /// The address as a URL.
+    pub url: String,
+}
+
 /// Applies a prepared reload, with the limits of the new configuration. It cannot fail.
 pub(crate) type ApplyReload<'a, S> = Box<dyn FnOnce(&Arc<EngineState<S>>) + 'a>;
 
@@ -51,35 +62,47 @@ pub(crate) struct ListenerTask {
 }
 
 impl ListenerTask {
-    /// Serves on the runtime. The future ends some time after the value that it is made with has become true.
-    pub(crate) fn spawn<F: Future<Output = ()> + Send + 'static>(
+    /// Serves on the runtime. The future ends some time after the value that it is made with has become true; an error is
+    /// logged.
+    pub(crate) fn spawn<F: Future<Output = io::Result<()>> + Send + 'static>(
         runtime: &Handle,
         socket: BoundSocket,
         serve: impl FnOnce(TcpListener, watch::Receiver<bool>) -> io::Result<(SocketAddr, F)>,
     ) -> Result<ListenerTask, StartError> {
         let (closing, is_closing) = watch::channel(false);
         let _entered = runtime.enter();
+        let setting = socket.setting;
         let (address, serving) = socket.serve(|listener| serve(listener, is_closing))?;
-        Ok(ListenerTask { address, closing, serving: Mutex::new(Some(runtime.spawn(serving))) })
+        let serving = runtime.spawn(async move {
+            if let Err(error) = serving.await {
+                tracing::error!(setting, %error, "listener stopped unexpectedly");
+            }
+        });
+        Ok(ListenerTask { address, closing, serving: Mutex::new(Some(serving)) })
     }
 
-    pub(crate) fn addresses(&self) -> &[SocketAddr] {
-        std::slice::from_ref(&self.address)
+    /// The address of the service; the URL has this scheme and path.
+    pub(crate) fn address(&self, service: &'static str, scheme: &str, path: &str) -> ServiceAddress {
+        let address = self.address;
+        ServiceAddress { service, address, url: format!("{scheme}://{address}{path}") }
+    }
+
+    /// Closes the listener and its connections.
+    pub(crate) fn abort(&self) {
+        if let Some(serving) = self.take_serving() {
+            serving.abort();
+        }
+    }
+
+    fn take_serving(&self) -> Option<JoinHandle<()>> {
+        self.serving.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// Closes the listener, and waits until the requests in flight are answered.
     pub(crate) async fn drain(&self, drain_timeout: Duration) {
         self.closing.send_replace(true);
-        let serving = self.serving.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(serving) = serving {
+        if let Some(serving) = self.take_serving() {
             let _ = timeout(drain_timeout, serving).await;
         }
-    }
-}
-
-/// Logs the error of an API that has stopped.
-pub(crate) fn log_failure(api: &str, result: io::Result<()>) {
-    if let Err(error) = result {
-        tracing::error!(api, %error, "API stopped unexpectedly");
     }
 }

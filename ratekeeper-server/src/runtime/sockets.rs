@@ -2,13 +2,17 @@
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
+use std::time::Duration;
 
+use ratekeeper_config::Config;
 use socket2::{Domain, Protocol, Socket, Type};
 
 use super::error::StartError;
 
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 4096;
+/// Delay after a failed accept: while file descriptors are exhausted, an immediate retry would also fail.
+pub(crate) const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(50);
 
 /// The listening sockets of a process. Sockets inherited from systemd or from the predecessor are used before new
 /// ones are opened, so that no connection is refused during a restart; sockets in use can be passed to a successor.
@@ -49,12 +53,39 @@ impl Sockets {
     }
 }
 
+/// The listener on the current runtime, and its address.
+pub(crate) fn into_tokio(listener: TcpListener) -> io::Result<(tokio::net::TcpListener, SocketAddr)> {
+    listener.set_nonblocking(true)?;
+    let listener = tokio::net::TcpListener::from_std(listener)?;
+    let address = listener.local_addr()?;
+    Ok((listener, address))
+}
+
+/// The setting with the address of a service.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AddressSetting {
+    pub(crate) name: &'static str,
+    /// The address in a configuration; `None` if the service is not configured.
+    pub(crate) address: fn(&Config) -> Option<SocketAddr>,
+}
+
+impl AddressSetting {
+    /// Binds the address, if the service is configured.
+    pub(crate) fn bind(
+        self,
+        config: &Config,
+        sockets: &mut Sockets,
+    ) -> Result<Option<BoundSocket>, StartError> {
+        (self.address)(config).map(|address| BoundSocket::bind(self.name, address, sockets)).transpose()
+    }
+}
+
 /// A socket that listens on the address of a setting.
 #[derive(Debug)]
 pub(crate) struct BoundSocket {
-    setting: &'static str,
+    pub(crate) setting: &'static str,
     address: SocketAddr,
-    pub(crate) listener: TcpListener,
+    listener: TcpListener,
 }
 
 impl BoundSocket {

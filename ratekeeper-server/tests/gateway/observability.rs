@@ -209,7 +209,7 @@ async fn disabled_access_log_writes_nothing() {
 
 /// The admin listener of a gateway.
 fn admin(gateway: &TestGateway) -> SocketAddr {
-    gateway.gateway.admin_address().unwrap()
+    gateway.gateway.admin_address().unwrap().address
 }
 
 /// Sends a request to the admin listener, with `Host: localhost`.

@@ -92,7 +92,7 @@ pub(crate) struct TestGateway {
 pub(crate) async fn run(yaml: &str) -> TestGateway {
     let log = AccessLogBuffer::default();
     let gateway = Server::start_with_log(&parse(yaml), Box::new(log.clone())).await.unwrap();
-    let address = gateway.addresses()[0].1;
+    let address = gateway.addresses()[0].address;
     TestGateway { gateway, address, log }
 }
 

@@ -66,7 +66,7 @@ async fn invalid_certificate_files_change_nothing() {
     );
     let config = parse(&file);
     let TestGateway { gateway, .. } = run(&file).await;
-    let (at_first, at_second) = (gateway.addresses()[0].1, gateway.addresses()[1].1);
+    let (at_first, at_second) = (gateway.addresses()[0].address, gateway.addresses()[1].address);
     // The first certificate is valid and the second is not: neither changes.
     listener(&directory, "first", &new);
     for broken in [&other.certificate[..other.certificate.len() / 2], "", &new.certificate] {

@@ -12,6 +12,7 @@ use super::Bounds;
 use super::budget::Reservation;
 use super::overflow::{Quota, WhenFull};
 use super::shard::{Shard, scale, shard_count};
+use crate::store::InlineLimit;
 use crate::sync::{AtomicU64, Mutex, Ordering, lock};
 
 /// Entries that a new key scans for idle keys, and how many it scans if the map is full.
@@ -88,12 +89,13 @@ macro_rules! on {
 
 impl<'a> InlineAlgorithm<'a> {
     /// None for algorithms whose states have no fixed size.
-    pub(crate) fn of(limit: &'a Limit) -> Option<InlineAlgorithm<'a>> {
+    pub(crate) fn of(limit: InlineLimit<'a>) -> Option<InlineAlgorithm<'a>> {
         match limit {
-            Limit::Bucket(it) => Some(InlineAlgorithm::Bucket(it)),
-            Limit::SteppedBucket(it) => Some(InlineAlgorithm::SteppedBucket(it)),
-            Limit::FixedWindow(it) => Some(InlineAlgorithm::FixedWindow(it)),
-            Limit::Log(_) | Limit::Counter(_) => None,
+            InlineLimit::Limit(Limit::Bucket(it)) => Some(InlineAlgorithm::Bucket(it)),
+            InlineLimit::Limit(Limit::SteppedBucket(it)) => Some(InlineAlgorithm::SteppedBucket(it)),
+            InlineLimit::Limit(Limit::FixedWindow(it)) => Some(InlineAlgorithm::FixedWindow(it)),
+            InlineLimit::Limit(Limit::Log(_) | Limit::Counter(_)) => None,
+            InlineLimit::Gcra(it) => Some(InlineAlgorithm::Gcra(it)),
         }
     }
 
@@ -200,7 +202,7 @@ impl InlineTable {
         cost: u32,
         at: Option<Time>,
     ) {
-        let Some(algorithm) = InlineAlgorithm::of(limit) else { return };
+        let Some(algorithm) = InlineAlgorithm::of(InlineLimit::Limit(limit)) else { return };
         let hash = hash_of(hasher, &algorithm, key);
         if let Some(entry) = lock(self.shard(hash)).get_mut(hash) {
             algorithm.refund(&mut entry.state, now, cost, at);

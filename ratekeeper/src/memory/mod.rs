@@ -3,11 +3,11 @@
 use std::hash::{BuildHasher, Hash};
 use std::sync::{Arc, OnceLock};
 
-use ratekeeper_core::{Decision, Gcra, Limit, Time};
+use ratekeeper_core::{Decision, Limit, Time};
 use smallvec::{SmallVec, smallvec};
 
 use crate::clock::{Clock, SystemClock};
-use crate::store::{Charge, ChargeError, Key, Store, StoreUnavailable, Verdict, check_charges};
+use crate::store::{Charge, ChargeError, InlineLimit, Key, Store, StoreUnavailable, Verdict, check_charges};
 
 mod budget;
 mod inline;
@@ -118,23 +118,6 @@ impl<C: Clock> Memory<C> {
         C: Clone,
     {
         self.budget.set_max(bounds.max_bytes);
-        let reloaded = self.reload_within(limits, from, moved, bounds);
-        if reloaded.is_err() {
-            self.budget.set_max(self.bounds.max_bytes);
-        }
-        reloaded
-    }
-
-    fn reload_within(
-        &self,
-        limits: &[Limit],
-        from: &[Option<usize>],
-        moved: &[MovedState],
-        bounds: Bounds,
-    ) -> Result<Memory<C>, NoBytesLeft>
-    where
-        C: Clone,
-    {
         let now = self.clock.now();
         let bytes = bounds.table_bytes(limits.len());
         let first = self.ranks.iter().min().map_or(0, |first| first - limits.len() as i64);
@@ -169,6 +152,8 @@ impl<C: Clock> Memory<C> {
                     };
                     if reserved.bytes() < TABLE_BYTES_MIN {
                         drop(reserved);
+                        // This store stays in use, within its own bounds.
+                        self.budget.set_max(self.bounds.max_bytes);
                         return Err(NoBytesLeft { in_use: self.budget.used() });
                     }
                     let replaced =
@@ -361,35 +346,14 @@ impl<C: Clock> Memory<C> {
     /// Decides a request by an inline limit.
     pub(crate) fn decide_inline(
         &self,
-        limit: &Limit,
+        limit: InlineLimit<'_>,
         key: Key,
         cost: u32,
         is_peek: bool,
     ) -> Result<Verdict, ChargeError> {
         let algorithm = InlineAlgorithm::of(limit).ok_or(ChargeError::UnsupportedInline)?;
-        self.decide_by(&algorithm, key, cost, is_peek)
-    }
-
-    /// Decides a request by parameters that may differ from request to request.
-    pub(crate) fn decide_gcra(
-        &self,
-        gcra: &Gcra,
-        key: Key,
-        cost: u32,
-        is_peek: bool,
-    ) -> Result<Verdict, ChargeError> {
-        self.decide_by(&InlineAlgorithm::Gcra(gcra), key, cost, is_peek)
-    }
-
-    fn decide_by(
-        &self,
-        algorithm: &InlineAlgorithm<'_>,
-        key: Key,
-        cost: u32,
-        is_peek: bool,
-    ) -> Result<Verdict, ChargeError> {
         let now = self.clock.now();
-        let decision = self.inline_table().decide(&self.hasher, algorithm, key.0 as u64, now, cost, is_peek);
+        let decision = self.inline_table().decide(&self.hasher, &algorithm, key.0 as u64, now, cost, is_peek);
         let decisions = smallvec![decision.ok_or(ChargeError::UnsupportedInline)?];
         Ok(Verdict { decisions, at: now, ..Verdict::default() })
     }
@@ -503,22 +467,12 @@ impl<C: Clock + Send + Sync> Store for Memory<C> {
 
     async fn charge_inline(
         &self,
-        limit: &Limit,
+        limit: InlineLimit<'_>,
         key: Key,
         cost: u32,
         is_peek: bool,
     ) -> Result<Verdict, ChargeError> {
         self.decide_inline(limit, key, cost, is_peek)
-    }
-
-    async fn charge_gcra(
-        &self,
-        gcra: &Gcra,
-        key: Key,
-        cost: u32,
-        is_peek: bool,
-    ) -> Result<Verdict, ChargeError> {
-        self.decide_gcra(gcra, key, cost, is_peek)
     }
 
     async fn refund_inline(

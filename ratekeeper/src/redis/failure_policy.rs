@@ -1,15 +1,16 @@
 //! Failure policies: turns an unavailable store into a verdict. `concurrency.rs` does the same for permits.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
-use ratekeeper_core::{Decision, FailurePolicy, Gcra, Limit, RetryAfter};
+use ratekeeper_core::{Decision, FailurePolicy, Limit, RetryAfter};
 use smallvec::{SmallVec, smallvec};
 
 use super::SettingsError;
 use super::breaker::PROBE_EVERY;
 use crate::clock::SystemClock;
 use crate::memory::{Bounds, Memory, WhenFull};
-use crate::store::{Charge, ChargeError, Key, Verdict};
+use crate::store::{Charge, ChargeError, InlineLimit, Key, Verdict};
 
 /// Memory bounds of local limits.
 const BOUNDS: Bounds = Bounds { max_keys: 100_000, max_bytes: 64 << 20, when_full: WhenFull::Share };
@@ -59,43 +60,33 @@ impl Fallback {
         Ok(Fallback { memory, limits, default_policy: self.default_policy })
     }
 
-    /// Decides an inline limit without Redis.
+    /// Decides an inline limit without Redis, by the default policy; `local` decides by this process's share of the limit,
+    /// if there is one.
     pub(crate) fn verdict_inline(
         &self,
-        limit: &Limit,
+        limit: InlineLimit<'_>,
         key: Key,
         cost: u32,
         is_peek: bool,
     ) -> Result<Verdict, ChargeError> {
-        self.verdict_by_policy(limit, |instances| {
-            limit.share(instances).map(|share| self.memory.decide_inline(&share, key, cost, is_peek))
-        })
-    }
-
-    /// Decides without Redis by parameters that may differ from request to request.
-    pub(crate) fn verdict_gcra(
-        &self,
-        gcra: &Gcra,
-        key: Key,
-        cost: u32,
-        is_peek: bool,
-    ) -> Result<Verdict, ChargeError> {
-        self.verdict_by_policy(&gcra.to_limit(), |instances| {
-            gcra.share(instances).map(|share| self.memory.decide_gcra(&share, key, cost, is_peek))
-        })
-    }
-
-    /// The verdict of the default policy; `local` decides by this process's share of the limit, if there is one.
-    fn verdict_by_policy(
-        &self,
-        limit: &Limit,
-        local: impl FnOnce(u32) -> Option<Result<Verdict, ChargeError>>,
-    ) -> Result<Verdict, ChargeError> {
+        let full = match limit {
+            InlineLimit::Limit(limit) => Cow::Borrowed(limit),
+            InlineLimit::Gcra(gcra) => Cow::Owned(gcra.to_limit()),
+        };
+        let decide = |share: InlineLimit<'_>| self.memory.decide_inline(share, key, cost, is_peek);
         let verdict = match self.default_policy {
-            FailurePolicy::Open => Verdict { decisions: smallvec![unlimited(limit)], ..Verdict::default() },
-            FailurePolicy::Closed => closed_verdict(limit),
+            FailurePolicy::Open => Verdict { decisions: smallvec![unlimited(&full)], ..Verdict::default() },
+            FailurePolicy::Closed => closed_verdict(&full),
             FailurePolicy::Local { instances } => {
-                local(instances).unwrap_or_else(|| Ok(closed_verdict(limit)))?
+                let local = match limit {
+                    InlineLimit::Limit(limit) => {
+                        limit.share(instances).map(|share| decide(InlineLimit::Limit(&share)))
+                    }
+                    InlineLimit::Gcra(gcra) => {
+                        gcra.share(instances).map(|share| decide(InlineLimit::Gcra(&share)))
+                    }
+                };
+                local.unwrap_or_else(|| Ok(closed_verdict(&full)))?
             }
         };
         Ok(Verdict { is_degraded: true, ..verdict })

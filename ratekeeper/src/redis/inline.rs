@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use futures_util::future::join_all;
-use ratekeeper_core::{Gcra, Limit, Time};
+use ratekeeper_core::{Limit, Time};
 use smallvec::{SmallVec, smallvec};
 
 use super::batcher::{ChargeOp, Item, Task};
 use super::protocol::PackedLimit;
 use super::{Inner, StoreError};
-use crate::store::{ChargeError, Key, StoreUnavailable, Verdict};
+use crate::store::{ChargeError, InlineLimit, Key, StoreUnavailable, Verdict};
 
 impl Inner {
     /// The charge of an inline limit. The key's name contains everything that its state depends on and, for a bucket,
@@ -25,33 +25,25 @@ impl Inner {
 
     pub(super) async fn decide_inline(
         self: &Arc<Self>,
-        limit: &Limit,
+        limit: InlineLimit<'_>,
         key: Key,
         cost: u32,
         is_peek: bool,
     ) -> Result<Verdict, ChargeError> {
-        if matches!(limit, Limit::Log(_) | Limit::Counter(_)) {
-            return Err(ChargeError::UnsupportedInline);
-        }
-        match self.execute_item(self.inline_item(limit, key, cost), is_peek).await {
-            Ok(verdict) => Ok(verdict),
-            Err(_) => self.fallback.verdict_inline(limit, key, cost, is_peek),
-        }
-    }
-
-    /// The key's name does not contain the parameters: it has one state, whatever they are.
-    pub(super) async fn decide_gcra(
-        self: &Arc<Self>,
-        gcra: &Gcra,
-        key: Key,
-        cost: u32,
-        is_peek: bool,
-    ) -> Result<Verdict, ChargeError> {
-        let limit = Arc::new(PackedLimit::gcra(gcra));
-        let item = Item { key: self.names.inline_name("gcra", &[], key), limit, cost };
+        let item = match limit {
+            InlineLimit::Limit(Limit::Log(_) | Limit::Counter(_)) => {
+                return Err(ChargeError::UnsupportedInline);
+            }
+            InlineLimit::Limit(limit) => self.inline_item(limit, key, cost),
+            // The key's name does not contain the parameters: it has one state, whatever they are.
+            InlineLimit::Gcra(gcra) => {
+                let limit = Arc::new(PackedLimit::gcra(gcra));
+                Item { key: self.names.inline_name("gcra", &[], key), limit, cost }
+            }
+        };
         match self.execute_item(item, is_peek).await {
             Ok(verdict) => Ok(verdict),
-            Err(_) => self.fallback.verdict_gcra(gcra, key, cost, is_peek),
+            Err(_) => self.fallback.verdict_inline(limit, key, cost, is_peek),
         }
     }
 

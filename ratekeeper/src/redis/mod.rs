@@ -52,7 +52,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use ratekeeper_core::{FailurePolicy, Lease};
-use ratekeeper_core::{Gcra, Limit, Time};
+use ratekeeper_core::{Limit, Time};
 use smallvec::SmallVec;
 
 pub use self::address::{AddressError, check_address};
@@ -72,7 +72,7 @@ use self::server::Topology;
 pub use self::settings::{Settings, SettingsError};
 use crate::Limiter;
 use crate::clock::{Clock, SystemClock};
-use crate::store::{Charge, ChargeError, Key, Store, StoreUnavailable, Verdict, check_charges};
+use crate::store::{Charge, ChargeError, InlineLimit, Key, Store, StoreUnavailable, Verdict, check_charges};
 
 /// The wire format, for the benchmark and for tests that send raw calls.
 #[doc(hidden)]
@@ -222,8 +222,8 @@ impl Inner {
         match self.servers.slot_of_all(&items) {
             Some(slot) => {
                 let task = Task::Charge { items, op, at };
-                let error = self.servers.execute(slot, task, self.deadline).await?;
-                Ok(Verdict { at: error.at, ..error.verdict })
+                let reply = self.servers.execute(slot, task, self.deadline).await?;
+                Ok(Verdict { at: reply.at, ..reply.verdict })
             }
             None => self.decide_cross_slot(items, is_peek, at).await,
         }
@@ -240,11 +240,11 @@ impl Inner {
     async fn decide(self: &Arc<Self>, charges: &[Charge], is_peek: bool) -> Result<Verdict, ChargeError> {
         check_charges(charges, self.limits.len())?;
         let sent_at = self.clock.now();
-        let error = match is_peek {
+        let verdict = match is_peek {
             true => self.call(charges, true, None).await,
             false => self.spend_or_call(charges, sent_at).await,
         };
-        error.or_else(|_| self.fallback.verdict(charges, is_peek))
+        verdict.or_else(|_| self.fallback.verdict(charges, is_peek))
     }
 
     /// Resets the keys of charges, with one call for adjacent charges of the same key.
@@ -295,22 +295,12 @@ impl Store for Redis {
 
     async fn charge_inline(
         &self,
-        limit: &Limit,
+        limit: InlineLimit<'_>,
         key: Key,
         cost: u32,
         is_peek: bool,
     ) -> Result<Verdict, ChargeError> {
         self.0.decide_inline(limit, key, cost, is_peek).await
-    }
-
-    async fn charge_gcra(
-        &self,
-        gcra: &Gcra,
-        key: Key,
-        cost: u32,
-        is_peek: bool,
-    ) -> Result<Verdict, ChargeError> {
-        self.0.decide_gcra(gcra, key, cost, is_peek).await
     }
 
     async fn refund_inline(

@@ -45,6 +45,14 @@ impl<B> ResponseBody<B> {
         ResponseBody { kind: BodyKind::Inner { body }, permits }
     }
 
+    /// The service's body; `None` if it is the body of a denial.
+    pub fn service_body(&self) -> Option<&B> {
+        match &self.kind {
+            BodyKind::Inner { body } => Some(body),
+            BodyKind::Local { .. } => None,
+        }
+    }
+
     pub(crate) fn local(text: impl Into<Bytes>) -> ResponseBody<B> {
         let text = text.into();
         ResponseBody {

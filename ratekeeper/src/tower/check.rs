@@ -15,7 +15,7 @@ use super::LayerBuilder;
 use super::RatekeeperLayer;
 pub use super::engine::CheckMode;
 use super::engine::{CHARGE_LIST, CheckDecisions, Engine, RequestChecks, take_buffer};
-use crate::store::{Charge, Store, StoreUnavailable, Verdict};
+use crate::store::{Charge, InlineLimit, Store, StoreUnavailable, Verdict};
 
 /// A check of one limit.
 #[derive(Clone, Copy, Debug)]
@@ -179,10 +179,8 @@ impl<S: Store> RatekeeperLayer<S> {
     /// # }
     /// ```
     pub async fn check_gcra(&self, gcra: &Gcra, key: &[u8], cost: u32, mode: CheckMode) -> Verdict {
-        let (engine, is_peek) = (&self.engine, mode == CheckMode::Peek);
-        let store = engine.limiter.store();
-        let verdict = store.charge_gcra(gcra, store.key(key), cost, is_peek).await;
-        engine.inline_verdict(gcra.bucket().capacity(), verdict)
+        let key = self.engine.limiter.store().key(key);
+        self.engine.charge_inline(InlineLimit::Gcra(gcra), key, cost, mode == CheckMode::Peek).await
     }
 
     /// The response to a client: headers and, for a denial, a status and a body.
@@ -285,15 +283,16 @@ impl<S: Store> Engine<S> {
     }
 
     /// The verdict of an inline limit; a denial if the store returns no decision.
-    async fn charge_inline_limit(&self, limit: &Limit, key: crate::Key, cost: u32, is_peek: bool) -> Verdict {
+    async fn charge_inline(
+        &self,
+        limit: InlineLimit<'_>,
+        key: crate::Key,
+        cost: u32,
+        is_peek: bool,
+    ) -> Verdict {
         let verdict = self.limiter.store().charge_inline(limit, key, cost, is_peek).await;
-        self.inline_verdict(limit.limit(), verdict)
-    }
-
-    /// The store's verdict; a denial by a limit of this size if the store returned no decision.
-    fn inline_verdict(&self, limit: u32, verdict: Result<Verdict, S::Error>) -> Verdict {
         let verdict = verdict.ok().filter(|verdict| !verdict.decisions().is_empty());
-        verdict.unwrap_or_else(|| self.undecided_verdict([limit].into_iter()))
+        verdict.unwrap_or_else(|| self.undecided_verdict([limit.limit()].into_iter()))
     }
 
     async fn run_resolved(&self, mut resolved: ResolvedChecks<'_>, mode: CheckMode) -> CheckOutcome {
@@ -302,7 +301,7 @@ impl<S: Store> Engine<S> {
         for (limit, key, cost) in &resolved.inline {
             // After a denial, the remaining inline limits are only peeked at.
             let is_peek = mode == CheckMode::Peek || !is_allowed_inline;
-            let verdict = self.charge_inline_limit(limit, *key, *cost, is_peek).await;
+            let verdict = self.charge_inline(InlineLimit::Limit(limit), *key, *cost, is_peek).await;
             is_allowed_inline &= verdict.allowed();
             inline.push(verdict);
         }

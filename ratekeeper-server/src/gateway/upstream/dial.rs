@@ -1,18 +1,16 @@
 //! Opens sockets to servers: name lookup, TCP connection and TLS handshake.
 
 use std::fmt;
-use std::io::{self, IoSlice};
+use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::pin::Pin;
-use std::task::{Context, Poll};
 
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, lookup_host};
 use tokio_rustls::client::TlsStream;
 
 use super::Address;
 use super::capacity::ConnectionPermit;
 use super::pool::ConnectError;
+use crate::runtime::observed_stream::{ObservedStream, StreamObserver};
 
 /// File descriptors are exhausted, in the system or in this process: the same numbers on all supported platforms.
 const ENFILE: i32 = 23;
@@ -25,10 +23,14 @@ pub(crate) enum UpstreamStream {
 }
 
 /// A socket with its connection permit, also after a protocol switch: a WebSocket is a connection, too.
-pub(crate) struct UpstreamSocket {
-    stream: TcpStream,
-    _permit: Option<ConnectionPermit>,
-}
+type UpstreamSocket = ObservedStream<TcpStream, HeldPermit>;
+
+/// Held until the socket is closed; it observes nothing.
+pub(crate) struct HeldPermit(
+    #[expect(dead_code, reason = "it is released when it is dropped")] Option<ConnectionPermit>,
+);
+
+impl StreamObserver for HeldPermit {}
 
 pub(crate) async fn dial(
     address: &Address,
@@ -36,7 +38,7 @@ pub(crate) async fn dial(
 ) -> Result<UpstreamStream, ConnectError> {
     let stream = connect(&address.config.host, address.config.port).await?;
     stream.set_nodelay(true).map_err(failed)?;
-    let socket = UpstreamSocket { stream, _permit: permit };
+    let socket = ObservedStream { stream, observer: HeldPermit(permit) };
     match &address.tls {
         None => Ok(UpstreamStream::Plain(socket)),
         Some((connector, name)) => {
@@ -85,46 +87,6 @@ fn connect_error(error: io::Error) -> ConnectError {
     match error.raw_os_error() {
         Some(EMFILE | ENFILE) => ConnectError::OutOfDescriptors,
         _ => failed(error),
-    }
-}
-
-impl AsyncRead for UpstreamSocket {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(context, buffer)
-    }
-}
-
-impl AsyncWrite for UpstreamSocket {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(context, bytes)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(context)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        slices: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(context, slices)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
     }
 }
 

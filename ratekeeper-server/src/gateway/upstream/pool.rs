@@ -21,9 +21,10 @@ use tokio::time::{Instant, timeout, timeout_at};
 use super::Address;
 use super::capacity::{ConnectionLimit, ConnectionPermit, Grant};
 use super::dial::{UpstreamStream, dial, failed};
-use super::shared::{ServerSettings, SettingsIo, SharedConnection, SharedStream, drive_shared};
+use super::shared::{ServerSettings, SharedConnection, SharedStream, drive_shared};
 use crate::gateway::body::RequestBody;
 use crate::gateway::timer::{Ticker, Ticks};
+use crate::runtime::observed_stream::ObservedStream;
 
 /// Largest response head over HTTP/2.
 const HEADERS_BYTES_MAX: u32 = 64 << 10;
@@ -393,14 +394,14 @@ impl Pool {
             .keep_alive_timeout(address.connect_timeout * PING_TIMEOUT_FACTOR);
         match dial(address, permit).await? {
             UpstreamStream::Plain(stream) => {
-                let io = SettingsIo::new(TokioIo::new(stream), &settings);
-                let (sender, connection) = builder.handshake(io).await.map_err(failed)?;
+                let stream = ObservedStream { stream, observer: settings.clone() };
+                let (sender, connection) = builder.handshake(TokioIo::new(stream)).await.map_err(failed)?;
                 drive(drive_shared(connection, settings.clone()));
                 Ok(SharedConnection::new(sender, settings, ticker, limit))
             }
             UpstreamStream::Tls(stream) => {
-                let io = SettingsIo::new(TokioIo::new(stream), &settings);
-                let (sender, connection) = builder.handshake(io).await.map_err(failed)?;
+                let stream = ObservedStream { stream, observer: settings.clone() };
+                let (sender, connection) = builder.handshake(TokioIo::new(stream)).await.map_err(failed)?;
                 drive(drive_shared(connection, settings.clone()));
                 Ok(SharedConnection::new(sender, settings, ticker, limit))
             }

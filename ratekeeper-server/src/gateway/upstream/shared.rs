@@ -1,21 +1,21 @@
 //! Connections that requests share, for HTTP/2. Each request takes one stream; the server states how many there are.
 
 use std::future::poll_fn;
-use std::io::{self, IoSlice};
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Waker};
 
 use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper::client::conn::{TrySendError, http2};
-use hyper::rt::{Read, ReadBufCursor, Write};
+use hyper::rt::{Read, Write};
 use hyper_util::rt::TokioExecutor;
 
 use super::capacity::{ConnectionLimit, Grant};
 use crate::gateway::body::RequestBody;
 use crate::gateway::timer::{Ticker, Ticks};
+use crate::runtime::observed_stream::{PolledIo, StreamObserver};
 
 /// A connection that requests share.
 #[derive(Clone, Debug)]
@@ -203,61 +203,14 @@ where
     .await
 }
 
-/// The stream below a shared connection. hyper reads it in another task than the one that [`drive_shared`] runs in, so
-/// a read wakes that one until the settings are known.
-#[derive(Debug)]
-pub(crate) struct SettingsIo<I> {
-    io: I,
-    settings: Arc<ServerSettings>,
-}
-
-impl<I> SettingsIo<I> {
-    pub(crate) fn new(io: I, settings: &Arc<ServerSettings>) -> SettingsIo<I> {
-        SettingsIo { io, settings: settings.clone() }
-    }
-}
-
-impl<I: Read + Unpin> Read for SettingsIo<I> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: ReadBufCursor<'_>,
-    ) -> Poll<io::Result<()>> {
-        let read = Pin::new(&mut self.io).poll_read(context, buffer);
-        if read.is_ready() && !self.settings.are_known.load(Ordering::Relaxed) {
-            let waiting = self.settings.waiting.lock().unwrap_or_else(PoisonError::into_inner).take();
+/// Observes the stream below a shared connection. hyper reads it in another task than the one that [`drive_shared`] runs
+/// in, so a read wakes that one until the settings are known.
+impl StreamObserver for Arc<ServerSettings> {
+    fn after_read(&mut self, _: &mut Context<'_>, _: &[u8], read: PolledIo<()>) -> PolledIo<()> {
+        if read.is_ready() && !self.are_known.load(Ordering::Relaxed) {
+            let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner).take();
             waiting.into_iter().for_each(Waker::wake);
         }
         read
-    }
-}
-
-impl<I: Write + Unpin> Write for SettingsIo<I> {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write(context, bytes)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_shutdown(context)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.io.is_write_vectored()
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        slices: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write_vectored(context, slices)
     }
 }

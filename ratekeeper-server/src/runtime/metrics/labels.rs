@@ -264,6 +264,13 @@ impl<L: LabelType> Counters<L> {
     }
 }
 
+impl EndpointResult {
+    /// The result of a request that got an error with this status.
+    pub(crate) fn of_error(status: u16) -> EndpointResult {
+        if status < 500 { EndpointResult::Rejected } else { EndpointResult::Error }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use ratekeeper::redis::FailureCause;

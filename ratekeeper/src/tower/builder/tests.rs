@@ -6,12 +6,12 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use http::{Request, Response};
-use ratekeeper_core::{Gcra, Time, WindowAlign};
+use ratekeeper_core::{Time, WindowAlign};
 use tower_layer::Layer;
 use tower_service::Service;
 
 use super::*;
-use crate::store::{Charge, Store, StoreUnavailable, Verdict};
+use crate::store::{Charge, InlineLimit, Store, StoreUnavailable, Verdict};
 
 /// A store without usable decisions: it returns an error, or fewer decisions than charges.
 struct Broken(Result<Verdict, ()>);
@@ -39,11 +39,7 @@ impl Store for Broken {
         Err(StoreUnavailable("broken".to_owned()))
     }
 
-    async fn charge_inline(&self, _: &Limit, _: crate::Key, _: u32, _: bool) -> Result<Verdict, ()> {
-        self.0.clone()
-    }
-
-    async fn charge_gcra(&self, _: &Gcra, _: crate::Key, _: u32, _: bool) -> Result<Verdict, ()> {
+    async fn charge_inline(&self, _: InlineLimit<'_>, _: crate::Key, _: u32, _: bool) -> Result<Verdict, ()> {
         self.0.clone()
     }
 
