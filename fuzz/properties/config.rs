@@ -1,20 +1,7 @@
 //! Configurations: a valid text has one meaning, and the errors of an invalid one are helpful and safe to print.
 
 use ratekeeper_config::envoy::{DescriptorLimit, migrate};
-use ratekeeper_config::{Config, Diagnostic, Environment, parse, parse_limit, to_yaml};
-
-/// An environment without variables and files.
-struct EmptyEnvironment;
-
-impl Environment for EmptyEnvironment {
-    fn variable(&self, _: &str) -> Option<String> {
-        None
-    }
-
-    fn file(&self, _: &str) -> Result<String, String> {
-        Err("there are no files here".to_owned())
-    }
-}
+use ratekeeper_config::{Config, Diagnostic, EmptyEnvironment, parse, parse_limit, to_yaml};
 
 /// Checks the text as a limit, as a configuration file, and as a file of Envoy's rate limit service.
 pub(crate) fn check(bytes: &[u8]) {

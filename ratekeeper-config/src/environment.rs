@@ -35,6 +35,20 @@ pub trait Environment {
     }
 }
 
+/// An environment without variables and files.
+#[derive(Clone, Copy, Debug)]
+pub struct EmptyEnvironment;
+
+impl Environment for EmptyEnvironment {
+    fn variable(&self, _name: &str) -> Option<String> {
+        None
+    }
+
+    fn file(&self, _path: &str) -> Result<String, String> {
+        Err(std::io::ErrorKind::NotFound.to_string())
+    }
+}
+
 /// Why an address of Redis cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RedisAddressError {

@@ -80,7 +80,7 @@ use std::time::Duration;
 
 pub use apis::{Api, Apis, Authorize, EnvoyApi, EnvoyHeaderNames, HttpApi, RespApi};
 pub use concurrency::ConcurrencyLimit;
-pub use environment::{Environment, RedisAddressError, Secret};
+pub use environment::{EmptyEnvironment, Environment, RedisAddressError, Secret};
 pub use error::{Diagnostic, Errors, Severity};
 pub use explain::{Table, TableCell, explain};
 pub use file::{Config, Jwt, LogKeys, Responses};

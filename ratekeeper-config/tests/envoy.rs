@@ -191,7 +191,7 @@ fn key(name: &str, entries: &[(String, String)]) -> Vec<u8> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(2_000) })]
+    #![proptest_config(testbed::property::cases(2_000))]
 
     #[test]
     fn different_entries_have_different_keys(one in (text(), entries()), other in (text(), entries())) {

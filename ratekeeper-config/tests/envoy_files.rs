@@ -183,7 +183,7 @@ fn entries() -> impl Strategy<Value = Entries> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(500) })]
+    #![proptest_config(testbed::property::cases(500))]
 
     /// The same for generated files.
     #[test]

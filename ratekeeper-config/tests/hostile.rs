@@ -497,7 +497,7 @@ fn edited(text: &str, edit: &Edit) -> String {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(3_000))]
+    #![proptest_config(testbed::property::cases(3_000))]
 
     /// Errors of any file have a position inside the file.
     #[test]

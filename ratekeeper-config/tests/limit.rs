@@ -212,6 +212,8 @@ fn limit() -> impl Strategy<Value = Limit> {
 }
 
 proptest! {
+    #![proptest_config(testbed::property::cases(256))]
+
     #[test]
     fn printed_limit_parses_to_the_same_limit(limit in limit()) {
         prop_assert_eq!(parse_limit(&to_yaml(&limit)), Ok(limit));

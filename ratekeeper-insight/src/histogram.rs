@@ -212,6 +212,8 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(testbed::property::cases(256))]
+
         /// In any order of times, no count is lost and the numbers of bins and columns stay within their bounds.
         #[test]
         fn every_request_is_counted_in_its_column(

@@ -204,6 +204,8 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(testbed::property::cases(256))]
+
         /// Lanes that share a queue have the same peaks as with separate queues.
         #[test]
         fn lanes_sharing_a_queue_stay_independent(

@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use proptest::sample::select;
 use ratekeeper_rules::client::{HOPS_MAX, IpNet, Source, TrustedProxies, canonical, parse_cidr};
 
-use crate::property::check;
+use testbed::property::check;
 
 const MATRIX: &str = include_str!("clients.txt");
 

@@ -5,9 +5,6 @@ mod clients;
 mod networks;
 mod path_properties;
 mod paths;
-#[allow(dead_code, reason = "the tests of other crates use the rest")]
-#[path = "../../ratekeeper-core/tests/core/property.rs"]
-mod property;
 mod response;
 mod rules;
 mod templates;

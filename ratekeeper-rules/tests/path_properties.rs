@@ -9,7 +9,7 @@ use ratekeeper_rules::path::{
     AmbiguousPathPolicy, PathNormalization, Pattern, RequestPath, normalize, segment, with_parameters,
 };
 
-use crate::property::check;
+use testbed::property::check;
 
 fn normalization() -> impl Strategy<Value = PathNormalization> {
     any::<(bool, bool, bool, bool)>().prop_map(

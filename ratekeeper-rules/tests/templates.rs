@@ -91,6 +91,8 @@ fn template_error_states_what_is_wrong_and_where() {
 }
 
 proptest! {
+    #![proptest_config(testbed::property::cases(256))]
+
     /// So the upstream receives exactly this path, and no server on the way changes it.
     #[test]
     fn expanded_path_is_normalized(

@@ -7,11 +7,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use ratekeeper_server::{Current, StatusSource, admin};
+use testbed::http::{read_all, send_raw, status};
+use testbed::{TEST_TIMEOUT, wait_until};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
-
-use super::gateway::support::{TEST_TIMEOUT, read_all, send_raw, status, wait_until};
 
 /// Metrics too large for the buffers of a socket.
 struct LargeMetrics;
@@ -55,6 +55,7 @@ async fn slow_admin_clients_are_disconnected() {
     assert_eq!(healthz(address).await, 200);
 }
 
+/// On the paused clock, too.
 #[tokio::test(start_paused = true)]
 async fn admin_client_that_does_not_read_is_disconnected() {
     let address = listen();

@@ -7,3 +7,4 @@ mod envoy;
 mod gateway;
 mod http_api;
 mod redis_api;
+mod support;

@@ -3,6 +3,9 @@
 
 mod child;
 mod flood;
+#[allow(dead_code, reason = "without the feature `redis`, some are unused")]
+#[path = "../../ratekeeper-core/tests/core/limits.rs"]
+mod limits;
 mod memory;
 #[cfg(feature = "redis")]
 mod redis;

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use self::view::{SLOTS, SeenNode, View};
 use crate::RedisServer;
 use crate::process::free_port;
-use crate::wait::wait_until;
+use crate::wait::block_until;
 
 pub use self::slot_move::SlotMove;
 
@@ -97,7 +97,7 @@ impl RedisCluster {
                 refused = replica.command(&["CLUSTER", "REPLICATE", &id]).err();
                 refused.is_none()
             };
-            if !wait_until(START_TIMEOUT, follows) {
+            if !block_until(START_TIMEOUT, follows) {
                 return Err(refused.unwrap_or_else(|| io::Error::other("a replica follows no master")));
             }
         }
@@ -194,7 +194,7 @@ impl RedisCluster {
     pub fn failover(&self, replica: usize) -> io::Result<()> {
         let pause = (self.node_timeout * 4).max(Duration::from_secs(4));
         let mut elections = self.elections.lock().unwrap_or_else(PoisonError::into_inner);
-        wait_until(pause, || elections[replica].is_none_or(|last| last.elapsed() >= pause));
+        block_until(pause, || elections[replica].is_none_or(|last| last.elapsed() >= pause));
         let mut result = Err(nobody_answers());
         // Retries, because the replica may have started an election itself shortly before, when its master was dead.
         for _ in 0..FAILOVER_TRIES {
@@ -249,7 +249,7 @@ impl RedisCluster {
 
     fn wait(&self, what: &str, timeout: Duration, is_so: impl Fn(&Views) -> bool) -> io::Result<()> {
         let mut views = Views(Vec::new());
-        let is_in_time = wait_until(timeout, || {
+        let is_in_time = block_until(timeout, || {
             views = self.views();
             is_so(&views)
         });

@@ -1,12 +1,16 @@
-//! Real servers for tests and benchmarks: each listens on a free loopback port, has its own directory, and is killed
-//! when its value is dropped. Also a proxy that injects network faults, and HTTP/2 at the byte level for tests with
-//! malicious peers.
+//! What tests and benchmarks share.
+//!
+//! Real servers: each listens on a free loopback port, has its own directory, and is killed when its value is dropped.
+//! A proxy injects network faults. Clients work on bytes, for tests with malicious peers: HTTP/1.1 and HTTP/2. Tests
+//! wait for conditions, run properties and compare generated files.
 
 mod cluster;
 mod envoy;
 mod generated;
+pub mod http;
 pub mod http2;
 pub mod process;
+pub mod property;
 mod proxy;
 mod redis;
 mod resp_client;
@@ -17,6 +21,7 @@ pub use envoy::Envoy;
 pub use generated::assert_generated;
 pub use proxy::{Fault, FaultProxy};
 pub use redis::RedisServer;
+pub use wait::{TEST_TIMEOUT, wait_for, wait_until, wait_until_stable};
 
 /// The size of a test: `ordinary` by default, `long` with `cargo xtask test --long`.
 ///

@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use crate::wait::wait_until;
+use crate::wait::block_until;
 
 /// How long a program may take until it listens.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
@@ -32,7 +32,7 @@ pub fn free_port() -> io::Result<u16> {
 
 /// Waits until a loopback port accepts connections; returns false after a timeout.
 pub fn listens(port: u16) -> bool {
-    wait_until(START_TIMEOUT, || TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok())
+    block_until(START_TIMEOUT, || TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok())
 }
 
 /// The build directory.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::process::free_port;
 use crate::resp_client::RespClient;
-use crate::wait::wait_until;
+use crate::wait::block_until;
 
 /// Timeout of a reply.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
@@ -128,7 +128,7 @@ impl RedisServer {
         }
         self.signal("KILL")?;
         let is_gone = || TcpStream::connect((Ipv4Addr::LOCALHOST, self.port)).is_err();
-        if wait_until(REPLY_TIMEOUT, is_gone) { Ok(()) } else { Err(io::ErrorKind::TimedOut.into()) }
+        if block_until(REPLY_TIMEOUT, is_gone) { Ok(()) } else { Err(io::ErrorKind::TimedOut.into()) }
     }
 
     /// Pauses the process by SIGSTOP, to simulate a machine that swaps or loses its network.
@@ -327,7 +327,7 @@ mod tests {
         assert!(is_running(pid) && folder.exists());
         victim.kill().unwrap();
         victim.wait().unwrap();
-        assert!(wait_until(REPLY_TIMEOUT, || !is_running(pid)));
-        assert!(wait_until(REPLY_TIMEOUT, || !folder.exists()));
+        assert!(block_until(REPLY_TIMEOUT, || !is_running(pid)));
+        assert!(block_until(REPLY_TIMEOUT, || !folder.exists()));
     }
 }

@@ -2,9 +2,9 @@
 
 use nix::sys::signal::Signal;
 use serde_json::{Map, Value};
-use testbed::RedisServer;
+use testbed::{RedisServer, wait_until};
 
-use crate::run::support::{Client, Folder, Process, Upstream, until};
+use crate::run::support::{Client, Folder, Process, Upstream};
 
 /// The key of the requests; it must not appear where keys are hidden.
 const KEY: &str = "clear-text-user";
@@ -81,7 +81,7 @@ async fn logs(folder: &Folder, text: &str) -> Logs {
     drop(client);
     process.signal(Signal::SIGTERM);
     assert_eq!(process.ended().await, 0);
-    until("the access log", || process.stdout().len() == 3).await;
+    wait_until(|| process.stdout().len() == 3).await;
     process.line(r#""message":"shut down""#).await;
     Logs { requests: process.stdout(), events: process.stderr() }
 }

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
-use testbed::RedisServer;
+use testbed::{RedisServer, wait_for};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -140,11 +140,7 @@ async fn reservation_of_a_killed_process_is_refunded() {
     let settled = json!({ "reservation": kept["reservation"], "cost": 0 });
     let (status, reply) = post(api, "/v1/settle", &settled).await;
     assert_eq!(status, 200, "{reply}");
-    let deadline = tokio::time::Instant::now() + crate::run::support::TIMEOUT;
-    while check(api, "/v1/peek", 0).await != (true, 4) {
-        assert!(tokio::time::Instant::now() < deadline, "the reservation is still there");
-        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-    }
+    wait_for(async || (check(api, "/v1/peek", 0).await == (true, 4)).then_some(())).await;
     let late = json!({ "reservation": reserved["reservation"], "cost": 3 });
     assert_eq!(post(api, "/v1/settle", &late).await.0, 409, "units are refunded only once");
 }
@@ -168,16 +164,12 @@ async fn settlement_without_an_answer_can_be_retried() {
     assert_eq!(status, 503, "{reply}");
     assert!(reply["detail"].as_str().unwrap().contains("retry"), "{reply}");
     server.resume().unwrap();
-    let deadline = tokio::time::Instant::now() + crate::run::support::TIMEOUT;
-    let settled = loop {
+    let settled = wait_for(async || {
         let (status, reply) = post(api, "/v1/settle", &request).await;
-        if status != 503 {
-            break (status, reply);
-        }
-        assert!(tokio::time::Instant::now() < deadline, "Redis is still unavailable: {reply}");
-        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-    };
-    assert_eq!((settled.0, settled.1["refunded"].as_u64()), (200, Some(2)), "{settled:?}");
+        (status != 503).then_some((status, reply))
+    });
+    let (status, reply) = settled.await;
+    assert_eq!((status, reply["refunded"].as_u64()), (200, Some(2)), "{reply}");
     assert_eq!(check(api, "/v1/peek", 0).await, (true, 3));
     assert_eq!(post(api, "/v1/settle", &request).await.0, 409, "units are refunded only once");
 }

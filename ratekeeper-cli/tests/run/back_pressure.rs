@@ -13,14 +13,16 @@ use hyper::body::{Body, Frame};
 use hyper::server::conn::http2;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use testbed::http::read_head;
 use testbed::http2::kind::{SETTINGS, WINDOW_UPDATE};
 use testbed::http2::{PREFACE, frame, get as get_http2};
+use testbed::{TEST_TIMEOUT, wait_until_stable};
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-use crate::run::support::{Folder, Process, TIMEOUT, until};
+use crate::run::support::{Folder, Process};
 
 const BODY_BYTES: usize = 200 << 20;
 /// Maximum growth of the gateway's memory.
@@ -50,15 +52,6 @@ async fn gateway(folder: &Folder, upstream: SocketAddr) -> (Process, SocketAddr)
     Process::serving(&folder.write("ratekeeper.yaml", &text)).await
 }
 
-/// Reads a head, and nothing beyond it.
-async fn read_head(reading: &mut (impl AsyncRead + Unpin)) -> String {
-    let mut head = Vec::new();
-    while !head.ends_with(b"\r\n\r\n") {
-        head.push(timeout(TIMEOUT, reading.read_u8()).await.expect("no response head").unwrap());
-    }
-    String::from_utf8(head).unwrap()
-}
-
 /// Sends `BODY_BYTES` bytes and counts those accepted.
 async fn write_body(writing: &mut (impl AsyncWrite + Unpin), accepted: &AtomicUsize) {
     let part = vec![b'x'; 64 << 10];
@@ -72,7 +65,7 @@ async fn write_body(writing: &mut (impl AsyncWrite + Unpin), accepted: &AtomicUs
 async fn read_body(reading: &mut (impl AsyncRead + Unpin)) {
     let (mut left, mut bytes) = (BODY_BYTES, vec![0; 256 << 10]);
     while left > 0 {
-        let read = timeout(TIMEOUT, reading.read(&mut bytes)).await.expect("no data").unwrap();
+        let read = timeout(TEST_TIMEOUT, reading.read(&mut bytes)).await.expect("no data").unwrap();
         assert!(read > 0, "{left} bytes are missing");
         left = left.saturating_sub(read);
     }
@@ -80,14 +73,10 @@ async fn read_body(reading: &mut (impl AsyncRead + Unpin)) {
 
 /// Waits until the sender is blocked, and samples the gateway's memory meanwhile.
 async fn check_blocked(what: &str, process: &Process, before: u64, accepted: &AtomicUsize) {
-    let (mut last, mut same, mut highest) = (0, 0, before);
-    until("a blocked sender", || {
+    let mut highest = before;
+    let last = wait_until_stable(|| {
         highest = highest.max(process.resident_bytes());
-        let now = accepted.load(Ordering::Relaxed);
-        same = if now == last && now > 0 { same + 1 } else { 0 };
-        last = now;
-        // 200 samples, two milliseconds apart.
-        same == 200
+        accepted.load(Ordering::Relaxed)
     })
     .await;
     let growth = highest.saturating_sub(before);
@@ -223,16 +212,12 @@ async fn unread_responses_hold_little_memory_each() {
             clients.push(stream);
         }
         process.until_metric("ratekeeper_requests_in_flight", RESPONSES as u64).await;
-        // Until memory no longer grows: 100 samples, two milliseconds apart.
-        let (mut highest, mut same) = (0, 0);
-        until("memory that stays the same", || {
-            let now = process.resident_bytes();
-            same = if now > highest { 0 } else { same + 1 };
-            highest = highest.max(now);
-            same == 100
-        })
-        .await;
-        let each = (highest - before) / RESPONSES as u64;
+        let mut highest = 0;
+        let memory = wait_until_stable(|| {
+            highest = process.resident_bytes().max(highest);
+            highest as usize
+        });
+        let each = (memory.await as u64 - before) / RESPONSES as u64;
         let case = format!("{client} to {protocol}, {streams} per connection");
         println!("{case}: {} KiB for each response that is not read", each >> 10);
         assert!(each < BYTES_MAX, "{case}: {each} bytes for each response");

@@ -5,9 +5,10 @@ use std::process::{Child, Command, Stdio};
 
 use nix::sys::signal::Signal;
 use nix::sys::stat::Mode;
+use testbed::{TEST_TIMEOUT, wait_until};
 use tokio::time::timeout;
 
-use crate::run::support::{Client, Folder, Process, TIMEOUT, Upstream, get, one_route, ratekeeper, until};
+use crate::run::support::{Client, Folder, Process, Upstream, get, one_route, ratekeeper};
 
 /// A process that is killed on drop.
 struct Killed(Child);
@@ -40,7 +41,7 @@ async fn full_pipe_on_stderr_stops_nothing() {
     assert!(testbed::process::listens(port));
     let mut client = Client::connected(SocketAddr::from((Ipv4Addr::LOCALHOST, port))).await;
     for number in 0..2_000 {
-        let response = timeout(TIMEOUT / 3, client.get("/", "")).await;
+        let response = timeout(TEST_TIMEOUT / 3, client.get("/", "")).await;
         let response = response.unwrap_or_else(|_| panic!("no response to request {number}")).unwrap();
         assert_eq!(response.status, 502);
     }
@@ -62,5 +63,5 @@ async fn configuration_that_is_a_fifo_stops_nothing() {
     // A regular file is read again.
     std::fs::rename(&regular, &file).unwrap();
     process.signal(Signal::SIGHUP);
-    until("a reload", || process.count_lines("configuration reloaded") > 0).await;
+    wait_until(|| process.count_lines("configuration reloaded") > 0).await;
 }

@@ -1,6 +1,7 @@
 //! Slow clients, and a soak test.
 
 use std::time::Duration;
+use testbed::TEST_TIMEOUT;
 use tokio::time::Instant;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -8,7 +9,7 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use crate::run::support::{Folder, Load, Process, TIMEOUT, Upstream, one_route};
+use crate::run::support::{Folder, Load, Process, Upstream, one_route};
 
 /// Incomplete heads of several kinds.
 const INCOMPLETE_HEADS: [&str; 4] =
@@ -38,13 +39,13 @@ async fn thousands_of_incomplete_heads_are_closed_while_others_are_served() {
             stream.write_all(INCOMPLETE_HEADS[number % INCOMPLETE_HEADS.len()].as_bytes()).await.unwrap();
             let mut rest = Vec::new();
             // The gateway may send a reason or nothing, but must not keep the connection open.
-            timeout(TIMEOUT, stream.read_to_end(&mut rest)).await.is_ok()
+            timeout(TEST_TIMEOUT, stream.read_to_end(&mut rest)).await.is_ok()
         });
     }
     // All of them are open together, before the first times out.
     let mut open = 0;
     while open < count as u64 {
-        assert!(begun.elapsed() < TIMEOUT, "{open} of {count} were open at once");
+        assert!(begun.elapsed() < TEST_TIMEOUT, "{open} of {count} were open at once");
         open = process.metric("ratekeeper_connections").await.max(open);
     }
     load.more(1000).await;

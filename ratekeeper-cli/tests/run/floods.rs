@@ -8,12 +8,13 @@ use std::time::Duration;
 
 use testbed::http2::kind::{DATA, GOAWAY, HEADERS, PING, RST_STREAM, SETTINGS, WINDOW_UPDATE};
 use testbed::http2::{ACK, END_HEADERS, HEAD_BYTES, Head, PREFACE, block, frame, get, request_head};
+use testbed::{TEST_TIMEOUT, wait_until};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::run::support::{Folder, Load, Process, TIMEOUT, Upstream, one_route, until};
+use crate::run::support::{Folder, Load, Process, Upstream, one_route};
 
 /// Maximum growth of memory: buffers of a few connections, and caches of the allocator.
 const GROWTH_BYTES_MAX: u64 = 16 << 20;
@@ -75,6 +76,7 @@ async fn flood(
             }
             counting.fetch_add(numbers.count() as u64, Ordering::Relaxed);
             if let Some(pause) = pause {
+                // A flood at a rate, not as fast as the sockets allow.
                 sleep(pause).await;
             }
         }
@@ -104,7 +106,7 @@ async fn flood(
             }
         }
     };
-    timeout(TIMEOUT, reading_frames).await.expect("the flood did not end");
+    timeout(TEST_TIMEOUT, reading_frames).await.expect("the flood did not end");
     sending.abort();
     result.sent = sent.load(Ordering::Relaxed);
     result
@@ -155,7 +157,7 @@ impl LoadedGateway {
             all
         });
         let mut highest = before;
-        until("the end of the floods", || {
+        wait_until(|| {
             highest = highest.max(process.resident_bytes());
             flooding.is_finished()
         })
@@ -320,7 +322,7 @@ async fn flood_does_not_outlast_the_connection_timeout() {
             let result = flood(gateway.address, &begin, part, u32::MAX, Some(PAUSE)).await;
             let took = begun.elapsed();
             println!("{what} without end: closed after {took:.1?}, {} sent", result.sent);
-            assert!(!result.is_answered && took < TIMEOUT / 3, "{took:?}: {result:?}");
+            assert!(!result.is_answered && took < TEST_TIMEOUT / 3, "{took:?}: {result:?}");
         }
     }
     gateway.load.stop().await.assert_all(200);

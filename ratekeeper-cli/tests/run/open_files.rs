@@ -1,9 +1,10 @@
 //! A process with a low limit on open files.
 
+use testbed::wait_until;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
-use crate::run::support::{Client, Folder, Process, Upstream, one_route, ratekeeper, until};
+use crate::run::support::{Client, Folder, Process, Upstream, one_route, ratekeeper};
 
 /// Starts the binary from a shell that first lowers the limit.
 fn limited(limit: &str, file: &std::path::Path) -> Process {
@@ -54,7 +55,7 @@ async fn exhausted_descriptors_do_not_eject_the_upstream() {
         crowd.push(TcpStream::connect(address).await.unwrap());
     }
     // Several times: the descriptor that a health check frees goes to the next connection in the queue.
-    until("descriptors to run out", || process.count_lines("accept failed") > 6).await;
+    wait_until(|| process.count_lines("accept failed") > 6).await;
     let response = client.get("/", "").await.unwrap();
     assert_eq!(response.status, 503, "{}", response.head);
     drop(crowd);

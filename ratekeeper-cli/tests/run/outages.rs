@@ -1,7 +1,7 @@
 //! Redis and upstreams that are killed under load.
 
 use nix::sys::signal::Signal;
-use testbed::RedisServer;
+use testbed::{RedisServer, wait_for};
 
 use crate::run::support::{Folder, Load, Process, Upstream, get, one_route};
 
@@ -46,16 +46,11 @@ async fn upstream_restarts_under_load_are_answered_and_recovered_from() {
     for _ in 0..KILLS {
         load.more(200).await;
         upstream.kill();
-        let begun = tokio::time::Instant::now();
-        while get(address, "/").await.status == 200 {
-            assert!(begun.elapsed() < crate::run::support::TIMEOUT, "the failure was never noticed");
-        }
+        wait_for(async || (get(address, "/").await.status != 200).then_some(())).await;
         load.more(50).await;
         upstream.restart().await;
         let begun = tokio::time::Instant::now();
-        while get(address, "/").await.status != 200 {
-            assert!(begun.elapsed() < crate::run::support::TIMEOUT, "the upstream was never used again");
-        }
+        wait_for(async || (get(address, "/").await.status == 200).then_some(())).await;
         slowest_recovery = slowest_recovery.max(begun.elapsed());
     }
     let tally = load.stop().await;
@@ -123,7 +118,7 @@ async fn outage_log_names_the_cause_and_what_to_do() {
         assert!(process.metric(degraded).await > 0, "{cause}");
         let allowed = r#"ratekeeper_limit_decisions_total{limit="per-user",decision="allowed"}"#;
         let by_limit = process.metric(allowed).await;
-        crate::run::support::until("an access log line", || {
+        testbed::wait_until(|| {
             process
                 .stdout()
                 .iter()

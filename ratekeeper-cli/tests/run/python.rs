@@ -3,10 +3,11 @@
 use std::path::Path;
 use std::process::Stdio;
 
+use testbed::TEST_TIMEOUT;
 use tokio::process::Command;
 use tokio::time::timeout;
 
-use crate::run::support::{Folder, Process, TIMEOUT, Upstream};
+use crate::run::support::{Folder, Process, Upstream};
 
 const LIMIT: usize = 5;
 
@@ -25,6 +26,6 @@ async fn python_client_reads_responses_and_rate_limit_headers() {
     let mut command = Command::new("python3");
     command.arg(script).args([address.port().to_string(), LIMIT.to_string()]);
     let running = command.stdin(Stdio::null()).kill_on_drop(true).output();
-    let output = timeout(TIMEOUT, running).await.expect("the Python client timed out").unwrap();
+    let output = timeout(TEST_TIMEOUT, running).await.expect("the Python client timed out").unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }

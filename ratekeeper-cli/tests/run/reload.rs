@@ -3,9 +3,9 @@
 use std::fmt::Write as _;
 
 use nix::sys::signal::Signal;
-use testbed::RedisServer;
+use testbed::{RedisServer, wait_until};
 
-use crate::run::support::{Folder, Load, Process, Response, Upstream, get, one_route, until};
+use crate::run::support::{Folder, Load, Process, Response, Upstream, get, one_route};
 
 /// Returns a configuration in which everything has one number: the limit's name and size, the request header for the
 /// upstream, and the response header for the client.
@@ -67,7 +67,7 @@ async fn reloads_under_load_fail_no_request_and_never_mix_configurations() {
         // Polling may have noticed the file before the signal.
         let seen = process.count_lines("reloaded");
         process.signal(Signal::SIGHUP);
-        until("the log line of the reload", || process.count_lines("reloaded") > seen).await;
+        wait_until(|| process.count_lines("reloaded") > seen).await;
     }
     load.more(100).await;
     let tally = load.stop().await;
@@ -86,7 +86,7 @@ async fn after_change(folder: &Folder, process: &mut Process, text: &str) -> Str
     let before = process.count_lines("reloaded");
     folder.write("ratekeeper.yaml", text);
     process.signal(Signal::SIGHUP);
-    until("the log line of the reload", || process.count_lines("reloaded") > before).await;
+    wait_until(|| process.count_lines("reloaded") > before).await;
     process.stderr().iter().rfind(|line| line.contains("reloaded")).unwrap().clone()
 }
 
@@ -208,7 +208,7 @@ async fn changed_referenced_file_is_reloaded() {
     let reloads = |count: usize| {
         let process = &process;
         async move {
-            until("a reload", || process.count_lines(r#""message":"configuration reloaded""#) == count).await;
+            wait_until(|| process.count_lines(r#""message":"configuration reloaded""#) == count).await;
         }
     };
     process.line(r#""service":"gateway","url":"https://127.0.0.1:"#).await;
@@ -227,13 +227,13 @@ async fn changed_referenced_file_is_reloaded() {
     reloads(3).await;
     // A missing file is read once it appears.
     folder.write("ratekeeper.yaml", &good.replace("file: token", "file: other"));
-    until("the log line of the missing file", || process.count_lines("cannot read the file") == 1).await;
+    wait_until(|| process.count_lines("cannot read the file") == 1).await;
     folder.write("other", "3");
     reloads(4).await;
     assert_eq!(get(address, "/").await.body, b"3");
     // A file that never appears does not block later reloads.
     folder.write("ratekeeper.yaml", &good.replace("file: token", "file: gone"));
-    until("the log line of the missing file", || process.count_lines("cannot read the file") == 2).await;
+    wait_until(|| process.count_lines("cannot read the file") == 2).await;
     folder.write("ratekeeper.yaml", &good);
     reloads(5).await;
     assert_eq!(get(address, "/").await.body, b"2");

@@ -3,9 +3,9 @@
 use std::process::Command;
 
 use nix::sys::signal::Signal;
-use testbed::RedisServer;
+use testbed::{RedisServer, wait_until};
 
-use crate::run::support::{Client, Folder, Process, Upstream, get, ratekeeper, until};
+use crate::run::support::{Client, Folder, Process, Upstream, get, ratekeeper};
 
 const PASSWORD: &str = "canary-password";
 const SECRET: &str = "canary-secret-of-the-keys";
@@ -62,7 +62,7 @@ async fn logs_and_metrics_contain_no_secrets_and_logs_are_json() {
     process.line("restart to change it").await;
     folder.write("ratekeeper.yaml", &good.replace("redis://:$", "rediz://:$"));
     process.signal(Signal::SIGHUP);
-    until("the third failed reload", || process.count_lines("not reloaded") == 3).await;
+    wait_until(|| process.count_lines("not reloaded") == 3).await;
     redis.kill().unwrap();
     for _ in 0..20 {
         client.get("/", "X-User-Id: canary-user\r\n").await.unwrap();
@@ -73,7 +73,7 @@ async fn logs_and_metrics_contain_no_secrets_and_logs_are_json() {
     let metrics = String::from_utf8(get(process.admin().await, "/metrics").await.body).unwrap();
     process.signal(Signal::SIGTERM);
     assert_eq!(process.ended().await, 0);
-    until("the access log", || process.stdout().len() == 25).await;
+    wait_until(|| process.stdout().len() == 25).await;
 
     let (stderr, stdout) = (process.stderr(), process.stdout());
     assert!(is_json(&stderr), "{stderr:#?}");

@@ -6,11 +6,11 @@ use std::process::Stdio;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use testbed::RedisServer;
+use testbed::{RedisServer, TEST_TIMEOUT, wait_for};
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
-use crate::run::support::{Folder, Process, TIMEOUT, Upstream};
+use crate::run::support::{Folder, Process, Upstream};
 
 /// The limit of each algorithm; nothing is refilled while the test runs.
 const LIMIT: u64 = 10_000;
@@ -41,7 +41,7 @@ struct ResponseCounts {
 impl Wrk {
     fn start(address: SocketAddr, path: &str) -> Wrk {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/run/statuses.lua");
-        let duration = format!("{}s", 2 * TIMEOUT.as_secs());
+        let duration = format!("{}s", 2 * TEST_TIMEOUT.as_secs());
         let mut command = Command::new("wrk");
         command
             .args(["--threads", "1", "--connections", &CONNECTIONS.to_string()])
@@ -55,7 +55,8 @@ impl Wrk {
     async fn stop(self) -> ResponseCounts {
         // On SIGINT wrk prints its results so far.
         kill(Pid::from_raw(self.0.id().unwrap().cast_signed()), Signal::SIGINT).unwrap();
-        let output = timeout(TIMEOUT, self.0.wait_with_output()).await.expect("wrk did not stop").unwrap();
+        let output =
+            timeout(TEST_TIMEOUT, self.0.wait_with_output()).await.expect("wrk did not stop").unwrap();
         let text = String::from_utf8(output.stdout).unwrap();
         let line =
             text.lines().find_map(|line| line.strip_prefix("counted: ")).unwrap_or_else(|| panic!("{text}"));
@@ -69,13 +70,11 @@ impl Wrk {
 async fn until_exhausted(gateways: [&Process; 2], number: usize) {
     let allowed = format!(r#"ratekeeper_requests_total{{route="r{number}",decision="allowed",code="2xx"}}"#);
     let denied = format!(r#"ratekeeper_requests_total{{route="r{number}",decision="denied",code="4xx"}}"#);
-    let waiting = async {
-        for gateway in gateways {
-            while gateway.metric(&denied).await < DENIED_MIN {}
-        }
-        while gateways[0].metric(&allowed).await + gateways[1].metric(&allowed).await < LIMIT {}
-    };
-    assert!(timeout(TIMEOUT, waiting).await.is_ok(), "{} was never exhausted", LIMITS[number]);
+    for gateway in gateways {
+        wait_for(async || (gateway.metric(&denied).await >= DENIED_MIN).then_some(())).await;
+    }
+    let allowed = async || gateways[0].metric(&allowed).await + gateways[1].metric(&allowed).await;
+    wait_for(async || (allowed().await >= LIMIT).then_some(())).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,12 +1,13 @@
 //! Graceful shutdown: which requests are served, and for how long.
 
 use std::time::Duration;
+use testbed::wait_until;
 use tokio::time::Instant;
 
 use nix::sys::signal::Signal;
 use tokio::task::JoinSet;
 
-use crate::run::support::{Client, Folder, Process, Tally, Upstream, get, one_route, until};
+use crate::run::support::{Client, Folder, Process, Tally, Upstream, get, one_route};
 
 /// Sends `count` requests that the upstream holds.
 async fn hold(address: std::net::SocketAddr, upstream: &Upstream, count: usize) -> JoinSet<Tally> {
@@ -19,7 +20,7 @@ async fn hold(address: std::net::SocketAddr, upstream: &Upstream, count: usize) 
             tally
         });
     }
-    until("all requests in flight", || {
+    wait_until(|| {
         if let Some(early) = clients.try_join_next() {
             panic!("{} requests wait, and one ended: {:?}", upstream.waiting(), early.unwrap());
         }
@@ -59,7 +60,7 @@ async fn thousand_requests_in_flight_are_answered_during_shutdown() {
         assert_eq!(get(admin, "/readyz").await.status, 503, "load balancers must stop sending requests");
         let last = idle.get("/", "").await.unwrap();
         assert_eq!((last.status, last.header("connection")), (200, Some("close")));
-        until("no new connections", || std::net::TcpStream::connect(address).is_err()).await;
+        wait_until(|| std::net::TcpStream::connect(address).is_err()).await;
         assert!(!process.has_ended());
         upstream.release(1000);
         let tally = sum(clients).await;
@@ -68,7 +69,7 @@ async fn thousand_requests_in_flight_are_answered_during_shutdown() {
         assert_eq!(tally.of(200), 1000);
         assert_eq!(process.ended().await, 0);
         process.line(r#""message":"shut down""#).await;
-        until("the last line of the access log", || process.stdout().len() == 1002).await;
+        wait_until(|| process.stdout().len() == 1002).await;
     }
 }
 

@@ -5,8 +5,9 @@ use std::process::Command;
 
 use nix::sys::signal::Signal;
 use serde_json::Value;
+use testbed::wait_until;
 
-use crate::run::support::{Client, Folder, Process, Terminal, Upstream, ratekeeper, until};
+use crate::run::support::{Client, Folder, Process, Terminal, Upstream, ratekeeper};
 
 const ESCAPE: char = '\x1b';
 const RED: &str = "\x1b[1;31m";
@@ -157,7 +158,7 @@ async fn human_format_without_a_terminal_prints_readable_lines_without_color() {
     let mut process = Process::spawn(run(&file).args(["--log-format", "human"]));
     process.line("Ctrl-C shuts down").await;
     send_requests(&mut client_of(&process.stderr().join("\n"))).await;
-    until("the access log", || process.stdout().len() == 4).await;
+    wait_until(|| process.stdout().len() == 4).await;
     process.signal(Signal::SIGINT);
     assert_eq!(process.ended().await, 0);
     process.line("per-user          2          1").await;

@@ -4,12 +4,13 @@ use std::net::TcpListener;
 use std::process::Command;
 
 use nix::sys::signal::Signal;
+use testbed::wait_until;
 
-use crate::run::support::{Folder, Load, Process, Upstream, get, one_route, ratekeeper, until};
+use crate::run::support::{Folder, Load, Process, Upstream, get, one_route, ratekeeper};
 
 /// Returns the id of the process started last.
 async fn successor(process: &mut Process, count: usize) -> i32 {
-    until("a successor", || process.count_lines("successor started") == count).await;
+    wait_until(|| process.count_lines("successor started") == count).await;
     let line = process.stderr().iter().rfind(|line| line.contains("successor started")).unwrap().clone();
     let number = line.split_once(r#""pid":"#).unwrap().1;
     number[..number.find(|c: char| !c.is_ascii_digit()).unwrap()].parse().unwrap()
@@ -33,11 +34,10 @@ async fn five_upgrades_under_load_refuse_no_connection_and_fail_no_request() {
     let mut newest = successor(&mut process, 1).await;
     assert_eq!(process.ended().await, 0, "{:?}", process.stderr());
     for round in 2..=5 {
-        until("the takeover", || process.count_lines("took over from predecessor") == round - 1).await;
+        wait_until(|| process.count_lines("took over from predecessor") == round - 1).await;
         nix::sys::signal::kill(nix::unistd::Pid::from_raw(newest), Signal::SIGUSR2).unwrap();
         newest = successor(&mut process, round).await;
-        until("the end of the predecessor", || process.count_lines(r#""message":"shut down""#) == round)
-            .await;
+        wait_until(|| process.count_lines(r#""message":"shut down""#) == round).await;
         kept.more(100).await;
         fresh.more(10).await;
     }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fmt::Write as _;
 
-use crate::environment::Environment;
+use crate::environment::EmptyEnvironment;
 use crate::error::{Errors, Problem, quoted};
 use crate::quantity::duration_text;
 use crate::reader::Reader;
@@ -67,19 +67,6 @@ fn domain_node(file: &Node) -> &Node {
     let NodeValue::Map(entries) = &file.value else { return file };
     let is_domain = |name: &Node| matches!(&name.value, NodeValue::Word(word) if word == "domain");
     entries.iter().find(|(name, _)| is_domain(name)).map_or(file, |(_, node)| node)
-}
-
-/// An empty environment: descriptors refer to nothing.
-struct EmptyEnvironment;
-
-impl Environment for EmptyEnvironment {
-    fn variable(&self, _: &str) -> Option<String> {
-        None
-    }
-
-    fn file(&self, _: &str) -> Result<String, String> {
-        Err(String::new())
-    }
 }
 
 fn printed(domains: &[EnvoyFile]) -> String {

@@ -73,6 +73,8 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(testbed::property::cases(256))]
+
         #[test]
         fn matching_equals_the_reference_implementation(pattern in "[ab*]{0,8}", value in "[ab]{0,10}") {
             if let Some(wildcard) = Wildcard::new(&pattern) {

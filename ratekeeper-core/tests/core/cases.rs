@@ -11,7 +11,7 @@ use ratekeeper_core::{
 };
 
 use crate::key::Key;
-pub(crate) use crate::property::check;
+pub(crate) use testbed::property::check;
 
 /// The five algorithms with their variants, each of which has its own arithmetic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,7 +4,8 @@
 //! |---|---|
 //! | `model.rs` | a reference model of the algorithms in exact fractions |
 //! | `key.rs` | one key under any limit, so that every test runs over every algorithm |
-//! | `cases.rs`, `property.rs` | random limits and requests, and the runner of property tests |
+//! | `cases.rs` | random limits and requests |
+//! | `limits.rs` | limits of every kind, which the tests of the stores use, too |
 //! | `properties.rs` | every decision equals the model's, for each of the eleven variants |
 //! | `promises.rs` | guarantees to users: never more than the limit, exact `retry_after` and `reset_after` |
 //! | `time_order.rs` | instants that run backwards |
@@ -14,12 +15,13 @@
 
 mod cases;
 mod key;
+#[allow(dead_code, reason = "the tests of the stores use the rest")]
+#[allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot be set up has failed")]
+mod limits;
 mod migration;
 mod model;
 mod promises;
 mod properties;
-#[allow(dead_code, reason = "the tests of other crates use the rest")]
-mod property;
 mod ranges;
 mod time_order;
 mod vectors;

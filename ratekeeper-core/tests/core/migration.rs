@@ -5,35 +5,15 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use ratekeeper_core::{
-    Algorithm, Decision, EdgePolicy, LeakyMode, Limit, LogPolicy, Rate, RefillStyle, State, Time, WindowAlign,
+    Decision, EdgePolicy, LeakyMode, Limit, LogPolicy, Rate, RefillStyle, State, Time, WindowAlign,
 };
 
 use crate::cases::{VARIANTS, Walk, cases, check};
 use crate::key;
+use crate::limits::{decide, fresh, resized};
 
 const AT: Time = Time::from_secs(1_700_000_000);
 const MINUTE: Duration = Duration::from_secs(60);
-
-fn fresh(limit: &Limit) -> State {
-    match limit {
-        Limit::Bucket(it) => State::Bucket(it.fresh()),
-        Limit::SteppedBucket(it) => State::SteppedBucket(it.fresh()),
-        Limit::FixedWindow(it) => State::FixedWindow(it.fresh()),
-        Limit::Log(it) => State::Log(it.fresh()),
-        Limit::Counter(it) => State::Counter(it.fresh()),
-    }
-}
-
-fn decide(limit: &Limit, state: &mut State, now: Time, cost: u32) -> Decision {
-    match (limit, state) {
-        (Limit::Bucket(it), State::Bucket(state)) => it.decide(state, now, cost),
-        (Limit::SteppedBucket(it), State::SteppedBucket(state)) => it.decide(state, now, cost),
-        (Limit::FixedWindow(it), State::FixedWindow(state)) => it.decide(state, now, cost),
-        (Limit::Log(it), State::Log(state)) => it.decide(state, now, cost),
-        (Limit::Counter(it), State::Counter(state)) => it.decide(state, now, cost),
-        (limit, state) => panic!("{limit:?} with {state:?}"),
-    }
-}
 
 fn peek(limit: &Limit, state: &State, now: Time, cost: u32) -> Decision {
     decide(limit, &mut state.clone(), now, cost)
@@ -135,21 +115,6 @@ fn limit_that_is_lowered_and_raised_again_returns_no_units() {
     }
 }
 
-/// A limit of the same variant and window, of another size and rate.
-fn resized(limit: &Limit, size: u32, rate: Rate) -> Limit {
-    match limit {
-        Limit::Bucket(it) => match it.mode() {
-            Some(mode) => Limit::leaky_bucket(size, rate, mode),
-            None => Limit::token_bucket(size, rate, RefillStyle::Smooth),
-        },
-        Limit::SteppedBucket(_) => Limit::token_bucket(size, rate, RefillStyle::Stepped),
-        Limit::FixedWindow(it) => Limit::fixed_window(size, it.window(), it.align()),
-        Limit::Log(it) => Limit::sliding_window_log(size, it.window(), it.count()),
-        Limit::Counter(it) => Limit::sliding_window_counter(size, it.window(), it.buckets(), it.edge()),
-    }
-    .unwrap()
-}
-
 fn rate_of(limit: &Limit) -> Option<Rate> {
     match limit {
         Limit::Bucket(it) => Some(it.rate()),
@@ -167,8 +132,7 @@ fn migration_keeps_used_units() {
         let changes = (cases(variant, 12), sizes.clone(), rates.clone(), any::<bool>());
         check(&changes, |(case, size, rate, same_rate)| {
             let from = &case.limit;
-            let rate = rate_of(from).filter(|_| same_rate).unwrap_or(rate);
-            let to = resized(from, size, rate);
+            let to = resized(from, size, (!same_rate).then_some(rate));
             let (mut key, mut state) = (key::fresh(from), fresh(from));
             let mut walk = Walk::new(from, case.start);
             let mut now = case.start;

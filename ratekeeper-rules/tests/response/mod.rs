@@ -18,7 +18,7 @@ mod properties;
 mod vectors;
 mod waiting;
 
-use crate::property::check;
+use testbed::property::check;
 
 const NOW: Time = Time::from_nanos(1_700_000_000_250_000_000);
 

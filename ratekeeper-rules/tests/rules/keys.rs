@@ -6,7 +6,6 @@ use ratekeeper_rules::client::Grouping;
 use ratekeeper_rules::key::{Key, KeyFallback, KeyPart, NoKey};
 use ratekeeper_rules::path::Pattern;
 
-use crate::property::check_at_least;
 use crate::rules::key_property;
 use crate::rules::request_builder::{SyntheticRequest, test_request};
 
@@ -515,15 +514,18 @@ fn failed_write_leaves_the_buffer_unchanged() {
     );
 }
 
-#[test]
-fn keys_are_equal_iff_the_found_values_are_equal() {
-    // Small numbers choose among few values, so that two requests are often alike.
-    let bytes = vec(
-        prop_oneof![3 => 0..6_u8, 1 => any::<u8>(), 1 => prop::sample::select(&b"ab=;& %+/,\"[]\\"[..])],
-        0..160,
-    );
-    check_at_least(50_000, &bytes, |bytes| {
+/// Bytes that are read as two requests. Small numbers choose among few values, so that the two are often alike.
+fn two_requests() -> impl Strategy<Value = Vec<u8>> {
+    let byte =
+        prop_oneof![3 => 0..6_u8, 1 => any::<u8>(), 1 => prop::sample::select(&b"ab=;& %+/,\"[]\\"[..])];
+    vec(byte, 0..160)
+}
+
+proptest! {
+    #![proptest_config(testbed::property::cases(50_000))]
+
+    #[test]
+    fn keys_are_equal_iff_the_found_values_are_equal(bytes in two_requests()) {
         key_property::check(&bytes);
-        Ok(())
-    });
+    }
 }

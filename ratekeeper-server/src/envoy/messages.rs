@@ -340,6 +340,8 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(testbed::property::cases(256))]
+
         #[test]
         fn request_has_the_wire_form_of_the_derived_message(
             domain in ".{0,9}",

@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 
 use ratekeeper::Memory;
-use ratekeeper_config::{Config, Environment};
+use ratekeeper_config::{Config, EmptyEnvironment};
 use ratekeeper_rules::path::normalized_count;
 
 use super::accept::GatewayListener;
@@ -16,19 +16,6 @@ use super::{Gateway, GatewayDraft, GatewaySockets, connection};
 use crate::runtime::access_log::{AccessLog, LogStyle};
 use crate::runtime::engine::EngineState;
 use crate::runtime::metrics::Metrics;
-
-/// An environment without variables or files.
-struct EmptyEnvironment;
-
-impl Environment for EmptyEnvironment {
-    fn variable(&self, _name: &str) -> Option<String> {
-        None
-    }
-
-    fn file(&self, path: &str) -> Result<String, String> {
-        Err(format!("{path}: no file exists"))
-    }
-}
 
 /// The cost of some requests. The allocations include those of hyper and tokio.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -299,6 +299,8 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(testbed::property::cases(256))]
+
         #[test]
         fn requests_are_counted_however_their_bytes_arrive(
             requests in proptest::collection::vec(request(), 0..6),

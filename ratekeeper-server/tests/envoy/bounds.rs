@@ -9,14 +9,15 @@ use ratekeeper_server::envoy::{
 };
 use testbed::http2::kind::{PING, SETTINGS};
 use testbed::http2::{ACK, PREFACE, frame};
+use testbed::{TEST_TIMEOUT, wait_for};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tonic::Code;
 
 use super::support::{
-    Client, EndlessBody, RawCodec, TEST_TIMEOUT, as_refund, descriptor, edge_request, is_ok, run, run_with,
-    with_hits, with_inline_limit,
+    Client, EndlessBody, RawCodec, as_refund, descriptor, edge_request, is_ok, run, run_with, with_hits,
+    with_inline_limit,
 };
 
 const USERS: &str = "  edge: [{ key: user, fixed_window: { limit: 1000, window: 1m } }]\n";
@@ -276,23 +277,11 @@ async fn calls_in_flight_are_bounded() {
     }
     let mut client = service.client().await;
     // Until both calls have arrived.
-    let rejected = timeout(TEST_TIMEOUT, async {
-        loop {
-            match client.call(edge_request(&[descriptor(&[("user", "ann")])])).await {
-                Ok(_) => tokio::time::sleep(Duration::from_millis(5)).await,
-                Err(status) => return status,
-            }
-        }
-    });
-    let rejected = rejected.await.unwrap();
+    let request = || edge_request(&[descriptor(&[("user", "ann")])]);
+    let rejected = wait_for(async || client.call(request()).await.err()).await;
     assert_eq!(rejected.code(), Code::ResourceExhausted, "{rejected}");
     // Their permits are released when they end.
     calls.into_iter().for_each(|call| call.abort());
     drop(endless);
-    let served = timeout(TEST_TIMEOUT, async {
-        while client.call(edge_request(&[descriptor(&[("user", "ann")])])).await.is_err() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    });
-    served.await.unwrap();
+    wait_for(async || client.call(request()).await.ok()).await;
 }

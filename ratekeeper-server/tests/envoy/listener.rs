@@ -7,9 +7,9 @@ use ratekeeper::ManualClock;
 use ratekeeper::redis::{FailurePolicy, Redis};
 use ratekeeper_server::Exposition;
 use ratekeeper_server::envoy::{Domains, EnvoyApiSettings, EnvoyListenerSettings, EnvoySnapshot, json};
-use testbed::RedisServer;
 use testbed::http2::kind::{DATA, HEADERS, RST_STREAM, SETTINGS, WINDOW_UPDATE};
 use testbed::http2::{END_HEADERS, END_STREAM, block, frame, get, request_head};
+use testbed::{RedisServer, TEST_TIMEOUT, wait_for, wait_until};
 use tokio::io::AsyncWriteExt;
 use tokio::time::timeout;
 use tonic::{Code, Request};
@@ -23,9 +23,9 @@ use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
 use crate::gateway::peers::RawHttp2;
 
 use super::support::{
-    Client, TEST_TIMEOUT, TestService, builder, change, current, descriptor, edge_request, is_ok, parse, run,
-    run_with, serve,
+    Client, TestService, change, current, descriptor, edge_request, is_ok, run, run_with, serve,
 };
+use crate::support::{layer_builder, parse};
 
 const USERS: &str = "  edge: [{ key: user, fixed_window: { limit: 3, window: 1m } }]\n";
 const SERVING: i32 = 1;
@@ -44,14 +44,14 @@ async fn reload_applies_from_the_next_call() {
         parse(&format!("domains: {{ edge: [{{ key: user, fixed_window: {window} }}{more}] }}"))
     };
     let config = file(3, "");
-    let before = builder(&config).build().unwrap();
+    let before = layer_builder(&config).build().unwrap();
     let context = current(&config, before.clone(), EnvoyApiSettings::default());
     let service = serve(context.clone(), EnvoyListenerSettings::default(), ManualClock::default());
     let mut client = service.client().await;
     assert_eq!(client.remaining(&[descriptor(&[("user", "ann")])]).await, (true, vec![2]));
     let config = file(9, ", { key: path, unlimited: true }");
     change(&context, |snapshot| EnvoySnapshot {
-        layer: Some(builder(&config).reload_from(&before).unwrap()),
+        layer: Some(layer_builder(&config).reload_from(&before).unwrap()),
         domains: Arc::new(Domains::new(config.domains.clone())),
         ..snapshot
     });
@@ -123,13 +123,7 @@ async fn unauthenticated_connection_is_closed() {
     call.headers_mut().insert("authorization", "Bearer open-sesame-please".parse().unwrap());
     let ended = timeout(TEST_TIMEOUT, authenticated_h2.send_request(call)).await.unwrap().unwrap();
     assert_eq!(ended.headers()["grpc-status"], "1", "the call timed out");
-    timeout(TEST_TIMEOUT, async {
-        while !unauthenticated.is_closed() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    })
-    .await
-    .unwrap();
+    wait_until(|| unauthenticated.is_closed()).await;
     assert!(!authenticated_h2.is_closed());
 }
 
@@ -149,12 +143,7 @@ async fn health_checks_are_bounded() {
     }
     assert_eq!(health(&service, "").await, Err(Code::ResourceExhausted));
     drop(watched);
-    let freed = async {
-        while health(&service, "").await != Ok(SERVING) {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    timeout(TEST_TIMEOUT, freed).await.unwrap();
+    wait_for(async || health(&service, "").await.ok().filter(|status| *status == SERVING)).await;
 }
 
 async fn health<S>(service: &TestService<S>, name: &str) -> Result<i32, Code> {
@@ -259,7 +248,7 @@ async fn unavailable_store_fails_the_call() {
         .on_store_failure(FailurePolicy::Closed)
         .deadline(TEST_TIMEOUT);
     let config = parse(&format!("domains:\n{USERS}"));
-    let layer = builder(&config).redis(&settings).unwrap();
+    let layer = layer_builder(&config).redis(&settings).unwrap();
     let context = current::<Redis>(&config, layer, EnvoyApiSettings::default());
     let service = serve(context.clone(), EnvoyListenerSettings::default(), ManualClock::default());
     let mut client = service.client().await;

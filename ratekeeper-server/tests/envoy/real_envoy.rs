@@ -18,8 +18,8 @@ use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use ratekeeper_server::envoy::messages::{RateLimitCode, RateLimitRequest, RateLimitResponse};
 use ratekeeper_server::envoy::{EnvoyApiSettings, EnvoyListenerSettings, EnvoySnapshot};
-use testbed::Envoy;
 use testbed::process::free_port;
+use testbed::{Envoy, TEST_TIMEOUT};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{Instant, timeout_at};
 use tonic::server::{Grpc, NamedService, UnaryService};
@@ -27,7 +27,7 @@ use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 use tonic_prost::ProstCodec;
 
-use super::support::{TEST_TIMEOUT, TestService, change, run_with};
+use super::support::{TestService, change, run_with};
 
 const DOMAINS: &str = "  edge:
     - { key: user, fixed_window: { limit: 2, window: 1m }, name: per-user }

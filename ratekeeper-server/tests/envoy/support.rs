@@ -2,12 +2,11 @@
 
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
-use std::time::Duration;
 
-use ratekeeper::tower::{LayerBuilder, RatekeeperLayer};
+use ratekeeper::tower::RatekeeperLayer;
 use ratekeeper::{ManualClock, Memory, Store};
+use ratekeeper_config::Config;
 use ratekeeper_config::envoy::Unit;
-use ratekeeper_config::{Config, Environment};
 use ratekeeper_server::Current;
 use ratekeeper_server::envoy::messages::{
     DescriptorStatus, Entry, RateLimitCode, RateLimitDescriptor, RateLimitOverride, RateLimitRequest,
@@ -20,29 +19,7 @@ use tonic::client::Grpc;
 use tonic::transport::Channel;
 use tonic_prost::ProstCodec;
 
-/// Long enough for the busiest machine: only a failed test waits this long.
-pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(30);
-
-/// An environment without variables or files.
-struct EmptyEnvironment;
-
-impl Environment for EmptyEnvironment {
-    fn variable(&self, _: &str) -> Option<String> {
-        None
-    }
-
-    fn file(&self, path: &str) -> Result<String, String> {
-        Err(format!("{path}: no file exists"))
-    }
-}
-
-pub(crate) fn parse(yaml: &str) -> Config {
-    ratekeeper_config::parse(yaml, &EmptyEnvironment).unwrap_or_else(|errors| panic!("{errors}\n{yaml}"))
-}
-
-pub(crate) fn builder(config: &Config) -> LayerBuilder {
-    config.rules.rules().fold(RatekeeperLayer::builder(), |builder, rule| builder.rule(rule.clone()))
-}
+use crate::support::{layer_builder, parse};
 
 /// The limits and settings of the service under test, which tests can replace.
 pub(crate) fn current<S>(
@@ -90,7 +67,7 @@ pub(crate) fn run_with(
 ) -> TestService {
     let config = parse(&format!("domains:\n{domains}"));
     let clock = ManualClock::default();
-    let layer = builder(&config).build_on(clock.clone()).unwrap();
+    let layer = layer_builder(&config).build_on(clock.clone()).unwrap();
     serve(current(&config, layer, settings), listener, clock)
 }
 

@@ -13,10 +13,12 @@ use hyper::body::Incoming;
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use testbed::http::{get, status};
+use testbed::wait_until;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::peers::{ConfigFile, Identity, TempDir, scripted};
-use super::support::{TestGateway, Upstream, get, run, status, wait_until};
+use super::support::{TestGateway, Upstream, run};
 
 async fn three() -> (Vec<Upstream>, Vec<SocketAddr>) {
     let all = vec![Upstream::start().await, Upstream::start().await, Upstream::start().await];

@@ -2,17 +2,18 @@
 
 use std::fmt::Write as _;
 
+use testbed::http::{get, header, read_head, read_response, send_raw, status};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
-use super::peers::{ConfigFile, TempDir, read_head, read_response, scripted};
-use super::support::{Upstream, get, header, in_front_of, run, send_raw, status};
+use super::peers::{ConfigFile, TempDir, scripted};
+use super::support::{Upstream, in_front_of, run};
 
 /// Statuses of a request that is sent three times, where two are allowed.
 async fn three_times(gateway: &super::support::TestGateway, headers: &str) -> [u16; 3] {
     let mut statuses = [0; 3];
     for status in &mut statuses {
-        *status = super::support::status(&get(gateway.address, "/", headers).await);
+        *status = testbed::http::status(&get(gateway.address, "/", headers).await);
     }
     statuses
 }

@@ -4,12 +4,14 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use testbed::TEST_TIMEOUT;
+use testbed::http::{get, header, read_head, read_response, status};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use super::peers::{ConfigFile, read_head, read_response, scripted};
-use super::support::{TEST_TIMEOUT, TestGateway, Upstream, get, header, run, status};
+use super::peers::{ConfigFile, scripted};
+use super::support::{TestGateway, Upstream, run};
 
 const SMUGGLED: &str = "GET /open/smuggled HTTP/1.1\r\nHost: a\r\n\r\n";
 

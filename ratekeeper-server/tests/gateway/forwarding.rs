@@ -1,13 +1,14 @@
 //! Forwarding of requests and responses, routing and edits.
 
 use http::Version;
+use testbed::http::{get, header, send_raw, status};
 use testbed::http2::kind::{DATA, HEADERS};
 use testbed::http2::{END_HEADERS, END_STREAM, block, frame, request_head};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use super::peers::{ConfigFile, RawHttp2};
-use super::support::{Upstream, get, header, in_front_of, run, send_raw, status};
+use super::support::{Upstream, in_front_of, run};
 
 #[tokio::test]
 async fn request_body_reaches_upstream_complete() {

@@ -11,6 +11,7 @@ use http_body_util::Full;
 use hyper::server::conn::http2 as server;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use testbed::http::{read_response, status};
 use testbed::http2::kind::{DATA, HEADERS, RST_STREAM, SETTINGS};
 use testbed::http2::{END_HEADERS, PREFACE, block, frame, get};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -18,11 +19,9 @@ use tokio::net::TcpStream;
 use tokio::sync::Notify;
 
 use super::http2_abuse::REFUSED_STREAM;
-use super::peers::{
-    ConfigFile, Http2, Identity, RawHttp2, TempDir, connect_http2, read_response, request_http2, scripted,
-};
+use super::peers::{ConfigFile, Http2, Identity, RawHttp2, TempDir, connect_http2, request_http2, scripted};
 use super::retries::INTERNAL_ERROR;
-use super::support::{Upstream, run, status};
+use super::support::{Upstream, run};
 
 fn post(scheme: &str, body: &'static str) -> Request<Full<Bytes>> {
     let uri = format!("{scheme}://api.test/a?b=c");
@@ -118,7 +117,7 @@ async fn split_cookie_headers_are_joined() {
 async fn response_trailers_reach_the_client() {
     let chunked = "HTTP/1.1 200 OK\r\nTrailer: X-Sum\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\nX-Sum: 42\r\n\r\n";
     let address = scripted(move |mut stream, _| async move {
-        super::peers::read_head(&mut stream).await;
+        testbed::http::read_head(&mut stream).await;
         stream.write_all(chunked.as_bytes()).await.unwrap();
     })
     .await;
@@ -160,11 +159,11 @@ async fn graceful_shutdown_finishes_streams_in_flight() {
     upstream.wait_for_held(1).await;
     let status_source = gateway.gateway.status();
     let draining = tokio::spawn(gateway.gateway.drain());
-    super::support::wait_until(|| !status_source.is_ready()).await;
+    testbed::wait_until(|| !status_source.is_ready()).await;
     upstream.release(1);
     let (response, sender) = sending.await.unwrap();
     assert_eq!(response.body.as_ref(), b"hello");
-    super::support::wait_until(|| sender.is_closed()).await;
+    testbed::wait_until(|| sender.is_closed()).await;
     assert_eq!(draining.await.unwrap(), 0);
 }
 
@@ -202,7 +201,7 @@ async fn upstream_goaway_fails_no_request() {
     for number in 1..=20 {
         let response = request_http2(&mut sender, post("http", "body")).await;
         assert_eq!((response.head.status, response.body.as_ref()), (StatusCode::OK, &b"ok"[..]), "{number}");
-        super::support::wait_until(|| ended.load(Ordering::Relaxed) == number).await;
+        testbed::wait_until(|| ended.load(Ordering::Relaxed) == number).await;
     }
 }
 

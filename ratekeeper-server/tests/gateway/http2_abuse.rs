@@ -2,13 +2,15 @@
 
 use std::time::Duration;
 
+use testbed::TEST_TIMEOUT;
+use testbed::http::{get, read_all, status};
 use testbed::http2::kind::{CONTINUATION, GOAWAY, HEADERS, PING, RST_STREAM, SETTINGS, WINDOW_UPDATE};
 use testbed::http2::{END_HEADERS, END_STREAM, block, frame, get as request, request_head};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::AsyncWriteExt;
 use tokio::time::{Instant, timeout};
 
 use super::peers::{ConfigFile, Frame, RawHttp2 as Client};
-use super::support::{TEST_TIMEOUT, Upstream, get, in_front_of, run, status};
+use super::support::{Upstream, in_front_of, run};
 
 const MAX_CONCURRENT_STREAMS: u16 = 3;
 const FLOW_CONTROL_ERROR: u32 = 3;
@@ -34,9 +36,7 @@ async fn rapid_resets_end_the_connection() {
         let _ = writing.write_all(&flood).await;
         writing
     });
-    let mut received = Vec::new();
-    let _ =
-        timeout(TEST_TIMEOUT, reading.read_to_end(&mut received)).await.expect("the connection stayed open");
+    read_all(&mut reading).await;
     assert_eq!(status(&get(gateway.address, "/", "").await), 200, "other connections are served");
     assert!(upstream.requests().len() < 1_000, "the upstream saw {} of 10000", upstream.requests().len());
     drop(sending.await.unwrap());
@@ -51,13 +51,10 @@ async fn slow_resets_stay_within_the_stream_limit() {
     for number in 0..300 {
         let stream = 2 * number + 1;
         client.0.write_all(&request(stream, "/hold")).await.unwrap();
-        super::support::wait_until(|| upstream.requests().len() == number as usize + 1).await;
+        testbed::wait_until(|| upstream.requests().len() == number as usize + 1).await;
         client.0.write_all(&frame(RST_STREAM, 0, stream, &CANCEL.to_be_bytes())).await.unwrap();
     }
-    let status_source = gateway.gateway.status();
-    let none_in_flight =
-        || status_source.metrics().lines().any(|line| line == "ratekeeper_requests_in_flight 0");
-    super::support::wait_until(none_in_flight).await;
+    gateway.wait_for_in_flight(0).await;
     assert_eq!(status(&get(gateway.address, "/", "").await), 200);
 }
 
@@ -87,10 +84,7 @@ async fn provoked_resets_end_the_connection() {
     println!("{resets} resets before the connection was closed");
     assert_eq!((enough.kind, &enough.payload[4..8]), (GOAWAY, &ENHANCE_YOUR_CALM.to_be_bytes()[..]));
     assert!(client.next().await.is_none());
-    let status_source = gateway.gateway.status();
-    let none_in_flight =
-        || status_source.metrics().lines().any(|line| line == "ratekeeper_requests_in_flight 0");
-    super::support::wait_until(none_in_flight).await;
+    gateway.wait_for_in_flight(0).await;
     assert_eq!(status(&get(gateway.address, "/", "").await), 200);
 }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::Request;
 use http_body_util::Full;
+use testbed::http::{get, header, read_head, status};
 use testbed::http2::kind::{DATA, RST_STREAM, SETTINGS, WINDOW_UPDATE};
 use testbed::http2::{frame, get as request};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -13,8 +14,8 @@ use tokio::net::TcpStream;
 use tokio::time::sleep;
 
 use super::http2_abuse::CANCEL;
-use super::peers::{ConfigFile, RawHttp2 as Client, connect_http2, read_head, request_http2, scripted};
-use super::support::{get, header, run, status, wait_until};
+use super::peers::{ConfigFile, RawHttp2 as Client, connect_http2, request_http2, scripted};
+use super::support::run;
 
 const INITIAL_WINDOW_SIZE: u16 = 4;
 const LARGE: usize = 200_000;
@@ -37,6 +38,7 @@ async fn server() -> SocketAddr {
             let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n{begin}");
             // The gateway closes the connection during these tests.
             let _ = stream.write_all(head.as_bytes()).await;
+            // Longer than the timeouts of the client.
             sleep(pause).await;
             let _ = stream.write_all(end.as_bytes()).await;
         }
@@ -66,9 +68,9 @@ async fn only_the_stalled_stream_is_reset() {
     let gateway = run(&file.to(&[server().await])).await;
     let mut client = without_window(&gateway).await;
     client.0.write_all(&[request(1, "/large"), request(3, "/pauses")].concat()).await.unwrap();
-    let status_source = gateway.gateway.status();
-    wait_until(|| status_source.metrics().contains("\nratekeeper_requests_in_flight 2\n")).await;
+    gateway.wait_for_in_flight(2).await;
     assert_eq!(status(&get(gateway.address, "/", "").await), 503, "both permits are in use");
+    // The client opens this window late, but before its stream stalls.
     sleep(Duration::from_millis(100)).await;
     client.0.write_all(&window(3, 1_000)).await.unwrap();
     let reset = client.next_of(RST_STREAM).await.expect("the connection ended");
@@ -97,6 +99,7 @@ async fn is_slow_reader_reset(timeouts: &str) -> bool {
             part += if frame.kind == DATA { frame.payload.len() } else { 0 };
         }
         got += part;
+        // A slow reader: all of its pauses together are longer than the timeout.
         sleep(Duration::from_millis(35)).await;
     }
     assert_eq!(got, LARGE);
@@ -139,9 +142,8 @@ async fn upload_that_its_upstream_does_not_read_does_not_stall_others() {
         let (mut sender, request) = (sender.clone(), post("/stuck", LONG));
         stuck.push(tokio::spawn(async move { sender.send_request(request).await }));
     }
-    let status_source = gateway.gateway.status();
-    wait_until(|| status_source.metrics().contains("\nratekeeper_requests_in_flight 4\n")).await;
-    // Long enough to fill the buffers on the way.
+    gateway.wait_for_in_flight(4).await;
+    // Long enough to fill the buffers on the way: no event shows that they are full.
     sleep(Duration::from_millis(500)).await;
     for _ in 0..3 {
         assert_eq!(request_http2(&mut sender, post("/read", 4 << 20)).await.head.status, 200);

@@ -4,13 +4,14 @@ use std::net::SocketAddr;
 
 use http::{Request, StatusCode};
 use http_body_util::Full;
+use testbed::http::{header, read_head, read_response, status};
 use testbed::http2::kind::{DATA, HEADERS, SETTINGS};
 use testbed::http2::{ACK, END_HEADERS, END_STREAM, PREFACE, block, frame};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use super::peers::{ConfigFile, RawHttp2, connect_http2, read_head, read_response, request_http2, scripted};
-use super::support::{TestGateway, header, run, status};
+use super::peers::{ConfigFile, RawHttp2, connect_http2, request_http2, scripted};
+use super::support::{TestGateway, run};
 
 const HINTS: &str = "</style.css>; rel=preload";
 

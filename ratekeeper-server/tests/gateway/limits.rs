@@ -1,6 +1,9 @@
 //! Allowed and denied requests, and reloads.
 
-use super::support::{Upstream, get, header, in_front_of, one_route, parse, status};
+use testbed::http::{get, header, status};
+
+use super::support::{Upstream, in_front_of, one_route};
+use crate::support::parse;
 
 const TEN: &str =
     "limits: { per-user: { key: { header: X-User-Id }, sliding_window_log: { limit: 10, window: 60s } } }";

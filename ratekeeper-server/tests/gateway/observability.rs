@@ -4,10 +4,12 @@ use std::collections::HashSet;
 use std::net::SocketAddr;
 
 use serde_json::{Value, json};
+use testbed::http::{get, send_raw, status};
+use testbed::wait_until;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
-use super::support::{TestGateway, Upstream, get, in_front_of, run, send_raw, status, wait_until};
+use super::support::{TestGateway, Upstream, in_front_of, run};
 
 const LIMITS: &str = "limits:
   per-user: { key: { header: X-Api-Key }, fixed_window: { limit: 2, window: 1h, align: first_request } }";
@@ -201,7 +203,7 @@ async fn disabled_access_log_writes_nothing() {
     assert_eq!(status(&get(gateway.address, "/silent", "").await), 200);
     // Only the line of the later request is written.
     let wanted = super::peers::ConfigFile::default().to(&[upstream.address]);
-    gateway.gateway.reload(&super::support::parse(&wanted)).unwrap();
+    gateway.gateway.reload(&crate::support::parse(&wanted)).unwrap();
     assert_eq!(status(&get(gateway.address, "/loud", "").await), 200);
     let lines = gateway.log.lines(1).await;
     assert!(lines.len() == 1 && lines[0].contains("/loud"), "{lines:?}");
@@ -252,7 +254,7 @@ async fn metrics_count_requests_and_decisions() {
     .await;
     let text = metrics().await;
     assert_eq!(
-        super::support::header(&text, "content-type"),
+        testbed::http::header(&text, "content-type"),
         Some("text/plain; version=0.0.4; charset=utf-8")
     );
     for (name, wanted) in [
@@ -402,7 +404,7 @@ async fn metrics_require_the_configured_token() {
     ] {
         let response = get_admin(admin, "/metrics", &wrong).await;
         assert_eq!(
-            (status(&response), super::support::header(&response, "www-authenticate")),
+            (status(&response), testbed::http::header(&response, "www-authenticate")),
             (401, Some("Bearer"))
         );
         assert!(!response.contains("ratekeeper_") && !response.contains("0123456789"), "{response}");
@@ -419,7 +421,7 @@ async fn metrics_require_the_configured_token() {
     let page = format!("Origin: http://evil.test\r\n{}", bearer("0123456789abcdef"));
     assert_eq!(status(&get_admin(admin, "/metrics", &page).await), 403);
     // A reload replaces the token.
-    gateway.gateway.reload(&super::support::parse(&file("fedcba9876543210"))).unwrap();
+    gateway.gateway.reload(&crate::support::parse(&file("fedcba9876543210"))).unwrap();
     assert_eq!(status(&get_admin(admin, "/metrics", &bearer("0123456789abcdef")).await), 401);
     assert_eq!(status(&get_admin(admin, "/metrics", &bearer("fedcba9876543210")).await), 200);
 }

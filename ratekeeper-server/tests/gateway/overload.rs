@@ -1,10 +1,12 @@
 //! Limits of the gateway itself: requests in flight and connections.
 
+use testbed::http::{get, header, read_all, read_response, status};
+use testbed::{TEST_TIMEOUT, wait_until};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use super::peers::{ConfigFile, read_response};
-use super::support::{TEST_TIMEOUT, TestGateway, Upstream, get, header, read_all, run, status, wait_until};
+use super::peers::ConfigFile;
+use super::support::{TestGateway, Upstream, run};
 
 async fn bounded(upstream: &Upstream) -> TestGateway {
     let at = upstream.address;
@@ -24,12 +26,6 @@ async fn hold(gateway: &TestGateway, path: &str) -> TcpStream {
     let mut stream = TcpStream::connect(gateway.address).await.unwrap();
     stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: a\r\n\r\n").as_bytes()).await.unwrap();
     stream
-}
-
-fn gauge(gateway: &TestGateway, name: &str) -> usize {
-    let metrics = gateway.gateway.status().metrics();
-    let value = metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-    value.unwrap().parse().unwrap()
 }
 
 /// Connections to the only address of the only upstream.
@@ -60,14 +56,14 @@ async fn routes_that_are_not_critical_are_shed_first() {
     }
     upstream.wait_for_held(10).await;
     assert_shed(&get(gateway.address, "/hold/pay", "").await);
-    assert_eq!(gauge(&gateway, "ratekeeper_requests_in_flight"), 10);
+    assert_eq!(gateway.metric("ratekeeper_requests_in_flight"), 10);
 
     // Permits are released when responses have been sent.
     upstream.release(10);
     for stream in &mut held {
         assert_eq!(status(&read_response(stream).await), 200);
     }
-    wait_until(|| gauge(&gateway, "ratekeeper_requests_in_flight") == 0).await;
+    gateway.wait_for_in_flight(0).await;
     assert_eq!(status(&get(gateway.address, "/", "").await), 200);
     let line = gateway.log.lines(13).await.into_iter().find(|line| line.contains("503")).unwrap();
     assert!(line.contains(r#""decision":"shed""#), "{line}");
@@ -82,10 +78,10 @@ async fn disconnected_clients_release_their_permits() {
         for _ in 0..8 {
             held.push(hold(&gateway, "/hold").await);
         }
-        wait_until(|| gauge(&gateway, "ratekeeper_requests_in_flight") == 8).await;
+        gateway.wait_for_in_flight(8).await;
         assert_shed(&get(gateway.address, "/", "").await);
         drop(held);
-        wait_until(|| gauge(&gateway, "ratekeeper_requests_in_flight") == 0).await;
+        gateway.wait_for_in_flight(0).await;
     }
     assert_eq!(status(&get(gateway.address, "/", "").await), 200);
 }
@@ -94,7 +90,7 @@ async fn disconnected_clients_release_their_permits() {
 #[tokio::test]
 async fn clients_that_disconnect_after_another_byte_release_their_permits() {
     let silent = super::peers::scripted(|mut stream, _| async move {
-        let head = super::peers::read_head(&mut stream).await;
+        let head = testbed::http::read_head(&mut stream).await;
         // A response that has begun is awaited as well.
         if head.starts_with("GET /begun") {
             stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n").await.unwrap();
@@ -119,7 +115,7 @@ async fn clients_that_disconnect_after_another_byte_release_their_permits() {
             stream.write_all(sent.as_bytes()).await.unwrap();
             clients.push(stream);
         }
-        wait_until(|| gauge(&gateway, "ratekeeper_requests_in_flight") == 6).await;
+        gateway.wait_for_in_flight(6).await;
         wait_until(|| upstream_connections(&gateway) == 6).await;
         assert_shed(&get(gateway.address, "/", "").await);
         for stream in clients {
@@ -127,7 +123,7 @@ async fn clients_that_disconnect_after_another_byte_release_their_permits() {
                 socket2::SockRef::from(&stream).set_linger(Some(std::time::Duration::ZERO)).unwrap();
             }
         }
-        wait_until(|| gauge(&gateway, "ratekeeper_requests_in_flight") == 0).await;
+        gateway.wait_for_in_flight(0).await;
         wait_until(|| upstream_connections(&gateway) == 0).await;
     }
 }
@@ -136,7 +132,7 @@ async fn clients_that_disconnect_after_another_byte_release_their_permits() {
 #[tokio::test]
 async fn unread_response_keeps_its_permit() {
     let address = super::peers::scripted(|mut stream, _| async move {
-        super::peers::read_head(&mut stream).await;
+        testbed::http::read_head(&mut stream).await;
         stream.write_all(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n").await.unwrap();
         while stream.write_all(b"4\r\nmore\r\n").await.is_ok() {}
     })
@@ -147,7 +143,7 @@ async fn unread_response_keeps_its_permit() {
     assert_eq!(stream.read(&mut [0; 1]).await.unwrap(), 1);
     assert_shed(&get(gateway.address, "/", "").await);
     drop(stream);
-    wait_until(|| gauge(&gateway, "ratekeeper_requests_in_flight") == 0).await;
+    gateway.wait_for_in_flight(0).await;
 }
 
 #[tokio::test]
@@ -163,15 +159,15 @@ async fn connections_above_the_limit_are_closed() {
     }
     let mut fourth = TcpStream::connect(gateway.address).await.unwrap();
     assert_eq!(read_all(&mut fourth).await, "", "closed immediately");
-    assert_eq!(gauge(&gateway, "ratekeeper_connections"), 3);
-    assert_eq!(gauge(&gateway, r#"ratekeeper_connections_rejected_total{reason="max_connections"}"#), 1);
+    assert_eq!(gateway.metric("ratekeeper_connections"), 3);
+    assert_eq!(gateway.metric(r#"ratekeeper_connections_rejected_total{reason="max_connections"}"#), 1);
     // Existing connections with requests are unaffected.
     upstream.release(3);
     for stream in &mut kept {
         assert_eq!(status(&read_response(stream).await), 200);
     }
     kept.pop();
-    wait_until(|| gauge(&gateway, "ratekeeper_connections") == 2).await;
+    wait_until(|| gateway.metric("ratekeeper_connections") == 2).await;
     assert_eq!(status(&get(gateway.address, "/", "").await), 200);
 }
 
@@ -193,9 +189,9 @@ async fn idle_connections_are_closed_when_the_limit_is_near() {
     let mut latest = kept.pop().unwrap();
     latest.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
     assert_eq!(status(&read_response(&mut latest).await), 200);
-    assert!(gauge(&gateway, "ratekeeper_connections") <= 10);
-    assert!(gauge(&gateway, "ratekeeper_connections_reaped_total") >= 30);
-    assert_eq!(gauge(&gateway, r#"ratekeeper_connections_rejected_total{reason="max_connections"}"#), 0);
+    assert!(gateway.metric("ratekeeper_connections") <= 10);
+    wait_until(|| gateway.metric("ratekeeper_connections_reaped_total") >= 30).await;
+    assert_eq!(gateway.metric(r#"ratekeeper_connections_rejected_total{reason="max_connections"}"#), 0);
     upstream.release(1);
     let mut busy = busy;
     assert_eq!(status(&read_response(&mut busy).await), 200, "a connection with a request is not closed");
@@ -233,8 +229,8 @@ async fn incomplete_request_heads_do_not_take_all_connections() {
             assert_eq!(client.await.unwrap(), 200, "after incomplete request heads {sent:?}");
         }
     }
-    assert!(gauge(&gateway, "ratekeeper_connections") <= MAX);
-    assert_eq!(gauge(&gateway, r#"ratekeeper_connections_rejected_total{reason="max_connections"}"#), 0);
+    assert!(gateway.metric("ratekeeper_connections") <= MAX);
+    assert_eq!(gateway.metric(r#"ratekeeper_connections_rejected_total{reason="max_connections"}"#), 0);
     let mut oldest = silent.remove(0);
     assert_eq!(read_all(&mut oldest).await, "", "closed");
 }
@@ -259,10 +255,10 @@ async fn connections_that_have_ended_do_not_delay_new_ones() {
     // Chooses the next connections to close.
     assert_eq!(status(&get(gateway.address, "/", "").await), 200);
     drop(silent);
-    wait_until(|| gauge(&gateway, "ratekeeper_connections") == 0).await;
+    wait_until(|| gateway.metric("ratekeeper_connections") == 0).await;
     let silent = begin_requests(&gateway, MAX, "GET / HTTP/1.1\r\nHo").await;
     assert_eq!(status(&get(gateway.address, "/", "").await), 200);
-    assert_eq!(gauge(&gateway, r#"ratekeeper_connections_rejected_total{reason="max_connections"}"#), 0);
+    assert_eq!(gateway.metric(r#"ratekeeper_connections_rejected_total{reason="max_connections"}"#), 0);
     drop(silent);
 }
 
@@ -280,7 +276,7 @@ async fn connections_after_their_last_response_do_not_delay_new_ones() {
     for _ in 0..MAX {
         assert_eq!(status(&get(gateway.address, "/", "").await), 200);
     }
-    assert_eq!(gauge(&gateway, r#"ratekeeper_connections_rejected_total{reason="max_connections"}"#), 0);
+    assert_eq!(gateway.metric(r#"ratekeeper_connections_rejected_total{reason="max_connections"}"#), 0);
 }
 
 /// The client does not answer the PING of a graceful shutdown, so the shutdown does not end.
@@ -294,12 +290,12 @@ async fn http2_client_that_ignores_a_graceful_shutdown_is_disconnected() {
     let gateway = run(&file.to(&[upstream.address])).await;
     let mut idle = begin_requests(&gateway, 9, REQUEST).await;
     wait_until(|| upstream.requests().len() == 9).await;
-    wait_until(|| gauge(&gateway, "ratekeeper_requests_in_flight") == 0).await;
+    gateway.wait_for_in_flight(0).await;
     assert_eq!(status(&get(gateway.address, "/", "").await), 200);
     let mut received = Vec::new();
     let read = tokio::time::timeout(TEST_TIMEOUT, idle[0].read_to_end(&mut received)).await;
     let _ = read.expect("the connection stayed open");
-    wait_until(|| gauge(&gateway, "ratekeeper_connections_reaped_total") == 1).await;
+    wait_until(|| gateway.metric("ratekeeper_connections_reaped_total") == 1).await;
 }
 
 #[tokio::test]
@@ -316,7 +312,7 @@ async fn connections_of_one_client_are_bounded() {
     let mut fourth = TcpStream::connect(gateway.address).await.unwrap();
     assert_eq!(read_all(&mut fourth).await, "", "closed immediately");
     let name = r#"ratekeeper_connections_rejected_total{reason="max_connections_per_client"}"#;
-    assert_eq!(gauge(&gateway, name), 1);
+    assert_eq!(gateway.metric(name), 1);
     // Another client is served.
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
     socket.bind("127.0.0.2:0".parse().unwrap()).unwrap();
@@ -324,7 +320,7 @@ async fn connections_of_one_client_are_bounded() {
     other.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
     assert_eq!(status(&read_response(&mut other).await), 200);
     kept.pop();
-    wait_until(|| gauge(&gateway, "ratekeeper_connections") == 3).await;
+    wait_until(|| gateway.metric("ratekeeper_connections") == 3).await;
     assert_eq!(status(&get(gateway.address, "/", "").await), 200);
     // A trusted proxy connects for many clients.
     let above = "client: { trusted_proxies: [127.0.0.1] }";

@@ -7,14 +7,16 @@ use std::fmt::{self, Write as _};
 use std::net::SocketAddr;
 use std::sync::{Mutex, PoisonError};
 
+use testbed::http::{get, read_all, read_response, status};
+use testbed::wait_until;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
-use super::peers::{ConfigFile, closed_address, read_response};
-use super::support::{Upstream, get, read_all, run, status, wait_until};
+use super::peers::{ConfigFile, closed_address};
+use super::support::{Upstream, run};
 
 /// The subscriber panics on a log event about this upstream.
 static PANIC_ADDRESS: Mutex<Option<SocketAddr>> = Mutex::new(None);

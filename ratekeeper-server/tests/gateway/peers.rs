@@ -16,6 +16,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
+use testbed::TEST_TIMEOUT;
 use testbed::http2::kind::{GOAWAY, PING, RST_STREAM, SETTINGS};
 use testbed::http2::{ACK, HEAD_BYTES, Head, PREFACE, frame};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -23,8 +24,6 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 use tokio_rustls::client::TlsStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
-
-use super::support::TEST_TIMEOUT;
 
 /// A configuration with one upstream of several addresses and one route to it. Settings of the upstream, route and
 /// listener begin with a comma, because they are appended to existing ones.
@@ -72,45 +71,6 @@ where
 /// An address without a listener.
 pub(crate) fn closed_address() -> SocketAddr {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
-}
-
-/// Reads a head and nothing after it; less if the other side closes first.
-pub(crate) async fn read_head(stream: &mut (impl AsyncRead + Unpin)) -> String {
-    let mut head = Vec::new();
-    let reading = async {
-        while !head.ends_with(b"\r\n\r\n") {
-            match stream.read_u8().await {
-                Ok(byte) => head.push(byte),
-                Err(_) => return,
-            }
-        }
-    };
-    timeout(TEST_TIMEOUT, reading).await.expect("no head received");
-    String::from_utf8(head).unwrap()
-}
-
-/// Reads one response on a connection that may stay open: its head and a body of `Content-Length` bytes.
-pub(crate) async fn read_response(stream: &mut (impl AsyncRead + Unpin)) -> String {
-    let head = read_head(stream).await;
-    let length = super::support::header(&head, "content-length").map_or(0, |it| it.parse().unwrap());
-    let mut body = vec![0; length];
-    timeout(TEST_TIMEOUT, stream.read_exact(&mut body)).await.expect("no body received").unwrap();
-    head + &String::from_utf8(body).unwrap()
-}
-
-/// Waits until a count stops changing: its writer is blocked or done.
-pub(crate) async fn wait_until_stable(count: &AtomicUsize) -> usize {
-    let (mut last, mut same) = (count.load(Ordering::Relaxed), 0);
-    let settling = async {
-        while same < 10 {
-            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-            let now = count.load(Ordering::Relaxed);
-            same = if now == last && now > 0 { same + 1 } else { 0 };
-            last = now;
-        }
-    };
-    timeout(TEST_TIMEOUT, settling).await.expect("it never wait_until_stable");
-    last
 }
 
 pub(crate) type Http2 = http2::SendRequest<Full<Bytes>>;

@@ -1,7 +1,10 @@
 //! The PROXY protocol: a proxy in front sends the client's address.
 
-use super::peers::{ConfigFile, Identity, TempDir, read_response};
-use super::support::{TestGateway, Upstream, in_front_of, parse, run, send_raw, status};
+use testbed::http::{read_response, send_raw, status};
+
+use super::peers::{ConfigFile, Identity, TempDir};
+use super::support::{TestGateway, Upstream, in_front_of, run};
+use crate::support::parse;
 
 const GET: &[u8] = b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n";
 const SIGNATURE: &[u8] = b"\r\n\r\n\0\r\nQUIT\n";

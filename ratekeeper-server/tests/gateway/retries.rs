@@ -12,14 +12,16 @@ use hyper::body::Incoming;
 use hyper::server::conn::http2;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use testbed::http::{get, header, read_head, read_response, send_raw, status};
 use testbed::http2::kind::{DATA, GOAWAY, RST_STREAM, SETTINGS};
 use testbed::http2::{PREFACE, frame};
+use testbed::wait_until;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use super::http2_abuse::REFUSED_STREAM;
-use super::peers::{ConfigFile, Frame, RawHttp2, closed_address, read_head, read_response, scripted};
-use super::support::{Upstream, get, header, run, send_raw, status, wait_until};
+use super::peers::{ConfigFile, Frame, RawHttp2, closed_address, scripted};
+use super::support::{Upstream, run};
 
 pub(crate) const INTERNAL_ERROR: u32 = 2;
 const OFF: &str = ", outlier_ejection: off";

@@ -2,11 +2,12 @@
 
 use http::Request;
 use http_body_util::Full;
+use testbed::http::{get, header, read_all, send_raw, status};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
 use super::peers::{connect_http2, request_http2};
-use super::support::{Upstream, get, header, in_front_of, read_all, send_raw, status};
+use super::support::{Upstream, in_front_of};
 
 /// Name, bytes to send and accepted statuses; 0 if the connection is closed without a response.
 const PROBES: [(&str, &str, &[u16]); 33] = [

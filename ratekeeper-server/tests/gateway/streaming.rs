@@ -5,13 +5,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use http::Request;
 use http_body_util::{BodyExt, Full};
+use testbed::http::{get, header, read_head, read_response, send_raw, status};
+use testbed::{TEST_TIMEOUT, wait_until_stable};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-use super::peers::{ConfigFile, connect_http2, read_head, read_response, scripted, wait_until_stable};
-use super::support::{TEST_TIMEOUT, Upstream, get, header, in_front_of, run, send_raw, status};
+use super::peers::{ConfigFile, connect_http2, scripted};
+use super::support::{Upstream, in_front_of, run};
 
 const BODY_BYTES: usize = 200 << 20;
 /// Upper bound for the buffers of four sockets and of the gateway together: far below the whole body.
@@ -45,7 +47,7 @@ async fn slow_client_applies_backpressure_to_the_upstream() {
     let mut stream = TcpStream::connect(gateway.address).await.unwrap();
     stream.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
     assert_eq!(status(&read_head(&mut stream).await), 200);
-    let buffered = wait_until_stable(&sent).await;
+    let buffered = wait_until_stable(|| sent.load(Ordering::Relaxed)).await;
     assert!(buffered < BUFFERED_MAX, "the gateway buffered {buffered} bytes");
     let (mut left, mut bytes) = (BODY_BYTES, vec![0; 256 << 10]);
     while left > 0 {
@@ -62,7 +64,7 @@ async fn slow_http2_client_applies_backpressure_to_the_upstream() {
     let mut sender = connect_http2(TcpStream::connect(gateway.address).await.unwrap()).await;
     let response =
         sender.send_request(Request::get("http://a/").body(Full::default()).unwrap()).await.unwrap();
-    let buffered = wait_until_stable(&sent).await;
+    let buffered = wait_until_stable(|| sent.load(Ordering::Relaxed)).await;
     assert!(buffered < BUFFERED_MAX, "the gateway buffered {buffered} bytes");
     let (mut body, mut read) = (response.into_body(), 0);
     while let Some(frame) = timeout(TEST_TIMEOUT, body.frame()).await.unwrap() {
@@ -104,7 +106,7 @@ async fn slow_upstream_applies_backpressure_to_the_client() {
         }
         writing
     });
-    let buffered = wait_until_stable(&sent).await;
+    let buffered = wait_until_stable(|| sent.load(Ordering::Relaxed)).await;
     assert!(buffered < BUFFERED_MAX, "the gateway buffered {buffered} bytes");
     may_read.add_permits(1);
     assert_eq!(status(&read_response(&mut reading).await), 200);

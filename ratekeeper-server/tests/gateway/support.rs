@@ -1,11 +1,10 @@
-//! Shared test support: a gateway from a configuration, a recording upstream, and clients.
+//! Shared test support: a gateway from a configuration, and a recording upstream.
 
-use std::collections::HashMap;
 use std::convert::Infallible;
+use std::future::Future;
 use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{HeaderName, HeaderValue};
@@ -17,39 +16,12 @@ use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use ratekeeper::Memory;
-use ratekeeper_config::{Config, Environment};
 use ratekeeper_server::Server;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use testbed::{wait_for, wait_until};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
-use tokio::time::timeout;
 
-/// Long enough on the busiest machine: only a failing test waits this long.
-pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(30);
-
-/// An environment with the given variables, and with files from disk.
-#[derive(Default)]
-pub(crate) struct TestEnvironment(pub(crate) HashMap<String, String>);
-
-impl Environment for TestEnvironment {
-    fn variable(&self, name: &str) -> Option<String> {
-        self.0.get(name).cloned()
-    }
-
-    fn file(&self, path: &str) -> Result<String, String> {
-        std::fs::read_to_string(path).map_err(|error| error.to_string())
-    }
-}
-
-pub(crate) fn parse(yaml: &str) -> Config {
-    let mut config = ratekeeper_config::parse(yaml, &TestEnvironment::default())
-        .unwrap_or_else(|errors| panic!("{errors}\n{yaml}"));
-    // Tests run at the same time: each has an admin listener on a free port.
-    if let Some(admin) = &mut config.admin {
-        admin.listen.set_port(0);
-    }
-    config
-}
+use crate::support::parse;
 
 /// Lines written to an access log.
 #[derive(Clone, Default)]
@@ -68,16 +40,12 @@ impl Write for AccessLogBuffer {
 impl AccessLogBuffer {
     /// All lines, once there are at least `count`.
     pub(crate) async fn lines(&self, count: usize) -> Vec<String> {
-        let lines = async {
-            loop {
-                let text = String::from_utf8(self.0.lock().unwrap().clone()).unwrap();
-                if text.lines().count() >= count {
-                    return text.lines().map(str::to_owned).collect();
-                }
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-        };
-        timeout(TEST_TIMEOUT, lines).await.unwrap()
+        wait_for(async || {
+            let text = String::from_utf8(self.0.lock().unwrap().clone()).unwrap();
+            let lines: Vec<String> = text.lines().map(str::to_owned).collect();
+            (lines.len() >= count).then_some(lines)
+        })
+        .await
     }
 }
 
@@ -86,6 +54,21 @@ pub(crate) struct TestGateway {
     pub(crate) gateway: Server<Memory>,
     pub(crate) address: SocketAddr,
     pub(crate) log: AccessLogBuffer,
+}
+
+impl TestGateway {
+    /// The value of a metric, with its labels if it has some.
+    pub(crate) fn metric(&self, name: &str) -> usize {
+        let metrics = self.gateway.status().metrics();
+        let value = metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        value.unwrap_or_else(|| panic!("there is no {name}\n{metrics}")).parse().unwrap()
+    }
+
+    /// Waits until this many requests are in flight.
+    #[track_caller]
+    pub(crate) fn wait_for_in_flight(&self, count: usize) -> impl Future<Output = ()> {
+        wait_until(move || self.metric("ratekeeper_requests_in_flight") == count)
+    }
 }
 
 /// Starts a gateway from a configuration that listens on port 0.
@@ -236,49 +219,4 @@ impl Upstream {
     pub(crate) async fn wait_for_held(&self, count: usize) {
         wait_until(|| *self.waiting.lock().unwrap() == count).await;
     }
-}
-
-/// Waits until the condition is true.
-pub(crate) async fn wait_until(condition: impl Fn() -> bool) {
-    let waiting = async {
-        while !condition() {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-    };
-    timeout(TEST_TIMEOUT, waiting).await.expect("the condition never became true");
-}
-
-/// Sends bytes on a new connection and reads until the other side closes it.
-pub(crate) async fn send_raw(address: SocketAddr, bytes: impl AsRef<[u8]>) -> String {
-    let mut stream = TcpStream::connect(address).await.unwrap();
-    // A server that rejects a request may not read all of it.
-    let _ = stream.write_all(bytes.as_ref()).await;
-    read_all(&mut stream).await
-}
-
-/// Reads until the other side closes the connection.
-pub(crate) async fn read_all(stream: &mut TcpStream) -> String {
-    let mut all = Vec::new();
-    let _ = timeout(TEST_TIMEOUT, stream.read_to_end(&mut all)).await.expect("the connection stayed open");
-    String::from_utf8_lossy(&all).into_owned()
-}
-
-/// The status of a response.
-pub(crate) fn status(response: &str) -> u16 {
-    response.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0)
-}
-
-/// Sends an HTTP/1.1 GET request with these headers on a new connection.
-pub(crate) async fn get(address: SocketAddr, path: &str, headers: &str) -> String {
-    send_raw(address, format!("GET {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n{headers}\r\n"))
-        .await
-}
-
-/// A header of a response.
-pub(crate) fn header<'a>(response: &'a str, name: &str) -> Option<&'a str> {
-    let head = response.split("\r\n\r\n").next()?;
-    head.lines().skip(1).find_map(|line| {
-        let (its, value) = line.split_once(':')?;
-        its.eq_ignore_ascii_case(name).then(|| value.trim())
-    })
 }

@@ -1,11 +1,13 @@
 //! Timeouts of clients and upstreams, and graceful shutdown.
 
+use testbed::TEST_TIMEOUT;
+use testbed::http::{get, read_all, status};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use super::peers::ConfigFile;
-use super::support::{TEST_TIMEOUT, Upstream, get, in_front_of, read_all, run, status};
+use super::support::{Upstream, in_front_of, run};
 
 /// Timeouts short enough for a test.
 const SHORT: &str = "timeouts: { header: 200ms, body: 200ms, idle: 400ms, drain: 5s }";
@@ -89,7 +91,7 @@ async fn slowly_sent_request_body_gives_408() {
 #[tokio::test]
 async fn minimum_rate_does_not_hold_once_the_response_has_begun() {
     let address = super::peers::scripted(|mut stream, _| async move {
-        super::peers::read_head(&mut stream).await;
+        testbed::http::read_head(&mut stream).await;
         stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\na").await.unwrap();
         stream.read_exact(&mut [0; 25]).await.unwrap();
         stream.write_all(b"z").await.unwrap();
@@ -101,6 +103,7 @@ async fn minimum_rate_does_not_hold_once_the_response_has_begun() {
     let head = "POST / HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: 25\r\n\r\n";
     stream.write_all(head.as_bytes()).await.unwrap();
     stream.readable().await.unwrap();
+    // In total, longer than the timeout of a body.
     for _ in 0..25 {
         stream.write_all(b"b").await.unwrap();
         tokio::time::sleep(std::time::Duration::from_millis(20)).await;
@@ -160,7 +163,7 @@ async fn graceful_shutdown_answers_requests_in_flight() {
     idle.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
     let last = read_all(&mut idle).await;
     assert!(status(&last) == 200, "{last}");
-    super::support::wait_until(|| std::net::TcpStream::connect(address).is_err()).await;
+    testbed::wait_until(|| std::net::TcpStream::connect(address).is_err()).await;
     upstream.release(100);
     for sent in sending {
         let response = sent.await.unwrap();

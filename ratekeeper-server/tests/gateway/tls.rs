@@ -10,10 +10,12 @@ use hyper::server::conn::http2;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use rustls::pki_types::CertificateDer;
+use testbed::http::{get, read_head, read_response, status};
 use tokio::io::AsyncWriteExt;
 
-use super::peers::{ConfigFile, Identity, TempDir, read_head, read_response, scripted};
-use super::support::{TestGateway, Upstream, get, parse, run, status};
+use super::peers::{ConfigFile, Identity, TempDir, scripted};
+use super::support::{TestGateway, Upstream, run};
+use crate::support::parse;
 
 pub(crate) fn listener(directory: &TempDir, name: &str, identity: &Identity) -> String {
     let certificate = directory.write(&format!("{name}.pem"), &identity.certificate);

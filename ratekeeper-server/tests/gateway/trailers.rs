@@ -1,13 +1,14 @@
 //! Trailers of requests.
 
 use http::{HeaderMap, Version};
+use testbed::http::{read_response, status};
 use testbed::http2::kind::{DATA, HEADERS};
 use testbed::http2::{END_HEADERS, END_STREAM, block, frame, request_head};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
-use super::peers::{ConfigFile, RawHttp2, read_response};
-use super::support::{ReceivedRequest, TestGateway, Upstream, run, status};
+use super::peers::{ConfigFile, RawHttp2};
+use super::support::{ReceivedRequest, TestGateway, Upstream, run};
 
 /// Sends `hello` in two chunks and a trailer; `announcing` is the `Trailer` header, or empty.
 async fn send_http1(gateway: &TestGateway, announcing: &str) {
@@ -45,7 +46,7 @@ async fn forwarded_request(protocol: &str, send: impl AsyncFnOnce(&TestGateway))
     let gateway =
         run(&ConfigFile { upstream: &setting, ..ConfigFile::default() }.to(&[upstream.address])).await;
     send(&gateway).await;
-    super::support::wait_until(|| upstream.requests().len() == 2).await;
+    testbed::wait_until(|| upstream.requests().len() == 2).await;
     let (first, next): (Vec<ReceivedRequest>, Vec<ReceivedRequest>) =
         upstream.requests().into_iter().partition(|seen| seen.uri.path() == "/");
     assert_eq!((first.len(), next.len()), (1, 1));

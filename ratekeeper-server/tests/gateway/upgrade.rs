@@ -4,12 +4,14 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use testbed::http::{get, header, read_all, read_head, read_response, status};
+use testbed::{TEST_TIMEOUT, wait_until};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::peers::{ConfigFile, Identity, TempDir, read_head, read_response, scripted};
-use super::support::{TEST_TIMEOUT, TestGateway, get, header, read_all, run, status, wait_until};
+use super::peers::{ConfigFile, Identity, TempDir, scripted};
+use super::support::{TestGateway, run};
 use super::tls::listener;
 
 const UPGRADE_REQUEST: &str =
@@ -158,8 +160,7 @@ async fn tunnel_holds_its_in_flight_permit_until_it_ends() {
     assert_eq!(status(&read_head(&mut stream).await), 101);
     assert_eq!(status(&get(gateway.address, "/", "").await), 503);
     drop(stream);
-    let status_source = gateway.gateway.status();
-    wait_until(|| status_source.metrics().contains("\nratekeeper_requests_in_flight 0\n")).await;
+    gateway.wait_for_in_flight(0).await;
     // The 502 shows that the server received the request: it responds with an unsolicited 101.
     assert_eq!(status(&get(gateway.address, "/", "").await), 502);
 }
@@ -255,8 +256,7 @@ async fn silent_tunnel_is_closed_after_its_timeout() {
     let (rest, elapsed) = ended.await.unwrap();
     assert_eq!(rest, "");
     assert!(elapsed > Duration::from_millis(1_400), "{elapsed:?}");
-    let status_source = gateway.gateway.status();
-    assert!(status_source.metrics().contains("\nratekeeper_requests_in_flight 1\n"));
+    assert_eq!(gateway.metric("ratekeeper_requests_in_flight"), 1);
 }
 
 #[tokio::test]
@@ -291,11 +291,10 @@ async fn tunnel_counts_for_least_requests_until_it_ends() {
     assert_eq!(counts(), (1, 1));
     // The rotation does not matter while one server has fewer requests.
     drop(first);
-    let status_source = gateway.gateway.status();
-    wait_until(|| status_source.metrics().contains("\nratekeeper_requests_in_flight 1\n")).await;
+    gateway.wait_for_in_flight(1).await;
     let third = tunnel(&gateway).await;
     drop(third);
-    wait_until(|| status_source.metrics().contains("\nratekeeper_requests_in_flight 1\n")).await;
+    gateway.wait_for_in_flight(1).await;
     let _fourth = tunnel(&gateway).await;
     let mut counts = [counts().0, counts().1];
     counts.sort_unstable();

@@ -13,15 +13,16 @@ use hyper::body::Incoming;
 use hyper::server::conn::http2 as server;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use testbed::http::{get, read_head, read_response, send_raw, status};
+use testbed::wait_until;
 use tokio::io::{AsyncWriteExt, copy_bidirectional};
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, Semaphore};
 use tokio::task::JoinHandle;
 
-use super::peers::{
-    ConfigFile, Identity, TempDir, connect_http2, read_head, read_response, request_http2, scripted,
-};
-use super::support::{Upstream, get, parse, run, send_raw, status, wait_until};
+use super::peers::{ConfigFile, Identity, TempDir, connect_http2, request_http2, scripted};
+use super::support::{Upstream, run};
+use crate::support::parse;
 
 /// Sends a request on an open connection and returns the status.
 async fn request_status(client: &mut TcpStream, path: &str) -> u16 {
@@ -222,7 +223,7 @@ async fn unused_shared_connection_is_closed() {
     let (mut slow, mut quick, late) = (sender.clone(), sender, get("/hold"));
     let slow = tokio::spawn(async move { request_http2(&mut slow, late).await.head.status });
     upstream.wait_for_held(1).await;
-    // Longer than the idle timeout and the sweep interval.
+    // Longer than the idle timeout and the sweep interval: nothing may happen meanwhile.
     tokio::time::sleep(Duration::from_millis(1_500)).await;
     assert_eq!(request_http2(&mut quick, get("/")).await.head.status, 200);
     assert_eq!(*upstream.connections.lock().unwrap(), 1);
@@ -293,8 +294,7 @@ async fn waiting_requests_share_a_connection_opened_by_another_worker() {
     let gateway = run(&file.to_urls(&[format!("https://{address}")])).await;
     let at = gateway.address;
     let sent: Vec<_> = (0..8).map(|_| tokio::spawn(async move { get(at, "/", "").await })).collect();
-    let is_in_flight = || gateway.gateway.status().metrics().contains("ratekeeper_requests_in_flight 8\n");
-    wait_until(is_in_flight).await;
+    gateway.wait_for_in_flight(8).await;
     // Exactly one: a second connection would never complete its handshake.
     gate.add_permits(1);
     for sent in sent {
@@ -314,8 +314,7 @@ async fn connection_limit_not_divisible_by_workers_holds() {
     let sent: Vec<_> =
         (0..4 * max).map(|_| tokio::spawn(async move { get(address, "/hold", "").await })).collect();
     upstream.wait_for_held(max).await;
-    let in_flight = || gateway.gateway.status().metrics().contains(&format!("in_flight {}\n", 4 * max));
-    wait_until(in_flight).await;
+    gateway.wait_for_in_flight(4 * max).await;
     upstream.release(4 * max);
     for sent in sent {
         assert_eq!(status(&sent.await.unwrap()), 200);

@@ -6,15 +6,15 @@ use std::time::Duration;
 
 use http::Request;
 use http_body_util::Full;
+use testbed::TEST_TIMEOUT;
+use testbed::http::{get, header, read_all, read_head, read_response, send_raw, status};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::balancing::is_up;
-use super::peers::{ConfigFile, connect_http2, read_head, read_response, request_http2, scripted};
-use super::support::{
-    TEST_TIMEOUT, Upstream, get, header, in_front_of, read_all, run, send_raw, status, wait_until,
-};
+use super::peers::{ConfigFile, connect_http2, request_http2, scripted};
+use super::support::{Upstream, in_front_of, run};
 
 /// A server that never responds counts as failing, like one that responds with errors.
 #[tokio::test]
@@ -61,6 +61,7 @@ async fn slow_upload_does_not_count_against_the_route_timeout() {
     let mut stream = TcpStream::connect(gateway.address).await.unwrap();
     let head = "POST / HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: 16\r\n\r\n";
     stream.write_all(head.as_bytes()).await.unwrap();
+    // In total, longer than the timeout of the route.
     for _ in 0..8 {
         sleep(Duration::from_millis(75)).await;
         stream.write_all(b"ab").await.unwrap();
@@ -117,7 +118,7 @@ async fn stalled_response_is_closed_after_the_read_timeout() {
     for _ in 0..3 {
         let response = timeout(TEST_TIMEOUT, get(gateway.address, "/", "")).await.unwrap();
         assert!(status(&response) == 200 && response.ends_with("begun"), "{response}");
-        wait_until(|| gateway.gateway.status().metrics().contains("ratekeeper_requests_in_flight 0")).await;
+        gateway.wait_for_in_flight(0).await;
     }
 }
 
@@ -127,6 +128,7 @@ async fn slow_response_in_parts_arrives_complete() {
     let slow = scripted(|mut stream, _| async move {
         read_head(&mut stream).await;
         stream.write_all(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 8\r\n\r\n").await.unwrap();
+        // In total, longer than the read timeout.
         for _ in 0..8 {
             sleep(Duration::from_millis(60)).await;
             stream.write_all(b"x").await.unwrap();

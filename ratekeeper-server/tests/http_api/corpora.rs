@@ -65,7 +65,7 @@ fn fragments() -> impl Strategy<Value = Vec<u8>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(4_000) })]
+    #![proptest_config(testbed::property::cases(4_000))]
 
     #[test]
     fn check_property_holds_for_fragments_of_json(input in fragments()) {

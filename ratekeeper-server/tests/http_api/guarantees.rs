@@ -304,7 +304,7 @@ fn run(algorithm: Algorithm, steps: &[Step]) -> Result<(), TestCaseError> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(testbed::ordinary_or_long(64, 192)) })]
+    #![proptest_config(testbed::property::cases(testbed::ordinary_or_long(64, 192)))]
 
     #[test]
     fn use_never_exceeds_the_limit_and_no_budget_accumulates(steps in prop::collection::vec(step(), 1..60)) {

@@ -1,16 +1,12 @@
 //! A real nginx with the documented configuration, which requests a decision about each request.
 
 use std::fs;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
-use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::Path;
 
-use tokio::net::TcpStream;
-use tokio::time::timeout;
+use testbed::process::{Folder, Running, free_port};
 
-use super::support::{TEST_TIMEOUT, get, run};
+use super::support::{get, run};
 
 /// The module documentation, which contains the nginx configuration.
 const MODULE_DOCS: &str = include_str!("../../src/http_api/authorize.rs");
@@ -40,60 +36,29 @@ http {{
     )
 }
 
-/// nginx in a temporary folder. Dropping it stops nginx and removes the folder.
+/// A running nginx.
 struct Nginx {
-    shell: Child,
-    folder: PathBuf,
+    folder: Folder,
+    _running: Running,
     address: SocketAddr,
 }
 
 impl Nginx {
-    async fn start(api: SocketAddr) -> Nginx {
-        let free_port = || {
-            let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-            listener.local_addr().unwrap().port()
-        };
-        let (port, application) = (free_port(), free_port());
-        let folder = std::env::temp_dir().join(format!("ratekeeper-check-nginx-{}", std::process::id()));
-        fs::create_dir_all(&folder).unwrap();
-        fs::write(folder.join("nginx.conf"), configuration(port, api, application)).unwrap();
-        // A shell that leads a process group: when its input closes, it kills the whole group.
-        let shell = Command::new("sh")
-            .args(["-c", "\"$@\" </dev/null & read -r _; kill -9 0", "shell"])
-            .args(["nginx", "-p"])
-            .arg(&folder)
-            .args(["-c", "nginx.conf"])
-            // Debian installs servers outside the path of ordinary users.
-            .env("PATH", format!("{}:/usr/sbin", std::env::var("PATH").unwrap_or_default()))
-            .process_group(0)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .stderr(fs::File::create(folder.join("stderr.log")).unwrap())
-            .spawn()
-            .unwrap();
-        let nginx = Nginx { shell, folder, address: (Ipv4Addr::LOCALHOST, port).into() };
-        let listening = async {
-            while TcpStream::connect(nginx.address).await.is_err() {
-                tokio::time::sleep(Duration::from_millis(10)).await;
-            }
-        };
-        if timeout(TEST_TIMEOUT, listening).await.is_err() {
-            panic!("nginx does not listen: {}", nginx.logs());
-        }
-        nginx
+    fn start(api: SocketAddr) -> Nginx {
+        let (port, application) = (free_port().unwrap(), free_port().unwrap());
+        let folder = Folder::new().unwrap();
+        folder.write("nginx.conf", &configuration(port, api, application)).unwrap();
+        let prefix = folder.path().to_str().unwrap();
+        // Debian installs servers outside the path of ordinary users.
+        let path = format!("PATH={}:/usr/sbin", std::env::var("PATH").unwrap_or_default());
+        let arguments = [&path, "nginx", "-p", prefix, "-c", "nginx.conf"];
+        let running = Running::start(&folder, "nginx", Path::new("env"), &arguments, port).unwrap();
+        Nginx { folder, _running: running, address: (Ipv4Addr::LOCALHOST, port).into() }
     }
 
     fn logs(&self) -> String {
-        let read = |name| fs::read_to_string(self.folder.join(name)).unwrap_or_default();
-        format!("{}{}", read("stderr.log"), read("error.log"))
-    }
-}
-
-impl Drop for Nginx {
-    fn drop(&mut self) {
-        drop(self.shell.stdin.take());
-        let _ = self.shell.wait();
-        let _ = fs::remove_dir_all(&self.folder);
+        let read = |name| fs::read_to_string(self.folder.path().join(name)).unwrap_or_default();
+        format!("{}{}", read("nginx.log"), read("error.log"))
     }
 }
 
@@ -102,7 +67,7 @@ async fn nginx_enforces_the_limits() {
     let api = run("limits:
   per-user: { key: { header: X-User-Id, fallback: anonymous }, fixed_window: { limit: 2, window: 1h, align: first_request } }
   login: { key: ip, when: { path: /login, method: POST }, fixed_window: { limit: 1, window: 1h, align: first_request } }");
-    let nginx = Nginx::start(api.address).await;
+    let nginx = Nginx::start(api.address);
     let alice = "X-User-Id: alice\r\n";
     for remaining in [1, 0] {
         let response = get(nginx.address, "GET", "/?a=b", alice).await;

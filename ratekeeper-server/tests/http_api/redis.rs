@@ -7,17 +7,17 @@ use ratekeeper::Clock as _;
 use ratekeeper::redis::{FailurePolicy, Redis, Settings};
 use ratekeeper::{ManualClock, SystemClock};
 use serde_json::json;
-use testbed::RedisServer;
+use testbed::{RedisServer, TEST_TIMEOUT, wait_for, wait_until};
 
 use super::support::{
-    PER_USER, TEST_TIMEOUT, TestApi, TestContext, builder, lost_refunds, open, parse, peek_remaining, post,
-    send,
+    PER_USER, TestApi, TestContext, lost_refunds, open, peek_remaining, post, send, wait_for_remaining,
 };
+use crate::support::{layer_builder, parse};
 
 fn api(server: &RedisServer, deadline: Duration) -> TestApi<Redis> {
     let config = parse(PER_USER);
     let settings = Settings::new(&server.url()).deadline(deadline).on_store_failure(FailurePolicy::Open);
-    let layer = builder(&config).unwrap().redis(&settings).unwrap();
+    let layer = layer_builder(&config).redis(&settings).unwrap();
     // Records expire by a separate clock; charges have the server's time.
     let clock = ManualClock::new(SystemClock::new().now());
     open(TestContext::with_layer(config, clock, Some(layer), 100, |_| {}))
@@ -26,12 +26,8 @@ fn api(server: &RedisServer, deadline: Duration) -> TestApi<Redis> {
 /// Waits until the store answers.
 async fn wait_until_healthy(api: &TestApi<Redis>) {
     let peek = json!({ "limit": "per-user", "key": "anyone", "cost": 0 });
-    let recovery = async {
-        while post(api.address, "/v1/peek", &peek).await.json()["degraded"] == true {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    tokio::time::timeout(TEST_TIMEOUT, recovery).await.expect("the store did not recover");
+    let is_degraded = async || post(api.address, "/v1/peek", &peek).await.json()["degraded"] == true;
+    wait_for(async || (!is_degraded().await).then_some(())).await;
 }
 
 #[tokio::test]
@@ -47,12 +43,7 @@ async fn reservations_are_shared_between_apis() {
     assert_eq!(peek_remaining(other.address, "per-user", "alice").await, 8);
     post(one.address, "/v1/reserve", &check).await;
     one.context.clock.advance(Duration::from_secs(61));
-    let refunded = async {
-        while peek_remaining(other.address, "per-user", "alice").await != 8 {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    tokio::time::timeout(TEST_TIMEOUT, refunded).await.expect("the reservation was not refunded");
+    wait_for_remaining(other.address, "per-user", "alice", 8).await;
     assert!(server.keys_without_expiry().unwrap().is_empty());
 }
 
@@ -110,7 +101,7 @@ async fn settlement_waits_for_the_store_of_the_limit() {
 async fn reservation_denied_by_the_policy_closed_is_reported_as_unavailable() {
     let config = parse(PER_USER);
     let settings = Settings::new("redis://127.0.0.1:1").on_store_failure(FailurePolicy::Closed);
-    let layer = builder(&config).unwrap().redis(&settings).unwrap();
+    let layer = layer_builder(&config).redis(&settings).unwrap();
     let api = open(TestContext::with_layer(config, ManualClock::default(), Some(layer), 100, |_| {}));
     let response = post(api.address, "/v1/reserve", &json!({ "limit": "per-user", "key": "ann" })).await;
     let detail = response.problem(503);
@@ -152,12 +143,7 @@ async fn reserve_for(api: &TestApi<Redis>, users: &[&str]) {
 
 /// Waits until the API has fetched this many expired reservations.
 async fn wait_for_taken(api: &TestApi<Redis>, number: usize) {
-    let taken = async {
-        while api.context.records.taken_due.load(Ordering::SeqCst) < number {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    tokio::time::timeout(TEST_TIMEOUT, taken).await.expect("no expired reservation was taken");
+    wait_until(|| api.context.records.taken_due.load(Ordering::SeqCst) >= number).await;
 }
 
 /// Refunds after one that the store did not answer were not sent: they wait until the store is available.
@@ -169,22 +155,12 @@ async fn unsent_refunds_are_made_later() {
     reserve_for(&api, &users).await;
     server.pause().unwrap();
     api.context.clock.advance(Duration::from_secs(61));
-    let first = async {
-        while lost_refunds(&api) == 0 {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    tokio::time::timeout(TEST_TIMEOUT, first).await.expect("no refund was sent");
+    wait_until(|| lost_refunds(&api) > 0).await;
     server.resume().unwrap();
     wait_until_healthy(&api).await;
-    let others = async {
-        for user in &users[1..] {
-            while peek_remaining(api.address, "per-user", user).await != 10 {
-                tokio::time::sleep(Duration::from_millis(20)).await;
-            }
-        }
-    };
-    tokio::time::timeout(TEST_TIMEOUT, others).await.expect("pending refunds were not made");
+    for user in &users[1..] {
+        wait_for_remaining(api.address, "per-user", user, 10).await;
+    }
     assert_eq!(lost_refunds(&api), 1, "only the refund that was sent is lost");
 }
 
@@ -192,13 +168,14 @@ async fn unsent_refunds_are_made_later() {
 #[tokio::test]
 async fn refunds_in_progress_complete_before_shutdown() {
     let server = RedisServer::start().unwrap();
-    let (one, other) = (api(&server, TEST_TIMEOUT), api(&server, TEST_TIMEOUT));
+    let (mut one, other) = (api(&server, TEST_TIMEOUT), api(&server, TEST_TIMEOUT));
     reserve_for(&one, &["a", "b", "c"]).await;
     server.pause().unwrap();
     one.context.clock.advance(Duration::from_secs(61));
     wait_for_taken(&one, 3).await;
     one.drain.send(true).unwrap();
-    tokio::time::sleep(Duration::from_millis(200)).await;
+    let ended = tokio::time::timeout(Duration::from_millis(200), &mut one.ended).await;
+    ended.expect_err("it ended before the store had answered");
     server.resume().unwrap();
     tokio::time::timeout(TEST_TIMEOUT, one.ended).await.unwrap().unwrap().unwrap();
     for user in ["a", "b", "c"] {
@@ -211,7 +188,7 @@ async fn refunds_in_progress_complete_before_shutdown() {
 async fn remaining_quota_is_unknown_if_the_store_is_unavailable_and_the_policy_is_open() {
     let config = parse(PER_USER);
     let settings = Settings::new("redis://127.0.0.1:1").on_store_failure(FailurePolicy::Open);
-    let layer = builder(&config).unwrap().redis(&settings).unwrap();
+    let layer = layer_builder(&config).redis(&settings).unwrap();
     let api = open(TestContext::with_layer(config, ManualClock::default(), Some(layer), 100, |_| {}));
     let response = post(api.address, "/v1/check", &json!({ "limit": "per-user", "key": "ann" })).await;
     let limit = &response.json()["limits"][0];

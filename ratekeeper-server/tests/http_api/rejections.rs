@@ -4,13 +4,12 @@ use std::time::Duration;
 
 use ratekeeper_server::http_api::{self, BODY_BYTES_MAX, CHECKS_MAX, KEY_BYTES_MAX, KEY_PARTS_MAX};
 use serde_json::{Value, json};
+use testbed::TEST_TIMEOUT;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use super::support::{
-    PER_USER, TEST_TIMEOUT, TestContext, get, open, peek_remaining, post, run, send, send_raw,
-};
+use super::support::{PER_USER, TestContext, get, open, peek_remaining, post, run, send, send_raw};
 
 #[tokio::test]
 async fn invalid_bodies_are_rejected_with_a_reason() {
@@ -227,7 +226,7 @@ async fn slow_heads_and_bodies_are_cut_off() {
 }
 
 /// A connection that has served a request may be idle for longer than proxies keep theirs; a head that has begun may
-/// not be slow.
+/// not be slow. The clock is paused: it advances whenever all tasks wait.
 #[tokio::test(start_paused = true)]
 async fn idle_connection_stays_open_but_slow_head_is_cut_off() {
     let api = run(PER_USER);

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::faulty_records::{PutFailure, TakeFailure};
 use super::support::{
-    PER_USER, TEST_TIMEOUT, TestApi, TestContext, lost_refunds, open, peek_remaining, post, run, send,
+    PER_USER, TestApi, TestContext, lost_refunds, open, peek_remaining, post, run, send, wait_for_remaining,
 };
 
 async fn reserve(api: &TestApi, cost: u32) -> Value {
@@ -67,12 +67,7 @@ async fn expired_reservation_is_refunded() {
     assert_eq!(peek_remaining(api.address, "per-user", "alice").await, 3);
     api.context.clock.advance(Duration::from_secs(61));
     // The API sweeps expired reservations in the background.
-    let refunded = async {
-        while peek_remaining(api.address, "per-user", "alice").await != 10 {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    tokio::time::timeout(TEST_TIMEOUT, refunded).await.expect("the reservation was not refunded");
+    wait_for_remaining(api.address, "per-user", "alice", 10).await;
     let late = json!({ "reservation": reservation["reservation"], "cost": 7 });
     post(api.address, "/v1/settle", &late).await.problem(409);
     assert_eq!(peek_remaining(api.address, "per-user", "alice").await, 10, "refunded exactly once");
@@ -181,14 +176,7 @@ async fn reservation_with_unconfirmed_record_is_refunded_once() {
     api.context.clock.advance(Duration::from_secs(61));
     refund_expired(&*api.context).await;
     // The background sweep may have been first; its refund may still be in progress.
-    let refunded = async {
-        while peek_remaining(api.address, "per-user", "alice").await != 5 {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    tokio::time::timeout(TEST_TIMEOUT, refunded)
-        .await
-        .expect("the reservation was not refunded exactly once");
+    wait_for_remaining(api.address, "per-user", "alice", 5).await;
 }
 
 /// As long as the record is not taken, nothing has changed, and the caller can retry.

@@ -3,41 +3,19 @@
 use std::net::{SocketAddr, TcpListener};
 use std::ops::Deref;
 use std::sync::Arc;
-use std::time::Duration;
 
+use ratekeeper::tower::RatekeeperLayer;
 use ratekeeper::tower::client::{TrustedProxies, parse_cidr};
-use ratekeeper::tower::{LayerBuilder, RatekeeperLayer};
 use ratekeeper::{ManualClock, Memory, Store, Time};
-use ratekeeper_config::{Config, Environment};
+use ratekeeper_config::Config;
 use ratekeeper_server::Exposition;
 use ratekeeper_server::http_api::{self, HttpApi, HttpApiSettings, HttpApiSnapshot, MemoryRecords};
 use serde_json::Value;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use testbed::wait_for;
 use tokio::sync::watch;
-use tokio::time::timeout;
 
 use super::faulty_records::FaultyRecords;
-
-/// Long enough for the busiest machine: only a failed test waits this long.
-pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(30);
-
-/// An environment without variables or files.
-struct EmptyEnvironment;
-
-impl Environment for EmptyEnvironment {
-    fn variable(&self, _: &str) -> Option<String> {
-        None
-    }
-
-    fn file(&self, path: &str) -> Result<String, String> {
-        Err(format!("{path}: no file exists"))
-    }
-}
-
-pub(crate) fn parse(yaml: &str) -> Config {
-    ratekeeper_config::parse(yaml, &EmptyEnvironment).unwrap_or_else(|errors| panic!("{errors}\n{yaml}"))
-}
+use crate::support::{layer_builder, parse};
 
 /// The initial time of the tests.
 pub(crate) const START: Time = Time::from_secs(1_700_000_000);
@@ -70,16 +48,10 @@ impl TestContext {
     ) -> Arc<TestContext> {
         let config = parse(yaml);
         let clock = ManualClock::new(START);
-        let layer = builder(&config).map(|builder| builder.build_on(clock.clone()).unwrap());
+        let has_limits = config.rules.rules().len() > 0;
+        let layer = has_limits.then(|| layer_builder(&config).build_on(clock.clone()).unwrap());
         TestContext::with_layer(config, clock, layer, records, change)
     }
-}
-
-/// The limits of a configuration, if it has any.
-pub(crate) fn builder(config: &Config) -> Option<LayerBuilder> {
-    let mut rules = config.rules.rules().cloned().peekable();
-    rules.peek()?;
-    Some(rules.fold(RatekeeperLayer::builder(), LayerBuilder::rule))
 }
 
 impl<S> TestContext<S> {
@@ -142,19 +114,12 @@ pub(crate) struct TestResponse {
 impl TestResponse {
     fn of(text: &str) -> TestResponse {
         let (head, body) = text.split_once("\r\n\r\n").unwrap_or_else(|| panic!("not a response: {text:?}"));
-        let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0);
-        TestResponse { status, head: head.to_owned(), body: body.to_owned() }
+        TestResponse { status: testbed::http::status(head), head: head.to_owned(), body: body.to_owned() }
     }
 
     /// The single value of a header.
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
-        let mut values = self.head.lines().skip(1).filter_map(|line| {
-            let (header, value) = line.split_once(':')?;
-            header.eq_ignore_ascii_case(name).then(|| value.trim())
-        });
-        let value = values.next();
-        assert!(values.next().is_none(), "{name} is sent twice\n{}", self.head);
-        value
+        testbed::http::header(&self.head, name)
     }
 
     pub(crate) fn json(&self) -> Value {
@@ -175,12 +140,7 @@ impl TestResponse {
 
 /// Sends bytes on a new connection, and reads until the server closes it.
 pub(crate) async fn send_raw(address: SocketAddr, bytes: impl AsRef<[u8]>) -> TestResponse {
-    let mut stream = TcpStream::connect(address).await.unwrap();
-    // A server that rejects a request may not read all of it.
-    let _ = stream.write_all(bytes.as_ref()).await;
-    let mut all = Vec::new();
-    let _ = timeout(TEST_TIMEOUT, stream.read_to_end(&mut all)).await.expect("the connection stayed open");
-    TestResponse::of(&String::from_utf8_lossy(&all))
+    TestResponse::of(&testbed::http::send_raw(address, bytes).await)
 }
 
 /// Sends a request without a body; each header ends with its line end.
@@ -215,6 +175,11 @@ pub(crate) fn remaining(response: &TestResponse) -> u64 {
 pub(crate) async fn peek_remaining(address: SocketAddr, limit: &str, key: &str) -> u64 {
     let body = serde_json::json!({ "limit": limit, "key": key, "cost": 0 });
     remaining(&post(address, "/v1/peek", &body).await)
+}
+
+/// Waits until this much remains of a limit for a key.
+pub(crate) async fn wait_for_remaining(address: SocketAddr, limit: &str, key: &str, remaining: u64) {
+    wait_for(async || (peek_remaining(address, limit, key).await == remaining).then_some(())).await;
 }
 
 /// The number of lost refunds.

@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use ratekeeper_server::redis_api::ClientTimeouts;
 use ratekeeper_server::redis_api::protocol::{COMMAND_BYTES_MAX, LINE_BYTES_MAX, WORD_BYTES_MAX, WORDS_MAX};
+use testbed::{TEST_TIMEOUT, wait_until};
 use tokio::io::AsyncWriteExt;
 use tokio::time::timeout;
 
-use super::support::{TEST_TIMEOUT, TestApi, TestSettings, command};
+use super::support::{TestApi, TestSettings, command};
 
 const SHORT: Duration = Duration::from_millis(100);
 
@@ -37,7 +38,7 @@ async fn oversized_input_is_rejected_by_its_length() {
     client.send(b"PING\r\n*1\r\n$-5\r\nPING\r\n").await;
     let reply = client.rest().await;
     assert!(reply.starts_with("+PONG\r\n-ERR Protocol error") && !reply.ends_with("+PONG\r\n"), "{reply}");
-    api.until(|api| api.metrics.open_connections() == 0).await;
+    wait_until(|| api.metrics.open_connections() == 0).await;
 }
 
 #[tokio::test]
@@ -58,7 +59,7 @@ async fn connections_beyond_the_maximum_are_rejected() {
         assert_eq!(client.call("PING").await, "+PONG\r\n");
     }
     connected.truncate(49);
-    api.until(|api| api.metrics.open_connections() == 49).await;
+    wait_until(|| api.metrics.open_connections() == 49).await;
     let mut next = api.connect().await;
     assert_eq!(next.call("PING").await, "+PONG\r\n");
 }
@@ -72,7 +73,7 @@ async fn idle_connection_is_closed() {
     let mut silent = api.connect().await;
     assert_eq!(silent.call("PING").await, "+PONG\r\n");
     assert_eq!(silent.rest().await, "");
-    api.until(|api| api.metrics.open_connections() == 0).await;
+    wait_until(|| api.metrics.open_connections() == 0).await;
 }
 
 /// Each byte arrives within the idle time, but the command never completes.
@@ -93,7 +94,7 @@ async fn slow_command_has_one_deadline() {
     };
     timeout(TEST_TIMEOUT, sending).await.unwrap();
     assert!(sent < 990, "the connection was closed before the command was complete");
-    api.until(|api| api.metrics.open_connections() == 0).await;
+    wait_until(|| api.metrics.open_connections() == 0).await;
 }
 
 /// A client without the token has the time of one command to authenticate, whatever else it sends.
@@ -105,12 +106,13 @@ async fn unauthenticated_connection_is_closed() {
     let (mut authenticated, mut unauthenticated) = (api.connect().await, api.connect().await);
     assert_eq!(authenticated.call("AUTH open-sesame-open-sesame").await, "+OK\r\n");
     let sending = async {
+        // Each command is in time.
         while unauthenticated.stream.write_all(b"PING\r\n").await.is_ok() {
             tokio::time::sleep(SHORT / 10).await;
         }
     };
     timeout(TEST_TIMEOUT, sending).await.unwrap();
-    api.until(|api| api.metrics.open_connections() == 1).await;
+    wait_until(|| api.metrics.open_connections() == 1).await;
     assert_eq!(authenticated.call("PING").await, "+PONG\r\n");
 }
 
@@ -121,6 +123,7 @@ async fn overlapping_partial_commands_are_not_timed_out() {
     let api = TestApi::start_with(TestSettings { timeouts, ..TestSettings::default() }).await;
     let mut client = api.connect().await;
     client.send(b"PI").await;
+    // In total, longer than the time of one command.
     for _ in 0..30 {
         tokio::time::sleep(SHORT / 10).await;
         client.send(b"NG\r\nPI").await;
@@ -143,7 +146,7 @@ async fn client_that_does_not_read_is_closed() {
     timeout(TEST_TIMEOUT, sending).await.unwrap();
     // At most what the sockets of both sides buffer.
     assert!(sent < 64 << 20, "{sent} bytes were accepted from a client that does not read");
-    api.until(|api| api.metrics.open_connections() == 0).await;
+    wait_until(|| api.metrics.open_connections() == 0).await;
     assert_eq!(api.connect().await.call("PING").await, "+PONG\r\n");
 }
 

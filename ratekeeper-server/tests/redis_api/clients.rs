@@ -3,10 +3,11 @@
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
+use testbed::TEST_TIMEOUT;
 use tokio::process::Command;
 use tokio::time::timeout;
 
-use super::support::{TEST_TIMEOUT, TestApi, TestSettings};
+use super::support::{TestApi, TestSettings};
 
 /// Runs a program to its successful end, and returns its output.
 async fn run(program: impl AsRef<std::ffi::OsStr>, arguments: &[&str]) -> String {

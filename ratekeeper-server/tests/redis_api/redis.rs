@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use ratekeeper::redis::{Redis, Settings};
 use ratekeeper::{FailurePolicy, ManualClock};
-use testbed::RedisServer;
+use testbed::{RedisServer, TEST_TIMEOUT};
 
 use super::check::{RedisCell, THROTTLE_PARAMETERS};
-use super::support::{Client, TEST_TIMEOUT, TestApi, TestSettings, command, rules};
+use super::support::{Client, TestApi, TestSettings, command, rules};
 
 fn open(redis: &RedisServer, failure: FailurePolicy) -> TestApi<Redis> {
     let settings = Settings::new(&redis.url()).on_store_failure(failure).deadline(TEST_TIMEOUT);

@@ -1,10 +1,11 @@
 //! Graceful shutdown of the API.
 
+use testbed::{TEST_TIMEOUT, wait_until};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use super::support::{TEST_TIMEOUT, TestApi, command};
+use super::support::{TestApi, command};
 
 #[tokio::test]
 async fn idle_connections_are_closed_on_shutdown() {
@@ -62,7 +63,7 @@ async fn busy_client_cannot_delay_shutdown() {
             }
         }
     });
-    api.until(|api| api.metrics.open_connections() == 1).await;
+    wait_until(|| api.metrics.open_connections() == 1).await;
     api.drain.send_replace(true);
     timeout(TEST_TIMEOUT, sending).await.unwrap().unwrap();
     timeout(TEST_TIMEOUT, api.server).await.unwrap().unwrap();

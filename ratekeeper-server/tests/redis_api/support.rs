@@ -9,17 +9,17 @@ use ratekeeper::tower::key::{Key, KeyPart};
 use ratekeeper::tower::rule::{Ban, Rule};
 use ratekeeper::tower::{LayerBuilder, RatekeeperLayer};
 use ratekeeper::{LeakyMode, Limit, ManualClock, Memory, Rate, Store, Time, WindowAlign};
-use ratekeeper_config::{Environment, Secret};
+use ratekeeper_config::Secret;
 use ratekeeper_server::redis_api::{ClientTimeouts, RedisApi, RedisApiMetrics, RedisApiSnapshot, listen};
 use ratekeeper_server::{Current, Sockets};
+use testbed::TEST_TIMEOUT;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-/// Long enough for the busiest machine: only a failed test waits this long.
-pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(30);
+use crate::support::parse;
 
 pub(crate) type Layer = RatekeeperLayer<Memory<ManualClock>>;
 
@@ -47,23 +47,10 @@ pub(crate) struct TestApi<S = Memory<ManualClock>> {
     pub(crate) server: JoinHandle<()>,
 }
 
-/// An environment without variables or files.
-struct EmptyEnvironment;
-
-impl Environment for EmptyEnvironment {
-    fn variable(&self, _name: &str) -> Option<String> {
-        None
-    }
-
-    fn file(&self, path: &str) -> Result<String, String> {
-        Err(format!("{path}: no file exists"))
-    }
-}
-
 /// Parses a secret as the configuration does.
 fn secret(text: &str) -> Secret {
     let yaml = format!("admin: {{ listen: 127.0.0.1:0, token: {text} }}\n");
-    ratekeeper_config::parse(&yaml, &EmptyEnvironment).unwrap().admin.unwrap().token.unwrap()
+    parse(&yaml).admin.unwrap().token.unwrap()
 }
 
 pub(crate) fn layer(clock: &ManualClock) -> Layer {
@@ -143,16 +130,6 @@ impl<S: Store + Send + Sync + 'static> TestApi<S> {
         let text = self.connect().await.call("INFO").await;
         let pairs = text.lines().filter_map(|line| line.split_once(':'));
         pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
-    }
-
-    /// Waits until the condition holds.
-    pub(crate) async fn until(&self, condition: impl Fn(&Self) -> bool) {
-        let waiting = async {
-            while !condition(self) {
-                tokio::time::sleep(Duration::from_millis(2)).await;
-            }
-        };
-        timeout(TEST_TIMEOUT, waiting).await.unwrap();
     }
 }
 

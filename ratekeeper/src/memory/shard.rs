@@ -223,7 +223,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(2_000) })]
+        #![proptest_config(testbed::property::cases(2_000))]
 
         /// The shard holds the same keys as a map after any steps; an idle key is one with an even state.
         #[test]

@@ -515,7 +515,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig::with_cases(2_000))]
+        #![proptest_config(testbed::property::cases(2_000))]
 
         /// Three processes lease one limit and check at random, with delayed replies. In no interval may more be
         /// allowed than the limit permits. Unspent leases are not refunded here; other tests cover that.

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use ratekeeper::{Limit, LogPolicy, Rate, RefillStyle, RetryAfter, WhenFull, WindowAlign};
 
-use crate::memory::{every_variant, limiter};
+use crate::limits::every_variant;
+use crate::memory::limiter;
 
 /// A limiter holds `max_keys` keys in use, even if the hash distributes them unevenly over the lines.
 #[test]

@@ -9,7 +9,8 @@ use proptest::prelude::*;
 use ratekeeper::{Decision, Limit, Time};
 use ratekeeper_core::Algorithm;
 
-use crate::memory::{START, every_variant, limiter};
+use crate::limits::every_variant;
+use crate::memory::{START, limiter};
 
 /// A step of a test: the key, the time since the previous step in milliseconds (may be negative), the cost, and the
 /// operation.
@@ -56,7 +57,7 @@ fn run<A: Algorithm>(
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 2_000, ..ProptestConfig::default() })]
+    #![proptest_config(testbed::property::cases(2_000))]
 
     #[test]
     fn store_decides_as_the_algorithm(steps in steps(), max_keys in prop_oneof![Just(1usize), Just(40), Just(5_000)]) {

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use ratekeeper::{Limit, Limiter, RetryAfter, SystemClock, WindowAlign};
 
-use crate::memory::{every_variant, limiter};
+use crate::limits::every_variant;
+use crate::memory::limiter;
 
 #[test]
 fn peek_charges_nothing_and_decides_as_a_check() {

@@ -8,12 +8,11 @@ use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
 
 use proptest::prelude::*;
-use ratekeeper::{
-    BuildError, Charge, Decision, Limit, Limiter, ManualClock, Rate, RefillStyle, Time, WhenFull, WindowAlign,
-};
-use ratekeeper_core::{Algorithm, State};
+use ratekeeper::{BuildError, Charge, Limit, Limiter, ManualClock, Rate, RefillStyle, WhenFull, WindowAlign};
+use ratekeeper_core::State;
 
-use crate::memory::{START, Tested, every_variant, limiter};
+use crate::limits::{decide, every_variant, fresh};
+use crate::memory::{START, Tested, limiter};
 
 fn renewed(before: &Tested, limits: &[Limit], from: &[Option<usize>]) -> Tested {
     let builder = Limiter::builder(limits[0].clone()).clock(ManualClock::default());
@@ -23,27 +22,6 @@ fn renewed(before: &Tested, limits: &[Limit], from: &[Option<usize>]) -> Tested 
 
 fn hourly(limit: u32) -> Limit {
     Limit::fixed_window(limit, Duration::from_secs(3_600), WindowAlign::FirstRequest).unwrap()
-}
-
-fn fresh(limit: &Limit) -> State {
-    match limit {
-        Limit::Bucket(it) => State::Bucket(it.fresh()),
-        Limit::SteppedBucket(it) => State::SteppedBucket(it.fresh()),
-        Limit::FixedWindow(it) => State::FixedWindow(it.fresh()),
-        Limit::Log(it) => State::Log(it.fresh()),
-        Limit::Counter(it) => State::Counter(it.fresh()),
-    }
-}
-
-fn decide(limit: &Limit, state: &mut State, now: Time, cost: u32) -> Decision {
-    match (limit, state) {
-        (Limit::Bucket(it), State::Bucket(state)) => it.decide(state, now, cost),
-        (Limit::SteppedBucket(it), State::SteppedBucket(state)) => it.decide(state, now, cost),
-        (Limit::FixedWindow(it), State::FixedWindow(state)) => it.decide(state, now, cost),
-        (Limit::Log(it), State::Log(state)) => it.decide(state, now, cost),
-        (Limit::Counter(it), State::Counter(state)) => it.decide(state, now, cost),
-        (limit, state) => unreachable!("{limit:?} with {state:?}"),
-    }
 }
 
 #[derive(Clone, Debug)]
@@ -128,7 +106,7 @@ fn run(number: usize, max_keys: usize, steps: &[Step]) -> Result<(), TestCaseErr
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 500, ..ProptestConfig::default() })]
+    #![proptest_config(testbed::property::cases(500))]
 
     #[test]
     fn changed_limit_decides_as_the_algorithm_with_migrated_state(steps in steps()) {

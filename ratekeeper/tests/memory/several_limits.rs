@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use ratekeeper::{Charge, ChargeError, Limit, LogPolicy, RetryAfter, Store, WindowAlign};
 
-use crate::memory::{every_variant, limiter};
+use crate::limits::every_variant;
+use crate::memory::limiter;
 
 fn fixed(limit: u32) -> Limit {
     Limit::fixed_window(limit, Duration::from_secs(60), WindowAlign::FirstRequest).unwrap()

@@ -7,12 +7,13 @@ use std::time::Duration;
 
 use ratekeeper::redis::{FailurePolicy, Redis, Settings};
 use ratekeeper::{Charge, Clock as _, Limit, Limiter, LogPolicy, SystemClock, Time, Verdict, WindowAlign};
-use testbed::RedisCluster;
+use testbed::{RedisCluster, wait_for, wait_until};
 
 use crate::child::Worker;
+use crate::limits::every_limit;
 use crate::redis::equivalence::{Dice, agree};
 use crate::redis::processes::{self, PROCESSES, connect, every_algorithm};
-use crate::redis::{PATIENT, every_variant, limiter};
+use crate::redis::{PATIENT, limiter, sum};
 
 /// Accepted delay of a decision after its deadline on a busy test machine.
 const LATE_MAX: Duration = Duration::from_millis(250);
@@ -40,7 +41,7 @@ fn slot_of_the_key(cluster: &RedisCluster) -> u16 {
 #[tokio::test]
 async fn memory_and_a_cluster_agree_on_every_field() {
     let cluster = RedisCluster::start().unwrap();
-    let variants = every_variant(5, 10);
+    let variants = every_limit(5, 10);
     for (number, limit) in variants.iter().enumerate() {
         let limits = [limit.clone(), variants[(number + 5) % variants.len()].clone()];
         for limits in [&limits[..1], &limits[..]] {
@@ -124,30 +125,20 @@ async fn limits_in_different_hash_slots_are_charged_together() {
                 admitted
             })
         });
-        let mut admitted = 0;
-        for task in tasks.collect::<Vec<_>>() {
-            admitted += task.await.unwrap();
-        }
+        let admitted = sum(tasks).await;
         // Refunds are in flight for a moment.
-        let mut taken = u32::MAX;
-        let settling = async {
-            loop {
-                let now = 5_000 - limiter.peek("all").await.decisions()[1].remaining;
-                if now == taken {
-                    return now;
-                }
-                taken = now;
-                tokio::time::sleep(Duration::from_millis(50)).await;
-            }
-        };
-        let taken = tokio::time::timeout(PATIENT, settling).await.unwrap();
+        let within = admitted..=admitted + 32;
+        let taken = wait_for(async || {
+            let taken = 5_000 - limiter.peek("all").await.decisions()[1].remaining;
+            within.contains(&taken).then_some(taken)
+        });
+        let taken = taken.await;
         let wanted = USERS as u32 * EACH;
         println!("{}: {admitted} of {wanted} admitted, {taken} taken of the limit for all", for_all.name());
         assert!(admitted <= wanted, "never more than the limit");
         // Two requests that compete for a user's last unit are both denied only if each holds a unit that the other
         // needs. The peek makes this rare, and at most all 32 requests in flight are affected.
         assert!(admitted + 32 >= wanted, "{admitted} admitted");
-        assert!(taken >= admitted && taken <= admitted + 32, "{taken} taken for {admitted} admitted");
     }
     all_expire(&cluster);
 }
@@ -172,12 +163,8 @@ async fn cancelled_cross_slot_requests_are_refunded() {
             task.await.unwrap();
         }
     }
-    let settling = async {
-        while 100_000 - limiter.peek("all").await.decisions()[1].remaining > 40 * 5 {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    tokio::time::timeout(PATIENT, settling).await.unwrap();
+    let taken = async || 100_000 - limiter.peek("all").await.decisions()[1].remaining;
+    wait_for(async || (taken().await <= 40 * 5).then_some(())).await;
     all_expire(&cluster);
 }
 
@@ -194,15 +181,13 @@ async fn cluster_unavailable_at_start_is_used_later() {
     };
     tokio::time::timeout(PATIENT, noticing).await.unwrap();
     cluster.nodes().iter().for_each(|node| node.resume().unwrap());
-    let recovering = async {
-        while limiter.is_degraded() {
-            for key in 0..20_u32 {
-                limiter.check(&key).await;
-            }
-            tokio::time::sleep(Duration::from_millis(2)).await;
+    wait_for(async || {
+        for key in 0..20_u32 {
+            limiter.check(&key).await;
         }
-    };
-    tokio::time::timeout(PATIENT, recovering).await.unwrap();
+        (!limiter.is_degraded()).then_some(())
+    })
+    .await;
     healthy(&limiter).await;
     all_expire(&cluster);
 }
@@ -228,6 +213,7 @@ async fn log_of_all_counts_requests_denied_in_another_hash_slot() {
 /// Decisions counted by the tasks of one limiter.
 #[derive(Debug, Default)]
 struct Totals {
+    checked: AtomicU32,
     admitted: AtomicU32,
     degraded: AtomicU32,
     degraded_admitted: AtomicU32,
@@ -249,6 +235,7 @@ impl Totals {
             false => &self.admitted,
         };
         counts.fetch_add(u32::from(verdict.allowed()), Ordering::Relaxed);
+        self.checked.fetch_add(1, Ordering::Relaxed);
     }
 
     fn slowest(&self) -> Duration {
@@ -274,12 +261,19 @@ impl Load {
                     let start = clock.now();
                     let verdict = limiter.check("key").await;
                     totals.note(&verdict, clock.now().saturating_since(start));
+                    // A steady load: the limit must not be used up before the test ends.
                     tokio::time::sleep(Duration::from_millis(2)).await;
                 }
             })
         });
         let tasks = tasks.collect();
         Load { totals, is_over, tasks }
+    }
+
+    /// Waits for this many more decisions.
+    async fn more(&self, count: u32) {
+        let goal = Totals::read(&self.totals.checked) + count;
+        wait_until(|| Totals::read(&self.totals.checked) >= goal).await;
     }
 
     async fn stop(self) -> Arc<Totals> {
@@ -318,12 +312,12 @@ async fn hash_slot_migration_keeps_counts_exact() {
             slot_move
         });
         let slot_move = slot_move.await;
-        // The keys are on different nodes: requests wait until both are on the same node.
+        // The keys are on different nodes: requests wait until both are on the same node, which this delays.
         tokio::time::sleep(Duration::from_millis(30)).await;
         let shared = cluster.clone();
         beside(move || shared.move_keys(slot_move, 10).unwrap()).await;
         // Both keys have migrated but the hash slot has not: requests are redirected with ASK.
-        tokio::time::sleep(Duration::from_millis(30)).await;
+        load.more(100).await;
         let shared = cluster.clone();
         beside(move || shared.end_move(slot_move).unwrap()).await;
     }
@@ -352,7 +346,6 @@ enum MasterFailure {
 async fn limit_holds_after(failure: MasterFailure) {
     const LIMIT: u32 = 5_000;
     const NODES: u32 = 2;
-    const MOMENT: Duration = Duration::from_millis(300);
 
     let cluster = RedisCluster::start().unwrap();
     let (node_timeout, clock) = (cluster.node_timeout(), SystemClock::new());
@@ -364,14 +357,10 @@ async fn limit_holds_after(failure: MasterFailure) {
         healthy(limiter).await;
     }
     let loads = limiters.each_ref().map(|limiter| Load::start(limiter, 4));
-    let is_there = |limiter: Arc<Limiter<Redis>>| async move {
-        while limiter.peek("key").await.decision().remaining == LIMIT {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    tokio::time::timeout(PATIENT, is_there(limiters[0].clone())).await.unwrap();
+    for load in &loads {
+        load.more(50).await;
+    }
     let slot = slot_of_the_key(&cluster);
-    tokio::time::sleep(MOMENT).await;
     let before = limiters[0].peek("key").await.decision().remaining;
     assert!(before > 0, "it is used up before its master fails");
 
@@ -400,13 +389,11 @@ async fn limit_holds_after(failure: MasterFailure) {
         cluster.nodes()[master].resume().unwrap();
     }
     // The tasks continue until the limit is used up.
-    let using_up = async {
-        while limiters[0].peek("key").await.decision().remaining > 0 {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    tokio::time::timeout(6 * PATIENT, using_up).await.unwrap();
-    tokio::time::sleep(MOMENT).await;
+    wait_for(async || (limiters[0].peek("key").await.decision().remaining == 0).then_some(())).await;
+    // Requests beyond the limit would be counted now.
+    for load in &loads {
+        load.more(200).await;
+    }
 
     let goal = node_timeout + Duration::from_secs(2);
     let is_met = if ours <= goal { "met" } else { "not met" };
@@ -434,12 +421,7 @@ async fn limit_holds_after(failure: MasterFailure) {
 
 /// Peeks until the cluster decides. A peek never uses the denial cache.
 async fn healthy(limiter: &Limiter<Redis>) {
-    let asking = async {
-        while limiter.peek("key").await.is_degraded() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    tokio::time::timeout(2 * PATIENT, asking).await.unwrap();
+    wait_for(async || (!limiter.peek("key").await.is_degraded()).then_some(())).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

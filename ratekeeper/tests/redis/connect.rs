@@ -1,16 +1,17 @@
 //! Ways to connect to a server: a user with a password and minimal permissions, a Unix socket, TLS, Sentinel.
 
 use std::fs;
-use std::net::TcpListener;
 use std::path::Path;
 use std::time::Duration;
 
 use ratekeeper::redis::{FailurePolicy, Settings, TakeResult};
 use ratekeeper::{Charge, Limit, WindowAlign};
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
-use testbed::RedisServer;
+use testbed::process::free_port;
+use testbed::{RedisServer, wait_until};
 
-use crate::redis::{PATIENT, all_expire, every_variant, limiter};
+use crate::limits::every_limit;
+use crate::redis::{PATIENT, all_expire, limiter};
 
 fn five_an_hour() -> Limit {
     Limit::fixed_window(5, Duration::from_secs(3_600), WindowAlign::FirstRequest).unwrap()
@@ -34,7 +35,7 @@ async fn a_user_with_the_documented_rights() {
     command.extend(rights.split_whitespace());
     assert_eq!(server.cli(&command).unwrap(), "OK");
     let address = |user: &str| format!("redis://{user}@127.0.0.1:{}", server.port());
-    for (number, limit) in every_variant(300, 3_600).into_iter().enumerate() {
+    for (number, limit) in every_limit(300, 3_600).into_iter().enumerate() {
         let settings =
             Settings::new(&address("ratekeeper:secret")).deadline(PATIENT).namespace(&number.to_string());
         let limiter = limiter(&[limit], &settings);
@@ -102,7 +103,7 @@ fn tls_server(folder: &Path, authority: &Authority, options: &[&str]) -> (RedisS
     };
     let (certificate, key) = (file("server.pem", &certificate), file("server.key", &key));
     let authority = file("authority.pem", &authority.pem);
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    let port = free_port().unwrap().to_string();
     let files = ["--tls-cert-file", &certificate, "--tls-key-file", &key, "--tls-ca-cert-file", &authority];
     let all: Vec<_> = ["--tls-port", &port].into_iter().chain(files).chain(options.iter().copied()).collect();
     (RedisServer::start_with(&all).unwrap(), format!("127.0.0.1:{port}"))
@@ -134,7 +135,7 @@ async fn cluster_with_tls_is_supported() {
     let folder = std::env::temp_dir().join(format!("ratekeeper-tls-cluster-{}", std::process::id()));
     fs::create_dir_all(&folder).unwrap();
     let (authority, stranger) = (Authority::new(), Authority::new());
-    let bus = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    let bus = free_port().unwrap().to_string();
     let options = ["--cluster-enabled", "yes", "--cluster-port", &bus, "--tls-cluster", "yes"];
     let options: Vec<_> = ["--tls-auth-clients", "no"].into_iter().chain(options).collect();
     let (server, address) = tls_server(&folder, &authority, &options);
@@ -158,17 +159,12 @@ async fn cluster_with_tls_is_supported() {
 
 /// A cluster of one node. The node takes a moment to report it as ok.
 async fn cluster_of_one(options: &[&str]) -> RedisServer {
-    let bus = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    let bus = free_port().unwrap().to_string();
     let enabled = ["--cluster-enabled", "yes", "--cluster-port", &bus];
     let all: Vec<_> = enabled.into_iter().chain(options.iter().copied()).collect();
     let server = RedisServer::start_with(&all).unwrap();
     server.cli(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]).unwrap();
-    let waiting = async {
-        while !server.cli(&["CLUSTER", "INFO"]).unwrap().contains("cluster_state:ok") {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    tokio::time::timeout(PATIENT, waiting).await.unwrap();
+    wait_until(|| server.cli(&["CLUSTER", "INFO"]).unwrap().contains("cluster_state:ok")).await;
     server
 }
 
@@ -227,7 +223,7 @@ struct Sentinel {
 
 impl Sentinel {
     fn start(folder: &Path, master: &RedisServer) -> Sentinel {
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let port = free_port().unwrap();
         let file = folder.join(format!("sentinel-{port}.conf"));
         let config = format!(
             "port {port}\nbind 127.0.0.1\ndir {}\nsentinel monitor primary 127.0.0.1 {} 1\n\
@@ -283,27 +279,11 @@ async fn failover_to_the_master_named_by_sentinels() {
         redis_cli("SENTINEL REPLICAS primary", sentinel.port).contains(&replica.port().to_string())
             && redis_cli("DBSIZE", replica.port()).contains('1')
     };
-    tokio::time::timeout(Duration::from_secs(30), async {
-        while !is_ready() {
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-    })
-    .await
-    .unwrap();
+    wait_until(is_ready).await;
 
     master.kill().unwrap();
     crate::redis::faults::until(&limiter, ratekeeper::Verdict::is_degraded).await;
-    let decided = tokio::time::timeout(Duration::from_secs(30), async {
-        loop {
-            let verdict = limiter.check("until").await;
-            if !verdict.is_degraded() {
-                return verdict;
-            }
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-    })
-    .await
-    .unwrap();
+    let decided = crate::redis::faults::until(&limiter, |verdict| !verdict.is_degraded()).await;
     assert!(decided.decision().remaining < 4, "the replica knew what the master had counted");
     assert!(replica.cli(&["ROLE"]).unwrap().starts_with("master"));
     fs::remove_dir_all(&folder).unwrap();

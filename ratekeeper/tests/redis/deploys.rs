@@ -10,7 +10,8 @@ use ratekeeper::{
 };
 use testbed::RedisServer;
 
-use crate::redis::{PATIENT, all_expire, every_variant, limiter, resized};
+use crate::limits::{every_limit, resized};
+use crate::redis::{PATIENT, all_expire, limiter};
 
 const DAY: Duration = Duration::from_secs(86_400);
 
@@ -32,11 +33,11 @@ fn refills_soon(limit: &Limit) -> bool {
 #[tokio::test]
 async fn lowered_limit_denies_with_a_retry_time() {
     let server = RedisServer::start().unwrap();
-    for (number, old) in every_variant(20, 3_600).into_iter().enumerate() {
+    for (number, old) in every_limit(20, 3_600).into_iter().enumerate() {
         if refills_soon(&old) {
             continue;
         }
-        let new = resized(&old, 5);
+        let new = resized(&old, 5, None);
         let settings = settings(&server, &number.to_string());
         let (old, limiter) = (limiter(&[old], &settings), limiter(std::slice::from_ref(&new), &settings));
         assert!(old.check_n("key", 15).await.allowed());
@@ -61,14 +62,16 @@ async fn lowered_limit_denies_with_a_retry_time() {
 async fn different_sizes_of_a_limit_share_counts() {
     let server = RedisServer::start().unwrap();
     // With a limit of two million, a fixed window is stored in another format than with twenty.
-    for (number, limit) in every_variant(20, 86_400).into_iter().enumerate() {
+    for (number, limit) in every_limit(20, 86_400).into_iter().enumerate() {
         if refills_soon(&limit) {
             continue;
         }
         for (low, high) in [(20, 40), (20, 200), (20, 2_000_000)] {
             let settings = settings(&server, &format!("{number} {high}"));
-            let (one, other) =
-                (limiter(&[resized(&limit, low)], &settings), limiter(&[resized(&limit, high)], &settings));
+            let (one, other) = (
+                limiter(&[resized(&limit, low, None)], &settings),
+                limiter(&[resized(&limit, high, None)], &settings),
+            );
             let remaining = async |limiter: &Limiter<Redis>, cost| {
                 let verdict = limiter.check_n("key", cost).await;
                 assert!(!verdict.is_degraded(), "{limit:?}");

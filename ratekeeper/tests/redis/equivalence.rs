@@ -7,7 +7,8 @@ use ratekeeper::redis::Settings;
 use ratekeeper::{Decision, Limit, Limiter, ManualClock, Memory, Time};
 use testbed::{RedisServer, ordinary_or_long};
 
-use crate::redis::{PATIENT, every_variant, limiter};
+use crate::limits::every_limit;
+use crate::redis::{PATIENT, limiter};
 
 /// A deterministic random generator.
 pub(crate) struct Dice(pub(crate) u64);
@@ -89,7 +90,7 @@ async fn memory_and_redis_agree_on_every_field() {
     let mut number = 0;
     let steps = ordinary_or_long(400, 1_600);
     for size in [1, 5, 300, 70_000] {
-        for limit in every_variant(size, 10) {
+        for limit in every_limit(size, 10) {
             // The server's clock has a resolution of a microsecond, and some states are stored in microseconds.
             for grain_ns in [1, 1_000] {
                 number += 1;
@@ -107,7 +108,7 @@ async fn memory_and_redis_agree_on_every_field() {
 #[tokio::test]
 async fn memory_and_redis_agree_on_several_limits() {
     let server = RedisServer::start().unwrap();
-    let variants = every_variant(5, 10);
+    let variants = every_limit(5, 10);
     for (number, limit) in variants.iter().enumerate() {
         let other = &variants[(number + 5) % variants.len()];
         let third = &variants[(number * 7 + 3) % variants.len()];
@@ -121,7 +122,7 @@ async fn memory_and_redis_agree_on_several_limits() {
 #[tokio::test]
 async fn stepped_clock_allows_one_extra_burst_and_locks_out_no_key() {
     let server = RedisServer::start().unwrap();
-    for (number, limit) in every_variant(5, 10).into_iter().enumerate() {
+    for (number, limit) in every_limit(5, 10).into_iter().enumerate() {
         for (name, step_secs) in [("-1h", -3_600_i64), ("-1s", -1), ("+1s", 1), ("+1h", 3_600)] {
             let settings =
                 Settings::new(&server.url()).namespace(&format!("{number}{name}")).deadline(PATIENT);

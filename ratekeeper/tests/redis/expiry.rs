@@ -6,9 +6,10 @@ use std::time::Duration;
 use ratekeeper::{Limit, Time};
 use testbed::RedisServer;
 
+use crate::limits::every_limit;
+use crate::redis::all_expire;
 use crate::redis::equivalence::{Dice, step};
 use crate::redis::function_calls::{Operation, Raw};
-use crate::redis::{all_expire, every_variant};
 
 /// With an injected time keys live a day longer.
 const EXTRA: Duration = Duration::from_secs(86_400);
@@ -66,7 +67,7 @@ async fn lives(limit: &Limit, server: &RedisServer, name: u64) {
 async fn key_expires_after_its_state_counts() {
     let server = RedisServer::start().unwrap();
     let mut name = 0;
-    for limit in every_variant(5_000, WINDOW_SECS) {
+    for limit in every_limit(5_000, WINDOW_SECS) {
         for _ in 0..2 {
             name += 1;
             lives(&limit, &server, name).await;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use ratekeeper::redis::{FailurePolicy, Redis, Settings};
 use ratekeeper::{Clock as _, Limit, Limiter, RetryAfter, SystemClock, Verdict, WindowAlign};
-use testbed::{Fault, FaultProxy, RedisServer, ordinary_or_long};
+use testbed::{Fault, FaultProxy, RedisServer, ordinary_or_long, wait_for, wait_until};
 
 use crate::redis::network::percentile_99;
 use crate::redis::{PATIENT, all_expire, limiter};
@@ -17,16 +17,7 @@ pub(crate) fn ten_an_hour() -> Limit {
 
 /// Checks until a verdict fits. While the breaker is open, one request every 100 ms reaches the server.
 pub(crate) async fn until(limiter: &Limiter<Redis>, fits: impl Fn(&Verdict) -> bool) -> Verdict {
-    let asking = async {
-        loop {
-            let verdict = limiter.check("until").await;
-            if fits(&verdict) {
-                return verdict;
-            }
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    tokio::time::timeout(PATIENT, asking).await.unwrap()
+    wait_for(async || Some(limiter.check("until").await).filter(&fits)).await
 }
 
 /// A key that was never used, so that no denial is cached for it.
@@ -39,12 +30,7 @@ fn fresh() -> u64 {
 pub(crate) async fn healthy(limiter: &Limiter<Redis>) -> Duration {
     let clock = SystemClock::new();
     let start = clock.now();
-    let asking = async {
-        while limiter.check(&fresh()).await.is_degraded() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    tokio::time::timeout(PATIENT, asking).await.unwrap();
+    wait_for(async || (!limiter.check(&fresh()).await.is_degraded()).then_some(())).await;
     clock.now().saturating_since(start)
 }
 
@@ -147,6 +133,7 @@ impl Totals {
             self.degraded_admitted.fetch_add(admitted & degraded, Ordering::Relaxed);
             // A fresh key is never in the denial cache, so the server is called each time.
             limiter.check(&fresh()).await;
+            // A steady load that leaves the processor to the servers.
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }
@@ -180,12 +167,7 @@ async fn policies_hold_through_twenty_kills_under_load() {
     for _ in 0..KILLS {
         server.kill().unwrap();
         for (_, limiter, _) in &limiters {
-            let noticing = async {
-                while !limiter.is_degraded() {
-                    tokio::time::sleep(Duration::from_millis(1)).await;
-                }
-            };
-            tokio::time::timeout(PATIENT, noticing).await.unwrap();
+            wait_until(|| limiter.is_degraded()).await;
         }
         server.restart().unwrap();
         for (_, limiter, _) in &limiters {
@@ -238,6 +220,7 @@ async fn paused_server_delays_no_request_beyond_the_deadline() {
                     let sent_at = clock.now();
                     assert!(limiter.check(&fresh()).await.is_degraded());
                     took.push(clock.now().saturating_since(sent_at));
+                    // A steady load for as long as the standstill lasts.
                     tokio::time::sleep(Duration::from_millis(2)).await;
                 }
                 took
@@ -341,6 +324,7 @@ async fn slow_connections_are_used_once_open() {
     // Delays the handshake in both directions.
     proxy.set(Fault::Delay(Duration::from_millis(15)));
     let limiter = limiter(&[ten_an_hour()], &Settings::new(&proxy.url()).connections(32));
+    // Several attempts to connect, each longer than a decision may take.
     tokio::time::sleep(Duration::from_millis(200)).await;
     proxy.set(Fault::Pass);
     let took = healthy(&limiter).await;

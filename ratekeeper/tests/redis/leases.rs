@@ -6,10 +6,10 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use ratekeeper::redis::{FailurePolicy, Lease, Redis, Settings, SettingsError};
 use ratekeeper::{EdgePolicy, LeakyMode, Limit, Limiter, LogPolicy, Rate, RefillStyle, WindowAlign};
-use testbed::{Fault, FaultProxy, RedisServer};
+use testbed::{Fault, FaultProxy, RedisServer, wait_for};
 
 use crate::redis::denial_cache::calls;
-use crate::redis::{PATIENT, all_expire, limiter};
+use crate::redis::{PATIENT, all_expire, limiter, sum};
 
 const LIMIT: u32 = 20_000;
 
@@ -43,6 +43,7 @@ async fn ask_until_denied(limiter: &Limiter<Redis>) -> u32 {
             denied = 0;
         } else {
             denied += 1;
+            // Longer than the hold of a lease, after which unspent units are refunded.
             tokio::time::sleep(Duration::from_millis(150)).await;
         }
     }
@@ -65,10 +66,7 @@ async fn leases_add_up_to_the_limit() {
                 tokio::spawn(async move { ask_until_denied(&limiter).await })
             })
         });
-        let mut admitted = 0;
-        for task in tasks.collect::<Vec<_>>() {
-            admitted += task.await.unwrap();
-        }
+        let admitted = sum(tasks).await;
         let sent = calls(&server) - before;
         println!("{}: {admitted} of {LIMIT} admitted with {sent} calls", limit.name());
         let expected = LIMIT - u32::from(matches!(limit, Limit::Bucket(_) | Limit::SteppedBucket(_)));
@@ -88,12 +86,7 @@ async fn unspent_lease_is_refunded_to_other_processes() {
     for _ in 0..400 {
         assert!(busy.check("key").await.allowed());
     }
-    let coming_back = async {
-        while other.peek("key").await.decision().remaining != 600 {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    tokio::time::timeout(PATIENT, coming_back).await.unwrap();
+    left_is(&other, 600).await;
     all_expire(&server);
 }
 
@@ -115,12 +108,7 @@ async fn request_denied_by_another_limit_spends_no_lease() {
         assert_eq!(verdict.decisions()[0].limit, 1_000);
     }
     assert_eq!(admitted, 100);
-    let coming_back = async {
-        while limiter.peek("key").await.decisions()[0].remaining != 900 {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    tokio::time::timeout(PATIENT, coming_back).await.unwrap();
+    left_is(&limiter, 900).await;
     all_expire(&server);
 }
 
@@ -178,14 +166,9 @@ async fn make_busy(limiter: &Limiter<Redis>, watch: &Limiter<Redis>) -> u32 {
     0
 }
 
-/// Waits until a key has `left` units remaining in Redis.
+/// Waits until a key has `left` units of the first limit remaining in Redis.
 async fn left_is(watch: &Limiter<Redis>, left: u32) {
-    let waiting = async {
-        while watch.peek("key").await.decision().remaining != left {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    tokio::time::timeout(PATIENT, waiting).await.unwrap();
+    wait_for(async || (watch.peek("key").await.decisions()[0].remaining == left).then_some(())).await;
 }
 
 /// A process that was denied before can use refunded units as soon as the hold time is over.
@@ -198,11 +181,7 @@ async fn cached_denial_expires_with_the_lease_hold() {
     let wanted = 1_000 - spent;
     assert!(!other.check_n("key", wanted).await.allowed());
     left_is(&watch, wanted).await;
-    let passing = async {
-        while !other.check_n("key", wanted).await.allowed() {
-            tokio::time::sleep(Duration::from_millis(2)).await;
-        }
-    };
+    let passing = wait_for(async || other.check_n("key", wanted).await.allowed().then_some(()));
     tokio::time::timeout(Duration::from_millis(500), passing).await.unwrap();
     all_expire(&server);
 }
@@ -264,13 +243,9 @@ async fn late_lease_is_refunded() {
         admitted += u32::from(limiter.check("key").await.allowed());
     }
     proxy.set(Fault::Pass);
-    let coming_back = async {
-        // Requests that timed out may have been charged: one or two calls.
-        while 10_000 - watch.peek("key").await.decision().remaining > admitted + 64 {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    tokio::time::timeout(PATIENT, coming_back).await.unwrap();
+    let taken = async || 10_000 - watch.peek("key").await.decision().remaining;
+    // Requests that timed out may have been charged: one or two calls.
+    wait_for(async || (taken().await <= admitted + 64).then_some(())).await;
     all_expire(&server);
 }
 
@@ -279,6 +254,7 @@ async fn hold_many(limiter: &Limiter<Redis>, keys: u32) {
     for _ in 0..2 {
         join_all((0..keys).map(|key| async move { limiter.check(&key).await })).await;
     }
+    // Until the limiter has the replies to its last calls, which the server does not show.
     tokio::time::sleep(Duration::from_millis(20)).await;
 }
 
@@ -298,11 +274,7 @@ async fn many_leases_are_refunded_concurrently() {
     let holds = limiter(&[a_day(1_000)], &settings);
     hold_many(&holds, 1_000).await;
     proxy.set(Fault::Delay(Duration::from_millis(5)));
-    let coming_back = async {
-        while held(&watch, 1_000).await > 0 {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
+    let coming_back = wait_for(async || (held(&watch, 1_000).await == 0).then_some(()));
     // One after the other they would take more than ten seconds.
     tokio::time::timeout(Duration::from_secs(5), coming_back).await.unwrap();
     all_expire(&server);
@@ -322,14 +294,10 @@ async fn brief_outage_loses_at_most_one_call_of_refunds() {
     let holds = limiter(&[a_day(1_000)], &settings);
     hold_many(&holds, KEYS).await;
     proxy.set(Fault::Reset);
+    // An outage that begins before the refunds are due, and ends after their first attempts.
     tokio::time::sleep(Duration::from_millis(400)).await;
     proxy.set(Fault::Pass);
-    let coming_back = async {
-        while held(&watch, KEYS).await > UNCERTAIN {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    tokio::time::timeout(PATIENT, coming_back).await.unwrap();
+    wait_for(async || (held(&watch, KEYS).await <= UNCERTAIN).then_some(())).await;
     all_expire(&server);
 }
 
@@ -352,12 +320,7 @@ async fn cancelled_request_spends_no_lease() {
         let _ = tokio::time::timeout(Duration::from_millis(2), limiter.check("key")).await;
     }
     proxy.set(Fault::Pass);
-    let coming_back = async {
-        while watch.peek("key").await.decisions()[0].remaining != 940 {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    tokio::time::timeout(PATIENT, coming_back).await.unwrap();
+    left_is(&watch, 940).await;
     let other = 100_000 - watch.peek("key").await.decisions()[1].remaining;
     assert!((60..=60 + 2).contains(&other), "{other} taken of the other");
     all_expire(&server);

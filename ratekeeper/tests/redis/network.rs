@@ -4,9 +4,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use ratekeeper::redis::{FailurePolicy, Redis, Settings, StoreError};
 use ratekeeper::{Clock as _, Limit, Limiter, SystemClock, Time, WindowAlign};
-use testbed::{Fault, FaultProxy, RedisServer};
+use testbed::{Fault, FaultProxy, RedisServer, wait_until};
 
 use crate::child::{self, Worker};
 use crate::redis::faults::{healthy, ten_an_hour};
@@ -94,25 +95,14 @@ async fn a_fault_passes(fault: Fault) {
     }
 
     proxy.set(Fault::Pass);
-    let recovering = limiters.iter().map(|(_, limiter)| {
-        let limiter = limiter.clone();
-        tokio::spawn(async move { healthy(&limiter).await })
-    });
-    let mut slowest = Duration::ZERO;
-    for task in recovering.collect::<Vec<_>>() {
-        slowest = slowest.max(task.await.unwrap());
-    }
+    let recovered = join_all(limiters.iter().map(|(_, limiter)| healthy(limiter))).await;
+    let slowest = recovered.into_iter().max().unwrap();
     assert!(slowest <= HEALTHY_WITHIN, "{fault:?}: healthy after {slowest:?}");
     for (_, limiter) in limiters.iter().filter(|(policy, _)| *policy == FailurePolicy::Closed) {
         is_exact(limiter).await;
     }
     // Failed connections are closed: one connection is left for each limiter.
-    let closing = async {
-        while proxy.connections() > limiters.len() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    tokio::time::timeout(PATIENT, closing).await.unwrap();
+    wait_until(|| proxy.connections() <= limiters.len()).await;
     all_expire(&server);
 
     let waited: Vec<_> = took.iter().filter(|took| **took >= DEADLINE / 2).copied().collect();

@@ -11,7 +11,7 @@ use ratekeeper::{EdgePolicy, LeakyMode, Limit, Limiter, LogPolicy, Rate, RefillS
 use testbed::{RedisServer, ordinary_or_long};
 
 use crate::child::{self, Worker};
-use crate::redis::{PATIENT, all_expire, limiter};
+use crate::redis::{PATIENT, all_expire, limiter, sum};
 
 pub(crate) const PROCESSES: usize = 4;
 const CONNECTIONS: usize = 16;
@@ -144,9 +144,5 @@ async fn run(limiter: &Arc<Limiter<Redis>>, requests: usize) -> u32 {
             admitted
         })
     });
-    let mut admitted = 0;
-    for task in tasks.collect::<Vec<_>>() {
-        admitted += task.await.unwrap();
-    }
-    admitted
+    sum(tasks).await
 }

@@ -8,9 +8,10 @@ use ratekeeper::{
 };
 use testbed::{RedisServer, ordinary_or_long};
 
+use crate::limits::every_limit;
+use crate::redis::all_expire;
 use crate::redis::equivalence::{Dice, step};
 use crate::redis::function_calls::{Operation, Raw};
-use crate::redis::{all_expire, every_variant};
 
 /// Two requests arrive for each of three keys at the same time, and the first is refunded before or after the second
 /// is decided: from then on the key matches one in memory that never had the first.
@@ -84,7 +85,7 @@ async fn immediate_refund_leaves_no_trace() {
     let server = RedisServer::start().unwrap();
     let mut name = 0;
     for size in [1, 5, 300, 70_000] {
-        for limit in every_variant(size, 10) {
+        for limit in every_limit(size, 10) {
             for is_whole_micros in [false, true] {
                 name += 1;
                 undone_at_once(&limit, &server, name, true, is_whole_micros).await;
@@ -100,7 +101,7 @@ async fn immediate_refund_to_a_log_survives_a_clock_step_back() {
     let server = RedisServer::start().unwrap();
     let mut name = 0;
     for size in [5, 300] {
-        let limits = every_variant(size, 10);
+        let limits = every_limit(size, 10);
         for limit in limits.iter().filter(|limit| matches!(limit, Limit::Log(_))) {
             for is_whole_micros in [false, true] {
                 name += 1;
@@ -183,7 +184,7 @@ async fn late_refund_never_exceeds_the_budget_without_the_charge() {
     let server = RedisServer::start().unwrap();
     let mut name = 0;
     for size in [5, 300, 70_000] {
-        for limit in every_variant(size, 10) {
+        for limit in every_limit(size, 10) {
             for is_whole_micros in [false, true] {
                 name += 1;
                 undone_later(&limit, &server, name, 500, is_whole_micros).await;
@@ -224,7 +225,7 @@ async fn refund_keeps_the_start_of_the_window() {
 #[tokio::test]
 async fn refund_after_the_window_returns_nothing() {
     let server = RedisServer::start().unwrap();
-    for (number, limit) in every_variant(5, 10).iter().enumerate() {
+    for (number, limit) in every_limit(5, 10).iter().enumerate() {
         let mut raw = Raw::new(&server, limit, number).await;
         let start = Time::from_secs(1_700_000_000);
         assert!(raw.charge(start, 0, 3).await.allowed);
@@ -241,7 +242,7 @@ async fn refund_after_the_window_returns_nothing() {
 #[tokio::test]
 async fn refund_keeps_a_sufficient_expiry() {
     let server = RedisServer::start().unwrap();
-    for (number, limit) in every_variant(50, 3_600).iter().enumerate() {
+    for (number, limit) in every_limit(50, 3_600).iter().enumerate() {
         let mut raw = Raw::new(&server, limit, number).await;
         let (now, _) = raw.call(None, &[Operation::Charge { key: 9, cost: 0 }]).await;
         raw.call(None, &[Operation::Refund { key: 0, cost: 1, at: Some(now) }]).await;
@@ -320,7 +321,7 @@ async fn refund_shortens_the_delay_of_a_leaky_bucket() {
 #[tokio::test]
 async fn partial_refund_matches_a_smaller_charge() {
     let server = RedisServer::start().unwrap();
-    for (number, limit) in every_variant(300, 10).iter().enumerate() {
+    for (number, limit) in every_limit(300, 10).iter().enumerate() {
         if matches!(limit, Limit::Log(log) if log.count() == LogPolicy::All) {
             continue;
         }
@@ -410,7 +411,7 @@ async fn memory_and_redis_agree_on_refunds() {
     let server = RedisServer::start().unwrap();
     let mut name = 0;
     for size in [5, 300, 70_000] {
-        for limit in every_variant(size, 10) {
+        for limit in every_limit(size, 10) {
             for is_forward in [true, false] {
                 name += 1;
                 undone_in_both(&limit, &server, name, is_forward).await;

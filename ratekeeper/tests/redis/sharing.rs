@@ -6,14 +6,15 @@ use ratekeeper::redis::Settings;
 use ratekeeper::{Charge, Limit, RetryAfter, Time, WindowAlign};
 use testbed::RedisServer;
 
-use crate::redis::{PATIENT, all_expire, every_variant, limiter, resized};
+use crate::limits::{every_limit, resized};
+use crate::redis::{PATIENT, all_expire, limiter, sum};
 
 /// Many concurrent requests over many connections, in shared calls. The windows are too long to refill during the
 /// test.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn exactly_the_limit_is_admitted() {
     let server = RedisServer::start().unwrap();
-    for (number, limit) in every_variant(200, 300 * 86_400).into_iter().enumerate() {
+    for (number, limit) in every_limit(200, 300 * 86_400).into_iter().enumerate() {
         // The odd rate refills within seconds.
         if limit.window() < Duration::from_secs(86_400) {
             continue;
@@ -36,11 +37,7 @@ async fn exactly_the_limit_is_admitted() {
             });
             many.collect::<Vec<_>>()
         });
-        let mut admitted = 0;
-        for task in tasks.flatten().collect::<Vec<_>>() {
-            admitted += task.await.unwrap();
-        }
-        assert_eq!(admitted, 200, "{limit:?}");
+        assert_eq!(sum(tasks.flatten()).await, 200, "{limit:?}");
     }
     all_expire(&server);
 }
@@ -76,8 +73,8 @@ async fn denied_request_charges_no_limit() {
 #[tokio::test]
 async fn lowered_limit_holds_for_keys_in_use() {
     let server = RedisServer::start().unwrap();
-    for (number, high) in every_variant(10, 60).iter().enumerate() {
-        let low = resized(high, 3);
+    for (number, high) in every_limit(10, 60).iter().enumerate() {
+        let low = resized(high, 3, None);
         let settings = Settings::new(&server.url()).namespace(&number.to_string()).deadline(PATIENT);
         let (before, after) =
             (limiter(std::slice::from_ref(high), &settings), limiter(std::slice::from_ref(&low), &settings));
@@ -97,7 +94,7 @@ async fn lowered_limit_holds_for_keys_in_use() {
 #[tokio::test]
 async fn peek_charges_nothing_and_reset_is_shared() {
     let server = RedisServer::start().unwrap();
-    for (number, limit) in every_variant(3, 3_600).into_iter().enumerate() {
+    for (number, limit) in every_limit(3, 3_600).into_iter().enumerate() {
         let settings = Settings::new(&server.url()).namespace(&number.to_string()).deadline(PATIENT);
         let (one, other) = (
             limiter(std::slice::from_ref(&limit), &settings),
@@ -118,7 +115,7 @@ async fn peek_charges_nothing_and_reset_is_shared() {
 #[tokio::test]
 async fn key_text_never_reaches_redis() {
     let server = RedisServer::start().unwrap();
-    for (number, limit) in every_variant(3, 3_600).into_iter().enumerate() {
+    for (number, limit) in every_limit(3, 3_600).into_iter().enumerate() {
         let settings = Settings::new(&server.url()).namespace(&number.to_string()).deadline(PATIENT);
         assert!(limiter(&[limit], &settings).check("alice@example.org").await.allowed());
     }

@@ -2,6 +2,8 @@
 
 use std::convert::Infallible;
 use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Waker};
 use std::time::Duration;
 
@@ -9,7 +11,7 @@ use http::{Request, Response};
 use ratekeeper::redis::{FailurePolicy, Redis, Settings, SettingsError};
 use ratekeeper::tower::concurrency::InFlightLimit;
 use ratekeeper::tower::{LayerBuilder, LayerError, RatekeeperLayer};
-use testbed::{RedisCluster, RedisServer};
+use testbed::{RedisCluster, RedisServer, wait_for, wait_until};
 use tower::{Layer, ServiceExt, service_fn};
 
 use super::concurrency::{builder, by_user, check_denial, crowd, held, observed, of, under_way};
@@ -30,23 +32,15 @@ fn layer(url: &str, most: u32) -> RatekeeperLayer<Redis> {
     builder(most).redis(&settings(url)).unwrap()
 }
 
-/// Polls until the condition holds.
-async fn eventually(what: &str, is_so: impl AsyncFn() -> bool) {
-    let looking = async {
-        while !is_so().await {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    assert!(tokio::time::timeout(PATIENT, looking).await.is_ok(), "{what}");
+/// Sends requests until one gets a permit.
+async fn is_free_soon(layer: &RatekeeperLayer<Redis>, key: &str) {
+    wait_for(async || (send(layer, of(key)).await.status == 200).then_some(())).await;
 }
 
 /// Checks that neither unheld permits nor keys without an expiry remain on the server.
 async fn is_empty_soon(server: &RedisServer) {
     assert_eq!(server.keys_without_expiry().unwrap(), Vec::<String>::new());
-    eventually("permits are left", async || {
-        server.command(&["KEYS", "rate_limit:concurrency:*"]).unwrap().is_empty()
-    })
-    .await;
+    wait_until(|| server.command(&["KEYS", "rate_limit:concurrency:*"]).unwrap().is_empty()).await;
 }
 
 /// The number of function calls (FCALL) that the server received.
@@ -78,7 +72,7 @@ async fn two_processes_share_the_limit_exactly() {
     assert_eq!(statuses(&other, [of("b")]).await, [200]);
     assert_eq!((held(&one), held(&other)), (vec![2], vec![1]));
     drop(first);
-    eventually("a released permit is available", async || send(&other, of("a")).await.status == 200).await;
+    is_free_soon(&other, "a").await;
     drop((second, third));
     is_empty_soon(&server).await;
 }
@@ -102,15 +96,19 @@ async fn busy_key_needs_few_redis_calls() {
 async fn busy_process_does_not_starve_another() {
     let server = RedisServer::start().unwrap();
     let (busy, other) = (layer(&server.url(), 1), layer(&server.url(), 1));
+    let sent = Arc::new(AtomicUsize::new(0));
+    let counting = sent.clone();
     let busy = tokio::spawn(async move {
         loop {
             send(&busy, of("a")).await;
+            counting.fetch_add(1, Ordering::Relaxed);
+            // Longer than the other process waits between its attempts.
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
     });
-    tokio::time::sleep(Duration::from_millis(20)).await;
+    wait_until(|| sent.load(Ordering::Relaxed) >= 5).await;
     for _ in 0..10 {
-        eventually("the other gets a permit", async || send(&other, of("a")).await.status == 200).await;
+        is_free_soon(&other, "a").await;
     }
     busy.abort();
     assert!(busy.await.unwrap_err().is_cancelled());
@@ -126,10 +124,11 @@ async fn permit_is_renewed_while_its_request_is_in_flight() {
     let end = tokio::time::Instant::now() + HOLD + HOLD / 6;
     while tokio::time::Instant::now() < end {
         assert_eq!(send(&other, of("a")).await.status, 429);
+        // Until the permit would have expired if it had not been renewed.
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     drop(first);
-    eventually("it is free", async || send(&other, of("a")).await.status == 200).await;
+    is_free_soon(&other, "a").await;
     is_empty_soon(&server).await;
 }
 
@@ -144,7 +143,7 @@ async fn permits_of_a_killed_process_expire() {
     // Dropping the worker kills it with SIGKILL.
     drop(worker);
     let killed = tokio::time::Instant::now();
-    eventually("its permits are free", async || send(&layer, of("a")).await.status == 200).await;
+    is_free_soon(&layer, "a").await;
     println!("free {:.0?} after the kill, with a hold of {HOLD:?}", killed.elapsed());
     let (first, second) = (under_way(&layer, of("a")).await, under_way(&layer, of("a")).await);
     assert!(first.status() == 200 && second.status() == 200);
@@ -208,11 +207,11 @@ async fn request_cancelled_during_decision_releases_its_permit() {
     server.pause().unwrap();
     let mut deciding = Box::pin(layer.layer(hello).oneshot(of("a")));
     assert!(deciding.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
-    // The call to Redis is in flight.
+    // Until the call is in flight: a paused server gives no sign of it.
     tokio::time::sleep(Duration::from_millis(20)).await;
     drop(deciding);
     server.resume().unwrap();
-    eventually("the permit is available", async || send(&layer, of("a")).await.status == 200).await;
+    is_free_soon(&layer, "a").await;
     assert_eq!(held(&layer), [0]);
     is_empty_soon(&server).await;
 }
@@ -259,9 +258,9 @@ async fn permits_taken_during_an_outage_count_after_recovery() {
         [under_way(&one, of("b")).await, under_way(&one, of("b")).await, under_way(&one, of("b")).await];
     server.restart().unwrap();
     let other = layer(&server.url(), 2);
-    eventually("the other knows", async || send(&other, of("b")).await.status == 429).await;
+    wait_for(async || (send(&other, of("b")).await.status == 429).then_some(())).await;
     drop(held);
-    eventually("all are free", async || send(&other, of("b")).await.status == 200).await;
+    is_free_soon(&other, "b").await;
     is_empty_soon(&server).await;
 }
 
@@ -309,7 +308,7 @@ async fn cluster_nodes_enforce_concurrency_limits_like_one_server() {
     tokio::time::sleep(HOLD + HOLD / 6).await;
     assert_eq!(statuses(&other, [of("a"), of("d")]).await, [429, 429]);
     drop(held);
-    eventually("all are free", async || send(&one, of("a")).await.status == 200).await;
+    is_free_soon(&one, "a").await;
     assert_eq!(cluster.keys_without_expiry().unwrap(), Vec::<String>::new());
 }
 

@@ -32,8 +32,6 @@ use ratekeeper::tower::key::{Key, KeyPart};
 use ratekeeper::tower::rule::Rule;
 use ratekeeper::tower::{LayerBuilder, Peer, RatekeeperLayer};
 use ratekeeper::{Limit, Store, WindowAlign};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
 use tower::{Layer, ServiceExt, service_fn};
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -123,17 +121,12 @@ async fn statuses<S: Store + Send + Sync + 'static>(
 /// Sends a request line and header lines over a new connection, with `Connection: close` added, and returns the
 /// response.
 async fn talk(address: SocketAddr, lines: &str) -> TestResponse {
-    let mut stream = TcpStream::connect(address).await.unwrap();
     let request = format!("{}\r\nConnection: close\r\n\r\n", lines.replace('\n', "\r\n"));
-    stream.write_all(request.as_bytes()).await.unwrap();
-    let mut text = String::new();
-    stream.read_to_string(&mut text).await.unwrap();
+    let text = testbed::http::send_raw(address, request).await;
     let (head, body) = text.split_once("\r\n\r\n").unwrap();
-    let mut lines = head.split("\r\n");
-    let status = lines.next().unwrap().split(' ').nth(1).unwrap().parse().unwrap();
     let mut headers = HeaderMap::new();
-    for (name, value) in lines.map(|line| line.split_once(": ").unwrap()) {
+    for (name, value) in head.split("\r\n").skip(1).map(|line| line.split_once(": ").unwrap()) {
         headers.append(http::HeaderName::try_from(name).unwrap(), value.parse().unwrap());
     }
-    TestResponse { status, headers, body: body.to_owned() }
+    TestResponse { status: testbed::http::status(head), headers, body: body.to_owned() }
 }

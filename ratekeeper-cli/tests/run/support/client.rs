@@ -7,14 +7,13 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
+use testbed::{TEST_TIMEOUT, wait_until};
 use tokio::time::Instant;
 
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
-
-use super::{TIMEOUT, until};
 
 /// A complete response.
 #[derive(Clone, Debug, Default)]
@@ -26,10 +25,7 @@ pub(crate) struct Response {
 
 impl Response {
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
-        self.head.lines().skip(1).find_map(|line| {
-            let (its, value) = line.split_once(':')?;
-            its.eq_ignore_ascii_case(name).then(|| value.trim())
-        })
+        testbed::http::header(&self.head, name)
     }
 }
 
@@ -72,7 +68,7 @@ impl Client {
     /// Returns `NotConnected` if the server has closed the connection without a response.
     async fn send_on(&mut self, mut stream: BufReader<TcpStream>, request: &[u8]) -> io::Result<Response> {
         let gone = || io::Error::from(io::ErrorKind::NotConnected);
-        let response = timeout(TIMEOUT, async {
+        let response = timeout(TEST_TIMEOUT, async {
             stream.get_mut().write_all(request).await.map_err(|_| gone())?;
             let mut head = String::new();
             loop {
@@ -85,8 +81,7 @@ impl Client {
                     Ok(_) => {}
                 }
             }
-            let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0);
-            let mut response = Response { status, head, body: Vec::new() };
+            let mut response = Response { status: testbed::http::status(&head), head, body: Vec::new() };
             let length = response.header("content-length").map(|length| length.parse().unwrap());
             match length {
                 Some(length) => {
@@ -213,7 +208,7 @@ impl Load {
     /// Waits until `count` more requests are answered.
     pub(crate) async fn more(&self, count: u64) {
         let goal = self.answered() + count;
-        until("more answers", || self.answered() >= goal).await;
+        wait_until(|| self.answered() >= goal).await;
     }
 
     pub(crate) async fn stop(mut self) -> Tally {

@@ -6,27 +6,11 @@ mod terminal;
 mod upstream;
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
-
-use tokio::time::timeout;
 
 pub(crate) use client::{Client, Load, Response, Tally, get};
 pub(crate) use process::{Process, ratekeeper};
 pub(crate) use terminal::Terminal;
 pub(crate) use upstream::Upstream;
-
-/// Test timeout: long enough for a busy machine, so that only a failing test reaches it.
-pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
-
-/// Waits until a condition holds.
-pub(crate) async fn until(what: &str, mut condition: impl FnMut() -> bool) {
-    let waiting = async {
-        while !condition() {
-            tokio::time::sleep(Duration::from_millis(2)).await;
-        }
-    };
-    assert!(timeout(TIMEOUT, waiting).await.is_ok(), "timed out waiting for {what}");
-}
 
 /// A folder for one test.
 pub(crate) struct Folder(PathBuf);

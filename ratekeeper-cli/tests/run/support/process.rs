@@ -1,5 +1,6 @@
 //! The binary, run as a user runs it.
 
+use std::future::Future;
 use std::io::{BufRead, BufReader, Read};
 use std::net::SocketAddr;
 use std::os::unix::process::CommandExt;
@@ -7,13 +8,12 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
-use tokio::time::timeout;
+use testbed::{wait_for, wait_until};
 
-use super::{TIMEOUT, get, until};
+use super::get;
 
 type Lines = Arc<Mutex<Vec<String>>>;
 
@@ -88,18 +88,15 @@ impl Process {
     }
 
     /// Waits for the first stderr line that contains a text.
-    pub(crate) async fn line(&self, text: &str) -> String {
-        let lines = self.stderr.clone();
-        let found = || lines.lock().unwrap().iter().find(|line| line.contains(text)).cloned();
-        until(&format!("a line with `{text}`"), || {
+    #[track_caller]
+    pub(crate) fn line(&self, text: &str) -> impl Future<Output = String> {
+        wait_for(async move || {
             // Checked before the lines, so that a line cannot arrive in between.
             let is_over = self.stderr_reader.is_finished();
-            let is_there = found().is_some();
-            assert!(is_there || !is_over, "it ended without the line `{text}`: {:#?}", self.stderr());
-            is_there
+            let found = self.stderr().into_iter().find(|line| line.contains(text));
+            assert!(found.is_some() || !is_over, "it ended without the line `{text}`: {:#?}", self.stderr());
+            found
         })
-        .await;
-        found().unwrap()
     }
 
     /// Returns the address of the gateway.
@@ -122,13 +119,9 @@ impl Process {
     }
 
     /// Waits until a metric has a value.
-    pub(crate) async fn until_metric(&self, name: &str, value: u64) {
-        let waiting = async {
-            while self.metric(name).await != value {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-        };
-        assert!(timeout(TIMEOUT, waiting).await.is_ok(), "{name} was never {value}");
+    #[track_caller]
+    pub(crate) fn until_metric(&self, name: &str, value: u64) -> impl Future<Output = ()> {
+        wait_for(async move || (self.metric(name).await == value).then_some(()))
     }
 
     pub(crate) fn signal(&mut self, signal: Signal) {
@@ -147,14 +140,14 @@ impl Process {
 
     /// Waits for its end and returns its exit code.
     pub(crate) async fn ended(&mut self) -> i32 {
-        until("the end of the process", || self.code().is_some()).await;
+        wait_until(|| self.code().is_some()).await;
         self.code.unwrap()
     }
 
     /// Waits for the end of a process that cannot start; returns its exit code and its stderr.
     pub(crate) async fn failure(mut self) -> (i32, String) {
         let code = self.ended().await;
-        until("the end of the output", || self.stderr_reader.is_finished()).await;
+        wait_until(|| self.stderr_reader.is_finished()).await;
         (code, self.stderr().join("\n"))
     }
 

@@ -1,14 +1,16 @@
 //! The binary on a terminal.
 
 use std::fs::File;
+use std::future::Future;
 use std::io::{Read, Write};
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use nix::pty::{Winsize, openpty};
+use testbed::{wait_for, wait_until};
 
-use super::{Process, until};
+use super::Process;
 
 /// Wide enough for every line of the tests.
 const SIZE: Winsize = Winsize { ws_row: 50, ws_col: 200, ws_xpixel: 0, ws_ypixel: 0 };
@@ -65,16 +67,16 @@ impl Terminal {
     }
 
     /// Waits until a text is shown after the last answer, and returns everything shown so far.
-    pub(crate) async fn shows(&self, text: &str) -> String {
-        until(&format!("`{text}` on the terminal"), || {
+    #[track_caller]
+    pub(crate) fn shows(&self, text: &str) -> impl Future<Output = String> {
+        wait_for(async move || {
             // Checked before the text, so that it cannot arrive in between.
             let is_over = self.reader.is_finished();
-            let is_there = self.text()[self.answered_at..].contains(text);
-            assert!(is_there || !is_over, "it ended without `{text}`:\n{}", self.text());
-            is_there
+            let shown = self.text();
+            let is_there = shown[self.answered_at..].contains(text);
+            assert!(is_there || !is_over, "it ended without `{text}`:\n{shown}");
+            is_there.then_some(shown)
         })
-        .await;
-        self.text()
     }
 
     /// Waits for a question, then types an answer and Enter.
@@ -99,7 +101,7 @@ impl Terminal {
     /// Waits for the end of the process and returns its exit code.
     pub(crate) async fn ended(&mut self) -> i32 {
         let code = self.process.ended().await;
-        until("the end of the output", || self.reader.is_finished()).await;
+        wait_until(|| self.reader.is_finished()).await;
         code
     }
 }

@@ -13,11 +13,10 @@ use hyper::service::service_fn;
 use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
 use ratekeeper_server::Sockets;
+use testbed::wait_until;
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::sync::Semaphore;
-
-use super::until;
 
 /// A server that answers `hello`, or the header `X-Version` if the request has one. `/hold` waits until released,
 /// `/large` returns a long body, and `/echo` returns the request's body.
@@ -63,7 +62,7 @@ impl Upstream {
     pub(crate) async fn restart(&mut self) {
         self.kill();
         let mut socket = None;
-        until("a free port", || {
+        wait_until(|| {
             // With an accept queue long enough for concurrent connections.
             socket = Sockets::default().listen(self.address).ok();
             socket.is_some()
