@@ -5,8 +5,8 @@
 
 use std::net::SocketAddr;
 
+use crate::file::DOCUMENT;
 use crate::mask::{is_plain_address, is_reference};
-use crate::names;
 use crate::nearest::nearest;
 use crate::reader::{HiddenWord, Reader};
 use crate::syntax::written_with_colon;
@@ -80,8 +80,7 @@ const PLAIN_WORDS: [&str; 6] = ["true", "false", "on", "off", "memory", "localho
 /// Marks every word of a file that may be a secret.
 pub(crate) fn mark(reader: &mut Reader, file: &Node) {
     for (name, node) in file.entries() {
-        let known: Vec<&str> =
-            FILE.iter().map(|(name, _)| *name).chain(names::FILE.iter().copied()).collect();
+        let known: Vec<&str> = FILE.iter().map(|(name, _)| *name).chain(DOCUMENT.names()).collect();
         let meant = nearest(name, &known).unwrap_or(name);
         content(reader, node, find(FILE, meant).unwrap_or(Plain));
     }
@@ -141,8 +140,7 @@ fn secret(reader: &mut Reader, node: &Node) {
             (_, NodeValue::Word(_)) if is_file(name) => {}
             (NodeValue::Word(word), NodeValue::Word(_) | NodeValue::Nothing) => {
                 // The secret may stand in braces, and so be a name.
-                let is_name =
-                    FILE_MISTAKES.contains(&word.as_str()) || nearest(word, names::SECRET).is_some();
+                let is_name = FILE_MISTAKES.contains(&word.as_str()) || nearest(word, &["file"]).is_some();
                 if !is_name && entries.len() == 1 {
                     hide_word(reader, name, word);
                 }
