@@ -137,7 +137,7 @@ const CONNECTIONS: Field<Whole> =
     Field::new("connections", "Number of connections.", Whole { from: 1, to: 1_000 })
         .otherwise("the number of cores");
 
-static TLS: Section = Section {
+pub(crate) static TLS: Section = Section {
     name: "tls",
     meaning: "TLS certificates, in PEM.",
     example: "write files, as in `tls: { ca: { file: ca.pem } }`",

@@ -42,6 +42,16 @@ pub(crate) trait Kind: Sync {
         false
     }
 
+    /// Whether the value is a secret, which messages do not show.
+    fn is_secret(&self) -> bool {
+        false
+    }
+
+    /// Whether the value is an address to listen on.
+    fn is_listen_address(&self) -> bool {
+        false
+    }
+
     /// Whether the value may be missing.
     fn may_be_empty(&self) -> bool {
         self.section().is_some_and(|section| section.may_be_empty)
@@ -92,6 +102,14 @@ impl<K: Typed> Kind for Or<K> {
 
     fn is_flag(&self) -> bool {
         self.kind.is_flag()
+    }
+
+    fn is_secret(&self) -> bool {
+        self.kind.is_secret()
+    }
+
+    fn is_listen_address(&self) -> bool {
+        self.kind.is_listen_address()
     }
 }
 

@@ -128,6 +128,10 @@ impl Kind for Listen {
     fn text(&self, _: &Page) -> String {
         "IP address and port".to_owned()
     }
+
+    fn is_listen_address(&self) -> bool {
+        true
+    }
 }
 
 impl Typed for Listen {
@@ -155,6 +159,10 @@ impl Kind for SecretText {
 
     fn text(&self, page: &Page) -> String {
         format!("secret: text, or {}", page.link(&FILE))
+    }
+
+    fn is_secret(&self) -> bool {
+        true
     }
 }
 
