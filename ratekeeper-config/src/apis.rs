@@ -11,7 +11,7 @@ use crate::quantity::ValueError;
 use crate::reader::{Fields, Reader};
 use crate::table::{
     Definitions, Field, Flag, Kind, ListOf, Listen, OffOr, Or, Page, Parsed, SECTION, SecretText, Section,
-    Short, Typed, WORD, Whole, Words,
+    Short, Typed, WORD, Whole, Words, as_code,
 };
 use crate::tree::{Node, NodeValue};
 use crate::words;
@@ -233,7 +233,7 @@ impl Kind for DenyStatus {
     }
 
     fn text(&self, _: &Page) -> String {
-        DENY_STATUSES.map(|status| format!("`{status}`")).join(", ")
+        as_code(DENY_STATUSES)
     }
 }
 

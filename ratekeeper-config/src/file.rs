@@ -20,7 +20,8 @@ use crate::rule::{Defaults, LIMIT, NamedLimit, named_limit};
 use crate::store::{STORE, Store, store};
 use crate::table::{
     Constraint, Definitions, Field, HeaderName, Kind, ListOf, Mapping, Named, Or, Page, Parsed, SECTION,
-    SecretText, Section, Short, TextValue, Time, Typed, WORD, Whole, Words, hours, network, secs, string,
+    SecretText, Section, Short, TextValue, Time, Typed, WORD, Whole, Words, as_code, hours, network, secs,
+    string,
 };
 use crate::tree::{Node, NodeValue};
 use crate::when::{cidr, header_name};
@@ -496,7 +497,7 @@ impl Kind for HeaderSetName {
     }
 
     fn text(&self, _: &Page) -> String {
-        HeaderSetName::all().iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
+        as_code(HeaderSetName::all())
     }
 }
 

@@ -5,15 +5,18 @@
 
 mod kind;
 mod page;
+mod scalar;
 mod schema;
 mod text;
 
-pub(crate) use kind::{
-    Count, Flag, Kind, ListOf, Mapping, MemorySize, Named, OffOr, OneOf, Or, Parsed, Percent, Short, Time,
-    Typed, UnitsPerTime, Whole, Words, days, hours, ms, secs,
-};
+use std::fmt::Display;
+
+pub(crate) use kind::{Kind, ListOf, Mapping, Named, OffOr, OneOf, Or, Parsed, Short, Typed};
 pub(crate) use page::Page;
 pub use page::reference_page;
+pub(crate) use scalar::{
+    Count, Flag, MemorySize, Percent, Time, UnitsPerTime, Whole, Words, days, hours, ms, secs,
+};
 pub(crate) use schema::Definitions;
 pub use schema::schema;
 pub(crate) use text::{
@@ -68,6 +71,12 @@ pub(crate) enum Constraint {
     NeedsIf(&'static str, &'static str, &'static str),
     /// Without the first field, or without all of the others.
     Excludes(&'static str, &'static [&'static str]),
+}
+
+/// Words as a list of code, for the reference page.
+pub(crate) fn as_code<T: Display>(words: impl IntoIterator<Item = T>) -> String {
+    let words: Vec<String> = words.into_iter().map(|word| format!("`{word}`")).collect();
+    words.join(", ")
 }
 
 impl Section {

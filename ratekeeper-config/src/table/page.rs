@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{Constraint, Row, Section};
+use super::{Constraint, Row, Section, as_code};
 use crate::environment::FILE;
 use crate::file::DOCUMENT;
 
@@ -25,7 +25,7 @@ pub(crate) struct Page {
 impl Page {
     fn new() -> Page {
         let mut visited = Vec::new();
-        visit(String::new(), &DOCUMENT, &mut Vec::new(), &mut visited);
+        visit("", &DOCUMENT, &mut Vec::new(), &mut visited);
         let paths = |section: &Section| {
             let all = visited.iter().filter(|(_, other)| other.name == section.name);
             let mut paths: Vec<String> = all.map(|(path, _)| path.clone()).collect();
@@ -61,8 +61,7 @@ impl Page {
         if let [_, others @ ..] = paths
             && !others.is_empty()
         {
-            let others: Vec<String> = others.iter().map(|path| format!("`{path}`")).collect();
-            text.push_str(&format!(" Also: {}.", others.join(", ")));
+            text.push_str(&format!(" Also: {}.", as_code(others)));
         }
         for constraint in section.constraints {
             text.push(' ');
@@ -79,19 +78,19 @@ impl Page {
 
 /// Visits a section and those below it. `around` are the names of the sections around it: a section may contain itself.
 fn visit(
-    path: String,
+    path: &str,
     section: &'static Section,
     around: &mut Vec<&'static str>,
     visited: &mut Vec<(String, &'static Section)>,
 ) {
-    visited.push((path.clone(), section));
+    visited.push((path.to_owned(), section));
     if around.contains(&section.name) {
         return;
     }
     around.push(section.name);
     for row in section.rows() {
         let path = if path.is_empty() { row.name.to_owned() } else { format!("{path}.{}", row.name) };
-        row.kind.visit(&path, &mut |path, inner| visit(path.to_owned(), inner, around, visited));
+        row.kind.visit(&path, &mut |path, inner| visit(path, inner, around, visited));
     }
     around.pop();
 }
@@ -106,7 +105,7 @@ fn default(row: Row) -> String {
 }
 
 fn of_constraint(constraint: &Constraint) -> String {
-    let list = |names: &[&str]| names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+    let list = |names: &[&str]| as_code(names);
     match constraint {
         Constraint::ExactlyOne(groups) => format!("Exactly one of {} is required.", list(&groups.concat())),
         Constraint::AtMostOne(groups) => format!("At most one of {} is allowed.", list(&groups.concat())),
