@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use ratekeeper_config::{Apis, Config, Diagnostic, SCHEMA, Store, Table, TableCell};
+use ratekeeper_config::{Apis, Config, Diagnostic, Store, Table, TableCell};
 use serde_json::{Map, Value, json};
 
 use crate::args::{Validate, ValidateFormat};
@@ -124,7 +124,7 @@ fn add_block(text: &mut String, columns: &[&str], row: &[String], repeated: usiz
 }
 
 pub(crate) fn schema() -> Result<(), CliError> {
-    print(SCHEMA)
+    print(&ratekeeper_config::schema())
 }
 
 /// Summarizes the configuration in one line, without its secrets.

@@ -1,14 +1,20 @@
 //! The HTTP API, the Envoy API and the Redis API; and the admin listener.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use serde_json::{Value, json};
 
 use crate::environment::{Environment, Secret};
 use crate::error::{Position, quoted};
-use crate::gateway::{LimitNames, RouteLimits, is_off, listen_address, named_limits};
+use crate::gateway::{ALL, LimitNames, RouteLimits, is_off, listen_address, named_limits};
 use crate::quantity::ValueError;
 use crate::reader::{Fields, Reader};
+use crate::table::{
+    Definitions, Field, Flag, Kind, ListOf, Listen, OffOr, Or, Page, Parsed, SECTION, SecretText, Section,
+    Short, Typed, WORD, Whole, Words, as_code,
+};
 use crate::tree::{Node, NodeValue};
-use crate::{names, words};
+use crate::words;
 
 /// The address of an API and its token.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,13 +79,18 @@ pub struct EnvoyApi {
 }
 
 /// The names of the headers in responses to Envoy.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EnvoyHeaderNames {
     /// `x-ratelimit-limit`, `-remaining`, `-reset`: those of Envoy's own filter.
-    #[default]
     XRateLimit,
     /// `RateLimit-Limit`, `-Remaining`, `-Reset`: those of envoyproxy/ratelimit.
     RateLimit,
+}
+
+impl Default for EnvoyHeaderNames {
+    fn default() -> EnvoyHeaderNames {
+        HEADER_NAMES.default()
+    }
 }
 
 /// The Redis API.
@@ -91,53 +102,163 @@ pub struct RespApi {
     pub max_connections: usize,
 }
 
-/// How error messages describe a kind of API.
+/// An API, and how error messages describe it.
 struct ApiKind {
-    name: &'static str,
-    names: &'static [&'static str],
-    example: &'static str,
+    section: &'static Section,
     /// What a client without a token could do.
     danger: &'static str,
 }
 
-const ADMIN: ApiKind = ApiKind {
+const ADMIN_API: ApiKind = ApiKind { section: &ADMIN, danger: "could read all metrics" };
+const HTTP_API: ApiKind = ApiKind { section: &HTTP, danger: USES_BUDGETS };
+const ENVOY_API: ApiKind = ApiKind { section: &ENVOY, danger: USES_BUDGETS };
+const RESP_API: ApiKind = ApiKind { section: &RESP, danger: USES_BUDGETS };
+const USES_BUDGETS: &str = "could use up the budget of any key";
+
+/// The admin listener.
+pub(crate) const ADMIN_FIELD: Field<Or<OffOr<Short<Listen>>>> =
+    Field::new(ADMIN.name, ADMIN.meaning, OffOr(Short(Listen, &ADMIN)))
+        .or(SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9180));
+static ADMIN: Section = Section {
     name: "admin",
-    names: names::ADMIN,
+    meaning: "Admin listener for metrics and health checks.",
     example: "write as in `admin: 127.0.0.1:9180`, or `admin: off`",
-    danger: "could read all metrics",
-};
-const HTTP: ApiKind = ApiKind {
-    name: "http",
-    names: names::HTTP,
-    example: "write as in `http: 127.0.0.1:9181`",
-    danger: "could use up the budget of any key",
-};
-const ENVOY: ApiKind = ApiKind {
-    name: "envoy",
-    names: names::ENVOY,
-    example: "write as in `envoy: 127.0.0.1:9182`",
-    danger: "could use up the budget of any key",
-};
-const RESP: ApiKind = ApiKind {
-    name: "resp",
-    names: names::RESP,
-    example: "write as in `resp: 127.0.0.1:6380`",
-    danger: "could use up the budget of any key",
+    fields: &[&[
+        &LISTEN,
+        &Field::new(
+            "token",
+            "Bearer token that clients must send for metrics (`Authorization: Bearer`). Required unless the address is a loopback address.",
+            SecretText,
+        ),
+    ]],
+    ..SECTION
 };
 
-const EXAMPLE: &str =
-    "write as in `apis: { http: 127.0.0.1:9181, envoy: 127.0.0.1:9182, resp: 127.0.0.1:6380 }`";
-const AUTHORIZE_EXAMPLE: &str = "write as in `authorize: { deny_status: 403, limits: [per-user] }`";
+pub(crate) static APIS: Section = Section {
+    name: "apis",
+    meaning: "APIs for other services. Each is disabled unless it is configured.",
+    example: "write as in `apis: { http: 127.0.0.1:9181, envoy: 127.0.0.1:9182, resp: 127.0.0.1:6380 }`",
+    fields: &[&[
+        &Field::new(HTTP.name, HTTP.meaning, Short(Listen, &HTTP)).otherwise("disabled"),
+        &Field::new(ENVOY.name, ENVOY.meaning, Short(Listen, &ENVOY)).otherwise("disabled"),
+        &Field::new(RESP.name, RESP.meaning, Short(Listen, &RESP)).otherwise("disabled"),
+    ]],
+    ..SECTION
+};
+
+static HTTP: Section = Section {
+    name: "http",
+    meaning: "HTTP API: checks for any language, and forward auth for nginx, Traefik and Caddy.",
+    example: "write as in `http: 127.0.0.1:9181`",
+    fields: &[&[&LISTEN, &TOKEN, &HTTP_REFUNDS, &RESETS, &Field::of(&AUTHORIZE)]],
+    ..SECTION
+};
+const LISTEN: Field<Listen> = Field::new("listen", "Address to listen on.", Listen).required();
+const TOKEN: Field<SecretText> = Field::new(
+    "token",
+    "Token that clients must send, as `Authorization: Bearer` or `AUTH`. Required unless the address is a loopback address.",
+    SecretText,
+);
+const HTTP_REFUNDS: Field<Or<Flag>> =
+    Field::new("refunds", "Whether callers may refund units without proof of a charge.", Flag).or(false);
+const RESETS: Field<Or<Flag>> =
+    Field::new("resets", "Whether callers may reset keys. A reset also lifts bans.", Flag).or(false);
+
+static AUTHORIZE: Section = Section {
+    name: "authorize",
+    meaning: "Forward auth at `/v1/authorize`.",
+    example: "write as in `authorize: { deny_status: 403, limits: [per-user] }`",
+    fields: &[&[
+        &DENY_STATUS,
+        &Field::new(
+            "limits",
+            "Limits that apply to forward auth: a list of names, `all` or `none`.",
+            ListOf::any(WORD.named("limit name")),
+        )
+        .or(ALL),
+    ]],
+    ..SECTION
+};
+/// All proxies take the default for a denial. Those that forward any status may request 429.
+const DENY_STATUS: Field<Or<DenyStatus>> = Field::new(
+    "deny_status",
+    "Status of a denied request: 401 or 403, which nginx requires, or 429. `?deny_status=429` overrides it per request.",
+    DenyStatus,
+)
+.or(403);
+
+static ENVOY: Section = Section {
+    name: "envoy",
+    meaning: "Envoy API: the rate limit service (RLS).",
+    example: "write as in `envoy: 127.0.0.1:9182`",
+    fields: &[&[&LISTEN, &TOKEN, &ENVOY_REFUNDS, &HEADERS, &HEADER_NAMES]],
+    ..SECTION
+};
+const ENVOY_REFUNDS: Field<Or<Flag>> =
+    Field::new("refunds", "Whether negative hits refund units.", Flag).or(false);
+const HEADERS: Field<Or<Flag>> =
+    Field::new("headers", "Whether Ratekeeper adds rate limit headers to responses.", Flag).or(false);
+const HEADER_NAMES: Field<Or<Words<EnvoyHeaderNames>>> = Field::new(
+    "header_names",
+    "Names of these headers: `x-ratelimit-limit`, `-remaining` and `-reset`, or `RateLimit-Limit`, `-Remaining` and `-Reset` as in envoyproxy/ratelimit.",
+    Words(&words::ENVOY_HEADER_NAMES),
+)
+.or(EnvoyHeaderNames::XRateLimit);
+
+static RESP: Section = Section {
+    name: "resp",
+    meaning: "Redis API: `CL.THROTTLE`, `THROTTLE` and `RK.CHECK`.",
+    example: "write as in `resp: 127.0.0.1:6380`",
+    fields: &[&[&LISTEN, &TOKEN, &MAX_CONNECTIONS]],
+    ..SECTION
+};
+const MAX_CONNECTIONS: Field<Or<Whole>> =
+    Field::new("max_connections", "Maximum number of connections.", Whole { from: 1, to: 1_000_000 })
+        .or(10_000);
+
 const TOKEN_EXAMPLE: &str = "create one with `openssl rand -hex 32`, and write `token: { file: admin-token }` or `\"${ADMIN_TOKEN}\"`";
 /// Shorter tokens can be guessed.
 const TOKEN_BYTES_MIN: usize = 16;
-const ADMIN_DEFAULT: ([u8; 4], u16) = ([127, 0, 0, 1], 9180);
-/// All proxies take this status for a denial. Those that forward any status may request 429.
-const DENY_STATUS_DEFAULT: u16 = 403;
+
+/// A status that proxies accept as a denial.
+#[derive(Clone, Copy)]
+struct DenyStatus;
+
 /// The statuses that may be configured.
-const DENY_STATUSES: [(&str, u16); 3] = [("401", 401), ("403", 403), ("429", 429)];
-const CONNECTIONS_DEFAULT: u32 = 10_000;
-const CONNECTIONS_MAX: u32 = 1_000_000;
+const DENY_STATUSES: [u16; 3] = [401, 403, 429];
+
+impl Kind for DenyStatus {
+    fn schema(&self, _: &mut Definitions) -> Value {
+        json!({ "enum": DENY_STATUSES })
+    }
+
+    fn text(&self, _: &Page) -> String {
+        as_code(DENY_STATUSES)
+    }
+}
+
+impl Typed for DenyStatus {
+    type Value = u16;
+
+    fn typed(&self, value: u16) -> Value {
+        json!(value)
+    }
+}
+
+impl Parsed for DenyStatus {
+    fn parse(&self, reader: &mut Reader, node: &Node, _: &str) -> Option<u16> {
+        reader.parsed(node, |word| {
+            let known = DENY_STATUSES.into_iter().find(|status| status.to_string() == word);
+            known.ok_or_else(|| ValueError {
+                message: format!(
+                    "`deny_status` is {}, which proxies do not accept as a denial",
+                    quoted(word)
+                ),
+                help: "write 403, which all proxies accept, or 401 or 429".to_owned(),
+            })
+        })
+    }
+}
 
 /// Reads the APIs.
 pub(crate) fn apis(
@@ -146,59 +267,35 @@ pub(crate) fn apis(
     limits: &LimitNames<'_>,
     environment: &dyn Environment,
 ) -> Apis {
-    let fields = node.and_then(|node| reader.fields(node, "`apis`", names::APIS, EXAMPLE));
+    let fields = node.and_then(|node| reader.fields(node, "`apis`", &APIS));
     let Some(fields) = fields else { return Apis::default() };
-    let http = fields.get("http").and_then(|node| {
-        let (api, fields) = api(reader, node, &HTTP, environment);
-        let fields = fields.as_ref();
-        let refunds = yes_or_no(reader, fields, "refunds", false);
-        let resets = yes_or_no(reader, fields, "resets", false);
-        let authorize = authorize(reader, fields.and_then(|fields| fields.get("authorize")), limits);
+    let http = fields.get(HTTP.name).and_then(|node| {
+        let (api, fields) = api(reader, node, &HTTP_API, environment);
+        let refunds = HTTP_REFUNDS.read(reader, &fields);
+        let resets = RESETS.read(reader, &fields);
+        let authorize = authorize(reader, fields.get("authorize"), limits);
         Some(HttpApi { api: api?, refunds, resets, authorize })
     });
-    let envoy = fields.get("envoy").and_then(|node| {
-        let (api, fields) = api(reader, node, &ENVOY, environment);
-        let refunds = yes_or_no(reader, fields.as_ref(), "refunds", false);
-        let headers = yes_or_no(reader, fields.as_ref(), "headers", false);
-        let names = fields.as_ref().and_then(|fields| fields.get("header_names"));
-        let header_names = reader.or(names, EnvoyHeaderNames::default(), |reader, node| {
-            reader.choice(node, "header_names", &words::ENVOY_HEADER_NAMES)
-        });
+    let envoy = fields.get(ENVOY.name).and_then(|node| {
+        let (api, fields) = api(reader, node, &ENVOY_API, environment);
+        let refunds = ENVOY_REFUNDS.read(reader, &fields);
+        let headers = HEADERS.read(reader, &fields);
+        let header_names = HEADER_NAMES.read(reader, &fields);
         Some(EnvoyApi { api: api?, refunds, headers, header_names })
     });
-    let resp = fields.get("resp").and_then(|node| {
-        let (api, fields) = api(reader, node, &RESP, environment);
-        let most = fields.as_ref().and_then(|fields| fields.get("max_connections"));
-        let max_connections = reader.or(most, CONNECTIONS_DEFAULT, |reader, node| {
-            reader.number(node, "max_connections", 1..=CONNECTIONS_MAX)
-        });
-        Some(RespApi { api: api?, max_connections: max_connections as usize })
+    let resp = fields.get(RESP.name).and_then(|node| {
+        let (api, fields) = api(reader, node, &RESP_API, environment);
+        let max_connections = MAX_CONNECTIONS.read(reader, &fields) as usize;
+        Some(RespApi { api: api?, max_connections })
     });
     Apis { http, envoy, resp }
 }
 
-fn yes_or_no(reader: &mut Reader, fields: Option<&Fields<'_>>, name: &str, defaults: bool) -> bool {
-    let node = fields.and_then(|fields| fields.get(name));
-    reader.or(node, defaults, |reader, node| reader.yes_or_no(node, name))
-}
-
 fn authorize(reader: &mut Reader, node: Option<&Node>, known: &LimitNames<'_>) -> Authorize {
-    let fields =
-        node.and_then(|node| reader.fields(node, "`authorize`", names::AUTHORIZE, AUTHORIZE_EXAMPLE));
-    let deny_status = fields.as_ref().and_then(|fields| fields.get("deny_status"));
-    let deny_status = reader.or(deny_status, DENY_STATUS_DEFAULT, |reader, node| {
-        reader.parsed(node, |word| {
-            let known = DENY_STATUSES.iter().find(|(text, _)| *text == word);
-            known.map(|(_, status)| *status).ok_or_else(|| ValueError {
-                message: format!(
-                    "`deny_status` is {}, which proxies do not accept as a denial",
-                    quoted(word)
-                ),
-                help: "write 403, which all proxies accept, or 401 or 429".to_owned(),
-            })
-        })
-    });
-    let named = fields.as_ref().and_then(|fields| fields.get("limits"));
+    let fields = node.and_then(|node| reader.fields(node, "`authorize`", &AUTHORIZE));
+    let fields = fields.unwrap_or_else(|| Fields::none(&AUTHORIZE));
+    let deny_status = DENY_STATUS.read(reader, &fields);
+    let named = fields.get("limits");
     let limits = match named {
         Some(node) => named_limits(reader, node, known),
         None => RouteLimits::all(known),
@@ -214,7 +311,7 @@ fn authorize(reader: &mut Reader, node: Option<&Node>, known: &LimitNames<'_>) -
 /// Reads the admin listener, unless it is off. It is read last, so that other listeners claim their addresses first.
 pub(crate) fn admin(reader: &mut Reader, node: Option<&Node>, environment: &dyn Environment) -> Option<Api> {
     let Some(node) = node else {
-        let defaults = SocketAddr::from(ADMIN_DEFAULT);
+        let defaults = ADMIN_FIELD.default();
         if let Some((_, position)) = reader.listening.iter().find(|(other, _)| *other == defaults).copied() {
             let message =
                 format!("{} is the default address of the admin listener", quoted(&defaults.to_string()));
@@ -226,7 +323,7 @@ pub(crate) fn admin(reader: &mut Reader, node: Option<&Node>, environment: &dyn 
     if is_off(node) {
         return None;
     }
-    api(reader, node, &ADMIN, environment).0
+    api(reader, node, &ADMIN_API, environment).0
 }
 
 /// Reads the address and token of an API, and returns its other fields.
@@ -235,11 +332,12 @@ fn api<'n>(
     node: &'n Node,
     kind_of_api: &ApiKind,
     environment: &dyn Environment,
-) -> (Option<Api>, Option<Fields<'n>>) {
+) -> (Option<Api>, Fields<'n>) {
+    let section = kind_of_api.section;
     let parse = |word: &str| {
         word.parse::<SocketAddr>().map_err(|_| ValueError {
             message: format!("invalid listen address {}", quoted(word)),
-            help: kind_of_api.example.to_owned(),
+            help: section.example.to_owned(),
         })
     };
     if !matches!(node.value, NodeValue::Map(_)) {
@@ -247,20 +345,19 @@ fn api<'n>(
         if let Some(listen) = listen {
             require_token(reader, node, listen, kind_of_api, false);
         }
-        return (listen.map(|listen| Api { listen, token: None }), None);
+        return (listen.map(|listen| Api { listen, token: None }), Fields::none(section));
     }
-    let owner = quoted(kind_of_api.name);
-    let Some(fields) = reader.fields(node, &owner, kind_of_api.names, kind_of_api.example) else {
-        return (None, None);
+    let Some(fields) = reader.fields(node, &quoted(section.name), section) else {
+        return (None, Fields::none(section));
     };
-    reader.require(&fields, &["listen"], kind_of_api.example);
+    reader.require(&fields);
     let token = fields.get("token").and_then(|node| token(reader, node, environment));
     let listen = fields.get("listen").and_then(|node| {
         let listen = listen_address(reader, node, parse)?;
         require_token(reader, node, listen, kind_of_api, !fields.lacks("token"));
         Some(listen)
     });
-    (listen.map(|listen| Api { listen, token }), Some(fields))
+    (listen.map(|listen| Api { listen, token }), fields)
 }
 
 /// An API that is not on a loopback address requires a token.
@@ -274,7 +371,7 @@ fn require_token(
     if has_token || listen.ip().to_canonical().is_loopback() {
         return;
     }
-    let ApiKind { name, danger, .. } = kind_of_api;
+    let ApiKind { section: Section { name, .. }, danger } = kind_of_api;
     let message = format!(
         "{} is not a loopback address: without a token, any client {danger}",
         quoted(&listen.to_string())

@@ -6,9 +6,10 @@ use ratekeeper_rules::when::When;
 
 use crate::IN_FLIGHT_MAX;
 use crate::key::key;
-use crate::limit;
-use crate::names;
+use crate::limit::ALGORITHM_NAMES;
 use crate::reader::{Fields, Reader};
+use crate::rule::SHADOW;
+use crate::table::{Count, Field, SECTION, Section};
 use crate::when::when;
 
 /// A concurrency limit: maximum number of requests of a key in flight.
@@ -28,6 +29,16 @@ pub struct ConcurrencyLimit {
     pub is_shadow: bool,
 }
 
+pub(crate) static CONCURRENCY: Section = Section {
+    name: "concurrency",
+    meaning: "Concurrency limit: requests of a key in flight. Replaces the algorithm.",
+    example: "write as in `concurrency: { limit: 20 }`",
+    fields: &[&[&MAX]],
+    ..SECTION
+};
+const MAX: Field<Count> =
+    Field::new("limit", "Maximum number of requests in flight.", Count { to: IN_FLIGHT_MAX }).required();
+
 /// Fields that a concurrency limit does not have, and why.
 const UNSUPPORTED: [(&str, &str, &str); 8] = [
     ("cost", "a concurrency limit has no `cost`: each request takes one permit", "remove `cost`"),
@@ -43,7 +54,17 @@ const UNSUPPORTED: [(&str, &str, &str); 8] = [
     ("ban", "a concurrency limit has no `ban`", "remove `ban`, or add it to a limit with an algorithm"),
     ("deny_response", "a concurrency limit has no `deny_response`", "remove `deny_response`"),
 ];
-const EXAMPLE: &str = "write as in `concurrency: { limit: 20 }`";
+
+/// The names of these fields.
+pub(crate) static UNSUPPORTED_NAMES: [&str; UNSUPPORTED.len()] = {
+    let mut names = [""; UNSUPPORTED.len()];
+    let mut index = 0;
+    while index < names.len() {
+        names[index] = UNSUPPORTED[index].0;
+        index += 1;
+    }
+    names
+};
 const OTHER: &str =
     "select requests with `when: { client: 10.0.0.0/8 }`, and write another limit for the others";
 
@@ -54,7 +75,7 @@ pub(crate) fn concurrency(
     name: &str,
     policy: Option<PolicyName>,
 ) -> Option<ConcurrencyLimit> {
-    for algorithm in limit::algorithm_names() {
+    for algorithm in ALGORITHM_NAMES {
         if let Some(entry) = fields.entry(algorithm) {
             let message = "a limit has an algorithm or `concurrency`, not both";
             reader.error(entry.position, message, "remove one of the two, or write two limits");
@@ -66,12 +87,12 @@ pub(crate) fn concurrency(
         }
     }
     let max = fields.get("concurrency").and_then(|node| {
-        let fields = reader.fields(node, "`concurrency`", names::CONCURRENCY, EXAMPLE)?;
-        reader.require(&fields, &["limit"], EXAMPLE);
-        fields.get("limit").and_then(|node| reader.whole(node, "limit", IN_FLIGHT_MAX))
+        let fields = reader.fields(node, "`concurrency`", &CONCURRENCY)?;
+        reader.require(&fields);
+        MAX.optional(reader, &fields)
     });
     let key = fields.get("key").map_or_else(|| Key::of(KeyPart::Ip), |node| key(reader, node).0);
     let when = reader.or(fields.get("when"), When::default(), when);
-    let is_shadow = reader.or(fields.get("shadow"), false, |reader, node| reader.yes_or_no(node, "shadow"));
+    let is_shadow = SHADOW.read(reader, fields);
     Some(ConcurrencyLimit { name: name.to_owned(), policy: policy?, key, when, max: max?, is_shadow })
 }

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use crate::error::{quoted, subject};
 use crate::mask::is_variable;
-use crate::names;
 use crate::reader::Reader;
+use crate::table::{Field, SECTION, Section, string};
 use crate::tree::{Node, NodeValue};
 
 /// The environment of a configuration: variables and files.
@@ -75,6 +75,18 @@ impl fmt::Debug for Secret {
     }
 }
 
+pub(crate) static FILE: Section = Section {
+    name: "file",
+    meaning: "Content of a file.",
+    example: EXAMPLE,
+    fields: &[&[&Field::new(
+        "file",
+        "Path of the file, relative to the directory of the configuration file.",
+        string("path"),
+    )
+    .required()]],
+    ..SECTION
+};
 const EXAMPLE: &str = "write the text, `${NAME}` for an environment variable, or `{ file: path }`";
 
 impl Reader {
@@ -117,7 +129,7 @@ impl Reader {
         name: &str,
         environment: &dyn Environment,
     ) -> Option<(PathBuf, String)> {
-        let fields = self.fields(node, &subject(name), names::SECRET, EXAMPLE)?;
+        let fields = self.fields(node, &subject(name), &FILE)?;
         let Some(path) = fields.get("file") else {
             // A misspelt or empty `file` has been reported.
             if fields.iter().len() == 0 {

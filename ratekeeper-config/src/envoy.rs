@@ -16,7 +16,7 @@ mod wildcard;
 pub use matching::Descriptors;
 pub use metadata::{Data, Metadata};
 pub use migrate::migrate;
-pub(crate) use read::domains;
+pub(crate) use read::{descriptors, domains};
 pub use wildcard::Wildcard;
 
 /// Maximum number of descriptors in a file, over all domains.

@@ -11,7 +11,7 @@ use ratekeeper_rules::when::{ValueCondition, When};
 use crate::file::LogKeys;
 use crate::gateway::{Gateway, Route, Upstream};
 use crate::print::to_yaml;
-use crate::quantity::duration_text;
+use crate::quantity::{bytes_text, duration_text};
 use crate::store::{Store, WhenFull};
 use crate::{Api, ConcurrencyLimit, Config, words};
 
@@ -443,11 +443,4 @@ fn policy_text(policy: FailurePolicy) -> String {
         FailurePolicy::Open => "open: all requests are allowed".to_owned(),
         FailurePolicy::Closed => "closed: all requests are denied".to_owned(),
     }
-}
-
-/// An amount of memory in the largest unit that divides it.
-fn bytes_text(bytes: usize) -> String {
-    let units = [(30, "GiB"), (20, "MiB"), (10, "KiB")];
-    let unit = units.iter().find(|(shift, _)| bytes > 0 && bytes.is_multiple_of(1 << shift));
-    unit.map_or(format!("{bytes}B"), |(shift, name)| format!("{}{name}", bytes >> shift))
 }

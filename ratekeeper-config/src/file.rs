@@ -6,22 +6,163 @@ use ratekeeper_rules::client::{Grouping, Source, TrustedProxies};
 use ratekeeper_rules::path::{AmbiguousPathPolicy, PathNormalization};
 use ratekeeper_rules::response::{DenialResponse, HeaderSet, NameError, PolicyName};
 use ratekeeper_rules::rule::{Rules, RulesError};
+use serde_json::{Value, json};
 
-use crate::apis::{Api, Apis, admin, apis};
+use crate::apis::{ADMIN_FIELD, APIS, Api, Apis, admin, apis};
 use crate::concurrency::ConcurrencyLimit;
 use crate::environment::{Environment, Secret};
-use crate::envoy::{Domain, domains};
+use crate::envoy::{Domain, descriptors, domains};
 use crate::error::{Diagnostic, known_help, listed, quoted};
-use crate::gateway::{ALL, Gateway, LimitKind, LimitNames, NONE, gateway};
+use crate::gateway::{ALL, GATEWAY, Gateway, LimitKind, LimitNames, NONE, gateway};
 use crate::quantity::ValueError;
 use crate::reader::{Entry, Reader};
-use crate::rule::{Defaults, NamedLimit, named_limit};
-use crate::store::{Store, store};
+use crate::rule::{Defaults, LIMIT, NamedLimit, named_limit};
+use crate::store::{STORE, Store, store};
+use crate::table::{
+    Constraint, Definitions, Field, HeaderName, Kind, ListOf, Mapping, Named, Or, Page, Parsed, SECTION,
+    SecretText, Section, Short, TextValue, Time, Typed, WORD, Whole, Words, as_code, hours, network, secs,
+    string,
+};
 use crate::tree::{Node, NodeValue};
 use crate::when::{cidr, header_name};
-use crate::{LIMITS_MAX, names, warnings, words};
+use crate::{LIMITS_MAX, warnings, words};
 
 pub(crate) const EXAMPLE: &str = "write a file as in `limits: { per-user: { key: ip, token_bucket: {} } }`";
+
+pub(crate) static DOCUMENT: Section = Section {
+    name: "document",
+    meaning: "Configuration of Ratekeeper.",
+    example: EXAMPLE,
+    fields: &[&[
+        &Field::new(
+            "store",
+            "Where limit state is stored: `memory`, the address of a Redis server, or a mapping.",
+            Short(string("`memory` or the address of a Redis server"), &STORE),
+        )
+        .or("memory"),
+        &Field::of(&CLIENT),
+        &Field::of(&PATHS),
+        &Field::of(&RESPONSES),
+        &Field::of(&JWT),
+        &Field::new(
+            "limits",
+            "Limits, by name.",
+            Named { names: LIMIT_NAME, value: Mapping(&LIMIT), from: 0, to: LIMITS_MAX, may_be_empty: true },
+        ),
+        &Field::new(
+            "domains",
+            "Descriptors of the Envoy API, by domain.",
+            Named::any(string("domain").filled(), descriptors()),
+        ),
+        &Field::of(&GATEWAY),
+        &Field::of(&APIS),
+        &ADMIN_FIELD,
+        &Field::of(&LOG),
+    ]],
+    ..SECTION
+};
+const LIMIT_NAME: TextValue =
+    string("name").chars(1, PolicyName::LENGTH_MAX).pattern("^[ -~]+$").except(&[ALL, NONE]);
+
+static CLIENT: Section = Section {
+    name: "client",
+    meaning: "How the IP address of a client is determined.",
+    example: "write as in `client: { trusted_proxies: [10.0.0.0/8], source: x_forwarded_for }`",
+    fields: &[&[
+        &Field::new(
+            "trusted_proxies",
+            "Addresses and networks of proxies whose forwarding headers are trusted.",
+            ListOf::any(network()),
+        ),
+        &SOURCE,
+        &IPV6_PREFIX,
+    ]],
+    constraints: &[Constraint::Needs("source", "trusted_proxies")],
+    ..SECTION
+};
+const SOURCE: Field<Or<Words<Source>>> =
+    Field::new("source", "Header in which trusted proxies pass the client address.", Words(&words::SOURCES))
+        .or(Source::XForwardedFor);
+const IPV6_PREFIX: Field<Or<Whole>> = Field::new(
+    "ipv6_prefix",
+    "Length of the IPv6 prefix that counts as one client.",
+    Whole { from: *Grouping::IPV6_PREFIXES.start() as u32, to: *Grouping::IPV6_PREFIXES.end() as u32 },
+)
+.or(Grouping::IPV6_PREFIX as u32);
+
+static PATHS: Section = Section {
+    name: "paths",
+    meaning: "Path normalization. The upstream receives the normalized path, but letter case, a trailing slash and escaped delimiters as sent.",
+    example: "write as in `paths: { ambiguous: reject, case: exact, trailing_slash: ignore }`",
+    fields: &[&[&AMBIGUOUS, &CASE, &TRAILING_SLASH]],
+    ..SECTION
+};
+const AMBIGUOUS: Field<Or<Words<AmbiguousPathPolicy>>> = Field::new(
+    "ambiguous",
+    "Paths that servers interpret differently, for example with `%2f` or backslashes. `reject`: rejected with status 400. `keep`: kept unchanged.",
+    Words(&words::AMBIGUOUS),
+)
+.or(AmbiguousPathPolicy::Reject);
+const CASE: Field<Or<Words<bool>>> = Field::new(
+    "case",
+    "`exact`: `/Login` and `/login` are different paths. `ignore`: they are the same for routes and limits; the upstream receives the letter case as sent.",
+    Words(&words::CASE),
+)
+.or(false);
+const TRAILING_SLASH: Field<Or<Words<bool>>> = Field::new(
+    "trailing_slash",
+    "`ignore`: `/a/` and `/a` are the same path for routes and limits; the upstream receives the trailing slash as sent. `exact`: they are different.",
+    Words(&words::TRAILING_SLASH),
+)
+.or(true);
+
+static RESPONSES: Section = Section {
+    name: "responses",
+    meaning: "Responses to clients.",
+    example: "write as in `responses: { header_set: ietf, jitter: 5s }`",
+    fields: &[&[&HEADER_SET, &JITTER]],
+    ..SECTION
+};
+const HEADER_SET: Field<Or<HeaderSetName>> =
+    Field::new("header_set", "Rate limit headers of responses.", HeaderSetName).or(HeaderSet::IETF);
+const JITTER: Field<Time> = Field::new(
+    "jitter",
+    "Maximum random time added to retry times, in whole seconds.",
+    Time { subject: "a jitter", from: secs(1), to: hours(1) },
+)
+.otherwise("no jitter");
+
+static JWT: Section = Section {
+    name: "jwt",
+    meaning: "Verification of JSON Web Tokens.",
+    example: "write as in `jwt: { keys: { file: jwks.json }, issuer: https://id.example.com }`",
+    fields: &[&[
+        &Field::new("keys", "JSON Web Key Set.", SecretText).required(),
+        &TOKEN_HEADER,
+        &Field::new("issuer", "Required issuer (`iss`).", WORD).otherwise("any"),
+        &Field::new("audience", "Accepted audiences (`aud`).", ListOf::some(WORD)).otherwise("any"),
+        &Field::new("algorithms", "Accepted signature algorithms.", ListOf::some(SIGNATURE))
+            .otherwise("those of the keys"),
+    ]],
+    ..SECTION
+};
+const TOKEN_HEADER: Field<Or<HeaderName>> =
+    Field::new("header", "Header that contains the token.", HeaderName).or("Authorization");
+const SIGNATURE: Words<()> = Words(&words::SIGNATURES);
+
+static LOG: Section = Section {
+    name: "log",
+    meaning: "The access log.",
+    example: "write as in `log: { keys: hash }`",
+    fields: &[&[&KEYS]],
+    ..SECTION
+};
+const KEYS: Field<Or<Words<LogKeys>>> = Field::new(
+    "keys",
+    "How the key of a request appears in the access log. `hash`: as a keyed hash, so that lines of the same key can be found; with a Redis secret, the same hash in all instances. `off`: not at all. `text`: as text.",
+    Words(&words::LOG_KEYS),
+)
+.or(LogKeys::Hash);
 
 /// A parsed and checked configuration file.
 #[derive(Clone, Debug)]
@@ -70,10 +211,9 @@ pub struct Responses {
 }
 
 /// How the key of a request appears in the access log.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogKeys {
     /// As a keyed hash: lines of the same key can be found, the key cannot be read.
-    #[default]
     Hash,
     /// Not at all.
     Off,
@@ -101,7 +241,7 @@ pub(crate) fn document(reader: &mut Reader, node: &Node, environment: &dyn Envir
         reader.error(node.position, "the file is empty", EXAMPLE);
         return None;
     }
-    let fields = reader.fields(node, "the file", names::FILE, EXAMPLE)?;
+    let fields = reader.fields(node, "the file", &DOCUMENT)?;
     // A misspelt section has been reported, so errors that follow from its absence are not.
     let is_incomplete = fields.get("limits").is_none() && !fields.lacks("limits");
     let (store, instances) = store(reader, fields.get("store"), environment);
@@ -162,7 +302,7 @@ pub(crate) fn document(reader: &mut Reader, node: &Node, environment: &dyn Envir
     let gateway = fields.get("gateway").and_then(|node| gateway(reader, node, &known, environment));
     let apis = apis(reader, fields.get("apis"), &known, environment);
     let admin = admin(reader, fields.get("admin"), environment);
-    let log_keys = reader.or(fields.get("log"), LogKeys::default(), log_keys);
+    let log_keys = reader.or(fields.get("log"), KEYS.default(), log_keys);
     if let Some(gateway) = &gateway {
         // The HTTP API and the Redis API check limits by name.
         if apis.http.is_none() && apis.resp.is_none() {
@@ -214,10 +354,11 @@ pub(crate) fn document(reader: &mut Reader, node: &Node, environment: &dyn Envir
 /// Removes fields of a limit that stand beside it instead of inside. Returns whether there are any.
 fn remove_misplaced(reader: &mut Reader, limits: &mut Vec<Entry<'_>>) -> bool {
     let is_misplaced = |entry: &Entry<'_>| {
-        let NodeValue::Map(fields) = &entry.node.value else { return names::is_limit_field(entry.name) };
+        let is_field = LIMIT.row(entry.name).is_some();
+        let NodeValue::Map(fields) = &entry.node.value else { return is_field };
         let is_limit =
-            |name: &Node| matches!(&name.value, NodeValue::Word(word) if names::is_limit_field(word));
-        names::is_limit_field(entry.name) && !fields.iter().any(|(name, _)| is_limit(name))
+            |name: &Node| matches!(&name.value, NodeValue::Word(word) if LIMIT.row(word).is_some());
+        is_field && !fields.iter().any(|(name, _)| is_limit(name))
     };
     let (mut kept, mut owner) = (Vec::new(), None);
     let count = limits.len();
@@ -271,8 +412,7 @@ fn name_error(name: &str, error: &NameError) -> String {
 }
 
 fn client(reader: &mut Reader, node: Option<&Node>) -> (TrustedProxies, Grouping) {
-    let example = "write as in `client: { trusted_proxies: [10.0.0.0/8], source: x_forwarded_for }`";
-    let fields = node.and_then(|node| reader.fields(node, "`client`", names::CLIENT, example));
+    let fields = node.and_then(|node| reader.fields(node, "`client`", &CLIENT));
     let Some(fields) = fields else {
         // The error has been recorded. Assume that proxies were listed, so that no further errors follow from it.
         reader.has_proxies = node.is_some();
@@ -299,31 +439,19 @@ fn client(reader: &mut Reader, node: Option<&Node>) -> (TrustedProxies, Grouping
             "write the networks of your proxies, as in `trusted_proxies: [10.0.0.0/8]`",
         );
     }
-    let source = reader.or(fields.get("source"), Source::XForwardedFor, |reader, node| {
-        reader.choice(node, "source", &words::SOURCES)
-    });
-    let grouping = reader.or(fields.get("ipv6_prefix"), Grouping::default(), |reader, node| {
-        let prefixes = Grouping::IPV6_PREFIXES;
-        let range = u32::from(*prefixes.start())..=u32::from(*prefixes.end());
-        let bits = reader.number(node, "ipv6_prefix", range)?;
-        u8::try_from(bits).ok().and_then(Grouping::by_ipv6_prefix)
-    });
+    let source = SOURCE.read(reader, &fields);
+    let bits = u8::try_from(IPV6_PREFIX.read(reader, &fields));
+    let grouping = bits.ok().and_then(Grouping::by_ipv6_prefix).unwrap_or_default();
     (TrustedProxies::proxies(proxies).with_source(source), grouping)
 }
 
 /// The path normalization, and whether the file says how letter case is compared.
 fn paths(reader: &mut Reader, node: &Node) -> Option<(PathNormalization, bool)> {
-    let example = "write as in `paths: { ambiguous: reject, case: exact, trailing_slash: ignore }`";
-    let fields = reader.fields(node, "`paths`", names::PATHS, example)?;
+    let fields = reader.fields(node, "`paths`", &PATHS)?;
     let paths = PathNormalization {
-        ambiguous: reader.or(fields.get("ambiguous"), AmbiguousPathPolicy::Reject, |reader, node| {
-            reader.choice(node, "ambiguous", &words::AMBIGUOUS)
-        }),
-        ignore_case: reader
-            .or(fields.get("case"), false, |reader, node| reader.choice(node, "case", &words::CASE)),
-        ignore_trailing_slash: reader.or(fields.get("trailing_slash"), true, |reader, node| {
-            reader.choice(node, "trailing_slash", &words::TRAILING_SLASH)
-        }),
+        ambiguous: AMBIGUOUS.read(reader, &fields),
+        ignore_case: CASE.read(reader, &fields),
+        ignore_trailing_slash: TRAILING_SLASH.read(reader, &fields),
         ..default_paths()
     };
     Some((paths, fields.has("case")))
@@ -331,23 +459,19 @@ fn paths(reader: &mut Reader, node: &Node) -> Option<(PathNormalization, bool)> 
 
 /// Decodes delimiters as most servers do: `/%40me` is `/@me`, so a limit on one cannot be bypassed with the other.
 fn default_paths() -> PathNormalization {
-    PathNormalization { decode_delimiters: true, ignore_trailing_slash: true, ..PathNormalization::default() }
+    PathNormalization {
+        ambiguous: AMBIGUOUS.default(),
+        ignore_case: CASE.default(),
+        ignore_trailing_slash: TRAILING_SLASH.default(),
+        decode_delimiters: true,
+    }
 }
 
 fn responses(reader: &mut Reader, node: &Node) -> Option<Responses> {
-    let example = "write as in `responses: { header_set: ietf, jitter: 5s }`";
-    let fields = reader.fields(node, "`responses`", names::RESPONSES, example)?;
-    let known: Vec<&str> = HeaderSet::all().map(HeaderSet::name).collect();
-    let headers = reader.or(fields.get("header_set"), HeaderSet::default(), |reader, node| {
-        reader.parsed(node, |word| {
-            HeaderSet::named(word).ok_or_else(|| ValueError {
-                message: format!("unknown header set {}", quoted(word)),
-                help: known_help(word, &known, &format!("Header sets: {}", listed(&known))),
-            })
-        })
-    });
+    let fields = reader.fields(node, "`responses`", &RESPONSES)?;
+    let headers = HEADER_SET.read(reader, &fields);
     let jitter = reader.or(fields.get("jitter"), Duration::ZERO, |reader, node| {
-        let jitter = reader.length(node, "a jitter", Duration::from_secs(1), Duration::from_secs(3_600))?;
+        let jitter = JITTER.parse(reader, node)?;
         if jitter.subsec_nanos() > 0 {
             let help = format!("write `{}s` or `{}s`", jitter.as_secs(), jitter.as_secs() + 1);
             reader.error(node.position, "`jitter` must be whole seconds, as in `Retry-After`", help);
@@ -357,17 +481,54 @@ fn responses(reader: &mut Reader, node: &Node) -> Option<Responses> {
     Some(Responses { headers, jitter_secs: jitter.as_secs() })
 }
 
+/// The name of a header set.
+#[derive(Clone, Copy)]
+struct HeaderSetName;
+
+impl HeaderSetName {
+    fn all() -> Vec<&'static str> {
+        HeaderSet::all().map(HeaderSet::name).collect()
+    }
+}
+
+impl Kind for HeaderSetName {
+    fn schema(&self, _: &mut Definitions) -> Value {
+        json!({ "enum": HeaderSetName::all() })
+    }
+
+    fn text(&self, _: &Page) -> String {
+        as_code(HeaderSetName::all())
+    }
+}
+
+impl Typed for HeaderSetName {
+    type Value = HeaderSet;
+
+    fn typed(&self, value: HeaderSet) -> Value {
+        json!(value.name())
+    }
+}
+
+impl Parsed for HeaderSetName {
+    fn parse(&self, reader: &mut Reader, node: &Node, _: &str) -> Option<HeaderSet> {
+        reader.parsed(node, |word| {
+            let known = HeaderSetName::all();
+            HeaderSet::named(word).ok_or_else(|| ValueError {
+                message: format!("unknown header set {}", quoted(word)),
+                help: known_help(word, &known, &format!("Header sets: {}", listed(&known))),
+            })
+        })
+    }
+}
+
 fn log_keys(reader: &mut Reader, node: &Node) -> Option<LogKeys> {
-    let fields = reader.fields(node, "`log`", names::LOG, "write as in `log: { keys: hash }`")?;
-    Some(reader.or(fields.get("keys"), LogKeys::default(), |reader, node| {
-        reader.choice(node, "keys", &words::LOG_KEYS)
-    }))
+    let fields = reader.fields(node, "`log`", &LOG)?;
+    Some(KEYS.read(reader, &fields))
 }
 
 fn jwt(reader: &mut Reader, node: &Node, environment: &dyn Environment) -> Option<Jwt> {
-    let example = "write as in `jwt: { keys: { file: jwks.json }, issuer: https://id.example.com }`";
-    let fields = reader.fields(node, "`jwt`", names::JWT, example)?;
-    reader.require(&fields, &["keys"], example);
+    let fields = reader.fields(node, "`jwt`", &JWT)?;
+    reader.require(&fields);
     let keys = fields.get("keys").and_then(|node| {
         let keys = reader.secret(node, "keys", environment)?;
         if !keys.reveal().trim_start().starts_with('{') {
@@ -376,9 +537,8 @@ fn jwt(reader: &mut Reader, node: &Node, environment: &dyn Environment) -> Optio
         }
         Some(keys)
     });
-    let header = reader.or(fields.get("header"), "authorization".to_owned(), |reader, node| {
-        reader.parsed(node, header_name)
-    });
+    let header = fields.get("header").and_then(|node| reader.parsed(node, header_name));
+    let header = header.unwrap_or_else(|| TOKEN_HEADER.default().to_ascii_lowercase());
     let issuer = fields.get("issuer").and_then(|node| reader.word(node)).map(str::to_owned);
     let mut audience = Vec::new();
     if let Some(node) = fields.get("audience") {
@@ -395,15 +555,16 @@ fn jwt(reader: &mut Reader, node: &Node, environment: &dyn Environment) -> Optio
 }
 
 fn signature(word: &str) -> Result<String, ValueError> {
-    if words::SIGNATURES.contains(&word) {
+    let known = words::SIGNATURES.map(|(known, ())| known);
+    if known.contains(&word) {
         return Ok(word.to_owned());
     }
-    let choice = format!("Algorithms: {}", listed(&words::SIGNATURES));
+    let choice = format!("Algorithms: {}", listed(&known));
     Err(ValueError {
         message: match word {
             "none" => "unsigned tokens cannot be verified".to_owned(),
             word => format!("unknown signature algorithm {}", quoted(word)),
         },
-        help: known_help(word, &words::SIGNATURES, &choice),
+        help: known_help(word, &known, &choice),
     })
 }

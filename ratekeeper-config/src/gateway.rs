@@ -6,21 +6,24 @@ mod listener;
 mod route;
 mod upstream;
 
-use std::ops::RangeInclusive;
 use std::time::Duration;
 
+use crate::ROUTES_MAX;
 use crate::environment::Environment;
-use crate::names;
-use crate::reader::{Fields, Reader};
+use crate::reader::Reader;
+use crate::table::{Field, Flag, ListOf, Mapping, Or, SECTION, Section, Time, Whole, days, hours, ms, secs};
 use crate::tree::{Node, NodeValue};
 
 pub use address::Address;
 pub use address::is_link_local;
 pub use edit::{HeaderEdits, PathEdit};
+use listener::LISTEN;
 pub(crate) use listener::listen_address;
 pub use listener::{Listener, Tls};
+use route::ROUTE;
 pub use route::Route;
 pub(crate) use route::{ALL, LimitKind, LimitNames, NONE, RouteLimits, named_limits};
+use upstream::UPSTREAMS;
 pub use upstream::{Balance, Health, OutlierEjection, Protocol, Upstream, UpstreamTimeouts};
 
 /// The gateway.
@@ -65,33 +68,92 @@ pub struct Timeouts {
 impl Default for Timeouts {
     fn default() -> Timeouts {
         Timeouts {
-            header: Duration::from_secs(10),
-            body: Duration::from_secs(15),
-            idle: Duration::from_secs(60),
-            min_rate: 250,
-            tunnel: Duration::from_secs(3_600),
-            drain: Duration::from_secs(30),
+            header: HEADER.default(),
+            body: BODY.default(),
+            idle: IDLE.default(),
+            min_rate: MIN_RATE.default(),
+            tunnel: TUNNEL.default(),
+            drain: DRAIN.default(),
         }
     }
 }
 
-const EXAMPLE: &str = "write as in `gateway: { listen: 127.0.0.1:8080, routes: [...] }`";
-const TIMEOUTS_EXAMPLE: &str =
-    "write as in `timeouts: { header: 10s, body: 15s, idle: 60s, min_rate: 250, tunnel: 1h, drain: 30s }`";
-const CONNECTIONS_DEFAULT: u32 = 10_000;
-/// Smallest default of `max_connections_per_client`.
-const PER_CLIENT_DEFAULT_MIN: u32 = 64;
-const IN_FLIGHT_DEFAULT: u32 = 2_000;
-/// Upper bound of connections and requests in flight: each of them uses memory.
-const CAPACITY_MAX: u32 = 1_000_000;
+pub(crate) static GATEWAY: Section = Section {
+    name: "gateway",
+    meaning: "Gateway: a reverse proxy that enforces the limits.",
+    example: "write as in `gateway: { listen: 127.0.0.1:8080, routes: [...] }`",
+    fields: &[&[
+        &LISTEN,
+        &Field::new(
+            "routes",
+            "Routes. The first match applies.",
+            ListOf { item: Mapping(&ROUTE), from: 1, to: ROUTES_MAX },
+        )
+        .required(),
+        &UPSTREAMS,
+        &Field::section("timeouts", &TIMEOUTS),
+        &MAX_CONNECTIONS,
+        &MAX_CONNECTIONS_PER_CLIENT,
+        &MAX_IN_FLIGHT,
+        &ACCESS_LOG,
+    ]],
+    ..SECTION
+};
+/// Each connection and each request in flight uses memory.
+const CAPACITY: Whole = Whole { from: 1, to: 1_000_000 };
+const MAX_CONNECTIONS: Field<Or<Whole>> =
+    Field::new("max_connections", "Maximum number of client connections.", CAPACITY).or(10_000);
+const MAX_CONNECTIONS_PER_CLIENT: Field<Whole> = Field::new(
+    "max_connections_per_client",
+    "Maximum number of connections of one client address. An IPv6 /64 counts as one address; trusted proxies have no such bound.",
+    CAPACITY,
+)
+.otherwise("half of `max_connections`, at least 64");
+const MAX_IN_FLIGHT: Field<Or<Whole>> =
+    Field::new("max_in_flight", "Maximum number of requests in flight over all routes.", CAPACITY).or(2_000);
+const ACCESS_LOG: Field<Or<Flag>> =
+    Field::new("access_log", "Whether each request is logged.", Flag).or(true);
+
+static TIMEOUTS: Section = Section {
+    name: "timeouts",
+    meaning: "Timeouts of client connections.",
+    example: "write as in `timeouts: { header: 10s, body: 15s, idle: 60s, min_rate: 250, tunnel: 1h, drain: 30s }`",
+    fields: &[&[&HEADER, &BODY, &IDLE, &MIN_RATE, &TUNNEL, &DRAIN]],
+    ..SECTION
+};
 /// A lower minimum would disconnect clients with a high latency.
-const TIMEOUTS: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(3_600);
-/// A higher minimum rate would disconnect clients on mobile networks.
-const MIN_RATE_MAX: u32 = 1 << 20;
+const TIMEOUT: Time = Time { subject: "a timeout", from: ms(100), to: hours(1) };
+const HEADER: Field<Or<Time>> =
+    Field::new("header", "Time limit to receive the headers of a request.", TIMEOUT).or(secs(10));
+const BODY: Field<Or<Time>> =
+    Field::new("body", "Maximum time between two parts of a request body.", TIMEOUT).or(secs(15));
+const IDLE: Field<Or<Time>> = Field::new(
+    "idle",
+    "Maximum time between two requests of a connection, and for which a client reads nothing of a response.",
+    TIMEOUT,
+)
+.or(secs(60));
+/// A higher maximum would disconnect clients on mobile networks.
+const MIN_RATE: Field<Or<Whole>> = Field::new(
+    "min_rate",
+    "Minimum rate of a client in bytes per second, while the gateway waits for it. A client that sends a body or reads a response more slowly uses up the `body` or `idle` timeout. `0`: any data restores the timeout.",
+    Whole { from: 0, to: 1 << 20 },
+)
+.or(250);
 /// Protocols in a tunnel may be silent for a long time.
-const TUNNELS: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(24 * 3_600);
+const TUNNEL: Field<Or<Time>> = Field::new(
+    "tunnel",
+    "Maximum time without data in either direction of a tunnel, for example a WebSocket.",
+    Time { subject: "a timeout", from: ms(100), to: days(1) },
+)
+.or(hours(1));
 /// Zero is allowed: shutdown without draining.
-const DRAINS: RangeInclusive<Duration> = Duration::ZERO..=Duration::from_secs(3_600);
+const DRAIN: Field<Or<Time>> = Field::new(
+    "drain",
+    "Time limit for requests in flight during a graceful shutdown.",
+    Time { subject: "a drain", from: secs(0), to: hours(1) },
+)
+.or(secs(30));
 
 pub(crate) fn gateway(
     reader: &mut Reader,
@@ -99,26 +161,21 @@ pub(crate) fn gateway(
     limits: &LimitNames<'_>,
     environment: &dyn Environment,
 ) -> Option<Gateway> {
-    let fields = reader.fields(node, "`gateway`", names::GATEWAY, EXAMPLE)?;
+    let fields = reader.fields(node, "`gateway`", &GATEWAY)?;
     let listeners = listener::listeners(reader, fields.get("listen"), environment);
     let timeouts = reader.or(fields.get("timeouts"), Timeouts::default(), timeouts);
-    let max_connections = count(reader, &fields, "max_connections", CONNECTIONS_DEFAULT, 1..=CAPACITY_MAX);
-    let max_connections_per_client = count(
-        reader,
-        &fields,
-        "max_connections_per_client",
-        per_client_default(max_connections),
-        1..=CAPACITY_MAX,
-    );
-    let max_in_flight = count(reader, &fields, "max_in_flight", IN_FLIGHT_DEFAULT, 1..=CAPACITY_MAX);
-    let access_log =
-        reader.or(fields.get("access_log"), true, |reader, node| reader.yes_or_no(node, "access_log"));
+    let max_connections = MAX_CONNECTIONS.read(reader, &fields);
+    let max_connections_per_client = MAX_CONNECTIONS_PER_CLIENT.optional(reader, &fields);
+    let max_connections_per_client =
+        max_connections_per_client.unwrap_or_else(|| per_client_default(max_connections));
+    let max_in_flight = MAX_IN_FLIGHT.read(reader, &fields);
+    let access_log = ACCESS_LOG.read(reader, &fields);
     let mut upstreams = upstream::Upstreams::read(reader, fields.get("upstreams"), environment);
     upstreams.is_incomplete |= !fields.has("upstreams") && !fields.lacks("upstreams");
     let nodes = fields.get("routes").map_or(Vec::new(), |node| reader.list(node));
     let is_misspelt = !fields.has("routes") && !fields.lacks("routes");
     if nodes.is_empty() && !is_misspelt && !reader.is_full() {
-        reader.error(node.position, "the gateway has no routes", EXAMPLE);
+        reader.error(node.position, "the gateway has no routes", GATEWAY.example);
     }
     let routes = route::routes(reader, node, nodes, limits, &mut upstreams, environment)?;
     Some(Gateway {
@@ -135,44 +192,19 @@ pub(crate) fn gateway(
 
 /// Half of all connections, so that one client cannot take them all; but not few, for clients behind one address.
 fn per_client_default(max_connections: u32) -> u32 {
-    (max_connections / 2).max(PER_CLIENT_DEFAULT_MIN)
+    (max_connections / 2).max(64)
 }
 
 fn timeouts(reader: &mut Reader, node: &Node) -> Option<Timeouts> {
-    let fields = reader.fields(node, "`timeouts`", names::TIMEOUTS, TIMEOUTS_EXAMPLE)?;
-    let defaults = Timeouts::default();
+    let fields = reader.fields(node, "`timeouts`", &TIMEOUTS)?;
     Some(Timeouts {
-        header: time(reader, &fields, "header", "a timeout", defaults.header, TIMEOUTS),
-        body: time(reader, &fields, "body", "a timeout", defaults.body, TIMEOUTS),
-        idle: time(reader, &fields, "idle", "a timeout", defaults.idle, TIMEOUTS),
-        min_rate: count(reader, &fields, "min_rate", defaults.min_rate, 0..=MIN_RATE_MAX),
-        tunnel: time(reader, &fields, "tunnel", "a timeout", defaults.tunnel, TUNNELS),
-        drain: time(reader, &fields, "drain", "a drain", defaults.drain, DRAINS),
+        header: HEADER.read(reader, &fields),
+        body: BODY.read(reader, &fields),
+        idle: IDLE.read(reader, &fields),
+        min_rate: MIN_RATE.read(reader, &fields),
+        tunnel: TUNNEL.read(reader, &fields),
+        drain: DRAIN.read(reader, &fields),
     })
-}
-
-/// Reads the duration of a field; `what` describes it in messages.
-fn time(
-    reader: &mut Reader,
-    fields: &Fields<'_>,
-    name: &str,
-    message: &str,
-    default: Duration,
-    range: RangeInclusive<Duration>,
-) -> Duration {
-    let (from, to) = range.into_inner();
-    reader.or(fields.get(name), default, |reader, node| reader.length(node, message, from, to))
-}
-
-/// Reads the number of a field.
-fn count(
-    reader: &mut Reader,
-    fields: &Fields<'_>,
-    name: &str,
-    default: u32,
-    range: RangeInclusive<u32>,
-) -> u32 {
-    reader.or(fields.get(name), default, |reader, node| reader.number(node, name, range))
 }
 
 /// Whether the value is `off`. YAML 1.1 parsers, and some editors, turn it into `false`.

@@ -4,21 +4,58 @@ use ratekeeper_rules::key::{Key, KeyFallback, KeyPart};
 use ratekeeper_rules::path::{PathNormalization, normalize};
 
 use crate::error::{known_help, quoted};
-use crate::names;
 use crate::nearest;
 use crate::quantity::ValueError;
 use crate::reader::{Entry, Fields, Reader};
+use crate::table::{
+    Constraint, Field, HeaderName, ListOf, OneOf, Parsed, Row, SECTION, Section, Short, TextValue, WORD,
+    Whole, Words, string,
+};
 use crate::tree::{Node, NodeValue};
 use crate::when::{header_name, pattern, verified};
 use crate::words::PLAIN_PARTS;
 
-const EXAMPLE: &str = "write `ip`, `global`, or as in `{ header: X-User-Id, fallback: anonymous }`";
-const FALLBACK_EXAMPLE: &str =
-    "write `deny`, `skip`, `ip`, a literal that these requests share, or another attribute";
+/// A key: one attribute of a request, several, or `global`.
+pub(crate) const KEY_VALUE: OneOf = OneOf(&[&Words(&[("global", ())]), &ListOf::some(PART)]);
+const PART: Short<Words<KeyPart>> = Short(Words(&PLAIN_PARTS), &KEY);
+
+static KEY: Section = Section {
+    name: "key",
+    meaning: "Attribute of the request, with a fallback if it is missing.",
+    example: EXAMPLE,
+    fields: &[&ATTRIBUTES, &[&Field::new(FALLBACK.name, FALLBACK.meaning, Short(LITERAL, &FALLBACK))]],
+    constraints: &[Constraint::ExactlyOne(&[&NAMED_PARTS])],
+    ..SECTION
+};
+static FALLBACK: Section = Section {
+    name: "fallback",
+    meaning: "Replaces a missing attribute: another attribute, a literal that forms one shared budget, `deny` to deny the request, or `skip` to skip the limit.",
+    example: "write `deny`, `skip`, `ip`, a literal that these requests share, or another attribute",
+    fields: &[
+        &ATTRIBUTES,
+        &[&Field::new("literal", "Literal that forms one shared budget, even if it equals a keyword.", WORD)],
+    ],
+    constraints: &[Constraint::ExactlyOne(&[&NAMED_PARTS, &["literal"]])],
+    ..SECTION
+};
+const LITERAL: TextValue =
+    WORD.named("`ip`, `method`, `host`, `route`, `deny`, `skip` or a literal").filled().except(&NAMED_PARTS);
+
 /// Attributes that need a name, such as the header of `header`.
+static ATTRIBUTES: [Row; 5] = [
+    &Field::new("header", "Name of a header.", HeaderName),
+    &Field::new("cookie", "Name of a cookie.", string("name").filled()),
+    &Field::new("query", "Name of a query parameter.", string("name").filled()),
+    &Field::new(
+        "path",
+        "Number of a path segment, from 1, or a pattern whose `{names}` form the key.",
+        OneOf(&[&SEGMENT, &string("path pattern").pattern("^/")]),
+    ),
+    &Field::new("claim", "Name of a claim of a verified token.", string("name").filled()),
+];
 const NAMED_PARTS: [&str; 5] = ["header", "cookie", "query", "path", "claim"];
-/// Maximum number of a path segment.
-const SEGMENTS_MAX: u32 = 64;
+const SEGMENT: Whole = Whole { from: 1, to: 64 };
+const EXAMPLE: &str = "write `ip`, `global`, or as in `{ header: X-User-Id, fallback: anonymous }`";
 
 /// The values of a key, for fields that list some of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,7 +138,7 @@ pub(crate) fn key(reader: &mut Reader, node: &Node) -> (Key, Values) {
     for node in reader.some(node, EXAMPLE) {
         let (part, missing) = match &node.value {
             NodeValue::Map(_) => {
-                let Some(fields) = reader.fields(node, "a key", names::KEY, EXAMPLE) else { continue };
+                let Some(fields) = reader.fields(node, "a key", &KEY) else { continue };
                 let missing = fields.get("fallback").and_then(|node| fallback(reader, node));
                 (named_part(reader, node, &fields), missing)
             }
@@ -222,18 +259,18 @@ fn path_part(reader: &mut Reader, node: &Node) -> Option<KeyPart> {
         reader.error(node.position, message, "write `1` for the first segment, or as in `/users/{id}/**`");
         return None;
     }
-    let number = reader.number(node, "the segment number", 1..=SEGMENTS_MAX)?;
+    let number = SEGMENT.parse(reader, node, "the segment number")?;
     Some(KeyPart::Segment(number as usize))
 }
 
 fn fallback(reader: &mut Reader, node: &Node) -> Option<KeyFallback> {
     if let NodeValue::Map(_) = &node.value {
-        let fields = reader.fields(node, "`fallback`", names::FALLBACK, FALLBACK_EXAMPLE)?;
-        let known = fields.iter().filter(|entry| names::FALLBACK.contains(&entry.name));
+        let fields = reader.fields(node, "`fallback`", &FALLBACK)?;
+        let known = fields.iter().filter(|entry| FALLBACK.row(entry.name).is_some());
         return match (fields.get("literal"), known.count()) {
             (Some(literal), 1) => reader.word(literal).map(|word| KeyFallback::Literal(word.to_owned())),
             (Some(_), _) => {
-                reader.error(node.position, "`fallback` has more than one attribute", FALLBACK_EXAMPLE);
+                reader.error(node.position, "`fallback` has more than one attribute", FALLBACK.example);
                 None
             }
             (None, _) => named_part(reader, node, &fields).map(KeyFallback::Part),
@@ -264,7 +301,7 @@ fn literal(word: &str) -> Result<KeyFallback, ValueError> {
             ),
         }),
         None if word.is_empty() => {
-            Err(ValueError { message: "the name is empty".to_owned(), help: FALLBACK_EXAMPLE.to_owned() })
+            Err(ValueError { message: "the name is empty".to_owned(), help: FALLBACK.example.to_owned() })
         }
         None => Ok(KeyFallback::Literal(word.to_owned())),
     }

@@ -40,7 +40,8 @@
 //! | `envoy` | domains and descriptors of the Envoy API |
 //! | `gateway` | listeners, routes and upstreams |
 //! | `environment` | environment variables and referenced files |
-//! | `names`, `words` | the known field names and enumeration values |
+//! | `table` | the field table: names, meanings, ranges and defaults; the JSON Schema and the reference page |
+//! | `words` | enumeration values |
 //! | `quantity` | numbers, durations and rates: parsing and printing |
 //! | `seconds` | waits as decimal seconds |
 //! | `print` | a limit to YAML |
@@ -61,7 +62,6 @@ mod gateway;
 mod key;
 mod limit;
 mod mask;
-mod names;
 mod nearest;
 mod print;
 mod quantity;
@@ -71,6 +71,7 @@ mod seconds;
 mod secrets;
 mod store;
 mod syntax;
+mod table;
 mod tree;
 mod warnings;
 mod when;
@@ -93,9 +94,7 @@ pub use print::to_yaml;
 pub use quantity::{duration_text, rate_text};
 pub use seconds::{push_retry_after, push_seconds};
 pub use store::{Redis, Store, WhenFull};
-
-/// JSON Schema of configuration files, for completion and validation in editors.
-pub const SCHEMA: &str = include_str!("../schema.json");
+pub use table::{reference_page, schema};
 
 /// Maximum size of a file: one megabyte.
 pub const TEXT_BYTES_MAX: usize = 1_000_000;

@@ -1,10 +1,13 @@
 //! A limit: an algorithm and its parameters, all of which are optional.
 
-use ratekeeper_core::{BUCKETS_MAX, Limit, LimitError};
+use ratekeeper_core::{
+    BUCKETS_MAX, EdgePolicy, LeakyMode, Limit, LimitError, LogPolicy, Rate, RefillStyle, WINDOW_MAX,
+    WINDOW_MIN, WindowAlign,
+};
 
 use crate::error::{Position, known_help, listed, quoted};
-use crate::quantity::{self, ValueError};
 use crate::reader::{Fields, Reader};
+use crate::table::{Count, Field, Mapping, Or, Row, SECTION, Section, Time, UnitsPerTime, Words, secs};
 use crate::tree::{Node, NodeValue};
 use crate::{nearest, words};
 
@@ -12,92 +15,175 @@ pub(crate) const EXAMPLE: &str =
     "write an algorithm and its parameters, as in `token_bucket: { capacity: 10, refill: 1/s }`";
 
 /// An algorithm in a configuration.
-#[derive(Clone, Copy)]
 pub(crate) struct Algorithm {
-    pub(crate) name: &'static str,
-    pub(crate) parameters: &'static [&'static str],
+    pub(crate) field: Field<Mapping>,
     read: fn(&mut Reader, &Fields<'_>) -> Result<Limit, LimitError>,
 }
 
-/// All algorithms: the only list of their names, parameters and defaults.
-pub(crate) const ALGORITHMS: [Algorithm; 5] = [
+/// All algorithms: the only list of them.
+pub(crate) static ALGORITHMS: [Algorithm; 5] = [
     Algorithm {
-        name: "token_bucket",
-        parameters: &["capacity", "refill", "style"],
+        field: Field::of(&TOKEN_BUCKET),
         read: |reader, fields| {
-            Limit::token_bucket(
-                count(reader, fields, "capacity"),
-                quantity(reader, fields.get("refill"), RATE_DEFAULT, quantity::rate)?,
-                word(reader, fields, "style", &words::STYLES),
-            )
+            let (capacity, refill) = (BURST.read(reader, fields), REFILL.read(reader, fields));
+            Limit::token_bucket(capacity, refill, STYLE.read(reader, fields))
         },
     },
     Algorithm {
-        name: "leaky_bucket",
-        parameters: &["capacity", "leak", "mode"],
+        field: Field::of(&LEAKY_BUCKET),
         read: |reader, fields| {
-            Limit::leaky_bucket(
-                count(reader, fields, "capacity"),
-                quantity(reader, fields.get("leak"), RATE_DEFAULT, quantity::rate)?,
-                word(reader, fields, "mode", &words::MODES),
-            )
+            let (capacity, leak) = (CAPACITY.read(reader, fields), LEAK.read(reader, fields));
+            Limit::leaky_bucket(capacity, leak, MODE.read(reader, fields))
         },
     },
     Algorithm {
-        name: "fixed_window",
-        parameters: &["limit", "window", "align"],
+        field: Field::of(&FIXED_WINDOW),
         read: |reader, fields| {
-            Limit::fixed_window(
-                count(reader, fields, "limit"),
-                quantity(reader, fields.get("window"), WINDOW_DEFAULT, quantity::window)?,
-                word(reader, fields, "align", &words::ALIGNS),
-            )
+            let (limit, window) = (PER_WINDOW.read(reader, fields), WINDOW.read(reader, fields));
+            Limit::fixed_window(limit, window, ALIGN.read(reader, fields))
         },
     },
     Algorithm {
-        name: "sliding_window_log",
-        parameters: &["limit", "window", "count"],
+        field: Field::of(&SLIDING_WINDOW_LOG),
         read: |reader, fields| {
-            Limit::sliding_window_log(
-                count(reader, fields, "limit"),
-                quantity(reader, fields.get("window"), WINDOW_DEFAULT, quantity::window)?,
-                word(reader, fields, "count", &words::COUNTS),
-            )
+            let (limit, window) = (IN_ANY_WINDOW.read(reader, fields), WINDOW.read(reader, fields));
+            Limit::sliding_window_log(limit, window, COUNT.read(reader, fields))
         },
     },
     Algorithm {
-        name: "sliding_window_counter",
-        parameters: &["limit", "window", "buckets", "edge"],
+        field: Field::of(&SLIDING_WINDOW_COUNTER),
         read: |reader, fields| {
-            Limit::sliding_window_counter(
-                count(reader, fields, "limit"),
-                quantity(reader, fields.get("window"), WINDOW_DEFAULT, quantity::window)?,
-                whole(reader, fields, "buckets", 1, BUCKETS_MAX),
-                word(reader, fields, "edge", &words::EDGES),
-            )
+            let (limit, window) = (PER_WINDOW.read(reader, fields), WINDOW.read(reader, fields));
+            let buckets = BUCKETS.read(reader, fields);
+            Limit::sliding_window_counter(limit, window, buckets, EDGE.read(reader, fields))
         },
     },
 ];
 
-pub(crate) fn algorithm_names() -> [&'static str; 5] {
-    ALGORITHMS.map(|algorithm| algorithm.name)
+/// The fields of the algorithms, for each section that has a limit.
+pub(crate) static ALGORITHM_FIELDS: [Row; ALGORITHMS.len()] = [
+    &ALGORITHMS[0].field,
+    &ALGORITHMS[1].field,
+    &ALGORITHMS[2].field,
+    &ALGORITHMS[3].field,
+    &ALGORITHMS[4].field,
+];
+
+pub(crate) static ALGORITHM_NAMES: [&str; ALGORITHMS.len()] = {
+    let mut names = [""; ALGORITHMS.len()];
+    let mut index = 0;
+    while index < names.len() {
+        names[index] = ALGORITHMS[index].field.name;
+        index += 1;
+    }
+    names
+};
+
+static TOKEN_BUCKET: Section = Section {
+    name: "token_bucket",
+    meaning: "Token bucket: allows bursts up to the capacity, then requests at the refill rate.",
+    fields: &[&[&BURST, &REFILL, &STYLE]],
+    ..ALGORITHM
+};
+const BURST: Field<Or<Count>> = units("capacity", "Capacity of the bucket: the largest burst.");
+const REFILL: Field<Or<UnitsPerTime>> = rate("refill", "Rate at which tokens are added.");
+const STYLE: Field<Or<Words<RefillStyle>>> = Field::new(
+    "style",
+    "`smooth`: tokens are added continuously. `stepped`: all tokens of a period are added at the end of the period.",
+    Words(&words::STYLES),
+)
+.or(RefillStyle::Smooth);
+
+static LEAKY_BUCKET: Section = Section {
+    name: "leaky_bucket",
+    meaning: "Leaky bucket: limits requests to a steady rate.",
+    fields: &[&[&CAPACITY, &LEAK, &MODE]],
+    ..ALGORITHM
+};
+const CAPACITY: Field<Or<Count>> =
+    units("capacity", "Capacity of the bucket: units that have not drained yet.");
+const LEAK: Field<Or<UnitsPerTime>> = rate("leak", "Rate at which the bucket drains.");
+const MODE: Field<Or<Words<LeakyMode>>> = Field::new(
+    "mode",
+    "`police`: allowed requests are forwarded immediately. `shape`: allowed requests are delayed to the leak rate.",
+    Words(&words::MODES),
+)
+.or(LeakyMode::Police);
+
+static FIXED_WINDOW: Section = Section {
+    name: "fixed_window",
+    meaning: "Fixed window: one counter per window.",
+    fields: &[&[&PER_WINDOW, &WINDOW, &ALIGN]],
+    ..ALGORITHM
+};
+const PER_WINDOW: Field<Or<Count>> = units("limit", "Maximum number of units per window.");
+const WINDOW: Field<Or<Time>> = Field::new(
+    "window",
+    "Length of the window.",
+    Time { subject: "a window", from: WINDOW_MIN, to: WINDOW_MAX },
+)
+.or(secs(60));
+const ALIGN: Field<Or<Words<WindowAlign>>> = Field::new(
+    "align",
+    "`clock`: windows are aligned to the clock. `first_request`: a window starts with the first request of a key.",
+    Words(&words::ALIGNS),
+)
+.or(WindowAlign::Clock);
+
+static SLIDING_WINDOW_LOG: Section = Section {
+    name: "sliding_window_log",
+    meaning: "Sliding window log: exact in every window, wherever it starts.",
+    fields: &[&[&IN_ANY_WINDOW, &WINDOW, &COUNT]],
+    ..ALGORITHM
+};
+const IN_ANY_WINDOW: Field<Or<Count>> = units("limit", "Maximum number of units in any window.");
+const COUNT: Field<Or<Words<LogPolicy>>> = Field::new(
+    "count",
+    "`admitted`: only allowed requests count. `all`: denied requests count as well.",
+    Words(&words::COUNTS),
+)
+.or(LogPolicy::Admitted);
+
+static SLIDING_WINDOW_COUNTER: Section = Section {
+    name: "sliding_window_counter",
+    meaning: "Sliding window counter: approximates the log in a few bytes per key.",
+    fields: &[&[&PER_WINDOW, &WINDOW, &BUCKETS, &EDGE]],
+    ..ALGORITHM
+};
+const BUCKETS: Field<Or<Count>> =
+    Field::new("buckets", "Number of buckets per window.", Count { to: BUCKETS_MAX }).or(1);
+const EDGE: Field<Or<Words<EdgePolicy>>> = Field::new(
+    "edge",
+    "Weight of the oldest bucket, which the window covers in part. `weigh`: its share. `drop`: nothing. `keep`: all of it.",
+    Words(&words::EDGES),
+)
+.or(EdgePolicy::Weigh);
+
+/// What all algorithms have in common: each parameter has a default.
+const ALGORITHM: Section = Section { example: EXAMPLE, may_be_empty: true, ..SECTION };
+const ONE_PER_SECOND: Rate = match Rate::new(1, secs(1)) {
+    Ok(rate) => rate,
+    Err(_) => unreachable!(),
+};
+
+const fn units(name: &'static str, meaning: &'static str) -> Field<Or<Count>> {
+    Field::new(name, meaning, Count { to: u32::MAX }).or(10)
 }
 
-const COUNT_DEFAULT: u32 = 10;
-const RATE_DEFAULT: &str = "1/s";
-const WINDOW_DEFAULT: &str = "60s";
+const fn rate(name: &'static str, meaning: &'static str) -> Field<Or<UnitsPerTime>> {
+    Field::new(name, meaning, UnitsPerTime).or(ONE_PER_SECOND)
+}
 
 /// Reads a document that is one limit.
 pub(crate) fn document(reader: &mut Reader, node: &Node) -> Option<Limit> {
     match &node.value {
         NodeValue::Map(entries) if !entries.is_empty() => {
-            let names = algorithm_names();
             for (index, (name, _)) in entries.iter().enumerate() {
                 let NodeValue::Word(word) = &name.value else { continue };
-                if !names.contains(&word.as_str()) {
-                    let choice = format!("Algorithms: {}", listed(&names));
+                if !ALGORITHM_NAMES.contains(&word.as_str()) {
+                    let choice = format!("Algorithms: {}", listed(&ALGORITHM_NAMES));
                     let message = format!("unknown algorithm {}", quoted(word));
-                    reader.error(name.position, message, known_help(word, &names, &choice));
+                    reader.error(name.position, message, known_help(word, &ALGORITHM_NAMES, &choice));
                     return None;
                 }
                 if index > 0 {
@@ -126,11 +212,11 @@ fn second(reader: &mut Reader, position: Position) {
 
 /// Reads the limit whose algorithm is one of the fields.
 pub(crate) fn among(reader: &mut Reader, fields: &Fields<'_>) -> Option<Limit> {
-    let mut found = ALGORITHMS.iter().filter(|algorithm| fields.has(algorithm.name));
-    let Some(Algorithm { name, parameters, read }) = found.next() else {
+    let mut found = ALGORITHMS.iter().filter(|algorithm| fields.has(algorithm.field.name));
+    let Some(Algorithm { field: Field { name, kind: Mapping(section), .. }, read }) = found.next() else {
         // A misspelt algorithm has been reported.
         let is_near = |name: &str| {
-            nearest(name, &algorithm_names()).is_some() || nearest(name, &["concurrency"]).is_some()
+            nearest(name, &ALGORITHM_NAMES).is_some() || nearest(name, &["concurrency"]).is_some()
         };
         if fields.iter().any(|entry| is_near(entry.name)) {
             return None;
@@ -140,7 +226,7 @@ pub(crate) fn among(reader: &mut Reader, fields: &Fields<'_>) -> Option<Limit> {
         return None;
     };
     if let Some(other) = found.next() {
-        let position = fields.entry(other.name).map_or(fields.position, |entry| entry.position);
+        let position = fields.entry(other.field.name).map_or(fields.position, |entry| entry.position);
         second(reader, position);
         return None;
     }
@@ -150,7 +236,7 @@ pub(crate) fn among(reader: &mut Reader, fields: &Fields<'_>) -> Option<Limit> {
         reader.error(node.position, "the parameters of an algorithm must be a mapping", EXAMPLE);
         return None;
     }
-    let fields = reader.parameters(node, &quoted(name), parameters, EXAMPLE)?;
+    let fields = reader.parameters(node, &quoted(name), section)?;
     let before = reader.problems.len();
     let limit = read(reader, &fields);
     if reader.problems.len() > before {
@@ -158,32 +244,4 @@ pub(crate) fn among(reader: &mut Reader, fields: &Fields<'_>) -> Option<Limit> {
     }
     // The parameters have been checked where they are read, so this reports only checks that exist in the core alone.
     limit.map_err(|error| reader.error(fields.position, error.to_string(), "change the parameters")).ok()
-}
-
-fn count(reader: &mut Reader, fields: &Fields<'_>, name: &str) -> u32 {
-    whole(reader, fields, name, COUNT_DEFAULT, u32::MAX)
-}
-
-fn whole(reader: &mut Reader, fields: &Fields<'_>, name: &str, default: u32, max: u32) -> u32 {
-    reader.or(fields.get(name), default, |reader, node| reader.whole(node, name, max))
-}
-
-/// Reads a quantity. The default is text, and is parsed by the same function. It also replaces an invalid value,
-/// whose error has been recorded.
-fn quantity<T>(
-    reader: &mut Reader,
-    node: Option<&Node>,
-    default: &str,
-    parse: fn(&str) -> Result<T, ValueError>,
-) -> Result<T, LimitError> {
-    match node.and_then(|node| reader.parsed(node, parse)) {
-        Some(value) => Ok(value),
-        // The defaults are valid. An invalid default would be reported as out of range.
-        None => parse(default).map_err(|_| LimitError::RateZero),
-    }
-}
-
-/// One of a few words. The first is the default.
-fn word<T: Copy>(reader: &mut Reader, fields: &Fields<'_>, name: &str, words: &[(&str, T)]) -> T {
-    reader.or(fields.get(name), words[0].1, |reader, node| reader.choice(node, name, words))
 }

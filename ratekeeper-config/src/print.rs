@@ -1,6 +1,7 @@
-use ratekeeper_core::{Algorithm, Bucket, EdgePolicy, Limit, LogPolicy, Time, WindowAlign};
+use ratekeeper_core::{Algorithm, Bucket, Limit, Time};
 
 use crate::quantity::{duration_text, rate_text};
+use crate::words;
 
 /// The limit as one line of YAML, with all parameters. [`parse_limit`](crate::parse_limit) reads it.
 pub fn to_yaml(limit: &Limit) -> String {
@@ -20,27 +21,17 @@ pub fn to_yaml(limit: &Limit) -> String {
             format!("{name}: {{ capacity: {capacity}, refill: {rate}, style: stepped }}")
         }
         Limit::FixedWindow(it) => {
-            let align = match it.align() {
-                WindowAlign::Clock => "clock",
-                WindowAlign::FirstRequest => "first_request",
-            };
+            let align = words::name(&words::ALIGNS, &it.align());
             let (limit, window) = (it.limit(), duration_text(it.window()));
             format!("{name}: {{ limit: {limit}, window: {window}, align: {align} }}")
         }
         Limit::Log(it) => {
-            let count = match it.count() {
-                LogPolicy::Admitted => "admitted",
-                LogPolicy::All => "all",
-            };
+            let count = words::name(&words::COUNTS, &it.count());
             let (limit, window) = (it.limit(), duration_text(it.window()));
             format!("{name}: {{ limit: {limit}, window: {window}, count: {count} }}")
         }
         Limit::Counter(it) => {
-            let edge = match it.edge() {
-                EdgePolicy::Weigh => "weigh",
-                EdgePolicy::Drop => "drop",
-                EdgePolicy::Keep => "keep",
-            };
+            let edge = words::name(&words::EDGES, &it.edge());
             let (limit, window, buckets) = (it.limit(), duration_text(it.window()), it.buckets());
             format!("{name}: {{ limit: {limit}, window: {window}, buckets: {buckets}, edge: {edge} }}")
         }

@@ -3,7 +3,7 @@
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use ratekeeper_core::{LimitError, Rate, WINDOW_MAX, WINDOW_MIN};
+use ratekeeper_core::{LimitError, Rate};
 
 use crate::error::{quoted, subject};
 use crate::nearest;
@@ -122,11 +122,6 @@ fn not_whole(typed: &str) -> &'static str {
     } else {
         "not a whole number"
     }
-}
-
-/// Parses the length of a window, in the range of limits.
-pub(crate) fn window(typed: &str) -> Result<Duration, ValueError> {
-    length("a window", typed, WINDOW_MIN, WINDOW_MAX)
 }
 
 /// Parses a duration in a range.
@@ -297,6 +292,13 @@ pub fn rate_text(rate: Rate) -> String {
         (1, unit) => format!("{}/{}", rate.count(), unit.per),
         (count, unit) => format!("{}/{count}{}", rate.count(), unit.short),
     }
+}
+
+/// An amount of memory in the largest unit that divides it.
+pub(crate) fn bytes_text(bytes: usize) -> String {
+    let units = [(30, "GiB"), (20, "MiB"), (10, "KiB")];
+    let unit = units.iter().find(|(shift, _)| bytes > 0 && bytes.is_multiple_of(1 << shift));
+    unit.map_or(format!("{bytes}B"), |(shift, name)| format!("{}{name}", bytes >> shift))
 }
 
 /// The longest unit that divides the duration.

@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::hash::Hash;
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
-use std::time::Duration;
 
 use ratekeeper_rules::path::PathNormalization;
 
@@ -12,10 +11,10 @@ use crate::ERRORS_MAX;
 use crate::error::{Position, Problem, known_help, listed, quoted};
 use crate::gateway::Address;
 use crate::mask::STARS;
-use crate::names;
 use crate::nearest::{TYPED_CHARS_MAX, nearest};
 use crate::quantity::{self, ValueError};
 use crate::syntax::written_with_colon;
+use crate::table::Section;
 use crate::tree::{Node, NodeValue};
 
 #[derive(Default)]
@@ -58,6 +57,8 @@ pub(crate) struct Fields<'n> {
     /// What the mapping is, for messages.
     pub(crate) owner: String,
     pub(crate) position: Position,
+    /// The known names, unless the file chooses them.
+    section: Option<&'static Section>,
     entries: Vec<Entry<'n>>,
     /// Names that belong here and stand in an outer mapping, which has been reported.
     misplaced: Vec<String>,
@@ -72,6 +73,12 @@ pub(crate) struct Entry<'n> {
 }
 
 impl<'n> Fields<'n> {
+    /// A mapping that is missing or invalid.
+    pub(crate) fn none(section: &'static Section) -> Fields<'n> {
+        let (position, entries, misplaced) = (Position::default(), Vec::new(), Vec::new());
+        Fields { owner: String::new(), position, section: Some(section), entries, misplaced }
+    }
+
     /// The value of a name, unless it is missing or empty.
     pub(crate) fn get(&self, name: &str) -> Option<&'n Node> {
         let node = self.entry(name)?.node;
@@ -91,6 +98,8 @@ impl<'n> Fields<'n> {
     }
 
     pub(crate) fn entry(&self, name: &str) -> Option<Entry<'n>> {
+        // A name that is read but not in the table would be an unknown field.
+        debug_assert!(self.section.is_none_or(|section| section.row(name).is_some()), "{name}");
         self.entries.iter().find(|entry| entry.name == name).copied()
     }
 
@@ -179,8 +188,13 @@ impl Reader {
         let misplaced =
             self.misplaced.iter().filter(|(other, _)| other == owner).map(|(_, name)| name.clone());
         let misplaced = misplaced.collect();
-        let mut fields =
-            Fields { owner: owner.to_owned(), position: node.position, entries: Vec::new(), misplaced };
+        let mut fields = Fields {
+            owner: owner.to_owned(),
+            position: node.position,
+            section: None,
+            entries: Vec::new(),
+            misplaced,
+        };
         for (name, node) in entries {
             match &name.value {
                 NodeValue::Word(word) => {
@@ -192,37 +206,49 @@ impl Reader {
         Some(fields)
     }
 
-    /// A mapping with known names only. Each must have a value.
+    /// A mapping with the fields of a section only. Each must have a value.
     pub(crate) fn fields<'n>(
         &mut self,
         node: &'n Node,
         owner: &str,
-        known: &[&str],
-        example: &str,
+        section: &'static Section,
     ) -> Option<Fields<'n>> {
-        let fields = self.parameters(node, owner, known, example)?;
+        let fields = self.parameters(node, owner, section)?;
         for Entry { name, position, node } in fields.iter() {
-            let is_empty = matches!(node.value, NodeValue::Nothing) && !names::may_be_empty(name);
+            let Some(row) = section.row(name) else { continue };
+            let is_empty = matches!(node.value, NodeValue::Nothing) && !row.kind.may_be_empty();
             // The value of a mapping may stand below it without an indent, which has been reported.
             let is_outdented = || self.misplaced.iter().any(|(owner, _)| *owner == quoted(name));
-            if is_empty && known.contains(&name) && !is_outdented() {
-                self.error(
-                    position,
-                    format!("`{name}` has no value"),
-                    format!("write a value, or remove `{name}`"),
-                );
+            if is_empty && !is_outdented() {
+                let help = match row.is_required {
+                    true => section.example.to_owned(),
+                    false => format!("write a value, or remove `{name}`"),
+                };
+                self.error(position, format!("`{name}` has no value"), help);
             }
         }
         Some(fields)
     }
 
-    /// A mapping with known names only. Values are optional.
+    /// A mapping with the fields of a section only. Values are optional.
     pub(crate) fn parameters<'n>(
+        &mut self,
+        node: &'n Node,
+        owner: &str,
+        section: &'static Section,
+    ) -> Option<Fields<'n>> {
+        let fields = self.known(node, owner, &section.names(), section.example, Some(section))?;
+        Some(Fields { section: Some(section), ..fields })
+    }
+
+    /// A mapping with known names only: the fields of a section, or the names of another format.
+    pub(crate) fn known<'n>(
         &mut self,
         node: &'n Node,
         owner: &str,
         known: &[&str],
         example: &str,
+        section: Option<&'static Section>,
     ) -> Option<Fields<'n>> {
         let fields = self.named(node, owner, example)?;
         for Entry { name, position, .. } in fields.iter() {
@@ -238,8 +264,11 @@ impl Reader {
                     );
                     continue;
                 }
+                // A name cannot be indented under a word.
+                let is_open = |entry: &Entry<'_>| !matches!(entry.node.value, NodeValue::Word(_));
                 let before = fields.iter().take_while(|entry| entry.position.byte < position.byte);
-                let help = match names::owner_of(name, before.map(|entry| entry.name)) {
+                let before = before.filter(is_open).map(|entry| entry.name);
+                let help = match section.and_then(|section| section.owner_of(name, before)) {
                     Some(field) => {
                         self.misplaced.push((quoted(field), name.to_owned()));
                         format!("indent this under `{field}`")
@@ -252,10 +281,17 @@ impl Reader {
         Some(fields)
     }
 
+    /// Records which of the required fields a mapping lacks.
+    pub(crate) fn require(&mut self, fields: &Fields<'_>) {
+        let required = fields.section.iter().flat_map(|section| section.rows()).filter(|row| row.is_required);
+        self.require_names(fields, &required.map(|row| row.name).collect::<Vec<_>>());
+    }
+
     /// Records which of the names a mapping lacks. Misspellings of them have been reported.
-    pub(crate) fn require(&mut self, fields: &Fields<'_>, names: &[&str], help: &str) {
+    pub(crate) fn require_names(&mut self, fields: &Fields<'_>, names: &[&str]) {
         let missing = names.iter().filter(|name| fields.lacks(name)).map(|name| format!("`{name}`"));
         let missing: Vec<String> = missing.collect();
+        let help = fields.section.map_or("", |section| section.example);
         if !missing.is_empty() {
             self.error(fields.position, format!("missing {} in {}", missing.join(", "), fields.owner), help);
         }
@@ -330,20 +366,6 @@ impl Reader {
         read: impl FnOnce(&mut Reader, &Node) -> Option<T>,
     ) -> T {
         node.and_then(|node| read(self, node)).unwrap_or(default)
-    }
-
-    pub(crate) fn whole(&mut self, node: &Node, name: &str, max: u32) -> Option<u32> {
-        self.parsed(node, |word| quantity::whole(name, word, max))
-    }
-
-    pub(crate) fn length(
-        &mut self,
-        node: &Node,
-        name: &str,
-        from: Duration,
-        to: Duration,
-    ) -> Option<Duration> {
-        self.parsed(node, |word| quantity::length(name, word, from, to))
     }
 
     /// One of a few words.

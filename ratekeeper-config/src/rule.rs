@@ -1,29 +1,178 @@
 //! A named limit: its algorithm, key, conditions and responses.
 
-use std::time::Duration;
-
 use ratekeeper_core::{FailurePolicy, Lease, Limit, WINDOW_MAX, WINDOW_MIN};
 use ratekeeper_rules::key::{Key, KeyPart};
 use ratekeeper_rules::response::{DenialResponse, PolicyName};
 use ratekeeper_rules::rule::{Ban, Cost, List, Override, OverrideScope, Rule};
 use ratekeeper_rules::when::When;
 
-use crate::concurrency::{ConcurrencyLimit, concurrency};
+use crate::concurrency::{CONCURRENCY, ConcurrencyLimit, UNSUPPORTED_NAMES, concurrency};
 use crate::error::{quoted, subject};
-use crate::key::{Values, forgeable, key};
-use crate::limit;
-use crate::names;
+use crate::key::{KEY_VALUE, Values, forgeable, key};
+use crate::limit::{self, ALGORITHM_FIELDS, ALGORITHM_NAMES};
 use crate::quantity::ValueError;
 use crate::reader::{Entry, Fields, Reader};
+use crate::store::FAILURE_POLICY;
+use crate::table::{
+    Constraint, Field, Flag, HeaderName, ListOf, Mapping, Named, Or, Parsed, SECTION, Section, Short,
+    TextValue, Time, WORD, Whole, Words, ms, network, string,
+};
 use crate::tree::{Node, NodeValue};
-use crate::when::{cidr, header_name, when};
+use crate::when::{WHEN, cidr, header_name, when};
 use crate::{OVERRIDES_MAX, words};
 
-const BAN_EXAMPLE: &str = "write as in `ban: { after: 5, within: 1m, for: 1h }`";
-const OVERRIDE_EXAMPLE: &str =
-    "write as in `{ key: acme, fixed_window: { limit: 1000 } }`, or `unlimited: true`";
-/// Maximum number of denials before a ban. Each denial is logged with its time.
-const BAN_AFTER_MAX: u32 = 1_000_000;
+pub(crate) static LIMIT: Section = Section {
+    name: "limit",
+    meaning: "Limit: an algorithm or a concurrency limit, with its key, conditions and responses.",
+    example: limit::EXAMPLE,
+    fields: &[
+        &[
+            &Field::of(&CONCURRENCY),
+            &Field::new("key", "Key whose budget a request uses.", KEY_VALUE)
+                .otherwise("`ip`, the address of the client"),
+            &Field::new("cost", COST.meaning, Short(UNITS, &COST)).otherwise("1"),
+            &Field::of(&WHEN),
+            &SHADOW,
+            &Field::new("on_store_failure", FAILURE_POLICY, Words(&words::FAILURES))
+                .otherwise("that of the store"),
+            &Field::new(LEASE.name, LEASE.meaning, Short(UNITS, &LEASE)),
+            &Field::new(
+                "overrides",
+                "Different limits for some requests. The first match applies.",
+                ListOf { item: Mapping(&OVERRIDE), from: 0, to: OVERRIDES_MAX },
+            ),
+            &Field::new(
+                "allow",
+                "Clients and keys that are exempt from the limit: addresses, networks or keys.",
+                ListOf::any(LISTED_VALUE),
+            ),
+            &Field::new(
+                "deny",
+                "Clients and keys that are always denied: addresses, networks or keys.",
+                ListOf::any(LISTED_VALUE),
+            ),
+            &Field::of(&BAN),
+            &Field::of(&DENY_RESPONSE),
+        ],
+        &ALGORITHM_FIELDS,
+    ],
+    constraints: &[
+        Constraint::ExactlyOne(&[&ALGORITHM_NAMES, &["concurrency"]]),
+        Constraint::Excludes("concurrency", &UNSUPPORTED_NAMES),
+    ],
+    ..SECTION
+};
+pub(crate) const SHADOW: Field<Or<Flag>> =
+    Field::new("shadow", "Evaluates and reports the limit, but never enforces it.", Flag).or(false);
+/// A number of units. Zero is rejected with messages of its own.
+const UNITS: Whole = Whole { from: 1, to: u32::MAX };
+
+static COST: Section = Section {
+    name: "cost",
+    meaning: "Units that a request costs: a number, or by header or by route.",
+    example: "write a number, `{ header: X-Cost, default: 1, max: 100 }` or `{ routes: { upload: 10 } }`",
+    fields: &[&[
+        &Field::new("header", "Header that contains the cost.", HeaderName),
+        &Field::new("routes", "Costs by route id.", Named::any(WORD.named("route id"), UNITS)),
+        &COST_DEFAULT,
+        &Field::new("max", "Maximum cost. Larger values are reduced to it.", UNITS),
+    ]],
+    constraints: &[
+        Constraint::ExactlyOne(&[&["header", "routes"]]),
+        Constraint::Excludes("routes", &["max"]),
+    ],
+    ..SECTION
+};
+const COST_DEFAULT: Field<Or<Whole>> = Field::new(
+    "default",
+    "Cost if the header is missing or not a number, or the route is not listed.",
+    UNITS,
+)
+.or(1);
+
+static LEASE: Section = Section {
+    name: "lease",
+    meaning: "Leases: budget that an instance takes from the store ahead of use.",
+    example: "write the maximum, as in `lease: 100` or `lease: { max: 100, hold: 100ms }`",
+    fields: &[&[&LEASE_MAX, &HOLD]],
+    ..SECTION
+};
+const LEASE_MAX: Field<Whole> = Field::new("max", "Maximum number of units per lease.", UNITS).required();
+const HOLD: Field<Or<Time>> = Field::new(
+    "hold",
+    "Time after which a lease expires.",
+    Time { subject: "a hold", from: ms(1), to: Lease::HOLD_MAX },
+)
+.or(Lease::HOLD_DEFAULT);
+
+static OVERRIDE: Section = Section {
+    name: "override",
+    meaning: "Different limit for some requests.",
+    example: "write as in `{ key: acme, fixed_window: { limit: 1000 } }`, or `unlimited: true`",
+    fields: &[
+        &[
+            &Field::new("key", "Keys to which the override applies.", ListOf::some(WORD.named("key"))),
+            &Field::of(&WHEN),
+            &UNLIMITED,
+        ],
+        &ALGORITHM_FIELDS,
+    ],
+    constraints: &[
+        Constraint::ExactlyOne(&[&["key", "when"]]),
+        Constraint::ExactlyOne(&[&ALGORITHM_NAMES, &["unlimited"]]),
+    ],
+    ..SECTION
+};
+const UNLIMITED: Field<Or<Flag>> =
+    Field::new("unlimited", "Exempts matching requests from the limit.", Flag).or(false);
+
+/// An entry of `allow` and `deny`.
+const LISTED_VALUE: Short<TextValue> = Short(WORD.named("address, network or key"), &LISTED);
+static LISTED: Section = Section {
+    name: "list_entry",
+    meaning: "Clients or keys.",
+    example: "write `{ client: 10.0.0.0/8 }` or `{ key: name }`",
+    fields: &[&[
+        &Field::new("client", "Addresses and networks.", ListOf::any(network())),
+        &Field::new("key", "Values of the key.", ListOf::any(WORD.named("key"))),
+    ]],
+    constraints: &[Constraint::AtLeastOne],
+    ..SECTION
+};
+
+static BAN: Section = Section {
+    name: "ban",
+    meaning: "Bans a key that is denied too often.",
+    example: "write as in `ban: { after: 5, within: 1m, for: 1h }`",
+    fields: &[&[&BAN_AFTER, &BAN_WITHIN, &BAN_FOR]],
+    ..SECTION
+};
+/// Each denial is logged with its time.
+const BAN_AFTER: Field<Whole> =
+    Field::new("after", "Number of denials that starts a ban.", Whole { from: 1, to: 1_000_000 }).required();
+const BAN_WITHIN: Field<Time> = Field::new(
+    "within",
+    "Period in which denials are counted.",
+    Time { subject: "a window", from: WINDOW_MIN, to: WINDOW_MAX },
+)
+.required();
+const BAN_FOR: Field<Time> =
+    Field::new("for", "Duration of the ban.", Time { subject: "a ban", from: WINDOW_MIN, to: WINDOW_MAX })
+        .required();
+
+static DENY_RESPONSE: Section = Section {
+    name: "deny_response",
+    meaning: "Response to a denied request.",
+    example: "write as in `deny_response: { status: 429, body: Too many requests, content_type: text/plain }`",
+    fields: &[&[
+        &STATUS,
+        &Field::new("body", "Response body.", WORD).otherwise("a Problem Details body"),
+        &Field::new("content_type", "Content-Type of the body.", string("media type").filled()),
+    ]],
+    ..SECTION
+};
+const STATUS: Field<Whole> = Field::new("status", "HTTP status.", Whole { from: 200, to: 599 })
+    .otherwise("429, or 503 if the failure policy denies");
 
 /// Settings of the file that apply to all limits.
 pub(crate) struct Defaults {
@@ -46,9 +195,7 @@ pub(crate) fn named_limit(
     policy: Option<PolicyName>,
 ) -> Option<NamedLimit> {
     let Entry { name, position, node } = entry;
-    let known: Vec<&str> = names::LIMIT.iter().copied().chain(limit::algorithm_names()).collect();
-    let owner = format!("the limit {}", quoted(name));
-    let mut fields = reader.fields(node, &owner, &known, limit::EXAMPLE)?;
+    let mut fields = reader.fields(node, &format!("the limit {}", quoted(name)), &LIMIT)?;
     fields.position = position;
     if fields.has("concurrency") {
         return concurrency(reader, &fields, name, policy).map(NamedLimit::ConcurrencyLimit);
@@ -71,7 +218,7 @@ fn rule(
     };
     let cost = reader.or(fields.get("cost"), Cost::Fixed(1), cost);
     let when = reader.or(fields.get("when"), When::default(), when);
-    let is_shadow = reader.or(fields.get("shadow"), false, |reader, node| reader.yes_or_no(node, "shadow"));
+    let is_shadow = SHADOW.read(reader, fields);
     let failure =
         fields.get("on_store_failure").and_then(|node| failure_policy(reader, node, defaults.instances));
     let overrides = match fields.get("overrides") {
@@ -154,7 +301,7 @@ fn unit_cost(reader: &mut Reader, node: &Node, name: &str) -> Option<u32> {
         );
         return None;
     }
-    reader.number(node, name, 1..=u32::MAX)
+    UNITS.parse(reader, node, name)
 }
 
 /// The maximum cost that the file defines. The value of a cost header is unknown here.
@@ -169,10 +316,10 @@ fn cost(reader: &mut Reader, node: &Node) -> Option<Cost> {
     if !matches!(node.value, NodeValue::Map(_)) {
         return unit_cost(reader, node, "cost").map(Cost::Fixed);
     }
-    let example =
-        "write a number, `{ header: X-Cost, default: 1, max: 100 }` or `{ routes: { upload: 10 } }`";
-    let fields = reader.fields(node, "`cost`", names::COST, example)?;
-    let default = reader.or(fields.get("default"), 1, |reader, node| unit_cost(reader, node, "default"));
+    let fields = reader.fields(node, "`cost`", &COST)?;
+    let default = COST_DEFAULT.default();
+    let default =
+        reader.or(fields.get("default"), default, |reader, node| unit_cost(reader, node, "default"));
     match (fields.get("header"), fields.get("routes")) {
         (Some(header), None) => {
             let most = reader.or(fields.get("max"), u32::MAX, |reader, node| unit_cost(reader, node, "max"));
@@ -187,7 +334,7 @@ fn cost(reader: &mut Reader, node: &Node) -> Option<Cost> {
             if let Some(most) = fields.entry("max") {
                 reader.error(most.position, "`max` applies only to a cost from a header", "remove `max`");
             }
-            let routes = reader.named(routes, "`routes`", example)?;
+            let routes = reader.named(routes, "`routes`", COST.example)?;
             let mut costs = Vec::new();
             for Entry { name, position, node } in routes.iter() {
                 reader.routes_named.push((name.to_owned(), position));
@@ -198,7 +345,7 @@ fn cost(reader: &mut Reader, node: &Node) -> Option<Cost> {
         // A misspelt field, or one without a value, has been reported.
         (None, None) if !fields.lacks("header") || !fields.lacks("routes") => None,
         _ => {
-            reader.error(node.position, "a cost is a number, a header or a list of routes", example);
+            reader.error(node.position, "a cost is a number, a header or a list of routes", COST.example);
             None
         }
     }
@@ -206,16 +353,12 @@ fn cost(reader: &mut Reader, node: &Node) -> Option<Cost> {
 
 fn lease(reader: &mut Reader, node: &Node) -> Option<Lease> {
     if !matches!(node.value, NodeValue::Map(_)) {
-        return reader.number(node, "lease", 1..=u32::MAX).map(Lease::new);
+        return UNITS.parse(reader, node, "lease").map(Lease::new);
     }
-    let example = "write the maximum, as in `lease: 100` or `lease: { max: 100, hold: 100ms }`";
-    let fields = reader.fields(node, "`lease`", names::LEASE, example)?;
-    reader.require(&fields, &["max"], example);
-    let most = fields.get("max").and_then(|node| reader.number(node, "max", 1..=u32::MAX));
-    let (from, to) = (Duration::from_millis(1), Lease::HOLD_MAX);
-    let hold = fields.get("hold").and_then(|node| reader.length(node, "a hold", from, to));
-    let lease = Lease::new(most?);
-    Some(Lease { hold: hold.unwrap_or(lease.hold), ..lease })
+    let fields = reader.fields(node, "`lease`", &LEASE)?;
+    reader.require(&fields);
+    let (max, hold) = (LEASE_MAX.optional(reader, &fields), HOLD.read(reader, &fields));
+    Some(Lease { max: max?, hold })
 }
 
 /// `source` is the attribute of the key, if any client can choose it.
@@ -259,8 +402,7 @@ fn an_override(
     node: &Node,
 ) -> Option<Override> {
     let owner = format!("an override of {}", quoted(name));
-    let known: Vec<&str> = names::OVERRIDE.iter().copied().chain(limit::algorithm_names()).collect();
-    let fields = reader.fields(node, &owner, &known, OVERRIDE_EXAMPLE)?;
+    let fields = reader.fields(node, &owner, &OVERRIDE)?;
     let scope = match (fields.get("key"), fields.get("when")) {
         (Some(node), None) => {
             if let Some(source) = source {
@@ -278,14 +420,13 @@ fn an_override(
         (None, None) => {
             if fields.lacks("key") && fields.lacks("when") {
                 let message = format!("{owner} has neither `key` nor `when`");
-                reader.error(node.position, message, OVERRIDE_EXAMPLE);
+                reader.error(node.position, message, OVERRIDE.example);
             }
             None
         }
     };
-    let is_unlimited =
-        reader.or(fields.get("unlimited"), false, |reader, node| reader.yes_or_no(node, "unlimited"));
-    let algorithm = fields.iter().find(|entry| limit::algorithm_names().contains(&entry.name));
+    let is_unlimited = UNLIMITED.read(reader, &fields);
+    let algorithm = fields.iter().find(|entry| ALGORITHM_NAMES.contains(&entry.name));
     let limit = match (is_unlimited, algorithm) {
         (true, None) => None,
         (true, Some(algorithm)) => {
@@ -303,10 +444,9 @@ fn list(reader: &mut Reader, values: Values, node: &Node) -> List {
     let mut list = List::default();
     for node in reader.list(node) {
         if let NodeValue::Map(_) = &node.value {
-            let example = "write `{ client: 10.0.0.0/8 }` or `{ key: name }`";
-            let Some(fields) = reader.fields(node, "an entry", names::LISTED, example) else { continue };
+            let Some(fields) = reader.fields(node, "an entry", &LISTED) else { continue };
             if fields.iter().len() == 0 {
-                reader.error(node.position, "the entry has neither `client` nor `key`", example);
+                reader.error(node.position, "the entry has neither `client` nor `key`", LISTED.example);
             }
             for node in fields.get("client").map_or(Vec::new(), |node| reader.list(node)) {
                 list.clients.extend(reader.parsed(node, cidr));
@@ -337,27 +477,21 @@ fn list(reader: &mut Reader, values: Values, node: &Node) -> List {
 }
 
 fn ban(reader: &mut Reader, values: Values, node: &Node) -> Option<Ban> {
-    let fields = reader.fields(node, "`ban`", names::BAN, BAN_EXAMPLE)?;
+    let fields = reader.fields(node, "`ban`", &BAN)?;
     if values == Values::None {
         let help = "remove the ban, or set a `key` for the limit";
         reader.error(node.position, "a ban with `key: global` would ban all clients", help);
     }
-    reader.require(&fields, names::BAN, BAN_EXAMPLE);
-    let after = fields.get("after").and_then(|node| reader.number(node, "after", 1..=BAN_AFTER_MAX));
-    let mut length = |name, message| {
-        fields.get(name).and_then(|node| reader.length(node, message, WINDOW_MIN, WINDOW_MAX))
-    };
-    let (within, lasts) = (length("within", "a window"), length("for", "a ban"));
+    reader.require(&fields);
+    let after = BAN_AFTER.optional(reader, &fields);
+    let (within, lasts) = (BAN_WITHIN.optional(reader, &fields), BAN_FOR.optional(reader, &fields));
     Some(Ban { after: after?, within: within?, lasts: lasts? })
 }
 
 fn deny_response(reader: &mut Reader, node: &Node) -> Option<DenialResponse> {
-    let example =
-        "write as in `deny_response: { status: 429, body: Too many requests, content_type: text/plain }`";
-    let fields = reader.fields(node, "`deny_response`", names::DENY_RESPONSE, example)?;
+    let fields = reader.fields(node, "`deny_response`", &DENY_RESPONSE)?;
     let mut deny_response = DenialResponse::default();
-    if let Some(node) = fields.get("status")
-        && let Some(status) = reader.number(node, "status", 200..=599)
+    if let Some(status) = STATUS.optional(reader, &fields)
         // The status is below 600, so both conversions succeed.
         && let Some(with) = u16::try_from(status).ok().and_then(|it| deny_response.clone().with_status(it).ok())
     {

@@ -5,14 +5,18 @@
 
 use std::net::SocketAddr;
 
+use crate::environment::FILE;
+use crate::file::DOCUMENT;
+use crate::gateway::GATEWAY;
 use crate::mask::{is_plain_address, is_reference};
-use crate::names;
 use crate::nearest::nearest;
 use crate::reader::{HiddenWord, Reader};
+use crate::store::TLS;
 use crate::syntax::written_with_colon;
+use crate::table::{Row, Section};
 use crate::tree::{Node, NodeValue};
 
-/// What a setting may hold.
+/// What a field may hold.
 #[derive(Clone, Copy)]
 enum Content {
     /// Nothing that is secret.
@@ -21,57 +25,14 @@ enum Content {
     ListenAddress,
     /// A secret, or `{ file: path }`.
     Secret,
-    /// A mapping with these settings, or a word in its place.
-    Section(&'static [(&'static str, Content)]),
+    /// A mapping with secrets, or a word in its place.
+    Section(&'static Section),
     /// A gateway, which has secrets in `tls` only, at any depth.
     Gateway,
 }
 
-use Content::{Gateway, ListenAddress, Plain, Secret, Section};
-
-const FILE: &[(&str, Content)] = &[
-    ("store", Section(STORE)),
-    ("jwt", Section(JWT)),
-    ("apis", Section(APIS)),
-    ("admin", Section(API)),
-    ("gateway", Gateway),
-    // Settings in the wrong place.
-    ("redis", Section(REDIS)),
-    ("tls", Section(TLS)),
-    ("http", Section(API)),
-    ("envoy", Section(API)),
-    ("resp", Section(API)),
-    ("token", Secret),
-    ("secret", Secret),
-];
-const STORE: &[(&str, Content)] = &[("memory", Plain), ("redis", Section(REDIS))];
-const REDIS: &[(&str, Content)] = &[
-    ("address", Secret),
-    ("secret", Secret),
-    ("namespace", Plain),
-    ("deadline", Plain),
-    ("on_store_failure", Plain),
-    ("instances", Plain),
-    ("connections", Plain),
-    ("tls", Section(TLS)),
-];
-const TLS: &[(&str, Content)] = &[("ca", Secret), ("certificate", Secret), ("key", Secret)];
-const JWT: &[(&str, Content)] =
-    &[("keys", Secret), ("header", Plain), ("issuer", Plain), ("audience", Plain), ("algorithms", Plain)];
-const APIS: &[(&str, Content)] = &[("http", Section(API)), ("envoy", Section(API)), ("resp", Section(API))];
-/// The settings of all APIs and of the admin listener.
-const API: &[(&str, Content)] = &[
-    ("listen", ListenAddress),
-    ("token", Secret),
-    ("refunds", Plain),
-    ("resets", Plain),
-    ("authorize", Plain),
-    ("headers", Plain),
-    ("header_names", Plain),
-    ("max_connections", Plain),
-];
-const SECTIONS: [&[(&str, Content)]; 6] = [STORE, REDIS, TLS, JWT, APIS, API];
-
+/// Fields that are often written at the top of the file by mistake.
+const MISPLACED: [&str; 7] = ["redis", "tls", "http", "envoy", "resp", "token", "secret"];
 /// Names that are often written in place of `file`.
 const FILE_MISTAKES: [&str; 4] = ["path", "env", "value", "name"];
 /// Words that are settings, not secrets.
@@ -79,49 +40,101 @@ const PLAIN_WORDS: [&str; 6] = ["true", "false", "on", "off", "memory", "localho
 
 /// Marks every word of a file that may be a secret.
 pub(crate) fn mark(reader: &mut Reader, file: &Node) {
+    let sections = SecretSections::new();
+    let known: Vec<&str> = sections.names_of(&DOCUMENT).chain(MISPLACED).chain(DOCUMENT.names()).collect();
     for (name, node) in file.entries() {
-        let known: Vec<&str> =
-            FILE.iter().map(|(name, _)| *name).chain(names::FILE.iter().copied()).collect();
         let meant = nearest(name, &known).unwrap_or(name);
-        content(reader, node, find(FILE, meant).unwrap_or(Plain));
+        let found = DOCUMENT.row(meant).map(|row| sections.content(row));
+        let found = found.or_else(|| sections.find(meant).filter(|_| MISPLACED.contains(&meant)));
+        content(reader, &sections, node, found.unwrap_or(Content::Plain));
     }
 }
 
-fn find(section: &[(&'static str, Content)], name: &str) -> Option<Content> {
-    section.iter().find(|(known, _)| *known == name).map(|(_, content)| *content)
-}
+/// The sections outside of the gateway that take secrets.
+struct SecretSections(Vec<&'static Section>);
 
-fn content(reader: &mut Reader, node: &Node, content: Content) {
-    match (content, &node.value) {
-        (Plain, _) | (_, NodeValue::Nothing) => {}
-        (Gateway, _) => gateway(reader, node),
-        (Secret, _) => secret(reader, node),
-        (ListenAddress, NodeValue::Word(word)) if is_like_address(word) => {}
-        (Section(section), NodeValue::Word(word))
-            if is_like_address(word) || is_setting(word) || nearest(word, &names_of(section)).is_some() => {}
-        (Section(section), NodeValue::Map(entries)) => {
-            for (name, node) in entries {
-                entry(reader, section, name, node);
+impl SecretSections {
+    fn new() -> SecretSections {
+        let mut sections = SecretSections(Vec::new());
+        for inner in DOCUMENT.rows().filter_map(|row| row.kind.section()) {
+            if inner.name != GATEWAY.name {
+                sections.add(inner);
             }
         }
-        (Section(_), NodeValue::List(items)) => {
-            items.iter().for_each(|item| self::content(reader, item, content));
+        sections
+    }
+
+    /// Adds a section and those inside if it takes secrets, and returns whether it does.
+    fn add(&mut self, section: &'static Section) -> bool {
+        let index = self.0.len();
+        self.0.push(section);
+        let mut has_secrets = false;
+        for row in section.rows() {
+            has_secrets |= row.kind.is_secret() || row.kind.section().is_some_and(|inner| self.add(inner));
         }
-        (ListenAddress | Section(_), _) => reader.hide(node),
+        if !has_secrets {
+            self.0.truncate(index);
+        }
+        has_secrets
+    }
+
+    fn content(&self, row: Row) -> Content {
+        match row.kind.section() {
+            _ if row.kind.is_secret() => Content::Secret,
+            Some(section) if section.name == GATEWAY.name => Content::Gateway,
+            Some(section) if self.0.iter().any(|other| other.name == section.name) => {
+                Content::Section(section)
+            }
+            None if row.kind.is_listen_address() => Content::ListenAddress,
+            _ => Content::Plain,
+        }
+    }
+
+    /// The content of the first field of this name.
+    fn find(&self, name: &str) -> Option<Content> {
+        self.0.iter().find_map(|section| section.row(name)).map(|row| self.content(row))
+    }
+
+    /// The fields of a section that may hold secrets.
+    fn names_of(&self, section: &'static Section) -> impl Iterator<Item = &'static str> {
+        section.rows().filter(|row| !matches!(self.content(row), Content::Plain)).map(|row| row.name)
     }
 }
 
-fn names_of(section: &[(&'static str, Content)]) -> Vec<&'static str> {
-    section.iter().map(|(name, _)| *name).collect()
+fn content(reader: &mut Reader, sections: &SecretSections, node: &Node, content: Content) {
+    match (content, &node.value) {
+        (Content::Plain, _) | (_, NodeValue::Nothing) => {}
+        (Content::Gateway, _) => gateway(reader, sections, node),
+        (Content::Secret, _) => secret(reader, node),
+        (Content::ListenAddress, NodeValue::Word(word)) if is_like_address(word) => {}
+        (Content::Section(section), NodeValue::Word(word))
+            if is_like_address(word) || is_setting(word) || nearest(word, &section.names()).is_some() => {}
+        (Content::Section(section), NodeValue::Map(entries)) => {
+            let known = section.names();
+            for (name, node) in entries {
+                entry(reader, sections, section, &known, name, node);
+            }
+        }
+        (Content::Section(_), NodeValue::List(items)) => {
+            items.iter().for_each(|item| self::content(reader, sections, item, content));
+        }
+        (Content::ListenAddress | Content::Section(_), _) => reader.hide(node),
+    }
 }
 
-/// An entry of a section that takes secrets.
-fn entry(reader: &mut Reader, section: &[(&'static str, Content)], name: &Node, node: &Node) {
+/// An entry of a section that takes secrets. `known` are the names of its fields.
+fn entry(
+    reader: &mut Reader,
+    sections: &SecretSections,
+    section: &'static Section,
+    known: &[&str],
+    name: &Node,
+    node: &Node,
+) {
     let NodeValue::Word(word) = &name.value else { return secret(reader, node) };
-    let in_section = nearest(word, &names_of(section)).and_then(|meant| find(section, meant));
-    let elsewhere = || SECTIONS.iter().find_map(|section| find(section, word));
-    match in_section.or_else(elsewhere) {
-        Some(content) => self::content(reader, node, content),
+    let in_section = nearest(word, known).and_then(|meant| section.row(meant));
+    match in_section.map(|row| sections.content(row)).or_else(|| sections.find(word)) {
+        Some(content) => self::content(reader, sections, node, content),
         None => {
             // A word without a value may be a secret whose name is missing.
             if matches!(node.value, NodeValue::Nothing) && written_with_colon(word).is_none() {
@@ -142,7 +155,7 @@ fn secret(reader: &mut Reader, node: &Node) {
             (NodeValue::Word(word), NodeValue::Word(_) | NodeValue::Nothing) => {
                 // The secret may stand in braces, and so be a name.
                 let is_name =
-                    FILE_MISTAKES.contains(&word.as_str()) || nearest(word, names::SECRET).is_some();
+                    FILE_MISTAKES.contains(&word.as_str()) || nearest(word, &FILE.names()).is_some();
                 if !is_name && entries.len() == 1 {
                     hide_word(reader, name, word);
                 }
@@ -154,15 +167,17 @@ fn secret(reader: &mut Reader, node: &Node) {
 }
 
 /// Marks the secrets of `tls` and of listeners.
-fn gateway(reader: &mut Reader, node: &Node) {
+fn gateway(reader: &mut Reader, sections: &SecretSections, node: &Node) {
     match &node.value {
         NodeValue::Nothing | NodeValue::Word(_) => {}
-        NodeValue::List(items) => items.iter().for_each(|item| gateway(reader, item)),
+        NodeValue::List(items) => items.iter().for_each(|item| gateway(reader, sections, item)),
         NodeValue::Map(entries) => {
             for (name, node) in entries {
                 match &name.value {
-                    NodeValue::Word(word) if word == "tls" => content(reader, node, Section(TLS)),
-                    _ => gateway(reader, node),
+                    NodeValue::Word(word) if word == "tls" => {
+                        content(reader, sections, node, Content::Section(&TLS));
+                    }
+                    _ => gateway(reader, sections, node),
                 }
             }
         }

@@ -6,10 +6,11 @@ use ratekeeper_core::FailurePolicy;
 
 use crate::environment::{Environment, RedisAddressError, Secret};
 use crate::error::{known_help, listed, quoted};
-use crate::names;
-use crate::quantity;
 use crate::reader::Reader;
 use crate::rule::failure_policy;
+use crate::table::{
+    Constraint, Field, MemorySize, Or, SECTION, SecretText, Section, Time, WORD, Whole, Words, ms, secs,
+};
 use crate::tree::{Node, NodeValue};
 use crate::words;
 
@@ -61,8 +62,97 @@ pub struct Redis {
     pub certificate: Option<(Secret, Secret)>,
 }
 
+pub(crate) static STORE: Section = Section {
+    name: "store",
+    meaning: "Store type with its settings.",
+    example: EXAMPLE,
+    fields: &[&[&Field::of(&MEMORY), &Field::of(&REDIS)]],
+    constraints: &[Constraint::ExactlyOne(&[&["memory", "redis"]])],
+    ..SECTION
+};
+
+static MEMORY: Section = Section {
+    name: "memory",
+    meaning: "Store in the memory of this process.",
+    example: "write as in `memory: { max_keys: 100000 }`",
+    fields: &[&[&MAX_KEYS, &MAX_BYTES, &WHEN_FULL]],
+    may_be_empty: true,
+    ..SECTION
+};
+const MAX_KEYS: Field<Or<Whole>> =
+    Field::new("max_keys", "Maximum number of active keys per limit.", Whole { from: 1, to: u32::MAX })
+        .or(1_000_000);
+const MAX_BYTES: Field<Or<MemorySize>> =
+    Field::new("max_bytes", "Maximum memory of all limits together, such as `64MiB`.", MemorySize)
+        .or(1 << 30);
+const WHEN_FULL: Field<Or<Words<WhenFull>>> = Field::new(
+    "when_full",
+    "Decision for new keys while the store is full. `share`: they share one budget. `deny`: they are denied. `allow`: they are allowed.",
+    Words(&words::WHEN_FULL),
+)
+.or(WhenFull::Share);
+
+static REDIS: Section = Section {
+    name: "redis",
+    meaning: "Redis store, shared by several instances.",
+    example: EXAMPLE,
+    fields: &[&[
+        &ADDRESS,
+        &Field::new("secret", "Secret with which keys are hashed before they are stored.", SecretText),
+        &Field::new(
+            "namespace",
+            "Prefix that separates this installation from others on the same server.",
+            WORD,
+        ),
+        &DEADLINE,
+        &ON_STORE_FAILURE,
+        &INSTANCES,
+        &CONNECTIONS,
+        &Field::section("tls", &TLS),
+    ]],
+    constraints: &[Constraint::NeedsIf("on_store_failure", "local", "instances")],
+    ..SECTION
+};
+const ADDRESS: Field<SecretText> = Field::new(
+    "address",
+    "Address: `redis://`, `rediss://`, `unix://`, `redis+sentinel://`, `redis+cluster://` or `rediss+cluster://`.",
+    SecretText,
+)
+.required();
+const DEADLINE: Field<Or<Time>> = Field::new(
+    "deadline",
+    "Time limit of a decision. The failure policy decides after it.",
+    Time { subject: "a deadline", from: ms(1), to: secs(60) },
+)
+.or(ms(20));
+const ON_STORE_FAILURE: Field<Or<Words<FailurePolicy>>> =
+    Field::new("on_store_failure", FAILURE_POLICY, Words(&words::FAILURES))
+        .or(FailurePolicy::Local { instances: 1 });
+const INSTANCES: Field<Whole> = Field::new(
+    "instances",
+    "Number of instances that share the limits. Required if `on_store_failure: local` is written. Without both, the policy is `local` with one instance, and a warning says that each instance allows the whole limit.",
+    Whole { from: 1, to: 100_000 },
+);
+const CONNECTIONS: Field<Whole> =
+    Field::new("connections", "Number of connections.", Whole { from: 1, to: 1_000 })
+        .otherwise("the number of cores");
+
+pub(crate) static TLS: Section = Section {
+    name: "tls",
+    meaning: "TLS certificates, in PEM.",
+    example: "write files, as in `tls: { ca: { file: ca.pem } }`",
+    fields: &[&[
+        &Field::new("ca", "Certificate authority of the server.", SecretText),
+        &Field::new("certificate", "Client certificate.", SecretText),
+        &Field::new("key", "Private key of the certificate.", SecretText),
+    ]],
+    constraints: &[Constraint::Needs("certificate", "key"), Constraint::Needs("key", "certificate")],
+    ..SECTION
+};
+
+/// The meaning of the failure policy, of the store and of a limit.
+pub(crate) const FAILURE_POLICY: &str = "Failure policy: decides while the store is unavailable. `local`: each instance enforces its share of the limit. `open`: all requests are allowed. `closed`: all requests are denied.";
 const EXAMPLE: &str = "write `memory`, `redis://127.0.0.1:6379`, or `redis: { address: ..., secret: ... }`";
-const TLS_EXAMPLE: &str = "write files, as in `tls: { ca: { file: ca.pem } }`";
 const NO_SECRET: &str =
     "keys are stored without a secret: a reader of Redis can find out user names and addresses";
 const SECRET_HELP: &str =
@@ -73,13 +163,6 @@ const INSTANCES_HELP: &str =
     "write how many instances share the limits, as in `redis: { address: ..., instances: 3 }`";
 /// A shorter secret can be found by trial.
 const SECRET_BYTES_MIN: usize = 16;
-const MAX_KEYS_DEFAULT: u32 = 1_000_000;
-const MAX_BYTES_DEFAULT: usize = 1 << 30;
-const DEADLINE_DEFAULT: Duration = Duration::from_millis(20);
-const INSTANCES_MAX: u32 = 100_000;
-const CONNECTIONS_MAX: u32 = 1_000;
-/// Maximum time limit of a decision.
-const DEADLINES: [Duration; 2] = [Duration::from_millis(1), Duration::from_secs(60)];
 
 /// Reads the store, and the number of instances that share it, if it is known.
 pub(crate) fn store(
@@ -88,9 +171,9 @@ pub(crate) fn store(
     environment: &dyn Environment,
 ) -> (Option<Store>, Option<u32>) {
     let memory = Store::Memory {
-        max_keys: MAX_KEYS_DEFAULT as usize,
-        max_bytes: MAX_BYTES_DEFAULT,
-        when_full: WhenFull::Share,
+        max_keys: MAX_KEYS.default() as usize,
+        max_bytes: MAX_BYTES.default(),
+        when_full: WHEN_FULL.default(),
     };
     let Some(node) = node else { return (Some(memory), Some(1)) };
     if let NodeValue::Word(word) = &node.value {
@@ -99,12 +182,12 @@ pub(crate) fn store(
             word if word.contains("://") || word.contains("${") => (plain(reader, node, environment), None),
             word => {
                 let message = format!("{} is not a store", quoted(word));
-                reader.error(node.position, message, known_help(word, &["memory"], EXAMPLE));
+                reader.error(node.position, message, known_help(word, &["memory"], STORE.example));
                 (None, Some(1))
             }
         };
     }
-    let Some(fields) = reader.fields(node, "`store`", names::STORE, EXAMPLE) else { return (None, Some(1)) };
+    let Some(fields) = reader.fields(node, "`store`", &STORE) else { return (None, Some(1)) };
     match (fields.entry("memory"), fields.entry("redis")) {
         (Some(entry), None) => (self::memory(reader, entry.node), Some(1)),
         (None, Some(entry)) if matches!(entry.node.value, NodeValue::Nothing) => (None, Some(1)),
@@ -116,7 +199,7 @@ pub(crate) fn store(
         (None, None) => {
             // A misspelt name has been reported.
             if fields.iter().len() == 0 {
-                reader.error(node.position, "`store` is empty", EXAMPLE);
+                reader.error(node.position, "`store` is empty", STORE.example);
             }
             (None, Some(1))
         }
@@ -132,8 +215,8 @@ fn plain(reader: &mut Reader, node: &Node, environment: &dyn Environment) -> Opt
         address,
         secret: None,
         namespace: None,
-        deadline: DEADLINE_DEFAULT,
-        failure: FailurePolicy::default(),
+        deadline: DEADLINE.default(),
+        failure: ON_STORE_FAILURE.default(),
         connections: None,
         ca: None,
         certificate: None,
@@ -171,30 +254,26 @@ fn secret(reader: &mut Reader, node: &Node, environment: &dyn Environment) -> Op
 }
 
 fn memory(reader: &mut Reader, node: &Node) -> Option<Store> {
-    let fields =
-        reader.fields(node, "`memory`", names::MEMORY, "write as in `memory: { max_keys: 100000 }`")?;
-    let max_keys = reader.or(fields.get("max_keys"), MAX_KEYS_DEFAULT, |reader, node| {
-        reader.number(node, "max_keys", 1..=u32::MAX)
-    });
-    let max_bytes = reader
-        .or(fields.get("max_bytes"), MAX_BYTES_DEFAULT, |reader, node| reader.parsed(node, quantity::bytes));
-    let when_full = reader.or(fields.get("when_full"), WhenFull::Share, |reader, node| {
-        reader.choice(node, "when_full", &words::WHEN_FULL)
-    });
-    Some(Store::Memory { max_keys: max_keys as usize, max_bytes, when_full })
+    let fields = reader.fields(node, "`memory`", &MEMORY)?;
+    Some(Store::Memory {
+        max_keys: MAX_KEYS.read(reader, &fields) as usize,
+        max_bytes: MAX_BYTES.read(reader, &fields),
+        when_full: WHEN_FULL.read(reader, &fields),
+    })
 }
 
 fn redis(reader: &mut Reader, node: &Node, environment: &dyn Environment) -> (Option<Store>, Option<u32>) {
-    let Some(fields) = reader.fields(node, "`redis`", names::REDIS, EXAMPLE) else { return (None, Some(1)) };
-    let instances =
-        fields.get("instances").and_then(|node| reader.number(node, "instances", 1..=INSTANCES_MAX));
+    let Some(fields) = reader.fields(node, "`redis`", &REDIS) else { return (None, Some(1)) };
+    let instances = INSTANCES.optional(reader, &fields);
     // An invalid number has been reported.
     let instances = instances.or((!fields.lacks("instances")).then_some(1));
-    reader.require(&fields, &["address"], EXAMPLE);
+    reader.require(&fields);
     let address = fields.get("address").and_then(|node| address(reader, node, environment));
-    let default = FailurePolicy::Local { instances: instances.unwrap_or(1) };
-    let failure = reader
-        .or(fields.get("on_store_failure"), default, |reader, node| failure_policy(reader, node, instances));
+    let failure = fields.get("on_store_failure").and_then(|node| failure_policy(reader, node, instances));
+    let failure = failure.unwrap_or_else(|| match (ON_STORE_FAILURE.default(), instances) {
+        (FailurePolicy::Local { .. }, Some(instances)) => FailurePolicy::Local { instances },
+        (policy, _) => policy,
+    });
     if instances.is_none() && !fields.has("on_store_failure") {
         reader.warn(node.position, NO_INSTANCES, INSTANCES_HELP);
     }
@@ -203,12 +282,8 @@ fn redis(reader: &mut Reader, node: &Node, environment: &dyn Environment) -> (Op
         reader.warn(node.position, NO_SECRET, SECRET_HELP);
     }
     let namespace = fields.get("namespace").and_then(|node| reader.word(node)).map(str::to_owned);
-    let [from, to] = DEADLINES;
-    let deadline = reader.or(fields.get("deadline"), DEADLINE_DEFAULT, |reader, node| {
-        reader.length(node, "a deadline", from, to)
-    });
-    let connections =
-        fields.get("connections").and_then(|node| reader.number(node, "connections", 1..=CONNECTIONS_MAX));
+    let deadline = DEADLINE.read(reader, &fields);
+    let connections = CONNECTIONS.optional(reader, &fields);
     let (ca, certificate) = match fields.get("tls") {
         Some(node) => tls(reader, node, environment),
         None => (None, None),
@@ -225,9 +300,9 @@ fn tls(
     node: &Node,
     environment: &dyn Environment,
 ) -> (Option<Secret>, Option<(Secret, Secret)>) {
-    let Some(fields) = reader.fields(node, "`tls`", names::TLS, TLS_EXAMPLE) else { return (None, None) };
+    let Some(fields) = reader.fields(node, "`tls`", &TLS) else { return (None, None) };
     if fields.lacks("certificate") != fields.lacks("key") {
-        reader.error(node.position, "`certificate` and `key` must both be set", TLS_EXAMPLE);
+        reader.error(node.position, "`certificate` and `key` must both be set", TLS.example);
     }
     let mut pem = |name| fields.get(name).and_then(|node| reader.pem(node, name, environment));
     (pem("ca"), pem("certificate").zip(pem("key")))

@@ -5,12 +5,45 @@ use ratekeeper_rules::path::Pattern;
 use ratekeeper_rules::when::{ValueCondition, When};
 
 use crate::error::quoted;
-use crate::names;
 use crate::quantity::ValueError;
 use crate::reader::{Entry, Fields, Reader};
+use crate::table::{Field, ListOf, Named, Row, SECTION, Section, TextValue, WORD, network, string};
 use crate::tree::{Node, NodeValue};
 
-const EXAMPLE: &str = "write as in `when: { method: POST, path: /api/** }`";
+pub(crate) static WHEN: Section = Section {
+    name: "when",
+    meaning: "Requests to which it applies. A request must match all conditions.",
+    example: "write as in `when: { method: POST, path: /api/** }`",
+    fields: &[&CONDITIONS],
+    ..SECTION
+};
+
+/// The conditions of a limit, an override or a route.
+pub(crate) static CONDITIONS: [Row; 6] = [
+    &Field::new("method", "HTTP methods.", ListOf::some(string("method"))),
+    &Field::new(
+        "path",
+        "Path patterns: `/api/**` for a prefix, `*` within a segment, `{name}` for a named segment.",
+        ListOf::some(string("path pattern")),
+    ),
+    &Field::new("host", "Host names. `*.example.com` matches every subdomain.", ListOf::some(string("host"))),
+    &Field::new(
+        "header",
+        "Header names and values. `present` matches any value, `absent` matches a missing header.",
+        wanted_values(string("header name")),
+    ),
+    &Field::new(
+        "claim",
+        "Claims of a verified token, with their values.",
+        wanted_values(WORD.named("claim")),
+    ),
+    &Field::new("client", "IP addresses and networks of clients.", ListOf::some(network())),
+];
+
+const fn wanted_values(names: TextValue) -> Named<TextValue, ListOf<TextValue>> {
+    Named { names, value: ListOf::some(WORD.named("value")), from: 1, to: usize::MAX, may_be_empty: false }
+}
+
 const METHOD_EXAMPLE: &str = "write as in `GET` or `[POST, PUT]`";
 const PATH_EXAMPLE: &str = "write as in `/api/**` or `[/login, /users/{id}]`";
 const HOST_EXAMPLE: &str = "write a host without a port, as in `api.example.com` or `*.example.com`";
@@ -18,7 +51,7 @@ const CLIENT_EXAMPLE: &str = "write as in `10.0.0.0/8` or `[10.0.0.0/8, 2001:db8
 
 /// Reads conditions from a mapping that contains nothing else.
 pub(crate) fn when(reader: &mut Reader, node: &Node) -> Option<When> {
-    let fields = reader.fields(node, "`when`", names::WHEN, EXAMPLE)?;
+    let fields = reader.fields(node, "`when`", &WHEN)?;
     Some(when_of(reader, &fields))
 }
 

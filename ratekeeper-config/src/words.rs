@@ -1,4 +1,4 @@
-//! Enumeration values and their meanings. The first of each is the default. Tests compare the schema with them.
+//! Enumeration values and their meanings.
 
 use ratekeeper_core::{EdgePolicy, FailurePolicy, LeakyMode, LogPolicy, RefillStyle, WindowAlign};
 use ratekeeper_rules::client::Source;
@@ -45,9 +45,19 @@ pub(crate) const LOG_KEYS: [(&str, LogKeys); 3] =
     [("hash", LogKeys::Hash), ("off", LogKeys::Off), ("text", LogKeys::Text)];
 
 /// Signature algorithms of tokens.
-pub(crate) const SIGNATURES: [&str; 12] = [
-    "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "EdDSA", "HS256", "HS384",
-    "HS512",
+pub(crate) const SIGNATURES: [(&str, ()); 12] = [
+    ("RS256", ()),
+    ("RS384", ()),
+    ("RS512", ()),
+    ("PS256", ()),
+    ("PS384", ()),
+    ("PS512", ()),
+    ("ES256", ()),
+    ("ES384", ()),
+    ("EdDSA", ()),
+    ("HS256", ()),
+    ("HS384", ()),
+    ("HS512", ()),
 ];
 
 /// Attributes of a request that need no name.

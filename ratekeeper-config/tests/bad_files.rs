@@ -5,7 +5,6 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use jsonschema::Validator;
-use ratekeeper_config::SCHEMA;
 use serde_json::Value;
 
 use crate::common::{examples, read};
@@ -71,7 +70,7 @@ fn invalid_files_have_the_expected_messages() {
 }
 
 fn schema() -> Validator {
-    jsonschema::validator_for(&serde_json::from_str(SCHEMA).unwrap()).unwrap()
+    jsonschema::validator_for(&serde_json::from_str(&ratekeeper_config::schema()).unwrap()).unwrap()
 }
 
 fn as_json(yaml: &str) -> Option<Value> {
@@ -144,8 +143,11 @@ fn used(root: &Value, at: &str, value: &Value, found: &mut BTreeSet<String>) {
     if let Some(reference) = schema.get("$ref").and_then(Value::as_str) {
         used(root, reference.trim_start_matches('#'), value, found);
     }
-    for (number, _) in schema.get("oneOf").and_then(Value::as_array).into_iter().flatten().enumerate() {
-        used(root, &format!("{at}/oneOf/{number}"), value, found);
+    for alternatives in ["oneOf", "anyOf"] {
+        let schemas = schema.get(alternatives).and_then(Value::as_array).into_iter().flatten();
+        for (number, _) in schemas.enumerate() {
+            used(root, &format!("{at}/{alternatives}/{number}"), value, found);
+        }
     }
     match value {
         Value::Object(fields) => {
@@ -170,7 +172,7 @@ fn used(root: &Value, at: &str, value: &Value, found: &mut BTreeSet<String>) {
 /// `everything.yaml` has every setting. Alternatives that exclude each other follow `#or ` in comments.
 #[test]
 fn everything_example_has_every_setting() {
-    let root: Value = serde_json::from_str(SCHEMA).unwrap();
+    let root: Value = serde_json::from_str(&ratekeeper_config::schema()).unwrap();
     let (_, yaml) = examples().into_iter().find(|(name, _)| name.ends_with("everything.yaml")).unwrap();
     let mut found = BTreeSet::new();
     used(&root, "", &as_json(&yaml).unwrap(), &mut found);

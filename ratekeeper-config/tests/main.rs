@@ -7,6 +7,7 @@ mod envoy;
 mod envoy_files;
 mod examples;
 mod gateway;
+mod generated;
 mod hostile;
 mod limit;
 mod sentences;

@@ -18,19 +18,19 @@ impl Rate {
     ///
     /// # Errors
     /// If `count` is zero, the period lies outside 1 ms to 366 days, or the speed exceeds ten million a second.
-    pub fn new(count: u64, period: Duration) -> Result<Rate, LimitError> {
+    pub const fn new(count: u64, period: Duration) -> Result<Rate, LimitError> {
         if count == 0 {
             return Err(LimitError::RateZero);
         }
-        if period < WINDOW_MIN || period > WINDOW_MAX {
+        let period_ns = period.as_nanos();
+        if period_ns < WINDOW_MIN.as_nanos() || period_ns > WINDOW_MAX.as_nanos() {
             return Err(LimitError::PeriodOutOfRange(period));
         }
-        // In range, so it fits: 366 days are below 2^55 ns.
-        let period_ns = period.as_nanos() as u64;
-        if u128::from(count) * 1_000_000_000 > u128::from(Rate::MAX_PER_SECOND) * u128::from(period_ns) {
+        if count as u128 * 1_000_000_000 > Rate::MAX_PER_SECOND as u128 * period_ns {
             return Err(LimitError::RateTooFast { count, period });
         }
-        Ok(Rate { count, period_ns })
+        // In range, so it fits: 366 days are below 2^55 ns.
+        Ok(Rate { count, period_ns: period_ns as u64 })
     }
 
     /// Units per [`period`](Rate::period).

@@ -50,10 +50,13 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// Leases at most `max` units, for 100 ms.
+    /// Leases at most `max` units, for [`HOLD_DEFAULT`](Lease::HOLD_DEFAULT).
     pub fn new(max: u32) -> Lease {
-        Lease { max, hold: Duration::from_millis(100) }
+        Lease { max, hold: Lease::HOLD_DEFAULT }
     }
+
+    /// How long a lease is held unless configured otherwise.
+    pub const HOLD_DEFAULT: Duration = Duration::from_millis(100);
 
     /// The longest that a lease may be held.
     pub const HOLD_MAX: Duration = Duration::from_secs(1);

@@ -307,9 +307,8 @@ fn warnings_go_to_stderr_and_exit_with_0() {
 
 #[test]
 fn schema_is_printed_unchanged() {
-    let schema =
-        std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../ratekeeper-config/schema.json"));
-    assert_eq!(run(&["schema"], ""), Output { code: 0, stdout: schema.unwrap(), stderr: String::new() });
+    let stdout = ratekeeper_config::schema();
+    assert_eq!(run(&["schema"], ""), Output { code: 0, stdout, stderr: String::new() });
 }
 
 #[test]

@@ -70,7 +70,7 @@ pub(super) struct Limit {
 
 /// Reads a file. `count` is the number of descriptors in the files before it.
 pub(super) fn document(reader: &mut Reader, node: &Node, count: &mut usize) -> Option<EnvoyFile> {
-    let fields = reader.parameters(node, "the file", FILE, EXAMPLE)?;
+    let fields = reader.known(node, "the file", FILE, EXAMPLE, None)?;
     let domain = text(reader, &fields, "domain");
     if domain.is_none_or(str::is_empty) && !reader.is_full() {
         let position = fields.entry("domain").map_or(node.position, |entry| entry.position);
@@ -99,7 +99,7 @@ fn level(reader: &mut Reader, node: &Node, deep: usize, count: &mut usize) -> Ve
             }
             break;
         }
-        let fields = reader.parameters(node, "a descriptor", DESCRIPTOR, DESCRIPTOR_EXAMPLE);
+        let fields = reader.known(node, "a descriptor", DESCRIPTOR, DESCRIPTOR_EXAMPLE, None);
         let Some(fields) = fields else { continue };
         let descriptor = descriptor(reader, &fields, deep, count);
         // The reference identifies descriptors by this text.
@@ -159,7 +159,7 @@ fn descriptor(reader: &mut Reader, fields: &Fields<'_>, deep: usize, count: &mut
 }
 
 fn limit(reader: &mut Reader, node: &Node) -> Option<Limit> {
-    let fields = reader.parameters(node, "`rate_limit`", LIMIT, LIMIT_EXAMPLE)?;
+    let fields = reader.known(node, "`rate_limit`", LIMIT, LIMIT_EXAMPLE, None)?;
     let is_unlimited =
         reader.or(fields.get("unlimited"), false, |reader, node| yes_or_no(reader, node, "unlimited"));
     let name = text(reader, &fields, "name").filter(|name| !name.is_empty()).map(str::to_owned);
@@ -190,7 +190,7 @@ fn limit(reader: &mut Reader, node: &Node) -> Option<Limit> {
 fn replaces(reader: &mut Reader, node: &Node, own: Option<&str>) -> Vec<String> {
     let mut all = Vec::new();
     for node in list(reader, node, "replaces", REPLACES_EXAMPLE) {
-        let fields = reader.parameters(node, "an entry of `replaces`", REPLACES, REPLACES_EXAMPLE);
+        let fields = reader.known(node, "an entry of `replaces`", REPLACES, REPLACES_EXAMPLE, None);
         let Some(fields) = fields else { continue };
         match text(reader, &fields, "name") {
             _ if reader.is_full() => {}

@@ -5,22 +5,75 @@ use std::collections::HashMap;
 use ratekeeper_rules::rule::Rule;
 
 use crate::error::quoted;
-use crate::limit;
+use crate::limit::{self, ALGORITHM_FIELDS, ALGORITHM_NAMES};
 use crate::reader::{Entry, Fields, Reader};
+use crate::rule::SHADOW;
+use crate::table::{
+    AnyMapping, Constraint, Field, Flag, ListOf, Mapping, Or, SECTION, Section, TextValue, WORD, Words,
+};
 use crate::tree::{Node, NodeValue};
-use crate::{names, words};
+use crate::words;
 
 use super::metadata::{self, Metadata};
 use super::name::Path;
 use super::{
-    DEPTH_MAX, DESCRIPTORS_MAX, Descriptor, DescriptorLimit, Descriptors, Domain, Value, Wildcard,
+    DEPTH_MAX, DESCRIPTORS_MAX, Descriptor, DescriptorLimit, Descriptors, Domain, Unit, Value, Wildcard,
     shown_names,
 };
 
 const EXAMPLE: &str =
     "write as in `domains: { edge: [{ key: remote_address, fixed_window: { limit: 100, window: 1m } }] }`";
-const DESCRIPTOR_EXAMPLE: &str =
-    "write as in `{ key: remote_address, fixed_window: { limit: 100, window: 1m } }`";
+
+/// The descriptors of one level. An exact value matches first, then patterns in file order, then a key without a value.
+pub(crate) const fn descriptors() -> ListOf<Mapping> {
+    ListOf { item: Mapping(&DESCRIPTOR), from: 0, to: DESCRIPTORS_MAX }
+}
+
+static DESCRIPTOR: Section = Section {
+    name: "descriptor",
+    meaning: "Descriptor: limits the entries that match its key and value. An exact value matches first, then patterns in file order, then a key without a value.",
+    example: "write as in `{ key: remote_address, fixed_window: { limit: 100, window: 1m } }`",
+    fields: &[
+        &[
+            &Field::new("key", "Key of the entry.", NAME).required(),
+            &Field::new(
+                "value",
+                "Value of the entry. `*` matches any characters, or none.",
+                WORD.named("value or pattern").filled(),
+            )
+            .otherwise("any value"),
+            &UNLIMITED,
+            &BLOCKED,
+            &UNIT,
+            &Field::new("name", "Name of the limit in responses to Envoy.", NAME),
+            &Field::new(
+                "replaces",
+                "Names of limits that do not apply to a request that matches this descriptor.",
+                ListOf::any(NAME),
+            ),
+            &SHADOW,
+            &QUOTA,
+            &SHARE,
+            &Field::new("metadata", "Metadata to include in responses to Envoy.", AnyMapping),
+            &Field::new("descriptors", "Descriptors for the next entry of the request.", descriptors()),
+        ],
+        &ALGORITHM_FIELDS,
+    ],
+    constraints: &[Constraint::AtMostOne(&[&ALGORITHM_NAMES])],
+    ..SECTION
+};
+const NAME: TextValue = WORD.filled();
+const UNLIMITED: Field<Or<Flag>> = Field::new("unlimited", "Allows all requests.", Flag).or(false);
+const BLOCKED: Field<Or<Flag>> = Field::new("blocked", "Denies all requests.", Flag).or(false);
+const UNIT: Field<Words<Unit>> = Field::new(
+    "unit",
+    "Unit of a blocked limit in responses to Envoy, which then also have the time until the unit ends.",
+    Words(&words::UNITS),
+);
+const QUOTA: Field<Or<Flag>> =
+    Field::new("quota", "Denies a request only if all quota limits of the request deny it.", Flag).or(false);
+const SHARE: Field<Or<Flag>> =
+    Field::new("share", "Whether all values that match the pattern share one budget.", Flag).or(false);
 
 /// Reads the domains and the rules of their descriptors. The first rule has the index `first_rule`.
 pub(crate) fn domains(
@@ -86,13 +139,9 @@ impl Reading {
                 }
                 break;
             }
-            let known: Vec<&str> =
-                names::DESCRIPTOR.iter().copied().chain(limit::algorithm_names()).collect();
-            let Some(fields) = reader.fields(node, "a descriptor", &known, DESCRIPTOR_EXAMPLE) else {
-                continue;
-            };
-            reader.require(&fields, &["key"], DESCRIPTOR_EXAMPLE);
-            let key = fields.get("key").and_then(|node| reader.name(node, DESCRIPTOR_EXAMPLE));
+            let Some(fields) = reader.fields(node, "a descriptor", &DESCRIPTOR) else { continue };
+            reader.require(&fields);
+            let key = fields.get("key").and_then(|node| reader.name(node, DESCRIPTOR.example));
             let value = fields.get("value").and_then(|node| value(reader, node));
             if let Some(key) = key {
                 let message = |_: &_| match value {
@@ -121,8 +170,8 @@ impl Reading {
             (_, Some(pattern)) => Value::Pattern(pattern),
             (value, None) => Value::Exact(value.to_owned()),
         };
-        let mut is = |name| reader.or(fields.get(name), false, |reader, node| reader.yes_or_no(node, name));
-        let (is_shadow, is_quota, shares) = (is("shadow"), is("quota"), is("share"));
+        let (is_shadow, is_quota) = (SHADOW.read(reader, fields), QUOTA.read(reader, fields));
+        let shares = SHARE.read(reader, fields);
         let limit = self.limit(reader, fields, here, is_shadow);
         if let (true, Some(entry)) = (shares && !matches!(value, Value::Pattern(_)), fields.entry("share")) {
             let message = "`share` needs a value with `*`";
@@ -142,7 +191,7 @@ impl Reading {
         let metadata = fields.get("metadata").and_then(|node| metadata(reader, node));
         let inner = fields.get("descriptors");
         let inner = inner.map(|node| self.level(reader, node, &here.path, here.deep)).unwrap_or_default();
-        let blocked_unit = fields.get("unit").and_then(|node| reader.choice(node, "unit", &words::UNITS));
+        let blocked_unit = UNIT.optional(reader, fields);
         if let (Some(entry), false) = (fields.entry("unit"), matches!(limit, Some(DescriptorLimit::Blocked)))
         {
             let help = "write `blocked: true`, or remove `unit`: other limits have the unit of their window";
@@ -176,16 +225,12 @@ impl Reading {
         here: &DescriptorContext<'_>,
         is_shadow: bool,
     ) -> Option<DescriptorLimit> {
-        let mut is = |name| reader.or(fields.get(name), false, |reader, node| reader.yes_or_no(node, name));
-        let plain = [
-            ("unlimited", is("unlimited"), DescriptorLimit::Unlimited),
-            ("blocked", is("blocked"), DescriptorLimit::Blocked),
-        ];
+        let plain = [(UNLIMITED, DescriptorLimit::Unlimited), (BLOCKED, DescriptorLimit::Blocked)];
+        let plain = plain.map(|(field, limit)| (field.name, field.read(reader, fields), limit));
         let mut attributes =
             plain.into_iter().filter(|(_, is_set, _)| *is_set).map(|(name, _, limit)| (name, limit));
         let plain = attributes.next();
-        let algorithm =
-            fields.iter().map(|entry| entry.name).find(|it| limit::algorithm_names().contains(it));
+        let algorithm = fields.iter().map(|entry| entry.name).find(|it| ALGORITHM_NAMES.contains(it));
         if let (Some((first, _)), Some(second)) =
             (plain, attributes.next().map(|(name, _)| name).or(algorithm))
         {

@@ -5,13 +5,14 @@ use std::collections::HashMap;
 use ratekeeper_rules::path::{Pattern, Template, normalize};
 use ratekeeper_rules::when::When;
 
+use crate::HEADER_EDITS_MAX;
 use crate::environment::{Environment, Secret};
 use crate::error::quoted;
 use crate::quantity::ValueError;
 use crate::reader::{Entry, Fields, Reader};
+use crate::table::{Field, HeaderName, ListOf, Named, SECTION, SecretText, Section};
 use crate::tree::{Node, NodeValue};
 use crate::when::header_name;
-use crate::{HEADER_EDITS_MAX, names};
 
 /// The edit of a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,8 +38,28 @@ pub struct HeaderEdits {
 }
 
 const STRIP_EXAMPLE: &str = "write the segments to remove, as in `strip_prefix: /api`";
-const HEADERS_EXAMPLE: &str =
-    "write as in `{ set: { X-Env: live }, add: { Vary: Origin }, remove: [Server] }`";
+
+/// The edits of headers in one direction.
+pub(super) static HEADERS: Section = Section {
+    name: "headers",
+    meaning: "Changes to headers.",
+    example: "write as in `{ set: { X-Env: live }, add: { Vary: Origin }, remove: [Server] }`",
+    fields: &[&[
+        &Field::new(
+            "set",
+            "Headers to set. Existing values are replaced.",
+            Named::any(HeaderName, SecretText),
+        ),
+        &Field::new(
+            "add",
+            "Headers to add. Existing values are kept.",
+            Named::any(HeaderName, ListOf::some(SecretText)),
+        ),
+        &Field::new("remove", "Headers to remove.", ListOf::any(HeaderName)),
+    ]],
+    ..SECTION
+};
+
 /// Headers that the gateway sets itself: message framing, host, and hop-by-hop headers.
 const OWN_NAMES: [&str; 8] =
     ["connection", "transfer-encoding", "content-length", "host", "keep-alive", "te", "trailer", "upgrade"];
@@ -138,7 +159,7 @@ pub(super) fn header_edits(
     environment: &dyn Environment,
 ) -> HeaderEdits {
     let mut edits = HeaderEdits::default();
-    let fields = reader.fields(node, &quoted(owner), names::HEADERS, HEADERS_EXAMPLE);
+    let fields = reader.fields(node, &quoted(owner), &HEADERS);
     let Some(fields) = fields else { return edits };
     // Values are marked as secret even if there are other errors, because error messages show the line.
     for entry in fields.iter().filter(|entry| entry.name != "remove") {
@@ -180,7 +201,7 @@ pub(super) fn header_edits(
 /// Header names in lower case, with the nodes of their values.
 fn values<'n>(reader: &mut Reader, fields: &Fields<'n>, kind: &str) -> Vec<(String, &'n Node)> {
     let Some(node) = fields.get(kind) else { return Vec::new() };
-    let Some(named) = reader.named(node, &quoted(kind), HEADERS_EXAMPLE) else { return Vec::new() };
+    let Some(named) = reader.named(node, &quoted(kind), HEADERS.example) else { return Vec::new() };
     let mut all: Vec<(String, &'n Node)> = Vec::new();
     let mut seen = HashMap::new();
     for Entry { name, position, node } in named.iter() {
@@ -206,7 +227,7 @@ fn values<'n>(reader: &mut Reader, fields: &Fields<'n>, kind: &str) -> Vec<(Stri
             reader.error(node.position, "`set` needs a single value", help);
             continue;
         }
-        let nodes = reader.some(node, HEADERS_EXAMPLE);
+        let nodes = reader.some(node, HEADERS.example);
         all.extend(nodes.into_iter().map(|node| (name.clone(), node)));
     }
     all

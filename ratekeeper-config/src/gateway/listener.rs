@@ -1,14 +1,14 @@
 //! Listeners of the gateway.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
 use crate::LISTENERS_MAX;
 use crate::environment::Environment;
 use crate::error::{Position, quoted};
-use crate::names;
 use crate::quantity::ValueError;
 use crate::reader::Reader;
+use crate::table::{Field, FileText, Flag, ListOf, Listen, Or, SECTION, Section, Short};
 use crate::tree::{Node, NodeValue};
 
 /// A listener of the gateway.
@@ -32,22 +32,55 @@ pub struct Tls {
     pub key: PathBuf,
 }
 
-const EXAMPLE: &str = "write as in `127.0.0.1:8080`, or `{ address: 0.0.0.0:8443, tls: { ... } }`";
-const TLS_EXAMPLE: &str =
-    "write files, as in `tls: { certificate: { file: cert.pem }, key: { file: key.pem } }`";
-const DEFAULT: ([u8; 4], u16) = ([127, 0, 0, 1], 8080);
+pub(super) const LISTEN: Field<Or<ListOf<Short<Listen>>>> = Field::new(
+    "listen",
+    "One or more addresses to listen on.",
+    ListOf { item: Short(Listen, &LISTENER), from: 1, to: LISTENERS_MAX },
+)
+.or(SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080));
+
+static LISTENER: Section = Section {
+    name: "listener",
+    meaning: "Address with TLS and PROXY protocol settings.",
+    example: "write as in `127.0.0.1:8080`, or `{ address: 0.0.0.0:8443, tls: { ... } }`",
+    fields: &[&[
+        &Field::new("address", "Address to listen on.", Listen).required(),
+        &Field::section("tls", &LISTENER_TLS),
+        &PROXY_PROTOCOL,
+    ]],
+    ..SECTION
+};
+const PROXY_PROTOCOL: Field<Or<Flag>> = Field::new(
+    "proxy_protocol",
+    "Whether each connection starts with a PROXY protocol header. Only connections from `client.trusted_proxies` are then accepted.",
+    Flag,
+)
+.or(false);
+
+static LISTENER_TLS: Section = Section {
+    name: "listener_tls",
+    meaning: "Certificate and private key, in PEM. Both are reloaded when they change.",
+    example: "write files, as in `tls: { certificate: { file: cert.pem }, key: { file: key.pem } }`",
+    fields: &[&[
+        &Field::new("certificate", "Certificate, followed by its intermediate certificates.", FileText)
+            .required(),
+        &Field::new("key", "Private key of the certificate.", FileText).required(),
+    ]],
+    ..SECTION
+};
 
 pub(super) fn listeners(
     reader: &mut Reader,
     node: Option<&Node>,
     environment: &dyn Environment,
 ) -> Vec<Listener> {
-    let defaults = Listener { address: DEFAULT.into(), tls: None, proxy_protocol: false };
+    let defaults =
+        Listener { address: LISTEN.default(), tls: None, proxy_protocol: PROXY_PROTOCOL.default() };
     let Some(node) = node else {
         reader.listening.push((defaults.address, Position::default()));
         return vec![defaults];
     };
-    let nodes = reader.some(node, EXAMPLE);
+    let nodes = reader.some(node, LISTENER.example);
     if nodes.len() > LISTENERS_MAX {
         let message = format!("too many listeners: {} of at most {LISTENERS_MAX}", nodes.len());
         reader.error(node.position, message, "listen on all addresses of a port, as in `0.0.0.0:8080`");
@@ -59,13 +92,13 @@ pub(super) fn listeners(
 fn listener(reader: &mut Reader, node: &Node, environment: &dyn Environment) -> Option<Listener> {
     if !matches!(node.value, NodeValue::Map(_)) {
         let address = listen_address(reader, node, address)?;
-        return Some(Listener { address, tls: None, proxy_protocol: false });
+        return Some(Listener { address, tls: None, proxy_protocol: PROXY_PROTOCOL.default() });
     }
-    let fields = reader.fields(node, "`listen`", names::LISTENER, EXAMPLE)?;
-    reader.require(&fields, &["address"], EXAMPLE);
+    let fields = reader.fields(node, "`listen`", &LISTENER)?;
+    reader.require(&fields);
     let address = fields.get("address").and_then(|node| listen_address(reader, node, address));
     let tls = fields.get("tls").map(|node| tls(reader, node, environment));
-    let proxy_protocol = reader.or(fields.get("proxy_protocol"), false, proxy_protocol);
+    let proxy_protocol = reader.or(fields.get("proxy_protocol"), PROXY_PROTOCOL.default(), proxy_protocol);
     // A listener with invalid TLS settings must not become a listener without TLS.
     let tls = match tls {
         Some(tls) => Some(tls?),
@@ -76,7 +109,7 @@ fn listener(reader: &mut Reader, node: &Node, environment: &dyn Environment) -> 
 
 /// A peer that may send a PROXY header chooses its client address, so trusted proxies are required.
 fn proxy_protocol(reader: &mut Reader, node: &Node) -> Option<bool> {
-    let is_spoken = reader.yes_or_no(node, "proxy_protocol")?;
+    let is_spoken = PROXY_PROTOCOL.parse(reader, node)?;
     if is_spoken && !reader.has_proxies {
         let message = "`proxy_protocol` needs `trusted_proxies`: no other peer may connect";
         let help = "write the networks of your proxies at the top level, as in `client: { trusted_proxies: [10.0.0.0/8] }`";
@@ -119,9 +152,9 @@ fn address(word: &str) -> Result<SocketAddr, ValueError> {
 }
 
 fn tls(reader: &mut Reader, node: &Node, environment: &dyn Environment) -> Option<Tls> {
-    let fields = reader.fields(node, "`tls`", names::LISTENER_TLS, TLS_EXAMPLE)?;
+    let fields = reader.fields(node, "`tls`", &LISTENER_TLS)?;
     if fields.lacks("certificate") || fields.lacks("key") {
-        reader.error(node.position, "`certificate` and `key` must both be set", TLS_EXAMPLE);
+        reader.error(node.position, "`certificate` and `key` must both be set", LISTENER_TLS.example);
     }
     let certificate = fields
         .get("certificate")

@@ -1,7 +1,6 @@
 //! Routes of the gateway.
 
 use std::collections::HashMap;
-use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use ratekeeper_rules::response::PolicyName;
@@ -10,12 +9,15 @@ use ratekeeper_rules::when::When;
 use crate::environment::Environment;
 use crate::error::{Position, listed, quoted};
 use crate::reader::{Fields, Reader};
+use crate::table::{
+    Constraint, Count, Field, Flag, ListOf, Mapping, Or, SECTION, Section, TextValue, Time, WORD, hours, ms,
+    secs, string,
+};
 use crate::tree::{Node, NodeValue};
-use crate::when::when_of;
-use crate::{IN_FLIGHT_MAX, ROUTES_MAX, names};
+use crate::when::{CONDITIONS, when_of};
+use crate::{IN_FLIGHT_MAX, ROUTES_MAX};
 
-use super::edit::{HeaderEdits, PathEdit, header_edits, path_edit};
-use super::time;
+use super::edit::{HEADERS, HeaderEdits, PathEdit, header_edits, path_edit};
 use super::upstream::Upstreams;
 
 /// A route: matching requests, their upstream and their limits.
@@ -90,10 +92,74 @@ const SHOWN_NAMES_CHARS_MAX: usize = 300;
 pub(crate) const ALL: &str = "all";
 pub(crate) const NONE: &str = "none";
 const LIMITS_HELP: &str = "write `limits: [per-user]` with names of limits, `limits: all` or `limits: none`";
-const EXAMPLE: &str =
-    "write as in `{ id: api, path: /api/**, upstream: http://127.0.0.1:8081, limits: [per-user] }`";
-const TIMEOUT_DEFAULT: Duration = Duration::from_secs(30);
-const TIMEOUTS: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(3_600);
+
+pub(super) static ROUTE: Section = Section {
+    name: "route",
+    meaning: "Route: matching requests and their upstream.",
+    example: "write as in `{ id: api, path: /api/**, upstream: http://127.0.0.1:8081, limits: [per-user] }`",
+    fields: &[
+        &[&ID],
+        &CONDITIONS,
+        &[
+            &Field::new(
+                "upstream",
+                "URL, such as `http://127.0.0.1:8081`, or the name of an upstream.",
+                string("URL or name"),
+            )
+            .required(),
+            &Field::new(
+                "limits",
+                "Limits that apply to the route: a list of names, `all` or `none`.",
+                ListOf::any(WORD.named("limit name")),
+            )
+            .required(),
+            &MAX_IN_FLIGHT,
+            &CRITICAL,
+            &TIMEOUT,
+            &Field::new(
+                "strip_prefix",
+                "Prefix to remove from the path, such as `/api`.",
+                string("path").pattern("^/"),
+            ),
+            &Field::new(
+                "rewrite",
+                "New path, with the names of the pattern, such as `/v2/{name}/{rest}`.",
+                string("path").pattern("^/"),
+            ),
+            &Field::new(
+                "request_headers",
+                "Changes to the request headers sent to the upstream.",
+                Mapping(&HEADERS),
+            ),
+            &Field::new(
+                "response_headers",
+                "Changes to the response headers sent to the client.",
+                Mapping(&HEADERS),
+            ),
+        ],
+    ],
+    constraints: &[Constraint::AtMostOne(&[&["strip_prefix", "rewrite"]])],
+    ..SECTION
+};
+const ID: Field<TextValue> = Field::new(
+    "id",
+    "Name of the route.",
+    WORD.named("name").chars(1, ID_CHARS_MAX).pattern("^[^\\u0000-\\u001f\\u007f-\\u009f]*$"),
+)
+.required();
+const MAX_IN_FLIGHT: Field<Count> = Field::new(
+    "max_in_flight",
+    "Maximum number of requests of the route in flight.",
+    Count { to: IN_FLIGHT_MAX },
+);
+const CRITICAL: Field<Or<Flag>> =
+    Field::new("critical", "Whether requests of the route are shed last under overload.", Flag).or(false);
+const TIMEOUT: Field<Or<Time>> = Field::new(
+    "timeout",
+    "Time limit for the upstream to send its response headers.",
+    Time { subject: "a timeout", from: ms(1), to: hours(1) },
+)
+.or(secs(30));
 
 /// `gateway` is the node that contains the routes.
 pub(super) fn routes(
@@ -112,7 +178,7 @@ pub(super) fn routes(
     let mut ids = HashMap::new();
     let mut routes: Vec<Route> = Vec::new();
     for node in nodes {
-        let Some(fields) = reader.fields(node, "a route", names::ROUTE, EXAMPLE) else { continue };
+        let Some(fields) = reader.fields(node, "a route", &ROUTE) else { continue };
         let id = needed(reader, &fields, "id").and_then(|node| route_id(reader, node));
         if let (Some(id), Some(entry)) = (id, fields.entry("id")) {
             reader.is_new(&mut ids, id, entry.node.position, |id| format!("duplicate route {}", quoted(id)));
@@ -145,11 +211,9 @@ fn route(
     let upstream = needed(reader, fields, "upstream").and_then(|node| upstreams.number(reader, node));
     let when = when_of(reader, fields);
     let named = limits_of_route(reader, fields, limits);
-    let max_in_flight =
-        fields.get("max_in_flight").and_then(|node| reader.whole(node, "max_in_flight", IN_FLIGHT_MAX));
-    let is_critical =
-        reader.or(fields.get("critical"), false, |reader, node| reader.yes_or_no(node, "critical"));
-    let timeout = time(reader, fields, "timeout", "a timeout", TIMEOUT_DEFAULT, TIMEOUTS);
+    let max_in_flight = MAX_IN_FLIGHT.optional(reader, fields);
+    let is_critical = CRITICAL.read(reader, fields);
+    let timeout = TIMEOUT.read(reader, fields);
     let path = path_edit(reader, fields, &when);
     let mut headers = |name| fields.get(name).map(|node| header_edits(reader, node, name, environment));
     let (request_headers, response_headers) = (headers("request_headers"), headers("response_headers"));
@@ -172,7 +236,7 @@ fn route(
 
 /// The name of a route, which appears in messages and logs.
 fn route_id<'n>(reader: &mut Reader, node: &'n Node) -> Option<&'n str> {
-    let id = reader.name(node, EXAMPLE)?;
+    let id = reader.name(node, ROUTE.example)?;
     let length = id.chars().count();
     let message = if length > ID_CHARS_MAX {
         format!("the name {} has {length} characters; the maximum is {ID_CHARS_MAX}", quoted(id))
@@ -233,8 +297,6 @@ fn limits_of_route(reader: &mut Reader, fields: &Fields<'_>, known: &LimitNames<
         None => {
             if fields.lacks("limits") {
                 reader.error(fields.position, "the route does not say which limits apply", LIMITS_HELP);
-            } else if let Some(entry) = fields.entry("limits") {
-                reader.error(entry.position, "`limits` has no value", LIMITS_HELP);
             }
             RouteLimits::default()
         }
@@ -275,6 +337,6 @@ pub(crate) fn named_limits(reader: &mut Reader, node: &Node, known: &LimitNames<
 }
 
 fn needed<'n>(reader: &mut Reader, fields: &Fields<'n>, name: &str) -> Option<&'n Node> {
-    reader.require(fields, &[name], EXAMPLE);
+    reader.require_names(fields, &[name]);
     fields.get(name)
 }

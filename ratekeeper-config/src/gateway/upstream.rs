@@ -1,18 +1,21 @@
 //! Upstreams: named ones, and one for each URL written in a route.
 
 use std::collections::HashMap;
-use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use crate::environment::{Environment, Secret};
 use crate::error::{known_help, listed, quoted};
-use crate::quantity::{self, ValueError};
+use crate::quantity::ValueError;
 use crate::reader::{Entry, Fields, Reader};
+use crate::table::{
+    Field, ListOf, Mapping, Named, OffOr, Or, Percent, SECTION, SecretText, Section, Short, TextValue, Time,
+    Whole, Words, days, hours, ms, secs, string,
+};
 use crate::tree::{Node, NodeValue};
-use crate::{ADDRESSES_MAX, UPSTREAMS_MAX, names, words};
+use crate::{ADDRESSES_MAX, UPSTREAMS_MAX, words};
 
 use super::address::{Address, address};
-use super::{count, is_off, time};
+use super::is_off;
 
 /// An upstream: servers that handle the same requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,11 +57,7 @@ pub struct UpstreamTimeouts {
 
 impl Default for UpstreamTimeouts {
     fn default() -> UpstreamTimeouts {
-        UpstreamTimeouts {
-            connect: Duration::from_secs(1),
-            read: Duration::from_secs(60),
-            idle: Duration::from_secs(60),
-        }
+        UpstreamTimeouts { connect: CONNECT.default(), read: READ.default(), idle: IDLE.default() }
     }
 }
 
@@ -104,27 +103,149 @@ pub struct OutlierEjection {
     pub lasts: Duration,
 }
 
-const EXAMPLE: &str = "write as in `upstreams: { api: { addresses: [http://10.0.0.1:8080] } }`";
-const HEALTH_EXAMPLE: &str = "write as in `health: { path: /healthz, every: 5s }`";
-const OUTLIER_EJECTION_EXAMPLE: &str =
-    "write as in `outlier_ejection: { after: 5, for: 10s }`, or `outlier_ejection: off`";
-const TIMEOUTS_EXAMPLE: &str = "write as in `timeouts: { connect: 1s, read: 60s, idle: 60s }`";
-const TLS_EXAMPLE: &str = "write a file, as in `tls: { ca: { file: ca.pem } }`";
+pub(super) const UPSTREAMS: Field<Named<TextValue, Mapping>> = Field::new(
+    "upstreams",
+    "Upstreams, by name.",
+    Named {
+        names: string("name").pattern("^[0-9A-Za-z._-]+$"),
+        value: Mapping(&UPSTREAM),
+        from: 0,
+        to: UPSTREAMS_MAX,
+        may_be_empty: false,
+    },
+);
 
-const CONNECTIONS_DEFAULT: u32 = 1_000;
-/// The ports of a client address limit the connections to one server address.
-const CONNECTIONS_MAX: u32 = 60_000;
-const RETRY_PERCENT_DEFAULT: u32 = 20;
-/// Upper bound of consecutive successes or failures.
-const ROWS: RangeInclusive<u32> = 1..=1_000;
-const CONNECT_TIMEOUTS: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(60);
-/// Events of a stream may be hours apart.
-const READ_TIMEOUTS: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(86_400);
+static UPSTREAM: Section = Section {
+    name: "upstream",
+    meaning: "Upstream: servers that handle the same requests.",
+    example: "write as in `upstreams: { api: { addresses: [http://10.0.0.1:8080] } }`",
+    fields: &[&[
+        &Field::new(
+            "addresses",
+            "URLs of the servers, such as `http://10.0.0.1:8080`.",
+            ListOf { item: string("URL"), from: 1, to: ADDRESSES_MAX },
+        )
+        .required(),
+        &BALANCE,
+        &PROTOCOL,
+        &Field::section("timeouts", &UPSTREAM_TIMEOUTS),
+        &PING_AFTER,
+        &MAX_CONNECTIONS,
+        &RETRY_BUDGET,
+        &Field::new(HEALTH.name, HEALTH.meaning, Short(HEALTH_PATH, &HEALTH)).otherwise("no checks"),
+        &Field::new(OUTLIER_EJECTION.name, OUTLIER_EJECTION.meaning, OffOr(Mapping(&OUTLIER_EJECTION)))
+            .otherwise("enabled"),
+        &Field::section("tls", &UPSTREAM_TLS),
+    ]],
+    ..SECTION
+};
+const BALANCE: Field<Or<Words<Balance>>> = Field::new(
+    "balance",
+    "Load balancing: `round_robin`, or `least_requests` for the server with the fewest requests in flight.",
+    Words(&words::BALANCES),
+)
+.or(Balance::RoundRobin);
+const PROTOCOL: Field<Or<Words<Protocol>>> =
+    Field::new("protocol", "Protocol of the servers.", Words(&words::PROTOCOLS)).or(Protocol::Http1);
 /// gRPC servers close connections that are pinged more often than every five minutes, unless configured otherwise.
-const PINGS: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(86_400);
-const IDLE_TIMEOUTS: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(3_600);
-const HEALTH_TIMES: RangeInclusive<Duration> = Duration::from_millis(10)..=Duration::from_secs(3_600);
-const EJECTIONS: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(86_400);
+const PING_AFTER: Field<Or<Time>> = Field::new(
+    "ping_after",
+    "Time without data on an HTTP/2 connection with requests in flight after which the gateway sends a ping.",
+    Time { subject: "a time", from: ms(100), to: days(1) },
+)
+.or(secs(600));
+/// The ports of a client address limit the connections to one server address.
+const MAX_CONNECTIONS: Field<Or<Whole>> = Field::new(
+    "max_connections",
+    "Maximum number of connections per address.",
+    Whole { from: 1, to: 60_000 },
+)
+.or(1_000);
+const RETRY_BUDGET: Field<Or<Percent>> =
+    Field::new("retry_budget", "Maximum share of requests that may be retried.", Percent).or(20);
+
+static UPSTREAM_TIMEOUTS: Section = Section {
+    name: "upstream_timeouts",
+    meaning: "Timeouts of connections to the servers.",
+    example: "write as in `timeouts: { connect: 1s, read: 60s, idle: 60s }`",
+    fields: &[&[&CONNECT, &READ, &IDLE]],
+    ..SECTION
+};
+const CONNECT: Field<Or<Time>> = Field::new(
+    "connect",
+    "Time limit to establish a connection.",
+    Time { subject: "a timeout", from: ms(1), to: secs(60) },
+)
+.or(secs(1));
+/// Events of a stream may be hours apart.
+const READ: Field<Or<Time>> = Field::new(
+    "read",
+    "Maximum time between two parts of a response.",
+    Time { subject: "a timeout", from: ms(100), to: days(1) },
+)
+.or(secs(60));
+const IDLE: Field<Or<Time>> = Field::new(
+    "idle",
+    "Time after which an unused connection is closed.",
+    Time { subject: "a timeout", from: ms(100), to: hours(1) },
+)
+.or(secs(60));
+
+static HEALTH: Section = Section {
+    name: "health",
+    meaning: "Active health checks.",
+    example: "write as in `health: { path: /healthz, every: 5s }`",
+    fields: &[&[
+        &Field::new("path", "Path to request.", HEALTH_PATH).required(),
+        &EVERY,
+        &CHECK_TIMEOUT,
+        &HEALTHY_AFTER,
+        &UNHEALTHY_AFTER,
+    ]],
+    ..SECTION
+};
+const HEALTH_PATH: TextValue = string("path").pattern("^/");
+const EVERY: Field<Or<Time>> =
+    Field::new("every", "Interval between checks.", Time { subject: "a wait", from: ms(10), to: hours(1) })
+        .or(secs(5));
+const CHECK_TIMEOUT: Field<Or<Time>> = Field::new(
+    "timeout",
+    "Time limit of a check, at most `every`.",
+    Time { subject: "a timeout", from: ms(10), to: hours(1) },
+)
+.or(secs(1));
+/// Consecutive successes or failures.
+const IN_A_ROW: Whole = Whole { from: 1, to: 1_000 };
+const HEALTHY_AFTER: Field<Or<Whole>> =
+    Field::new("healthy_after", "Consecutive successes before an upstream is healthy.", IN_A_ROW).or(2);
+const UNHEALTHY_AFTER: Field<Or<Whole>> =
+    Field::new("unhealthy_after", "Consecutive failures before an upstream is unhealthy.", IN_A_ROW).or(3);
+
+static OUTLIER_EJECTION: Section = Section {
+    name: "outlier_ejection",
+    meaning: "Outlier ejection: an address that fails receives no requests for a while.",
+    example: "write as in `outlier_ejection: { after: 5, for: 10s }`, or `outlier_ejection: off`",
+    fields: &[&[&EJECT_AFTER, &EJECT_FOR]],
+    ..SECTION
+};
+const EJECT_AFTER: Field<Or<Whole>> =
+    Field::new("after", "Consecutive failures before an address is ejected.", IN_A_ROW).or(5);
+const EJECT_FOR: Field<Or<Time>> = Field::new(
+    "for",
+    "Duration of the ejection.",
+    Time { subject: "an ejection", from: ms(100), to: days(1) },
+)
+.or(secs(10));
+
+static UPSTREAM_TLS: Section = Section {
+    name: "upstream_tls",
+    meaning: "Verification of https upstreams.",
+    example: "write a file, as in `tls: { ca: { file: ca.pem } }`",
+    fields: &[&[&Field::new("ca", "Certificate authority of the servers, in PEM.", SecretText)
+        .otherwise("the authorities of the system")]],
+    ..SECTION
+};
+
 const HEALTH_PATH_BYTES_MAX: usize = 1_024;
 
 impl Upstream {
@@ -133,21 +254,21 @@ impl Upstream {
         Upstream {
             name: name.to_owned(),
             addresses,
-            balance: Balance::RoundRobin,
-            protocol: Protocol::Http1,
+            balance: BALANCE.default(),
+            protocol: PROTOCOL.default(),
             timeouts: UpstreamTimeouts::default(),
-            ping_after: Duration::from_secs(600),
-            max_connections: CONNECTIONS_DEFAULT as usize,
-            retry_percent: RETRY_PERCENT_DEFAULT,
+            ping_after: PING_AFTER.default(),
+            max_connections: MAX_CONNECTIONS.default() as usize,
+            retry_percent: RETRY_BUDGET.default(),
             health: None,
-            outlier_ejection: Some(OUTLIER_EJECTION_DEFAULT),
+            outlier_ejection: Some(OutlierEjection {
+                after: EJECT_AFTER.default(),
+                lasts: EJECT_FOR.default(),
+            }),
             ca: None,
         }
     }
 }
-
-const OUTLIER_EJECTION_DEFAULT: OutlierEjection =
-    OutlierEjection { after: 5, lasts: Duration::from_secs(10) };
 
 /// The upstreams, while routes are read.
 #[derive(Default)]
@@ -171,7 +292,7 @@ impl<'n> Upstreams<'n> {
     ) -> Upstreams<'n> {
         let mut upstreams = Upstreams::default();
         let Some(node) = node else { return upstreams };
-        let Some(fields) = reader.named(node, "`upstreams`", EXAMPLE) else {
+        let Some(fields) = reader.named(node, "`upstreams`", UPSTREAM.example) else {
             return Upstreams { is_incomplete: true, ..upstreams };
         };
         if fields.iter().len() > UPSTREAMS_MAX {
@@ -224,12 +345,12 @@ impl<'n> Upstreams<'n> {
 fn upstream(reader: &mut Reader, entry: Entry<'_>, environment: &dyn Environment) -> Option<Upstream> {
     let Entry { name, position, node } = entry;
     let owner = format!("the upstream {}", quoted(name));
-    let mut fields = reader.fields(node, &owner, names::UPSTREAM, EXAMPLE)?;
+    let mut fields = reader.fields(node, &owner, &UPSTREAM)?;
     fields.position = position;
     let addresses = addresses(reader, &fields);
     let is_tls = addresses.first().is_some_and(|address| address.is_tls);
     let defaults = Upstream::defaults(name, addresses);
-    let max_connections = count(reader, &fields, "max_connections", CONNECTIONS_DEFAULT, 1..=CONNECTIONS_MAX);
+    let max_connections = MAX_CONNECTIONS.read(reader, &fields) as usize;
     let ca = fields.get("tls").and_then(|node| {
         if !is_tls && !defaults.addresses.is_empty() {
             let help = "write `https://` addresses, or remove `tls`";
@@ -238,18 +359,12 @@ fn upstream(reader: &mut Reader, entry: Entry<'_>, environment: &dyn Environment
         ca(reader, node, environment)
     });
     let upstream = Upstream {
-        balance: reader.or(fields.get("balance"), defaults.balance, |reader, node| {
-            reader.choice(node, "balance", &words::BALANCES)
-        }),
-        protocol: reader.or(fields.get("protocol"), defaults.protocol, |reader, node| {
-            reader.choice(node, "protocol", &words::PROTOCOLS)
-        }),
+        balance: BALANCE.read(reader, &fields),
+        protocol: PROTOCOL.read(reader, &fields),
         timeouts: reader.or(fields.get("timeouts"), defaults.timeouts, timeouts),
-        ping_after: time(reader, &fields, "ping_after", "a time", defaults.ping_after, PINGS),
-        max_connections: max_connections as usize,
-        retry_percent: reader.or(fields.get("retry_budget"), defaults.retry_percent, |reader, node| {
-            reader.parsed(node, |word| quantity::percent("retry_budget", word))
-        }),
+        ping_after: PING_AFTER.read(reader, &fields),
+        max_connections,
+        retry_percent: RETRY_BUDGET.read(reader, &fields),
         health: fields.get("health").and_then(|node| health(reader, node)),
         outlier_ejection: reader.or(
             fields.get("outlier_ejection"),
@@ -263,17 +378,16 @@ fn upstream(reader: &mut Reader, entry: Entry<'_>, environment: &dyn Environment
 }
 
 fn timeouts(reader: &mut Reader, node: &Node) -> Option<UpstreamTimeouts> {
-    let fields = reader.fields(node, "`timeouts`", names::UPSTREAM_TIMEOUTS, TIMEOUTS_EXAMPLE)?;
-    let defaults = UpstreamTimeouts::default();
+    let fields = reader.fields(node, "`timeouts`", &UPSTREAM_TIMEOUTS)?;
     Some(UpstreamTimeouts {
-        connect: time(reader, &fields, "connect", "a timeout", defaults.connect, CONNECT_TIMEOUTS),
-        read: time(reader, &fields, "read", "a timeout", defaults.read, READ_TIMEOUTS),
-        idle: time(reader, &fields, "idle", "a timeout", defaults.idle, IDLE_TIMEOUTS),
+        connect: CONNECT.read(reader, &fields),
+        read: READ.read(reader, &fields),
+        idle: IDLE.read(reader, &fields),
     })
 }
 
 fn addresses(reader: &mut Reader, fields: &Fields<'_>) -> Vec<Address> {
-    reader.require(fields, &["addresses"], EXAMPLE);
+    reader.require(fields);
     let Some(node) = fields.get("addresses") else { return Vec::new() };
     let nodes = reader.some(node, "write as in `[http://10.0.0.1:8080, http://10.0.0.2:8080]`");
     if nodes.len() > ADDRESSES_MAX {
@@ -297,36 +411,30 @@ fn addresses(reader: &mut Reader, fields: &Fields<'_>) -> Vec<Address> {
 }
 
 fn ca(reader: &mut Reader, node: &Node, environment: &dyn Environment) -> Option<Secret> {
-    let fields = reader.fields(node, "`tls`", names::UPSTREAM_TLS, TLS_EXAMPLE)?;
+    let fields = reader.fields(node, "`tls`", &UPSTREAM_TLS)?;
     fields.get("ca").and_then(|node| reader.pem(node, "ca", environment))
 }
 
 fn health(reader: &mut Reader, node: &Node) -> Option<Health> {
-    let mut health = Health {
-        path: String::new(),
-        every: Duration::from_secs(5),
-        timeout: Duration::from_secs(1),
-        healthy_after: 2,
-        unhealthy_after: 3,
+    let (path, fields) = match node.value {
+        NodeValue::Word(_) => (reader.parsed(node, health_path), Fields::none(&HEALTH)),
+        _ => {
+            let fields = reader.fields(node, "`health`", &HEALTH)?;
+            reader.require(&fields);
+            (fields.get("path").and_then(|node| reader.parsed(node, health_path)), fields)
+        }
     };
-    if let NodeValue::Word(_) = node.value {
-        health.path = reader.parsed(node, health_path)?;
-        return Some(health);
-    }
-    let fields = reader.fields(node, "`health`", names::HEALTH, HEALTH_EXAMPLE)?;
-    reader.require(&fields, &["path"], HEALTH_EXAMPLE);
-    let path = fields.get("path").and_then(|node| reader.parsed(node, health_path));
-    health.every = time(reader, &fields, "every", "a wait", health.every, HEALTH_TIMES);
-    health.timeout =
-        time(reader, &fields, "timeout", "a timeout", health.timeout.min(health.every), HEALTH_TIMES);
-    if health.timeout > health.every {
+    let every = EVERY.read(reader, &fields);
+    let timeout = CHECK_TIMEOUT.optional(reader, &fields);
+    let timeout = timeout.unwrap_or_else(|| CHECK_TIMEOUT.default().min(every));
+    if timeout > every {
         let position = fields.entry("timeout").map_or(node.position, |entry| entry.node.position);
         let message = "the timeout of a health check is longer than its interval";
         reader.error(position, message, "write a timeout of at most `every`");
     }
-    health.healthy_after = count(reader, &fields, "healthy_after", health.healthy_after, ROWS);
-    health.unhealthy_after = count(reader, &fields, "unhealthy_after", health.unhealthy_after, ROWS);
-    Some(Health { path: path?, ..health })
+    let healthy_after = HEALTHY_AFTER.read(reader, &fields);
+    let unhealthy_after = UNHEALTHY_AFTER.read(reader, &fields);
+    Some(Health { path: path?, every, timeout, healthy_after, unhealthy_after })
 }
 
 /// The path of a health check, which is sent unchanged.
@@ -347,10 +455,7 @@ fn outlier_ejection(reader: &mut Reader, node: &Node) -> Option<Option<OutlierEj
     if is_off(node) {
         return Some(None);
     }
-    let fields =
-        reader.fields(node, "`outlier_ejection`", names::OUTLIER_EJECTION, OUTLIER_EJECTION_EXAMPLE)?;
-    Some(Some(OutlierEjection {
-        after: count(reader, &fields, "after", OUTLIER_EJECTION_DEFAULT.after, ROWS),
-        lasts: time(reader, &fields, "for", "an ejection", OUTLIER_EJECTION_DEFAULT.lasts, EJECTIONS),
-    }))
+    let fields = reader.fields(node, "`outlier_ejection`", &OUTLIER_EJECTION)?;
+    let (after, lasts) = (EJECT_AFTER.read(reader, &fields), EJECT_FOR.read(reader, &fields));
+    Some(Some(OutlierEjection { after, lasts }))
 }

@@ -129,13 +129,16 @@ pub struct Grouping {
 
 impl Default for Grouping {
     fn default() -> Grouping {
-        Grouping { ipv6_prefix: 64 }
+        Grouping { ipv6_prefix: Grouping::IPV6_PREFIX }
     }
 }
 
 impl Grouping {
     /// The prefixes that IPv6 addresses may be grouped by: from a whole provider to a single address.
     pub const IPV6_PREFIXES: RangeInclusive<u8> = 32..=128;
+
+    /// The default prefix.
+    pub const IPV6_PREFIX: u8 = 64;
 
     /// Groups IPv6 addresses by `bits` bits, if that is one of the [`IPV6_PREFIXES`](Grouping::IPV6_PREFIXES).
     pub fn by_ipv6_prefix(bits: u8) -> Option<Grouping> {

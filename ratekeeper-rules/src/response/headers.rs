@@ -37,6 +37,9 @@ use super::{LimitDecision, ResponseContext};
 pub struct HeaderSet(&'static HeaderTable);
 
 impl HeaderSet {
+    /// `ietf`, the default.
+    pub const IETF: HeaderSet = HeaderSet(&IETF);
+
     /// The set of this name.
     pub fn named(name: &str) -> Option<HeaderSet> {
         HeaderSet::all().find(|set| set.name() == name)
@@ -60,7 +63,7 @@ impl HeaderSet {
 impl Default for HeaderSet {
     /// `ietf`.
     fn default() -> HeaderSet {
-        HeaderSet(&IETF)
+        HeaderSet::IETF
     }
 }
 
