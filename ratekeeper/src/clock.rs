@@ -97,6 +97,32 @@ impl Clock for SystemClock {
     }
 }
 
+/// A clock chosen at run time. Clones show the same time.
+#[cfg(feature = "redis")]
+#[derive(Clone)]
+pub(crate) struct SharedClock(Arc<dyn Clock + Send + Sync>);
+
+#[cfg(feature = "redis")]
+impl SharedClock {
+    pub(crate) fn new(clock: impl Clock + Send + Sync + 'static) -> SharedClock {
+        SharedClock(Arc::new(clock))
+    }
+}
+
+#[cfg(feature = "redis")]
+impl std::fmt::Debug for SharedClock {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("SharedClock")
+    }
+}
+
+#[cfg(feature = "redis")]
+impl Clock for SharedClock {
+    fn now(&self) -> Time {
+        self.0.now()
+    }
+}
+
 /// A clock that is advanced manually, for tests and simulations. Clones share one time.
 #[derive(Clone, Debug, Default)]
 pub struct ManualClock(Arc<AtomicU64>);

@@ -8,6 +8,7 @@
 //! | [`deny`] | licenses, sources and advisories of the dependencies |
 //! | [`fuzz`] | searches for inputs that break a property, for a bounded time |
 //! | [`pictures`] | draws the pictures of docs/ |
+//! | [`instructions`] | counts the processor instructions of a request |
 //! | [`examples`] | runs the commands of README.md and docs/ and compares their output |
 //! | [`needs`] | programs that the steps call, installed where possible |
 //! | [`workspace`] | paths, packages and cargo calls |
@@ -16,6 +17,7 @@
 mod deny;
 mod examples;
 mod fuzz;
+mod instructions;
 mod markdown;
 mod needs;
 mod pictures;
@@ -77,7 +79,7 @@ fn help() -> String {
          tests do several times as much: floods, soaks, comparisons of stores.\n\n",
     );
     for step in steps::STEPS {
-        text.push_str(&format!("  {:<9} {}\n", step.name, step.what));
+        text.push_str(&format!("  {:<12} {}\n", step.name, step.what));
     }
     text.push_str(&format!(
         "\nUsage: cargo xtask fuzz [TARGET] [--seconds N]\n\n\

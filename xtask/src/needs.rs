@@ -31,6 +31,8 @@ const NEEDS: &[Need] = &[
     VENV,
     Need { program: "redis-server", package: "redis-server" },
     Need { program: "redis-cli", package: "redis-tools" },
+    Need { program: "taskset", package: "util-linux" },
+    Need { program: "valgrind", package: "valgrind" },
     Need { program: "wrk", package: "wrk" },
 ];
 

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::deny::{self, Advisories};
 use crate::workspace::Workspace;
-use crate::{examples, needs, test_run, tidy};
+use crate::{examples, instructions, needs, test_run, tidy};
 
 /// One named check.
 pub(crate) struct Step {
@@ -43,6 +43,11 @@ pub(crate) const STEPS: &[Step] = &[
         what: "the commands of README.md and docs/ print the output on the page",
         run: readme,
     },
+    Step {
+        name: "instructions",
+        what: "a request through the gateway takes no more instructions than before",
+        run: instructions,
+    },
     Step { name: "deny", what: "licenses, sources and advisories of the dependencies", run: deny },
 ];
 
@@ -76,12 +81,12 @@ pub(crate) fn run(chosen: &[&Step], long: bool) -> Result<()> {
 }
 
 fn summary(rows: &[(&str, Duration)]) -> String {
-    let mut table = format!("{:<9} {:>9}\n", "step", "time");
+    let mut table = format!("{:<12} {:>9}\n", "step", "time");
     for (name, spent) in rows {
-        table.push_str(&format!("{name:<9} {:>9}\n", seconds(*spent)));
+        table.push_str(&format!("{name:<12} {:>9}\n", seconds(*spent)));
     }
     let total = rows.iter().map(|(_, spent)| *spent).sum();
-    table.push_str(&format!("{:<9} {:>9}\n", "total", seconds(total)));
+    table.push_str(&format!("{:<12} {:>9}\n", "total", seconds(total)));
     table
 }
 
@@ -159,6 +164,11 @@ fn readme(workspace: &Workspace) -> Result<()> {
     workspace.cargo("build --release -p ratekeeper-cli").run()?;
     examples::run(workspace)?;
     Ok(())
+}
+
+fn instructions(workspace: &Workspace) -> Result<()> {
+    workspace.cargo("build --release -p ratekeeper-cli").run()?;
+    instructions::run(workspace)
 }
 
 fn deny(workspace: &Workspace) -> Result<()> {

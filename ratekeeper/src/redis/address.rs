@@ -1,6 +1,7 @@
 //! The address of Redis: one parser, for a check of a configuration and for the connection.
 
-use ::redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo};
+use std::fmt;
+use std::path::PathBuf;
 
 /// Why an address cannot be used. It quotes nothing of the address, which may contain a password.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -35,9 +36,34 @@ const WRONG_QUERY: &str = "the address contains `?` or `#`";
 const REDIS_PORT: u16 = 6_379;
 const SENTINEL_PORT: u16 = 26_379;
 
+/// Where a server listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Endpoint {
+    Tcp(Address),
+    Unix(PathBuf),
+}
+
+/// What a connection sends first.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub(crate) struct Login {
+    /// The name, which may be empty, and the password.
+    pub(crate) user: Option<(String, String)>,
+    pub(crate) database: u32,
+}
+
+impl fmt::Debug for Login {
+    /// Omits the password.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Login").field("database", &self.database).finish_non_exhaustive()
+    }
+}
+
 /// A parsed address. It has no `Debug`, because it may contain a password.
 pub(crate) enum ServerAddress {
-    One(Box<ConnectionInfo>),
+    One {
+        endpoint: Endpoint,
+        login: Login,
+    },
     /// The path is the name of the master.
     Sentinel(HostList),
     Cluster(HostList),
@@ -61,28 +87,41 @@ impl ServerAddress {
                     false => Err(list.error("a cluster has no numbered databases")),
                 }
             }
-            "unix" => {
-                // The parameters of a socket are in its query.
-                let info = url.into_connection_info().map_err(|_| {
-                    let reason = if rest.contains("db=") {
-                        WRONG_DATABASE
-                    } else {
-                        "the path of the socket is missing"
-                    };
-                    AddressError { reason, example: SOCKET_EXAMPLE }
-                })?;
-                with_database(info, SOCKET_EXAMPLE)
-            }
-            _ => server(url, rest),
+            "unix" => socket(rest),
+            "redis" | "rediss" => server(rest),
+            _ => Err(AddressError { reason: WRONG_HOST, example: SERVER_EXAMPLE }),
         }
     }
 }
 
+/// Parses the address of a Unix socket, whose user and database are in the query.
+fn socket(rest: &str) -> Result<ServerAddress, AddressError> {
+    let error = |reason| AddressError { reason, example: SOCKET_EXAMPLE };
+    let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
+    if path.is_empty() {
+        return Err(error("the path of the socket is missing"));
+    }
+    let (mut login, mut name, mut password) = (Login::default(), String::new(), None);
+    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+        match pair.split_once('=') {
+            Some(("db", number)) => login.database = number.parse().map_err(|_| error(WRONG_DATABASE))?,
+            Some(("user", value)) => name = unescaped(value),
+            Some(("pass", value)) => password = Some(unescaped(value)),
+            _ => return Err(error("the parameters of a socket are `db`, `user` and `pass`")),
+        }
+    }
+    login.user = password.map(|password| (name, password));
+    Ok(ServerAddress::One { endpoint: Endpoint::Unix(unescaped(path).into()), login })
+}
+
 /// Parses the address of one server.
-fn server(url: &str, rest: &str) -> Result<ServerAddress, AddressError> {
+fn server(rest: &str) -> Result<ServerAddress, AddressError> {
     let error = |reason| AddressError { reason, example: SERVER_EXAMPLE };
-    let (user, behind) = rest.rsplit_once('@').unwrap_or(("", rest));
-    if user.contains(['/', '?', '#']) {
+    let (user, behind) = match rest.rsplit_once('@') {
+        Some((user, behind)) => (Some(user), behind),
+        None => (None, rest),
+    };
+    if user.is_some_and(|user| user.contains(['/', '?', '#'])) {
         let reason = "the password contains `/`, `?` or `#`: write %2F, %3F or %23";
         return Err(AddressError { reason, example: ESCAPED_EXAMPLE });
     }
@@ -94,20 +133,14 @@ fn server(url: &str, rest: &str) -> Result<ServerAddress, AddressError> {
         let reason = "only Sentinel and Cluster have several hosts";
         return Err(AddressError { reason, example: CLUSTER_EXAMPLE });
     }
-    Address::parse(hosts, REDIS_PORT).ok_or_else(|| error(WRONG_HOST))?;
-    if !database.bytes().all(|byte| byte.is_ascii_digit()) {
-        return Err(error(WRONG_DATABASE));
-    }
-    let info = url.into_connection_info().map_err(|_| error(WRONG_HOST))?;
-    with_database(info, SERVER_EXAMPLE)
-}
-
-/// Returns the address unless its database is negative.
-fn with_database(info: ConnectionInfo, example: &'static str) -> Result<ServerAddress, AddressError> {
-    match info.redis_settings().db() < 0 {
-        true => Err(AddressError { reason: WRONG_DATABASE, example }),
-        false => Ok(ServerAddress::One(Box::new(info))),
-    }
+    let address = Address::parse(hosts, REDIS_PORT).ok_or_else(|| error(WRONG_HOST))?;
+    let digits = if database.is_empty() { "0" } else { database };
+    let is_number = digits.bytes().all(|byte| byte.is_ascii_digit());
+    let database = digits.parse().ok().filter(|_| is_number).ok_or_else(|| error(WRONG_DATABASE))?;
+    // A name without a password is not sent: the server would ask for the password.
+    let user = user.and_then(|user| user.split_once(':'));
+    let user = user.map(|(name, password)| (unescaped(name), unescaped(password)));
+    Ok(ServerAddress::One { endpoint: Endpoint::Tcp(address), login: Login { user, database } })
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -140,10 +173,6 @@ impl Address {
         let (host, port) = text.rsplit_once(':')?;
         let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
         Some(Address { host: bare.to_owned(), port: port.parse().ok()? })
-    }
-
-    pub(crate) fn to_connection_addr(&self) -> ConnectionAddr {
-        ConnectionAddr::Tcp(self.host.clone(), self.port)
     }
 }
 

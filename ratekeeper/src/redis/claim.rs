@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use ::redis::Cmd;
+use super::resp;
 
 /// The permits of a key that a process claims.
 #[derive(Clone, Debug)]
@@ -42,14 +42,14 @@ const CONTENDED: u8 = 3;
 const GARBLED: u8 = 64;
 
 impl PermitClaim {
-    /// Appends the keys of claims to a call, then the claims.
-    pub(crate) fn push_all<'a>(command: &mut Cmd, claims: impl Iterator<Item = &'a PermitClaim> + Clone) {
-        command.arg(claims.clone().count());
+    /// Appends the keys of claims to a command, then the claims: 1 argument, and 2 for each claim.
+    pub(crate) fn push_claims<'a>(out: &mut Vec<u8>, claims: impl Iterator<Item = &'a PermitClaim> + Clone) {
+        resp::push_number(out, claims.clone().count());
         for claim in claims.clone() {
-            command.arg(&claim.key);
+            resp::push_argument(out, claim.key.as_bytes());
         }
         for claim in claims {
-            command.arg(&claim.packed()[..]);
+            resp::push_argument(out, &claim.packed());
         }
     }
 

@@ -6,13 +6,14 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use ::redis::Value;
 use tokio::sync::{mpsc, watch};
 
 use super::address::Address;
-use super::batcher::{ConnectionOptions, StoreError};
+use super::batcher::ConnectionOptions;
 use super::node::Node;
+use super::resp::{self, RespValue};
 use super::server::NodeAccess;
+use super::store_error::StoreError;
 
 const HASH_SLOTS: usize = 16_384;
 /// Marks a hash slot without a node.
@@ -81,15 +82,10 @@ pub(crate) struct Cluster {
 
 impl Cluster {
     /// Starts the refresh task on the current runtime; it ends when the `Cluster` is dropped.
-    pub(crate) fn new(
-        seeds: Vec<Address>,
-        access: NodeAccess,
-        connections: usize,
-        options: ConnectionOptions,
-    ) -> Cluster {
+    pub(crate) fn new(seeds: Vec<Address>, access: NodeAccess, options: ConnectionOptions) -> Cluster {
         let (publish, map) = watch::channel(SlotMap::empty());
         let (refresh, requests) = mpsc::channel(1);
-        let factory = Arc::new(NodeFactory { access, connections, options, strays: Mutex::default() });
+        let factory = Arc::new(NodeFactory { access, options, strays: Mutex::default() });
         tokio::spawn(MapRefresher { seeds, factory: factory.clone(), publish, next: 0 }.run(requests));
         Cluster { map, factory, placeholder: Arc::default(), refresh }
     }
@@ -117,7 +113,7 @@ impl Cluster {
             address.host = responder.address.as_ref().map(|it| it.host.clone()).unwrap_or_default();
         }
         let known = self.map.borrow().nodes.iter().find(|it| it.address.as_ref() == Some(&address)).cloned();
-        known.map_or_else(|| self.factory.stray(&address), Ok)
+        Ok(known.unwrap_or_else(|| self.factory.stray(&address)))
     }
 
     /// Requests a refresh of the map.
@@ -137,7 +133,6 @@ impl Cluster {
 #[derive(Debug)]
 struct NodeFactory {
     access: NodeAccess,
-    connections: usize,
     options: ConnectionOptions,
     /// Nodes known only from redirections, newest last.
     strays: Mutex<Vec<Arc<Node>>>,
@@ -146,21 +141,21 @@ struct NodeFactory {
 impl NodeFactory {
     const STRAYS_MAX: usize = 16;
 
-    fn make(&self, address: &Address) -> Result<Arc<Node>, StoreError> {
-        let server = self.access.to(address).map_err(|error| StoreError::Unreachable(error.to_string()))?;
-        Ok(Arc::new(Node::new(Some(address.clone()), &server, self.connections, &self.options)))
+    fn make(&self, address: &Address) -> Arc<Node> {
+        Arc::new(Node::new(Some(address.clone()), self.access.to(address), self.options.clone()))
     }
 
-    fn stray(&self, address: &Address) -> Result<Arc<Node>, StoreError> {
+    fn stray(&self, address: &Address) -> Arc<Node> {
         let mut strays = self.strays.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = strays.iter().find(|it| it.address.as_ref() == Some(address)) {
-            return Ok(known.clone());
+            return known.clone();
         }
         if strays.len() == Self::STRAYS_MAX {
             strays.remove(0);
         }
-        strays.push(self.make(address)?);
-        Ok(strays[strays.len() - 1].clone())
+        let made = self.make(address);
+        strays.push(made.clone());
+        made
     }
 
     fn take_stray(&self, address: &Address) -> Option<Arc<Node>> {
@@ -209,9 +204,11 @@ impl MapRefresher {
     }
 
     async fn fetch_ranges(&self, address: &Address) -> Option<Vec<SlotRange>> {
-        let mut connection = self.factory.access.to(address).ok()?.connect().await.ok()?;
-        let reply: Value = ::redis::cmd("CLUSTER").arg("SLOTS").query_async(&mut connection).await.ok()?;
-        ranges(&reply, address)
+        let mut link = self.factory.access.to(address).connect().await.ok()?;
+        let mut command = Vec::new();
+        resp::push_all(&mut command, &[b"CLUSTER", b"SLOTS"]);
+        link.send(&command).await.ok()?;
+        ranges(&link.receive().await.ok()?, address)
     }
 
     fn map(&self, ranges: &[SlotRange]) -> Option<SlotMap> {
@@ -225,10 +222,7 @@ impl MapRefresher {
                 None => {
                     let known = old.nodes.iter().find(is_it).cloned();
                     let known = known.or_else(|| self.factory.take_stray(address));
-                    map.nodes.push(match known {
-                        Some(node) => node,
-                        None => self.factory.make(address).ok()?,
-                    });
+                    map.nodes.push(known.unwrap_or_else(|| self.factory.make(address)));
                     map.nodes.len() - 1
                 }
             };
@@ -254,21 +248,20 @@ struct SlotRange {
 
 /// Parses the reply to CLUSTER SLOTS: for each range the first hash slot, the last, the master and its replicas; each
 /// node as host, port and more.
-fn ranges(reply: &Value, responder: &Address) -> Option<Vec<SlotRange>> {
-    let range = |value: &Value| {
-        let [first, last, master, ..] = value.as_sequence()? else { return None };
-        let [host, port, ..] = master.as_sequence()? else { return None };
-        let host: Option<String> = ::redis::from_redis_value_ref(host).ok()?;
-        // A missing host means the node that replied.
-        let host = host.filter(|host| !is_nameless(host)).unwrap_or_else(|| responder.host.clone());
-        let port = ::redis::from_redis_value_ref(port).ok()?;
-        Some(SlotRange {
-            first: ::redis::from_redis_value_ref(first).ok()?,
-            last: ::redis::from_redis_value_ref(last).ok()?,
-            address: Address { host, port },
-        })
+fn ranges(reply: &RespValue<'_>, responder: &Address) -> Option<Vec<SlotRange>> {
+    let number = |value: &RespValue<'_>| match value {
+        RespValue::Integer(number) => u16::try_from(*number).ok(),
+        _ => None,
     };
-    reply.as_sequence()?.iter().map(range).collect()
+    let range = |value: &RespValue<'_>| {
+        let [first, last, master, ..] = value.elements()? else { return None };
+        let [host, port, ..] = master.elements()? else { return None };
+        // A missing host means the node that replied.
+        let host = host.text().filter(|host| !is_nameless(host)).unwrap_or(&responder.host).to_owned();
+        let address = Address { host, port: number(port)? };
+        Some(SlotRange { first: number(first)?, last: number(last)?, address })
+    };
+    reply.elements()?.iter().map(range).collect()
 }
 
 #[cfg(test)]
@@ -286,15 +279,15 @@ mod tests {
     #[test]
     fn cluster_slots_reply_is_parsed() {
         let node =
-            |host: Value, port| Value::Array(vec![host, Value::Int(port), Value::BulkString(b"id".into())]);
+            |host, port| RespValue::Array(vec![host, RespValue::Integer(port), RespValue::Bulk(b"id")]);
         let range = |first, last, master| {
-            let replica = node(Value::BulkString(b"replica".into()), 9);
-            Value::Array(vec![Value::Int(first), Value::Int(last), master, replica])
+            let replica = node(RespValue::Bulk(b"replica"), 9);
+            RespValue::Array(vec![RespValue::Integer(first), RespValue::Integer(last), master, replica])
         };
         let responder = Address { host: "responder".to_owned(), port: 1 };
-        let reply = Value::Array(vec![
-            range(0, 10, node(Value::BulkString(b"one".into()), 7)),
-            range(11, 16_383, node(Value::Nil, 8)),
+        let reply = RespValue::Array(vec![
+            range(0, 10, node(RespValue::Bulk(b"one"), 7)),
+            range(11, 16_383, node(RespValue::Nil, 8)),
         ]);
         let address = |host: &str, port| Address { host: host.to_owned(), port };
         assert_eq!(
@@ -304,7 +297,12 @@ mod tests {
                 SlotRange { first: 11, last: 16_383, address: address("responder", 8) }
             ]
         );
-        for wrong in [Value::Okay, Value::Array(vec![Value::Int(1)]), range(-1, 70_000, Value::Nil)] {
+        let wrong = [
+            RespValue::Status(b"OK"),
+            RespValue::Array(vec![RespValue::Integer(1)]),
+            RespValue::Array(vec![range(-1, 70_000, RespValue::Nil)]),
+        ];
+        for wrong in wrong {
             assert_eq!(ranges(&wrong, &responder), None);
         }
     }

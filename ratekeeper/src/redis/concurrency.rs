@@ -20,12 +20,12 @@ use ratekeeper_core::{FailurePolicy, Time};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
-use super::batcher::Task;
+use super::call::Task;
 use super::claim::{ClaimResult, PermitClaim};
 use super::key::Names;
 use super::route::Servers;
 use super::{Redis, Settings, SettingsError};
-use crate::clock::{Clock as _, SystemClock};
+use crate::clock::{Clock as _, SharedClock};
 use crate::concurrency::{Acquisition, Permit, PermitAvailability, PermitCounts, PermitKey, PermitRequest};
 use crate::limiter::MAX_KEYS;
 use crate::store::Key;
@@ -54,7 +54,7 @@ pub(crate) type PermitNames = Names;
 #[derive(Debug)]
 pub(crate) struct SharedPermits {
     servers: Arc<Servers>,
-    clock: SystemClock,
+    clock: SharedClock,
     deadline: Duration,
     policy: FailurePolicy,
     hold: Duration,

@@ -12,7 +12,7 @@ use futures_util::future::join_all;
 use ratekeeper_core::Time;
 use smallvec::{SmallVec, smallvec};
 
-use super::batcher::{Items, Reply};
+use super::call::{Items, Reply};
 use super::{ChargeOp, Inner, StoreError, Task};
 use crate::clock::Clock as _;
 use crate::store::{NO_LIMIT, Verdict};
@@ -65,7 +65,8 @@ impl Inner {
         }
         let charged = self.each(&groups, ChargeOp::Charge, at, start).await;
         verdict.at = Time::EPOCH;
-        let is_allowed = |reply: &Result<Reply, _>| reply.as_ref().is_ok_and(|reply| reply.verdict.allowed());
+        let is_allowed =
+            |reply: &Result<Box<Reply>, _>| reply.as_ref().is_ok_and(|reply| reply.verdict.allowed());
         if charged.iter().all(is_allowed) {
             for (group, reply) in groups.iter().zip(charged) {
                 group.copy_into(reply?, &mut verdict);
@@ -121,7 +122,7 @@ impl Inner {
         op: ChargeOp,
         at: Option<Time>,
         start: Time,
-    ) -> Vec<Result<Reply, StoreError>> {
+    ) -> Vec<Result<Box<Reply>, StoreError>> {
         let left = self.deadline.saturating_sub(self.clock.now().saturating_since(start));
         let tasks = groups.iter().map(|group| {
             let task = Task::Charge { items: group.items.clone(), op, at };
@@ -143,7 +144,7 @@ impl Inner {
 
 impl HashSlotCharges {
     /// Copies the decisions to the indexes of their charges.
-    fn copy_into(&self, reply: Reply, verdict: &mut Verdict) {
+    fn copy_into(&self, reply: Box<Reply>, verdict: &mut Verdict) {
         // The earliest charge of all: a later refund then returns at most what still counts for each limit.
         verdict.at = if verdict.at == Time::EPOCH { reply.at } else { verdict.at.min(reply.at) };
         for (index, decision) in self.indices.iter().zip(reply.verdict.decisions) {

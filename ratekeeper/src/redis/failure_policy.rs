@@ -8,7 +8,7 @@ use smallvec::{SmallVec, smallvec};
 
 use super::SettingsError;
 use super::breaker::PROBE_EVERY;
-use crate::clock::SystemClock;
+use crate::clock::SharedClock;
 use crate::memory::{Bounds, Memory, WhenFull};
 use crate::store::{Charge, ChargeError, InlineLimit, Key, Verdict};
 
@@ -19,7 +19,7 @@ const BOUNDS: Bounds = Bounds { max_keys: 100_000, max_bytes: 64 << 20, when_ful
 #[derive(Debug)]
 pub(crate) struct Fallback {
     limits: Box<[LimitFallback]>,
-    memory: Memory<SystemClock>,
+    memory: Memory<SharedClock>,
     /// The policy of inline limits.
     default_policy: FailurePolicy,
 }
@@ -34,9 +34,13 @@ enum LimitFallback {
 }
 
 impl Fallback {
-    pub(crate) fn new(limits: &[(Limit, FailurePolicy)], default_policy: FailurePolicy) -> Fallback {
+    pub(crate) fn new(
+        limits: &[(Limit, FailurePolicy)],
+        default_policy: FailurePolicy,
+        clock: SharedClock,
+    ) -> Fallback {
         let (limits, shares) = fallbacks(limits);
-        Fallback { limits, memory: Memory::new(&shares, SystemClock::new(), BOUNDS), default_policy }
+        Fallback { limits, memory: Memory::new(&shares, clock, BOUNDS), default_policy }
     }
 
     /// Creates policies for new limits, with state migration: limit n continues limit `from[n]`, if any.

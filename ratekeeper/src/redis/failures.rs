@@ -3,8 +3,6 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use ::redis::RedisError;
-
 use super::StoreError;
 
 /// Why a call to Redis failed.
@@ -94,7 +92,6 @@ impl FailureCause {
             ("ACL failure", FailureCause::NoPermission),
             ("NOAUTH", FailureCause::NoAuthentication),
             ("WRONGPASS", FailureCause::NoAuthentication),
-            ("AuthenticationFailed", FailureCause::NoAuthentication),
             ("WRONGTYPE", FailureCause::WrongType),
         ];
         causes.into_iter().find_map(|(code, cause)| text.contains(code).then_some(cause))
@@ -114,14 +111,6 @@ impl StoreError {
             }
             StoreError::ErrorReply(why) => FailureCause::of_text(why).unwrap_or(FailureCause::Other),
         })
-    }
-}
-
-/// The text of an error, with its code as Redis sends it.
-pub(crate) fn error_text(error: &RedisError) -> String {
-    match (error.code(), error.detail()) {
-        (Some(code), Some(detail)) => format!("{code} {detail}"),
-        _ => error.to_string(),
     }
 }
 

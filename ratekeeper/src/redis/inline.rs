@@ -6,7 +6,7 @@ use futures_util::future::join_all;
 use ratekeeper_core::{Limit, Time};
 use smallvec::{SmallVec, smallvec};
 
-use super::batcher::{ChargeOp, Item, Task};
+use super::call::{ChargeOp, Item, Task};
 use super::protocol::PackedLimit;
 use super::{Inner, StoreError};
 use crate::store::{ChargeError, InlineLimit, Key, StoreUnavailable, Verdict};

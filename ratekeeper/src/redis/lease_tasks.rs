@@ -8,8 +8,9 @@ use ratekeeper_core::{Decision, Time};
 use smallvec::{SmallVec, smallvec};
 
 use super::Inner;
-use super::batcher::{ChargeOp, Reply, StoreError, Task};
+use super::call::{ChargeOp, Reply, Task};
 use super::lease::{LeaseTasks, SpentUnits, UnspentUnits};
+use super::store_error::StoreError;
 use crate::clock::Clock as _;
 use crate::store::{Charge, NO_LIMIT, Verdict};
 
@@ -107,7 +108,7 @@ impl Inner {
         }
     }
 
-    async fn execute(&self, charge: &Charge, op: ChargeOp) -> Result<Reply, StoreError> {
+    async fn execute(&self, charge: &Charge, op: ChargeOp) -> Result<Box<Reply>, StoreError> {
         let item = self.item(charge);
         let slot = self.servers.slot(&item.key);
         let task = Task::Charge { items: smallvec![item], op, at: None };

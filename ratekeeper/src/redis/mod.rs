@@ -5,9 +5,11 @@
 //! | `library.lua` | decides inside Redis; one call is one atomic step |
 //! | `protocol` | packs arguments for the library; turns its replies into decisions by the core's arithmetic |
 //! | `key` | names a key in Redis: a hash with the deployment's secret |
-//! | `settings`, `address`, `server` | the options and the address of Redis, and how a connection is opened |
-//! | `batcher` | one connection, and the task that batches checks into calls |
-//! | `node` | one Redis server: its connections and its circuit breaker |
+//! | `settings`, `address` | the options and the address of Redis |
+//! | `server`, `network` | how a connection is opened; the seam at which the network can be replaced |
+//! | `link`, `resp` | an open connection, and the protocol of Redis |
+//! | `call`, `batcher` | batches checks into calls; the task that drives a connection |
+//! | `node` | one Redis server: the connections of each runtime, and its circuit breaker |
 //! | `route`, `cluster` | finds the cluster node of a request and follows redirections |
 //! | `cross_slot` | a request whose limits have keys in several hash slots |
 //! | `denial_cache` | answers repeated denials locally |
@@ -27,25 +29,33 @@
 mod address;
 mod batcher;
 mod breaker;
+mod call;
 mod claim;
 mod cluster;
 #[cfg(feature = "tower")]
 mod concurrency;
 mod cross_slot;
 mod denial_cache;
+#[cfg(test)]
+mod environment_tests;
 mod failure_policy;
 mod failures;
 mod inline;
 mod key;
 mod lease;
 mod lease_tasks;
+mod library;
+mod link;
+mod network;
 mod node;
 mod protocol;
 mod records;
 mod reload;
+mod resp;
 mod route;
 mod server;
 mod settings;
+mod store_error;
 
 use std::hash::Hash;
 use std::sync::Arc;
@@ -56,8 +66,8 @@ use ratekeeper_core::{Limit, Time};
 use smallvec::SmallVec;
 
 pub use self::address::{AddressError, check_address};
-pub use self::batcher::StoreError;
-use self::batcher::{ChargeOp, ConnectionOptions, Item, Items, Library, Task};
+use self::batcher::ConnectionOptions;
+use self::call::{ChargeOp, Item, Items, Task};
 #[cfg(feature = "tower")]
 pub(crate) use self::concurrency::{PermitNames, SharedPermits};
 use self::denial_cache::DenialCache;
@@ -65,13 +75,15 @@ use self::failure_policy::Fallback;
 pub use self::failures::FailureCause;
 use self::key::Names;
 use self::lease::{LeaseTerms, Leases};
+use self::library::Library;
 use self::protocol::PackedLimit;
 pub use self::records::{RecordClaim, Records, TakeResult};
 use self::route::Servers;
 use self::server::Topology;
 pub use self::settings::{Settings, SettingsError};
+pub use self::store_error::StoreError;
 use crate::Limiter;
-use crate::clock::{Clock, SystemClock};
+use crate::clock::{Clock as _, SharedClock};
 use crate::store::{Charge, ChargeError, InlineLimit, Key, Store, StoreUnavailable, Verdict, check_charges};
 
 /// The wire format, for the benchmark and for tests that send raw calls.
@@ -136,7 +148,7 @@ struct Inner {
     denials: DenialCache,
     leases: Leases,
     fallback: Fallback,
-    clock: SystemClock,
+    clock: SharedClock,
 }
 
 impl Redis {
@@ -147,16 +159,18 @@ impl Redis {
         base: &Settings,
     ) -> Result<Redis, SettingsError> {
         let library = Arc::new(Library::new());
-        let options = ConnectionOptions { library, deadline: settings.deadline };
+        let options =
+            ConnectionOptions { library, deadline: settings.deadline, connections: settings.connections };
         let terms = settings.terms(limits)?;
-        let fallback = Fallback::new(&settings.policies(limits)?, settings.default_policy());
+        let clock = settings.environment.clock();
+        let fallback = Fallback::new(&settings.policies(limits)?, settings.default_policy(), clock.clone());
         // Invalid settings are reported before any task is started.
         settings.names(limits)?;
         let topology = Topology::new(settings)?;
         if tokio::runtime::Handle::try_current().is_err() {
             return Err(SettingsError::NoRuntime);
         }
-        let servers = Arc::new(Servers::new(topology, settings.connections, options));
+        let servers = Arc::new(Servers::new(topology, options, clock));
         Redis::with_servers(servers, limits, settings, base, terms, fallback)
     }
 
@@ -182,6 +196,7 @@ impl Redis {
             terms.iter().map(|terms| terms.as_ref().map(|terms| terms.lease.hold)).collect::<Vec<_>>();
         let inner = Arc::new(Inner {
             names: Names::new(&settings.secret, &settings.namespace, named),
+            clock: servers.clock.clone(),
             servers,
             limits: packed,
             configured: limits.into(),
@@ -190,7 +205,6 @@ impl Redis {
             denials: DenialCache::new(limits.iter().zip(holds)),
             leases: Leases::new(terms),
             fallback,
-            clock: SystemClock::new(),
         });
         if let Some(every) = inner.leases.sweep_every() {
             tokio::spawn(lease_tasks::sweep(Arc::downgrade(&inner), every));

@@ -1,51 +1,109 @@
 //! One Redis server: its connections and its circuit breaker.
+//!
+//! A connection is driven by the runtime that opened it, and a request uses a connection of its own runtime, so that
+//! it never waits for another thread. The first request of a runtime opens its connections.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
+use tokio::runtime::{Handle, Id};
 use tokio::sync::oneshot;
 
 use super::address::Address;
-use super::batcher::{CallError, Connection, ConnectionOptions, QueuedTask, Reply, StoreError, Task};
+use super::batcher::{Connection, ConnectionOptions};
 use super::breaker::Breaker;
+use super::call::{CallError, QueuedTask, Reply, Task};
 use super::server::Server;
+use super::store_error::StoreError;
+
+/// Runtimes with connections of their own. Requests of further runtimes use the connections of these.
+const RUNTIMES_MAX: usize = 256;
+
+pub(crate) type ReplyReceiver = oneshot::Receiver<Result<Box<Reply>, CallError>>;
 
 #[derive(Debug, Default)]
 pub(crate) struct Node {
     /// Set for a node of a cluster.
     pub(crate) address: Option<Address>,
-    connections: Box<[Connection]>,
-    next_connection: AtomicUsize,
+    /// How connections are opened; absent in the placeholder that is used until the cluster's nodes are known.
+    access: Option<(Server, ConnectionOptions)>,
+    runtimes: RwLock<Vec<RuntimeConnections>>,
     pub(crate) breaker: Breaker,
 }
 
 impl Node {
-    pub(crate) fn new(
-        address: Option<Address>,
-        server: &Server,
-        connections: usize,
-        options: &ConnectionOptions,
-    ) -> Node {
-        let connections =
-            (0..connections).map(|_| Connection::new(server.clone(), options.clone())).collect();
-        Node { address, connections, ..Node::default() }
+    /// Opens the connections of the current runtime.
+    pub(crate) fn new(address: Option<Address>, server: Server, options: ConnectionOptions) -> Node {
+        let node = Node { address, access: Some((server, options)), ..Node::default() };
+        node.add_runtime();
+        node
     }
 
-    /// Whether this is the placeholder that is used until the cluster's nodes are known.
     pub(crate) fn is_placeholder(&self) -> bool {
-        self.connections.is_empty()
+        self.access.is_none()
     }
 
-    pub(crate) async fn call(&self, slot: u16, is_guest: bool, task: Task) -> Result<Reply, CallError> {
-        let (sender, reply) = oneshot::channel();
-        let next = self.next_connection.fetch_add(1, Ordering::Relaxed) % self.connections.len().max(1);
+    /// Puts a task into the queue of a connection.
+    pub(crate) fn enqueue(&self, slot: u16, is_guest: bool, task: Task) -> Result<ReplyReceiver, CallError> {
         let ended = || CallError::Failed(StoreError::driver_ended());
-        // Round robin, but an open connection is preferred.
+        let current = Handle::try_current().map_err(|_| ended())?.id();
+        let mut runtimes = self.runtimes();
+        if !runtimes.iter().any(|runtime| runtime.id == current && !runtime.has_ended()) {
+            drop(runtimes);
+            self.add_runtime();
+            runtimes = self.runtimes();
+        }
+        let own = runtimes.iter().find(|runtime| runtime.id == current && !runtime.has_ended());
+        // If there are too many runtimes, some have no connections of their own.
+        let chosen = own.or(runtimes.first()).ok_or_else(ended)?;
+        let (sender, reply) = oneshot::channel();
+        chosen.next().enqueue(QueuedTask { slot, is_guest, task, sender }).map_err(CallError::Failed)?;
+        Ok(reply)
+    }
+
+    fn runtimes(&self) -> RwLockReadGuard<'_, Vec<RuntimeConnections>> {
+        self.runtimes.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Opens connections that the current runtime drives, unless there are too many runtimes.
+    fn add_runtime(&self) {
+        let (Some((server, options)), Ok(handle)) = (&self.access, Handle::try_current()) else { return };
+        let mut runtimes = self.runtimes.write().unwrap_or_else(PoisonError::into_inner);
+        runtimes.retain(|runtime| !runtime.has_ended());
+        if runtimes.len() < RUNTIMES_MAX && runtimes.iter().all(|runtime| runtime.id != handle.id()) {
+            runtimes.push(RuntimeConnections::open(&handle, server, options));
+        }
+    }
+}
+
+/// The connections that one runtime drives.
+#[derive(Debug)]
+struct RuntimeConnections {
+    id: Id,
+    /// At least one.
+    connections: Box<[Connection]>,
+    next: AtomicUsize,
+}
+
+impl RuntimeConnections {
+    fn open(handle: &Handle, server: &Server, options: &ConnectionOptions) -> RuntimeConnections {
+        let count = options.connections.unwrap_or_else(|| handle.metrics().num_workers()).max(1);
+        let connections = (0..count).map(|_| Connection::new(server.clone(), options.clone())).collect();
+        RuntimeConnections { id: handle.id(), connections, next: AtomicUsize::new(0) }
+    }
+
+    /// Whether the runtime has shut down.
+    fn has_ended(&self) -> bool {
+        self.connections.iter().all(Connection::has_ended)
+    }
+
+    /// The connection of the next request: round robin, but an open one is preferred.
+    fn next(&self) -> &Connection {
+        if let [only] = &*self.connections {
+            return only;
+        }
+        let next = self.next.fetch_add(1, Ordering::Relaxed) % self.connections.len();
         let mut in_turn = self.connections[next..].iter().chain(&self.connections[..next]);
-        let connection = in_turn
-            .find(|connection| connection.is_connected())
-            .or(self.connections.get(next))
-            .ok_or_else(ended)?;
-        connection.enqueue(QueuedTask { slot, is_guest, task, sender }).map_err(CallError::Failed)?;
-        reply.await.unwrap_or_else(|_| Err(ended()))
+        in_turn.find(|connection| connection.is_connected()).unwrap_or(&self.connections[next])
     }
 }

@@ -93,6 +93,12 @@ impl PackedLimit {
     /// The packed charge of a request. `more`: the next charge belongs to the same request.
     pub(crate) fn charge(&self, cost: u32, is_peek: bool, more: bool) -> Vec<u8> {
         let mut text = Vec::with_capacity(10 + self.own.len() + 32);
+        self.push_charge(&mut text, cost, is_peek, more);
+        text
+    }
+
+    /// Appends what [`charge`](Self::charge) returns.
+    pub(crate) fn push_charge(&self, text: &mut Vec<u8>, cost: u32, is_peek: bool, more: bool) {
         text.push(self.kind);
         text.push(u8::from(more) * MORE + u8::from(is_peek) * PEEK);
         text.extend(cost.to_le_bytes());
@@ -101,13 +107,12 @@ impl PackedLimit {
         if let Limit::Bucket(it) = &self.limit {
             let cost = cost.min(it.capacity());
             if is_whole_micros(it) && self.gcra.is_none() {
-                push_f64(&mut text, micros(it, cost));
+                push_f64(text, micros(it, cost));
             } else {
-                push_span(&mut text, ticks(it, cost), it.ticks_per_ns());
-                push_f64(&mut text, it.ticks_per_ns());
+                push_span(text, ticks(it, cost), it.ticks_per_ns());
+                push_f64(text, it.ticks_per_ns());
             }
         }
-        text
     }
 
     /// What a state depends on: the algorithm with its variant, and the window or rate. Limits that differ only in

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::batcher::Task;
+use super::call::Task;
 use super::key::Names;
 use super::route::Servers;
 use super::{Inner, Redis, StoreError};

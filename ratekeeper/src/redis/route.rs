@@ -1,16 +1,20 @@
 //! Routes a request to its server and follows redirections until it is executed.
 
+use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::Either;
 use ratekeeper_core::Time;
 
-use super::batcher::{CallError, ConnectionOptions, Item, Reply, StoreError, Task};
+use super::batcher::ConnectionOptions;
+use super::call::{CallError, Item, Reply, Task};
 use super::cluster::{self, Cluster};
 use super::failures::Failures;
-use super::node::Node;
+use super::node::{Node, ReplyReceiver};
 use super::server::Topology;
-use crate::clock::{Clock, SystemClock};
+use super::store_error::StoreError;
+use crate::clock::{Clock as _, SharedClock};
 
 /// Maximum number of redirections of a request.
 const REDIRECTS_MAX: usize = 5;
@@ -22,26 +26,24 @@ const TRY_AGAIN_AFTER: Duration = Duration::from_millis(2);
 #[derive(Debug)]
 pub(crate) struct Servers {
     nodes: Nodes,
-    clock: SystemClock,
+    pub(crate) clock: SharedClock,
     pub(crate) failures: Failures,
 }
 
 #[derive(Debug)]
 enum Nodes {
-    One(Arc<Node>),
+    One(Node),
     Cluster(Cluster),
 }
 
 impl Servers {
-    /// Must be called on a tokio runtime.
-    pub(crate) fn new(topology: Topology, connections: usize, options: ConnectionOptions) -> Servers {
+    /// Must be called on a tokio runtime. `clock` tells the local time.
+    pub(crate) fn new(topology: Topology, options: ConnectionOptions, clock: SharedClock) -> Servers {
         let nodes = match topology {
-            Topology::One(server) => Nodes::One(Arc::new(Node::new(None, &server, connections, &options))),
-            Topology::Cluster { seeds, access } => {
-                Nodes::Cluster(Cluster::new(seeds, access, connections, options))
-            }
+            Topology::One(server) => Nodes::One(Node::new(None, server, options)),
+            Topology::Cluster { seeds, access } => Nodes::Cluster(Cluster::new(seeds, access, options)),
         };
-        Servers { nodes, clock: SystemClock::new(), failures: Failures::default() }
+        Servers { nodes, clock, failures: Failures::default() }
     }
 
     /// The hash slot of a key; 0 for all keys of a single server.
@@ -63,44 +65,82 @@ impl Servers {
         slots.all(|slot| slot == first).then_some(first)
     }
 
-    /// Executes a task on the node of its hash slot, within `timeout`.
-    pub(crate) async fn execute(
+    /// Executes a task on the node of its hash slot, within `timeout`. For a single server, the task is in the queue
+    /// when this returns, so that the future holds only its reply.
+    pub(crate) fn execute(
         &self,
         slot: u16,
         task: Task,
         timeout: Duration,
-    ) -> Result<Reply, StoreError> {
-        let (node, since) = (self.node(slot), self.clock.now());
+    ) -> impl Future<Output = Result<Box<Reply>, StoreError>> + Send + '_ {
+        match &self.nodes {
+            Nodes::One(node) => Either::Left(self.call_server(node, task, timeout)),
+            Nodes::Cluster(cluster) => {
+                Either::Right(Box::pin(self.call_cluster(cluster, slot, task, timeout)))
+            }
+        }
+    }
+
+    /// Calls the only server.
+    fn call_server<'a>(
+        &'a self,
+        node: &'a Node,
+        task: Task,
+        timeout: Duration,
+    ) -> impl Future<Output = Result<Box<Reply>, StoreError>> + Send + 'a {
+        let called = self.begin(node).map(|guard| (guard, node.enqueue(0, false, task)));
+        async move {
+            let (guard, queued) = called?;
+            let reply = match queued {
+                Ok(receiver) => tokio::time::timeout(timeout, receive(receiver)).await,
+                Err(error) => Ok(Err(error)),
+            };
+            guard.finish(reply.map_or(Err(StoreError::TimedOut), |reply| reply.map_err(StoreError::from)))
+        }
+    }
+
+    /// Calls the node of a hash slot and follows redirections.
+    async fn call_cluster(
+        &self,
+        cluster: &Cluster,
+        slot: u16,
+        task: Task,
+        timeout: Duration,
+    ) -> Result<Box<Reply>, StoreError> {
+        let mut guard = self.begin(cluster.node(slot))?;
+        let following = self.follow(cluster, &mut guard.node, slot, task);
+        let reply = tokio::time::timeout(timeout, following).await;
+        guard.finish(reply.unwrap_or(Err(StoreError::TimedOut)))
+    }
+
+    /// Begins a call, unless the node's breaker is open.
+    fn begin<N: Deref<Target = Node>>(&self, node: N) -> Result<CallGuard<'_, N>, StoreError> {
+        let since = self.clock.now();
         if !node.breaker.allows_call(since) {
             self.request_refresh();
             return Err(StoreError::CircuitOpen);
         }
-        let mut guard = CallGuard { servers: self, node, since, is_finished: false };
-        let reply = tokio::time::timeout(timeout, self.follow(&mut guard.node, slot, task)).await;
-        let reply = reply.unwrap_or(Err(StoreError::TimedOut));
-        guard.is_finished = true;
-        if let Err(error) = &reply {
-            self.failures.record(error);
-        }
-        match &reply {
-            // An unexpected reply is still a reply.
-            Ok(_) | Err(StoreError::UnexpectedReply) => guard.node.breaker.record_success(),
-            Err(_) => guard.failed(),
-        }
-        reply
+        Ok(CallGuard { servers: self, node, since, is_finished: false })
     }
 
-    /// Calls the node and follows redirections. `node` is the node being called.
-    async fn follow(&self, node: &mut Arc<Node>, slot: u16, task: Task) -> Result<Reply, StoreError> {
-        let Nodes::Cluster(cluster) = &self.nodes else {
-            return node.call(slot, false, task).await.map_err(StoreError::from);
-        };
+    /// Calls nodes until one executes the task. `node` is the node being called.
+    async fn follow(
+        &self,
+        cluster: &Cluster,
+        node: &mut Arc<Node>,
+        slot: u16,
+        task: Task,
+    ) -> Result<Box<Reply>, StoreError> {
         if node.is_placeholder() {
             *node = cluster.wait_for(slot).await?;
         }
         let (mut is_guest, mut redirects) = (false, 0);
         while redirects < REDIRECTS_MAX {
-            let (address, is_ask) = match node.call(slot, is_guest, task.clone()).await {
+            let reply = match node.enqueue(slot, is_guest, task.clone()) {
+                Ok(receiver) => receive(receiver).await,
+                Err(error) => Err(error),
+            };
+            let (address, is_ask) = match reply {
                 Err(CallError::Redirected { address, is_ask }) => (address, is_ask),
                 Err(CallError::TryAgain) => {
                     tokio::time::sleep(TRY_AGAIN_AFTER).await;
@@ -123,13 +163,6 @@ impl Servers {
         Err(StoreError::ErrorReply(format!("more than {REDIRECTS_MAX} redirections for hash slot {slot}")))
     }
 
-    fn node(&self, slot: u16) -> Arc<Node> {
-        match &self.nodes {
-            Nodes::One(node) => node.clone(),
-            Nodes::Cluster(cluster) => cluster.node(slot),
-        }
-    }
-
     fn request_refresh(&self) {
         if let Nodes::Cluster(cluster) = &self.nodes {
             cluster.request_refresh();
@@ -144,23 +177,41 @@ impl Servers {
     }
 }
 
+async fn receive(receiver: ReplyReceiver) -> Result<Box<Reply>, CallError> {
+    receiver.await.unwrap_or_else(|_| Err(CallError::Failed(StoreError::driver_ended())))
+}
+
 /// A call in flight. If it is cancelled, that counts as a failure of the node; otherwise callers with a short timeout
 /// would never detect a node that does not answer.
-struct CallGuard<'a> {
+struct CallGuard<'a, N: Deref<Target = Node>> {
     servers: &'a Servers,
-    node: Arc<Node>,
+    node: N,
     since: Time,
     is_finished: bool,
 }
 
-impl CallGuard<'_> {
+impl<N: Deref<Target = Node>> CallGuard<'_, N> {
+    /// Records the result of the call.
+    fn finish(mut self, reply: Result<Box<Reply>, StoreError>) -> Result<Box<Reply>, StoreError> {
+        self.is_finished = true;
+        if let Err(error) = &reply {
+            self.servers.failures.record(error);
+        }
+        match &reply {
+            // An unexpected reply is still a reply.
+            Ok(_) | Err(StoreError::UnexpectedReply) => self.node.breaker.record_success(),
+            Err(_) => self.failed(),
+        }
+        reply
+    }
+
     fn failed(&self) {
         self.node.breaker.record_failure(self.servers.clock.now());
         self.servers.request_refresh();
     }
 }
 
-impl Drop for CallGuard<'_> {
+impl<N: Deref<Target = Node>> Drop for CallGuard<'_, N> {
     fn drop(&mut self) {
         if !self.is_finished && self.servers.clock.now().saturating_since(self.since) >= DROPPED_AFTER {
             self.failed();

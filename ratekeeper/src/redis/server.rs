@@ -1,19 +1,13 @@
-//! How a connection to a server is opened.
+//! A server, and how a connection to it is opened.
 
-use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use ::redis::aio::MultiplexedConnection;
-use ::redis::io::tcp::TcpSettings;
-use ::redis::sentinel::{SentinelClient, SentinelClientBuilder, SentinelServerType};
-use ::redis::{
-    AsyncConnectionConfig, Client, ClientTlsConfig, ConnectionAddr, IntoConnectionInfo, RedisConnectionInfo,
-    RedisError, TlsCertificates,
-};
-use tokio::sync::Mutex;
-
-use super::address::{Address, HostList, ServerAddress};
+use super::address::{Address, Endpoint, HostList, Login, ServerAddress};
+use super::link::{Link, LinkError};
+use super::network::{Network, SystemNetwork};
+use super::resp::{self, RespValue};
 use super::{Settings, SettingsError};
 
 /// Connecting takes longer than a decision may take, above all with TLS. Callers do not wait for it.
@@ -28,130 +22,129 @@ pub(crate) enum Topology {
 
 impl Topology {
     pub(crate) fn new(settings: &Settings) -> Result<Topology, SettingsError> {
-        let wrong = |error: RedisError| SettingsError::Address(error.to_string());
         let address =
             ServerAddress::parse(&settings.url).map_err(|error| SettingsError::Address(error.to_string()))?;
-        let tls = settings.url.starts_with("rediss").then(|| {
-            // Fails if a provider is already installed, which is fine.
-            let _ = rustls::crypto::ring::default_provider().install_default();
-            let client_tls = settings
-                .certificate
-                .clone()
-                .map(|(client_cert, client_key)| ClientTlsConfig { client_cert, client_key });
-            TlsCertificates { client_tls, root_cert: settings.ca.clone() }
-        });
-        match address {
-            ServerAddress::Sentinel(list) => {
-                let client = sentinels(&list).map_err(wrong)?;
-                Ok(Topology::One(Server::Sentinel(Arc::new(Mutex::new(client)))))
-            }
-            ServerAddress::Cluster(list) => {
-                let access = NodeAccess { user: list.user, tls };
-                // An invalid configuration is reported now.
-                access.to(&list.hosts[0]).map_err(wrong)?;
-                Ok(Topology::Cluster { seeds: list.hosts, access })
-            }
-            ServerAddress::One(info) => {
-                let info = info.set_tcp_settings(tcp());
-                let client = match tls {
-                    Some(certificates) => Client::build_with_tls(info, certificates),
-                    None => Client::open(info),
+        let network: Arc<dyn Network> = match &settings.environment.network {
+            Some(network) => network.clone(),
+            None => Arc::new(SystemNetwork::new(settings, settings.url.starts_with("rediss"))?),
+        };
+        Ok(match address {
+            ServerAddress::One { endpoint, login } => Topology::One(Server::one(endpoint, login, network)),
+            ServerAddress::Sentinel(HostList { user, hosts, path, .. }) => {
+                let login = Login { user, database: 0 };
+                let sentinels = Sentinels {
+                    hosts: hosts.into_iter().map(Endpoint::Tcp).collect(),
+                    master: path,
+                    next: AtomicUsize::new(0),
                 };
-                client.map(Server::one).map(Topology::One).map_err(wrong)
+                Topology::One(Server(Arc::new(Access {
+                    location: Location::OfMaster(sentinels),
+                    login,
+                    network,
+                })))
             }
-        }
-    }
-}
-
-/// Without `TCP_NODELAY`, a call larger than one packet would wait for the acknowledgement of its first packet.
-fn tcp() -> TcpSettings {
-    TcpSettings::default().set_nodelay(true)
-}
-
-/// Credentials and TLS configuration for all nodes of a cluster.
-#[derive(Clone)]
-pub(crate) struct NodeAccess {
-    user: Option<(String, String)>,
-    tls: Option<TlsCertificates>,
-}
-
-impl fmt::Debug for NodeAccess {
-    /// Omits the password.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("NodeAccess")
-    }
-}
-
-impl NodeAccess {
-    pub(crate) fn to(&self, address: &Address) -> Result<Server, RedisError> {
-        let (host, port) = (address.host.clone(), address.port);
-        let address = match &self.tls {
-            Some(_) => ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: None },
-            None => ConnectionAddr::Tcp(host, port),
-        };
-        let mut user = RedisConnectionInfo::default();
-        if let Some((name, password)) = &self.user {
-            user = user.set_password(password);
-            if !name.is_empty() {
-                user = user.set_username(name);
+            ServerAddress::Cluster(HostList { user, hosts, .. }) => {
+                let login = Login { user, database: 0 };
+                Topology::Cluster { seeds: hosts, access: NodeAccess { login, network } }
             }
-        }
-        let info = address.into_connection_info()?.set_redis_settings(user).set_tcp_settings(tcp());
-        let client = match &self.tls {
-            Some(certificates) => Client::build_with_tls(info, certificates.clone())?,
-            None => Client::open(info)?,
-        };
-        Ok(Server::one(client))
-    }
-}
-
-#[derive(Clone)]
-pub(crate) enum Server {
-    One(Box<Client>),
-    /// The current master according to the sentinels.
-    Sentinel(Arc<Mutex<SentinelClient>>),
-}
-
-impl fmt::Debug for Server {
-    /// Addresses contain passwords.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Server")
-    }
-}
-
-impl Server {
-    fn one(client: Client) -> Server {
-        Server::One(Box::new(client))
-    }
-
-    /// Opens a connection within [`CONNECT_MAX`].
-    pub(crate) async fn connect(&self) -> Result<MultiplexedConnection, RedisError> {
-        let config =
-            AsyncConnectionConfig::new().set_connection_timeout(Some(CONNECT_MAX)).set_response_timeout(None);
-        let connecting = async {
-            match self {
-                Server::One(client) => client.get_multiplexed_async_connection_with_config(&config).await,
-                Server::Sentinel(client) => {
-                    client.lock().await.get_async_connection_with_config(&config).await
-                }
-            }
-        };
-        tokio::time::timeout(CONNECT_MAX, connecting).await.unwrap_or_else(|_| {
-            let why = (::redis::ErrorKind::Io, "no connection within a second");
-            Err(RedisError::from(why))
         })
     }
 }
 
-fn sentinels(list: &HostList) -> Result<SentinelClient, RedisError> {
-    let hosts = list.hosts.iter().map(Address::to_connection_addr);
-    let mut builder = SentinelClientBuilder::new(hosts, &list.path, SentinelServerType::Master)?
-        .set_client_to_redis_tcp_settings(tcp());
-    if let Some((name, password)) = &list.user {
-        if !name.is_empty() {
-            builder = builder.set_client_to_redis_username(name);
-        }
-        builder = builder.set_client_to_redis_password(password);
+/// Login and network of all nodes of a cluster.
+#[derive(Clone, Debug)]
+pub(crate) struct NodeAccess {
+    login: Login,
+    network: Arc<dyn Network>,
+}
+
+impl NodeAccess {
+    pub(crate) fn to(&self, address: &Address) -> Server {
+        Server::one(Endpoint::Tcp(address.clone()), self.login.clone(), self.network.clone())
     }
-    builder.build()
+}
+
+/// A server. Cloning is cheap.
+#[derive(Clone, Debug)]
+pub(crate) struct Server(Arc<Access>);
+
+#[derive(Debug)]
+struct Access {
+    location: Location,
+    login: Login,
+    network: Arc<dyn Network>,
+}
+
+#[derive(Debug)]
+enum Location {
+    At(Endpoint),
+    /// The current master according to the sentinels.
+    OfMaster(Sentinels),
+}
+
+#[derive(Debug)]
+struct Sentinels {
+    hosts: Box<[Endpoint]>,
+    master: String,
+    /// The sentinel to ask first. The next one after each connection, because a sentinel without contact to the others
+    /// may name an old master.
+    next: AtomicUsize,
+}
+
+impl Server {
+    fn one(endpoint: Endpoint, login: Login, network: Arc<dyn Network>) -> Server {
+        Server(Arc::new(Access { location: Location::At(endpoint), login, network }))
+    }
+
+    /// Opens a connection within [`CONNECT_MAX`].
+    pub(crate) async fn connect(&self) -> Result<Link, LinkError> {
+        let Access { location, login, network } = &*self.0;
+        let connecting = async {
+            let found;
+            let endpoint = match location {
+                Location::At(endpoint) => endpoint,
+                Location::OfMaster(sentinels) => {
+                    found = sentinels.find_master(&**network).await?;
+                    &found
+                }
+            };
+            Link::log_in(network.open(endpoint).await?, login).await
+        };
+        tokio::time::timeout(CONNECT_MAX, connecting).await.unwrap_or(Err(LinkError::TimedOut))
+    }
+}
+
+impl Sentinels {
+    /// Time limit for one sentinel to answer, so that the next one can be asked.
+    const ANSWER_MAX: Duration = Duration::from_millis(250);
+
+    async fn find_master(&self, network: &dyn Network) -> Result<Endpoint, LinkError> {
+        let first = self.next.fetch_add(1, Ordering::Relaxed);
+        let mut failure = LinkError::TimedOut;
+        for turn in 0..self.hosts.len() {
+            let sentinel = &self.hosts[first.wrapping_add(turn) % self.hosts.len()];
+            match tokio::time::timeout(Self::ANSWER_MAX, self.ask(network, sentinel)).await {
+                Ok(Ok(master)) => return Ok(master),
+                Ok(Err(error)) => failure = error,
+                Err(_) => {}
+            }
+        }
+        Err(failure)
+    }
+
+    async fn ask(&self, network: &dyn Network, sentinel: &Endpoint) -> Result<Endpoint, LinkError> {
+        let mut link = Link::log_in(network.open(sentinel).await?, &Login::default()).await?;
+        let mut command = Vec::new();
+        resp::push_all(&mut command, &[b"SENTINEL", b"GET-MASTER-ADDR-BY-NAME", self.master.as_bytes()]);
+        link.send(&command).await?;
+        let unknown = || LinkError::UnknownMaster(self.master.clone());
+        let reply = link.receive().await?;
+        if let RespValue::Error(text) = reply {
+            return Err(LinkError::Login(String::from_utf8_lossy(text).into_owned()));
+        }
+        let Some([host, port]) = reply.elements() else { return Err(unknown()) };
+        let host = host.text().ok_or_else(unknown)?.to_owned();
+        let port = port.text().and_then(|port| port.parse().ok()).ok_or_else(unknown)?;
+        Ok(Endpoint::Tcp(Address { host, port }))
+    }
 }

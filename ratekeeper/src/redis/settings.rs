@@ -1,11 +1,14 @@
 //! The address of Redis and the options for its use.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use ratekeeper_core::{FailurePolicy, Lease, Limit};
 
 use super::lease::LeaseTerms;
+use super::network::Network;
+use crate::clock::{SharedClock, SystemClock};
 
 /// The address of Redis and the options for its use.
 #[derive(Clone)]
@@ -20,9 +23,10 @@ pub struct Settings {
     limit_policies: Vec<(usize, FailurePolicy)>,
     leases: Vec<(usize, Lease)>,
     names: Vec<(usize, String)>,
-    pub(crate) connections: usize,
+    pub(crate) connections: Option<usize>,
     pub(crate) ca: Option<Vec<u8>>,
     pub(crate) certificate: Option<(Vec<u8>, Vec<u8>)>,
+    pub(crate) environment: Environment,
 }
 
 impl Settings {
@@ -47,9 +51,10 @@ impl Settings {
             limit_policies: Vec::new(),
             leases: Vec::new(),
             names: Vec::new(),
-            connections: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+            connections: None,
             ca: None,
             certificate: None,
+            environment: Environment::default(),
         }
     }
 
@@ -178,10 +183,11 @@ impl Settings {
         limits.iter().enumerate().map(terms).collect()
     }
 
-    /// The number of connections. Default: the number of cores.
+    /// The number of connections to each server that each tokio runtime opens. Default: one for each thread of the
+    /// runtime.
     #[must_use]
     pub fn connections(mut self, connections: usize) -> Settings {
-        self.connections = connections.max(1);
+        self.connections = Some(connections.max(1));
         self
     }
 }
@@ -197,6 +203,21 @@ impl fmt::Debug for Settings {
             .field("leases", &self.leases)
             .field("connections", &self.connections)
             .finish_non_exhaustive()
+    }
+}
+
+/// What a store takes from the outside: tests and simulations replace it. Timers are tokio's, whose clock can be paused.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Environment {
+    /// The network; by default that of the operating system.
+    pub(crate) network: Option<Arc<dyn Network>>,
+    /// The local time; by default the system's.
+    pub(crate) clock: Option<SharedClock>,
+}
+
+impl Environment {
+    pub(crate) fn clock(&self) -> SharedClock {
+        self.clock.clone().unwrap_or_else(|| SharedClock::new(SystemClock::new()))
     }
 }
 
@@ -219,6 +240,9 @@ pub enum SettingsError {
     /// The address cannot be parsed.
     #[error("the address of Redis is wrong: {0}")]
     Address(String),
+    /// The certificates for TLS cannot be used.
+    #[error("the certificates for Redis cannot be used: {0}")]
+    Tls(String),
     /// There is no tokio runtime to drive the connections.
     #[error("a limiter on Redis needs a tokio runtime: build it inside one")]
     NoRuntime,

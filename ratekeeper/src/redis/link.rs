@@ -1,0 +1,110 @@
+//! An open connection to a server.
+
+use std::fmt;
+use std::io;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use super::address::Login;
+use super::network::ByteStream;
+use super::resp::{self, NotResp, RespValue};
+
+/// Bytes for which space is made before each read.
+const READ_BYTES: usize = 4 << 10;
+/// A buffer that has grown beyond this is given back once it is empty.
+const BUFFER_BYTES_KEPT: usize = 64 << 10;
+
+/// Why a connection cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LinkError {
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    #[error("{0}")]
+    NotResp(#[from] NotResp),
+    #[error("no connection within a second")]
+    TimedOut,
+    /// The server's reply to the login.
+    #[error("{0}")]
+    Login(String),
+    #[error("the sentinel does not know the master {0:?}")]
+    UnknownMaster(String),
+}
+
+/// An open connection to a server. After an error, it must not be used any more.
+pub(crate) struct Link {
+    stream: Box<dyn ByteStream>,
+    /// Received bytes; those before `parsed` belong to earlier replies.
+    input: Vec<u8>,
+    parsed: usize,
+}
+
+impl fmt::Debug for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Link").field("unparsed", &(self.input.len() - self.parsed)).finish_non_exhaustive()
+    }
+}
+
+impl Link {
+    /// Logs in on a new stream, and waits for a reply in any case: a call must not be the first that learns that nobody
+    /// answers, because it could not be repeated.
+    pub(crate) async fn log_in(stream: Box<dyn ByteStream>, login: &Login) -> Result<Link, LinkError> {
+        let mut link = Link { stream, input: Vec::new(), parsed: 0 };
+        let mut commands = Vec::new();
+        if let Some((name, password)) = &login.user {
+            let name = Some(name.as_bytes()).filter(|name| !name.is_empty());
+            let words = [Some(b"AUTH".as_slice()), name, Some(password.as_bytes())];
+            resp::push_all(&mut commands, &words.into_iter().flatten().collect::<Vec<_>>());
+        }
+        if login.database > 0 {
+            resp::push_all(&mut commands, &[b"SELECT", login.database.to_string().as_bytes()]);
+        }
+        if commands.is_empty() {
+            resp::push_all(&mut commands, &[b"PING"]);
+            link.send(&commands).await?;
+            // Whatever it says: a server that asks for a password says so again.
+            link.receive().await?;
+            return Ok(link);
+        }
+        link.send(&commands).await?;
+        for _ in 0..usize::from(login.user.is_some()) + usize::from(login.database > 0) {
+            if let RespValue::Error(text) = link.receive().await? {
+                return Err(LinkError::Login(String::from_utf8_lossy(text).into_owned()));
+            }
+        }
+        Ok(link)
+    }
+
+    /// Sends commands.
+    pub(crate) async fn send(&mut self, commands: &[u8]) -> Result<(), LinkError> {
+        self.stream.write_all(commands).await?;
+        Ok(self.stream.flush().await?)
+    }
+
+    /// Receives the next reply.
+    pub(crate) async fn receive(&mut self) -> Result<RespValue<'_>, LinkError> {
+        let length = loop {
+            // Parsed again below: the borrow checker does not accept a value that a loop returns.
+            if let Some((_, length)) = resp::parse(&self.input[self.parsed..])? {
+                break length;
+            }
+            self.read().await?;
+        };
+        let reply = self.parsed..self.parsed + length;
+        self.parsed = reply.end;
+        let (value, _) = resp::parse(&self.input[reply])?.ok_or(NotResp)?;
+        Ok(value)
+    }
+
+    async fn read(&mut self) -> Result<(), LinkError> {
+        self.input.drain(..self.parsed);
+        self.parsed = 0;
+        if self.input.is_empty() && self.input.capacity() > BUFFER_BYTES_KEPT {
+            self.input = Vec::new();
+        }
+        self.input.reserve(READ_BYTES);
+        match self.stream.read_buf(&mut self.input).await? {
+            0 => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the server closed the connection").into()),
+            _ => Ok(()),
+        }
+    }
+}

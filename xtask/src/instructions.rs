@@ -1,0 +1,228 @@
+//! The processor instructions of a request through the gateway, counted by callgrind.
+//!
+//! Unlike times, instruction counts are the same on a busy machine, so a regression of a few percent fails. A gateway
+//! with one worker serves the same requests twice, a few and many, on one connection; the difference between both runs
+//! is the cost of the requests alone. The kernel's work is not counted.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::workspace::Workspace;
+
+/// A scenario may exceed its instructions by this share.
+const TOLERANCE_PERCENT: u64 = 5;
+/// Requests in the short and in the long run.
+const REQUESTS: [u64; 2] = [300, 2_300];
+/// Attempts to connect, one per 100 ms: callgrind starts slowly.
+const CONNECT_ATTEMPTS: usize = 600;
+
+/// What is measured.
+struct Scenario {
+    name: &'static str,
+    /// The instructions of a request, measured with the `release` profile. Lower the number when a change saves some.
+    instructions: u64,
+    has_redis: bool,
+    limit: &'static str,
+    status: &'static str,
+}
+
+const ALLOWED: &str = "token_bucket: { capacity: 1000000, refill: 1000000/s }";
+const DENIED: &str = "token_bucket: { capacity: 1, refill: 1/1d }";
+
+const SCENARIOS: [Scenario; 4] = [
+    Scenario { name: "allowed", instructions: 1, has_redis: false, limit: ALLOWED, status: "200" },
+    Scenario { name: "denied", instructions: 1, has_redis: false, limit: DENIED, status: "429" },
+    Scenario { name: "allowed, Redis", instructions: 1, has_redis: true, limit: ALLOWED, status: "200" },
+    Scenario { name: "denied, Redis", instructions: 1, has_redis: true, limit: DENIED, status: "429" },
+];
+
+/// Counts the instructions of each scenario with the `release` build.
+pub(crate) fn run(workspace: &Workspace) -> Result<()> {
+    let folder = workspace.target.join("instructions");
+    fs::create_dir_all(&folder).context("creating a folder for the measurement")?;
+    let redis = Server::redis(&folder)?;
+    let upstream = upstream()?;
+    let mut exceeded = Vec::new();
+    for scenario in &SCENARIOS {
+        let store = if scenario.has_redis { redis.url() } else { "memory".to_owned() };
+        let [few, many] =
+            REQUESTS.map(|requests| count(workspace, &folder, scenario, upstream, &store, requests));
+        let measured = (many?.saturating_sub(few?)) / (REQUESTS[1] - REQUESTS[0]);
+        let max = scenario.instructions + scenario.instructions * TOLERANCE_PERCENT / 100;
+        println!("      {:<15} {measured:>7} instructions a request, at most {max}", scenario.name);
+        if measured > max {
+            exceeded.push(scenario.name);
+        }
+    }
+    ensure!(exceeded.is_empty(), "more instructions than allowed: {}", exceeded.join("; "));
+    Ok(())
+}
+
+/// The instructions of a gateway that serves some requests.
+fn count(
+    workspace: &Workspace,
+    folder: &Path,
+    scenario: &Scenario,
+    upstream: SocketAddr,
+    store: &str,
+    requests: u64,
+) -> Result<u64> {
+    let address = free_address()?;
+    let config = folder.join("ratekeeper.yaml");
+    let text = format!(
+        "store: {store}\nadmin: off\nlimits:\n  per-client:\n    key: {{ header: x-user-id, fallback: ip }}\n    {}\n\
+         gateway:\n  listen: {address}\n  routes:\n    - {{ id: api, when: {{ path: /api/** }}, upstream: http://{upstream}, limits: [per-client] }}\n",
+        scenario.limit
+    );
+    fs::write(&config, text).context("writing the configuration")?;
+    let output = folder.join("callgrind.out");
+    let mut command = Command::new("taskset");
+    // One processor, so that the gateway has one worker.
+    command.args(["--cpu-list", "0", "valgrind", "--tool=callgrind", "--error-exitcode=3"]);
+    command.arg(format!("--callgrind-out-file={}", output.display()));
+    command.arg(workspace.target.join("release/ratekeeper")).arg("run").arg("-c").arg(&config);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(fs::File::create(folder.join("stderr.txt"))?);
+    let mut gateway =
+        Server { process: command.spawn().context("starting callgrind")?, port: address.port() };
+    send(&gateway, scenario, requests).with_context(|| {
+        let log = fs::read_to_string(folder.join("stderr.txt")).unwrap_or_default();
+        format!("scenario `{}`; the gateway's log:\n{log}", scenario.name)
+    })?;
+    gateway.terminate()?;
+    let counted = fs::read_to_string(&output).context("reading callgrind's output")?;
+    let total =
+        counted.lines().find_map(|line| line.strip_prefix("totals: ").or(line.strip_prefix("summary: ")));
+    total.context("callgrind counted nothing")?.trim().parse().context("reading callgrind's total")
+}
+
+/// Sends requests on one connection, and checks the statuses of all but the first.
+fn send(gateway: &Server, scenario: &Scenario, requests: u64) -> Result<()> {
+    let stream = gateway.connect()?;
+    stream.set_read_timeout(Some(Duration::from_secs(60)))?;
+    stream.set_nodelay(true)?;
+    let mut responses = BufReader::new(stream.try_clone()?);
+    let mut request = String::new();
+    write!(
+        request,
+        "GET /api/items?page=2 HTTP/1.1\r\nhost: localhost\r\nuser-agent: curl/8.0\r\naccept: */*\r\n\
+         x-user-id: alice\r\n\r\n"
+    )?;
+    for number in 0..requests {
+        (&stream).write_all(request.as_bytes())?;
+        let status = read_response(&mut responses)?;
+        ensure!(number == 0 || status == scenario.status, "request {number} got the status {status}");
+    }
+    Ok(())
+}
+
+/// Reads a response and returns its status.
+fn read_response(responses: &mut impl BufRead) -> Result<String> {
+    let (mut status, mut length) = (String::new(), 0);
+    loop {
+        let mut line = String::new();
+        ensure!(responses.read_line(&mut line)? > 0, "the gateway closed the connection");
+        let line = line.trim_end();
+        if line.is_empty() {
+            break;
+        }
+        if status.is_empty() {
+            status = line.split(' ').nth(1).unwrap_or_default().to_owned();
+        }
+        if let Some((name, value)) = line.split_once(':')
+            && name.eq_ignore_ascii_case("content-length")
+        {
+            length = value.trim().parse()?;
+        }
+    }
+    responses.by_ref().take(length).read_to_end(&mut Vec::new())?;
+    Ok(status)
+}
+
+/// Answers all requests with 200 and a short body, on threads that end with the process.
+fn upstream() -> Result<SocketAddr> {
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let address = listener.local_addr()?;
+    thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            thread::spawn(move || {
+                let mut lines = BufReader::new(&stream).lines();
+                while let Some(Ok(line)) = lines.next() {
+                    if line.is_empty()
+                        && (&stream).write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").is_err()
+                    {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+    Ok(address)
+}
+
+fn free_address() -> Result<SocketAddr> {
+    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?)
+}
+
+/// A process that is killed when this is dropped.
+struct Server {
+    process: Child,
+    port: u16,
+}
+
+impl Server {
+    fn redis(folder: &Path) -> Result<Server> {
+        let port = free_address()?.port();
+        let process = Command::new("redis-server")
+            .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--dir"])
+            .arg(folder)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn()
+            .context("starting redis-server")?;
+        let server = Server { process, port };
+        server.connect()?;
+        Ok(server)
+    }
+
+    fn url(&self) -> String {
+        // The first checks are slow under callgrind.
+        format!(
+            "{{ redis: {{ address: \"redis://127.0.0.1:{}\", instances: 1, deadline: 10s }} }}",
+            self.port
+        )
+    }
+
+    fn connect(&self) -> Result<TcpStream> {
+        for _ in 0..CONNECT_ATTEMPTS {
+            if let Ok(stream) = TcpStream::connect(("127.0.0.1", self.port)) {
+                return Ok(stream);
+            }
+            thread::sleep(Duration::from_millis(100));
+        }
+        bail!("nothing listens on port {}", self.port)
+    }
+
+    /// Shuts down gracefully.
+    fn terminate(&mut self) -> Result<()> {
+        let id = self.process.id().to_string();
+        ensure!(Command::new("kill").args(["-TERM", &id]).status()?.success(), "cannot signal the gateway");
+        let status = self.process.wait()?;
+        ensure!(status.success(), "the gateway ended with {status}");
+        Ok(())
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
