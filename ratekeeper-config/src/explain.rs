@@ -370,7 +370,7 @@ fn settings(config: &Config) -> Table {
             add("store.redis.namespace", redis.namespace.clone().unwrap_or("none".to_owned()));
             add(
                 "store.redis.connections",
-                redis.connections.map_or("the number of cores".to_owned(), |it| it.to_string()),
+                redis.connections.map_or("one per thread".to_owned(), |it| it.to_string()),
             );
             add("store.redis.deadline", duration_text(redis.deadline));
             add("store.redis.on_store_failure", policy_text(redis.failure));

@@ -54,7 +54,7 @@ pub struct Redis {
     pub deadline: Duration,
     /// The failure policy: what decides while Redis is unavailable.
     pub failure: FailurePolicy,
-    /// The number of connections.
+    /// The number of connections of each tokio runtime; by default one for each of its threads.
     pub connections: Option<u32>,
     /// The certificate authority of the server, in PEM.
     pub ca: Option<Secret>,
@@ -134,8 +134,8 @@ const INSTANCES: Field<Whole> = Field::new(
     Whole { from: 1, to: 100_000 },
 );
 const CONNECTIONS: Field<Whole> =
-    Field::new("connections", "Number of connections.", Whole { from: 1, to: 1_000 })
-        .otherwise("the number of cores");
+    Field::new("connections", "Connections of each worker thread of the gateway, and of the threads of the APIs together, to each server.", Whole { from: 1, to: 1_000 })
+        .otherwise("one per thread");
 
 pub(crate) static TLS: Section = Section {
     name: "tls",
