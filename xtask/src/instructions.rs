@@ -92,7 +92,7 @@ fn count(
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(fs::File::create(folder.join("stderr.txt"))?);
     let mut gateway =
         Server { process: command.spawn().context("starting callgrind")?, port: address.port() };
-    send(&gateway, scenario, requests).with_context(|| {
+    send(&mut gateway, scenario, requests).with_context(|| {
         let log = fs::read_to_string(folder.join("stderr.txt")).unwrap_or_default();
         format!("scenario `{}`; the gateway's log:\n{log}", scenario.name)
     })?;
@@ -104,7 +104,7 @@ fn count(
 }
 
 /// Sends requests on one connection, and checks the statuses of all but the first.
-fn send(gateway: &Server, scenario: &Scenario, requests: u64) -> Result<()> {
+fn send(gateway: &mut Server, scenario: &Scenario, requests: u64) -> Result<()> {
     let stream = gateway.connect()?;
     stream.set_read_timeout(Some(Duration::from_secs(60)))?;
     stream.set_nodelay(true)?;
@@ -187,7 +187,7 @@ impl Server {
             .stdout(Stdio::null())
             .spawn()
             .context("starting redis-server")?;
-        let server = Server { process, port };
+        let mut server = Server { process, port };
         server.connect()?;
         Ok(server)
     }
@@ -200,12 +200,15 @@ impl Server {
         )
     }
 
-    fn connect(&self) -> Result<TcpStream> {
+    fn connect(&mut self) -> Result<TcpStream> {
         for _ in 0..CONNECT_ATTEMPTS {
             if let Ok(stream) = TcpStream::connect(("127.0.0.1", self.port)) {
                 return Ok(stream);
             }
-            thread::sleep(Duration::from_millis(100));
+            if let Some(status) = self.process.try_wait()? {
+                bail!("it ended with {status} before it listened on port {}", self.port);
+            }
+            thread::park_timeout(Duration::from_millis(100));
         }
         bail!("nothing listens on port {}", self.port)
     }

@@ -215,10 +215,10 @@ mod tests {
     fn summary_has_a_row_per_step_and_a_total() {
         let rows = [("fmt", Duration::from_millis(449)), ("deny", Duration::from_millis(60_051))];
         let expected = "\
-step           time
-fmt           0.4 s
-deny         60.0 s
-total        60.5 s
+step              time
+fmt              0.4 s
+deny            60.0 s
+total           60.5 s
 ";
         assert_eq!(summary(&rows), expected);
     }

@@ -51,6 +51,9 @@ impl fmt::Display for Finding {
 /// Fuzz inputs are malformed on purpose.
 const INPUTS: &str = "fuzz/corpus/";
 
+/// A larger file was probably built or downloaded.
+const FILE_BYTES_MAX: u64 = 512 << 10;
+
 /// A text file.
 pub(crate) struct File {
     path: String,
@@ -61,11 +64,27 @@ pub(crate) fn check(workspace: &Workspace) -> Result<Vec<Finding>> {
     let files = read(workspace)?;
     let mut findings: Vec<Finding> =
         files.iter().flat_map(|file| [text::check(file), words::check(file)].concat()).collect();
+    findings.extend(large_files(workspace)?);
     findings.extend(crates::check(workspace)?);
     findings.extend(links::check(&files, &workspace.files()?));
     findings.extend(services::check(&files));
     findings.extend(twins::check(&files));
     findings.extend(types::check(&files));
+    Ok(findings)
+}
+
+fn large_files(workspace: &Workspace) -> Result<Vec<Finding>> {
+    let mut findings = Vec::new();
+    for path in workspace.files()? {
+        let bytes =
+            fs::metadata(workspace.root.join(&path)).with_context(|| format!("reading {path}"))?.len();
+        if bytes > FILE_BYTES_MAX {
+            let message = format!(
+                "{bytes} bytes, at most {FILE_BYTES_MAX}; built or downloaded files are not committed"
+            );
+            findings.push(Finding::in_file(&path, message));
+        }
+    }
     Ok(findings)
 }
 
