@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use ratekeeper_config::{Apis, Config, Diagnostic, Store, Table, TableCell};
+use ratekeeper_config::{Config, Diagnostic, Store, Table, TableCell};
 use serde_json::{Map, Value, json};
 
 use crate::args::{Validate, ValidateFormat};
@@ -151,13 +151,7 @@ pub(crate) fn summary(config: &Config) -> String {
         }
         None => parts.push("no gateway".to_owned()),
     }
-    let Apis { http, envoy, resp, .. } = &config.apis;
-    let apis = [
-        ("HTTP API", http.as_ref().map(|it| &it.api)),
-        ("Envoy API", envoy.as_ref().map(|it| &it.api)),
-        ("Redis API", resp.as_ref().map(|it| &it.api)),
-    ];
-    parts.extend(apis.iter().filter_map(|(name, api)| Some(format!("{name} on {}", (*api)?.listen))));
+    parts.extend(config.apis.all().map(|(name, _, api)| format!("{name} on {}", api.listen)));
     parts.join(", ")
 }
 

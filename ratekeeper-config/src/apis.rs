@@ -37,9 +37,20 @@ pub struct Apis {
 }
 
 impl Apis {
+    /// The configured APIs: what each is called, the scheme of its address, and its settings.
+    pub fn all(&self) -> impl Iterator<Item = (&'static str, &'static str, &Api)> {
+        let Apis { http, envoy, resp } = self;
+        let all = [
+            ("HTTP API", "http", http.as_ref().map(|it| &it.api)),
+            ("Envoy API", "grpc", envoy.as_ref().map(|it| &it.api)),
+            ("Redis API", "redis", resp.as_ref().map(|it| &it.api)),
+        ];
+        all.into_iter().filter_map(|(name, scheme, api)| Some((name, scheme, api?)))
+    }
+
     /// Whether no API is configured.
     pub fn are_none(&self) -> bool {
-        self.http.is_none() && self.envoy.is_none() && self.resp.is_none()
+        self.all().next().is_none()
     }
 }
 

@@ -83,14 +83,8 @@ fn listeners(config: &Config) -> Table {
         let access = if api.token.is_some() { "token required" } else { "loopback only, no token" };
         rows.push(vec![name.into(), format!("{scheme}://{}", api.listen).into(), access.into()]);
     };
-    if let Some(http) = &config.apis.http {
-        add("HTTP API", "http", &http.api);
-    }
-    if let Some(envoy) = &config.apis.envoy {
-        add("Envoy API", "grpc", &envoy.api);
-    }
-    if let Some(resp) = &config.apis.resp {
-        add("Redis API", "redis", &resp.api);
+    for (name, scheme, api) in config.apis.all() {
+        add(name, scheme, api);
     }
     if let Some(admin) = &config.admin {
         add("admin", "http", admin);
@@ -223,11 +217,16 @@ fn key_cell(key: &Key) -> TableCell {
 }
 
 fn part_text(part: &KeyPart, fallback: &KeyFallback) -> String {
-    let Some(field) = part_field(part) else { return plain_part(part).to_owned() };
+    let plain = words::name(&words::PLAIN_PARTS, part);
+    if !plain.is_empty() {
+        return plain.to_owned();
+    }
+    let field = part_field(part);
     let fallback = match fallback {
-        KeyFallback::Part(part) => {
-            part_field(part).map_or(plain_part(part).to_owned(), |it| format!("{{ {it} }}"))
-        }
+        KeyFallback::Part(part) => match words::name(&words::PLAIN_PARTS, part) {
+            "" => format!("{{ {} }}", part_field(part)),
+            plain => plain.to_owned(),
+        },
         KeyFallback::Literal(text) => text.clone(),
         KeyFallback::Deny => "deny".to_owned(),
         KeyFallback::Skip => "skip".to_owned(),
@@ -236,8 +235,8 @@ fn part_text(part: &KeyPart, fallback: &KeyFallback) -> String {
 }
 
 /// An attribute that has a name, as a field.
-fn part_field(part: &KeyPart) -> Option<String> {
-    Some(match part {
+fn part_field(part: &KeyPart) -> String {
+    match part {
         KeyPart::Header(name) => format!("header: {name}"),
         KeyPart::Cookie(name) => format!("cookie: {name}"),
         KeyPart::Query(name) => format!("query: {name}"),
@@ -245,16 +244,8 @@ fn part_field(part: &KeyPart) -> Option<String> {
         KeyPart::Path(pattern) => format!("path: {pattern}"),
         KeyPart::Claim(name) => format!("claim: {name}"),
         KeyPart::Custom(name) => format!("custom: {name}"),
-        KeyPart::Ip | KeyPart::Method | KeyPart::Host | KeyPart::Route => return None,
-    })
-}
-
-fn plain_part(part: &KeyPart) -> &'static str {
-    match part {
-        KeyPart::Method => "method",
-        KeyPart::Host => "host",
-        KeyPart::Route => "route",
-        _ => "ip",
+        // Parts without a name are words.
+        KeyPart::Ip | KeyPart::Method | KeyPart::Host | KeyPart::Route => String::new(),
     }
 }
 

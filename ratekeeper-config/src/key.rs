@@ -42,7 +42,7 @@ const LITERAL: TextValue =
     WORD.named("`ip`, `method`, `host`, `route`, `deny`, `skip` or a literal").filled().except(&NAMED_PARTS);
 
 /// Attributes that need a name, such as the header of `header`.
-static ATTRIBUTES: [Row; 5] = [
+const ATTRIBUTES: [Row; 5] = [
     &Field::new("header", "Name of a header.", HeaderName),
     &Field::new("cookie", "Name of a cookie.", string("name").filled()),
     &Field::new("query", "Name of a query parameter.", string("name").filled()),
@@ -53,7 +53,15 @@ static ATTRIBUTES: [Row; 5] = [
     ),
     &Field::new("claim", "Name of a claim of a verified token.", string("name").filled()),
 ];
-const NAMED_PARTS: [&str; 5] = ["header", "cookie", "query", "path", "claim"];
+const NAMED_PARTS: [&str; ATTRIBUTES.len()] = {
+    let mut names = [""; ATTRIBUTES.len()];
+    let mut at = 0;
+    while at < names.len() {
+        names[at] = ATTRIBUTES[at].name;
+        at += 1;
+    }
+    names
+};
 const SEGMENT: Whole = Whole { from: 1, to: 64 };
 const EXAMPLE: &str = "write `ip`, `global`, or as in `{ header: X-User-Id, fallback: anonymous }`";
 
@@ -185,7 +193,8 @@ fn plain_part(reader: &mut Reader, node: &Node) -> Option<KeyPart> {
                 }
                 word if NAMED_PARTS.contains(&word) => name_help(word),
                 word => {
-                    let known = ["ip", "method", "host", "route", "global"];
+                    let known: Vec<&str> =
+                        PLAIN_PARTS.iter().map(|(name, _)| *name).chain(["global"]).collect();
                     let is_header = word.contains('-') && header_name(word).is_ok();
                     match (nearest(word, &known), is_header) {
                         (None, true) => format!("write `{{ header: {word} }}` for a header"),

@@ -108,9 +108,7 @@ fn examples_bind_each_address_once() {
         let listeners = config.gateway.into_iter().flat_map(|gateway| gateway.listeners);
         let mut bound: Vec<_> = listeners.map(|listener| listener.address).collect();
         bound.extend(config.admin.map(|admin| admin.listen));
-        bound.extend(config.apis.http.map(|http| http.api.listen));
-        bound.extend(config.apis.envoy.map(|envoy| envoy.api.listen));
-        bound.extend(config.apis.resp.map(|resp| resp.api.listen));
+        bound.extend(config.apis.all().map(|(_, _, api)| api.listen));
         bound
     };
     for files in [&["everything"][..], &["study-guide"], &["gateway", "apis"]] {
