@@ -113,13 +113,11 @@ impl<S: Backend> Server<S> {
             let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().thread_name("api").build();
             let runtime = runtime.map_err(StartError::Thread)?;
             let handle = runtime.handle().clone();
-            let engine = state.clone();
-            // The store's connections of these threads are opened before the first request needs them.
-            handle.spawn(async move {
-                if let Some(layer) = &engine.layer {
-                    let _ = S::reach(layer.limiter()).await;
-                }
-            });
+            // Opened before the first request needs them.
+            if let Some(layer) = &state.layer {
+                let _entered = handle.enter();
+                S::open_connections(layer.limiter());
+            }
             // Stored before anything can fail: dropping a runtime here would block on its threads, and panic.
             server.api_runtime = Some(runtime);
             server.services.extend(start_apis(config, &state, api_sockets, &handle)?);

@@ -77,12 +77,12 @@ impl<S: Backend> Worker<S> {
         let (weak, name) = (Arc::downgrade(&worker), format!("gateway-{number}"));
         std::thread::Builder::new().name(name).spawn(move || {
             runtime.block_on(async move {
-                // The store's connections of this thread are opened before the first request needs them.
-                let engine = weak.upgrade().map(|worker| worker.shared.state.load().engine.clone());
-                if let Some(layer) = engine.as_ref().and_then(|engine| engine.layer.as_ref()) {
-                    let _ = S::reach(layer.limiter()).await;
+                // Opened before the first request needs them.
+                if let Some(worker) = weak.upgrade()
+                    && let Some(layer) = &worker.shared.state.load().engine.layer
+                {
+                    S::open_connections(layer.limiter());
                 }
-                drop(engine);
                 while let Some(connection) = accepted.recv().await {
                     let Some(worker) = weak.upgrade() else { break };
                     tokio::spawn(worker.serve(connection));

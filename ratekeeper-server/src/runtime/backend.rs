@@ -25,6 +25,10 @@ pub trait Backend: Store + Send + Sync + Sized + 'static {
         before: Option<&RatekeeperLayer<Self>>,
     ) -> Result<RatekeeperLayer<Self>, LimitsError>;
 
+    /// Opens the connections of the current runtime to the store.
+    #[doc(hidden)]
+    fn open_connections(limiter: &Limiter<Self>);
+
     /// Sends the store a request that changes nothing.
     ///
     /// # Errors
@@ -94,6 +98,8 @@ impl Backend for Memory {
         Ok(reloaded)
     }
 
+    fn open_connections(_limiter: &Limiter) {}
+
     async fn reach(_limiter: &Limiter) -> Result<(), String> {
         Ok(())
     }
@@ -140,6 +146,10 @@ impl Backend for Redis {
             Some(before) => builder.reload_from(before)?,
             None => builder.redis(&settings(redis))?,
         })
+    }
+
+    fn open_connections(limiter: &Limiter<Redis>) {
+        limiter.open_connections();
     }
 
     async fn reach(limiter: &Limiter<Redis>) -> Result<(), String> {

@@ -1,6 +1,7 @@
 //! The address of Redis: one parser, for a check of a configuration and for the connection.
 
 use std::fmt;
+use std::net::Ipv6Addr;
 use std::path::PathBuf;
 
 /// Why an address cannot be used. It quotes nothing of the address, which may contain a password.
@@ -89,7 +90,7 @@ impl ServerAddress {
             }
             "unix" => socket(rest),
             "redis" | "rediss" => server(rest),
-            _ => Err(AddressError { reason: WRONG_HOST, example: SERVER_EXAMPLE }),
+            _ => Err(AddressError { reason: "the scheme is unknown", example: SERVER_EXAMPLE }),
         }
     }
 }
@@ -98,8 +99,8 @@ impl ServerAddress {
 fn socket(rest: &str) -> Result<ServerAddress, AddressError> {
     let error = |reason| AddressError { reason, example: SOCKET_EXAMPLE };
     let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
-    if path.is_empty() {
-        return Err(error("the path of the socket is missing"));
+    if !path.starts_with('/') {
+        return Err(error("the absolute path of the socket is missing"));
     }
     let (mut login, mut name, mut password) = (Login::default(), String::new(), None);
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
@@ -137,8 +138,8 @@ fn server(rest: &str) -> Result<ServerAddress, AddressError> {
     let digits = if database.is_empty() { "0" } else { database };
     let is_number = digits.bytes().all(|byte| byte.is_ascii_digit());
     let database = digits.parse().ok().filter(|_| is_number).ok_or_else(|| error(WRONG_DATABASE))?;
-    // A name without a password is not sent: the server would ask for the password.
-    let user = user.and_then(|user| user.split_once(':'));
+    // Without a password there is no login: a server without passwords rejects one, another asks for the password.
+    let user = user.and_then(|user| user.split_once(':')).filter(|(_, password)| !password.is_empty());
     let user = user.map(|(name, password)| (unescaped(name), unescaped(password)));
     Ok(ServerAddress::One { endpoint: Endpoint::Tcp(address), login: Login { user, database } })
 }
@@ -160,9 +161,9 @@ impl Address {
             None => (text, default_port),
         };
         let name = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
-        let is_name = |c: char| !c.is_whitespace() && !c.is_control() && !"[]/?#@\\".contains(c);
+        let is_name = |c: char| !c.is_whitespace() && !c.is_control() && !"[]/?#@\\:<>^|%".contains(c);
         let is_host = match name {
-            Some(name) => !name.is_empty() && name.chars().all(is_name),
+            Some(name) => name.parse::<Ipv6Addr>().is_ok(),
             None => !host.is_empty() && host.chars().all(is_name),
         };
         (is_host && port != 0).then(|| Address { host: name.unwrap_or(host).to_owned(), port })

@@ -5,12 +5,16 @@
 //! hash slots are sent as one pipeline.
 
 use std::collections::VecDeque;
+use std::future::{pending, poll_fn};
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Poll;
 use std::time::Duration;
 
+use tokio::runtime::Handle;
 use tokio::sync::mpsc;
-use tokio::time::timeout;
+use tokio::time::{Instant, Sleep, sleep, timeout};
 
 use super::call::{Call, CallError, QueuedTask, calls};
 use super::library::Library;
@@ -26,6 +30,8 @@ const QUEUE_MAX: usize = 1024;
 const TIMEOUT_MIN: Duration = Duration::from_millis(100);
 /// Interval of connection attempts while no request needs the connection.
 const CONNECT_EVERY: Duration = Duration::from_millis(500);
+/// A connection that was not used for this long is verified, because a router may have dropped it silently.
+const PING_EVERY: Duration = Duration::from_secs(15);
 /// Requests that share one call: a full batch takes Redis about a quarter of a millisecond.
 const BATCH_MAX: usize = 64;
 /// The memory for commands that a connection keeps: a full batch of charges has about 12 kB.
@@ -49,13 +55,13 @@ pub(crate) struct ConnectionOptions {
 }
 
 impl Connection {
-    /// Starts a driver on the current runtime. It ends when the connection is dropped.
-    pub(crate) fn new(server: Server, options: ConnectionOptions) -> Connection {
+    /// Starts a driver on a runtime. It ends when the connection is dropped.
+    pub(crate) fn new(server: Server, options: ConnectionOptions, runtime: &Handle) -> Connection {
         let (queue, tasks) = mpsc::channel(QUEUE_MAX);
         let is_connected = Arc::new(AtomicBool::new(false));
         let driver =
             Driver { server, options, link: None, is_connected: is_connected.clone(), commands: Vec::new() };
-        tokio::spawn(driver.run(tasks));
+        runtime.spawn(driver.run(tasks));
         Connection { queue, is_connected }
     }
 
@@ -94,22 +100,71 @@ impl Drop for Driver {
 impl Driver {
     async fn run(mut self, mut tasks: mpsc::Receiver<QueuedTask>) {
         let mut batch = Vec::with_capacity(BATCH_MAX);
+        let mut timer = Box::pin(sleep(PING_EVERY));
+        let mut is_used = false;
         // Opening a connection takes longer than a request may wait, so it is opened in advance.
         let _ = self.connect().await;
         loop {
-            let receiving = tasks.recv_many(&mut batch, BATCH_MAX);
-            let received = match self.link {
-                Some(_) => Ok(receiving.await),
-                None => timeout(CONNECT_EVERY, receiving).await,
-            };
-            match received {
-                Ok(0) => return,
-                Ok(_) => self.serve(&mut batch).await,
-                Err(_) => {
+            match self.wait(&mut tasks, &mut batch, timer.as_mut()).await {
+                Wake::Tasks(0) => return,
+                Wake::Tasks(_) => {
+                    self.serve(&mut batch).await;
+                    is_used = true;
+                }
+                Wake::Closed => {
+                    self.link = None;
+                    self.is_connected.store(false, Ordering::Relaxed);
                     let _ = self.connect().await;
                 }
+                Wake::Timer if self.link.is_none() => {
+                    let _ = self.connect().await;
+                }
+                Wake::Timer => {
+                    if !std::mem::take(&mut is_used) {
+                        self.verify().await;
+                    }
+                }
+            }
+            if timer.is_elapsed() || self.link.is_none() {
+                let every = if self.link.is_some() { PING_EVERY } else { CONNECT_EVERY };
+                timer.as_mut().reset(Instant::now() + every);
             }
             self.is_connected.store(self.link.is_some(), Ordering::Relaxed);
+        }
+    }
+
+    /// Waits for tasks, for the end of the connection, or for the timer.
+    async fn wait(
+        &mut self,
+        tasks: &mut mpsc::Receiver<QueuedTask>,
+        batch: &mut Vec<QueuedTask>,
+        mut timer: Pin<&mut Sleep>,
+    ) -> Wake {
+        let closing = async {
+            match &mut self.link {
+                Some(link) => link.wait_closed().await,
+                None => pending().await,
+            }
+        };
+        let mut closing = pin!(closing);
+        poll_fn(|context| {
+            if let Poll::Ready(count) = tasks.poll_recv_many(context, batch, BATCH_MAX) {
+                return Poll::Ready(Wake::Tasks(count));
+            }
+            if closing.as_mut().poll(context).is_ready() {
+                return Poll::Ready(Wake::Closed);
+            }
+            timer.as_mut().poll(context).map(|()| Wake::Timer)
+        })
+        .await
+    }
+
+    /// Closes the connection if the server does not answer.
+    async fn verify(&mut self) {
+        if let Some(link) = &mut self.link
+            && !matches!(timeout(self.options.deadline.max(TIMEOUT_MIN), link.ping()).await, Ok(Ok(())))
+        {
+            self.link = None;
         }
     }
 
@@ -161,6 +216,15 @@ impl Driver {
     }
 }
 
+/// What ends the wait of a driver.
+enum Wake {
+    /// As many tasks have arrived; none if the connection is not needed any more.
+    Tasks(usize),
+    /// The server has closed the connection.
+    Closed,
+    Timer,
+}
+
 /// Whether a server can decide: others are replicas, are loading, or have lost their master.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum NodeRole {
@@ -189,18 +253,23 @@ impl Exchange<'_> {
         resp::push_all(self.commands, &[b"FUNCTION", b"LOAD", b"REPLACE", self.library.text.as_bytes()]);
         self.link.send(self.commands).await?;
         if let RespValue::Error(text) = self.link.receive().await? {
+            let role = if is_not_master(text) { NodeRole::Other } else { role };
             let error = CallError::of_reply(text);
             calls.drain(..).for_each(|call| call.fail(&error));
             return Ok(role);
         }
         self.send(calls).await?;
-        self.receive(calls, false).await
+        match (role, self.receive(calls, false).await?) {
+            (NodeRole::Master, NodeRole::Master) => Ok(NodeRole::Master),
+            _ => Ok(NodeRole::Other),
+        }
     }
 
     async fn send(&mut self, calls: &VecDeque<Call>) -> Result<(), LinkError> {
         self.commands.clear();
         calls.iter().for_each(|call| call.push_command(self.library, self.commands));
         let sent = self.link.send(self.commands).await;
+        self.commands.clear();
         self.commands.shrink_to(COMMAND_BYTES_KEPT);
         sent
     }
@@ -231,9 +300,11 @@ impl Exchange<'_> {
 }
 
 fn is_unknown_function(error: &[u8]) -> bool {
-    error == b"ERR Function not found"
+    error.starts_with(b"ERR Function not found")
 }
 
 fn is_not_master(error: &[u8]) -> bool {
-    [b"READONLY ".as_slice(), b"LOADING ", b"MASTERDOWN "].iter().any(|code| error.starts_with(code))
+    [b"READONLY ".as_slice(), b"LOADING ", b"MASTERDOWN ", b"NOREPLICAS "]
+        .iter()
+        .any(|code| error.starts_with(code))
 }

@@ -116,6 +116,11 @@ impl Cluster {
         Ok(known.unwrap_or_else(|| self.factory.stray(&address)))
     }
 
+    /// Opens the connections of the current runtime to all nodes.
+    pub(crate) fn open_connections(&self) {
+        self.map.borrow().nodes.iter().for_each(|node| node.open_connections());
+    }
+
     /// Requests a refresh of the map.
     pub(crate) fn request_refresh(&self) {
         // If the channel is full, a refresh is already pending.
@@ -222,7 +227,10 @@ impl MapRefresher {
                 None => {
                     let known = old.nodes.iter().find(is_it).cloned();
                     let known = known.or_else(|| self.factory.take_stray(address));
-                    map.nodes.push(known.unwrap_or_else(|| self.factory.make(address)));
+                    let node = known.unwrap_or_else(|| self.factory.make(address));
+                    // A new node gets connections of all runtimes before they need them.
+                    old.nodes.iter().for_each(|other| node.open_connections_like(other));
+                    map.nodes.push(node);
                     map.nodes.len() - 1
                 }
             };

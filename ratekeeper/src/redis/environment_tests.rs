@@ -2,13 +2,16 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
 use std::collections::HashSet;
+use std::pin::pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, ThreadId};
 use std::time::Duration;
 
+use futures_util::future::{Either, select};
 use ratekeeper_core::{FailurePolicy, Limit, Time, WindowAlign};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::address::Endpoint;
@@ -36,6 +39,9 @@ struct FakeNetwork {
     calls: AtomicUsize,
     loads: AtomicUsize,
     opened: AtomicUsize,
+    pings: AtomicUsize,
+    /// Closes all connections.
+    close: Notify,
     threads: Mutex<HashSet<ThreadId>>,
 }
 
@@ -55,7 +61,7 @@ impl Network for Shared {
     }
 }
 
-/// The number of arguments of the command at the front, and its length; none if it is incomplete.
+/// The arguments of the command at the front, and its length; none if it is incomplete.
 fn command(input: &[u8]) -> Option<(Vec<Vec<u8>>, usize)> {
     let (value, length) = resp::parse(input).unwrap()?;
     let words = value.elements().unwrap().iter().map(|word| match word {
@@ -67,11 +73,22 @@ fn command(input: &[u8]) -> Option<(Vec<Vec<u8>>, usize)> {
 
 async fn serve(network: Arc<FakeNetwork>, mut stream: DuplexStream) {
     let mut input = Vec::new();
-    while stream.read_buf(&mut input).await.is_ok_and(|count| count > 0) {
+    let mut closing = pin!(network.close.notified());
+    loop {
+        let received = match select(pin!(stream.read_buf(&mut input)), closing.as_mut()).await {
+            Either::Left((received, _)) => received.unwrap_or(0),
+            Either::Right(_) => 0,
+        };
+        if received == 0 {
+            return;
+        }
         while let Some((words, length)) = command(&input) {
             input.drain(..length);
             let reply = match words[0].as_slice() {
-                b"PING" => b"+PONG\r\n".to_vec(),
+                b"PING" => {
+                    network.pings.fetch_add(1, Ordering::Relaxed);
+                    b"+PONG\r\n".to_vec()
+                }
                 b"FUNCTION" => {
                     network.loads.fetch_add(1, Ordering::Relaxed);
                     b"+OK\r\n".to_vec()
@@ -116,7 +133,7 @@ fn network(answers: &[Answer]) -> Arc<FakeNetwork> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_without_a_reply_ends_at_the_deadline_and_costs_the_connection_after_100_ms() {
+async fn unanswered_call_ends_at_the_deadline_and_closes_the_connection_after_100_ms() {
     let network = network(&[Answer::Silence]);
     let limiter = limiter(&network);
     let start = Instant::now();
@@ -137,7 +154,7 @@ async fn a_call_without_a_reply_ends_at_the_deadline_and_costs_the_connection_af
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_on_a_connection_that_breaks_is_not_repeated() {
+async fn call_on_a_connection_that_breaks_is_not_repeated() {
     let network = network(&[Answer::Close]);
     let limiter = limiter(&network);
     let start = Instant::now();
@@ -184,4 +201,29 @@ async fn each_runtime_has_connections_of_its_own_and_may_end() {
     assert_eq!(network.opened.load(Ordering::Relaxed), 4);
     assert_eq!(network.threads.lock().unwrap().len(), 4);
     assert!(limiter.check("key").await.allowed());
+}
+
+/// A server that restarts closes idle connections, which must not cost a request.
+#[tokio::test(start_paused = true)]
+async fn idle_connection_that_closes_is_replaced_before_the_next_request() {
+    let network = network(&[]);
+    let limiter = limiter(&network);
+    assert!(limiter.check("key").await.allowed());
+    network.close.notify_waiters();
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    assert_eq!(network.opened.load(Ordering::Relaxed), 2);
+    assert!(limiter.check("key").await.allowed());
+    assert_eq!(network.opened.load(Ordering::Relaxed), 2);
+}
+
+/// A router may forget a connection without a word.
+#[tokio::test(start_paused = true)]
+async fn idle_connection_is_verified() {
+    let network = network(&[]);
+    let limiter = limiter(&network);
+    assert!(limiter.check("key").await.allowed());
+    tokio::time::sleep(Duration::from_secs(61)).await;
+    // One at the login. The first interval had a check, the next three had none.
+    assert_eq!(network.pings.load(Ordering::Relaxed), 1 + 3);
+    assert_eq!(network.opened.load(Ordering::Relaxed), 1);
 }

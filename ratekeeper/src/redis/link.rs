@@ -11,7 +11,7 @@ use super::resp::{self, NotResp, RespValue};
 
 /// Bytes for which space is made before each read.
 const READ_BYTES: usize = 4 << 10;
-/// A buffer that has grown beyond this is given back once it is empty.
+/// Memory beyond this is released before the next commands.
 const BUFFER_BYTES_KEPT: usize = 64 << 10;
 
 /// Why a connection cannot be used.
@@ -23,9 +23,11 @@ pub(crate) enum LinkError {
     NotResp(#[from] NotResp),
     #[error("no connection within a second")]
     TimedOut,
-    /// The server's reply to the login.
+    /// The server's error reply to the login.
     #[error("{0}")]
     Login(String),
+    #[error("the sentinel names a server that is not a master")]
+    NotMaster,
     #[error("the sentinel does not know the master {0:?}")]
     UnknownMaster(String),
 }
@@ -45,8 +47,7 @@ impl fmt::Debug for Link {
 }
 
 impl Link {
-    /// Logs in on a new stream, and waits for a reply in any case: a call must not be the first that learns that nobody
-    /// answers, because it could not be repeated.
+    /// Logs in on a new stream. The connection is verified before the first call, because a call cannot be repeated.
     pub(crate) async fn log_in(stream: Box<dyn ByteStream>, login: &Login) -> Result<Link, LinkError> {
         let mut link = Link { stream, input: Vec::new(), parsed: 0 };
         let mut commands = Vec::new();
@@ -59,10 +60,7 @@ impl Link {
             resp::push_all(&mut commands, &[b"SELECT", login.database.to_string().as_bytes()]);
         }
         if commands.is_empty() {
-            resp::push_all(&mut commands, &[b"PING"]);
-            link.send(&commands).await?;
-            // Whatever it says: a server that asks for a password says so again.
-            link.receive().await?;
+            link.ping().await?;
             return Ok(link);
         }
         link.send(&commands).await?;
@@ -74,8 +72,32 @@ impl Link {
         Ok(link)
     }
 
+    /// Verifies that the server answers. Calls report a missing login or permission.
+    pub(crate) async fn ping(&mut self) -> Result<(), LinkError> {
+        self.send(b"*1\r\n$4\r\nPING\r\n").await?;
+        match self.receive().await? {
+            RespValue::Error(text) if !text.starts_with(b"NOAUTH") && !text.starts_with(b"NOPERM") => {
+                Err(LinkError::Login(String::from_utf8_lossy(text).into_owned()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns when the server has closed the connection, or has sent what nobody has asked for.
+    pub(crate) async fn wait_closed(&mut self) {
+        // Cancel-safe: a byte that is read ends the connection.
+        let _ = self.stream.read_u8().await;
+    }
+
     /// Sends commands.
     pub(crate) async fn send(&mut self, commands: &[u8]) -> Result<(), LinkError> {
+        if self.parsed < self.input.len() {
+            // The server has sent a reply too many, and the next replies would answer the wrong requests.
+            return Err(NotResp.into());
+        }
+        self.input.clear();
+        self.parsed = 0;
+        self.input.shrink_to(BUFFER_BYTES_KEPT);
         self.stream.write_all(commands).await?;
         Ok(self.stream.flush().await?)
     }
@@ -98,9 +120,6 @@ impl Link {
     async fn read(&mut self) -> Result<(), LinkError> {
         self.input.drain(..self.parsed);
         self.parsed = 0;
-        if self.input.is_empty() && self.input.capacity() > BUFFER_BYTES_KEPT {
-            self.input = Vec::new();
-        }
         self.input.reserve(READ_BYTES);
         match self.stream.read_buf(&mut self.input).await? {
             0 => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the server closed the connection").into()),

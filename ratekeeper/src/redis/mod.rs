@@ -397,6 +397,12 @@ impl Limiter<Redis> {
         store.refund_all(store.leases.take_all()).await;
     }
 
+    /// Opens the connections of the current tokio runtime, without waiting for them. Otherwise the first check on a
+    /// runtime opens them, and waits for one. The runtime that builds the limiter has its connections already.
+    pub fn open_connections(&self) {
+        self.store().0.servers.open_connections();
+    }
+
     /// Checks that Redis answers, with a call that changes nothing.
     ///
     /// # Errors

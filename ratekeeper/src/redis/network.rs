@@ -6,6 +6,7 @@ use std::fmt;
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
 
@@ -14,7 +15,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpStream, UnixStream};
+use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
 use super::address::{Address, Endpoint};
@@ -74,13 +75,20 @@ impl Network for SystemNetwork {
         Box::pin(async move {
             match endpoint {
                 Endpoint::Tcp(address) => self.open_tcp(address).await,
-                Endpoint::Unix(path) => {
-                    let stream: Box<dyn ByteStream> = Box::new(UnixStream::connect(path).await?);
-                    Ok(stream)
-                }
+                Endpoint::Unix(path) => open_socket(path).await,
             }
         })
     }
+}
+
+#[cfg(unix)]
+async fn open_socket(path: &Path) -> io::Result<Box<dyn ByteStream>> {
+    Ok(Box::new(tokio::net::UnixStream::connect(path).await?))
+}
+
+#[cfg(not(unix))]
+async fn open_socket(_path: &Path) -> io::Result<Box<dyn ByteStream>> {
+    Err(io::Error::new(io::ErrorKind::Unsupported, "this system has no Unix sockets"))
 }
 
 /// The TLS configuration of the settings.
@@ -95,9 +103,13 @@ fn client_config(settings: &Settings) -> Result<ClientConfig, Box<dyn std::error
                 return Err("tls_ca has no certificate".into());
             }
         }
-        // Certificates of the system that cannot be read verify no server.
         None => {
-            roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+            let loaded = rustls_native_certs::load_native_certs();
+            roots.add_parsable_certificates(loaded.certs);
+            // Single certificates that cannot be read do no harm.
+            if let (true, Some(error)) = (roots.is_empty(), loaded.errors.into_iter().next()) {
+                return Err(error.into());
+            }
         }
     }
     let provider = Arc::new(rustls::crypto::ring::default_provider());

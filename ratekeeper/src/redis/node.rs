@@ -35,7 +35,7 @@ impl Node {
     /// Opens the connections of the current runtime.
     pub(crate) fn new(address: Option<Address>, server: Server, options: ConnectionOptions) -> Node {
         let node = Node { address, access: Some((server, options)), ..Node::default() };
-        node.add_runtime();
+        node.open_connections();
         node
     }
 
@@ -48,12 +48,12 @@ impl Node {
         let ended = || CallError::Failed(StoreError::driver_ended());
         let current = Handle::try_current().map_err(|_| ended())?.id();
         let mut runtimes = self.runtimes();
-        if !runtimes.iter().any(|runtime| runtime.id == current && !runtime.has_ended()) {
+        if !runtimes.iter().any(|runtime| runtime.id() == current && !runtime.has_ended()) {
             drop(runtimes);
-            self.add_runtime();
+            self.open_connections();
             runtimes = self.runtimes();
         }
-        let own = runtimes.iter().find(|runtime| runtime.id == current && !runtime.has_ended());
+        let own = runtimes.iter().find(|runtime| runtime.id() == current && !runtime.has_ended());
         // If there are too many runtimes, some have no connections of their own.
         let chosen = own.or(runtimes.first()).ok_or_else(ended)?;
         let (sender, reply) = oneshot::channel();
@@ -65,31 +65,48 @@ impl Node {
         self.runtimes.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Opens connections that the current runtime drives, unless there are too many runtimes.
-    fn add_runtime(&self) {
-        let (Some((server, options)), Ok(handle)) = (&self.access, Handle::try_current()) else { return };
+    /// Opens the connections of the current runtime, unless it has some or there are too many runtimes.
+    pub(crate) fn open_connections(&self) {
+        if let Ok(runtime) = Handle::try_current() {
+            self.open_connections_of(&runtime);
+        }
+    }
+
+    fn open_connections_of(&self, runtime: &Handle) {
+        let Some((server, options)) = &self.access else { return };
         let mut runtimes = self.runtimes.write().unwrap_or_else(PoisonError::into_inner);
         runtimes.retain(|runtime| !runtime.has_ended());
-        if runtimes.len() < RUNTIMES_MAX && runtimes.iter().all(|runtime| runtime.id != handle.id()) {
-            runtimes.push(RuntimeConnections::open(&handle, server, options));
+        if runtimes.len() < RUNTIMES_MAX && runtimes.iter().all(|it| it.id() != runtime.id()) {
+            runtimes.push(RuntimeConnections::open(runtime.clone(), server, options));
         }
+    }
+
+    /// Opens connections of all runtimes that have connections to another node.
+    pub(crate) fn open_connections_like(&self, other: &Node) {
+        let handles: Vec<Handle> = other.runtimes().iter().map(|it| it.handle.clone()).collect();
+        handles.iter().for_each(|runtime| self.open_connections_of(runtime));
     }
 }
 
 /// The connections that one runtime drives.
 #[derive(Debug)]
 struct RuntimeConnections {
-    id: Id,
+    handle: Handle,
     /// At least one.
     connections: Box<[Connection]>,
     next: AtomicUsize,
 }
 
 impl RuntimeConnections {
-    fn open(handle: &Handle, server: &Server, options: &ConnectionOptions) -> RuntimeConnections {
+    fn open(handle: Handle, server: &Server, options: &ConnectionOptions) -> RuntimeConnections {
         let count = options.connections.unwrap_or_else(|| handle.metrics().num_workers()).max(1);
-        let connections = (0..count).map(|_| Connection::new(server.clone(), options.clone())).collect();
-        RuntimeConnections { id: handle.id(), connections, next: AtomicUsize::new(0) }
+        let connection = |_| Connection::new(server.clone(), options.clone(), &handle);
+        let connections = (0..count).map(connection).collect();
+        RuntimeConnections { handle, connections, next: AtomicUsize::new(0) }
+    }
+
+    fn id(&self) -> Id {
+        self.handle.id()
     }
 
     /// Whether the runtime has shut down.

@@ -2,6 +2,8 @@
 
 /// Longest reply that is accepted.
 pub(crate) const REPLY_BYTES_MAX: usize = 64 << 20;
+/// Longest line that is accepted: a status, an error or a number.
+const LINE_BYTES_MAX: usize = 64 << 10;
 /// Arrays in arrays that are accepted.
 const DEPTH_MAX: usize = 8;
 /// Elements of an array for which memory is reserved before they have arrived.
@@ -142,11 +144,13 @@ fn value<'a>(rest: &mut &'a [u8], depth: usize) -> Result<Option<RespValue<'a>>,
 /// Takes a line from the front: its kind, and the rest of it.
 fn line<'a>(rest: &mut &'a [u8]) -> Result<Option<(u8, &'a [u8])>, NotResp> {
     let Some((&kind, text)) = rest.split_first() else { return Ok(None) };
-    // Whatever follows, this is no reply.
+    // More bytes cannot make this a reply.
     if !b"+-:$*".contains(&kind) {
         return Err(NotResp);
     }
-    let Some(end) = text.iter().position(|byte| *byte == b'\r') else { return Ok(None) };
+    let Some(end) = text.iter().take(LINE_BYTES_MAX).position(|byte| *byte == b'\r') else {
+        return if text.len() < LINE_BYTES_MAX { Ok(None) } else { Err(NotResp) };
+    };
     match text.get(end + 1) {
         None => Ok(None),
         Some(b'\n') => {

@@ -163,6 +163,14 @@ impl Servers {
         Err(StoreError::ErrorReply(format!("more than {REDIRECTS_MAX} redirections for hash slot {slot}")))
     }
 
+    /// Opens the connections of the current runtime.
+    pub(crate) fn open_connections(&self) {
+        match &self.nodes {
+            Nodes::One(node) => node.open_connections(),
+            Nodes::Cluster(cluster) => cluster.open_connections(),
+        }
+    }
+
     fn request_refresh(&self) {
         if let Nodes::Cluster(cluster) = &self.nodes {
             cluster.request_refresh();

@@ -86,8 +86,7 @@ enum Location {
 struct Sentinels {
     hosts: Box<[Endpoint]>,
     master: String,
-    /// The sentinel to ask first. The next one after each connection, because a sentinel without contact to the others
-    /// may name an old master.
+    /// The sentinel to query first: the next one after each connection, because one of them may be outdated.
     next: AtomicUsize,
 }
 
@@ -108,14 +107,30 @@ impl Server {
                     &found
                 }
             };
-            Link::log_in(network.open(endpoint).await?, login).await
+            let mut link = Link::log_in(network.open(endpoint).await?, login).await?;
+            if let Location::OfMaster(_) = location {
+                check_role(&mut link).await?;
+            }
+            Ok(link)
         };
         tokio::time::timeout(CONNECT_MAX, connecting).await.unwrap_or(Err(LinkError::TimedOut))
     }
 }
 
+/// A sentinel without contact to the others may name an old master.
+async fn check_role(link: &mut Link) -> Result<(), LinkError> {
+    link.send(b"*1\r\n$4\r\nROLE\r\n").await?;
+    let reply = link.receive().await?;
+    // The login may have no permission for this command.
+    let role = reply.elements().and_then(|elements| elements.first()?.text());
+    match role.is_none_or(|role| role == "master") {
+        true => Ok(()),
+        false => Err(LinkError::NotMaster),
+    }
+}
+
 impl Sentinels {
-    /// Time limit for one sentinel to answer, so that the next one can be asked.
+    /// Time limit for one sentinel to answer, so that the next one can be queried.
     const ANSWER_MAX: Duration = Duration::from_millis(250);
 
     async fn find_master(&self, network: &dyn Network) -> Result<Endpoint, LinkError> {
@@ -123,7 +138,7 @@ impl Sentinels {
         let mut failure = LinkError::TimedOut;
         for turn in 0..self.hosts.len() {
             let sentinel = &self.hosts[first.wrapping_add(turn) % self.hosts.len()];
-            match tokio::time::timeout(Self::ANSWER_MAX, self.ask(network, sentinel)).await {
+            match tokio::time::timeout(Self::ANSWER_MAX, self.query(network, sentinel)).await {
                 Ok(Ok(master)) => return Ok(master),
                 Ok(Err(error)) => failure = error,
                 Err(_) => {}
@@ -132,7 +147,7 @@ impl Sentinels {
         Err(failure)
     }
 
-    async fn ask(&self, network: &dyn Network, sentinel: &Endpoint) -> Result<Endpoint, LinkError> {
+    async fn query(&self, network: &dyn Network, sentinel: &Endpoint) -> Result<Endpoint, LinkError> {
         let mut link = Link::log_in(network.open(sentinel).await?, &Login::default()).await?;
         let mut command = Vec::new();
         resp::push_all(&mut command, &[b"SENTINEL", b"GET-MASTER-ADDR-BY-NAME", self.master.as_bytes()]);

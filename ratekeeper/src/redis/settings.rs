@@ -185,6 +185,10 @@ impl Settings {
 
     /// The number of connections to each server that each tokio runtime opens. Default: one for each thread of the
     /// runtime.
+    ///
+    /// Each runtime that checks limits drives connections of its own, so it needs tokio's I/O and time drivers
+    /// (`enable_all`). Use a runtime for many checks: its first check opens the connections, unless
+    /// [`Limiter::open_connections`](crate::Limiter::open_connections) has opened them before.
     #[must_use]
     pub fn connections(mut self, connections: usize) -> Settings {
         self.connections = Some(connections.max(1));
