@@ -341,22 +341,10 @@ mod tests {
 
     use ratekeeper::Memory;
     use ratekeeper::redis::Redis as RedisStore;
-    use ratekeeper_config::Environment;
+    use ratekeeper_config::EmptyEnvironment;
 
     use super::*;
     use crate::runtime::metrics::families::{AnyFamily, SECTIONS};
-
-    struct NoEnvironment;
-
-    impl Environment for NoEnvironment {
-        fn variable(&self, _: &str) -> Option<String> {
-            None
-        }
-
-        fn file(&self, _: &str) -> Result<String, String> {
-            Err("no files".to_owned())
-        }
-    }
 
     /// The metrics of a server with every service, and with this store.
     async fn scrape<S: Backend>(store: &str) -> String {
@@ -371,7 +359,7 @@ apis: {{ http: 127.0.0.1:0, envoy: 127.0.0.1:0, resp: 127.0.0.1:0 }}
 "
         );
         let config =
-            ratekeeper_config::parse(&config, &NoEnvironment).unwrap_or_else(|errors| panic!("{errors}"));
+            ratekeeper_config::parse(&config, &EmptyEnvironment).unwrap_or_else(|errors| panic!("{errors}"));
         let server = Server::<S>::start_with_log(&config, Box::new(io::sink())).await.unwrap();
         let gateway = server.addresses()[0].address;
         tokio::task::spawn_blocking(move || {

@@ -157,6 +157,10 @@ impl<K: Kind> Kind for Short<K> {
     fn section(&self) -> Option<&'static Section> {
         Some(self.1)
     }
+
+    fn is_secret(&self) -> bool {
+        self.0.is_secret()
+    }
 }
 
 impl<K: Typed> Typed for Short<K> {
@@ -184,6 +188,10 @@ impl<K: Kind> Kind for OffOr<K> {
 
     fn section(&self) -> Option<&'static Section> {
         self.0.section()
+    }
+
+    fn is_secret(&self) -> bool {
+        self.0.is_secret()
     }
 }
 
@@ -241,6 +249,10 @@ impl<K: Kind> Kind for ListOf<K> {
         self.item.visit(path, visit);
     }
 
+    fn is_secret(&self) -> bool {
+        self.item.is_secret()
+    }
+
     fn may_be_empty(&self) -> bool {
         false
     }
@@ -271,6 +283,10 @@ impl Kind for OneOf {
 
     fn section(&self) -> Option<&'static Section> {
         self.0.iter().find_map(|kind| kind.section())
+    }
+
+    fn is_secret(&self) -> bool {
+        self.0.iter().any(|kind| kind.is_secret())
     }
 }
 
@@ -320,5 +336,22 @@ impl<N: Kind, K: Kind> Kind for Named<N, K> {
 
     fn may_be_empty(&self) -> bool {
         self.may_be_empty
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::table::{SECTION, SecretText};
+
+    static EMPTY: Section = SECTION;
+    static CHOICE: OneOf = OneOf(&[&ListOf::any(SecretText), &SecretText]);
+
+    #[test]
+    fn wrapped_secrets_are_secrets() {
+        let wrapped: [&dyn Kind; 4] =
+            [&Short(SecretText, &EMPTY), &OffOr(SecretText), &ListOf::any(SecretText), &CHOICE];
+        assert!(wrapped.iter().all(|kind| kind.is_secret()));
+        assert!(!Short(Mapping(&EMPTY), &EMPTY).is_secret());
     }
 }

@@ -106,7 +106,7 @@ statuses! {
         "on a deny list, or without a key; of an API, a client or a request that the configuration does not permit";
     TooManyRequests = 429 "Too Many Requests" RESOURCE_EXHAUSTED [Middleware HttpApi EnvoyApi]
         "denied by a limit";
-    NotFound = 404 "Not Found" UNIMPLEMENTED [Gateway HttpApi Admin]
+    NotFound = 404 "Not Found" UNIMPLEMENTED [Gateway HttpApi EnvoyApi Admin]
         "no route; of an API or the admin listener, an unknown path, limit or reservation";
     MethodNotAllowed = 405 "Method Not Allowed" UNKNOWN [Gateway HttpApi Admin]
         "the method TRACE; of an API or the admin listener, a method that the path does not have";
@@ -131,7 +131,7 @@ statuses! {
     NotImplemented = 501 "Not Implemented" UNKNOWN [Gateway]
         "the method CONNECT, or a transfer coding other than `chunked`";
     ServiceUnavailable = 503 "Service Unavailable" UNAVAILABLE [Middleware Gateway HttpApi EnvoyApi Admin]
-        "overloaded, or the store is unavailable; of `/readyz`, during a graceful shutdown";
+        "overloaded, no connection to the upstream is free, or the store is unavailable; of `/readyz`, during a graceful shutdown";
     BadGateway = 502 "Bad Gateway" UNAVAILABLE [Gateway]
         "the upstream failed";
     GatewayTimeout = 504 "Gateway Timeout" UNAVAILABLE [Gateway]
@@ -176,7 +176,8 @@ mod tests {
                         The middleware is also a part of the gateway and of `/v1/authorize`. The status of a denial can \
                         be configured:\n`deny_response` of a limit, `deny_status` of the HTTP API. The Envoy API has its \
                         statuses only if it is called as JSON;\nover gRPC it sends the codes, but \
-                        `RESOURCE_EXHAUSTED` if it is overloaded.\n\n\
+                        `RESOURCE_EXHAUSTED` if it is overloaded.\nThe title is that of the Problem Details body. \
+                        Responses of the admin listener have no such body, except 401, 403 and 421.\n\n\
                         | status | title | gRPC code | meaning | sent by |\n|---|---|---|---|---|\n"
             .to_owned();
         let mut all = ResponseStatus::ALL.to_vec();

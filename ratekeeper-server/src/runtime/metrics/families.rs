@@ -97,7 +97,7 @@ families! {
         STORE_OVERFLOWED: counter "ratekeeper_store_overflowed_total" []
             "Checks of keys for which the memory store was full.";
     }
-    "Redis store" "Reported with `store: { redis: ... }`, if the file configures limits or an API." {
+    "Redis store" "Reported with a Redis store, if the file configures limits or an API." {
         REDIS_UP: gauge "ratekeeper_redis_up" []
             "1 if Redis answers, otherwise 0.";
         REDIS_ERRORS: counter "ratekeeper_redis_errors_total" [REDIS_FAILURE]

@@ -198,7 +198,7 @@ label_types! {
     enum EndpointResult {
         /// it was executed, or a peek found that it would be allowed
         Allowed = "allowed",
-        /// a limit denies it
+        /// a limit denies it; of `authorize`, any request that is not allowed
         Denied = "denied",
         /// a 4xx status of another reason
         Rejected = "rejected",
