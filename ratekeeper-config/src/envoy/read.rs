@@ -59,7 +59,7 @@ static DESCRIPTOR: Section = Section {
         ],
         &ALGORITHM_FIELDS,
     ],
-    constraints: &[Constraint::AtMostOne(&[&ALGORITHM_NAMES, &["unlimited", "blocked"]])],
+    constraints: &[Constraint::AtMostOne(&[&ALGORITHM_NAMES])],
     ..SECTION
 };
 const NAME: TextValue = WORD.filled();
