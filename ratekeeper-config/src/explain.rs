@@ -12,7 +12,7 @@ use crate::file::LogKeys;
 use crate::gateway::{Gateway, Route, Upstream};
 use crate::print::to_yaml;
 use crate::quantity::{bytes_text, duration_text};
-use crate::store::{Store, WhenFull};
+use crate::store::{self, Store, WhenFull};
 use crate::{Api, ConcurrencyLimit, Config, words};
 
 /// A table of an explanation.
@@ -217,15 +217,11 @@ fn key_cell(key: &Key) -> TableCell {
 }
 
 fn part_text(part: &KeyPart, fallback: &KeyFallback) -> String {
-    let plain = words::name(&words::PLAIN_PARTS, part);
-    if !plain.is_empty() {
-        return plain.to_owned();
-    }
-    let field = part_field(part);
+    let Some(field) = part_field(part) else { return words::name(&words::PLAIN_PARTS, part).to_owned() };
     let fallback = match fallback {
-        KeyFallback::Part(part) => match words::name(&words::PLAIN_PARTS, part) {
-            "" => format!("{{ {} }}", part_field(part)),
-            plain => plain.to_owned(),
+        KeyFallback::Part(part) => match part_field(part) {
+            Some(field) => format!("{{ {field} }}"),
+            None => words::name(&words::PLAIN_PARTS, part).to_owned(),
         },
         KeyFallback::Literal(text) => text.clone(),
         KeyFallback::Deny => "deny".to_owned(),
@@ -235,8 +231,8 @@ fn part_text(part: &KeyPart, fallback: &KeyFallback) -> String {
 }
 
 /// An attribute that has a name, as a field.
-fn part_field(part: &KeyPart) -> String {
-    match part {
+fn part_field(part: &KeyPart) -> Option<String> {
+    Some(match part {
         KeyPart::Header(name) => format!("header: {name}"),
         KeyPart::Cookie(name) => format!("cookie: {name}"),
         KeyPart::Query(name) => format!("query: {name}"),
@@ -244,9 +240,8 @@ fn part_field(part: &KeyPart) -> String {
         KeyPart::Path(pattern) => format!("path: {pattern}"),
         KeyPart::Claim(name) => format!("claim: {name}"),
         KeyPart::Custom(name) => format!("custom: {name}"),
-        // Parts without a name are words.
-        KeyPart::Ip | KeyPart::Method | KeyPart::Host | KeyPart::Route => String::new(),
-    }
+        KeyPart::Ip | KeyPart::Method | KeyPart::Host | KeyPart::Route => return None,
+    })
 }
 
 fn is_empty(when: &When) -> bool {
@@ -361,7 +356,7 @@ fn settings(config: &Config) -> Table {
             add("store.redis.namespace", redis.namespace.clone().unwrap_or("none".to_owned()));
             add(
                 "store.redis.connections",
-                redis.connections.map_or("one per thread".to_owned(), |it| it.to_string()),
+                redis.connections.map_or(store::CONNECTIONS.fallback.to_owned(), |it| it.to_string()),
             );
             add("store.redis.deadline", duration_text(redis.deadline));
             add("store.redis.on_store_failure", policy_text(redis.failure));

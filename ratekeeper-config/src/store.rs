@@ -133,7 +133,7 @@ const INSTANCES: Field<Whole> = Field::new(
     "Number of instances that share the limits. Required if `on_store_failure: local` is written. Without both, the policy is `local` with one instance, and a warning says that each instance allows the whole limit.",
     Whole { from: 1, to: 100_000 },
 );
-const CONNECTIONS: Field<Whole> =
+pub(crate) const CONNECTIONS: Field<Whole> =
     Field::new("connections", "Connections of each worker thread of the gateway, and of the threads of the APIs together, to each server.", Whole { from: 1, to: 1_000 })
         .otherwise("one per thread");
 

@@ -9,7 +9,6 @@
 //! Commands run at the root of the repository with the freshly built `ratekeeper` on the `PATH`. A console line that
 //! ends with a backslash continues on the next line. Trailing blank lines of an output are ignored.
 
-mod background;
 mod diff;
 mod transcript;
 
@@ -21,6 +20,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
+use crate::background;
 use crate::markdown;
 use crate::workspace::{self, Workspace};
 use transcript::{Example, Item};

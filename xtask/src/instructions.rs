@@ -5,25 +5,28 @@
 //! is the cost of the requests alone. Only the worker's thread is counted: what others do depends on the time that
 //! passes. The kernel's work is not counted.
 
-use std::fmt::Write as _;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 
+use crate::background;
 use crate::workspace::Workspace;
 
 /// A scenario may exceed its instructions by this share.
 const TOLERANCE_PERCENT: u64 = 5;
 /// Requests in the short and in the long run.
 const REQUESTS: [u64; 2] = [1_000, 3_000];
-/// Attempts to connect, one per 100 ms: callgrind starts slowly.
-const CONNECT_ATTEMPTS: usize = 600;
+/// How long a server may take to start: callgrind starts slowly.
+const START_TIME_MAX: Duration = Duration::from_secs(60);
+const REQUEST: &[u8] =
+    b"GET /api/items?page=2 HTTP/1.1\r\nhost: localhost\r\nuser-agent: curl/8.0\r\naccept: */*\r\n\
+    x-user-id: alice\r\n\r\n";
 
 /// What is measured.
 struct Scenario {
@@ -49,13 +52,23 @@ const SCENARIOS: [Scenario; 4] = [
 pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     let folder = workspace.target.join("instructions");
     fs::create_dir_all(&folder).context("creating a folder for the measurement")?;
-    let redis = Server::redis(&folder)?;
+    let redis_port = free_address()?.port();
+    let mut redis = Command::new("redis-server");
+    redis
+        .args(["--port", &redis_port.to_string(), "--bind", "127.0.0.1", "--save", "", "--dir"])
+        .arg(&folder);
+    redis.stdout(Stdio::null());
+    let _redis = background::start(redis, redis_port, START_TIME_MAX)?;
+    // The first checks are slow under callgrind.
+    let redis = format!(
+        "{{ redis: {{ address: \"redis://127.0.0.1:{redis_port}\", instances: 1, deadline: 10s }} }}"
+    );
     let upstream = upstream()?;
     let mut exceeded = Vec::new();
     for scenario in &SCENARIOS {
-        let store = if scenario.has_redis { redis.url() } else { "memory".to_owned() };
+        let store = if scenario.has_redis { &redis } else { "memory" };
         let [few, many] =
-            REQUESTS.map(|requests| count(workspace, &folder, scenario, upstream, &store, requests));
+            REQUESTS.map(|requests| count(workspace, &folder, scenario, upstream, store, requests));
         let measured = (many?.saturating_sub(few?)) / (REQUESTS[1] - REQUESTS[0]);
         let max = scenario.instructions + scenario.instructions * TOLERANCE_PERCENT / 100;
         println!("      {:<15} {measured:>7} instructions a request, at most {max}", scenario.name);
@@ -94,40 +107,33 @@ fn count(
     command.args(["--cpu-list", "0", "valgrind", "--tool=callgrind", "--separate-threads=yes"]);
     command.arg(format!("--callgrind-out-file={}", output.join("out").display()));
     command.arg(workspace.target.join("release/ratekeeper")).arg("run").arg("-c").arg(&config);
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(fs::File::create(folder.join("stderr.txt"))?);
-    let mut gateway =
-        Server { process: command.spawn().context("starting callgrind")?, port: address.port() };
-    send(&mut gateway, scenario, requests).with_context(|| {
+    command.stdout(Stdio::null()).stderr(fs::File::create(folder.join("stderr.txt"))?);
+    let served = background::start(command, address.port(), START_TIME_MAX)
+        .and_then(|_gateway| send(address, scenario, requests));
+    served.with_context(|| {
         let log = fs::read_to_string(folder.join("stderr.txt")).unwrap_or_default();
         format!("scenario `{}`; the gateway's log:\n{log}", scenario.name)
     })?;
-    gateway.terminate()?;
     // Of all threads, the worker executes most.
     let mut most = 0;
     for thread in fs::read_dir(&output)? {
         let counted = fs::read_to_string(thread?.path()).context("reading callgrind's output")?;
-        let total = counted.lines().find_map(|line| line.strip_prefix("totals: "));
-        most =
-            most.max(total.map_or(Ok(0), |total| total.trim().parse()).context("reading callgrind's total")?);
+        if let Some(total) = counted.lines().find_map(|line| line.strip_prefix("totals: ")) {
+            most = most.max(total.trim().parse().context("reading callgrind's total")?);
+        }
     }
     ensure!(most > 0, "callgrind counted nothing");
     Ok(most)
 }
 
 /// Sends requests on one connection, and checks the statuses of all but the first.
-fn send(gateway: &mut Server, scenario: &Scenario, requests: u64) -> Result<()> {
-    let stream = gateway.connect()?;
+fn send(gateway: SocketAddr, scenario: &Scenario, requests: u64) -> Result<()> {
+    let stream = TcpStream::connect(gateway)?;
     stream.set_read_timeout(Some(Duration::from_secs(60)))?;
     stream.set_nodelay(true)?;
-    let mut responses = BufReader::new(stream.try_clone()?);
-    let mut request = String::new();
-    write!(
-        request,
-        "GET /api/items?page=2 HTTP/1.1\r\nhost: localhost\r\nuser-agent: curl/8.0\r\naccept: */*\r\n\
-         x-user-id: alice\r\n\r\n"
-    )?;
+    let mut responses = BufReader::new(&stream);
     for number in 0..requests {
-        (&stream).write_all(request.as_bytes())?;
+        (&stream).write_all(REQUEST)?;
         let status = read_response(&mut responses)?;
         ensure!(number == 0 || status == scenario.status, "request {number} got the status {status}");
     }
@@ -180,63 +186,4 @@ fn upstream() -> Result<SocketAddr> {
 
 fn free_address() -> Result<SocketAddr> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?)
-}
-
-/// A process that is killed when this is dropped.
-struct Server {
-    process: Child,
-    port: u16,
-}
-
-impl Server {
-    fn redis(folder: &Path) -> Result<Server> {
-        let port = free_address()?.port();
-        let process = Command::new("redis-server")
-            .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--dir"])
-            .arg(folder)
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .spawn()
-            .context("starting redis-server")?;
-        let mut server = Server { process, port };
-        server.connect()?;
-        Ok(server)
-    }
-
-    fn url(&self) -> String {
-        // The first checks are slow under callgrind.
-        format!(
-            "{{ redis: {{ address: \"redis://127.0.0.1:{}\", instances: 1, deadline: 10s }} }}",
-            self.port
-        )
-    }
-
-    fn connect(&mut self) -> Result<TcpStream> {
-        for _ in 0..CONNECT_ATTEMPTS {
-            if let Ok(stream) = TcpStream::connect(("127.0.0.1", self.port)) {
-                return Ok(stream);
-            }
-            if let Some(status) = self.process.try_wait()? {
-                bail!("it ended with {status} before it listened on port {}", self.port);
-            }
-            thread::park_timeout(Duration::from_millis(100));
-        }
-        bail!("nothing listens on port {}", self.port)
-    }
-
-    /// Shuts down gracefully.
-    fn terminate(&mut self) -> Result<()> {
-        let id = self.process.id().to_string();
-        ensure!(Command::new("kill").args(["-TERM", &id]).status()?.success(), "cannot signal the gateway");
-        let status = self.process.wait()?;
-        ensure!(status.success(), "the gateway ended with {status}");
-        Ok(())
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
 }

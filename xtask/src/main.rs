@@ -10,10 +10,12 @@
 //! | [`pictures`] | draws the pictures of docs/ |
 //! | [`instructions`] | counts the processor instructions of a request |
 //! | [`examples`] | runs the commands of README.md and docs/ and compares their output |
+//! | [`background`] | servers that steps start and stop |
 //! | [`needs`] | programs that the steps call, installed where possible |
 //! | [`workspace`] | paths, packages and cargo calls |
 //! | [`markdown`] | fenced blocks and headings of a page |
 
+mod background;
 mod deny;
 mod examples;
 mod fuzz;

@@ -138,7 +138,7 @@ fn server(rest: &str) -> Result<ServerAddress, AddressError> {
     let digits = if database.is_empty() { "0" } else { database };
     let is_number = digits.bytes().all(|byte| byte.is_ascii_digit());
     let database = digits.parse().ok().filter(|_| is_number).ok_or_else(|| error(WRONG_DATABASE))?;
-    // Without a password there is no login: a server without passwords rejects one, another asks for the password.
+    // Without a password there is no login: a server that needs none rejects one, and another reports that it is missing.
     let user = user.and_then(|user| user.split_once(':')).filter(|(_, password)| !password.is_empty());
     let user = user.map(|(name, password)| (unescaped(name), unescaped(password)));
     Ok(ServerAddress::One { endpoint: Endpoint::Tcp(address), login: Login { user, database } })

@@ -86,6 +86,7 @@ struct Driver {
     server: Server,
     options: ConnectionOptions,
     link: Option<Link>,
+    /// Whether there is a link, for the threads that choose a connection.
     is_connected: Arc<AtomicBool>,
     /// Commands to be sent; kept for its memory.
     commands: Vec<u8>,
@@ -93,7 +94,7 @@ struct Driver {
 
 impl Drop for Driver {
     fn drop(&mut self) {
-        self.is_connected.store(false, Ordering::Relaxed);
+        self.disconnect();
     }
 }
 
@@ -112,24 +113,22 @@ impl Driver {
                     is_used = true;
                 }
                 Wake::Closed => {
-                    self.link = None;
-                    self.is_connected.store(false, Ordering::Relaxed);
+                    self.disconnect();
                     let _ = self.connect().await;
                 }
-                Wake::Timer if self.link.is_none() => {
-                    let _ = self.connect().await;
-                }
-                Wake::Timer => {
+                Wake::Timer if self.link.is_some() => {
                     if !std::mem::take(&mut is_used) {
                         self.verify().await;
                     }
+                }
+                Wake::Timer => {
+                    let _ = self.connect().await;
                 }
             }
             if timer.is_elapsed() || self.link.is_none() {
                 let every = if self.link.is_some() { PING_EVERY } else { CONNECT_EVERY };
                 timer.as_mut().reset(Instant::now() + every);
             }
-            self.is_connected.store(self.link.is_some(), Ordering::Relaxed);
         }
     }
 
@@ -148,11 +147,12 @@ impl Driver {
         };
         let mut closing = pin!(closing);
         poll_fn(|context| {
-            if let Poll::Ready(count) = tasks.poll_recv_many(context, batch, BATCH_MAX) {
-                return Poll::Ready(Wake::Tasks(count));
-            }
+            // First, so that no task is sent on a connection that has been closed.
             if closing.as_mut().poll(context).is_ready() {
                 return Poll::Ready(Wake::Closed);
+            }
+            if let Poll::Ready(count) = tasks.poll_recv_many(context, batch, BATCH_MAX) {
+                return Poll::Ready(Wake::Tasks(count));
             }
             timer.as_mut().poll(context).map(|()| Wake::Timer)
         })
@@ -164,7 +164,7 @@ impl Driver {
         if let Some(link) = &mut self.link
             && !matches!(timeout(self.options.deadline.max(TIMEOUT_MIN), link.ping()).await, Ok(Ok(())))
         {
-            self.link = None;
+            self.disconnect();
         }
     }
 
@@ -197,6 +197,11 @@ impl Driver {
         Ok(())
     }
 
+    fn disconnect(&mut self) {
+        self.link = None;
+        self.is_connected.store(false, Ordering::Relaxed);
+    }
+
     /// Sends calls and answers their requests. If a reply does not arrive in time, the connection is closed; the
     /// calls may have been executed, so they are never sent again.
     async fn call(&mut self, mut calls: VecDeque<Call>) {
@@ -209,7 +214,7 @@ impl Driver {
             Ok(Err(error)) => Some(StoreError::ConnectionLost(error.to_string())),
             Err(_) => Some(StoreError::TimedOut),
         };
-        self.link = None;
+        self.disconnect();
         if let Some(error) = error {
             calls.into_iter().for_each(|call| call.fail(&CallError::Failed(error.clone())));
         }

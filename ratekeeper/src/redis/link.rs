@@ -23,13 +23,18 @@ pub(crate) enum LinkError {
     NotResp(#[from] NotResp),
     #[error("no connection within a second")]
     TimedOut,
-    /// The server's error reply to the login.
     #[error("{0}")]
-    Login(String),
+    ErrorReply(String),
     #[error("the sentinel names a server that is not a master")]
     NotMaster,
     #[error("the sentinel does not know the master {0:?}")]
     UnknownMaster(String),
+}
+
+impl LinkError {
+    pub(crate) fn of_reply(text: &[u8]) -> LinkError {
+        LinkError::ErrorReply(String::from_utf8_lossy(text).into_owned())
+    }
 }
 
 /// An open connection to a server. After an error, it must not be used any more.
@@ -50,23 +55,25 @@ impl Link {
     /// Logs in on a new stream. The connection is verified before the first call, because a call cannot be repeated.
     pub(crate) async fn log_in(stream: Box<dyn ByteStream>, login: &Login) -> Result<Link, LinkError> {
         let mut link = Link { stream, input: Vec::new(), parsed: 0 };
-        let mut commands = Vec::new();
+        let (mut commands, mut replies) = (Vec::new(), 0);
         if let Some((name, password)) = &login.user {
             let name = Some(name.as_bytes()).filter(|name| !name.is_empty());
             let words = [Some(b"AUTH".as_slice()), name, Some(password.as_bytes())];
             resp::push_all(&mut commands, &words.into_iter().flatten().collect::<Vec<_>>());
+            replies += 1;
         }
         if login.database > 0 {
             resp::push_all(&mut commands, &[b"SELECT", login.database.to_string().as_bytes()]);
+            replies += 1;
         }
-        if commands.is_empty() {
+        if replies == 0 {
             link.ping().await?;
             return Ok(link);
         }
         link.send(&commands).await?;
-        for _ in 0..usize::from(login.user.is_some()) + usize::from(login.database > 0) {
+        for _ in 0..replies {
             if let RespValue::Error(text) = link.receive().await? {
-                return Err(LinkError::Login(String::from_utf8_lossy(text).into_owned()));
+                return Err(LinkError::of_reply(text));
             }
         }
         Ok(link)
@@ -77,13 +84,13 @@ impl Link {
         self.send(b"*1\r\n$4\r\nPING\r\n").await?;
         match self.receive().await? {
             RespValue::Error(text) if !text.starts_with(b"NOAUTH") && !text.starts_with(b"NOPERM") => {
-                Err(LinkError::Login(String::from_utf8_lossy(text).into_owned()))
+                Err(LinkError::of_reply(text))
             }
             _ => Ok(()),
         }
     }
 
-    /// Returns when the server has closed the connection, or has sent what nobody has asked for.
+    /// Returns when the server has closed the connection, or has sent a reply without a command.
     pub(crate) async fn wait_closed(&mut self) {
         // Cancel-safe: a byte that is read ends the connection.
         let _ = self.stream.read_u8().await;

@@ -35,7 +35,7 @@ pub(crate) trait Network: fmt::Debug + Send + Sync {
 
 /// The network of the operating system.
 pub(crate) struct SystemNetwork {
-    /// Set if the address asks for TLS.
+    /// Set if the scheme of the address is one with TLS.
     tls: Option<TlsConnector>,
 }
 
@@ -46,7 +46,7 @@ impl fmt::Debug for SystemNetwork {
 }
 
 impl SystemNetwork {
-    /// Reads the certificates if the address asks for TLS.
+    /// Reads the certificates if connections use TLS.
     pub(crate) fn new(settings: &Settings, has_tls: bool) -> Result<SystemNetwork, SettingsError> {
         let tls = has_tls.then(|| client_config(settings)).transpose();
         let tls = tls.map_err(|why| SettingsError::Tls(why.to_string()))?;

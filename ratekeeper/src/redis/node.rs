@@ -47,15 +47,17 @@ impl Node {
     pub(crate) fn enqueue(&self, slot: u16, is_guest: bool, task: Task) -> Result<ReplyReceiver, CallError> {
         let ended = || CallError::Failed(StoreError::driver_ended());
         let current = Handle::try_current().map_err(|_| ended())?.id();
+        let is_own = |it: &&RuntimeConnections| it.id() == current && !it.has_ended();
         let mut runtimes = self.runtimes();
-        if !runtimes.iter().any(|runtime| runtime.id() == current && !runtime.has_ended()) {
+        let has_space =
+            || runtimes.len() < RUNTIMES_MAX || runtimes.iter().any(RuntimeConnections::has_ended);
+        if runtimes.iter().find(is_own).is_none() && has_space() {
             drop(runtimes);
             self.open_connections();
             runtimes = self.runtimes();
         }
-        let own = runtimes.iter().find(|runtime| runtime.id() == current && !runtime.has_ended());
         // If there are too many runtimes, some have no connections of their own.
-        let chosen = own.or(runtimes.first()).ok_or_else(ended)?;
+        let chosen = runtimes.iter().find(is_own).or(runtimes.first()).ok_or_else(ended)?;
         let (sender, reply) = oneshot::channel();
         chosen.next().enqueue(QueuedTask { slot, is_guest, task, sender }).map_err(CallError::Failed)?;
         Ok(reply)

@@ -37,7 +37,7 @@ enum Nodes {
 }
 
 impl Servers {
-    /// Must be called on a tokio runtime. `clock` tells the local time.
+    /// Must be called on a tokio runtime. `clock` is the local clock.
     pub(crate) fn new(topology: Topology, options: ConnectionOptions, clock: SharedClock) -> Servers {
         let nodes = match topology {
             Topology::One(server) => Nodes::One(Node::new(None, server, options)),

@@ -155,7 +155,7 @@ impl Sentinels {
         let unknown = || LinkError::UnknownMaster(self.master.clone());
         let reply = link.receive().await?;
         if let RespValue::Error(text) = reply {
-            return Err(LinkError::Login(String::from_utf8_lossy(text).into_owned()));
+            return Err(LinkError::of_reply(text));
         }
         let Some([host, port]) = reply.elements() else { return Err(unknown()) };
         let host = host.text().ok_or_else(unknown)?.to_owned();

@@ -39,6 +39,7 @@ impl Settings {
     /// ```text
     /// ACL SETUSER ratekeeper on >password ~rate_limit:* +fcall +function|load +time +get +set +incrby +getrange
     ///     +setrange +pexpire +pttl +unlink +zadd +zcard +zscore +zrange +zrem +hset +hget +hdel +cluster|slots +asking
+    ///     +ping +role +select
     /// ```
     pub fn new(url: &str) -> Settings {
         Settings {

@@ -1,4 +1,4 @@
-//! Background commands: servers that later commands of a page connect to.
+//! Background commands: servers that later commands connect to.
 
 use std::net::{Ipv4Addr, TcpStream};
 use std::os::unix::process::CommandExt;
@@ -14,29 +14,29 @@ use crate::markdown::Block;
 /// How often the port is tried.
 const TRY_EVERY: Duration = Duration::from_millis(100);
 
-/// How long a killed command may take to exit, before the next page starts.
+/// How long a terminated command may take to exit.
 const EXIT_TIME_MAX: Duration = Duration::from_secs(10);
 
-/// A background command; killed when dropped. The drop waits until all its processes have exited, because the next
-/// page may use the same ports.
+/// A background command; terminated when dropped. The drop waits until all its processes have exited, because what
+/// follows may use the same ports, or read what they write last.
 #[derive(Debug)]
-pub(super) struct Background {
+pub(crate) struct Background {
     group: String,
 }
 
 /// Returns the port of a block with the info string `sh background 8080`.
-pub(super) fn port(block: &Block) -> Option<u16> {
+pub(crate) fn port(block: &Block) -> Option<u16> {
     block.info.strip_prefix("sh background ")?.trim().parse().ok()
 }
 
-/// Starts a script and waits until its port is open.
-pub(super) fn start(mut shell: Command, port: u16, limit: Duration) -> Result<Background> {
+/// Starts a command and waits until its port is open.
+pub(crate) fn start(mut command: Command, port: u16, limit: Duration) -> Result<Background> {
     let answers = || TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok();
     if answers() {
         bail!("something listens on port {port} already; stop it and try again");
     }
-    // A separate process group, so that children of the shell are killed with it.
-    let mut child = shell.process_group(0).stdin(Stdio::null()).spawn().context("starting sh")?;
+    // A separate process group, so that children of a shell are killed with it.
+    let mut child = command.process_group(0).stdin(Stdio::null()).spawn().context("starting a server")?;
     let background = Background { group: format!("-{}", child.id()) };
     let (sender, receiver) = mpsc::channel();
     thread::spawn(move || sender.send(child.wait()));
@@ -46,7 +46,7 @@ pub(super) fn start(mut shell: Command, port: u16, limit: Duration) -> Result<Ba
         }
         match receiver.recv_timeout(TRY_EVERY) {
             Err(RecvTimeoutError::Timeout) => {}
-            ended => bail!("it has ended before it listened on port {port}: {ended:?}"),
+            ended => bail!("the server has ended before it listened on port {port}: {ended:?}"),
         }
     }
     bail!("nothing listens on port {port} after {} s", limit.as_secs())
