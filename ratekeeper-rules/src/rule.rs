@@ -253,6 +253,8 @@ pub struct RuleCharge {
     pub limit: usize,
     /// Units to charge.
     pub cost: u32,
+    /// The position of the override that applies, from 0; none if the rule's own limit does.
+    pub tier: Option<usize>,
     /// The limits of the rule's ban.
     pub ban: Option<BanLimits>,
     key: Range<usize>,
@@ -313,6 +315,15 @@ pub enum KeyError {
     /// The key is on the rule's deny list.
     #[error("this key is on the limit's list of those that it always denies")]
     Denied,
+}
+
+/// The limit that a rule charges for a key.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct SelectedLimit {
+    /// Index into all limits.
+    limit: usize,
+    /// The position of the override that selected it.
+    tier: Option<usize>,
 }
 
 /// Why a rule does not charge a request.
@@ -437,7 +448,7 @@ impl Rules {
         let start = list.keys.len();
         key.write(&numbered.rule.key, &mut list.keys)?;
         let limit = numbered.limit_of(&list.keys[start..], |_| false).map_err(|_| KeyError::Denied);
-        let Ok(Some(limit)) = limit else {
+        let Ok(Some(SelectedLimit { limit, tier })) = limit else {
             list.keys.truncate(start);
             return limit.map(|_| None);
         };
@@ -449,7 +460,7 @@ impl Rules {
             *cost = cost.saturating_add(more);
             return Ok(Some(same));
         }
-        list.charges.push(RuleCharge { rule: number, limit, cost: more, ban: numbered.ban, key });
+        list.charges.push(RuleCharge { rule: number, limit, tier, cost: more, ban: numbered.ban, key });
         Ok(Some(list.charges.len() - 1))
     }
 
@@ -487,7 +498,8 @@ impl Rules {
             if let OverrideScope::When(_) = it.scope {
                 let charge = overrides[index].map(|limit| {
                     let ban = numbered.ban;
-                    list.charges.push(RuleCharge { rule: number, limit, cost, ban, key: key.clone() });
+                    let tier = Some(index);
+                    list.charges.push(RuleCharge { rule: number, limit, tier, cost, ban, key: key.clone() });
                     list.charges.len() - 1
                 });
                 tiers.push(Tier { index, charge });
@@ -515,9 +527,10 @@ impl Rules {
             }
             let start = list.keys.len();
             match numbered.charge(request, &mut list.keys) {
-                Ok(Some(limit)) => list.charges.push(RuleCharge {
+                Ok(Some(SelectedLimit { limit, tier })) => list.charges.push(RuleCharge {
                     rule: number,
                     limit,
+                    tier,
                     cost: numbered.rule.cost.of(request),
                     ban: numbered.ban,
                     key: start..list.keys.len(),
@@ -541,7 +554,7 @@ impl Rules {
 
 impl NumberedRule {
     /// Returns the limit to charge, if any, and writes the key.
-    fn charge(&self, request: &impl Request, keys: &mut Vec<u8>) -> Result<Option<usize>, NoCharge> {
+    fn charge(&self, request: &impl Request, keys: &mut Vec<u8>) -> Result<Option<SelectedLimit>, NoCharge> {
         let rule = &self.rule;
         if !rule.when.fits(request) || rule.allow.has_client(request) {
             return Ok(None);
@@ -559,7 +572,11 @@ impl NumberedRule {
     }
 
     /// Returns the limit to charge for a key, if any, by the rule's lists and overrides.
-    fn limit_of(&self, written: &[u8], fits: impl Fn(&When) -> bool) -> Result<Option<usize>, NoCharge> {
+    fn limit_of(
+        &self,
+        written: &[u8],
+        fits: impl Fn(&When) -> bool,
+    ) -> Result<Option<SelectedLimit>, NoCharge> {
         let NumberedRule { rule, limit, overrides, .. } = self;
         if rule.allow.has_key(&rule.key, written) {
             return Ok(None);
@@ -571,6 +588,7 @@ impl NumberedRule {
             OverrideScope::Keys(keys) => keys.iter().any(|value| rule.key.is(written, value)),
             OverrideScope::When(when) => fits(when),
         });
-        Ok(fitting.map_or(Some(*limit), |index| overrides[index]))
+        let limit = fitting.map_or(Some(*limit), |index| overrides[index]);
+        Ok(limit.map(|limit| SelectedLimit { limit, tier: fitting }))
     }
 }

@@ -71,9 +71,9 @@ impl Rules {
                     }
                     let limits = (before.limit_of(&key, |_| false), after.limit_of(&key, |_| false));
                     if let (Ok(Some(from)), Ok(Some(to))) = limits
-                        && predecessors[to] != Some(from)
+                        && predecessors[to.limit] != Some(from.limit)
                     {
-                        moved.push(MovedKey { key, from, to });
+                        moved.push(MovedKey { key, from: from.limit, to: to.limit });
                     }
                 }
             }

@@ -1,6 +1,5 @@
 //! Access records: what the gateway counts and logs about each request.
 
-use std::cmp::Reverse;
 use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -52,20 +51,11 @@ impl LimitsOutcome {
             Outcome::Shed => RequestDecision::Shed,
             _ => RequestDecision::Rejected,
         };
-        let mut enforced = event.rules.iter().filter(|rule| !rule.is_shadow);
-        let rule = match event.is_allowed() {
-            true => enforced.min_by_key(|rule| (Reverse(rule.decision.delay), rule.decision.remaining)),
-            false => enforced.find(|rule| !rule.decision.allowed),
-        };
         LimitsOutcome {
             decision,
             is_degraded: event.is_degraded,
-            reason: match event.outcome {
-                Outcome::Forbidden { reason, .. } => Some(reason.name()),
-                Outcome::Malformed => Some("malformed"),
-                _ => None,
-            },
-            limit: rule.map(|rule| DecidingLimit {
+            reason: event.reason(),
+            limit: event.deciding_rule().map(|rule| DecidingLimit {
                 index: rule.index,
                 key: keys.logged(event.key(rule)),
                 decision: rule.decision,

@@ -258,7 +258,8 @@ fn start<S: Backend>(
     let (request, mut forward) = (Request::from_parts(parts, body), Forward::new(forward_context));
     Ok(match checks {
         Some((layer, checks)) => {
-            let LimitedCall { response, event } = layer.call_checked(forward, request, checks);
+            let LimitedCall { response, event } =
+                layer.call_checked(forward, request, Some(route.id.clone()), checks);
             if let Some(event) = event {
                 record.set_event(&event, &state.key_log);
             }

@@ -217,7 +217,8 @@ impl<S: Store> Engine<S> {
             return Ok(held);
         }
         let outcome = if is_closed { Outcome::Closed } else { Outcome::Denied };
-        let event = DecisionEvent::new(outcome, is_degraded, self.permit_outcomes(&checks.permits));
+        let rules = self.permit_outcomes(&checks.permits);
+        let event = DecisionEvent::new(checks.route.take(), outcome, is_degraded, rules);
         let event = self.observed(event.with_charges(std::mem::take(&mut checks.list)));
         let next = self.deny_exhausted(limits, &checks.permits, is_closed);
         Err(RequestVerdict { next, permits: Permits::default(), event })
@@ -254,7 +255,7 @@ impl<S: Store> Engine<S> {
                 delay: Duration::ZERO,
             };
             let index = self.names.len() + request.rule;
-            RuleOutcome { index, decision, is_shadow: *is_shadow, is_banned: false, charge: None }
+            RuleOutcome { index, tier: None, decision, is_shadow: *is_shadow, is_banned: false, charge: None }
         })
     }
 }

@@ -25,7 +25,7 @@ use super::concurrency::{ConcurrencySet, InFlightLimits, PermitChecks};
 use super::event::{DecisionEvent, Outcome, RuleNames, RuleOutcome};
 use super::http_response::{ResponseHeader, ResponseHeaders};
 use super::view::View;
-use super::{Claims, KeyExtractor, NonCanonicalPath, RequestContext, RuleSet};
+use super::{Claims, KeyExtractor, NonCanonicalPath, RequestContext, Route, RuleSet};
 use crate::clock::Clock;
 use crate::concurrency::Permits;
 use crate::limiter::Limiter;
@@ -99,6 +99,7 @@ pub struct RequestChecks {
     pub(crate) permits: PermitChecks,
     /// Whether a limit may delay the request.
     pub(crate) may_wait: bool,
+    pub(crate) route: Option<Route>,
 }
 
 /// Whether a check charges.
@@ -242,7 +243,7 @@ impl<S: Store> Engine<S> {
         let is_shadow = |at: &usize| self.rules.rule(list.charges[*at].rule).is_shadow;
         let (shadows, enforced): (SmallVec<_>, SmallVec<_>) = (0..list.charges.len()).partition(is_shadow);
         let may_wait = enforced.iter().any(|at: &usize| self.delays[list.charges[*at].limit]);
-        RequestChecks { list, enforced, shadows, permits: PermitChecks::default(), may_wait }
+        RequestChecks { list, enforced, shadows, permits: PermitChecks::default(), may_wait, route: None }
     }
 
     pub(crate) fn charge(
@@ -443,8 +444,8 @@ impl<S: Store> Engine<S> {
     pub(crate) fn event(&self, checks: &mut RequestChecks, decisions: &CheckDecisions) -> DecisionEvent {
         let CheckDecisions { enforced, banned, shadowed, allowed, is_degraded, is_closed, .. } = decisions;
         let rule_outcome = |at: usize, decision: Decision, is_shadow: bool, is_banned: bool| {
-            let index = checks.list.charges[at].rule;
-            RuleOutcome { index, decision, is_shadow, is_banned, charge: Some(at) }
+            let RuleCharge { rule: index, tier, .. } = checks.list.charges[at];
+            RuleOutcome { index, tier, decision, is_shadow, is_banned, charge: Some(at) }
         };
         let is_banned = |at: usize| banned.get(at).is_some_and(Option::is_some);
         let enforced = checks.enforced.iter().zip(enforced).enumerate();
@@ -459,7 +460,7 @@ impl<S: Store> Engine<S> {
             (false, true) => Outcome::Closed,
         };
         let is_degraded = *is_degraded || checks.permits.is_degraded;
-        let event = DecisionEvent::new(outcome, is_degraded, rules);
+        let event = DecisionEvent::new(checks.route.take(), outcome, is_degraded, rules);
         self.observed(event.with_charges(std::mem::take(&mut checks.list)))
     }
 
@@ -472,12 +473,13 @@ impl<S: Store> Engine<S> {
     }
 
     /// The event of a request that is rejected before any limit is checked.
-    pub(crate) fn rejection_event(&self, why: &RequestRejection) -> DecisionEvent {
-        self.observed(DecisionEvent::without_checks(match why {
+    pub(crate) fn rejection_event(&self, route: Option<Route>, why: &RequestRejection) -> DecisionEvent {
+        let outcome = match why {
             RequestRejection::Malformed(_) => Outcome::Malformed,
             RequestRejection::Forbidden(rule, reason) => Outcome::Forbidden { rule: *rule, reason: *reason },
             RequestRejection::NoPeer => Outcome::NoPeer,
-        }))
+        };
+        self.observed(DecisionEvent::without_checks(route, outcome))
     }
 }
 

@@ -1,11 +1,14 @@
 //! The outcome of a request: one value, for observers, metrics and logs.
 
 use std::cell::Cell;
+use std::cmp::Reverse;
+use std::time::Duration;
 
-use ratekeeper_core::Decision;
+use ratekeeper_core::{Decision, RetryAfter};
 use ratekeeper_rules::concurrency::InFlightLimit;
 use ratekeeper_rules::rule::{ChargeList, ForbiddenReason, RuleCharge, Rules};
 
+use super::Route;
 use super::engine::{CHARGE_LIST, return_buffer, take_buffer};
 
 thread_local! {
@@ -20,6 +23,8 @@ thread_local! {
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct DecisionEvent {
+    /// The route, if a router in front has set it.
+    pub route: Option<Route>,
     /// The outcomes of the rules that apply, then of the [concurrency limits](super::concurrency). If a concurrency
     /// limit denies the request, the rules are not checked and not listed. Empty if the request is rejected before
     /// any check.
@@ -84,6 +89,8 @@ pub struct RuleOutcome {
     /// The rule's index, from 0 in the order of the [builder](super::LayerBuilder::rule); [concurrency
     /// limits](super::concurrency) follow the rules.
     pub index: usize,
+    /// The tier: the position of the override whose limit decided, from 0; none if the rule's own limit did.
+    pub tier: Option<usize>,
     /// The decision of its limit.
     pub decision: Decision,
     /// Whether the rule is a shadow rule.
@@ -96,11 +103,13 @@ pub struct RuleOutcome {
 
 impl DecisionEvent {
     /// The outcome of a request without checks.
-    pub(super) fn without_checks(outcome: Outcome) -> DecisionEvent {
-        DecisionEvent { rules: Vec::new(), outcome, is_degraded: false, charges: ChargeList::default() }
+    pub(super) fn without_checks(route: Option<Route>, outcome: Outcome) -> DecisionEvent {
+        let (rules, charges) = (Vec::new(), ChargeList::default());
+        DecisionEvent { route, rules, outcome, is_degraded: false, charges }
     }
 
     pub(super) fn new(
+        route: Option<Route>,
         outcome: Outcome,
         is_degraded: bool,
         rules: impl Iterator<Item = RuleOutcome>,
@@ -108,7 +117,7 @@ impl DecisionEvent {
         // A reused buffer: an event is moved several times, so it must be small.
         let mut buffer = take_buffer(&RULE_OUTCOMES);
         buffer.extend(rules);
-        DecisionEvent { rules: buffer, outcome, is_degraded, charges: ChargeList::default() }
+        DecisionEvent { route, rules: buffer, outcome, is_degraded, charges: ChargeList::default() }
     }
 
     /// The event with the charges that its outcomes refer to.
@@ -120,6 +129,41 @@ impl DecisionEvent {
     /// Whether the request is allowed.
     pub fn is_allowed(&self) -> bool {
         self.outcome == Outcome::Allowed
+    }
+
+    /// The name in logs of the reason why the request is rejected before any limit is checked, if its own content is
+    /// that reason.
+    pub fn reason(&self) -> Option<&'static str> {
+        match self.outcome {
+            Outcome::Forbidden { reason, .. } => Some(reason.name()),
+            Outcome::Malformed => Some("malformed"),
+            _ => None,
+        }
+    }
+
+    /// The enforced rules and concurrency limits.
+    fn enforced(&self) -> impl Iterator<Item = &RuleOutcome> {
+        self.rules.iter().filter(|rule| !rule.is_shadow)
+    }
+
+    /// The rule that denied the request or delays it longest, or else the one with the fewest units left.
+    pub fn deciding_rule(&self) -> Option<&RuleOutcome> {
+        match self.is_allowed() {
+            true => {
+                self.enforced().min_by_key(|rule| (Reverse(rule.decision.delay), rule.decision.remaining))
+            }
+            false => self.enforced().find(|rule| !rule.decision.allowed),
+        }
+    }
+
+    /// How long an allowed request waits before it is forwarded.
+    pub fn delay(&self) -> Duration {
+        self.enforced().map(|rule| rule.decision.delay).max().unwrap_or_default()
+    }
+
+    /// The longest wait of the rules that deny the request; [`RetryAfter::Now`] if none does.
+    pub fn retry_after(&self) -> RetryAfter {
+        self.enforced().map(|rule| rule.decision.retry_after).max().unwrap_or(RetryAfter::Now)
     }
 
     /// The key as the rule wrote it; [`shown`](super::key::shown) makes it readable. Empty for one budget for all and

@@ -203,17 +203,19 @@ impl<S: Store + Send + Sync + 'static> RatekeeperLayer<S> {
         self.engine.read_rules(view, rules, concurrency)
     }
 
-    /// Runs the checks that were [read](Self::read) from a request, and calls a ready service if they allow it.
+    /// Runs the checks that were [read](Self::read) from a request of this route, and calls a ready service if they allow
+    /// it.
     pub fn call_checked<T, B, R>(
         &self,
         inner: T,
         request: http::Request<B>,
+        route: Option<Route>,
         checks: Result<RequestChecks, RequestRejection>,
     ) -> LimitedCall<T, http::Request<B>, S>
     where
         T: Service<http::Request<B>, Response = http::Response<R>>,
     {
-        service::call_checked(&self.engine, service::OwnedService(inner), request, checks)
+        service::call_checked(&self.engine, service::OwnedService(inner), request, route, checks)
     }
 }
 

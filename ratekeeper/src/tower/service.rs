@@ -12,7 +12,6 @@ use pin_project_lite::pin_project;
 use tokio::time::{Sleep, sleep};
 use tower_service::Service;
 
-use super::RequestContext;
 use super::body::ResponseBody;
 use super::engine::{Engine, NextStep, RequestChecks, RequestRejection, RequestVerdict, WaitGuard};
 use super::event::{DecisionEvent, Outcome};
@@ -20,6 +19,7 @@ use super::http_response::{
     GrpcCall, LocalResponse, ResponseHeaders, add_headers, denial_response, overload_response,
     rejection_response,
 };
+use super::{RequestContext, Route};
 use crate::concurrency::Permits;
 use crate::memory::Memory;
 use crate::store::Store;
@@ -136,8 +136,9 @@ where
     S: Store + Send + Sync + 'static,
 {
     let (mut parts, body) = request.into_parts();
+    let route = context.route.or_else(|| parts.extensions.get()).cloned();
     let checks = engine.read_checks(&mut parts, &context);
-    call_checked(engine, ready, Request::from_parts(parts, body), checks)
+    call_checked(engine, ready, Request::from_parts(parts, body), route, checks)
 }
 
 /// Runs the checks of a request, and calls the ready service if it is allowed.
@@ -145,6 +146,7 @@ pub(crate) fn call_checked<T, B, R, S>(
     engine: &Arc<Engine<S>>,
     ready: impl ReadyService<T>,
     request: Request<B>,
+    route: Option<Route>,
     checks: Result<RequestChecks, RequestRejection>,
 ) -> LimitedCall<T, Request<B>, S>
 where
@@ -153,9 +155,10 @@ where
 {
     let grpc = GrpcCall::of(request.headers());
     let (state, event) = match checks {
-        Ok(checks) => check_and_call(engine, ready, checks, request, grpc),
+        Ok(checks) => check_and_call(engine, ready, RequestChecks { route, ..checks }, request, grpc),
         Err(why) => {
-            (respond_locally(ready, rejection_response(&why, grpc)), Some(engine.rejection_event(&why)))
+            let event = engine.rejection_event(route, &why);
+            (respond_locally(ready, rejection_response(&why, grpc)), Some(event))
         }
     };
     LimitedCall { response: ResponseFuture { state, event: None }, event }
@@ -171,7 +174,7 @@ fn check_and_call<T: Service<Q>, Q, S: Store + Send + Sync + 'static>(
     // A request that may be delayed must be within `max_waiting` before anything is charged.
     let wait_guard = match checks.may_wait.then(|| WaitGuard::enter(engine)) {
         Some(None) => {
-            let event = engine.observed(DecisionEvent::without_checks(Outcome::Shed));
+            let event = engine.observed(DecisionEvent::without_checks(checks.route.take(), Outcome::Shed));
             return (respond_locally(ready, overload_response(grpc)), Some(event));
         }
         wait_guard => wait_guard.flatten(),
