@@ -8,6 +8,7 @@
 //! | [`LimitDecision`] | a limit and its decision on the request |
 //! | [`LimitResponse`] | a reusable buffer with the headers, status and body of a response |
 //! | [`ExhaustedLimit`] | a concurrency limit without free permits, and its [denial](LimitResponse::write_exhausted) |
+//! | [`LimitText`] | the text of a limit's responses that is the same for every decision |
 //! | [`HeaderSet`] | which headers: those of the IETF draft, or widely used older ones |
 //! | [`merge_header`] | appends our list members to an upstream's headers |
 //! | [`DenialResponse`] | a custom status, body and content type for denials |
@@ -54,6 +55,7 @@
 mod concurrency;
 mod denial;
 mod headers;
+mod limit_text;
 mod merge;
 mod name;
 mod rejection;
@@ -69,6 +71,7 @@ use text::push_integer;
 pub use concurrency::ExhaustedLimit;
 pub use denial::{DenialResponse, DenialResponseError};
 pub use headers::HeaderSet;
+pub use limit_text::LimitText;
 pub use merge::{MergedHeader, merge_header};
 pub use name::{NameError, PolicyName};
 pub use rejection::problem;
@@ -92,12 +95,14 @@ pub struct LimitDecision<'a> {
     pub partition: Option<&'a [u8]>,
     /// Replaces the default response if this limit denies.
     pub custom: Option<&'a DenialResponse>,
+    /// Text prepared for this name, limit and custom response, which saves writing it.
+    pub text: Option<&'a LimitText>,
 }
 
 impl<'a> LimitDecision<'a> {
     /// A limit and its decision on a request of cost 1, without a partition and with the default response.
     pub fn new(name: &'a PolicyName, limit: &'a Limit, decision: Decision) -> LimitDecision<'a> {
-        LimitDecision { name, limit, decision, cost: 1, partition: None, custom: None }
+        LimitDecision { name, limit, decision, cost: 1, partition: None, custom: None, text: None }
     }
 }
 
@@ -159,8 +164,8 @@ impl LimitResponse {
         self.status = None;
         let Some(binding) = binding(limits) else { return };
 
-        for line in set.lines() {
-            if line.push(&mut self.text, limits, binding, context) {
+        for (number, line) in set.lines().iter().enumerate() {
+            if line.push(&mut self.text, number, limits, binding, context) {
                 self.end_header(line.name, line.is_list());
             }
         }
@@ -195,6 +200,11 @@ impl LimitResponse {
     /// The status of a denial. None if the request is allowed: its response then has its own status.
     pub fn status(&self) -> Option<u16> {
         self.status
+    }
+
+    /// The values of all headers, in order, and then the body, with nothing in between.
+    pub fn text(&self) -> &str {
+        &self.text
     }
 
     /// The headers to send, for allowed and denied requests.

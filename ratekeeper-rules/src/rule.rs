@@ -204,6 +204,8 @@ struct NumberedRule {
 /// A limit that a store keeps.
 #[derive(Clone, Debug)]
 pub struct StoredLimit {
+    /// The index of the rule that has it.
+    pub rule: usize,
     /// The limit.
     pub limit: Limit,
     /// The name under which a store keeps the limit's states. It is unique, except that overrides for keys have the name
@@ -355,6 +357,7 @@ impl Rules {
             let mut keep = |limit: &Limit, what: &str, lease: Option<Lease>| {
                 let name = if what.is_empty() { rule.name.clone() } else { format!("{}/{what}", rule.name) };
                 all.limits.push(StoredLimit {
+                    rule: all.rules.len(),
                     limit: limit.clone(),
                     name,
                     on_store_failure: rule.on_store_failure,

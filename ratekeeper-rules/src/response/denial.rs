@@ -5,7 +5,7 @@ use std::time::Duration;
 use ratekeeper_core::{Limit, Rate, RetryAfter};
 
 use super::text::{push_escaped, push_integer};
-use super::{LimitDecision, PolicyName, ResponseContext, ResponseStatus};
+use super::{LimitDecision, LimitText, PolicyName, ResponseContext, ResponseStatus};
 
 /// A problem type, as the draft of the `RateLimit` fields registers it for RFC 9457.
 pub(super) struct Problem {
@@ -159,9 +159,19 @@ impl<'a> Denial<'a> {
         if let Some(body) = self.custom.and_then(|custom| custom.body.as_deref()) {
             return text.push_str(body);
         }
+        if let (Some(denial), Some(wait)) = (self.prepared(), self.retry_after) {
+            return denial.push(text, wait);
+        }
         self.problem.push_head(text, self.status());
         self.push_detail(text);
         push_violated(text, self.denied().map(|limit_decision| limit_decision.name));
+    }
+
+    /// The prepared text of the only limit, if it denied an ordinary request.
+    fn prepared(&self) -> Option<&'a DenialText> {
+        let [limit] = self.limits else { return None };
+        let is_usual = limit.cost == 1 && self.problem.kind == QUOTA_EXCEEDED.kind;
+        limit.text.filter(|_| is_usual).map(LimitText::denial)
     }
 
     fn denied(&self) -> impl Iterator<Item = &'a LimitDecision<'a>> + Clone {
@@ -191,11 +201,41 @@ impl<'a> Denial<'a> {
             _ => text.push_str(if is_one { " denies this request." } else { " deny this request." }),
         }
         if let Some(wait) = self.retry_after {
-            text.push_str(" Retry in ");
-            push_wait(text, wait);
-            text.push('.');
+            push_retry(text, wait);
         }
     }
+}
+
+/// The body of a denial by a single limit of a request of cost 1, except the wait.
+#[derive(Clone, Debug)]
+pub(super) struct DenialText {
+    before_wait: Box<str>,
+    after_wait: Box<str>,
+}
+
+impl DenialText {
+    pub(super) fn new(name: &PolicyName, limit: &Limit, custom: Option<&DenialResponse>) -> DenialText {
+        let (mut before_wait, mut after_wait) = (String::new(), String::new());
+        let status = custom.and_then(|custom| custom.status).unwrap_or(QUOTA_EXCEEDED.status.code());
+        QUOTA_EXCEEDED.push_head(&mut before_wait, status);
+        push_names(&mut before_wait, [name].into_iter());
+        push_quota(&mut before_wait, limit, 1);
+        push_violated(&mut after_wait, [name].into_iter());
+        DenialText { before_wait: before_wait.into(), after_wait: after_wait.into() }
+    }
+
+    fn push(&self, text: &mut String, wait: u64) {
+        text.push_str(&self.before_wait);
+        push_retry(text, wait);
+        text.push_str(&self.after_wait);
+    }
+}
+
+/// Appends how long to wait: ` Retry in 30 seconds.`
+fn push_retry(text: &mut String, wait: u64) {
+    text.push_str(" Retry in ");
+    push_wait(text, wait);
+    text.push('.');
 }
 
 /// First sentence of a denial that was decided without the store.

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use ratekeeper_core::{Limit, Rate};
+use ratekeeper_core::{Limit, Rate, Time};
 
 use super::text::{INTEGER_MAX, push_bytes, push_integer};
 use super::wait::seconds;
@@ -87,20 +87,23 @@ struct HeaderTable {
 }
 
 /// One header of a set.
+#[derive(Debug)]
 pub(super) struct HeaderSpec {
     pub(super) name: &'static str,
     value: ValueSpec,
 }
 
+#[derive(Debug)]
 enum ValueSpec {
-    /// A structured field List with one member per limit: an item, and its parameters if present.
+    /// A structured field List with one member per limit: an item, and its parameters if present, each with the text
+    /// before its value.
     List(Attribute, &'static [(&'static str, Attribute)]),
     /// One value of the binding limit.
     Single(Attribute),
 }
 
 /// A value that describes a limit and its decision.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 enum Attribute {
     /// The policy's name, as a String.
     QuotedName,
@@ -148,8 +151,8 @@ const fn single(name: &'static str, attribute: Attribute) -> HeaderSpec {
 static IETF: HeaderTable = HeaderTable {
     name: "ietf",
     lines: &[
-        list("ratelimit", QuotedName, &[("r", Remaining), ("t", Until), ("pk", Partition)]),
-        list("ratelimit-policy", QuotedName, &[("q", Quota), ("w", Window), ("pk", Partition)]),
+        list("ratelimit", QuotedName, &[(";r=", Remaining), (";t=", Until), (";pk=", Partition)]),
+        list("ratelimit-policy", QuotedName, &[(";q=", Quota), (";w=", Window), (";pk=", Partition)]),
     ],
 };
 
@@ -160,7 +163,7 @@ static OTHERS: &[HeaderTable] = &[
             single("ratelimit-limit", Quota),
             single("ratelimit-remaining", Remaining),
             single("ratelimit-reset", ResetDelta),
-            list("ratelimit-policy", Quota, &[("w", Window)]),
+            list("ratelimit-policy", Quota, &[(";w=", Window)]),
         ],
     },
     HeaderTable {
@@ -211,6 +214,7 @@ impl HeaderSpec {
     pub(super) fn push(
         &self,
         text: &mut String,
+        line: usize,
         limits: &[LimitDecision],
         binding: &LimitDecision,
         context: &ResponseContext,
@@ -227,16 +231,19 @@ impl HeaderSpec {
                 let is_sent = |it: &&LimitDecision| !is_state || it.decision.known_remaining().is_some();
                 for limit_decision in limits.iter().filter(is_sent) {
                     text.push_str(if text.len() == start { "" } else { ", " });
-                    if let Some(value) = item.of(limit_decision, context) {
-                        value.push(text);
-                    }
-                    for (key, attribute) in parameters {
-                        if let Some(value) = attribute.of(limit_decision, context) {
-                            text.push(';');
-                            text.push_str(key);
-                            text.push('=');
-                            value.push(text);
+                    let fixed = limit_decision.text.and_then(|text| text.member(self, line));
+                    let rest = match fixed {
+                        Some(fixed) => {
+                            text.push_str(&fixed.text);
+                            &parameters[fixed.parameters..]
                         }
+                        None => {
+                            item.push(text, "", limit_decision, context);
+                            parameters
+                        }
+                    };
+                    for (before, attribute) in rest {
+                        attribute.push(text, before, limit_decision, context);
                     }
                 }
             }
@@ -245,7 +252,52 @@ impl HeaderSpec {
     }
 }
 
+/// The beginning of a limit's list member, the same for every decision.
+#[derive(Clone, Debug)]
+pub(super) struct FixedMember {
+    pub(super) header: &'static HeaderSpec,
+    text: Box<str>,
+    /// The number of parameters in it.
+    parameters: usize,
+}
+
+impl HeaderSpec {
+    /// The fixed beginning of a limit's list member; empty if the header is not a list.
+    pub(super) fn fixed_member(&'static self, limit: &LimitDecision) -> FixedMember {
+        let (mut text, mut count) = (String::new(), 0);
+        if let ValueSpec::List(item, parameters) = self.value {
+            // Fixed values do not depend on the context.
+            let context = ResponseContext::at(Time::default());
+            item.push(&mut text, "", limit, &context);
+            count = parameters.iter().take_while(|(_, attribute)| attribute.is_fixed()).count();
+            for (before, attribute) in &parameters[..count] {
+                attribute.push(&mut text, before, limit, &context);
+            }
+        }
+        FixedMember { header: self, text: text.into(), parameters: count }
+    }
+}
+
 impl Attribute {
+    /// Whether the value is the same for every decision of a limit.
+    fn is_fixed(self) -> bool {
+        matches!(self, QuotedName | PlainName | Quota | Window | PerSecond)
+    }
+
+    /// Appends the value, if there is one, and `before` in front of it.
+    fn push(
+        self,
+        text: &mut String,
+        before: &str,
+        limit_decision: &LimitDecision,
+        context: &ResponseContext,
+    ) {
+        if let Some(value) = self.of(limit_decision, context) {
+            text.push_str(before);
+            value.push(text);
+        }
+    }
+
     /// The value for a limit; None if there is none.
     fn of<'a>(
         self,

@@ -5,7 +5,8 @@ use proptest::option;
 use proptest::prelude::*;
 use ratekeeper_core::{Decision, Limit, RetryAfter, Time};
 use ratekeeper_rules::response::{
-    HeaderSet, INTEGER_MAX, Jitter, LimitDecision, LimitResponse, PolicyName, ResponseContext,
+    DenialResponse, HeaderSet, INTEGER_MAX, Jitter, LimitDecision, LimitResponse, LimitText, PolicyName,
+    ResponseContext,
 };
 use sfv::{BareItem, List, ListEntry, Parameters, Parser};
 
@@ -172,6 +173,60 @@ fn single_values_are_those_of_the_binding_limit() {
                     prop_assert_eq!(list.len(), limit.len());
                 }
             }
+        }
+        Ok(())
+    });
+}
+
+/// Text prepared for a limit saves work and changes nothing.
+#[test]
+fn responses_are_the_same_with_prepared_text() {
+    let customs = option::of((option::of(200..600u16), option::of("[ -~]{0,20}")));
+    check(&(cases(), vec(customs, 5), vec(1..4u32, 5)), |(Case { limits, context }, customs, costs)| {
+        let customs: Vec<Option<DenialResponse>> = customs
+            .into_iter()
+            .map(|custom| {
+                let (status, body) = custom?;
+                let mut response = DenialResponse::default();
+                response = body.iter().fold(response, |response, body| response.with_body(body));
+                Some(status.iter().fold(response, |response, status| response.with_status(*status).unwrap()))
+            })
+            .collect();
+        let other = LimitText::new(
+            HeaderSet::named("none").unwrap(),
+            &limits[0].0,
+            &limits[0].1,
+            customs[0].as_ref(),
+        );
+        for set in HeaderSet::all() {
+            let texts: Vec<LimitText> = limits
+                .iter()
+                .zip(&customs)
+                .map(|((name, limit, ..), custom)| LimitText::new(set, name, limit, custom.as_ref()))
+                .collect();
+            let decisions = |texts: &[Option<&LimitText>], count: usize| {
+                let mut response = LimitResponse::default();
+                let decisions = limits.iter().zip(&customs).zip(&costs).take(count).enumerate();
+                let decisions: Vec<_> = decisions
+                    .map(|(at, (((name, limit, decision, partition), custom), cost))| LimitDecision {
+                        partition: partition.as_deref(),
+                        custom: custom.as_ref(),
+                        cost: *cost,
+                        text: texts.get(at).copied().flatten(),
+                        ..LimitDecision::new(name, limit, *decision)
+                    })
+                    .collect();
+                response.write(set, &decisions, &context);
+                let headers: Vec<_> =
+                    response.headers().map(|it| (it.name, it.value.to_owned(), it.is_list)).collect();
+                (response.status(), headers, response.body().to_owned())
+            };
+            let prepared: Vec<_> = texts.iter().map(Some).collect();
+            for count in [1, limits.len()] {
+                prop_assert_eq!(decisions(&prepared, count), decisions(&[], count));
+            }
+            // Headers prepared for another set are not used.
+            prop_assert_eq!(decisions(&[Some(&other)], 1), decisions(&[], 1));
         }
         Ok(())
     });

@@ -462,7 +462,7 @@ impl Body for UpstreamBody {
 #[derive(Debug)]
 pub(crate) struct ClientBody {
     body: BodySource,
-    record: Option<AccessRecord>,
+    record: Option<Box<AccessRecord>>,
     /// Largest data frame to yield.
     frame_bytes_max: usize,
     /// Yields nothing while the client does not read.
@@ -510,26 +510,22 @@ impl ClientBody {
     }
 
     /// Yields small frames: a slow client's progress shows only when one frame has been sent and the next is polled.
-    #[must_use]
-    pub(crate) fn with_small_frames(self) -> ClientBody {
-        ClientBody { frame_bytes_max: FRAME_BYTES_MAX, ..self }
+    pub(crate) fn set_small_frames(&mut self) {
+        self.frame_bytes_max = FRAME_BYTES_MAX;
     }
 
     /// Yields nothing while data waits for the client: hyper would buffer it up to the size of the largest head. Only for
     /// HTTP/1, where hyper polls the body again once that data is sent.
-    #[must_use]
-    pub(crate) fn with_back_pressure(self) -> ClientBody {
-        ClientBody { waits_for_client: true, ..self }
+    pub(crate) fn set_back_pressure(&mut self) {
+        self.waits_for_client = true;
     }
 
     /// Keeps the access record until this body ends.
-    #[must_use]
-    pub(crate) fn with_record(mut self, record: AccessRecord) -> ClientBody {
+    pub(crate) fn keep_record(&mut self, record: Box<AccessRecord>) {
         // hyper does not poll a body that is already at its end.
         if !self.is_end_stream() {
             self.record = Some(record);
         }
-        self
     }
 }
 
@@ -542,7 +538,7 @@ impl Body for ClientBody {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, ResponseBodyError>>> {
         let ClientBody { body, record, frame_bytes_max, waits_for_client, pending } = &mut *self;
-        if *waits_for_client && record.as_ref().is_some_and(AccessRecord::is_client_blocked) {
+        if *waits_for_client && record.as_ref().is_some_and(|record| record.is_client_blocked()) {
             return Poll::Pending;
         }
         let polled = match body {

@@ -75,7 +75,7 @@ impl<S> ClientConnection<S> {
     }
 
     /// Makes the connection a tunnel after this response is sent.
-    pub(crate) fn start_tunnel(&self, response: &mut Response<ClientBody>, record: AccessRecord) {
+    pub(crate) fn start_tunnel(&self, response: &mut Response<ClientBody>, record: Box<AccessRecord>) {
         let tunnel = Tunnel::new(response, record);
         *self.tunnel.lock().unwrap_or_else(PoisonError::into_inner) = Some(tunnel);
     }

@@ -12,7 +12,7 @@ use std::task::{Context, Poll};
 use http::header::{CONNECTION, HOST, HeaderMap, HeaderValue, TE, TRANSFER_ENCODING, UPGRADE};
 use http::uri::{PathAndQuery, Uri};
 use http::{Method, Request, Response, StatusCode, Version};
-use hyper::body::Body;
+use hyper::body::{Body, Incoming};
 use ratekeeper_config::{PathEdit, Protocol};
 use ratekeeper_rules::path::{RequestPath, segment_range};
 use ratekeeper_rules::response::ResponseStatus;
@@ -23,14 +23,14 @@ use super::access::{RequestId, X_REQUEST_ID};
 use super::body::{RequestBody, RequestBodyError, UpstreamBody, request_body_error};
 use super::connection::ClientConnection;
 use super::framing::check_framing;
-use super::hop_headers::{Origin, remove_hop_by_hop, set_forwarded};
+use super::hop_headers::{Origin, accepts_trailers, remove_hop_by_hop, set_forwarded};
 use super::request::{ErrorResponse, with_path};
 use super::response::{problem, retry_later};
-use super::screen::list_members;
+use super::screen::{list_members, offered_upgrade};
 use super::state::Route;
 use super::timer::Ticks;
 use super::upstream::Address;
-use super::upstream::pool::{ConnectError, Pool, SendError};
+use super::upstream::pool::{ConnectError, Pool, SendError, UpstreamConnection};
 use crate::runtime::backend::Backend;
 
 /// Maximum attempts per request, including the first.
@@ -124,9 +124,6 @@ pub(crate) struct ForwardContext<S> {
     pub(crate) connection: Arc<ClientConnection<S>>,
     pub(crate) client: IpAddr,
     pub(crate) id: RequestId,
-    /// Protocols that the client offers to switch to.
-    pub(crate) upgrade: Option<HeaderValue>,
-    pub(crate) accepts_trailers: bool,
     /// Whether the forwarding headers are already set.
     pub(crate) is_forwarded: bool,
     /// A gRPC stream has no read timeout: it may be silent for hours.
@@ -151,38 +148,17 @@ impl<S: Backend> Service<Request<RequestBody>> for Forward<S> {
 
     /// May be called only once; later calls respond with status 500.
     fn call(&mut self, request: Request<RequestBody>) -> Self::Future {
-        let context = self.0.take();
-        Box::pin(async move {
-            Ok(match context {
-                Some(context) => context.run(request).await,
-                None => problem(ResponseStatus::InternalServerError, "request already forwarded"),
-            })
-        })
+        match self.0.take() {
+            Some(context) => Box::pin(ForwardRequest::new(context, &request).run(Box::new(request))),
+            None => {
+                let response = problem(ResponseStatus::InternalServerError, "request already forwarded");
+                Box::pin(std::future::ready(Ok(response)))
+            }
+        }
     }
 }
 
-impl<S: Backend> ForwardContext<S> {
-    async fn run(self, mut request: Request<RequestBody>) -> Response<UpstreamBody> {
-        remove_hop_by_hop(request.headers_mut());
-        if !self.is_forwarded {
-            self.set_forwarded(request.headers_mut());
-        }
-        let (upload, awaited) = (request.body().upload(), AtomicUsize::new(NO_ADDRESS));
-        let sending = pin!(self.send(&mut request, &awaited));
-        let response =
-            self.connection.request_timer.timeout(self.route.timeout, upload.as_deref(), sending).await;
-        if let Some(upload) = upload {
-            upload.response_begins();
-        }
-        response.unwrap_or_else(|| {
-            if let Some(address) = self.route.upstream.addresses().get(awaited.load(Ordering::Relaxed)) {
-                self.record_failure(address, &"response timeout");
-                address.pool(self.connection.worker.number).retire_if_silent(self.route.timeout);
-            }
-            problem(ResponseStatus::GatewayTimeout, "upstream timed out")
-        })
-    }
-
+impl<S> ForwardContext<S> {
     /// Sets the forwarding headers and the request id.
     pub(crate) fn set_forwarded(&self, headers: &mut HeaderMap) {
         let ClientConnection { peer, is_tls, ref peer_text, ref port_text, .. } = *self.connection;
@@ -192,9 +168,53 @@ impl<S: Backend> ForwardContext<S> {
             headers.insert(X_REQUEST_ID, id);
         }
     }
+}
+
+/// A request that is forwarded now.
+#[derive(Debug)]
+struct ForwardRequest<S> {
+    context: ForwardContext<S>,
+    /// Protocols that the client offers to switch to.
+    upgrade: Option<HeaderValue>,
+    accepts_trailers: bool,
+}
+
+impl<S: Backend> ForwardRequest<S> {
+    fn new(context: ForwardContext<S>, request: &Request<RequestBody>) -> ForwardRequest<S> {
+        let (upgrade, accepts_trailers) = (offered_upgrade(request), accepts_trailers(request.headers()));
+        ForwardRequest { context, upgrade, accepts_trailers }
+    }
+
+    /// Not an `async fn`, whose future would have room for its parameters twice. A future of at most 1 kB is allocated
+    /// several times faster than a larger one, so the request is boxed on its own.
+    fn run(
+        self,
+        mut request: Box<Request<RequestBody>>,
+    ) -> impl Future<Output = Result<Response<UpstreamBody>, Infallible>> + Send {
+        remove_hop_by_hop(request.headers_mut());
+        if !self.context.is_forwarded {
+            self.context.set_forwarded(request.headers_mut());
+        }
+        async move {
+            let (upload, awaited) = (request.body().upload(), AtomicUsize::new(NO_ADDRESS));
+            let ForwardContext { connection, route, .. } = &self.context;
+            let sending = pin!(self.send(&mut request, &awaited));
+            let response = connection.request_timer.timeout(route.timeout, upload.as_deref(), sending).await;
+            if let Some(upload) = upload {
+                upload.response_begins();
+            }
+            Ok(response.unwrap_or_else(|| {
+                if let Some(address) = route.upstream.addresses().get(awaited.load(Ordering::Relaxed)) {
+                    self.record_failure(address, &"response timeout");
+                    address.pool(connection.worker.number).retire_if_silent(route.timeout);
+                }
+                problem(ResponseStatus::GatewayTimeout, "upstream timed out")
+            }))
+        }
+    }
 
     fn now(&self) -> Ticks {
-        self.connection.worker.shared.ticker.now()
+        self.context.connection.worker.shared.ticker.now()
     }
 
     /// Sends the request, with retries. During an attempt, `request` holds a copy for the next one, so that all
@@ -206,7 +226,7 @@ impl<S: Backend> ForwardContext<S> {
         request: &mut Request<RequestBody>,
         awaited: &AtomicUsize,
     ) -> Response<UpstreamBody> {
-        let upstream = &self.route.upstream;
+        let upstream = &self.context.route.upstream;
         if let Err(response) = self.edit(request) {
             return *response;
         }
@@ -214,7 +234,7 @@ impl<S: Backend> ForwardContext<S> {
         let mut tried = SmallVec::<[usize; ATTEMPTS_MAX]>::new();
         let mut was_stale = false;
         loop {
-            let (now, worker) = (self.now(), self.connection.worker.number);
+            let (now, worker) = (self.now(), self.context.connection.worker.number);
             let Some((number, address)) = upstream.choose(&tried, now) else {
                 return problem(ResponseStatus::BadGateway, "no upstream address");
             };
@@ -234,14 +254,10 @@ impl<S: Backend> ForwardContext<S> {
                 }
             };
             let is_idempotent = is_idempotent(request);
-            let copy = self.retry_copy(request, is_idempotent, address.protocol);
-            let has_copy = copy.is_some();
-            let none = || Request::new(RequestBody::Empty);
-            let mut addressed = std::mem::replace(request, copy.unwrap_or_else(none));
-            self.set_target(&mut addressed, address);
             let in_flight = upstream.count_in_flight(address);
             awaited.store(number, Ordering::Relaxed);
-            let failed = match connection.send(addressed).await {
+            let (sending, has_copy) = self.begin(request, is_idempotent, address, &mut connection);
+            let failed = match sending.await {
                 Ok(response) => {
                     // The connection is closed: the end of this response may not be where hyper has read it.
                     if let Err(error) = check_framing(response.headers()) {
@@ -257,7 +273,8 @@ impl<S: Backend> ForwardContext<S> {
                         _ => address.record_success(),
                     }
                     let pool = address.pool(worker).clone();
-                    let read_timeout = (!self.is_grpc_stream).then_some(upstream.config.timeouts.read);
+                    let read_timeout =
+                        (!self.context.is_grpc_stream).then_some(upstream.config.timeouts.read);
                     let is_switch = response.status() == StatusCode::SWITCHING_PROTOCOLS;
                     return self.prepare_response(response.map(|body| match is_switch {
                         true => UpstreamBody::upgraded(in_flight),
@@ -289,7 +306,7 @@ impl<S: Backend> ForwardContext<S> {
             match unsent {
                 // The server had closed a pooled connection: it has received nothing of the request, and has not
                 // failed. The next pooled connection may be closed, too, but each attempt leaves one fewer.
-                Some(unsent) if is_reused => *request = unsent,
+                Some(unsent) if is_reused => *request = *unsent,
                 unsent => {
                     if !is_reused {
                         self.record_failure(address, &error);
@@ -297,7 +314,7 @@ impl<S: Backend> ForwardContext<S> {
                     tried.push(number);
                     let has_another = (has_copy && is_idempotent) || unsent.is_some();
                     if let Some(unsent) = unsent {
-                        *request = unsent;
+                        *request = *unsent;
                     }
                     if !has_another || !self.may_retry(&tried) {
                         return problem(
@@ -310,10 +327,25 @@ impl<S: Backend> ForwardContext<S> {
         }
     }
 
+    /// Begins an attempt, and returns whether a copy for the next one is left in `request`.
+    fn begin<'c>(
+        &self,
+        request: &mut Request<RequestBody>,
+        is_idempotent: bool,
+        address: &Address,
+        connection: &'c mut UpstreamConnection,
+    ) -> (impl Future<Output = Result<Response<Incoming>, SendError>> + Send + use<'c, S>, bool) {
+        let copy = self.retry_copy(request, is_idempotent, address.protocol);
+        let has_copy = copy.is_some();
+        self.set_target(request, address);
+        let none = || Request::new(RequestBody::Empty);
+        (connection.send(std::mem::replace(request, copy.unwrap_or_else(none))), has_copy)
+    }
+
     /// Applies the route's header and path edits.
     fn edit(&self, request: &mut Request<RequestBody>) -> Result<(), ErrorResponse> {
-        self.route.request_edits.apply(request.headers_mut());
-        let edited = match &self.path_edit {
+        self.context.route.request_edits.apply(request.headers_mut());
+        let edited = match &self.context.path_edit {
             TargetEdit::Keep => None,
             TargetEdit::Strip(bytes) => {
                 let rest = request.uri().path().get(*bytes..);
@@ -328,11 +360,11 @@ impl<S: Backend> ForwardContext<S> {
     }
 
     fn may_retry(&self, tried: &[usize]) -> bool {
-        tried.len() < ATTEMPTS_MAX && self.route.upstream.take_retry()
+        tried.len() < ATTEMPTS_MAX && self.context.route.upstream.take_retry()
     }
 
     fn record_failure(&self, address: &Address, error: &dyn fmt::Display) {
-        address.record_failure(&self.route.upstream.config, error, self.now());
+        address.record_failure(&self.context.route.upstream.config, error, self.now());
     }
 
     /// A copy for a retry, if there may be one: of an idempotent request, or for a server that may state that it has
@@ -419,7 +451,7 @@ impl<S: Backend> ForwardContext<S> {
                 headers.insert(UPGRADE, chosen);
             }
         }
-        self.route.response_edits.apply(headers);
+        self.context.route.response_edits.apply(headers);
         response
     }
 }

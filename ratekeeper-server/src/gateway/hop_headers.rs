@@ -86,11 +86,22 @@ pub(crate) fn is_managed(name: &HeaderName) -> bool {
     is_hop_by_hop(name) || is_end_to_end(name) || *name == TRAILER
 }
 
+/// Whether a byte occurs in the names of managed headers.
+static IS_MANAGED_BYTE: [bool; 256] = {
+    let mut table = [false; 256];
+    let mut byte = 0;
+    while byte < 256 {
+        table[byte] = (byte as u8).is_ascii_alphanumeric() || byte as u8 == b'-';
+        byte += 1;
+    }
+    table
+};
+
 /// Whether servers may read the header as a managed one of another name: `Content_Length` as `Content-Length`.
 pub(crate) fn is_managed_alias(name: &HeaderName) -> bool {
     let name = name.as_str();
-    // The managed names have no other bytes.
-    if name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-') {
+    // The managed names have no other bytes. Every header of every request comes here, so a table is worth it.
+    if name.bytes().all(|byte| IS_MANAGED_BYTE[usize::from(byte)]) {
         return false;
     }
     let names = HOP_BY_HOP.iter().chain(&END_TO_END).chain(&FORWARDED_NAMES).chain([&CONNECTION, &TRAILER]);

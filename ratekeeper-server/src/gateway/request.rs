@@ -28,10 +28,9 @@ use super::body::{ClientBody, RequestBody, UpstreamBody};
 use super::connection::ClientConnection;
 use super::forward::{Forward, ForwardContext, TargetEdit};
 use super::framing::FramingError;
-use super::hop_headers::accepts_trailers;
 use super::min_rate::MinRate;
 use super::response::{into_grpc, problem, retry_later, set_connection_close};
-use super::screen::{offered_upgrade, screen};
+use super::screen::screen;
 use super::state::{Route, State};
 use crate::runtime::backend::Backend;
 use crate::runtime::metrics::RequestDecision;
@@ -47,7 +46,9 @@ pub(crate) fn handle<S: Backend>(
     framing: Result<(), FramingError>,
 ) -> RequestFuture<S> {
     let recorder = &connection.worker.recorder;
-    let mut record = AccessRecord::new(recorder, connection.peer, connection.activity.begin_request());
+    // Boxed: it is moved with the response several times.
+    let mut record =
+        Box::new(AccessRecord::new(recorder, connection.peer, connection.activity.begin_request()));
     let is_http1 = request.version() < Version::HTTP_2;
     let grpc = grpc_content_type(request.headers());
     let has_long_body = is_http1 && has_long_body(&request);
@@ -132,7 +133,7 @@ impl<S: Backend> Future for RequestFuture<S> {
 
 /// State of a request that is needed once its response is available.
 pub(crate) struct Completion {
-    record: AccessRecord,
+    record: Box<AccessRecord>,
     is_http1: bool,
     /// The content type that a gRPC call expects.
     grpc: Option<HeaderValue>,
@@ -161,14 +162,23 @@ impl Completion {
         if (has_long_body && is_error) || (is_http1 && connection.is_draining()) {
             set_connection_close(&mut response);
         }
-        let response = response.map(|body| body.with_record(record));
-        response.map(if is_http1 { ClientBody::with_back_pressure } else { ClientBody::with_small_frames })
+        let body = response.body_mut();
+        body.keep_record(record);
+        if is_http1 {
+            body.set_back_pressure()
+        } else {
+            body.set_small_frames()
+        }
+        response
     }
 }
 
 fn has_long_body(request: &Request<Incoming>) -> bool {
-    let length = request.body().size_hint().exact();
-    length.is_none_or(|length| length > UNREAD_BYTES_MAX) || request.headers().contains_key(EXPECT)
+    match request.body().size_hint().exact() {
+        Some(0) => false,
+        Some(..=UNREAD_BYTES_MAX) => request.headers().contains_key(EXPECT),
+        _ => true,
+    }
 }
 
 /// Runs everything up to the first wait.
@@ -204,8 +214,8 @@ fn start<S: Backend>(
     let matched = find_route(&view, &state, worker.number).map_err(|response| record.reject(response));
     let (route, client) = (matched?, view.client());
     record.set_route(route, client);
-    if let Some(id) =
-        parts.headers.get(X_REQUEST_ID).filter(|_| state.trusted_proxies.trusts(connection.peer))
+    if state.trusted_proxies.trusts(connection.peer)
+        && let Some(id) = parts.headers.get(X_REQUEST_ID)
     {
         record.adopt_id(id);
     }
@@ -222,8 +232,6 @@ fn start<S: Backend>(
     let (target, path_edit) = forwarded_target(&parts.uri, &path, route, &state, worker.number)
         .map_err(|response| record.reject(response))?;
     let mut forward_context = ForwardContext {
-        upgrade: offered_upgrade(&parts),
-        accepts_trailers: accepts_trailers(&parts.headers),
         connection: connection.clone(),
         route: route.clone(),
         client,
@@ -393,7 +401,14 @@ impl ratekeeper_rules::request::Request for RequestView<'_> {
     }
 
     fn header<'b>(&'b self, name: &'b str) -> impl Iterator<Item = &'b [u8]> + 'b {
-        let lines = |name| self.parts.headers.get_all(name).iter().map(HeaderValue::as_bytes);
+        // Requests have few headers: comparing their names is faster than parsing and hashing this one.
+        let lines = |name: &'b str| {
+            self.parts
+                .headers
+                .iter()
+                .filter(move |(its, _)| its.as_str() == name)
+                .map(|(_, value)| value.as_bytes())
+        };
         lines(name).chain(self.aliases.of(name).flat_map(lines))
     }
 

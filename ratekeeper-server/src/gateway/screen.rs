@@ -6,7 +6,7 @@
 use http::header::{CONNECTION, COOKIE, HOST, HeaderMap, HeaderName, HeaderValue, UPGRADE};
 use http::request::Parts;
 use http::uri::{Authority, PathAndQuery, Uri};
-use http::{Method, Version};
+use http::{Method, Request, Version};
 
 use ratekeeper_rules::request::is_well_formed_host;
 use ratekeeper_rules::response::ResponseStatus;
@@ -191,15 +191,16 @@ fn join_cookies(parts: &mut Parts) {
 }
 
 /// Protocols that the client offers to switch to, if that is allowed.
-pub(crate) fn offered_upgrade(parts: &Parts) -> Option<HeaderValue> {
+pub(crate) fn offered_upgrade<B>(request: &Request<B>) -> Option<HeaderValue> {
+    let headers = request.headers();
     let is_upgrade = |name: &[u8]| name.eq_ignore_ascii_case(b"upgrade");
-    if parts.version != Version::HTTP_11 || !connection_names(&parts.headers).any(is_upgrade) {
+    if request.version() != Version::HTTP_11 || !connection_names(headers).any(is_upgrade) {
         return None;
     }
-    let offered = parts.headers.get(UPGRADE)?;
+    let offered = headers.get(UPGRADE)?;
     // An upgrade to HTTP/2 would bypass screening, routing and limits.
     let is_http2 = |name: &[u8]| name.eq_ignore_ascii_case(b"h2c") || name.eq_ignore_ascii_case(b"h2");
-    let lines = parts.headers.get_all(UPGRADE).iter().map(HeaderValue::as_bytes);
+    let lines = headers.get_all(UPGRADE).iter().map(HeaderValue::as_bytes);
     (!lines.flat_map(list_members).any(is_http2)).then(|| offered.clone())
 }
 

@@ -23,12 +23,12 @@ pub(crate) struct Tunnel {
     upstream: OnUpgrade,
     /// Holds the concurrency permits and the address's in-flight count.
     _body: ClientBody,
-    _record: AccessRecord,
+    _record: Box<AccessRecord>,
 }
 
 impl Tunnel {
     /// Keeps the response's empty body, which hyper would drop immediately.
-    pub(crate) fn new(response: &mut Response<ClientBody>, record: AccessRecord) -> Tunnel {
+    pub(crate) fn new(response: &mut Response<ClientBody>, record: Box<AccessRecord>) -> Tunnel {
         let upstream = hyper::upgrade::on(&mut *response);
         let empty = ClientBody::unlimited(UpstreamBody::Empty);
         Tunnel { upstream, _body: std::mem::replace(response.body_mut(), empty), _record: record }

@@ -296,6 +296,11 @@ impl<C: Clock> Memory<C> {
     pub(crate) fn charge_all(&self, charges: &[Charge]) -> Result<Verdict, ChargeError> {
         check_charges(charges, self.states.len())?;
         let now = self.clock.now();
+        // Most requests have one limit, which needs no lock beyond its own decision.
+        if let [Charge { limit, key, cost }] = charges {
+            let decision = self.states[*limit].decide(key.0 as u64, || now, *cost, |decision| decision);
+            return Ok(Verdict { decisions: smallvec![decision], at: now, ..Verdict::default() });
+        }
         let is_again =
             |(at, charge): (usize, &Charge)| charges[..at].iter().any(|it| it.limit == charge.limit);
         let decisions = match charges.iter().enumerate().any(is_again) {

@@ -12,8 +12,8 @@ use ratekeeper_core::{LeakyMode, Limit};
 use ratekeeper_rules::client::TrustedProxies;
 use ratekeeper_rules::key::{Key, KeyPart};
 use ratekeeper_rules::path::PathNormalization;
-use ratekeeper_rules::response::{DenialResponse, HeaderSet, PolicyName};
-use ratekeeper_rules::rule::{Rule, Rules};
+use ratekeeper_rules::response::{DenialResponse, HeaderSet, LimitText, PolicyName};
+use ratekeeper_rules::rule::{Rule, Rules, StoredLimit};
 use ratekeeper_rules::spelling::{HeaderAliases, is_header_alias};
 
 use super::concurrency::{InFlightLimit, InFlightLimits};
@@ -499,8 +499,15 @@ impl LayerBuilder {
                 }
             }
         }
-        let deny_responses =
-            rules.rules().map(|rule| self.deny_responses.get(&rule.name).cloned().unwrap_or_default());
+        let deny_responses: Vec<DenialResponse> = rules
+            .rules()
+            .map(|rule| self.deny_responses.get(&rule.name).cloned().unwrap_or_default())
+            .collect();
+        let limit_text = |stored: &StoredLimit| {
+            let (name, custom) = (&names[stored.rule], &deny_responses[stored.rule]);
+            LimitText::new(self.headers, name, &stored.limit, Some(custom))
+        };
+        let limit_texts = rules.limits().iter().map(limit_text).collect();
         let is_delay =
             |limit: &Limit| matches!(limit, Limit::Bucket(it) if it.mode() == Some(LeakyMode::Shape));
         let mut header_names: Vec<HeaderName> = Vec::new();
@@ -526,7 +533,8 @@ impl LayerBuilder {
                 .collect(),
             header_aliases: HeaderAliases::among(&header_names),
             header_names,
-            deny_responses: deny_responses.collect(),
+            deny_responses,
+            limit_texts,
             delays: rules.limits().iter().map(|stored| is_delay(&stored.limit)).collect(),
             limiter,
             rules,

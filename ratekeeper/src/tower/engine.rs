@@ -3,8 +3,10 @@
 use std::cell::Cell;
 use std::fmt;
 use std::net::IpAddr;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::task::{Context, Poll, Waker};
 use std::thread::LocalKey;
 use std::time::Duration;
 
@@ -15,7 +17,7 @@ use ratekeeper_rules::client::TrustedProxies;
 use ratekeeper_rules::path::{PathNormalization, Pattern, hides_match};
 use ratekeeper_rules::request::Request;
 use ratekeeper_rules::response::{
-    DenialResponse, HeaderSet, Jitter, LimitDecision, LimitResponse, PolicyName, ResponseContext,
+    DenialResponse, HeaderSet, Jitter, LimitDecision, LimitResponse, LimitText, PolicyName, ResponseContext,
 };
 use ratekeeper_rules::rule::{ChargeList, ForbiddenReason, Rejection, RuleCharge, Rules};
 use ratekeeper_rules::spelling::HeaderAliases;
@@ -45,6 +47,8 @@ pub(crate) struct Engine<S> {
     pub(crate) concurrency: Option<InFlightLimits>,
     pub(crate) names: Vec<PolicyName>,
     pub(crate) deny_responses: Vec<DenialResponse>,
+    /// For each limit, the text of its responses.
+    pub(crate) limit_texts: Vec<LimitText>,
     pub(crate) trusted_proxies: TrustedProxies,
     pub(crate) path_normalization: PathNormalization,
     pub(crate) non_canonical_paths: NonCanonicalPath,
@@ -172,6 +176,14 @@ pub(crate) fn return_buffer<T>(buffer: &'static LocalKey<Cell<T>>, used: T) {
     let _ = buffer.try_with(|buffer| buffer.set(used));
 }
 
+/// The output of a future that is ready at the first poll.
+fn ready_output<F: Future>(future: F) -> Option<F::Output> {
+    match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(output) => Some(output),
+        Poll::Pending => None,
+    }
+}
+
 impl RequestChecks {
     /// Whether no rule applies to the request.
     pub(crate) fn is_empty(&self) -> bool {
@@ -240,9 +252,16 @@ impl<S: Store> Engine<S> {
 
     /// Splits charges into enforced and shadow.
     pub(crate) fn split_charges(&self, list: ChargeList) -> RequestChecks {
-        let is_shadow = |at: &usize| self.rules.rule(list.charges[*at].rule).is_shadow;
-        let (shadows, enforced): (SmallVec<_>, SmallVec<_>) = (0..list.charges.len()).partition(is_shadow);
-        let may_wait = enforced.iter().any(|at: &usize| self.delays[list.charges[*at].limit]);
+        let (mut enforced, mut shadows) = (SmallVec::new(), SmallVec::new());
+        let mut may_wait = false;
+        for (at, charge) in list.charges.iter().enumerate() {
+            if self.rules.rule(charge.rule).is_shadow {
+                shadows.push(at);
+            } else {
+                enforced.push(at);
+                may_wait |= self.delays[charge.limit];
+            }
+        }
         RequestChecks { list, enforced, shadows, permits: PermitChecks::default(), may_wait, route: None }
     }
 
@@ -280,6 +299,11 @@ impl<S: Store> Engine<S> {
         Verdict { decisions: decisions.collect(), is_degraded: true, is_closed: true, at: self.clock.now() }
     }
 
+    /// What the store charges for the enforced rules.
+    fn charges_of(&self, checks: &RequestChecks) -> SmallVec<[Charge; 4]> {
+        checks.enforced_charges().map(|it| self.charge(&checks.list, it, it.limit, it.cost)).collect()
+    }
+
     async fn charge_limits(&self, charges: &[Charge]) -> Verdict {
         self.verdict_or_denial(charges, self.limiter.store().charge(charges).await)
     }
@@ -296,6 +320,40 @@ impl<S: Store> Engine<S> {
             Err(verdict) => return verdict,
         };
         let decisions = self.run_checks(checks, CheckMode::Charge).await;
+        self.request_verdict(checks, &decisions, permits)
+    }
+
+    /// The verdict on a request, if the store answers immediately or is not needed.
+    pub(crate) fn decide_now(&self, checks: &mut RequestChecks) -> Option<RequestVerdict> {
+        if let Some(decisions) = self.charge_now(checks) {
+            return Some(self.request_verdict(checks, &decisions, Permits::default()));
+        }
+        (S::IS_IMMEDIATE || checks.is_empty()).then(|| ready_output(self.decide(checks))).flatten()
+    }
+
+    /// The decisions about a request that is only charged, as most requests are, if the store answers immediately.
+    /// [`run_checks`](Self::run_checks) decides the same, but its state for every kind of check is expensive to move.
+    fn charge_now(&self, checks: &RequestChecks) -> Option<CheckDecisions> {
+        let has_bans = || checks.list.charges.iter().any(|it| it.ban.is_some());
+        let needs_more = !checks.shadows.is_empty() || !checks.permits.is_empty() || has_bans();
+        if !S::IS_IMMEDIATE || checks.enforced.is_empty() || needs_more {
+            return None;
+        }
+        let charges = self.charges_of(checks);
+        let result = ready_output(self.limiter.store().charge(&charges))?;
+        let Verdict { decisions, is_degraded, is_closed, at } = self.verdict_or_denial(&charges, result);
+        let allowed = decisions.iter().all(|decision| decision.allowed);
+        let (banned, shadowed) = (SmallVec::new(), SmallVec::new());
+        Some(CheckDecisions { enforced: decisions, banned, shadowed, allowed, is_degraded, is_closed, at })
+    }
+
+    /// What follows from the decisions of a request's limits.
+    fn request_verdict(
+        &self,
+        checks: &mut RequestChecks,
+        decisions: &CheckDecisions,
+        permits: Permits,
+    ) -> RequestVerdict {
         let delay = decisions.enforced.iter().map(|decision| decision.delay).max().unwrap_or_default();
         let next = self.next_step(
             checks.enforced_charges().zip(&decisions.enforced),
@@ -303,18 +361,21 @@ impl<S: Store> Engine<S> {
             decisions.is_closed,
         );
         let permits = if decisions.allowed { permits } else { Permits::default() };
-        RequestVerdict { next, permits, event: self.event(checks, &decisions) }
+        RequestVerdict { next, permits, event: self.event(checks, decisions) }
     }
 
     /// Decides about a request, and charges it unless `mode` is [`CheckMode::Peek`] or a key is banned.
     pub(crate) async fn run_checks(&self, checks: &RequestChecks, mode: CheckMode) -> CheckDecisions {
         let RequestChecks { list, shadows, .. } = checks;
+        if mode == CheckMode::Charge
+            && let Some(decisions) = self.charge_now(checks)
+        {
+            return decisions;
+        }
         let enforced_charges = || checks.enforced_charges();
-
         let banned = self.find_bans(&checks.list, checks.enforced_charges()).await;
         let is_banned = banned.iter().any(Option::is_some);
-        let charges: SmallVec<[Charge; 4]> =
-            enforced_charges().map(|it| self.charge(list, it, it.limit, it.cost)).collect();
+        let charges = self.charges_of(checks);
         let is_peek = mode == CheckMode::Peek || is_banned;
         let Verdict { mut decisions, mut is_degraded, is_closed, mut at } =
             match (charges.is_empty(), is_peek) {
@@ -418,6 +479,7 @@ impl<S: Store> Engine<S> {
             .map(|(rule_charge, decision)| LimitDecision {
                 cost: rule_charge.cost,
                 custom: Some(&self.deny_responses[rule_charge.rule]),
+                text: Some(&self.limit_texts[rule_charge.limit]),
                 ..LimitDecision::new(
                     &self.names[rule_charge.rule],
                     &limits[rule_charge.limit].limit,

@@ -41,12 +41,7 @@ fn header_name(name: &'static str) -> HeaderName {
 
 impl ResponseHeader {
     pub(crate) fn new(header: Header<'_>) -> Option<ResponseHeader> {
-        let value = match header.value {
-            // Comparing is faster than parsing, as for names.
-            "no-store" => HeaderValue::from_static("no-store"),
-            "application/problem+json" => HeaderValue::from_static("application/problem+json"),
-            other => HeaderValue::from_str(other).ok()?,
-        };
+        let value = HeaderValue::from_str(header.value).ok()?;
         Some(ResponseHeader { name: header.name, value, is_list: header.is_list })
     }
 }
@@ -137,11 +132,22 @@ pub(crate) fn denial_response(
         headers: HeaderMap::with_capacity(HEADERS_USUAL),
         body: Bytes::new(),
     };
-    for ResponseHeader { name, value, .. } in limit_response.headers().filter_map(ResponseHeader::new) {
-        response.headers.insert(header_name(name), value);
+    // One allocation for all values and the body, which is what is left in the end.
+    let mut text = Bytes::copy_from_slice(limit_response.text().as_bytes());
+    for header in limit_response.headers() {
+        let value = text.split_to(header.value.len());
+        let value = match header.value {
+            // Comparing is faster than validating, as for names.
+            "no-store" => Ok(HeaderValue::from_static("no-store")),
+            "application/problem+json" => Ok(HeaderValue::from_static("application/problem+json")),
+            _ => HeaderValue::from_maybe_shared(value),
+        };
+        if let Ok(value) = value {
+            response.headers.insert(header_name(header.name), value);
+        }
     }
     let response = match grpc {
-        None => LocalResponse { body: Bytes::copy_from_slice(limit_response.body().as_bytes()), ..response },
+        None => LocalResponse { body: text, ..response },
         Some(call) => {
             // The status of a denial may be configured; its gRPC code is always the same.
             let (status, why) = match is_closed {

@@ -2,9 +2,9 @@
 
 use std::fmt;
 use std::future::Future;
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker, ready};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use http::{Request, Response};
@@ -179,7 +179,7 @@ fn check_and_call<T: Service<Q>, Q, S: Store + Send + Sync + 'static>(
         }
         wait_guard => wait_guard.flatten(),
     };
-    if let Some(RequestVerdict { next, permits, event }) = decide_now(engine, &mut checks) {
+    if let Some(RequestVerdict { next, permits, event }) = engine.decide_now(&mut checks) {
         let state = match next {
             // The ready service is called in place, without a clone.
             NextStep::Allowed { delay: Duration::ZERO, headers } => {
@@ -198,17 +198,6 @@ fn check_and_call<T: Service<Q>, Q, S: Store + Send + Sync + 'static>(
     let deciding = Box::pin(async move { engine.decide(&mut checks).await });
     let waiting = Box::new(WaitingRequest { ready: ready.into_service(), request, wait_guard, grpc });
     (FutureState::Deciding { deciding, waiting: Some(waiting) }, None)
-}
-
-/// The decision, if the store answers immediately or is not needed.
-fn decide_now<S: Store>(engine: &Engine<S>, checks: &mut RequestChecks) -> Option<RequestVerdict> {
-    if !S::IS_IMMEDIATE && !checks.is_empty() {
-        return None;
-    }
-    match pin!(engine.decide(checks)).poll(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(verdict) => Some(verdict),
-        Poll::Pending => None,
-    }
 }
 
 fn respond_locally<T: Service<Q>, Q, S>(

@@ -5,16 +5,18 @@
 
 use std::error::Error;
 use std::fmt;
-use std::future::poll_fn;
+use std::future::{Future, poll_fn};
 use std::io;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::Poll;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use http::{Request, Response};
 use hyper::body::Incoming;
-use hyper::client::conn::{http1, http2};
+use hyper::client::conn::{TrySendError, http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use pin_project_lite::pin_project;
 use ratekeeper_config::Protocol;
 use tokio::time::{Instant, timeout, timeout_at};
 
@@ -115,7 +117,13 @@ pub(crate) enum UpstreamConnection {
 pub(crate) struct SendError {
     pub(crate) error: hyper::Error,
     /// The request, if none of it was sent.
-    pub(crate) unsent: Option<Request<RequestBody>>,
+    pub(crate) unsent: Option<Box<Request<RequestBody>>>,
+}
+
+impl From<TrySendError<Request<RequestBody>>> for SendError {
+    fn from(mut error: TrySendError<Request<RequestBody>>) -> SendError {
+        SendError { unsent: error.take_message().map(Box::new), error: error.into_error() }
+    }
 }
 
 impl SendError {
@@ -139,22 +147,50 @@ impl SendError {
 }
 
 impl UpstreamConnection {
-    pub(crate) async fn send(
+    /// Sends a request; what follows is in the future.
+    pub(crate) fn send(
         &mut self,
         request: Request<RequestBody>,
-    ) -> Result<Response<Incoming>, SendError> {
-        let sent = match self {
-            UpstreamConnection::Exclusive(sender) => sender.try_send_request(request).await,
-            UpstreamConnection::Shared(stream) => stream.send(request).await,
-        };
-        sent.map_err(|mut error| SendError { unsent: error.take_message(), error: error.into_error() })
-            .inspect_err(|failed| {
-                if let UpstreamConnection::Shared(stream) = self
-                    && failed.is_unprocessed()
-                {
-                    stream.refused();
-                }
-            })
+    ) -> impl Future<Output = Result<Response<Incoming>, SendError>> + Send {
+        match self {
+            UpstreamConnection::Exclusive(sender) => {
+                SendFuture::Exclusive { sending: sender.try_send_request(request) }
+            }
+            UpstreamConnection::Shared(stream) => SendFuture::Shared {
+                sending: Box::pin(async move {
+                    let sent = stream.send(request).await.map_err(SendError::from);
+                    sent.inspect_err(|failed| {
+                        if failed.is_unprocessed() {
+                            stream.refused();
+                        }
+                    })
+                }),
+            },
+        }
+    }
+}
+
+pin_project! {
+    /// A request that is being sent. An `async fn` would have room for the request twice.
+    #[project = SendProjection]
+    enum SendFuture<E, S> {
+        Exclusive { #[pin] sending: E },
+        Shared { sending: Pin<Box<S>> },
+    }
+}
+
+impl<E, S> Future for SendFuture<E, S>
+where
+    E: Future<Output = Result<Response<Incoming>, TrySendError<Request<RequestBody>>>>,
+    S: Future<Output = Result<Response<Incoming>, SendError>>,
+{
+    type Output = Result<Response<Incoming>, SendError>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        match self.project() {
+            SendProjection::Exclusive { sending } => sending.poll(context).map_err(SendError::from),
+            SendProjection::Shared { sending } => sending.as_mut().poll(context),
+        }
     }
 }
 
