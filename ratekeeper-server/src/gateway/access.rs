@@ -15,6 +15,7 @@ use ratekeeper_rules::response::ResponseStatus;
 use super::client_timeouts::ActiveRequest;
 use super::state::Route;
 use crate::runtime::access_log::{AccessLog, KeyLog, Line, LineLimit, LoggedKey};
+use crate::runtime::log_text::{hex, hex_text};
 use crate::runtime::metrics::{LabelType, RequestDecision, RouteMetrics};
 
 pub(crate) const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -109,14 +110,9 @@ pub(crate) enum RequestId {
 }
 
 impl RequestId {
-    fn hex(number: u64) -> [u8; 16] {
-        let digit = |at: usize| b"0123456789abcdef"[(number >> (60 - 4 * at)) as usize & 0xf];
-        std::array::from_fn(digit)
-    }
-
     pub(crate) fn value(&self) -> Option<HeaderValue> {
         match self {
-            RequestId::Generated(number) => HeaderValue::from_bytes(&RequestId::hex(*number)).ok(),
+            RequestId::Generated(number) => HeaderValue::from_bytes(&hex(*number)).ok(),
             RequestId::Received(value) => Some(value.clone()),
         }
     }
@@ -244,11 +240,11 @@ impl Drop for AccessRecord {
         if !self.is_logged {
             return;
         }
-        let hex;
+        let digits;
         let id = match &self.id {
             RequestId::Generated(number) => {
-                hex = RequestId::hex(*number);
-                std::str::from_utf8(&hex).unwrap_or_default()
+                digits = hex(*number);
+                hex_text(&digits)
             }
             RequestId::Received(value) => value.to_str().unwrap_or_default(),
         };

@@ -22,7 +22,7 @@ use siphasher::sip128;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-use super::log_text::{JsonText, Printable};
+use super::log_text::{JsonLine, Printable, hex, hex_text};
 
 /// Bytes that a worker buffers before it drops lines.
 const BUFFER_BYTES_MAX: usize = 1 << 20;
@@ -82,7 +82,7 @@ impl fmt::Display for LoggedKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             LoggedKey::None => Ok(()),
-            LoggedKey::Hash(hash) => write!(f, "{hash:016x}"),
+            LoggedKey::Hash(hash) => f.write_str(hex_text(&hex(*hash))),
             LoggedKey::Text(text) => f.write_str(text),
         }
     }
@@ -228,60 +228,79 @@ impl AccessLog {
             buffer.second = now.as_secs();
         }
         let Buffer { lines, second_text, .. } = &mut *buffer;
-        // Writing into a string cannot fail.
-        let _ = match self.style {
+        match self.style {
             LogStyle::Json => line.write_json(lines, second_text, now.subsec_millis()),
-            LogStyle::Human { has_color } => line.write_human(lines, second_text, has_color),
-        };
+            // Writing into a string cannot fail.
+            LogStyle::Human { has_color } => _ = line.write_human(lines, second_text, has_color),
+        }
     }
 }
 
 impl Line<'_> {
-    fn write_json(&self, out: &mut String, second: &str, millis: u32) -> fmt::Result {
-        let Line { client, status, is_degraded, bytes, .. } = self;
-        let (id, method, path) = (JsonText(self.id), JsonText(self.method), JsonText(self.path));
-        let decision = JsonText(self.decision);
-        write!(
-            out,
-            r#"{{"time":"{second}.{millis:03}Z","level":"INFO","message":"request","id":"{id}","client":"{client}","method":"{method}","path":"{path}","route":"#
-        )?;
-        match self.route {
-            "" => out.push_str("null"),
-            route => write!(out, r#""{}""#, JsonText(route))?,
-        }
-        write!(out, r#","status":{status},"decision":"{decision}","degraded":{is_degraded},"reason":"#)?;
-        match self.reason {
-            None => out.push_str("null,"),
-            Some(reason) => write!(out, r#""{reason}","#)?,
-        }
-        let delay = match &self.limit {
+    /// By hand: the formatting of the standard library takes three times as long, for every request.
+    fn write_json(&self, out: &mut String, second: &str, millis: u32) {
+        let mut out = JsonLine(out);
+        out.raw(r#"{"time":""#);
+        out.raw(second);
+        out.raw(".");
+        out.three_digits(millis);
+        out.raw(r#"Z","level":"INFO","message":"request","id":"#);
+        out.text(self.id);
+        out.raw(r#","client":""#);
+        out.address(self.client);
+        out.raw(r#"","method":"#);
+        out.text(self.method);
+        out.raw(r#","path":"#);
+        out.text(self.path);
+        out.raw(r#","route":"#);
+        out.text_or_null(Some(self.route).filter(|route| !route.is_empty()));
+        out.raw(r#","status":"#);
+        out.number(self.status);
+        out.raw(r#","decision":"#);
+        out.text(self.decision);
+        out.raw(r#","degraded":"#);
+        out.raw(if self.is_degraded { "true" } else { "false" });
+        out.raw(r#","reason":"#);
+        out.text_or_null(self.reason);
+        let mut delay = Duration::ZERO;
+        match &self.limit {
             Some(LineLimit { name, key, decision }) => {
-                write!(out, r#""limit":"{}","key":"#, JsonText(name))?;
+                out.raw(r#","limit":"#);
+                out.text(name);
+                out.raw(r#","key":"#);
                 match key {
-                    LoggedKey::None => out.push_str("null"),
-                    LoggedKey::Text(text) => write!(out, r#""{}""#, JsonText(text))?,
-                    LoggedKey::Hash(_) => write!(out, r#""{key}""#)?,
+                    LoggedKey::None => out.raw("null"),
+                    LoggedKey::Text(text) => out.text(text),
+                    LoggedKey::Hash(hash) => out.text(hex_text(&hex(*hash))),
                 }
-                out.push_str(r#","remaining":"#);
+                out.raw(r#","remaining":"#);
                 match decision.known_remaining() {
-                    Some(remaining) => write!(out, "{remaining}")?,
-                    None => out.push_str("null"),
+                    Some(remaining) => out.number(remaining),
+                    None => out.raw("null"),
                 }
-                out.push_str(r#","retry_after":"#);
+                out.raw(r#","retry_after":"#);
                 match decision.retry_after {
-                    RetryAfter::After(wait) => write!(out, "{}", Millis(wait))?,
-                    RetryAfter::Never => out.push_str("\"never\""),
-                    _ => out.push_str("null"),
+                    RetryAfter::After(wait) => {
+                        // Seconds with milliseconds, rounded up.
+                        let millis = wait.as_nanos().div_ceil(1_000_000);
+                        out.number(millis / 1_000);
+                        out.raw(".");
+                        out.three_digits((millis % 1_000) as u32);
+                    }
+                    RetryAfter::Never => out.raw(r#""never""#),
+                    RetryAfter::Now => out.raw("null"),
                 }
-                decision.delay
+                delay = decision.delay;
             }
-            None => {
-                out.push_str(r#""limit":null,"key":null,"remaining":null,"retry_after":null"#);
-                Duration::ZERO
-            }
-        };
-        let (delay, took) = (delay.as_micros(), self.took.as_micros());
-        writeln!(out, r#","delay_us":{delay},"duration_us":{took},"bytes":{bytes}}}"#)
+            None => out.raw(r#","limit":null,"key":null,"remaining":null,"retry_after":null"#),
+        }
+        out.raw(r#","delay_us":"#);
+        out.number(micros(delay));
+        out.raw(r#","duration_us":"#);
+        out.number(micros(self.took));
+        out.raw(r#","bytes":"#);
+        out.number(self.bytes);
+        out.raw("}\n");
     }
 
     /// `12:03:11 429 GET    /api/test   user123   per-user: retry in 42s`
@@ -355,14 +374,8 @@ impl fmt::Display for ShortWait {
     }
 }
 
-/// A wait in seconds with milliseconds, rounded up.
-struct Millis(Duration);
-
-impl fmt::Display for Millis {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let millis = self.0.as_nanos().div_ceil(1_000_000);
-        write!(f, "{}.{:03}", millis / 1000, millis % 1000)
-    }
+fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
@@ -400,9 +413,10 @@ mod tests {
         let mut out = String::new();
         match style {
             LogStyle::Json => line.write_json(&mut out, "2026-01-01T00:00:00", 0),
-            LogStyle::Human { has_color } => line.write_human(&mut out, "00:00:00", has_color),
+            LogStyle::Human { has_color } => {
+                line.write_human(&mut out, "00:00:00", has_color).unwrap_or_default();
+            }
         }
-        .unwrap_or_default();
         out
     }
 
