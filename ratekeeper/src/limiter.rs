@@ -309,6 +309,29 @@ impl<C: Clock> Limiter<Memory<C>> {
         self.store.check(key, cost, |decision| decision)
     }
 
+    /// Checks a request at a time that [`now`](Self::now) has returned before. Reading the clock takes a large part of a
+    /// check's time: an event loop that reads it once per wake-up can check many requests at that time.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use ratekeeper::{WindowAlign, Limit, Limiter};
+    /// let limiter = Limiter::new(Limit::fixed_window(10, Duration::from_secs(3600), WindowAlign::FirstRequest)?);
+    /// let now = limiter.now();
+    /// let allowed = [("a", 2), ("b", 7), ("a", 9)].map(|(key, cost)| limiter.check_at(now, key, cost).allowed);
+    /// assert_eq!(allowed, [true, true, false]);
+    /// # Ok::<(), ratekeeper::LimitError>(())
+    /// ```
+    #[inline]
+    pub fn check_at<K: Hash + ?Sized>(&self, now: Time, key: &K, cost: u32) -> Decision {
+        self.store.check_at(now, key, cost)
+    }
+
+    /// The time by the limiter's clock.
+    #[inline]
+    pub fn now(&self) -> Time {
+        self.store.now()
+    }
+
     /// Checks a request of cost 1 for each key, in order, and calls `each` with the key's index and its decision.
     ///
     /// The same as one [`check`](Self::check) per key at one instant, but several times as fast if there are many

@@ -217,19 +217,35 @@ impl<C: Clock> Memory<C> {
         cost: u32,
         read: impl FnOnce(Decision) -> R,
     ) -> R {
+        self.decide(key, || self.clock.now(), cost, read)
+    }
+
+    #[inline]
+    pub(crate) fn check_at<K: Hash + ?Sized>(&self, now: Time, key: &K, cost: u32) -> Decision {
+        self.decide(key, || now, cost, |decision| decision)
+    }
+
+    #[inline(always)]
+    fn decide<K: Hash + ?Sized, R>(
+        &self,
+        key: &K,
+        now: impl FnOnce() -> Time,
+        cost: u32,
+        read: impl FnOnce(Decision) -> R,
+    ) -> R {
         let hash = self.hash(key);
         match &*self.states {
-            [only] => only.decide(hash, || self.clock.now(), cost, read),
-            _ => read(self.check_several(hash, cost)),
+            [only] => only.decide(hash, now, cost, read),
+            _ => read(self.decide_several(hash, now(), cost)),
         }
     }
 
     #[inline(never)]
-    fn check_several(&self, hash: u64, cost: u32) -> Decision {
+    fn decide_several(&self, hash: u64, now: Time, cost: u32) -> Decision {
         let charges = self.order.iter().map(|&limit| Charge { limit, key: Key(u128::from(hash)), cost });
         let charges: SmallVec<[Charge; 4]> = charges.collect();
         let mut verdict = Verdict::default();
-        self.charge_from(&charges, self.clock.now(), true, &mut verdict.decisions);
+        self.charge_from(&charges, now, true, &mut verdict.decisions);
         verdict.decision()
     }
 
@@ -363,7 +379,7 @@ impl<C: Clock> Memory<C> {
         Ok(Verdict { decisions, at: now, ..Verdict::default() })
     }
 
-    #[cfg(feature = "redis")]
+    #[inline]
     pub(crate) fn now(&self) -> Time {
         self.clock.now()
     }
