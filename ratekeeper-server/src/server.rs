@@ -232,13 +232,15 @@ fn start_apis<S: Backend>(
 ) -> Result<Services<S>, StartError> {
     let mut services: Services<S> = Vec::new();
     // The HTTP API serves the JSON form of the Envoy API.
-    let envoy = EnvoyApi::start(config, engine, sockets.envoy, runtime)?;
-    if let (Some(socket), Some(layer)) = (sockets.http, &engine.layer) {
-        let records = S::records(layer.limiter());
-        let http = HttpApiService::start(config, engine, records, envoy.json_routes(), socket, runtime)?;
-        services.push(Arc::new(http));
+    if sockets.envoy.is_some() || sockets.http.is_some() {
+        let envoy = EnvoyApi::start(config, engine, sockets.envoy, runtime)?;
+        if let (Some(socket), Some(layer)) = (sockets.http, &engine.layer) {
+            let records = S::records(layer.limiter());
+            let http = HttpApiService::start(config, engine, records, envoy.json_routes(), socket, runtime)?;
+            services.push(Arc::new(http));
+        }
+        services.push(Arc::new(envoy));
     }
-    services.push(Arc::new(envoy));
     if let Some(socket) = sockets.resp {
         services.push(Arc::new(RedisApiService::start(config, engine, socket, runtime)?));
     }
@@ -346,6 +348,12 @@ mod tests {
     use super::*;
     use crate::runtime::metrics::families::{AnyFamily, SECTIONS};
 
+    async fn start<S: Backend>(config: &str) -> Server<S> {
+        let config =
+            ratekeeper_config::parse(config, &EmptyEnvironment).unwrap_or_else(|errors| panic!("{errors}"));
+        Server::start_with_log(&config, Box::new(io::sink())).await.unwrap()
+    }
+
     /// The metrics of a server with every service, and with this store.
     async fn scrape<S: Backend>(store: &str) -> String {
         let config = format!(
@@ -358,9 +366,7 @@ admin: {{ listen: 127.0.0.1:0 }}
 apis: {{ http: 127.0.0.1:0, envoy: 127.0.0.1:0, resp: 127.0.0.1:0 }}
 "
         );
-        let config =
-            ratekeeper_config::parse(&config, &EmptyEnvironment).unwrap_or_else(|errors| panic!("{errors}"));
-        let server = Server::<S>::start_with_log(&config, Box::new(io::sink())).await.unwrap();
+        let server = start::<S>(&config).await;
         let gateway = server.addresses()[0].address;
         tokio::task::spawn_blocking(move || {
             use std::io::{Read, Write};
@@ -429,6 +435,22 @@ apis: {{ http: 127.0.0.1:0, envoy: 127.0.0.1:0, resp: 127.0.0.1:0 }}
                 let is_in = (memory.contains(family.name), redis.contains(family.name));
                 assert_eq!(is_in, reported(section.name), "{}", family.name);
             }
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn envoy_metrics_are_reported_only_with_an_api_that_serves_envoy_requests() {
+        for (apis, is_reported) in [
+            ("resp: 127.0.0.1:0", false),
+            ("envoy: 127.0.0.1:0", true),
+            ("http: 127.0.0.1:0", true),
+            ("envoy: 127.0.0.1:0, resp: 127.0.0.1:0", true),
+        ] {
+            let server = start::<Memory>(&format!("admin: 127.0.0.1:0\napis: {{ {apis} }}")).await;
+            let metrics = server.status().metrics();
+            let names = families_of(&metrics);
+            assert_eq!(names.contains("ratekeeper_envoy_api_requests_total"), is_reported, "{apis}");
+            assert!(names.contains("ratekeeper_reloads_total"), "{apis}");
         }
     }
 }

@@ -40,11 +40,12 @@ pub(crate) struct EnvoyApi<S> {
     /// The JSON form, with the permissions of the HTTP API, which serves it.
     json: Arc<Current<EnvoySnapshot<S>>>,
     metrics: Arc<EnvoyMetrics>,
+    /// None if the configuration has only the HTTP API, which serves the JSON form.
     listener: Option<ListenerTask>,
 }
 
 impl<S: Backend> EnvoyApi<S> {
-    /// Serves the API on a socket, if there is one.
+    /// Serves gRPC on a socket, if there is one.
     pub(crate) fn start(
         config: &Config,
         engine: &EngineState<S>,
