@@ -10,7 +10,6 @@
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::Router;
 use axum::extract::State;
@@ -27,8 +26,8 @@ use crate::runtime::current::Current;
 use crate::runtime::error::StartError;
 use crate::runtime::guard::{Guard, reject_cross_origin, reject_host_names, require_token};
 use crate::runtime::http_listener;
-use crate::runtime::metrics::{Exposition, MetricsDraft};
-use crate::runtime::service::{ApplyReload, DrainFuture, ListenerTask, Service, ServiceAddress};
+use crate::runtime::metrics::MetricsDraft;
+use crate::runtime::service::{ListenerTask, PreparedReload, Service, ServiceAddress};
 use crate::runtime::sockets::into_tokio;
 use crate::runtime::status::StatusSource;
 use crate::runtime::{AddressSetting, BoundSocket};
@@ -58,11 +57,6 @@ impl Admin {
             ListenerTask::spawn(runtime, socket, |listener, _| listen(listener, source, token.clone()));
         Ok(Admin { token, listener: listener? })
     }
-
-    /// Closes the listener.
-    pub(crate) fn close(&self) {
-        self.listener.abort();
-    }
 }
 
 fn token(config: &Config) -> Option<Secret> {
@@ -74,19 +68,13 @@ impl<S> Service<S> for Admin {
         vec![self.listener.address("admin", "http", "/metrics")]
     }
 
-    fn prepare<'a>(
-        &'a self,
-        config: &'a Config,
-        _: &mut MetricsDraft,
-    ) -> Result<ApplyReload<'a, S>, StartError> {
+    fn prepare<'a>(&'a self, config: &'a Config, _: &mut MetricsDraft) -> PreparedReload<'a, S> {
         Ok(Box::new(move |_| self.token.replace(token(config))))
     }
 
-    fn write_metrics(&self, _: &mut Exposition) {}
-
-    /// The listener answers health checks until the process ends.
-    fn drain(self: Arc<Self>, _: Duration) -> DrainFuture {
-        Box::pin(async { 0 })
+    /// A graceful shutdown does not close the listener: it answers health checks until the process ends.
+    fn close_for_successor(&self) {
+        self.listener.abort();
     }
 }
 

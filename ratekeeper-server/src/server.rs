@@ -28,9 +28,8 @@ use crate::runtime::{AddressSetting, BoundSocket, Sockets};
 /// A running server.
 pub struct Server<S> {
     engine: Arc<Engine<S>>,
-    /// The gateway and the APIs.
+    /// The gateway, the APIs and the admin listener, in this order.
     services: Services<S>,
-    admin: Option<Arc<Admin>>,
     restart_settings: RestartSettings,
     /// The APIs have threads of their own.
     api_runtime: Option<Runtime>,
@@ -39,7 +38,7 @@ pub struct Server<S> {
 
 type Services<S> = Vec<Arc<dyn Service<S>>>;
 
-impl<S> fmt::Debug for Server<S> {
+impl<S: 'static> fmt::Debug for Server<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let addresses: Vec<_> = self.services.iter().flat_map(|service| service.addresses()).collect();
         f.debug_struct("Server").field("addresses", &addresses).finish_non_exhaustive()
@@ -100,7 +99,6 @@ impl<S: Backend> Server<S> {
         let mut server = Server {
             engine: Arc::new(Engine::new(state.clone(), metrics)),
             services: Vec::new(),
-            admin: None,
             restart_settings: RestartSettings::of(config),
             api_runtime: None,
             tasks: JoinSet::new(),
@@ -124,24 +122,15 @@ impl<S: Backend> Server<S> {
         }
         if let Some(socket) = admin_socket {
             let admin = Admin::start(config, socket, server.status(), &Handle::current())?;
-            server.admin = Some(Arc::new(admin));
+            server.services.push(Arc::new(admin));
         }
         server.tasks.spawn(monitor_store(server.engine.clone(), is_up));
         Ok(server)
     }
 
-    /// The addresses of the gateway and the APIs.
+    /// The addresses of the gateway, the APIs and the admin listener, in this order.
     pub fn addresses(&self) -> Vec<ServiceAddress> {
         self.services.iter().flat_map(|service| service.addresses()).collect()
-    }
-
-    /// The address of the admin listener.
-    pub fn admin_address(&self) -> Option<ServiceAddress> {
-        self.admin_service().and_then(|admin| admin.addresses().pop())
-    }
-
-    fn admin_service(&self) -> Option<&dyn Service<S>> {
-        self.admin.as_deref().map(|admin| -> &dyn Service<S> { admin })
     }
 
     /// Metrics and readiness, also during graceful shutdown.
@@ -175,7 +164,7 @@ impl<S: Backend> Server<S> {
         self.restart_settings.check(&RestartSettings::of(config))?;
         let mut metrics = self.engine.metrics.draft();
         let mut prepared = Vec::new();
-        for service in self.services.iter().map(|service| &**service).chain(self.admin_service()) {
+        for service in &self.services {
             prepared.push(service.prepare(config, &mut metrics)?);
         }
         // The last step that can fail, because it starts the state migration of the limits.
@@ -189,10 +178,8 @@ impl<S: Backend> Server<S> {
     }
 
     /// Closes the admin listener, because a successor serves it.
-    pub fn close_admin(&mut self) {
-        if let Some(admin) = self.admin.take() {
-            admin.close();
-        }
+    pub fn close_admin(&self) {
+        self.services.iter().for_each(|service| service.close_for_successor());
     }
 
     /// Shuts down gracefully: accepts no more connections, lets requests in flight finish and announces the close to

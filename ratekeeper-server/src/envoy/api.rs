@@ -1,7 +1,6 @@
 //! The Envoy API as a service of the server.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::Router;
 use axum::body::Bytes;
@@ -25,7 +24,7 @@ use crate::runtime::error::StartError;
 use crate::runtime::http_listener::BODY_TIMEOUT;
 use crate::runtime::metrics::{Exposition, MetricsDraft};
 use crate::runtime::problem::problem;
-use crate::runtime::service::{ApplyReload, DrainFuture, ListenerTask, Service, ServiceAddress};
+use crate::runtime::service::{ListenerTask, PreparedReload, Service, ServiceAddress};
 use crate::runtime::{AddressSetting, BoundSocket};
 
 pub(crate) const ADDRESS: AddressSetting = AddressSetting {
@@ -115,11 +114,7 @@ impl<S: Backend> Service<S> for EnvoyApi<S> {
         self.listener.iter().map(|listener| listener.address("Envoy API", "grpc", "")).collect()
     }
 
-    fn prepare<'a>(
-        &'a self,
-        config: &'a Config,
-        _: &mut MetricsDraft,
-    ) -> Result<ApplyReload<'a, S>, StartError> {
+    fn prepare<'a>(&'a self, config: &'a Config, _: &mut MetricsDraft) -> PreparedReload<'a, S> {
         Ok(Box::new(move |engine| {
             let [grpc, json] = snapshots(config, engine, &self.metrics);
             self.grpc.replace(grpc);
@@ -131,13 +126,8 @@ impl<S: Backend> Service<S> for EnvoyApi<S> {
         self.metrics.write(out);
     }
 
-    fn drain(self: Arc<Self>, drain_timeout: Duration) -> DrainFuture {
-        Box::pin(async move {
-            if let Some(listener) = &self.listener {
-                listener.drain(drain_timeout).await;
-            }
-            0
-        })
+    fn drained_listener(&self) -> Option<&ListenerTask> {
+        self.listener.as_ref()
     }
 }
 
@@ -151,10 +141,10 @@ async fn read_body(request: Request) -> Result<Bytes, Response> {
 
 #[cfg(test)]
 mod tests {
+    use std::io;
     use std::pin::Pin;
     use std::task::{Context, Poll};
-
-    use std::io;
+    use std::time::Duration;
 
     use axum::body::Body;
     use axum::http::StatusCode;
