@@ -11,6 +11,7 @@ use prost_types::{Struct, Value};
 use ratekeeper::Store;
 use ratekeeper::tower::status_code;
 use ratekeeper_config::envoy::Unit;
+use ratekeeper_rules::response::ResponseStatus;
 use serde::de::{self, Deserializer, Visitor};
 use serde::{Deserialize, Serialize};
 
@@ -35,7 +36,7 @@ pub async fn json<S: Store + Send + Sync>(body: &[u8], snapshot: &EnvoySnapshot<
     match decide_and_count(snapshot, &request).await {
         Ok(response) => {
             let is_over = response.overall_code == i32::from(RateLimitCode::OverLimit);
-            let status = if is_over { StatusCode::TOO_MANY_REQUESTS } else { StatusCode::OK };
+            let status = if is_over { status_code(ResponseStatus::TooManyRequests) } else { StatusCode::OK };
             (status, text(&ResponseJson::from(response)))
         }
         Err(error) => error_response(&error),

@@ -100,7 +100,7 @@ async fn authorize_request<S: Store + Send + Sync + 'static, R: RecordStore>(
     };
     let in_query = DenyStatus::in_query(request.uri().query(), &DENY_STATUSES)?;
     let deny_status = in_query.or_else(|| DenyStatus::of(settings.deny_status, &DENY_STATUSES));
-    let deny_status = deny_status.unwrap_or(DenyStatus(StatusCode::FORBIDDEN));
+    let deny_status = deny_status.unwrap_or(DenyStatus(status_code(ResponseStatus::Forbidden)));
     let (parts, _) = request.into_parts();
     let lines = parts.headers.get_all(settings.trusted_proxies.source().header_name());
     let client = settings.trusted_proxies.client(peer, lines.iter().map(HeaderValue::as_bytes));
@@ -134,7 +134,8 @@ fn allowed(mut response: Response<Body>) -> EndpointResponse {
 
 fn denied(mut response: Response<Body>, deny_status: DenyStatus) -> EndpointResponse {
     let real = real_status(&response);
-    let status = if deny_status.0 == StatusCode::TOO_MANY_REQUESTS { real } else { deny_status.0 };
+    let is_real = deny_status.0 == status_code(ResponseStatus::TooManyRequests);
+    let status = if is_real { real } else { deny_status.0 };
     *response.status_mut() = status;
     let headers = response.headers_mut();
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
@@ -148,7 +149,7 @@ fn real_status(response: &Response<Body>) -> StatusCode {
     match response.headers().get("grpc-status").map(HeaderValue::as_bytes) {
         Some(code) => status_code(ResponseStatus::of_grpc(code).unwrap_or(ResponseStatus::TooManyRequests)),
         // A denial configured with a success status must still deny.
-        None if response.status().is_success() => StatusCode::TOO_MANY_REQUESTS,
+        None if response.status().is_success() => status_code(ResponseStatus::TooManyRequests),
         None => response.status(),
     }
 }
