@@ -61,14 +61,14 @@ fn read(body: &[u8]) -> Result<RateLimitRequest, EnvoyApiError> {
     if body.len() > MESSAGE_BYTES_MAX {
         return Err(EnvoyApiError::BodyTooLong);
     }
-    let json: RequestJson =
-        serde_json::from_slice(body).map_err(|why| EnvoyApiError::InvalidJson(why.to_string()))?;
+    let json: RequestJson = serde_json::from_slice(body).map_err(EnvoyApiError::InvalidJson)?;
     Ok(RateLimitRequest {
         domain: json.domain.unwrap_or_default().into(),
         descriptors: json.descriptors.into_iter().flatten().map(descriptor).collect(),
         hits_addend: match json.hits_addend.map(|hits| u32::try_from(hits.0)) {
             Some(Err(_)) => {
-                return Err(EnvoyApiError::InvalidJson("`hitsAddend` must be below 2^32".to_owned()));
+                let why = "`hitsAddend` must be below 2^32";
+                return Err(EnvoyApiError::InvalidJson(de::Error::custom(why)));
             }
             Some(Ok(hits)) => hits,
             None => 0,
