@@ -335,3 +335,23 @@ fn at_least_one(typed: &str) -> Result<usize, String> {
         Err(_) => Err("write a whole number".to_owned()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use ratekeeper_config::parse_limit;
+
+    use super::*;
+
+    #[test]
+    fn help_states_the_defaults_of_all_algorithms() {
+        let lines = SIMULATE_AFTER_LONG.lines().skip(1).map_while(|line| line.strip_prefix("  "));
+        let mut algorithms = 0;
+        for line in lines {
+            let (name, _) = line.split_once(':').unwrap();
+            let parse = |text: &str| parse_limit(text).unwrap_or_else(|error| panic!("{error}"));
+            assert_eq!(parse(line), parse(&format!("{name}:")), "{line}");
+            algorithms += 1;
+        }
+        assert_eq!(algorithms, 5);
+    }
+}

@@ -8,6 +8,8 @@ use std::process::ExitCode;
 use ratekeeper_config::{Diagnostic, Errors};
 use ratekeeper_insight::{ReplayError, TraceError};
 
+/// It does not implement `Error`: no code handles it but [`CliError::report`], and its texts have their causes in them,
+/// each with what to do.
 #[derive(Debug)]
 pub(crate) enum CliError {
     /// Invalid input by the user: a line of a trace, a combination of options.

@@ -98,13 +98,12 @@ impl Process<'_> {
         let (mut hang_up, mut upgrade) =
             (listen(SignalKind::hangup())?, listen(SignalKind::user_defined2())?);
         let server = Server::<S>::start(config, &mut sockets, styles.requests);
-        let mut server = server.await.map_err(|error| cannot_start(&error))?;
+        let server = server.await.map_err(|error| cannot_start(&error))?;
         for address in sockets.close_unused() {
             tracing::warn!(%address, "inherited socket ignored: no listener has this address");
         }
         open_files::check(config);
         listening.splice(0..0, server.addresses());
-        listening.extend(server.admin_address());
         self.announce(&listening);
         handover::stop_predecessor();
         let (traffic, started) = (server.traffic(), Instant::now());

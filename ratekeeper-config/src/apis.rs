@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
+use ratekeeper_rules::response::ResponseStatus;
 use serde_json::{Value, json};
 
 use crate::environment::{Environment, Secret};
@@ -74,6 +75,18 @@ pub struct Authorize {
     pub deny_status: u16,
     /// The indices of the limits that apply to forward auth.
     pub limits: Vec<usize>,
+}
+
+impl Authorize {
+    /// The statuses of a denied request that may be configured.
+    pub const DENY_STATUSES: [u16; 3] = [
+        ResponseStatus::Unauthorized.code(),
+        ResponseStatus::Forbidden.code(),
+        ResponseStatus::TooManyRequests.code(),
+    ];
+
+    /// The status of a denied request unless configured otherwise: every proxy takes it for a denial.
+    pub const DENY_STATUS_DEFAULT: ResponseStatus = ResponseStatus::Forbidden;
 }
 
 /// The Envoy API.
@@ -190,13 +203,13 @@ static AUTHORIZE: Section = Section {
     ]],
     ..SECTION
 };
-/// All proxies take the default for a denial. Those that forward any status may request 429.
+/// Proxies that forward any status may request 429.
 const DENY_STATUS: Field<Or<DenyStatus>> = Field::new(
     "deny_status",
     "Status of a denied request: 401 or 403, which nginx requires, or 429. `?deny_status=429` overrides it per request.",
     DenyStatus,
 )
-.or(403);
+.or(Authorize::DENY_STATUS_DEFAULT.code());
 
 static ENVOY: Section = Section {
     name: "envoy",
@@ -235,16 +248,13 @@ const TOKEN_BYTES_MIN: usize = 16;
 #[derive(Clone, Copy)]
 struct DenyStatus;
 
-/// The statuses that may be configured.
-const DENY_STATUSES: [u16; 3] = [401, 403, 429];
-
 impl Kind for DenyStatus {
     fn schema(&self, _: &mut Definitions) -> Value {
-        json!({ "enum": DENY_STATUSES })
+        json!({ "enum": Authorize::DENY_STATUSES })
     }
 
     fn text(&self, _: &Page) -> String {
-        as_code(DENY_STATUSES)
+        as_code(Authorize::DENY_STATUSES)
     }
 }
 
@@ -259,7 +269,7 @@ impl Typed for DenyStatus {
 impl Parsed for DenyStatus {
     fn parse(&self, reader: &mut Reader, node: &Node, _: &str) -> Option<u16> {
         reader.parsed(node, |word| {
-            let known = DENY_STATUSES.into_iter().find(|status| status.to_string() == word);
+            let known = Authorize::DENY_STATUSES.into_iter().find(|status| status.to_string() == word);
             known.ok_or_else(|| ValueError {
                 message: format!(
                     "`deny_status` is {}, which proxies do not accept as a denial",

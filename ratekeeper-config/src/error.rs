@@ -245,6 +245,7 @@ impl Snippet {
     }
 }
 
+// By hand: `thiserror` writes messages of one format string, and these have none. No other error is their cause.
 impl std::error::Error for Diagnostic {}
 
 /// All errors of a text, or the first [`ERRORS_MAX`] of them.

@@ -407,12 +407,12 @@ fn settings(config: &Config) -> Table {
             } else {
                 format!("{} to {}", duration_text(*min), duration_text(*max))
             };
-            add("routes.timeout", text);
+            add("gateway.routes.timeout", text);
         }
         let critical = gateway.routes.iter().filter(|it| it.is_critical).map(|it| it.id.clone());
         let critical: Vec<String> = critical.collect();
         if !critical.is_empty() {
-            add("routes.critical", critical.join(", "));
+            add("gateway.routes.critical", critical.join(", "));
         }
     }
     Table { name: "settings", columns: &["setting", "value"], rows }
@@ -428,5 +428,67 @@ fn policy_text(policy: FailurePolicy) -> String {
         }
         FailurePolicy::Open => "open: all requests are allowed".to_owned(),
         FailurePolicy::Closed => "closed: all requests are denied".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::file::DOCUMENT;
+    use crate::gateway::GATEWAY;
+    use crate::table::{Row, Section};
+    use crate::{EmptyEnvironment, parse};
+
+    /// The field of a path such as `store.redis.deadline`.
+    fn field(section: &'static Section, path: &str) -> Option<Row> {
+        match path.split_once('.') {
+            Some((name, rest)) => field(section.row(name)?.kind.section()?, rest),
+            None => section.row(path),
+        }
+    }
+
+    /// Checks that each item of a list such as `header 10s, body 15s` begins with the name of a field of the section.
+    fn check_names(section: &'static Section, list: &TableCell) {
+        for item in list.to_string().split(", ") {
+            let name = item.split(' ').next().unwrap_or_default();
+            assert!(section.row(name).is_some(), "{name} in {list}");
+        }
+    }
+
+    #[test]
+    fn every_explained_setting_is_a_field() {
+        for store in ["memory", "{ redis: { address: 'redis://127.0.0.1:6379' } }"] {
+            let text = format!(
+                "store: {store}
+client: {{ trusted_proxies: [10.0.0.0/8] }}
+limits: {{ total: {{ key: global, token_bucket: {{ capacity: 1 }} }} }}
+gateway:
+  listen: 127.0.0.1:0
+  upstreams: {{ one: {{ addresses: [http://127.0.0.1:9] }} }}
+  routes: [{{ id: all, limits: all, upstream: one, critical: true }}]
+"
+            );
+            let config = parse(&text, &EmptyEnvironment).unwrap_or_else(|errors| panic!("{errors}"));
+            let tables = explain(&config);
+            let table = |name: &str| tables.iter().find(|table| table.name == name).unwrap();
+            for row in &table("settings").rows {
+                let path = row[0].to_string();
+                let row_of = field(&DOCUMENT, &path).unwrap_or_else(|| panic!("{path} is no field"));
+                if let Some(section) = row_of.kind.section().filter(|_| path == "gateway.timeouts") {
+                    check_names(section, &row[1]);
+                }
+            }
+            assert!(table("settings").rows.len() > 15, "{:?}", table("settings"));
+            let mut upstream = None;
+            GATEWAY.row("upstreams").unwrap().kind.visit("", &mut |_, section| upstream = Some(section));
+            let upstream = upstream.unwrap();
+            let columns = &table("upstreams").columns;
+            for name in columns.iter().filter(|name| **name != "upstream") {
+                assert!(upstream.row(name).is_some(), "{name}");
+            }
+            let timeouts = columns.iter().position(|name| *name == "timeouts").unwrap();
+            let section = upstream.row("timeouts").and_then(|row| row.kind.section()).unwrap();
+            check_names(section, &table("upstreams").rows[0][timeouts]);
+        }
     }
 }

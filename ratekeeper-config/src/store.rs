@@ -124,7 +124,7 @@ const DEADLINE: Field<Or<Time>> = Field::new(
     "Time limit of a decision. The failure policy decides after it.",
     Time { subject: "a deadline", from: ms(1), to: secs(60) },
 )
-.or(ms(20));
+.or(FailurePolicy::DEADLINE_DEFAULT);
 const ON_STORE_FAILURE: Field<Or<Words<FailurePolicy>>> =
     Field::new("on_store_failure", FAILURE_POLICY, Words(&words::FAILURES))
         .or(FailurePolicy::Local { instances: 1 });

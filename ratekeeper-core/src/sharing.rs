@@ -25,6 +25,11 @@ pub enum FailurePolicy {
     },
 }
 
+impl FailurePolicy {
+    /// How long a decision may take before the policy decides, unless configured otherwise.
+    pub const DEADLINE_DEFAULT: Duration = Duration::from_millis(20);
+}
+
 impl Default for FailurePolicy {
     /// [`Local`](FailurePolicy::Local) with a single process.
     fn default() -> FailurePolicy {

@@ -10,16 +10,15 @@
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::Router;
 use axum::extract::State;
-use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use ratekeeper_config::{Config, Secret};
+use ratekeeper_rules::response::ResponseStatus;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
@@ -27,8 +26,9 @@ use crate::runtime::current::Current;
 use crate::runtime::error::StartError;
 use crate::runtime::guard::{Guard, reject_cross_origin, reject_host_names, require_token};
 use crate::runtime::http_listener;
-use crate::runtime::metrics::{Exposition, MetricsDraft};
-use crate::runtime::service::{ApplyReload, DrainFuture, ListenerTask, Service, ServiceAddress};
+use crate::runtime::metrics::MetricsDraft;
+use crate::runtime::problem::{problem, wrong_method};
+use crate::runtime::service::{ListenerTask, PreparedReload, Service, ServiceAddress};
 use crate::runtime::sockets::into_tokio;
 use crate::runtime::status::StatusSource;
 use crate::runtime::{AddressSetting, BoundSocket};
@@ -58,11 +58,6 @@ impl Admin {
             ListenerTask::spawn(runtime, socket, |listener, _| listen(listener, source, token.clone()));
         Ok(Admin { token, listener: listener? })
     }
-
-    /// Closes the listener.
-    pub(crate) fn close(&self) {
-        self.listener.abort();
-    }
 }
 
 fn token(config: &Config) -> Option<Secret> {
@@ -74,19 +69,13 @@ impl<S> Service<S> for Admin {
         vec![self.listener.address("admin", "http", "/metrics")]
     }
 
-    fn prepare<'a>(
-        &'a self,
-        config: &'a Config,
-        _: &mut MetricsDraft,
-    ) -> Result<ApplyReload<'a, S>, StartError> {
+    fn prepare<'a>(&'a self, config: &'a Config, _: &mut MetricsDraft) -> PreparedReload<'a, S> {
         Ok(Box::new(move |_| self.token.replace(token(config))))
     }
 
-    fn write_metrics(&self, _: &mut Exposition) {}
-
-    /// The listener answers health checks until the process ends.
-    fn drain(self: Arc<Self>, _: Duration) -> DrainFuture {
-        Box::pin(async { 0 })
+    /// A graceful shutdown does not close the listener: it answers health checks until the process ends.
+    fn close_for_successor(&self) {
+        self.listener.abort();
     }
 }
 
@@ -103,11 +92,13 @@ pub fn listen(
     let (listener, address) = into_tokio(listener)?;
     let guard = Guard::new("admin", move || Option::clone(&token.load()));
     let router = Router::new()
-        .route("/metrics", get(metrics))
+        .route("/metrics", get(metrics).fallback(wrong_method))
         // This layer covers the routes added above it only.
         .route_layer(from_fn_with_state(guard.clone(), require_token))
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(ready))
+        .method_not_allowed_fallback(wrong_method)
+        .fallback(unknown_path)
         .layer(from_fn_with_state(guard, reject_host_names))
         .layer(from_fn(reject_cross_origin))
         .with_state(source);
@@ -122,13 +113,21 @@ async fn metrics(State(source): State<Arc<dyn StatusSource>>) -> Response {
     // On a blocking thread: counting millions of keys would delay the accept loop.
     match tokio::task::spawn_blocking(move || source.metrics()).await {
         Ok(text) => ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response(),
-        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+        Err(_) => {
+            problem(ResponseStatus::InternalServerError, "the metrics could not be written; see the log")
+        }
     }
 }
 
-async fn ready(State(source): State<Arc<dyn StatusSource>>) -> impl IntoResponse {
+async fn ready(State(source): State<Arc<dyn StatusSource>>) -> Response {
     match source.is_ready() {
-        true => (StatusCode::OK, "ready\n"),
-        false => (StatusCode::SERVICE_UNAVAILABLE, "draining\n"),
+        true => "ready\n".into_response(),
+        false => {
+            problem(ResponseStatus::ServiceUnavailable, "the server is draining; send requests elsewhere")
+        }
     }
+}
+
+async fn unknown_path() -> Response {
+    problem(ResponseStatus::NotFound, "unknown path; use `/metrics`, `/healthz` or `/readyz`")
 }

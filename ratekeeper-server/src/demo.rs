@@ -12,6 +12,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 
+use crate::runtime::accept::accepted;
 use crate::runtime::sockets::into_tokio;
 
 /// Answers every request with a description of it, on a socket of [`Sockets`](crate::Sockets).
@@ -22,8 +23,7 @@ pub fn listen(listener: std::net::TcpListener) -> io::Result<(SocketAddr, impl F
     let (listener, address) = into_tokio(listener)?;
     Ok((address, async move {
         loop {
-            let Ok((stream, _)) = listener.accept().await else { continue };
-            let _ = stream.set_nodelay(true);
+            let Some((stream, _)) = accepted(listener.accept().await).await else { continue };
             let serving = http1::Builder::new().serve_connection(TokioIo::new(stream), service_fn(respond));
             tokio::spawn(async move {
                 // A client that disconnects is not an error.

@@ -28,9 +28,8 @@ use crate::runtime::{AddressSetting, BoundSocket, Sockets};
 /// A running server.
 pub struct Server<S> {
     engine: Arc<Engine<S>>,
-    /// The gateway and the APIs.
+    /// The gateway, the APIs and the admin listener, in this order.
     services: Services<S>,
-    admin: Option<Arc<Admin>>,
     restart_settings: RestartSettings,
     /// The APIs have threads of their own.
     api_runtime: Option<Runtime>,
@@ -39,7 +38,7 @@ pub struct Server<S> {
 
 type Services<S> = Vec<Arc<dyn Service<S>>>;
 
-impl<S> fmt::Debug for Server<S> {
+impl<S: 'static> fmt::Debug for Server<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let addresses: Vec<_> = self.services.iter().flat_map(|service| service.addresses()).collect();
         f.debug_struct("Server").field("addresses", &addresses).finish_non_exhaustive()
@@ -100,7 +99,6 @@ impl<S: Backend> Server<S> {
         let mut server = Server {
             engine: Arc::new(Engine::new(state.clone(), metrics)),
             services: Vec::new(),
-            admin: None,
             restart_settings: RestartSettings::of(config),
             api_runtime: None,
             tasks: JoinSet::new(),
@@ -124,24 +122,15 @@ impl<S: Backend> Server<S> {
         }
         if let Some(socket) = admin_socket {
             let admin = Admin::start(config, socket, server.status(), &Handle::current())?;
-            server.admin = Some(Arc::new(admin));
+            server.services.push(Arc::new(admin));
         }
         server.tasks.spawn(monitor_store(server.engine.clone(), is_up));
         Ok(server)
     }
 
-    /// The addresses of the gateway and the APIs.
+    /// The addresses of the gateway, the APIs and the admin listener, in this order.
     pub fn addresses(&self) -> Vec<ServiceAddress> {
         self.services.iter().flat_map(|service| service.addresses()).collect()
-    }
-
-    /// The address of the admin listener.
-    pub fn admin_address(&self) -> Option<ServiceAddress> {
-        self.admin_service().and_then(|admin| admin.addresses().pop())
-    }
-
-    fn admin_service(&self) -> Option<&dyn Service<S>> {
-        self.admin.as_deref().map(|admin| -> &dyn Service<S> { admin })
     }
 
     /// Metrics and readiness, also during graceful shutdown.
@@ -175,7 +164,7 @@ impl<S: Backend> Server<S> {
         self.restart_settings.check(&RestartSettings::of(config))?;
         let mut metrics = self.engine.metrics.draft();
         let mut prepared = Vec::new();
-        for service in self.services.iter().map(|service| &**service).chain(self.admin_service()) {
+        for service in &self.services {
             prepared.push(service.prepare(config, &mut metrics)?);
         }
         // The last step that can fail, because it starts the state migration of the limits.
@@ -189,10 +178,8 @@ impl<S: Backend> Server<S> {
     }
 
     /// Closes the admin listener, because a successor serves it.
-    pub fn close_admin(&mut self) {
-        if let Some(admin) = self.admin.take() {
-            admin.close();
-        }
+    pub fn close_admin(&self) {
+        self.services.iter().for_each(|service| service.close_for_successor());
     }
 
     /// Shuts down gracefully: accepts no more connections, lets requests in flight finish and announces the close to
@@ -232,13 +219,15 @@ fn start_apis<S: Backend>(
 ) -> Result<Services<S>, StartError> {
     let mut services: Services<S> = Vec::new();
     // The HTTP API serves the JSON form of the Envoy API.
-    let envoy = EnvoyApi::start(config, engine, sockets.envoy, runtime)?;
-    if let (Some(socket), Some(layer)) = (sockets.http, &engine.layer) {
-        let records = S::records(layer.limiter());
-        let http = HttpApiService::start(config, engine, records, envoy.json_routes(), socket, runtime)?;
-        services.push(Arc::new(http));
+    if sockets.envoy.is_some() || sockets.http.is_some() {
+        let envoy = EnvoyApi::start(config, engine, sockets.envoy, runtime)?;
+        if let (Some(socket), Some(layer)) = (sockets.http, &engine.layer) {
+            let records = S::records(layer.limiter());
+            let http = HttpApiService::start(config, engine, records, envoy.json_routes(), socket, runtime)?;
+            services.push(Arc::new(http));
+        }
+        services.push(Arc::new(envoy));
     }
-    services.push(Arc::new(envoy));
     if let Some(socket) = sockets.resp {
         services.push(Arc::new(RedisApiService::start(config, engine, socket, runtime)?));
     }
@@ -346,6 +335,12 @@ mod tests {
     use super::*;
     use crate::runtime::metrics::families::{AnyFamily, SECTIONS};
 
+    async fn start<S: Backend>(config: &str) -> Server<S> {
+        let config =
+            ratekeeper_config::parse(config, &EmptyEnvironment).unwrap_or_else(|errors| panic!("{errors}"));
+        Server::start_with_log(&config, Box::new(io::sink())).await.unwrap()
+    }
+
     /// The metrics of a server with every service, and with this store.
     async fn scrape<S: Backend>(store: &str) -> String {
         let config = format!(
@@ -358,9 +353,7 @@ admin: {{ listen: 127.0.0.1:0 }}
 apis: {{ http: 127.0.0.1:0, envoy: 127.0.0.1:0, resp: 127.0.0.1:0 }}
 "
         );
-        let config =
-            ratekeeper_config::parse(&config, &EmptyEnvironment).unwrap_or_else(|errors| panic!("{errors}"));
-        let server = Server::<S>::start_with_log(&config, Box::new(io::sink())).await.unwrap();
+        let server = start::<S>(&config).await;
         let gateway = server.addresses()[0].address;
         tokio::task::spawn_blocking(move || {
             use std::io::{Read, Write};
@@ -429,6 +422,22 @@ apis: {{ http: 127.0.0.1:0, envoy: 127.0.0.1:0, resp: 127.0.0.1:0 }}
                 let is_in = (memory.contains(family.name), redis.contains(family.name));
                 assert_eq!(is_in, reported(section.name), "{}", family.name);
             }
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn envoy_metrics_are_reported_only_with_an_api_that_serves_envoy_requests() {
+        for (apis, is_reported) in [
+            ("resp: 127.0.0.1:0", false),
+            ("envoy: 127.0.0.1:0", true),
+            ("http: 127.0.0.1:0", true),
+            ("envoy: 127.0.0.1:0, resp: 127.0.0.1:0", true),
+        ] {
+            let server = start::<Memory>(&format!("admin: 127.0.0.1:0\napis: {{ {apis} }}")).await;
+            let metrics = server.status().metrics();
+            let names = families_of(&metrics);
+            assert_eq!(names.contains("ratekeeper_envoy_api_requests_total"), is_reported, "{apis}");
+            assert!(names.contains("ratekeeper_reloads_total"), "{apis}");
         }
     }
 }

@@ -107,6 +107,38 @@ async fn admin_response_that_is_being_read_is_not_cut_off_for_new_connections() 
     assert!(received.len() > 64 << 20, "only {} bytes were sent", received.len());
 }
 
+/// A server that is draining, and whose metrics cannot be written.
+struct FailedStatus;
+
+impl StatusSource for FailedStatus {
+    fn metrics(&self) -> String {
+        panic!("a bug")
+    }
+
+    fn is_ready(&self) -> bool {
+        false
+    }
+}
+
+#[tokio::test]
+async fn admin_errors_are_problem_responses() {
+    let address = listen_to(Arc::new(FailedStatus));
+    for (request, expected) in [
+        ("GET /metric", 404),
+        ("POST /metrics", 405),
+        ("POST /readyz", 405),
+        ("GET /metrics", 500),
+        ("GET /readyz", 503),
+    ] {
+        let head = format!("{request} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+        let response = send_raw(address, head).await;
+        assert_eq!(status(&response), expected, "{request}");
+        assert!(response.contains("content-type: application/problem+json\r\n"), "{response}");
+        assert!(response.contains(&format!("\"status\":{expected}")), "{response}");
+        assert_eq!(response.contains("allow: GET,HEAD\r\n"), expected == 405, "{response}");
+    }
+}
+
 /// Metrics that are not available until the sender is dropped.
 struct BlockedMetrics(Mutex<Receiver<()>>, AtomicUsize);
 

@@ -3,6 +3,7 @@
 
 mod child;
 mod flood;
+// By path: `testbed` must not know our crates, and a library for one file of tests would be more than it saves.
 #[allow(dead_code, reason = "without the feature `redis`, some are unused")]
 #[path = "../../ratekeeper-core/tests/core/limits.rs"]
 mod limits;

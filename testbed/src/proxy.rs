@@ -64,6 +64,11 @@ impl FaultProxy {
         self.switch.connections.load(Ordering::Relaxed)
     }
 
+    /// Number of bytes that clients have sent.
+    pub fn received(&self) -> usize {
+        self.switch.received.load(Ordering::Relaxed)
+    }
+
     /// The port on which the proxy listens.
     pub fn port(&self) -> u16 {
         self.port
@@ -92,6 +97,7 @@ struct Switch {
     setting: Mutex<Setting>,
     changed: Condvar,
     connections: AtomicUsize,
+    received: AtomicUsize,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -224,6 +230,9 @@ fn pump(mut from: &TcpStream, to: &TcpStream, is_answer: bool, switch: &Switch) 
             continue;
         }
         let length = from.read(&mut bytes)?;
+        if !is_answer {
+            switch.received.fetch_add(length, Ordering::Relaxed);
+        }
         if length == 0 || !carry(&bytes[..length], to, is_answer, switch)? {
             return swallow(from, switch.now(), switch);
         }
@@ -313,7 +322,7 @@ mod tests {
         assert_eq!(proxy.connections(), 0);
         let stream = connect(&proxy);
         assert!(echoes(&stream, "hello"));
-        assert_eq!(proxy.connections(), 1);
+        assert_eq!((proxy.connections(), proxy.received()), (1, 5));
         proxy.set(Fault::Delay(Duration::from_millis(300)));
         (&stream).write_all(b"slow").unwrap();
         assert!(is_silent(&stream, Duration::from_millis(50)), "there and back is 600 ms");

@@ -176,8 +176,7 @@ mod tests {
                         The middleware is also a part of the gateway and of `/v1/authorize`. The status of a denial can \
                         be configured:\n`deny_response` of a limit, `deny_status` of the HTTP API. The Envoy API has its \
                         statuses only if it is called as JSON;\nover gRPC it sends the codes, but \
-                        `RESOURCE_EXHAUSTED` if it is overloaded.\nThe title is that of the Problem Details body. \
-                        Responses of the admin listener have no such body, except 401, 403 and 421.\n\n\
+                        `RESOURCE_EXHAUSTED` if it is overloaded.\nThe title is that of the Problem Details body.\n\n\
                         | status | title | gRPC code | meaning | sent by |\n|---|---|---|---|---|\n"
             .to_owned();
         let mut all = ResponseStatus::ALL.to_vec();

@@ -97,7 +97,7 @@ impl<'w, S: Store + Send + Sync> RequestCheck<'w, S> {
             return Ok(None);
         }
         let outcome = self.layer.ok_or(EnvoyApiError::StoreUnavailable)?.check(&checks, mode).await;
-        let outcome = outcome.map_err(|error| EnvoyApiError::Mismatch(error.why.to_string()))?;
+        let outcome = outcome.map_err(|error| EnvoyApiError::Mismatch(error.why))?;
         if outcome.is_closed {
             return Err(EnvoyApiError::StoreUnavailable);
         }

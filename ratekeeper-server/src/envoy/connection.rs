@@ -13,9 +13,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::{Instant, Sleep, sleep};
 use tonic::transport::server::Connected;
 
+use crate::runtime::accept::accepted;
 use crate::runtime::frame_bound::FrameBound;
 use crate::runtime::observed_stream::{ObservedStream, PolledIo, StreamObserver};
-use crate::runtime::sockets::ACCEPT_RETRY_DELAY;
 
 /// Length of the HTTP/2 client preface.
 const PREFACE_BYTES: usize = 24;
@@ -33,31 +33,21 @@ pub(super) async fn accept(
         loop {
             // Connections beyond the bound wait in the listen backlog, where they use no memory of this process.
             let Ok(permit) = permits.clone().acquire_owned().await else { return };
-            match listener.accept().await {
-                Ok((stream, _)) => {
-                    // Responses are small, and a client waits for each.
-                    let _ = stream.set_nodelay(true);
-                    let handshake = Handshake {
-                        preface_missing: PREFACE_BYTES,
-                        requires_token: requires_token.clone(),
-                        deadline: Box::pin(sleep(timeout)),
-                    };
-                    let observer = ClientGuard {
-                        handshake: Some(handshake),
-                        auth: ConnectionAuth::default(),
-                        accepted_at: Instant::now(),
-                        frames: FrameBound::new(Duration::ZERO),
-                        _permit: permit,
-                    };
-                    let connection = ObservedStream { stream, observer };
-                    if connections.send(Ok(connection)).await.is_err() {
-                        return;
-                    }
-                }
-                Err(error) => {
-                    tracing::warn!(%error, "accept failed");
-                    sleep(ACCEPT_RETRY_DELAY).await;
-                }
+            let Some((stream, _)) = accepted(listener.accept().await).await else { continue };
+            let handshake = Handshake {
+                preface_missing: PREFACE_BYTES,
+                requires_token: requires_token.clone(),
+                deadline: Box::pin(sleep(timeout)),
+            };
+            let observer = ClientGuard {
+                handshake: Some(handshake),
+                auth: ConnectionAuth::default(),
+                accepted_at: Instant::now(),
+                frames: FrameBound::new(Duration::ZERO),
+                _permit: permit,
+            };
+            if connections.send(Ok(ObservedStream { stream, observer })).await.is_err() {
+                return;
             }
         }
     };

@@ -1,46 +1,57 @@
 //! The errors of this API, and their gRPC codes and HTTP statuses.
 
-use std::fmt;
-
+use ratekeeper::tower::check::KeyError;
 use ratekeeper_rules::response::ResponseStatus;
 use tonic::{Code, Status};
 
-use super::bounds::{DESCRIPTORS_MAX, ENTRIES_MAX, TEXT_BYTES_MAX};
+use super::bounds::{DESCRIPTORS_MAX, ENTRIES_MAX, MESSAGE_BYTES_MAX, TEXT_BYTES_MAX};
 
 /// Why a request is rejected, shed or failed. Descriptors are numbered from 0.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug, thiserror::Error)]
 pub(super) enum EnvoyApiError {
+    #[error("`domain` is empty: send the name of a configured domain")]
     EmptyDomain,
+    #[error("`domain` is longer than {} bytes", TEXT_BYTES_MAX)]
     DomainTooLong,
+    #[error("`descriptors` is empty: send at least one")]
     EmptyDescriptors,
+    #[error("more than {max} descriptors: send at most {max}", max = DESCRIPTORS_MAX)]
     TooManyDescriptors,
-    TooManyEntries {
-        descriptor: usize,
-    },
-    EntryTooLong {
-        descriptor: usize,
-    },
+    #[error("descriptors[{descriptor}] has more than {max} entries: send at most {max}", max = ENTRIES_MAX)]
+    TooManyEntries { descriptor: usize },
+    #[error("descriptors[{descriptor}] has a key or a value longer than {max} bytes", max = TEXT_BYTES_MAX)]
+    EntryTooLong { descriptor: usize },
     /// An inline limit has an unknown unit.
-    UnknownUnit {
-        descriptor: usize,
-        unit: i32,
-    },
+    #[error(
+        "descriptors[{descriptor}].limit.unit is {unit}: send 1 to 6 (SECOND, MINUTE, HOUR, DAY, MONTH, YEAR)"
+    )]
+    UnknownUnit { descriptor: usize, unit: i32 },
     /// A refund, while refunds are disabled.
-    RefundsDisabled {
-        descriptor: usize,
-    },
+    #[error(
+        "descriptors[{descriptor}] has `is_negative_hits`, but refunds are disabled: enable them with \
+         `refunds: true` in this API's configuration"
+    )]
+    RefundsDisabled { descriptor: usize },
+    #[error("the message is not a RateLimitRequest: {0}")]
     InvalidMessage(String),
+    #[error("unknown method: call ShouldRateLimit")]
     UnknownMethod,
-    InvalidJson(String),
+    #[error("the body is not a RateLimitRequest in JSON: {0}")]
+    InvalidJson(#[source] serde_json::Error),
+    #[error("the body is longer than {} bytes", MESSAGE_BYTES_MAX)]
     BodyTooLong,
+    #[error("missing or wrong token: send `authorization: Bearer <token>`")]
     Unauthenticated,
     /// Too many calls are in flight: shed, to bound memory.
+    #[error("too many calls in flight: retry later")]
     Overloaded,
     /// The store is unavailable and the failure policy is `closed`. Envoy applies its `failure_mode_deny` only if the
     /// call fails; it would allow a response with an unknown code.
+    #[error("the store is unavailable: retry later, or configure a failure policy")]
     StoreUnavailable,
     /// The limits do not match the descriptors that refer to them.
-    Mismatch(String),
+    #[error("the limits do not match their descriptors: {0}")]
+    Mismatch(#[source] KeyError),
 }
 
 impl EnvoyApiError {
@@ -76,53 +87,20 @@ impl From<EnvoyApiError> for Status {
     }
 }
 
-impl fmt::Display for EnvoyApiError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            EnvoyApiError::EmptyDomain => {
-                write!(f, "`domain` is empty: send the name of a configured domain")
-            }
-            EnvoyApiError::DomainTooLong => write!(f, "`domain` is longer than {TEXT_BYTES_MAX} bytes"),
-            EnvoyApiError::EmptyDescriptors => write!(f, "`descriptors` is empty: send at least one"),
-            EnvoyApiError::TooManyDescriptors => {
-                write!(f, "more than {DESCRIPTORS_MAX} descriptors: send at most {DESCRIPTORS_MAX}")
-            }
-            EnvoyApiError::TooManyEntries { descriptor } => {
-                let too_many = format_args!("more than {ENTRIES_MAX} entries");
-                write!(f, "descriptors[{descriptor}] has {too_many}: send at most {ENTRIES_MAX}")
-            }
-            EnvoyApiError::EntryTooLong { descriptor } => {
-                write!(f, "descriptors[{descriptor}] has a key or a value longer than {TEXT_BYTES_MAX} bytes")
-            }
-            EnvoyApiError::UnknownUnit { descriptor, unit } => {
-                let units = "1 to 6 (SECOND, MINUTE, HOUR, DAY, MONTH, YEAR)";
-                write!(f, "descriptors[{descriptor}].limit.unit is {unit}: send {units}")
-            }
-            EnvoyApiError::RefundsDisabled { descriptor } => {
-                let reason = "has `is_negative_hits`, but refunds are disabled";
-                let help = "enable them with `refunds: true` in this API's configuration";
-                write!(f, "descriptors[{descriptor}] {reason}: {help}")
-            }
-            EnvoyApiError::InvalidMessage(reason) => {
-                write!(f, "the message is not a RateLimitRequest: {reason}")
-            }
-            EnvoyApiError::UnknownMethod => write!(f, "unknown method: call ShouldRateLimit"),
-            EnvoyApiError::InvalidJson(reason) => {
-                write!(f, "the body is not a RateLimitRequest in JSON: {reason}")
-            }
-            EnvoyApiError::BodyTooLong => {
-                write!(f, "the body is longer than {} bytes", super::MESSAGE_BYTES_MAX)
-            }
-            EnvoyApiError::Unauthenticated => {
-                write!(f, "missing or wrong token: send `authorization: Bearer <token>`")
-            }
-            EnvoyApiError::Overloaded => write!(f, "too many calls in flight: retry later"),
-            EnvoyApiError::StoreUnavailable => {
-                write!(f, "the store is unavailable: retry later, or configure a failure policy")
-            }
-            EnvoyApiError::Mismatch(reason) => {
-                write!(f, "the limits do not match their descriptors: {reason}")
-            }
-        }
+#[cfg(test)]
+mod tests {
+    use std::error::Error;
+
+    use serde::de::Error as _;
+
+    use super::*;
+
+    #[test]
+    fn error_names_the_bound_and_has_its_cause_as_source() {
+        let too_many = EnvoyApiError::TooManyEntries { descriptor: 3 };
+        assert_eq!(too_many.to_string(), "descriptors[3] has more than 32 entries: send at most 32");
+        let invalid = EnvoyApiError::InvalidJson(serde_json::Error::custom("a reason"));
+        assert_eq!(invalid.to_string(), "the body is not a RateLimitRequest in JSON: a reason");
+        assert!(invalid.source().is_some_and(|source| source.is::<serde_json::Error>()));
     }
 }

@@ -11,6 +11,7 @@ use prost_types::{Struct, Value};
 use ratekeeper::Store;
 use ratekeeper::tower::status_code;
 use ratekeeper_config::envoy::Unit;
+use ratekeeper_rules::response::ResponseStatus;
 use serde::de::{self, Deserializer, Visitor};
 use serde::{Deserialize, Serialize};
 
@@ -35,7 +36,7 @@ pub async fn json<S: Store + Send + Sync>(body: &[u8], snapshot: &EnvoySnapshot<
     match decide_and_count(snapshot, &request).await {
         Ok(response) => {
             let is_over = response.overall_code == i32::from(RateLimitCode::OverLimit);
-            let status = if is_over { StatusCode::TOO_MANY_REQUESTS } else { StatusCode::OK };
+            let status = if is_over { status_code(ResponseStatus::TooManyRequests) } else { StatusCode::OK };
             (status, text(&ResponseJson::from(response)))
         }
         Err(error) => error_response(&error),
@@ -60,14 +61,14 @@ fn read(body: &[u8]) -> Result<RateLimitRequest, EnvoyApiError> {
     if body.len() > MESSAGE_BYTES_MAX {
         return Err(EnvoyApiError::BodyTooLong);
     }
-    let json: RequestJson =
-        serde_json::from_slice(body).map_err(|why| EnvoyApiError::InvalidJson(why.to_string()))?;
+    let json: RequestJson = serde_json::from_slice(body).map_err(EnvoyApiError::InvalidJson)?;
     Ok(RateLimitRequest {
         domain: json.domain.unwrap_or_default().into(),
         descriptors: json.descriptors.into_iter().flatten().map(descriptor).collect(),
         hits_addend: match json.hits_addend.map(|hits| u32::try_from(hits.0)) {
             Some(Err(_)) => {
-                return Err(EnvoyApiError::InvalidJson("`hitsAddend` must be below 2^32".to_owned()));
+                let why = "`hitsAddend` must be below 2^32";
+                return Err(EnvoyApiError::InvalidJson(de::Error::custom(why)));
             }
             Some(Ok(hits)) => hits,
             None => 0,

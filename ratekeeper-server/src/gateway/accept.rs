@@ -1,21 +1,20 @@
 //! Listens, accepts connections and assigns them to workers.
 
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use ratekeeper_config as config;
 use tokio::net::TcpListener;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 
 use super::client_connections::{Reaper, reap_from};
 use super::drain::DrainBegun;
 use super::worker::Worker;
+use crate::runtime::accept::accepted;
 use crate::runtime::error::StartError;
 use crate::runtime::metrics::ConnectionRejection;
-use crate::runtime::sockets::ACCEPT_RETRY_DELAY;
 use crate::runtime::tls::{self, Certificate};
 use crate::runtime::{BoundSocket, Sockets};
 
@@ -81,23 +80,12 @@ pub(crate) async fn accept<S>(
 ) {
     let mut reaper = Reaper::default();
     loop {
-        let accepted = tokio::select! {
+        let result = tokio::select! {
             biased;
-            accepted = listener.accept() => accepted,
+            result = listener.accept() => result,
             () = &mut draining => return,
         };
-        let (stream, peer) = match accepted {
-            Ok(accepted) => accepted,
-            Err(error) => {
-                // The client disconnected before it was accepted; the next accept needs no pause.
-                if !matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset)
-                {
-                    tracing::warn!(%error, "accept failed");
-                    sleep(ACCEPT_RETRY_DELAY).await;
-                }
-                continue;
-            }
-        };
+        let Some((stream, peer)) = accepted(result).await else { continue };
         let open = |worker: &&Arc<Worker<S>>| worker.connections.load(Ordering::Relaxed);
         let Some(worker) = workers.iter().min_by_key(open) else { return };
         let max = worker.shared.state.load().max_connections;
@@ -116,8 +104,6 @@ pub(crate) async fn accept<S>(
             tracing::debug!(peer = %peer.ip(), "connection closed: peer is not a trusted proxy");
             continue;
         }
-        // A connection without TCP_NODELAY is slower, but works.
-        let _ = stream.set_nodelay(true);
         worker.assign(stream, peer, info.clone());
     }
 }

@@ -4,7 +4,6 @@ use std::future::poll_fn;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderValue, Response};
@@ -13,16 +12,16 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use ratekeeper_rules::client::canonical;
 use ratekeeper_rules::response::ResponseStatus;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep_until};
 
 use super::accept::GatewayListener;
 use super::access::AccessRecord;
 use super::body::ClientBody;
 use super::client_socket::{ClientSocket, DisconnectWatch};
 use super::client_timeouts::{ActivityObserver, Close, ConnectionActivity, Expiry};
-use super::connection_setup::{ConnectionSetup, DRAIN_GRACE, first_bytes, is_http2};
+use super::connection_setup::{ConnectionSetup, first_bytes, is_http2};
 use super::frame_meter::FrameMeter;
 use super::framing::{RequestScanner, ScannedRequests};
 use super::hop_headers::address_value;
@@ -34,6 +33,7 @@ use super::stream_stall::StreamExecutor;
 use super::tunnel::Tunnel;
 use super::worker::Worker;
 use crate::runtime::backend::Backend;
+use crate::runtime::connection_end::{DRAIN_GRACE, linger};
 use crate::runtime::metrics::ConnectionRejection;
 use crate::runtime::observed_stream::ObservedStream;
 
@@ -50,9 +50,6 @@ const CONNECTION_WINDOW_BYTES: u32 = 8 * STREAM_WINDOW_BYTES;
 const STREAMS_MAX: u32 = 128;
 /// Streams that a client may open and reset before the gateway has accepted them.
 const RESETS_PENDING_MAX: usize = 20;
-/// Bytes read and discarded after the last response, so that the client can still read that response.
-const LINGER_BYTES_MAX: usize = 1 << 20;
-const LINGER: Duration = Duration::from_secs(2);
 
 /// State shared by all requests of a connection.
 #[derive(Debug)]
@@ -230,21 +227,6 @@ fn record_malformed<S: Backend>(connection: &ClientConnection<S>, error: &hyper:
     };
     let is_logged = worker.shared.state.load().has_access_log;
     AccessRecord::new(&worker.recorder, *peer, activity.begin_request()).reject_malformed(status, is_logged);
-}
-
-/// Shuts down the write side and reads on for a while: closing a connection with unread data resets it, and the
-/// client may lose the response.
-async fn linger<I: AsyncRead + AsyncWrite + Unpin>(mut io: I) {
-    let reading = async {
-        io.shutdown().await.ok()?;
-        let (mut bytes, mut left) = ([0; 4096], LINGER_BYTES_MAX);
-        while left > 0 {
-            let read = io.read(&mut bytes).await.ok().filter(|read| *read > 0)?;
-            left = left.saturating_sub(read);
-        }
-        Some(())
-    };
-    let _ = timeout(LINGER, reading).await;
 }
 
 async fn http2<S: Backend, I>(

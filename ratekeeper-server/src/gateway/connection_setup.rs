@@ -14,10 +14,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use super::client_timeouts::ConnectionActivity;
 use super::drain::Drain;
-
-/// How long a connection without requests stays open once draining begins, so that a request already in transit gets
-/// a response.
-pub(crate) const DRAIN_GRACE: Duration = Duration::from_millis(500);
+use crate::runtime::connection_end::DRAIN_GRACE;
 
 /// Begins the HTTP/2 preface, and no HTTP/1 request.
 const HTTP2_PREFACE_START: &[u8] = b"PRI ";

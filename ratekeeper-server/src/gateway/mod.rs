@@ -85,7 +85,7 @@ use crate::runtime::backend::Backend;
 use crate::runtime::engine::EngineState;
 use crate::runtime::error::StartError;
 use crate::runtime::metrics::{Counters, Exposition, MetricsDraft, families};
-use crate::runtime::service::{ApplyReload, DrainFuture, Service, ServiceAddress};
+use crate::runtime::service::{DrainFuture, PreparedReload, Service, ServiceAddress};
 
 /// Interval between sweeps for idle upstream connections.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
@@ -233,11 +233,7 @@ impl<S: Backend> Service<S> for Gateway<S> {
         self.listeners.iter().map(of).collect()
     }
 
-    fn prepare<'a>(
-        &'a self,
-        config: &'a Config,
-        metrics: &mut MetricsDraft,
-    ) -> Result<ApplyReload<'a, S>, StartError> {
+    fn prepare<'a>(&'a self, config: &'a Config, metrics: &mut MetricsDraft) -> PreparedReload<'a, S> {
         let Some(gateway) = &config.gateway else { return Err(StartError::NeedsRestart("gateway.listen")) };
         let (workers, before) = (self.workers.len(), self.shared.state.load_full());
         // All certificates are read before any is replaced, so that a bad file changes nothing.

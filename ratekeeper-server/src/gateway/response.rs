@@ -1,10 +1,11 @@
 //! Responses that the gateway itself generates.
 
-use http::header::{CONNECTION, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
+use http::header::{CONNECTION, CONTENT_TYPE, HeaderValue};
 use http::{Response, StatusCode};
 use ratekeeper_rules::response::ResponseStatus;
 
 use super::body::{ClientBody, UpstreamBody};
+use crate::runtime::problem::set_retry_soon;
 
 /// A Problem Details response (RFC 9457) with a status and a detail text.
 pub(crate) fn problem(status: ResponseStatus, detail: &str) -> Response<UpstreamBody> {
@@ -23,10 +24,10 @@ pub(crate) fn into_grpc(response: Response<ClientBody>, content_type: HeaderValu
     response
 }
 
-/// Like [`problem`], with a `Retry-After` of one second.
+/// Like [`problem`], with `Retry-After`.
 pub(crate) fn retry_later(status: ResponseStatus, detail: &str) -> Response<UpstreamBody> {
     let mut response = problem(status, detail);
-    response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
+    set_retry_soon(response.headers_mut());
     response
 }
 

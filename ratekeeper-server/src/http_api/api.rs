@@ -1,7 +1,6 @@
 //! The HTTP API as a service of the server.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::Router;
 use ratekeeper::tower::RuleSet;
@@ -14,7 +13,7 @@ use crate::runtime::engine::EngineState;
 use crate::runtime::error::StartError;
 use crate::runtime::metrics::{Exposition, MetricsDraft};
 use crate::runtime::records::RecordStore;
-use crate::runtime::service::{ApplyReload, DrainFuture, ListenerTask, Service, ServiceAddress};
+use crate::runtime::service::{ListenerTask, PreparedReload, Service, ServiceAddress};
 use crate::runtime::{AddressSetting, BoundSocket};
 
 pub(crate) const ADDRESS: AddressSetting = AddressSetting {
@@ -74,11 +73,7 @@ impl<S: Backend, R: RecordStore> Service<S> for HttpApiService<S, R> {
         vec![self.listener.address("HTTP API", "http", "/v1/check")]
     }
 
-    fn prepare<'a>(
-        &'a self,
-        config: &'a Config,
-        _: &mut MetricsDraft,
-    ) -> Result<ApplyReload<'a, S>, StartError> {
+    fn prepare<'a>(&'a self, config: &'a Config, _: &mut MetricsDraft) -> PreparedReload<'a, S> {
         Ok(Box::new(move |engine| self.api.current.replace(snapshot(config, engine))))
     }
 
@@ -86,10 +81,7 @@ impl<S: Backend, R: RecordStore> Service<S> for HttpApiService<S, R> {
         self.api.metrics.write(out);
     }
 
-    fn drain(self: Arc<Self>, drain_timeout: Duration) -> DrainFuture {
-        Box::pin(async move {
-            self.listener.drain(drain_timeout).await;
-            0
-        })
+    fn drained_listener(&self) -> Option<&ListenerTask> {
+        Some(&self.listener)
     }
 }

@@ -58,6 +58,7 @@ use axum::http::{Response, StatusCode};
 use http_body_util::Empty;
 use ratekeeper::Store;
 use ratekeeper::tower::{ConcurrencySet, LimitedCall, Peer, RequestContext, RuleSet, status_code};
+use ratekeeper_config::Authorize;
 use ratekeeper_rules::response::ResponseStatus;
 use tower_service::Service;
 
@@ -67,10 +68,6 @@ use super::response::EndpointResponse;
 use super::{HttpApi, original_request};
 use crate::runtime::metrics::{Endpoint, EndpointResult};
 use crate::runtime::records::RecordStore;
-
-/// The values of `deny_status` for proxies. 429 passes the denial on with its real status; the others replace the
-/// status of any denial.
-const DENY_STATUSES: [u16; 3] = [401, 403, 429];
 
 /// The real status of a denial whose status was replaced: it distinguishes a denial from an application's 403.
 const DENIED: HeaderName = HeaderName::from_static("x-ratelimit-denied");
@@ -98,9 +95,9 @@ async fn authorize_request<S: Store + Send + Sync + 'static, R: RecordStore>(
                       `client: { trusted_proxies: [...] }`";
         return Err(HttpApiError::new(ResponseStatus::Forbidden, reason));
     };
-    let in_query = DenyStatus::in_query(request.uri().query(), &DENY_STATUSES)?;
-    let deny_status = in_query.or_else(|| DenyStatus::of(settings.deny_status, &DENY_STATUSES));
-    let deny_status = deny_status.unwrap_or(DenyStatus(StatusCode::FORBIDDEN));
+    let in_query = DenyStatus::in_query(request.uri().query(), &Authorize::DENY_STATUSES)?;
+    let deny_status = in_query.or_else(|| DenyStatus::of(settings.deny_status, &Authorize::DENY_STATUSES));
+    let deny_status = deny_status.unwrap_or(DenyStatus(status_code(Authorize::DENY_STATUS_DEFAULT)));
     let (parts, _) = request.into_parts();
     let lines = parts.headers.get_all(settings.trusted_proxies.source().header_name());
     let client = settings.trusted_proxies.client(peer, lines.iter().map(HeaderValue::as_bytes));
@@ -132,9 +129,11 @@ fn allowed(mut response: Response<Body>) -> EndpointResponse {
     EndpointResponse { response, outcome: EndpointResult::Allowed }
 }
 
+/// A `deny_status` of 429 passes the denial on with its real status; the others replace the status of any denial.
 fn denied(mut response: Response<Body>, deny_status: DenyStatus) -> EndpointResponse {
     let real = real_status(&response);
-    let status = if deny_status.0 == StatusCode::TOO_MANY_REQUESTS { real } else { deny_status.0 };
+    let is_real = deny_status.0 == status_code(ResponseStatus::TooManyRequests);
+    let status = if is_real { real } else { deny_status.0 };
     *response.status_mut() = status;
     let headers = response.headers_mut();
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
@@ -148,7 +147,7 @@ fn real_status(response: &Response<Body>) -> StatusCode {
     match response.headers().get("grpc-status").map(HeaderValue::as_bytes) {
         Some(code) => status_code(ResponseStatus::of_grpc(code).unwrap_or(ResponseStatus::TooManyRequests)),
         // A denial configured with a success status must still deny.
-        None if response.status().is_success() => StatusCode::TOO_MANY_REQUESTS,
+        None if response.status().is_success() => status_code(ResponseStatus::TooManyRequests),
         None => response.status(),
     }
 }

@@ -1,11 +1,10 @@
 //! The errors of this API: a status and a reason, converted to a Problem Details response in one place.
 
-use axum::http::header::{HeaderValue, RETRY_AFTER};
 use ratekeeper_rules::response::ResponseStatus;
 
 use super::response::EndpointResponse;
 use crate::runtime::metrics::EndpointResult;
-use crate::runtime::problem::problem;
+use crate::runtime::problem::{problem, set_retry_soon};
 use crate::runtime::records::RecordError;
 
 /// A request that is rejected before any limit decides, or that failed.
@@ -13,7 +12,7 @@ use crate::runtime::records::RecordError;
 pub(crate) struct HttpApiError {
     pub(crate) status: ResponseStatus,
     pub(crate) reason: String,
-    /// Whether a retry after a second may succeed.
+    /// Whether a retry may soon succeed.
     is_retryable: bool,
     /// Whether the request may have been executed in spite of the error.
     pub(crate) may_be_executed: bool,
@@ -28,7 +27,7 @@ impl HttpApiError {
         HttpApiError { status, reason: reason.into(), is_retryable, may_be_executed: false }
     }
 
-    /// The same, with a `Retry-After` of one second.
+    /// The same, with `Retry-After`.
     pub(crate) fn retryable(self) -> HttpApiError {
         HttpApiError { is_retryable: true, ..self }
     }
@@ -46,7 +45,7 @@ impl HttpApiError {
         };
         let mut response = problem(self.status, reason);
         if self.is_retryable {
-            response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
+            set_retry_soon(response.headers_mut());
         }
         EndpointResponse { response, outcome: EndpointResult::of_error(self.status.code()) }
     }

@@ -50,7 +50,7 @@ use axum::Router;
 use ratekeeper::Store;
 use ratekeeper::tower::client::TrustedProxies;
 use ratekeeper::tower::{RatekeeperLayer, RuleSet};
-use ratekeeper_config::Secret;
+use ratekeeper_config::{Authorize, Secret};
 use tokio::join;
 use tokio::sync::watch;
 
@@ -144,7 +144,7 @@ impl Default for HttpApiSettings {
             refunds: false,
             resets: false,
             trusted_proxies: TrustedProxies::default(),
-            deny_status: 403,
+            deny_status: Authorize::DENY_STATUS_DEFAULT.code(),
             authorize_limits: None,
         }
     }

@@ -108,6 +108,8 @@ fn path_and_query(text: &str) -> Result<PathAndQuery, HttpApiError> {
     })
 }
 
+/// Whether the host is well-formed is left to the middleware, which rejects it as it does in any request: as a denial,
+/// which nginx passes on.
 fn parse_host(text: &str) -> Result<Authority, HttpApiError> {
     let parsed =
         Authority::try_from(text).ok().filter(|it| !it.as_str().contains('@') && !it.host().is_empty());

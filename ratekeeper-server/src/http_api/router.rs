@@ -14,7 +14,7 @@ use ratekeeper_rules::response::ResponseStatus;
 use super::{HttpApi, OPENAPI, authorize, check, idempotency, reserve};
 use crate::runtime::guard::{Guard, reject_cross_origin, reject_host_names, require_token};
 use crate::runtime::metrics::Endpoint;
-use crate::runtime::problem::problem;
+use crate::runtime::problem::{problem, wrong_method};
 use crate::runtime::records::RecordStore;
 
 /// The routes of the API, without a socket. The caller's address is taken from the request extension
@@ -29,12 +29,12 @@ pub fn router<S: Store + Send + Sync + 'static, R: RecordStore>(context: Arc<Htt
         .route("/v1/refund", post(refund::<S, R>))
         .route("/v1/reserve", post(reserve::<S, R>))
         .route("/v1/settle", post(settle::<S, R>))
-        .method_not_allowed_fallback(wrong_method)
         .with_state(context.clone())
         .merge(context.other_routes.clone())
+        .method_not_allowed_fallback(wrong_method)
         // This layer covers the routes added above it only.
         .route_layer(from_fn_with_state(guard.clone(), require_token))
-        .route("/openapi.json", get(openapi))
+        .route("/openapi.json", get(openapi).fallback(wrong_method))
         .fallback(unknown_path)
         .layer(from_fn_with_state(guard, reject_host_names))
         .layer(from_fn(reject_cross_origin))
@@ -86,10 +86,6 @@ async fn settle<S: Store + Send + Sync + 'static, R: RecordStore>(
 
 async fn openapi() -> impl IntoResponse {
     ([(CONTENT_TYPE, "application/json")], OPENAPI)
-}
-
-async fn wrong_method() -> Response {
-    problem(ResponseStatus::MethodNotAllowed, "method not allowed; use one that `Allow` lists")
 }
 
 async fn unknown_path() -> Response {

@@ -1,7 +1,6 @@
 //! The Redis API as a service of the server.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use ratekeeper_config::Config;
 use tokio::runtime::Handle;
@@ -12,7 +11,7 @@ use crate::runtime::current::Current;
 use crate::runtime::engine::EngineState;
 use crate::runtime::error::StartError;
 use crate::runtime::metrics::{Exposition, MetricsDraft};
-use crate::runtime::service::{ApplyReload, DrainFuture, ListenerTask, Service, ServiceAddress};
+use crate::runtime::service::{ListenerTask, PreparedReload, Service, ServiceAddress};
 use crate::runtime::{AddressSetting, BoundSocket};
 
 pub(crate) const ADDRESS: AddressSetting = AddressSetting {
@@ -65,11 +64,7 @@ impl<S: Backend> Service<S> for RedisApiService<S> {
         vec![self.listener.address("Redis API", "redis", "")]
     }
 
-    fn prepare<'a>(
-        &'a self,
-        config: &'a Config,
-        _: &mut MetricsDraft,
-    ) -> Result<ApplyReload<'a, S>, StartError> {
+    fn prepare<'a>(&'a self, config: &'a Config, _: &mut MetricsDraft) -> PreparedReload<'a, S> {
         Ok(Box::new(move |engine| self.current.replace(snapshot(config, engine))))
     }
 
@@ -77,10 +72,7 @@ impl<S: Backend> Service<S> for RedisApiService<S> {
         self.metrics.write(out);
     }
 
-    fn drain(self: Arc<Self>, drain_timeout: Duration) -> DrainFuture {
-        Box::pin(async move {
-            self.listener.drain(drain_timeout).await;
-            0
-        })
+    fn drained_listener(&self) -> Option<&ListenerTask> {
+        Some(&self.listener)
     }
 }

@@ -2,7 +2,6 @@
 
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::time::Duration;
 use std::{io, mem};
 
 use bytes::BufMut;
@@ -17,6 +16,7 @@ use super::protocol::{COMMAND_BYTES_MAX, Parser, ProtocolError};
 use super::reply::Replies;
 use super::session::Session;
 use super::{RedisApi, check, wait_for_drain};
+use crate::runtime::connection_end::{DRAIN_GRACE, linger};
 use crate::runtime::metrics::CommandOutcome;
 
 /// Most bytes of unsent replies; one more reply, of at most a word's length, may exceed it.
@@ -25,11 +25,6 @@ const UNSENT_BYTES_MAX: usize = 64 << 10;
 const READ_BYTES_MIN: usize = 512;
 /// Larger buffers are freed when the client is idle.
 const IDLE_BUFFER_BYTES_MAX: usize = 4 << 10;
-/// How long an idle client stays connected when the API closes, so that a command in transit is still answered.
-const DRAIN_GRACE: Duration = Duration::from_millis(500);
-/// Most bytes discarded from a closing connection, so that the client can read the last reply.
-const LINGER_BYTES_MAX: usize = 1 << 20;
-const LINGER: Duration = Duration::from_secs(2);
 
 /// A connection, with its buffers.
 struct RedisConnection<S> {
@@ -84,7 +79,7 @@ pub(super) async fn run<S: Store + Send + Sync + 'static>(
     };
     // After an error there is nothing left to deliver.
     if let Ok(ConnectionEnd::AfterReply) = connection.serve().await {
-        connection.linger().await;
+        linger(&mut connection.stream).await;
     }
 }
 
@@ -299,21 +294,5 @@ impl<S: Store + Send + Sync + 'static> RedisConnection<S> {
             self.replies.bytes = Vec::new();
         }
         Ok(())
-    }
-
-    /// Shuts down the write side and reads on for a while: closing a socket with unread input resets the connection,
-    /// and the client could lose the last reply.
-    async fn linger(&mut self) {
-        let stream = &mut self.stream;
-        let reading = async {
-            stream.shutdown().await.ok()?;
-            let (mut bytes, mut left) = ([0; 1024], LINGER_BYTES_MAX);
-            while left > 0 {
-                let read = stream.read(&mut bytes).await.ok().filter(|read| *read > 0)?;
-                left = left.saturating_sub(read);
-            }
-            Some(())
-        };
-        let _ = timeout(LINGER, reading).await;
     }
 }

@@ -66,13 +66,13 @@ use ratekeeper_config::Secret;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio::time::sleep;
 
 pub(crate) use self::api::{ADDRESS, RedisApiService};
 pub use self::metrics::RedisApiMetrics;
+use crate::runtime::accept::accepted;
 use crate::runtime::current::Current;
 use crate::runtime::open_files;
-use crate::runtime::sockets::{ACCEPT_RETRY_DELAY, into_tokio};
+use crate::runtime::sockets::into_tokio;
 
 /// The limits and settings of the API. They are read repeatedly, so that a reload takes effect from the next command
 /// on.
@@ -147,18 +147,11 @@ async fn serve<S: Store + Send + Sync + 'static>(listener: TcpListener, api: Arc
             biased;
             // A panic in one connection does not affect the others.
             Some(_) = connections.join_next() => {}
-            accepted = listener.accept() => match accepted {
-                Ok((stream, _)) => accept(&mut connections, &api, stream),
-                // A client that has already disconnected needs no delay.
-                Err(error) if matches!(
-                    error.kind(),
-                    io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset
-                ) => {}
-                Err(error) => {
-                    tracing::warn!(%error, "accept failed");
-                    sleep(ACCEPT_RETRY_DELAY).await;
+            result = listener.accept() => {
+                if let Some((stream, _)) = accepted(result).await {
+                    serve_client(&mut connections, &api, stream);
                 }
-            },
+            }
             () = &mut draining => break,
         }
     }
@@ -166,7 +159,8 @@ async fn serve<S: Store + Send + Sync + 'static>(listener: TcpListener, api: Arc
     while connections.join_next().await.is_some() {}
 }
 
-fn accept<S: Store + Send + Sync + 'static>(
+/// Serves a connection, or rejects it if there are too many.
+fn serve_client<S: Store + Send + Sync + 'static>(
     connections: &mut JoinSet<()>,
     api: &Arc<RedisApi<S>>,
     stream: TcpStream,
@@ -177,8 +171,6 @@ fn accept<S: Store + Send + Sync + 'static>(
         let _ = stream.try_write(b"-ERR max number of clients reached\r\n");
         return;
     }
-    // Without `TCP_NODELAY` the connection is slower, but works.
-    let _ = stream.set_nodelay(true);
     let (open, number) = api.metrics.open_connection();
     let api = api.clone();
     connections.spawn(async move {

@@ -19,13 +19,13 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::select;
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, timeout};
 use tower_service::Service;
 
+use super::accept::accepted;
 use super::connection_timeouts::{ClientDeadlines, ConnectionState, TrackedBody};
 use super::observed_stream::ObservedStream;
 use super::open_files;
-use super::sockets::ACCEPT_RETRY_DELAY;
 
 /// How long a connection may be idle after a request: longer than proxies keep theirs, so that the proxy closes first
 /// and never sends into a connection that is being closed. A head that has begun has less time.
@@ -49,18 +49,15 @@ pub(crate) async fn serve(
     let mut open = OpenConnections::default();
     let mut closing = drain.clone();
     loop {
-        let accepted = select! {
+        let result = select! {
             () = is_closing(&mut closing) => break,
             Some(ended) = connections.join_next_with_id() => {
                 open.remove(ended);
                 continue;
             }
-            accepted = listener.accept() => accepted,
+            result = listener.accept() => result,
         };
-        let Ok((stream, peer)) = accepted else {
-            sleep(ACCEPT_RETRY_DELAY).await;
-            continue;
-        };
+        let Some((stream, peer)) = accepted(result).await else { continue };
         while let Some(ended) = connections.try_join_next_with_id() {
             open.remove(ended);
         }
@@ -115,8 +112,6 @@ async fn connection(
     mut drain: watch::Receiver<bool>,
     state: ConnectionState,
 ) {
-    // Responses are small, and the client waits for them.
-    let _ = stream.set_nodelay(true);
     let stream = ObservedStream { stream, observer: ClientDeadlines::new(state.clone()) };
     let service = service_fn(move |request: Request<Incoming>| {
         let is_open = state.head_complete();

@@ -11,6 +11,7 @@
 //! | `tls` | certificates |
 //! | `status` | what the admin listener reports |
 //! | [`Sockets`] | listening sockets, inherited or opened |
+//! | `accept`, `connection_end` | how connections of all services begin and end |
 //! | `metrics`, `access_log` | counters and the request log |
 //! | `log_text` | text from outside in log lines |
 //! | `http_listener`, `connection_timeouts` | connections of the HTTP API and the admin listener |
@@ -19,8 +20,10 @@
 //! | `open_files` | the share of file descriptors that the gateway keeps |
 //! | `guard`, `problem` | access checks of the HTTP API and the admin listener, and their error responses |
 
+pub(crate) mod accept;
 pub(crate) mod access_log;
 pub(crate) mod backend;
+pub(crate) mod connection_end;
 mod connection_timeouts;
 pub(crate) mod current;
 pub(crate) mod engine;

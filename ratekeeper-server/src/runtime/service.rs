@@ -18,23 +18,34 @@ use super::error::StartError;
 use super::metrics::{Exposition, MetricsDraft};
 
 /// A network service. It knows the runtime and no other service.
-pub(crate) trait Service<S>: Send + Sync {
+pub(crate) trait Service<S>: Send + Sync + 'static {
     /// The addresses that it listens on.
     fn addresses(&self) -> Vec<ServiceAddress>;
 
     /// Prepares a reload. On an error, nothing has changed.
-    fn prepare<'a>(
-        &'a self,
-        config: &'a Config,
-        metrics: &mut MetricsDraft,
-    ) -> Result<ApplyReload<'a, S>, StartError>;
+    fn prepare<'a>(&'a self, config: &'a Config, metrics: &mut MetricsDraft) -> PreparedReload<'a, S>;
 
-    /// Writes its metrics.
-    fn write_metrics(&self, out: &mut Exposition);
+    /// Writes its metrics. By default, there are none.
+    fn write_metrics(&self, _: &mut Exposition) {}
+
+    /// The listener that a graceful shutdown closes.
+    fn drained_listener(&self) -> Option<&ListenerTask> {
+        None
+    }
 
     /// Shuts down gracefully: accepts no more connections and answers the requests in flight, for at most
-    /// `drain_timeout`. The result is the number of connections that were still open then.
-    fn drain(self: Arc<Self>, drain_timeout: Duration) -> DrainFuture;
+    /// `drain_timeout`. The result is the number of connections that were still open then, if they are counted.
+    fn drain(self: Arc<Self>, drain_timeout: Duration) -> DrainFuture {
+        Box::pin(async move {
+            if let Some(listener) = self.drained_listener() {
+                listener.drain(drain_timeout).await;
+            }
+            0
+        })
+    }
+
+    /// Closes, before the graceful shutdown, what the successor of this process serves.
+    fn close_for_successor(&self) {}
 }
 
 /// An address that a service listens on.
@@ -50,6 +61,9 @@ pub struct ServiceAddress {
 
 /// Applies a prepared reload, with the limits of the new configuration. It cannot fail.
 pub(crate) type ApplyReload<'a, S> = Box<dyn FnOnce(&Arc<EngineState<S>>) + 'a>;
+
+/// A prepared reload, or why the new configuration cannot be applied.
+pub(crate) type PreparedReload<'a, S> = Result<ApplyReload<'a, S>, StartError>;
 
 pub(crate) type DrainFuture = Pin<Box<dyn Future<Output = usize> + Send>>;
 

@@ -2,7 +2,6 @@
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
-use std::time::Duration;
 
 use ratekeeper_config::Config;
 use socket2::{Domain, Protocol, Socket, Type};
@@ -11,8 +10,6 @@ use super::error::StartError;
 
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 4096;
-/// Delay after a failed accept: while file descriptors are exhausted, an immediate retry would also fail.
-pub(crate) const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(50);
 
 /// The listening sockets of a process. Sockets inherited from systemd or from the predecessor are used before new
 /// ones are opened, so that no connection is refused during a restart; sockets in use can be passed to a successor.

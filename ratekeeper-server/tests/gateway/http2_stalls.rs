@@ -1,6 +1,8 @@
 //! HTTP/2 clients with small flow-control windows.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -9,7 +11,8 @@ use http_body_util::Full;
 use testbed::http::{get, header, read_head, status};
 use testbed::http2::kind::{DATA, RST_STREAM, SETTINGS, WINDOW_UPDATE};
 use testbed::http2::{frame, get as request};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use testbed::wait_until_stable;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, copy, duplex, split};
 use tokio::net::TcpStream;
 use tokio::time::sleep;
 
@@ -116,6 +119,27 @@ async fn http2_client_that_reads_below_the_minimum_rate_is_reset() {
     assert!(is_slow_reader_reset("timeouts: { header: 200ms, idle: 500ms, min_rate: 1000000 }").await);
 }
 
+/// A connection, and the number of bytes that its client has sent.
+async fn counted(address: SocketAddr) -> (DuplexStream, Arc<AtomicUsize>) {
+    let (client, other_end) = duplex(64 << 10);
+    let (mut from_client, mut to_client) = split(other_end);
+    let (mut from_server, mut to_server) = TcpStream::connect(address).await.unwrap().into_split();
+    tokio::spawn(async move { copy(&mut from_server, &mut to_client).await });
+    let sent = Arc::new(AtomicUsize::new(0));
+    let count = sent.clone();
+    tokio::spawn(async move {
+        let mut bytes = vec![0; 64 << 10];
+        loop {
+            let length = from_client.read(&mut bytes).await.unwrap();
+            if length == 0 || to_server.write_all(&bytes[..length]).await.is_err() {
+                return;
+            }
+            count.fetch_add(length, Ordering::Relaxed);
+        }
+    });
+    (client, sent)
+}
+
 /// Several uploads share a connection, and so the window of that connection.
 #[tokio::test]
 async fn upload_that_its_upstream_does_not_read_does_not_stall_others() {
@@ -132,7 +156,8 @@ async fn upload_that_its_upstream_does_not_read_does_not_stall_others() {
     })
     .await;
     let gateway = run(&ConfigFile { route: ", timeout: 10m", ..ConfigFile::default() }.to(&[upstream])).await;
-    let mut sender = connect_http2(TcpStream::connect(gateway.address).await.unwrap()).await;
+    let (client, sent) = counted(gateway.address).await;
+    let mut sender = connect_http2(client).await;
     let body = Bytes::from(vec![b'x'; LONG]);
     let post = |path: &str, length: usize| {
         Request::post(format!("http://a{path}")).body(Full::new(body.slice(..length))).unwrap()
@@ -143,8 +168,8 @@ async fn upload_that_its_upstream_does_not_read_does_not_stall_others() {
         stuck.push(tokio::spawn(async move { sender.send_request(request).await }));
     }
     gateway.wait_for_in_flight(4).await;
-    // Long enough to fill the buffers on the way: no event shows that they are full.
-    sleep(Duration::from_millis(500)).await;
+    // Until the buffers on the way are full.
+    wait_until_stable(|| sent.load(Ordering::Relaxed)).await;
     for _ in 0..3 {
         assert_eq!(request_http2(&mut sender, post("/read", 4 << 20)).await.head.status, 200);
     }

@@ -211,7 +211,7 @@ async fn disabled_access_log_writes_nothing() {
 
 /// The admin listener of a gateway.
 fn admin(gateway: &TestGateway) -> SocketAddr {
-    gateway.gateway.admin_address().unwrap().address
+    gateway.gateway.addresses().iter().find(|it| it.service == "admin").unwrap().address
 }
 
 /// Sends a request to the admin listener, with `Host: localhost`.

@@ -154,6 +154,21 @@ async fn incomplete_description_is_rejected() {
     assert_eq!(authorize(&api, "", &url).await.status, 200);
 }
 
+/// Two servers could read it as different hosts, for which different limits apply.
+#[tokio::test]
+async fn malformed_host_is_denied() {
+    let api = run(LIMITS);
+    for host in ["shop.test..", "shop..test", "shop.test,a", "shop%2etest", "[::1"] {
+        for describe in [original, forwarded] {
+            let headers = describe("GET", "/", "203.0.113.7").replace("shop.test", host);
+            let response = authorize(&api, "", &headers).await;
+            let is_denied = response.status == 403 && response.header("x-ratelimit-denied") == Some("400");
+            // What no URI can have as its host is rejected before the middleware.
+            assert!(is_denied || response.status == 400, "{host}: {response:?}");
+        }
+    }
+}
+
 /// A gRPC denial has status 200 and its code in `grpc-status`: a proxy would take it for an allowed request.
 #[tokio::test]
 async fn denied_grpc_call_has_an_error_status() {

@@ -71,6 +71,7 @@ async fn wrong_methods_types_and_paths_are_rejected() {
     let response = get(api.address, "GET", "/v1/check", "").await;
     response.problem(405);
     assert_eq!(response.header("allow"), Some("POST"));
+    get(api.address, "POST", "/openapi.json", "").await.problem(405);
     get(api.address, "GET", "/v1/chekc", "").await.problem(404);
     let body = r#"{"limit":"per-user","key":"a"}"#;
     let length = body.len();

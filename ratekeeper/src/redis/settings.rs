@@ -46,7 +46,7 @@ impl Settings {
             url: url.to_owned(),
             secret: Vec::new(),
             namespace: String::new(),
-            deadline: Duration::from_millis(20),
+            deadline: FailurePolicy::DEADLINE_DEFAULT,
             permit_hold: Duration::from_secs(10),
             policy: FailurePolicy::default(),
             limit_policies: Vec::new(),
@@ -89,7 +89,8 @@ impl Settings {
         self
     }
 
-    /// The time limit of a decision, after which the [`FailurePolicy`] decides. Default: 20 ms.
+    /// The time limit of a decision, after which the [`FailurePolicy`] decides. Default:
+    /// [`DEADLINE_DEFAULT`](FailurePolicy::DEADLINE_DEFAULT).
     #[must_use]
     pub fn deadline(mut self, deadline: Duration) -> Settings {
         self.deadline = deadline;

@@ -45,7 +45,7 @@ pub struct CheckOutcome {
     pub limits: SmallVec<[LimitOutcome; 4]>,
     /// Whether all enforced limits allowed the checks.
     pub allowed: bool,
-    /// Whether the store did not answer, so that each limit's failure policy decisions.
+    /// Whether the store did not answer, so that each limit's failure policy decided.
     pub is_degraded: bool,
     /// Whether the checks are denied only because the store is unavailable.
     pub is_closed: bool,
@@ -76,7 +76,7 @@ pub struct TierOutcome {
     pub decision: Option<Decision>,
 }
 
-/// A check that cannot be decisions.
+/// A check that cannot be decided.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CheckError {

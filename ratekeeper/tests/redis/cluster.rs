@@ -285,6 +285,16 @@ impl Load {
     }
 }
 
+/// How often the cluster has rejected a request because its keys are on two nodes.
+fn split_requests(cluster: &RedisCluster) -> u64 {
+    let rejected = cluster.nodes().iter().map(|node| {
+        let stats = node.command(&["INFO", "errorstats"]).unwrap();
+        let count = stats.lines().find_map(|line| line.strip_prefix("errorstat_TRYAGAIN:count="));
+        count.map_or(0, |count| count.trim().parse::<u64>().unwrap())
+    });
+    rejected.sum()
+}
+
 /// Runs blocking work on the cluster beside the load.
 async fn beside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     tokio::task::spawn_blocking(work).await.unwrap()
@@ -312,8 +322,9 @@ async fn hash_slot_migration_keeps_counts_exact() {
             slot_move
         });
         let slot_move = slot_move.await;
-        // The keys are on different nodes: requests wait until both are on the same node, which this delays.
-        tokio::time::sleep(Duration::from_millis(30)).await;
+        // The keys are on different nodes: requests wait until both are on the same node.
+        let before = split_requests(&cluster);
+        wait_until(|| split_requests(&cluster) > before).await;
         let shared = cluster.clone();
         beside(move || shared.move_keys(slot_move, 10).unwrap()).await;
         // Both keys have migrated but the hash slot has not: requests are redirected with ASK.

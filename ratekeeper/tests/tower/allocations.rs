@@ -1,5 +1,5 @@
-//! Heap allocations of the middleware for an allowed request. The counting allocator is global to the test binary,
-//! and its counts are per thread.
+//! Heap allocations of the middleware for an allowed and for a denied request. The counting allocator is global to the
+//! test binary, and its counts are per thread.
 #![allow(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
 use std::convert::Infallible;
@@ -8,11 +8,11 @@ use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use http::{HeaderMap, Request, Response};
+use http::{HeaderMap, Request, Response, StatusCode};
 use ratekeeper::tower::concurrency::InFlightLimit;
 use ratekeeper::tower::key::{Key, KeyPart};
 use ratekeeper::tower::rule::Rule;
-use ratekeeper::tower::{Peer, RatekeeperLayer};
+use ratekeeper::tower::{LayerBuilder, Peer, RatekeeperLayer};
 use ratekeeper::{Limit, WindowAlign};
 use tower::{Layer, Service, service_fn};
 
@@ -23,6 +23,12 @@ fn allocations(layer: &RatekeeperLayer) -> u64 {
 }
 
 fn allocations_of(layer: &RatekeeperLayer, target: &str) -> u64 {
+    let theirs = allocation_counter::measure(|| drop(HeaderMap::<()>::with_capacity(8))).count_total;
+    allocations_with(layer, target, StatusCode::OK) - theirs
+}
+
+/// Allocations between the call and the ready response, with this status, of the middleware and of the service.
+fn allocations_with(layer: &RatekeeperLayer, target: &str, status: StatusCode) -> u64 {
     let respond = |_: Request<String>| {
         let mut response = Response::new(());
         *response.headers_mut() = HeaderMap::with_capacity(8);
@@ -37,15 +43,16 @@ fn allocations_of(layer: &RatekeeperLayer, target: &str) -> u64 {
             let mut response = pin!(service.call(request));
             polled = response.as_mut().poll(&mut Context::from_waker(Waker::noop()));
         });
-        assert!(matches!(&polled, Poll::Ready(Ok(response)) if response.headers().contains_key("ratelimit")));
-        counted.count_total
+        let Poll::Ready(Ok(response)) = &polled else { panic!("the response is not ready") };
+        assert!(response.headers().contains_key("ratelimit"));
+        (response.status(), counted.count_total)
     };
-    // The first call also allocates the thread's reused buffers.
+    // The first two calls, of which the second may be denied, also allocate the thread's reused buffers.
     once();
-    let theirs = allocation_counter::measure(|| drop(HeaderMap::<()>::with_capacity(8))).count_total;
-    let counts = [once(), once(), once()];
-    assert_eq!(counts, [counts[0]; 3]);
-    counts[0] - theirs
+    once();
+    let (_, count) = once();
+    assert_eq!([once(), once()], [(status, count); 2]);
+    count
 }
 
 #[test]
@@ -61,6 +68,19 @@ fn allowed_request_allocates_only_header_values() {
     let concurrency =
         one().in_flight_limit(InFlightLimit::new("at-once", 9).key(Key::of(KeyPart::header("x-user"))));
     assert_eq!(allocations(&concurrency.build().unwrap()), 2);
+}
+
+#[test]
+fn denied_request_allocates_only_its_response() {
+    let limit = || Limit::fixed_window(1, Duration::from_secs(3600), WindowAlign::FirstRequest).unwrap();
+    let one = || RatekeeperLayer::builder().per_client("per-client", limit());
+    let denied = |builder: LayerBuilder| {
+        allocations_with(&builder.build().unwrap(), "/users/7?x=y", StatusCode::TOO_MANY_REQUESTS)
+    };
+    // The header map, the values of `RateLimit`, `RateLimit-Policy` and `Retry-After`, and the body.
+    assert_eq!(denied(one()), 2 + 3 + 1);
+    let user = Rule::new("per-user", limit()).key(Key::of(KeyPart::header("x-user")));
+    assert_eq!(denied(one().rule(user).rule(Rule::new("all", limit()))), 2 + 3 + 1);
 }
 
 #[test]

@@ -11,7 +11,7 @@ use http::{Request, Response};
 use ratekeeper::redis::{FailurePolicy, Redis, Settings, SettingsError};
 use ratekeeper::tower::concurrency::InFlightLimit;
 use ratekeeper::tower::{LayerBuilder, LayerError, RatekeeperLayer};
-use testbed::{RedisCluster, RedisServer, wait_for, wait_until};
+use testbed::{FaultProxy, RedisCluster, RedisServer, wait_for, wait_until};
 use tower::{Layer, ServiceExt, service_fn};
 
 use super::concurrency::{builder, by_user, check_denial, crowd, held, observed, of, under_way};
@@ -202,13 +202,18 @@ async fn shadow_limits_are_reported_and_never_deny() {
 #[tokio::test]
 async fn request_cancelled_during_decision_releases_its_permit() {
     let server = RedisServer::start().unwrap();
-    let layer = layer(&server.url(), 1);
+    let proxy = FaultProxy::start(server.port()).unwrap();
+    let layer = layer(&proxy.url(), 1);
     let hello = service_fn(|_: Request<String>| async { Ok::<_, Infallible>(Response::new(String::new())) });
+    // The connection is open, and its permit is released, before the call.
+    assert_eq!(send(&layer, of("a")).await.status, 200);
+    is_empty_soon(&server).await;
+    let before = proxy.received();
     server.pause().unwrap();
     let mut deciding = Box::pin(layer.layer(hello).oneshot(of("a")));
     assert!(deciding.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
-    // Until the call is in flight: a paused server gives no sign of it.
-    tokio::time::sleep(Duration::from_millis(20)).await;
+    // Until the call is in flight: a paused server does not show it.
+    wait_until(|| proxy.received() > before).await;
     drop(deciding);
     server.resume().unwrap();
     is_free_soon(&layer, "a").await;

@@ -1,4 +1,4 @@
-//! Blanks everything in Rust source that is not code.
+//! Rust source without what is not code, and its words.
 
 /// Returns the text with comments and the contents of string and character literals replaced by spaces, line for
 /// line.
@@ -109,6 +109,35 @@ impl Scanner {
             self.blank();
         }
     }
+}
+
+/// A word or a punctuation character, and its line.
+pub(super) struct Token<'a> {
+    pub(super) text: &'a str,
+    /// Counted from 1.
+    pub(super) line: usize,
+}
+
+/// The words and punctuation characters of code.
+pub(super) fn tokens(code: &str) -> Vec<Token<'_>> {
+    let mut tokens = Vec::new();
+    for (index, line) in code.lines().enumerate() {
+        let mut rest = line.trim_start();
+        while let Some(first) = rest.chars().next() {
+            let end = match first {
+                first if is_word(first) => rest.find(|character| !is_word(character)).unwrap_or(rest.len()),
+                first => first.len_utf8(),
+            };
+            tokens.push(Token { text: &rest[..end], line: index + 1 });
+            rest = rest[end..].trim_start();
+        }
+    }
+    tokens
+}
+
+/// Whether it can be part of a name, a keyword or a number.
+pub(super) fn is_word(character: char) -> bool {
+    character.is_alphanumeric() || character == '_'
 }
 
 #[cfg(test)]

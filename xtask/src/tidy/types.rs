@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::rust_code::code_only;
+use super::rust_code::{code_only, is_word, tokens};
 use super::{File, Finding};
 
 pub(super) fn check(files: &[File]) -> Vec<Finding> {
@@ -39,12 +39,6 @@ fn is_test(source: &str) -> bool {
 struct Declaration {
     name: String,
     /// Counted from 1.
-    line: usize,
-}
-
-/// A word or a punctuation character, and its line.
-struct Token<'a> {
-    text: &'a str,
     line: usize,
 }
 
@@ -103,26 +97,6 @@ fn end_of_item(texts: &[&str], start: usize) -> usize {
         }
     }
     texts.len()
-}
-
-fn tokens(code: &str) -> Vec<Token<'_>> {
-    let mut tokens = Vec::new();
-    for (index, line) in code.lines().enumerate() {
-        let mut rest = line.trim_start();
-        while let Some(first) = rest.chars().next() {
-            let end = match first {
-                first if is_word(first) => rest.find(|character| !is_word(character)).unwrap_or(rest.len()),
-                first => first.len_utf8(),
-            };
-            tokens.push(Token { text: &rest[..end], line: index + 1 });
-            rest = rest[end..].trim_start();
-        }
-    }
-    tokens
-}
-
-fn is_word(character: char) -> bool {
-    character.is_alphanumeric() || character == '_'
 }
 
 #[cfg(test)]

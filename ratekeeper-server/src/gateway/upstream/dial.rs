@@ -1,6 +1,6 @@
 //! Opens sockets to servers: name lookup, TCP connection and TLS handshake.
 
-use std::fmt;
+use std::error::Error;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 
@@ -79,8 +79,8 @@ async fn connect_first(
     Err(error)
 }
 
-pub(crate) fn failed(error: impl fmt::Display) -> ConnectError {
-    ConnectError::Failed(error.to_string())
+pub(crate) fn failed(error: impl Into<Box<dyn Error + Send + Sync>>) -> ConnectError {
+    ConnectError::Failed(error.into())
 }
 
 fn connect_error(error: io::Error) -> ConnectError {
@@ -114,6 +114,9 @@ mod tests {
             assert_eq!(stream.peer_addr().expect("it is connected"), good);
         }
         assert!(connect_first("meta.test", [].into_iter()).await.is_err());
+        let refused = connect_first("meta.test", [closed].into_iter()).await.expect_err("nothing listens");
+        let ConnectError::Failed(cause) = &refused else { panic!("{refused}") };
+        assert!(cause.is::<io::Error>() && cause.to_string() == refused.to_string(), "{refused}");
     }
 
     #[tokio::test]

@@ -4,7 +4,6 @@
 //! use each other's connections only at the server's connection limit.
 
 use std::error::Error;
-use std::fmt;
 use std::future::{Future, poll_fn};
 use std::io;
 use std::pin::Pin;
@@ -82,27 +81,20 @@ async fn is_ready(sender: &mut http1::SendRequest<RequestBody>) -> bool {
 }
 
 /// Why no connection is available.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub(crate) enum ConnectError {
     /// The connection limit is reached.
+    #[error("connection limit reached")]
     LimitReached,
     /// The server did not accept within the connect timeout.
+    #[error("connect timeout")]
     TimedOut,
     /// The gateway is out of file descriptors, which says nothing about the server.
+    #[error("the gateway is out of file descriptors")]
     OutOfDescriptors,
     /// The server refused the connection, or its name or certificate is invalid.
-    Failed(String),
-}
-
-impl fmt::Display for ConnectError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            ConnectError::LimitReached => write!(f, "connection limit reached"),
-            ConnectError::TimedOut => write!(f, "connect timeout"),
-            ConnectError::OutOfDescriptors => write!(f, "the gateway is out of file descriptors"),
-            ConnectError::Failed(reason) => write!(f, "{reason}"),
-        }
-    }
+    #[error(transparent)]
+    Failed(Box<dyn Error + Send + Sync>),
 }
 
 /// A connection for one request.

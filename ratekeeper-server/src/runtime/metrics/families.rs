@@ -115,7 +115,8 @@ families! {
         HTTP_API_REFUNDS_LOST: counter "ratekeeper_http_api_refunds_lost_total" []
             "Refunds that the store did not confirm.";
     }
-    "Envoy API" "Reported if the file configures an API." {
+    "Envoy API" "Reported if the file configures `apis: { envoy: ... }`, or \
+                 `apis: { http: ... }`, which serves its JSON form." {
         ENVOY_API_REQUESTS: counter "ratekeeper_envoy_api_requests_total" [CALL_OUTCOME]
             "Envoy API requests, by result.";
     }
