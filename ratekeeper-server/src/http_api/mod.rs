@@ -59,6 +59,7 @@ pub use self::idempotency::IDEMPOTENCY_KEY_BYTES_MAX;
 pub use self::metrics::HttpApiMetrics;
 pub use self::request_body::{BODY_BYTES_MAX, CHECKS_MAX, EXPIRES, KEY_BYTES_MAX, KEY_PARTS_MAX};
 pub use self::reserve::refund_expired;
+use self::router::HttpApiHandler;
 pub use self::router::router;
 use crate::runtime::current::Current;
 use crate::runtime::http_listener;
@@ -162,11 +163,11 @@ pub fn listen<S: Store + Send + Sync + 'static, R: RecordStore>(
     drain: watch::Receiver<bool>,
 ) -> io::Result<(SocketAddr, impl Future<Output = io::Result<()>> + Send)> {
     let (listener, address) = into_tokio(listener)?;
-    let router = router(context.clone());
+    let handler = HttpApiHandler::new(context.clone());
     Ok((address, async move {
         let (end, ended) = watch::channel(false);
         let serving = async move {
-            let result = http_listener::serve(listener, router, CONNECTIONS_MAX, drain).await;
+            let result = http_listener::serve(listener, handler, CONNECTIONS_MAX, drain).await;
             end.send_replace(true);
             result
         };

@@ -38,25 +38,65 @@ impl Guard {
 
 /// Rejects cross-origin browser requests: pages of other sites must not read these responses.
 pub(crate) async fn reject_cross_origin(request: Request, next: Next) -> Response {
-    match request.headers().contains_key(ORIGIN) {
-        true => problem(
-            ResponseStatus::Forbidden,
-            "cross-origin browser requests are rejected; remove the `Origin` header",
-        ),
-        false => next.run(request).await,
+    match cross_origin_rejection(request.headers()) {
+        Some(response) => response,
+        None => next.run(request).await,
     }
+}
+
+fn cross_origin_rejection(headers: &HeaderMap) -> Option<Response> {
+    let detail = "cross-origin browser requests are rejected; remove the `Origin` header";
+    headers.contains_key(ORIGIN).then(|| problem(ResponseStatus::Forbidden, detail))
 }
 
 /// Rejects requests for host names if there is no token. DNS rebinding makes a page same-origin with this address,
 /// but its requests still carry the site's host name, and the page does not know the token.
 pub(crate) async fn reject_host_names(State(guard): State<Guard>, request: Request, next: Next) -> Response {
-    if (guard.token)().is_some() || names_only_local_hosts(request.uri(), request.headers()) {
-        return next.run(request).await;
+    match guard.host_name_rejection(&request, (guard.token)().as_ref()) {
+        Some(response) => response,
+        None => next.run(request).await,
     }
-    let section = guard.section;
-    let detail =
-        format!("unknown host name; use localhost or an IP address, or set a token under `{section}`");
-    problem(ResponseStatus::MisdirectedRequest, &detail)
+}
+
+/// Requires the bearer token, if one is configured.
+pub(crate) async fn require_token(State(guard): State<Guard>, request: Request, next: Next) -> Response {
+    match guard.token_rejection(request.headers(), (guard.token)().as_ref()) {
+        Some(response) => response,
+        None => next.run(request).await,
+    }
+}
+
+impl Guard {
+    /// The response to a request that fails any of the checks, in the order of the layers.
+    pub(crate) fn rejection(&self, request: &Request) -> Option<Response> {
+        let token = (self.token)();
+        cross_origin_rejection(request.headers())
+            .or_else(|| self.host_name_rejection(request, token.as_ref()))
+            .or_else(|| self.token_rejection(request.headers(), token.as_ref()))
+    }
+
+    fn host_name_rejection(&self, request: &Request, token: Option<&Secret>) -> Option<Response> {
+        if token.is_some() || names_only_local_hosts(request.uri(), request.headers()) {
+            return None;
+        }
+        let section = self.section;
+        let detail =
+            format!("unknown host name; use localhost or an IP address, or set a token under `{section}`");
+        Some(problem(ResponseStatus::MisdirectedRequest, &detail))
+    }
+
+    fn token_rejection(&self, headers: &HeaderMap, token: Option<&Secret>) -> Option<Response> {
+        if token.is_none_or(|token| has_token(headers, token)) {
+            return None;
+        }
+        let section = self.section;
+        let detail = format!(
+            "missing or wrong token; send the token configured under `{section}` as `Authorization: Bearer ...`"
+        );
+        let mut response = problem(ResponseStatus::Unauthorized, &detail);
+        response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        Some(response)
+    }
 }
 
 /// Whether every host that the request names is an IP address or `localhost`, which no other site can own. Browsers
@@ -70,20 +110,6 @@ fn names_only_local_hosts(uri: &Uri, headers: &HeaderMap) -> bool {
         Authority::try_from(value.as_bytes()).is_ok_and(|authority| is_local(authority.host()))
     };
     uri.host().is_none_or(is_local) && headers.get_all(HOST).iter().all(is_local_header)
-}
-
-/// Requires the bearer token, if one is configured.
-pub(crate) async fn require_token(State(guard): State<Guard>, request: Request, next: Next) -> Response {
-    if (guard.token)().is_none_or(|token| has_token(request.headers(), &token)) {
-        return next.run(request).await;
-    }
-    let section = guard.section;
-    let detail = format!(
-        "missing or wrong token; send the token configured under `{section}` as `Authorization: Bearer ...`"
-    );
-    let mut response = problem(ResponseStatus::Unauthorized, &detail);
-    response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
-    response
 }
 
 /// Whether the request carries the token.

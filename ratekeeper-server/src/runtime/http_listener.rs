@@ -10,6 +10,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::Body;
 use axum::http::Request;
+use axum::response::Response;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -35,11 +36,23 @@ pub(crate) const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long requests in flight may take when the listener closes.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Answers the requests of a listener.
+pub(crate) trait RequestHandler: Clone + Send + Sync + 'static {
+    fn handle(&self, request: Request<Body>) -> impl Future<Output = Response> + Send;
+}
+
+impl RequestHandler for Router {
+    fn handle(&self, request: Request<Body>) -> impl Future<Output = Response> + Send {
+        let called = self.clone().call(request);
+        async { into_ok(called.await) }
+    }
+}
+
 /// Serves connections until the listener closes: at most `connections_max`. For a further one, the connection that has
 /// waited longest for a request head is closed; if all of them serve requests, the further one is closed immediately.
 pub(crate) async fn serve(
     listener: TcpListener,
-    router: Router,
+    handler: impl RequestHandler,
     connections_max: usize,
     drain: watch::Receiver<bool>,
 ) -> io::Result<()> {
@@ -64,8 +77,8 @@ pub(crate) async fn serve(
         if open.0.len() >= connections_max && !open.close_one() {
             continue;
         }
-        let (router, drain, state) = (router.clone(), drain.clone(), ConnectionState::new(started));
-        let task = connections.spawn(connection(stream, peer, router, drain, state.clone()));
+        let (handler, drain, state) = (handler.clone(), drain.clone(), ConnectionState::new(started));
+        let task = connections.spawn(connection(stream, peer, handler, drain, state.clone()));
         open.0.insert(task.id(), (state, task));
     }
     drop(listener);
@@ -108,21 +121,21 @@ pub(crate) async fn is_closing(drain: &mut watch::Receiver<bool>) {
 async fn connection(
     stream: TcpStream,
     peer: SocketAddr,
-    router: Router,
+    handler: impl RequestHandler,
     mut drain: watch::Receiver<bool>,
     state: ConnectionState,
 ) {
     let stream = ObservedStream { stream, observer: ClientDeadlines::new(state.clone()) };
     let service = service_fn(move |request: Request<Incoming>| {
         let is_open = state.head_complete();
-        let (mut router, state) = (router.clone(), state.clone());
+        let (handler, state) = (handler.clone(), state.clone());
         let mut request = request.map(Body::new);
         request.extensions_mut().insert(Peer(peer.ip()));
         async move {
             if !is_open {
                 return Err(io::Error::from(io::ErrorKind::ConnectionAborted));
             }
-            let response = into_ok(router.call(request).await);
+            let response = handler.handle(request).await;
             Ok(response.map(|body| TrackedBody::new(body, state)))
         }
     });
