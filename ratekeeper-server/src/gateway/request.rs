@@ -165,9 +165,9 @@ impl Completion {
         let body = response.body_mut();
         body.keep_record(record);
         if is_http1 {
-            body.set_back_pressure()
+            body.set_back_pressure();
         } else {
-            body.set_small_frames()
+            body.set_small_frames();
         }
         response
     }
