@@ -1,9 +1,11 @@
-//! The processor instructions of a request through the gateway, counted by callgrind.
+//! The processor instructions of a request to the gateway and to the APIs, counted by callgrind.
 //!
-//! Unlike times, instruction counts hardly change on a busy machine, so a regression of a few percent fails. A gateway
+//! Unlike times, instruction counts hardly change on a busy machine, so a regression of a few percent fails. A server
 //! with one worker serves the same requests twice, a few and many, on one connection; the difference between both runs
 //! is the cost of the requests alone. Only the worker's thread is counted: what others do depends on the time that
 //! passes. The kernel's work is not counted.
+
+mod grpc;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -24,9 +26,11 @@ const TOLERANCE_PERCENT: u64 = 5;
 const REQUESTS: [u64; 2] = [1_000, 3_000];
 /// How long a server may take to start: callgrind starts slowly.
 const START_TIME_MAX: Duration = Duration::from_secs(60);
-const REQUEST: &[u8] =
+const PROXIED: &[u8] =
     b"GET /api/items?page=2 HTTP/1.1\r\nhost: localhost\r\nuser-agent: curl/8.0\r\naccept: */*\r\n\
     x-user-id: alice\r\n\r\n";
+const CHECK: &[u8] = b"POST /v1/check HTTP/1.1\r\nhost: localhost\r\nuser-agent: curl/8.0\r\n\
+    content-type: application/json\r\ncontent-length: 36\r\n\r\n{\"limit\":\"per-client\",\"key\":\"alice\"}";
 
 /// What is measured.
 struct Scenario {
@@ -35,17 +39,78 @@ struct Scenario {
     instructions: u64,
     has_redis: bool,
     limit: &'static str,
+    service: MeasuredService,
+    /// The status of HTTP, or the code of the Envoy API.
     status: &'static str,
+}
+
+#[derive(Clone, Copy)]
+enum MeasuredService {
+    Gateway,
+    HttpApi,
+    EnvoyApi,
 }
 
 const ALLOWED: &str = "token_bucket: { capacity: 1000000, refill: 1000000/s }";
 const DENIED: &str = "token_bucket: { capacity: 1, refill: 1/1d }";
 
-const SCENARIOS: [Scenario; 4] = [
-    Scenario { name: "allowed", instructions: 76_000, has_redis: false, limit: ALLOWED, status: "200" },
-    Scenario { name: "denied", instructions: 45_900, has_redis: false, limit: DENIED, status: "429" },
-    Scenario { name: "allowed, Redis", instructions: 97_000, has_redis: true, limit: ALLOWED, status: "200" },
-    Scenario { name: "denied, Redis", instructions: 47_900, has_redis: true, limit: DENIED, status: "429" },
+const SCENARIOS: [Scenario; 7] = [
+    Scenario {
+        name: "allowed",
+        instructions: 76_000,
+        has_redis: false,
+        limit: ALLOWED,
+        service: MeasuredService::Gateway,
+        status: "200",
+    },
+    Scenario {
+        name: "denied",
+        instructions: 45_900,
+        has_redis: false,
+        limit: DENIED,
+        service: MeasuredService::Gateway,
+        status: "429",
+    },
+    Scenario {
+        name: "allowed, Redis",
+        instructions: 97_000,
+        has_redis: true,
+        limit: ALLOWED,
+        service: MeasuredService::Gateway,
+        status: "200",
+    },
+    Scenario {
+        name: "denied, Redis",
+        instructions: 47_900,
+        has_redis: true,
+        limit: DENIED,
+        service: MeasuredService::Gateway,
+        status: "429",
+    },
+    Scenario {
+        name: "HTTP API, allowed",
+        instructions: 63_000,
+        has_redis: false,
+        limit: ALLOWED,
+        service: MeasuredService::HttpApi,
+        status: "200",
+    },
+    Scenario {
+        name: "Envoy API, allowed",
+        instructions: 100_000,
+        has_redis: false,
+        limit: ALLOWED,
+        service: MeasuredService::EnvoyApi,
+        status: "1",
+    },
+    Scenario {
+        name: "Envoy API, denied",
+        instructions: 100_000,
+        has_redis: false,
+        limit: DENIED,
+        service: MeasuredService::EnvoyApi,
+        status: "2",
+    },
 ];
 
 /// Counts the instructions of each scenario with the `release` build.
@@ -71,7 +136,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
             REQUESTS.map(|requests| count(workspace, &folder, scenario, upstream, store, requests));
         let measured = (many?.saturating_sub(few?)) / (REQUESTS[1] - REQUESTS[0]);
         let max = scenario.instructions + scenario.instructions * TOLERANCE_PERCENT / 100;
-        println!("      {:<15} {measured:>7} instructions a request, at most {max}", scenario.name);
+        println!("      {:<20} {measured:>7} instructions a request, at most {max}", scenario.name);
         if measured > max {
             exceeded.push(scenario.name);
         }
@@ -89,12 +154,18 @@ fn count(
     store: &str,
     requests: u64,
 ) -> Result<u64> {
-    let address = free_address()?;
+    let (address, limit) = (free_address()?, scenario.limit);
     let config = folder.join("ratekeeper.yaml");
     let text = format!(
-        "store: {store}\nadmin: off\nlimits:\n  per-client:\n    key: {{ header: x-user-id, fallback: ip }}\n    {}\n\
-         gateway:\n  listen: {address}\n  routes:\n    - {{ id: api, path: /api/**, upstream: http://{upstream}, limits: [per-client] }}\n",
-        scenario.limit
+        "store: {store}\nadmin: off\nlimits:\n  per-client:\n    key: {{ header: x-user-id, fallback: ip }}\n    {limit}\n{}",
+        match scenario.service {
+            MeasuredService::Gateway => format!(
+                "gateway:\n  listen: {address}\n  routes:\n    - {{ id: api, path: /api/**, upstream: http://{upstream}, limits: [per-client] }}\n"
+            ),
+            MeasuredService::HttpApi => format!("apis: {{ http: {address} }}\n"),
+            MeasuredService::EnvoyApi =>
+                format!("domains:\n  edge:\n    - {{ key: user, {limit} }}\napis: {{ envoy: {address} }}\n"),
+        }
     );
     fs::write(&config, text).context("writing the configuration")?;
     let output = folder.join("callgrind");
@@ -127,14 +198,29 @@ fn count(
 }
 
 /// Sends requests on one connection, and checks the statuses of all but the first.
-fn send(gateway: SocketAddr, scenario: &Scenario, requests: u64) -> Result<()> {
-    let stream = TcpStream::connect(gateway)?;
+fn send(server: SocketAddr, scenario: &Scenario, requests: u64) -> Result<()> {
+    let stream = TcpStream::connect(server)?;
     stream.set_read_timeout(Some(Duration::from_secs(60)))?;
     stream.set_nodelay(true)?;
     let mut responses = BufReader::new(&stream);
+    if let MeasuredService::EnvoyApi = scenario.service {
+        (&stream).write_all(&grpc::preface())?;
+    }
     for number in 0..requests {
-        (&stream).write_all(REQUEST)?;
-        let status = read_response(&mut responses)?;
+        let status = match scenario.service {
+            MeasuredService::Gateway => {
+                (&stream).write_all(PROXIED)?;
+                read_response(&mut responses)?
+            }
+            MeasuredService::HttpApi => {
+                (&stream).write_all(CHECK)?;
+                read_response(&mut responses)?
+            }
+            MeasuredService::EnvoyApi => {
+                (&stream).write_all(&grpc::call(number)?)?;
+                grpc::read_code(&mut responses, &stream)?
+            }
+        };
         ensure!(number == 0 || status == scenario.status, "request {number} got the status {status}");
     }
     Ok(())
