@@ -31,7 +31,7 @@ pub(super) struct DescriptorDecision {
     pub(super) is_over: bool,
 }
 
-/// Decides a request.
+/// Decides a request. Parts that few requests need are boxed, as the state of a call is moved several times.
 pub(super) async fn decide<S: Store + Send + Sync>(
     layer: Option<&RatekeeperLayer<S>>,
     descriptors: &[ResolvedDescriptor<'_>],
@@ -45,7 +45,7 @@ pub(super) async fn decide<S: Store + Send + Sync>(
         matches!(it.hits, Hits::Charge(_)) && !it.is_quota && !it.is_always_denied()
     };
     if !descriptors.iter().all(is_plain) {
-        check.check(CheckMode::Peek, |_, _| true).await?;
+        Box::pin(check.check(CheckMode::Peek, |_, _| true)).await?;
     }
     // Each further round excludes at least one more quota descriptor.
     for _ in 0..=descriptors.len() {
@@ -59,7 +59,9 @@ pub(super) async fn decide<S: Store + Send + Sync>(
         };
         let charged = check.check(CheckMode::Charge, is_charged).await?;
         if charged.as_ref().is_none_or(|charged| charged.allowed) {
-            check.refund(charged.as_ref(), is_charged).await?;
+            if descriptors.iter().any(|it| matches!(it.hits, Hits::Refund(_))) {
+                Box::pin(check.refund(charged.as_ref(), is_charged)).await?;
+            }
             check.charge_remaining().await;
             return Ok(EnvoyVerdict { decisions: check.decisions, allowed: true });
         }
@@ -150,24 +152,8 @@ impl<'w, S: Store + Send + Sync> RequestCheck<'w, S> {
         let Some(layer) = self.layer else { return };
         for (descriptor, current) in self.descriptors.iter().zip(&mut self.decisions) {
             let is_denied = current.is_over && descriptor.has_own_hits;
-            let Some(check) = descriptor.to_check(false).filter(|_| is_denied) else { continue };
-            // Retried once, in case a concurrent request took some of it.
-            for _ in 0..2 {
-                let remaining = current.decision.map_or(0, |decision| decision.remaining);
-                let cost = check.cost.min(remaining);
-                if cost == 0 {
-                    break;
-                }
-                // The verdict is already a denial, so an error here does not matter.
-                let Ok(outcome) = layer.check(&[Check { cost, ..check }], CheckMode::Charge).await else {
-                    break;
-                };
-                let decision = outcome.limits.first().and_then(|limit| limit.decision);
-                let Some(decision) = decision.filter(|_| !outcome.is_closed) else { break };
-                current.decision = Some(decision);
-                if decision.allowed {
-                    break;
-                }
+            if let Some(check) = descriptor.to_check(false).filter(|_| is_denied) {
+                Box::pin(charge_remaining(layer, check, current)).await;
             }
         }
     }
@@ -181,5 +167,31 @@ impl<'w, S: Store + Send + Sync> RequestCheck<'w, S> {
         let pairs = self.descriptors.iter().zip(&self.decisions).enumerate();
         let filter = pairs.filter(|(_, (descriptor, decision))| filter(descriptor, decision));
         filter.filter_map(|(number, (descriptor, _))| Some((number, descriptor.to_check(is_refund)?))).unzip()
+    }
+}
+
+/// Charges what remains of a limit that denied a check, after its `current` decision.
+async fn charge_remaining<S: Store + Send + Sync>(
+    layer: &RatekeeperLayer<S>,
+    check: Check<'_>,
+    current: &mut DescriptorDecision,
+) {
+    // Retried once, in case a concurrent request took some of it.
+    for _ in 0..2 {
+        let remaining = current.decision.map_or(0, |decision| decision.remaining);
+        let cost = check.cost.min(remaining);
+        if cost == 0 {
+            break;
+        }
+        // The verdict is already a denial, so an error here does not matter.
+        let Ok(outcome) = layer.check(&[Check { cost, ..check }], CheckMode::Charge).await else {
+            break;
+        };
+        let decision = outcome.limits.first().and_then(|limit| limit.decision);
+        let Some(decision) = decision.filter(|_| !outcome.is_closed) else { break };
+        current.decision = Some(decision);
+        if decision.allowed {
+            break;
+        }
     }
 }

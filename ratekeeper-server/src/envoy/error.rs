@@ -4,7 +4,7 @@ use ratekeeper::tower::check::KeyError;
 use ratekeeper_rules::response::ResponseStatus;
 use tonic::{Code, Status};
 
-use super::bounds::{DESCRIPTORS_MAX, ENTRIES_MAX, MESSAGE_BYTES_MAX, TEXT_BYTES_MAX};
+use super::bounds::{CALL_BYTES_MAX, DESCRIPTORS_MAX, ENTRIES_MAX, MESSAGE_BYTES_MAX, TEXT_BYTES_MAX};
 
 /// Why a request is rejected, shed or failed. Descriptors are numbered from 0.
 #[derive(Debug, thiserror::Error)]
@@ -34,6 +34,12 @@ pub(super) enum EnvoyApiError {
     RefundsDisabled { descriptor: usize },
     #[error("the message is not a RateLimitRequest: {0}")]
     InvalidMessage(String),
+    #[error("the message is longer than {} bytes", CALL_BYTES_MAX)]
+    MessageTooLong,
+    #[error("the message is compressed: send it without compression")]
+    Compressed,
+    #[error("the call took too long")]
+    TimedOut,
     #[error("unknown method: call ShouldRateLimit")]
     UnknownMethod,
     #[error("the body is not a RateLimitRequest in JSON: {0}")]
@@ -58,6 +64,9 @@ impl EnvoyApiError {
     fn code(&self) -> Code {
         match self {
             EnvoyApiError::Overloaded => Code::ResourceExhausted,
+            EnvoyApiError::MessageTooLong => Code::OutOfRange,
+            EnvoyApiError::Compressed => Code::Unimplemented,
+            EnvoyApiError::TimedOut => Code::DeadlineExceeded,
             other => i32::from(other.status().grpc_code().number).into(),
         }
     }
@@ -70,7 +79,9 @@ impl EnvoyApiError {
             EnvoyApiError::RefundsDisabled { .. } => ResponseStatus::Forbidden,
             EnvoyApiError::Unauthenticated => ResponseStatus::Unauthorized,
             EnvoyApiError::UnknownMethod => ResponseStatus::NotFound,
-            EnvoyApiError::BodyTooLong => ResponseStatus::PayloadTooLarge,
+            EnvoyApiError::BodyTooLong | EnvoyApiError::MessageTooLong => ResponseStatus::PayloadTooLarge,
+            EnvoyApiError::Compressed => ResponseStatus::UnsupportedMediaType,
+            EnvoyApiError::TimedOut => ResponseStatus::RequestTimeout,
             _ => ResponseStatus::BadRequest,
         }
     }

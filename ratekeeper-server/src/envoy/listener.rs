@@ -1,28 +1,22 @@
 //! The listener: connections, health, reflection and graceful shutdown.
 
-use std::future::pending;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use ratekeeper::Store;
-use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::sync::{Semaphore, watch};
 use tokio::time::sleep;
-use tokio_stream::wrappers::ReceiverStream;
-use tonic::transport::Server;
 use tonic_health::ServingStatus;
 use tonic_health::server::{HealthReporter, health_reporter};
-use tower_layer::layer_fn;
 
-use super::bounds::METADATA_BYTES_MAX;
-use super::call_guard::{CallGuard, CallKind};
-use super::connection::accept;
-use super::grpc_only::GrpcOnly;
-use super::service::RateLimitService;
+use super::call_guard::CallGuard;
+use super::connection::serve;
+use super::service::{Calls, OtherService};
 use super::{EnvoySnapshot, reflection};
 use crate::runtime::current::Current;
-use crate::runtime::open_files;
+use crate::runtime::http_listener::is_closing;
 use crate::runtime::sockets::into_tokio;
 
 /// The service names in health checks, as in Envoy's reference implementation; the empty name is the whole server.
@@ -36,9 +30,6 @@ const HEALTH_CALLS_MAX: usize = 1024;
 
 /// Most reflection calls in flight.
 const REFLECTION_CALLS_MAX: usize = 64;
-
-/// Most bytes of a connection that are received and not yet read.
-const WINDOW_BYTES: u32 = 1 << 20;
 
 /// The bounds on what clients may use.
 #[derive(Clone, Copy, Debug)]
@@ -89,56 +80,30 @@ pub fn listen<S: Store + Send + Sync + 'static>(
     drain: watch::Receiver<bool>,
 ) -> io::Result<(SocketAddr, impl Future<Output = io::Result<()>> + Send)> {
     let (listener, address) = into_tokio(listener)?;
-    let byte_permits = Arc::new(Semaphore::new(settings.incomplete_bytes_max.min(Semaphore::MAX_PERMITS)));
-    let limits = CallKind::RateLimit(byte_permits);
-    let service =
-        CallGuard::new(RateLimitService(current.clone()), current.clone(), limits, settings.calls_max);
-    let reflection = reflection::service().map_err(io::Error::other)?;
-    let reflection = reflection.max_decoding_message_size(SMALL_MESSAGE_BYTES_MAX);
-    let reflection = CallGuard::new(reflection, current.clone(), CallKind::Reflection, REFLECTION_CALLS_MAX);
-    let older = reflection::service_v1alpha().map_err(io::Error::other)?;
-    let older = older.max_decoding_message_size(SMALL_MESSAGE_BYTES_MAX);
-    let older = CallGuard::new(older, current.clone(), CallKind::Reflection, REFLECTION_CALLS_MAX);
     let (reporter, health) = health_reporter();
     let health = health.max_decoding_message_size(SMALL_MESSAGE_BYTES_MAX);
-    let health = CallGuard::new(health, current.clone(), CallKind::Health, HEALTH_CALLS_MAX);
-    let requires_token = Arc::new(move || current.load().settings.token.is_some());
-    let server = Server::builder()
-        .layer(layer_fn(GrpcOnly::new))
-        .max_concurrent_streams(settings.calls_per_connection_max)
-        .timeout(settings.client_timeout)
-        .http2_keepalive_interval(Some(settings.ping_interval))
-        .http2_keepalive_timeout(Some(settings.client_timeout))
-        .http2_max_header_list_size(METADATA_BYTES_MAX)
-        .initial_connection_window_size(WINDOW_BYTES)
-        .add_service(service)
-        .add_service(health)
-        .add_service(reflection)
-        .add_service(older);
+    let reflection = reflection::service().map_err(io::Error::other)?;
+    let reflection = reflection.max_decoding_message_size(SMALL_MESSAGE_BYTES_MAX);
+    let older = reflection::service_v1alpha().map_err(io::Error::other)?;
+    let older = older.max_decoding_message_size(SMALL_MESSAGE_BYTES_MAX);
+    let calls = Calls {
+        current,
+        guard: CallGuard::new(settings.calls_max),
+        byte_permits: Semaphore::new(settings.incomplete_bytes_max.min(Semaphore::MAX_PERMITS)),
+        other_services: vec![
+            OtherService::new(health, CallGuard::new(HEALTH_CALLS_MAX).without_token()),
+            OtherService::new(reflection, CallGuard::new(REFLECTION_CALLS_MAX)),
+            OtherService::new(older, CallGuard::new(REFLECTION_CALLS_MAX)),
+        ],
+        timeout: settings.client_timeout,
+    };
     Ok((address, async move {
         set_status(&reporter, ServingStatus::Serving).await;
-        // No queue: the next connection is accepted when the previous one is served.
-        let (accepted, connections) = mpsc::channel(1);
-        let connections_max = settings.connections_max.min(open_files::connections_max());
-        let accepting = accept(listener, connections_max, settings.client_timeout, requires_token, accepted);
         let (shut_down, is_shutting_down) = watch::channel(false);
-        let draining = shut_down_after(drain.clone(), reporter, settings.drain_delay, shut_down);
-        let served = server.serve_with_incoming_shutdown(
-            ReceiverStream::new(connections),
-            wait_until_true(is_shutting_down.clone()),
-        );
-        let serving = async {
-            tokio::select! {
-                served = served => served.map_err(io::Error::other),
-                // A client that watches its health without end does not delay the shutdown.
-                () = async { wait_until_true(is_shutting_down).await; sleep(settings.client_timeout).await } => Ok(()),
-            }
-        };
-        tokio::select! {
-            served = serving => served,
-            // Both end when the service ends; if the service fails first, they are dropped.
-            () = async { tokio::join!(accepting, draining); pending().await } => Ok(()),
-        }
+        let draining = shut_down_after(drain, reporter, settings.drain_delay, shut_down);
+        let serving = serve(listener, Arc::new(calls), settings, is_shutting_down);
+        tokio::join!(serving, draining);
+        Ok(())
     }))
 }
 
@@ -150,14 +115,10 @@ async fn shut_down_after(
     shut_down: watch::Sender<bool>,
 ) {
     // A dropped sender ends the service as well.
-    let _ = drain.wait_for(|is_draining| *is_draining).await;
+    is_closing(&mut drain).await;
     set_status(&reporter, ServingStatus::NotServing).await;
     sleep(drain_delay).await;
     shut_down.send_replace(true);
-}
-
-async fn wait_until_true(mut flag: watch::Receiver<bool>) {
-    let _ = flag.wait_for(|value| *value).await;
 }
 
 async fn set_status(reporter: &HealthReporter, status: ServingStatus) {

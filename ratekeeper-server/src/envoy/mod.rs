@@ -7,7 +7,9 @@
 //! | `connection` | connections: bounded in number, and closed if silent or unauthenticated |
 //! | `call_guard` | calls in flight: authenticated, and bounded in number |
 //! | [`messages`] | the messages of Envoy's interface, and their wire format |
-//! | `service` | the gRPC method |
+//! | `service` | the calls: the method that Envoy calls, health checks and reflection |
+//! | `unary` | calls with one message in each direction |
+//! | `not_grpc` | requests that are not gRPC calls |
 //! | `bounds` | the bounds of a request |
 //! | `descriptors` | resolves a request's descriptors to limits |
 //! | `check` | checks the limits: charges all of them, or none |
@@ -24,14 +26,15 @@ mod check;
 mod connection;
 mod descriptors;
 mod error;
-mod grpc_only;
 mod json;
 mod listener;
 pub mod messages;
 mod metrics;
+mod not_grpc;
 mod reflection;
 mod reply;
 mod service;
+mod unary;
 
 use std::sync::Arc;
 

@@ -1,106 +1,236 @@
-//! The gRPC method that Envoy calls.
+//! The calls of the listener: the method that Envoy calls, health checks and reflection.
 
 use std::convert::Infallible;
-use std::pin::Pin;
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
+use http::{HeaderMap, Request, Response};
+use hyper::body::Incoming;
 use ratekeeper::Store;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::timeout;
 use tonic::body::Body;
-use tonic::codec::{Codec, DecodeBuf, Decoder};
-use tonic::server::{Grpc, NamedService, UnaryService};
-use tonic::{Request, Response, Status};
-use tonic_prost::{ProstCodec, ProstDecoder, ProstEncoder};
+use tonic::server::NamedService;
 
-use super::bounds::CALL_BYTES_MAX;
+use super::call_guard::{CallGuard, PermitBody};
+use super::connection::ConnectionAuth;
 use super::error::EnvoyApiError;
-use super::messages::{RateLimitRequest, RateLimitResponse};
+use super::messages::RateLimitRequest;
+use super::not_grpc::{is_grpc, reject};
+use super::unary::{CallBody, failure, is_compressed, read_message, success};
 use super::{EnvoySnapshot, decide};
 use crate::runtime::current::Current;
+use crate::runtime::metrics::CallOutcome;
 
-const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+/// The start of the paths of the rate limit service.
+const RATE_LIMIT_SERVICE: &str = "/envoy.service.ratelimit.v3.RateLimitService/";
+const SHOULD_RATE_LIMIT: &str = "ShouldRateLimit";
 
-type BoxFuture<T, E> = Pin<Box<dyn Future<Output = Result<T, E>> + Send>>;
+const GRPC_TIMEOUT: &str = "grpc-timeout";
 
-/// The rate limit service.
-#[derive(Debug)]
-pub(super) struct RateLimitService<S>(pub(super) Arc<Current<EnvoySnapshot<S>>>);
-
-impl<S> Clone for RateLimitService<S> {
-    fn clone(&self) -> RateLimitService<S> {
-        RateLimitService(self.0.clone())
-    }
+/// Answers the calls of all connections.
+pub(super) struct Calls<S> {
+    pub(super) current: Arc<Current<EnvoySnapshot<S>>>,
+    /// The bound on rate limit decisions in flight.
+    pub(super) guard: CallGuard,
+    /// The bound on the bytes of all messages that are being received.
+    pub(super) byte_permits: Semaphore,
+    pub(super) other_services: Vec<OtherService>,
+    /// How long a call may take.
+    pub(super) timeout: Duration,
 }
 
-impl<S> NamedService for RateLimitService<S> {
-    const NAME: &'static str = "envoy.service.ratelimit.v3.RateLimitService";
-}
-
-impl<S: Store + Send + Sync + 'static> tower_service::Service<http::Request<Body>> for RateLimitService<S> {
-    type Response = http::Response<Body>;
-    type Error = Infallible;
-    type Future = BoxFuture<http::Response<Body>, Infallible>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
-        let service = self.clone();
-        Box::pin(async move {
-            if request.uri().path() != SHOULD_RATE_LIMIT {
-                return Ok(Status::from(EnvoyApiError::UnknownMethod).into_http());
+impl<S: Store + Send + Sync + 'static> Calls<S> {
+    /// Answers a request. hyper moves the future several times, so the request's head is read before, and parts that few
+    /// calls need are boxed.
+    pub(super) fn answer(
+        self: Arc<Self>,
+        request: Request<Incoming>,
+        auth: &ConnectionAuth,
+    ) -> impl Future<Output = Response<CallBody>> + Send + use<S> {
+        let timeout_max = self.timeout;
+        let client_timeout = client_timeout(request.headers());
+        let received = self.read_head(request, auth);
+        async move {
+            let mut answer = pin!(received.answer(&self));
+            // Nearly all calls are answered at once, and need no timer.
+            if let Poll::Ready(response) = poll_fn(|context| Poll::Ready(answer.as_mut().poll(context))).await
+            {
+                return response;
             }
-            let mut grpc = Grpc::new(RateLimitCodec).max_decoding_message_size(CALL_BYTES_MAX);
-            Ok(grpc.unary(service, request).await)
-        })
+            let ended = timeout(client_timeout.unwrap_or(timeout_max).min(timeout_max), answer).await;
+            ended.unwrap_or_else(|_| failure(EnvoyApiError::TimedOut))
+        }
+    }
+
+    fn read_head(self: &Arc<Self>, request: Request<Incoming>, auth: &ConnectionAuth) -> ReceivedHead<S> {
+        if !is_grpc(request.headers()) {
+            let rejected =
+                async { reject(request.into_body()).await.map(|body| CallBody::Other(Body::new(body))) };
+            return ReceivedHead::Other(Box::pin(rejected));
+        }
+        let Some(method) = request.uri().path().strip_prefix(RATE_LIMIT_SERVICE) else {
+            let (calls, auth) = (self.clone(), auth.clone());
+            let called = async move { calls.call_other(request, &auth).await.unwrap_or_else(failure) };
+            return ReceivedHead::Other(Box::pin(called));
+        };
+        let call = CountedCall { snapshot: self.current.load(), outcome: CallOutcome::Error };
+        let admitted = self.guard.admit(&call.snapshot.settings, request.headers(), auth);
+        match admitted {
+            Err(error) => ReceivedHead::Rejected(error),
+            Ok(_) if method != SHOULD_RATE_LIMIT => ReceivedHead::Rejected(EnvoyApiError::UnknownMethod),
+            Ok(_) if is_compressed(request.headers()) => ReceivedHead::Rejected(EnvoyApiError::Compressed),
+            Ok(permit) => ReceivedHead::ShouldRateLimit(call, permit, request.into_body()),
+        }
+    }
+
+    async fn should_rate_limit(
+        &self,
+        mut call: CountedCall<S>,
+        body: Incoming,
+    ) -> Result<Response<CallBody>, EnvoyApiError> {
+        let message: RateLimitRequest = read_message(body, &self.byte_permits).await?;
+        let decided = match S::IS_IMMEDIATE {
+            true => ready_output(decide(&call.snapshot, &message)).ok_or(EnvoyApiError::StoreUnavailable)?,
+            false => Box::pin(decide(&call.snapshot, &message)).await,
+        };
+        let (response, outcome) = decided?;
+        call.outcome = outcome;
+        Ok(success(&response))
+    }
+
+    async fn call_other(
+        &self,
+        request: Request<Incoming>,
+        auth: &ConnectionAuth,
+    ) -> Result<Response<CallBody>, EnvoyApiError> {
+        let mut parts = request.uri().path().split('/').skip(1);
+        let name = parts.next().unwrap_or_default();
+        let service = self.other_services.iter().find(|service| service.name == name);
+        let service = service.ok_or(EnvoyApiError::UnknownMethod)?;
+        let snapshot = self.current.load();
+        let permit = service.guard.admit(&snapshot.settings, request.headers(), auth)?;
+        let response = (service.call)(request).await;
+        Ok(response.map(|body| CallBody::Other(Body::new(PermitBody { body, _permit: permit }))))
     }
 }
 
-/// The codec of a call's messages.
-struct RateLimitCodec;
+/// A request whose head has been read.
+enum ReceivedHead<S> {
+    /// A rate limit decision, whose message follows.
+    ShouldRateLimit(CountedCall<S>, OwnedSemaphorePermit, Incoming),
+    Rejected(EnvoyApiError),
+    Other(Pin<Box<dyn Future<Output = Response<CallBody>> + Send>>),
+}
 
-/// Decodes requests. A malformed message is the caller's error; tonic's codec would report an internal one.
-struct RequestDecoder(ProstDecoder<RateLimitRequest>);
-
-impl Codec for RateLimitCodec {
-    type Encode = RateLimitResponse;
-    type Decode = RateLimitRequest;
-    type Encoder = ProstEncoder<RateLimitResponse>;
-    type Decoder = RequestDecoder;
-
-    fn encoder(&mut self) -> Self::Encoder {
-        ProstCodec::<RateLimitResponse, RateLimitRequest>::default().encoder()
-    }
-
-    fn decoder(&mut self) -> RequestDecoder {
-        RequestDecoder(ProstCodec::<RateLimitResponse, RateLimitRequest>::default().decoder())
+impl<S: Store + Send + Sync + 'static> ReceivedHead<S> {
+    async fn answer(self, calls: &Calls<S>) -> Response<CallBody> {
+        match self {
+            ReceivedHead::ShouldRateLimit(call, _permit, body) => {
+                calls.should_rate_limit(call, body).await.unwrap_or_else(failure)
+            }
+            ReceivedHead::Rejected(error) => failure(error),
+            ReceivedHead::Other(answer) => answer.await,
+        }
     }
 }
 
-impl Decoder for RequestDecoder {
-    type Item = RateLimitRequest;
-    type Error = Status;
-
-    fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<RateLimitRequest>, Status> {
-        self.0
-            .decode(buffer)
-            .map_err(|status| EnvoyApiError::InvalidMessage(status.message().to_owned()).into())
+/// The output of a future that is ready at the first poll.
+fn ready_output<F: Future>(future: F) -> Option<F::Output> {
+    match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(output) => Some(output),
+        Poll::Pending => None,
     }
 }
 
-impl<S: Store + Send + Sync + 'static> UnaryService<RateLimitRequest> for RateLimitService<S> {
-    type Response = RateLimitResponse;
-    type Future = BoxFuture<Response<RateLimitResponse>, Status>;
+/// The timeout that the client sends with a call: at most eight digits and a unit.
+fn client_timeout(headers: &HeaderMap) -> Option<Duration> {
+    let (unit, digits) = headers.get(GRPC_TIMEOUT)?.as_bytes().split_last()?;
+    let number: u64 = str::from_utf8(digits).ok().filter(|digits| digits.len() <= 8)?.parse().ok()?;
+    match unit {
+        b'H' => Some(Duration::from_secs(number * 3600)),
+        b'M' => Some(Duration::from_secs(number * 60)),
+        b'S' => Some(Duration::from_secs(number)),
+        b'm' => Some(Duration::from_millis(number)),
+        b'u' => Some(Duration::from_micros(number)),
+        b'n' => Some(Duration::from_nanos(number)),
+        _ => None,
+    }
+}
 
-    fn call(&mut self, request: Request<RateLimitRequest>) -> Self::Future {
-        let current = self.0.clone();
-        Box::pin(async move {
-            let snapshot = current.load();
-            // Errors are counted in `CallGuard`, which also sees calls that do not reach this method.
-            let (response, outcome) = decide(&snapshot, request.get_ref()).await?;
-            snapshot.metrics.count(outcome);
-            Ok(Response::new(response))
-        })
+/// A rate limit decision. It is counted when it ends: also one that times out, or that the client cancels.
+struct CountedCall<S> {
+    snapshot: Arc<EnvoySnapshot<S>>,
+    outcome: CallOutcome,
+}
+
+impl<S> Drop for CountedCall<S> {
+    fn drop(&mut self) {
+        self.snapshot.metrics.count(self.outcome);
+    }
+}
+
+type CallFuture = Pin<Box<dyn Future<Output = Response<Body>> + Send>>;
+
+/// Another service than the rate limit service.
+pub(super) struct OtherService {
+    name: &'static str,
+    guard: CallGuard,
+    call: Box<dyn Fn(Request<Incoming>) -> CallFuture + Send + Sync>,
+}
+
+impl OtherService {
+    pub(super) fn new<T>(service: T, guard: CallGuard) -> OtherService
+    where
+        T: NamedService + Clone + Send + Sync + 'static,
+        T: tower_service::Service<Request<Incoming>, Response = Response<Body>, Error = Infallible>,
+        T::Future: Send + 'static,
+    {
+        let call = move |request| -> CallFuture {
+            let called = service.clone().call(request);
+            Box::pin(async {
+                match called.await {
+                    Ok(response) => response,
+                }
+            })
+        };
+        OtherService { name: T::NAME, guard, call: Box::new(call) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+
+    #[test]
+    fn timeout_of_the_client_is_read() {
+        let read = |text: &str| {
+            client_timeout(&HeaderMap::from_iter([(
+                http::HeaderName::from_static(GRPC_TIMEOUT),
+                HeaderValue::from_str(text).unwrap(),
+            )]))
+        };
+        for (text, expected) in [
+            ("2H", Some(Duration::from_secs(7200))),
+            ("3M", Some(Duration::from_secs(180))),
+            ("4S", Some(Duration::from_secs(4))),
+            ("20m", Some(Duration::from_millis(20))),
+            ("5u", Some(Duration::from_micros(5))),
+            ("99999999n", Some(Duration::from_nanos(99_999_999))),
+            ("100000000n", None),
+            ("20", None),
+            ("20s", None),
+            ("m", None),
+            ("", None),
+            ("-1m", None),
+        ] {
+            assert_eq!(read(text), expected, "{text}");
+        }
+        assert_eq!(client_timeout(&HeaderMap::new()), None);
     }
 }

@@ -187,11 +187,48 @@ async fn incomplete_call_is_cancelled() {
     let call = client.send_request(endless_call(service.address));
     let response = timeout(TEST_TIMEOUT, call).await.unwrap().unwrap();
     let status = response.headers().get("grpc-status").map(|it| it.to_str().unwrap().to_owned());
-    assert!(matches!(status.as_deref(), Some("1" | "4")), "{response:?}");
+    assert!(matches!(status.as_deref(), Some("4")), "{response:?}");
     // A call without an answer counts as an error.
     let text = super::listener::metrics(&service);
     assert!(text.contains("{result=\"error\"} 1\n"), "{text}");
     assert_eq!(service.client().await.remaining(&[descriptor(&[("user", "ann")])]).await, (true, vec![999]));
+}
+
+/// The client's own timeout applies if it is shorter.
+#[tokio::test]
+async fn call_ends_at_the_timeout_of_the_client() {
+    let service = run(USERS);
+    let mut client = h2_client(service.address).await;
+    let mut call = endless_call(service.address);
+    call.headers_mut().insert("grpc-timeout", "20m".parse().unwrap());
+    let response = timeout(TEST_TIMEOUT, client.send_request(call)).await.unwrap().unwrap();
+    assert_eq!(response.headers()["grpc-status"], "4", "{response:?}");
+}
+
+/// Calls of unknown methods, and compressed messages, are rejected before their message arrives.
+#[tokio::test]
+async fn unsupported_calls_are_unimplemented() {
+    let service = run(USERS);
+    let mut client = h2_client(service.address).await;
+    let mut rejected = async |path: &str, encoding: &str| {
+        let mut call = endless_call(service.address);
+        let uri = format!("http://{}/{path}", service.address);
+        *call.uri_mut() = uri.parse().unwrap();
+        call.headers_mut().insert("grpc-encoding", encoding.parse().unwrap());
+        let response = timeout(TEST_TIMEOUT, client.send_request(call)).await.unwrap().unwrap();
+        assert_eq!(response.headers()["grpc-status"], "12", "{path} {encoding}");
+        response.headers()["grpc-message"].to_str().unwrap().to_owned()
+    };
+    let rate_limits = "envoy.service.ratelimit.v3.RateLimitService";
+    for path in [&format!("{rate_limits}/Other"), "other.Service/Method", "", "grpc.health.v1.Healthy/Check"]
+    {
+        assert!(rejected(path, "identity").await.contains("ShouldRateLimit"), "{path}");
+    }
+    let path = format!("{rate_limits}/ShouldRateLimit");
+    assert!(rejected(&path, "gzip").await.contains("without%20compression"));
+    // A client without a rate limit call counts nothing.
+    let text = super::listener::metrics(&service);
+    assert!(text.contains("{result=\"error\"} 2\n"), "{text}");
 }
 
 /// Frames that flow control does not limit would use a core per connection.

@@ -122,7 +122,7 @@ async fn unauthenticated_connection_is_closed() {
     let mut call = super::bounds::endless_call(service.address);
     call.headers_mut().insert("authorization", "Bearer open-sesame-please".parse().unwrap());
     let ended = timeout(TEST_TIMEOUT, authenticated_h2.send_request(call)).await.unwrap().unwrap();
-    assert_eq!(ended.headers()["grpc-status"], "1", "the call timed out");
+    assert_eq!(ended.headers()["grpc-status"], "4", "the call timed out");
     wait_until(|| unauthenticated.is_closed()).await;
     assert!(!authenticated_h2.is_closed());
 }

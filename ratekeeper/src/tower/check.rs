@@ -51,7 +51,7 @@ pub struct CheckOutcome {
     pub is_closed: bool,
     /// The time of the decision by the store's clock, for [`refund`](RatekeeperLayer::refund).
     pub at: Time,
-    charges: SmallVec<[(RuleCharge, Decision); 4]>,
+    charges: SmallVec<[(RuleCharge, Decision); 2]>,
 }
 
 /// The outcome of one check.
@@ -156,7 +156,11 @@ impl<S: Store> RatekeeperLayer<S> {
     /// nothing is charged.
     pub async fn check(&self, checks: &[Check<'_>], mode: CheckMode) -> Result<CheckOutcome, CheckError> {
         let resolved = self.engine.resolve_checks(checks)?;
-        Ok(self.engine.run_resolved(resolved, mode).await)
+        if let Some(decisions) = self.engine.charge_resolved_now(&resolved, mode) {
+            return Ok(self.engine.outcome(resolved, &decisions, &[], decisions.allowed, mode));
+        }
+        // The state for every kind of check would be expensive to move.
+        Ok(Box::pin(self.engine.run_resolved(resolved, mode)).await)
     }
 
     /// Checks parameters that may differ from request to request, without any rule: a key has one state, whatever the
@@ -295,7 +299,13 @@ impl<S: Store> Engine<S> {
         verdict.unwrap_or_else(|| self.undecided_verdict([limit.limit()].into_iter()))
     }
 
-    async fn run_resolved(&self, mut resolved: ResolvedChecks<'_>, mode: CheckMode) -> CheckOutcome {
+    /// The decisions, if the limits are only charged and the store answers immediately.
+    fn charge_resolved_now(&self, resolved: &ResolvedChecks<'_>, mode: CheckMode) -> Option<CheckDecisions> {
+        let is_plain = mode == CheckMode::Charge && resolved.inline.is_empty();
+        is_plain.then(|| self.charge_now(&resolved.checks)).flatten()
+    }
+
+    async fn run_resolved(&self, resolved: ResolvedChecks<'_>, mode: CheckMode) -> CheckOutcome {
         let mut inline = SmallVec::<[Verdict; 2]>::new();
         let mut is_allowed_inline = true;
         for (limit, key, cost) in &resolved.inline {
@@ -322,13 +332,24 @@ impl<S: Store> Engine<S> {
                 let _ = self.limiter.store().refund_inline(limit, *key, *cost, Some(verdict.at)).await;
             }
         }
-        let ResolvedChecks { checks, sources, .. } = &mut resolved;
+        self.outcome(resolved, &decisions, &inline, allowed, mode_of_rules)
+    }
+
+    fn outcome(
+        &self,
+        resolved: ResolvedChecks<'_>,
+        decisions: &CheckDecisions,
+        inline: &[Verdict],
+        allowed: bool,
+        mode: CheckMode,
+    ) -> CheckOutcome {
+        let ResolvedChecks { mut checks, sources, .. } = resolved;
         let limits = sources.iter().map(|source| match *source {
             OutcomeSource::NoLimit => LimitOutcome { decision: None, is_shadow: false, is_banned: false },
             OutcomeSource::Inline(at) => {
                 LimitOutcome { decision: Some(inline[at].decision()), is_shadow: false, is_banned: false }
             }
-            OutcomeSource::Charge(at) => checks.limit_outcome(&decisions, at),
+            OutcomeSource::Charge(at) => checks.limit_outcome(decisions, at),
         });
         let outcome = CheckOutcome {
             limits: limits.collect(),
@@ -338,9 +359,9 @@ impl<S: Store> Engine<S> {
             at: inline.last().map_or(decisions.at, |verdict| verdict.at.max(decisions.at)),
             charges: checks.enforced_charges().cloned().zip(decisions.enforced.iter().copied()).collect(),
         };
-        match mode_of_rules {
-            CheckMode::Charge => drop(self.event(checks, &decisions)),
-            CheckMode::Peek => resolved.checks.recycle(),
+        match mode {
+            CheckMode::Charge => drop(self.event(&mut checks, decisions)),
+            CheckMode::Peek => checks.recycle(),
         }
         outcome
     }

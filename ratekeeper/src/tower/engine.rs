@@ -333,7 +333,7 @@ impl<S: Store> Engine<S> {
 
     /// The decisions about a request that is only charged, as most requests are, if the store answers immediately.
     /// [`run_checks`](Self::run_checks) decides the same, but its state for every kind of check is expensive to move.
-    fn charge_now(&self, checks: &RequestChecks) -> Option<CheckDecisions> {
+    pub(crate) fn charge_now(&self, checks: &RequestChecks) -> Option<CheckDecisions> {
         let has_bans = || checks.list.charges.iter().any(|it| it.ban.is_some());
         let needs_more = !checks.shadows.is_empty() || !checks.permits.is_empty() || has_bans();
         if !S::IS_IMMEDIATE || checks.enforced.is_empty() || needs_more {
