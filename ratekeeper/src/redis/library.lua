@@ -22,10 +22,13 @@
 -- for the same key in one call cannot both get its last unit. A key expires only after its state has no effect any
 -- more, and every key has an expiry.
 
--- Redis provides its API when a function is called, not while the library is loaded.
+-- Redis provides its API and Lua's when a function is called, not while the library is loaded. Globals are slow,
+-- because Redis guards them with a metatable.
 local call, try, pack, unpack, floor, ceil, max, min, byte, char, sub, rep, find, format, concat
+local type, pcall, ipairs, error
 
 local function bind()
+  type, pcall, ipairs, error = _G.type, _G.pcall, _G.ipairs, _G.error
   call, try, pack, unpack, concat = redis.call, redis.pcall, struct.pack, struct.unpack, table.concat
   floor, ceil, max, min = math.floor, math.ceil, math.max, math.min
   byte, char, sub, rep, find, format = string.byte, string.char, string.sub, string.rep, string.find, string.format
@@ -47,6 +50,8 @@ local now_us
 
 local PEEK, REFUND = 2, 4
 local ALLOWED, DECIDED, STATE, NUMBER = 1, 2, 4, 8
+local ALLOWED_AND_DECIDED, ALLOWED_AND_STATE, ALLOWED_AND_NUMBER = 3, 7, 11
+local DENIED_AND_STATE, DENIED_AND_NUMBER = 6, 10
 -- The reply to a charge that could not be decided: the key holds a foreign value.
 local GARBLED = '\64'
 
@@ -145,10 +150,11 @@ local function share(k, u_s, u_n, w_s, w_n)
   return e
 end
 
--- The expiry of a state that has no effect after `ms`: whole milliseconds, rounded up.
+-- The expiry of a state that has no effect after `ms`: whole milliseconds, rounded up. It is text, because Redis
+-- formats a number with 17 digits, which takes twice as long.
 local function expiry(ms)
   ms = max(ceil(ms), 0) + 1 + extra
-  return ms < EXPIRY_MAX and ms or EXPIRY_MAX
+  return format('%d', ms < EXPIRY_MAX and ms or EXPIRY_MAX)
 end
 
 -- Each kind of limit has a function, for example
@@ -162,9 +168,11 @@ end
 -- Some kinds have a fast path for requests of one charge, the most common, at a time of whole microseconds, as the
 -- server's is:
 --
---   fast_token_bucket(key, charge) -> flags, state
+--   fast_token_bucket(charge) -> fast
+--   fast(key) -> flags, state
 --
 -- A fast path decides the common case and writes. If it returns no flags, the case was another and nothing has changed.
+-- It is a closure for each charge, because upvalues are read faster than fields.
 --
 -- Two kinds store their state as one whole number below 2^53, like Redis counters: INCRBY reads and charges in one
 -- command, and a wrong charge is corrected afterwards.
@@ -365,7 +373,7 @@ local function correct_fast_charge(key, charge, before)
   if before == 0 then
     -- The key did not exist.
     put(key, now_us + cost_us, (cost_us + grain) / 1000)
-    return ALLOWED + DECIDED
+    return ALLOWED_AND_DECIDED
   elseif before < now_us then
     -- The bucket was full.
     local full = now_us + cost_us
@@ -374,7 +382,7 @@ local function correct_fast_charge(key, charge, before)
     else
       put(key, full, (cost_us + grain) / 1000)
     end
-    return ALLOWED + DECIDED + NUMBER, before
+    return ALLOWED_AND_NUMBER, before
   end
   if before - now_us > (extra == 0 and FAR or FAR_INJECTED) * fill then
     -- Written under a wrong clock: counts as emptied just now.
@@ -382,25 +390,26 @@ local function correct_fast_charge(key, charge, before)
   else
     call('INCRBY', key, charge.refund_text)
   end
-  return DECIDED + NUMBER, before
+  return DENIED_AND_NUMBER, before
 end
 
-local function fast_token_bucket(key, charge)
-  local full = try('INCRBY', key, charge.cost_us_text)
-  if type(full) ~= 'number' then
-    -- The state is in the other format, written by a request with an injected time.
-    return nil
+local function fast_token_bucket(charge)
+  local cost_us, cost_us_text, fill, grain = charge.cost_us, charge.cost_us_text, charge.fill, charge.grain_us
+  return function(key)
+    local full = try('INCRBY', key, cost_us_text)
+    if type(full) ~= 'number' then
+      -- The state is in the other format, written by a request with an injected time.
+      return nil
+    end
+    local before = full - cost_us
+    if before < now_us or full > now_us + fill then
+      return correct_fast_charge(key, charge, before)
+    end
+    if full % grain < cost_us then
+      call('PEXPIRE', key, expiry((full - now_us + grain) / 1000))
+    end
+    return ALLOWED_AND_NUMBER, before
   end
-  local cost_us = charge.cost_us
-  local before = full - cost_us
-  if before < now_us or full > now_us + charge.fill then
-    return correct_fast_charge(key, charge, before)
-  end
-  local grain = charge.grain_us
-  if full % grain < cost_us then
-    call('PEXPIRE', key, expiry((full - now_us + grain) / 1000))
-  end
-  return ALLOWED + DECIDED + NUMBER, before
 end
 
 -- Stepped token bucket.
@@ -556,31 +565,38 @@ local function fixed_window(key, charge)
   return allowed, state, put, window_value(charge, s, n, count), (s - now_s + w_s) * 1000 + (n - now_n + w_n) / 1e6
 end
 
-local function fast_window(key, charge)
-  local after = try('INCRBY', key, charge.cost_text)
-  if type(after) ~= 'number' then
+local function fast_window(charge)
+  local cost, limit, w_s, cost_text = charge.cost, charge.limit, charge.w_s, charge.cost_text
+  local refund_text = charge.refund_text
+  -- The last window: its start, its end, and the smallest and largest number after a charge that is allowed.
+  local start, stop, least, most = 0, 0, 0, 0
+  return function(key)
+    if now_s >= stop or now_s < start then
+      start = now_s - now_s % w_s
+      stop, least, most = start + w_s, start * COUNTS + cost, start * COUNTS + limit
+    end
+    local after = try('INCRBY', key, cost_text)
+    if type(after) ~= 'number' then
+      return nil
+    end
+    if after > least and after <= most then
+      return ALLOWED_AND_NUMBER, after - cost
+    end
+    local state = after - cost
+    if state < start * COUNTS and state - state % COUNTS + w_s * COUNTS <= start * COUNTS then
+      -- The key did not exist, or its window is over.
+      put(key, least, (start - now_s + w_s) * 1000 - now_n / 1e6)
+      if state == 0 then
+        return ALLOWED_AND_DECIDED
+      end
+      return ALLOWED_AND_NUMBER, state
+    end
+    call('INCRBY', key, refund_text)
+    if after > least and state - start * COUNTS < COUNTS then
+      return DENIED_AND_NUMBER, state
+    end
     return nil
   end
-  local cost, w_s = charge.cost, charge.w_s
-  local start = now_s - now_s % w_s
-  local count = after - start * COUNTS
-  if count > cost and count <= charge.limit then
-    return ALLOWED + DECIDED + NUMBER, after - cost
-  end
-  local state = after - cost
-  if state < start * COUNTS and state - state % COUNTS + w_s * COUNTS <= start * COUNTS then
-    -- The key did not exist, or its window is over.
-    put(key, start * COUNTS + cost, (start - now_s + w_s) * 1000 - now_n / 1e6)
-    if state == 0 then
-      return ALLOWED + DECIDED
-    end
-    return ALLOWED + DECIDED + NUMBER, state
-  end
-  call('INCRBY', key, charge.refund_text)
-  if count > cost and count - cost < COUNTS then
-    return DECIDED + NUMBER, state
-  end
-  return nil
 end
 
 -- The number of the window of an instant, the number of its bucket in the window, and the elapsed time of the bucket,
@@ -679,52 +695,53 @@ local function counter(key, charge)
 end
 
 -- The fast path for one bucket per window: two numbers instead of a list.
-local function fast_counter(key, charge)
-  local w_s, w_n = charge.w_s, charge.w_n
-  local q, r_s, r_n
-  if w_n == 0 then
-    r_s, r_n = now_s % w_s, now_n
-    q = (now_s - r_s) / w_s
-  else
-    q, r_s, r_n = divide(now_s, now_n, w_s, w_n)
-  end
-  local state = of_size(call('GET', key), 20)
-  local newest, previous, is_same = 0, 0, false
-  if state then
-    local q0, _, count, older = unpack('<dI4I4I4', state)
-    if q0 == q then
-      newest, previous, is_same = count, older, true
-    elseif q0 == q - 1 then
-      previous = count
-    elseif q0 > q then
-      -- The clock stepped back.
+local function fast_counter(charge)
+  local cost, limit, edge, w_s, w_n = charge.cost, charge.limit, charge.edge, charge.w_s, charge.w_n
+  return function(key)
+    local q, r_s, r_n
+    if w_n == 0 then
+      r_s, r_n = now_s % w_s, now_n
+      q = (now_s - r_s) / w_s
+    else
+      q, r_s, r_n = divide(now_s, now_n, w_s, w_n)
+    end
+    local state = of_size(call('GET', key), 20)
+    local newest, previous, is_same = 0, 0, false
+    if state then
+      local q0, _, count, older = unpack('<dI4I4I4', state)
+      if q0 == q then
+        newest, previous, is_same = count, older, true
+      elseif q0 == q - 1 then
+        previous = count
+      elseif q0 > q then
+        -- The clock stepped back.
+        return nil
+      end
+    end
+    local used = newest + cost
+    if previous > 0 then
+      if edge == 2 then
+        used = used + previous
+      elseif edge == 0 then
+        local u_s, u_n = subtract(w_s, w_n, r_s, r_n)
+        used = used + share(previous, u_s, u_n, w_s, w_n)
+      end
+    end
+    if used > limit then
+      if is_same then
+        return DENIED_AND_STATE, state
+      end
       return nil
     end
-  end
-  local cost, edge = charge.cost, charge.edge
-  local used = newest + cost
-  if previous > 0 then
-    if edge == 2 then
-      used = used + previous
-    elseif edge == 0 then
-      local u_s, u_n = subtract(w_s, w_n, r_s, r_n)
-      used = used + share(previous, u_s, u_n, w_s, w_n)
-    end
-  end
-  if used > charge.limit then
     if is_same then
-      return DECIDED + STATE, state
+      patch_count(key, newest + cost)
+    else
+      local leaves = q + (edge == 1 and 1 or 2)
+      local ms = leaves * (w_s * 1000 + w_n / 1e6) - (now_s * 1000 + now_n / 1e6)
+      put(key, pack('<dI4I4I4', q, 0, cost, previous), ms)
     end
-    return nil
+    return state and ALLOWED_AND_STATE or ALLOWED_AND_DECIDED, state
   end
-  if is_same then
-    patch_count(key, newest + cost)
-  else
-    local leaves = q + (edge == 1 and 1 or 2)
-    local ms = leaves * (w_s * 1000 + w_n / 1e6) - (now_s * 1000 + now_n / 1e6)
-    put(key, pack('<dI4I4I4', q, 0, cost, previous), ms)
-  end
-  return ALLOWED + DECIDED + (state and STATE or 0), state
 end
 
 -- Sliding window log.
@@ -1058,93 +1075,94 @@ end
 local function begin_log(key, charge)
   local head = pack(HEAD_FORMAT, now_s, now_n, 1, 0, 1, charge.ring_min, 1, 0)
   put(key, head .. pack('<I4I4', now_n, now_s % WORD) .. charge.padding, log_ms(charge, now_s, now_n))
-  return ALLOWED + DECIDED + NUMBER, 1
+  return ALLOWED_AND_NUMBER, 1
 end
 
 -- Entries that the fast path drops. If more have left the window, they are found by bisection.
 local FAST_DROPS = 32
 
 -- The fast path: the request and all entries it reads cost 1.
-local function fast_log(key, charge)
-  local text = call('GETRANGE', key, '0', HEAD_LAST)
-  if text == '' then
-    return begin_log(key, charge)
-  end
-  local s, n, units, first, words, ring, back, front = unpack(HEAD_FORMAT, text)
-  if now_s < s or (now_s == s and now_n < n) then
-    return nil
-  end
-  local w_s, w_n = charge.w_s, charge.w_n
-  local gone_s, gone_n = now_s - w_s, now_n - w_n
-  if gone_n < 0 then
-    gone_s, gone_n = gone_s - 1, gone_n + SECOND
-  end
-  if gone_s > s or (gone_s == s and gone_n >= n) then
-    return begin_log(key, charge)
-  end
-  -- Drops entries that have left the window; the newest has not. The oldest words are in `from`, between `at` and
-  -- `last`.
-  local from, at, last = text, FIXED + back * 8, FIXED + (back + front) * 8
-  local in_ring = words - back
-  local dropped = 0
-  local e_s, e_n
-  while true do
-    if at == last then
-      if dropped < in_ring then
-        local oldest = (first + dropped) % ring
-        local count = min(FRONT, in_ring - dropped, ring - oldest)
-        from = call('GETRANGE', key, HEAD + oldest * 8, HEAD + (oldest + count) * 8 - 1)
-        at, last = 0, count * 8
-      else
-        from, at, last = text, FIXED + (dropped - in_ring) * 8, FIXED + back * 8
+local function fast_log(charge)
+  local limit, w_s, w_n = charge.limit, charge.w_s, charge.w_n
+  return function(key)
+    local text = call('GETRANGE', key, '0', HEAD_LAST)
+    if text == '' then
+      return begin_log(key, charge)
+    end
+    local s, n, units, first, words, ring, back, front = unpack(HEAD_FORMAT, text)
+    if now_s < s or (now_s == s and now_n < n) then
+      return nil
+    end
+    local gone_s, gone_n = now_s - w_s, now_n - w_n
+    if gone_n < 0 then
+      gone_s, gone_n = gone_s - 1, gone_n + SECOND
+    end
+    if gone_s > s or (gone_s == s and gone_n >= n) then
+      return begin_log(key, charge)
+    end
+    -- Drops entries that have left the window; the newest has not. The oldest words are in `from`, between `at` and
+    -- `last`.
+    local from, at, last = text, FIXED + back * 8, FIXED + (back + front) * 8
+    local in_ring = words - back
+    local dropped = 0
+    local e_s, e_n
+    while true do
+      if at == last then
+        if dropped < in_ring then
+          local oldest = (first + dropped) % ring
+          local count = min(FRONT, in_ring - dropped, ring - oldest)
+          from = call('GETRANGE', key, HEAD + oldest * 8, HEAD + (oldest + count) * 8 - 1)
+          at, last = 0, count * 8
+        else
+          from, at, last = text, FIXED + (dropped - in_ring) * 8, FIXED + back * 8
+        end
+      end
+      e_n, e_s = unpack('<I4I4', from, at + 1)
+      if e_n >= IS_LONG then
+        return nil
+      end
+      e_s = s - (s - e_s) % WORD
+      if gone_s < e_s or (gone_s == e_s and gone_n < e_n) then
+        break
+      end
+      at, dropped = at + 8, dropped + 1
+      if dropped > FAST_DROPS then
+        return nil
       end
     end
-    e_n, e_s = unpack('<I4I4', from, at + 1)
-    if e_n >= IS_LONG then
+    if units - dropped >= limit then
+      if units > limit or dropped > 0 then
+        return nil
+      end
+      if from ~= text then
+        -- Caches the oldest words in the head, so that the next request need not read the ring.
+        local ends = sub(text, FIXED + 1, FIXED + back * 8) .. from
+        call('SETRANGE', key, ENDS_AT, pack('<BBc0', back, #from / 8, ends))
+      end
+      e_s, e_n = add(e_s, e_n, w_s, w_n)
+      return DENIED_AND_STATE, pack('<dI4ddI4', s, n, units, e_s, e_n)
+    end
+    words = words - dropped + 1
+    if words > ring then
       return nil
     end
-    e_s = s - (s - e_s) % WORD
-    if gone_s < e_s or (gone_s == e_s and gone_n < e_n) then
-      break
+    first = (first + dropped) % ring
+    units = units - dropped + 1
+    local oldest = sub(from, at + 1, last)
+    local gone_of_back = dropped > in_ring and dropped - in_ring or 0
+    local newest = sub(text, FIXED + 1 + gone_of_back * 8, FIXED + back * 8) .. pack('<I4I4', now_n, now_s % WORD)
+    back = back - gone_of_back + 1
+    if back == BACK then
+      write_words({ key = key, first = first, ring = ring }, words - back, newest)
+      back, newest = 0, ''
     end
-    at, dropped = at + 8, dropped + 1
-    if dropped > FAST_DROPS then
-      return nil
-    end
+    local front_count = (last - at) / 8
+    call('SETRANGE', key, '0', pack(
+      HEAD_AND_ENDS, now_s, now_n, units, first, words, ring, back, front_count, newest, oldest
+    ))
+    extend_log(key, charge, s, n, now_s, now_n)
+    return ALLOWED_AND_NUMBER, units
   end
-  local limit = charge.limit
-  if units - dropped >= limit then
-    if units > limit or dropped > 0 then
-      return nil
-    end
-    if from ~= text then
-      -- Caches the oldest words in the head, so that the next request need not read the ring.
-      local ends = sub(text, FIXED + 1, FIXED + back * 8) .. from
-      call('SETRANGE', key, ENDS_AT, pack('<BBc0', back, #from / 8, ends))
-    end
-    e_s, e_n = add(e_s, e_n, w_s, w_n)
-    return DECIDED + STATE, pack('<dI4ddI4', s, n, units, e_s, e_n)
-  end
-  words = words - dropped + 1
-  if words > ring then
-    return nil
-  end
-  first = (first + dropped) % ring
-  units = units - dropped + 1
-  local oldest = sub(from, at + 1, last)
-  local gone_of_back = dropped > in_ring and dropped - in_ring or 0
-  local newest = sub(text, FIXED + 1 + gone_of_back * 8, FIXED + back * 8) .. pack('<I4I4', now_n, now_s % WORD)
-  back = back - gone_of_back + 1
-  if back == BACK then
-    write_words({ key = key, first = first, ring = ring }, words - back, newest)
-    back, newest = 0, ''
-  end
-  local front_count = (last - at) / 8
-  call('SETRANGE', key, '0', pack(
-    HEAD_AND_ENDS, now_s, now_n, units, first, words, ring, back, front_count, newest, oldest
-  ))
-  extend_log(key, charge, s, n, now_s, now_n)
-  return ALLOWED + DECIDED + NUMBER, units
 end
 
 -- Refunds: a charge is undone because the request was denied elsewhere or cost less than estimated.
@@ -1528,6 +1546,7 @@ local function read(packed_charge)
   if charge.is_peek or cost == 0 or cost > charge.limit then
     charge.fast = nil
   end
+  charge.fast = charge.fast and charge.fast(charge)
   if parsed_count == PARSED_MAX then
     parsed, parsed_count = {}, 0
   end
@@ -1546,14 +1565,9 @@ local function decision(allowed, is_decided, state)
   return flags + STATE, state.s and encode_log(state) or state
 end
 
--- Decides a request of one charge, the most common.
-local function decide_one(key, charge)
-  if charge.fast and now_us then
-    local flags, number = charge.fast(key, charge)
-    if flags then
-      return flags, number
-    end
-  elseif charge.flags >= REFUND then
+-- Decides a request of one charge that has no fast path.
+local function decide_slowly(key, charge)
+  if charge.flags >= REFUND then
     charge.refund(key, charge, charge.t_s, charge.t_n)
     return DECIDED
   end
@@ -1571,6 +1585,17 @@ local function packed(flags, state)
     return pack('<Bc0', flags, state)
   end
   return char(flags)
+end
+
+-- Decides a request of one charge.
+local function decide_one(key, charge)
+  if now_us and charge.fast then
+    local flags, state = charge.fast(key)
+    if flags then
+      return flags, state
+    end
+  end
+  return decide_slowly(key, charge)
 end
 
 -- Decides the charges first to last of one request: all are decided, then all are made or none.
@@ -1594,7 +1619,7 @@ local function decide_several(keys, charges, first, last, replies)
 end
 
 -- The last second of the clock as text and as a number, which is valid for many calls.
-local second_text, second
+local second_text, second, second_us
 
 local function decide(keys, arguments)
   if not call then
@@ -1606,9 +1631,10 @@ local function decide(keys, arguments)
     local time = call('TIME')
     if time[1] ~= second_text then
       second_text, second = time[1], time[1] + 0
+      second_us = second * MICROS
     end
     local us = time[2] + 0
-    now_s, now_n, now_us, extra = second, us * 1000, second * MICROS + us, 0
+    now_s, now_n, now_us, extra = second, us * 1000, second_us + us, 0
   else
     now_s, now_n = unpack('<dI4', at)
     extra = EXPIRY_EXTRA
@@ -1617,7 +1643,14 @@ local function decide(keys, arguments)
   local packed_charge = arguments[1]
   local charge = parsed[packed_charge] or read(packed_charge)
   if count == 1 and now_us then
-    local flags, state = decide_one(keys[1], charge)
+    -- As `decide_one` does, without a call.
+    local fast, key, flags, state = charge.fast, keys[1]
+    if fast then
+      flags, state = fast(key)
+    end
+    if not flags then
+      flags, state = decide_slowly(key, charge)
+    end
     if flags >= NUMBER then
       return pack('<dBd', now_us, flags, state)
     elseif state then
