@@ -230,13 +230,13 @@ end
 -- grains: a key lives up to one grain longer than its state counts, and the expiry is written only when the instant
 -- moves to another grain.
 local MICROS, DAY_US = 1e6, 86400 * 1e6
--- A grain is about a second, or the time of two to four units if that is longer, but at most 19 hours. It does not
+-- A grain is about a second, or the time of four to eight units if that is longer, but at most 19 hours. It does not
 -- depend on the capacity, because processes with different capacities rely on each other's expiries.
 local GRAIN_US_MIN, GRAIN_US_MAX = 2 ^ 20, 2 ^ 36
 
 local function grain_us(unit_us)
   local grain = GRAIN_US_MIN
-  while grain < 2 * unit_us and grain < GRAIN_US_MAX do
+  while grain < 4 * unit_us and grain < GRAIN_US_MAX do
     grain = grain * 2
   end
   return grain
