@@ -193,6 +193,15 @@ local function patch_count(key, count)
   call('SETRANGE', key, '12', pack('<I4', count))
 end
 
+local ZEROS_MAX = 4096
+local ZEROS = ('\0'):rep(ZEROS_MAX)
+
+-- A text of zeros. `rep` copies its text once per repetition, so long texts are made of long pieces.
+local function zeros(count)
+  local rest = count % ZEROS_MAX
+  return rep(ZEROS, (count - rest) / ZEROS_MAX) .. sub(ZEROS, 1, rest)
+end
+
 local function drop(key)
   call('UNLINK', key)
 end
@@ -614,57 +623,67 @@ end
 -- Parameters: the window, the number of buckets, the edge policy (0 weigh, 1 drop, 2 keep): '<dI4 I4 B'. State: the
 -- newest bucket as the number of its window and its number in the window, '<dI4'; then the units charged in each
 -- bucket, newest first, one bucket more than the window has, '<I4' each.
+local SUMMED_COUNTS = 16
+local SUMMED_COUNTS_FORMAT = '<' .. ('I4'):rep(SUMMED_COUNTS)
+
+local function sum_of_16(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p)
+  return a + b + c + d + e + f + g + h + i + j + k + l + m + n + o + p
+end
+
+-- The sum of `count` counts from a position. A counter may have a thousand, so they are not made a table.
+local function sum_counts(text, at, count)
+  local total = 0
+  while count >= SUMMED_COUNTS do
+    total = total + sum_of_16(unpack(SUMMED_COUNTS_FORMAT, text, at))
+    at, count = at + SUMMED_COUNTS * 4, count - SUMMED_COUNTS
+  end
+  for i = at, at + count * 4 - 1, 4 do
+    total = total + unpack('<I4', text, i)
+  end
+  return total
+end
+
 local function counter(key, charge)
-  local cost, limit, w_s, w_n, buckets, edge = charge.cost, charge.limit, charge.w_s, charge.w_n, charge.buckets, charge.edge
+  local cost, limit, buckets, edge = charge.cost, charge.limit, charge.buckets, charge.edge
+  local w_s, w_n = charge.w_s, charge.w_n
   local q, b, p_s, p_n = position(now_s, now_n, w_s, w_n, buckets)
   local state = of_size(call('GET', key), 16 + buckets * 4)
-  local counts = {}
+  -- After the window has moved to now: the number of new buckets, and the counts of the others, as in the state.
+  local new, counts = 0, nil
   local is_same, is_changed = false, false
   if state then
+    counts = state
     local q0, b0 = unpack('<dI4', state)
     local shift = (q - q0) * buckets + (b - b0)
-    if shift <= 0 then
-      for i = 0, buckets do
-        counts[i] = unpack('<I4', state, 13 + i * 4)
-      end
-      if shift < -buckets then
-        -- Written under a wrong clock: moved to now. The weight of the bucket at the edge is no longer known, so it
-        -- counts fully and none of it becomes free early.
-        is_changed = true
-        if edge == 0 then
-          local both = counts[buckets - 1] + counts[buckets]
-          counts[buckets - 1] = both < limit and both or limit
-          counts[buckets] = 0
-        end
-      else
-        is_same = true
-        if shift < 0 then
-          -- The clock stepped back: the state stays as it is until time has caught up.
-          q, b, p_s, p_n = q0, b0, 0, 0
-        end
-      end
-    elseif shift <= buckets then
+    if shift < -buckets then
+      -- Written under a wrong clock: moved to now. The weight of the bucket at the edge is no longer known, so it
+      -- counts fully and none of it becomes free early.
       is_changed = true
-      for i = 0, shift - 1 do
-        counts[i] = 0
+      if edge == 0 then
+        local last, at_edge = unpack('<I4I4', state, 9 + buckets * 4)
+        counts = sub(state, 1, 8 + buckets * 4) .. pack('<I4I4', min(last + at_edge, limit), 0)
       end
-      for i = shift, buckets do
-        counts[i] = unpack('<I4', state, 13 + (i - shift) * 4)
+    elseif shift <= 0 then
+      is_same = true
+      if shift < 0 then
+        -- The clock stepped back: the state stays as it is until time has caught up.
+        q, b, p_s, p_n = q0, b0, 0, 0
       end
     else
       is_changed = true
+      if shift <= buckets then
+        new = shift
+      else
+        counts = nil
+      end
     end
   end
-  if not counts[0] then
-    for i = 0, buckets do
-      counts[i] = 0
-    end
+  local used, at_edge, newest = 0, 0, 0
+  if counts then
+    used = sum_counts(counts, 13, buckets - new)
+    at_edge = unpack('<I4', counts, 13 + (buckets - new) * 4)
+    newest = new == 0 and unpack('<I4', counts, 13) or 0
   end
-  local used = 0
-  for i = 0, buckets - 1 do
-    used = used + counts[i]
-  end
-  local at_edge = counts[buckets]
   -- Nothing is left that could count, not even if the clock stepped back.
   local is_gone = used == 0 and (at_edge == 0 or edge == 1)
   if edge == 2 then
@@ -675,23 +694,27 @@ local function counter(key, charge)
   end
   local allowed = cost == 0 or used + cost <= limit
   if allowed and cost > 0 then
-    counts[0] = counts[0] + cost
+    newest = newest + cost
     if is_same then
-      return allowed, state, patch_count, counts[0]
+      return allowed, state, patch_count, newest
     end
   elseif not is_changed then
     return allowed, state
   elseif is_gone then
     return allowed, state, drop
   end
-  local parts = { pack('<dI4', q, b) }
-  for i = 0, buckets do
-    parts[i + 2] = pack('<I4', counts[i])
+  local value = pack('<dI4I4', q, b, newest)
+  if not counts then
+    value = value .. zeros(buckets * 4)
+  elseif new == 0 then
+    value = value .. sub(counts, 17)
+  else
+    value = value .. zeros(new * 4 - 4) .. sub(counts, 13, 16 + (buckets - new) * 4)
   end
   -- Until the newest bucket has left the window. Doubles of milliseconds are exact to a microsecond here.
   local leaves = q + 1 + (edge == 1 and b or b + 1) / buckets
   local ms = leaves * (w_s * 1000 + w_n / 1e6) - (now_s * 1000 + now_n / 1e6)
-  return allowed, state, put, concat(parts), ms
+  return allowed, state, put, value, ms
 end
 
 -- The fast path for one bucket per window: two numbers instead of a list.
@@ -1290,6 +1313,22 @@ local function decrease_bucket(state, index, cost)
   return sub(state, 1, at) .. pack('<I4', count - taken) .. sub(state, at + 5), cost - taken
 end
 
+-- The same for the buckets from `oldest` to the newest, as far as the cost goes.
+local function decrease_buckets(state, oldest, cost)
+  local index, count, left = oldest + 1, 0, cost
+  while index > 0 and left > 0 do
+    index = index - 1
+    count = unpack('<I4', state, 13 + index * 4)
+    local taken = min(count, left)
+    count, left = count - taken, left - taken
+  end
+  if index > oldest then
+    return state, left
+  end
+  -- All older ones are empty now.
+  return sub(state, 1, 12 + index * 4) .. pack('<I4', count) .. zeros((oldest - index) * 4) .. sub(state, 17 + oldest * 4), left
+end
+
 -- The cost is part of the bucket of its instant while that bucket is kept. If the clock stepped back, the cost is in
 -- a newer bucket, which leaves later; then less is refunded.
 local function refund_counter(key, charge, t_s, t_n)
@@ -1316,11 +1355,10 @@ local function refund_counter(key, charge, t_s, t_n)
     -- `moved` is the number of buckets by which the window has moved since. Where the bucket at the edge is weighed,
     -- only a share of it counts, so it comes last.
     local moved, left = max(-ahead, 0), charge.cost
-    for step = charge.edge == 2 and 0 or 1, charge.edge == 0 and buckets + 1 or buckets do
-      local index = (step > buckets and buckets or buckets - step) - moved
-      if index >= 0 and left > 0 then
-        given, left = decrease_bucket(given, index, left)
-      end
+    local oldest = (charge.edge == 2 and buckets or buckets - 1) - moved
+    given, left = decrease_buckets(state, oldest, left)
+    if charge.edge == 0 and moved <= buckets and left > 0 then
+      given = decrease_bucket(given, buckets - moved, left)
     end
   end
   local left = find(given, '[^%z]', 13)
@@ -1510,7 +1548,8 @@ local READ = {
     return {
       flags = flags, more = flags % 2 == 1, is_peek = flags % 4 >= PEEK,
       cost = cost, limit = limit, kind = token_bucket, refund = refund_token_bucket,
-      fast = fast_token_bucket, fill = fill, cost_us = cost_us, cost_us_text = cost_us_text, refund_text = '-' .. cost_us_text,
+      fast = fast_token_bucket, fill = fill,
+      cost_us = cost_us, cost_us_text = cost_us_text, refund_text = '-' .. cost_us_text,
       f_d = f_d, f_t = f_t, f_f = 0,
       far = multiple(FAR, f_d, f_t, 0, 1), far_injected = multiple(FAR_INJECTED, f_d, f_t, 0, 1),
       c_d = c_d, c_t = (cost_us - c_d * DAY_US) * 1000, c_f = 0, ticks = 1,
