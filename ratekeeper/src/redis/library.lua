@@ -916,20 +916,42 @@ local function drop_gone(log, gone_s, gone_n)
   return true
 end
 
+-- Sizes of the steps of `seek`, in words.
+local STEPS = { CHUNK * SUMMED, CHUNK }
+
+-- The oldest entry that, with all entries before it, costs at least `units`, of which there are as many: the index at
+-- which it begins, and the cost of the entries before it.
+local function seek(log, units)
+  if is_flat(log) then
+    local index = entry_start(log, units - 1)
+    return index, index
+  end
+  local index, cost_before = 0, 0
+  for _, step in ipairs(STEPS) do
+    local rest = log.words - index
+    while rest > step do
+      local cost = sum(log, index, step)
+      if cost_before + cost >= units then
+        break
+      end
+      index, cost_before, rest = index + step, cost_before + cost, rest - step
+    end
+  end
+  -- The step may have ended between the words of an entry, whose cost is in the second.
+  index = entry_start(log, index)
+  while true do
+    local _, _, cost, count = entry(log, index)
+    if cost_before + cost >= units then
+      return index, cost_before
+    end
+    index, cost_before = index + count, cost_before + cost
+  end
+end
+
 -- The instant at which the oldest `units` have left the window; an entry at (s, n) is assumed after all others.
 local function leaves(log, units, s, n)
-  if is_flat(log) and units > 0 and units <= log.words then
-    local e_s, e_n = entry(log, entry_start(log, units - 1))
-    return add(e_s, e_n, log.w_s, log.w_n)
-  end
-  local index = 0
-  while index < log.words do
-    local e_s, e_n, cost, count = entry(log, index)
-    units = units - cost
-    if units <= 0 then
-      return add(e_s, e_n, log.w_s, log.w_n)
-    end
-    index = index + count
+  if log.words > 0 and units <= log.units then
+    s, n = entry(log, (seek(log, units)))
   end
   return add(s, n, log.w_s, log.w_n)
 end
@@ -937,22 +959,28 @@ end
 -- Drops the oldest units: one unit above the limit denies every request, so units beyond that have no effect, and the
 -- oldest leave the window first.
 local function expire(log, surplus)
-  while surplus > 0 and log.words > 0 do
-    local s, n, cost, count = entry(log, 0)
-    if cost > surplus then
-      -- The remainder of the entry is stored in the last of its words.
-      local text, kept = words(s, n, cost - surplus)
-      local at = word_index(log, count - kept)
-      log.cuts = { { at, sub(text, 1, 8) } }
-      if kept == 2 then
-        log.cuts[2] = { word_index(log, 1), sub(text, 9) }
-      end
-      log.first, log.words, log.units = at, log.words - (count - kept), log.units - surplus
-      return
-    end
-    log.first = word_index(log, count)
-    log.words, log.units, surplus = log.words - count, log.units - cost, surplus - cost
+  if surplus <= 0 then
+    return
+  elseif surplus >= log.units then
+    log.first, log.words, log.units = word_index(log, log.words), 0, 0
+    return
   end
+  -- The first entry that is kept, at least in part.
+  local index, dropped = seek(log, surplus + 1)
+  local s, n, cost, count = entry(log, index)
+  local first = word_index(log, index)
+  log.units = log.units - surplus
+  if dropped < surplus then
+    -- The remainder of the entry is stored in the last of its words.
+    local text, kept = words(s, n, cost - (surplus - dropped))
+    first = word_index(log, index + count - kept)
+    log.cuts = { { first, sub(text, 1, 8) } }
+    if kept == 2 then
+      log.cuts[2] = { word_index(log, index + 1), sub(text, 9) }
+    end
+    index = index + count - kept
+  end
+  log.first, log.words = first, log.words - index
 end
 
 local function write_words(log, index, text)
@@ -993,6 +1021,44 @@ local function extend_log(key, charge, old_s, old_n, s, n)
   end
 end
 
+-- Rings up to this size are copied when they grow, so that Redis allocates exactly their size. Larger ones grow in
+-- place and by at most this many words, so that a call takes no longer if the log is long; Redis then allocates up to
+-- 1 MB more than they need.
+local COPIED_MAX = 2 ^ 15
+-- Words that are moved with one command.
+local MOVED = 4096
+
+-- Moves words within the ring by their indexes, which may overlap.
+local function move_words(key, from, to, count)
+  local at, step = 0, MOVED
+  if to > from then
+    at, step = floor((count - 1) / MOVED) * MOVED, -MOVED
+  end
+  while at >= 0 and at < count do
+    local text = call('GETRANGE', key, HEAD + (from + at) * 8, HEAD + (from + min(at + MOVED, count)) * 8 - 1)
+    call('SETRANGE', key, HEAD + (to + at) * 8, text)
+    at = at + step
+  end
+end
+
+-- Enlarges the ring in place. If it wraps around, the fewer words are moved: the newer ones, before the oldest, to
+-- behind the end, or the older ones to the new end.
+local function grow_in_place(log, larger)
+  local key, first, ring = log.key, log.first, log.ring
+  local added = larger - ring
+  call('SETRANGE', key, HEAD + larger * 8 - 1, '\0')
+  local newer, older = first + log.words - ring, ring - first
+  if newer > 0 then
+    if newer <= added and newer <= older then
+      move_words(key, 0, ring, newer)
+    else
+      move_words(key, first, first + added, older)
+      log.first = first + added
+    end
+  end
+  log.ring = larger
+end
+
 local function write_log(key, log, _, is_charged)
   local is_moved = log.moved ~= nil
   local added, count = '', 0
@@ -1024,23 +1090,20 @@ local function write_log(key, log, _, is_charged)
     added, count = moved .. added, moved_count + count
   end
   local used = log.words + count
-  if used > log.ring then
-    -- The ring grows; the oldest word comes first.
-    local ring = max(used, min(max(log.ring * 2, RING_MIN), log.charge.words_max))
-    local old = ''
-    if log.words > 0 then
-      -- Cut entries are written first, to be read with the rest.
-      for _, cut in ipairs(log.cuts) do
-        call('SETRANGE', key, HEAD + cut[1] * 8, cut[2])
-      end
-      old = read_words(log, 0, log.words)
-    end
-    local head = pack(HEAD_FORMAT, log.s, log.n, log.units, 0, used, ring, 0, 0) .. rep('\0', HEAD - FIXED)
-    put(key, head .. old .. added .. rep('\0', (ring - used) * 8), log_ms(log.charge, log.s, log.n))
-    return
-  end
   for _, cut in ipairs(log.cuts) do
     call('SETRANGE', key, HEAD + cut[1] * 8, cut[2])
+  end
+  if used > log.ring then
+    local larger = min(max(log.ring * 2, RING_MIN), log.ring + COPIED_MAX, log.charge.words_max)
+    larger = max(used, larger)
+    if larger <= COPIED_MAX then
+      -- The oldest word comes first.
+      local old = log.words > 0 and read_words(log, 0, log.words) or ''
+      local head = pack(HEAD_FORMAT, log.s, log.n, log.units, 0, used, larger, 0, 0) .. zeros(HEAD - FIXED)
+      put(key, head .. old .. added .. zeros((larger - used) * 8), log_ms(log.charge, log.s, log.n))
+      return
+    end
+    grow_in_place(log, larger)
   end
   if count > 0 then
     write_words(log, log.words, added)
