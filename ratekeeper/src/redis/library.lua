@@ -1432,8 +1432,8 @@ local function refund_counter(key, charge, t_s, t_n)
   end
 end
 
--- The number of newest entries searched for a charge: first the recent ones, then more. A charge further back is not
--- refunded.
+-- The number of newest entries searched for a charge: first the recent ones, then more. A charge more than twice as far
+-- back is not refunded.
 local REFUND_ENTRIES = { 64, 4096 }
 
 -- The entry that ends before a word of the tail: its first word, its instant and its cost; nil if the tail does not
@@ -1452,6 +1452,25 @@ local function entry_before(log, tail, at)
   local cost = n - IS_COST + s * IS_COST
   n, s = unpack('<I4I4', tail, at * 8 - 15)
   return at - 2, log.s - (log.s - s) % WORD, n - IS_LONG, cost
+end
+
+-- The number of words of the tail up to the last entry at or before an instant, by bisection: both words of an entry
+-- have its instant.
+local function tail_until(log, tail, count, t_s, t_n)
+  local low, high = 0, count
+  while low < high do
+    local middle = floor((low + high) / 2)
+    local n, s = unpack('<I4I4', tail, middle * 8 + 1)
+    if n >= IS_COST and middle > 0 then
+      n, s = unpack('<I4I4', tail, middle * 8 - 7)
+    end
+    if n < IS_COST and before(t_s, t_n, log.s - (log.s - s) % WORD, n < IS_LONG and n or n - IS_LONG) then
+      high = middle
+    else
+      low = middle + 1
+    end
+  end
+  return low
 end
 
 -- Drops entries that have left the window, then the oldest units up to the cost.
@@ -1503,9 +1522,14 @@ local function refund_log(key, charge, t_s, t_n)
     count = min(log.words, 2 * (entries + 1))
     tail = read_words(log, log.words - count, count)
     local at, is_over = count, count == log.words
+    if not is_behind then
+      at = tail_until(log, tail, count, t_s, t_n)
+    end
     for _ = 1, entries do
       local from, s, n, entry_cost = entry_before(log, tail, at)
-      if not from or before(s, n, t_s, t_n) then
+      if not from then
+        break
+      elseif before(s, n, t_s, t_n) then
         is_over = true
         break
       end
