@@ -193,13 +193,15 @@ local function patch_count(key, count)
   call('SETRANGE', key, '12', pack('<I4', count))
 end
 
-local ZEROS_MAX = 4096
-local ZEROS = ('\0'):rep(ZEROS_MAX)
+local ZEROS = ('\0'):rep(64)
 
--- A text of zeros. `rep` copies its text once per repetition, so long texts are made of long pieces.
+-- A text of zeros, made by doubling, because `rep` copies byte by byte.
 local function zeros(count)
-  local rest = count % ZEROS_MAX
-  return rep(ZEROS, (count - rest) / ZEROS_MAX) .. sub(ZEROS, 1, rest)
+  local text = ZEROS
+  while #text < count do
+    text = text .. text
+  end
+  return sub(text, 1, count)
 end
 
 local function drop(key)
@@ -1024,7 +1026,7 @@ end
 -- Rings up to this size are copied when they grow, so that Redis allocates exactly their size. Larger ones grow in
 -- place and by at most this many words, so that a call takes no longer if the log is long; Redis then allocates up to
 -- 1 MB more than they need.
-local COPIED_MAX = 2 ^ 15
+local COPIED_MAX = 2 ^ 14
 -- Words that are moved with one command.
 local MOVED = 4096
 

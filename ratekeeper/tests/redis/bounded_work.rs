@@ -181,15 +181,15 @@ async fn charge_of_a_whole_limit_does_not_block_redis() {
     all_expire(&server);
 }
 
-/// Rings of 32,768 words, whose oldest word is at the beginning, near it, or near the end, grow in place.
+/// Rings of 16,384 words, whose oldest word is at the beginning, near it, or near the end, grow in place.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn long_log_that_grows_is_not_copied() {
-    const RING: u32 = 1 << 15;
+    const RING: u32 = 1 << 14;
     /// Entries that would fill a window.
     const WINDOW_ENTRIES: u32 = 600_000;
     let server = RedisServer::start().unwrap();
     let (one, mixed) = (&[1][..], &[1, 2, 3][..]);
-    for (expired, costs) in [(0, one), (6_000, one), (27_000, one), (3_000, mixed), (15_000, mixed)] {
+    for (expired, costs) in [(0, one), (3_000, one), (14_000, one), (1_500, mixed), (7_500, mixed)] {
         server.command(&["FLUSHALL"]).unwrap();
         let log = Limit::sliding_window_log(10 * RING, WINDOW, LogPolicy::Admitted).unwrap();
         let (redis, memory) = both(&server, &log);
