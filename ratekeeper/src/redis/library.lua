@@ -1674,6 +1674,8 @@ local function read(packed_charge)
   if charge.is_peek or cost == 0 or cost > charge.limit then
     charge.fast = nil
   end
+  -- INCRBY reports a foreign value without an error.
+  charge.counts_by_incrby = charge.fast == fast_token_bucket or charge.fast == fast_window
   charge.fast = charge.fast and charge.fast(charge)
   if parsed_count == PARSED_MAX then
     parsed, parsed_count = {}, 0
@@ -1794,9 +1796,17 @@ local function decide(keys, arguments)
       charge = parsed[packed_charge] or read(packed_charge)
     end
     if not charge.more then
-      -- A foreign value in one key must not fail the other requests of the call.
-      local is_right, flags, state = pcall(decide_one, keys[i], charge)
-      replies[i + 1] = is_right and packed(flags, state) or GARBLED
+      local flags, state
+      if charge.counts_by_incrby and now_us then
+        flags, state = charge.fast(keys[i])
+      end
+      if not flags then
+        -- A foreign value in one key must not fail the other requests of the call.
+        local is_right
+        is_right, flags, state = pcall(decide_one, keys[i], charge)
+        flags = is_right and flags
+      end
+      replies[i + 1] = flags and packed(flags, state) or GARBLED
       i = i + 1
     else
       local charges = { [i] = charge }
