@@ -7,6 +7,7 @@
 //! | file | purpose |
 //! |---|---|
 //! | `*.lua` | the baseline: a commonly used script for each algorithm |
+//! | `floor.lua` | the floor: the commands that a decision needs, without the decision |
 //! | `scenarios` | the scenarios, as packed commands |
 //! | `report` | the figures and the goals |
 //! | `wire` | a minimal client of the Redis protocol |
@@ -118,6 +119,7 @@ impl RedisBench {
         let mut wire = Wire::connect(server.port())?;
         let (library, function) = ratekeeper::redis::wire::library();
         wire.text(&["FUNCTION", "LOAD", "REPLACE", &library])?;
+        wire.text(&["FUNCTION", "LOAD", "REPLACE", include_str!("floor.lua")])?;
         Ok(RedisBench { server, wire, function })
     }
 
@@ -131,6 +133,7 @@ impl RedisBench {
             let loaded = LoadSettings { function, sha, depth, requests, rounds, ticks_before, ticks };
             all.extend(scenario.contenders(&loaded));
         }
+        all.extend(scenarios::floors(depth, requests)?);
         let empty = self.wire.text(&["SCRIPT", "LOAD", "return 1"])?;
         let name = "an empty script".to_owned();
         all.push(RedisContender::new(name, Implementation::Nothing, depth, requests, |packed, _| {

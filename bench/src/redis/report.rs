@@ -3,7 +3,10 @@
 use std::fmt;
 
 use super::programs::LeaseFigures;
-use super::scenarios::{COUNTER, DENIED_LOG, FIXED, HOT_LOG, LEAKY, PACED_LOG, SHARED, SHORT_COUNTER, TOKEN};
+use super::scenarios::{
+    COUNTER, DENIED_LOG, FIXED, FLOOR_GETRANGE, FLOOR_INCRBY, FLOOR_SETRANGE, HOT_LOG, LEAKY, PACED_LOG,
+    SHARED, SHORT_COUNTER, TOKEN,
+};
 use super::{DEPTHS, LogBytes, RedisReport, RedisRow, programs};
 use crate::figures::{median, median_ratio};
 use crate::goals::Goal;
@@ -13,6 +16,16 @@ fn ratio(rows: &[RedisRow], depth: usize, ours: &str, baseline: &str) -> f64 {
     let find = |name: &str| rows.iter().find(|row| row.depth == depth && row.name == name);
     let Some((ours, baseline)) = find(ours).zip(find(baseline)) else { return f64::NAN };
     median_ratio(&ours.server_us_per_decision, &baseline.server_us_per_decision, |figure| *figure)
+}
+
+/// The floor of a scenario: the commands that its decisions need in Redis.
+fn floor(name: &str) -> Option<&'static str> {
+    match name {
+        TOKEN | LEAKY | FIXED => Some(FLOOR_INCRBY),
+        COUNTER | SHORT_COUNTER => Some(FLOOR_SETRANGE),
+        DENIED_LOG => Some(FLOOR_GETRANGE),
+        _ => None,
+    }
 }
 
 /// Checks the goals. They apply to the deepest pipeline, where decisions are nearly all of the server's work; the
@@ -39,11 +52,15 @@ pub(super) fn goals(
     ] {
         let [deepest, others @ ..] = DEPTHS
             .map(|depth| ratio(rows, depth, &format!("{name}, ours{how}"), &format!("{name}, baseline")));
-        let others: Vec<String> = others
+        let mut others: Vec<String> = others
             .iter()
             .zip(&DEPTHS[1..])
             .map(|(ratio, depth)| format!("{ratio:.2} with {depth} in a pipeline"))
             .collect();
+        if let Some(floor) = floor(name).filter(|_| how.is_empty()) {
+            let ratio = ratio(rows, DEPTHS[0], floor, &format!("{name}, baseline"));
+            others.push(format!("the floor is {ratio:.2}"));
+        }
         let promise = format!("<= {words} of the baseline's server time, {name}{how}");
         let figure = format!("{deepest:.2} ({})", others.join(", "));
         goals.push(Goal::new(promise, figure, deepest <= max));

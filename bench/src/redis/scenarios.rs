@@ -145,6 +145,41 @@ pub(super) fn scenarios() -> Result<Vec<RedisScenario>, Box<dyn Error>> {
     ])
 }
 
+/// Functions of `floor.lua` and their names in the report.
+pub(super) const FLOOR_INCRBY: &str = "floor: TIME, INCRBY";
+pub(super) const FLOOR_SETRANGE: &str = "floor: TIME, GET, SETRANGE";
+pub(super) const FLOOR_GETRANGE: &str = "floor: TIME, GETRANGE";
+const FLOORS: [(&str, &str); 5] = [
+    ("floor: an empty function", "floor_empty"),
+    (FLOOR_INCRBY, "floor_incrby"),
+    (FLOOR_GETRANGE, "floor_getrange"),
+    (FLOOR_SETRANGE, "floor_setrange"),
+    ("floor: TIME, GET, SET", "floor_set"),
+];
+
+/// The contenders of the floor, with keys and arguments as long as those of the library.
+pub(super) fn floors(depth: usize, requests: usize) -> Result<Vec<RedisContender>, Box<dyn Error>> {
+    let limit = Limit::fixed_window(1, Duration::from_secs(1), WindowAlign::Clock)?;
+    let charge = ratekeeper::redis::wire::charge(&limit, 1);
+    let floor = |(name, function): (&str, &str)| {
+        let key = |number: usize| format!("rate_limit:{function}:{{{:032x}}}", number * 7_919 % KEYS);
+        let by = Implementation::Nothing;
+        let mut floor = RedisContender::new(name.to_owned(), by, depth, requests, |packed, number| {
+            // As long as the names of the library's functions.
+            let function = format!("{function:_<27}");
+            pack(packed, &[b"FCALL", function.as_bytes(), b"1", key(number).as_bytes(), &charge]);
+        });
+        if name == FLOOR_GETRANGE {
+            // As long as the head of a log.
+            floor.before = pipelines(0, KEYS.div_ceil(depth), depth, 1, &mut |packed, number| {
+                pack(packed, &[b"SETRANGE", key(number).as_bytes(), b"97", b"x"]);
+            });
+        }
+        floor
+    };
+    Ok(FLOORS.into_iter().map(floor).collect())
+}
+
 /// How decisions are made.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Implementation {

@@ -32,7 +32,7 @@ const TIMEOUT_MIN: Duration = Duration::from_millis(100);
 const CONNECT_EVERY: Duration = Duration::from_millis(500);
 /// A connection that was not used for this long is verified, because a router may have dropped it silently.
 const PING_EVERY: Duration = Duration::from_secs(15);
-/// Requests that share one call: a full batch takes Redis about a quarter of a millisecond.
+/// Requests that are sent together: in one call, unless they are heavy (`call.rs`).
 const BATCH_MAX: usize = 64;
 /// The memory for commands that a connection keeps: a full batch of charges has about 12 kB.
 const COMMAND_BYTES_KEPT: usize = 32 << 10;

@@ -126,7 +126,7 @@ pub(crate) struct Call {
 }
 
 enum CallWork {
-    Charges { at: Option<Time>, requests: Vec<ChargeRequest> },
+    Charges { at: Option<Time>, requests: Vec<ChargeRequest>, weight: usize },
     Unlink { keys: Vec<String>, sender: ReplySender },
     Claims(Vec<(Vec<PermitClaim>, ReplySender)>),
     Record { keys: Vec<String>, arguments: Vec<Vec<u8>>, sender: ReplySender },
@@ -139,7 +139,14 @@ struct ChargeRequest {
     sender: ReplySender,
 }
 
-/// Groups requests of the same kind, time and hash slot into calls, in order.
+/// The weight of the charges that share a call. Redis runs a call without interruption: 64 charges of weight 1 take
+/// about a quarter of a millisecond.
+const WEIGHT_MAX: usize = 64;
+/// Claims that share a call. Each reads the permits of all processes: 16 claims with 100 processes take half a
+/// millisecond.
+pub(crate) const CLAIMS_MAX: usize = 16;
+
+/// Groups requests of the same kind, time and hash slot into calls, in order. A request is never split.
 pub(crate) fn calls(tasks: impl Iterator<Item = QueuedTask>) -> Vec<Call> {
     let mut calls: Vec<Call> = Vec::with_capacity(1);
     for QueuedTask { slot, is_guest, task, sender } in tasks {
@@ -147,31 +154,36 @@ pub(crate) fn calls(tasks: impl Iterator<Item = QueuedTask>) -> Vec<Call> {
             Task::Unlink(keys) => CallWork::Unlink { keys, sender },
             Task::Record { keys, arguments } => CallWork::Record { keys, arguments, sender },
             Task::Claim(claims) => {
-                let same = calls.iter_mut().find_map(|call| match &mut call.work {
+                let last = calls.iter_mut().rev().find_map(|call| match &mut call.work {
                     CallWork::Claims(all) if call.slot == slot && call.is_guest == is_guest => Some(all),
                     _ => None,
                 });
-                if let Some(all) = same {
+                let count =
+                    |all: &[(Vec<PermitClaim>, _)]| all.iter().map(|(claims, _)| claims.len()).sum::<usize>();
+                if let Some(all) = last.filter(|all| count(all) + claims.len() <= CLAIMS_MAX) {
                     all.push((claims, sender));
                     continue;
                 }
                 CallWork::Claims(vec![(claims, sender)])
             }
             Task::Charge { items, op, at } => {
+                let added = items.iter().map(|item| item.limit.weight()).sum();
                 let request = ChargeRequest { items, op, sender };
-                let same = calls.iter_mut().find_map(|call| match &mut call.work {
-                    CallWork::Charges { at: its, requests }
+                // The last of them, because requests for the same key must stay in order.
+                let last = calls.iter_mut().rev().find_map(|call| match &mut call.work {
+                    CallWork::Charges { at: its, requests, weight }
                         if *its == at && call.slot == slot && call.is_guest == is_guest =>
                     {
-                        Some(requests)
+                        Some((requests, weight))
                     }
                     _ => None,
                 });
-                if let Some(requests) = same {
+                if let Some((requests, weight)) = last.filter(|(_, weight)| **weight + added <= WEIGHT_MAX) {
                     requests.push(request);
+                    *weight += added;
                     continue;
                 }
-                CallWork::Charges { at, requests: vec![request] }
+                CallWork::Charges { at, requests: vec![request], weight: added }
             }
         };
         calls.push(Call { slot, is_guest, work });
@@ -202,7 +214,7 @@ impl Call {
                 push_function(out, &library.concurrency, 1 + 2 * claims().count());
                 PermitClaim::push_claims(out, claims());
             }
-            CallWork::Charges { at, requests } => {
+            CallWork::Charges { at, requests, .. } => {
                 let items = || requests.iter().flat_map(|request| &request.items);
                 let count = items().count();
                 push_function(out, &library.charge, 1 + 2 * count + usize::from(at.is_some()));
@@ -311,4 +323,91 @@ fn push_function(out: &mut Vec<u8>, name: &str, arguments: usize) {
     resp::push_command(out, 2 + arguments);
     resp::push_argument(out, b"FCALL");
     resp::push_argument(out, name.as_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use ratekeeper_core::{EdgePolicy, Limit, WindowAlign};
+
+    use super::*;
+
+    const WINDOW: Duration = Duration::from_secs(60);
+
+    /// Returns for each call the keys of its charges.
+    fn keys_of_calls(limits: &[Limit], requests: usize) -> Vec<Vec<String>> {
+        let limits: Vec<_> =
+            limits.iter().map(|limit| Arc::new(PackedLimit::new(limit, limit.limit()))).collect();
+        let tasks = (0..requests).map(|number| {
+            let item =
+                |limit: &Arc<PackedLimit>| Item { limit: limit.clone(), key: number.to_string(), cost: 1 };
+            let items = limits.iter().map(item).collect();
+            QueuedTask {
+                slot: 0,
+                is_guest: false,
+                task: Task::Charge { items, op: ChargeOp::Charge, at: None },
+                sender: oneshot::channel().0,
+            }
+        });
+        let keys = |call: Call| match call.work {
+            CallWork::Charges { requests, .. } => {
+                requests.iter().flat_map(|request| &request.items).map(|item| item.key.clone()).collect()
+            }
+            _ => panic!("only charges were queued"),
+        };
+        calls(tasks).into_iter().map(keys).collect()
+    }
+
+    fn counter(buckets: u32) -> Limit {
+        Limit::sliding_window_counter(100, WINDOW, buckets, EdgePolicy::Weigh).unwrap()
+    }
+
+    #[test]
+    fn full_batch_of_light_charges_is_one_call() {
+        let window = Limit::fixed_window(100, WINDOW, WindowAlign::Clock).unwrap();
+        assert_eq!(keys_of_calls(&[window], 64).len(), 1);
+        assert_eq!(keys_of_calls(&[counter(1)], 64).len(), 1);
+    }
+
+    #[test]
+    fn heavy_charges_are_divided_among_calls_in_order() {
+        let calls = keys_of_calls(&[counter(1024)], 64);
+        assert!(calls.iter().all(|keys| keys.len() <= 3), "{calls:?}");
+        let keys: Vec<_> = calls.concat();
+        assert_eq!(keys, (0..64).map(|number| number.to_string()).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn request_that_exceeds_the_weight_of_a_call_is_not_split() {
+        let limits = vec![counter(1024); 5];
+        let calls = keys_of_calls(&limits, 2);
+        assert_eq!(calls, [vec!["0".to_owned(); 5], vec!["1".to_owned(); 5]]);
+    }
+
+    #[test]
+    fn claims_are_divided_among_calls() {
+        let claim = PermitClaim {
+            key: "key".to_owned(),
+            process: 1,
+            number: 1,
+            in_flight: 1,
+            kept: 1,
+            more: 0,
+            max: 1,
+            hold: WINDOW,
+        };
+        let tasks = [1, CLAIMS_MAX, 3, 4].map(|count| QueuedTask {
+            slot: 0,
+            is_guest: false,
+            task: Task::Claim(vec![claim.clone(); count]),
+            sender: oneshot::channel().0,
+        });
+        let claims = |call: Call| match call.work {
+            CallWork::Claims(all) => all.iter().map(|(claims, _)| claims.len()).collect::<Vec<_>>(),
+            _ => panic!("only claims were queued"),
+        };
+        let calls: Vec<_> = calls(tasks.into_iter()).into_iter().map(claims).collect();
+        assert_eq!(calls, [vec![1], vec![CLAIMS_MAX], vec![3, 4]]);
+    }
 }

@@ -27,9 +27,11 @@ local function claim(key, argument, at_us)
   local process, number, under_way, kept, more, most, hold = unpack('<c8dI4I4I4I4d', argument)
   local state = call('GET', key) or ''
   if #state % HOLDER_SIZE ~= 0 then
-    error('not slots')
+    error('the key holds a foreign value')
   end
   local others, mine, is_late, left, denied_until = 0, 0, false, {}, 0
+  -- If the clock stepped back, an expiry is cut to the hold time; a live process renews before that.
+  local latest = at_us + hold
   for at = 1, #state, HOLDER_SIZE do
     local its_process, count, ends, its_number = unpack(HOLDER, state, at)
     if its_process == DENIED then
@@ -38,8 +40,11 @@ local function claim(key, argument, at_us)
       mine, is_late = ends > at_us and count or 0, its_number > number
     elseif ends > at_us then
       others = others + count
-      -- If the clock stepped back, the expiry is cut to the hold time; a live process renews before that.
-      left[#left + 1] = pack(HOLDER, its_process, count, min(ends, at_us + hold), its_number)
+      if ends > latest then
+        left[#left + 1] = pack(HOLDER, its_process, count, latest, its_number)
+      else
+        left[#left + 1] = sub(state, at, at + HOLDER_SIZE - 1)
+      end
     end
   end
   local kind = denied_until > at_us and 3 or 1
@@ -50,7 +55,7 @@ local function claim(key, argument, at_us)
   local granted = max(min(more, most - others - has), 0)
   has = has + granted
   if has > 0 then
-    left[#left + 1] = pack(HOLDER, process, has, at_us + hold, number)
+    left[#left + 1] = pack(HOLDER, process, has, latest, number)
   end
   if #left > 0 then
     if granted < more then

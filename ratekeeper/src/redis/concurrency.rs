@@ -20,7 +20,7 @@ use ratekeeper_core::{FailurePolicy, Time};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
-use super::call::Task;
+use super::call::{CLAIMS_MAX, Task};
 use super::claim::{ClaimResult, PermitClaim};
 use super::key::Names;
 use super::route::Servers;
@@ -40,8 +40,6 @@ const UNUSED_HOLDS_MAX: usize = 4;
 const WAITING_MAX: usize = 1_024;
 /// Number of shards; each has a lock and a share of the keys.
 const SHARDS: usize = 64;
-/// Claims renewed in one call.
-const RENEWALS_MAX: usize = 64;
 /// Renewal calls in flight at the same time.
 const CALLS_MAX: usize = 64;
 /// Time limit of a renewal call.
@@ -435,7 +433,7 @@ impl SharedPermits {
             for (key, entry) in lock(shard).iter_mut().filter(|(_, entry)| !entry.is_claiming) {
                 let pending = self.pending(*key, entry, self.clock.now());
                 let slot = self.servers.slot(&pending.claim.key);
-                let call = last.get(&slot).copied().filter(|call| calls[*call].1.len() < RENEWALS_MAX);
+                let call = last.get(&slot).copied().filter(|call| calls[*call].1.len() < CLAIMS_MAX);
                 let call = call.unwrap_or_else(|| {
                     calls.push((slot, Vec::new()));
                     last.insert(slot, calls.len() - 1);

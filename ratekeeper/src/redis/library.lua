@@ -22,10 +22,13 @@
 -- for the same key in one call cannot both get its last unit. A key expires only after its state has no effect any
 -- more, and every key has an expiry.
 
--- Redis provides its API when a function is called, not while the library is loaded.
+-- Redis provides its API and Lua's when a function is called, not while the library is loaded. Globals are slow,
+-- because Redis guards them with a metatable.
 local call, try, pack, unpack, floor, ceil, max, min, byte, char, sub, rep, find, format, concat
+local type, pcall, ipairs, error
 
 local function bind()
+  type, pcall, ipairs, error = _G.type, _G.pcall, _G.ipairs, _G.error
   call, try, pack, unpack, concat = redis.call, redis.pcall, struct.pack, struct.unpack, table.concat
   floor, ceil, max, min = math.floor, math.ceil, math.max, math.min
   byte, char, sub, rep, find, format = string.byte, string.char, string.sub, string.rep, string.find, string.format
@@ -47,6 +50,8 @@ local now_us
 
 local PEEK, REFUND = 2, 4
 local ALLOWED, DECIDED, STATE, NUMBER = 1, 2, 4, 8
+local ALLOWED_AND_DECIDED, ALLOWED_AND_STATE, ALLOWED_AND_NUMBER = 3, 7, 11
+local DENIED_AND_STATE, DENIED_AND_NUMBER = 6, 10
 -- The reply to a charge that could not be decided: the key holds a foreign value.
 local GARBLED = '\64'
 
@@ -145,10 +150,11 @@ local function share(k, u_s, u_n, w_s, w_n)
   return e
 end
 
--- The expiry of a state that has no effect after `ms`: whole milliseconds, rounded up.
+-- The expiry of a state that has no effect after `ms`: whole milliseconds, rounded up. It is text, because Redis
+-- formats a number with 17 digits, which takes twice as long.
 local function expiry(ms)
   ms = max(ceil(ms), 0) + 1 + extra
-  return ms < EXPIRY_MAX and ms or EXPIRY_MAX
+  return format('%d', ms < EXPIRY_MAX and ms or EXPIRY_MAX)
 end
 
 -- Each kind of limit has a function, for example
@@ -162,9 +168,11 @@ end
 -- Some kinds have a fast path for requests of one charge, the most common, at a time of whole microseconds, as the
 -- server's is:
 --
---   fast_token_bucket(key, charge) -> flags, state
+--   fast_token_bucket(charge) -> fast
+--   fast(key) -> flags, state
 --
 -- A fast path decides the common case and writes. If it returns no flags, the case was another and nothing has changed.
+-- It is a closure for each charge, because upvalues are read faster than fields.
 --
 -- Two kinds store their state as one whole number below 2^53, like Redis counters: INCRBY reads and charges in one
 -- command, and a wrong charge is corrected afterwards.
@@ -183,6 +191,17 @@ end
 -- not changed, and not on the count.
 local function patch_count(key, count)
   call('SETRANGE', key, '12', pack('<I4', count))
+end
+
+local ZEROS = ('\0'):rep(64)
+
+-- A text of zeros, made by doubling, because `rep` copies byte by byte.
+local function zeros(count)
+  local text = ZEROS
+  while #text < count do
+    text = text .. text
+  end
+  return sub(text, 1, count)
 end
 
 local function drop(key)
@@ -222,13 +241,13 @@ end
 -- grains: a key lives up to one grain longer than its state counts, and the expiry is written only when the instant
 -- moves to another grain.
 local MICROS, DAY_US = 1e6, 86400 * 1e6
--- A grain is about a second, or the time of two to four units if that is longer, but at most 19 hours. It does not
+-- A grain is about a second, or the time of four to eight units if that is longer, but at most 19 hours. It does not
 -- depend on the capacity, because processes with different capacities rely on each other's expiries.
 local GRAIN_US_MIN, GRAIN_US_MAX = 2 ^ 20, 2 ^ 36
 
 local function grain_us(unit_us)
   local grain = GRAIN_US_MIN
-  while grain < 2 * unit_us and grain < GRAIN_US_MAX do
+  while grain < 4 * unit_us and grain < GRAIN_US_MAX do
     grain = grain * 2
   end
   return grain
@@ -365,7 +384,7 @@ local function correct_fast_charge(key, charge, before)
   if before == 0 then
     -- The key did not exist.
     put(key, now_us + cost_us, (cost_us + grain) / 1000)
-    return ALLOWED + DECIDED
+    return ALLOWED_AND_DECIDED
   elseif before < now_us then
     -- The bucket was full.
     local full = now_us + cost_us
@@ -374,7 +393,7 @@ local function correct_fast_charge(key, charge, before)
     else
       put(key, full, (cost_us + grain) / 1000)
     end
-    return ALLOWED + DECIDED + NUMBER, before
+    return ALLOWED_AND_NUMBER, before
   end
   if before - now_us > (extra == 0 and FAR or FAR_INJECTED) * fill then
     -- Written under a wrong clock: counts as emptied just now.
@@ -382,25 +401,26 @@ local function correct_fast_charge(key, charge, before)
   else
     call('INCRBY', key, charge.refund_text)
   end
-  return DECIDED + NUMBER, before
+  return DENIED_AND_NUMBER, before
 end
 
-local function fast_token_bucket(key, charge)
-  local full = try('INCRBY', key, charge.cost_us_text)
-  if type(full) ~= 'number' then
-    -- The state is in the other format, written by a request with an injected time.
-    return nil
+local function fast_token_bucket(charge)
+  local cost_us, cost_us_text, fill, grain = charge.cost_us, charge.cost_us_text, charge.fill, charge.grain_us
+  return function(key)
+    local full = try('INCRBY', key, cost_us_text)
+    if type(full) ~= 'number' then
+      -- The state is in the other format, written by a request with an injected time.
+      return nil
+    end
+    local before = full - cost_us
+    if before < now_us or full > now_us + fill then
+      return correct_fast_charge(key, charge, before)
+    end
+    if full % grain < cost_us then
+      call('PEXPIRE', key, expiry((full - now_us + grain) / 1000))
+    end
+    return ALLOWED_AND_NUMBER, before
   end
-  local cost_us = charge.cost_us
-  local before = full - cost_us
-  if before < now_us or full > now_us + charge.fill then
-    return correct_fast_charge(key, charge, before)
-  end
-  local grain = charge.grain_us
-  if full % grain < cost_us then
-    call('PEXPIRE', key, expiry((full - now_us + grain) / 1000))
-  end
-  return ALLOWED + DECIDED + NUMBER, before
 end
 
 -- Stepped token bucket.
@@ -556,31 +576,38 @@ local function fixed_window(key, charge)
   return allowed, state, put, window_value(charge, s, n, count), (s - now_s + w_s) * 1000 + (n - now_n + w_n) / 1e6
 end
 
-local function fast_window(key, charge)
-  local after = try('INCRBY', key, charge.cost_text)
-  if type(after) ~= 'number' then
+local function fast_window(charge)
+  local cost, limit, w_s, cost_text = charge.cost, charge.limit, charge.w_s, charge.cost_text
+  local refund_text = charge.refund_text
+  -- The last window: its start, its end, and the smallest and largest number after a charge that is allowed.
+  local start, stop, least, most = 0, 0, 0, 0
+  return function(key)
+    if now_s >= stop or now_s < start then
+      start = now_s - now_s % w_s
+      stop, least, most = start + w_s, start * COUNTS + cost, start * COUNTS + limit
+    end
+    local after = try('INCRBY', key, cost_text)
+    if type(after) ~= 'number' then
+      return nil
+    end
+    if after > least and after <= most then
+      return ALLOWED_AND_NUMBER, after - cost
+    end
+    local state = after - cost
+    if state < start * COUNTS and state - state % COUNTS + w_s * COUNTS <= start * COUNTS then
+      -- The key did not exist, or its window is over.
+      put(key, least, (start - now_s + w_s) * 1000 - now_n / 1e6)
+      if state == 0 then
+        return ALLOWED_AND_DECIDED
+      end
+      return ALLOWED_AND_NUMBER, state
+    end
+    call('INCRBY', key, refund_text)
+    if after > least and state - start * COUNTS < COUNTS then
+      return DENIED_AND_NUMBER, state
+    end
     return nil
   end
-  local cost, w_s = charge.cost, charge.w_s
-  local start = now_s - now_s % w_s
-  local count = after - start * COUNTS
-  if count > cost and count <= charge.limit then
-    return ALLOWED + DECIDED + NUMBER, after - cost
-  end
-  local state = after - cost
-  if state < start * COUNTS and state - state % COUNTS + w_s * COUNTS <= start * COUNTS then
-    -- The key did not exist, or its window is over.
-    put(key, start * COUNTS + cost, (start - now_s + w_s) * 1000 - now_n / 1e6)
-    if state == 0 then
-      return ALLOWED + DECIDED
-    end
-    return ALLOWED + DECIDED + NUMBER, state
-  end
-  call('INCRBY', key, charge.refund_text)
-  if count > cost and count - cost < COUNTS then
-    return DECIDED + NUMBER, state
-  end
-  return nil
 end
 
 -- The number of the window of an instant, the number of its bucket in the window, and the elapsed time of the bucket,
@@ -598,57 +625,67 @@ end
 -- Parameters: the window, the number of buckets, the edge policy (0 weigh, 1 drop, 2 keep): '<dI4 I4 B'. State: the
 -- newest bucket as the number of its window and its number in the window, '<dI4'; then the units charged in each
 -- bucket, newest first, one bucket more than the window has, '<I4' each.
+local SUMMED_COUNTS = 16
+local SUMMED_COUNTS_FORMAT = '<' .. ('I4'):rep(SUMMED_COUNTS)
+
+local function sum_of_16(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p)
+  return a + b + c + d + e + f + g + h + i + j + k + l + m + n + o + p
+end
+
+-- The sum of `count` counts from a position. A counter may have a thousand, so they are not made a table.
+local function sum_counts(text, at, count)
+  local total = 0
+  while count >= SUMMED_COUNTS do
+    total = total + sum_of_16(unpack(SUMMED_COUNTS_FORMAT, text, at))
+    at, count = at + SUMMED_COUNTS * 4, count - SUMMED_COUNTS
+  end
+  for i = at, at + count * 4 - 1, 4 do
+    total = total + unpack('<I4', text, i)
+  end
+  return total
+end
+
 local function counter(key, charge)
-  local cost, limit, w_s, w_n, buckets, edge = charge.cost, charge.limit, charge.w_s, charge.w_n, charge.buckets, charge.edge
+  local cost, limit, buckets, edge = charge.cost, charge.limit, charge.buckets, charge.edge
+  local w_s, w_n = charge.w_s, charge.w_n
   local q, b, p_s, p_n = position(now_s, now_n, w_s, w_n, buckets)
   local state = of_size(call('GET', key), 16 + buckets * 4)
-  local counts = {}
+  -- After the window has moved to now: the number of new buckets, and the counts of the others, as in the state.
+  local new, counts = 0, nil
   local is_same, is_changed = false, false
   if state then
+    counts = state
     local q0, b0 = unpack('<dI4', state)
     local shift = (q - q0) * buckets + (b - b0)
-    if shift <= 0 then
-      for i = 0, buckets do
-        counts[i] = unpack('<I4', state, 13 + i * 4)
-      end
-      if shift < -buckets then
-        -- Written under a wrong clock: moved to now. The weight of the bucket at the edge is no longer known, so it
-        -- counts fully and none of it becomes free early.
-        is_changed = true
-        if edge == 0 then
-          local both = counts[buckets - 1] + counts[buckets]
-          counts[buckets - 1] = both < limit and both or limit
-          counts[buckets] = 0
-        end
-      else
-        is_same = true
-        if shift < 0 then
-          -- The clock stepped back: the state stays as it is until time has caught up.
-          q, b, p_s, p_n = q0, b0, 0, 0
-        end
-      end
-    elseif shift <= buckets then
+    if shift < -buckets then
+      -- Written under a wrong clock: moved to now. The weight of the bucket at the edge is no longer known, so it
+      -- counts fully and none of it becomes free early.
       is_changed = true
-      for i = 0, shift - 1 do
-        counts[i] = 0
+      if edge == 0 then
+        local last, at_edge = unpack('<I4I4', state, 9 + buckets * 4)
+        counts = sub(state, 1, 8 + buckets * 4) .. pack('<I4I4', min(last + at_edge, limit), 0)
       end
-      for i = shift, buckets do
-        counts[i] = unpack('<I4', state, 13 + (i - shift) * 4)
+    elseif shift <= 0 then
+      is_same = true
+      if shift < 0 then
+        -- The clock stepped back: the state stays as it is until time has caught up.
+        q, b, p_s, p_n = q0, b0, 0, 0
       end
     else
       is_changed = true
+      if shift <= buckets then
+        new = shift
+      else
+        counts = nil
+      end
     end
   end
-  if not counts[0] then
-    for i = 0, buckets do
-      counts[i] = 0
-    end
+  local used, at_edge, newest = 0, 0, 0
+  if counts then
+    used = sum_counts(counts, 13, buckets - new)
+    at_edge = unpack('<I4', counts, 13 + (buckets - new) * 4)
+    newest = new == 0 and unpack('<I4', counts, 13) or 0
   end
-  local used = 0
-  for i = 0, buckets - 1 do
-    used = used + counts[i]
-  end
-  local at_edge = counts[buckets]
   -- Nothing is left that could count, not even if the clock stepped back.
   local is_gone = used == 0 and (at_edge == 0 or edge == 1)
   if edge == 2 then
@@ -659,72 +696,77 @@ local function counter(key, charge)
   end
   local allowed = cost == 0 or used + cost <= limit
   if allowed and cost > 0 then
-    counts[0] = counts[0] + cost
+    newest = newest + cost
     if is_same then
-      return allowed, state, patch_count, counts[0]
+      return allowed, state, patch_count, newest
     end
   elseif not is_changed then
     return allowed, state
   elseif is_gone then
     return allowed, state, drop
   end
-  local parts = { pack('<dI4', q, b) }
-  for i = 0, buckets do
-    parts[i + 2] = pack('<I4', counts[i])
+  local value = pack('<dI4I4', q, b, newest)
+  if not counts then
+    value = value .. zeros(buckets * 4)
+  elseif new == 0 then
+    value = value .. sub(counts, 17)
+  else
+    value = value .. zeros(new * 4 - 4) .. sub(counts, 13, 16 + (buckets - new) * 4)
   end
   -- Until the newest bucket has left the window. Doubles of milliseconds are exact to a microsecond here.
   local leaves = q + 1 + (edge == 1 and b or b + 1) / buckets
   local ms = leaves * (w_s * 1000 + w_n / 1e6) - (now_s * 1000 + now_n / 1e6)
-  return allowed, state, put, concat(parts), ms
+  return allowed, state, put, value, ms
 end
 
 -- The fast path for one bucket per window: two numbers instead of a list.
-local function fast_counter(key, charge)
-  local w_s, w_n = charge.w_s, charge.w_n
-  local q, r_s, r_n
-  if w_n == 0 then
-    r_s, r_n = now_s % w_s, now_n
-    q = (now_s - r_s) / w_s
-  else
-    q, r_s, r_n = divide(now_s, now_n, w_s, w_n)
-  end
-  local state = of_size(call('GET', key), 20)
-  local newest, previous, is_same = 0, 0, false
-  if state then
-    local q0, _, count, older = unpack('<dI4I4I4', state)
-    if q0 == q then
-      newest, previous, is_same = count, older, true
-    elseif q0 == q - 1 then
-      previous = count
-    elseif q0 > q then
-      -- The clock stepped back.
+local function fast_counter(charge)
+  local cost, limit, edge, w_s, w_n = charge.cost, charge.limit, charge.edge, charge.w_s, charge.w_n
+  return function(key)
+    local q, r_s, r_n
+    if w_n == 0 then
+      r_s, r_n = now_s % w_s, now_n
+      q = (now_s - r_s) / w_s
+    else
+      q, r_s, r_n = divide(now_s, now_n, w_s, w_n)
+    end
+    local state = of_size(call('GET', key), 20)
+    local newest, previous, is_same = 0, 0, false
+    if state then
+      local q0, _, count, older = unpack('<dI4I4I4', state)
+      if q0 == q then
+        newest, previous, is_same = count, older, true
+      elseif q0 == q - 1 then
+        previous = count
+      elseif q0 > q then
+        -- The clock stepped back.
+        return nil
+      end
+    end
+    local used = newest + cost
+    if previous > 0 then
+      if edge == 2 then
+        used = used + previous
+      elseif edge == 0 then
+        local u_s, u_n = subtract(w_s, w_n, r_s, r_n)
+        used = used + share(previous, u_s, u_n, w_s, w_n)
+      end
+    end
+    if used > limit then
+      if is_same then
+        return DENIED_AND_STATE, state
+      end
       return nil
     end
-  end
-  local cost, edge = charge.cost, charge.edge
-  local used = newest + cost
-  if previous > 0 then
-    if edge == 2 then
-      used = used + previous
-    elseif edge == 0 then
-      local u_s, u_n = subtract(w_s, w_n, r_s, r_n)
-      used = used + share(previous, u_s, u_n, w_s, w_n)
-    end
-  end
-  if used > charge.limit then
     if is_same then
-      return DECIDED + STATE, state
+      patch_count(key, newest + cost)
+    else
+      local leaves = q + (edge == 1 and 1 or 2)
+      local ms = leaves * (w_s * 1000 + w_n / 1e6) - (now_s * 1000 + now_n / 1e6)
+      put(key, pack('<dI4I4I4', q, 0, cost, previous), ms)
     end
-    return nil
+    return state and ALLOWED_AND_STATE or ALLOWED_AND_DECIDED, state
   end
-  if is_same then
-    patch_count(key, newest + cost)
-  else
-    local leaves = q + (edge == 1 and 1 or 2)
-    local ms = leaves * (w_s * 1000 + w_n / 1e6) - (now_s * 1000 + now_n / 1e6)
-    put(key, pack('<dI4I4I4', q, 0, cost, previous), ms)
-  end
-  return ALLOWED + DECIDED + (state and STATE or 0), state
 end
 
 -- Sliding window log.
@@ -876,20 +918,42 @@ local function drop_gone(log, gone_s, gone_n)
   return true
 end
 
+-- Sizes of the steps of `seek`, in words.
+local STEPS = { CHUNK * SUMMED, CHUNK }
+
+-- The oldest entry that, with all entries before it, costs at least `units`, of which there are as many: the index at
+-- which it begins, and the cost of the entries before it.
+local function seek(log, units)
+  if is_flat(log) then
+    local index = entry_start(log, units - 1)
+    return index, index
+  end
+  local index, cost_before = 0, 0
+  for _, step in ipairs(STEPS) do
+    local rest = log.words - index
+    while rest > step do
+      local cost = sum(log, index, step)
+      if cost_before + cost >= units then
+        break
+      end
+      index, cost_before, rest = index + step, cost_before + cost, rest - step
+    end
+  end
+  -- The step may have ended between the words of an entry, whose cost is in the second.
+  index = entry_start(log, index)
+  while true do
+    local _, _, cost, count = entry(log, index)
+    if cost_before + cost >= units then
+      return index, cost_before
+    end
+    index, cost_before = index + count, cost_before + cost
+  end
+end
+
 -- The instant at which the oldest `units` have left the window; an entry at (s, n) is assumed after all others.
 local function leaves(log, units, s, n)
-  if is_flat(log) and units > 0 and units <= log.words then
-    local e_s, e_n = entry(log, entry_start(log, units - 1))
-    return add(e_s, e_n, log.w_s, log.w_n)
-  end
-  local index = 0
-  while index < log.words do
-    local e_s, e_n, cost, count = entry(log, index)
-    units = units - cost
-    if units <= 0 then
-      return add(e_s, e_n, log.w_s, log.w_n)
-    end
-    index = index + count
+  if log.words > 0 and units <= log.units then
+    s, n = entry(log, (seek(log, units)))
   end
   return add(s, n, log.w_s, log.w_n)
 end
@@ -897,22 +961,28 @@ end
 -- Drops the oldest units: one unit above the limit denies every request, so units beyond that have no effect, and the
 -- oldest leave the window first.
 local function expire(log, surplus)
-  while surplus > 0 and log.words > 0 do
-    local s, n, cost, count = entry(log, 0)
-    if cost > surplus then
-      -- The remainder of the entry is stored in the last of its words.
-      local text, kept = words(s, n, cost - surplus)
-      local at = word_index(log, count - kept)
-      log.cuts = { { at, sub(text, 1, 8) } }
-      if kept == 2 then
-        log.cuts[2] = { word_index(log, 1), sub(text, 9) }
-      end
-      log.first, log.words, log.units = at, log.words - (count - kept), log.units - surplus
-      return
-    end
-    log.first = word_index(log, count)
-    log.words, log.units, surplus = log.words - count, log.units - cost, surplus - cost
+  if surplus <= 0 then
+    return
+  elseif surplus >= log.units then
+    log.first, log.words, log.units = word_index(log, log.words), 0, 0
+    return
   end
+  -- The first entry that is kept, at least in part.
+  local index, dropped = seek(log, surplus + 1)
+  local s, n, cost, count = entry(log, index)
+  local first = word_index(log, index)
+  log.units = log.units - surplus
+  if dropped < surplus then
+    -- The remainder of the entry is stored in the last of its words.
+    local text, kept = words(s, n, cost - (surplus - dropped))
+    first = word_index(log, index + count - kept)
+    log.cuts = { { first, sub(text, 1, 8) } }
+    if kept == 2 then
+      log.cuts[2] = { word_index(log, index + 1), sub(text, 9) }
+    end
+    index = index + count - kept
+  end
+  log.first, log.words = first, log.words - index
 end
 
 local function write_words(log, index, text)
@@ -953,6 +1023,44 @@ local function extend_log(key, charge, old_s, old_n, s, n)
   end
 end
 
+-- Rings up to this size are copied when they grow, so that Redis allocates exactly their size. Larger ones grow in
+-- place and by at most this many words, so that a call takes no longer if the log is long; Redis then allocates up to
+-- 1 MB more than they need.
+local COPIED_MAX = 2 ^ 14
+-- Words that are moved with one command.
+local MOVED = 4096
+
+-- Moves words within the ring by their indexes, which may overlap.
+local function move_words(key, from, to, count)
+  local at, step = 0, MOVED
+  if to > from then
+    at, step = floor((count - 1) / MOVED) * MOVED, -MOVED
+  end
+  while at >= 0 and at < count do
+    local text = call('GETRANGE', key, HEAD + (from + at) * 8, HEAD + (from + min(at + MOVED, count)) * 8 - 1)
+    call('SETRANGE', key, HEAD + (to + at) * 8, text)
+    at = at + step
+  end
+end
+
+-- Enlarges the ring in place. If it wraps around, the fewer words are moved: the newer ones, before the oldest, to
+-- behind the end, or the older ones to the new end.
+local function grow_in_place(log, larger)
+  local key, first, ring = log.key, log.first, log.ring
+  local added = larger - ring
+  call('SETRANGE', key, HEAD + larger * 8 - 1, '\0')
+  local newer, older = first + log.words - ring, ring - first
+  if newer > 0 then
+    if newer <= added and newer <= older then
+      move_words(key, 0, ring, newer)
+    else
+      move_words(key, first, first + added, older)
+      log.first = first + added
+    end
+  end
+  log.ring = larger
+end
+
 local function write_log(key, log, _, is_charged)
   local is_moved = log.moved ~= nil
   local added, count = '', 0
@@ -984,23 +1092,20 @@ local function write_log(key, log, _, is_charged)
     added, count = moved .. added, moved_count + count
   end
   local used = log.words + count
-  if used > log.ring then
-    -- The ring grows; the oldest word comes first.
-    local ring = max(used, min(max(log.ring * 2, RING_MIN), log.charge.words_max))
-    local old = ''
-    if log.words > 0 then
-      -- Cut entries are written first, to be read with the rest.
-      for _, cut in ipairs(log.cuts) do
-        call('SETRANGE', key, HEAD + cut[1] * 8, cut[2])
-      end
-      old = read_words(log, 0, log.words)
-    end
-    local head = pack(HEAD_FORMAT, log.s, log.n, log.units, 0, used, ring, 0, 0) .. rep('\0', HEAD - FIXED)
-    put(key, head .. old .. added .. rep('\0', (ring - used) * 8), log_ms(log.charge, log.s, log.n))
-    return
-  end
   for _, cut in ipairs(log.cuts) do
     call('SETRANGE', key, HEAD + cut[1] * 8, cut[2])
+  end
+  if used > log.ring then
+    local larger = min(max(log.ring * 2, RING_MIN), log.ring + COPIED_MAX, log.charge.words_max)
+    larger = max(used, larger)
+    if larger <= COPIED_MAX then
+      -- The oldest word comes first.
+      local old = log.words > 0 and read_words(log, 0, log.words) or ''
+      local head = pack(HEAD_FORMAT, log.s, log.n, log.units, 0, used, larger, 0, 0) .. zeros(HEAD - FIXED)
+      put(key, head .. old .. added .. zeros((larger - used) * 8), log_ms(log.charge, log.s, log.n))
+      return
+    end
+    grow_in_place(log, larger)
   end
   if count > 0 then
     write_words(log, log.words, added)
@@ -1058,93 +1163,94 @@ end
 local function begin_log(key, charge)
   local head = pack(HEAD_FORMAT, now_s, now_n, 1, 0, 1, charge.ring_min, 1, 0)
   put(key, head .. pack('<I4I4', now_n, now_s % WORD) .. charge.padding, log_ms(charge, now_s, now_n))
-  return ALLOWED + DECIDED + NUMBER, 1
+  return ALLOWED_AND_NUMBER, 1
 end
 
 -- Entries that the fast path drops. If more have left the window, they are found by bisection.
 local FAST_DROPS = 32
 
 -- The fast path: the request and all entries it reads cost 1.
-local function fast_log(key, charge)
-  local text = call('GETRANGE', key, '0', HEAD_LAST)
-  if text == '' then
-    return begin_log(key, charge)
-  end
-  local s, n, units, first, words, ring, back, front = unpack(HEAD_FORMAT, text)
-  if now_s < s or (now_s == s and now_n < n) then
-    return nil
-  end
-  local w_s, w_n = charge.w_s, charge.w_n
-  local gone_s, gone_n = now_s - w_s, now_n - w_n
-  if gone_n < 0 then
-    gone_s, gone_n = gone_s - 1, gone_n + SECOND
-  end
-  if gone_s > s or (gone_s == s and gone_n >= n) then
-    return begin_log(key, charge)
-  end
-  -- Drops entries that have left the window; the newest has not. The oldest words are in `from`, between `at` and
-  -- `last`.
-  local from, at, last = text, FIXED + back * 8, FIXED + (back + front) * 8
-  local in_ring = words - back
-  local dropped = 0
-  local e_s, e_n
-  while true do
-    if at == last then
-      if dropped < in_ring then
-        local oldest = (first + dropped) % ring
-        local count = min(FRONT, in_ring - dropped, ring - oldest)
-        from = call('GETRANGE', key, HEAD + oldest * 8, HEAD + (oldest + count) * 8 - 1)
-        at, last = 0, count * 8
-      else
-        from, at, last = text, FIXED + (dropped - in_ring) * 8, FIXED + back * 8
+local function fast_log(charge)
+  local limit, w_s, w_n = charge.limit, charge.w_s, charge.w_n
+  return function(key)
+    local text = call('GETRANGE', key, '0', HEAD_LAST)
+    if text == '' then
+      return begin_log(key, charge)
+    end
+    local s, n, units, first, words, ring, back, front = unpack(HEAD_FORMAT, text)
+    if now_s < s or (now_s == s and now_n < n) then
+      return nil
+    end
+    local gone_s, gone_n = now_s - w_s, now_n - w_n
+    if gone_n < 0 then
+      gone_s, gone_n = gone_s - 1, gone_n + SECOND
+    end
+    if gone_s > s or (gone_s == s and gone_n >= n) then
+      return begin_log(key, charge)
+    end
+    -- Drops entries that have left the window; the newest has not. The oldest words are in `from`, between `at` and
+    -- `last`.
+    local from, at, last = text, FIXED + back * 8, FIXED + (back + front) * 8
+    local in_ring = words - back
+    local dropped = 0
+    local e_s, e_n
+    while true do
+      if at == last then
+        if dropped < in_ring then
+          local oldest = (first + dropped) % ring
+          local count = min(FRONT, in_ring - dropped, ring - oldest)
+          from = call('GETRANGE', key, HEAD + oldest * 8, HEAD + (oldest + count) * 8 - 1)
+          at, last = 0, count * 8
+        else
+          from, at, last = text, FIXED + (dropped - in_ring) * 8, FIXED + back * 8
+        end
+      end
+      e_n, e_s = unpack('<I4I4', from, at + 1)
+      if e_n >= IS_LONG then
+        return nil
+      end
+      e_s = s - (s - e_s) % WORD
+      if gone_s < e_s or (gone_s == e_s and gone_n < e_n) then
+        break
+      end
+      at, dropped = at + 8, dropped + 1
+      if dropped > FAST_DROPS then
+        return nil
       end
     end
-    e_n, e_s = unpack('<I4I4', from, at + 1)
-    if e_n >= IS_LONG then
+    if units - dropped >= limit then
+      if units > limit or dropped > 0 then
+        return nil
+      end
+      if from ~= text then
+        -- Caches the oldest words in the head, so that the next request need not read the ring.
+        local ends = sub(text, FIXED + 1, FIXED + back * 8) .. from
+        call('SETRANGE', key, ENDS_AT, pack('<BBc0', back, #from / 8, ends))
+      end
+      e_s, e_n = add(e_s, e_n, w_s, w_n)
+      return DENIED_AND_STATE, pack('<dI4ddI4', s, n, units, e_s, e_n)
+    end
+    words = words - dropped + 1
+    if words > ring then
       return nil
     end
-    e_s = s - (s - e_s) % WORD
-    if gone_s < e_s or (gone_s == e_s and gone_n < e_n) then
-      break
+    first = (first + dropped) % ring
+    units = units - dropped + 1
+    local oldest = sub(from, at + 1, last)
+    local gone_of_back = dropped > in_ring and dropped - in_ring or 0
+    local newest = sub(text, FIXED + 1 + gone_of_back * 8, FIXED + back * 8) .. pack('<I4I4', now_n, now_s % WORD)
+    back = back - gone_of_back + 1
+    if back == BACK then
+      write_words({ key = key, first = first, ring = ring }, words - back, newest)
+      back, newest = 0, ''
     end
-    at, dropped = at + 8, dropped + 1
-    if dropped > FAST_DROPS then
-      return nil
-    end
+    local front_count = (last - at) / 8
+    call('SETRANGE', key, '0', pack(
+      HEAD_AND_ENDS, now_s, now_n, units, first, words, ring, back, front_count, newest, oldest
+    ))
+    extend_log(key, charge, s, n, now_s, now_n)
+    return ALLOWED_AND_NUMBER, units
   end
-  local limit = charge.limit
-  if units - dropped >= limit then
-    if units > limit or dropped > 0 then
-      return nil
-    end
-    if from ~= text then
-      -- Caches the oldest words in the head, so that the next request need not read the ring.
-      local ends = sub(text, FIXED + 1, FIXED + back * 8) .. from
-      call('SETRANGE', key, ENDS_AT, pack('<BBc0', back, #from / 8, ends))
-    end
-    e_s, e_n = add(e_s, e_n, w_s, w_n)
-    return DECIDED + STATE, pack('<dI4ddI4', s, n, units, e_s, e_n)
-  end
-  words = words - dropped + 1
-  if words > ring then
-    return nil
-  end
-  first = (first + dropped) % ring
-  units = units - dropped + 1
-  local oldest = sub(from, at + 1, last)
-  local gone_of_back = dropped > in_ring and dropped - in_ring or 0
-  local newest = sub(text, FIXED + 1 + gone_of_back * 8, FIXED + back * 8) .. pack('<I4I4', now_n, now_s % WORD)
-  back = back - gone_of_back + 1
-  if back == BACK then
-    write_words({ key = key, first = first, ring = ring }, words - back, newest)
-    back, newest = 0, ''
-  end
-  local front_count = (last - at) / 8
-  call('SETRANGE', key, '0', pack(
-    HEAD_AND_ENDS, now_s, now_n, units, first, words, ring, back, front_count, newest, oldest
-  ))
-  extend_log(key, charge, s, n, now_s, now_n)
-  return ALLOWED + DECIDED + NUMBER, units
 end
 
 -- Refunds: a charge is undone because the request was denied elsewhere or cost less than estimated.
@@ -1272,6 +1378,22 @@ local function decrease_bucket(state, index, cost)
   return sub(state, 1, at) .. pack('<I4', count - taken) .. sub(state, at + 5), cost - taken
 end
 
+-- The same for the buckets from `oldest` to the newest, as far as the cost goes.
+local function decrease_buckets(state, oldest, cost)
+  local index, count, left = oldest + 1, 0, cost
+  while index > 0 and left > 0 do
+    index = index - 1
+    count = unpack('<I4', state, 13 + index * 4)
+    local taken = min(count, left)
+    count, left = count - taken, left - taken
+  end
+  if index > oldest then
+    return state, left
+  end
+  -- All older ones are empty now.
+  return sub(state, 1, 12 + index * 4) .. pack('<I4', count) .. zeros((oldest - index) * 4) .. sub(state, 17 + oldest * 4), left
+end
+
 -- The cost is part of the bucket of its instant while that bucket is kept. If the clock stepped back, the cost is in
 -- a newer bucket, which leaves later; then less is refunded.
 local function refund_counter(key, charge, t_s, t_n)
@@ -1298,11 +1420,10 @@ local function refund_counter(key, charge, t_s, t_n)
     -- `moved` is the number of buckets by which the window has moved since. Where the bucket at the edge is weighed,
     -- only a share of it counts, so it comes last.
     local moved, left = max(-ahead, 0), charge.cost
-    for step = charge.edge == 2 and 0 or 1, charge.edge == 0 and buckets + 1 or buckets do
-      local index = (step > buckets and buckets or buckets - step) - moved
-      if index >= 0 and left > 0 then
-        given, left = decrease_bucket(given, index, left)
-      end
+    local oldest = (charge.edge == 2 and buckets or buckets - 1) - moved
+    given, left = decrease_buckets(state, oldest, left)
+    if charge.edge == 0 and moved <= buckets and left > 0 then
+      given = decrease_bucket(given, buckets - moved, left)
     end
   end
   local left = find(given, '[^%z]', 13)
@@ -1313,8 +1434,8 @@ local function refund_counter(key, charge, t_s, t_n)
   end
 end
 
--- The number of newest entries searched for a charge: first the recent ones, then more. A charge further back is not
--- refunded.
+-- The number of newest entries searched for a charge: first the recent ones, then more. A charge more than twice as far
+-- back is not refunded.
 local REFUND_ENTRIES = { 64, 4096 }
 
 -- The entry that ends before a word of the tail: its first word, its instant and its cost; nil if the tail does not
@@ -1333,6 +1454,25 @@ local function entry_before(log, tail, at)
   local cost = n - IS_COST + s * IS_COST
   n, s = unpack('<I4I4', tail, at * 8 - 15)
   return at - 2, log.s - (log.s - s) % WORD, n - IS_LONG, cost
+end
+
+-- The number of words of the tail up to the last entry at or before an instant, by bisection: both words of an entry
+-- have its instant.
+local function tail_until(log, tail, count, t_s, t_n)
+  local low, high = 0, count
+  while low < high do
+    local middle = floor((low + high) / 2)
+    local n, s = unpack('<I4I4', tail, middle * 8 + 1)
+    if n >= IS_COST and middle > 0 then
+      n, s = unpack('<I4I4', tail, middle * 8 - 7)
+    end
+    if n < IS_COST and before(t_s, t_n, log.s - (log.s - s) % WORD, n < IS_LONG and n or n - IS_LONG) then
+      high = middle
+    else
+      low = middle + 1
+    end
+  end
+  return low
 end
 
 -- Drops entries that have left the window, then the oldest units up to the cost.
@@ -1384,9 +1524,14 @@ local function refund_log(key, charge, t_s, t_n)
     count = min(log.words, 2 * (entries + 1))
     tail = read_words(log, log.words - count, count)
     local at, is_over = count, count == log.words
+    if not is_behind then
+      at = tail_until(log, tail, count, t_s, t_n)
+    end
     for _ = 1, entries do
       local from, s, n, entry_cost = entry_before(log, tail, at)
-      if not from or before(s, n, t_s, t_n) then
+      if not from then
+        break
+      elseif before(s, n, t_s, t_n) then
         is_over = true
         break
       end
@@ -1492,7 +1637,8 @@ local READ = {
     return {
       flags = flags, more = flags % 2 == 1, is_peek = flags % 4 >= PEEK,
       cost = cost, limit = limit, kind = token_bucket, refund = refund_token_bucket,
-      fast = fast_token_bucket, fill = fill, cost_us = cost_us, cost_us_text = cost_us_text, refund_text = '-' .. cost_us_text,
+      fast = fast_token_bucket, fill = fill,
+      cost_us = cost_us, cost_us_text = cost_us_text, refund_text = '-' .. cost_us_text,
       f_d = f_d, f_t = f_t, f_f = 0,
       far = multiple(FAR, f_d, f_t, 0, 1), far_injected = multiple(FAR_INJECTED, f_d, f_t, 0, 1),
       c_d = c_d, c_t = (cost_us - c_d * DAY_US) * 1000, c_f = 0, ticks = 1,
@@ -1528,6 +1674,9 @@ local function read(packed_charge)
   if charge.is_peek or cost == 0 or cost > charge.limit then
     charge.fast = nil
   end
+  -- INCRBY reports a foreign value without an error.
+  charge.counts_by_incrby = charge.fast == fast_token_bucket or charge.fast == fast_window
+  charge.fast = charge.fast and charge.fast(charge)
   if parsed_count == PARSED_MAX then
     parsed, parsed_count = {}, 0
   end
@@ -1546,14 +1695,9 @@ local function decision(allowed, is_decided, state)
   return flags + STATE, state.s and encode_log(state) or state
 end
 
--- Decides a request of one charge, the most common.
-local function decide_one(key, charge)
-  if charge.fast and now_us then
-    local flags, number = charge.fast(key, charge)
-    if flags then
-      return flags, number
-    end
-  elseif charge.flags >= REFUND then
+-- Decides a request of one charge that has no fast path.
+local function decide_slowly(key, charge)
+  if charge.flags >= REFUND then
     charge.refund(key, charge, charge.t_s, charge.t_n)
     return DECIDED
   end
@@ -1571,6 +1715,17 @@ local function packed(flags, state)
     return pack('<Bc0', flags, state)
   end
   return char(flags)
+end
+
+-- Decides a request of one charge.
+local function decide_one(key, charge)
+  if now_us and charge.fast then
+    local flags, state = charge.fast(key)
+    if flags then
+      return flags, state
+    end
+  end
+  return decide_slowly(key, charge)
 end
 
 -- Decides the charges first to last of one request: all are decided, then all are made or none.
@@ -1594,7 +1749,7 @@ local function decide_several(keys, charges, first, last, replies)
 end
 
 -- The last second of the clock as text and as a number, which is valid for many calls.
-local second_text, second
+local second_text, second, second_us
 
 local function decide(keys, arguments)
   if not call then
@@ -1606,9 +1761,10 @@ local function decide(keys, arguments)
     local time = call('TIME')
     if time[1] ~= second_text then
       second_text, second = time[1], time[1] + 0
+      second_us = second * MICROS
     end
     local us = time[2] + 0
-    now_s, now_n, now_us, extra = second, us * 1000, second * MICROS + us, 0
+    now_s, now_n, now_us, extra = second, us * 1000, second_us + us, 0
   else
     now_s, now_n = unpack('<dI4', at)
     extra = EXPIRY_EXTRA
@@ -1617,7 +1773,14 @@ local function decide(keys, arguments)
   local packed_charge = arguments[1]
   local charge = parsed[packed_charge] or read(packed_charge)
   if count == 1 and now_us then
-    local flags, state = decide_one(keys[1], charge)
+    -- As `decide_one` does, without a call.
+    local fast, key, flags, state = charge.fast, keys[1]
+    if fast then
+      flags, state = fast(key)
+    end
+    if not flags then
+      flags, state = decide_slowly(key, charge)
+    end
     if flags >= NUMBER then
       return pack('<dBd', now_us, flags, state)
     elseif state then
@@ -1633,9 +1796,17 @@ local function decide(keys, arguments)
       charge = parsed[packed_charge] or read(packed_charge)
     end
     if not charge.more then
-      -- A foreign value in one key must not fail the other requests of the call.
-      local is_right, flags, state = pcall(decide_one, keys[i], charge)
-      replies[i + 1] = is_right and packed(flags, state) or GARBLED
+      local flags, state
+      if charge.counts_by_incrby and now_us then
+        flags, state = charge.fast(keys[i])
+      end
+      if not flags then
+        -- A foreign value in one key must not fail the other requests of the call.
+        local is_right
+        is_right, flags, state = pcall(decide_one, keys[i], charge)
+        flags = is_right and flags
+      end
+      replies[i + 1] = flags and packed(flags, state) or GARBLED
       i = i + 1
     else
       local charges = { [i] = charge }

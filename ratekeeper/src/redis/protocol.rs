@@ -144,6 +144,17 @@ impl PackedLimit {
         }
     }
 
+    /// The work of a charge in Redis, as a multiple of the cheapest kind's.
+    pub(crate) fn weight(&self) -> usize {
+        match &self.limit {
+            Limit::Bucket(_) | Limit::SteppedBucket(_) | Limit::FixedWindow(_) => 1,
+            // All counts are read and sent.
+            Limit::Counter(it) => 1 + it.buckets() as usize / 64,
+            // The oldest entry that counts may have to be searched.
+            Limit::Log(_) => 4,
+        }
+    }
+
     /// Whether denied requests count too.
     pub(crate) fn counts_all(&self) -> bool {
         matches!(&self.limit, Limit::Log(log) if log.count() == LogPolicy::All)

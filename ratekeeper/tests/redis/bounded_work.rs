@@ -1,13 +1,14 @@
-//! Goal: no call keeps Redis busy for long, whatever the state of a key. Method: the time that the server itself
-//! measures for one call, and the decisions of the store in memory at the same instants.
+//! Goal: no call keeps Redis busy for long, whatever the state of a key. Method: the commands of one call and the time
+//! that the server itself measures for it, and the decisions of the store in memory at the same instants.
 
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use ratekeeper::redis::{Redis, Settings};
-use ratekeeper::{Limit, Limiter, LogPolicy, ManualClock, Memory, Time};
+use ratekeeper::{EdgePolicy, Limit, Limiter, LogPolicy, ManualClock, Memory, Time};
 use testbed::RedisServer;
 
+use crate::redis::function_calls::{Operation, Raw};
 use crate::redis::{PATIENT, all_expire, limiter};
 
 const START: Time = Time::from_secs(1_700_000_000);
@@ -26,11 +27,54 @@ fn call_micros(server: &RedisServer) -> u64 {
     micros.parse().unwrap()
 }
 
+/// The commands that functions executed on keys since the statistics were reset.
+fn commands(server: &RedisServer) -> u64 {
+    let stats = server.command(&["INFO", "commandstats"]).unwrap();
+    let calls = |line: &str| {
+        let (name, fields) = line.strip_prefix("cmdstat_")?.split_once(':')?;
+        let is_on_key = matches!(name, "get" | "getrange" | "set" | "setrange" | "pexpire" | "unlink");
+        is_on_key
+            .then(|| fields.split(',').find_map(|field| field.strip_prefix("calls="))?.parse::<u64>().ok())?
+    };
+    stats.lines().filter_map(calls).sum()
+}
+
+type MemoryLog = (Limiter<Memory<ManualClock>>, ManualClock);
+
+/// One log in Redis and in memory.
+fn both(server: &RedisServer, limit: &Limit) -> (Limiter<Redis>, MemoryLog) {
+    let settings = Settings::new(&server.url()).deadline(PATIENT).connections(1);
+    let clock = ManualClock::new(START);
+    let memory = Limiter::builder(limit.clone()).clock(clock.clone()).build().unwrap();
+    (limiter(std::slice::from_ref(limit), &settings), (memory, clock))
+}
+
+/// Adds entries to both logs, one every 100 microseconds.
+async fn fill(
+    redis: &Limiter<Redis>,
+    (memory, clock): &MemoryLog,
+    entries: std::ops::Range<u32>,
+    costs: &[u32],
+) {
+    let charge = |entry: u32| (at(u64::from(entry) * 100), costs[entry as usize % costs.len()]);
+    for batch in entries.collect::<Vec<_>>().chunks(64) {
+        let checks = batch.iter().map(|entry| {
+            let (at, cost) = charge(*entry);
+            redis.check_at(at, "key", cost)
+        });
+        for (entry, verdict) in batch.iter().zip(join_all(checks).await) {
+            let (at, cost) = charge(*entry);
+            clock.set(at);
+            assert_eq!(verdict.unwrap().decision(), memory.check_n("key", cost), "entry {entry}");
+        }
+    }
+}
+
 /// Checks in both stores, which must decide the same, and returns the time that Redis took.
 async fn timed(
     server: &RedisServer,
     redis: &Limiter<Redis>,
-    (memory, clock): &(Limiter<Memory<ManualClock>>, ManualClock),
+    (memory, clock): &MemoryLog,
     at: Time,
     cost: u32,
 ) -> u64 {
@@ -67,24 +111,9 @@ async fn long_log_that_expires_at_once_does_not_block_redis() {
 /// Fills a log and lets it expire in steps. Returns the time of each call in the server.
 async fn expire_long_log(server: &RedisServer, costs: &[u32]) -> Vec<u64> {
     server.command(&["FLUSHALL"]).unwrap();
-    let log = |limit| Limit::sliding_window_log(limit, WINDOW, LogPolicy::Admitted).unwrap();
-    let settings = Settings::new(&server.url()).deadline(PATIENT).connections(1);
-    let redis = limiter(&[log(5 * ENTRIES)], &settings);
-    let clock = ManualClock::new(START);
-    let memory = (Limiter::builder(log(5 * ENTRIES)).clock(clock.clone()).build().unwrap(), clock.clone());
-    let charge = |entry: u32| (at(u64::from(entry) * 100), costs[entry as usize % costs.len()]);
-    for batch in (0..ENTRIES).collect::<Vec<_>>().chunks(64) {
-        // One instant and one cost each, in order: calls of one connection are executed in order.
-        let checks = batch.iter().map(|entry| {
-            let (at, cost) = charge(*entry);
-            redis.check_at(at, "key", cost)
-        });
-        for (entry, verdict) in batch.iter().zip(join_all(checks).await) {
-            let (at, cost) = charge(*entry);
-            clock.set(at);
-            assert_eq!(verdict.unwrap().decision(), memory.0.check_n("key", cost), "entry {entry}");
-        }
-    }
+    let log = Limit::sliding_window_log(5 * ENTRIES, WINDOW, LogPolicy::Admitted).unwrap();
+    let (redis, memory) = both(server, &log);
+    fill(&redis, &memory, 0..ENTRIES, costs).await;
     let end = u64::from(ENTRIES) * 100;
     let mut micros = Vec::new();
     // Half of the entries have expired, then all but 100, then one more at a time.
@@ -125,4 +154,101 @@ async fn denial_by_a_lowered_limit_does_not_block_redis() {
     let wait = Duration::from_nanos(leaves.as_nanos() - now.as_nanos());
     assert_eq!(decision.retry_after, ratekeeper::RetryAfter::After(wait));
     assert!(micros < 1_000, "{micros} us");
+}
+
+/// A log of all requests drops as many old units as a request costs.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn charge_of_a_whole_limit_does_not_block_redis() {
+    const LIMIT: u32 = 10_000;
+    let server = RedisServer::start().unwrap();
+    for (costs, commands_max) in [(&[1][..], 100), (&[1, 2], 100), (&[1, 1, 5, 1], 200)] {
+        server.command(&["FLUSHALL"]).unwrap();
+        let log = Limit::sliding_window_log(LIMIT, WINDOW, LogPolicy::All).unwrap();
+        let (redis, memory) = both(&server, &log);
+        fill(&redis, &memory, 0..LIMIT, costs).await;
+        for (step, cost) in (1..).zip([LIMIT / 2 + 1, LIMIT / 3, 1, LIMIT - 1, LIMIT, 2, LIMIT]) {
+            let now = at(u64::from(LIMIT) * 100 + step);
+            timed(&server, &redis, &memory, now, cost).await;
+            let commands = commands(&server);
+            assert!(commands <= commands_max, "costs {costs:?}, cost {cost}: {commands} commands");
+        }
+        // One unit at a time expires.
+        for step in 1..20 {
+            let now = at(u64::from(LIMIT) * 100 + step / 3).saturating_add(WINDOW);
+            timed(&server, &redis, &memory, now, 1).await;
+        }
+    }
+    all_expire(&server);
+}
+
+/// Rings of 16,384 words, whose oldest word is at the beginning, near it, or near the end, grow in place.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn long_log_that_grows_is_not_copied() {
+    const RING: u32 = 1 << 14;
+    /// Entries that would fill a window.
+    const WINDOW_ENTRIES: u32 = 600_000;
+    let server = RedisServer::start().unwrap();
+    let (one, mixed) = (&[1][..], &[1, 2, 3][..]);
+    for (expired, costs) in [(0, one), (3_000, one), (14_000, one), (1_500, mixed), (7_500, mixed)] {
+        server.command(&["FLUSHALL"]).unwrap();
+        let log = Limit::sliding_window_log(10 * RING, WINDOW, LogPolicy::Admitted).unwrap();
+        let (redis, memory) = both(&server, &log);
+        // Entries of cost 1, 2 and 3 have 1, 2 and 2 words.
+        let full = if costs.len() == 1 { RING } else { RING * 3 / 5 };
+        let [second, third] = [WINDOW_ENTRIES / 2, WINDOW_ENTRIES + expired];
+        fill(&redis, &memory, 0..expired, costs).await;
+        fill(&redis, &memory, second..second + full - expired - 100, costs).await;
+        // The first entries have left the window, so the ring wraps around.
+        fill(&redis, &memory, third..third + expired, costs).await;
+        let length =
+            || server.command(&["RANDOMKEY"]).and_then(|key| server.command(&["STRLEN", &key])).unwrap();
+        let (mut before, mut grown) = (length(), 0);
+        for entry in third + expired..third + expired + 200 {
+            server.command(&["CONFIG", "RESETSTAT"]).unwrap();
+            fill(&redis, &memory, entry..entry + 1, costs).await;
+            let (commands, now) = (commands(&server), length());
+            assert!(commands <= 20, "{expired} expired: {commands} commands");
+            grown += u32::from(now != before);
+            before = now;
+        }
+        assert_eq!(grown, 1, "{expired} expired: the ring grows once");
+        // The moved entries leave the window at their instants.
+        for entry in [second, second + (full - expired) / 2, third, third + expired, third + expired + 150] {
+            let now = at(u64::from(entry) * 100).saturating_add(WINDOW);
+            timed(&server, &redis, &memory, now, 1).await;
+            timed(&server, &redis, &memory, now, 10 * RING - 20).await;
+        }
+    }
+    all_expire(&server);
+}
+
+/// A counter of as many buckets as possible, at every step a different number of them new.
+#[tokio::test]
+async fn counter_of_1024_buckets_does_not_block_redis() {
+    const BUCKETS: u32 = 1024;
+    const BUCKET_MICROS: u64 = 60_000_000 / BUCKETS as u64;
+    let server = RedisServer::start().unwrap();
+    for edge in [EdgePolicy::Weigh, EdgePolicy::Drop, EdgePolicy::Keep] {
+        let limit = Limit::sliding_window_counter(1_000_000, WINDOW, BUCKETS, edge).unwrap();
+        let mut raw = Raw::new(&server, &limit, format!("{edge:?}")).await;
+        let clock = ManualClock::new(START);
+        let memory = Limiter::builder(limit.clone()).clock(clock.clone()).build().unwrap();
+        for bucket in 0..2 * u64::from(BUCKETS) {
+            let now = at(bucket * BUCKET_MICROS + bucket % 7);
+            clock.set(now);
+            let cost = (bucket % 5) as u32;
+            assert_eq!(raw.charge(now, 0, cost).await, memory.check_n(&0, cost), "{edge:?}, bucket {bucket}");
+        }
+        let mut fastest = u64::MAX;
+        for _ in 0..TRIES {
+            server.command(&["CONFIG", "RESETSTAT"]).unwrap();
+            let now = at(2 * u64::from(BUCKETS) * BUCKET_MICROS);
+            let refund = Operation::Refund { key: 0, cost: 500, at: None };
+            raw.call(Some(now), &[refund, Operation::Charge { key: 0, cost: 1 }]).await;
+            fastest = fastest.min(call_micros(&server));
+        }
+        println!("{edge:?}: {fastest} us");
+        assert!(fastest < 1_000, "{edge:?}: {fastest} us");
+    }
+    all_expire(&server);
 }
