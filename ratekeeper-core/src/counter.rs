@@ -395,4 +395,9 @@ impl Algorithm for Counter {
     fn heap_bytes(&self, state: &Self::State) -> usize {
         state.counts.heap_bytes()
     }
+
+    #[inline]
+    fn touch(&self, state: &Self::State) -> u64 {
+        state.counts.touch()
+    }
 }

@@ -99,6 +99,13 @@ impl CountRing {
         size_of_val(&*self.counts)
     }
 
+    /// Reads the counts of the newest bucket and of the oldest used one.
+    #[inline]
+    pub(crate) fn touch(&self) -> u64 {
+        let ends = [0, self.oldest.into()];
+        ends.iter().fold(0, |all, &age| all ^ u64::from(self.counts[self.index(age)]))
+    }
+
     #[inline]
     fn index(&self, age: usize) -> usize {
         #[cfg(test)]
