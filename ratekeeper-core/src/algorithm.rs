@@ -65,4 +65,9 @@ pub trait Algorithm {
     fn growth_bytes(&self, _state: &Self::State) -> usize {
         0
     }
+
+    /// Reads the memory that the next decision reads first, so that it is cached by then. The value has no meaning.
+    fn touch(&self, _state: &Self::State) -> u64 {
+        0
+    }
 }

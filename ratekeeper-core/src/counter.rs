@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use crate::math::Ticks;
-use crate::{Algorithm, Decision, EdgePolicy, RetryAfter, Time};
+use crate::{Algorithm, CountRing, Counts, Decision, EdgePolicy, RetryAfter, Time};
 
 /// A sliding window estimated from counters per bucket.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -14,12 +14,12 @@ pub struct Counter {
 
 /// The state of one key of a sliding window counter.
 ///
-/// `C` holds the counts: an array where the number of buckets is small, a boxed slice otherwise.
+/// `C` holds the counts: an array where the number of buckets is small, a [`CountRing`] otherwise.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CounterState<C> {
     /// The number of the newest bucket since the epoch.
     pub newest: u64,
-    /// Units charged in each bucket, newest first; at least one more than the window has buckets.
+    /// Units charged in each bucket; at least one more than the window has buckets.
     pub counts: C,
 }
 
@@ -30,6 +30,35 @@ struct Position {
     bucket: u64,
     /// Elapsed part of the current bucket, in 1 / buckets nanoseconds.
     passed: u64,
+}
+
+/// The counts as they are some buckets later.
+struct View<'a, C> {
+    counts: &'a C,
+    /// The number of buckets that have passed since the counts' newest.
+    moved: usize,
+}
+
+impl<C: Counts> View<'_, C> {
+    #[inline]
+    fn get(&self, age: usize) -> u32 {
+        age.checked_sub(self.moved).map_or(0, |age| self.counts.get(age))
+    }
+
+    #[inline]
+    fn sum(&self, age_max: usize) -> u64 {
+        age_max.checked_sub(self.moved).map_or(0, |age_max| self.counts.sum(age_max))
+    }
+
+    #[inline]
+    fn newest_used(&self) -> Option<usize> {
+        Some(self.counts.newest_used()? + self.moved)
+    }
+
+    #[inline]
+    fn oldest_used(&self) -> usize {
+        self.counts.oldest_used() + self.moved
+    }
 }
 
 impl Counter {
@@ -75,25 +104,32 @@ impl Counter {
         u128::product(bucket, self.window_ns).div_up(u64::from(self.buckets))
     }
 
+    /// This counter. If `C` is an array of two counts, the compiler now knows that there is one bucket.
+    #[inline(always)]
+    fn with_buckets_of<C: Counts>(&self) -> Counter {
+        Counter { buckets: self.buckets.clamp(1, C::AGE_MAX as u32), ..*self }
+    }
+
+    /// The age of the bucket at the window's edge.
+    #[inline]
+    fn edge_age(&self) -> usize {
+        self.buckets as usize
+    }
+
     /// Shifts the counts to `now` and returns the position within the newest bucket.
     #[inline]
-    fn settle<C: AsMut<[u32]>>(&self, state: &mut CounterState<C>, now: Time) -> Position {
+    fn settle<C: Counts>(&self, state: &mut CounterState<C>, now: Time) -> Position {
         let position = self.position(now);
-        let counts = state.counts.as_mut();
-        let counts = &mut counts[..=self.buckets as usize];
+        let counts = &mut state.counts;
+        let oldest = self.edge_age();
         if position.bucket >= state.newest {
             let steps = position.bucket - state.newest;
             if steps > 0 {
-                if steps > u64::from(self.buckets) {
-                    counts.fill(0);
-                } else {
-                    counts.copy_within(..counts.len() - steps as usize, steps as usize);
-                    counts[..steps as usize].fill(0);
-                }
+                counts.shift(steps, oldest);
                 state.newest = position.bucket;
             }
             position
-        } else if self.used(counts, 0) == 0 {
+        } else if self.is_unused(&View { counts, moved: 0 }, 0) {
             // No count is inside the window, so the state may move back.
             state.newest = position.bucket;
             position
@@ -105,10 +141,9 @@ impl Counter {
             // none of it may return to the budget, so it is added to the next bucket.
             state.newest = position.bucket;
             if self.edge == EdgePolicy::Weigh {
-                let oldest = self.buckets as usize;
-                let both = counts[oldest - 1].saturating_add(counts[oldest]);
-                counts[oldest - 1] = both.min(self.limit);
-                counts[oldest] = 0;
+                let both = counts.get(oldest - 1).saturating_add(counts.get(oldest));
+                counts.set(oldest - 1, both.min(self.limit));
+                counts.set(oldest, 0);
             }
             position
         }
@@ -130,22 +165,37 @@ impl Counter {
 
     /// The estimate, rounded down.
     #[inline]
-    fn used(&self, counts: &[u32], passed: u64) -> u64 {
-        let inside = &counts[..self.buckets as usize];
-        let sum: u64 = inside.iter().map(|&count| u64::from(count)).sum();
-        sum + u64::from(self.edge_share(counts[self.buckets as usize], passed))
+    fn used<C: Counts>(&self, counts: &View<'_, C>, passed: u64) -> u64 {
+        let edge = self.edge_age();
+        counts.sum(edge - 1) + u64::from(self.edge_share(counts.get(edge), passed))
     }
 
-    /// Time until the estimate over settled counts has fallen to `used_max`, without further charges.
-    fn until(&self, counts: &[u32], position: Position, now: Time, used_max: u64) -> Duration {
-        if self.used(counts, position.passed) <= used_max {
-            return Duration::ZERO;
+    /// Whether the estimate is zero.
+    #[inline]
+    fn is_unused<C: Counts>(&self, counts: &View<'_, C>, passed: u64) -> bool {
+        let edge = self.edge_age();
+        match counts.newest_used() {
+            Some(age) if age < edge => false,
+            Some(age) if age == edge => self.edge_share(counts.get(edge), passed) == 0,
+            _ => true,
         }
-        let buckets = self.buckets as usize;
-        let mut inside: u64 = counts[..buckets].iter().map(|&count| u64::from(count)).sum();
-        // While bucket `position.bucket + step` is current, `counts[buckets - step]` is at the edge.
-        for step in 0..=buckets {
-            let at_edge = u64::from(counts[buckets - step]);
+    }
+
+    /// Time until the estimate has fallen from above `used_max` to `used_max`, without further charges.
+    fn until<C: Counts>(
+        &self,
+        counts: &View<'_, C>,
+        position: Position,
+        now: Time,
+        used_max: u64,
+    ) -> Duration {
+        let edge = self.edge_age();
+        let mut inside = counts.sum(edge - 1);
+        // The estimate stays the same until the oldest count is at the edge.
+        let first = if inside > used_max { edge.saturating_sub(counts.oldest_used()) } else { 0 };
+        // While bucket `position.bucket + step` is current, the bucket of the age `edge - step` is at the edge.
+        for step in first..=edge {
+            let at_edge = u64::from(counts.get(edge - step));
             if step > 0 {
                 inside -= at_edge;
             }
@@ -162,7 +212,27 @@ impl Counter {
             return crate::math::nanos(instant.saturating_sub(u128::from(now.as_nanos())));
         }
         // After the last count: the edge bucket itself has left the window.
-        let instant = self.start(position.bucket + buckets as u64 + 1);
+        let instant = self.start(position.bucket + edge as u64 + 1);
+        crate::math::nanos(instant.saturating_sub(u128::from(now.as_nanos())))
+    }
+
+    /// Time until the estimate is zero, without further charges.
+    #[inline]
+    fn until_unused<C: Counts>(&self, counts: &View<'_, C>, position: Position, now: Time) -> Duration {
+        let newest = counts.newest_used().filter(|age| *age <= self.edge_age());
+        newest.map_or(Duration::ZERO, |age| self.until_gone(age, counts.get(age), position, now))
+    }
+
+    /// Time until the newest count, which the bucket of this age has, no longer counts.
+    #[inline]
+    fn until_gone(&self, age: usize, count: u32, position: Position, now: Time) -> Duration {
+        // The number of the current bucket when that bucket is at the edge.
+        let bucket = position.bucket + (self.edge_age() - age) as u64;
+        let instant = match self.edge {
+            EdgePolicy::Drop => self.start(bucket),
+            EdgePolicy::Keep => self.start(bucket + 1),
+            EdgePolicy::Weigh => self.start_of_share(bucket, u64::from(count), 0),
+        };
         crate::math::nanos(instant.saturating_sub(u128::from(now.as_nanos())))
     }
 
@@ -172,13 +242,16 @@ impl Counter {
             return self.start(bucket);
         }
         // floor(at_edge * (window - passed) / window) <= share_max
-        //   <=>  passed * at_edge > window * (at_edge - share_max - 1)
-        let (passed, _) = u128::product(self.window_ns, at_edge - share_max - 1).div_rem(at_edge);
-        (u128::product(bucket, self.window_ns) + passed + 1).div_up(u64::from(self.buckets))
+        //   <=>  (window - passed) * at_edge < window * (share_max + 1)
+        //   <=>  passed > window - ceil(window * (share_max + 1) / at_edge)
+        let left = u128::product(self.window_ns, share_max + 1).div_up(at_edge);
+        (u128::product(bucket, self.window_ns) + (u128::from(self.window_ns) - left) + 1)
+            .div_up(u64::from(self.buckets))
     }
 
+    /// The decision without charging.
     #[inline(always)]
-    fn answer(&self, counts: &[u32], position: Position, now: Time, cost: u32) -> Decision {
+    fn answer<C: Counts>(&self, counts: &View<'_, C>, position: Position, now: Time, cost: u32) -> Decision {
         let used = self.used(counts, position.passed);
         let left = u64::from(self.limit).saturating_sub(used) as u32;
         let allowed = cost <= left;
@@ -189,56 +262,60 @@ impl Counter {
             retry_after: RetryAfter::of(allowed, cost, self.limit, || {
                 self.until(counts, position, now, u64::from(self.limit - cost))
             }),
-            reset_after: self.until(counts, position, now, 0),
+            reset_after: self.until_unused(counts, position, now),
             delay: Duration::ZERO,
         }
     }
 
     /// [`Algorithm::decide`] for any container of counts.
     #[inline(always)]
-    pub fn decide_on<C: AsMut<[u32]>>(&self, state: &mut CounterState<C>, now: Time, cost: u32) -> Decision {
-        let position = self.settle(state, now);
-        let counts = state.counts.as_mut();
-        let mut decision = self.answer(counts, position, now, cost);
-        if decision.allowed && cost > 0 {
-            counts[0] += cost;
-            decision.remaining -= cost;
-            decision.reset_after = self.until(counts, position, now, 0);
+    pub fn decide_on<C: Counts>(&self, state: &mut CounterState<C>, now: Time, cost: u32) -> Decision {
+        let it = self.with_buckets_of::<C>();
+        let position = it.settle(state, now);
+        let used = it.used(&View { counts: &state.counts, moved: 0 }, position.passed);
+        let left = u64::from(it.limit).saturating_sub(used) as u32;
+        if cost == 0 || cost > left {
+            return it.answer(&View { counts: &state.counts, moved: 0 }, position, now, cost);
         }
-        decision
+        let newest = state.counts.get(0) + cost;
+        state.counts.set(0, newest);
+        Decision {
+            allowed: true,
+            limit: it.limit,
+            remaining: left - cost,
+            retry_after: RetryAfter::Now,
+            reset_after: it.until_gone(0, newest, position, now),
+            delay: Duration::ZERO,
+        }
     }
 
     /// [`Algorithm::refund`] for any container of counts.
     ///
     /// The cost is part of the count of the bucket at `at` while the state holds that bucket. If the clock had
     /// stepped back, the cost was charged to a newer bucket, which leaves later; the refund is then smaller.
-    pub fn refund_on<C: AsMut<[u32]>>(
-        &self,
-        state: &mut CounterState<C>,
-        now: Time,
-        cost: u32,
-        at: Option<Time>,
-    ) {
+    pub fn refund_on<C: Counts>(&self, state: &mut CounterState<C>, now: Time, cost: u32, at: Option<Time>) {
         let (newest, held) = (state.newest, u64::from(self.buckets));
         let current = self.position(now).bucket;
         if newest.saturating_sub(current) > held {
             return;
         }
-        let counts = state.counts.as_mut();
+        let counts = &mut state.counts;
         if let Some(at) = at {
-            let index = newest.checked_sub(self.position(at).bucket).filter(|index| *index <= held);
-            if let Some(count) = index.and_then(|index| counts.get_mut(index as usize)) {
-                *count = count.saturating_sub(cost);
+            let age = newest.checked_sub(self.position(at).bucket).filter(|age| *age <= held);
+            if let Some(age) = age.map(|age| age as usize) {
+                counts.set(age, counts.get(age).saturating_sub(cost));
             }
             return;
         }
         // Number of buckets by which the window has moved since the last charge.
         let moved = current.saturating_sub(newest).min(held + 1) as usize;
         let mut left = cost;
-        for index in self.oldest_first().filter_map(|index| index.checked_sub(moved)) {
-            let taken = left.min(counts[index]);
-            counts[index] -= taken;
-            left -= taken;
+        for age in self.oldest_first().filter_map(|age| age.checked_sub(moved)) {
+            let taken = left.min(counts.get(age));
+            if taken > 0 {
+                counts.set(age, counts.get(age) - taken);
+                left -= taken;
+            }
         }
     }
 
@@ -255,30 +332,44 @@ impl Counter {
     }
 
     /// [`Algorithm::peek`] for any container of counts.
-    pub fn peek_on<C: AsMut<[u32]> + Clone>(
-        &self,
-        state: &CounterState<C>,
-        now: Time,
-        cost: u32,
-    ) -> Decision {
-        let mut state = state.clone();
-        let position = self.settle(&mut state, now);
-        self.answer(state.counts.as_mut(), position, now, cost)
+    #[inline]
+    pub fn peek_on<C: Counts>(&self, state: &CounterState<C>, now: Time, cost: u32) -> Decision {
+        let it = self.with_buckets_of::<C>();
+        let position = it.position(now);
+        match it.moved(state, position) {
+            Some(moved) => it.answer(&View { counts: &state.counts, moved }, position, now, cost),
+            None => {
+                let mut state = state.clone();
+                let position = it.settle(&mut state, now);
+                it.answer(&View { counts: &state.counts, moved: 0 }, position, now, cost)
+            }
+        }
     }
 
     /// [`Algorithm::is_fresh`] for any container of counts.
-    pub fn is_fresh_on<C: AsMut<[u32]> + Clone>(&self, state: &CounterState<C>, now: Time) -> bool {
-        let mut state = state.clone();
-        let position = self.settle(&mut state, now);
-        self.used(state.counts.as_mut(), position.passed) == 0
+    #[inline]
+    pub fn is_fresh_on<C: Counts>(&self, state: &CounterState<C>, now: Time) -> bool {
+        let it = self.with_buckets_of::<C>();
+        let position = it.position(now);
+        // If the state lies ahead, it moves back or waits, and all of its counts stay.
+        let (moved, passed) = it.moved(state, position).map_or((0, 0), |moved| (moved, position.passed));
+        it.is_unused(&View { counts: &state.counts, moved }, passed)
+    }
+
+    /// The number of buckets that have passed since the state's newest, as far as it matters. None if the state lies
+    /// ahead.
+    #[inline]
+    fn moved<C>(&self, state: &CounterState<C>, position: Position) -> Option<usize> {
+        let steps = position.bucket.checked_sub(state.newest)?;
+        Some(steps.min(u64::from(self.buckets) + 1) as usize)
     }
 }
 
 impl Algorithm for Counter {
-    type State = CounterState<Box<[u32]>>;
+    type State = CounterState<CountRing>;
 
     fn fresh(&self) -> Self::State {
-        CounterState { newest: 0, counts: vec![0; self.buckets as usize + 1].into() }
+        CounterState { newest: 0, counts: CountRing::new(self.edge_age() + 1) }
     }
 
     fn is_fresh(&self, state: &Self::State, now: Time) -> bool {
@@ -302,6 +393,11 @@ impl Algorithm for Counter {
     }
 
     fn heap_bytes(&self, state: &Self::State) -> usize {
-        size_of_val(&*state.counts)
+        state.counts.heap_bytes()
+    }
+
+    #[inline]
+    fn touch(&self, state: &Self::State) -> u64 {
+        state.counts.touch()
     }
 }

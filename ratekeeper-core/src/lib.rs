@@ -40,6 +40,7 @@
 mod algorithm;
 mod bucket;
 mod counter;
+mod counts;
 mod decision;
 mod fixed_window;
 mod limit;
@@ -54,6 +55,7 @@ mod time;
 pub use algorithm::Algorithm;
 pub use bucket::{Bucket, Gcra, GcraState, NarrowBucket};
 pub use counter::{Counter, CounterState};
+pub use counts::{CountRing, Counts};
 pub use decision::{Decision, RetryAfter};
 pub use fixed_window::{FixedWindow, FixedWindowState};
 pub use limit::{

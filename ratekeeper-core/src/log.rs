@@ -491,4 +491,13 @@ impl Algorithm for Log {
             0
         }
     }
+
+    #[inline]
+    fn touch(&self, state: &LogState) -> u64 {
+        if state.memory.is_empty() {
+            return 0;
+        }
+        let ends = [state.position(0), state.position(state.words())];
+        ends.iter().fold(0, |all, &end| all ^ state.head(end))
+    }
 }

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use crate::{
-    Counter, CounterState, FixedWindowState, Limit, LogState, SteppedBucketState, Time, WindowAlign,
+    CountRing, Counter, CounterState, FixedWindowState, Limit, LogState, SteppedBucketState, Time,
+    WindowAlign,
 };
 
 /// The state of a key, for any algorithm.
@@ -18,7 +19,7 @@ pub enum State {
     /// State of a [`Log`](crate::Log).
     Log(LogState),
     /// State of a [`Counter`].
-    Counter(CounterState<Box<[u32]>>),
+    Counter(CounterState<CountRing>),
 }
 
 impl Limit {

@@ -44,9 +44,7 @@ impl Simulator {
     /// Replaces `decisions` with those of the batch's requests, each decided at its own time and in order.
     #[inline]
     pub fn decide_batch(&self, batch: &Batch, decisions: &mut Vec<Decision>) {
-        for line in batch.lines() {
-            self.limiter.prefetch(&line.key);
-        }
+        self.limiter.prefetch_many(batch.lines().iter().map(|line| &line.key));
         decisions.clear();
         decisions.extend(batch.lines().iter().map(|line| self.decide_at(line.time, line.key, line.cost)));
     }

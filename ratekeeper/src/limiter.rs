@@ -354,7 +354,8 @@ impl<C: Clock> Limiter<Memory<C>> {
     /// Starts fetching a key's state from memory, so that a check that soon follows need not wait for it. Changes
     /// nothing.
     ///
-    /// For checks that differ in cost or in time; otherwise use [`check_many`](Self::check_many).
+    /// For checks that differ in cost or in time; otherwise use [`check_many`](Self::check_many). For many keys, use
+    /// [`prefetch_many`](Self::prefetch_many).
     ///
     /// ```
     /// # use std::time::Duration;
@@ -371,6 +372,24 @@ impl<C: Clock> Limiter<Memory<C>> {
     #[inline]
     pub fn prefetch<K: Hash + ?Sized>(&self, key: &K) {
         self.store.prefetch(key);
+    }
+
+    /// Starts fetching the states of some keys from memory, as [`prefetch`](Self::prefetch) does for one. Logs and
+    /// counters of 8 and more buckets are fetched at the same time only by this call.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use ratekeeper::{Limit, Limiter, LogPolicy};
+    /// let limiter = Limiter::new(Limit::sliding_window_log(10, Duration::from_secs(60), LogPolicy::Admitted)?);
+    /// let requests = [("a", 2), ("b", 7), ("a", 9)];
+    /// limiter.prefetch_many(requests.iter().map(|(key, _)| key));
+    /// let allowed = requests.map(|(key, cost)| limiter.check_n(key, cost).allowed);
+    /// assert_eq!(allowed, [true, true, false]);
+    /// # Ok::<(), ratekeeper::LimitError>(())
+    /// ```
+    #[inline]
+    pub fn prefetch_many<'a, K: Hash + ?Sized + 'a>(&self, keys: impl IntoIterator<Item = &'a K>) {
+        self.store.prefetch_many(keys);
     }
 
     /// Decides a request of cost 1 without charging it.

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ratekeeper_core::{Algorithm, Decision, Time};
+use smallvec::SmallVec;
 
 use super::Bounds;
 use super::budget::Reservation;
@@ -22,6 +23,8 @@ const SWEEP_WHEN_FULL: usize = 64;
 const SHARDS_SEARCHED: usize = 15;
 /// Bounds the searches of a full map: after an unsuccessful search it takes some time until keys become idle.
 const SEARCHES_PER_WINDOW: u32 = 10_000;
+/// A map of fewer bytes stays in the processor's cache.
+const BYTES_CACHED: usize = 1 << 20;
 
 #[derive(Clone, Debug)]
 pub(crate) struct StateMap<A: Algorithm> {
@@ -105,9 +108,24 @@ impl<A: Algorithm> StateMap<A> {
         self.shared.overflow.requests()
     }
 
-    /// A no-op: a map has no line to prefetch.
-    pub(crate) fn touch(&self, _hash: u64) -> u64 {
-        0
+    pub(crate) fn touch(&self, hash: u64) -> u64 {
+        self.touch_many(&[hash])
+    }
+
+    /// Fetches the states of some keys from memory, except of keys whose shard is locked. All shards are locked before
+    /// the first state is read: an atomic operation waits for the reads before it, so the reads would wait for each
+    /// other.
+    pub(crate) fn touch_many(&self, hashes: &[u64]) -> u64 {
+        let SharedMap { shards, bytes, .. } = &*self.shared;
+        if bytes.used() < BYTES_CACHED {
+            return 0;
+        }
+        let shard_of = |&hash: &u64| Some((hash, lock_if_free(&shards[scale(hash, shards.len())])?));
+        let locked: SmallVec<[_; 16]> = hashes.iter().filter_map(shard_of).collect();
+        let entries = locked.iter().fold(0, |all, (hash, shard)| all ^ shard.touch(*hash));
+        locked.iter().fold(entries, |all, (hash, shard)| {
+            all ^ shard.get(*hash).map_or(0, |state| self.algorithm.touch(state))
+        })
     }
 
     /// Decides and charges a request, and returns the result of `read` for the decision.

@@ -67,6 +67,9 @@ impl Bounds {
 /// The least bytes of a table: below this, bookkeeping would take all of the memory.
 pub(crate) const TABLE_BYTES_MIN: usize = 8 << 10;
 
+/// Keys whose states are fetched from memory at the same time.
+const BATCH: usize = 16;
+
 /// A key whose state moves to another limit at a reload.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MovedState {
@@ -253,7 +256,6 @@ impl<C: Clock> Memory<C> {
     /// the first is used.
     #[inline]
     pub(crate) fn check_many<K: Hash>(&self, keys: &[K], cost: u32, mut each: impl FnMut(usize, Decision)) {
-        const BATCH: usize = 16;
         let [only] = &*self.states else {
             return keys
                 .iter()
@@ -266,9 +268,7 @@ impl<C: Clock> Memory<C> {
                 for (hash, key) in hashes.iter_mut().zip(keys) {
                     *hash = self.hash(key);
                 }
-                // A separate loop, short enough that the processor runs all loads in parallel.
-                let touched = hashes.iter().fold(0, |all, &hash| all ^ table.touch(hash));
-                std::hint::black_box(touched);
+                std::hint::black_box(table.touch_many(&hashes));
                 let now = self.clock.now();
                 for (index, hash) in hashes.into_iter().take(keys.len()).enumerate() {
                     table.decide_touched(hash, now, cost, |decision| each(batch * BATCH + index, decision));
@@ -284,6 +284,20 @@ impl<C: Clock> Memory<C> {
         let touched =
             self.states.iter().fold(0, |all, states| all ^ with!(states, table => table.touch(hash)));
         std::hint::black_box(touched);
+    }
+
+    #[inline]
+    pub(crate) fn prefetch_many<'a, K: Hash + ?Sized + 'a>(&self, keys: impl IntoIterator<Item = &'a K>) {
+        let mut hashes = keys.into_iter().map(|key| self.hash(key));
+        loop {
+            let batch: SmallVec<[u64; BATCH]> = hashes.by_ref().take(BATCH).collect();
+            for states in &self.states {
+                std::hint::black_box(with!(states, table => table.touch_many(&batch)));
+            }
+            if batch.len() < BATCH {
+                return;
+            }
+        }
     }
 
     pub(crate) fn peek<K: Hash + ?Sized>(&self, key: &K, cost: u32) -> Decision {

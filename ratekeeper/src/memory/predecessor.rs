@@ -158,12 +158,12 @@ impl Migratable for SmallWindow {
 
 impl<const N: usize> Migratable for SmallCounter<N> {
     fn any_state(state: Self::State) -> State {
-        State::Counter(CounterState { newest: state.newest, counts: Box::new(state.counts) })
+        State::Counter(CounterState { newest: state.newest, counts: state.counts.into_iter().collect() })
     }
 
     fn own_state(&self, state: State) -> Option<Self::State> {
         let State::Counter(CounterState { newest, counts }) = state else { return None };
-        let capped: SmallVec<[u32; 8]> = counts.iter().map(|count| self.capped(*count)).collect();
+        let capped: SmallVec<[u32; 8]> = counts.iter().map(|count| self.capped(count)).collect();
         let mut counts = [0; N];
         let held = capped.len().min(N);
         counts[..held].copy_from_slice(&capped[..held]);

@@ -74,6 +74,12 @@ impl<S> Shard<S> {
         if at + 1 < self.entries.len() { at + 1 } else { 0 }
     }
 
+    /// Reads the entry at which the search for a key begins, so that it is cached by then. The value has no meaning.
+    #[inline]
+    pub(crate) fn touch(&self, hash: u64) -> u64 {
+        self.entries.get(self.home(hash)).map_or(0, |entry| entry.hash)
+    }
+
     /// The index of a key, valid until the next insertion or removal.
     #[inline]
     pub(crate) fn find(&self, hash: u64) -> Option<usize> {

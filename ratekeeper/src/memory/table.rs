@@ -199,6 +199,12 @@ impl<A: PackState<W> + Migratable, const W: usize> Table<A, W> {
         self.line(hash)[0].load(crate::sync::Ordering::Relaxed)
     }
 
+    /// Fetches the lines of some keys from memory, in a loop so short that the processor runs all loads in parallel.
+    #[inline]
+    pub(crate) fn touch_many(&self, hashes: &[u64]) -> u64 {
+        hashes.iter().fold(0, |all, &hash| all ^ self.touch(hash))
+    }
+
     /// Decides and charges a request, and returns the result of `read` for the decision: fields that `read` does not
     /// use are optimised out.
     ///

@@ -4,8 +4,8 @@
 //! store reports decisions with the same arithmetic.
 
 use ratekeeper_core::{
-    Algorithm, Bucket, Counter, CounterState, Decision, EdgePolicy, FixedWindow, FixedWindowState, Gcra,
-    GcraState, LeakyMode, Limit, Log, LogPolicy, SteppedBucket, SteppedBucketState, Time, WindowAlign,
+    Algorithm, Bucket, CountRing, Counter, CounterState, Decision, EdgePolicy, FixedWindow, FixedWindowState,
+    Gcra, GcraState, LeakyMode, Limit, Log, LogPolicy, SteppedBucket, SteppedBucketState, Time, WindowAlign,
 };
 
 use std::time::Duration;
@@ -283,10 +283,10 @@ fn window_state(start: u64, count: u32, it: &FixedWindow) -> FixedWindowState {
     FixedWindowState { window, count: count.min(it.limit()) }
 }
 
-fn counter_state(reply: &mut &[u8], it: &Counter) -> Option<CounterState<Box<[u32]>>> {
+fn counter_state(reply: &mut &[u8], it: &Counter) -> Option<CounterState<CountRing>> {
     let (window, bucket) = (take_u64(reply)?, take_u32(reply)?);
     let newest = window.checked_mul(u64::from(it.buckets()))?.checked_add(u64::from(bucket))?;
-    let counts: Option<Box<[u32]>> = (0..=it.buckets()).map(|_| take_u32(reply)).collect();
+    let counts: Option<CountRing> = (0..=it.buckets()).map(|_| take_u32(reply)).collect();
     Some(CounterState { newest, counts: counts? })
 }
 

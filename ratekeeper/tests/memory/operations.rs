@@ -5,7 +5,7 @@ use std::time::Duration;
 use ratekeeper::{Limit, Limiter, RetryAfter, SystemClock, WindowAlign};
 
 use crate::limits::every_variant;
-use crate::memory::limiter;
+use crate::memory::{START, limiter};
 
 #[test]
 fn peek_charges_nothing_and_decides_as_a_check() {
@@ -98,5 +98,27 @@ fn batch_callback_may_check_the_same_key() {
             });
             assert_eq!(decided, keys.len(), "{name}");
         }
+    }
+}
+
+/// Enough keys that a map is larger than the processor's cache and fetches its states.
+#[test]
+fn prefetched_keys_are_decided_as_others() {
+    let keys: Vec<u32> = (0..20_000).collect();
+    for (name, limit) in every_variant(3, 60) {
+        let (prefetched, clock) = limiter(limit.clone(), |it| it.max_keys(30_000));
+        let (other, other_clock) = limiter(limit, |it| it.max_keys(30_000));
+        for step in [0, 1, 30, 70] {
+            for clock in [&clock, &other_clock] {
+                clock.set(START.saturating_add(Duration::from_secs(step)));
+            }
+            prefetched.prefetch_many(&keys);
+            prefetched.check_many(&keys, |index, decision| {
+                // The limiter holds no lock while the callback runs.
+                prefetched.prefetch_many(&keys[index..keys.len().min(index + 3)]);
+                assert_eq!(decision, other.check(&keys[index]), "{name}");
+            });
+        }
+        assert_eq!(prefetched.overflowed(), 0, "{name}");
     }
 }
