@@ -33,13 +33,15 @@ pub(crate) enum ContenderKind {
     Allows,
     /// The whole decision: remaining budget and waits.
     Check,
+    /// The whole decision, at a time that is read once for sixteen.
+    CheckAt,
     CheckMany,
     Governor,
     GovernorAhash,
     Throttlecrab,
 }
 
-/// Keys per call of `check_many`.
+/// Keys per call of `check_many`, and per reading of the clock for `check_at`.
 const BATCH: usize = 16;
 
 impl ContenderKind {
@@ -47,6 +49,7 @@ impl ContenderKind {
         match self {
             ContenderKind::Allows => "allows",
             ContenderKind::Check => "check",
+            ContenderKind::CheckAt => "check_at(16)",
             ContenderKind::CheckMany => "check_many(16)",
             ContenderKind::Governor => "governor",
             ContenderKind::GovernorAhash => "governor+ahash",
@@ -98,6 +101,7 @@ impl KeyType for u64 {
     const CONTENDERS: &'static [ContenderKind] = &[
         ContenderKind::Allows,
         ContenderKind::Check,
+        ContenderKind::CheckAt,
         ContenderKind::CheckMany,
         ContenderKind::Governor,
         ContenderKind::GovernorAhash,
@@ -117,6 +121,7 @@ impl KeyType for String {
     const CONTENDERS: &'static [ContenderKind] = &[
         ContenderKind::Allows,
         ContenderKind::Check,
+        ContenderKind::CheckAt,
         ContenderKind::CheckMany,
         ContenderKind::Governor,
         ContenderKind::GovernorAhash,
@@ -146,6 +151,7 @@ where
     Ok(match kind {
         ContenderKind::Allows => Box::new(Allows(ratekeeper(budget.token_bucket()?, keys)?)),
         ContenderKind::Check => Box::new(ratekeeper(budget.token_bucket()?, keys)?),
+        ContenderKind::CheckAt => Box::new(At(ratekeeper(budget.token_bucket()?, keys)?)),
         ContenderKind::CheckMany => Box::new(Many(ratekeeper(budget.token_bucket()?, keys)?)),
         ContenderKind::Governor => Box::new(RateLimiter::keyed(budget.quota()?)),
         ContenderKind::GovernorAhash => {
@@ -171,6 +177,18 @@ struct Allows(Limiter);
 impl<K: Hash> Contender<K> for Allows {
     fn decide_all(&self, keys: &[K]) -> usize {
         keys.iter().filter(|key| black_box(self.0.allows(*key))).count()
+    }
+}
+
+struct At(Limiter);
+
+impl<K: Hash> Contender<K> for At {
+    fn decide_all(&self, keys: &[K]) -> usize {
+        let decide = |batch: &[K]| {
+            let now = self.0.now();
+            batch.iter().filter(|key| black_box(self.0.check_at(now, *key, 1)).allowed).count()
+        };
+        keys.chunks(BATCH).map(decide).sum()
     }
 }
 

@@ -168,7 +168,8 @@ impl fmt::Display for MemoryReport {
             "Nanoseconds per decision: the slowest worker's time over the decisions of all workers, each pinned to \
              its core\nand timing itself. Medians of {} interleaved rounds; a ratio is the median of the rounds' \
              ratios. Load average\nbefore the run: {}. `allows` returns yes or no, as governor does; \
-             `check` also works out what remains and\nthe waits.\n",
+             `check` also works out what remains and\nthe waits; `check_at` does so at a time that is \
+             read once for 16 keys.\n",
             self.rounds, self.load_average
         )?;
         let governor = ContenderKind::Governor.name();
@@ -177,6 +178,7 @@ impl fmt::Display for MemoryReport {
         for (head, slow, fast) in [
             ("gov./allows", governor, ContenderKind::Allows),
             ("gov./check", governor, ContenderKind::Check),
+            ("gov./at", governor, ContenderKind::CheckAt),
             ("gov./many", governor, ContenderKind::CheckMany),
             ("ahash/allows", ContenderKind::GovernorAhash.name(), ContenderKind::Allows),
         ] {

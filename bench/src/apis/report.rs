@@ -62,6 +62,7 @@ fn goals(rows: &[ApisRow]) -> Vec<Goal> {
         (CHECK, Transport::Piped),
         (CHECK, Transport::Alone),
         (HTTP, Transport::Http),
+        (GRPC, Transport::Grpc),
     ];
     let goal = |(name, transport): (&str, Transport)| {
         let to_theirs = |job| {
