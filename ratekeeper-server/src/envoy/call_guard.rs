@@ -17,8 +17,7 @@ use super::error::EnvoyApiError;
 use crate::runtime::guard::has_token;
 
 /// Rejects calls without the token, and calls beyond a bound. A call holds its permit from its head to its response, so
-/// that slow senders are bounded as well; where the response is a stream that may never end, it holds the permit to the
-/// end of the stream.
+/// that slow senders are bounded as well; if the response is a stream that may never end, to the end of the stream.
 #[derive(Debug)]
 pub(super) struct CallGuard {
     permits: Arc<Semaphore>,
@@ -52,6 +51,7 @@ impl CallGuard {
 }
 
 /// A response body that holds the permit of its call.
+#[derive(Debug)]
 pub(super) struct PermitBody {
     pub(super) body: Body,
     pub(super) _permit: OwnedSemaphorePermit,

@@ -13,7 +13,7 @@ use http::Request;
 use hyper::body::Incoming;
 use hyper::server::conn::http2;
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use ratekeeper::Store;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::select;
@@ -24,6 +24,7 @@ use tokio::time::{Instant, Sleep, sleep, timeout};
 use super::EnvoyListenerSettings;
 use super::bounds::METADATA_BYTES_MAX;
 use super::service::Calls;
+use super::stream_timeout::{StreamExecutor, begun};
 use crate::runtime::accept::accepted;
 use crate::runtime::frame_bound::FrameBound;
 use crate::runtime::http_listener::is_closing;
@@ -35,6 +36,11 @@ const PREFACE_BYTES: usize = 24;
 
 /// Most bytes of a connection that are received and not yet read.
 const WINDOW_BYTES: u32 = 1 << 20;
+
+/// Most streams of a connection that are reset because data arrives for a stream that has ended. The message of a
+/// rejected call may arrive late; the connection must not end for that, because Envoy allows the requests whose calls
+/// fail.
+const RESETS_MAX: usize = 1 << 16;
 
 /// Serves connections until the shutdown begins, and then until their calls are answered, for at most
 /// `client_timeout`: a client that watches its health without end does not delay the shutdown.
@@ -75,17 +81,18 @@ async fn connection<S: Store + Send + Sync + 'static>(
 ) {
     let auth = stream.observer.auth.clone();
     let service = service_fn(move |request: Request<Incoming>| {
-        let answer = calls.clone().answer(request, &auth);
-        async { Ok::<_, Infallible>(answer.await) }
+        let response = calls.clone().respond(request, &auth);
+        async { Ok::<_, Infallible>(begun(response.await)) }
     });
-    let mut http = http2::Builder::new(TokioExecutor::new());
+    let mut http = http2::Builder::new(StreamExecutor { timeout: settings.client_timeout });
     http.timer(TokioTimer::new())
         .auto_date_header(false)
         .max_concurrent_streams(settings.calls_per_connection_max)
         .max_header_list_size(METADATA_BYTES_MAX)
         .initial_connection_window_size(WINDOW_BYTES)
         .keep_alive_interval(settings.ping_interval)
-        .keep_alive_timeout(settings.client_timeout);
+        .keep_alive_timeout(settings.client_timeout)
+        .max_local_error_reset_streams(RESETS_MAX);
     let connection = http.serve_connection(TokioIo::new(stream), service);
     tokio::pin!(connection);
     // A client that disconnects is not an error.

@@ -79,9 +79,7 @@ impl EnvoyApiError {
             EnvoyApiError::RefundsDisabled { .. } => ResponseStatus::Forbidden,
             EnvoyApiError::Unauthenticated => ResponseStatus::Unauthorized,
             EnvoyApiError::UnknownMethod => ResponseStatus::NotFound,
-            EnvoyApiError::BodyTooLong | EnvoyApiError::MessageTooLong => ResponseStatus::PayloadTooLarge,
-            EnvoyApiError::Compressed => ResponseStatus::UnsupportedMediaType,
-            EnvoyApiError::TimedOut => ResponseStatus::RequestTimeout,
+            EnvoyApiError::BodyTooLong => ResponseStatus::PayloadTooLarge,
             _ => ResponseStatus::BadRequest,
         }
     }

@@ -25,7 +25,7 @@ const HEALTH_NAMES: [&str; 2] = ["ratelimit", ""];
 /// Longest message of a health check or a reflection call, in bytes.
 const SMALL_MESSAGE_BYTES_MAX: usize = 4 << 10;
 
-/// Most health checks in flight, including `Watch` streams.
+/// Most health checks in flight, and most `Watch` streams.
 const HEALTH_CALLS_MAX: usize = 1024;
 
 /// Most reflection calls in flight.
@@ -42,8 +42,8 @@ pub struct EnvoyListenerSettings {
     pub calls_max: usize,
     /// Most bytes of incomplete messages over all calls; calls beyond that are rejected.
     pub incomplete_bytes_max: usize,
-    /// How long a client may take for the connection preface, for a call, or to answer a ping; and, if there is a
-    /// token, until its first call with the token.
+    /// How long a client may take for the connection preface, for a call, to read its response, or to answer a ping;
+    /// and, if there is a token, until its first call with the token.
     pub client_timeout: Duration,
     /// Interval between keepalive pings.
     pub ping_interval: Duration,
@@ -84,16 +84,16 @@ pub fn listen<S: Store + Send + Sync + 'static>(
     let health = health.max_decoding_message_size(SMALL_MESSAGE_BYTES_MAX);
     let reflection = reflection::service().map_err(io::Error::other)?;
     let reflection = reflection.max_decoding_message_size(SMALL_MESSAGE_BYTES_MAX);
-    let older = reflection::service_v1alpha().map_err(io::Error::other)?;
-    let older = older.max_decoding_message_size(SMALL_MESSAGE_BYTES_MAX);
+    let reflection_v1alpha = reflection::service_v1alpha().map_err(io::Error::other)?;
+    let reflection_v1alpha = reflection_v1alpha.max_decoding_message_size(SMALL_MESSAGE_BYTES_MAX);
     let calls = Calls {
         current,
         guard: CallGuard::new(settings.calls_max),
         byte_permits: Semaphore::new(settings.incomplete_bytes_max.min(Semaphore::MAX_PERMITS)),
         other_services: vec![
-            OtherService::new(health, CallGuard::new(HEALTH_CALLS_MAX).without_token()),
-            OtherService::new(reflection, CallGuard::new(REFLECTION_CALLS_MAX)),
-            OtherService::new(older, CallGuard::new(REFLECTION_CALLS_MAX)),
+            OtherService::new(health, || CallGuard::new(HEALTH_CALLS_MAX).without_token()),
+            OtherService::new(reflection, || CallGuard::new(REFLECTION_CALLS_MAX)),
+            OtherService::new(reflection_v1alpha, || CallGuard::new(REFLECTION_CALLS_MAX)),
         ],
         timeout: settings.client_timeout,
     };

@@ -8,6 +8,7 @@
 //! | `call_guard` | calls in flight: authenticated, and bounded in number |
 //! | [`messages`] | the messages of Envoy's interface, and their wire format |
 //! | `service` | the calls: the method that Envoy calls, health checks and reflection |
+//! | `stream_timeout` | resets the streams of clients that do not read |
 //! | `unary` | calls with one message in each direction |
 //! | `not_grpc` | requests that are not gRPC calls |
 //! | `bounds` | the bounds of a request |
@@ -34,6 +35,7 @@ mod not_grpc;
 mod reflection;
 mod reply;
 mod service;
+mod stream_timeout;
 mod unary;
 
 use std::sync::Arc;

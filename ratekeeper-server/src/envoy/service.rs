@@ -19,6 +19,7 @@ use super::call_guard::{CallGuard, PermitBody};
 use super::connection::ConnectionAuth;
 use super::error::EnvoyApiError;
 use super::messages::RateLimitRequest;
+use super::metrics::EnvoyMetrics;
 use super::not_grpc::{is_grpc, reject};
 use super::unary::{CallBody, failure, is_compressed, read_message, success};
 use super::{EnvoySnapshot, decide};
@@ -28,6 +29,9 @@ use crate::runtime::metrics::CallOutcome;
 /// The start of the paths of the rate limit service.
 const RATE_LIMIT_SERVICE: &str = "/envoy.service.ratelimit.v3.RateLimitService/";
 const SHOULD_RATE_LIMIT: &str = "ShouldRateLimit";
+
+/// The methods of other services whose responses may never end.
+const STREAMS: [&str; 2] = ["Watch", "ServerReflectionInfo"];
 
 const GRPC_TIMEOUT: &str = "grpc-timeout";
 
@@ -39,63 +43,67 @@ pub(super) struct Calls<S> {
     /// The bound on the bytes of all messages that are being received.
     pub(super) byte_permits: Semaphore,
     pub(super) other_services: Vec<OtherService>,
-    /// How long a call may take.
+    /// How long a call may take until its response begins.
     pub(super) timeout: Duration,
 }
 
 impl<S: Store + Send + Sync + 'static> Calls<S> {
-    /// Answers a request. hyper moves the future several times, so the request's head is read before, and parts that few
+    /// Responds to a request. The head is read outside the future, which hyper moves several times, and parts that few
     /// calls need are boxed.
-    pub(super) fn answer(
+    pub(super) fn respond(
         self: Arc<Self>,
         request: Request<Incoming>,
         auth: &ConnectionAuth,
     ) -> impl Future<Output = Response<CallBody>> + Send + use<S> {
         let timeout_max = self.timeout;
         let client_timeout = client_timeout(request.headers());
-        let received = self.read_head(request, auth);
+        let call = self.route(request, auth);
         async move {
-            let mut answer = pin!(received.answer(&self));
-            // Nearly all calls are answered at once, and need no timer.
-            if let Poll::Ready(response) = poll_fn(|context| Poll::Ready(answer.as_mut().poll(context))).await
+            let mut response = pin!(call.respond(&self));
+            // Nearly all calls get their response at once, and need no timer.
+            if let Poll::Ready(response) =
+                poll_fn(|context| Poll::Ready(response.as_mut().poll(context))).await
             {
                 return response;
             }
-            let ended = timeout(client_timeout.unwrap_or(timeout_max).min(timeout_max), answer).await;
+            let ended = timeout(client_timeout.unwrap_or(timeout_max).min(timeout_max), response).await;
             ended.unwrap_or_else(|_| failure(EnvoyApiError::TimedOut))
         }
     }
 
-    fn read_head(self: &Arc<Self>, request: Request<Incoming>, auth: &ConnectionAuth) -> ReceivedHead<S> {
-        if !is_grpc(request.headers()) {
+    fn route(self: &Arc<Self>, request: Request<Incoming>, auth: &ConnectionAuth) -> RoutedCall {
+        if !is_grpc(&request) {
             let rejected =
                 async { reject(request.into_body()).await.map(|body| CallBody::Other(Body::new(body))) };
-            return ReceivedHead::Other(Box::pin(rejected));
+            return RoutedCall::Other(Box::pin(rejected));
         }
         let Some(method) = request.uri().path().strip_prefix(RATE_LIMIT_SERVICE) else {
             let (calls, auth) = (self.clone(), auth.clone());
             let called = async move { calls.call_other(request, &auth).await.unwrap_or_else(failure) };
-            return ReceivedHead::Other(Box::pin(called));
+            return RoutedCall::Other(Box::pin(called));
         };
-        let call = CountedCall { snapshot: self.current.load(), outcome: CallOutcome::Error };
-        let admitted = self.guard.admit(&call.snapshot.settings, request.headers(), auth);
+        let snapshot = self.current.load();
+        let call = CountedCall { metrics: snapshot.metrics.clone(), outcome: CallOutcome::Error };
+        let admitted = self.guard.admit(&snapshot.settings, request.headers(), auth);
         match admitted {
-            Err(error) => ReceivedHead::Rejected(error),
-            Ok(_) if method != SHOULD_RATE_LIMIT => ReceivedHead::Rejected(EnvoyApiError::UnknownMethod),
-            Ok(_) if is_compressed(request.headers()) => ReceivedHead::Rejected(EnvoyApiError::Compressed),
-            Ok(permit) => ReceivedHead::ShouldRateLimit(call, permit, request.into_body()),
+            Err(error) => RoutedCall::Rejected(error),
+            Ok(_) if method != SHOULD_RATE_LIMIT => RoutedCall::Rejected(EnvoyApiError::UnknownMethod),
+            Ok(_) if is_compressed(request.headers()) => RoutedCall::Rejected(EnvoyApiError::Compressed),
+            Ok(permit) => RoutedCall::ShouldRateLimit(call, permit, request.into_body()),
         }
     }
 
     async fn should_rate_limit(
         &self,
-        mut call: CountedCall<S>,
+        mut call: CountedCall,
         body: Incoming,
     ) -> Result<Response<CallBody>, EnvoyApiError> {
         let message: RateLimitRequest = read_message(body, &self.byte_permits).await?;
+        // The message may arrive long after its head: it is decided by the limits of now.
+        let snapshot = self.current.load();
         let decided = match S::IS_IMMEDIATE {
-            true => ready_output(decide(&call.snapshot, &message)).ok_or(EnvoyApiError::StoreUnavailable)?,
-            false => Box::pin(decide(&call.snapshot, &message)).await,
+            true => ready_output(decide(&snapshot, &message)).ok_or(EnvoyApiError::StoreUnavailable)?,
+            false => Box::pin(async move { decide(&snapshot, &message).await }).await,
         };
         let (response, outcome) = decided?;
         call.outcome = outcome;
@@ -108,32 +116,36 @@ impl<S: Store + Send + Sync + 'static> Calls<S> {
         auth: &ConnectionAuth,
     ) -> Result<Response<CallBody>, EnvoyApiError> {
         let mut parts = request.uri().path().split('/').skip(1);
-        let name = parts.next().unwrap_or_default();
+        let (name, method) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
         let service = self.other_services.iter().find(|service| service.name == name);
         let service = service.ok_or(EnvoyApiError::UnknownMethod)?;
-        let snapshot = self.current.load();
-        let permit = service.guard.admit(&snapshot.settings, request.headers(), auth)?;
+        let is_stream = STREAMS.contains(&method);
+        let guard = if is_stream { &service.streams } else { &service.calls };
+        let permit = guard.admit(&self.current.load().settings, request.headers(), auth)?;
         let response = (service.call)(request).await;
-        Ok(response.map(|body| CallBody::Other(Body::new(PermitBody { body, _permit: permit }))))
+        Ok(response.map(|body| match is_stream {
+            true => CallBody::Stream(PermitBody { body, _permit: permit }),
+            false => CallBody::Other(body),
+        }))
     }
 }
 
-/// A request whose head has been read.
-enum ReceivedHead<S> {
+/// A request whose head has been read, by what responds to it.
+enum RoutedCall {
     /// A rate limit decision, whose message follows.
-    ShouldRateLimit(CountedCall<S>, OwnedSemaphorePermit, Incoming),
+    ShouldRateLimit(CountedCall, OwnedSemaphorePermit, Incoming),
     Rejected(EnvoyApiError),
     Other(Pin<Box<dyn Future<Output = Response<CallBody>> + Send>>),
 }
 
-impl<S: Store + Send + Sync + 'static> ReceivedHead<S> {
-    async fn answer(self, calls: &Calls<S>) -> Response<CallBody> {
+impl RoutedCall {
+    async fn respond<S: Store + Send + Sync + 'static>(self, calls: &Calls<S>) -> Response<CallBody> {
         match self {
-            ReceivedHead::ShouldRateLimit(call, _permit, body) => {
+            RoutedCall::ShouldRateLimit(call, _permit, body) => {
                 calls.should_rate_limit(call, body).await.unwrap_or_else(failure)
             }
-            ReceivedHead::Rejected(error) => failure(error),
-            ReceivedHead::Other(answer) => answer.await,
+            RoutedCall::Rejected(error) => failure(error),
+            RoutedCall::Other(response) => response.await,
         }
     }
 }
@@ -162,28 +174,30 @@ fn client_timeout(headers: &HeaderMap) -> Option<Duration> {
 }
 
 /// A rate limit decision. It is counted when it ends: also one that times out, or that the client cancels.
-struct CountedCall<S> {
-    snapshot: Arc<EnvoySnapshot<S>>,
+struct CountedCall {
+    metrics: Arc<EnvoyMetrics>,
     outcome: CallOutcome,
 }
 
-impl<S> Drop for CountedCall<S> {
+impl Drop for CountedCall {
     fn drop(&mut self) {
-        self.snapshot.metrics.count(self.outcome);
+        self.metrics.count(self.outcome);
     }
 }
 
 type CallFuture = Pin<Box<dyn Future<Output = Response<Body>> + Send>>;
 
-/// Another service than the rate limit service.
+/// A service other than rate limiting: health or reflection.
 pub(super) struct OtherService {
     name: &'static str,
-    guard: CallGuard,
+    calls: CallGuard,
+    /// The bound on the streams that may never end.
+    streams: CallGuard,
     call: Box<dyn Fn(Request<Incoming>) -> CallFuture + Send + Sync>,
 }
 
 impl OtherService {
-    pub(super) fn new<T>(service: T, guard: CallGuard) -> OtherService
+    pub(super) fn new<T>(service: T, guard: impl Fn() -> CallGuard) -> OtherService
     where
         T: NamedService + Clone + Send + Sync + 'static,
         T: tower_service::Service<Request<Incoming>, Response = Response<Body>, Error = Infallible>,
@@ -197,7 +211,7 @@ impl OtherService {
                 }
             })
         };
-        OtherService { name: T::NAME, guard, call: Box::new(call) }
+        OtherService { name: T::NAME, calls: guard(), streams: guard(), call: Box::new(call) }
     }
 }
 

@@ -13,10 +13,13 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use tonic::Status;
 
 use super::bounds::CALL_BYTES_MAX;
+use super::call_guard::PermitBody;
 use super::error::EnvoyApiError;
 
 const GRPC_ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
+const GRPC_ACCEPT_ENCODING: HeaderName = HeaderName::from_static("grpc-accept-encoding");
 const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
+const IDENTITY: HeaderValue = HeaderValue::from_static("identity");
 const CONTENT_TYPE_GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 
 /// A message is preceded by a byte that says whether it is compressed, and by its length in four bytes.
@@ -24,7 +27,7 @@ const PREFIX_BYTES: usize = 5;
 
 /// Whether the messages of a call are compressed.
 pub(super) fn is_compressed(headers: &HeaderMap) -> bool {
-    headers.get(GRPC_ENCODING).is_some_and(|encoding| encoding != "identity")
+    headers.get(GRPC_ENCODING).is_some_and(|encoding| encoding != IDENTITY)
 }
 
 /// Reads the message of a call. The parts of an incomplete message take permits for their bytes.
@@ -32,17 +35,27 @@ pub(super) async fn read_message<M: Message + Default>(
     mut body: impl Body<Data = Bytes> + Unpin,
     byte_permits: &Semaphore,
 ) -> Result<M, EnvoyApiError> {
-    let mut parts = IncompleteMessage { bytes: BytesMut::new(), byte_permits, held: None };
+    let mut received = Bytes::new();
+    let mut message = IncompleteMessage { bytes: BytesMut::new(), byte_permits, held: None };
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|_| invalid("it could not be read"))?;
         let Ok(data) = frame.into_data() else { continue };
-        if parts.bytes.is_empty() && body.is_end_stream() {
-            // The usual case: the whole message arrived at once, and is not copied.
-            return decode(data);
+        if data.is_empty() {
+            continue;
         }
-        parts.push(&data)?;
+        let is_first = received.is_empty() && message.bytes.is_empty();
+        if is_first {
+            // The usual case is a message that arrives at once: it takes no permits, and is not copied.
+            if !body.is_end_stream() {
+                message.hold(data.len())?;
+            }
+            received = data;
+        } else {
+            message.push(&std::mem::take(&mut received))?;
+            message.push(&data)?;
+        }
     }
-    decode(parts.bytes.freeze())
+    decode(if message.bytes.is_empty() { received } else { message.bytes.freeze() })
 }
 
 /// The part of a message that has arrived.
@@ -54,16 +67,22 @@ struct IncompleteMessage<'a> {
 
 impl IncompleteMessage<'_> {
     fn push(&mut self, data: &[u8]) -> Result<(), EnvoyApiError> {
-        let length = u32::try_from(data.len()).unwrap_or(u32::MAX);
-        let more = self.byte_permits.try_acquire_many(length).map_err(|_| EnvoyApiError::Overloaded)?;
-        match &mut self.held {
-            Some(held) => held.merge(more),
-            None => self.held = Some(more),
-        }
         self.bytes.extend_from_slice(data);
         let declared = self.bytes.first_chunk::<PREFIX_BYTES>().map_or(0, |prefix| message_bytes(*prefix));
         if declared > CALL_BYTES_MAX || self.bytes.len() > PREFIX_BYTES + CALL_BYTES_MAX {
             return Err(EnvoyApiError::MessageTooLong);
+        }
+        self.hold(self.bytes.capacity())
+    }
+
+    /// Takes permits up to a number of bytes.
+    fn hold(&mut self, bytes: usize) -> Result<(), EnvoyApiError> {
+        let held = self.held.as_ref().map_or(0, SemaphorePermit::num_permits);
+        let more = u32::try_from(bytes.saturating_sub(held)).unwrap_or(u32::MAX);
+        let more = self.byte_permits.try_acquire_many(more).map_err(|_| EnvoyApiError::Overloaded)?;
+        match &mut self.held {
+            Some(held) => held.merge(more),
+            None => self.held = Some(more),
         }
         Ok(())
     }
@@ -82,7 +101,7 @@ fn decode<M: Message + Default>(mut body: Bytes) -> Result<M, EnvoyApiError> {
     };
     match prefix[0] {
         0 => {}
-        1 => return Err(EnvoyApiError::Compressed),
+        1 => return Err(invalid("it is compressed, but the call has no `grpc-encoding`")),
         _ => return Err(invalid("its prefix starts with neither 0 nor 1")),
     }
     body.advance(PREFIX_BYTES);
@@ -117,7 +136,12 @@ pub(super) fn success(message: &impl Message) -> Response<CallBody> {
 
 /// The response of a call that failed: headers only.
 pub(super) fn failure(error: EnvoyApiError) -> Response<CallBody> {
-    Status::from(error).into_http().map(CallBody::Other)
+    let is_compressed = matches!(error, EnvoyApiError::Compressed);
+    let mut response = Status::from(error).into_http().map(CallBody::Other);
+    if is_compressed {
+        response.headers_mut().insert(GRPC_ACCEPT_ENCODING, IDENTITY);
+    }
+    response
 }
 
 /// The body of a response.
@@ -130,6 +154,8 @@ pub(super) enum CallBody {
     End,
     /// The response of another service.
     Other(tonic::body::Body),
+    /// One that may never end.
+    Stream(PermitBody),
 }
 
 impl Body for CallBody {
@@ -153,6 +179,7 @@ impl Body for CallBody {
             }
             CallBody::End => return Poll::Ready(None),
             CallBody::Other(body) => return Pin::new(body).poll_frame(context),
+            CallBody::Stream(body) => return Pin::new(body).poll_frame(context),
         };
         Poll::Ready(Some(Ok(frame)))
     }
@@ -162,6 +189,7 @@ impl Body for CallBody {
             CallBody::Message(_) | CallBody::Trailers => false,
             CallBody::End => true,
             CallBody::Other(body) => body.is_end_stream(),
+            CallBody::Stream(body) => body.is_end_stream(),
         }
     }
 
@@ -218,10 +246,17 @@ mod tests {
         assert_eq!(read(&[MESSAGE], 0).await.unwrap(), "user");
         for at in 1..MESSAGE.len() {
             let (start, rest) = MESSAGE.split_at(at);
-            assert_eq!(read(&[start, rest], MESSAGE.len()).await.unwrap(), "user", "{at}");
+            assert_eq!(read(&[start, rest], 64).await.unwrap(), "user", "{at}");
             let rejected = read(&[start, rest], MESSAGE.len() - 1).await;
             assert!(matches!(rejected, Err(EnvoyApiError::Overloaded)), "{at}");
         }
+        for (one, other) in (1..MESSAGE.len()).flat_map(|other| (1..other).map(move |one| (one, other))) {
+            let parts = [&MESSAGE[..one], &MESSAGE[one..other], &MESSAGE[other..]];
+            assert_eq!(read(&parts, 64).await.unwrap(), "user", "{one} {other}");
+        }
+        // An empty part at the end, as some clients send it.
+        assert_eq!(read(&[MESSAGE, b""], MESSAGE.len()).await.unwrap(), "user");
+        assert_eq!(read(&[b"", MESSAGE], 0).await.unwrap(), "user");
     }
 
     #[tokio::test]
@@ -233,7 +268,8 @@ mod tests {
         assert_eq!(rejected(&MESSAGE[..10]).await, reason("it is truncated"));
         assert_eq!(rejected(&[MESSAGE, MESSAGE].concat()).await, reason("bytes follow the message"));
         assert_eq!(rejected(b"\x02\0\0\0\0").await, reason("its prefix starts with neither 0 nor 1"));
-        assert_eq!(rejected(b"\x01\0\0\0\0").await, EnvoyApiError::Compressed.to_string());
+        let compressed = "it is compressed, but the call has no `grpc-encoding`";
+        assert_eq!(rejected(b"\x01\0\0\0\0").await, reason(compressed));
         let encoded =
             |name| is_compressed(&HeaderMap::from_iter([(GRPC_ENCODING, HeaderValue::from_static(name))]));
         assert!(encoded("gzip") && !encoded("identity") && !is_compressed(&HeaderMap::new()));

@@ -7,13 +7,15 @@ use ratekeeper_server::envoy::messages::RateLimitRequest;
 use ratekeeper_server::envoy::{
     CALL_BYTES_MAX, DESCRIPTORS_MAX, ENTRIES_MAX, EnvoyApiSettings, EnvoyListenerSettings, TEXT_BYTES_MAX,
 };
-use testbed::http2::kind::{PING, SETTINGS};
-use testbed::http2::{ACK, PREFACE, frame};
+use testbed::http2::kind::{DATA, HEADERS, PING, RST_STREAM, SETTINGS};
+use testbed::http2::{ACK, END_HEADERS, END_STREAM, PREFACE, block, frame, request_head};
 use testbed::{TEST_TIMEOUT, wait_for};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tonic::Code;
+
+use crate::gateway::peers::RawHttp2;
 
 use super::support::{
     Client, EndlessBody, RawCodec, as_refund, descriptor, edge_request, is_ok, run, run_with, with_hits,
@@ -229,6 +231,38 @@ async fn unsupported_calls_are_unimplemented() {
     // A client without a rate limit call counts nothing.
     let text = super::listener::metrics(&service);
     assert!(text.contains("{result=\"error\"} 2\n"), "{text}");
+}
+
+/// A client that reads no response, but keeps its connection active, holds nothing for longer than its timeout.
+#[tokio::test]
+async fn stream_of_a_client_that_does_not_read_is_reset() {
+    const INITIAL_WINDOW_SIZE: [u8; 6] = [0, 4, 0, 0, 0, 0];
+    let settings = EnvoyListenerSettings {
+        client_timeout: Duration::from_millis(200),
+        ..EnvoyListenerSettings::default()
+    };
+    let service = run_with(USERS, EnvoyApiSettings::default(), settings);
+    let mut client = RawHttp2::connect(service.address).await;
+    let call = |stream: u32, path: &str, message: &[u8]| {
+        let metadata = [("content-type", "application/grpc"), ("te", "trailers")];
+        let head = block(request_head("POST", path).into_iter().chain(metadata));
+        let body = [&[0][..], &(message.len() as u32).to_be_bytes(), message].concat();
+        [frame(HEADERS, END_HEADERS, stream, &head), frame(DATA, END_STREAM, stream, &body)].concat()
+    };
+    let check = call(
+        1,
+        "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit",
+        b"\x0a\x04edge\x12\x0d\x0a\x0b\x0a\x04user\x12\x03ann",
+    );
+    let health = [call(3, "/grpc.health.v1.Health/Check", b""), call(5, "/grpc.health.v1.Health/Watch", b"")];
+    let sent = [frame(SETTINGS, 0, 0, &INITIAL_WINDOW_SIZE), check, health.concat()].concat();
+    client.0.write_all(&sent).await.unwrap();
+    let mut reset = [client.next_of(RST_STREAM).await.unwrap(), client.next_of(RST_STREAM).await.unwrap()]
+        .map(|frame| frame.stream);
+    reset.sort_unstable();
+    // A stream that may never end stays.
+    assert_eq!(reset, [1, 3]);
+    assert_eq!(service.client().await.remaining(&[descriptor(&[("user", "ann")])]).await, (true, vec![998]));
 }
 
 /// Frames that flow control does not limit would use a core per connection.

@@ -5,80 +5,53 @@ use std::net::TcpStream;
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// Frame types of HTTP/2 (RFC 9113, section 6).
-const DATA: u8 = 0;
-const HEADERS: u8 = 1;
-const RST_STREAM: u8 = 3;
-const SETTINGS: u8 = 4;
-const PING: u8 = 6;
-const GOAWAY: u8 = 7;
-const WINDOW_UPDATE: u8 = 8;
+use self::http2::kind::{DATA, GOAWAY, HEADERS, PING, RST_STREAM, SETTINGS, WINDOW_UPDATE};
+use self::http2::{ACK, END_HEADERS, END_STREAM, HEAD_BYTES, Head, PREFACE, block, frame, request_head};
 
-const END_STREAM: u8 = 0x1;
-const ACK: u8 = 0x1;
-const END_HEADERS: u8 = 0x4;
+// Not as a dependency: that would double the build time of this program.
+#[allow(dead_code, unreachable_pub, reason = "the tests use all of it, from another crate")]
+#[path = "../../../testbed/src/http2.rs"]
+mod http2;
 
 /// Bytes that the server may send on the connection before it needs another window update: more than a run receives.
 const WINDOW_BYTES: u32 = 1 << 30;
 
-const METADATA: [(&str, &str); 6] = [
-    (":method", "POST"),
-    (":scheme", "http"),
-    (":path", "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"),
-    (":authority", "localhost"),
-    ("content-type", "application/grpc"),
-    ("te", "trailers"),
-];
+const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+const METADATA: [(&str, &str); 2] = [("content-type", "application/grpc"), ("te", "trailers")];
 
 /// `RateLimitRequest { domain: "edge", descriptors: [{ entries: [{ key: "user", value: "alice" }] }] }`.
 const MESSAGE: &[u8] = b"\x0a\x04edge\x12\x0f\x0a\x0d\x0a\x04user\x12\x05alice";
 
 /// What a client sends first.
 pub(super) fn preface() -> Vec<u8> {
-    let mut bytes = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
-    push_frame(&mut bytes, SETTINGS, 0, 0, &[]);
-    push_frame(&mut bytes, WINDOW_UPDATE, 0, 0, &WINDOW_BYTES.to_be_bytes());
-    bytes
+    let window = frame(WINDOW_UPDATE, 0, 0, &WINDOW_BYTES.to_be_bytes());
+    [PREFACE, &frame(SETTINGS, 0, 0, &[]), &window].concat()
 }
 
 /// A call on a stream of its own.
 pub(super) fn call(number: u64) -> Result<Vec<u8>> {
     let stream = u32::try_from(2 * number + 1)?;
-    let mut headers = Vec::new();
-    for (name, value) in METADATA {
-        // A literal field without indexing (RFC 7541, section 6.2.2). The lengths fit into seven bits.
-        headers.push(0);
-        for text in [name, value] {
-            headers.push(u8::try_from(text.len())?);
-            headers.extend(text.as_bytes());
-        }
-    }
+    let headers = block(request_head("POST", SHOULD_RATE_LIMIT).into_iter().chain(METADATA));
     // Not compressed, then the length.
-    let mut message = vec![0];
-    message.extend(u32::try_from(MESSAGE.len())?.to_be_bytes());
-    message.extend(MESSAGE);
-    let mut bytes = Vec::new();
-    push_frame(&mut bytes, HEADERS, END_HEADERS, stream, &headers);
-    push_frame(&mut bytes, DATA, END_STREAM, stream, &message);
-    Ok(bytes)
+    let length = u32::try_from(MESSAGE.len())?.to_be_bytes();
+    let message = [&[0][..], &length, MESSAGE].concat();
+    Ok([frame(HEADERS, END_HEADERS, stream, &headers), frame(DATA, END_STREAM, stream, &message)].concat())
 }
 
 /// Reads frames up to the end of a stream, and returns the code in the response.
 pub(super) fn read_code(frames: &mut impl BufRead, mut stream: &TcpStream) -> Result<String> {
     let mut code = String::new();
     loop {
-        let mut head = [0; 9];
+        let mut head = [0; HEAD_BYTES];
         frames.read_exact(&mut head).context("the server closed the connection")?;
-        let [high, middle, low, kind, flags, ..] = head;
-        let mut payload = vec![0; u32::from_be_bytes([0, high, middle, low]) as usize];
+        let Head { length, kind, flags, .. } = Head::of(head);
+        let mut payload = vec![0; length];
         frames.read_exact(&mut payload)?;
         match kind {
             // The first field of the response, after its prefix of five bytes.
             DATA => code = payload.get(6).map(u8::to_string).unwrap_or_default(),
             SETTINGS | PING if flags & ACK == 0 => {
-                let mut answer = Vec::new();
-                push_frame(&mut answer, kind, ACK, 0, if kind == PING { &payload } else { &[] });
-                stream.write_all(&answer)?;
+                stream.write_all(&frame(kind, ACK, 0, if kind == PING { &payload } else { &[] }))?;
             }
             RST_STREAM | GOAWAY => bail!("the server ended the call"),
             _ => {}
@@ -88,12 +61,4 @@ pub(super) fn read_code(frames: &mut impl BufRead, mut stream: &TcpStream) -> Re
             return Ok(code);
         }
     }
-}
-
-fn push_frame(bytes: &mut Vec<u8>, kind: u8, flags: u8, stream: u32, payload: &[u8]) {
-    let [_, length @ ..] = (payload.len() as u32).to_be_bytes();
-    bytes.extend(length);
-    bytes.extend([kind, flags]);
-    bytes.extend(stream.to_be_bytes());
-    bytes.extend(payload);
 }
