@@ -251,7 +251,13 @@ impl Counter {
 
     /// The decision without charging.
     #[inline(always)]
-    fn answer<C: Counts>(&self, counts: &View<'_, C>, position: Position, now: Time, cost: u32) -> Decision {
+    fn decision<C: Counts>(
+        &self,
+        counts: &View<'_, C>,
+        position: Position,
+        now: Time,
+        cost: u32,
+    ) -> Decision {
         let used = self.used(counts, position.passed);
         let left = u64::from(self.limit).saturating_sub(used) as u32;
         let allowed = cost <= left;
@@ -275,7 +281,7 @@ impl Counter {
         let used = it.used(&View { counts: &state.counts, moved: 0 }, position.passed);
         let left = u64::from(it.limit).saturating_sub(used) as u32;
         if cost == 0 || cost > left {
-            return it.answer(&View { counts: &state.counts, moved: 0 }, position, now, cost);
+            return it.decision(&View { counts: &state.counts, moved: 0 }, position, now, cost);
         }
         let newest = state.counts.get(0) + cost;
         state.counts.set(0, newest);
@@ -337,11 +343,11 @@ impl Counter {
         let it = self.with_buckets_of::<C>();
         let position = it.position(now);
         match it.moved(state, position) {
-            Some(moved) => it.answer(&View { counts: &state.counts, moved }, position, now, cost),
+            Some(moved) => it.decision(&View { counts: &state.counts, moved }, position, now, cost),
             None => {
                 let mut state = state.clone();
                 let position = it.settle(&mut state, now);
-                it.answer(&View { counts: &state.counts, moved: 0 }, position, now, cost)
+                it.decision(&View { counts: &state.counts, moved: 0 }, position, now, cost)
             }
         }
     }

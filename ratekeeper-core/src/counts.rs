@@ -24,7 +24,7 @@ pub trait Counts: Clone {
     /// The age of the newest bucket with a count.
     fn newest_used(&self) -> Option<usize>;
 
-    /// No older bucket has a count.
+    /// An age beyond which no bucket has a count.
     fn oldest_used(&self) -> usize;
 }
 
@@ -201,10 +201,10 @@ impl Counts for CountRing {
     }
 }
 
-/// Counts, newest first.
+/// Counts, newest first. More than the largest counter has are left out.
 impl FromIterator<u32> for CountRing {
     fn from_iter<I: IntoIterator<Item = u32>>(counts: I) -> CountRing {
-        let counts: Box<[u32]> = counts.into_iter().collect();
+        let counts: Box<[u32]> = counts.into_iter().take(BUCKETS_MAX as usize + 1).collect();
         let sum = counts.iter().map(|&count| u64::from(count)).sum();
         let oldest = counts.len().saturating_sub(1) as u16;
         let mut ring = CountRing { counts, sum, first: 0, newest: 0, oldest };

@@ -268,7 +268,7 @@ impl<C: Clock> Memory<C> {
                 for (hash, key) in hashes.iter_mut().zip(keys) {
                     *hash = self.hash(key);
                 }
-                std::hint::black_box(table.touch_many(&hashes));
+                std::hint::black_box(table.touch_many(&hashes[..keys.len()]));
                 let now = self.clock.now();
                 for (index, hash) in hashes.into_iter().take(keys.len()).enumerate() {
                     table.decide_touched(hash, now, cost, |decision| each(batch * BATCH + index, decision));
@@ -277,7 +277,8 @@ impl<C: Clock> Memory<C> {
         });
     }
 
-    /// The loads complete while the caller continues: no instruction waits for their results.
+    /// The load of a table's line completes while the caller continues: no instruction waits for its result. A map is
+    /// searched.
     #[inline]
     pub(crate) fn prefetch<K: Hash + ?Sized>(&self, key: &K) {
         let hash = self.hash(key);
