@@ -1,5 +1,6 @@
 //! Spends leases, and takes and refunds them in the background.
 
+use std::pin::Pin;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -19,6 +20,9 @@ const BACKGROUND_TIMEOUT: Duration = Duration::from_secs(1);
 /// Refunds sent at the same time.
 const CONCURRENT_REFUNDS: usize = 64;
 
+/// A verdict on charges of which some are spent from leases.
+type SpendFuture<'a> = Pin<Box<dyn Future<Output = Result<Verdict, StoreError>> + Send + 'a>>;
+
 impl Inner {
     /// Spends leases where there are any and checks the other charges in Redis, unless the denial cache has the
     /// verdict.
@@ -27,23 +31,40 @@ impl Inner {
         charges: &[Charge],
         now: Time,
     ) -> Result<Verdict, StoreError> {
+        // Boxed, so that limits without leases do not reserve memory for it.
+        if let Some(spending) = self.spend(charges, now) {
+            return spending.await;
+        }
+        if let Some(verdict) = self.denials.get(charges, now) {
+            return Ok(verdict);
+        }
+        let verdict = self.call(charges, false, None).await?;
+        // In a cluster, keys in several hash slots may be charged briefly by a request that is denied and
+        // refunded, so their denials are not cached.
+        if !self.servers.is_cluster() || charges.iter().all(|charge| charge.key == charges[0].key) {
+            self.denials.insert(charges, &verdict, now);
+        }
+        Ok(verdict)
+    }
+
+    /// Spends leases. `None` if none of the charges has one.
+    fn spend<'a>(self: &'a Arc<Self>, charges: &'a [Charge], now: Time) -> Option<SpendFuture<'a>> {
         let mut tasks = LeaseTasks::default();
         let spent: SmallVec<[Option<SpentUnits>; 4]> =
             charges.iter().map(|charge| self.leases.spend(charge, now, &mut tasks)).collect();
         self.start(tasks);
         if spent.iter().all(Option::is_none) {
-            if let Some(verdict) = self.denials.get(charges, now) {
-                return Ok(verdict);
-            }
-            let verdict = self.call(charges, false, None).await?;
-            // In a cluster, keys in several hash slots may be charged briefly by a request that is denied and
-            // refunded, so their denials are not cached.
-            if !self.servers.is_cluster() || charges.iter().all(|charge| charge.key == charges[0].key) {
-                self.denials.insert(charges, &verdict, now);
-            }
-            return Ok(verdict);
+            return None;
         }
-        let guard = SpendGuard { inner: self, charges, spent };
+        Some(Box::pin(self.charge_others(SpendGuard { inner: self, charges, spent }, now)))
+    }
+
+    /// Checks the charges that are not spent from leases.
+    async fn charge_others(
+        self: &Arc<Self>,
+        guard: SpendGuard<'_>,
+        now: Time,
+    ) -> Result<Verdict, StoreError> {
         let others: SmallVec<[Charge; 4]> =
             guard.each().filter(|(_, spent)| spent.is_none()).map(|(charge, _)| *charge).collect();
         let verdict = match others.is_empty() {

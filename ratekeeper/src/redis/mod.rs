@@ -61,6 +61,7 @@ use std::hash::Hash;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::{Either, TryFutureExt};
 pub use ratekeeper_core::{FailurePolicy, Lease};
 use ratekeeper_core::{Limit, Time};
 use smallvec::SmallVec;
@@ -224,22 +225,21 @@ impl Drop for Redis {
 }
 
 impl Inner {
-    /// Checks or peeks in Redis, within the deadline.
-    async fn call(
-        self: &Arc<Self>,
+    /// Checks or peeks in Redis, within the deadline. What is sent is no part of the future, which stays small.
+    fn call<'a>(
+        self: &'a Arc<Self>,
         charges: &[Charge],
         is_peek: bool,
         at: Option<Time>,
-    ) -> Result<Verdict, StoreError> {
+    ) -> impl Future<Output = Result<Verdict, StoreError>> + Send + use<'a> {
         let items: Items = charges.iter().map(|charge| self.item(charge)).collect();
         let op = if is_peek { ChargeOp::Peek } else { ChargeOp::Charge };
         match self.servers.slot_of_all(&items) {
             Some(slot) => {
-                let task = Task::Charge { items, op, at };
-                let reply = self.servers.execute(slot, task, self.deadline).await?;
-                Ok(Verdict { at: reply.at, ..reply.verdict })
+                let called = self.servers.execute(slot, Task::Charge { items, op, at }, self.deadline);
+                Either::Left(called.map_ok(|reply| Verdict { at: reply.at, ..reply.verdict }))
             }
-            None => self.decide_cross_slot(items, is_peek, at).await,
+            None => Either::Right(Box::pin(self.decide_cross_slot(items, is_peek, at))),
         }
     }
 

@@ -156,11 +156,17 @@ impl<S: Store> RatekeeperLayer<S> {
     /// nothing is charged.
     pub async fn check(&self, checks: &[Check<'_>], mode: CheckMode) -> Result<CheckOutcome, CheckError> {
         let resolved = self.engine.resolve_checks(checks)?;
-        if let Some(decisions) = self.engine.charge_resolved_now(&resolved, mode) {
-            return Ok(self.engine.outcome(resolved, &decisions, &[], decisions.allowed, mode));
+        let engine = &self.engine;
+        let is_charge = mode == CheckMode::Charge && resolved.inline.is_empty();
+        if is_charge && engine.is_only_charged(&resolved.checks) {
+            let decisions = match engine.charge_now(&resolved.checks) {
+                Some(decisions) => decisions,
+                None => engine.charge_only(&resolved.checks).await,
+            };
+            return Ok(engine.outcome(resolved, &decisions, &[], decisions.allowed, mode));
         }
         // The state for every kind of check would be expensive to move.
-        Ok(Box::pin(self.engine.run_resolved(resolved, mode)).await)
+        Ok(Box::pin(engine.run_resolved(resolved, mode)).await)
     }
 
     /// Checks parameters that may differ from request to request, without any rule: a key has one state, whatever the
@@ -297,12 +303,6 @@ impl<S: Store> Engine<S> {
         let verdict = self.limiter.store().charge_inline(limit, key, cost, is_peek).await;
         let verdict = verdict.ok().filter(|verdict| !verdict.decisions().is_empty());
         verdict.unwrap_or_else(|| self.undecided_verdict([limit.limit()].into_iter()))
-    }
-
-    /// The decisions, if the limits are only charged and the store answers immediately.
-    fn charge_resolved_now(&self, resolved: &ResolvedChecks<'_>, mode: CheckMode) -> Option<CheckDecisions> {
-        let is_plain = mode == CheckMode::Charge && resolved.inline.is_empty();
-        is_plain.then(|| self.charge_now(&resolved.checks)).flatten()
     }
 
     async fn run_resolved(&self, resolved: ResolvedChecks<'_>, mode: CheckMode) -> CheckOutcome {

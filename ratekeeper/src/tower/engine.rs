@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::fmt;
 use std::net::IpAddr;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::task::{Context, Poll, Waker};
@@ -151,6 +151,9 @@ pub(crate) struct RequestVerdict {
     pub(crate) permits: Permits,
     pub(crate) event: DecisionEvent,
 }
+
+/// A verdict that the store has not returned yet.
+pub(crate) type DecisionFuture = Pin<Box<dyn Future<Output = RequestVerdict> + Send>>;
 
 const HIDDEN_MATCH: &str = "some servers ignore the end of a path segment (a dot, white space, or text from %3B on), \
     and a limit applies to the path without it; send the path without it";
@@ -331,20 +334,41 @@ impl<S: Store> Engine<S> {
         (S::IS_IMMEDIATE || checks.is_empty()).then(|| ready_output(self.decide(checks))).flatten()
     }
 
-    /// The decisions about a request that is only charged, as most requests are, if the store answers immediately.
-    /// [`run_checks`](Self::run_checks) decides the same, but its state for every kind of check is expensive to move.
-    pub(crate) fn charge_now(&self, checks: &RequestChecks) -> Option<CheckDecisions> {
-        let has_bans = || checks.list.charges.iter().any(|it| it.ban.is_some());
-        let needs_more = !checks.shadows.is_empty() || !checks.permits.is_empty() || has_bans();
-        if !S::IS_IMMEDIATE || checks.enforced.is_empty() || needs_more {
-            return None;
+    /// The verdict on a request whose store has to be waited for. Boxed by kind: the state of a request that is only
+    /// charged is small.
+    pub(crate) fn decide_later(self: Arc<Self>, mut checks: RequestChecks) -> DecisionFuture
+    where
+        S: Send + Sync + 'static,
+    {
+        match self.is_only_charged(&checks) {
+            true => Box::pin(async move {
+                let decisions = self.charge_only(&checks).await;
+                self.request_verdict(&mut checks, &decisions, Permits::default())
+            }),
+            false => Box::pin(async move { self.decide(&mut checks).await }),
         }
+    }
+
+    /// Whether the checks are made by one charge, as most are. [`run_checks`](Self::run_checks) decides the same, but
+    /// its state for every kind of check is expensive to move.
+    pub(crate) fn is_only_charged(&self, checks: &RequestChecks) -> bool {
+        let has_bans = || checks.list.charges.iter().any(|it| it.ban.is_some());
+        !checks.enforced.is_empty() && checks.shadows.is_empty() && checks.permits.is_empty() && !has_bans()
+    }
+
+    /// The decisions about checks that are only charged, if the store answers immediately.
+    pub(crate) fn charge_now(&self, checks: &RequestChecks) -> Option<CheckDecisions> {
+        let is_immediate = S::IS_IMMEDIATE && self.is_only_charged(checks);
+        is_immediate.then(|| ready_output(self.charge_only(checks))).flatten()
+    }
+
+    /// The decisions about checks that are only charged.
+    pub(crate) async fn charge_only(&self, checks: &RequestChecks) -> CheckDecisions {
         let charges = self.charges_of(checks);
-        let result = ready_output(self.limiter.store().charge(&charges))?;
-        let Verdict { decisions, is_degraded, is_closed, at } = self.verdict_or_denial(&charges, result);
+        let Verdict { decisions, is_degraded, is_closed, at } = self.charge_limits(&charges).await;
         let allowed = decisions.iter().all(|decision| decision.allowed);
         let (banned, shadowed) = (SmallVec::new(), SmallVec::new());
-        Some(CheckDecisions { enforced: decisions, banned, shadowed, allowed, is_degraded, is_closed, at })
+        CheckDecisions { enforced: decisions, banned, shadowed, allowed, is_degraded, is_closed, at }
     }
 
     /// What follows from the decisions of a request's limits.
@@ -367,11 +391,6 @@ impl<S: Store> Engine<S> {
     /// Decides about a request, and charges it unless `mode` is [`CheckMode::Peek`] or a key is banned.
     pub(crate) async fn run_checks(&self, checks: &RequestChecks, mode: CheckMode) -> CheckDecisions {
         let RequestChecks { list, shadows, .. } = checks;
-        if mode == CheckMode::Charge
-            && let Some(decisions) = self.charge_now(checks)
-        {
-            return decisions;
-        }
         let enforced_charges = || checks.enforced_charges();
         let banned = self.find_bans(&checks.list, checks.enforced_charges()).await;
         let is_banned = banned.iter().any(Option::is_some);

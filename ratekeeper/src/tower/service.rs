@@ -13,7 +13,9 @@ use tokio::time::{Sleep, sleep};
 use tower_service::Service;
 
 use super::body::ResponseBody;
-use super::engine::{Engine, NextStep, RequestChecks, RequestRejection, RequestVerdict, WaitGuard};
+use super::engine::{
+    DecisionFuture, Engine, NextStep, RequestChecks, RequestRejection, RequestVerdict, WaitGuard,
+};
 use super::event::{DecisionEvent, Outcome};
 use super::http_response::{
     GrpcCall, LocalResponse, ResponseHeaders, add_headers, denial_response, overload_response,
@@ -194,8 +196,7 @@ fn check_and_call<T: Service<Q>, Q, S: Store + Send + Sync + 'static>(
         };
         return (state, Some(event));
     }
-    let engine = engine.clone();
-    let deciding = Box::pin(async move { engine.decide(&mut checks).await });
+    let deciding = engine.clone().decide_later(checks);
     let waiting = Box::new(WaitingRequest { ready: ready.into_service(), request, wait_guard, grpc });
     (FutureState::Deciding { deciding, waiting: Some(waiting) }, None)
 }
@@ -300,8 +301,6 @@ impl<T: Service<Q>, Q, S> fmt::Debug for ResponseFuture<T, Q, S> {
         f.debug_struct("ResponseFuture").field("state", &state).finish()
     }
 }
-
-type DecisionFuture = Pin<Box<dyn Future<Output = RequestVerdict> + Send>>;
 
 pin_project! {
     #[project = ProjectedState]
