@@ -57,7 +57,7 @@ const DENIED: &str = "token_bucket: { capacity: 1, refill: 1/1d }";
 const SCENARIOS: [Scenario; 7] = [
     Scenario {
         name: "allowed",
-        instructions: 76_000,
+        instructions: 67_200,
         has_redis: false,
         limit: ALLOWED,
         service: MeasuredService::Gateway,
@@ -65,7 +65,7 @@ const SCENARIOS: [Scenario; 7] = [
     },
     Scenario {
         name: "denied",
-        instructions: 45_900,
+        instructions: 36_000,
         has_redis: false,
         limit: DENIED,
         service: MeasuredService::Gateway,
@@ -73,7 +73,7 @@ const SCENARIOS: [Scenario; 7] = [
     },
     Scenario {
         name: "allowed, Redis",
-        instructions: 97_000,
+        instructions: 88_800,
         has_redis: true,
         limit: ALLOWED,
         service: MeasuredService::Gateway,
@@ -81,7 +81,7 @@ const SCENARIOS: [Scenario; 7] = [
     },
     Scenario {
         name: "denied, Redis",
-        instructions: 47_900,
+        instructions: 39_200,
         has_redis: true,
         limit: DENIED,
         service: MeasuredService::Gateway,
@@ -89,7 +89,7 @@ const SCENARIOS: [Scenario; 7] = [
     },
     Scenario {
         name: "HTTP API, allowed",
-        instructions: 63_000,
+        instructions: 44_200,
         has_redis: false,
         limit: ALLOWED,
         service: MeasuredService::HttpApi,
@@ -97,7 +97,7 @@ const SCENARIOS: [Scenario; 7] = [
     },
     Scenario {
         name: "Envoy API, allowed",
-        instructions: 100_000,
+        instructions: 71_200,
         has_redis: false,
         limit: ALLOWED,
         service: MeasuredService::EnvoyApi,
@@ -105,7 +105,7 @@ const SCENARIOS: [Scenario; 7] = [
     },
     Scenario {
         name: "Envoy API, denied",
-        instructions: 100_000,
+        instructions: 71_100,
         has_redis: false,
         limit: DENIED,
         service: MeasuredService::EnvoyApi,
