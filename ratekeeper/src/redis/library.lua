@@ -580,30 +580,30 @@ local function fast_window(charge)
   local cost, limit, w_s, cost_text = charge.cost, charge.limit, charge.w_s, charge.cost_text
   local refund_text = charge.refund_text
   -- The last window: its start, its end, and the smallest and largest number after a charge that is allowed.
-  local start, stop, least, most = 0, 0, 0, 0
+  local start, stop, after_min, after_max = 0, 0, 0, 0
   return function(key)
     if now_s >= stop or now_s < start then
       start = now_s - now_s % w_s
-      stop, least, most = start + w_s, start * COUNTS + cost, start * COUNTS + limit
+      stop, after_min, after_max = start + w_s, start * COUNTS + cost, start * COUNTS + limit
     end
     local after = try('INCRBY', key, cost_text)
     if type(after) ~= 'number' then
       return nil
     end
-    if after > least and after <= most then
+    if after > after_min and after <= after_max then
       return ALLOWED_AND_NUMBER, after - cost
     end
     local state = after - cost
     if state < start * COUNTS and state - state % COUNTS + w_s * COUNTS <= start * COUNTS then
       -- The key did not exist, or its window is over.
-      put(key, least, (start - now_s + w_s) * 1000 - now_n / 1e6)
+      put(key, after_min, (start - now_s + w_s) * 1000 - now_n / 1e6)
       if state == 0 then
         return ALLOWED_AND_DECIDED
       end
       return ALLOWED_AND_NUMBER, state
     end
     call('INCRBY', key, refund_text)
-    if after > least and state - start * COUNTS < COUNTS then
+    if after > after_min and state - start * COUNTS < COUNTS then
       return DENIED_AND_NUMBER, state
     end
     return nil
