@@ -1769,7 +1769,7 @@ local function decision(allowed, is_decided, state)
   return flags + STATE, state.s and encode_log(state) or state
 end
 
--- Decides a request of one charge that has no fast path.
+-- Decides a request of one charge that has no fast path, or whose fast path returned no flags.
 local function decide_slowly(key, charge)
   if charge.flags >= REFUND then
     charge.refund(key, charge, charge.t_s, charge.t_n)
@@ -1871,13 +1871,15 @@ local function decide(keys, arguments)
     end
     if not charge.more then
       local flags, state
+      local decide_rest = decide_one
       if charge.counts_by_incrby and now_us then
         flags, state = charge.fast(keys[i])
+        decide_rest = decide_slowly
       end
       if not flags then
         -- A foreign value in one key must not fail the other requests of the call.
         local is_right
-        is_right, flags, state = pcall(decide_one, keys[i], charge)
+        is_right, flags, state = pcall(decide_rest, keys[i], charge)
         flags = is_right and flags
       end
       replies[i + 1] = flags and packed(flags, state) or GARBLED

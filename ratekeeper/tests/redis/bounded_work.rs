@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use ratekeeper::redis::{Redis, Settings};
-use ratekeeper::{EdgePolicy, Limit, Limiter, LogPolicy, ManualClock, Memory, Time};
+use ratekeeper::{EdgePolicy, Limit, Limiter, LogPolicy, ManualClock, Memory, Rate, RefillStyle, Time};
 use testbed::{RedisServer, ordinary_or_long};
 
 use crate::redis::equivalence::Dice;
@@ -369,6 +369,22 @@ async fn short_rings_grow_in_place_with_the_decisions_of_memory() {
     println!("folded after {folded} steps");
     assert!(folded > 500, "folded after {folded} steps");
     all_expire(&server);
+}
+
+/// In a call of several requests, each is tried by its fast path once, also if that leaves it to the slow path.
+#[tokio::test]
+async fn fast_path_runs_once_for_each_request_of_a_call() {
+    let server = RedisServer::start().unwrap();
+    let limit =
+        Limit::token_bucket(10, Rate::new(10, Duration::from_secs(1)).unwrap(), RefillStyle::Smooth).unwrap();
+    let mut raw = Raw::new(&server, &limit, "bucket").await;
+    // A state of nanoseconds, which INCRBY cannot change.
+    let nanos = START.saturating_add(Duration::from_nanos(1));
+    assert!(raw.charge(nanos, 0, 1).await.allowed);
+    server.command(&["CONFIG", "RESETSTAT"]).unwrap();
+    let (_, decisions) = raw.call(Some(at(1)), &[Operation::Charge { key: 0, cost: 1 }; 2]).await;
+    assert_eq!(decisions.iter().map(|it| it.remaining).collect::<Vec<_>>(), [8, 7]);
+    assert_eq!(calls(&server, &["incrby"]), 2);
 }
 
 /// A counter of as many buckets as possible, at every step a different number of them new.
