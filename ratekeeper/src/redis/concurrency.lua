@@ -2,7 +2,7 @@
 -- Concurrency limits: the number of permits that each process holds of a key. Second part of library.lua, whose
 -- locals it uses.
 --
--- FCALL slots n KEYS[1..n] ARGV[1..n]
+-- FCALL concurrency n KEYS[1..n] ARGV[1..n]
 --
 -- KEYS     the holders of each key: for each process its id (c8), its permits (I4), their expiry in microseconds (d),
 --          and the number of its last claim (d). A process id of zeros holds no permits: its expiry states until when a
@@ -24,7 +24,7 @@ local DENIED = '\0\0\0\0\0\0\0\0'
 local DENIED_US = 1.5e6
 
 local function claim(key, argument, at_us)
-  local process, number, under_way, kept, more, most, hold = unpack('<c8dI4I4I4I4d', argument)
+  local process, number, in_flight, kept, more, limit, hold = unpack('<c8dI4I4I4I4d', argument)
   local state = call('GET', key) or ''
   if #state % HOLDER_SIZE ~= 0 then
     error('the key holds a foreign value')
@@ -51,8 +51,8 @@ local function claim(key, argument, at_us)
   if is_late then
     return pack('<BI4I4', kind, mine, others)
   end
-  local has = max(under_way, min(kept, mine, most - others))
-  local granted = max(min(more, most - others - has), 0)
+  local has = max(in_flight, min(kept, mine, limit - others))
+  local granted = max(min(more, limit - others - has), 0)
   has = has + granted
   if has > 0 then
     left[#left + 1] = pack(HOLDER, process, has, latest, number)

@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use ratekeeper::redis::{Redis, Settings};
-use ratekeeper::{EdgePolicy, Limit, Limiter, LogPolicy, ManualClock, Memory, Time};
-use testbed::RedisServer;
+use ratekeeper::{EdgePolicy, Limit, Limiter, LogPolicy, ManualClock, Memory, Rate, RefillStyle, Time};
+use testbed::{RedisServer, ordinary_or_long};
 
+use crate::redis::equivalence::Dice;
 use crate::redis::function_calls::{Operation, Raw};
 use crate::redis::{PATIENT, all_expire, limiter};
 
@@ -29,11 +30,16 @@ fn call_micros(server: &RedisServer) -> u64 {
 
 /// The commands that functions executed on keys since the statistics were reset.
 fn commands(server: &RedisServer) -> u64 {
+    calls(server, &["get", "getrange", "set", "setrange", "pexpire", "unlink"])
+}
+
+/// The calls of these commands since the statistics were reset.
+fn calls(server: &RedisServer, names: &[&str]) -> u64 {
     let stats = server.command(&["INFO", "commandstats"]).unwrap();
     let calls = |line: &str| {
         let (name, fields) = line.strip_prefix("cmdstat_")?.split_once(':')?;
-        let is_on_key = matches!(name, "get" | "getrange" | "set" | "setrange" | "pexpire" | "unlink");
-        is_on_key
+        names
+            .contains(&name)
             .then(|| fields.split(',').find_map(|field| field.strip_prefix("calls="))?.parse::<u64>().ok())?
     };
     stats.lines().filter_map(calls).sum()
@@ -220,6 +226,165 @@ async fn long_log_that_grows_is_not_copied() {
         }
     }
     all_expire(&server);
+}
+
+/// A log in Redis, charged by raw calls, and in memory.
+struct RawLog<'a> {
+    raw: Raw<'a>,
+    memory: MemoryLog,
+    limit: u32,
+}
+
+impl<'a> RawLog<'a> {
+    async fn new(server: &RedisServer, limit: &'a Limit, constants: &[(&str, &str)]) -> RawLog<'a> {
+        let clock = ManualClock::new(START);
+        let memory = Limiter::builder(limit.clone()).clock(clock.clone()).build().unwrap();
+        let raw = Raw::with_constants(server, limit, "log", constants).await;
+        RawLog { raw, memory: (memory, clock), limit: limit.limit() }
+    }
+
+    /// Charges the costs at an instant in one call.
+    async fn charge(&mut self, now: Time, costs: &[u32]) {
+        let charges: Vec<_> = costs.iter().map(|cost| Operation::Charge { key: 0, cost: *cost }).collect();
+        let (_, decisions) = self.raw.call(Some(now), &charges).await;
+        let (memory, clock) = &self.memory;
+        clock.set(now);
+        for (cost, decision) in costs.iter().zip(decisions) {
+            assert_eq!(decision, memory.check_n(&0, *cost), "cost {cost} at {now:?}");
+        }
+    }
+
+    /// The denials of these costs state instants from all over the log.
+    async fn probe(&mut self, now: Time) {
+        let (memory, clock) = &self.memory;
+        clock.set(now);
+        let free = memory.check_n(&0, 0).remaining;
+        let used = self.limit - free;
+        let costs: Vec<_> = (0..=16).map(|part| free + 1 + (used - 1) / 16 * part).collect();
+        self.charge(now, &costs).await;
+    }
+}
+
+/// Rings of 81,920 words grow at every position of the oldest word, and again before that has left the window.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ring_of_any_size_grows_in_few_commands() {
+    const GROWTH: u32 = 1 << 14;
+    const RING: u32 = 5 * GROWTH;
+    const CALL: u32 = 64;
+    let limit = Limit::sliding_window_log(20 * GROWTH, WINDOW, LogPolicy::Admitted).unwrap();
+    let middle = RING / 2;
+    let firsts = [GROWTH + 64, middle, RING - GROWTH - 64, GROWTH, 64, 20_032, RING - GROWTH, RING - 64];
+    for first in firsts.into_iter().take(ordinary_or_long(4, 8)) {
+        let server = RedisServer::start().unwrap();
+        let mut log = RawLog::new(&server, &limit, &[]).await;
+        let ones = [1; CALL as usize];
+        // Each call is at its own millisecond: the first words, the others half a window later, and then, after the
+        // first have left the window, as many new ones.
+        let begin = |group: u64, call: u32| at(group * 30_500_000 + u64::from(call) * 1_000);
+        for call in 0..first / CALL {
+            log.charge(begin(0, call), &ones).await;
+        }
+        for call in 0..(RING - first) / CALL {
+            log.charge(begin(1, call), &ones).await;
+        }
+        for call in 0..first / CALL {
+            log.charge(begin(2, call), &ones).await;
+        }
+        let length = log.raw.log_layout(0).await.1;
+        assert_eq!(length, 98 + RING as usize * 8, "first {first}: the ring is full");
+        for call in first / CALL..(first + 3 * GROWTH) / CALL {
+            let now = begin(2, call);
+            // The ring is full after a whole call, so the first charge of the next is the one that grows it.
+            server.command(&["CONFIG", "RESETSTAT"]).unwrap();
+            log.charge(now, &[1]).await;
+            let commands = commands(&server);
+            assert!(commands <= 20, "first {first}: {commands} commands");
+            log.charge(now, &ones[1..]).await;
+            if call % 97 == 0 {
+                log.probe(now).await;
+            }
+        }
+        // All words leave the window, while new ones are charged.
+        let end = begin(2, (first + 3 * GROWTH) / CALL);
+        for step in 0..140 {
+            let now = end.saturating_add(WINDOW / 100 * step);
+            log.charge(now, &ones).await;
+            log.probe(now).await;
+        }
+        all_expire(&server);
+    }
+}
+
+/// The same with short rings, at random: the library's constants are replaced, so that a ring of 16 words grows in
+/// place.
+#[tokio::test]
+async fn short_rings_grow_in_place_with_the_decisions_of_memory() {
+    let server = RedisServer::start().unwrap();
+    let constants = [("COPIED_MAX = 2 ^ 14", "COPIED_MAX = 16"), ("MOVED = 4096", "MOVED = 5")];
+    let mut folded = 0;
+    for seed in 1..=ordinary_or_long(24, 240) as u64 {
+        server.command(&["FLUSHALL"]).unwrap();
+        let policy = if seed % 3 == 0 { LogPolicy::All } else { LogPolicy::Admitted };
+        let limit = Limit::sliding_window_log(if seed % 2 == 0 { 400 } else { 90 }, WINDOW, policy).unwrap();
+        let mut log = RawLog::new(&server, &limit, &constants).await;
+        let mut dice = Dice(88_172_645_463_325_252 + seed);
+        let cost_max = 1 + seed % 4;
+        let (mut now, mut pace) = (0, 1);
+        for number in 0..1_500 {
+            if number % 100 == 0 {
+                // From 5 to 5,000 words in a window.
+                pace = [100, 1_000, 3_000, 10_000, 100_000][dice.below(5) as usize];
+            }
+            now += dice.below(120_000_000 / pace);
+            let mut costs = vec![1 + dice.below(cost_max) as u32];
+            match dice.below(12) {
+                0 => costs.push(dice.below(u64::from(limit.limit()) + 2) as u32),
+                1 => {
+                    // A refund leaves no trace of a charge.
+                    let (cost, at) = (costs.remove(0), at(now));
+                    let decision = log.raw.charge(at, 0, cost).await;
+                    if decision.allowed && policy == LogPolicy::Admitted {
+                        log.raw.refund(at, 0, cost, at).await;
+                    } else {
+                        log.memory.1.set(at);
+                        assert_eq!(decision, log.memory.0.check_n(&0, cost), "seed {seed}, step {number}");
+                    }
+                }
+                _ => {}
+            }
+            if !costs.is_empty() {
+                log.charge(at(now), &costs).await;
+            }
+            if policy == LogPolicy::Admitted
+                && number % 10 == 0
+                && log.memory.0.check_n(&0, 0).remaining < limit.limit()
+            {
+                log.probe(at(now)).await;
+            }
+            let (is_folded, length) = log.raw.log_layout(0).await;
+            folded += usize::from(is_folded);
+            assert!(length <= 98 + (2 * limit.limit() as usize + 17) * 8, "seed {seed}: {length} bytes");
+        }
+    }
+    println!("folded after {folded} steps");
+    assert!(folded > 500, "folded after {folded} steps");
+    all_expire(&server);
+}
+
+/// In a call of several requests, each is tried by its fast path once, also if that leaves it to the slow path.
+#[tokio::test]
+async fn fast_path_runs_once_for_each_request_of_a_call() {
+    let server = RedisServer::start().unwrap();
+    let limit =
+        Limit::token_bucket(10, Rate::new(10, Duration::from_secs(1)).unwrap(), RefillStyle::Smooth).unwrap();
+    let mut raw = Raw::new(&server, &limit, "bucket").await;
+    // A state of nanoseconds, which INCRBY cannot change.
+    let nanos = START.saturating_add(Duration::from_nanos(1));
+    assert!(raw.charge(nanos, 0, 1).await.allowed);
+    server.command(&["CONFIG", "RESETSTAT"]).unwrap();
+    let (_, decisions) = raw.call(Some(at(1)), &[Operation::Charge { key: 0, cost: 1 }; 2]).await;
+    assert_eq!(decisions.iter().map(|it| it.remaining).collect::<Vec<_>>(), [8, 7]);
+    assert_eq!(calls(&server, &["incrby"]), 2);
 }
 
 /// A counter of as many buckets as possible, at every step a different number of them new.

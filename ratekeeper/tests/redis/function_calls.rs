@@ -29,9 +29,23 @@ pub(crate) struct Raw<'a> {
 
 impl<'a> Raw<'a> {
     pub(crate) async fn new(server: &RedisServer, limit: &'a Limit, name: impl ToString) -> Raw<'a> {
+        Raw::with_constants(server, limit, name, &[]).await
+    }
+
+    /// Replaces these texts in the library, each of which must occur once.
+    pub(crate) async fn with_constants(
+        server: &RedisServer,
+        limit: &'a Limit,
+        name: impl ToString,
+        constants: &[(&str, &str)],
+    ) -> Raw<'a> {
         let client = redis::Client::open(server.url()).unwrap();
         let mut connection = client.get_multiplexed_async_connection().await.unwrap();
-        let (library, function) = wire::library();
+        let (mut library, function) = wire::library();
+        for (from, to) in constants {
+            assert_eq!(library.matches(from).count(), 1, "{from}");
+            library = library.replace(from, to);
+        }
         let load = redis::cmd("FUNCTION").arg(&["LOAD", "REPLACE", &library]).to_owned();
         load.query_async::<String>(&mut connection).await.unwrap();
         Raw { connection, function, limit, name: name.to_string() }
@@ -80,6 +94,12 @@ impl<'a> Raw<'a> {
 
     pub(crate) async fn refund(&mut self, now: Time, key: u64, cost: u32, at: impl Into<Option<Time>>) {
         self.call(Some(now), &[Operation::Refund { key, cost, at: at.into() }]).await;
+    }
+
+    /// Whether the log of a key is folded, and its size.
+    pub(crate) async fn log_layout(&mut self, key: u64) -> (bool, usize) {
+        let state: Vec<u8> = self.query(redis::cmd("GET").arg(self.key(key))).await;
+        (state.get(33) == Some(&255), state.len())
     }
 
     pub(crate) async fn expires_after(&mut self, key: u64) -> Option<Duration> {
