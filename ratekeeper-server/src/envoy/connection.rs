@@ -24,7 +24,7 @@ use tokio::time::{Instant, Sleep, sleep, timeout};
 use super::EnvoyListenerSettings;
 use super::bounds::METADATA_BYTES_MAX;
 use super::service::Calls;
-use super::stream_timeout::{StreamExecutor, begun};
+use super::stream_timeout::{CallExecutor, begun};
 use crate::runtime::accept::accepted;
 use crate::runtime::frame_bound::FrameBound;
 use crate::runtime::http_listener::is_closing;
@@ -84,7 +84,7 @@ async fn connection<S: Store + Send + Sync + 'static>(
         let response = calls.clone().respond(request, &auth);
         async { Ok::<_, Infallible>(begun(response.await)) }
     });
-    let mut http = http2::Builder::new(StreamExecutor { timeout: settings.client_timeout });
+    let mut http = http2::Builder::new(CallExecutor { timeout: settings.client_timeout });
     http.timer(TokioTimer::new())
         .auto_date_header(false)
         .max_concurrent_streams(settings.calls_per_connection_max)

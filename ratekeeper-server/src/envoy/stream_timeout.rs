@@ -29,18 +29,18 @@ pub(super) fn begun(response: Response<CallBody>) -> Response<CallBody> {
 
 /// Runs the streams of a connection, and resets those whose response is not read in time.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct StreamExecutor {
+pub(super) struct CallExecutor {
     pub(super) timeout: Duration,
 }
 
-impl<F: Future<Output = ()> + Send + 'static> Executor<F> for StreamExecutor {
+impl<F: Future<Output = ()> + Send + 'static> Executor<F> for CallExecutor {
     fn execute(&self, stream: F) {
-        tokio::spawn(StreamTask { stream, timeout: self.timeout, timer: None });
+        tokio::spawn(CallStream { stream, timeout: self.timeout, timer: None });
     }
 }
 
 pin_project! {
-    struct StreamTask<F> {
+    struct CallStream<F> {
         #[pin]
         stream: F,
         timeout: Duration,
@@ -49,7 +49,7 @@ pin_project! {
     }
 }
 
-impl<F: Future<Output = ()>> Future for StreamTask<F> {
+impl<F: Future<Output = ()>> Future for CallStream<F> {
     type Output = ();
 
     /// Returning before the inner stream has completed resets it.
