@@ -45,7 +45,7 @@ pub(crate) const STEPS: &[Step] = &[
     },
     Step {
         name: "instructions",
-        what: "a request through the gateway takes no more instructions than before",
+        what: "a request takes no more instructions than before",
         run: instructions,
     },
     Step { name: "deny", what: "licenses, sources and advisories of the dependencies", run: deny },

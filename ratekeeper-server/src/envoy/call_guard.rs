@@ -1,15 +1,9 @@
 //! Calls in flight: authenticated, and bounded in number.
 
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 
-use bytes::Bytes;
 use http::HeaderMap;
-use http_body::Frame;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tonic::Status;
-use tonic::body::Body;
 
 use super::EnvoyApiSettings;
 use super::connection::ConnectionAuth;
@@ -47,28 +41,5 @@ impl CallGuard {
             auth.set_authenticated();
         }
         self.permits.clone().try_acquire_owned().map_err(|_| EnvoyApiError::Overloaded)
-    }
-}
-
-/// A response body that holds the permit of its call.
-#[derive(Debug)]
-pub(super) struct PermitBody {
-    pub(super) body: Body,
-    pub(super) _permit: OwnedSemaphorePermit,
-}
-
-impl http_body::Body for PermitBody {
-    type Data = Bytes;
-    type Error = Status;
-
-    fn poll_frame(
-        self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        Pin::new(&mut self.get_mut().body).poll_frame(context)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
     }
 }

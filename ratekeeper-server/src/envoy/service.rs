@@ -15,7 +15,7 @@ use tokio::time::timeout;
 use tonic::body::Body;
 use tonic::server::NamedService;
 
-use super::call_guard::{CallGuard, PermitBody};
+use super::call_guard::CallGuard;
 use super::connection::ConnectionAuth;
 use super::error::EnvoyApiError;
 use super::messages::RateLimitRequest;
@@ -35,7 +35,7 @@ const STREAMS: [&str; 2] = ["Watch", "ServerReflectionInfo"];
 
 const GRPC_TIMEOUT: &str = "grpc-timeout";
 
-/// Answers the calls of all connections.
+/// Responds to the calls of all connections.
 pub(super) struct Calls<S> {
     pub(super) current: Arc<Current<EnvoySnapshot<S>>>,
     /// The bound on rate limit decisions in flight.
@@ -124,7 +124,7 @@ impl<S: Store + Send + Sync + 'static> Calls<S> {
         let permit = guard.admit(&self.current.load().settings, request.headers(), auth)?;
         let response = (service.call)(request).await;
         Ok(response.map(|body| match is_stream {
-            true => CallBody::Stream(PermitBody { body, _permit: permit }),
+            true => CallBody::Stream { body, _permit: permit },
             false => CallBody::Other(body),
         }))
     }

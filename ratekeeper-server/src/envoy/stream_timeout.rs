@@ -23,7 +23,7 @@ thread_local! {
 /// Records that a response begins. From then on, its client has the timeout to read it, unless it is a stream that may
 /// never end.
 pub(super) fn begun(response: Response<CallBody>) -> Response<CallBody> {
-    HAS_BEGUN.set(!matches!(response.body(), CallBody::Stream(_)));
+    HAS_BEGUN.set(!matches!(response.body(), CallBody::Stream { .. }));
     response
 }
 

@@ -9,11 +9,10 @@ use http::{HeaderMap, HeaderName, HeaderValue, Response};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::BodyExt;
 use prost::Message;
-use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 use tonic::Status;
 
 use super::bounds::CALL_BYTES_MAX;
-use super::call_guard::PermitBody;
 use super::error::EnvoyApiError;
 
 const GRPC_ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
@@ -154,8 +153,11 @@ pub(super) enum CallBody {
     End,
     /// The response of another service.
     Other(tonic::body::Body),
-    /// One that may never end.
-    Stream(PermitBody),
+    /// One that may never end, with the permit that its call holds until then.
+    Stream {
+        body: tonic::body::Body,
+        _permit: OwnedSemaphorePermit,
+    },
 }
 
 impl Body for CallBody {
@@ -178,8 +180,9 @@ impl Body for CallBody {
                 Frame::trailers(HeaderMap::from_iter([(GRPC_STATUS, HeaderValue::from_static("0"))]))
             }
             CallBody::End => return Poll::Ready(None),
-            CallBody::Other(body) => return Pin::new(body).poll_frame(context),
-            CallBody::Stream(body) => return Pin::new(body).poll_frame(context),
+            CallBody::Other(body) | CallBody::Stream { body, .. } => {
+                return Pin::new(body).poll_frame(context);
+            }
         };
         Poll::Ready(Some(Ok(frame)))
     }
@@ -188,8 +191,7 @@ impl Body for CallBody {
         match self {
             CallBody::Message(_) | CallBody::Trailers => false,
             CallBody::End => true,
-            CallBody::Other(body) => body.is_end_stream(),
-            CallBody::Stream(body) => body.is_end_stream(),
+            CallBody::Other(body) | CallBody::Stream { body, .. } => body.is_end_stream(),
         }
     }
 
